@@ -1,0 +1,51 @@
+"""Training kernels for NumPy arrays and, under their original names, for stock onnxruntime."""
+
+from opgrad.cpu.parallel import get_num_threads, set_num_threads
+from opgrad.ops.accumulate import in_place_accumulator, scale
+from opgrad.ops.activation import (
+    leaky_relu,
+    leaky_relu_grad,
+    quick_gelu,
+    quick_gelu_grad,
+    relu,
+    relu_grad,
+    sigmoid,
+    sigmoid_grad,
+    tanh,
+    tanh_grad,
+)
+from opgrad.ops.cross_entropy import (
+    softmax_cross_entropy_loss,
+    softmax_cross_entropy_loss_and_grad,
+    softmax_cross_entropy_loss_grad,
+)
+from opgrad.ops.gather import gather, gather_grad
+from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "gather",
+    "gather_grad",
+    "get_num_threads",
+    "in_place_accumulator",
+    "leaky_relu",
+    "leaky_relu_grad",
+    "log_softmax",
+    "log_softmax_grad",
+    "quick_gelu",
+    "quick_gelu_grad",
+    "relu",
+    "relu_grad",
+    "scale",
+    "set_num_threads",
+    "sigmoid",
+    "sigmoid_grad",
+    "softmax",
+    "softmax_cross_entropy_loss",
+    "softmax_cross_entropy_loss_and_grad",
+    "softmax_cross_entropy_loss_grad",
+    "softmax_grad",
+    "tanh",
+    "tanh_grad",
+]

@@ -1,0 +1,321 @@
+"""What the declaration of an operator holds, and the checks that follow from it.
+
+An operator is declared once, as a NumPy function in `opgrad.ops`: its signature is the interface, its body
+the float64 reference, its docstring the documentation. The annotations say which dtypes and shapes each
+array may have; the decorator adds what Python cannot say.
+"""
+
+import functools
+import importlib
+import inspect
+import operator as arithmetic
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+INTEGERS = ("int32", "int64")
+FAMILIES = ("softmax", "cross_entropy", "activation", "gather", "accumulate")
+REDUCTIONS = ("none", "mean", "sum")
+DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64", "bool")} | {
+    "bfloat16": np.dtype(ml_dtypes.bfloat16)
+}
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+Attributes = dict[str, Any]
+# What the loops run over: single elements, rows along `axis`, the classes on axis 1, or slices named by indices.
+Kind = Literal["elements", "rows", "classes", "slices"]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An array as the checks see it; `strides` in bytes, None for C order."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    strides: Shape | None = None
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What an array argument or a result may be.
+
+    `shape` computes the one allowed shape from those of the arrays before it and the attributes (None: any);
+    `as_in` is the end of the message, `dtype_of` the argument whose dtype this one must have. `role`: it has an
+    entry for each element of the first array, for each sample of it (without axis 1), or stands by itself.
+    """
+
+    dtypes: tuple[str, ...]
+    shape: Callable[[Shapes, Attributes], Shape] | None = None
+    as_in: str = ""
+    dtype_of: str | None = None
+    ranks: range = range(65)
+    role: Literal["element", "sample", "alone"] = "element"
+
+
+@dataclass(frozen=True)
+class OnnxName:
+    """An ONNX operator of domain com.microsoft that computes this operator.
+
+    `inputs` and `outputs` name parameters in ONNX order, with a "?" behind optional ones; an attribute's name
+    there is an input whose value is needed (a tensor in CPU memory). `attributes` holds the ONNX attributes
+    with the original defaults. `until_13`: axis k stands for the axes from k to the last.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    until_13: bool = False
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One declared operator."""
+
+    name: str
+    family: str
+    kind: Kind
+    formula: str
+    reference: Callable[..., Any]
+    forward: str | None
+    onnx: tuple[OnnxName, ...]
+    in_place: Mapping[str, tuple[str, ...]]
+    inputs: Mapping[str, Tensor]
+    optional: frozenset[str]
+    attributes: Mapping[str, Any]
+    parameters: tuple[str, ...]
+    results: Mapping[str, Tensor]
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The names of the array arguments, in order."""
+        return tuple(self.inputs)
+
+    def kernel(self, backend: str = "cpu") -> Callable[..., Any]:
+        """The function of the same name in the backend's file of the same family."""
+        try:
+            module = importlib.import_module(f"opgrad.{backend}.{self.family}")
+            return typing.cast(Callable[..., Any], getattr(module, self.name))
+        except (ImportError, AttributeError):
+            message = f"{self.name}: no kernel for {backend}; it would stand in opgrad/{backend}/{self.family}.py"
+            raise NotImplementedError(message) from None
+
+
+_declared: dict[str, Operator] = {}
+
+
+def operators() -> dict[str, Operator]:
+    """All declared operators by name, in the order of the documentation."""
+    for family in FAMILIES:
+        importlib.import_module(f"opgrad.ops.{family}")
+    return dict(_declared)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def operator(
+    formula: str,
+    *,
+    kind: Kind,
+    results: Mapping[str, Tensor],
+    forward: str | None = None,
+    onnx: tuple[OnnxName, ...] = (),
+    in_place: Mapping[str, tuple[str, ...]] | None = None,
+) -> Callable[[F], F]:
+    """Declare an operator: the function becomes the reference, and a front end of the same signature replaces it.
+
+    `in_place` maps a result to the arguments whose memory it may take over.
+    """
+
+    def declare(function: F) -> F:
+        declared = _declaration(function, kind, formula, results, forward, onnx, in_place or {})
+        _declared[declared.name] = declared
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return dispatch(args, kwargs)
+
+        from opgrad.arrays import dispatcher
+
+        dispatch = dispatcher(declared)
+        call.operator = declared  # type: ignore[attr-defined]
+        return typing.cast(F, call)
+
+    return declare
+
+
+def _declaration(
+    function: Callable[..., Any],
+    kind: Kind,
+    formula: str,
+    results: Mapping[str, Tensor],
+    forward: str | None,
+    onnx: tuple[OnnxName, ...],
+    in_place: Mapping[str, tuple[str, ...]],
+) -> Operator:
+    hints = typing.get_type_hints(function, include_extras=True)
+    signature = inspect.signature(function)
+    inputs = {name: found for name in signature.parameters if (found := _tensor(hints[name])) is not None}
+    rest = [p for p in signature.parameters.values() if p.name not in inputs and p.name != "out"]
+    return Operator(
+        name=function.__name__,
+        family=function.__module__.rpartition(".")[2],
+        kind=kind,
+        formula=formula,
+        reference=function,
+        forward=forward,
+        onnx=onnx,
+        in_place=in_place,
+        inputs=inputs,
+        optional=frozenset(name for name in inputs if signature.parameters[name].default is None),
+        attributes={p.name: p.default for p in rest},
+        parameters=tuple(signature.parameters),
+        results=results,
+    )
+
+
+def _tensor(hint: Any) -> Tensor | None:
+    """The Tensor inside an annotation such as `Floats` or `Floats | None`."""
+    for option in (hint, *typing.get_args(hint)):
+        if typing.get_origin(option) is Annotated:
+            for extra in option.__metadata__:
+                if isinstance(extra, Tensor):
+                    return extra
+    return None
+
+
+# --- checks: every message names the operator, the argument, what it is and what was expected ------------------
+
+
+def check_arrays(op: Operator, specs: Mapping[str, Spec | None], attributes: Attributes) -> None:
+    """Raise TypeError or ValueError unless the arrays are what the declaration asks for."""
+    for name, tensor in op.inputs.items():
+        spec = specs[name]
+        if spec is None:
+            if name not in op.optional:
+                raise TypeError(f"{op.name}: {name} is None, expected an array")
+            continue
+        _check_dtype(op, name, spec, tensor, specs)
+    shapes = {name: spec.shape for name, spec in specs.items() if spec is not None}
+    for name, shape in shapes.items():
+        tensor = op.inputs[name]
+        if len(shape) not in tensor.ranks:
+            low = f"at least {tensor.ranks.start}" if tensor.ranks.stop > 64 else str(tensor.ranks.start)
+            raise ValueError(f"{op.name}: {name} has {len(shape)} dimensions, expected {low}")
+    normalise(op, attributes, shapes)
+    for name, shape in shapes.items():
+        tensor = op.inputs[name]
+        expected = tensor.shape and tensor.shape(shapes, attributes)
+        if expected is not None and shape != expected:
+            raise ValueError(f"{op.name}: {name} has shape {shape}, expected {expected}, {tensor.as_in}")
+
+
+def _check_dtype(op: Operator, name: str, spec: Spec, tensor: Tensor, specs: Mapping[str, Spec | None]) -> None:
+    if not spec.dtype.isnative:
+        raise TypeError(f"{op.name}: {name} has dtype {spec.dtype} in foreign byte order, expected native byte order")
+    if spec.dtype.name not in tensor.dtypes:
+        expected = ", ".join(tensor.dtypes)
+        raise TypeError(f"{op.name}: {name} has dtype {spec.dtype.name}, expected one of {expected}")
+    model = specs[tensor.dtype_of] if tensor.dtype_of else None
+    if model is not None and model.dtype != spec.dtype:
+        raise TypeError(
+            f"{op.name}: {name} has dtype {spec.dtype.name}, expected {model.dtype.name}, the dtype of {tensor.dtype_of}"
+        )
+
+
+def normalise(op: Operator, attributes: Attributes, shapes: Shapes) -> None:
+    """Check the attributes and bring them, in place, to one form: axis to a range, dtypes to np.dtype."""
+    for name, value in attributes.items():
+        check = _ATTRIBUTES.get(name)
+        if check is not None:
+            attributes[name] = check(op, value, shapes, attributes)
+
+
+def _integer(op: Operator, name: str, value: Any) -> int:
+    try:
+        return arithmetic.index(value)
+    except TypeError:
+        raise TypeError(f"{op.name}: {name} is {value!r}, expected an int") from None
+
+
+def _axis(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> range:
+    """The named axes as a range; a tuple must name adjacent axes."""
+    rank = len(attributes.get("shape", next(iter(shapes.values()))))
+    axes = [_integer(op, "axis", a) for a in value] if isinstance(value, tuple) else [_integer(op, "axis", value)]
+    for axis in axes:
+        if not -rank <= axis < rank:
+            bounds = f"{-rank} to {rank - 1}" if rank else "an array of at least one dimension"
+            raise ValueError(f"{op.name}: axis is {value}, expected {bounds} for an array of {rank} dimensions")
+    found = sorted(axis % rank for axis in axes)
+    if not found or found != list(range(found[0], found[0] + len(found))):
+        raise ValueError(f"{op.name}: axis is {value}, expected an int or a tuple of adjacent axes")
+    return range(found[0], found[-1] + 1)
+
+
+def _reduction(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> str:
+    if value not in REDUCTIONS:
+        raise ValueError(f"{op.name}: reduction is {value!r}, expected one of {', '.join(REDUCTIONS)}")
+    return str(value)
+
+
+def _ignore_index(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> int | None:
+    if value is None:
+        return None
+    number = _integer(op, "ignore_index", value)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{op.name}: ignore_index is {value}, expected a 64-bit integer")
+    return number
+
+
+def _out_dtype(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> np.dtype[Any] | None:
+    if value is None:
+        return None
+    try:
+        dtype = DTYPES["bfloat16"] if value == "bfloat16" else np.dtype(value)
+    except TypeError:
+        raise TypeError(f"{op.name}: out_dtype is {value!r}, expected one of {', '.join(FLOATS)}") from None
+    if dtype.name not in FLOATS:
+        raise TypeError(f"{op.name}: out_dtype is {dtype.name}, expected one of {', '.join(FLOATS)}")
+    return dtype
+
+
+def _alpha(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{op.name}: alpha is {value!r}, expected a number") from None
+
+
+def _shape(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> Shape:
+    sizes = value if isinstance(value, tuple | list) else np.asarray(value).tolist()
+    if not isinstance(sizes, tuple | list):
+        raise TypeError(f"{op.name}: shape is {value!r}, expected a tuple of ints")
+    shape = tuple(_integer(op, "shape", size) for size in sizes)
+    if any(size < 0 for size in shape):
+        raise ValueError(f"{op.name}: shape is {shape}, expected sizes of at least 0")
+    return shape
+
+
+def _flag(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> bool:
+    return bool(value)
+
+
+_ATTRIBUTES: dict[str, Callable[[Operator, Any, Shapes, Attributes], Any]] = {
+    "shape": _shape,
+    "axis": _axis,
+    "reduction": _reduction,
+    "ignore_index": _ignore_index,
+    "out_dtype": _out_dtype,
+    "alpha": _alpha,
+    "scale_down": _flag,
+    "overwrite": _flag,
+}

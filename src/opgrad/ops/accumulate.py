@@ -1,0 +1,59 @@
+"""Small operators that every exported training graph contains."""
+
+from typing import Annotated
+
+import numpy as np
+
+from opgrad.contract import FLOATS, INTEGERS, Array, OnnxName, Tensor, operator
+
+X = Annotated[Array, Tensor(FLOATS)]
+Value = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["buffer"], "the shape of buffer")]
+Factor = Annotated[
+    Array,
+    Tensor(FLOATS + INTEGERS, lambda shapes, _: (1,) if shapes["factor"] == (1,) else (), "one number", role="alone"),
+]
+
+
+@operator(
+    "sum = value if overwrite else buffer + value",
+    kind="elements",
+    results={"sum": Tensor(FLOATS, lambda shapes, _: shapes["buffer"], "the shape of buffer", dtype_of="buffer")},
+    in_place={"sum": ("buffer", "value")},
+    onnx=(OnnxName("InPlaceAccumulatorV2", ("buffer", "value", "overwrite?"), ("updated", "sum?")),),
+)
+def in_place_accumulator(buffer: X, value: Value, overwrite: bool = False, *, out: Array | None = None) -> Array:
+    """Add a gradient to its buffer, or start the buffer anew.
+
+    buffer: the gradient so far, any shape; float32, float64, float16 or bfloat16.
+    value: what is added, of the shape of buffer; any of the four dtypes.
+    overwrite: take value alone, whatever buffer holds.
+    out: where to write; with out=buffer the sum is formed in place.
+
+    Returns the sum, of the shape and dtype of buffer. Raises TypeError, ValueError.
+
+    Formula: sum = value if overwrite else buffer + value. Source: com.microsoft InPlaceAccumulatorV2.
+    """
+    return value.copy() if overwrite else buffer + value
+
+
+@operator(
+    "y = x / factor if scale_down else x * factor",
+    kind="elements",
+    results={"y": Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x")},
+    in_place={"y": ("x",)},
+    onnx=(OnnxName("Scale", ("x", "factor"), ("y",), {"scale_down": 0}),),
+)
+def scale(x: X, factor: Factor, scale_down: bool = False, *, out: Array | None = None) -> Array:
+    """Multiply or divide by one number that stands in an array.
+
+    x: any shape; float32, float64, float16 or bfloat16.
+    factor: shape () or (1,); one of the four dtypes, int32 or int64.
+    scale_down: divide instead.
+    out: where to write; may be x.
+
+    Returns y, of the shape and dtype of x. Raises TypeError, ValueError.
+
+    Formula: y = x / factor if scale_down else x * factor. Source: com.microsoft Scale.
+    """
+    number = np.asarray(factor, dtype=x.dtype).reshape(())
+    return x / number if scale_down else x * number

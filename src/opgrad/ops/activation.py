@@ -1,0 +1,190 @@
+"""Activations and their gradients, element by element."""
+
+from typing import Annotated
+
+import numpy as np
+
+from opgrad.contract import FLOATS, Array, OnnxName, Tensor, operator
+
+X = Annotated[Array, Tensor(FLOATS)]
+Saved = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy")]
+
+LIKE_X = Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x")
+LIKE_DY = Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy")
+
+
+def _sigmoid(x: Array) -> Array:
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+@operator("y = max(x, 0)", kind="elements", results={"y": LIKE_X}, in_place={"y": ("x",)})
+def relu(x: X, *, out: Array | None = None) -> Array:
+    """Rectified linear unit.
+
+    x: any shape; float32, float64, float16 or bfloat16. out: where to write; may be x.
+    Returns y, of the shape and dtype of x; NaN stays NaN. Raises TypeError, ValueError.
+
+    Formula: y = max(x, 0). Source: ONNX Relu.
+    """
+    return np.maximum(x, 0)
+
+
+@operator(
+    "dx = dy where x > 0 else 0",
+    forward="relu",
+    kind="elements",
+    results={"dx": LIKE_DY},
+    in_place={"dx": ("dy",)},
+    onnx=(OnnxName("ReluGrad", ("dy", "x"), ("dx",)),),
+)
+def relu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
+    """Gradient of relu.
+
+    dy: gradient with respect to the output; float32, float64, float16 or bfloat16.
+    x: input or output of relu (both have the same sign), of the shape and dtype of dy.
+    out: where to write; may be dy. Returns dx, of the shape and dtype of dy; 0 where x is 0 or NaN.
+    Raises TypeError, ValueError.
+
+    Formula: dx = dy where x > 0 else 0. Source: com.microsoft ReluGrad.
+    """
+    return np.where(x > 0, dy, 0)
+
+
+@operator("y = 1 / (1 + exp(-x))", kind="elements", results={"y": LIKE_X}, in_place={"y": ("x",)})
+def sigmoid(x: X, *, out: Array | None = None) -> Array:
+    """Logistic function.
+
+    x: any shape; float32, float64, float16 or bfloat16. out: where to write; may be x.
+    Returns y, of the shape and dtype of x. Raises TypeError, ValueError.
+
+    Formula: y = 1 / (1 + exp(-x)). Source: ONNX Sigmoid.
+    """
+    return _sigmoid(x)
+
+
+@operator(
+    "dx = dy * y * (1 - y)",
+    forward="sigmoid",
+    kind="elements",
+    results={"dx": LIKE_DY},
+    in_place={"dx": ("dy",)},
+    onnx=(OnnxName("SigmoidGrad", ("dy", "y"), ("dx",)),),
+)
+def sigmoid_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
+    """Gradient of sigmoid.
+
+    dy: gradient with respect to y; float32, float64, float16 or bfloat16.
+    y: the output of sigmoid, of the shape and dtype of dy. It is not clamped.
+    out: where to write; may be dy. Returns dx, of the shape and dtype of dy. Raises TypeError, ValueError.
+
+    Formula: dx = dy * y * (1 - y). Source: com.microsoft SigmoidGrad.
+    """
+    return dy * y * (1 - y)
+
+
+@operator("y = tanh(x)", kind="elements", results={"y": LIKE_X}, in_place={"y": ("x",)})
+def tanh(x: X, *, out: Array | None = None) -> Array:
+    """Hyperbolic tangent.
+
+    x: any shape; float32, float64, float16 or bfloat16. out: where to write; may be x.
+    Returns y, of the shape and dtype of x. Raises TypeError, ValueError.
+
+    Formula: y = tanh(x). Source: ONNX Tanh.
+    """
+    return np.tanh(x)
+
+
+@operator(
+    "dx = dy * (1 - y * y)",
+    forward="tanh",
+    kind="elements",
+    results={"dx": LIKE_DY},
+    in_place={"dx": ("dy",)},
+    onnx=(OnnxName("TanhGrad", ("dy", "y"), ("dx",)),),
+)
+def tanh_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
+    """Gradient of tanh.
+
+    dy: gradient with respect to y; float32, float64, float16 or bfloat16.
+    y: the output of tanh, of the shape and dtype of dy. It is not clamped.
+    out: where to write; may be dy. Returns dx, of the shape and dtype of dy. Raises TypeError, ValueError.
+
+    Formula: dx = dy * (1 - y * y). Source: com.microsoft TanhGrad.
+    """
+    return dy * (1 - y * y)
+
+
+@operator(
+    "y = x * sigmoid(alpha * x)",
+    kind="elements",
+    results={"y": LIKE_X},
+    in_place={"y": ("x",)},
+    onnx=(OnnxName("QuickGelu", ("x",), ("y",), {"alpha": 1.702}),),
+)
+def quick_gelu(x: X, alpha: float = 1.702, *, out: Array | None = None) -> Array:
+    """Gelu approximated by a sigmoid; with alpha=1 it is SiLU.
+
+    x: any shape; float32, float64, float16 or bfloat16. out: where to write; may be x.
+    Returns y, of the shape and dtype of x; the limit -0 at -inf is not taken: -inf gives NaN.
+    Raises TypeError, ValueError.
+
+    Formula: y = x * sigmoid(alpha * x). Source: com.microsoft QuickGelu.
+    """
+    return x * _sigmoid(alpha * x)
+
+
+@operator(
+    "dx = dy * s * (1 + alpha * x * (1 - s)), s = sigmoid(alpha * x)",
+    forward="quick_gelu",
+    kind="elements",
+    results={"dx": LIKE_DY},
+    in_place={"dx": ("dy",)},
+    onnx=(OnnxName("QuickGeluGrad", ("dy", "x"), ("dx",), {"alpha": 1.702}),),
+)
+def quick_gelu_grad(dy: X, x: Saved, alpha: float = 1.702, *, out: Array | None = None) -> Array:
+    """Gradient of quick_gelu.
+
+    dy: gradient with respect to the output; float32, float64, float16 or bfloat16.
+    x: the input of quick_gelu (not its output), of the shape and dtype of dy.
+    out: where to write; may be dy. Returns dx, of the shape and dtype of dy. Raises TypeError, ValueError.
+
+    Formula: s = sigmoid(alpha * x); dx = dy * s * (1 + alpha * x * (1 - s)).
+    Source: com.microsoft QuickGeluGrad.
+    """
+    s = _sigmoid(alpha * x)
+    return dy * s * (1 + alpha * x * (1 - s))
+
+
+@operator("y = x where x > 0 else alpha * x", kind="elements", results={"y": LIKE_X}, in_place={"y": ("x",)})
+def leaky_relu(x: X, alpha: float = 0.01, *, out: Array | None = None) -> Array:
+    """Rectified linear unit with a slope for negative inputs.
+
+    x: any shape; float32, float64, float16 or bfloat16. out: where to write; may be x.
+    Returns y, of the shape and dtype of x. Raises TypeError, ValueError.
+
+    Formula: y = x where x > 0 else alpha * x. Source: ONNX LeakyRelu.
+    """
+    return np.where(x > 0, x, alpha * x)
+
+
+@operator(
+    "dx = dy where y > 0 else alpha * dy",
+    forward="leaky_relu",
+    kind="elements",
+    results={"dx": LIKE_DY},
+    in_place={"dx": ("dy",)},
+    onnx=(OnnxName("LeakyReluGrad", ("dy", "y"), ("dx",), {"alpha": 0.01}),),
+)
+def leaky_relu_grad(dy: X, y: Saved, alpha: float = 0.01, *, out: Array | None = None) -> Array:
+    """Gradient of leaky_relu, from its output.
+
+    dy: gradient with respect to y; float32, float64, float16 or bfloat16.
+    y: the output of leaky_relu, of the shape and dtype of dy. Its sign is that of the input only for
+        alpha >= 0: with a negative alpha pass the input instead.
+    out: where to write; may be dy. Returns dx, of the shape and dtype of dy; alpha * dy where y is 0 or NaN.
+    Raises TypeError, ValueError.
+
+    Formula: dx = dy where y > 0 else alpha * dy. Source: com.microsoft LeakyReluGrad.
+    """
+    return np.where(y > 0, dy, alpha * dy)

@@ -1,0 +1,83 @@
+"""Rows picked by index, and the gradient that adds them up again."""
+
+from typing import Annotated, Any
+
+import numpy as np
+
+from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
+
+
+def _gathered(shape: Shape, shapes: Shapes, attributes: Attributes) -> Shape:
+    axis: range = attributes["axis"]
+    return shape[: axis.start] + shapes["indices"] + shape[axis.stop :]
+
+
+X = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
+Indices = Annotated[Array, Tensor(INTEGERS)]
+Gathered = Annotated[
+    Array,
+    Tensor(
+        FLOATS,
+        lambda shapes, attributes: _gathered(attributes["shape"], shapes, attributes),
+        "shape with indices' shape in the place of axis",
+    ),
+]
+
+
+@operator(
+    "y[.., j, ..] = x[.., indices[j], ..]",
+    kind="slices",
+    results={
+        "y": Tensor(
+            FLOATS,
+            lambda shapes, attributes: _gathered(shapes["x"], shapes, attributes),
+            "the shape of x with indices' shape in the place of axis",
+            dtype_of="x",
+        )
+    },
+)
+def gather(x: X, indices: Indices, axis: int = 0, *, out: Array | None = None) -> Array:
+    """The slices of x along one axis that indices name.
+
+    x: any shape of at least one dimension; float32, float64, float16 or bfloat16.
+    indices: any shape; int32 or int64 in [-s, s) where s is the size of axis; negative ones count from the end.
+    axis: the axis of x that indices pick from.
+    out: where to write; must not overlap x.
+
+    Returns y of shape x.shape[:axis] + indices.shape + x.shape[axis+1:], of the dtype of x.
+    Raises TypeError for a wrong dtype, ValueError for a wrong axis or an index outside [-s, s), naming the
+    first one, before anything is written.
+
+    Formula: y[.., j, ..] = x[.., indices[j], ..]. Source: ONNX Gather.
+    """
+    return np.take(x, indices, axis)
+
+
+@operator(
+    "dx = 0; dx[.., indices[j], ..] += dy[.., j, ..]",
+    forward="gather",
+    kind="slices",
+    results={"dx": Tensor(FLOATS, lambda _, attributes: attributes["shape"], "the argument shape", dtype_of="dy")},
+    onnx=(OnnxName("GatherGrad", ("shape", "indices", "dy"), ("dx",), {"axis": 0}),),
+)
+def gather_grad(shape: Any, indices: Indices, dy: Gathered, axis: int = 0, *, out: Array | None = None) -> Array:
+    """Gradient of gather: every slice of dy is added to the slice of dx that it came from.
+
+    shape: the shape of gather's x; a tuple of ints or an integer array.
+    indices: as given to gather; int32 or int64.
+    dy: gradient with respect to gather's output, of shape shape[:axis] + indices.shape + shape[axis+1:];
+        float32, float64, float16 or bfloat16.
+    axis: the axis of x that indices picked from.
+    out: where to write; must not overlap dy or indices.
+
+    Returns dx of the given shape and dy's dtype. The slices are added in float32 (float64 for float64), in
+    an order that depends on nothing but the arguments. Raises TypeError for a wrong dtype, ValueError for a wrong
+    shape or axis or an index outside [-s, s), naming the first one, before anything is written.
+
+    Formula: dx = 0; dx[.., indices[j], ..] += dy[.., j, ..]. Source: com.microsoft GatherGrad.
+    """
+    axis %= len(shape)
+    dx = np.zeros(shape, dy.dtype)
+    slices = dy.reshape(*shape[:axis], indices.size, *shape[axis + 1 :])
+    np.add.at(np.moveaxis(dx, axis, 0), indices.ravel(), np.moveaxis(slices, axis, 0))
+    return dx
