@@ -1,0 +1,161 @@
+"""Vectors for kernels: the words in which the formulas of `opgrad.cpu` are written.
+
+A `Pointer` parameter of a kernel knows the dtype in memory; `load` widens to the precision of the
+computation (float32, or float64 where an operand is float64) and `store` rounds once. A vector has
+`lanes(pointer)` elements: two native registers of the host's CPU. The usual operators work on vectors,
+and on a vector and a number. `opgrad.cpu.lowering` gives every name here its meaning.
+"""
+
+from typing import Any, Final, TypeAlias
+
+from opgrad.cpu.memory import _compiled_only
+
+Pointer: Final = "pointer"  # annotation of a kernel parameter: address of elements
+Float: Final = "float"  # annotation: a float64 attribute
+Vector: TypeAlias = Any
+Mask: TypeAlias = Any
+
+
+def lanes(p: Any) -> int:
+    """The number of elements in a vector of this pointer's kernel; a compile-time constant."""
+    _compiled_only()
+
+
+def load(p: Any, i: int) -> Vector:
+    """Elements i, i+1, … as a vector."""
+    _compiled_only()
+
+
+def load_masked(p: Any, i: int, mask: Mask, fill: float) -> Vector:
+    """The same where `mask` holds, without touching memory elsewhere; `fill` elsewhere."""
+    _compiled_only()
+
+
+def load_strided(p: Any, i: int, stride: int, count: int, fill: float) -> Vector:
+    """Elements i, i+stride, … for the first `count` lanes; `fill` elsewhere."""
+    _compiled_only()
+
+
+def load_one(p: Any, i: int) -> Any:
+    """Element i as a number."""
+    _compiled_only()
+
+
+def store(p: Any, i: int, v: Vector) -> None:
+    """Write a vector to elements i, i+1, …"""
+    _compiled_only()
+
+
+def store_masked(p: Any, i: int, v: Vector, mask: Mask) -> None:
+    """Write the lanes where `mask` holds."""
+    _compiled_only()
+
+
+def store_streaming(p: Any, i: int, v: Vector) -> None:
+    """Write past the cache; element i must be aligned to a cache line."""
+    _compiled_only()
+
+
+def store_strided(p: Any, i: int, stride: int, count: int, v: Vector) -> None:
+    """Write the first `count` lanes to elements i, i+stride, …"""
+    _compiled_only()
+
+
+def store_one(p: Any, i: int, x: float) -> None:
+    """Write one number to element i."""
+    _compiled_only()
+
+
+def to_line(p: Any, i: int) -> int:
+    """How many elements from i on to the next cache line, 0 if i starts one; -1 if no element does."""
+    _compiled_only()
+
+
+def address_of(p: Any) -> int:
+    """The address that the pointer holds."""
+    _compiled_only()
+
+
+def prefetch(p: Any, i: int) -> None:
+    """Ask for the cache lines of the vector at element i."""
+    _compiled_only()
+
+
+def full(p: Any, value: float) -> Vector:
+    """A vector with `value` in every lane."""
+    _compiled_only()
+
+
+def number(p: Any, value: float) -> Any:
+    """`value` in the precision of the kernel."""
+    _compiled_only()
+
+
+def first(p: Any, count: int) -> Mask:
+    """The mask of the first `count` lanes; none if it is negative, all if it is large."""
+    _compiled_only()
+
+
+def index(p: Any, i: int) -> Vector:
+    """Integers i, i+1, … as wide as the vectors' elements."""
+    _compiled_only()
+
+
+def select(mask: Mask, a: Vector, b: Vector) -> Vector:
+    """`a` where the mask holds, else `b`."""
+    _compiled_only()
+
+
+def maximum(a: Vector, b: Vector) -> Vector:
+    """The larger of each pair; `b` where either is NaN."""
+    _compiled_only()
+
+
+def fma(a: Vector, b: Vector, c: Vector) -> Vector:
+    """a * b + c, rounded once."""
+    _compiled_only()
+
+
+def round_even(v: Vector) -> Vector:
+    """The nearest integer, ties to even."""
+    _compiled_only()
+
+
+def absolute(v: Vector) -> Vector:
+    """|v|"""
+    _compiled_only()
+
+
+def copy_sign(v: Vector, sign: Vector) -> Vector:
+    """v with the sign of `sign`."""
+    _compiled_only()
+
+
+def scale_by_power(v: Vector, n: Vector) -> Vector:
+    """v * 2**n for whole n; results below the normal range are rounded to denormals, not flushed."""
+    _compiled_only()
+
+
+def exponent_of(v: Vector) -> Vector:
+    """e of v = m * 2**e with m in [sqrt(1/2), sqrt(2)), for positive normal v."""
+    _compiled_only()
+
+
+def mantissa_of(v: Vector) -> Vector:
+    """m of v = m * 2**e with m in [sqrt(1/2), sqrt(2)), for positive normal v."""
+    _compiled_only()
+
+
+def reduce_add(v: Vector) -> Any:
+    """The sum of the lanes, pairwise."""
+    _compiled_only()
+
+
+def reduce_max(v: Vector) -> Any:
+    """The largest lane; NaN lanes may or may not be ignored."""
+    _compiled_only()
+
+
+def any_of(mask: Mask) -> bool:
+    """Whether any lane holds."""
+    _compiled_only()
