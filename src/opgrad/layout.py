@@ -1,0 +1,98 @@
+"""How kernels see arrays: outer x n x inner, each operand with one stride for each of the three.
+
+Axes are taken in the order in which the first operand lies in memory, so Fortran order needs no copy.
+An operand that has no single stride for one of the three, or whose vectors would not be contiguous, does not
+fit: the front end copies it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Strides:
+    """The strides of one operand in elements, and whether the operand can be used where it lies."""
+
+    outer: int
+    n: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of the loops; `order` is the memory order of the axes for operands that must be copied or made.
+
+    Vectors run along `inner` where it is larger than 1, else along `n`.
+    """
+
+    outer: int
+    n: int
+    inner: int
+    order: tuple[int, ...]
+    strides: Mapping[str, Strides]
+
+
+def rows(shape: Shape, reduced: range, operands: Mapping[str, tuple[Shape, int]]) -> Layout:
+    """The layout for operators that reduce the axes `reduced`; `operands` gives strides in bytes and item sizes."""
+    order = memory_order(shape, next(iter(operands.values()))[0])
+    places = [place for place, axis in enumerate(order) if axis in reduced]
+    if places != list(range(places[0], places[0] + len(places))):
+        order = tuple(range(len(shape)))
+        places = list(reduced)
+    return _arrange(shape, order, places[0], places[-1] + 1, operands)
+
+
+def elements(shape: Shape, operands: Mapping[str, tuple[Shape, int]]) -> Layout:
+    """The layout for operators on single elements: outer x n, with n as long as most operands allow."""
+    order = memory_order(shape, next(iter(operands.values()))[0])
+    layouts = [_arrange(shape, order, split, len(order), operands) for split in range(len(order) + 1)]
+    return max(layouts, key=lambda layout: sum(strides.fits for strides in layout.strides.values()))
+
+
+def memory_order(shape: Shape, strides: Shape) -> tuple[int, ...]:
+    """The axes from the largest stride to the smallest; repeated and single elements count as largest."""
+    axes = range(len(shape))
+    order = sorted(axes, key=lambda a: -abs(strides[a]) if shape[a] > 1 and strides[a] else -math.inf)
+    moving = [a for a in order if shape[a] > 1]
+    return tuple(axes) if moving == sorted(moving) else tuple(order)
+
+
+def _arrange(
+    shape: Shape, order: tuple[int, ...], start: int, stop: int, operands: Mapping[str, tuple[Shape, int]]
+) -> Layout:
+    groups = [order[:start], order[start:stop], order[stop:]]
+    outer, n, inner = (math.prod(shape[axis] for axis in group) for group in groups)
+    strides = {}
+    for name, (byte_strides, size) in operands.items():
+        found = [_one_stride(shape, byte_strides, size, group) for group in groups]
+        along = found[2] if inner > 1 else found[1]
+        unit = along == 1 or (n == 1 and inner == 1)
+        if None in found or not unit:
+            strides[name] = Strides(n * inner, inner, fits=False)
+        else:
+            strides[name] = Strides(found[0] or 0, found[1] or 0, fits=True)
+    return Layout(outer, n, inner, order, strides)
+
+
+def _one_stride(shape: Shape, strides: Shape, size: int, axes: Sequence[int]) -> int | None:
+    """The stride in elements that steps through these axes as if they were one; None if there is none."""
+    moving = [axis for axis in axes if shape[axis] > 1]
+    if not moving:
+        return 0
+    for before, after in zip(moving, moving[1:], strict=False):
+        if strides[before] != strides[after] * shape[after]:
+            return None
+    stride, rest = divmod(strides[moving[-1]], size)
+    return None if rest else stride
+
+
+def contiguous(shape: Shape, order: tuple[int, ...], size: int) -> Shape:
+    """The strides in bytes of a new array whose axes lie in memory in this order."""
+    strides = [0] * len(shape)
+    for axis in reversed(order):
+        strides[axis] = size
+        size *= max(shape[axis], 1)
+    return tuple(strides)
