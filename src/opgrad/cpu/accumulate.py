@@ -1,0 +1,60 @@
+"""Small operators of training graphs, element by element."""
+
+from collections.abc import Callable
+
+from opgrad.cpu import elements
+from opgrad.cpu.elements import BLOCK
+from opgrad.cpu.execute import Problem, Program
+from opgrad.cpu.native import Kernel, inline, kernel
+from opgrad.cpu.rows import map_one
+from opgrad.cpu.simd import Pointer, Vector, load_one, number
+
+
+@inline
+def _sum(buffer: Vector, value: Vector, alpha: float) -> Vector:
+    return buffer + value
+
+
+@inline
+def _value(value: Vector, alpha: float) -> Vector:
+    return value
+
+
+@inline
+def _times(x: Vector, factor: float, unused: float, i: Vector) -> Vector:
+    return x * factor
+
+
+@inline
+def _divided(x: Vector, factor: float, unused: float, i: Vector) -> Vector:
+    return x / factor
+
+
+def scaling(formula: Callable[..., Vector]) -> Kernel:
+    """The kernel y = formula(x, factor) whose factor stands in an array."""
+    write = map_one(formula)
+
+    @kernel
+    def elements(part, per_part, units, blocks, n, x: Pointer, x_row, y: Pointer, y_row, factor: Pointer, stream):
+        multiplier = number(y, load_one(factor, 0))
+        for unit in range(part * per_part, min((part + 1) * per_part, units)):
+            row, begin = unit // blocks, unit % blocks * BLOCK
+            end = min(begin + BLOCK, n)
+            write(y + row * y_row, begin, end, stream, x + row * x_row, multiplier, 0.0)
+
+    return elements
+
+
+SUM, VALUE = elements.binary(_sum), elements.unary(_value)
+TIMES, DIVIDED = scaling(_times), scaling(_divided)
+
+
+def in_place_accumulator(problem: Problem) -> Program:
+    if problem.attributes["overwrite"]:
+        return elements.program(problem, VALUE, "sum", x=problem["value"])
+    return elements.program(problem, SUM, "sum", a=problem["buffer"], b=problem["value"])
+
+
+def scale(problem: Problem) -> Program:
+    made = DIVIDED if problem.attributes["scale_down"] else TIMES
+    return elements.program(problem, made, "y", x=problem["x"], extra={"factor": problem["factor"]})

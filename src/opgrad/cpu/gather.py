@@ -1,0 +1,330 @@
+"""Slices picked by index, and the gradient that adds them up again.
+
+x is pre x size x post and y is pre x count x post, all contiguous. The gradient first sorts the slices of dy by
+the slice of dx that they go to (a counting sort, which keeps their order), so every slice of dx is summed in
+registers and written once, in an order that depends on the arguments alone.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from opgrad.cpu import parts
+from opgrad.cpu.execute import STATUS_WORDS, Operand, Problem, Program, Scratch, Step
+from opgrad.cpu.labels import position_of
+from opgrad.cpu.memory import copy_bytes, load_i32, load_word, store_i32, store_word
+from opgrad.cpu.native import inline, kernel, vector_lanes
+from opgrad.cpu.rows import map_one, precision
+from opgrad.cpu.simd import (
+    Pointer,
+    Vector,
+    address_of,
+    first,
+    full,
+    lanes,
+    load,
+    load_masked,
+    load_one,
+    number,
+    prefetch,
+    store,
+    store_masked,
+    store_one,
+    store_streaming,
+    to_line,
+)
+
+INDICES_PER_PART = 1 << 13
+CHUNK: Final = 64  # addends that are added to each other before they join the total
+AHEAD: Final = 6  # addends between a prefetch and its use
+WIDE: Final = 4  # vectors of a slice that are summed at once: eight registers
+
+
+# --- indices -----------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def check_indices(part, per_part, count, size, indices: Pointer, found):
+    """found[part] = the first place in this part whose index is outside [-size, size), or -1."""
+    wrong = -1
+    for j in range(part * per_part, min((part + 1) * per_part, count)):
+        index = load_one(indices, j)
+        if index < -size or index >= size:
+            wrong = j
+            break
+    store_word(found, part, wrong)
+
+
+@kernel
+def report_indices(part, made, found, indices: Pointer, scratch):
+    """Leave the first wrong index as status."""
+    for p in range(made):
+        wrong = load_word(found, p)
+        if wrong >= 0:
+            store_word(scratch, 0, 1)
+            store_word(scratch, 1, wrong)
+            store_word(scratch, 2, load_one(indices, wrong))
+            break
+
+
+def index_steps(problem: Problem, size: int) -> tuple[list[Step], int]:
+    """The steps that check the indices, and where their scratch ends."""
+    count = math.prod(problem.shapes["indices"])
+    made = parts.count(count, INDICES_PER_PART)
+    arguments = {
+        "per_part": INDICES_PER_PART,
+        "count": count,
+        "size": size,
+        "indices": problem["indices"],
+        "found": Scratch(8 * STATUS_WORDS),
+        "made": made,
+        "scratch": Scratch(),
+    }
+    return [Step(check_indices, made, arguments), Step(report_indices, 1, arguments)], 8 * (STATUS_WORDS + made)
+
+
+def wrong_index(problem: Problem, operator: str, size: int) -> Callable[[int, int, int], Exception]:
+    """The message for an index that is out of range."""
+    shape = problem.shapes["indices"]
+
+    def explain(status: int, position: int, value: int) -> Exception:
+        place = position_of(position, shape, tuple(range(len(shape))))
+        expected = f"{-size} to {size - 1}" if size else "no index, as the axis has size 0"
+        return ValueError(f"{operator}: indices{place} is {value}, expected {expected}")
+
+    return explain
+
+
+# --- forward -----------------------------------------------------------------------------------------------------------
+
+
+@inline
+def _same(x: Vector, s: Any, t: Any, i: Vector) -> Vector:
+    return x
+
+
+copy_words = map_one(_same)
+
+
+@kernel
+def copy_slices(
+    part, per_part, units, count, size, post, item, words, x: Pointer, y: Pointer, indices: Pointer, stream
+):
+    """A unit is one slice of y; slices of whole 4-byte words are copied as vectors of them."""
+    for unit in range(part * per_part, min((part + 1) * per_part, units)):
+        index = load_one(indices, unit % count)
+        source = unit // count * size + (index + size if index < 0 else index)
+        if words:
+            copy_words(y + unit * words, 0, words, stream, x + source * words, 0.0, 0.0)
+        else:
+            copy_bytes(address_of(y) + unit * post * item, address_of(x) + source * post * item, post * item)
+
+
+def gather(problem: Problem) -> Program:
+    shape, axis = problem.shapes["x"], problem.attributes["axis"].start
+    pre, size, post = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    count = math.prod(problem.shapes["indices"])
+    steps, scratch = index_steps(problem, size)
+    x, y = problem["x"], problem["y"]
+    item = {"float64": 8, "float32": 4}.get(x.dtype, 2)
+    slice_bytes, units = post * item, pre * count
+    traffic = 2 * units * slice_bytes
+    if traffic:
+        per = parts.per_part(units, 2 * slice_bytes)
+        arguments = {
+            "per_part": per,
+            "units": units,
+            "count": count,
+            "size": size,
+            "post": post,
+            "item": item,
+            "words": 0 if slice_bytes % 4 else slice_bytes // 4,
+            "x": Operand(x.number, "float32"),
+            "y": Operand(y.number, "float32"),
+            "indices": problem["indices"],
+            "stream": parts.streams(traffic),
+        }
+        steps.append(Step(copy_slices, parts.count(units, per), arguments))
+    return Program(steps, scratch, wrong_index(problem, "gather", size))
+
+
+# --- backward: sort the slices by where they go ---------------------------------------------------------------------
+
+
+@kernel
+def count_indices(part, per_part, count, size, indices: Pointer, counts):
+    """counts[part, v] = how many of this part's indices name slice v."""
+    mine = counts + 4 * part * size
+    for v in range(size):
+        store_i32(mine, v, 0)
+    for j in range(part * per_part, min((part + 1) * per_part, count)):
+        v = load_one(indices, j)
+        v += size if v < 0 else 0
+        store_i32(mine, v, load_i32(mine, v) + 1)
+
+
+@kernel
+def place_indices(part, made, size, counts, starts):
+    """Turn counts into the place where each part's slices for v begin; starts[v] is where v's begin."""
+    place = 0
+    for v in range(size):
+        store_word(starts, v, place)
+        for p in range(made):
+            mine = counts + 4 * p * size
+            found = load_i32(mine, v)
+            store_i32(mine, v, place)
+            place += found
+    store_word(starts, size, place)
+
+
+@kernel
+def sort_indices(part, per_part, count, size, indices: Pointer, counts, order):
+    """order = the numbers of dy's slices, sorted by v and, for one v, as they come."""
+    mine = counts + 4 * part * size
+    for j in range(part * per_part, min((part + 1) * per_part, count)):
+        v = load_one(indices, j)
+        v += size if v < 0 else 0
+        place = load_i32(mine, v)
+        store_i32(mine, v, place + 1)
+        store_i32(order, place, j)
+
+
+# --- backward: sum ----------------------------------------------------------------------------------------------------
+
+
+@inline
+def put_sum(dx: Any, i: int, v: Vector, past: int) -> None:
+    if past:
+        store_streaming(dx, i, v)
+    else:
+        store(dx, i, v)
+
+
+@inline
+def sum_wide(dx: Any, dy: Any, post: int, order: int, begin: int, end: int, last: int, past: int) -> None:
+    """dx[0:4 w] = the sum of the slices order[begin:end] of dy."""
+    w = lanes(dy)
+    a = b = c = d = full(dy, 0.0)
+    k = begin
+    while k < end:
+        s = t = u = v = full(dy, 0.0)
+        for place in range(k, min(k + CHUNK, end)):
+            source = dy + load_i32(order, place) * post
+            ahead = dy + load_i32(order, min(place + AHEAD, last)) * post
+            prefetch(ahead, 0)
+            prefetch(ahead, w)
+            prefetch(ahead, 2 * w)
+            prefetch(ahead, 3 * w)
+            s, t = s + load(source, 0), t + load(source, w)
+            u, v = u + load(source, 2 * w), v + load(source, 3 * w)
+        a, b, c, d = a + s, b + t, c + u, d + v
+        k += CHUNK
+    put_sum(dx, 0, a, past)
+    put_sum(dx, w, b, past)
+    put_sum(dx, 2 * w, c, past)
+    put_sum(dx, 3 * w, d, past)
+
+
+@inline
+def sum_narrow(dx: Any, dy: Any, post: int, order: int, begin: int, end: int, width: int) -> None:
+    """dx[0:width] = the sum of the slices order[begin:end] of dy; width is at most one vector."""
+    mask = first(dy, width)
+    total = full(dy, 0.0)
+    k = begin
+    while k < end:
+        s = full(dy, 0.0)
+        for place in range(k, min(k + CHUNK, end)):
+            s = s + load_masked(dy, load_i32(order, place) * post, mask, 0.0)
+        total = total + s
+        k += CHUNK
+    store_masked(dx, 0, total, mask)
+
+
+@inline
+def sum_single(dx: Any, dy: Any, post: int, order: int, begin: int, end: int, width: int) -> None:
+    """The same for slices of a few elements, one by one."""
+    for i in range(width):
+        total = number(dy, 0.0)
+        k = begin
+        while k < end:
+            s = number(dy, 0.0)
+            for place in range(k, min(k + CHUNK, end)):
+                s += load_one(dy, load_i32(order, place) * post + i)
+            total += s
+            k += CHUNK
+        store_one(dx, i, total)
+
+
+@kernel
+def sum_slices(
+    part, per_part, units, ranges, per_range, strips, count, size, post,
+    dy: Pointer, dx: Pointer, starts, order, stream,
+):  # fmt: skip
+    """A unit is a range of slices of dx, for one index before the axis and one strip of columns."""
+    w = lanes(dy)
+    last = count - 1
+    for unit in range(part * per_part, min((part + 1) * per_part, units)):
+        p, strip, block = unit // (ranges * strips), unit % strips, unit // strips % ranges
+        column = strip * WIDE * w
+        sources = dy + (p * count * post + column)
+        for v in range(block * per_range, min((block + 1) * per_range, size)):
+            begin, end = load_word(starts, v), load_word(starts, v + 1)
+            out = dx + ((p * size + v) * post + column)
+            if column + WIDE * w <= post:
+                sum_wide(out, sources, post, order, begin, end, last, stream and to_line(out, 0) == 0)
+            elif post < 8:
+                sum_single(out, sources, post, order, begin, end, post)
+            else:
+                for i in range(0, post - column, w):
+                    sum_narrow(out + i, sources + i, post, order, begin, end, min(w, post - column - i))
+
+
+def gather_grad(problem: Problem) -> Program:
+    shape, axis = problem.attributes["shape"], problem.attributes["axis"].start
+    pre, size, post = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    count = math.prod(problem.shapes["indices"])
+    steps, start = index_steps(problem, size)
+    scratch = start
+    if pre * size * post:
+        made = max(1, min(8, count // max(size, 1 << 14)))
+        counts = Scratch((start + 63) & ~63)
+        starts = Scratch((counts.offset + 4 * made * size + 63) & ~63)
+        order = Scratch(starts.offset + 8 * (size + 1))
+        scratch = order.offset + 4 * (count + 16)
+        sorting = {
+            "per_part": -(-count // made),
+            "count": count,
+            "size": size,
+            "made": made,
+            "indices": problem["indices"],
+            "counts": counts,
+            "starts": starts,
+            "order": order,
+        }
+        steps += [
+            Step(count_indices, made, sorting),
+            Step(place_indices, 1, sorting),
+            Step(sort_indices, made, sorting),
+            _sum_step(problem, sorting, pre, size, post, count),
+        ]
+    return Program(steps, scratch, wrong_index(problem, "gather_grad", size))
+
+
+def _sum_step(problem: Problem, sorting: dict[str, Any], pre: int, size: int, post: int, count: int) -> Step:
+    strips = parts.count(post, WIDE * vector_lanes(precision(problem)))
+    ranges = max(1, min(size, round(problem.bytes / (pre * strips * parts.MAX_PART_BYTES))))
+    per_range = -(-size // ranges)
+    units = pre * strips * ranges
+    per = parts.per_part(units, problem.bytes / units)
+    arguments = {
+        "per_part": per,
+        "units": units,
+        "ranges": ranges,
+        "per_range": per_range,
+        "strips": strips,
+        "post": post,
+        "dy": problem["dy"],
+        "dx": problem["dx"],
+        "stream": parts.streams(problem.bytes),
+    }
+    return Step(sum_slices, parts.count(units, per), {**sorting, **arguments})
