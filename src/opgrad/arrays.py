@@ -9,7 +9,6 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -73,6 +72,7 @@ def result_specs(op: Operator, inputs: Mapping[str, Spec | None], attributes: At
 
 
 def check_out(op: Operator, results: Mapping[str, Spec], out: Sequence[Spec]) -> None:
+    """Raise TypeError or ValueError unless the arrays in `out` can hold the results."""
     for (name, spec), given in zip(results.items(), out, strict=True):
         if given.dtype != spec.dtype:
             raise TypeError(f"{op.name}: out for {name} has dtype {given.dtype.name}, expected {spec.dtype.name}")
@@ -80,6 +80,8 @@ def check_out(op: Operator, results: Mapping[str, Spec], out: Sequence[Spec]) ->
             raise ValueError(
                 f"{op.name}: out for {name} has shape {given.shape}, expected {spec.shape}, {op.results[name].as_in}"
             )
+        if any(stride == 0 and size > 1 for stride, size in zip(_strides(given), given.shape, strict=True)):
+            raise ValueError(f"{op.name}: out for {name} repeats elements (stride 0), expected distinct ones")
 
 
 def _lay_out(
@@ -106,7 +108,7 @@ def _lay_out(
     every = {name: operands.get(name) for name in tensors}
     problem = Problem(loops.outer, loops.n, loops.inner, every, attributes, shapes, orders, size)
     program = op.kernel()(problem)
-    code = words(program.steps, sum(1 << numbers[name] for name in operands))
+    code = words(program.steps, _pairs(op, numbers, present) if out else ())
     return Plan(
         op,
         tuple(results.values()),
@@ -117,6 +119,29 @@ def _lay_out(
         (ctypes.c_int64 * len(code))(*code),
         program.explain or _no_status,
     )
+
+
+def _pairs(op: Operator, numbers: Mapping[str, int], present: Mapping[str, Spec]) -> list[Any]:
+    """The results in `out` with every other array that they must not overlap."""
+    from opgrad.cpu.execute import Pair
+
+    pairs = []
+    for result in op.results:
+        for name, spec in present.items():
+            if numbers[name] < numbers[result]:
+                output = present[result]
+                same = spec.dtype == output.dtype and _strides(spec) == _strides(output)
+                same &= name in op.in_place.get(result, ())
+                pairs.append(Pair(numbers[result], numbers[name], _covered(output), _covered(spec), same))
+    return pairs
+
+
+def _covered(spec: Spec) -> tuple[int, int]:
+    """The bytes that an array covers, counted from its data pointer."""
+    if 0 in spec.shape:
+        return 0, 0
+    steps = [(size - 1) * stride for size, stride in zip(spec.shape, _strides(spec), strict=True)]
+    return sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps) + spec.dtype.itemsize
 
 
 def _no_status(status: int, position: int, value: int) -> Exception:
@@ -202,24 +227,20 @@ def dispatcher(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]
     lock = threading.Lock()
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = dict(zip(op.parameters, args, strict=False))
-        given.update(kwargs)
-        runner = None
-        if len(given) == len(args) + len(kwargs):
-            try:
-                runner = runners.get(_key(given))
-            except TypeError:  # something that cannot be part of a key, such as a list
-                runner = None
-        if runner is None:
+        try:
+            runner = runners[_key(args, kwargs)]
+        except (KeyError, TypeError):
             given = _bind(op, args, kwargs)
-            runner = _find(given)
-        return runner(given)
+            if not _is_plain(op, args, kwargs, given):
+                args, kwargs = (), given
+            runner = find(args, kwargs, given)
+        return runner(args, kwargs)
 
-    def _find(given: dict[str, Any]) -> _Runner:
-        key = _key(given)
+    def find(args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]) -> _Runner:
+        key = _key(args, kwargs)
         runner = runners.get(key)
         if runner is None:
-            runner = _Runner(op, given)
+            runner = _Runner(op, args, given)
             with lock:
                 if len(runners) >= PLANS:
                     del runners[next(iter(runners))]
@@ -229,18 +250,26 @@ def dispatcher(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]
     return call
 
 
-def _key(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The signature of a call."""
-    key: list[Any] = []
-    for name, value in given.items():
+def _key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The signature of a call; TypeError if something in it cannot be part of a key, such as a list.
+
+    Arrays give three or more entries, all else a value and its type, so the two are never confused.
+    """
+    key: list[Any] = [(a.shape, a.strides, a.dtype) if type(a) is np.ndarray else (a, type(a)) for a in args]
+    for name, value in kwargs.items():
         kind = type(value)
         if kind is np.ndarray:
             key.append((name, value.shape, value.strides, value.dtype))
-        elif name == "out" and kind is tuple:
-            key.append((name, *[(each.shape, each.strides, each.dtype) for each in value]))
+        elif kind is tuple and name == "out" and all(type(each) is np.ndarray for each in value):
+            key.append((name, kind, *[(each.shape, each.strides, each.dtype) for each in value]))
         else:
             key.append((name, value, kind))
     return tuple(key)
+
+
+def _is_plain(op: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether the call's own arguments can be used, because binding converted none of them."""
+    return all(given[name] is value for name, value in (*zip(op.parameters, args, strict=False), *kwargs.items()))
 
 
 def _bind(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -280,86 +309,98 @@ def _as_out(op: Operator, out: Any) -> Any:
     for name, array in zip(op.results, arrays, strict=True):
         if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
             raise TypeError(f"{op.name}: out for {name} is {type(array).__name__}, expected a NumPy array")
+    if all(type(array) is np.ndarray for array in arrays):
+        return out
     return tuple(array.view(np.ndarray) for array in arrays) if several else out.view(np.ndarray)
 
 
 class _Runner:
     """Runs the calls of one signature: allocates results, makes copies where the plan asks for them."""
 
-    def __init__(self, op: Operator, given: Mapping[str, Any]):
+    def __init__(self, op: Operator, args: tuple[Any, ...], given: Mapping[str, Any]):
+        from opgrad.cpu.execute import OVERLAP, caller, threads_for
+
         arrays = [given.get(name) for name in op.arrays]
         attributes = {name: given[name] for name in op.attributes if name in given}
-        out = given.get("out")
-        outputs = out if out is None or isinstance(out, tuple) else (out,)
-        self.plan = plan(op, [_spec(a) for a in arrays], attributes, outputs and [_spec(a) for a in outputs])
+        outputs = _as_tuple(given.get("out"))
         self.op = op
-        self.free: list[Array] = []  # working memory that is used again
+        self.plan = plan(op, [_spec(a) for a in arrays], attributes, outputs and [_spec(a) for a in outputs])
+        positions = dict(zip(op.parameters, range(len(args)), strict=False))
+        self.sources = [(positions.get(name), name) for name in op.arrays]
+        self.out_position = positions.get("out")
+        self.present = sum(1 << number for number, array in enumerate([*arrays, *op.results]) if array is not None)
+        self.execute = caller(len(arrays) + len(op.results))
+        self.threads_for, self.overlap = threads_for, OVERLAP
+        self.free: list[tuple[Array, int]] = []  # working memory that is used again, with its address
 
-    def __call__(self, given: Mapping[str, Any]) -> Any:
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         plan = self.plan
-        inputs = [given.get(name) for name in self.op.inputs]
-        out = given.get("out")
+        arrays = [kwargs.get(name) if place is None else args[place] for place, name in self.sources]
+        inputs = len(arrays)
+        out = kwargs.get("out")
         if out is None:
-            outputs = [_make(*made) for made in zip(plan.results, plan.orders, strict=True)]
+            arrays += [_make(spec, order) for spec, order in zip(plan.results, plan.orders, strict=True)]
         else:
-            outputs = list(out) if type(out) is tuple else [out]
-            _check_memory(self.op, inputs, outputs)
-        arrays = inputs + outputs
+            arrays += _as_tuple(out)
+            _check_writable(self.op, arrays[inputs:])
+            if plan.copies:
+                _check_overlap(self.op, arrays)
+        results = arrays[inputs:]
         for number, order in plan.copies:
             arrays[number] = _packed(arrays[number], order)
-        self._execute(arrays)
+        self._execute(arrays, trusted=out is None)
         for number, _ in plan.copies:
-            if number >= len(inputs):
-                np.copyto(outputs[number - len(inputs)], arrays[number])
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+            if number >= inputs:
+                np.copyto(results[number - inputs], arrays[number])
+        return results[0] if len(results) == 1 else tuple(results)
 
-    def _execute(self, arrays: list[Any]) -> None:
+    def _execute(self, arrays: list[Any], trusted: bool) -> None:
         plan = self.plan
-        threads = plan.parts_max > 1
-        if not plan.scratch_bytes:
-            _executor()(plan.address, 0, threads, arrays)
-            return
-        try:
-            memory = self.free.pop()
-        except IndexError:
-            memory = np.empty(plan.scratch_bytes + CACHE_LINE, np.uint8)
-        scratch = memory.ctypes.data
-        scratch += -scratch % CACHE_LINE
-        status = _executor()(plan.address, scratch, threads, arrays)
-        error = plan.error(scratch) if status else None
-        self.free.append(memory)
+        run, context = self.threads_for(plan.parts_max)
+        space = self._working_memory() if plan.scratch_bytes else None
+        scratch = space[1] if space else 0
+        status = self.execute(plan.address, scratch, run, context, trusted, self.present, *arrays)
+        error = plan.error(scratch) if status > 0 else None
+        if space:
+            self.free.append(space)
         if error:
             raise error
+        if status == self.overlap:
+            _check_overlap(self.op, arrays)
+            self._execute(arrays, trusted=True)
+
+    def _working_memory(self) -> tuple[Array, int]:
+        try:
+            return self.free.pop()
+        except IndexError:
+            memory = np.empty(self.plan.scratch_bytes + CACHE_LINE, np.uint8)
+            return memory, memory.ctypes.data + -memory.ctypes.data % CACHE_LINE
+
+
+def _as_tuple(out: Any) -> Any:
+    return out if out is None or type(out) is tuple else (out,)
 
 
 def _spec(array: Array | None) -> Spec | None:
     return None if array is None else Spec(array.shape, array.dtype, array.strides)
 
 
-def _check_memory(op: Operator, inputs: Sequence[Array | None], outputs: Sequence[Array]) -> None:
-    """Refuse results that cannot be written, or that overlap an input or each other in a harmful way."""
-    for place, (result, output) in enumerate(zip(op.results, outputs, strict=True)):
+def _check_writable(op: Operator, outputs: Sequence[Array]) -> None:
+    for result, output in zip(op.results, outputs, strict=True):
         if not output.flags.writeable:
             raise ValueError(f"{op.name}: out for {result} is read-only, expected a writable array")
-        if any(stride == 0 and size > 1 for stride, size in zip(output.strides, output.shape, strict=True)):
-            raise ValueError(f"{op.name}: out for {result} repeats elements (stride 0), expected distinct ones")
-        for name, array in zip(op.inputs, inputs, strict=True):
-            if array is not None and np.may_share_memory(array, output):
-                _check_overlap(op, result, output, name, array, name in op.in_place.get(result, ()))
-        for other in outputs[:place]:
-            if np.may_share_memory(output, other) and np.shares_memory(output, other):
-                raise ValueError(f"{op.name}: the results in out overlap, expected separate arrays")
 
 
-def _check_overlap(op: Operator, result: str, output: Array, name: str, array: Array, allowed: bool) -> None:
-    same = output.ctypes.data == array.ctypes.data and output.strides == array.strides and output.dtype == array.dtype
-    if not (same and allowed) and np.shares_memory(output, array):
-        expected = f"{name} itself or separate memory" if allowed else "separate memory"
-        raise ValueError(f"{op.name}: out for {result} overlaps {name}, expected {expected}")
-
-
-@cache
-def _executor() -> Any:
-    from opgrad.cpu.execute import Executor
-
-    return Executor()
+def _check_overlap(op: Operator, arrays: Sequence[Array | None]) -> None:
+    """Raise ValueError if a result overlaps another array in a way that is not allowed."""
+    names = [*op.arrays, *op.results]
+    for place in range(len(op.arrays), len(arrays)):
+        output, result = arrays[place], names[place]
+        for name, array in zip(names[:place], arrays, strict=False):
+            if array is None or output is None or not np.shares_memory(array, output):
+                continue
+            allowed = name in op.in_place.get(result, ())
+            same = array.ctypes.data == output.ctypes.data and array.strides == output.strides
+            if not (allowed and same and array.dtype == output.dtype):
+                expected = f"{name} itself or separate memory" if allowed else "separate memory"
+                raise ValueError(f"{op.name}: out for {result} overlaps {name}, expected {expected}")

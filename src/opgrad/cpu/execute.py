@@ -7,6 +7,7 @@ are filled in at each call, so one plan serves many threads at once.
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from struct import pack, unpack
 from typing import Any, Final
 
@@ -15,7 +16,10 @@ from opgrad.cpu.memory import call_address, load_word, stack_words, store_word
 from opgrad.cpu.native import Kernel, inline, native
 from opgrad.cpu.simd import Float, Pointer
 
-STEPS, PRESENT, HEADER = 0, 1, 2  # words of a plan: number of steps, bits of the operands given
+# Words of a plan: the number of steps, of pairs that must not overlap, where the steps begin; then the pairs.
+STEPS, PAIRS, FIRST_STEP, HEADER = 0, 1, 2, 3
+# Words of a pair: two operands, the bytes that each covers around its pointer, whether they may be the same.
+PAIR: Final = 7
 TASK, PARTS, ARGUMENTS, PATCHES, STEP = 0, 1, 2, 3, 4  # words of a step, before its arguments and its patches
 MAX_ARGUMENTS: Final = 64
 MAX_OPERANDS: Final = 8
@@ -81,9 +85,26 @@ class Program:
     explain: Callable[[int, int, int], Exception] | None = None
 
 
-def words(steps: Sequence[Step], present: int) -> list[int]:
+@dataclass(frozen=True)
+class Pair:
+    """A result and another operand that must not overlap; `same`: unless they are one and the same memory.
+
+    `low` and `high` are the bytes that the operands cover around their data pointers.
+    """
+
+    result: int
+    other: int
+    result_bytes: tuple[int, int]
+    other_bytes: tuple[int, int]
+    same: bool
+
+
+def words(steps: Sequence[Step], pairs: Sequence[Pair]) -> list[int]:
     """The plan's words."""
-    result = [len(steps), present]
+    result = [len(steps), len(pairs), 0]
+    for pair in pairs:
+        result += [pair.result, pair.other, *pair.result_bytes, *pair.other_bytes, pair.same]
+    result[FIRST_STEP] = len(result)
     for step in steps:
         result += _step_words(step)
     return result
@@ -115,7 +136,7 @@ def _word(value: Any, kind: str) -> int:
 @inline
 def run_steps(plan: int, operands: int, scratch: int, run: int, context: int) -> int:
     arguments = stack_words(MAX_ARGUMENTS)
-    step = plan + 8 * HEADER
+    step = plan + 8 * load_word(plan, FIRST_STEP)
     if scratch:
         for word in range(STATUS_WORDS):
             store_word(scratch, word, 0)
@@ -149,39 +170,55 @@ def execute(plan: int, operands: int, scratch: int, run: int, context: int) -> i
     return run_steps(plan, operands, scratch, run, context)
 
 
-@native(5 + MAX_OPERANDS)
+@inline
+def overlap(plan: int, operands: int) -> bool:
+    """Whether a pair covers common bytes without being the same memory where that is allowed."""
+    pair = plan + 8 * HEADER
+    for _ in range(load_word(plan, PAIRS)):
+        a, b = load_word(operands, load_word(pair, 0)), load_word(operands, load_word(pair, 1))
+        apart = a + load_word(pair, 3) <= b + load_word(pair, 4) or b + load_word(pair, 5) <= a + load_word(pair, 2)
+        if not apart and not (a == b and load_word(pair, 6)):
+            return True
+        pair += 8 * PAIR
+    return False
+
+
+OVERLAP: Final = -1  # the status of a call that did nothing because its arrays may overlap
+
+
+@native(6 + MAX_OPERANDS)
 def execute_arrays(
-    plan: int, scratch: int, run: int, context: int, data: int,
+    plan: int, scratch: int, run: int, context: int, trusted: int, present: int,
     a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int,
 ) -> int:  # fmt: skip
-    """The same on NumPy array objects, whose data pointer stands `data` bytes behind the object's start."""
+    """The same on NumPy array objects; `present` has a bit for each that is one. OVERLAP unless `trusted`."""
     operands = stack_words(MAX_OPERANDS)
-    present = load_word(plan, PRESENT)
-    store_word(operands, 0, load_word(a + data, 0) if present & 1 else 0)
-    store_word(operands, 1, load_word(b + data, 0) if present & 2 else 0)
-    store_word(operands, 2, load_word(c + data, 0) if present & 4 else 0)
-    store_word(operands, 3, load_word(d + data, 0) if present & 8 else 0)
-    store_word(operands, 4, load_word(e + data, 0) if present & 16 else 0)
-    store_word(operands, 5, load_word(f + data, 0) if present & 32 else 0)
-    store_word(operands, 6, load_word(g + data, 0) if present & 64 else 0)
-    store_word(operands, 7, load_word(h + data, 0) if present & 128 else 0)
+    store_word(operands, 0, load_word(a + DATA, 0) if present & 1 else 0)
+    store_word(operands, 1, load_word(b + DATA, 0) if present & 2 else 0)
+    store_word(operands, 2, load_word(c + DATA, 0) if present & 4 else 0)
+    store_word(operands, 3, load_word(d + DATA, 0) if present & 8 else 0)
+    store_word(operands, 4, load_word(e + DATA, 0) if present & 16 else 0)
+    store_word(operands, 5, load_word(f + DATA, 0) if present & 32 else 0)
+    store_word(operands, 6, load_word(g + DATA, 0) if present & 64 else 0)
+    store_word(operands, 7, load_word(h + DATA, 0) if present & 128 else 0)
+    if not trusted and overlap(plan, operands):
+        return OVERLAP
     return run_steps(plan, operands, scratch, run, context)
 
 
-class Executor:
-    """Runs plans on NumPy arrays with opgrad's own threads."""
+# An ndarray's first field behind the object header is its data pointer; PyArray_DATA reads it inline, so its place
+# is part of NumPy's binary interface. Reading it there costs 0.1 µs an array, `ndarray.ctypes` 0.6 µs.
+DATA: Final = object.__basicsize__
 
-    def __init__(self) -> None:
-        integer, array = ctypes.c_int64, ctypes.py_object
-        prototype = ctypes.CFUNCTYPE(integer, *[integer] * 5, *[array] * MAX_OPERANDS)
-        self._call = prototype(execute_arrays.address)
-        self._run = parallel.run.address
 
-    # An ndarray's first field is its data pointer (PyArray_DATA reads it inline, so the place is part of NumPy's
-    # binary interface). Reading it there costs 0.1 µs an array; `ndarray.ctypes` costs 0.6.
-    DATA = object.__basicsize__
+@cache
+def caller(count: int) -> Any:
+    """`execute_arrays` for Python callers with `count` arrays; those it leaves out are never read."""
+    integer = ctypes.c_int64
+    return ctypes.CFUNCTYPE(integer, *[integer] * 6, *[ctypes.py_object] * count)(execute_arrays.address)
 
-    def __call__(self, plan: int, scratch: int, threads: bool, arrays: Sequence[Any]) -> int:
-        pool = parallel.pool() if threads else 0
-        padding = (None,) * (MAX_OPERANDS - len(arrays))
-        return self._call(plan, scratch, self._run if pool else 0, pool, self.DATA, *arrays, *padding)
+
+def threads_for(plan_parts: int) -> tuple[int, int]:
+    """The arguments `run` and `context` for a plan with so many parts."""
+    pool = parallel.pool() if plan_parts > 1 else 0
+    return (parallel.run.address, pool) if pool else (0, 0)
