@@ -44,9 +44,7 @@ class Plan:
         return self.explain(status[0], status[1], status[2])
 
 
-def plan(
-    op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out: Sequence[Spec] | None = None
-) -> Plan:
+def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out: Sequence[Spec] | None = None) -> Plan:
     """Check a signature and lay it out; `out` describes results that the caller brings.
 
     Raises the operator's TypeError, ValueError or NotImplementedError.
@@ -96,13 +94,11 @@ def _lay_out(
 
     tensors = {**op.inputs, **op.results}
     numbers = {name: number for number, name in enumerate(tensors)}
-    given = {**inputs, **dict(zip(results, out or [None] * len(results), strict=True))}
-    present = {name: spec for name, spec in given.items() if spec is not None}
+    brought = dict(zip(results, out, strict=True)) if out else {}
+    present = {name: spec for name, spec in {**inputs, **brought}.items() if spec is not None}
     loops = _loops(op, {n: s for n, s in present.items() if tensors[n].role == "element"}, attributes)
-    orders = {
-        name: _order(loops, tensors[name].role, len(spec.shape)) for name, spec in {**present, **results}.items()
-    }
-    operands, copies = _operands(loops, tensors, numbers, {**results, **present}, orders, set(present))
+    orders = {name: _order(loops, tensors[name].role, len(spec.shape)) for name, spec in {**present, **results}.items()}
+    operands, copies = _operands(loops, numbers, {**results, **present}, orders, set(present))
     size = sum(spec.dtype.itemsize * int(np.prod(spec.shape)) for spec in {**results, **present}.values())
     shapes = {name: spec.shape for name, spec in {**results, **present}.items()}
     every = {name: operands.get(name) for name in tensors}
@@ -180,7 +176,6 @@ def _order(loops: layout.Layout, role: str, rank: int) -> tuple[int, ...]:
 
 def _operands(
     loops: layout.Layout,
-    tensors: Mapping[str, Any],
     numbers: Mapping[str, int],
     specs: Mapping[str, Spec],
     orders: Mapping[str, tuple[int, ...]],
@@ -335,7 +330,7 @@ class _Runner:
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         plan = self.plan
-        arrays = [kwargs.get(name) if place is None else args[place] for place, name in self.sources]
+        arrays: list[Any] = [kwargs.get(name) if place is None else args[place] for place, name in self.sources]
         inputs = len(arrays)
         out = kwargs.get("out")
         if out is None:

@@ -112,6 +112,11 @@ class Operator:
 _declared: dict[str, Operator] = {}
 
 
+def reference(name: str) -> Callable[..., Any]:
+    """The float64 reference of a declared operator."""
+    return _declared[name].reference
+
+
 def operators() -> dict[str, Operator]:
     """All declared operators by name, in the order of the documentation."""
     for family in FAMILIES:
@@ -193,7 +198,7 @@ def _tensor(hint: Any) -> Tensor | None:
     return None
 
 
-# --- checks: every message names the operator, the argument, what it is and what was expected ------------------
+# --- checks: every message names the operator, the argument, what it is and what was expected ----------------------
 
 
 def check_arrays(op: Operator, specs: Mapping[str, Spec | None], attributes: Attributes) -> None:
@@ -227,9 +232,8 @@ def _check_dtype(op: Operator, name: str, spec: Spec, tensor: Tensor, specs: Map
         raise TypeError(f"{op.name}: {name} has dtype {spec.dtype.name}, expected one of {expected}")
     model = specs[tensor.dtype_of] if tensor.dtype_of else None
     if model is not None and model.dtype != spec.dtype:
-        raise TypeError(
-            f"{op.name}: {name} has dtype {spec.dtype.name}, expected {model.dtype.name}, the dtype of {tensor.dtype_of}"
-        )
+        expected = f"{model.dtype.name}, the dtype of {tensor.dtype_of}"
+        raise TypeError(f"{op.name}: {name} has dtype {spec.dtype.name}, expected {expected}")
 
 
 def normalise(op: Operator, attributes: Attributes, shapes: Shapes) -> None:

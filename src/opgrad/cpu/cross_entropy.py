@@ -1,19 +1,20 @@
 """Softmax cross-entropy from integer labels: loss, gradient, and both in one pass over the logits.
 
 Labels are read first: `classes` and `weights` then hold a class (-1: ignored) and a weight for each sample.
-Layouts are those of opgrad.cpu.softmax: rows, columns, tiles.
+Layouts are those of opgrad.cpu.loops: rows, columns, tiles.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from opgrad.cpu import rows
+from opgrad.cpu.columns import column_max, column_sum_exp, get, put, streams_columns
 from opgrad.cpu.execute import Problem, Program, Scratch, Step
 from opgrad.cpu.labels import TOTAL, label_steps, wrong_label
+from opgrad.cpu.loops import KEEP, cut, layout_of, precision
 from opgrad.cpu.math import exp, exp_one, exp_up_to_zero, log, log_one
 from opgrad.cpu.memory import load_f64, store_f64
 from opgrad.cpu.native import Kernel, inline, kernel, vector_lanes
-from opgrad.cpu.rows import map_one, map_two, release_slot, take_slot
+from opgrad.cpu.rows import map_one, map_two, row_max, row_sum_exp, write_exp_scaled, write_log, write_scaled
 from opgrad.cpu.simd import (
     Pointer,
     Vector,
@@ -27,25 +28,10 @@ from opgrad.cpu.simd import (
     store,
     store_one,
 )
-from opgrad.cpu.softmax import (
-    KEEP,
-    column_max,
-    column_sum_exp,
-    cut,
-    get,
-    layout_of,
-    put,
-    row_max,
-    row_sum_exp,
-    streams_columns,
-    turn_in,
-    turn_out,
-    write_exp_scaled,
-    write_log,
-    write_scaled,
-)
+from opgrad.cpu.space import release_slot, take_slot, working_space
+from opgrad.cpu.tiles import turn_in, turn_out
 
-# --- what one row or one vector of samples contributes ------------------------------------------------------------
+# --- what one row or one vector of samples contributes -------------------------------------------------------------
 
 
 @inline
@@ -83,7 +69,9 @@ write_zero, write_same = map_one(_nothing), map_one(_same)
 
 
 @inline
-def note_losses(losses: Vector, each: int, loss: Any, place: int, count: int, whole: bool, mask: Any, buffer: Any) -> float:
+def note_losses(
+    losses: Vector, each: int, loss: Any, place: int, count: int, whole: bool, mask: Any, buffer: Any
+) -> float:
     """Store one loss for each sample, or return their sum in float64."""
     total = 0.0
     if each:
@@ -95,7 +83,7 @@ def note_losses(losses: Vector, each: int, loss: Any, place: int, count: int, wh
     return total
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------
+# --- rows ----------------------------------------------------------------------------------------------------------
 
 
 @kernel
@@ -174,7 +162,7 @@ def grad_rows(
                 write_gradient(out, 0, n, stream, xs, label, f)
 
 
-# --- columns, and tiles of short rows turned into columns --------------------------------------------------------------
+# --- columns, and tiles of short rows turned into columns ----------------------------------------------------------
 
 
 @inline
@@ -350,7 +338,7 @@ def add_losses(part, made, sums, scratch, mean, each, loss: Pointer):
         store_one(loss, 0, total * inverse if inverse != 0.0 else 0.0)
 
 
-# --- which kernels run ------------------------------------------------------------------------------------------------
+# --- which kernels run ---------------------------------------------------------------------------------------------
 
 LOSS = {"rows": loss_rows, "columns": loss_columns, "tiles": loss_tiles}
 FUSED = {"rows": fused_rows, "columns": fused_columns, "tiles": fused_tiles}
@@ -358,16 +346,22 @@ GRAD = {"rows": grad_rows, "columns": grad_columns}
 
 
 def _loss(problem: Problem, operator: str, kernels: Mapping[str, Kernel], result: str) -> Program:
-    dtype = rows.precision(problem)
+    dtype = precision(problem)
     steps, given, start = label_steps(problem, dtype)
     layout = layout_of(problem, kernels)
     arguments, made = cut(problem, layout, logits=problem["logits"], **{result: problem[result]})
     width = 1 if layout == "rows" else vector_lanes(dtype)
     keep = layout == "tiles" or problem.n * width <= KEEP
     sums = Scratch(start)
-    space, size = rows.working_space((problem.n + 1) * width if keep else 2 * width, dtype, made, start + 8 * made)
+    space, size = working_space((problem.n + 1) * width if keep else 2 * width, dtype, made, start + 8 * made)
     reduction = problem.attributes["reduction"]
-    options = {"sums": sums, "made": made, "mean": reduction == "mean", "each": reduction == "none", "keep": keep}
+    options = {
+        "sums": sums,
+        "made": made,
+        "mean": reduction == "mean",
+        "each": reduction == "none",
+        "keep": keep,
+    }
     arguments |= given | options | space | {"loss": problem["loss"]}
     steps += [Step(kernels[layout], made, arguments), Step(add_losses, 1, arguments)]
     return Program(steps, size, wrong_label(problem, operator))
@@ -382,7 +376,7 @@ def softmax_cross_entropy_loss_and_grad(problem: Problem) -> Program:
 
 
 def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
-    steps, given, size = label_steps(problem, rows.precision(problem))
+    steps, given, size = label_steps(problem, precision(problem))
     layout, bias = layout_of(problem, GRAD), problem["bias"]
     operands = {"log_prob": problem["log_prob"], "dlogits": problem["dlogits"]}
     arguments, made = cut(problem, layout, **operands, bias=bias or problem["log_prob"])

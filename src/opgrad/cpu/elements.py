@@ -6,6 +6,7 @@ Arrays are outer x n, each with its own row stride. A unit of work is a block of
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
+
 from opgrad.cpu import parts
 from opgrad.cpu.execute import Operand, Problem, Program, Step
 from opgrad.cpu.native import Kernel, inline, kernel

@@ -12,9 +12,10 @@ from typing import Any, Final
 from opgrad.cpu import parts
 from opgrad.cpu.execute import STATUS_WORDS, Operand, Problem, Program, Scratch, Step
 from opgrad.cpu.labels import position_of
+from opgrad.cpu.loops import precision
 from opgrad.cpu.memory import copy_bytes, load_i32, load_word, store_i32, store_word
 from opgrad.cpu.native import inline, kernel, vector_lanes
-from opgrad.cpu.rows import map_one, precision
+from opgrad.cpu.rows import map_one
 from opgrad.cpu.simd import (
     Pointer,
     Vector,
@@ -40,7 +41,7 @@ AHEAD: Final = 6  # addends between a prefetch and its use
 WIDE: Final = 4  # vectors of a slice that are summed at once: eight registers
 
 
-# --- indices -----------------------------------------------------------------------------------------------------------
+# --- indices -------------------------------------------------------------------------------------------------------
 
 
 @kernel
@@ -95,7 +96,7 @@ def wrong_index(problem: Problem, operator: str, size: int) -> Callable[[int, in
     return explain
 
 
-# --- forward -----------------------------------------------------------------------------------------------------------
+# --- forward -------------------------------------------------------------------------------------------------------
 
 
 @inline
@@ -148,7 +149,7 @@ def gather(problem: Problem) -> Program:
     return Program(steps, scratch, wrong_index(problem, "gather", size))
 
 
-# --- backward: sort the slices by where they go ---------------------------------------------------------------------
+# --- backward: sort the slices by where they go --------------------------------------------------------------------
 
 
 @kernel
@@ -189,7 +190,7 @@ def sort_indices(part, per_part, count, size, indices: Pointer, counts, order):
         store_i32(order, place, j)
 
 
-# --- backward: sum ----------------------------------------------------------------------------------------------------
+# --- backward: sum -------------------------------------------------------------------------------------------------
 
 
 @inline

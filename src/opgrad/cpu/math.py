@@ -25,7 +25,7 @@ from opgrad.cpu.simd import (
 
 LOG2_E = 1.44269504088896341
 
-# --- exp(x) = 2**n * exp(r), n = round(x / ln 2), |r| <= ln(2)/2; exp(r) - 1 = r + r*r*q(r) --------------------------
+# --- exp(x) = 2**n * exp(r), n = round(x / ln 2), |r| <= ln(2)/2; exp(r) - 1 = r + r*r*q(r) ------------------------
 
 
 @inline
@@ -164,7 +164,7 @@ def _log_finite_double(x: Vector) -> Vector:
     return select(absolute(x) < float("inf"), _log_double(x), x)
 
 
-# --- sigmoid and tanh -------------------------------------------------------------------------------------------------
+# --- sigmoid and tanh ----------------------------------------------------------------------------------------------
 
 
 @inline

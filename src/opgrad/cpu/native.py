@@ -195,7 +195,7 @@ def assembly(function: Callable[..., Any], dtypes: Iterable[str]) -> str:
     from opgrad.cpu import lowering
 
     machine = _machine()
-    module = lowering.module(function, "task(" + ",".join(dtypes) + ")", ENTRY)
+    module = lowering.build(function, "task(" + ",".join(dtypes) + ")", ENTRY)
     return str(machine.emit_assembly(module))
 
 
@@ -203,7 +203,7 @@ def _compile(function: Callable[..., Any], form: str, symbol: str) -> bytes:
     from opgrad.cpu import lowering
 
     machine = _machine()
-    module = lowering.module(function, form, ENTRY)
+    module = lowering.build(function, form, ENTRY)
     module.name = symbol
     return bytes(machine.emit_object(module))
 

@@ -153,7 +153,12 @@ def _system_calls(words: ctypes.Array[ctypes.c_int64]) -> list[int]:
         system = ctypes.WinDLL("kernel32")
         system.InitializeSRWLock(mutex)
         system.InitializeConditionVariable(condition)
-        names = ["AcquireSRWLockExclusive", "ReleaseSRWLockExclusive", "SleepConditionVariableSRW", "WakeAllConditionVariable"]
+        names = [
+            "AcquireSRWLockExclusive",
+            "ReleaseSRWLockExclusive",
+            "SleepConditionVariableSRW",
+            "WakeAllConditionVariable",
+        ]
     else:
         system = ctypes.CDLL(None)
         system.pthread_mutex_init(mutex, None)

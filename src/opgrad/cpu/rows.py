@@ -1,26 +1,33 @@
-"""What kernels over rows share: writing a row, working space, and the cut of few long rows into blocks."""
+"""What kernels over contiguous rows share: reducing a row, and writing one."""
 
 from collections.abc import Callable
 from typing import Any, Final
 
-from opgrad.cpu import parts
-from opgrad.cpu.execute import SLOTS, STATUS_WORDS, Scratch
-from opgrad.cpu.memory import atomic_add, atomic_load, atomic_swap_if, spin_hint
+from opgrad.cpu.math import exp_up_to_zero
 from opgrad.cpu.native import inline
 from opgrad.cpu.simd import (
     Vector,
     first,
+    full,
     index,
     lanes,
     load,
     load_masked,
+    maximum,
+    prefetch,
+    reduce_add,
+    reduce_max,
+    select,
     store,
     store_masked,
     store_streaming,
     to_line,
 )
 
-MAX_SLOTS: Final = 63
+CHUNK: Final = 64  # terms that are added to each other before they join the total: the error grows with n/64 + 64
+
+
+MINUS_INFINITY: Final = float("-inf")
 
 
 def map_one(formula: Callable[..., Vector]) -> Callable[..., None]:
@@ -83,52 +90,81 @@ def map_two(formula: Callable[..., Vector]) -> Callable[..., None]:
 
 
 @inline
-def take_slot(scratch: int, slots: int) -> int:
-    """A working space that no other part uses; give it back with `release_slot`."""
-    word = scratch + 8 * SLOTS
-    while True:
-        taken = atomic_load(word)
-        for slot in range(slots):
-            if not taken >> slot & 1:
-                if atomic_swap_if(word, taken, taken | 1 << slot):
-                    return slot
-                break
-        spin_hint()
+def row_max(x: Any, begin: int, end: int) -> Any:
+    """The largest of x[begin:end]; NaN may be passed over."""
+    w = lanes(x)
+    m = full(x, MINUS_INFINITY)
+    i = begin
+    while i + w <= end:
+        m = maximum(load(x, i), m)
+        i += w
+    if i < end:
+        m = maximum(load_masked(x, i, first(x, end - i), MINUS_INFINITY), m)
+    return reduce_max(m)
 
 
 @inline
-def release_slot(scratch: int, slot: int) -> None:
-    atomic_add(scratch + 8 * SLOTS, -(1 << slot))
+def row_sum_exp(x: Any, begin: int, end: int, m: Any, e: Any, keep: int, ahead: Any) -> Any:
+    """The sum of exp(x - m) over x[begin:end], which go to `e` if `keep`; asks for row `ahead` meanwhile."""
+    w = lanes(x)
+    total = full(x, 0.0)
+    i = begin
+    while i + w <= end:
+        s = full(x, 0.0)
+        stop = min(i + CHUNK * w, end)
+        while i + w <= stop:
+            v = exp_up_to_zero(load(x, i) - m)
+            prefetch(ahead, i)
+            s = s + v
+            if keep:
+                store(e, i, v)
+            i += w
+        total = total + s
+    if i < end:
+        mask = first(x, end - i)
+        v = select(mask, exp_up_to_zero(load_masked(x, i, mask, 0.0) - m), 0.0)
+        total = total + v
+        if keep:
+            store(e, i, v)
+    return reduce_add(total)
 
 
-def working_space(
-    elements: int, dtype: str, made: int, start: int = 8 * STATUS_WORDS
-) -> tuple[dict[str, Any], int]:
-    """Arguments `scratch`, `slots`, `space`, `space_size` for kernels that need `elements` numbers in each of
-    `made` parts, from byte `start` of scratch on; and where it ends."""
-    size = elements + 64  # not a power of two apart, and a masked tail may be stored whole
-    slots = min(made, MAX_SLOTS)
-    item = 8 if dtype == "float64" else 4
-    start = (start + 63) & ~63
-    arguments = {"scratch": Scratch(), "slots": slots, "space": Scratch(start, dtype), "space_size": size}
-    return arguments, start + slots * size * item
+@inline
+def _times(e: Vector, r: Any, unused: Any, i: Vector) -> Vector:
+    return e * r
 
 
-def precision(problem: Any) -> str:
-    """The dtype in which the problem is computed."""
-    dtypes = {operand.dtype for operand in problem.operands.values() if operand is not None}
-    return "float64" if "float64" in dtypes else "float32"
+@inline
+def _exp_times(x: Vector, m: Any, r: Any, i: Vector) -> Vector:
+    return exp_up_to_zero(x - m) * r
 
 
-def few(rows: int, n: int) -> bool:
-    """Whether rows are so few and long that each is worth splitting over threads; depends on the shape alone."""
-    return n > LONGEST_ROW or (rows < 8 and rows * n >= SPLIT_FROM)
+@inline
+def _minus_both(x: Vector, m: Any, log_s: Any, i: Vector) -> Vector:
+    return (x - m) - log_s
 
 
-LONGEST_ROW = 1 << 16  # elements: such a row and its exponentials, 512 KiB, still fit the second-level cache
-SPLIT_FROM = 1 << 17  # elements: two threads gain from here on
-BLOCK: Final = 1 << 14  # elements of a split row that one part handles
+write_scaled, write_exp_scaled, write_log = map_one(_times), map_one(_exp_times), map_one(_minus_both)
 
 
-def blocks(n: int) -> int:
-    return parts.count(n, BLOCK)
+def row_sum(term: Callable[..., Vector]) -> Callable[..., Any]:
+    """The sum of term(dy[i], y[i]) over [begin, end)."""
+
+    @inline
+    def add_up(dy: Any, y: Any, begin: int, end: int) -> Any:
+        w = lanes(dy)
+        total = full(dy, 0.0)
+        i = begin
+        while i + w <= end:
+            s = full(dy, 0.0)
+            stop = min(i + CHUNK * w, end)
+            while i + w <= stop:
+                s = s + term(load(dy, i), load(y, i))
+                i += w
+            total = total + s
+        if i < end:
+            mask = first(dy, end - i)
+            total = total + term(load_masked(dy, i, mask, 0.0), load_masked(y, i, mask, 0.0))
+        return reduce_add(total)
+
+    return add_up

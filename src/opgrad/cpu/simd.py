@@ -126,6 +126,11 @@ def absolute(v: Vector) -> Vector:
     _compiled_only()
 
 
+def sqrt(v: Vector) -> Vector:
+    """The square root, rounded once."""
+    _compiled_only()
+
+
 def copy_sign(v: Vector, sign: Vector) -> Vector:
     """v with the sign of `sign`."""
     _compiled_only()

@@ -10,7 +10,12 @@ X = Annotated[Array, Tensor(FLOATS)]
 Value = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["buffer"], "the shape of buffer")]
 Factor = Annotated[
     Array,
-    Tensor(FLOATS + INTEGERS, lambda shapes, _: (1,) if shapes["factor"] == (1,) else (), "one number", role="alone"),
+    Tensor(
+        FLOATS + INTEGERS,
+        lambda shapes, _: (1,) if shapes["factor"] == (1,) else (),
+        "one number",
+        role="alone",
+    ),
 ]
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
+from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator, reference
 
 
 def _label_shape(logits: Shape) -> Shape:
@@ -28,7 +28,10 @@ Labels = Annotated[
 Weight = Annotated[
     Array,
     Tensor(
-        FLOATS, lambda shapes, _: shapes["logits" if "logits" in shapes else "log_prob"][1:2], "the number of classes", role="alone"
+        FLOATS,
+        lambda shapes, _: shapes["logits" if "logits" in shapes else "log_prob"][1:2],
+        "the number of classes",
+        role="alone",
     ),
 ]
 LossGrad = Annotated[
@@ -127,9 +130,7 @@ def softmax_cross_entropy_loss(
     results={"dlogits": LIKE_LOG_PROB},
     in_place={"dlogits": ("log_prob", "bias")},
     onnx=(
-        OnnxName(
-            "SoftmaxCrossEntropyLossGrad", ("dy", "log_prob", "labels", "weight?"), ("dlogits",), WITH_INDEX
-        ),
+        OnnxName("SoftmaxCrossEntropyLossGrad", ("dy", "log_prob", "labels", "weight?"), ("dlogits",), WITH_INDEX),
         OnnxName(
             "SoftmaxCrossEntropyLossInternalGrad",
             ("dy", "log_prob", "labels", "weight?", "ignore_index?", "bias?"),
@@ -210,7 +211,6 @@ def softmax_cross_entropy_loss_and_grad(
     sum of the samples' weights for "mean", else 1.
     """
     options = {"ignore_index": ignore_index, "reduction": reduction}
-    loss, log_prob = softmax_cross_entropy_loss.operator.reference(logits, labels, weight, **options)
+    loss, log_prob = reference("softmax_cross_entropy_loss")(logits, labels, weight, **options)
     dy = np.ones(loss.shape)
-    gradient = softmax_cross_entropy_loss_grad.operator.reference
-    return loss, gradient(dy, log_prob, labels, weight, **options)
+    return loss, reference("softmax_cross_entropy_loss_grad")(dy, log_prob, labels, weight, **options)

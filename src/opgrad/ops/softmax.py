@@ -8,7 +8,8 @@ from opgrad.contract import FLOATS, Array, OnnxName, Tensor, operator
 
 X = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
 Y = Annotated[
-    Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy", ranks=range(1, 65))
+    Array,
+    Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy", ranks=range(1, 65)),
 ]
 Axis = int | tuple[int, ...]
 
