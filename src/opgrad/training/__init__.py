@@ -1,0 +1,27 @@
+"""Train the artifact sets of onnxruntime-training in stock onnxruntime."""
+
+from opgrad.training.artifacts import ArtifactSet, TensorSpec
+from opgrad.training.checkpoint import Checkpoint, read_checkpoint
+from opgrad.training.data import Dataset, load_file, load_named
+from opgrad.training.evaluation import Evaluation
+from opgrad.training.loop import Trainer
+from opgrad.training.optimizer import SGD, AdamW, AdamWRule, SGDRule, read_rule
+from opgrad.training.recipe import Recipe
+
+__all__ = [
+    "SGD",
+    "AdamW",
+    "AdamWRule",
+    "ArtifactSet",
+    "Checkpoint",
+    "Dataset",
+    "Evaluation",
+    "Recipe",
+    "SGDRule",
+    "TensorSpec",
+    "Trainer",
+    "load_file",
+    "load_named",
+    "read_checkpoint",
+    "read_rule",
+]

@@ -1,0 +1,180 @@
+"""The four files that onnxruntime-training makes of a model, and what they say about each other."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx.helper import tensor_dtype_to_np_dtype
+
+from opgrad.training.checkpoint import read_checkpoint
+from opgrad.training.optimizer import Rule, read_rule
+
+BUFFER_SUFFIX = "_grad.accumulation.buffer"
+RESET = "lazy_reset_grad"
+FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A graph's input: its name, dtype and shape; a name in place of a size stands for any size."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class ArtifactSet:
+    """An artifact set of onnxruntime-training.
+
+    directory: where it was read from.
+    training_model: the file of the graph that computes loss and gradients.
+    eval_model: the graph that computes the loss alone.
+    rule: how the optimizer changes the parameters.
+    trainable, frozen: the initial parameters, read-only, by name; only the trainable ones have gradients.
+    inputs: what a batch holds, in the graph's order. `label` is the last of them.
+    loss: the graphs' output.
+    """
+
+    directory: Path
+    training_model: Path
+    eval_model: onnx.ModelProto
+    rule: Rule
+    trainable: Mapping[str, np.ndarray]
+    frozen: Mapping[str, np.ndarray]
+    inputs: tuple[TensorSpec, ...]
+    loss: str
+
+    @classmethod
+    def load(cls, directory: str | PathLike[str]) -> "ArtifactSet":
+        """Read an artifact set.
+
+        directory: the folder with training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint.
+        Raises FileNotFoundError if one is missing, ValueError if one is damaged or belongs to another model,
+        and NotImplementedError if the optimizer is none that opgrad has.
+        """
+        folder = Path(directory)
+        missing = [name for name in FILES if not (folder / name).is_file()]
+        if missing:
+            raise FileNotFoundError(f"ArtifactSet: {folder} has no {', '.join(missing)}")
+        training_model, eval_model, optimizer_model, checkpoint_file = (folder / name for name in FILES)
+        checkpoint = read_checkpoint(checkpoint_file)
+        graph = _load(training_model).graph
+        specs = {value.name: tensor_spec(value) for value in graph.input}
+        _check_parameters(specs, checkpoint.trainable, checkpoint.frozen)
+        buffers = {name + BUFFER_SUFFIX for name in checkpoint.trainable}
+        others = checkpoint.parameters.keys() | buffers | {RESET}
+        inputs = tuple(spec for name, spec in specs.items() if name not in others)
+        _check_inputs(inputs)
+        return cls(
+            directory=folder,
+            training_model=training_model,
+            eval_model=_load(eval_model),
+            rule=read_rule(_load(optimizer_model)),
+            trainable=checkpoint.trainable,
+            frozen=checkpoint.frozen,
+            inputs=inputs,
+            loss=graph.output[0].name,
+        )
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.directory.resolve().name
+
+    @property
+    def label(self) -> TensorSpec:
+        """The batch's last input, which only the loss reads."""
+        return self.inputs[-1]
+
+    @property
+    def scores(self) -> str:
+        """The tensor that the loss compares with the label: the output of the model proper."""
+        return find_scores(self.eval_model.graph, self.label.name)
+
+
+def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    """What a graph says about one of its tensors."""
+    tensor = value.type.tensor_type
+    shape = tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "any" for dim in tensor.shape.dim
+    )
+    return TensorSpec(value.name, np.dtype(tensor_dtype_to_np_dtype(tensor.elem_type)), shape)
+
+
+def find_scores(graph: onnx.GraphProto, label: str) -> str:
+    """The last tensor that every way from the data to the loss passes before it meets the label.
+
+    Raises ValueError if there is none.
+    """
+    position: dict[str, int] = {
+        output: index for index, node in enumerate(graph.node) for output in node.output
+    }
+    behind_label = {label}
+    for node in graph.node:
+        if behind_label.intersection(node.input):
+            behind_label.update(node.output)
+    computed = position.keys() - behind_label
+    loss_nodes = [node for node in graph.node if behind_label.intersection(node.input)]
+    ahead = computed.intersection(name for node in loss_nodes for name in node.input)
+    while len(ahead) > 1:
+        last = max(ahead, key=lambda name: position[name])
+        ahead.remove(last)
+        ahead |= computed.intersection(graph.node[position[last]].input)
+    if not ahead:
+        raise ValueError(f"ArtifactSet: no tensor of the eval graph leads to the loss beside {label!r}")
+    return ahead.pop()
+
+
+def _load(path: Path) -> onnx.ModelProto:
+    try:
+        return onnx.load(path)
+    except DecodeError:
+        raise ValueError(f"ArtifactSet: {path} is no ONNX model, or damaged") from None
+
+
+def _check_inputs(inputs: tuple[TensorSpec, ...]) -> None:
+    """Raise unless a batch holds data and a label, with any number of rows."""
+    if len(inputs) < 2:
+        names = ", ".join(spec.name for spec in inputs) or "none"
+        raise ValueError(f"ArtifactSet: the training graph has the inputs {names}, expected data and a label")
+    for spec in inputs:
+        if not spec.shape or isinstance(spec.shape[0], int):
+            raise NotImplementedError(
+                f"ArtifactSet: {spec.name} has shape {spec.shape}, expected a first size that varies: "
+                "export the model with a dynamic batch size"
+            )
+
+
+def _check_parameters(
+    specs: Mapping[str, TensorSpec], trainable: Mapping[str, np.ndarray], frozen: Mapping[str, np.ndarray]
+) -> None:
+    """Raise ValueError unless checkpoint and training graph tell of the same parameters."""
+    if RESET not in specs:
+        raise ValueError(f"ArtifactSet: training_model.onnx has no input {RESET}, expected a training graph")
+    have = {name.removesuffix(BUFFER_SUFFIX) for name in specs if name.endswith(BUFFER_SUFFIX)}
+    if have != trainable.keys():
+        raise ValueError(
+            f"ArtifactSet: the checkpoint has the trainable parameters {_list(trainable)}, "
+            f"expected those of the training graph, {_list(have)}"
+        )
+    for name, array in (*trainable.items(), *frozen.items()):
+        if name not in specs:
+            raise ValueError(
+                f"ArtifactSet: the checkpoint has {name!r}, expected inputs of the training graph"
+            )
+        spec = specs[name]
+        if array.shape != spec.shape or array.dtype != spec.dtype:
+            raise ValueError(
+                f"ArtifactSet: the checkpoint's {name!r} is {array.dtype} of shape {array.shape}, "
+                f"expected {spec.dtype} of shape {spec.shape}, as in the training graph"
+            )
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

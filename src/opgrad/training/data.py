@@ -1,0 +1,179 @@
+"""Data for training: named arrays, one row per example, that fit the inputs of a graph."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from opgrad.training.artifacts import TensorSpec
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Arrays named like a graph's inputs, all with the same number of rows."""
+
+    arrays: Mapping[str, np.ndarray]
+
+    @property
+    def rows(self) -> int:
+        """The number of examples."""
+        return len(next(iter(self.arrays.values())))
+
+    def take(self, rows: np.ndarray) -> "Dataset":
+        """The examples with these numbers, int64 [n]."""
+        return Dataset({name: array[rows] for name, array in self.arrays.items()})
+
+    def split(self, test_rows: int, seed: int) -> tuple["Dataset", "Dataset"]:
+        """Part into training and test examples.
+
+        test_rows: how many of them are for the test; the rest is for training.
+        seed: rows are shuffled by `default_rng(seed).permutation`; the last ones are for the test.
+        Raises ValueError if either part would be empty.
+        """
+        if not 0 < test_rows < self.rows:
+            raise ValueError(f"Dataset.split: test_rows is {test_rows}, expected 1 to {self.rows - 1}")
+        order = np.random.default_rng(seed).permutation(self.rows)
+        return self.take(order[:-test_rows]), self.take(order[-test_rows:])
+
+
+def load_named(name: str, inputs: Sequence[TensorSpec], divide: Mapping[str, float] | None = None) -> Dataset:
+    """A dataset that opgrad can find itself: "digits", the 1,797 scanned digits that come with scikit-learn.
+
+    inputs: the graph's inputs, one for the 64 pixels (0 to 16) and one for the digit.
+    divide: see `load_file`.
+    Raises ValueError for another name, and what `load_file` raises where the data do not fit.
+    """
+    if name != "digits":
+        raise ValueError(f"load_named: the dataset is {name!r}, expected 'digits'")
+    from sklearn.datasets import load_digits
+
+    pixels, digits = load_digits(return_X_y=True)
+    return _dataset(_pair(pixels, digits, inputs, name), inputs, divide or {}, name)
+
+
+def load_file(
+    path: str | PathLike[str], inputs: Sequence[TensorSpec], divide: Mapping[str, float] | None = None
+) -> Dataset:
+    """Read the data for a graph's inputs from a file.
+
+    path: `.npz` with arrays named like the inputs, or `x` and `y` where there is one input beside the label;
+        `.npy` or `.csv` with a table of numbers: the last column is the label, the others are the input's
+        values in C order. The first line of a `.csv` may hold names.
+    inputs: the graph's inputs, the label last. Each array has their shape, with any number of rows.
+    divide: by input, a number that its values are divided by.
+    Float inputs take any numbers, integer ones whole numbers that their dtype holds.
+    Raises OSError if the file cannot be read, ValueError or TypeError if its content does not fit.
+    """
+    path = Path(path)
+    if path.suffix == ".npz":
+        arrays = _read_npz(path, inputs)
+    elif path.suffix in (".npy", ".csv"):
+        table = _read_npy(path) if path.suffix == ".npy" else _read_csv(path)
+        if table.ndim != 2 or table.shape[1] < 2:
+            raise ValueError(f"{path}: it has shape {table.shape}, expected rows of values and a label")
+        arrays = _pair(table[:, :-1], table[:, -1], inputs, str(path))
+    else:
+        raise ValueError(f"{path}: the file's type is {path.suffix!r}, expected .npz, .npy or .csv")
+    return _dataset(arrays, inputs, divide or {}, str(path))
+
+
+def _read_npz(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except (ValueError, EOFError, BadZipFile):
+        raise ValueError(f"{path}: no .npz file of plain arrays, or damaged") from None
+    if len(inputs) == 2 and arrays.keys() >= {"x", "y"}:
+        return {inputs[0].name: arrays["x"], inputs[1].name: arrays["y"]}
+    missing = [spec.name for spec in inputs if spec.name not in arrays]
+    if missing:
+        found = ", ".join(arrays) or "no arrays"
+        raise ValueError(f"{path}: it holds {found}, expected an array for the input {missing[0]!r}")
+    return arrays
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    try:
+        table: np.ndarray = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError):
+        raise ValueError(f"{path}: no .npy file of a plain array, or damaged") from None
+    return table
+
+
+def _read_csv(path: Path) -> np.ndarray:
+    with path.open(encoding="utf-8") as file:
+        names = not _all_numbers(file.readline())
+    try:
+        return np.loadtxt(path, delimiter=",", ndmin=2, skiprows=int(names), encoding="utf-8")
+    except ValueError as error:
+        raise ValueError(f"{path}: no table of numbers: {error}") from None
+
+
+def _all_numbers(line: str) -> bool:
+    try:
+        return bool([float(word) for word in line.split(",")])
+    except ValueError:
+        return False
+
+
+def _pair(x: np.ndarray, y: np.ndarray, inputs: Sequence[TensorSpec], origin: str) -> dict[str, np.ndarray]:
+    """Rows of values and one label each, in the shapes of a graph's two inputs."""
+    if len(inputs) != 2:
+        names = ", ".join(spec.name for spec in inputs)
+        raise ValueError(f"{origin}: it has values and labels, expected arrays for {names}: use an .npz file")
+    sizes = inputs[0].shape[1:]
+    known = all(isinstance(size, int) for size in sizes)
+    if known and math.prod(map(int, sizes)) == x.shape[1]:
+        x = x.reshape(len(x), *map(int, sizes))
+    return {inputs[0].name: x, inputs[1].name: y}
+
+
+def _dataset(
+    arrays: Mapping[str, np.ndarray], inputs: Sequence[TensorSpec], divide: Mapping[str, float], origin: str
+) -> Dataset:
+    unknown = divide.keys() - {spec.name for spec in inputs}
+    if unknown:
+        raise ValueError(f"{origin}: divide names {min(unknown)!r}, expected an input of the graph")
+    result = Dataset(
+        {spec.name: _fit(arrays[spec.name], spec, divide.get(spec.name, 1.0), origin) for spec in inputs}
+    )
+    for name, array in result.arrays.items():
+        if len(array) != result.rows:
+            raise ValueError(f"{origin}: {name} has {len(array)} rows, expected {result.rows}")
+    if not result.rows:
+        raise ValueError(f"{origin}: it has no rows, expected at least one")
+    return result
+
+
+def _fit(array: np.ndarray, spec: TensorSpec, divisor: float, origin: str) -> np.ndarray:
+    """The array with the dtype of the graph's input, after checks of shape and values."""
+    if not fits(array.shape, spec.shape):
+        raise ValueError(f"{origin}: {spec.name} has shape {array.shape}, expected {show(spec.shape)}")
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{origin}: {spec.name} has dtype {array.dtype}, expected numbers")
+    bad = np.flatnonzero(~np.isfinite(array).all(axis=tuple(range(1, array.ndim))))
+    if bad.size:
+        raise ValueError(
+            f"{origin}: {spec.name} has no finite number in row {bad[0]}, expected finite numbers"
+        )
+    scaled = array / divisor if divisor != 1 else array
+    result = np.ascontiguousarray(scaled, dtype=spec.dtype)
+    if spec.dtype.kind in "iub" and not np.array_equal(result, scaled):
+        raise ValueError(f"{origin}: {spec.name} has values that are no {spec.dtype}, expected whole numbers")
+    return result
+
+
+def fits(shape: Sequence[int], expected: Sequence[int | str]) -> bool:
+    """Whether a shape is one that a graph's input takes."""
+    return len(shape) == len(expected) and all(
+        isinstance(wanted, str) or size == wanted for size, wanted in zip(shape, expected, strict=True)
+    )
+
+
+def show(shape: Sequence[int | str]) -> str:
+    """A shape as text; a size that varies is shown by its name."""
+    return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"

@@ -1,0 +1,121 @@
+"""Train an artifact set: steps, epochs, evaluation, export."""
+
+from collections.abc import Iterator, Mapping
+from os import PathLike
+
+import numpy as np
+import onnxruntime
+
+from opgrad.cpu.parallel import get_num_threads
+from opgrad.training.artifacts import ArtifactSet
+from opgrad.training.data import Dataset, fits, show
+from opgrad.training.evaluation import Evaluation, Evaluator
+from opgrad.training.export import export_model
+from opgrad.training.graph import GradientGraph
+from opgrad.training.optimizer import Optimizer
+
+
+class Trainer:
+    """Trains the parameters of an artifact set in stock onnxruntime.
+
+    artifacts: the artifact set; its checkpoint gives the initial parameters.
+    learning_rate: that of the optimizer; `optimizer.learning_rate` changes it later.
+    options: onnxruntime's session options; by default it uses `opgrad.get_num_threads()` threads.
+
+    parameters: every parameter by name, float32 arrays of their present values; the trainable ones may be
+        written to between steps.
+    gradients: the gradients of the last batch, by the name of the parameter.
+    """
+
+    def __init__(
+        self,
+        artifacts: ArtifactSet,
+        learning_rate: float = 1e-3,
+        options: onnxruntime.SessionOptions | None = None,
+    ):
+        if options is None:
+            options = session_options(get_num_threads())
+        self.artifacts = artifacts
+        self._graph = GradientGraph(artifacts, options)
+        self.evaluator = Evaluator(artifacts, options)
+        self.optimizer: Optimizer = artifacts.rule.start(
+            self._graph.parameters.flat, self._graph.gradients.flat, learning_rate
+        )
+        self.parameters: Mapping[str, np.ndarray] = {**self._graph.parameters, **self._graph.frozen}
+        self.gradients: Mapping[str, np.ndarray] = self._graph.gradients
+
+    def step(self, batch: Mapping[str, np.ndarray]) -> float:
+        """Train on one batch and return its loss, as it was before the step.
+
+        batch: an array for every input of the graph, in its dtype and shape.
+        Raises ValueError for a missing input, a wrong shape or a label that is no class of the model, and
+        TypeError for a wrong dtype; onnxruntime's exceptions carry what else a kernel finds wrong.
+        """
+        loss = self.compute_gradients(batch)
+        self.optimizer.step()
+        return loss
+
+    def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> float:
+        """Fill `gradients` for one batch and return its loss, like `step`, but leave the parameters alone."""
+        self._check("step", batch)
+        for spec in self.artifacts.inputs:
+            np.copyto(self._graph.batch(spec, batch[spec.name].shape), batch[spec.name])
+        return self._graph.run()
+
+    def epoch(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
+        """Train on all rows once, yielding the loss of every batch.
+
+        data: arrays in the dtypes and shapes of the graph's inputs.
+        batch_size: rows of a batch; the last batch holds what is left.
+        order: int64 [n], the rows in the order in which they are taken.
+        Raises what `step` raises, and ValueError if `order` names a row that the data do not have.
+        """
+        self._check("epoch", data.arrays)
+        if batch_size < 1:
+            raise ValueError(f"Trainer.epoch: batch_size is {batch_size}, expected at least 1")
+        if order.size and not 0 <= order.min() <= order.max() < data.rows:
+            raise ValueError(f"Trainer.epoch: order names other rows, expected 0 to {data.rows - 1}")
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            for spec in self.artifacts.inputs:
+                array = data.arrays[spec.name]
+                buffer = self._graph.batch(spec, (len(rows), *array.shape[1:]))
+                array.take(rows, axis=0, out=buffer, mode="clip")
+            loss = self._graph.run()
+            self.optimizer.step()
+            yield loss
+
+    def _check(self, caller: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Raise unless there is an array that fits for every input of the graph."""
+        for spec in self.artifacts.inputs:
+            where = f"Trainer.{caller}: {spec.name}"
+            if spec.name not in arrays:
+                raise ValueError(f"{where} is missing, expected an array for every input of the graph")
+            array = arrays[spec.name]
+            if not isinstance(array, np.ndarray) or array.dtype != spec.dtype:
+                found = getattr(array, "dtype", type(array).__name__)
+                raise TypeError(f"{where} is {found}, expected an array of {spec.dtype}")
+            if not fits(array.shape, spec.shape):
+                raise ValueError(f"{where} has shape {array.shape}, expected {show(spec.shape)}")
+        self.evaluator.check_labels(arrays)
+
+    def evaluate(self, data: Dataset, batch_size: int = 512) -> Evaluation:
+        """Loss and accuracy of the present parameters; see `Evaluator`."""
+        self._check("evaluate", data.arrays)
+        return self.evaluator.evaluate(data, self.parameters, batch_size)
+
+    def export(self, path: str | PathLike[str]) -> None:
+        """Write the model with its present parameters as an ordinary ONNX inference model.
+
+        path: the file. Its inputs are the graph's without the label, its output are the scores that the
+        loss was computed from. It needs no opgrad.
+        """
+        export_model(self.artifacts, self.parameters, self.evaluator.score_type, path)
+
+
+def session_options(threads: int) -> onnxruntime.SessionOptions:
+    """Options for so many threads, with which onnxruntime logs nothing that its exceptions say anyway."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    return options

@@ -1,0 +1,133 @@
+"""The command line: what it prints, writes and returns."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from opgrad.cli import app, operator_rows
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(*words: str | Path) -> tuple[int, str]:
+    """Exit status and everything printed."""
+    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_train_writes_model_picture_and_metrics(tmp_path: Path) -> None:
+    status, text = run("train", EXAMPLES / "digits", "--epochs", "2", "--output", tmp_path / "out")
+    assert status == 0, text
+    assert re.search(r"test accuracy +\d\d\.\d\d%", text)
+    assert "samples/s" in text
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "loss.png",
+        "metrics.json",
+        "model.onnx",
+    ]
+    assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    reference = json.loads((EXAMPLES / "digits" / "reference.json").read_text())
+    assert metrics["train_loss_per_epoch"] == pytest.approx(reference["train_loss_per_epoch"][:2], rel=1e-3)
+    assert metrics["exported_accuracy"] == metrics["test_accuracy"]
+    assert metrics["settings"]["epochs"] == 2
+
+
+def test_train_takes_settings_and_data_from_the_command_line(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=random.uniform(0, 16, (50, 64)), y=random.integers(0, 10, 50))
+    (tmp_path / "set").mkdir()
+    for path in (EXAMPLES / "digits").iterdir():
+        if path.name != "recipe.toml":
+            (tmp_path / "set" / path.name).write_bytes(path.read_bytes())
+    options = (
+        "--data",
+        tmp_path / "own.npz",
+        "--epochs",
+        "3",
+        "--lr",
+        "0.01",
+        "--batch-size",
+        "7",
+        "--seed",
+        "5",
+    )
+    status, text = run("train", tmp_path / "set", *options, "--output", tmp_path / "out")
+    assert status == 0, text
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert (metrics["train_rows"], metrics["test_rows"]) == (40, 10)
+    expected = {"epochs": 3, "learning_rate": 0.01, "batch_size": 7, "seed": 5}
+    assert {name: metrics["settings"][name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train",),
+        ("train", "no/such/folder"),
+        ("train", EXAMPLES / "digits", "--epochs", "0"),
+        ("train", EXAMPLES / "digits", "--lr", "0"),
+        ("train", EXAMPLES / "digits", "--lr", "nan"),
+        ("train", EXAMPLES / "digits", "--data", "no-such-file.csv"),
+        ("fly",),
+    ],
+)
+def test_wrong_usage_exits_with_2(words: tuple[str | Path, ...]) -> None:
+    assert run(*words)[0] == 2
+
+
+def test_what_fails_is_told_in_one_line(tmp_path: Path) -> None:
+    status, text = run("train", tmp_path)
+    assert (status, text.count("\n")) == (1, 1)
+    assert text.startswith("opgrad: ArtifactSet: ")
+    np.save(tmp_path / "data.npy", np.zeros((3, 12)))
+    status, text = run(
+        "train", EXAMPLES / "digits", "--data", tmp_path / "data.npy", "--output", tmp_path / "out"
+    )
+    assert (status, text.count("\n")) == (1, 1)
+    assert "pixels has shape (3, 11), expected (batch, 64)" in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_library_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    status, text = run("train", EXAMPLES / "digits", "--output", tmp_path)
+    assert status == 1
+    assert text == 'opgrad: sklearn.datasets is not installed; pip install "opgrad[train]"\n'
+
+
+def test_ops_prints_every_operator() -> None:
+    status, text = run("ops")
+    assert status == 0
+    for name, *_ in operator_rows():
+        assert name in text
+    assert "SoftmaxCrossEntropyLossInternalGrad" in text
+
+
+def test_help_explains_every_command() -> None:
+    status, text = run("--help")
+    assert status == 0
+    for command in app.registered_commands:
+        assert command.callback is not None
+        assert run(command.callback.__name__, "--help")[0] == 0
+        assert command.callback.__name__ in text
+
+
+def test_the_module_runs_as_a_command(tmp_path: Path) -> None:
+    """In a process of its own, with a working folder of its own, where the results go by default."""
+    command = [sys.executable, "-m", "opgrad", "train", str(EXAMPLES / "digits"), "--epochs", "1"]
+    result = subprocess.run(
+        command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "runs" / "digits" / "model.onnx").is_file()
+    assert "Traceback" not in result.stderr

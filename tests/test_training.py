@@ -1,0 +1,202 @@
+"""Artifact sets and the training loop."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from artifact_sets import EXAMPLES, SETS, write_checkpoint, write_linear_set
+
+from opgrad.training import (
+    ArtifactSet,
+    Dataset,
+    Recipe,
+    TensorSpec,
+    Trainer,
+    load_named,
+    read_checkpoint,
+)
+from opgrad.training.artifacts import find_scores
+
+
+def train_and_test_data(artifacts: ArtifactSet) -> tuple[Dataset, Dataset]:
+    recipe = Recipe.load(artifacts.directory)
+    data = load_named("digits", artifacts.inputs, recipe.divide)
+    return data.split(recipe.test_rows or 0, recipe.split_seed)
+
+
+def trained(name: str) -> tuple[Trainer, list[float], Dataset]:
+    """A trainer after all epochs of an example's recipe, the mean loss of each, and the test data."""
+    artifacts = ArtifactSet.load(EXAMPLES / name)
+    recipe = Recipe.load(EXAMPLES / name)
+    data, test = train_and_test_data(artifacts)
+    trainer = Trainer(artifacts, recipe.learning_rate)
+    losses = []
+    for epoch in range(recipe.epochs):
+        order = np.random.default_rng(recipe.seed + epoch).permutation(data.rows)
+        losses.append(float(np.mean(list(trainer.epoch(data, recipe.batch_size, order)))))
+    return trainer, losses, test
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_training_gives_the_losses_of_the_old_runtime(name: str, tmp_path: Path) -> None:
+    reference = json.loads((EXAMPLES / name / "reference.json").read_text())
+    trainer, losses, test = trained(name)
+    np.testing.assert_allclose(losses, reference["train_loss_per_epoch"], rtol=1e-3)
+    found = trainer.evaluate(test)
+    assert found.loss == pytest.approx(reference["eval_loss"], rel=1e-3)
+    assert found.accuracy == pytest.approx(reference["test_accuracy"], abs=1e-6)
+    check_export(trainer, test, tmp_path / "model.onnx", found.accuracy)
+
+
+def check_export(trainer: Trainer, test: Dataset, path: Path, accuracy: float | None) -> None:
+    """The exported model has the trainer's accuracy in a session that knows nothing of opgrad."""
+    trainer.export(path)
+    onnx.checker.check_model(path, full_check=True)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    data, label = trainer.artifacts.inputs
+    (scores,) = session.run(None, {data.name: test.arrays[data.name]})
+    assert (scores.argmax(axis=1) == test.arrays[label.name]).mean() == accuracy
+    assert [item.name for item in session.get_inputs()] == [data.name]
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.fixture
+def digits_copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(EXAMPLES / "digits", tmp_path / "copy"))
+
+
+def test_artifact_set_tells_inputs_loss_and_scores() -> None:
+    artifacts = ArtifactSet.load(EXAMPLES / "digits_attention")
+    assert [spec.name for spec in artifacts.inputs] == ["tokens", "labels"]
+    assert artifacts.inputs[0] == TensorSpec("tokens", np.dtype(np.int64), ("batch", 64))
+    assert (artifacts.loss, artifacts.scores) == ("onnx::loss::8", "logits")
+
+
+def test_artifact_set_with_missing_damaged_or_foreign_files(digits_copy: Path) -> None:
+    (digits_copy / "eval_model.onnx").write_bytes(b"\xff" * 100)
+    with pytest.raises(ValueError, match=r"eval_model\.onnx is no ONNX model, or damaged"):
+        ArtifactSet.load(digits_copy)
+    (digits_copy / "eval_model.onnx").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no eval_model\.onnx"):
+        ArtifactSet.load(digits_copy)
+
+
+def test_artifact_set_with_the_checkpoint_of_another_model(digits_copy: Path) -> None:
+    shutil.copy(EXAMPLES / "digits_attention" / "checkpoint", digits_copy / "checkpoint")
+    with pytest.raises(ValueError, match=r"has the trainable parameters W1, Wk.*expected.*W1, W2, W3, b1"):
+        ArtifactSet.load(digits_copy)
+    values = dict(read_checkpoint(EXAMPLES / "digits" / "checkpoint").trainable)
+    values["b3"] = values["b3"].reshape(2, 5)
+    write_checkpoint(digits_copy / "checkpoint", values, {})
+    with pytest.raises(ValueError, match=r"'b3' is float32 of shape \(2, 5\), expected .* \(10,\)"):
+        ArtifactSet.load(digits_copy)
+    values["b3"] = values["b3"].reshape(10)
+    write_checkpoint(digits_copy / "checkpoint", values, {"extra": values["b3"]})
+    with pytest.raises(ValueError, match="the checkpoint has 'extra'"):
+        ArtifactSet.load(digits_copy)
+
+
+def test_artifact_set_whose_training_model_computes_no_gradients(digits_copy: Path) -> None:
+    shutil.copy(digits_copy / "eval_model.onnx", digits_copy / "training_model.onnx")
+    with pytest.raises(ValueError, match="no input lazy_reset_grad, expected a training graph"):
+        ArtifactSet.load(digits_copy)
+
+
+def test_artifact_set_with_a_fixed_batch_size(digits_copy: Path) -> None:
+    model = onnx.load(digits_copy / "training_model.onnx")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 8
+    onnx.save(model, digits_copy / "training_model.onnx")
+    with pytest.raises(NotImplementedError, match="dynamic batch size"):
+        ArtifactSet.load(digits_copy)
+
+
+def test_scores_are_the_last_tensor_before_the_label_comes_in() -> None:
+    graph = onnx.parser.parse_graph(
+        """binary_cross_entropy (float[n] x, float[n] target, float w) => (float loss) {
+            h = Mul(x, w)  p = Sigmoid(h)  a = Log(p)  ta = Mul(a, target)  one = Constant<value_float=1.0>()
+            q = Sub(one, p)  b = Log(q)  r = Sub(one, target)  rb = Mul(b, r)  s = Add(ta, rb)
+            loss = ReduceMean(s)
+        }"""
+    )
+    assert find_scores(graph, "target") == "p"
+    with pytest.raises(ValueError, match="no tensor of the eval graph leads to the loss"):
+        find_scores(onnx.parser.parse_graph("g (float x, float t) => (float l) { l = Sub(x, t) }"), "t")
+
+
+@pytest.fixture(scope="module")
+def digits() -> ArtifactSet:
+    return ArtifactSet.load(EXAMPLES / "digits")
+
+
+def test_steps_change_the_parameters_along_the_gradients(digits: ArtifactSet) -> None:
+    trainer = Trainer(digits, 0.01)
+    data, _ = train_and_test_data(digits)
+    batch = dict(data.take(np.arange(7)).arrays)
+    before = {name: array.copy() for name, array in trainer.parameters.items()}
+    first = trainer.compute_gradients(batch)
+    for name, array in before.items():
+        np.testing.assert_array_equal(trainer.parameters[name], array)
+    assert trainer.step(batch) == first
+    for name, gradient in trainer.gradients.items():
+        moved = trainer.parameters[name] != before[name]
+        np.testing.assert_array_equal(moved, gradient != 0)
+    losses = [trainer.step(batch) for _ in range(20)]
+    assert losses[-1] < 0.5 * first
+    assert trainer.step({name: array[:3] for name, array in batch.items()}) < first
+
+
+def test_batches_that_do_not_fit(digits: ArtifactSet) -> None:
+    trainer = Trainer(digits)
+    good = {"pixels": np.zeros((2, 64), np.float32), "labels": np.zeros(2, np.int64)}
+    for change, kind, message in (
+        ({"pixels": np.zeros((2, 63), np.float32)}, ValueError, r"\(2, 63\), expected \(batch, 64\)"),
+        ({"labels": np.zeros(2, np.int32)}, TypeError, "labels is int32, expected an array of int64"),
+    ):
+        with pytest.raises(kind, match=message):
+            trainer.step(good | change)
+    with pytest.raises(ValueError, match="labels is missing"):
+        trainer.step({"pixels": good["pixels"]})
+
+
+def test_epochs_over_rows_that_are_not_there(digits: ArtifactSet) -> None:
+    trainer = Trainer(digits)
+    data = Dataset({"pixels": np.zeros((3, 64), np.float32), "labels": np.zeros(3, np.int64)})
+    for order in ([0, 3], [-1]):
+        with pytest.raises(ValueError, match="order names other rows, expected 0 to 2"):
+            list(trainer.epoch(data, 2, np.array(order)))
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        list(trainer.epoch(data, 0, np.arange(3)))
+    with pytest.raises(ValueError, match="labels is missing"):
+        list(trainer.epoch(Dataset({"pixels": data.arrays["pixels"]}), 2, np.arange(3)))
+
+
+def test_labels_that_are_no_class(digits: ArtifactSet) -> None:
+    trainer = Trainer(digits)
+    data = Dataset({"pixels": np.zeros((3, 64), np.float32), "labels": np.array([0, 10, -1])})
+    with pytest.raises(ValueError, match="labels: row 1 is 10, expected classes from 0 to 9"):
+        list(trainer.epoch(data, 3, np.arange(3)))
+    with pytest.raises(ValueError, match="labels: row 1 is 10"):
+        trainer.evaluate(data)
+
+
+def test_frozen_parameters_and_a_loss_without_classes(tmp_path: Path) -> None:
+    """A linear model with a mean squared error and a frozen bias, trained by gradient descent."""
+    write_linear_set(tmp_path)
+    random = np.random.default_rng(3)
+    x = random.normal(size=(64, 2)).astype(np.float32)
+    y = (x @ np.array([[2.0], [-1.0]]) + 0.5).astype(np.float32)
+    trainer = Trainer(ArtifactSet.load(tmp_path), 0.1)
+    losses = [trainer.step({"x": x, "y": y}) for _ in range(100)]
+    assert losses[-1] < 1e-6 * losses[0]
+    np.testing.assert_allclose(trainer.parameters["w"], [[2], [-1]], atol=1e-3)
+    np.testing.assert_array_equal(trainer.parameters["b"], [0.5])
+    found = trainer.evaluate(Dataset({"x": x, "y": y}), batch_size=10)
+    assert found.accuracy is None
+    assert found.loss == pytest.approx(losses[-1], abs=1e-6)
+    trainer.export(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(["p"], {"x": x})[0], y, atol=1e-2)
