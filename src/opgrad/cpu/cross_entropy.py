@@ -29,7 +29,7 @@ from opgrad.cpu.simd import (
     store_one,
 )
 from opgrad.cpu.space import release_slot, take_slot, working_space
-from opgrad.cpu.tiles import turn_in, turn_out
+from opgrad.cpu.tiles import tile_size, turn_in, turn_out
 
 # --- what one row or one vector of samples contributes -------------------------------------------------------------
 
@@ -353,7 +353,8 @@ def _loss(problem: Problem, operator: str, kernels: Mapping[str, Kernel], result
     width = 1 if layout == "rows" else vector_lanes(dtype)
     keep = layout == "tiles" or problem.n * width <= KEEP
     sums = Scratch(start)
-    space, size = working_space((problem.n + 1) * width if keep else 2 * width, dtype, made, start + 8 * made)
+    kept = tile_size(problem.n, width) if layout == "tiles" else problem.n * width
+    space, size = working_space(kept + width if keep else 2 * width, dtype, made, start + 8 * made)
     reduction = problem.attributes["reduction"]
     options = {
         "sums": sums,

@@ -31,11 +31,6 @@ def load_masked(p: Any, i: int, mask: Mask, fill: float) -> Vector:
     _compiled_only()
 
 
-def load_strided(p: Any, i: int, stride: int, count: int, fill: float) -> Vector:
-    """Elements i, i+stride, … for the first `count` lanes; `fill` elsewhere."""
-    _compiled_only()
-
-
 def load_one(p: Any, i: int) -> Any:
     """Element i as a number."""
     _compiled_only()
@@ -56,11 +51,6 @@ def store_streaming(p: Any, i: int, v: Vector) -> None:
     _compiled_only()
 
 
-def store_strided(p: Any, i: int, stride: int, count: int, v: Vector) -> None:
-    """Write the first `count` lanes to elements i, i+stride, …"""
-    _compiled_only()
-
-
 def store_one(p: Any, i: int, x: float) -> None:
     """Write one number to element i."""
     _compiled_only()
@@ -68,6 +58,19 @@ def store_one(p: Any, i: int, x: float) -> None:
 
 def to_line(p: Any, i: int) -> int:
     """How many elements from i on to the next cache line, 0 if i starts one; -1 if no element does."""
+    _compiled_only()
+
+
+def turn_block_in(tile: Any, stride: int, x: Any, row: int, rows: int, columns: int) -> None:
+    """tile[c * stride + r] = x[r * row + c] for a block of half as many rows and columns as a vector has lanes.
+
+    Only the first `rows` and `columns` of x are read; what has no source in the tile becomes 0.
+    """
+    _compiled_only()
+
+
+def turn_block_out(y: Any, row: int, tile: Any, stride: int, rows: int, columns: int) -> None:
+    """y[r * row + c] = tile[c * stride + r] for the first `rows` and `columns` of such a block."""
     _compiled_only()
 
 

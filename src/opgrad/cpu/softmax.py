@@ -21,7 +21,7 @@ from opgrad.cpu.rows import (
 from opgrad.cpu.simd import Pointer, Vector, first, full, lanes, load, number, prefetch, store
 from opgrad.cpu.space import release_slot, take_slot, working_space
 from opgrad.cpu.split import gradient_split, split_combine, split_maxima, split_write
-from opgrad.cpu.tiles import turn_in, turn_out
+from opgrad.cpu.tiles import tile_size, turn_in, turn_out
 
 
 @kernel
@@ -233,7 +233,7 @@ def gradient_tiles(term: Callable[..., Vector], formula: Callable[..., Vector]) 
         w = lanes(dy)
         slot = take_slot(scratch, slots)
         dy_tile = space + slot * space_size
-        y_tile = dy_tile + n * w
+        y_tile = dy_tile + space_size // 2
         for unit in range(part * per_part, min((part + 1) * per_part, units)):
             row, filled = unit * w, min(w, count - unit * w)
             turn_in(dy_tile, dy + row * dy_row, dy_row, n, filled)
@@ -302,7 +302,8 @@ def _forward(problem: Problem, kernels: dict[str, Kernel], logarithm: bool) -> P
         return _split_forward(problem, kernels[layout], arguments, made, dtype, logarithm)
     width = 1 if layout == "rows" else vector_lanes(dtype)
     keep = problem.n * width <= KEEP and not (logarithm and layout != "tiles")
-    space, size = working_space(problem.n * width if keep else width, dtype, made)
+    kept = tile_size(problem.n, width) if layout == "tiles" else problem.n * width
+    space, size = working_space(kept if keep else width, dtype, made)
     return Program((Step(kernels[layout], made, arguments | space | {"keep": keep}),), size)
 
 
@@ -333,5 +334,5 @@ def _gradient(problem: Problem, kernels: dict[str, Any]) -> Program:
         return Program((Step(sums, made, given), Step(write, made, given)), stats.offset + 8 * arguments["units"])
     space, size = ({}, 0)
     if layout == "tiles":
-        space, size = working_space(2 * problem.n * vector_lanes(dtype), dtype, made)
+        space, size = working_space(2 * tile_size(problem.n, vector_lanes(dtype)), dtype, made)
     return Program((Step(kernels[layout], made, arguments | space),), size)

@@ -3,21 +3,30 @@
 from typing import Any
 
 from opgrad.cpu.native import inline
-from opgrad.cpu.simd import lanes, load_one, store_one
+from opgrad.cpu.simd import lanes, turn_block_in, turn_block_out
 
 
 @inline
 def turn_in(tile: Any, x: Any, x_row: int, n: int, count: int) -> None:
-    """tile[c, r] = x[r, c] for `count` rows; the other lanes are left as they are."""
+    """tile[c, r] = x[r, c] for `count` rows; the other lanes become 0. A tile has room for whole blocks."""
     w = lanes(x)
-    for r in range(count):
-        for c in range(n):
-            store_one(tile, c * w + r, load_one(x, r * x_row + c))
+    block = w // 2
+    for r in range(0, w, block):
+        for c in range(0, n, block):
+            turn_block_in(tile + (c * w + r), w, x + (r * x_row + c), x_row, count - r, n - c)
 
 
 @inline
 def turn_out(y: Any, y_row: int, tile: Any, n: int, count: int) -> None:
+    """y[r, c] = tile[c, r] for `count` rows."""
     w = lanes(y)
-    for r in range(count):
-        for c in range(n):
-            store_one(y, r * y_row + c, load_one(tile, c * w + r))
+    block = w // 2
+    for r in range(0, w, block):
+        for c in range(0, n, block):
+            turn_block_out(y + (r * y_row + c), y_row, tile + (c * w + r), w, count - r, n - c)
+
+
+def tile_size(n: int, width: int) -> int:
+    """The numbers that a tile of rows of length n takes, whole blocks of them."""
+    block = width // 2
+    return -(-n // block) * block * width

@@ -3,8 +3,9 @@
 from typing import Any
 
 from llvmlite import ir
+from numba.core import cgutils
 
-from opgrad.cpu.lowering.words import ELEMENT, I16, PointerType, VectorType, constant, has, intrinsic, is_x86
+from opgrad.cpu.lowering.words import ELEMENT, I1, I16, I32, PointerType, VectorType, constant, has, intrinsic, is_x86
 
 
 def half_to_float(builder: Any, h: Any, lanes: int) -> Any:
@@ -41,8 +42,53 @@ def float_to_half(builder: Any, v: Any, lanes: int) -> Any:
     return builder.trunc(builder.or_(result, sign), ir.VectorType(I16, lanes))
 
 
+class BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    intrinsic_name = "bf16"
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
+
+
 def float_to_bfloat(builder: Any, v: Any, lanes: int) -> Any:
-    """float32 to bfloat16 bits, to nearest even; the CPU's own instruction would flush denormals."""
+    """float32 to bfloat16 bits, to nearest even.
+
+    AVX-512 has an instruction for two registers full; as it flushes denormals, vectors with one take the long way.
+    """
+    if lanes != 32 or not has("avx512bf16"):
+        return _float_to_bfloat(builder, v, lanes)
+    result = cgutils.alloca_once(builder, ir.VectorType(I16, lanes))
+    halves = [part_of(builder, v, start, 16) for start in (0, 16)]
+    only_denormal = I32(0x20)
+    masks = [
+        intrinsic(builder, "llvm.x86.avx512.fpclass", ir.VectorType(I1, 16), [half, only_denormal], "ps.512")
+        for half in halves
+    ]
+    denormal = builder.bitcast(builder.or_(*masks), I16)
+    with builder.if_else(builder.icmp_unsigned("!=", denormal, I16(0)), likely=False) as (rare, usual):
+        with rare:
+            builder.store(_float_to_bfloat(builder, v, lanes), result)
+        with usual:
+            kind = ir.VectorType(BFloat(), lanes)
+            packed = intrinsic(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16", kind, halves[::-1], "512")
+            builder.store(builder.bitcast(packed, ir.VectorType(I16, lanes)), result)
+    return builder.load(result)
+
+
+def part_of(builder: Any, v: Any, start: int, lanes: int) -> Any:
+    """`lanes` neighbouring lanes of a vector."""
+    pick = ir.Constant(ir.VectorType(I32, lanes), list(range(start, start + lanes)))
+    return builder.shuffle_vector(v, ir.Constant(v.type, ir.Undefined), pick)
+
+
+def _float_to_bfloat(builder: Any, v: Any, lanes: int) -> Any:
     word = VectorType("i32", lanes)
     bits = builder.bitcast(v, word.llvm)
     odd = builder.and_(builder.lshr(bits, constant(word, 16)), constant(word, 1))
