@@ -152,7 +152,6 @@ def operator(
         from opgrad.arrays import dispatcher
 
         dispatch = dispatcher(declared)
-        call.operator = declared  # type: ignore[attr-defined]
         return typing.cast(F, call)
 
     return declare

@@ -8,6 +8,7 @@ fit: the front end copies it.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 Shape = tuple[int, ...]
 
@@ -82,7 +83,7 @@ def _one_stride(shape: Shape, strides: Shape, size: int, axes: Sequence[int]) ->
     moving = [axis for axis in axes if shape[axis] > 1]
     if not moving:
         return 0
-    for before, after in zip(moving, moving[1:], strict=False):
+    for before, after in pairwise(moving):
         if strides[before] != strides[after] * shape[after]:
             return None
     stride, rest = divmod(strides[moving[-1]], size)

@@ -340,6 +340,8 @@ def add_losses(part, made, sums, scratch, mean, each, loss: Pointer):
 
 # --- which kernels run ---------------------------------------------------------------------------------------------
 
+SHORT = 64  # classes up to which tiles beat rows
+
 LOSS = {"rows": loss_rows, "columns": loss_columns, "tiles": loss_tiles}
 FUSED = {"rows": fused_rows, "columns": fused_columns, "tiles": fused_tiles}
 GRAD = {"rows": grad_rows, "columns": grad_columns}
@@ -348,7 +350,7 @@ GRAD = {"rows": grad_rows, "columns": grad_columns}
 def _loss(problem: Problem, operator: str, kernels: Mapping[str, Kernel], result: str) -> Program:
     dtype = precision(problem)
     steps, given, start = label_steps(problem, dtype)
-    layout = layout_of(problem, kernels)
+    layout = layout_of(problem, kernels, SHORT)
     arguments, made = cut(problem, layout, logits=problem["logits"], **{result: problem[result]})
     width = 1 if layout == "rows" else vector_lanes(dtype)
     keep = layout == "tiles" or problem.n * width <= KEEP

@@ -15,7 +15,6 @@ from opgrad.cpu import parts
 from opgrad.cpu.execute import Operand, Problem
 from opgrad.cpu.native import vector_lanes
 
-SHORT_ROW = 48  # up to here a tile beats rows one by one
 
 
 KEEP = 1 << 17  # numbers of working space for exponentials, 512 KiB; beyond, they are computed twice
@@ -36,13 +35,16 @@ def precision(problem: Any) -> str:
     return "float64" if "float64" in dtypes else "float32"
 
 
-def layout_of(problem: Problem, kernels: Mapping[str, Any]) -> str:
-    """The layout that the shape asks for, among those that there are kernels for."""
+def layout_of(problem: Problem, kernels: Mapping[str, Any], short: int = 0) -> str:
+    """The layout that the shape asks for, among those that there are kernels for.
+
+    `short` is the row length up to which turning rows into columns beats taking them one by one.
+    """
     if problem.inner > 1:
         return "columns"
     if "split" in kernels and few(problem.outer, problem.n):
         return "split"
-    return "tiles" if "tiles" in kernels and problem.n <= SHORT_ROW and problem.outer >= 8 else "rows"
+    return "tiles" if problem.n <= short and problem.outer >= 8 else "rows"
 
 
 def few(rows: int, n: int) -> bool:

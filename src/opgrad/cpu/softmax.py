@@ -249,6 +249,9 @@ def gradient_tiles(term: Callable[..., Vector], formula: Callable[..., Vector]) 
     return by_tiles
 
 
+# Row lengths from which rows beat tiles, in float32 with AVX-512: a gradient row is cheap, the logarithm of a row is not.
+SHORT, SHORT_LOG, SHORT_GRAD = 48, 96, 16
+
 SOFTMAX = {
     "rows": softmax_rows,
     "columns": softmax_columns,
@@ -296,7 +299,8 @@ def log_softmax_grad(problem: Problem) -> Program:
 def _forward(problem: Problem, kernels: dict[str, Kernel], logarithm: bool) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program(())
-    layout, dtype = layout_of(problem, kernels), precision(problem)
+    short = SHORT_LOG if logarithm else SHORT
+    layout, dtype = layout_of(problem, kernels, short), precision(problem)
     arguments, made = cut(problem, layout, x=problem["x"], y=problem["y"])
     if layout == "split":
         return _split_forward(problem, kernels[layout], arguments, made, dtype, logarithm)
@@ -325,7 +329,7 @@ def _split_forward(
 def _gradient(problem: Problem, kernels: dict[str, Any]) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program(())
-    layout, dtype = layout_of(problem, kernels), precision(problem)
+    layout, dtype = layout_of(problem, kernels, SHORT_GRAD), precision(problem)
     arguments, made = cut(problem, layout, dy=problem["dy"], y=problem["y"], dx=problem["dx"])
     if layout == "split":
         stats = Scratch(8 * STATUS_WORDS, dtype)
