@@ -10,11 +10,11 @@ from typing import Any
 from opgrad.cpu.columns import column_max, column_sum_exp, get, put, streams_columns
 from opgrad.cpu.execute import Problem, Program, Scratch, Step
 from opgrad.cpu.labels import TOTAL, label_steps, wrong_label
-from opgrad.cpu.loops import KEEP, cut, layout_of, precision
-from opgrad.cpu.math import exp, exp_one, exp_up_to_zero, log, log_one
+from opgrad.cpu.loops import cut, kept_numbers, layout_of, precision
+from opgrad.cpu.math import exp, exp_up_to_zero, log, log_one
 from opgrad.cpu.memory import load_f64, store_f64
 from opgrad.cpu.native import Kernel, inline, kernel, vector_lanes
-from opgrad.cpu.rows import map_one, map_two, row_max, row_sum_exp, write_exp_scaled, write_log, write_scaled
+from opgrad.cpu.rows import map_one, map_two, row_max, row_sum_exp, write_log, write_scaled
 from opgrad.cpu.simd import (
     Pointer,
     Vector,
@@ -29,7 +29,7 @@ from opgrad.cpu.simd import (
     store_one,
 )
 from opgrad.cpu.space import release_slot, take_slot, working_space
-from opgrad.cpu.tiles import tile_size, turn_in, turn_out
+from opgrad.cpu.tiles import turn_in, turn_out
 
 # --- what one row or one vector of samples contributes -------------------------------------------------------------
 
@@ -110,7 +110,7 @@ def loss_rows(
 def fused_rows(
     part, per_part, count, n, logits: Pointer, logits_row, dlogits: Pointer, dlogits_row,
     classes: Pointer, weights: Pointer, loss: Pointer, each, sums, mean,
-    scratch, slots, space: Pointer, space_size, keep, stream,
+    scratch, slots, space: Pointer, space_size, stream,
 ):  # fmt: skip
     slot = take_slot(scratch, slots)
     e = space + slot * space_size
@@ -123,16 +123,11 @@ def fused_rows(
             write_zero(out, 0, n, stream, xs, 0.0, 0.0)
         else:
             m, target = row_max(xs, 0, n), load_one(xs, label)
-            s = row_sum_exp(xs, 0, n, m, e, keep, xs + logits_row)
+            s = row_sum_exp(xs, 0, n, m, e, 1, xs + logits_row)
             w = load_one(weights, row)
-            f = number(xs, inverse) * w
             found = (log_one(xs, s) - (target - m)) * w
-            if keep:
-                store_one(e, label, load_one(e, label) - s)
-                write_scaled(out, 0, n, stream, e, f / s, 0.0)
-            else:
-                write_exp_scaled(out, 0, n, stream, xs, m, f / s)
-                store_one(out, label, (exp_one(xs, target - m) / s - number(xs, 1.0)) * f)
+            store_one(e, label, load_one(e, label) - s)
+            write_scaled(out, 0, n, stream, e, number(xs, inverse) * w / s, 0.0)
         total += found
         if each:
             store_one(loss, row, found)
@@ -352,11 +347,9 @@ def _loss(problem: Problem, operator: str, kernels: Mapping[str, Kernel], result
     steps, given, start = label_steps(problem, dtype)
     layout = layout_of(problem, kernels, SHORT)
     arguments, made = cut(problem, layout, logits=problem["logits"], **{result: problem[result]})
-    width = 1 if layout == "rows" else vector_lanes(dtype)
-    keep = layout == "tiles" or problem.n * width <= KEEP
     sums = Scratch(start)
-    kept = tile_size(problem.n, width) if layout == "tiles" else problem.n * width
-    space, size = working_space(kept + width if keep else 2 * width, dtype, made, start + 8 * made)
+    kept, keep = kept_numbers(problem.n, layout, vector_lanes(dtype))
+    space, size = working_space(kept + vector_lanes(dtype), dtype, made, start + 8 * made)
     reduction = problem.attributes["reduction"]
     options = {
         "sums": sums,

@@ -14,10 +14,9 @@ from typing import Any, Final
 from opgrad.cpu import parts
 from opgrad.cpu.execute import Operand, Problem
 from opgrad.cpu.native import vector_lanes
+from opgrad.cpu.tiles import tile_size
 
-
-
-KEEP = 1 << 17  # numbers of working space for exponentials, 512 KiB; beyond, they are computed twice
+KEEP = 1 << 17  # numbers, 512 KiB: the exponentials of a longer strip of columns are computed twice, not kept
 
 
 LONGEST_ROW = 1 << 16  # elements: such a row and its exponentials, 512 KiB, still fit the second-level cache
@@ -90,3 +89,13 @@ def _operands(problem: Problem, layout: str, **operands: Operand) -> dict[str, A
         )
         arguments |= {name: operand} | strides
     return arguments
+
+
+def kept_numbers(n: int, layout: str, width: int) -> tuple[int, bool]:
+    """The numbers that one part keeps while it works on rows of length n, and whether the exponentials are among them."""
+    if layout == "tiles":
+        return tile_size(n, width), True
+    if layout == "columns":
+        keep = n * width <= KEEP
+        return (n + 1) * width if keep else width, keep
+    return n, True

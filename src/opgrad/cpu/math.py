@@ -211,9 +211,3 @@ def tanh(bits: int) -> Callable[..., Vector]:
 def log_one(p: Any, x: float) -> Any:
     """log of one number, in the precision of pointer p's kernel."""
     return reduce_max(log(full(p, x)))
-
-
-@inline
-def exp_one(p: Any, x: float) -> Any:
-    """e**x of one number that is at most 0, in the precision of pointer p's kernel."""
-    return reduce_max(exp_up_to_zero(full(p, x)))

@@ -5,7 +5,7 @@ from typing import Any
 
 from opgrad.cpu.columns import column_max, column_sum_exp, get, put, streams_columns
 from opgrad.cpu.execute import STATUS_WORDS, Problem, Program, Scratch, Step
-from opgrad.cpu.loops import KEEP, cut, layout_of, precision
+from opgrad.cpu.loops import cut, kept_numbers, layout_of, precision
 from opgrad.cpu.math import exp, exp_up_to_zero, log, log_one
 from opgrad.cpu.native import Kernel, inline, kernel, vector_lanes
 from opgrad.cpu.rows import (
@@ -26,31 +26,15 @@ from opgrad.cpu.tiles import tile_size, turn_in, turn_out
 
 @kernel
 def softmax_rows(
-    part,
-    per_part,
-    count,
-    n,
-    x: Pointer,
-    x_row,
-    y: Pointer,
-    y_row,
-    scratch,
-    slots,
-    space: Pointer,
-    space_size,
-    keep,
-    stream,
+    part, per_part, count, n, x: Pointer, x_row, y: Pointer, y_row, scratch, slots, space: Pointer, space_size, stream
 ):
     slot = take_slot(scratch, slots)
     e = space + slot * space_size
     for row in range(part * per_part, min((part + 1) * per_part, count)):
         xs = x + row * x_row
         m = row_max(xs, 0, n)
-        r = number(x, 1.0) / row_sum_exp(xs, 0, n, m, e, keep, xs + x_row)
-        if keep:
-            write_scaled(y + row * y_row, 0, n, stream, e, r, 0.0)
-        else:
-            write_exp_scaled(y + row * y_row, 0, n, stream, xs, m, r)
+        s = row_sum_exp(xs, 0, n, m, e, 1, xs + x_row)
+        write_scaled(y + row * y_row, 0, n, stream, e, number(x, 1.0) / s, 0.0)
     release_slot(scratch, slot)
 
 
@@ -304,11 +288,9 @@ def _forward(problem: Problem, kernels: dict[str, Kernel], logarithm: bool) -> P
     arguments, made = cut(problem, layout, x=problem["x"], y=problem["y"])
     if layout == "split":
         return _split_forward(problem, kernels[layout], arguments, made, dtype, logarithm)
-    width = 1 if layout == "rows" else vector_lanes(dtype)
-    keep = problem.n * width <= KEEP and not (logarithm and layout != "tiles")
-    kept = tile_size(problem.n, width) if layout == "tiles" else problem.n * width
-    space, size = working_space(kept if keep else width, dtype, made)
-    return Program((Step(kernels[layout], made, arguments | space | {"keep": keep}),), size)
+    size, keep = kept_numbers(problem.n, layout, vector_lanes(dtype))
+    space, end = working_space(size, dtype, made)
+    return Program((Step(kernels[layout], made, arguments | space | {"keep": keep}),), end)
 
 
 def _split_forward(

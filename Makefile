@@ -1,0 +1,44 @@
+# Needs make and Python 3.11 or newer; everything else goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+
+.PHONY: train test lint bench tables clean help
+
+help:
+	@echo "make train   set up, then train a real ONNX training graph on scanned digits"
+	@echo "make test    set up, then run the tests"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   measure every operator against the peers installed"
+	@echo "make tables  rewrite the generated tables of README and docs"
+	@echo "make clean   remove the environment"
+
+train: $(VENV)/.train
+	$(RUN)/opgrad train examples/digits
+
+test: $(VENV)/.dev
+	$(RUN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+
+bench: $(VENV)/.dev
+	$(RUN)/opgrad bench
+
+tables: $(VENV)/.dev
+	$(RUN)/python -m opgrad.report
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "opgrad needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.%: $(VENV)/.python pyproject.toml
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	@touch $@
