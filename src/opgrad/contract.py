@@ -121,7 +121,7 @@ def operators() -> dict[str, Operator]:
     """All declared operators by name, in the order of the documentation."""
     for family in FAMILIES:
         importlib.import_module(f"opgrad.ops.{family}")
-    return dict(_declared)
+    return dict(sorted(_declared.items(), key=lambda item: FAMILIES.index(item[1].family)))
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -92,7 +92,7 @@ def _operands(problem: Problem, layout: str, **operands: Operand) -> dict[str, A
 
 
 def kept_numbers(n: int, layout: str, width: int) -> tuple[int, bool]:
-    """The numbers that one part keeps while it works on rows of length n, and whether the exponentials are among them."""
+    """The numbers that a part keeps at work on rows of length n, and whether the exponentials are among them."""
     if layout == "tiles":
         return tile_size(n, width), True
     if layout == "columns":

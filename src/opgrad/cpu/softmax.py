@@ -233,7 +233,7 @@ def gradient_tiles(term: Callable[..., Vector], formula: Callable[..., Vector]) 
     return by_tiles
 
 
-# Row lengths from which rows beat tiles, in float32 with AVX-512: a gradient row is cheap, the logarithm of a row is not.
+# Row lengths from which rows beat tiles (float32, AVX-512): a gradient's row is cheap, a row's logarithm is not.
 SHORT, SHORT_LOG, SHORT_GRAD = 48, 96, 16
 
 SOFTMAX = {
