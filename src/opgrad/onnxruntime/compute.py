@@ -1,0 +1,225 @@
+"""What onnxruntime calls to run a node: one native function for every operator.
+
+It looks the plan for the inputs' shapes up among those the node has already used, asks Python to prepare
+one if it is new, lets onnxruntime allocate the outputs and executes the plan. Nothing is copied.
+"""
+
+from opgrad.cpu.memory import (
+    atomic_load,
+    call_address,
+    load_u8,
+    load_word,
+    stack_words,
+    store_u8,
+    store_word,
+)
+from opgrad.cpu.native import inline, native
+from opgrad.onnxruntime.abi import (
+    GET_DIMENSIONS,
+    GET_DIMENSIONS_COUNT,
+    GET_TENSOR_MUTABLE_DATA,
+    GET_TENSOR_TYPE_AND_SHAPE,
+    KERNEL_CONTEXT_GET_INPUT,
+    KERNEL_CONTEXT_GET_INPUT_COUNT,
+    KERNEL_CONTEXT_GET_OUTPUT,
+    KERNEL_CONTEXT_PARALLEL_FOR,
+    RELEASE_TENSOR_TYPE_AND_SHAPE_INFO,
+)
+
+# Words of a node. Where RESULT is not 0, that operand is written over operand BUFFER.
+API, PLANS, CLOSED, INPUTS, RESULT, BUFFER = range(6)
+PREPARE, REFUSE, EXECUTE, SPREAD, ALLOCATE, FREE, COPY_BYTES, KINDS = range(6, 14)
+# Words of a prepared plan. Its outputs are a count, then operand, rank and dimensions of each.
+NEXT, PLAN, SCRATCH_BYTES, PARTS, BUFFER_BYTES, OUTPUTS, KEY = range(7)
+
+LIMIT = 64  # dimensions of an input, or values of an input that is read as an attribute
+MOST_INPUTS, MOST_OPERANDS = 8, 16
+FLAG, COPY = 14, 15  # operands that no plan has: outputs for "done", and for a copy of operand BUFFER
+KEY_WORDS = 1 + MOST_INPUTS * (1 + 2 * LIMIT)
+STACK_SCRATCH_WORDS = 512
+ALIGNMENT = 64
+ABSENT = -1
+
+
+@inline
+def append(key: int, word: int) -> int:
+    """Add a word to a key; its word 0 counts the words, itself included."""
+    used = load_word(key, 0)
+    store_word(key, used, word)
+    store_word(key, 0, used + 1)
+    return 0
+
+
+@inline
+def append_shape(api: int, value: int, key: int, slot: int) -> int:
+    """Add rank and dimensions of an array to the key; its number of elements, or -rank if too high."""
+    call_address(load_word(api, GET_DIMENSIONS_COUNT), value, slot)
+    rank = load_word(slot, 0)
+    append(key, rank)
+    if rank > LIMIT:
+        return -rank
+    used = load_word(key, 0)
+    dimensions = key + 8 * used
+    call_address(load_word(api, GET_DIMENSIONS), value, dimensions, rank)
+    store_word(key, 0, used + rank)
+    elements = 1
+    for i in range(rank):
+        elements *= load_word(dimensions, i)
+    return elements
+
+
+@inline
+def append_values(key: int, data: int, elements: int, size: int) -> int:
+    """Add the values of an input to the key: int64 (size 8) or bool (size 1)."""
+    for i in range(elements):
+        append(key, load_word(data, i) if size == 8 else load_u8(data, i))
+    return 0
+
+
+@inline
+def read_input(node: int, context: int, i: int, key: int, operands: int, slot: int) -> int:
+    """Add input i to the key and, if it is an array, to the operands; 0 or a status."""
+    api, kind = load_word(node, API), load_word(node, KINDS + i)
+    store_word(slot, 0, 0)
+    status = call_address(load_word(api, KERNEL_CONTEXT_GET_INPUT), context, i, slot)
+    value = load_word(slot, 0)
+    if status != 0:
+        return status
+    if value == 0:
+        append(key, ABSENT)
+        return 0
+    status = call_address(load_word(api, GET_TENSOR_TYPE_AND_SHAPE), value, slot)
+    if status != 0:
+        return status
+    info = load_word(slot, 0)
+    elements = append_shape(api, info, key, slot)
+    call_address(load_word(api, RELEASE_TENSOR_TYPE_AND_SHAPE_INFO), info)
+    call_address(load_word(api, GET_TENSOR_MUTABLE_DATA), value, slot)
+    data = load_word(slot, 0)
+    if kind >= 0:
+        store_word(operands, kind, data)
+    elif 0 <= elements <= LIMIT:
+        append_values(key, data, elements, -kind)
+    return 0
+
+
+@inline
+def read_inputs(node: int, context: int, key: int, operands: int, slot: int) -> int:
+    """Fill the key and the operands; 0 or a status."""
+    call_address(load_word(load_word(node, API), KERNEL_CONTEXT_GET_INPUT_COUNT), context, slot)
+    given = load_word(slot, 0)
+    store_word(key, 0, 1)
+    for i in range(load_word(node, INPUTS)):
+        if i < given:
+            status = read_input(node, context, i, key, operands, slot)
+            if status != 0:
+                return status
+        else:
+            append(key, ABSENT)
+    return 0
+
+
+@inline
+def find_plan(node: int, key: int) -> int:
+    """The plan that was prepared for this key, or 0."""
+    prepared = atomic_load(node + 8 * PLANS)
+    words = load_word(key, 0)
+    while prepared != 0:
+        same = 0
+        while same < words and load_word(prepared, KEY + same) == load_word(key, same):
+            same += 1
+        if same == words:
+            return prepared
+        prepared = load_word(prepared, NEXT)
+    return 0
+
+
+@inline
+def take_outputs(node: int, context: int, prepared: int, operands: int, slot: int) -> int:
+    """Have onnxruntime allocate the outputs and put them among the operands; 0 or a status."""
+    api, outputs = load_word(node, API), load_word(prepared, OUTPUTS)
+    at = 1
+    for i in range(load_word(outputs, 0)):
+        operand, rank, dimensions = load_word(outputs, at), load_word(outputs, at + 1), outputs + 8 * (at + 2)
+        status = call_address(load_word(api, KERNEL_CONTEXT_GET_OUTPUT), context, i, dimensions, rank, slot)
+        if status != 0:
+            return status
+        if load_word(slot, 0) != 0:
+            call_address(load_word(api, GET_TENSOR_MUTABLE_DATA), load_word(slot, 0), slot)
+            store_word(operands, operand, load_word(slot, 0))
+        at += 2 + rank
+    return 0
+
+
+@inline
+def run_plan(node: int, context: int, prepared: int, operands: int, slot: int) -> int:
+    """Run the plan on the operands, in onnxruntime's threads where it has parts; 0 or a status."""
+    store_word(slot, 0, load_word(load_word(node, API), KERNEL_CONTEXT_PARALLEL_FOR))
+    store_word(slot, 1, context)
+    run = load_word(node, SPREAD) if load_word(prepared, PARTS) > 1 else 0
+    bytes_needed = load_word(prepared, SCRATCH_BYTES)
+    allocated = 0
+    scratch = stack_words(STACK_SCRATCH_WORDS)
+    if bytes_needed > 8 * STACK_SCRATCH_WORDS:
+        allocated = call_address(load_word(node, ALLOCATE), bytes_needed + ALIGNMENT)
+        if allocated == 0:
+            return call_address(load_word(node, REFUSE), node, prepared, 0)
+        scratch = (allocated + ALIGNMENT - 1) & -ALIGNMENT
+    status = call_address(load_word(node, EXECUTE), load_word(prepared, PLAN), operands, scratch, run, slot)
+    if status != 0:
+        status = call_address(load_word(node, REFUSE), node, prepared, scratch)
+    if allocated != 0:
+        call_address(load_word(node, FREE), allocated)
+    return status
+
+
+@inline
+def finish(node: int, prepared: int, operands: int) -> int:
+    """Write the outputs that are not results of the plan."""
+    flag, copy = load_word(operands, FLAG), load_word(operands, COPY)
+    if flag != 0:
+        store_u8(flag, 0, 1)
+    if copy != 0:
+        buffer = load_word(operands, load_word(node, BUFFER))
+        call_address(load_word(node, COPY_BYTES), copy, buffer, load_word(prepared, BUFFER_BYTES))
+    return 0
+
+
+@native(2)
+def compute(node: int, context: int) -> int:
+    """KernelComputeV2: run a node; 0 or a status."""
+    key, operands, slot = stack_words(KEY_WORDS), stack_words(MOST_OPERANDS), stack_words(2)
+    for i in range(MOST_OPERANDS):
+        store_word(operands, i, 0)
+    status = read_inputs(node, context, key, operands, slot)
+    if status != 0:
+        return status
+    prepared = find_plan(node, key)
+    if prepared == 0:
+        store_word(slot, 0, 0)
+        status = call_address(load_word(node, PREPARE), node, key, slot)
+        prepared = load_word(slot, 0)
+        if prepared == 0:
+            return status
+    status = take_outputs(node, context, prepared, operands, slot)
+    if status != 0:
+        return status
+    if load_word(node, RESULT) != 0:
+        store_word(operands, load_word(node, RESULT), load_word(operands, load_word(node, BUFFER)))
+    status = run_plan(node, context, prepared, operands, slot)
+    if status != 0:
+        return status
+    return finish(node, prepared, operands)
+
+
+@native(4)
+def spread(pool: int, task: int, arguments: int, parts: int) -> int:
+    """Call task(arguments, part) for every part in onnxruntime's threads."""
+    return call_address(load_word(pool, 0), load_word(pool, 1), task, parts, 0, arguments)
+
+
+@native(1)
+def close(node: int) -> int:
+    """KernelDestroy. It may come when the interpreter is already gone, so it only leaves a mark."""
+    store_word(node, CLOSED, 1)
+    return 0

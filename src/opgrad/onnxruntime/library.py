@@ -1,0 +1,102 @@
+"""How onnxruntime gets our operators without a compiled library of ours.
+
+On Linux (x86-64, arm64) `register_custom_ops_library` gets a shared object that Python has written. On
+other systems the session options' C pointer goes to the C library that the onnxruntime package contains.
+"""
+
+import atexit
+import ctypes
+import functools
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from opgrad.onnxruntime import elf
+from opgrad.onnxruntime.abi import address_of, callback, forever
+
+NAME = "libopgrad_onnxruntime.so"
+# What a pybind11 object holds behind its header: the C++ pointer, its holder, weak references, flags.
+PYBIND_WORDS = 5
+PATTERNS = ("libonnxruntime.so*", "libonnxruntime*.dylib", "onnxruntime.dll")
+
+_received: list[tuple[int, int]] = []
+
+
+def options_and_base(options: Any) -> tuple[int, int]:
+    """The C pointer of a SessionOptions object and an OrtApiBase that can work on it.
+
+    RuntimeError on a system where there is no way to them.
+    """
+    if sys.platform == "linux" and platform.machine() in elf.MACHINES:
+        return through_stub(options)
+    return through_package(options)
+
+
+def through_stub(options: Any) -> tuple[int, int]:
+    """onnxruntime loads the shared object and calls its RegisterCustomOps, which jumps to `_receive`."""
+    options.register_custom_ops_library(_stub())
+    return _received.pop()
+
+
+def _receive(options: int, base: int) -> int:
+    _received.append((options, base))
+    return 0
+
+
+@functools.cache
+def _stub() -> str:
+    """The path of the shared object, loaded and pointing at `_receive`."""
+    path = write(elf.shared_object(platform.machine(), NAME))
+    receive = forever(callback(_receive, ctypes.c_size_t, 2))
+    ctypes.c_size_t.in_dll(ctypes.CDLL(path), elf.SLOT).value = address_of(receive)
+    return path
+
+
+def write(image: bytes) -> str:
+    """A path that the image can be loaded from, for as long as the process lives."""
+    try:
+        descriptor = os.memfd_create(NAME)
+        path = f"/proc/self/fd/{descriptor}"
+    except OSError:
+        descriptor, path = tempfile.mkstemp(NAME)
+        atexit.register(os.unlink, path)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(image)
+    return path
+
+
+def through_package(options: Any) -> tuple[int, int]:
+    """Read the pointer out of the Python object; use the C library beside the Python module."""
+    words = PYBIND_WORDS * ctypes.sizeof(ctypes.c_void_p)
+    expected = object.__basicsize__ + words
+    kind = type(options)
+    if type(kind).__name__ != "pybind11_type" or kind.__basicsize__ != expected:
+        raise _unknown("its SessionOptions is not the object that we know")
+    pointer = ctypes.c_size_t.from_address(id(options) + object.__basicsize__).value
+    get_base = _package_library().OrtGetApiBase
+    get_base.restype = ctypes.c_size_t
+    return pointer, get_base()
+
+
+@functools.cache
+def _package_library() -> ctypes.CDLL:
+    import onnxruntime
+
+    folder = Path(onnxruntime.__file__).parent / "capi"
+    found = [path for pattern in PATTERNS for path in sorted(folder.glob(pattern))]
+    if not found:
+        raise _unknown("it comes without its C library")
+    return ctypes.CDLL(str(found[0]))
+
+
+def _unknown(reason: str) -> RuntimeError:
+    import onnxruntime
+
+    return RuntimeError(
+        f"opgrad.onnxruntime: cannot register operators with onnxruntime {onnxruntime.__version__} on"
+        f" {sys.platform} {platform.machine()}: {reason}; expected Linux on x86_64 or aarch64, or the package"
+        " that `pip install onnxruntime` gets"
+    )

@@ -1,0 +1,187 @@
+"""A node of a session: its attributes, and the plans it has used in the form that `compute` reads."""
+
+import ctypes
+import itertools
+import math
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from opgrad import arrays
+from opgrad.contract import DTYPES, Shape, Spec
+from opgrad.onnxruntime.abi import Api, forever
+from opgrad.onnxruntime.compute import ABSENT, CLOSED, FLAG, LIMIT, PLANS
+from opgrad.onnxruntime.overloads import OVERWRITTEN, VALUE, Overload, Port
+
+MOST_PLANS = 256  # that a node keeps; with more shapes than this, a thread keeps only its last one
+
+_nodes: dict[int, "Node"] = forever({})  # by address
+
+
+def words(values: Iterable[int]) -> Any:
+    """A block of int64 words."""
+    block = tuple(values)
+    return (ctypes.c_int64 * len(block))(*block)
+
+
+class Prepared:
+    """A plan with its key and its outputs, as words; `compute` walks from one to the next."""
+
+    def __init__(self, plan: arrays.Plan, key: tuple[int, ...], outputs: Iterable[int], following: int):
+        self.plan = plan
+        self.key = key
+        self._outputs = words(outputs)
+        first = plan.results[0]
+        first_bytes = math.prod(first.shape) * first.dtype.itemsize
+        facts = [plan.address, plan.scratch_bytes, plan.parts_max, first_bytes]
+        self._words = words([following, *facts, ctypes.addressof(self._outputs), *key])
+        self.address = ctypes.addressof(self._words)
+
+
+class Node:
+    """What one node of a session needs; it lives until its session is gone."""
+
+    def __init__(
+        self,
+        api: Api,
+        overload: Overload,
+        attributes: Mapping[str, Any],
+        outputs: int,
+        natives: Iterable[int],
+    ):
+        """`outputs`: how many of its outputs the node has; `natives`: the words from PREPARE to KINDS."""
+        self.api = api
+        self.overload = overload
+        self.attributes = attributes
+        self.outputs = overload.outputs[:outputs]
+        kinds = [_kind(port) for port in overload.inputs]
+        self._words = words([api.address, 0, 0, len(kinds), *_overwritten(overload), *natives, *kinds])
+        self._plans: dict[tuple[int, ...], Prepared] = {}
+        self._last: dict[int, Prepared] = {}  # by thread
+        self._lock = threading.Lock()
+        self.address = ctypes.addressof(self._words)
+        for gone in [node for node in list(_nodes.values()) if node._words[CLOSED]]:
+            _nodes.pop(gone.address, None)
+        _nodes[self.address] = self
+
+    def prepare(self, key: tuple[int, ...]) -> Prepared:
+        """The plan for a key; TypeError or ValueError if the operator refuses such inputs."""
+        last = self._last.get(threading.get_ident())
+        if last is not None and last.key == key:
+            return last
+        return self._plans.get(key) or self._keep(key, self._plan(key))
+
+    def plan_at(self, address: int) -> arrays.Plan:
+        """The plan of the prepared plan at this address."""
+        with self._lock:
+            known = itertools.chain(self._plans.values(), self._last.values())
+            return next(prepared.plan for prepared in known if prepared.address == address)
+
+    def _keep(self, key: tuple[int, ...], plan: arrays.Plan) -> Prepared:
+        """Put a plan before the others; with too many of them, keep it until this thread asks again.
+
+        Others may be walking through the plans in native code, so no plan is ever taken out.
+        """
+        with self._lock:
+            if key in self._plans:
+                return self._plans[key]
+            prepared = Prepared(plan, key, self._output_words(plan), self._words[PLANS])
+            if len(self._plans) == MOST_PLANS:
+                self._last[threading.get_ident()] = prepared
+            else:
+                self._plans[key] = prepared
+                self._words[PLANS] = prepared.address
+            return prepared
+
+    def _output_words(self, plan: arrays.Plan) -> Iterator[int]:
+        yield len(self.outputs)
+        names = list(self.overload.operator.results)
+        for port in self.outputs:
+            shape = (1,) if port.operand == FLAG else plan.results[names.index(port.parameter)].shape
+            yield from (port.operand, len(shape), *shape)
+
+    def _plan(self, key: tuple[int, ...]) -> arrays.Plan:
+        operator = self.overload.operator
+        specs: dict[str, Spec] = {}
+        attributes = dict(self.attributes)
+        rest = iter(key[1:])
+        for port in self.overload.inputs:
+            shape = self._shape(port, next(rest), rest)
+            if shape is None:
+                continue
+            if port.operand == VALUE:
+                attributes[port.parameter] = self._value(port, shape, rest)
+            else:
+                specs[port.parameter] = Spec(shape, DTYPES[port.dtype])
+        if self.overload.onnx.until_13:
+            attributes["axis"] = _until_last(attributes["axis"], specs)
+        return arrays.plan(operator, tuple(specs.get(name) for name in operator.arrays), attributes)
+
+    def _shape(self, port: Port, rank: int, rest: Iterator[int]) -> Shape | None:
+        if rank == ABSENT:
+            return None
+        if rank > LIMIT:
+            what = f"{self.overload.operator.name}: {port.parameter}"
+            raise ValueError(f"{what} has {rank} dimensions, expected at most {LIMIT}")
+        return tuple(itertools.islice(rest, rank))
+
+    def _value(self, port: Port, shape: Shape, rest: Iterator[int]) -> Any:
+        """An input that is read as an attribute: a tuple for `shape`, one number for the others."""
+        elements = math.prod(shape)
+        what = f"{self.overload.operator.name}: {port.parameter}"
+        if elements > LIMIT:
+            raise ValueError(f"{what} has {elements} elements, expected at most {LIMIT}")
+        values = tuple(itertools.islice(rest, elements))
+        if port.parameter == "shape":
+            if len(shape) != 1:
+                raise ValueError(f"{what} is an array of shape {shape}, expected one dimension")
+            return values
+        if elements != 1:
+            raise ValueError(f"{what} is an array of shape {shape}, expected one element")
+        return values[0]
+
+
+def _kind(port: Port) -> int:
+    """An operand's place, or the negative size of the values that are read as an attribute."""
+    if port.operand == VALUE:
+        return -int(DTYPES[port.dtype].itemsize)
+    return port.operand
+
+
+def _overwritten(overload: Overload) -> tuple[int, int]:
+    """The words RESULT and BUFFER: a result's operand, and that of the input it is written over."""
+    operator = overload.operator
+    for index, name in enumerate(operator.results):
+        if name in OVERWRITTEN:
+            return len(operator.arrays) + index, operator.arrays.index(OVERWRITTEN[name])
+    return 0, 0
+
+
+def _until_last(axis: int, specs: Mapping[str, Spec]) -> int | tuple[int, ...]:
+    """The axes from `axis` to the last; an impossible axis is left to the operator's own check."""
+    rank = len(next(iter(specs.values())).shape)
+    return tuple(range(axis % rank, rank)) if -rank <= axis < rank else axis
+
+
+def prepare(node: int, key: int, found: int) -> int:
+    """`compute` calls this for shapes it does not know; writes the plan's address to `found`; a status."""
+    this = _nodes[node]
+    try:
+        count = ctypes.c_int64.from_address(key).value
+        prepared = this.prepare(tuple((ctypes.c_int64 * count).from_address(key)))
+        ctypes.c_int64.from_address(found).value = prepared.address
+        return 0
+    except BaseException as exception:
+        return this.api.error(exception)
+
+
+def refuse(node: int, prepared: int, scratch: int) -> int:
+    """`compute` calls this when a plan failed or its scratch memory could not be had (0); a status."""
+    this = _nodes[node]
+    try:
+        plan = this.plan_at(prepared)
+        if scratch == 0:
+            raise MemoryError(f"{this.overload.operator.name}: cannot allocate {plan.scratch_bytes} bytes")
+        raise plan.error(scratch)
+    except BaseException as exception:
+        return this.api.error(exception)

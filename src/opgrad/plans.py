@@ -1,0 +1,186 @@
+"""Plans: a call's signature checked, laid out and turned into the words that native code runs."""
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from opgrad import layout
+from opgrad.contract import DTYPES, Attributes, Operator, Spec, check_arrays
+
+
+@dataclass
+class Plan:
+    """All that a call needs to know beforehand; `words` is what native code reads."""
+
+    operator: Operator
+    results: tuple[Spec, ...]
+    orders: tuple[tuple[int, ...] | None, ...]
+    copies: tuple[tuple[int, tuple[int, ...]], ...]
+    scratch_bytes: int
+    parts_max: int
+    words: Any
+    explain: Callable[[int, int, int], Exception]
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.words)
+
+    def error(self, scratch: int) -> Exception:
+        """The exception for a run that returned a status, from what it left in scratch."""
+        status = (ctypes.c_int64 * 4).from_address(scratch)
+        return self.explain(status[0], status[1], status[2])
+
+
+def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out: Sequence[Spec] | None = None) -> Plan:
+    """Check a signature and lay it out; `out` describes results that the caller brings.
+
+    Raises the operator's TypeError, ValueError or NotImplementedError.
+    """
+    attributes = dict(op.attributes) | attributes
+    inputs = dict(zip(op.arrays, specs, strict=True))
+    check_arrays(op, inputs, attributes)
+    results = result_specs(op, inputs, attributes)
+    if out is not None:
+        check_out(op, results, out)
+    return _lay_out(op, inputs, attributes, results, out)
+
+
+def result_specs(op: Operator, inputs: Mapping[str, Spec | None], attributes: Attributes) -> dict[str, Spec]:
+    """Shapes and dtypes of the results."""
+    shapes = {name: spec.shape for name, spec in inputs.items() if spec is not None}
+    specs = {}
+    for name, tensor in op.results.items():
+        model = inputs[tensor.dtype_of or op.arrays[0]]
+        dtype = attributes.get("out_dtype") or (model.dtype if model else DTYPES["float32"])
+        specs[name] = Spec(tensor.shape(shapes, attributes) if tensor.shape else (), dtype)
+    return specs
+
+
+def check_out(op: Operator, results: Mapping[str, Spec], out: Sequence[Spec]) -> None:
+    """Raise TypeError or ValueError unless the arrays in `out` can hold the results."""
+    for (name, spec), given in zip(results.items(), out, strict=True):
+        if given.dtype != spec.dtype:
+            raise TypeError(f"{op.name}: out for {name} has dtype {given.dtype.name}, expected {spec.dtype.name}")
+        if given.shape != spec.shape:
+            raise ValueError(
+                f"{op.name}: out for {name} has shape {given.shape}, expected {spec.shape}, {op.results[name].as_in}"
+            )
+        if any(stride == 0 and size > 1 for stride, size in zip(_strides(given), given.shape, strict=True)):
+            raise ValueError(f"{op.name}: out for {name} repeats elements (stride 0), expected distinct ones")
+
+
+def _lay_out(
+    op: Operator,
+    inputs: Mapping[str, Spec | None],
+    attributes: Attributes,
+    results: Mapping[str, Spec],
+    out: Sequence[Spec] | None,
+) -> Plan:
+    """Choose the loops, compile what they need and put the plan together."""
+    from opgrad.cpu.execute import Problem, words
+
+    tensors = {**op.inputs, **op.results}
+    numbers = {name: number for number, name in enumerate(tensors)}
+    brought = dict(zip(results, out, strict=True)) if out else {}
+    present = {name: spec for name, spec in {**inputs, **brought}.items() if spec is not None}
+    loops = _loops(op, {n: s for n, s in present.items() if tensors[n].role == "element"}, attributes)
+    orders = {name: _order(loops, tensors[name].role, len(spec.shape)) for name, spec in {**present, **results}.items()}
+    operands, copies = _operands(loops, numbers, {**results, **present}, orders, set(present))
+    size = sum(spec.dtype.itemsize * int(np.prod(spec.shape)) for spec in {**results, **present}.values())
+    shapes = {name: spec.shape for name, spec in {**results, **present}.items()}
+    every = {name: operands.get(name) for name in tensors}
+    problem = Problem(loops.outer, loops.n, loops.inner, every, attributes, shapes, orders, size)
+    program = op.kernel()(problem)
+    code = words(program.steps, _pairs(op, numbers, present) if out else ())
+    return Plan(
+        op,
+        tuple(results.values()),
+        tuple(_unless_c_order(orders[name]) for name in results),
+        copies,
+        program.scratch_bytes,
+        max((step.parts for step in program.steps), default=1),
+        (ctypes.c_int64 * len(code))(*code),
+        program.explain or _no_status,
+    )
+
+
+def _pairs(op: Operator, numbers: Mapping[str, int], present: Mapping[str, Spec]) -> list[Any]:
+    """The results in `out` with every other array that they must not overlap."""
+    from opgrad.cpu.execute import Pair
+
+    pairs = []
+    for result in op.results:
+        for name, spec in present.items():
+            if numbers[name] < numbers[result]:
+                output = present[result]
+                same = spec.dtype == output.dtype and _strides(spec) == _strides(output)
+                same &= name in op.in_place.get(result, ())
+                pairs.append(Pair(numbers[result], numbers[name], _covered(output), _covered(spec), same))
+    return pairs
+
+
+def _covered(spec: Spec) -> tuple[int, int]:
+    """The bytes that an array covers, counted from its data pointer."""
+    if 0 in spec.shape:
+        return 0, 0
+    steps = [(size - 1) * stride for size, stride in zip(spec.shape, _strides(spec), strict=True)]
+    return sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps) + spec.dtype.itemsize
+
+
+def _no_status(status: int, position: int, value: int) -> Exception:
+    return RuntimeError(f"opgrad: a kernel left status {status} ({position}, {value})")
+
+
+def _unless_c_order(order: tuple[int, ...]) -> tuple[int, ...] | None:
+    return None if order == tuple(range(len(order))) else order
+
+
+def _loops(op: Operator, elements: Mapping[str, Spec], attributes: Attributes) -> layout.Layout:
+    """The loops over the arrays that have an entry for each element."""
+    if op.kind == "slices":
+        return layout.Layout(1, 1, 1, (), {})
+    shape = next(iter(elements.values())).shape
+    strides = {name: (_strides(spec), spec.dtype.itemsize) for name, spec in elements.items()}
+    if op.kind == "elements":
+        return layout.elements(shape, strides)
+    return layout.rows(shape, attributes["axis"] if op.kind == "rows" else range(1, 2), strides)
+
+
+def _strides(spec: Spec) -> tuple[int, ...]:
+    if spec.strides is not None:
+        return spec.strides
+    return layout.contiguous(spec.shape, tuple(range(len(spec.shape))), spec.dtype.itemsize)
+
+
+def _order(loops: layout.Layout, role: str, rank: int) -> tuple[int, ...]:
+    """The memory order of an array that is made or copied for these loops."""
+    if role == "element" and len(loops.order) == rank:
+        return loops.order
+    if role == "sample" and len(loops.order) == rank + 1:
+        return tuple(axis - (axis > 1) for axis in loops.order if axis != 1)
+    return tuple(range(rank))
+
+
+def _operands(
+    loops: layout.Layout,
+    numbers: Mapping[str, int],
+    specs: Mapping[str, Spec],
+    orders: Mapping[str, tuple[int, ...]],
+    present: set[str],
+) -> tuple[dict[str, Any], tuple[tuple[int, tuple[int, ...]], ...]]:
+    """The operands as kernels see them, and the numbers of those that must be copies."""
+    from opgrad.cpu.execute import Operand
+
+    operands, copies = {}, []
+    for name, spec in specs.items():
+        strides = loops.strides.get(name, layout.Strides(loops.n * loops.inner, loops.inner, fits=True))
+        operands[name] = Operand(numbers[name], spec.dtype.name, strides.outer, strides.n)
+        packed = layout.contiguous(spec.shape, orders[name], spec.dtype.itemsize)
+        moves = [axis for axis, size in enumerate(spec.shape) if size > 1]
+        alone = name not in loops.strides and any(_strides(spec)[axis] != packed[axis] for axis in moves)
+        if name in present and all(spec.shape) and (alone or not strides.fits):
+            copies.append((numbers[name], orders[name]))
+    return operands, tuple(copies)
