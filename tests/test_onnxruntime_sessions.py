@@ -193,3 +193,15 @@ def test_training_graph_runs_a_step(name):
     slope = sum((buffers[n] * d).sum() for n, d in direction.items())
     assert slope > 0
     np.testing.assert_allclose((losses[0] - losses[1]) / 1e-2, slope, rtol=2e-2)
+
+
+def test_a_model_without_the_domain_gets_a_remedy():
+    """onnxruntime fuses Gemm and Relu into an operator of the domain that the model does not import."""
+    weights = numpy_helper.from_array(np.ones((4, 3), "f4"), "w")
+    nodes = [helper.make_node("Gemm", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", s]) for n, s in (("x", 4), ("y", 3)))
+    graph = helper.make_graph(nodes, "g", [x], [y], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(Exception, match="not a registered function/op") as caught:
+        InferenceSession(model.SerializeToString())
+    assert "does not import the domain com.microsoft" in caught.value.__notes__[0]

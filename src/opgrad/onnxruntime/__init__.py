@@ -17,10 +17,13 @@ except ImportError as error:
 
 __all__ = ["InferenceSession", "register"]
 
-UNDECLARED = (
-    "opgrad.onnxruntime: the outputs of SoftmaxCrossEntropyLossInternal and its gradient have the type that the"
-    " graph declares; add a value_info entry for each that is not an output of the graph"
-)
+# What helps when onnxruntime says that it cannot load a model, by a part of its message.
+REMEDIES = {
+    "type inference failed": "the outputs of SoftmaxCrossEntropyLossInternal and its gradient have the type that the"
+    " graph declares; add a value_info entry for each that is not an output of the graph",
+    "(-1) is not a registered function/op": "the model does not import the domain com.microsoft, which onnxruntime"
+    " needs for what it fuses; add the opset import com.microsoft 1, or open the model with plain onnxruntime",
+}
 
 _registered: "weakref.WeakSet[onnxruntime.SessionOptions]" = weakref.WeakSet()
 _lock = threading.Lock()
@@ -65,8 +68,9 @@ def InferenceSession(
     try:
         return onnxruntime.InferenceSession(model, options, providers=providers, **kwargs)
     except Exception as error:
-        if "type inference failed" in str(error):
-            error.add_note(UNDECLARED)
+        for symptom, remedy in REMEDIES.items():
+            if symptom in str(error):
+                error.add_note(f"opgrad.onnxruntime: {remedy}")
         raise
 
 
