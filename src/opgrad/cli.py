@@ -1,4 +1,4 @@
-"""The command `opgrad`. Every command imports what it needs when it runs, so that `--help` is quick."""
+"""The command `opgrad`. Every command imports what is heavy when it runs, so that `--help` is quick."""
 
 import functools
 from collections.abc import Callable
@@ -9,6 +9,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from opgrad.bench.command import bench
+from opgrad.check import check
 
 F = TypeVar("F", bound=Callable[..., Any])
 USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError)
@@ -47,9 +50,7 @@ def explains_errors(extra: str | None = None) -> Callable[[F], F]:
             except KeyboardInterrupt:
                 message = "interrupted"
             except Exception as error:
-                if not isinstance(error, USER_ERRORS) and not type(error).__module__.startswith(
-                    "onnxruntime"
-                ):
+                if not isinstance(error, USER_ERRORS) and not type(error).__module__.startswith("onnxruntime"):
                     raise
                 message = " ".join(str(error).split())
             typer.echo(f"opgrad: {message}", err=True)
@@ -147,3 +148,7 @@ def _backends(operator: Any) -> str:
             continue
         found.append(backend)
     return ", ".join(found)
+
+
+app.command()(explains_errors(extra="bench")(bench))
+app.command()(check)

@@ -14,7 +14,16 @@ from opgrad.cpu.loops import cut, kept_numbers, layout_of, precision
 from opgrad.cpu.math import exp, exp_up_to_zero, log, log_one
 from opgrad.cpu.memory import load_f64, store_f64
 from opgrad.cpu.native import Kernel, inline, kernel, vector_lanes
-from opgrad.cpu.rows import map_one, map_two, row_max, row_sum_exp, write_log, write_scaled
+from opgrad.cpu.rows import (
+    line_head,
+    map_one,
+    map_two,
+    row_max,
+    sum_exp_logging,
+    sum_exp_scaling,
+    write_log,
+    write_scaled,
+)
 from opgrad.cpu.simd import (
     Pointer,
     Vector,
@@ -92,17 +101,21 @@ def loss_rows(
     classes: Pointer, weights: Pointer, loss: Pointer, each, sums, stream,
 ):  # fmt: skip
     total = 0.0
+    out, head, before, m_before, log_before = log_prob, n, logits, number(logits, 0.0), number(logits, 0.0)
     for row in range(part * per_part, min((part + 1) * per_part, count)):
         xs, label = logits + row * logits_row, load_one(classes, row)
         m = row_max(xs, 0, n)
-        log_s = log_one(xs, row_sum_exp(xs, 0, n, m, xs, 0, xs + logits_row))
-        found = number(xs, 0.0)
-        if label >= 0:
-            found = (log_s - (load_one(xs, label) - m)) * load_one(weights, row)
+        target = load_one(xs, max(label, 0)) - m
+        s, j = sum_exp_logging(xs, 0, n, m, xs, 0, xs + logits_row, out, head, n, before, m_before, log_before)
+        write_log(out, j, n, 0, before, m_before, log_before)
+        out, before, m_before, log_before = log_prob + row * log_prob_row, xs, m, log_one(xs, s)
+        head = line_head(out, n, stream)
+        write_log(out, 0, head, 0, before, m_before, log_before)
+        found = (log_before - target) * load_one(weights, row) if label >= 0 else number(xs, 0.0)
         total += found
         if each:
             store_one(loss, row, found)
-        write_log(log_prob + row * log_prob_row, 0, n, stream, xs, m, log_s)
+    write_log(out, head, n, stream, before, m_before, log_before)
     store_f64(sums, part, total)
 
 
@@ -114,23 +127,29 @@ def fused_rows(
 ):  # fmt: skip
     slot = take_slot(scratch, slots)
     e = space + slot * space_size
+    done = e + n
     inverse = divisor_inverse(scratch, mean)
     total = 0.0
+    out, head, r = dlogits, n, number(logits, 0.0)
     for row in range(part * per_part, min((part + 1) * per_part, count)):
-        xs, out, label = logits + row * logits_row, dlogits + row * dlogits_row, load_one(classes, row)
+        xs, label = logits + row * logits_row, load_one(classes, row)
         found = number(xs, 0.0)
         if label < 0 or inverse == 0.0:
-            write_zero(out, 0, n, stream, xs, 0.0, 0.0)
+            write_zero(dlogits + row * dlogits_row, 0, n, stream, xs, 0.0, 0.0)
         else:
-            m, target = row_max(xs, 0, n), load_one(xs, label)
-            s = row_sum_exp(xs, 0, n, m, e, 1, xs + logits_row)
-            w = load_one(weights, row)
+            m, target, w = row_max(xs, 0, n), load_one(xs, label), load_one(weights, row)
+            s, j = sum_exp_scaling(xs, 0, n, m, e, 1, xs + logits_row, out, head, n, done, r, 0.0)
+            write_scaled(out, j, n, 0, done, r, 0.0)
             found = (log_one(xs, s) - (target - m)) * w
             store_one(e, label, load_one(e, label) - s)
-            write_scaled(out, 0, n, stream, e, number(xs, inverse) * w / s, 0.0)
+            out, r = dlogits + row * dlogits_row, number(xs, inverse) * w / s
+            e, done = done, e
+            head = line_head(out, n, stream)
+            write_scaled(out, 0, head, 0, done, r, 0.0)
         total += found
         if each:
             store_one(loss, row, found)
+    write_scaled(out, head, n, stream, done, r, 0.0)
     store_f64(sums, part, total)
     release_slot(scratch, slot)
 

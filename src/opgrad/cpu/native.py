@@ -2,8 +2,9 @@
 
 Numba turns a function into LLVM IR; llvmlite turns that into an object file, which is cached and linked
 straight into the process next time, so a warm start never imports Numba. A cache folder belongs to one
-version of this package's source, of Numba, and of the CPU: Numba's own cache notices neither an edit in
-another file nor a changed compile flag (numba issues 8359 and 6845).
+version of this folder's source, of Numba, and of the CPU, and a file in it to one version of the function's own
+module: Numba's own cache notices neither an edit in another file nor a changed compile flag (numba issues 8359
+and 6845).
 """
 
 import ctypes
@@ -122,7 +123,7 @@ def cache_folder() -> Path | None:
     """
     parent = os.environ.get("OPGRAD_CACHE_DIR") or _user_cache()
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parents[1].rglob("*.py")):
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(source.read_bytes())
     digest.update(repr((version("numba"), version("llvmlite"), host(), sys.platform)).encode())
     folder = Path(parent) / digest.hexdigest()[:24]
@@ -145,10 +146,11 @@ def _link(function: Callable[..., Any], form: str) -> int:
     """The address of `function`, from the cache or newly compiled."""
     symbol = f"{function.__module__}.{_name(function)}.{form}"
     with _lock:
-        code = _read(symbol)
+        path = _file(symbol, function.__code__.co_filename)
+        code = _read(path)
         if code is None:
             code = _compile(function, form, symbol)
-            _write(symbol, code)
+            _write(path, code)
         return _load(code)
 
 
@@ -158,14 +160,22 @@ def _name(function: Callable[..., Any]) -> str:
     return function.__qualname__ + (f"({', '.join(inside)})" if inside else "")
 
 
-def _file(symbol: str) -> Path | None:
+@functools.cache
+def _source_digest(path: str) -> bytes:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).digest()
+    except OSError:
+        return b""
+
+
+def _file(symbol: str, source: str) -> Path | None:
     folder = cache_folder()
-    return folder and folder / (hashlib.sha256(symbol.encode()).hexdigest()[:32] + ".o")
+    name = hashlib.sha256(symbol.encode() + _source_digest(source)).hexdigest()[:32]
+    return folder and folder / f"{name}.o"
 
 
-def _read(symbol: str) -> bytes | None:
+def _read(path: Path | None) -> bytes | None:
     """The cached object code; None if there is none or the file is damaged."""
-    path = _file(symbol)
     try:
         data = path.read_bytes() if path else b""
     except OSError:
@@ -174,9 +184,8 @@ def _read(symbol: str) -> bytes | None:
     return code if code and hashlib.sha256(code).digest() == checksum else None
 
 
-def _write(symbol: str, code: bytes) -> None:
+def _write(path: Path | None, code: bytes) -> None:
     """Store object code so that no reader ever sees half a file; a full or read-only disk is no error."""
-    path = _file(symbol)
     if path is None:
         return
     try:

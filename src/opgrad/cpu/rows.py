@@ -103,30 +103,65 @@ def row_max(x: Any, begin: int, end: int) -> Any:
     return reduce_max(m)
 
 
-@inline
-def row_sum_exp(x: Any, begin: int, end: int, m: Any, e: Any, keep: int, ahead: Any) -> Any:
-    """The sum of exp(x - m) over x[begin:end], which go to `e` if `keep`; asks for row `ahead` meanwhile."""
-    w = lanes(x)
-    total = full(x, 0.0)
-    i = begin
-    while i + w <= end:
-        s = full(x, 0.0)
-        stop = min(i + CHUNK * w, end)
-        while i + w <= stop:
-            v = exp_up_to_zero(load(x, i) - m)
-            prefetch(ahead, i)
-            s = s + v
+def behind_one(formula: Callable[..., Vector]) -> Callable[..., int]:
+    """One vector of map_one, past the cache, for a row that is written while the next one is read.
+
+    Writing apart from reading and computing leaves the memory idle meanwhile: 18 ms against 12 for 2048 x 32000.
+    """
+
+    @inline
+    def step(out: Any, j: int, stop: int, a: Any, s: Any, t: Any) -> int:
+        w = lanes(out)
+        if j + w <= stop:
+            store_streaming(out, j, formula(load(a, j), s, t, index(out, j)))
+            return j + w
+        return j
+
+    return step
+
+
+def row_sum_exp(step: Callable[..., int]) -> Callable[..., Any]:
+    """The sum of exp(x - m) over x[begin:end], which go to `e` if `keep`.
+
+    Meanwhile it asks for the row `ahead` and writes out[j:stop] with `step`; it returns how far that came, too.
+    """
+
+    @inline
+    def sum_exp(
+        x: Any, begin: int, end: int, m: Any, e: Any, keep: int, ahead: Any,
+        out: Any, j: int, stop: int, a: Any, s: Any, t: Any,
+    ) -> Any:  # fmt: skip
+        w = lanes(x)
+        total = full(x, 0.0)
+        i = begin
+        while i + w <= end:
+            chunk = full(x, 0.0)
+            chunk_end = min(i + CHUNK * w, end)
+            while i + w <= chunk_end:
+                v = exp_up_to_zero(load(x, i) - m)
+                prefetch(ahead, i)
+                chunk = chunk + v
+                if keep:
+                    store(e, i, v)
+                j = step(out, j, stop, a, s, t)
+                i += w
+            total = total + chunk
+        if i < end:
+            mask = first(x, end - i)
+            v = select(mask, exp_up_to_zero(load_masked(x, i, mask, 0.0) - m), 0.0)
+            total = total + v
             if keep:
                 store(e, i, v)
-            i += w
-        total = total + s
-    if i < end:
-        mask = first(x, end - i)
-        v = select(mask, exp_up_to_zero(load_masked(x, i, mask, 0.0) - m), 0.0)
-        total = total + v
-        if keep:
-            store(e, i, v)
-    return reduce_add(total)
+        return reduce_add(total), j
+
+    return sum_exp
+
+
+@inline
+def line_head(out: Any, n: int, stream: int) -> int:
+    """How many elements of a row stand before its first cache line; n if it is not to be written past the cache."""
+    head = to_line(out, 0)
+    return min(head, n) if stream and head >= 0 else n
 
 
 @inline
@@ -147,24 +182,43 @@ def _minus_both(x: Vector, m: Any, log_s: Any, i: Vector) -> Vector:
 write_scaled, write_exp_scaled, write_log = map_one(_times), map_one(_exp_times), map_one(_minus_both)
 
 
-def row_sum(term: Callable[..., Vector]) -> Callable[..., Any]:
-    """The sum of term(dy[i], y[i]) over [begin, end)."""
+step_scaled, step_log = behind_one(_times), behind_one(_minus_both)
+sum_exp_scaling, sum_exp_logging = row_sum_exp(step_scaled), row_sum_exp(step_log)
+
+
+def behind_two(formula: Callable[..., Vector]) -> Callable[..., int]:
+    """As behind_one, for map_two."""
 
     @inline
-    def add_up(dy: Any, y: Any, begin: int, end: int) -> Any:
+    def step(out: Any, j: int, stop: int, a: Any, b: Any, s: Any) -> int:
+        w = lanes(out)
+        if j + w <= stop:
+            store_streaming(out, j, formula(load(a, j), load(b, j), s, 0.0, index(out, j)))
+            return j + w
+        return j
+
+    return step
+
+
+def row_sum(term: Callable[..., Vector], step: Callable[..., int]) -> Callable[..., Any]:
+    """The sum of term(dy[i], y[i]) over [begin, end); meanwhile it writes out[j:stop] with `step`, as row_sum_exp."""
+
+    @inline
+    def add_up(dy: Any, y: Any, begin: int, end: int, out: Any, j: int, stop: int, a: Any, b: Any, s: Any) -> Any:
         w = lanes(dy)
         total = full(dy, 0.0)
         i = begin
         while i + w <= end:
-            s = full(dy, 0.0)
-            stop = min(i + CHUNK * w, end)
-            while i + w <= stop:
-                s = s + term(load(dy, i), load(y, i))
+            chunk = full(dy, 0.0)
+            chunk_end = min(i + CHUNK * w, end)
+            while i + w <= chunk_end:
+                chunk = chunk + term(load(dy, i), load(y, i))
+                j = step(out, j, stop, a, b, s)
                 i += w
-            total = total + s
+            total = total + chunk
         if i < end:
             mask = first(dy, end - i)
             total = total + term(load_masked(dy, i, mask, 0.0), load_masked(y, i, mask, 0.0))
-        return reduce_add(total)
+        return reduce_add(total), j
 
     return add_up

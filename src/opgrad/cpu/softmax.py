@@ -10,10 +10,13 @@ from opgrad.cpu.math import exp, exp_up_to_zero, log, log_one
 from opgrad.cpu.native import Kernel, inline, kernel, vector_lanes
 from opgrad.cpu.rows import (
     CHUNK,
+    behind_two,
+    line_head,
     map_two,
     row_max,
     row_sum,
-    row_sum_exp,
+    sum_exp_logging,
+    sum_exp_scaling,
     write_exp_scaled,
     write_log,
     write_scaled,
@@ -30,21 +33,34 @@ def softmax_rows(
 ):
     slot = take_slot(scratch, slots)
     e = space + slot * space_size
+    done = e + n
+    out, head, r = y, n, number(x, 0.0)
     for row in range(part * per_part, min((part + 1) * per_part, count)):
         xs = x + row * x_row
         m = row_max(xs, 0, n)
-        s = row_sum_exp(xs, 0, n, m, e, 1, xs + x_row)
-        write_scaled(y + row * y_row, 0, n, stream, e, number(x, 1.0) / s, 0.0)
+        # The row before is written while this one is computed; the first has none before it: head is n.
+        s, j = sum_exp_scaling(xs, 0, n, m, e, 1, xs + x_row, out, head, n, done, r, 0.0)
+        write_scaled(out, j, n, 0, done, r, 0.0)
+        out, r = y + row * y_row, number(x, 1.0) / s
+        e, done = done, e
+        head = line_head(out, n, stream)
+        write_scaled(out, 0, head, 0, done, r, 0.0)
+    write_scaled(out, head, n, stream, done, r, 0.0)
     release_slot(scratch, slot)
 
 
 @kernel
 def log_softmax_rows(part, per_part, count, n, x: Pointer, x_row, y: Pointer, y_row, stream):
+    out, head, before, m_before, log_before = y, n, x, number(x, 0.0), number(x, 0.0)
     for row in range(part * per_part, min((part + 1) * per_part, count)):
         xs = x + row * x_row
         m = row_max(xs, 0, n)
-        log_s = log_one(x, row_sum_exp(xs, 0, n, m, xs, 0, xs + x_row))
-        write_log(y + row * y_row, 0, n, stream, xs, m, log_s)
+        s, j = sum_exp_logging(xs, 0, n, m, xs, 0, xs + x_row, out, head, n, before, m_before, log_before)
+        write_log(out, j, n, 0, before, m_before, log_before)
+        out, before, m_before, log_before = y + row * y_row, xs, m, log_one(x, s)
+        head = line_head(out, n, stream)
+        write_log(out, 0, head, 0, before, m_before, log_before)
+    write_log(out, head, n, stream, before, m_before, log_before)
 
 
 @inline
@@ -69,14 +85,19 @@ def _log_softmax_grad(dy: Vector, y: Vector, s: Any, unused: Any, i: Any) -> Vec
 
 def gradient_rows(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
     """dx = formula(dy, y, sum(term(dy, y))) along contiguous rows."""
-    add_up, write = row_sum(term), map_two(formula)
+    add_up, write = row_sum(term, behind_two(formula)), map_two(formula)
 
     @kernel
     def by_rows(part, per_part, count, n, dy: Pointer, dy_row, y: Pointer, y_row, dx: Pointer, dx_row, stream):
+        out, head, dy_before, y_before, s_before = dx, n, dy, y, number(dy, 0.0)
         for row in range(part * per_part, min((part + 1) * per_part, count)):
             dys, ys = dy + row * dy_row, y + row * y_row
-            s = add_up(dys, ys, 0, n)
-            write(dx + row * dx_row, 0, n, stream, dys, ys, s, 0.0)
+            s, j = add_up(dys, ys, 0, n, out, head, n, dy_before, y_before, s_before)
+            write(out, j, n, 0, dy_before, y_before, s_before, 0.0)
+            out, dy_before, y_before, s_before = dx + row * dx_row, dys, ys, s
+            head = line_head(out, n, stream)
+            write(out, 0, head, 0, dy_before, y_before, s_before, 0.0)
+        write(out, head, n, stream, dy_before, y_before, s_before, 0.0)
 
     return by_rows
 

@@ -6,7 +6,7 @@ from typing import Final
 from opgrad.cpu.loops import BLOCK
 from opgrad.cpu.math import exp_up_to_zero, log_one
 from opgrad.cpu.native import Kernel, kernel
-from opgrad.cpu.rows import MINUS_INFINITY, map_two, row_max, row_sum, row_sum_exp
+from opgrad.cpu.rows import MINUS_INFINITY, behind_two, map_two, row_max, row_sum, sum_exp_scaling
 from opgrad.cpu.simd import Pointer, Vector, full, load_one, number, reduce_max, store_one
 
 LOWEST: Final = -3.4e38
@@ -21,8 +21,9 @@ def split_maxima(part, per_part, units, blocks, n, x: Pointer, x_row, stats: Poi
         m = row_max(xs, begin, end)
         # A block of -inf adds 0, not NaN: only the row as a whole decides.
         reference = max(m, number(x, LOWEST))
+        s, _ = sum_exp_scaling(xs, begin, end, reference, xs, 0, xs, xs, end, end, xs, reference, 0.0)
         store_one(stats, 2 * unit, m)
-        store_one(stats, 2 * unit + 1, row_sum_exp(xs, begin, end, reference, xs, 0, xs))
+        store_one(stats, 2 * unit + 1, s)
 
 
 @kernel
@@ -55,14 +56,16 @@ def split_write(write: Callable[..., None]) -> Kernel:
 
 def gradient_split(term: Callable[..., Vector], formula: Callable[..., Vector]) -> tuple[Kernel, Kernel]:
     """The two steps of a split gradient: the blocks' sums, and the blocks of dx."""
-    add_up, write = row_sum(term), map_two(formula)
+    add_up, write = row_sum(term, behind_two(formula)), map_two(formula)
 
     @kernel
     def sums(part, per_part, units, blocks, n, dy: Pointer, dy_row, y: Pointer, y_row, stats: Pointer):
         for unit in range(part * per_part, min((part + 1) * per_part, units)):
             row, begin = unit // blocks, unit % blocks * BLOCK
             end = min(begin + BLOCK, n)
-            store_one(stats, unit, add_up(dy + row * dy_row, y + row * y_row, begin, end))
+            dys, ys = dy + row * dy_row, y + row * y_row
+            s, _ = add_up(dys, ys, begin, end, dys, end, end, dys, ys, number(dy, 0.0))
+            store_one(stats, unit, s)
 
     @kernel
     def by_blocks(

@@ -1,0 +1,5 @@
+"""The benchmark: opgrad beside torch, onnxruntime, SciPy and NumPy, in one process, turn by turn.
+
+cells.py    what is measured        peers.py    who else computes it     copying.py  how fast memory is
+measure.py  how time is taken       run.py      all cells, into JSON     tables.py, plot.py  from that JSON
+"""

@@ -1,0 +1,53 @@
+"""How fast memory is: a copy with opgrad's own vectors and threads, of as many bytes as a cell moves."""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from opgrad.contract import DTYPES
+from opgrad.cpu import elements
+from opgrad.cpu.execute import Operand, Problem, execute, threads_for, words
+from opgrad.cpu.native import inline
+from opgrad.cpu.simd import Vector
+from opgrad.sample import aligned
+
+MOST_COPIED = 1 << 28  # bytes moved: beyond the cache, more of them are not slower
+
+
+@inline
+def _same(x: Vector, _: Any) -> Vector:
+    return x
+
+
+COPY = elements.unary(_same)
+
+
+class Copy:
+    """A call that copies: half of `traffic` bytes are read, half written; `bytes` is what that comes to.
+
+    Like every kernel, it writes past the cache when the data exceed it.
+    """
+
+    def __init__(self, traffic: int):
+        n = max(1, traffic // 8)
+        self.source, self.target = (aligned((n,), DTYPES["float32"]) for _ in range(2))
+        self.source.fill(1.0)
+        self.bytes = self.source.nbytes + self.target.nbytes
+        x, y = Operand(0, "float32"), Operand(1, "float32")
+        operands = {"x": x, "y": y}
+        problem = Problem(1, n, 1, operands, attributes={}, shapes={}, orders={}, bytes=self.bytes)
+        steps = elements.program(problem, COPY, "y", x=x).steps
+        self._parts = max(step.parts for step in steps)
+        self._plan = np.array(words(steps, ()), np.int64)
+        self._operands = np.array([self.source.ctypes.data, self.target.ctypes.data])
+        self._addresses = self._plan.ctypes.data, self._operands.ctypes.data
+
+    def __call__(self) -> None:
+        execute.call(*self._addresses, 0, *threads_for(self._parts))
+
+
+@lru_cache(maxsize=8)
+def copier(traffic: int) -> Copy:
+    """The copy for a cell that moves so many bytes; the cells with the largest arrays share one."""
+    return Copy(traffic)

@@ -1,0 +1,73 @@
+"""How time is taken: turn by turn, so that a slow moment of the machine hits everybody alike."""
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+TURN = 0.002  # seconds of calls in a turn, at least one call
+BATCH = 20e-6  # seconds between two looks at the clock: long against the 0.1 µs that a look costs
+FEWEST = 3  # rounds
+QUIET = 0.2  # share of a core: below, no other's threads are spinning any more
+LONGEST_WAIT = 0.05  # seconds
+
+
+def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, dict[str, float]]:
+    """Median and minimum time of each call by name; they take turns for about this many seconds.
+
+    A turn begins when the threads of the one before have stopped spinning.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    batches = {name: _batch(call) for name, call in calls.items()}
+    end = time.perf_counter() + seconds
+    rounds = 0
+    gc.disable()
+    try:
+        while rounds < FEWEST or time.perf_counter() < end:
+            for name, call in calls.items():
+                _settle()
+                samples[name] += _turn(call, batches[name])
+            rounds += 1
+    finally:
+        gc.enable()
+    return {name: _summary(taken) for name, taken in samples.items()}
+
+
+def _summary(samples: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(samples), "minimum": min(samples), "samples": len(samples)}
+
+
+def _batch(call: Callable[[], object]) -> int:
+    """How many calls to take the time of at once."""
+    once = _seconds(call, 1)
+    if once < TURN:
+        once = _seconds(call, 1)
+    return max(1, math.ceil(BATCH / max(once, 1e-7)))
+
+
+def _turn(call: Callable[[], object], batch: int) -> list[float]:
+    """Seconds of a call, several times; the first short one only wakes the threads."""
+    samples = [_seconds(call, batch)]
+    if samples[0] * batch < TURN:
+        samples.clear()
+        while sum(samples) * batch < TURN:
+            samples.append(_seconds(call, batch))
+    return samples
+
+
+def _seconds(call: Callable[[], object], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - start) / count
+
+
+def _settle() -> None:
+    """Wait until this process is quiet: OpenMP's threads spin for milliseconds after their last work."""
+    end = time.perf_counter() + LONGEST_WAIT
+    while time.perf_counter() < end:
+        start, busy = time.perf_counter(), time.process_time()
+        time.sleep(0.001)
+        if time.process_time() - busy < QUIET * (time.perf_counter() - start):
+            return

@@ -1,0 +1,100 @@
+"""A result as text: a table in the terminal, and Markdown for the documents."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from opgrad.bench.figures import Figures, figures, geometric_mean, losses
+
+COLUMNS = ("operator", "shape", "dtype", "time", "GB/s", "of copy", "best peer", "its time", "ratio", "ulp")
+LEFT = 3  # columns with text; the others hold numbers
+PIPE_WIDTH = 160  # of a table in a file or a pipe
+
+
+def show(console: Console, result: dict[str, Any]) -> None:
+    """Print every cell, the geometric mean and the cells where a peer is faster."""
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    cells = figures(result)
+    table = Table(caption=machine_line(result), caption_justify="left")
+    for place, column in enumerate(COLUMNS):
+        table.add_column(column, justify="left" if place < LEFT else "right", no_wrap=True)
+    for cell in cells:
+        table.add_row(*_row(cell), style="red" if cell.lost else "")
+    console.print(table)
+    console.print(summary(cells))
+    for cell in losses(cells):
+        console.print(f"  slower: {cell.name}, {cell.ratio:.2f}x {cell.peer}", highlight=False)
+
+
+def summary(cells: Sequence[Figures]) -> str:
+    """The geometric mean over all cells, and how many are lost."""
+    mean = geometric_mean(cells)
+    if mean is None:
+        return f"{len(cells)} cells, no peer."
+    lost = len(losses(cells))
+    slower = f"slower than the best peer in {lost}" if lost else "slower than the best peer in none"
+    return f"Over {len(cells)} cells, {mean:.2f} times as fast as the best peer (geometric mean); {slower}."
+
+
+def machine_line(result: dict[str, Any]) -> str:
+    """Machine, threads, versions and date in one sentence."""
+    machine, versions = result["machine"], result["versions"]
+    caches = ", ".join(f"{level} {size >> 10} KiB" for level, size in machine["caches"].items())
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    cpu = f"{machine['cpu']} ({machine['llvm_cpu']}, {machine['vector_bits']}-bit vectors)"
+    return f"{cpu}, {result['threads']} threads; {caches}; {packages}; {result['date']}."
+
+
+def full_table(result: dict[str, Any]) -> str:
+    """Markdown: every cell."""
+    cells = figures(result)
+    rules = [":--"] * LEFT + ["--:"] * (len(COLUMNS) - LEFT)
+    lines = [_line(COLUMNS), _line(rules), *[_line(_row(cell, code=True)) for cell in cells]]
+    return "\n".join([machine_line(result), "", summary(cells), "", *lines])
+
+
+def headline_table(result: dict[str, Any]) -> str:
+    """Markdown: the workloads with large arrays, one column for each dtype."""
+    cells = figures(result)
+    chosen = [cell for cell in cells if cell.headline]
+    dtypes = list(dict.fromkeys(cell.dtype for cell in chosen))
+    found = {(cell.operator, cell.workload, cell.dtype): cell for cell in chosen}
+    lines = [_line(["operator", "shape", *dtypes]), _line([":--", ":--"] + ["--:"] * len(dtypes))]
+    for operator, workload in dict.fromkeys((cell.operator, cell.workload) for cell in chosen):
+        entries = [_entry(found.get((operator, workload, dtype))) for dtype in dtypes]
+        lines.append(_line([f"`{operator}`", workload, *entries]))
+    return "\n".join([summary(cells), "", *lines, "", machine_line(result)])
+
+
+def _line(entries: Sequence[str]) -> str:
+    return f"| {' | '.join(entries)} |"
+
+
+def _entry(cell: Figures | None) -> str:
+    if cell is None:
+        return ""
+    rival = f", **{cell.ratio:.2f}x** {cell.peer}" if cell.ratio else ""
+    return f"{duration(cell.seconds)}, {cell.gigabytes:.0f} GB/s{rival}"
+
+
+def _row(cell: Figures, code: bool = False) -> list[str]:
+    return [
+        f"`{cell.operator}`" if code else cell.operator,
+        cell.workload,
+        cell.dtype,
+        duration(cell.seconds),
+        f"{cell.gigabytes:.1f}",
+        f"{cell.share_of_copy:.0%}",
+        cell.peer or "",
+        duration(cell.peer_seconds) if cell.peer_seconds else "",
+        f"{cell.ratio:.2f}" if cell.ratio else "",
+        f"{cell.error_ulp:.2f}" if cell.error_ulp is not None else "not finite",
+    ]
+
+
+def duration(seconds: float) -> str:
+    """Three digits of milliseconds or microseconds."""
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"

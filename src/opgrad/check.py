@@ -1,0 +1,185 @@
+"""The self-test `opgrad check`: every operator against its float64 reference, and what the machine offers."""
+
+import importlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import opgrad
+from opgrad import machine
+from opgrad.accuracy import error_in_ulp, reference, tolerance
+from opgrad.contract import FLOATS, Operator, operators
+from opgrad.sample import arguments
+
+# Kind of operator -> shapes with what else belongs to them; vectors, tails, other axes, optional arguments.
+EXAMPLES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
+    "elements": [((1000,), {}), ((3, 5, 7), {})],
+    "rows": [((33, 129), {}), ((50, 10), {}), ((2, 6, 35), {"axis": 1})],
+    "classes": [((17, 130), {}), ((3, 21, 4, 5), {"optional": True, "ignore_index": 1, "reduction": "sum"})],
+    "slices": [((50, 24), {"indices": (80,)}), ((4, 9), {"indices": (30,), "axis": 1})],
+}
+FIRST_CALL = """
+import time, numpy, opgrad
+start = time.perf_counter()
+opgrad.softmax_grad(numpy.ones((2, 3), numpy.float32), numpy.ones((2, 3), numpy.float32))
+print(time.perf_counter() - start)
+"""
+
+
+def check(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Test every operator on this machine against its float64 reference.
+
+    Says what was found: the CPU, its vectors, the threads, the cache of
+    compiled kernels, the packages that opgrad works with. Exit status 0:
+    all is right; 1: something is wrong.
+    """
+    console = Console()
+
+    def progress(items: list[Operator]) -> Any:
+        return items if as_json else track(items, "testing", console=console, transient=True)
+
+    found = examine(progress)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        _show(console, found)
+    raise typer.Exit(0 if found["right"] else 1)
+
+
+def examine(progress: Callable[[list[Operator]], Any] = list) -> dict[str, Any]:
+    """All that the self-test finds; `right` says whether all is as it should be.
+
+    progress: goes through the operators, and may show it.
+    """
+    tested = [check_operator(op, dtype) for op in progress(list(operators().values())) for dtype in FLOATS]
+    runtime, problem = _onnxruntime()
+    first_calls = _first_calls()
+    return {
+        "right": all(test["right"] for test in tested) and not problem and None not in first_calls.values(),
+        "operators": tested,
+        "machine": machine.describe(),
+        "threads": opgrad.get_num_threads(),
+        "versions": machine.versions(),
+        "onnxruntime": problem or runtime,
+        "cache": _cache(),
+        "first_call": first_calls,
+    }
+
+
+def check_operator(op: Operator, dtype: str) -> dict[str, Any]:
+    """The worst error of an operator over its examples, and whether all errors are within the tolerance."""
+    pairs = []
+    problem = ""
+    for shape, options in EXAMPLES[op.kind]:
+        try:
+            pairs.append(_error_and_tolerance(op, dtype, shape, options))
+        except Exception as error:  # whatever it is, the other operators are still worth testing
+            problem = f"{type(error).__name__}: {error}"
+    for ulp, allowed in pairs:
+        if ulp > allowed:
+            problem = f"error of {ulp:.3g} ulp, expected at most {allowed:.3g}"
+    worst = max((ulp for ulp, _ in pairs if math.isfinite(ulp)), default=None)
+    return {"operator": op.name, "dtype": dtype, "error_ulp": worst, "problem": problem, "right": not problem}
+
+
+def _error_and_tolerance(
+    op: Operator, dtype: str, shape: tuple[int, ...], options: dict[str, Any]
+) -> tuple[float, float]:
+    known = {"optional", "indices"} | set(op.attributes)
+    values = arguments(op, shape, dtype, **{name: value for name, value in options.items() if name in known})
+    results = getattr(opgrad, op.name)(**values)
+    several = results if isinstance(results, tuple) else (results,)
+    expected = reference(op, values).values()
+    worst = max(error_in_ulp(got, exact) for got, exact in zip(several, expected, strict=True))
+    return worst, tolerance(dtype, max(math.prod(shape), *options.get("indices", (1,))))
+
+
+def _onnxruntime() -> tuple[str, str]:
+    """How onnxruntime gets on with opgrad, and what is wrong about that."""
+    try:
+        onnxruntime = importlib.import_module("onnxruntime")
+    except ModuleNotFoundError:
+        return 'not installed; pip install "opgrad[onnx]"', ""
+    try:
+        from opgrad.onnxruntime import register
+
+        register(onnxruntime.SessionOptions())
+    except Exception as error:  # to be shown, like all that may be wrong with a machine
+        return "", f"{onnxruntime.__version__}: {type(error).__name__}: {error}"
+    return f"{onnxruntime.__version__}: operators registered", ""
+
+
+def _cache() -> dict[str, Any]:
+    from opgrad.cpu.native import cache_folder
+
+    folder = cache_folder()
+    kernels = len(list(folder.glob("*.o"))) if folder else 0
+    return {"folder": str(folder) if folder else None, "kernels": kernels}
+
+
+def _first_calls() -> dict[str, float | None]:
+    """Seconds of the first call of softmax_grad in a new process: nothing compiled yet, then from the cache."""
+    with tempfile.TemporaryDirectory(prefix="opgrad-check-") as folder:
+        environment = {**os.environ, "OPGRAD_CACHE_DIR": folder}
+        return {state: _first_call(environment) for state in ("cold", "warm")}
+
+
+def _first_call(environment: dict[str, str]) -> float | None:
+    command = [sys.executable, "-c", FIRST_CALL]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+    return float(output) if output else None
+
+
+def _show(console: Console, found: dict[str, Any]) -> None:
+    console.print(_operators_table(found["operators"]))
+    for test in found["operators"]:
+        if not test["right"]:
+            console.print(f"{test['operator']} {test['dtype']}: {test['problem']}", style="red", markup=False)
+    console.print(_machine_table(found))
+    verdict = "All is right." if found["right"] else "Something is wrong."
+    console.print(verdict, style="bold green" if found["right"] else "bold red")
+
+
+def _operators_table(tested: list[dict[str, Any]]) -> Table:
+    table = Table(title="worst error in ulp against float64", title_justify="left")
+    table.add_column("operator", no_wrap=True)
+    for dtype in FLOATS:
+        table.add_column(dtype, justify="right")
+    entries = {(test["operator"], test["dtype"]): test for test in tested}
+    for name in dict.fromkeys(test["operator"] for test in tested):
+        table.add_row(name, *[_entry(entries[name, dtype]) for dtype in FLOATS])
+    return table
+
+
+def _entry(test: dict[str, Any]) -> str:
+    return f"{test['error_ulp']:.2f}" if test["right"] else "[bold red]wrong[/]"
+
+
+def _machine_table(found: dict[str, Any]) -> Table:
+    here, cache, calls = found["machine"], found["cache"], found["first_call"]
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("CPU", f"{here['cpu']} ({here['llvm_cpu']}, {here['architecture']}), {here['cores']} cores")
+    table.add_row("vectors", f"{here['vector_bits']} bits; {', '.join(here['features']) or 'baseline features'}")
+    table.add_row(
+        "caches", ", ".join(f"{level} {size >> 10} KiB" for level, size in here["caches"].items()) or "unknown"
+    )
+    table.add_row("threads", f"{found['threads']}, opgrad's own")
+    table.add_row("kernels", f"{cache['kernels']} in {cache['folder']}" if cache["folder"] else "not cached")
+    cold, warm = (f"{seconds:.2f} s" if seconds is not None else "failed" for seconds in calls.values())
+    table.add_row("first call", f"{cold} compiled, {warm} from the cache")
+    table.add_row("onnxruntime", found["onnxruntime"])
+    installed = [f"{name} {version or 'missing'}" for name, version in found["versions"].items()]
+    table.add_row("versions", ", ".join(installed))
+    return table

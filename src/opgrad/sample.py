@@ -1,0 +1,106 @@
+"""Arguments for any operator, made from its declaration: what the benchmark and the self-test run on."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+import opgrad
+from opgrad.contract import DTYPES, Array, Operator, Shape, Tensor, normalise, operators
+
+CACHE_LINE = 64
+PERIOD = 999_983  # elements after which random values repeat: a prime, so that rows differ
+
+
+def aligned(shape: Shape, dtype: np.dtype[Any]) -> Array:
+    """A new array, not filled, that starts a cache line."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def arguments(
+    op: Operator,
+    shape: Shape,
+    dtype: str,
+    *,
+    indices: Shape = (),
+    equal: bool = False,
+    optional: bool = False,
+    seed: int = 0,
+    **attributes: Any,
+) -> dict[str, Any]:
+    """Arguments of an operator by name, with random arrays.
+
+    op: the operator. shape: the shape of its first array (of gather's x for gather_grad).
+    dtype: the dtype of its floating-point arrays. indices: the shape of `indices`, for gather.
+    equal: all labels and indices are the same. optional: give the optional arrays too.
+    seed: decides the values. attributes: passed on.
+
+    What a gradient keeps from its forward operator is computed by that operator. Raises what it raises.
+    """
+    if "shape" in op.attributes:
+        attributes["shape"] = shape
+    names = [name for name in op.inputs if optional or name not in op.optional]
+    shapes = _shapes(op, names, shape, indices, attributes)
+    high = _choices(op, shape, attributes)
+    generator = np.random.default_rng(seed)
+    values: dict[str, Any] = dict(attributes)
+    for name in names:
+        if DTYPES[op.inputs[name].dtypes[0]].kind == "i":
+            values[name] = generator.integers(0, 1 if equal else high, shapes[name])
+        elif (saved := _saved(op, name, shape, dtype, seed, attributes)) is not None:
+            values[name] = saved
+        else:
+            values[name] = _floats(generator, shapes[name], DTYPES[dtype], op.inputs[name])
+    return values
+
+
+def _shapes(
+    op: Operator, names: list[str], shape: Shape, indices: Shape, attributes: dict[str, Any]
+) -> dict[str, Shape]:
+    """The shape of each array, from those that decide about themselves to those that follow."""
+    shapes: dict[str, Shape] = dict.fromkeys(names, ())
+    for name in names:
+        if op.inputs[name].shape is None:
+            shapes[name] = indices if name == "indices" else shape
+    normalised = dict(op.attributes) | attributes
+    normalise(op, normalised, {"": shape})
+    for name in names:
+        compute = op.inputs[name].shape
+        if compute is not None:
+            shapes[name] = compute(shapes, normalised)
+    return shapes
+
+
+def _choices(op: Operator, shape: Shape, attributes: dict[str, Any]) -> int:
+    """How many values labels and indices choose from."""
+    axis = 1 if op.kind == "classes" else attributes.get("axis", 0)
+    return shape[axis] if shape and op.kind in ("classes", "slices") else 1
+
+
+def _saved(op: Operator, name: str, shape: Shape, dtype: str, seed: int, attributes: dict[str, Any]) -> Array | None:
+    """What the forward operator returned under this name; None if it returns no such thing."""
+    forward = operators()[op.forward] if op.forward else None
+    if forward is None or name not in forward.results or name in forward.inputs:
+        return None
+    known = {key: value for key, value in attributes.items() if key in forward.attributes}
+    results = getattr(opgrad, forward.name)(**arguments(forward, shape, dtype, seed=seed + 1, **known))
+    several = results if isinstance(results, tuple) else (results,)
+    found: Array = several[list(forward.results).index(name)]
+    return found
+
+
+def _floats(generator: np.random.Generator, shape: Shape, dtype: np.dtype[Any], tensor: Tensor) -> Array:
+    """Normally distributed values; for an array that stands by itself, factors between 0.5 and 1.5."""
+    made = aligned(shape, dtype)
+    flat = made.reshape(-1)
+    count = min(flat.size, PERIOD)
+    if tensor.role == "alone":
+        block = generator.uniform(0.5, 1.5, count).astype(dtype)
+    else:
+        block = generator.standard_normal(count, np.float32).astype(dtype)
+    for start in range(0, flat.size, PERIOD):
+        flat[start : start + PERIOD] = block[: flat.size - start]
+    return made

@@ -1,0 +1,232 @@
+"""The benchmark on tiny arrays: what it computes and writes, not how fast anything is."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from opgrad.accuracy import error_in_ulp, last_place, reference
+from opgrad.bench import measure, peers
+from opgrad.bench.case import Case
+from opgrad.bench.cells import DTYPES, WORKLOADS, Cell, Workload, select
+from opgrad.bench.command import bench
+from opgrad.bench.copying import copier
+from opgrad.bench.figures import figures, geometric_mean, losses, read
+from opgrad.bench.run import run
+from opgrad.bench.tables import duration, full_table, headline_table, summary
+from opgrad.contract import DTYPES as NUMPY_DTYPES
+from opgrad.contract import FLOATS, operators
+
+TINY = {
+    "elements": (Workload((37,)),),
+    "rows": (Workload((5, 30)), Workload((3, 6, 2, 2), {"axis": 1}), Workload((6, 5), {"axis": 0})),
+    "classes": (Workload((20, 10)), Workload((2, 5, 3, 4))),
+    "slices": (Workload((20, 8), indices=50), Workload((20, 8), indices=50, equal=True)),
+}
+# SiLU is QuickGelu with alpha 1, and these peers return what they compute instead of writing it into results.
+NOT_COMPARED = {"quick_gelu", "quick_gelu_grad", "gather_grad", "softmax_cross_entropy_loss_and_grad"}
+PEER_TOLERANCE = 8  # ulp
+
+
+def tiny_cells(op, dtype="float32"):
+    return [Cell(op, workload, dtype) for workload in TINY[op.kind]]
+
+
+def made_up_result(ratios):
+    """A result with these ratios to the only peer, and one cell without a peer."""
+    taken = [{"opgrad": 1e-3, "copy": 1e-3, "torch": ratio * 1e-3} for ratio in ratios]
+    taken.append({"opgrad": 1e-3, "copy": 5e-4})
+    cells = [
+        {
+            "operator": "softmax",
+            "workload": f"{number}x7",
+            "dtype": "float32",
+            "headline": number == 0,
+            "bytes": 10**7,
+            "copied_bytes": 10**7,
+            "error_ulp": 0.5,
+            "times": {name: {"median": t, "minimum": t, "samples": 1} for name, t in times.items()},
+        }
+        for number, times in enumerate(taken)
+    ]
+    machine = {"cpu": "A CPU", "llvm_cpu": "a", "vector_bits": 256, "caches": {"L1": 1 << 15}}
+    versions = {"python": "3.11", "torch": None}
+    return {
+        "format": 1, "date": "2026-01-01", "machine": machine, "versions": versions, "threads": 2, "cells": cells
+    }  # fmt: skip
+
+
+def test_every_operator_has_workloads(op):
+    assert WORKLOADS[op.kind]
+    assert any(workload.quick for workload in WORKLOADS[op.kind])
+
+
+def test_our_call_writes_the_results(op, dtype):
+    for cell in tiny_cells(op, dtype):
+        case = Case(cell)
+        for array in case.results.values():
+            assert array.ctypes.data % 64 == 0
+            array.fill(77)
+        case.call()()
+        assert case.error() < 64
+
+
+def test_a_sample_of_large_results_is_compared(monkeypatch, op):
+    monkeypatch.setattr("opgrad.bench.case.CHECKED", 16)
+    for cell in tiny_cells(op):
+        case = Case(cell)
+        case.call()()
+        assert case.error() < 64
+
+
+def test_wrong_results_have_a_large_error():
+    case = Case(Cell(operators()["relu"], Workload((9,)), "float32"))
+    case.call()()
+    case.results["y"][3] += 1
+    assert case.error() > 1e6
+
+
+@pytest.mark.parametrize("peer", peers.installed())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_peers_compute_the_same(op, dtype, peer):
+    for cell in tiny_cells(op, dtype):
+        case = Case(cell)
+        call = peers.calls(case, [peer]).get(peer)
+        if call is None:
+            continue
+        for array in case.results.values():
+            array.fill(77)
+        call()
+        written = {name: array for name, array in case.results.items() if not (array == 77).all()}
+        assert written or peer in ("numpy", "scipy") or op.name in NOT_COMPARED
+        exact = reference(op, case.values)
+        for name, array in written.items():
+            assert op.name in NOT_COMPARED or error_in_ulp(array, exact[name]) < PEER_TOLERANCE, cell.name
+
+
+def test_torch_computes_every_operator():
+    pytest.importorskip("torch")
+    assert set(peers.TORCH) == set(operators())
+
+
+def test_gather_reads_no_more_than_it_writes():
+    case = Case(Cell(operators()["gather"], Workload((1000, 8), indices=10), "float32"))
+    assert case.traffic() == 2 * 10 * 8 * 4 + 10 * 8
+
+
+def test_traffic_counts_each_array_once():
+    case = Case(Cell(operators()["softmax_grad"], Workload((10, 8)), "float16"))
+    assert case.traffic() == 3 * 10 * 8 * 2
+
+
+def test_the_copy_copies():
+    copy = copier(1 << 16)
+    copy.target.fill(0)
+    copy()
+    assert copy.bytes == 1 << 16
+    np.testing.assert_array_equal(copy.source, copy.target)
+
+
+def test_times_of_all_calls_are_taken():
+    taken = measure.interleaved({"a": lambda: None, "b": lambda: sum(range(1000))}, 0)
+    assert taken["a"]["samples"] >= measure.FEWEST
+    assert 0 < taken["a"]["minimum"] <= taken["a"]["median"] < taken["b"]["median"]
+
+
+def test_selection():
+    assert {cell.dtype for cell in select([], [], [], quick=True)} == set(DTYPES)
+    assert len(select([], [], [], quick=True)) < len(select([], [], [], quick=False))
+    (cell,) = select(["softmax"], ["float64"], ["4096x1000"], quick=False)
+    assert (cell.workload.headline, cell.name) == (True, "softmax 4096x1000 float64")
+    (cell,) = select(["gather"], ["float32"], ["30x4"], quick=False)
+    assert cell.workload == Workload((30, 4), indices=30)
+    assert not select(["softmax_cross_entropy_loss"], [], ["30"], quick=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((["softmx"], [], []), "bench: operator is 'softmx', expected one of in_place"),
+        (([], ["int8"], []), "bench: dtype is 'int8', expected one of float32, float64"),
+        (([], [], ["4x"]), "bench: shape is '4x', expected sizes such as 4096x1000"),
+    ],
+)
+def test_unknown_names_are_refused(options, message):
+    with pytest.raises(ValueError, match="^" + message.partition(", expected")[0]):
+        select(*options, quick=False)
+
+
+def test_unknown_peers_are_refused():
+    with pytest.raises(ValueError, match=r"^bench: peer is .jax., expected one installed of "):
+        peers.chosen(["jax"])
+
+
+def test_result_tables_and_losses():
+    result = made_up_result([4.0, 0.25, 0.998, 1.0])
+    cells = figures(result)
+    assert [cell.ratio for cell in cells] == [4.0, 0.25, pytest.approx(0.998), 1.0, None]
+    assert cells[0].gigabytes == pytest.approx(10)
+    assert [cell.share_of_copy for cell in cells] == pytest.approx([1, 1, 1, 1, 0.5])
+    assert geometric_mean(cells) == pytest.approx(0.998**0.25)
+    assert [cell.workload for cell in losses(cells)] == ["1x7"]
+    assert "slower than the best peer in 1" in summary(cells)
+    assert full_table(result).count("\n| `softmax` |") == 5
+    assert headline_table(result).count("\n| `softmax` |") == 1
+    assert "1 ms, 10 GB/s, **4.00x** torch" in headline_table(result)
+    assert summary(cells[-1:]) == "1 cells, no peer."
+
+
+def test_durations_have_three_digits():
+    assert [duration(t) for t in (0.01234, 9.4e-4, 1.2345e-6)] == ["12.3 ms", "940 µs", "1.23 µs"]
+
+
+def test_the_command_writes_json_and_a_plot(tmp_path):
+    app = typer.Typer()
+    app.command()(bench)
+    result_file, plot_file = tmp_path / "new" / "result.json", tmp_path / "plot.png"
+    options = ["--ops", "relu,softmax_grad", "--dtypes", "float32", "--shapes", "8x9", "--peers", "numpy"]
+    options += ["--seconds", "0", "--json", str(result_file), "--plot", str(plot_file)]
+    done = CliRunner().invoke(app, options, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "relu" in done.output
+    result = read(result_file)
+    assert [cell["operator"] for cell in result["cells"]] == ["relu", "softmax_grad"]
+    assert all(set(cell["times"]) == {"opgrad", "copy", "numpy"} for cell in result["cells"])
+    assert result["options"]["shapes"] == "8x9"
+    assert result["versions"]["numpy"] == np.__version__
+    assert plot_file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_result_is_json(op):
+    seen = []
+    result = run(tiny_cells(op)[:1], ["numpy"], 0, {}, lambda done, cell: seen.append((done, cell.name)))
+    assert seen == [(0, tiny_cells(op)[0].name)]
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_other_files_are_no_results(tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="is no result file"):
+        read(path)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_an_ulp_is_the_distance_of_neighbours(dtype):
+    for magnitude in (1.0, 1.5, 0.999, 3e-5, 1000.0, 0.0):
+        near = np.array(magnitude, NUMPY_DTYPES[dtype])
+        further = np.nextafter(near, np.array(math.inf, near.dtype))
+        distance = further.astype(np.float64) - near.astype(np.float64)
+        assert last_place(near.dtype, near.astype(np.float64)) == distance
+
+
+def test_nan_and_infinity_elsewhere_are_infinitely_wrong():
+    exact = np.array([1.0, np.nan, np.inf, -np.inf])
+    assert error_in_ulp(exact.astype(np.float32), exact) == 0
+    for place, value in ((0, np.nan), (1, 1.0), (2, 1.0), (3, np.inf)):
+        wrong = exact.astype(np.float32)
+        wrong[place] = value
+        assert error_in_ulp(wrong, exact) == math.inf

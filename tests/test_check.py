@@ -1,0 +1,88 @@
+"""The self-test, on a machine where all is right and on one where it is not."""
+
+import json
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import opgrad
+from opgrad import check
+from opgrad.contract import FLOATS, operators
+
+
+def run(*options):
+    app = typer.Typer()
+    app.command()(check.check)
+    return CliRunner().invoke(app, options, catch_exceptions=False)
+
+
+@pytest.fixture
+def one_operator(monkeypatch):
+    """Test relu alone, and start no process."""
+    monkeypatch.setattr(check, "operators", lambda: {"relu": operators()["relu"]})
+    monkeypatch.setattr(check, "_first_calls", lambda: {"cold": 1.0, "warm": 0.5})
+
+
+def test_every_operator_passes(op, dtype):
+    outcome = check.check_operator(op, dtype)
+    assert outcome["problem"] == ""
+    assert outcome["right"]
+
+
+@pytest.mark.usefixtures("one_operator")
+def test_all_is_right():
+    done = run()
+    assert done.exit_code == 0, done.output
+    for words in ("relu", "bfloat16", "vectors", "threads", "from the cache", "All is right."):
+        assert words in done.output
+
+
+@pytest.mark.usefixtures("one_operator")
+def test_json_tells_the_same():
+    found = json.loads(run("--json").output)
+    assert found["right"]
+    assert [test["dtype"] for test in found["operators"]] == list(FLOATS)
+    assert found["versions"]["numpy"] == np.__version__
+    assert found["threads"] == opgrad.get_num_threads()
+    assert found["cache"]["kernels"] > 0
+    assert found["machine"]["vector_bits"] in (128, 256, 512)
+
+
+@pytest.mark.usefixtures("one_operator")
+def test_a_wrong_kernel_is_found(monkeypatch):
+    monkeypatch.setattr(opgrad, "relu", lambda x: x)
+    done = run()
+    assert done.exit_code == 1
+    assert "Something is wrong." in done.output
+    assert "relu float32: error of" in done.output
+
+
+@pytest.mark.usefixtures("one_operator")
+def test_a_kernel_that_fails_is_named(monkeypatch):
+    def broken(x):
+        raise NotImplementedError("relu: no kernel for cpu")
+
+    monkeypatch.setattr(opgrad, "relu", broken)
+    done = run()
+    assert done.exit_code == 1
+    assert "relu float16: NotImplementedError: relu: no kernel for cpu" in done.output
+
+
+@pytest.mark.usefixtures("one_operator")
+def test_an_onnxruntime_without_registration_is_wrong(monkeypatch):
+    pytest.importorskip("onnxruntime")
+
+    def too_old(options):
+        raise RuntimeError("onnxruntime is too old")
+
+    monkeypatch.setattr("opgrad.onnxruntime.register", too_old)
+    done = run()
+    assert done.exit_code == 1
+    assert "onnxruntime is too old" in done.output
+
+
+def test_first_calls_are_timed_in_a_new_process():
+    calls = check._first_calls()
+    assert calls["cold"] > calls["warm"] > 0

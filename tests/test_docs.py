@@ -1,0 +1,53 @@
+"""The generated parts of the documents are what the generator gives."""
+
+from pathlib import Path
+
+import pytest
+
+from opgrad import report
+from opgrad.contract import operators
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("path", report.documents(ROOT), ids=lambda path: path.name)
+def test_generated_parts_are_up_to_date(path):
+    assert path.read_text(encoding="utf-8") == report.rewritten(path, ROOT), "run: make tables"
+
+
+def test_the_readme_has_operators_and_benchmark():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in ("operators", "benchmark"):
+        assert f"<!-- {name}:begin -->" in text
+
+
+def test_every_operator_is_documented():
+    text = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
+    for name in operators():
+        assert f"\n## {name}\n" in text
+
+
+def test_links_lead_to_files():
+    for part in (report.operator_table, report.operator_reference):
+        for folder in (ROOT, ROOT / "docs"):
+            targets = [text.partition(")")[0] for text in part(ROOT, folder).split("](")[1:]]
+            files = [target for target in targets if not target.startswith("#")]
+            assert files
+            assert all((folder / target).is_file() for target in files)
+
+
+def test_a_part_is_replaced_between_its_markers(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("before\n<!-- benchmark:begin -->\nold\n<!-- benchmark:end -->\nafter\n")
+    report.write(tmp_path)
+    expected = f"before\n<!-- benchmark:begin -->\n\n{report.NO_RESULT}\n\n<!-- benchmark:end -->\nafter\n"
+    assert path.read_text() == expected
+    report.write(tmp_path)
+    assert path.read_text() == expected
+
+
+def test_an_unknown_part_is_refused(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("<!-- news:begin -->\n<!-- news:end -->\n")
+    with pytest.raises(ValueError, match="part 'news', expected one of operators, "):
+        report.rewritten(path, tmp_path)
