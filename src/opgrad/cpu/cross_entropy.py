@@ -7,7 +7,7 @@ Layouts are those of opgrad.cpu.loops: rows, columns, tiles.
 from collections.abc import Mapping
 from typing import Any
 
-from opgrad.cpu.columns import column_max, column_sum_exp, get, put, streams_columns
+from opgrad.cpu.columns import column_max, get, put, streams_columns, sum_exp_logging_columns, sum_exp_scaling_columns
 from opgrad.cpu.execute import Problem, Program, Scratch, Step
 from opgrad.cpu.labels import TOTAL, label_steps, wrong_label
 from opgrad.cpu.loops import cut, kept_numbers, layout_of, precision
@@ -185,7 +185,7 @@ def loss_column(
 ) -> Vector:
     """log_prob to y; the samples' losses."""
     m = column_max(x, x_n, n, whole, mask)
-    log_s = log(column_sum_exp(x, x_n, n, whole, mask, m, x, 0))
+    log_s = log(sum_exp_logging_columns(x, x_n, n, whole, mask, m, x, 0, y, y_n, 0, x, x_n, m, m))
     losses = full(x, 0.0)
     for i in range(n):
         v = (get(x, i * x_n, whole, mask) - m) - log_s
@@ -204,7 +204,7 @@ def fused_column(
     target = full(x, 0.0)
     for i in range(n):
         target = select(label == i, get(x, i * x_n, whole, mask), target)
-    s = column_sum_exp(x, x_n, n, whole, mask, m, e, keep)
+    s = sum_exp_scaling_columns(x, x_n, n, whole, mask, m, e, keep, y, y_n, 0, x, x_n, m, m)
     r, f = 1.0 / s, w * inverse
     live = label >= (0 if inverse != 0.0 else n)
     for i in range(n):

@@ -97,5 +97,5 @@ def kept_numbers(n: int, layout: str, width: int) -> tuple[int, bool]:
         return tile_size(n, width), True
     if layout == "columns":
         keep = n * width <= KEEP
-        return (n + 1) * width if keep else width, keep
+        return 2 * (n + 1) * width if keep else width, keep
     return 2 * n, True  # this row and the one before, which is written meanwhile

@@ -165,7 +165,7 @@ def line_head(out: Any, n: int, stream: int) -> int:
 
 
 @inline
-def _times(e: Vector, r: Any, unused: Any, i: Vector) -> Vector:
+def scaled(e: Vector, r: Any, unused: Any, i: Vector) -> Vector:
     return e * r
 
 
@@ -175,14 +175,14 @@ def _exp_times(x: Vector, m: Any, r: Any, i: Vector) -> Vector:
 
 
 @inline
-def _minus_both(x: Vector, m: Any, log_s: Any, i: Vector) -> Vector:
+def minus_both(x: Vector, m: Any, log_s: Any, i: Vector) -> Vector:
     return (x - m) - log_s
 
 
-write_scaled, write_exp_scaled, write_log = map_one(_times), map_one(_exp_times), map_one(_minus_both)
+write_scaled, write_exp_scaled, write_log = map_one(scaled), map_one(_exp_times), map_one(minus_both)
 
 
-step_scaled, step_log = behind_one(_times), behind_one(_minus_both)
+step_scaled, step_log = behind_one(scaled), behind_one(minus_both)
 sum_exp_scaling, sum_exp_logging = row_sum_exp(step_scaled), row_sum_exp(step_log)
 
 

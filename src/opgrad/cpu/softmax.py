@@ -3,13 +3,22 @@
 from collections.abc import Callable
 from typing import Any
 
-from opgrad.cpu.columns import column_max, column_sum_exp, get, put, streams_columns
+from opgrad.cpu.columns import (
+    column_max,
+    column_sum,
+    get,
+    put,
+    streams_columns,
+    sum_exp_logging_columns,
+    sum_exp_scaling_columns,
+    write_log_column,
+    write_scaled_column,
+)
 from opgrad.cpu.execute import STATUS_WORDS, Problem, Program, Scratch, Step
 from opgrad.cpu.loops import cut, kept_numbers, layout_of, precision
 from opgrad.cpu.math import exp, exp_up_to_zero, log, log_one
 from opgrad.cpu.native import Kernel, inline, kernel, vector_lanes
 from opgrad.cpu.rows import (
-    CHUNK,
     behind_two,
     line_head,
     map_two,
@@ -21,7 +30,7 @@ from opgrad.cpu.rows import (
     write_log,
     write_scaled,
 )
-from opgrad.cpu.simd import Pointer, Vector, first, full, lanes, load, number, prefetch, store
+from opgrad.cpu.simd import Pointer, Vector, first, full, lanes, load, number, store, store_streaming
 from opgrad.cpu.space import release_slot, take_slot, working_space
 from opgrad.cpu.split import gradient_split, split_combine, split_maxima, split_write
 from opgrad.cpu.tiles import tile_size, turn_in, turn_out
@@ -110,15 +119,24 @@ def softmax_columns(
     w = lanes(x)
     slot = take_slot(scratch, slots)
     e = space + slot * space_size
+    done = e + n * w * keep
+    out, pending, r = y, 0, full(x, 0.0)
     for unit in range(part * per_part, min((part + 1) * per_part, units)):
         j = unit % strips * w
         xs, ys = x + (unit // strips * x_outer + j), y + (unit // strips * y_outer + j)
-        whole, mask, past = j + w <= inner, first(x, inner - j), streams_columns(ys, y_n, stream)
+        whole, mask = j + w <= inner, first(x, inner - j)
         m = column_max(xs, x_n, n, whole, mask)
-        r = 1.0 / column_sum_exp(xs, x_n, n, whole, mask, m, e, keep)
-        for i in range(n):
-            v = load(e, i * w) if keep else exp_up_to_zero(get(xs, i * x_n, whole, mask) - m)
-            put(ys, i * y_n, v * r, whole, mask, past)
+        s = sum_exp_scaling_columns(xs, x_n, n, whole, mask, m, e, keep, out, y_n, pending, done, w, r, r)
+        out, r = ys, 1.0 / s
+        e, done = done, e
+        past = streams_columns(ys, y_n, stream)
+        pending = past if whole and keep else 0
+        if not pending:
+            for i in range(n):
+                v = load(done, i * w) if keep else exp_up_to_zero(get(xs, i * x_n, whole, mask) - m)
+                put(ys, i * y_n, v * r, whole, mask, past)
+    if pending:
+        write_scaled_column(out, y_n, n, done, w, r, r)
     release_slot(scratch, slot)
 
 
@@ -127,18 +145,27 @@ def log_softmax_columns(
     part, per_part, units, strips, n, inner, x: Pointer, x_outer, x_n, y: Pointer, y_outer, y_n, stream
 ):
     w = lanes(x)
+    out, pending, before, m_before, log_before = y, 0, x, full(x, 0.0), full(x, 0.0)
     for unit in range(part * per_part, min((part + 1) * per_part, units)):
         j = unit % strips * w
         xs, ys = x + (unit // strips * x_outer + j), y + (unit // strips * y_outer + j)
-        whole, mask, past = j + w <= inner, first(x, inner - j), streams_columns(ys, y_n, stream)
+        whole, mask = j + w <= inner, first(x, inner - j)
         m = column_max(xs, x_n, n, whole, mask)
-        log_s = log(column_sum_exp(xs, x_n, n, whole, mask, m, xs, 0))
-        for i in range(n):
-            put(ys, i * y_n, (get(xs, i * x_n, whole, mask) - m) - log_s, whole, mask, past)
+        s = sum_exp_logging_columns(
+            xs, x_n, n, whole, mask, m, xs, 0, out, y_n, pending, before, x_n, m_before, log_before
+        )
+        out, before, m_before, log_before = ys, xs, m, log(s)
+        pending = streams_columns(ys, y_n, stream) if whole else 0
+        if not pending:
+            for i in range(n):
+                put(ys, i * y_n, (get(xs, i * x_n, whole, mask) - m) - log_before, whole, mask, 0)
+    if pending:
+        write_log_column(out, y_n, n, before, x_n, m_before, log_before)
 
 
 def gradient_columns(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
     """dx = formula(dy, y, sum(term(dy, y))) along axes that are not the last in memory."""
+    add_up = column_sum(term, formula)
 
     @kernel
     def by_columns(
@@ -146,21 +173,22 @@ def gradient_columns(term: Callable[..., Vector], formula: Callable[..., Vector]
         dy: Pointer, dy_outer, dy_n, y: Pointer, y_outer, y_n, dx: Pointer, dx_outer, dx_n, stream,
     ):  # fmt: skip
         w = lanes(dy)
+        out, pending, dy_before, y_before, s_before = dx, 0, dy, y, full(dy, 0.0)
         for unit in range(part * per_part, min((part + 1) * per_part, units)):
             o, j = unit // strips, unit % strips * w
             dys, ys, dxs = dy + (o * dy_outer + j), y + (o * y_outer + j), dx + (o * dx_outer + j)
-            whole, mask, past = j + w <= inner, first(dy, inner - j), streams_columns(dxs, dx_n, stream)
-            s = full(dy, 0.0)
-            for chunk in range(0, n, CHUNK):
-                t = full(dy, 0.0)
-                for i in range(chunk, min(chunk + CHUNK, n)):
-                    t = t + term(get(dys, i * dy_n, whole, mask), get(ys, i * y_n, whole, mask))
-                s = s + t
+            whole, mask = j + w <= inner, first(dy, inner - j)
+            s = add_up(dys, dy_n, ys, y_n, n, whole, mask, out, dx_n, pending, dy_before, y_before, s_before)
+            out, dy_before, y_before, s_before = dxs, dys, ys, s
+            pending = streams_columns(dxs, dx_n, stream) if whole else 0
+            if not pending:
+                for i in range(n):
+                    v = formula(get(dys, i * dy_n, whole, mask), get(ys, i * y_n, whole, mask), s, 0.0, i)
+                    put(dxs, i * dx_n, v, whole, mask, 0)
+        if pending:
             for i in range(n):
-                v = formula(get(dys, i * dy_n, whole, mask), get(ys, i * y_n, whole, mask), s, 0.0, i)
-                prefetch(dys, i * dy_n + w)
-                prefetch(ys, i * y_n + w)
-                put(dxs, i * dx_n, v, whole, mask, past)
+                v = formula(load(dy_before, i * dy_n), load(y_before, i * y_n), s_before, 0.0, i)
+                store_streaming(out, i * dx_n, v)
 
     return by_columns
 
@@ -189,7 +217,7 @@ def softmax_tiles(
         mask = first(x, w)
         turn_in(tile, x + row * x_row, x_row, n, filled)
         m = column_max(tile, w, n, True, mask)
-        r = 1.0 / column_sum_exp(tile, w, n, True, mask, m, tile, 1)
+        r = 1.0 / sum_exp_scaling_columns(tile, w, n, True, mask, m, tile, 1, tile, w, 0, tile, w, m, m)
         for i in range(n):
             store(tile, i * w, load(tile, i * w) * r)
         turn_out(y + row * y_row, y_row, tile, n, filled)
@@ -220,7 +248,7 @@ def log_softmax_tiles(
         mask = first(x, w)
         turn_in(tile, x + row * x_row, x_row, n, filled)
         m = column_max(tile, w, n, True, mask)
-        log_s = log(column_sum_exp(tile, w, n, True, mask, m, tile, 0))
+        log_s = log(sum_exp_logging_columns(tile, w, n, True, mask, m, tile, 0, tile, w, 0, tile, w, m, m))
         for i in range(n):
             store(tile, i * w, (load(tile, i * w) - m) - log_s)
         turn_out(y + row * y_row, y_row, tile, n, filled)
