@@ -39,6 +39,9 @@ INDICES_PER_PART = 1 << 13
 CHUNK: Final = 64  # addends that are added to each other before they join the total
 AHEAD: Final = 6  # addends between a prefetch and its use
 WIDE: Final = 4  # vectors of a slice that are summed at once: eight registers
+HOT: Final = 8  # a slice of dx is hot if more than 1/8 of all slices of dy go to it
+SINGLE: Final = 8  # slices shorter than this are summed element by element
+LONGEST_AHEAD: Final = 1024  # elements of a slice that are asked for at once
 
 
 # --- indices -------------------------------------------------------------------------------------------------------
@@ -165,9 +168,12 @@ def count_indices(part, per_part, count, size, indices: Pointer, counts):
 
 
 @kernel
-def place_indices(part, made, size, counts, starts):
-    """Turn counts into the place where each part's slices for v begin; starts[v] is where v's begin."""
-    place = 0
+def place_indices(part, made, count, size, counts, starts, hot):
+    """Turn counts into the place where each part's slices for v begin; starts[v] is where v's begin.
+
+    hot[0] counts the slices of dx that more than an eighth of all slices of dy go to; their numbers follow.
+    """
+    place, found_hot = 0, 0
     for v in range(size):
         store_word(starts, v, place)
         for p in range(made):
@@ -175,6 +181,10 @@ def place_indices(part, made, size, counts, starts):
             found = load_i32(mine, v)
             store_i32(mine, v, place)
             place += found
+        if place - load_word(starts, v) > count // HOT:
+            found_hot += 1
+            store_word(hot, found_hot, v)
+    store_word(hot, 0, found_hot)
     store_word(starts, size, place)
 
 
@@ -202,8 +212,8 @@ def put_sum(dx: Any, i: int, v: Vector, past: int) -> None:
 
 
 @inline
-def sum_wide(dx: Any, dy: Any, post: int, order: int, begin: int, end: int, last: int, past: int) -> None:
-    """dx[0:4 w] = the sum of the slices order[begin:end] of dy."""
+def sum_wide(dx: Any, dy: Any, post: int, order: int, begin: int, end: int, last: int, ahead: int, past: int) -> None:
+    """dx[0:4 w] = the sum of the slices order[begin:end] of dy; asks for `ahead` elements of the slices to come."""
     w = lanes(dy)
     a = b = c = d = full(dy, 0.0)
     k = begin
@@ -211,11 +221,9 @@ def sum_wide(dx: Any, dy: Any, post: int, order: int, begin: int, end: int, last
         s = t = u = v = full(dy, 0.0)
         for place in range(k, min(k + CHUNK, end)):
             source = dy + load_i32(order, place) * post
-            ahead = dy + load_i32(order, min(place + AHEAD, last)) * post
-            prefetch(ahead, 0)
-            prefetch(ahead, w)
-            prefetch(ahead, 2 * w)
-            prefetch(ahead, 3 * w)
+            coming = dy + load_i32(order, min(place + AHEAD, last)) * post
+            for i in range(0, ahead, w):
+                prefetch(coming, i)
             s, t = s + load(source, 0), t + load(source, w)
             u, v = u + load(source, 2 * w), v + load(source, 3 * w)
         a, b, c, d = a + s, b + t, c + u, d + v
@@ -256,76 +264,86 @@ def sum_single(dx: Any, dy: Any, post: int, order: int, begin: int, end: int, wi
         store_one(dx, i, total)
 
 
+@inline
+def sum_slice(
+    dx: Any, dy: Any, post: int, column: int, columns: int, order: int, begin: int, end: int, last: int, stream: int
+) -> None:
+    """dx[column:columns] = the sum of those columns of the slices order[begin:end] of dy."""
+    w = lanes(dy)
+    if post < SINGLE:
+        sum_single(dx, dy, post, order, begin, end, post)
+    else:
+        # The first columns ask for whole slices, so that memory is read in long pieces.
+        ahead = min(columns, LONGEST_AHEAD)
+        i = column
+        while i + WIDE * w <= columns:
+            past = stream and to_line(dx, i) == 0
+            sum_wide(dx + i, dy + i, post, order, begin, end, last, ahead - i, past)
+            ahead = 0
+            i += WIDE * w
+        while i < columns:
+            sum_narrow(dx + i, dy + i, post, order, begin, end, min(w, columns - i))
+            i += w
+
+
 @kernel
 def sum_slices(
-    part, per_part, units, ranges, per_range, strips, count, size, post,
-    dy: Pointer, dx: Pointer, starts, order, stream,
-):  # fmt: skip
-    """A unit is a range of slices of dx, for one index before the axis and one strip of columns."""
-    w = lanes(dy)
-    last = count - 1
+    part, per_part, units, ranges, per_range, count, size, post, dy: Pointer, dx: Pointer, starts, order, stream
+):
+    """A unit is a range of slices of dx, for one index before the axis; those that many slices go to are left out."""
     for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        p, strip, block = unit // (ranges * strips), unit % strips, unit // strips % ranges
-        column = strip * WIDE * w
-        sources = dy + (p * count * post + column)
+        p, block = unit // ranges, unit % ranges
         for v in range(block * per_range, min((block + 1) * per_range, size)):
             begin, end = load_word(starts, v), load_word(starts, v + 1)
-            out = dx + ((p * size + v) * post + column)
-            if column + WIDE * w <= post:
-                sum_wide(out, sources, post, order, begin, end, last, stream and to_line(out, 0) == 0)
-            elif post < 8:
-                sum_single(out, sources, post, order, begin, end, post)
-            else:
-                for i in range(0, post - column, w):
-                    sum_narrow(out + i, sources + i, post, order, begin, end, min(w, post - column - i))
+            if end - begin <= count // HOT:
+                out = dx + (p * size + v) * post
+                sum_slice(out, dy + p * count * post, post, 0, post, order, begin, end, count - 1, stream)
+
+
+@kernel
+def sum_hot_slices(part, strips, count, size, post, dy: Pointer, dx: Pointer, starts, order, hot):
+    """The slices left out, a strip of columns in each part, so that threads share even a single one."""
+    width = WIDE * lanes(dy)
+    p, column = part // strips, part % strips * width
+    for place in range(1, load_word(hot, 0) + 1):
+        v = load_word(hot, place)
+        out, last = dx + (p * size + v) * post, count - 1
+        begin, end = load_word(starts, v), load_word(starts, v + 1)
+        columns = min(column + width, post)
+        sum_slice(out, dy + p * count * post, post, column, columns, order, begin, end, last, 0)
 
 
 def gather_grad(problem: Problem) -> Program:
     shape, axis = problem.attributes["shape"], problem.attributes["axis"].start
     pre, size, post = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     count = math.prod(problem.shapes["indices"])
-    steps, start = index_steps(problem, size)
-    scratch = start
+    steps, scratch = index_steps(problem, size)
     if pre * size * post:
-        made = max(1, min(8, count // max(size, 1 << 14)))
-        counts = Scratch((start + 63) & ~63)
-        starts = Scratch((counts.offset + 4 * made * size + 63) & ~63)
-        order = Scratch(starts.offset + 8 * (size + 1))
-        scratch = order.offset + 4 * (count + 16)
-        sorting = {
-            "per_part": -(-count // made),
-            "count": count,
-            "size": size,
-            "made": made,
-            "indices": problem["indices"],
-            "counts": counts,
-            "starts": starts,
-            "order": order,
-        }
-        steps += [
-            Step(count_indices, made, sorting),
-            Step(place_indices, 1, sorting),
-            Step(sort_indices, made, sorting),
-            _sum_step(problem, sorting, pre, size, post, count),
-        ]
+        more, scratch = _sum_steps(problem, pre, size, post, count, scratch)
+        steps += more
     return Program(steps, scratch, wrong_index(problem, "gather_grad", size))
 
 
-def _sum_step(problem: Problem, sorting: dict[str, Any], pre: int, size: int, post: int, count: int) -> Step:
-    strips = parts.count(post, WIDE * vector_lanes(precision(problem)))
-    ranges = max(1, min(size, round(problem.bytes / (pre * strips * parts.MAX_PART_BYTES))))
-    per_range = -(-size // ranges)
-    units = pre * strips * ranges
+def _sum_steps(problem: Problem, pre: int, size: int, post: int, count: int, start: int) -> tuple[list[Step], int]:
+    """The steps that sort and sum, and where their scratch ends."""
+    made = max(1, min(8, count // max(size, 1 << 14)))
+    counts = Scratch((start + 63) & ~63)
+    starts = Scratch((counts.offset + 4 * made * size + 63) & ~63)
+    hot = Scratch(starts.offset + 8 * (size + 1))
+    order = Scratch(hot.offset + 8 * (HOT + 2))
+    ranges = max(1, min(size, round(problem.bytes / (pre * parts.MAX_PART_BYTES))))
+    units = pre * ranges
     per = parts.per_part(units, problem.bytes / units)
-    arguments = {
-        "per_part": per,
-        "units": units,
-        "ranges": ranges,
-        "per_range": per_range,
-        "strips": strips,
-        "post": post,
-        "dy": problem["dy"],
-        "dx": problem["dx"],
-        "stream": parts.streams(problem.bytes),
-    }
-    return Step(sum_slices, parts.count(units, per), {**sorting, **arguments})
+    strips = parts.count(post, WIDE * vector_lanes(precision(problem)))
+    sorting = {"per_part": -(-count // made), "count": count, "size": size, "made": made, "post": post}
+    memory = {"indices": problem["indices"], "counts": counts, "starts": starts, "hot": hot, "order": order}
+    given = sorting | memory | {"dy": problem["dy"], "dx": problem["dx"], "strips": strips}
+    summing = {"per_part": per, "units": units, "ranges": ranges, "per_range": -(-size // ranges)}
+    steps = [
+        Step(count_indices, made, given),
+        Step(place_indices, 1, given),
+        Step(sort_indices, made, given),
+        Step(sum_slices, parts.count(units, per), given | summing | {"stream": parts.streams(problem.bytes)}),
+        Step(sum_hot_slices, pre * strips, given),
+    ]
+    return steps, order.offset + 4 * (count + 16)
