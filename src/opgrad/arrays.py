@@ -4,7 +4,9 @@ A signature is the shapes, strides, dtypes and attributes of a call. Its plan is
 call finds it, allocates the result and runs.
 """
 
+import functools
 import inspect
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,27 +27,28 @@ def _packed(array: Array, order: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
 
 
-def _make(spec: Spec, order: tuple[int, ...] | None) -> Array:
-    """A new array; a large one starts a cache line, so that its vectors can be written past the cache."""
+def _maker(spec: Spec, order: tuple[int, ...] | None) -> Callable[[], Array]:
+    """What makes a new array; a large one starts a cache line, so that its vectors can be written past the cache."""
     shape = spec.shape if order is None else tuple(spec.shape[axis] for axis in order)
-    size = spec.dtype.itemsize
-    for length in shape:
-        size *= length
-    if size < ALIGNED_FROM:
-        made = np.empty(shape, spec.dtype)
-    else:
+    size = spec.dtype.itemsize * math.prod(shape)
+    if size < ALIGNED_FROM and order is None:
+        return functools.partial(np.empty, shape, spec.dtype)
+
+    def make() -> Array:
         memory = np.empty(size + CACHE_LINE, np.uint8)
         start = -memory.ctypes.data % CACHE_LINE
         made = memory[start : start + size].view(spec.dtype).reshape(shape)
-    return made if order is None else made.transpose(np.argsort(order))
+        return made if order is None else made.transpose(np.argsort(order))
+
+    return make
 
 
-def dispatcher(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+def dispatcher(op: Operator) -> Callable[..., Any]:
     """The function behind a public operator: finds the runner of a call's signature and runs it."""
     runners: dict[Any, _Runner] = {}
     lock = threading.Lock()
 
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             runner = runners.get(_key(args, kwargs))
         except TypeError:
@@ -148,44 +151,53 @@ class _Runner:
         self.plan = plan(op, [_spec(a) for a in arrays], attributes, outputs and [_spec(a) for a in outputs])
         positions = dict(zip(op.parameters, range(len(args)), strict=False))
         self.sources = [(positions.get(name), name) for name in op.arrays]
-        self.out_position = positions.get("out")
         self.present = sum(1 << number for number, array in enumerate([*arrays, *op.results]) if array is not None)
+        self.makers = [_maker(spec, order) for spec, order in zip(self.plan.results, self.plan.orders, strict=True)]
+        self.address, self.threads = self.plan.address, self.plan.parts_max > 1
         self.execute = caller(len(arrays) + len(op.results))
         self.threads_for, self.overlap = threads_for, OVERLAP
         self.free: list[tuple[Array, int]] = []  # working memory that is used again, with its address
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        plan = self.plan
         arrays: list[Any] = [kwargs.get(name) if place is None else args[place] for place, name in self.sources]
-        inputs = len(arrays)
         out = kwargs.get("out")
         if out is None:
-            arrays += [_make(spec, order) for spec, order in zip(plan.results, plan.orders, strict=True)]
+            results = [make() for make in self.makers]
         else:
-            arrays += _as_tuple(out)
-            _check_writable(self.op, arrays[inputs:])
-            if plan.copies:
-                _check_overlap(self.op, arrays)
-        results = arrays[inputs:]
-        for number, order in plan.copies:
-            arrays[number] = _packed(arrays[number], order)
-        self._execute(arrays, trusted=out is None)
-        for number, _ in plan.copies:
-            if number >= inputs:
-                np.copyto(results[number - inputs], arrays[number])
+            results = out if type(out) is tuple else (out,)
+            for result in results:
+                if not result.flags.writeable:
+                    raise ValueError(f"{self.op.name}: out is read-only, expected a writable array")
+        arrays += results
+        if self.plan.copies:
+            self._execute_on_copies(arrays, results)
+        else:
+            self._execute(arrays, trusted=out is None)
         return results[0] if len(results) == 1 else tuple(results)
 
+    def _execute_on_copies(self, arrays: list[Any], results: Sequence[Array]) -> None:
+        """Run on copies of the arrays that kernels cannot use where they lie."""
+        _check_overlap(self.op, arrays)
+        inputs = len(arrays) - len(results)
+        for number, order in self.plan.copies:
+            arrays[number] = _packed(arrays[number], order)
+        self._execute(arrays, trusted=False)
+        for number, _ in self.plan.copies:
+            if number >= inputs:
+                np.copyto(results[number - inputs], arrays[number])
+
     def _execute(self, arrays: list[Any], trusted: bool) -> None:
-        plan = self.plan
-        run, context = self.threads_for(plan.parts_max)
-        space = self._working_memory() if plan.scratch_bytes else None
-        scratch = space[1] if space else 0
-        status = self.execute(plan.address, scratch, run, context, trusted, self.present, *arrays)
-        error = plan.error(scratch) if status > 0 else None
-        if space:
+        run, context = self.threads_for() if self.threads else (0, 0)
+        if not self.plan.scratch_bytes:
+            status = self.execute(self.address, 0, run, context, trusted, self.present, *arrays)
+        else:
+            space = self._working_memory()
+            scratch = space[1]
+            status = self.execute(self.address, scratch, run, context, trusted, self.present, *arrays)
+            error = self.plan.error(scratch) if status > 0 else None
             self.free.append(space)
-        if error:
-            raise error
+            if error:
+                raise error
         if status == self.overlap:
             _check_overlap(self.op, arrays)
             self._execute(arrays, trusted=True)
@@ -204,12 +216,6 @@ def _as_tuple(out: Any) -> Any:
 
 def _spec(array: Array | None) -> Spec | None:
     return None if array is None else Spec(array.shape, array.dtype, array.strides)
-
-
-def _check_writable(op: Operator, outputs: Sequence[Array]) -> None:
-    for result, output in zip(op.results, outputs, strict=True):
-        if not output.flags.writeable:
-            raise ValueError(f"{op.name}: out for {result} is read-only, expected a writable array")
 
 
 def _check_overlap(op: Operator, arrays: Sequence[Array | None]) -> None:

@@ -145,14 +145,9 @@ def operator(
         declared = _declaration(function, kind, formula, results, forward, onnx, in_place or {})
         _declared[declared.name] = declared
 
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return dispatch(args, kwargs)
-
         from opgrad.arrays import dispatcher
 
-        dispatch = dispatcher(declared)
-        return typing.cast(F, call)
+        return typing.cast(F, functools.wraps(function)(dispatcher(declared)))
 
     return declare
 

@@ -44,7 +44,7 @@ class Copy:
         self._addresses = self._plan.ctypes.data, self._operands.ctypes.data
 
     def __call__(self) -> None:
-        execute.call(*self._addresses, 0, *threads_for(self._parts))
+        execute.call(*self._addresses, 0, *threads_for())
 
 
 @lru_cache(maxsize=8)

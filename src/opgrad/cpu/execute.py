@@ -218,7 +218,7 @@ def caller(count: int) -> Any:
     return ctypes.CFUNCTYPE(integer, *[integer] * 6, *[ctypes.py_object] * count)(execute_arrays.address)
 
 
-def threads_for(plan_parts: int) -> tuple[int, int]:
-    """The arguments `run` and `context` for a plan with so many parts."""
-    pool = parallel.pool() if plan_parts > 1 else 0
+def threads_for() -> tuple[int, int]:
+    """The arguments `run` and `context` for work that is shared out to threads."""
+    pool = parallel.pool()
     return (parallel.run.address, pool) if pool else (0, 0)
