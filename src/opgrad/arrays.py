@@ -61,8 +61,11 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
         return runner(args, kwargs)
 
     def find(args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]) -> _Runner:
-        key = _key(args, kwargs)
-        runner = runners.get(key)
+        try:
+            key = _key(args, kwargs)
+            runner = runners.get(key)
+        except TypeError:
+            return _Runner(op, args, given)
         if runner is None:
             runner = _Runner(op, args, given)
             with lock:
@@ -165,9 +168,9 @@ class _Runner:
             results = [make() for make in self.makers]
         else:
             results = out if type(out) is tuple else (out,)
-            for result in results:
+            for name, result in zip(self.op.results, results, strict=True):
                 if not result.flags.writeable:
-                    raise ValueError(f"{self.op.name}: out is read-only, expected a writable array")
+                    raise ValueError(f"{self.op.name}: out for {name} is read-only, expected a writable array")
         arrays += results
         if self.plan.copies:
             self._execute_on_copies(arrays, results)

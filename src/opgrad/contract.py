@@ -209,13 +209,17 @@ def check_arrays(op: Operator, specs: Mapping[str, Spec | None], attributes: Att
         tensor = op.inputs[name]
         if len(shape) not in tensor.ranks:
             low = f"at least {tensor.ranks.start}" if tensor.ranks.stop > 64 else str(tensor.ranks.start)
-            raise ValueError(f"{op.name}: {name} has {len(shape)} dimensions, expected {low}")
+            raise ValueError(f"{op.name}: {name} has {_dimensions(len(shape))}, expected {low}")
     normalise(op, attributes, shapes)
     for name, shape in shapes.items():
         tensor = op.inputs[name]
         expected = tensor.shape and tensor.shape(shapes, attributes)
         if expected is not None and shape != expected:
             raise ValueError(f"{op.name}: {name} has shape {shape}, expected {expected}, {tensor.as_in}")
+
+
+def _dimensions(rank: int) -> str:
+    return f"{rank} dimension{'' if rank == 1 else 's'}"
 
 
 def _check_dtype(op: Operator, name: str, spec: Spec, tensor: Tensor, specs: Mapping[str, Spec | None]) -> None:
@@ -248,11 +252,13 @@ def _integer(op: Operator, name: str, value: Any) -> int:
 def _axis(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> range:
     """The named axes as a range; a tuple must name adjacent axes."""
     rank = len(attributes.get("shape", next(iter(shapes.values()))))
+    if op.kind == "slices":
+        value = _integer(op, "axis", value)
     axes = [_integer(op, "axis", a) for a in value] if isinstance(value, tuple) else [_integer(op, "axis", value)]
     for axis in axes:
         if not -rank <= axis < rank:
             bounds = f"{-rank} to {rank - 1}" if rank else "an array of at least one dimension"
-            raise ValueError(f"{op.name}: axis is {value}, expected {bounds} for an array of {rank} dimensions")
+            raise ValueError(f"{op.name}: axis is {value}, expected {bounds} for an array of {_dimensions(rank)}")
     found = sorted(axis % rank for axis in axes)
     if not found or found != list(range(found[0], found[0] + len(found))):
         raise ValueError(f"{op.name}: axis is {value}, expected an int or a tuple of adjacent axes")
@@ -281,14 +287,14 @@ def _out_dtype(op: Operator, value: Any, shapes: Shapes, attributes: Attributes)
         dtype = DTYPES["bfloat16"] if value == "bfloat16" else np.dtype(value)
     except TypeError:
         raise TypeError(f"{op.name}: out_dtype is {value!r}, expected one of {', '.join(FLOATS)}") from None
-    if dtype.name not in FLOATS:
-        raise TypeError(f"{op.name}: out_dtype is {dtype.name}, expected one of {', '.join(FLOATS)}")
+    if dtype.name not in FLOATS or not dtype.isnative:
+        raise TypeError(f"{op.name}: out_dtype is {dtype}, expected one of {', '.join(FLOATS)}")
     return dtype
 
 
 def _alpha(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> float:
     try:
-        return float(value)
+        return float(value if not isinstance(value, str | bytes) else ())
     except (TypeError, ValueError):
         raise TypeError(f"{op.name}: alpha is {value!r}, expected a number") from None
 

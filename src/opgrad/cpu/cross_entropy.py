@@ -127,7 +127,7 @@ def fused_rows(
 ):  # fmt: skip
     slot = take_slot(scratch, slots)
     e = space + slot * space_size
-    done = e + n
+    done = e + space_size // 2
     inverse = divisor_inverse(scratch, mean)
     total = 0.0
     out, head, r = dlogits, n, number(logits, 0.0)
@@ -378,7 +378,11 @@ def _loss(problem: Problem, operator: str, kernels: Mapping[str, Kernel], result
         "keep": keep,
     }
     arguments |= given | options | space | {"loss": problem["loss"]}
-    steps += [Step(kernels[layout], made, arguments), Step(add_losses, 1, arguments)]
+    if problem.outer * problem.inner:
+        steps.append(Step(kernels[layout], made, arguments))
+    else:
+        arguments["made"] = 0
+    steps.append(Step(add_losses, 1, arguments))
     return Program(steps, size, wrong_label(problem, operator))
 
 
@@ -398,5 +402,6 @@ def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
     reduction = problem.attributes["reduction"]
     options = {"mean": reduction == "mean", "each": reduction == "none", "biased": bias is not None}
     arguments |= given | options | {"dy": problem["dy"]}
-    steps.append(Step(GRAD[layout], made, arguments))
+    if problem.outer * problem.n * problem.inner:
+        steps.append(Step(GRAD[layout], made, arguments))
     return Program(steps, size, wrong_label(problem, "softmax_cross_entropy_loss_grad"))

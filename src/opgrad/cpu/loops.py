@@ -98,4 +98,4 @@ def kept_numbers(n: int, layout: str, width: int) -> tuple[int, bool]:
     if layout == "columns":
         keep = n * width <= KEEP
         return 2 * (n + 1) * width if keep else width, keep
-    return 2 * n, True  # this row and the one before, which is written meanwhile
+    return 2 * (n + width), True  # this row and the one before, which is written meanwhile

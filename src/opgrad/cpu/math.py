@@ -195,10 +195,16 @@ def _below(x: Vector, limit: float) -> Vector:
 
 @inline
 def _tanh(x: Vector, n: Vector, expm1_reduced: Vector) -> Vector:
-    """expm1(2x) / (expm1(2x) + 2), with the sign of x."""
+    """expm1(2x) / (expm1(2x) + 2), with the sign of x; the roundings of sum and quotient are made good."""
     power = scale_by_power(n * 0.0 + 1.0, n)
     expm1 = fma(power, expm1_reduced, power - 1.0)
-    return copy_sign(expm1 / (expm1 + 2.0), x)
+    divisor = expm1 + 2.0
+    two = divisor - expm1
+    lost = (expm1 - (divisor - two)) + (2.0 - two)
+    inverse = 1.0 / divisor
+    y = expm1 * inverse
+    y = fma(fma(-y, divisor, expm1) - y * lost, inverse, y)
+    return copy_sign(y, x)
 
 
 @by_precision

@@ -6,6 +6,7 @@ Handing a job to spinning workers and joining them costs about 1 µs.
 """
 
 import ctypes
+import operator
 import os
 import signal
 import sys
@@ -202,8 +203,10 @@ def set_num_threads(n: int) -> None:
     Raises TypeError unless `n` is an int, ValueError if it is below 1.
     """
     global _threads
-    if not isinstance(n, int) or isinstance(n, bool):
-        raise TypeError(f"set_num_threads: n is {type(n).__name__}, expected int")
+    try:
+        n = operator.index(n)
+    except TypeError:
+        raise TypeError(f"set_num_threads: n is {n!r}, expected an int") from None
     if n < 1:
         raise ValueError(f"set_num_threads: n is {n}, expected at least 1")
     with _lock:

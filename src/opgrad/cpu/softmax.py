@@ -42,7 +42,7 @@ def softmax_rows(
 ):
     slot = take_slot(scratch, slots)
     e = space + slot * space_size
-    done = e + n
+    done = e + space_size // 2
     out, head, r = y, n, number(x, 0.0)
     for row in range(part * per_part, min((part + 1) * per_part, count)):
         xs = x + row * x_row

@@ -125,7 +125,8 @@ def tanh_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
 def quick_gelu(x: X, alpha: float = 1.702, *, out: Array | None = None) -> Array:
     """Gelu approximated by a sigmoid; with alpha=1 it is SiLU.
 
-    x: any shape; float32, float64, float16 or bfloat16. out: where to write; may be x.
+    x: any shape; float32, float64, float16 or bfloat16. alpha: the factor inside the sigmoid.
+    out: where to write; may be x.
     Returns y, of the shape and dtype of x; the limit -0 at -inf is not taken: -inf gives NaN.
     Raises TypeError, ValueError.
 
@@ -147,6 +148,7 @@ def quick_gelu_grad(dy: X, x: Saved, alpha: float = 1.702, *, out: Array | None 
 
     dy: gradient with respect to the output; float32, float64, float16 or bfloat16.
     x: the input of quick_gelu (not its output), of the shape and dtype of dy.
+    alpha: as given to quick_gelu.
     out: where to write; may be dy. Returns dx, of the shape and dtype of dy. Raises TypeError, ValueError.
 
     Formula: s = sigmoid(alpha * x); dx = dy * s * (1 + alpha * x * (1 - s)).
@@ -160,7 +162,8 @@ def quick_gelu_grad(dy: X, x: Saved, alpha: float = 1.702, *, out: Array | None 
 def leaky_relu(x: X, alpha: float = 0.01, *, out: Array | None = None) -> Array:
     """Rectified linear unit with a slope for negative inputs.
 
-    x: any shape; float32, float64, float16 or bfloat16. out: where to write; may be x.
+    x: any shape; float32, float64, float16 or bfloat16. alpha: the slope where x is negative.
+    out: where to write; may be x.
     Returns y, of the shape and dtype of x. Raises TypeError, ValueError.
 
     Formula: y = x where x > 0 else alpha * x. Source: ONNX LeakyRelu.
@@ -182,6 +185,7 @@ def leaky_relu_grad(dy: X, y: Saved, alpha: float = 0.01, *, out: Array | None =
     dy: gradient with respect to y; float32, float64, float16 or bfloat16.
     y: the output of leaky_relu, of the shape and dtype of dy. Its sign is that of the input only for
         alpha >= 0: with a negative alpha pass the input instead.
+    alpha: as given to leaky_relu.
     out: where to write; may be dy. Returns dx, of the shape and dtype of dy; alpha * dy where y is 0 or NaN.
     Raises TypeError, ValueError.
 

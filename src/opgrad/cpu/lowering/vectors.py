@@ -71,10 +71,12 @@ def _(p: Any, i: Any, mask: Any, fill: Any) -> Any:
 @defines(simd.load_one)
 def _(p: Any, i: Any) -> Any:
     def emit(context: Any, builder: Any, base: Any, i: Any) -> Any:
+        if p.element[0] == "i":
+            whole = builder.load(at(builder, p, base, i, p.memory), align=1)
+            return builder.sext(whole, I64) if p.size < 8 else whole
         one = ir.VectorType(p.memory, 1)
         value = builder.load(at(builder, p, base, i, one), align=1)
-        wide = builder.extract_element(widen(builder, p, value, 1), I32(0))
-        return builder.sext(wide, I64) if p.element == "i32" else wide
+        return builder.extract_element(widen(builder, p, value, 1), I32(0))
 
     return SCALAR[p.element], emit
 

@@ -1,0 +1,132 @@
+"""The declarations are complete, and everything else follows from them."""
+
+import importlib
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+from samples import call, for_operators, sample
+
+import opgrad
+from opgrad import arrays, contract
+from opgrad.contract import DTYPES, FAMILIES, FLOATS, INTEGERS, Spec, operators
+
+PACKAGE = Path(opgrad.__file__).parent
+
+
+def test_public_names():
+    assert set(opgrad.__all__) == {*operators(), "get_num_threads", "set_num_threads"}
+    assert opgrad.__all__ == sorted(opgrad.__all__)
+    assert all(callable(getattr(opgrad, name)) for name in opgrad.__all__)
+
+
+def test_every_file_of_operators_is_a_family():
+    files = {path.stem for path in (PACKAGE / "ops").glob("*.py")} - {"__init__"}
+    assert files == set(FAMILIES) == {op.family for op in operators().values()}
+
+
+def test_signature(op):
+    function = getattr(opgrad, op.name)
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    assert parameters[-1].name == "out"
+    assert parameters[-1].kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameters[-1].default is None
+    assert tuple(signature.parameters) == op.parameters
+    assert {*op.inputs, *op.attributes, "out"} == set(op.parameters)
+    assert function.__name__ == op.name
+    assert function.__module__ == f"opgrad.ops.{op.family}"
+
+
+def test_docstring(op):
+    text = inspect.getdoc(getattr(opgrad, op.name))
+    lines = text.splitlines()
+    assert lines[0].endswith(".")
+    assert not lines[1]
+    reused = "The arguments are those of" in text
+    for name in op.parameters:
+        assert reused or f"{name}:" in text or f"{name}," in text, name
+    for word in ("Returns", "Raises TypeError", "ValueError", "Formula:"):
+        assert word in text, word
+    assert "Source:" in text or not op.onnx
+    for name in op.onnx:
+        assert name.name in text, name.name
+
+
+def test_formula_names_the_results(op):
+    assert op.formula
+    assert op.formula.isascii()
+
+
+def test_forward(op):
+    assert op.name.endswith("_grad") == bool(op.forward)
+    if op.forward:
+        assert op.forward in operators()
+
+
+def test_tensors(op):
+    for name, tensor in {**op.inputs, **op.results}.items():
+        assert set(tensor.dtypes) <= {*FLOATS, *INTEGERS}, name
+        assert tensor.shape is None or tensor.as_in or name in ("loss", "y", "dx"), name
+    assert set(op.in_place) <= set(op.results)
+    for result, names in op.in_place.items():
+        assert set(names) <= set(op.inputs), result
+
+
+def test_onnx_names(op):
+    for name in op.onnx:
+        known = {*op.inputs, *op.attributes}
+        assert {each.rstrip("?") for each in name.inputs} <= known, name.name
+        assert len(name.outputs) >= len(op.results), name.name
+    every = [name.name for each in operators().values() for name in each.onnx]
+    assert len(every) == len(set(every))
+
+
+def test_kernel_has_the_operator_s_name_and_family(op):
+    kernel = op.kernel()
+    assert kernel is getattr(importlib.import_module(f"opgrad.cpu.{op.family}"), op.name)
+    with pytest.raises(NotImplementedError, match=f"^{op.name}: no kernel for vpu"):
+        op.kernel("vpu")
+
+
+def test_plan_of_specs(op, rng):
+    """Front ends make plans from shapes and dtypes alone."""
+    arguments = sample(op, (6, 5), "float32", rng)
+    values = [arguments.get(name) for name in op.arrays]
+    specs = [None if value is None else Spec(value.shape, value.dtype) for value in values]
+    attributes = {name: arguments[name] for name in op.attributes if name in arguments}
+    plan = importlib.import_module(arrays.dispatcher.__module__).plan(op, specs, attributes)
+    results = call(op, arguments)
+    assert [(spec.shape, spec.dtype) for spec in plan.results] == [(r.shape, r.dtype) for r in results]
+    assert plan.parts_max >= 1
+    assert plan.scratch_bytes >= 0
+
+
+def plans_kept(op):
+    return inspect.getclosurevars(getattr(opgrad, op.name)).nonlocals["find"]
+
+
+@for_operators(lambda op: op.name in ("relu", "softmax_grad"))
+def test_a_warm_call_uses_the_kept_plan(op, rng, monkeypatch):
+    arguments = sample(op, (2, 500), "float32", rng)
+    call(op, arguments)
+    monkeypatch.setattr(arrays, "_Runner", None)
+    call(op, arguments)
+    with pytest.raises(TypeError):
+        call(op, sample(op, (2, 501), "float32", rng))
+
+
+def test_the_number_of_kept_plans_is_bounded(rng, monkeypatch):
+    monkeypatch.setattr(arrays, "PLANS", 8)
+    runners = inspect.getclosurevars(plans_kept(operators()["relu"])).nonlocals["runners"]
+    runners.clear()
+    for size in range(1, 40):
+        opgrad.relu(np.zeros(size, np.float32))
+    assert len(runners) == 8
+
+
+def test_dtypes():
+    assert {name: dtype.name for name, dtype in DTYPES.items()} == {name: name for name in DTYPES}
+    assert set(FLOATS) | set(INTEGERS) <= set(DTYPES)
+    assert contract.REDUCTIONS == ("none", "mean", "sum")

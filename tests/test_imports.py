@@ -1,0 +1,71 @@
+"""Imports point one way: operators, front ends, kernels, compiler; `import opgrad` loads NumPy and little more."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import opgrad
+
+PACKAGE = Path(opgrad.__file__).parent
+FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+HEAVY = ("numba", "llvmlite", "onnxruntime", "onnx", "torch", "scipy", "sklearn", "matplotlib", "typer", "rich")
+
+# The longest matching prefix of a file's path says which third-party packages it may import, at any place …
+PACKAGES = {
+    "__init__.py": set(),
+    "contract.py": {"numpy", "ml_dtypes"},
+    "ops/": {"numpy"},
+    "arrays.py": {"numpy"},
+    "layout.py": set(),
+    "cpu/": {"numpy"},
+    "cpu/native.py": {"llvmlite"},
+    "cpu/lowering/": {"numba", "llvmlite"},
+}
+# … and which parts of opgrad it may not.
+FRONT_ENDS = ("opgrad.onnxruntime", "opgrad.training", "opgrad.cli", "opgrad.bench", "opgrad.check")
+FORBIDDEN = {
+    "contract.py": ("opgrad.ops", "opgrad.cpu", "opgrad.layout", *FRONT_ENDS),
+    "ops/": ("opgrad.arrays", "opgrad.cpu", "opgrad.layout", *FRONT_ENDS),
+    "arrays.py": ("opgrad.ops", "opgrad.cpu.lowering", *FRONT_ENDS),
+    "layout.py": ("opgrad.ops", "opgrad.cpu", "opgrad.arrays", *FRONT_ENDS),
+    "cpu/": ("opgrad.ops", "opgrad.arrays", "opgrad.cpu.lowering", *FRONT_ENDS),
+    "cpu/native.py": ("opgrad.ops", "opgrad.arrays", *FRONT_ENDS),
+    "cpu/lowering/": ("opgrad.ops", "opgrad.arrays", *FRONT_ENDS),
+    "onnxruntime/": ("opgrad.training", "opgrad.cpu.lowering"),
+    "training/": ("opgrad.cpu.lowering",),
+}
+
+
+def imported(file):
+    """The full names of all modules that a file imports, wherever it does."""
+    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rule(table, file):
+    return table.get(max((prefix for prefix in table if file.startswith(prefix)), key=len, default=None))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_direction(file):
+    names = set(imported(file))
+    outside = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"opgrad"}
+    allowed = rule(PACKAGES, file)
+    assert allowed is None or outside <= allowed
+    assert "numba" not in outside or file.startswith("cpu/lowering/")
+    for forbidden in rule(FORBIDDEN, file) or ():
+        assert not [name for name in names if name == forbidden or name.startswith(forbidden + ".")]
+
+
+@pytest.mark.parametrize("code", ["import opgrad", "import opgrad; opgrad.contract.operators()"])
+def test_importing_opgrad_is_light(code):
+    report = f"{code}\nimport sys\nprint([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

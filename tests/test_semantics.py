@@ -1,0 +1,210 @@
+"""What the design defines where the original kernels differ, fail or crash."""
+
+
+import numpy as np
+import pytest
+from accuracy import check
+from samples import bits, call, cast, for_operators, losses_and_gradients, positive_zeros, sample
+
+import opgrad
+from opgrad.contract import DTYPES, FLOATS, operators
+
+CLASSES = for_operators(lambda op: op.kind == "classes")
+REDUCTIONS = ("none", "mean", "sum")
+
+
+# --- empty arrays ----------------------------------------------------------------------------------------------
+
+
+@CLASSES
+@pytest.mark.parametrize("shape", [(0, 3), (2, 3, 0), (0, 0), (2, 0, 0)], ids=str)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_empty_labels(op, shape, reduction, dtype, rng):
+    loss, gradient = losses_and_gradients(op, check(op, sample(op, shape, dtype, rng, reduction=reduction)))
+    assert gradient is None or gradient.shape == shape
+    if loss is not None:
+        assert loss.shape == ((*shape[:1], *shape[2:]) if reduction == "none" else ())
+        assert positive_zeros(loss)
+
+
+@CLASSES
+def test_no_classes(op, rng):
+    """Without classes every label must be ignored."""
+    arguments = sample(op, (2, 0), "float32", rng, ignore_index=5)
+    arguments["labels"][...] = 5
+    loss, gradient = losses_and_gradients(op, call(op, arguments))
+    assert loss is None or float(loss) == 0
+    assert gradient is None or gradient.shape == (2, 0)
+    with pytest.raises(ValueError, match=r"labels\[0\] is 5, expected "):
+        call(op, arguments | {"ignore_index": 4})
+
+
+@for_operators(lambda op: op.kind in ("rows", "elements"))
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 5), (2, 5, 0), (0, 0, 0)], ids=str)
+def test_empty_arrays(op, shape, dtype, rng):
+    for axis in range(len(shape)) if op.kind == "rows" else [0]:
+        (result,) = check(op, sample(op, shape, dtype, rng, axis=axis))
+        assert result.shape == shape
+
+
+def test_empty_gathers(dtype, rng):
+    gather, gradient = operators()["gather"], operators()["gather_grad"]
+    for shape, axis in [((0, 3), 0), ((3, 0), 0), ((3, 0), 1), ((0,), 0), ((4, 3), 1)]:
+        for indices in [(0,), (2, 0)]:
+            check(gather, sample(gather, shape, dtype, rng, axis=axis, indices=indices))
+            (dx,) = check(gradient, sample(gradient, shape, dtype, rng, axis=axis, indices=indices))
+            assert positive_zeros(dx)
+
+
+# --- softmax family --------------------------------------------------------------------------------------------
+
+
+@for_operators(lambda op: op.name in ("softmax", "log_softmax"))
+@pytest.mark.parametrize("shape", [(3, 5), (3, 100), (3, 70000), (3, 7, 33)], ids=str)
+@pytest.mark.parametrize("bad", [np.nan, np.inf], ids=str)
+def test_one_bad_number_makes_its_row_nan(op, shape, bad, dtype, rng):
+    axis = 1
+    for place in (0, shape[1] // 2, shape[1] - 1):
+        arguments = sample(op, shape, dtype, rng, axis=axis)
+        arguments["x"][1, place] = bad
+        result = call(op, arguments)[0].astype(np.float64)
+        assert np.isnan(result[1]).all(), place
+        assert np.isfinite(result[[0, 2]]).all(), place
+
+
+def test_minus_infinity_is_probability_0(dtype):
+    x = cast([[0.0, -np.inf, 0.0], [-np.inf] * 3], dtype)
+    y, log_y = opgrad.softmax(x), opgrad.log_softmax(x)
+    assert y[0].tolist() == [0.5, 0, 0.5]
+    assert log_y[0, 1] == -np.inf
+    assert np.isnan(y[1].astype("float64")).all()
+    assert np.isnan(log_y[1].astype("float64")).all()
+
+
+def test_denormal_probabilities_are_kept():
+    x = np.array([[0.0, -100.0, -103.0]], np.float32)
+    y = opgrad.softmax(x)[0].astype(np.float64)
+    assert y[1] > 0
+    assert y[2] > 0
+    np.testing.assert_allclose(y[1:], np.exp([-100.0, -103.0]), rtol=0, atol=2 * 2.0**-149)
+
+
+def test_axis_of_the_old_operators(dtype, rng):
+    """SoftmaxGrad(axis=k) of opset < 13 reduces all axes from k on."""
+    for name in ("softmax_grad", "log_softmax_grad"):
+        op = operators()[name]
+        arguments = sample(op, (2, 3, 4, 5), dtype, rng, axis=(1, 2, 3))
+        flat = {key: arguments[key].reshape(2, 60) for key in ("dy", "y")}
+        assert bits(check(op, arguments)[0]) == bits(call(op, flat)[0])
+        whole = sample(op, (2, 3, 4), dtype, rng, axis=(0, 1, 2))
+        check(op, whole)
+
+
+def test_gradients_take_any_y(dtype, rng):
+    """The saved output is used as it is, distribution or not."""
+    for name in ("softmax_grad", "log_softmax_grad", "sigmoid_grad", "tanh_grad"):
+        check(operators()[name], {key: cast(rng.uniform(-1.5, 1.5, (5, 33)), dtype) for key in ("dy", "y")})
+
+
+# --- gather ----------------------------------------------------------------------------------------------------
+
+
+def test_negative_and_positive_names_of_a_row_add_up(dtype):
+    indices = np.array([1, -3, 1, -1, 3, -3, -4, 0])
+    dx = opgrad.gather_grad((4, 2), indices, cast(np.ones((8, 2)), dtype))
+    assert dx[:, 0].tolist() == [2, 4, 0, 2]
+
+
+@pytest.mark.parametrize("count", [31, 32, 33, 1000, 5000])
+def test_equal_indices_are_summed_before_rounding(count, dtype, rng):
+    op = operators()["gather_grad"]
+    arguments = {"shape": (3, 7), "indices": np.full(count, 1), "dy": cast(rng.uniform(0.5, 1, (count, 7)), dtype)}
+    check(op, arguments)
+
+
+def test_scalar_indices(dtype, rng):
+    for name in ("gather", "gather_grad"):
+        for axis in (0, 1, 2, -1):
+            op = operators()[name]
+            check(op, sample(op, (4, 5, 6), dtype, rng, indices=(), axis=axis), f"axis {axis}")
+
+
+def test_index_arrays_of_many_shapes(dtype, rng):
+    for name in ("gather", "gather_grad"):
+        op = operators()[name]
+        for integer in ("int32", "int64"):
+            for shape, axis, indices in [
+                ((50, 33), 0, (7, 9)), ((50, 33), 1, (7, 9)), ((5, 6, 7), 1, (200,)), ((1000, 1), 0, (3000,)),
+                ((3,), 0, (100,)), ((2000, 64), 0, (500,)), ((2, 3, 129), -2, (4, 5)), ((100000, 2), 0, (50,)),
+            ]:  # fmt: skip
+                arguments = sample(op, shape, dtype, rng, axis=axis, indices=indices, integer=integer)
+                check(op, arguments, f"{shape}, axis {axis}, {indices}")
+
+
+def test_gather_copies_bits(dtype):
+    kind = DTYPES[dtype]
+    odd = np.frombuffer(bytes(range(1, 1 + 16 * kind.itemsize)), kind).reshape(8, 2)
+    special = np.concatenate([odd, cast([[np.nan, -0.0], [np.inf, -np.inf]], dtype)])
+    indices = np.array([9, 0, 3, 8, -1])
+    assert bits(opgrad.gather(special, indices)) == bits(special[indices])
+
+
+def test_shape_may_be_an_array(rng):
+    dy = rng.normal(size=(2, 3)).astype("float32")
+    expected = bits(opgrad.gather_grad((4, 3), np.array([0, 1]), dy))
+    for shape in (np.array([4, 3]), np.array([4, 3], np.int32), [4, 3]):
+        assert bits(opgrad.gather_grad(shape, np.array([0, 1]), dy)) == expected
+
+
+# --- activations -----------------------------------------------------------------------------------------------
+
+
+def test_negative_tails_are_kept(dtype):
+    """No flush to 0 below alpha * x = -18, and half precision keeps what it can hold."""
+    x = cast(np.linspace(-60, -4, 113), dtype)
+    check(operators()["quick_gelu"], {"x": x})
+    check(operators()["quick_gelu_grad"], {"dy": cast(np.ones(113), dtype), "x": x})
+    if dtype in ("float32", "float64"):
+        assert (opgrad.quick_gelu(x) < 0).all()
+
+
+def test_leaky_relu_grad_at_and_below_0(dtype):
+    y, dy = cast([-1.0, -0.0, 0.0, 1.0, np.nan], dtype), cast(np.full(5, 2.0), dtype)
+    assert opgrad.leaky_relu_grad(dy, y, alpha=0.5).tolist() == [1, 1, 1, 2, 1]
+    assert opgrad.leaky_relu_grad(dy, y, alpha=-0.5).tolist() == [-1, -1, -1, 2, -1]
+
+
+def test_relu_grad_is_0_at_0_and_nan(dtype):
+    x, dy = cast([-1.0, -0.0, 0.0, 1.0, np.nan], dtype), cast([np.nan, np.inf, 1, 2, 3], dtype)
+    assert opgrad.relu_grad(dy, x).tolist() == [0, 0, 0, 2, 0]
+
+
+def test_alpha(dtype, rng):
+    for name in ("quick_gelu", "quick_gelu_grad", "leaky_relu", "leaky_relu_grad"):
+        for alpha in (0, 1, -0.5, 3.25, np.float32(0.1)):
+            op = operators()[name]
+            check(op, sample(op, (5, 33), dtype, rng, alpha=alpha), f"alpha {alpha}")
+
+
+# --- accumulation ----------------------------------------------------------------------------------------------
+
+
+def test_overwrite_takes_the_value_alone(dtype, rng):
+    value = cast(rng.normal(size=(5, 7)), dtype)
+    buffer = cast(np.full((5, 7), np.nan), dtype)
+    assert bits(opgrad.in_place_accumulator(buffer, value, overwrite=True)) == bits(value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_accumulating_another_dtype(dtype, rng):
+    op = operators()["in_place_accumulator"]
+    for other in FLOATS:
+        arguments = sample(op, (5, 33), dtype, rng)
+        check(op, arguments | {"value": arguments["value"].astype(DTYPES[other])}, f"{other} to {dtype}")
+
+
+def test_scale_factors(dtype, rng):
+    op = operators()["scale"]
+    for factor in [np.array(3), np.array([0.7], "f4")]:
+        for down in (False, True):
+            check(op, {"x": cast(rng.normal(size=(5, 7)), dtype), "factor": factor, "scale_down": down}, str(factor))
