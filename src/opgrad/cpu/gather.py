@@ -37,7 +37,8 @@ from opgrad.cpu.simd import (
 
 INDICES_PER_PART = 1 << 13
 CHUNK: Final = 64  # addends that are added to each other before they join the total
-AHEAD: Final = 6  # addends between a prefetch and its use
+AHEAD: Final = 16  # addends between a prefetch and its use
+SOON: Final = 3  # the same for slices that are copied
 WIDE: Final = 4  # vectors of a slice that are summed at once: eight registers
 HOT: Final = 8  # a slice of dx is hot if more than 1/8 of all slices of dy go to it
 SINGLE: Final = 8  # slices shorter than this are summed element by element
@@ -110,15 +111,24 @@ def _same(x: Vector, s: Any, t: Any, i: Vector) -> Vector:
 copy_words = map_one(_same)
 
 
+@inline
+def source_of(unit: int, count: int, size: int, indices: Any) -> int:
+    """Which slice of x, as pre * size + index, slice `unit` of y comes from."""
+    index = load_one(indices, unit % count)
+    return unit // count * size + (index + size if index < 0 else index)
+
+
 @kernel
 def copy_slices(
     part, per_part, units, count, size, post, item, words, x: Pointer, y: Pointer, indices: Pointer, stream
 ):
     """A unit is one slice of y; slices of whole 4-byte words are copied as vectors of them."""
     for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        index = load_one(indices, unit % count)
-        source = unit // count * size + (index + size if index < 0 else index)
+        source = source_of(unit, count, size, indices)
         if words:
+            coming = x + source_of(min(unit + SOON, units - 1), count, size, indices) * words
+            for i in range(0, min(words, LONGEST_AHEAD), lanes(x)):
+                prefetch(coming, i)
             copy_words(y + unit * words, 0, words, stream, x + source * words, 0.0, 0.0)
         else:
             copy_bytes(address_of(y) + unit * post * item, address_of(x) + source * post * item, post * item)

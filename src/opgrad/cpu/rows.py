@@ -24,6 +24,7 @@ from opgrad.cpu.simd import (
     to_line,
 )
 
+AHEAD: Final = 2048  # elements between a prefetch and its use: the hardware's own stop at every page of 4 KiB
 CHUNK: Final = 64  # terms that are added to each other before they join the total: the error grows with n/64 + 64
 
 
@@ -212,6 +213,8 @@ def row_sum(term: Callable[..., Vector], step: Callable[..., int]) -> Callable[.
             chunk = full(dy, 0.0)
             chunk_end = min(i + CHUNK * w, end)
             while i + w <= chunk_end:
+                prefetch(dy, i + AHEAD)
+                prefetch(y, i + AHEAD)
                 chunk = chunk + term(load(dy, i), load(y, i))
                 j = step(out, j, stop, a, b, s)
                 i += w
