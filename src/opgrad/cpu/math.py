@@ -15,6 +15,7 @@ from opgrad.cpu.simd import (
     exponent_of,
     fma,
     full,
+    like,
     mantissa_of,
     maximum,
     reduce_max,
@@ -195,16 +196,15 @@ def _below(x: Vector, limit: float) -> Vector:
 
 @inline
 def _tanh(x: Vector, n: Vector, expm1_reduced: Vector) -> Vector:
-    """expm1(2x) / (expm1(2x) + 2), with the sign of x; the roundings of sum and quotient are made good."""
-    power = scale_by_power(n * 0.0 + 1.0, n)
+    """y = expm1(2x) / (expm1(2x) + 2), with the sign of x; the rounding of the divisor is made good."""
+    power = scale_by_power(like(n, 1.0), n)
     expm1 = fma(power, expm1_reduced, power - 1.0)
     divisor = expm1 + 2.0
     two = divisor - expm1
     lost = (expm1 - (divisor - two)) + (2.0 - two)
-    inverse = 1.0 / divisor
-    y = expm1 * inverse
-    y = fma(fma(-y, divisor, expm1) - y * lost, inverse, y)
-    return copy_sign(y, x)
+    y = expm1 / divisor
+    # The quotient is too large by y * lost / divisor, and 1 / divisor = (1 - y) / 2.
+    return copy_sign(fma(y * lost, fma(y, 0.5, -0.5), y), x)
 
 
 @by_precision

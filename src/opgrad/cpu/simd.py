@@ -89,6 +89,11 @@ def full(p: Any, value: float) -> Vector:
     _compiled_only()
 
 
+def like(v: Vector, value: float) -> Vector:
+    """A vector like `v` with `value` in every lane."""
+    _compiled_only()
+
+
 def number(p: Any, value: float) -> Any:
     """`value` in the precision of the kernel."""
     _compiled_only()

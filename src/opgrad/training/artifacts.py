@@ -101,9 +101,7 @@ class ArtifactSet:
 def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
     """What a graph says about one of its tensors."""
     tensor = value.type.tensor_type
-    shape = tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "any" for dim in tensor.shape.dim
-    )
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "any" for dim in tensor.shape.dim)
     return TensorSpec(value.name, np.dtype(tensor_dtype_to_np_dtype(tensor.elem_type)), shape)
 
 
@@ -112,9 +110,7 @@ def find_scores(graph: onnx.GraphProto, label: str) -> str:
 
     Raises ValueError if there is none.
     """
-    position: dict[str, int] = {
-        output: index for index, node in enumerate(graph.node) for output in node.output
-    }
+    position: dict[str, int] = {output: index for index, node in enumerate(graph.node) for output in node.output}
     behind_label = {label}
     for node in graph.node:
         if behind_label.intersection(node.input):
@@ -165,9 +161,7 @@ def _check_parameters(
         )
     for name, array in (*trainable.items(), *frozen.items()):
         if name not in specs:
-            raise ValueError(
-                f"ArtifactSet: the checkpoint has {name!r}, expected inputs of the training graph"
-            )
+            raise ValueError(f"ArtifactSet: the checkpoint has {name!r}, expected inputs of the training graph")
         spec = specs[name]
         if array.shape != spec.shape or array.dtype != spec.dtype:
             raise ValueError(

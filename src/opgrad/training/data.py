@@ -138,9 +138,7 @@ def _dataset(
     unknown = divide.keys() - {spec.name for spec in inputs}
     if unknown:
         raise ValueError(f"{origin}: divide names {min(unknown)!r}, expected an input of the graph")
-    result = Dataset(
-        {spec.name: _fit(arrays[spec.name], spec, divide.get(spec.name, 1.0), origin) for spec in inputs}
-    )
+    result = Dataset({spec.name: _fit(arrays[spec.name], spec, divide.get(spec.name, 1.0), origin) for spec in inputs})
     for name, array in result.arrays.items():
         if len(array) != result.rows:
             raise ValueError(f"{origin}: {name} has {len(array)} rows, expected {result.rows}")
@@ -157,9 +155,7 @@ def _fit(array: np.ndarray, spec: TensorSpec, divisor: float, origin: str) -> np
         raise TypeError(f"{origin}: {spec.name} has dtype {array.dtype}, expected numbers")
     bad = np.flatnonzero(~np.isfinite(array).all(axis=tuple(range(1, array.ndim))))
     if bad.size:
-        raise ValueError(
-            f"{origin}: {spec.name} has no finite number in row {bad[0]}, expected finite numbers"
-        )
+        raise ValueError(f"{origin}: {spec.name} has no finite number in row {bad[0]}, expected finite numbers")
     scaled = array / divisor if divisor != 1 else array
     result = np.ascontiguousarray(scaled, dtype=spec.dtype)
     if spec.dtype.kind in "iub" and not np.array_equal(result, scaled):

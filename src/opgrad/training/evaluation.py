@@ -76,9 +76,7 @@ class Evaluator:
         counted = counted or 1.0
         return Evaluation(loss / counted, right / counted if self.classes is not None else None)
 
-    def exported_accuracy(
-        self, model: str | PathLike[str], data: Dataset, batch_size: int = 512
-    ) -> float | None:
+    def exported_accuracy(self, model: str | PathLike[str], data: Dataset, batch_size: int = 512) -> float | None:
         """The share of right answers of an exported model, in a session that knows nothing of opgrad.
 
         model: the file. data, batch_size: as in `evaluate`. Returns None if the label is no class.

@@ -42,9 +42,7 @@ def export_model(
     inputs = [value for value in source.graph.input if value.name in read and value.name not in parameters]
     constants = [tensor for tensor in source.graph.initializer if tensor.name in read]
     trained = [numpy_helper.from_array(array, name) for name, array in parameters.items() if name in read]
-    output = helper.make_tensor_value_info(
-        score_type.name, ELEMENT_TYPES[score_type.type], list(score_type.shape)
-    )
+    output = helper.make_tensor_value_info(score_type.name, ELEMENT_TYPES[score_type.type], list(score_type.shape))
     model = helper.make_model(
         helper.make_graph(nodes, artifacts.name, inputs, [output], constants + trained),
         producer_name="opgrad",

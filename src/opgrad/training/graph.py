@@ -20,9 +20,7 @@ class FlatTensors(Mapping[str, np.ndarray]):
         ends = np.cumsum(sizes, dtype=np.int64)
         self.flat = np.zeros(sum(sizes), np.float32)
         parts = np.split(self.flat, ends[:-1]) if sizes else []
-        self._views = {
-            name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)
-        }
+        self._views = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._views[name]

@@ -112,9 +112,7 @@ def _fastest_trainer(artifacts: ArtifactSet, recipe: Recipe, data: Dataset) -> t
     return trainer, threads
 
 
-def fit(
-    trainer: Trainer, data: Dataset, recipe: Recipe, progress: Progress
-) -> tuple[list[list[float]], float]:
+def fit(trainer: Trainer, data: Dataset, recipe: Recipe, progress: Progress) -> tuple[list[list[float]], float]:
     """Train for the recipe's epochs; by epoch the loss of every batch, and the seconds this took."""
     history: list[list[float]] = []
     seconds, before = 0.0, time.perf_counter()

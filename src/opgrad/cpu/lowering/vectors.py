@@ -164,6 +164,14 @@ def _(p: Any, value: Any) -> Any:
     return vector_of(p), emit
 
 
+@defines(simd.like)
+def _(v: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, _: Any, x: Any) -> Any:
+        return splat(builder, v, element_of(context, builder, x, value, v.element))
+
+    return v, emit
+
+
 @defines(simd.number)
 def _(p: Any, value: Any) -> Any:
     return SCALAR[p.element], lambda context, builder, base, x: context.cast(builder, x, value, SCALAR[p.element])
