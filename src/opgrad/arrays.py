@@ -164,10 +164,11 @@ class _Runner:
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         arrays: list[Any] = [kwargs.get(name) if place is None else args[place] for place, name in self.sources]
         out = kwargs.get("out")
+        results: Sequence[Array]
         if out is None:
             results = [make() for make in self.makers]
         else:
-            results = out if type(out) is tuple else (out,)
+            results = _as_tuple(out)
             for name, result in zip(self.op.results, results, strict=True):
                 if not result.flags.writeable:
                     raise ValueError(f"{self.op.name}: out for {name} is read-only, expected a writable array")

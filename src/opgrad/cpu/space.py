@@ -1,10 +1,12 @@
 """Working space for kernels: each part takes a slot of scratch memory and gives it back."""
 
+import os
 from typing import Any, Final
 
 from opgrad.cpu.execute import SLOTS, STATUS_WORDS, Scratch
 from opgrad.cpu.memory import atomic_add, atomic_load, atomic_swap_if, spin_hint
 from opgrad.cpu.native import inline
+from opgrad.cpu.parallel import get_num_threads
 
 MAX_SLOTS: Final = 63
 
@@ -32,7 +34,7 @@ def working_space(elements: int, dtype: str, made: int, start: int = 8 * STATUS_
     """Arguments `scratch`, `slots`, `space`, `space_size` for kernels that need `elements` numbers in each of
     `made` parts, from byte `start` of scratch on; and where it ends."""
     size = elements + 64  # not a power of two apart, and a masked tail may be stored whole
-    slots = min(made, MAX_SLOTS)
+    slots = min(made, MAX_SLOTS, max(os.cpu_count() or 1, get_num_threads()))
     item = 8 if dtype == "float64" else 4
     start = (start + 63) & ~63
     arguments = {"scratch": Scratch(), "slots": slots, "space": Scratch(start, dtype), "space_size": size}
