@@ -293,10 +293,13 @@ def _out_dtype(op: Operator, value: Any, shapes: Shapes, attributes: Attributes)
 
 
 def _alpha(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> float:
+    wrong = TypeError(f"{op.name}: alpha is {value!r}, expected a number")
+    if isinstance(value, str | bytes):
+        raise wrong
     try:
-        return float(value if not isinstance(value, str | bytes) else ())
+        return float(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{op.name}: alpha is {value!r}, expected a number") from None
+        raise wrong from None
 
 
 def _shape(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> Shape:

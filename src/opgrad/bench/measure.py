@@ -10,7 +10,8 @@ TURN = 0.002  # seconds of calls in a turn, at least one call
 BATCH = 20e-6  # seconds between two looks at the clock: long against the 0.1 µs that a look costs
 FEWEST = 3  # rounds
 QUIET = 0.2  # share of a core: below, no other's threads are spinning any more
-LONGEST_WAIT = 0.05  # seconds
+WINDOW = 0.01  # seconds of a look: a thread's time is only counted at the ticks of the system's clock
+LONGEST_WAIT = 0.1  # seconds
 
 
 def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, dict[str, float]]:
@@ -68,6 +69,6 @@ def _settle() -> None:
     end = time.perf_counter() + LONGEST_WAIT
     while time.perf_counter() < end:
         start, busy = time.perf_counter(), time.process_time()
-        time.sleep(0.001)
+        time.sleep(WINDOW)
         if time.process_time() - busy < QUIET * (time.perf_counter() - start):
             return
