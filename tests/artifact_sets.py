@@ -52,9 +52,7 @@ def optimizer_model(*kinds: str, **attributes: float) -> onnx.ModelProto:
 
 def write_linear_set(folder: Path) -> None:
     types = "float[n, 2] x, float[n, 1] y, float[2, 1] w, float[1] b"
-    forward = (
-        "h = MatMul(x, w)  p = Add(h, b)  d = Sub(p, y)  q = Mul(d, d)  loss = ReduceMean<keepdims=0>(q)"
-    )
+    forward = "h = MatMul(x, w)  p = Add(h, b)  d = Sub(p, y)  q = Mul(d, d)  loss = ReduceMean<keepdims=0>(q)"
     backward = """
         c = Constant<value_float=0.03125>()  g = Mul(d, c)  t = Transpose(x)  wg = MatMul(t, g)
         done = com.microsoft.InPlaceAccumulatorV2(wbuf, wg, lazy_reset_grad)"""
@@ -68,6 +66,4 @@ def write_linear_set(folder: Path) -> None:
     onnx.save(evaluation, folder / "eval_model.onnx")
     onnx.save(training, folder / "training_model.onnx")
     onnx.save(optimizer_model("SGDOptimizerV2"), folder / "optimizer_model.onnx")
-    write_checkpoint(
-        folder / "checkpoint", {"w": np.zeros((2, 1), np.float32)}, {"b": np.full(1, 0.5, np.float32)}
-    )
+    write_checkpoint(folder / "checkpoint", {"w": np.zeros((2, 1), np.float32)}, {"b": np.full(1, 0.5, np.float32)})

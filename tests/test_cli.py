@@ -90,9 +90,7 @@ def test_what_fails_is_told_in_one_line(tmp_path: Path) -> None:
     assert (status, text.count("\n")) == (1, 1)
     assert text.startswith("opgrad: ArtifactSet: ")
     np.save(tmp_path / "data.npy", np.zeros((3, 12)))
-    status, text = run(
-        "train", EXAMPLES / "digits", "--data", tmp_path / "data.npy", "--output", tmp_path / "out"
-    )
+    status, text = run("train", EXAMPLES / "digits", "--data", tmp_path / "data.npy", "--output", tmp_path / "out")
     assert (status, text.count("\n")) == (1, 1)
     assert "pixels has shape (3, 11), expected (batch, 64)" in text
     assert not (tmp_path / "out").exists()
@@ -125,9 +123,7 @@ def test_help_explains_every_command() -> None:
 def test_the_module_runs_as_a_command(tmp_path: Path) -> None:
     """In a process of its own, with a working folder of its own, where the results go by default."""
     command = [sys.executable, "-m", "opgrad", "train", str(EXAMPLES / "digits"), "--epochs", "1"]
-    result = subprocess.run(
-        command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False
-    )
+    result = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "runs" / "digits" / "model.onnx").is_file()
     assert "Traceback" not in result.stderr

@@ -11,9 +11,7 @@ from samples import bits, call, cast, for_operators, losses_and_gradients, posit
 import opgrad
 from opgrad.contract import DTYPES, FLOATS, operators
 
-LOSS, LOSS_GRAD, FUSED = (
-    operators()[f"softmax_cross_entropy_loss{end}"] for end in ("", "_grad", "_and_grad")
-)
+LOSS, LOSS_GRAD, FUSED = (operators()[f"softmax_cross_entropy_loss{end}"] for end in ("", "_grad", "_and_grad"))
 CLASSES = for_operators(lambda op: op.kind == "classes")
 REDUCTIONS = ("none", "mean", "sum")
 

@@ -29,9 +29,7 @@ def adamw_in_float64(p: np.ndarray, gradients: list[np.ndarray], rate: float, ru
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("epsilon", [1e-8, 1e-3])
 @pytest.mark.parametrize(("adam_mode", "correct_bias"), [(0, 1), (1, 1), (1, 0)])
-def test_adamw_against_float64(
-    adam_mode: int, correct_bias: int, epsilon: float, weight_decay: float
-) -> None:
+def test_adamw_against_float64(adam_mode: int, correct_bias: int, epsilon: float, weight_decay: float) -> None:
     rule = AdamWRule(0.9, 0.99, epsilon, weight_decay, adam_mode, correct_bias)
     random = np.random.default_rng(7)
     parameters = random.uniform(0.5, 1.5, 70_001).astype(np.float32)

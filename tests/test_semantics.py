@@ -1,6 +1,5 @@
 """What the design defines where the original kernels differ, fail or crash."""
 
-
 import numpy as np
 import pytest
 from accuracy import check
