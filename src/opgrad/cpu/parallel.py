@@ -265,10 +265,9 @@ def set_num_threads(n: int) -> None:
     Raises TypeError unless `n` is an int, ValueError if it is below 1.
     """
     global _threads
-    try:
-        n = operator.index(n)
-    except TypeError:
-        raise TypeError(f"set_num_threads: n is {n!r}, expected an int") from None
+    if isinstance(n, bool) or not hasattr(n, "__index__"):
+        raise TypeError(f"set_num_threads: n is {n!r}, expected an int")
+    n = operator.index(n)
     if n < 1:
         raise ValueError(f"set_num_threads: n is {n}, expected at least 1")
     with _lock:
