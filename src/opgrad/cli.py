@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from opgrad.bench.command import bench
@@ -118,7 +119,7 @@ def ops() -> None:
     for title in ("operator", "formula", "dtypes", "backends", "ONNX, domain com.microsoft"):
         table.add_column(title, overflow="fold")
     for row in operator_rows():
-        table.add_row(*row)
+        table.add_row(*map(escape, row))  # formulas have brackets
     console = Console()
     if not console.is_terminal:
         console.width = TEXT_WIDTH
