@@ -167,8 +167,3 @@ def reduce_add(v: Vector) -> Any:
 def reduce_max(v: Vector) -> Any:
     """The largest lane; NaN lanes may or may not be ignored."""
     _compiled_only()
-
-
-def any_of(mask: Mask) -> bool:
-    """Whether any lane holds."""
-    _compiled_only()

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
 
 from opgrad.cpu import simd
 from opgrad.cpu.lowering.vectors import element_of
@@ -58,8 +57,6 @@ lifted(operator.add, same, arithmetic("fadd", "add"))
 lifted(operator.sub, same, arithmetic("fsub", "sub"))
 lifted(operator.mul, same, arithmetic("fmul", "mul"))
 lifted(operator.truediv, same, arithmetic("fdiv", "sdiv"))
-lifted(operator.and_, same, lambda builder, kind, x, y: builder.and_(x, y))
-lifted(operator.or_, same, lambda builder, kind, x, y: builder.or_(x, y))
 for word, sign in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}.items():
     lifted(getattr(operator, word), mask_of, comparison(sign))
 
@@ -74,11 +71,6 @@ lifted(simd.maximum, same, _maximum)
 @defines(operator.neg)
 def _(v: Any) -> Any:
     return (v, lambda context, builder, x: builder.fneg(x)) if isinstance(v, VectorType) else None
-
-
-@defines(operator.invert)
-def _(v: Any) -> Any:
-    return (v, lambda context, builder, x: builder.not_(x)) if isinstance(v, VectorType) else None
 
 
 @defines(simd.fma)
@@ -210,12 +202,3 @@ def _(v: Any) -> Any:
 @defines(simd.reduce_max)
 def _(v: Any) -> Any:
     return SCALAR[v.element], lambda context, builder, x: fold(builder, v, x, _maximum)
-
-
-@defines(simd.any_of)
-def _(mask: Any) -> Any:
-    def emit(context: Any, builder: Any, m: Any) -> Any:
-        bits = builder.bitcast(m, ir.IntType(mask.lanes))
-        return builder.icmp_unsigned("!=", bits, ir.IntType(mask.lanes)(0))
-
-    return types.boolean, emit
