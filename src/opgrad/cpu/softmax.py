@@ -195,20 +195,9 @@ def gradient_columns(term: Callable[..., Vector], formula: Callable[..., Vector]
 
 @kernel
 def softmax_tiles(
-    part,
-    per_part,
-    units,
-    count,
-    n,
-    x: Pointer,
-    x_row,
-    y: Pointer,
-    y_row,
-    scratch,
-    slots,
-    space: Pointer,
+    part, per_part, units, count, n, x: Pointer, x_row, y: Pointer, y_row, scratch, slots, space: Pointer,
     space_size,
-):
+):  # fmt: skip
     w = lanes(x)
     slot = take_slot(scratch, slots)
     tile = space + slot * space_size
@@ -226,20 +215,9 @@ def softmax_tiles(
 
 @kernel
 def log_softmax_tiles(
-    part,
-    per_part,
-    units,
-    count,
-    n,
-    x: Pointer,
-    x_row,
-    y: Pointer,
-    y_row,
-    scratch,
-    slots,
-    space: Pointer,
+    part, per_part, units, count, n, x: Pointer, x_row, y: Pointer, y_row, scratch, slots, space: Pointer,
     space_size,
-):
+):  # fmt: skip
     w = lanes(x)
     slot = take_slot(scratch, slots)
     tile = space + slot * space_size
