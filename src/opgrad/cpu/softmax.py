@@ -315,6 +315,8 @@ def _forward(problem: Problem, kernels: dict[str, Kernel], logarithm: bool) -> P
     arguments, made = cut(problem, layout, x=problem["x"], y=problem["y"])
     if layout == "split":
         return _split_forward(problem, kernels[layout], arguments, made, dtype, logarithm)
+    if "space" not in kernels[layout].parameters:
+        return Program((Step(kernels[layout], made, arguments),))
     size, keep = kept_numbers(problem.n, layout, vector_lanes(dtype))
     space, end = working_space(size, dtype, made)
     return Program((Step(kernels[layout], made, arguments | space | {"keep": keep}),), end)
