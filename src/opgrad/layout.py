@@ -2,7 +2,7 @@
 
 Axes are taken in the order in which the first operand lies in memory, so Fortran order needs no copy.
 An operand that has no single stride for one of the three, or whose vectors would not be contiguous, does not
-fit: the front end copies it.
+fit: the front end copies it. On a GPU threads read on their own, so there any stride fits (`any_stride`).
 """
 
 import math
@@ -19,6 +19,7 @@ class Strides:
 
     outer: int
     n: int
+    inner: int
     fits: bool
 
 
@@ -36,20 +37,20 @@ class Layout:
     strides: Mapping[str, Strides]
 
 
-def rows(shape: Shape, reduced: range, operands: Mapping[str, tuple[Shape, int]]) -> Layout:
+def rows(shape: Shape, reduced: range, operands: Mapping[str, tuple[Shape, int]], any_stride: bool = False) -> Layout:
     """The layout for operators that reduce the axes `reduced`; `operands` gives strides in bytes and item sizes."""
     order = memory_order(shape, next(iter(operands.values()))[0])
     places = [place for place, axis in enumerate(order) if axis in reduced]
     if places != list(range(places[0], places[0] + len(places))):
         order = tuple(range(len(shape)))
         places = list(reduced)
-    return _arrange(shape, order, places[0], places[-1] + 1, operands)
+    return _arrange(shape, order, places[0], places[-1] + 1, operands, any_stride)
 
 
-def elements(shape: Shape, operands: Mapping[str, tuple[Shape, int]]) -> Layout:
+def elements(shape: Shape, operands: Mapping[str, tuple[Shape, int]], any_stride: bool = False) -> Layout:
     """The layout for operators on single elements: outer x n, with n as long as most operands allow."""
     order = memory_order(shape, next(iter(operands.values()))[0])
-    layouts = [_arrange(shape, order, split, len(order), operands) for split in range(len(order) + 1)]
+    layouts = [_arrange(shape, order, split, len(order), operands, any_stride) for split in range(len(order) + 1)]
     return max(layouts, key=lambda layout: sum(strides.fits for strides in layout.strides.values()))
 
 
@@ -62,7 +63,12 @@ def memory_order(shape: Shape, strides: Shape) -> tuple[int, ...]:
 
 
 def _arrange(
-    shape: Shape, order: tuple[int, ...], start: int, stop: int, operands: Mapping[str, tuple[Shape, int]]
+    shape: Shape,
+    order: tuple[int, ...],
+    start: int,
+    stop: int,
+    operands: Mapping[str, tuple[Shape, int]],
+    any_stride: bool,
 ) -> Layout:
     groups = [order[:start], order[start:stop], order[stop:]]
     outer, n, inner = (math.prod(shape[axis] for axis in group) for group in groups)
@@ -71,10 +77,10 @@ def _arrange(
         found = [_one_stride(shape, byte_strides, size, group) for group in groups]
         along = found[2] if inner > 1 else found[1]
         unit = along == 1 or (n == 1 and inner == 1)
-        if None in found or not unit:
-            strides[name] = Strides(n * inner, inner, fits=False)
+        if None in found or not (unit or any_stride):
+            strides[name] = Strides(n * inner, inner, 1, fits=False)
         else:
-            strides[name] = Strides(found[0] or 0, found[1] or 0, fits=True)
+            strides[name] = Strides(found[0] or 0, found[1] or 0, found[2] or 0, fits=True)
     return Layout(outer, n, inner, order, strides)
 
 

@@ -1,4 +1,4 @@
-"""Plans: a call's signature checked, laid out and turned into the words that native code runs."""
+"""Plans: a call's signature checked and laid out; for the CPU, turned into the words that native code runs."""
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +9,23 @@ import numpy as np
 
 from opgrad import layout
 from opgrad.contract import DTYPES, Attributes, Operator, Spec, check_arrays
+from opgrad.problem import Operand, Problem
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked signature: the problem for kernels, the results, and the arrays that must be copied for it.
+
+    `copies` holds the operands' numbers with the memory order of the copy, `present` the arrays that the caller
+    gives, results among them if they are `brought`.
+    """
+
+    operator: Operator
+    problem: Problem
+    results: Mapping[str, Spec]
+    copies: tuple[tuple[int, tuple[int, ...]], ...]
+    present: Mapping[str, Spec]
+    brought: bool
 
 
 @dataclass
@@ -35,17 +52,25 @@ class Plan:
 
 
 def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out: Sequence[Spec] | None = None) -> Plan:
-    """Check a signature and lay it out; `out` describes results that the caller brings.
+    """The plan of a signature on the CPU: its loops chosen, what they need compiled, all put together.
 
-    Raises the operator's TypeError, ValueError or NotImplementedError.
+    `out` describes results that the caller brings. Raises what `prepare` raises.
     """
-    attributes = dict(op.attributes) | attributes
-    inputs = dict(zip(op.arrays, specs, strict=True))
-    check_arrays(op, inputs, attributes)
-    results = result_specs(op, inputs, attributes)
-    if out is not None:
-        check_out(op, results, out)
-    return _lay_out(op, inputs, attributes, results, out)
+    from opgrad.cpu.execute import words
+
+    prepared = prepare(op, specs, attributes, out)
+    program = op.kernel()(prepared.problem)
+    code = words(program.steps, _pairs(prepared) if prepared.brought else ())
+    return Plan(
+        op,
+        tuple(prepared.results.values()),
+        tuple(_unless_c_order(prepared.problem.orders[name]) for name in prepared.results),
+        prepared.copies,
+        program.scratch_bytes,
+        max((step.parts for step in program.steps), default=1),
+        (ctypes.c_int64 * len(code))(*code),
+        program.explain or _no_status,
+    )
 
 
 def result_specs(op: Operator, inputs: Mapping[str, Spec | None], attributes: Attributes) -> dict[str, Spec]:
@@ -72,46 +97,44 @@ def check_out(op: Operator, results: Mapping[str, Spec], out: Sequence[Spec]) ->
             raise ValueError(f"{op.name}: out for {name} repeats elements (stride 0), expected distinct ones")
 
 
-def _lay_out(
+def prepare(
     op: Operator,
-    inputs: Mapping[str, Spec | None],
+    specs: Sequence[Spec | None],
     attributes: Attributes,
-    results: Mapping[str, Spec],
-    out: Sequence[Spec] | None,
-) -> Plan:
-    """Choose the loops, compile what they need and put the plan together."""
-    from opgrad.cpu.execute import Problem, words
+    out: Sequence[Spec] | None = None,
+    any_stride: bool = False,
+) -> Prepared:
+    """Check a signature and lay it out; `out` describes results that the caller brings.
 
+    any_stride: kernels take operands whose vectors are not contiguous. Raises the operator's TypeError,
+    ValueError or NotImplementedError.
+    """
+    attributes = dict(op.attributes) | attributes
+    inputs = dict(zip(op.arrays, specs, strict=True))
+    check_arrays(op, inputs, attributes)
+    results = result_specs(op, inputs, attributes)
+    if out is not None:
+        check_out(op, results, out)
     tensors = {**op.inputs, **op.results}
     numbers = {name: number for number, name in enumerate(tensors)}
     brought = dict(zip(results, out, strict=True)) if out else {}
     present = {name: spec for name, spec in {**inputs, **brought}.items() if spec is not None}
-    loops = _loops(op, {n: s for n, s in present.items() if tensors[n].role == "element"}, attributes)
+    loops = _loops(op, {n: s for n, s in present.items() if tensors[n].role == "element"}, attributes, any_stride)
     orders = {name: _order(loops, tensors[name].role, len(spec.shape)) for name, spec in {**present, **results}.items()}
     operands, copies = _operands(loops, numbers, {**results, **present}, orders, set(present))
     size = sum(spec.dtype.itemsize * int(np.prod(spec.shape)) for spec in {**results, **present}.values())
     shapes = {name: spec.shape for name, spec in {**results, **present}.items()}
     every = {name: operands.get(name) for name in tensors}
     problem = Problem(loops.outer, loops.n, loops.inner, every, attributes, shapes, orders, size)
-    program = op.kernel()(problem)
-    code = words(program.steps, _pairs(op, numbers, present) if out else ())
-    return Plan(
-        op,
-        tuple(results.values()),
-        tuple(_unless_c_order(orders[name]) for name in results),
-        copies,
-        program.scratch_bytes,
-        max((step.parts for step in program.steps), default=1),
-        (ctypes.c_int64 * len(code))(*code),
-        program.explain or _no_status,
-    )
+    return Prepared(op, problem, results, copies, present, brought=out is not None)
 
 
-def _pairs(op: Operator, numbers: Mapping[str, int], present: Mapping[str, Spec]) -> list[Any]:
+def _pairs(prepared: Prepared) -> list[Any]:
     """The results in `out` with every other array that they must not overlap."""
     from opgrad.cpu.execute import Pair
 
-    pairs = []
+    op, present, pairs = prepared.operator, prepared.present, []
+    numbers = {name: number for number, name in enumerate((*op.inputs, *op.results))}
     for result in op.results:
         for name, spec in present.items():
             if numbers[name] < numbers[result]:
@@ -138,15 +161,15 @@ def _unless_c_order(order: tuple[int, ...]) -> tuple[int, ...] | None:
     return None if order == tuple(range(len(order))) else order
 
 
-def _loops(op: Operator, elements: Mapping[str, Spec], attributes: Attributes) -> layout.Layout:
+def _loops(op: Operator, elements: Mapping[str, Spec], attributes: Attributes, any_stride: bool) -> layout.Layout:
     """The loops over the arrays that have an entry for each element."""
     if op.kind == "slices":
         return layout.Layout(1, 1, 1, (), {})
     shape = next(iter(elements.values())).shape
     strides = {name: (_strides(spec), spec.dtype.itemsize) for name, spec in elements.items()}
     if op.kind == "elements":
-        return layout.elements(shape, strides)
-    return layout.rows(shape, attributes["axis"] if op.kind == "rows" else range(1, 2), strides)
+        return layout.elements(shape, strides, any_stride)
+    return layout.rows(shape, attributes["axis"] if op.kind == "rows" else range(1, 2), strides, any_stride)
 
 
 def _strides(spec: Spec) -> tuple[int, ...]:
@@ -172,12 +195,10 @@ def _operands(
     present: set[str],
 ) -> tuple[dict[str, Any], tuple[tuple[int, tuple[int, ...]], ...]]:
     """The operands as kernels see them, and the numbers of those that must be copies."""
-    from opgrad.cpu.execute import Operand
-
     operands, copies = {}, []
     for name, spec in specs.items():
-        strides = loops.strides.get(name, layout.Strides(loops.n * loops.inner, loops.inner, fits=True))
-        operands[name] = Operand(numbers[name], spec.dtype.name, strides.outer, strides.n)
+        strides = loops.strides.get(name, layout.Strides(loops.n * loops.inner, loops.inner, 1, fits=True))
+        operands[name] = Operand(numbers[name], spec.dtype.name, strides.outer, strides.n, strides.inner)
         packed = layout.contiguous(spec.shape, orders[name], spec.dtype.itemsize)
         moves = [axis for axis, size in enumerate(spec.shape) if size > 1]
         alone = name not in loops.strides and any(_strides(spec)[axis] != packed[axis] for axis in moves)

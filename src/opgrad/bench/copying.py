@@ -7,9 +7,10 @@ import numpy as np
 
 from opgrad.contract import DTYPES
 from opgrad.cpu import elements
-from opgrad.cpu.execute import Operand, Problem, execute, threads_for, words
+from opgrad.cpu.execute import execute, threads_for, words
 from opgrad.cpu.native import inline
 from opgrad.cpu.simd import Vector
+from opgrad.problem import Operand, Problem
 from opgrad.sample import aligned
 
 MOST_COPIED = 1 << 28  # bytes moved: beyond the cache, more of them are not slower

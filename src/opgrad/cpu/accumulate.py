@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 from opgrad.cpu import elements
 from opgrad.cpu.elements import BLOCK
-from opgrad.cpu.execute import Problem, Program
+from opgrad.cpu.execute import Program
 from opgrad.cpu.native import Kernel, inline, kernel
 from opgrad.cpu.rows import map_one
 from opgrad.cpu.simd import Pointer, Vector, load_one, number
+from opgrad.problem import Problem
 
 
 @inline

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from opgrad.cpu.columns import column_max, get, put, streams_columns, sum_exp_logging_columns, sum_exp_scaling_columns
-from opgrad.cpu.execute import Problem, Program, Scratch, Step
+from opgrad.cpu.execute import Program, Scratch, Step
 from opgrad.cpu.labels import TOTAL, label_steps, wrong_label
 from opgrad.cpu.loops import cut, kept_numbers, layout_of, precision
 from opgrad.cpu.math import exp, exp_up_to_zero, log, log_one
@@ -39,6 +39,7 @@ from opgrad.cpu.simd import (
 )
 from opgrad.cpu.space import release_slot, take_slot, working_space
 from opgrad.cpu.tiles import turn_in, turn_out
+from opgrad.problem import Problem
 
 # --- what one row or one vector of samples contributes -------------------------------------------------------------
 

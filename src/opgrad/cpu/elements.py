@@ -8,10 +8,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from opgrad.cpu import parts
-from opgrad.cpu.execute import Operand, Problem, Program, Step
+from opgrad.cpu.execute import Program, Step
 from opgrad.cpu.native import Kernel, inline, kernel
 from opgrad.cpu.rows import map_one, map_two
 from opgrad.cpu.simd import Float, Pointer, Vector
+from opgrad.problem import Operand, Problem
 
 BLOCK: Final = 1 << 15  # elements: long enough that starting a block costs nothing, short enough to share out
 

@@ -15,6 +15,7 @@ from opgrad.cpu import parallel
 from opgrad.cpu.memory import call_address, load_word, stack_words, store_word
 from opgrad.cpu.native import Kernel, inline, native
 from opgrad.cpu.simd import Float, Pointer
+from opgrad.problem import Operand
 
 # Words of a plan: the number of steps, of pairs that must not overlap, where the steps begin; then the pairs.
 STEPS, PAIRS, FIRST_STEP, HEADER = 0, 1, 2, 3
@@ -26,16 +27,6 @@ MAX_OPERANDS: Final = 8
 SCRATCH: Final = -1  # the operand number of scratch memory
 SLOTS: Final = 8  # scratch word: one bit for each working space in use
 STATUS_WORDS: Final = 16  # scratch starts with a status (0: fine), what it is about, and SLOTS
-
-
-@dataclass(frozen=True)
-class Operand:
-    """An array argument or result: its number, dtype and strides in elements."""
-
-    number: int
-    dtype: str
-    outer: int = 0
-    n: int = 1
 
 
 @dataclass(frozen=True)
@@ -53,27 +44,6 @@ class Step:
     kernel: Kernel
     parts: int
     arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What a kernel function is given: the loops' sizes, the operands by name, the attributes.
-
-    `bytes` counts each operand once. Operands that were not given are None. `orders` are the memory orders of
-    their axes.
-    """
-
-    outer: int
-    n: int
-    inner: int
-    operands: Mapping[str, Operand | None]
-    attributes: Mapping[str, Any]
-    shapes: Mapping[str, tuple[int, ...]]
-    orders: Mapping[str, tuple[int, ...]]
-    bytes: int
-
-    def __getitem__(self, name: str) -> Any:
-        return self.operands[name]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from opgrad.cpu import parts
-from opgrad.cpu.execute import STATUS_WORDS, Operand, Problem, Program, Scratch, Step
+from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.cpu.labels import position_of
 from opgrad.cpu.loops import precision
 from opgrad.cpu.memory import copy_bytes, load_i32, load_word, store_i32, store_word
@@ -34,6 +34,7 @@ from opgrad.cpu.simd import (
     store_streaming,
     to_line,
 )
+from opgrad.problem import Operand, Problem
 
 INDICES_PER_PART = 1 << 13
 CHUNK: Final = 64  # addends that are added to each other before they join the total

@@ -6,10 +6,11 @@ from typing import Any, Final
 import numpy as np
 
 from opgrad.cpu import parts
-from opgrad.cpu.execute import STATUS_WORDS, Problem, Scratch, Step
+from opgrad.cpu.execute import STATUS_WORDS, Scratch, Step
 from opgrad.cpu.memory import load_f64, load_word, store_f64, store_word
 from opgrad.cpu.native import kernel
 from opgrad.cpu.simd import Pointer, load_one, number, store_one
+from opgrad.problem import Problem
 
 TOTAL: Final = 3  # scratch word: the sum of the samples' weights, a float64
 LABELS_PER_PART = 1 << 13

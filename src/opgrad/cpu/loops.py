@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from opgrad.cpu import parts
-from opgrad.cpu.execute import Operand, Problem
 from opgrad.cpu.native import vector_lanes
 from opgrad.cpu.tiles import tile_size
+from opgrad.problem import Operand, Problem
 
 KEEP = 1 << 17  # numbers, 512 KiB: the exponentials of a longer strip of columns are computed twice, not kept
 

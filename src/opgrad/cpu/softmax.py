@@ -14,7 +14,7 @@ from opgrad.cpu.columns import (
     write_log_column,
     write_scaled_column,
 )
-from opgrad.cpu.execute import STATUS_WORDS, Problem, Program, Scratch, Step
+from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.cpu.loops import cut, kept_numbers, layout_of, precision
 from opgrad.cpu.math import exp, exp_up_to_zero, log, log_one
 from opgrad.cpu.native import Kernel, inline, kernel, vector_lanes
@@ -34,6 +34,7 @@ from opgrad.cpu.simd import Pointer, Vector, first, full, lanes, load, number, s
 from opgrad.cpu.space import release_slot, take_slot, working_space
 from opgrad.cpu.split import gradient_split, split_combine, split_maxima, split_write
 from opgrad.cpu.tiles import tile_size, turn_in, turn_out
+from opgrad.problem import Problem
 
 
 @kernel

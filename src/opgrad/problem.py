@@ -1,0 +1,37 @@
+"""A call as kernels see it, on any backend: the loops' sizes, the operands with their strides, the attributes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array argument or result: its number, dtype and strides in elements."""
+
+    number: int
+    dtype: str
+    outer: int = 0
+    n: int = 1
+    inner: int = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a kernel function is given: the loops' sizes, the operands by name, the attributes.
+
+    `bytes` counts each operand once. Operands that were not given are None. `orders` are the memory orders of
+    their axes.
+    """
+
+    outer: int
+    n: int
+    inner: int
+    operands: Mapping[str, Operand | None]
+    attributes: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    orders: Mapping[str, tuple[int, ...]]
+    bytes: int
+
+    def __getitem__(self, name: str) -> Any:
+        return self.operands[name]
