@@ -1,0 +1,172 @@
+"""CUDA programs: launches of Triton kernels, compiled once for a signature, then run with nothing but addresses.
+
+Triton's own dispatch looks at every argument at every call. A signature has settled all of that, so a program
+keeps the compiled kernels and their arguments in order; a call fills in the addresses and launches.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import triton
+
+from opgrad.problem import Operand
+
+ALIGNMENT = 16  # bytes: Triton compiles wide loads for pointers that are multiples of this
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Scratch memory from a byte offset on; offsets are multiples of ALIGNMENT."""
+
+    offset: int = 0
+    dtype: str = "float32"
+
+
+class Space:
+    """Scratch memory as it is handed out."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def take(self, count: int, dtype: str) -> Scratch:
+        """Memory for `count` elements."""
+        taken = Scratch(self.size, dtype)
+        self.size += -(-count * (8 if dtype.endswith("64") else 4) // ALIGNMENT) * ALIGNMENT
+        return taken
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel with its arguments by parameter name: numbers, operands, scratch memory, None, constants.
+
+    grid: the number of programs along each axis. warps: per program. ctas: thread blocks of a cluster that share
+    a program. flush: exp2 and rsqrt take denormals for 0, which saves 3 instructions each; log errs on them.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    warps: int = 4
+    ctas: int = 1
+    flush: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the compiler is told.
+
+        Triton would fuse products into the sums behind them: then both factors stay in registers, and a row of
+        32,768 no longer fits. Where fusing is wanted, kernels say fma.
+        """
+        return {
+            "num_warps": self.warps,
+            "num_ctas": self.ctas,
+            "enable_reflect_ftz": self.flush,
+            "enable_fp_fusion": False,
+        }
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a kernel function returns: launches in order, their scratch memory, and the name of its regime.
+
+    checks: launches that leave the place of the first wrong label or index (-1: none) and its value as two int64
+    at the beginning of scratch memory; explain: the exception for them.
+    """
+
+    launches: Sequence[Launch]
+    scratch_bytes: int = 0
+    regime: str = ""
+    checks: Sequence[Launch] = ()
+    explain: Callable[[int, int], Exception] | None = None
+
+
+class Address:
+    """An address as Triton takes tensors: an object with `data_ptr` and `dtype`.
+
+    The other methods are what its interpreter calls to bring a tensor to the host, where the memory already is.
+    """
+
+    def __init__(self, dtype: str, address: int):
+        self.dtype, self.address = dtype, address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def _itself(self, *args: Any, **kwargs: Any) -> "Address":
+        return self
+
+    def _nothing(self, *args: Any) -> None:
+        return None
+
+    untyped_storage = cpu = new_empty = set_ = _itself
+    storage_offset = size = stride = copy_ = _nothing
+
+
+class Compiled:
+    """A program whose kernels are compiled for addresses of certain alignments; `run` may be called by any thread."""
+
+    def __init__(self, program: Program, addresses: Sequence[int], scratch: int):
+        self.program = program
+        self._launches = [_Launch(launch, addresses, scratch) for launch in program.launches]
+
+    def run(self, addresses: Sequence[int], scratch: int, stream: int | None) -> None:
+        """Launch on a stream; addresses by operand number, 0 for those not given."""
+        for launch in self._launches:
+            launch.run(addresses, scratch, stream)
+
+
+class _Launch:
+    """A launch with its kernel compiled."""
+
+    def __init__(self, launch: Launch, addresses: Sequence[int], scratch: int):
+        values = [launch.arguments[name] for name in launch.kernel.arg_names]
+        self.values = [0 if isinstance(value, Operand | Scratch) else value for value in values]
+        self.operands = [(place, v.number) for place, v in enumerate(values) if isinstance(v, Operand)]
+        self.scratch = [(place, v.offset) for place, v in enumerate(values) if isinstance(v, Scratch)]
+        self.dtypes = {place: v.dtype for place, v in enumerate(values) if isinstance(v, Operand | Scratch)}
+        given = self._filled(addresses, scratch)
+        for place, dtype in self.dtypes.items():
+            given[place] = Address(dtype, given[place])
+        if triton.knobs.runtime.interpret:
+            self.interpreted = launch.kernel[launch.grid]
+        else:
+            grid = (*launch.grid, 1, 1)[:3]
+            self.interpreted = None
+            self.launch = launch.kernel.warmup(*given, grid=grid, **launch.options)[grid]
+
+    def _filled(self, addresses: Sequence[int], scratch: int) -> list[Any]:
+        values = self.values.copy()
+        for place, number in self.operands:
+            values[place] = addresses[number]
+        for place, offset in self.scratch:
+            values[place] = scratch + offset
+        return values
+
+    def run(self, addresses: Sequence[int], scratch: int, stream: int | None) -> None:
+        values = self._filled(addresses, scratch)
+        if self.interpreted is None:
+            self.launch(*values, stream=stream)
+        else:
+            for place, dtype in self.dtypes.items():
+                values[place] = Address(dtype, values[place])
+            self.interpreted(*values)
+
+
+@dataclass(frozen=True)
+class Device:
+    """What decides about regimes: the number of multiprocessors, and the bytes of shared memory of a program."""
+
+    multiprocessors: int = 132
+    shared_memory: int = 232448
+
+
+@cache
+def device() -> Device:
+    """The first device; an H200 where there is none to ask."""
+    try:
+        properties = triton.runtime.driver.active.utils.get_device_properties(0)
+    except (RuntimeError, AttributeError, TypeError):
+        return Device()
+    return Device(properties["multiprocessor_count"], properties["max_shared_mem"])

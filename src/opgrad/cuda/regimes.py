@@ -1,0 +1,173 @@
+"""Which kernel works on how much: the regimes of operators that reduce rows, and where one ends.
+
+A tile is ROWS rows of BLOCK elements, held in the registers of one program.
+
+    short rows    a tile holds several whole rows, so that a program has enough bytes in flight
+    one row       a tile holds one whole row
+    columns       the reduced axis is not the last in memory: neighbours in memory belong to different rows, and a
+                  tile takes 64 bytes or more of them
+    long rows,    a program goes over its rows in pieces, twice; the second time from the end, where the pieces
+    long columns  are still in the L2 cache. As many pieces are on their way to shared memory as leave room for no
+                  second program on the multiprocessor: fewer rows at a time are more likely to stay in the cache
+    few rows,     there are fewer tiles than the device can work on at a time: each row is shared out to several
+    few columns   programs, which first leave what they found in their piece, then all put the pieces together
+    cluster       a row too long for one thread block is held by the blocks of a cluster, so that it is read once
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+
+from opgrad.cuda.execute import device
+from opgrad.problem import Operand, Problem
+
+VECTOR_BYTES = 16  # the widest load of a thread
+WIDE = 1 << 31  # offsets from here on need 64 bits
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Elements in float32, for one array kept in registers; two arrays or float64 halve them.
+
+    row: most elements of a tile. 32,768 fit 32 warps without spilling on sm_90, twice as many do not.
+    tile: elements of a tile of short rows or narrow columns. 16 KiB; a multiprocessor needs about 32 KiB in flight.
+    piece: elements of a step in a loop over long rows.
+    ahead: bytes of the pieces that are on their way to shared memory, which holds 227 KiB on sm_90.
+    peel: shortest row whose unaligned ends are taken apart so that the rest can be read in whole vectors.
+    column_bytes: the fewest bytes of neighbouring columns in a tile that are read at a good speed.
+    share: the fewest elements of a row worth a program of their own.
+    """
+
+    row: int = 32768
+    tile: int = 4096
+    piece: int = 8192
+    ahead: int = 128 << 10
+    peel: int = 256
+    column_bytes: int = 64
+    share: int = 4096
+
+
+LIMITS = Limits()
+CLUSTER_SINCE = (3, 9)  # the first Triton whose compiler reduces a [1, N] tile across a cluster
+MOST_CTAS = 16
+LONG_WARPS = 16
+
+
+@dataclass(frozen=True)
+class Regime:
+    """The choice for one problem.
+
+    parts: programs that share a row, with per_part elements each. stages: pieces under way in a loop. ctas: of a
+    cluster.
+    """
+
+    name: str
+    rows: int
+    block: int
+    warps: int
+    parts: int = 1
+    per_part: int = 0
+    stages: int = 1
+    ctas: int = 1
+
+
+def power_of_2(n: int) -> int:
+    """The least power of 2 that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def choose(problem: Problem, operands: Sequence[Operand], streams: int, labelled: bool = False) -> Regime:
+    """The regime for a problem whose kernel keeps `streams` arrays of a tile in registers.
+
+    operands: those that have an entry for each element. labelled: rows have labels, whose classes and factors take
+    registers too; in columns, where a thread has a part of many rows, as many as the elements.
+    """
+    samples = problem.outer * problem.inner
+    double = any(operand.dtype == "float64" for operand in operands)
+    share = streams * (2 if double else 1)
+    most, tile, piece = LIMITS.row // share, max(LIMITS.tile // share, 1), max(LIMITS.piece // share, 1)
+    if vectors(problem, operands).peel:
+        tile //= 2  # the ends of a tile's rows take as many registers as the rest
+    block = power_of_2(problem.n)
+    least = 1 if problem.inner == 1 else _least_columns(problem, operands)
+    rows = min(max(least, tile // block), power_of_2(samples))
+    kind = "rows" if problem.inner == 1 else "columns"
+    if labelled and kind == "columns":
+        most //= 2
+    programs = -(-samples // rows)
+    parts = min(2 * device().multiprocessors // max(programs, 1), problem.n * rows // LIMITS.share)
+    if 2 * programs <= device().multiprocessors and parts > 1:
+        step = max(min(piece, LIMITS.share) // rows, 1)
+        per_part = -(-problem.n // (parts * step)) * step
+        return Regime(f"few {kind}", rows, step, _warps(rows * step), -(-problem.n // per_part), per_part)
+    if rows * block <= most:
+        name = "columns" if kind == "columns" else "one row" if rows == 1 else "short rows"
+        return Regime(name, rows, block, _warps(rows * block * share))
+    if kind == "rows" and block // most <= MOST_CTAS and clusters():
+        return Regime("cluster", 1, block, 16, ctas=block // most)
+    step = max(piece // rows, 1)
+    size = rows * step * streams * max(itemsize(operand.dtype) for operand in operands)
+    stages = max(min(LIMITS.ahead, device().shared_memory // 2) // size, 2)
+    return Regime(f"long {kind}", rows, step, LONG_WARPS, stages=stages)
+
+
+def pieces(problem: Problem, operands: Sequence[Operand]) -> Regime:
+    """The tiles for a problem whose elements need nothing of each other."""
+    tile = LIMITS.tile if problem.inner == 1 else LIMITS.tile // 2
+    block = min(power_of_2(problem.n), tile)
+    least = 1 if problem.inner == 1 else _least_columns(problem, operands)
+    rows = min(max(least, tile // block), power_of_2(problem.outer * problem.inner))
+    return Regime("pieces", rows, min(block, max(tile // rows, 1)), 8)
+
+
+def _least_columns(problem: Problem, operands: Sequence[Operand]) -> int:
+    smallest = min(itemsize(operand.dtype) for operand in operands)
+    return min(LIMITS.column_bytes // smallest, power_of_2(problem.inner))
+
+
+def _warps(elements: int) -> int:
+    """Warps for a tile: 32 elements a thread, between 4 and 16 warps. 32 warps leave too few registers to each."""
+    return min(max(power_of_2(elements) // 1024, 4), 16)
+
+
+@cache
+def clusters() -> bool:
+    """Whether this Triton reduces across a cluster."""
+    return tuple(int(part) for part in version("triton").split(".")[:2]) >= CLUSTER_SINCE
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """How the elements of a row can be read: `width` at a time, after peeling off unaligned ends or not."""
+
+    width: int
+    peel: bool
+
+
+def vectors(problem: Problem, operands: Sequence[Operand]) -> Vectors:
+    """The widest vectors that all operands allow.
+
+    Triton sees by itself whether sizes are multiples of 16 elements. Here they are multiples of less, or of
+    nothing: then the rows of all operands must at least begin at the same distance from an aligned address.
+    """
+    if problem.inner > 1 or any(operand.n != 1 for operand in operands):
+        return Vectors(1, peel=False)
+    widest = max(VECTOR_BYTES // itemsize(operand.dtype) for operand in operands)
+    outers = [operand.outer for operand in operands] if problem.outer > 1 else [0]
+    common = math.gcd(widest, problem.n, *outers)
+    together = len({outer % widest for outer in outers}) == 1
+    if common < widest and together and problem.n >= LIMITS.peel:
+        return Vectors(widest, peel=True)
+    return Vectors(common, peel=False)
+
+
+def wide(problem: Problem, operands: Sequence[Operand]) -> bool:
+    """Whether offsets inside a row need 64 bits."""
+    return any(abs(operand.n) * problem.n >= WIDE for operand in operands)
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of an element."""
+    return {"float64": 8, "float32": 4}.get(dtype, 2)

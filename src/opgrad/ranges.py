@@ -1,0 +1,42 @@
+"""The words for labels and indices that are out of range, on every backend."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from opgrad.problem import Problem
+
+Explain = Callable[[int, int], Exception]  # from the place of a wrong number in memory order, and the number
+
+
+def wrong_label(problem: Problem, operator: str) -> Explain:
+    """The message for a label that is out of range."""
+    shape, order = problem.shapes["labels"], problem.orders["labels"]
+    ignore, classes = problem.attributes["ignore_index"], problem.n
+
+    def explain(position: int, value: int) -> Exception:
+        place = position_of(position, shape, order)
+        expected = f"0 to {classes - 1}" if classes else "no label, as there are 0 classes"
+        also = "" if ignore is None else f" or ignore_index {ignore}"
+        return ValueError(f"{operator}: labels{place} is {value}, expected {expected}{also}")
+
+    return explain
+
+
+def wrong_index(problem: Problem, operator: str, size: int) -> Explain:
+    """The message for an index that is out of range on an axis of this size."""
+    shape = problem.shapes["indices"]
+
+    def explain(position: int, value: int) -> Exception:
+        place = position_of(position, shape, tuple(range(len(shape))))
+        expected = f"{-size} to {size - 1}" if size else "no index, as the axis has size 0"
+        return ValueError(f"{operator}: indices{place} is {value}, expected {expected}")
+
+    return explain
+
+
+def position_of(position: int, shape: tuple[int, ...], order: tuple[int, ...]) -> str:
+    """`[i, j]` of the element at a position in memory order; nothing for a single number."""
+    moved = np.unravel_index(position, [shape[axis] for axis in order])
+    found = [int(moved[order.index(axis)]) for axis in range(len(shape))]
+    return f"[{', '.join(map(str, found))}]" if found else ""
