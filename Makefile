@@ -16,15 +16,15 @@ help:
 train: $(VENV)/.train
 	$(RUN)/opgrad train examples/digits
 
-test: $(VENV)/.dev
+test: $(VENV)/.torch
 	$(RUN)/python -m pytest
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.torch
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.torch
 	$(RUN)/opgrad bench
 
 tables: $(VENV)/.dev
@@ -37,6 +37,10 @@ $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "opgrad needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.dev tools/install_torch.py
+	$(RUN)/python tools/install_torch.py
 	@touch $@
 
 $(VENV)/.%: $(VENV)/.python pyproject.toml
