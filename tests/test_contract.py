@@ -74,6 +74,12 @@ def test_tensors(op):
         assert set(names) <= set(op.inputs), result
 
 
+def test_what_takes_labels_or_indices_has_check(op):
+    assert ("check" in op.attributes) == bool({"labels", "indices"} & set(op.inputs))
+    assert op.attributes.get("check", False) is False
+    assert all("check" not in name.attributes for name in op.onnx)
+
+
 def test_onnx_names(op):
     for name in op.onnx:
         known = {*op.inputs, *op.attributes}

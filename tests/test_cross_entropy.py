@@ -9,9 +9,12 @@ from accuracy import check
 from samples import bits, call, cast, for_operators, losses_and_gradients, positive_zeros, reference, sample
 
 import opgrad
-from opgrad.contract import DTYPES, FLOATS, operators
+from opgrad.contract import DTYPES, FLOATS, Spec, operators
+from opgrad.plans import plan
 
-LOSS, LOSS_GRAD, FUSED = (operators()[f"softmax_cross_entropy_loss{end}"] for end in ("", "_grad", "_and_grad"))
+LOSS, LOSS_ONLY, LOSS_GRAD, FUSED = (
+    operators()[f"softmax_cross_entropy_loss{end}"] for end in ("", "_only", "_grad", "_and_grad")
+)
 CLASSES = for_operators(lambda op: op.kind == "classes")
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -65,7 +68,7 @@ def test_bias_is_added_to_ignored_samples_and_where_the_divisor_is_0(dtype, rng)
 
 
 def test_ignore_index_inside_and_outside_the_classes(dtype, rng):
-    for op in (LOSS, LOSS_GRAD, FUSED):
+    for op in (LOSS, LOSS_ONLY, LOSS_GRAD, FUSED):
         for ignored in (0, 2, -1, 3, -100, 2**31, 2**62, -(2**63)):
             arguments = sample(op, (8, 3), dtype, rng, ignore_index=ignored)
             arguments["labels"][::3] = ignored
@@ -105,6 +108,33 @@ def test_out_dtype(op, result, dtype, rng):
             assert each.dtype == DTYPES[result]
         same = call(op, arguments | {"out_dtype": spellings.get(result, result)})
         assert [bits(each) for each in same] == [bits(each) for each in call(op, arguments | {"out_dtype": result})]
+
+
+@for_operators(lambda op: "out_dtype" in op.attributes and len(op.results) > 1)
+@pytest.mark.parametrize(
+    "wanted", [("float32", "bfloat16"), ("float64", np.float16), (None, "float32"), (np.dtype("f2"), None)], ids=str
+)
+def test_out_dtype_of_each_result(op, wanted, rng):
+    """A tuple has a dtype for each result; None stands for that of the logits."""
+    for shape in [(9, 5), (7, 130), (3, 40, 9)]:
+        for reduction in ("none", "mean"):
+            arguments = sample(op, shape, "bfloat16", rng, reduction=reduction, ignore_index=1)
+            results = check(op, arguments | {"out_dtype": wanted}, f"{shape} to {wanted}")
+            named = [DTYPES["bfloat16"] if each is None else np.dtype(each) for each in wanted]
+            assert [result.dtype for result in results] == named
+            out = tuple(np.empty_like(result) for result in results)
+            again = call(op, arguments | {"out_dtype": wanted, "out": out})
+            assert [bits(each) for each in again] == [bits(each) for each in results]
+
+
+def test_out_dtype_of_the_loss_with_the_gradient_in_place(rng):
+    arguments = sample(FUSED, (9, 37), "bfloat16", rng) | {"out_dtype": ("float32", None)}
+    loss, gradient = call(FUSED, arguments)
+    own = arguments | {"logits": arguments["logits"].copy()}
+    call(FUSED, own | {"out": (np.empty_like(loss), own["logits"])})
+    assert bits(own["logits"]) == bits(gradient)
+    with pytest.raises(TypeError, match="out for loss has dtype bfloat16, expected float32"):
+        call(FUSED, arguments | {"out": (loss.astype(gradient.dtype), gradient)})
 
 
 @CLASSES
@@ -166,6 +196,39 @@ def test_log_prob_is_complete_for_ignored_samples(dtype, rng):
     arguments["labels"][:3] = 0
     log_prob = call(LOSS, arguments)[1]
     assert bits(log_prob) == bits(opgrad.log_softmax(arguments["logits"], 1))
+
+
+def test_loss_alone_is_the_loss(dtype, rng):
+    for shape in [(40, 7), (9, 37), (3, 1000), (2, 5, 33), (2, 200, 40)]:
+        for reduction in REDUCTIONS:
+            arguments = sample(LOSS, shape, dtype, rng, reduction=reduction, ignore_index=3)
+            arguments["labels"].flat[::3] = 3
+            alone, loss = call(LOSS_ONLY, arguments)[0].astype("float64"), call(LOSS, arguments)[0].astype("float64")
+            rough = {"float16": 2e-3, "bfloat16": 2e-2}.get(dtype, 1e-5)
+            np.testing.assert_allclose(alone, loss, rtol=rough, atol=1e-6, err_msg=f"{shape}, {reduction}")
+
+
+@pytest.mark.parametrize("shape", [(2, 100_000), (2, 300, 17)], ids=["row", "column"])
+def test_loss_alone_of_logits_that_come_in_blocks(shape, dtype, rng):
+    """What a block holds decides about the row as in one piece: -inf adds nothing, NaN and +inf make it NaN."""
+    last = shape[1] - 1
+    for part, value in [
+        (slice(0, last), -np.inf), (slice(1, None), -np.inf), (slice(None), -np.inf), (slice(0, 1), np.nan),
+        (slice(last, None), np.nan), (slice(last, None), np.inf), (slice(0, 1), 300.0), (slice(last, None), 300.0),
+    ]:  # fmt: skip
+        arguments = sample(LOSS_ONLY, shape, dtype, rng, reduction="none")
+        arguments["logits"][0, part] = value
+        arguments["labels"][0] = last
+        check(LOSS_ONLY, arguments, f"{part}, {value}")
+    arguments["logits"][0] = -np.inf
+    arguments["logits"][0, 0] = np.nan
+    assert np.isnan(check(LOSS_ONLY, arguments)[0][0].astype("float64")).all()
+
+
+def test_loss_without_a_gradient_takes_no_room_for_rows():
+    for op in (LOSS, LOSS_ONLY):
+        specs = [Spec((64, 50_000), DTYPES["float32"]), Spec((64,), DTYPES["int64"]), None]
+        assert plan(op, specs, {}).scratch_bytes < 1 << 13
 
 
 def test_fused_loss_is_loss_and_gradient(dtype, rng):

@@ -165,6 +165,54 @@ def test_out_dtype(op, rng):
         call(op, arguments, out_dtype=swapped)
 
 
+@for_operators(lambda op: "out_dtype" in op.attributes and len(op.results) > 1)
+def test_out_dtype_of_each_result(op, rng):
+    arguments = sample(op, (4, 3), "float32", rng)
+    for wrong in ((), ("float32",), ("float32",) * 3):
+        message = f"out_dtype is {wrong!r}, expected one dtype or a tuple of 2"
+        fails(op, arguments, TypeError, message, out_dtype=wrong)
+    first, second = op.results
+    for wrong, name in (("int32", "int32"), ("nonsense", "'nonsense'")):
+        for result, pair in ((first, (wrong, "float32")), (second, (None, wrong))):
+            message = f"out_dtype for {result} is {name}, expected one of {FLOAT_NAMES}"
+            fails(op, arguments, TypeError, message, out_dtype=pair)
+
+
+@for_operators(lambda op: "out_dtype" in op.attributes and len(op.results) == 1)
+def test_one_result_has_one_out_dtype(op, rng):
+    arguments = sample(op, (4, 3), "float32", rng)
+    for wrong in (("float32",), ("float32", "float32")):
+        fails(op, arguments, TypeError, f"out_dtype is {wrong}, expected one of {FLOAT_NAMES}", out_dtype=wrong)
+
+
+def flags(op):
+    return [name for name, default in op.attributes.items() if isinstance(default, bool)]
+
+
+@for_operators(flags)
+def test_flags(op, rng):
+    """Only a bool is one: a number may be meant for another parameter."""
+    arguments = sample(op, (4, 3), "float32", rng)
+    for name in flags(op):
+        for wrong in (1, 0, "yes", None, [True], np.float32(1)):
+            fails(op, arguments, TypeError, f"{name} is {wrong!r}, expected a bool", **{name: wrong})
+        for right in (True, False):
+            expected = [bits(result) for result in call(op, arguments, **{name: right})]
+            assert [bits(result) for result in call(op, arguments, **{name: np.bool_(right)})] == expected
+
+
+@for_operators(lambda op: "check" in op.attributes)
+def test_check_changes_nothing_on_the_cpu(op, rng):
+    arguments = sample(op, (4, 3), "float32", rng)
+    expected = [bits(result) for result in call(op, arguments)]
+    for check in (False, True):
+        assert [bits(result) for result in call(op, arguments, check=check)] == expected
+        name = "labels" if "labels" in op.inputs else "indices"
+        wrong = arguments | {name: np.full_like(arguments[name], 99)}
+        with pytest.raises(ValueError, match=f"^{op.name}: {name}\\[0\\] is 99, expected"):
+            call(op, wrong, check=check)
+
+
 @for_operators(lambda op: "alpha" in op.attributes)
 def test_alpha(op, rng):
     arguments = sample(op, (4, 3), "float32", rng)

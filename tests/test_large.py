@@ -75,6 +75,9 @@ def test_loss(x):
     x[-1, 5] = 20
     labels = np.zeros(ROWS, np.int32)
     labels[-1] = 5
+    losses = opgrad.softmax_cross_entropy_loss_only(x, labels, reduction="none", out_dtype="float32")
+    np.testing.assert_allclose(losses[:-1], np.log(LENGTH), rtol=1e-6)
+    assert losses[-1] < 1e-3
     loss, gradient = opgrad.softmax_cross_entropy_loss_and_grad(
         x, labels, reduction="sum", out=(np.empty((), np.float16), x)
     )

@@ -43,6 +43,15 @@ def test_empty_results_write_nothing(op, dtype, rng):
             assert all(guard.untouched() for guard in guards), f"{shape}, {reduction}"
 
 
+def test_empty_results_may_have_any_strides(op, rng):
+    """NumPy gives empty arrays strides of 0 here and there; they repeat nothing."""
+    arguments = sample(op, (0, 3, 2), "float32", rng, axis=1, reduction="none", indices=(0,))
+    memory = np.empty(1, np.float32)
+    outputs = [np.lib.stride_tricks.as_strided(memory, r.shape, (0,) * r.ndim) for r in call(op, arguments)]
+    assert all(output.size == 0 for output in outputs)
+    call(op, arguments, out=packed(outputs))
+
+
 def test_out_itself_is_returned(op, rng):
     arguments = sample(op, (5, 33), "float32", rng)
     outputs = like(call(op, arguments))

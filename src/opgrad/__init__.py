@@ -18,6 +18,7 @@ from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss,
     softmax_cross_entropy_loss_and_grad,
     softmax_cross_entropy_loss_grad,
+    softmax_cross_entropy_loss_only,
 )
 from opgrad.ops.gather import gather, gather_grad
 from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
@@ -45,6 +46,7 @@ __all__ = [
     "softmax_cross_entropy_loss",
     "softmax_cross_entropy_loss_and_grad",
     "softmax_cross_entropy_loss_grad",
+    "softmax_cross_entropy_loss_only",
     "softmax_grad",
     "tanh",
     "tanh_grad",

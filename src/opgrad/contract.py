@@ -280,15 +280,26 @@ def _ignore_index(op: Operator, value: Any, shapes: Shapes, attributes: Attribut
     return number
 
 
-def _out_dtype(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> np.dtype[Any] | None:
+def _out_dtype(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> Any:
+    """A dtype for all results, or a tuple with one for each; None stands for the result's own."""
+    if not isinstance(value, tuple):
+        return _float_dtype(op, "out_dtype", value)
+    if len(op.results) == 1:
+        raise TypeError(f"{op.name}: out_dtype is {value!r}, expected one of {', '.join(FLOATS)}")
+    if len(value) != len(op.results):
+        raise TypeError(f"{op.name}: out_dtype is {value!r}, expected one dtype or a tuple of {len(op.results)}")
+    return tuple(_float_dtype(op, f"out_dtype for {name}", each) for name, each in zip(op.results, value, strict=True))
+
+
+def _float_dtype(op: Operator, what: str, value: Any) -> np.dtype[Any] | None:
     if value is None:
         return None
     try:
         dtype = DTYPES["bfloat16"] if value == "bfloat16" else np.dtype(value)
-    except TypeError:
-        raise TypeError(f"{op.name}: out_dtype is {value!r}, expected one of {', '.join(FLOATS)}") from None
+    except (TypeError, ValueError):
+        raise TypeError(f"{op.name}: {what} is {value!r}, expected one of {', '.join(FLOATS)}") from None
     if dtype.name not in FLOATS or not dtype.isnative:
-        raise TypeError(f"{op.name}: out_dtype is {dtype}, expected one of {', '.join(FLOATS)}")
+        raise TypeError(f"{op.name}: {what} is {dtype}, expected one of {', '.join(FLOATS)}")
     return dtype
 
 
@@ -312,8 +323,13 @@ def _shape(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> 
     return shape
 
 
-def _flag(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> bool:
-    return bool(value)
+def _flag(name: str) -> Callable[[Operator, Any, Shapes, Attributes], bool]:
+    def check(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> bool:
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{op.name}: {name} is {value!r}, expected a bool")
+        return bool(value)
+
+    return check
 
 
 _ATTRIBUTES: dict[str, Callable[[Operator, Any, Shapes, Attributes], Any]] = {
@@ -323,6 +339,7 @@ _ATTRIBUTES: dict[str, Callable[[Operator, Any, Shapes, Attributes], Any]] = {
     "ignore_index": _ignore_index,
     "out_dtype": _out_dtype,
     "alpha": _alpha,
-    "scale_down": _flag,
-    "overwrite": _flag,
+    "scale_down": _flag("scale_down"),
+    "overwrite": _flag("overwrite"),
+    "check": _flag("check"),
 }

@@ -1,7 +1,7 @@
 """Plans: a call's signature checked and laid out; for the CPU, turned into the words that native code runs."""
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from opgrad import layout
 from opgrad.contract import DTYPES, Attributes, Operator, Spec, check_arrays
 from opgrad.problem import Operand, Problem
+from opgrad.ranges import Explain
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Plan:
     scratch_bytes: int
     parts_max: int
     words: Any
-    explain: Callable[[int, int, int], Exception]
+    explain: Explain
 
     @property
     def address(self) -> int:
@@ -47,8 +48,8 @@ class Plan:
 
     def error(self, scratch: int) -> Exception:
         """The exception for a run that returned a status, from what it left in scratch."""
-        status = (ctypes.c_int64 * 4).from_address(scratch)
-        return self.explain(status[0], status[1], status[2])
+        status = (ctypes.c_int64 * 3).from_address(scratch)
+        return self.explain(status[1], status[2])
 
 
 def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out: Sequence[Spec] | None = None) -> Plan:
@@ -60,7 +61,7 @@ def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out
 
     prepared = prepare(op, specs, attributes, out)
     program = op.kernel()(prepared.problem)
-    code = words(program.steps, _pairs(prepared) if prepared.brought else ())
+    code = words(program.steps, pairs(prepared) if prepared.brought else ())
     return Plan(
         op,
         tuple(prepared.results.values()),
@@ -69,18 +70,20 @@ def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out
         program.scratch_bytes,
         max((step.parts for step in program.steps), default=1),
         (ctypes.c_int64 * len(code))(*code),
-        program.explain or _no_status,
+        program.explain or _unexplained,
     )
 
 
 def result_specs(op: Operator, inputs: Mapping[str, Spec | None], attributes: Attributes) -> dict[str, Spec]:
     """Shapes and dtypes of the results."""
     shapes = {name: spec.shape for name, spec in inputs.items() if spec is not None}
+    asked = attributes.get("out_dtype")
+    dtypes = asked if isinstance(asked, tuple) else (asked,) * len(op.results)
     specs = {}
-    for name, tensor in op.results.items():
+    for (name, tensor), dtype in zip(op.results.items(), dtypes, strict=True):
         model = inputs[tensor.dtype_of or op.arrays[0]]
-        dtype = attributes.get("out_dtype") or (model.dtype if model else DTYPES["float32"])
-        specs[name] = Spec(tensor.shape(shapes, attributes) if tensor.shape else (), dtype)
+        own = model.dtype if model else DTYPES["float32"]
+        specs[name] = Spec(tensor.shape(shapes, attributes) if tensor.shape else (), dtype or own)
     return specs
 
 
@@ -93,7 +96,8 @@ def check_out(op: Operator, results: Mapping[str, Spec], out: Sequence[Spec]) ->
             raise ValueError(
                 f"{op.name}: out for {name} has shape {given.shape}, expected {spec.shape}, {op.results[name].as_in}"
             )
-        if any(stride == 0 and size > 1 for stride, size in zip(_strides(given), given.shape, strict=True)):
+        repeats = [stride == 0 and size > 1 for stride, size in zip(_strides(given), given.shape, strict=True)]
+        if any(repeats) and all(given.shape):
             raise ValueError(f"{op.name}: out for {name} repeats elements (stride 0), expected distinct ones")
 
 
@@ -129,11 +133,11 @@ def prepare(
     return Prepared(op, problem, results, copies, present, brought=out is not None)
 
 
-def _pairs(prepared: Prepared) -> list[Any]:
+def pairs(prepared: Prepared) -> list[Any]:
     """The results in `out` with every other array that they must not overlap."""
     from opgrad.cpu.execute import Pair
 
-    op, present, pairs = prepared.operator, prepared.present, []
+    op, present, found = prepared.operator, prepared.present, []
     numbers = {name: number for number, name in enumerate((*op.inputs, *op.results))}
     for result in op.results:
         for name, spec in present.items():
@@ -141,8 +145,8 @@ def _pairs(prepared: Prepared) -> list[Any]:
                 output = present[result]
                 same = spec.dtype == output.dtype and _strides(spec) == _strides(output)
                 same &= name in op.in_place.get(result, ())
-                pairs.append(Pair(numbers[result], numbers[name], _covered(output), _covered(spec), same))
-    return pairs
+                found.append(Pair(numbers[result], numbers[name], _covered(output), _covered(spec), same))
+    return found
 
 
 def _covered(spec: Spec) -> tuple[int, int]:
@@ -153,8 +157,8 @@ def _covered(spec: Spec) -> tuple[int, int]:
     return sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps) + spec.dtype.itemsize
 
 
-def _no_status(status: int, position: int, value: int) -> Exception:
-    return RuntimeError(f"opgrad: a kernel left status {status} ({position}, {value})")
+def _unexplained(position: int, value: int) -> Exception:
+    return RuntimeError(f"opgrad: a kernel left a status that it does not explain ({position}, {value})")
 
 
 def _unless_c_order(order: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -5,7 +5,7 @@ are filled in at each call, so one plan serves many threads at once.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from struct import pack, unpack
@@ -16,6 +16,7 @@ from opgrad.cpu.memory import call_address, load_word, stack_words, store_word
 from opgrad.cpu.native import Kernel, inline, native
 from opgrad.cpu.simd import Float, Pointer
 from opgrad.problem import Operand
+from opgrad.ranges import Explain
 
 # Words of a plan: the number of steps, of pairs that must not overlap, where the steps begin; then the pairs.
 STEPS, PAIRS, FIRST_STEP, HEADER = 0, 1, 2, 3
@@ -52,7 +53,7 @@ class Program:
 
     steps: Sequence[Step]
     scratch_bytes: int = 0
-    explain: Callable[[int, int, int], Exception] | None = None
+    explain: Explain | None = None
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,10 @@ registers and written once, in an order that depends on the arguments alone.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, Final
 
 from opgrad.cpu import parts
 from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
-from opgrad.cpu.labels import position_of
 from opgrad.cpu.loops import precision
 from opgrad.cpu.memory import copy_bytes, load_i32, load_word, store_i32, store_word
 from opgrad.cpu.native import inline, kernel, vector_lanes
@@ -35,6 +33,7 @@ from opgrad.cpu.simd import (
     to_line,
 )
 from opgrad.problem import Operand, Problem
+from opgrad.ranges import wrong_index
 
 INDICES_PER_PART = 1 << 13
 CHUNK: Final = 64  # addends that are added to each other before they join the total
@@ -87,18 +86,6 @@ def index_steps(problem: Problem, size: int) -> tuple[list[Step], int]:
         "scratch": Scratch(),
     }
     return [Step(check_indices, made, arguments), Step(report_indices, 1, arguments)], 8 * (STATUS_WORDS + made)
-
-
-def wrong_index(problem: Problem, operator: str, size: int) -> Callable[[int, int, int], Exception]:
-    """The message for an index that is out of range."""
-    shape = problem.shapes["indices"]
-
-    def explain(status: int, position: int, value: int) -> Exception:
-        place = position_of(position, shape, tuple(range(len(shape))))
-        expected = f"{-size} to {size - 1}" if size else "no index, as the axis has size 0"
-        return ValueError(f"{operator}: indices{place} is {value}, expected {expected}")
-
-    return explain
 
 
 # --- forward -------------------------------------------------------------------------------------------------------

@@ -1,14 +1,11 @@
 """Integer labels and indices: read and checked before anything is written."""
 
-from collections.abc import Callable
 from typing import Any, Final
-
-import numpy as np
 
 from opgrad.cpu import parts
 from opgrad.cpu.execute import STATUS_WORDS, Scratch, Step
 from opgrad.cpu.memory import load_f64, load_word, store_f64, store_word
-from opgrad.cpu.native import kernel
+from opgrad.cpu.native import inline, kernel
 from opgrad.cpu.simd import Pointer, load_one, number, store_one
 from opgrad.problem import Problem
 
@@ -58,6 +55,15 @@ def sum_labels(part, made, found, labels: Pointer, scratch):
     store_f64(scratch, TOTAL, total)
 
 
+@inline
+def divisor_inverse(scratch: int, mean: int) -> float:
+    """1 / (sum of weights) for the mean, 0 if that sum is 0; else 1."""
+    if not mean:
+        return 1.0
+    total = load_f64(scratch, TOTAL)
+    return 0.0 if total == 0.0 else 1.0 / total
+
+
 def label_steps(problem: Problem, precision: str) -> tuple[list[Step], dict[str, Any], int]:
     """The steps that read the labels, the arguments `classes`, `weights` they make, and the scratch they take."""
     samples = problem.outer * problem.inner
@@ -84,24 +90,3 @@ def label_steps(problem: Problem, precision: str) -> tuple[list[Step], dict[str,
     steps = [Step(read_labels, made, arguments), Step(sum_labels, 1, arguments)]
     end = weights.offset + 8 * (samples + 64)
     return steps, {"classes": classes, "weights": weights, "scratch": Scratch()}, (end + 63) & ~63
-
-
-def wrong_label(problem: Problem, operator: str) -> Callable[[int, int, int], Exception]:
-    """The message for a label that is out of range."""
-    shape, order = problem.shapes["labels"], problem.orders["labels"]
-    ignore, classes = problem.attributes["ignore_index"], problem.n
-
-    def explain(status: int, position: int, value: int) -> Exception:
-        place = position_of(position, shape, order)
-        expected = f"0 to {classes - 1}" if classes else "no label, as there are 0 classes"
-        also = "" if ignore is None else f" or ignore_index {ignore}"
-        return ValueError(f"{operator}: labels{place} is {value}, expected {expected}{also}")
-
-    return explain
-
-
-def position_of(position: int, shape: tuple[int, ...], order: tuple[int, ...]) -> str:
-    """`[i, j]` of the element at a position in memory order; nothing for a single number."""
-    moved = np.unravel_index(position, [shape[axis] for axis in order])
-    found = [int(moved[order.index(axis)]) for axis in range(len(shape))]
-    return f"[{', '.join(map(str, found))}]" if found else ""

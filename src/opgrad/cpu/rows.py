@@ -14,6 +14,7 @@ from opgrad.cpu.simd import (
     load,
     load_masked,
     maximum,
+    number,
     prefetch,
     reduce_add,
     reduce_max,
@@ -25,6 +26,9 @@ from opgrad.cpu.simd import (
 )
 
 AHEAD: Final = 2048  # elements between a prefetch and its use: the hardware's own stop at every page of 4 KiB
+# Elements of a row that are read twice in turn: 128 KiB of float32 stay in the second-level cache. Rows of 262,144 took
+# 1.29 times as long in one go; blocks for the first-level cache 1.18 times as long at 32,000.
+READ_TWICE: Final = 1 << 15
 CHUNK: Final = 64  # terms that are added to each other before they join the total: the error grows with n/64 + 64
 
 
@@ -185,6 +189,26 @@ write_scaled, write_exp_scaled, write_log = map_one(scaled), map_one(_exp_times)
 
 step_scaled, step_log = behind_one(scaled), behind_one(minus_both)
 sum_exp_scaling, sum_exp_logging = row_sum_exp(step_scaled), row_sum_exp(step_log)
+
+
+@inline
+def row_max_sum_exp(x: Any, n: int, ahead: Any) -> Any:
+    """The largest of x[0:n] and the sum of exp(x - largest), where nothing is written; asks for the row `ahead`.
+
+    A block at a time, so that x is in the cache when it is read again. Blocks of -inf add 0, not NaN.
+    """
+    m, s = number(x, MINUS_INFINITY), number(x, 0.0)
+    for begin in range(0, n, READ_TWICE):
+        block, size = x + begin, min(READ_TWICE, n - begin)
+        top = max(m, row_max(block, 0, size))
+        shift = top if top > MINUS_INFINITY else number(x, 0.0)
+        coming = x + (begin + READ_TWICE) if begin + READ_TWICE < n else ahead
+        added, _ = sum_exp_scaling(block, 0, size, shift, x, 0, coming, x, 0, 0, x, shift, 0.0)
+        if begin:
+            s *= reduce_max(exp_up_to_zero(full(x, m - shift)))
+        s += added
+        m = top
+    return m, s
 
 
 def behind_two(formula: Callable[..., Vector]) -> Callable[..., int]:

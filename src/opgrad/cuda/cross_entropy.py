@@ -180,7 +180,7 @@ def loss_share(
     """The logits of the classes are picked here, before another program can write over them."""
     sample, exists = samples_of(tl.program_id(0), samples, ROWS)
     part = tl.program_id(1).to(INDEX)
-    label, counts, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
+    label, _, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
     x_row = row_of(sample, inner, x_outer, x_inner)
     head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
     x_body = body_of(x_row, head, VECTOR)
@@ -347,7 +347,7 @@ def loss_grad(
 ):  # fmt: skip
     sample, exists = samples_of(tl.program_id(0) // parts, samples, ROWS)
     part = (tl.program_id(0) % parts).to(INDEX)
-    target, weights, factor, silent = targets(
+    target, _, factor, silent = targets(
         labels, weight, total, sample, exists, samples, n, ignore, IGNORES, REDUCTION, ROWS
     )
     if REDUCTION == "none":

@@ -4,7 +4,7 @@ Triton's own dispatch looks at every argument at every call. A signature has set
 keeps the compiled kernels and their arguments in order; a call fills in the addresses and launches.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import triton
 
 from opgrad.problem import Operand
+from opgrad.ranges import Explain
 
 ALIGNMENT = 16  # bytes: Triton compiles wide loads for pointers that are multiples of this
 
@@ -79,7 +80,7 @@ class Program:
     scratch_bytes: int = 0
     regime: str = ""
     checks: Sequence[Launch] = ()
-    explain: Callable[[int, int], Exception] | None = None
+    explain: Explain | None = None
 
 
 class Address:

@@ -115,6 +115,9 @@ class Node:
                 specs[port.parameter] = Spec(shape, DTYPES[port.dtype])
         if self.overload.onnx.until_13:
             attributes["axis"] = _until_last(attributes["axis"], specs)
+        for name, default in operator.attributes.items():
+            if isinstance(default, bool) and name in attributes:
+                attributes[name] = bool(attributes[name])  # ONNX and the words of a key have integers alone
         return arrays.plan(operator, tuple(specs.get(name) for name in operator.arrays), attributes)
 
     def _shape(self, port: Port, rank: int, rest: Iterator[int]) -> Shape | None:

@@ -1,4 +1,4 @@
-"""Softmax cross-entropy from integer labels: the loss, its gradient, and both at once."""
+"""Softmax cross-entropy from integer labels: the loss, with log_prob or alone, its gradient, and both at once."""
 
 from typing import Annotated, Any
 
@@ -93,6 +93,7 @@ def softmax_cross_entropy_loss(
     ignore_index: int | None = None,
     reduction: str = "mean",
     out_dtype: Any = None,
+    check: bool = False,
     out: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
     """Cross-entropy between softmax(logits) over axis 1 and integer labels.
@@ -103,7 +104,9 @@ def softmax_cross_entropy_loss(
     ignore_index: samples with this label have loss 0 and do not count; None: none.
     reduction: "none" (a loss for each sample), "sum", or "mean" (sum divided by the sum of the samples' weights;
         0 if that is 0).
-    out_dtype: the dtype of both results; None: that of logits.
+    out_dtype: the dtype of both results, or a tuple with one for each; None: that of logits.
+    check: on CUDA, wait for the device and raise for labels out of range instead of giving NaN; the CPU always
+        checks.
     out: a tuple of arrays for the results; the second may be logits.
 
     Returns (loss, log_prob): loss of shape labels.shape or (), log_prob = log_softmax(logits, 1).
@@ -121,6 +124,40 @@ def softmax_cross_entropy_loss(
     nll = -np.take_along_axis(log_prob, np.expand_dims(picked, 1), 1)[:, 0]
     ignored = np.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
     return _reduce(np.where(ignored, 0, nll * weights), weights, reduction), log_prob
+
+
+@operator(
+    "loss = -weight[label] * log_softmax(logits)[label], reduced; log_prob never stored",
+    kind="classes",
+    results={"loss": LOSS},
+)
+def softmax_cross_entropy_loss_only(
+    logits: Logits,
+    labels: Labels,
+    weight: Weight | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+    out_dtype: Any = None,
+    check: bool = False,
+    out: Array | None = None,
+) -> Array:
+    """The loss alone, for evaluation: the logits are read from memory once, and nothing of their size is written.
+
+    The arguments are those of softmax_cross_entropy_loss.
+    out_dtype: the dtype of the loss; None: that of logits.
+    out: where to write the loss.
+
+    Returns loss, of shape labels.shape for reduction "none", else (). Raises TypeError for a wrong dtype;
+    ValueError for a wrong shape, or a label outside [0, C) that is not ignored, naming the first one, before
+    anything is written.
+
+    Formula: loss_i = -weight[label_i] * log_softmax(logits, 1)[i, label_i]. Source: ONNX
+    SoftmaxCrossEntropyLoss-13 without its second output.
+    """
+    options = {"ignore_index": ignore_index, "reduction": reduction}
+    loss, _ = reference("softmax_cross_entropy_loss")(logits, labels, weight, **options)
+    return loss
 
 
 @operator(
@@ -149,6 +186,7 @@ def softmax_cross_entropy_loss_grad(
     ignore_index: int | None = None,
     reduction: str = "mean",
     out_dtype: Any = None,
+    check: bool = False,
     out: Array | None = None,
 ) -> Array:
     """Gradient of softmax_cross_entropy_loss with respect to logits.
@@ -158,6 +196,8 @@ def softmax_cross_entropy_loss_grad(
     labels, weight, ignore_index, reduction: as given to the forward function.
     bias: added to the result, in the shape of log_prob; None: nothing.
     out_dtype: the dtype of the result; None: that of log_prob.
+    check: on CUDA, wait for the device and raise for labels out of range instead of giving NaN; the CPU always
+        checks.
     out: where to write; may be log_prob or bias.
 
     Returns dlogits, of the shape of log_prob; exactly 0 (+ bias) for ignored samples and where the mean's
@@ -195,12 +235,14 @@ def softmax_cross_entropy_loss_and_grad(
     ignore_index: int | None = None,
     reduction: str = "mean",
     out_dtype: Any = None,
+    check: bool = False,
     out: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
     """The loss and its gradient for dy = 1, in one pass over the logits.
 
     The arguments are those of softmax_cross_entropy_loss. The logits are read from memory once, the gradient
     is written once, and nothing else of their size is allocated.
+    out_dtype: as there; ("float32", "bfloat16") stores the loss in float32, the gradient in bfloat16.
     out: a tuple of arrays for the results; the second may be logits.
 
     Returns (loss, dlogits). For reduction "none" dlogits is the gradient of the sum of the losses.

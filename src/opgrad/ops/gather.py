@@ -36,12 +36,14 @@ Gathered = Annotated[
         )
     },
 )
-def gather(x: X, indices: Indices, axis: int = 0, *, out: Array | None = None) -> Array:
+def gather(x: X, indices: Indices, axis: int = 0, *, check: bool = False, out: Array | None = None) -> Array:
     """The slices of x along one axis that indices name.
 
     x: any shape of at least one dimension; float32, float64, float16 or bfloat16.
     indices: any shape; int32 or int64 in [-s, s) where s is the size of axis; negative ones count from the end.
     axis: the axis of x that indices pick from.
+    check: on CUDA, wait for the device and raise for indices out of range instead of giving NaN; the CPU always
+        checks.
     out: where to write; must not overlap x.
 
     Returns y of shape x.shape[:axis] + indices.shape + x.shape[axis+1:], of the dtype of x.
@@ -60,7 +62,15 @@ def gather(x: X, indices: Indices, axis: int = 0, *, out: Array | None = None) -
     results={"dx": Tensor(FLOATS, lambda _, attributes: attributes["shape"], "the argument shape", dtype_of="dy")},
     onnx=(OnnxName("GatherGrad", ("shape", "indices", "dy"), ("dx",), {"axis": 0}),),
 )
-def gather_grad(shape: Any, indices: Indices, dy: Gathered, axis: int = 0, *, out: Array | None = None) -> Array:
+def gather_grad(
+    shape: Any,
+    indices: Indices,
+    dy: Gathered,
+    axis: int = 0,
+    *,
+    check: bool = False,
+    out: Array | None = None,
+) -> Array:
     """Gradient of gather: every slice of dy is added to the slice of dx that it came from.
 
     shape: the shape of gather's x; a tuple of ints or an integer array.
@@ -68,6 +78,8 @@ def gather_grad(shape: Any, indices: Indices, dy: Gathered, axis: int = 0, *, ou
     dy: gradient with respect to gather's output, of shape shape[:axis] + indices.shape + shape[axis+1:];
         float32, float64, float16 or bfloat16.
     axis: the axis of x that indices picked from.
+    check: on CUDA, wait for the device and raise for indices out of range instead of leaving them out; the CPU
+        always checks.
     out: where to write; must not overlap dy or indices.
 
     Returns dx of the given shape and dy's dtype. The slices are added in float32 (float64 for float64), in
