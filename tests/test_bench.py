@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ from opgrad.bench.cells import DTYPES, WORKLOADS, Cell, Workload, select
 from opgrad.bench.command import bench
 from opgrad.bench.copying import copier
 from opgrad.bench.figures import figures, geometric_mean, losses, read
-from opgrad.bench.run import run
+from opgrad.bench.run import Options, prepared, previous, run, store
 from opgrad.bench.tables import duration, full_table, headline_table, summary
+from opgrad.bench.targets import Cpu, target
 from opgrad.contract import DTYPES as NUMPY_DTYPES
 from opgrad.contract import FLOATS, operators
 
@@ -27,7 +30,8 @@ TINY = {
     "slices": (Workload((20, 8), indices=50), Workload((20, 8), indices=50, equal=True)),
 }
 # SiLU is QuickGelu with alpha 1, and these peers return what they compute instead of writing it into results.
-NOT_COMPARED = {"quick_gelu", "quick_gelu_grad", "gather_grad", "softmax_cross_entropy_loss_and_grad"}
+NOT_COMPARED = {"quick_gelu", "quick_gelu_grad", "gather_grad"}
+NOT_COMPARED |= {"softmax_cross_entropy_loss_only", "softmax_cross_entropy_loss_and_grad"}
 PEER_TOLERANCE = 8  # ulp
 
 
@@ -122,6 +126,11 @@ def test_traffic_counts_each_array_once():
     assert case.traffic() == 3 * 10 * 8 * 2
 
 
+def test_the_loss_alone_reads_logits_and_labels():
+    case = Case(Cell(operators()["softmax_cross_entropy_loss_only"], Workload((10, 8)), "bfloat16"))
+    assert case.traffic() == 10 * 8 * 2 + 10 * 8 + 2
+
+
 def test_the_copy_copies():
     copy = copier(1 << 16)
     copy.target.fill(0)
@@ -161,7 +170,7 @@ def test_unknown_names_are_refused(options, message):
 
 def test_unknown_peers_are_refused():
     with pytest.raises(ValueError, match=r"^bench: peer is .jax., expected one installed of "):
-        peers.chosen(["jax"])
+        peers.chosen(["jax"], peers.installed())
 
 
 def test_result_tables_and_losses():
@@ -202,9 +211,65 @@ def test_the_command_writes_json_and_a_plot(tmp_path):
 
 def test_a_result_is_json(op):
     seen = []
-    result = run(tiny_cells(op)[:1], ["numpy"], 0, {}, lambda done, cell: seen.append((done, cell.name)))
-    assert seen == [(0, tiny_cells(op)[0].name)]
+
+    def progress(done, total, cell):
+        seen.append((done, total, cell.name))
+
+    result = run(Cpu(), tiny_cells(op)[:1], ["numpy"], 0, {}, progress)
+    assert seen == [(0, 1, tiny_cells(op)[0].name)]
     assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_an_interrupt_keeps_what_was_measured():
+    def progress(done, total, cell):
+        if done == 1:
+            raise KeyboardInterrupt
+
+    relu = operators()["relu"]
+    cells = [Cell(relu, Workload((size,)), "float32") for size in (8, 9)]
+    result = run(Cpu(), cells, [], 0, {}, progress)
+    assert [cell["workload"] for cell in result["cells"]] == ["8"]
+    with pytest.raises(KeyboardInterrupt):
+        run(Cpu(), cells, [], 0, {}, lambda done, total, cell: progress(1, total, cell))
+
+
+def test_a_result_file_is_updated(tmp_path):
+    path = tmp_path / "new" / "result.json"
+    old, new = made_up_result([4.0, 0.25]), made_up_result([2.0])
+    new["cells"] = new["cells"][:1]
+    assert previous(path, update=True) is None
+    assert store(path, old, None) == old == read(path)
+    assert previous(path, update=True) == old
+    assert previous(path, update=False) is None
+    new["left_out"] = [{"operator": "relu", "workload": "9", "dtype": "float32", "left_out": "too large"}]
+    merged = store(path, new, old)
+    assert merged == read(path)
+    assert [(cell.workload, cell.ratio) for cell in figures(merged)] == [("0x7", 2.0), ("1x7", 0.25), ("2x7", None)]
+    assert merged["left_out"] == new["left_out"]
+    assert store(path, new, None) == read(path) == new
+
+
+def test_a_result_of_another_machine_is_not_updated():
+    with pytest.raises(ValueError, match=r"^bench: the file has another machine, so its cells cannot be kept: "):
+        prepared(Options(ops="relu"), made_up_result([2.0]))
+
+
+def test_unknown_devices_are_refused():
+    with pytest.raises(ValueError, match=r"^bench: device is 'rocm', expected one of cpu, cuda$"):
+        target("rocm")
+
+
+def test_the_module_writes_json_without_typer(tmp_path):
+    path = tmp_path / "result.json"
+    code = "import sys; sys.modules.update(typer=None, rich=None, matplotlib=None); import runpy; "
+    code += "runpy.run_module('opgrad.bench', run_name='__main__', alter_sys=True)"
+    options = ["--ops", "relu", "--dtypes", "float32", "--shapes", "8x9", "--peers", "numpy", "--seconds", "0"]
+    command = [sys.executable, "-c", code, *options, "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "1/1 relu 8x9 float32\n")
+    assert set(read(path)["cells"][0]["times"]) == {"opgrad", "copy", "numpy"}
+    done = subprocess.run([*command, "--device", "rocm"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "opgrad: bench: device is 'rocm', expected one of cpu, cuda\n")
 
 
 def test_other_files_are_no_results(tmp_path):

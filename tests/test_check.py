@@ -1,5 +1,6 @@
 """The self-test, on a machine where all is right and on one where it is not."""
 
+import importlib
 import json
 
 import numpy as np
@@ -8,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 import opgrad
-from opgrad import check
+from opgrad import check, machine
 from opgrad.contract import FLOATS, operators
 
 
@@ -68,6 +69,52 @@ def test_a_kernel_that_fails_is_named(monkeypatch):
     done = run()
     assert done.exit_code == 1
     assert "relu float16: NotImplementedError: relu: no kernel for cpu" in done.output
+
+
+@pytest.mark.usefixtures("one_operator")
+def test_what_keeps_cuda_from_running_is_told(monkeypatch):
+    monkeypatch.setattr(machine, "cuda_problem", lambda: "there is no NVIDIA driver here")
+    done = run()
+    assert done.exit_code == 0
+    assert "not used: there is no NVIDIA driver here" in " ".join(done.output.split())
+    assert "on cuda" not in done.output
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A CUDA device with PyTorch's CPU in its place."""
+    pytest.importorskip("torch")
+    device = {"name": "A device", "capability": "9.0", "driver": "1.2"}
+    monkeypatch.setattr(machine, "cuda_problem", lambda: "")
+    monkeypatch.setattr(machine, "cuda_device", lambda: device)
+    upload = importlib.import_module("opgrad.bench.cuda.case").upload
+    monkeypatch.setattr("opgrad.bench.cuda.case.upload", lambda array, device: upload(array, "cpu"))
+
+
+@pytest.mark.usefixtures("one_operator", "cuda")
+def test_operators_are_tested_on_a_device():
+    found = json.loads(run("--json").output)
+    assert found["right"]
+    assert [test["device"] for test in found["operators"]] == ["cpu"] * len(FLOATS) + ["cuda"] * len(FLOATS)
+    assert found["cuda"]["device"]["name"] == "A device"
+    done = run()
+    assert "worst error in ulp against float64 on cuda" in done.output
+    assert "A device, capability 9.0, driver 1.2, Triton" in " ".join(done.output.split())
+
+
+@pytest.mark.usefixtures("one_operator", "cuda")
+def test_a_wrong_kernel_on_a_device_is_found(monkeypatch):
+    relu = opgrad.relu
+    monkeypatch.setattr(opgrad, "relu", lambda x: relu(x) if isinstance(x, np.ndarray) else x)
+    done = run()
+    assert done.exit_code == 1
+    assert "relu float32 on cuda: error of" in done.output
+    assert "relu float32: error of" not in done.output
+
+
+@pytest.mark.usefixtures("cuda")
+def test_every_operator_passes_on_a_device(op):
+    assert check.check_operator(op, "bfloat16", "cuda")["problem"] == ""
 
 
 @pytest.mark.usefixtures("one_operator")

@@ -28,6 +28,7 @@ EXAMPLES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
     "classes": [((17, 130), {}), ((3, 21, 4, 5), {"optional": True, "ignore_index": 1, "reduction": "sum"})],
     "slices": [((50, 24), {"indices": (80,)}), ((4, 9), {"indices": (30,), "axis": 1})],
 }
+CUDA = "cuda"  # the device, as PyTorch calls it
 FIRST_CALL = """
 import time, numpy, opgrad
 start = time.perf_counter()
@@ -42,8 +43,9 @@ def check(
     """Test every operator on this machine against its float64 reference.
 
     Says what was found: the CPU, its vectors, the threads, the cache of
-    compiled kernels, the packages that opgrad works with. Exit status 0:
-    all is right; 1: something is wrong.
+    compiled kernels, the CUDA device, the packages that opgrad works with.
+    Where there is a CUDA device, every operator is tested on it too. Exit
+    status 0: all is right; 1: something is wrong.
     """
     console = Console()
 
@@ -63,7 +65,14 @@ def examine(progress: Callable[[list[Operator]], Any] = list) -> dict[str, Any]:
 
     progress: goes through the operators, and may show it.
     """
-    tested = [check_operator(op, dtype) for op in progress(list(operators().values())) for dtype in FLOATS]
+    no_cuda = machine.cuda_problem()
+    devices = ("cpu",) if no_cuda else ("cpu", CUDA)
+    tested = [
+        check_operator(op, dtype, device)
+        for op in progress(list(operators().values()))
+        for device in devices
+        for dtype in FLOATS
+    ]
     runtime, problem = _onnxruntime()
     first_calls = _first_calls()
     return {
@@ -73,37 +82,54 @@ def examine(progress: Callable[[list[Operator]], Any] = list) -> dict[str, Any]:
         "threads": opgrad.get_num_threads(),
         "versions": machine.versions(),
         "onnxruntime": problem or runtime,
+        "cuda": {"problem": no_cuda, "device": None if no_cuda else machine.cuda_device()},
         "cache": _cache(),
         "first_call": first_calls,
     }
 
 
-def check_operator(op: Operator, dtype: str) -> dict[str, Any]:
-    """The worst error of an operator over its examples, and whether all errors are within the tolerance."""
+def check_operator(op: Operator, dtype: str, device: str = "cpu") -> dict[str, Any]:
+    """The worst error of an operator over its examples, and whether all errors are within the tolerance.
+
+    device: where its arrays are: "cpu" for NumPy's, else PyTorch's name of a device.
+    """
     pairs = []
     problem = ""
     for shape, options in EXAMPLES[op.kind]:
         try:
-            pairs.append(_error_and_tolerance(op, dtype, shape, options))
+            pairs.append(_error_and_tolerance(op, dtype, device, shape, options))
         except Exception as error:  # whatever it is, the other operators are still worth testing
             problem = f"{type(error).__name__}: {error}"
     for ulp, allowed in pairs:
         if ulp > allowed:
             problem = f"error of {ulp:.3g} ulp, expected at most {allowed:.3g}"
     worst = max((ulp for ulp, _ in pairs if math.isfinite(ulp)), default=None)
-    return {"operator": op.name, "dtype": dtype, "error_ulp": worst, "problem": problem, "right": not problem}
+    known = {"operator": op.name, "device": device, "dtype": dtype}
+    return known | {"error_ulp": worst, "problem": problem, "right": not problem}
 
 
 def _error_and_tolerance(
-    op: Operator, dtype: str, shape: tuple[int, ...], options: dict[str, Any]
+    op: Operator, dtype: str, device: str, shape: tuple[int, ...], options: dict[str, Any]
 ) -> tuple[float, float]:
     known = {"optional", "indices"} | set(op.attributes)
     values = arguments(op, shape, dtype, **{name: value for name, value in options.items() if name in known})
-    results = getattr(opgrad, op.name)(**values)
-    several = results if isinstance(results, tuple) else (results,)
+    several = _computed(op, values) if device == "cpu" else _computed_on(device, op, values)
     expected = reference(op, values).values()
     worst = max(error_in_ulp(got, exact) for got, exact in zip(several, expected, strict=True))
     return worst, tolerance(dtype, max(math.prod(shape), *options.get("indices", (1,))))
+
+
+def _computed(op: Operator, values: dict[str, Any]) -> tuple[Any, ...]:
+    results = getattr(opgrad, op.name)(**values)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _computed_on(device: str, op: Operator, values: dict[str, Any]) -> tuple[Any, ...]:
+    """The results of an operator on tensors on a device, as NumPy arrays."""
+    from opgrad.bench.cuda.case import download, upload
+
+    tensors = {name: upload(value, device) if name in op.inputs else value for name, value in values.items()}
+    return tuple(map(download, _computed(op, tensors)))
 
 
 def _onnxruntime() -> tuple[str, str]:
@@ -143,17 +169,21 @@ def _first_call(environment: dict[str, str]) -> float | None:
 
 
 def _show(console: Console, found: dict[str, Any]) -> None:
-    console.print(_operators_table(found["operators"]))
-    for test in found["operators"]:
-        if not test["right"]:
-            console.print(f"{test['operator']} {test['dtype']}: {test['problem']}", style="red", markup=False)
+    for device in dict.fromkeys(test["device"] for test in found["operators"]):
+        tested = [test for test in found["operators"] if test["device"] == device]
+        where = "" if device == "cpu" else f" on {device}"
+        console.print(_operators_table(tested, where))
+        for test in tested:
+            if not test["right"]:
+                what = f"{test['operator']} {test['dtype']}{where}"
+                console.print(f"{what}: {test['problem']}", style="red", markup=False)
     console.print(_machine_table(found))
     verdict = "All is right." if found["right"] else "Something is wrong."
     console.print(verdict, style="bold green" if found["right"] else "bold red")
 
 
-def _operators_table(tested: list[dict[str, Any]]) -> Table:
-    table = Table(title="worst error in ulp against float64", title_justify="left")
+def _operators_table(tested: list[dict[str, Any]], where: str) -> Table:
+    table = Table(title=f"worst error in ulp against float64{where}", title_justify="left")
     table.add_column("operator", no_wrap=True)
     for dtype in FLOATS:
         table.add_column(dtype, justify="right")
@@ -180,6 +210,15 @@ def _machine_table(found: dict[str, Any]) -> Table:
     cold, warm = (f"{seconds:.2f} s" if seconds is not None else "failed" for seconds in calls.values())
     table.add_row("first call", f"{cold} compiled, {warm} from the cache")
     table.add_row("onnxruntime", found["onnxruntime"])
+    table.add_row("CUDA", _cuda(found["cuda"], found["versions"]["triton"]))
     installed = [f"{name} {version or 'missing'}" for name, version in found["versions"].items()]
     table.add_row("versions", ", ".join(installed))
     return table
+
+
+def _cuda(found: dict[str, Any], triton: str | None) -> str:
+    """The device with what runs its kernels, or why there is none."""
+    if found["problem"]:
+        return f"not used: {found['problem']}"
+    device = found["device"]
+    return f"{device['name']}, capability {device['capability']}, driver {device['driver']}, Triton {triton}"

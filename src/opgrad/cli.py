@@ -141,14 +141,7 @@ def operator_rows() -> list[tuple[str, str, str, str, str]]:
 
 def _backends(operator: Any) -> str:
     """The backends that have a kernel for an operator."""
-    found = []
-    for backend in BACKENDS:
-        try:
-            operator.kernel(backend)
-        except NotImplementedError:
-            continue
-        found.append(backend)
-    return ", ".join(found)
+    return ", ".join(backend for backend in BACKENDS if operator.has_kernel(backend))
 
 
 app.command()(explains_errors(extra="bench")(bench))

@@ -7,11 +7,13 @@ array may have; the decorator adds what Python cannot say.
 
 import functools
 import importlib
+import importlib.util
 import inspect
 import operator as arithmetic
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import ml_dtypes
@@ -99,14 +101,26 @@ class Operator:
         """The names of the array arguments, in order."""
         return tuple(self.inputs)
 
-    def kernel(self, backend: str = "cpu") -> Callable[..., Any]:
-        """The function of the same name in the backend's file of the same family."""
+    def has_kernel(self, backend: str) -> bool:
+        """Whether there is a kernel for a backend; its file is read, for what it imports may not be installed."""
         try:
-            module = importlib.import_module(f"opgrad.{backend}.{self.family}")
-            return typing.cast(Callable[..., Any], getattr(module, self.name))
-        except (ImportError, AttributeError):
+            found = importlib.util.find_spec(f"opgrad.{backend}.{self.family}")
+        except ModuleNotFoundError:
+            return False
+        if found is None or found.origin is None:
+            return False
+        return f"\ndef {self.name}(" in Path(found.origin).read_text(encoding="utf-8")
+
+    def kernel(self, backend: str = "cpu") -> Callable[..., Any]:
+        """The function of the same name in the backend's file of the same family.
+
+        Raises NotImplementedError if there is none.
+        """
+        if not self.has_kernel(backend):
             message = f"{self.name}: no kernel for {backend}; it would stand in opgrad/{backend}/{self.family}.py"
-            raise NotImplementedError(message) from None
+            raise NotImplementedError(message)
+        module = importlib.import_module(f"opgrad.{backend}.{self.family}")
+        return typing.cast(Callable[..., Any], getattr(module, self.name))
 
 
 _declared: dict[str, Operator] = {}

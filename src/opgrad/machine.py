@@ -1,13 +1,19 @@
-"""What runs here: the CPU, its caches and vector instructions, and the versions of what opgrad works with."""
+"""What runs here: the CPU with its caches and vectors, the CUDA device, and the versions of what opgrad works with."""
 
+import ctypes
+import importlib
+import importlib.util
 import os
 import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 FEATURES = ("avx512f", "avx512bf16", "avx2", "fma", "f16c", "neon")  # what kernels gain from
-PACKAGES = ("opgrad", "numpy", "ml_dtypes", "numba", "llvmlite", "onnxruntime", "torch", "scipy")
+PACKAGES = ("opgrad", "numpy", "ml_dtypes", "numba", "llvmlite", "onnxruntime", "torch", "triton", "scipy")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
@@ -29,10 +35,10 @@ def describe() -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str | None]:
-    """The versions of Python and of the packages; None for what is not installed."""
+def versions(more: Sequence[str] = ()) -> dict[str, str | None]:
+    """The versions of Python, of the packages and of some more; None for what is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in (*PACKAGES, *more):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -58,3 +64,64 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+# --- CUDA -----------------------------------------------------------------------------------------------------------
+
+
+def cuda_problem() -> str:
+    """What keeps CUDA kernels from running here, with the remedy, as the end of a sentence; "" if nothing does.
+
+    Loads PyTorch only where there is a device.
+    """
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed: install it for CUDA, see https://pytorch.org/get-started"
+    if importlib.util.find_spec("triton") is None:
+        return 'Triton is not installed: pip install "opgrad[cuda]"'
+    devices = _cuda_devices()
+    if devices is None:
+        return "there is no NVIDIA driver here: install it, so that nvidia-smi lists the device"
+    if not devices:
+        return "the NVIDIA driver shows no device: see nvidia-smi and CUDA_VISIBLE_DEVICES"
+    torch = importlib.import_module("torch")
+    if torch.version.cuda is None:
+        return f"PyTorch {torch.__version__} is built without CUDA: see https://pytorch.org/get-started for one with it"
+    if not torch.cuda.is_available():
+        return f"PyTorch {torch.__version__} cannot use it: its CUDA {torch.version.cuda} may need a newer driver"
+    return ""
+
+
+def cuda_device() -> dict[str, Any]:
+    """PyTorch's current CUDA device as a result file keeps it."""
+    torch = importlib.import_module("torch")
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "name": found.name,
+        "capability": f"{found.major}.{found.minor}",
+        "multiprocessors": found.multi_processor_count,
+        "memory": found.total_memory,
+        "l2": found.L2_cache_size,
+        "driver": _nvidia_driver(),
+        "cuda": torch.version.cuda,
+    }
+
+
+def _cuda_devices() -> int | None:
+    """How many devices the driver shows; None if there is no driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1" if os.name == "posix" else "nvcuda.dll")
+    except OSError:
+        return None
+    count = ctypes.c_int()
+    shown = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return count.value if shown else 0
+
+
+def _nvidia_driver() -> str | None:
+    """The driver's version; None where no nvidia-smi tells."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if done.returncode else done.stdout.split()[0]

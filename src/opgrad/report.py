@@ -15,9 +15,11 @@ from opgrad.contract import Operator, operators
 
 RESULTS = Path("bench/results")
 PLOT = Path("docs/benchmark.png")
+CUDA_PLOT = Path("docs/benchmark-cuda.png")
 SOURCES = Path("src/opgrad")
 MARKED = re.compile(r"(<!-- (?P<name>[\w-]+):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL)
 NO_RESULT = "There is no result file yet."
+NOT_MEASURED = "The speed on CUDA has not been measured yet."
 
 
 def documents(root: Path) -> list[Path]:
@@ -41,13 +43,14 @@ def rewritten(path: Path, root: Path) -> str:
 
 
 def write(root: Path) -> None:
-    """Write the generated parts of all documents, and the plot if there is a result."""
+    """Write the generated parts of all documents, and a plot where there is a result."""
     for path in documents(root):
         path.write_text(rewritten(path, root), encoding="utf-8")
-    if result := newest(root):
-        from opgrad.bench.plot import plot
+    for device, picture in (("cpu", PLOT), ("cuda", CUDA_PLOT)):
+        if result := newest(root, device):
+            from opgrad.bench.plot import plot
 
-        plot(result, root / PLOT)
+            plot(result, root / picture)
 
 
 # --- operators ----------------------------------------------------------------------------------------------
@@ -101,36 +104,59 @@ def _links(op: Operator, backends: list[str], root: Path, folder: Path) -> str:
 # --- benchmark ----------------------------------------------------------------------------------------------
 
 
-def results(root: Path) -> dict[str, dict[str, Any]]:
-    """The result files by name, the newest last."""
+def results(root: Path, device: str) -> dict[str, dict[str, Any]]:
+    """The result files of a device, cpu or cuda, by name, the newest last."""
     from opgrad.bench.figures import read
 
     found = {path.stem: read(path) for path in sorted((root / RESULTS).glob("*.json"))}
-    return dict(sorted(found.items(), key=lambda item: item[1]["date"]))
+    wanted = {name: result for name, result in found.items() if ("device" in result) == (device == "cuda")}
+    return dict(sorted(wanted.items(), key=lambda item: item[1]["date"]))
 
 
-def newest(root: Path) -> dict[str, Any] | None:
-    """The newest result, None if there is none."""
-    return next(reversed(results(root).values()), None)
+def newest(root: Path, device: str) -> dict[str, Any] | None:
+    """The newest result of a device, None if there is none."""
+    return next(reversed(results(root, device).values()), None)
 
 
 def benchmark(root: Path, folder: Path) -> str:
     """The plot and the short table of the newest result."""
-    from opgrad.bench.tables import headline_table
-
-    result = newest(root)
-    if result is None:
-        return NO_RESULT
-    plot = (Path(os.path.relpath(root, folder)) / PLOT).as_posix()
-    return f"![Speed against the best peer, cell by cell]({plot})\n\n{headline_table(result)}"
+    result = newest(root, "cpu")
+    return _plot_and_table(result, root, folder, PLOT) if result else NO_RESULT
 
 
 def benchmark_cells(root: Path, _: Path) -> str:
     """Every cell of every result, the newest first."""
+    return _full_tables(results(root, "cpu")) or NO_RESULT
+
+
+def cuda_speed(root: Path, _: Path) -> str:
+    """One sentence about the newest result on CUDA."""
+    from opgrad.bench.figures import figures
+    from opgrad.bench.tables import summary
+
+    result = newest(root, "cuda")
+    return f"On CUDA, {result['device']['name']}: {summary(figures(result))}" if result else NOT_MEASURED
+
+
+def cuda_benchmark(root: Path, folder: Path) -> str:
+    """The plot and the short table of the newest result on CUDA, then every cell of every such result."""
+    result = newest(root, "cuda")
+    if result is None:
+        return NOT_MEASURED
+    return f"{_plot_and_table(result, root, folder, CUDA_PLOT)}\n\n{_full_tables(results(root, 'cuda'))}"
+
+
+def _plot_and_table(result: dict[str, Any], root: Path, folder: Path, plot: Path) -> str:
+    from opgrad.bench.tables import headline_table
+
+    picture = (Path(os.path.relpath(root, folder)) / plot).as_posix()
+    return f"![Speed against the best peer, cell by cell]({picture})\n\n{headline_table(result)}"
+
+
+def _full_tables(found: dict[str, dict[str, Any]]) -> str:
     from opgrad.bench.tables import full_table
 
-    parts = [f"### {name}\n\n{full_table(result)}" for name, result in reversed(results(root).items())]
-    return "\n\n".join(parts) or NO_RESULT
+    return "\n\n".join(f"### {name}\n\n{full_table(result)}" for name, result in reversed(found.items()))
 
 
 PARTS: dict[str, Callable[[Path, Path], str]] = {
@@ -138,6 +164,8 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
     "operator-reference": operator_reference,
     "benchmark": benchmark,
     "benchmark-cells": benchmark_cells,
+    "cuda-speed": cuda_speed,
+    "cuda-benchmark": cuda_benchmark,
 }
 
 if __name__ == "__main__":

@@ -1,15 +1,45 @@
 """Arguments for any operator, made from its declaration: what the benchmark and the self-test run on."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
 import opgrad
-from opgrad.contract import DTYPES, Array, Operator, Shape, Tensor, normalise, operators
+from opgrad.contract import DTYPES, Array, Operator, Shape, normalise, operators
 
 CACHE_LINE = 64
 PERIOD = 999_983  # elements after which random values repeat: a prime, so that rows differ
+
+
+class Source(Protocol):
+    """Where sample arrays come from: random numbers in the arrays of some library."""
+
+    def integers(self, high: int, shape: Shape) -> Any:
+        """int64 from 0 to high - 1."""
+
+    def normal(self, shape: Shape, dtype: str) -> Any:
+        """Normally distributed."""
+
+    def factors(self, shape: Shape, dtype: str) -> Any:
+        """Between 0.5 and 1.5."""
+
+
+class Numpy:
+    """Random NumPy arrays that start a cache line."""
+
+    def __init__(self, seed: int):
+        self.generator = np.random.default_rng(seed)
+
+    def integers(self, high: int, shape: Shape) -> Array:
+        return self.generator.integers(0, high, shape)
+
+    def normal(self, shape: Shape, dtype: str) -> Array:
+        return _repeated(lambda count: self.generator.standard_normal(count, np.float32), shape, DTYPES[dtype])
+
+    def factors(self, shape: Shape, dtype: str) -> Array:
+        return _repeated(lambda count: self.generator.uniform(0.5, 1.5, count), shape, DTYPES[dtype])
 
 
 def aligned(shape: Shape, dtype: np.dtype[Any]) -> Array:
@@ -18,6 +48,16 @@ def aligned(shape: Shape, dtype: np.dtype[Any]) -> Array:
     memory = np.empty(size + CACHE_LINE, np.uint8)
     start = -memory.ctypes.data % CACHE_LINE
     return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def _repeated(draw: Callable[[int], Array], shape: Shape, dtype: np.dtype[Any]) -> Array:
+    """An array of random numbers that repeat."""
+    made = aligned(shape, dtype)
+    flat = made.reshape(-1)
+    block = draw(min(flat.size, PERIOD)).astype(dtype)
+    for start in range(0, flat.size, PERIOD):
+        flat[start : start + PERIOD] = block[: flat.size - start]
+    return made
 
 
 def arguments(
@@ -29,6 +69,7 @@ def arguments(
     equal: bool = False,
     optional: bool = False,
     seed: int = 0,
+    source: Callable[[int], Source] = Numpy,
     **attributes: Any,
 ) -> dict[str, Any]:
     """Arguments of an operator by name, with random arrays.
@@ -36,7 +77,7 @@ def arguments(
     op: the operator. shape: the shape of its first array (of gather's x for gather_grad).
     dtype: the dtype of its floating-point arrays. indices: the shape of `indices`, for gather.
     equal: all labels and indices are the same. optional: give the optional arrays too.
-    seed: decides the values. attributes: passed on.
+    seed: decides the values. source: makes the arrays, from a seed. attributes: passed on.
 
     What a gradient keeps from its forward operator is computed by that operator. Raises what it raises.
     """
@@ -45,15 +86,16 @@ def arguments(
     names = [name for name in op.inputs if optional or name not in op.optional]
     shapes = _shapes(op, names, shape, indices, attributes)
     high = _choices(op, shape, attributes)
-    generator = np.random.default_rng(seed)
+    made = source(seed)
     values: dict[str, Any] = dict(attributes)
     for name in names:
         if DTYPES[op.inputs[name].dtypes[0]].kind == "i":
-            values[name] = generator.integers(0, 1 if equal else high, shapes[name])
-        elif (saved := _saved(op, name, shape, dtype, seed, attributes)) is not None:
+            values[name] = made.integers(1 if equal else high, shapes[name])
+        elif (saved := _saved(op, name, shape, dtype, seed, source, attributes)) is not None:
             values[name] = saved
         else:
-            values[name] = _floats(generator, shapes[name], DTYPES[dtype], op.inputs[name])
+            draw = made.factors if op.inputs[name].role == "alone" else made.normal
+            values[name] = draw(shapes[name], dtype)
     return values
 
 
@@ -80,27 +122,20 @@ def _choices(op: Operator, shape: Shape, attributes: dict[str, Any]) -> int:
     return shape[axis] if shape and op.kind in ("classes", "slices") else 1
 
 
-def _saved(op: Operator, name: str, shape: Shape, dtype: str, seed: int, attributes: dict[str, Any]) -> Array | None:
+def _saved(
+    op: Operator,
+    name: str,
+    shape: Shape,
+    dtype: str,
+    seed: int,
+    source: Callable[[int], Source],
+    attributes: dict[str, Any],
+) -> Any:
     """What the forward operator returned under this name; None if it returns no such thing."""
     forward = operators()[op.forward] if op.forward else None
     if forward is None or name not in forward.results or name in forward.inputs:
         return None
     known = {key: value for key, value in attributes.items() if key in forward.attributes}
-    results = getattr(opgrad, forward.name)(**arguments(forward, shape, dtype, seed=seed + 1, **known))
+    results = getattr(opgrad, forward.name)(**arguments(forward, shape, dtype, seed=seed + 1, source=source, **known))
     several = results if isinstance(results, tuple) else (results,)
-    found: Array = several[list(forward.results).index(name)]
-    return found
-
-
-def _floats(generator: np.random.Generator, shape: Shape, dtype: np.dtype[Any], tensor: Tensor) -> Array:
-    """Normally distributed values; for an array that stands by itself, factors between 0.5 and 1.5."""
-    made = aligned(shape, dtype)
-    flat = made.reshape(-1)
-    count = min(flat.size, PERIOD)
-    if tensor.role == "alone":
-        block = generator.uniform(0.5, 1.5, count).astype(dtype)
-    else:
-        block = generator.standard_normal(count, np.float32).astype(dtype)
-    for start in range(0, flat.size, PERIOD):
-        flat[start : start + PERIOD] = block[: flat.size - start]
-    return made
+    return several[list(forward.results).index(name)]

@@ -2,4 +2,5 @@
 
 cells.py    what is measured        peers.py    who else computes it     copying.py  how fast memory is
 measure.py  how time is taken       run.py      all cells, into JSON     tables.py, plot.py  from that JSON
+targets.py  one cell on the CPU, and which other devices there are: cuda/
 """

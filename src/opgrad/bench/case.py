@@ -5,20 +5,23 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 import opgrad
 from opgrad.accuracy import error_in_ulp, reference
-from opgrad.arrays import plan
 from opgrad.bench.cells import Cell
-from opgrad.contract import Array, Spec
-from opgrad.sample import aligned, arguments
+from opgrad.contract import Array, Shape, Spec
+from opgrad.plans import prepare
+from opgrad.sample import Numpy, Source, aligned, arguments
 
 CHECKED = 1 << 19  # elements of a result that are compared with the reference
 
 
 class Case:
-    """A cell with its memory.
+    """A cell with its memory, in NumPy arrays.
 
     values: the arguments by name. results: memory for the results by name; everybody writes there who can.
+    What concerns the library that arrays are of stands in `source`, `empty`, `spec` and `numpy`.
     """
 
     def __init__(self, cell: Cell):
@@ -27,20 +30,35 @@ class Case:
         self.axis = int(workload.attributes.get("axis", 0 if cell.op.kind == "slices" else -1))
         indices = (workload.indices,) if workload.indices else ()
         self.values = arguments(
-            cell.op, workload.shape, cell.dtype, indices=indices, equal=workload.equal, **workload.attributes
+            cell.op,
+            workload.shape,
+            cell.dtype,
+            indices=indices,
+            equal=workload.equal,
+            source=self.source,
+            **workload.attributes,
         )
-        self.results = self._memory()
-
-    def _memory(self) -> dict[str, Array]:
         arrays = [self.values.get(name) for name in self.op.arrays]
-        specs = [None if array is None else Spec(array.shape, array.dtype) for array in arrays]
+        specs = [None if array is None else self.spec(array) for array in arrays]
         attributes = {name: self.values[name] for name in self.op.attributes if name in self.values}
-        made = plan(self.op, specs, attributes).results
-        named = zip(self.op.results, made, strict=True)
-        return {name: aligned(spec.shape, spec.dtype) for name, spec in named}
+        results = prepare(self.op, specs, attributes).results
+        self.results = {name: self.empty(spec.shape, spec.dtype) for name, spec in results.items()}
+
+    def source(self, seed: int) -> Source:
+        return Numpy(seed)
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
+        return aligned(shape, dtype)
+
+    def spec(self, array: Any) -> Spec:
+        return Spec(array.shape, array.dtype)
+
+    def numpy(self, array: Any) -> Array:
+        """What is in an array."""
+        return np.asarray(array)
 
     @property
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Any]:
         """The array arguments and the results by name."""
         return {name: self.values[name] for name in self.op.arrays if name in self.values} | self.results
 
@@ -69,30 +87,48 @@ class Case:
 
     def error(self) -> float:
         """The worst error in ulp of the results as they stand, on a sample of rows if they are large."""
+        if all(tensor.role == "sample" for tensor in self.op.results.values()):
+            return error_in_ulp(self.numpy(self.results["loss"]), self._mean_loss())
         return max(self._errors())
 
+    def _mean_loss(self) -> Array:
+        """The reference's mean over all samples, from a few at a time: no sample of them has the same mean."""
+        logits, labels = self.values["logits"], self.values["labels"]
+        pieces = max(1, logits.size // CHECKED)
+        total = np.zeros(())
+        for some, theirs in zip(np.array_split(logits, pieces), np.array_split(labels, pieces), strict=True):
+            values = self.values | {"logits": some, "labels": theirs, "reduction": "sum"}
+            total += reference(self.op, values)["loss"]
+        return total / labels.size
+
     def _errors(self) -> Iterator[float]:
-        take, step = self._sampling()
-        values = {
-            name: take(value) if name in self.op.inputs and self.op.inputs[name].role != "alone" else value
-            for name, value in self.values.items()
-        }
+        axis, step = self._sampling()
+        given = {name: self.values[name] for name in self.op.arrays if name in self.values}
+        values = self.values | {name: self._taken(name, array, axis, step) for name, array in given.items()}
+        if "shape" in values and step > 1:
+            values["shape"] = (*self.shape[:-1], len(range(0, self.shape[-1], step)))
         for name, expected in reference(self.op, values).items():
             of_each = self.op.results[name].role == "element"
             if of_each or step == 1:
                 mean = self.op.kind == "classes" and name == "dlogits" and step > 1
                 share = self._sampled_share(values) if mean else 1.0
-                yield error_in_ulp(take(self.results[name]), expected * share)
+                yield error_in_ulp(self._taken(name, self.results[name], axis, step), expected * share)
 
-    def _sampling(self) -> tuple[Callable[[Array], Array], int]:
-        """How to take rows, every step-th, along an axis that is not reduced."""
-        shape = self.shape
-        axis = len(shape) - 1 if self.op.kind == "rows" and self.axis % len(shape) == 0 else 0
-        whole = self.op.kind == "slices" or (self.op.kind == "rows" and len(shape) == 1)
-        step = 1 if whole else max(1, min(shape[axis], math.prod(shape) // CHECKED))
-        picked = (slice(None),) * axis + (slice(None, None, step),)
-        return lambda array: array[picked] if array.ndim > axis else array, step
+    def _sampling(self) -> tuple[int, int]:
+        """An axis, the first or the last, along which results do not depend on each other, and the step along it."""
+        first = self.axis % len(self.shape) == 0
+        axis = -1 if self.op.kind == "slices" or (self.op.kind == "rows" and first) else 0
+        dependent = self.op.kind in ("slices", "rows") and self.axis % len(self.shape) == axis % len(self.shape)
+        step = 1 if dependent else max(1, min(self.shape[axis], math.prod(self.shape) // CHECKED))
+        return axis, step
+
+    def _taken(self, name: str, array: Any, axis: int, step: int) -> Array:
+        """The sample of an argument or a result."""
+        role = {**self.op.inputs, **self.op.results}[name].role
+        if step == 1 or role == "alone" or name == "indices" or not array.ndim:
+            return self.numpy(array)
+        return self.numpy(array[(slice(None),) * (axis % array.ndim) + (slice(None, None, step),)])
 
     def _sampled_share(self, values: Mapping[str, Any]) -> float:
         """The sample's share of the whole: the mean over all samples divides by more than that of a few."""
-        return float(values["labels"].size / self.values["labels"].size)
+        return math.prod(values["labels"].shape) / math.prod(self.values["labels"].shape)

@@ -58,7 +58,8 @@ SLICES = (
     Workload((1000, 256), indices=65536, headline=True, quick=True),
     Workload((1000, 256), indices=65536, equal=True, headline=True),
 )
-WORKLOADS = {"elements": ELEMENTS, "rows": ROWS, "classes": CLASSES, "slices": SLICES}
+Workloads = Mapping[str, Sequence[Workload]]  # by kind of operator
+WORKLOADS: Workloads = {"elements": ELEMENTS, "rows": ROWS, "classes": CLASSES, "slices": SLICES}
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,13 @@ class Cell:
         return f"{self.op.name} {self.workload.label} {self.dtype}"
 
 
-def select(ops: Sequence[str], dtypes: Sequence[str], shapes: Sequence[str], quick: bool) -> list[Cell]:
+def select(
+    ops: Sequence[str],
+    dtypes: Sequence[str],
+    shapes: Sequence[str],
+    quick: bool,
+    workloads: Workloads = WORKLOADS,
+) -> list[Cell]:
     """The cells of these operators, dtypes and shapes; an empty sequence means the default.
 
     A shape such as "4096x1000" that no workload has is added to all operators that take it.
@@ -86,7 +93,7 @@ def select(ops: Sequence[str], dtypes: Sequence[str], shapes: Sequence[str], qui
     _check("dtype", dtypes, FLOATS)
     cells = []
     for op in [declared[name] for name in ops or declared]:
-        for workload in _workloads(op, shapes, quick):
+        for workload in _workloads(op, workloads[op.kind], shapes, quick):
             cells += [Cell(op, workload, dtype) for dtype in dtypes or DTYPES]
     return cells
 
@@ -97,8 +104,7 @@ def _check(what: str, names: Sequence[str], known: Sequence[str] | Mapping[str, 
             raise ValueError(f"bench: {what} is {name!r}, expected one of {', '.join(known)}")
 
 
-def _workloads(op: Operator, shapes: Sequence[str], quick: bool) -> list[Workload]:
-    table = WORKLOADS[op.kind]
+def _workloads(op: Operator, table: Sequence[Workload], shapes: Sequence[str], quick: bool) -> list[Workload]:
     if not shapes:
         return [workload for workload in table if workload.quick or not quick]
     found = []

@@ -1,6 +1,5 @@
 """The command `opgrad bench`."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,10 +7,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-DEFAULT_SECONDS, QUICK_SECONDS = 0.6, 0.2
-
 
 def bench(
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")] = "cpu",
     ops: Annotated[str, typer.Option(metavar="NAME,…", help="Operators; default: all.")] = "",
     dtypes: Annotated[
         str, typer.Option(metavar="NAME,…", help="Default: float32,bfloat16,float16; there is float64 too.")
@@ -21,12 +19,19 @@ def bench(
     ] = "",
     peers: Annotated[
         str,
-        typer.Option(metavar="NAME,…", help="Of torch, onnxruntime, scipy, numpy; default: those installed."),
+        typer.Option(
+            metavar="NAME,…",
+            help="Of torch, onnxruntime, scipy, numpy; on CUDA of torch, torch.compile, liger, quack. "
+            "Default: those installed.",
+        ),
     ] = "",
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result.")] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Keep the cells of the JSON file that are not measured now.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the result into a PNG.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="How long to measure each cell.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few small cells, in less than a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few cells only.")] = False,
 ) -> None:
     """Measure the operators beside torch, onnxruntime, SciPy and NumPy.
 
@@ -34,45 +39,37 @@ def bench(
     GB/s count each input and each result once; "of copy" compares that with
     a copy of as many bytes; "ratio" is the best peer's time over ours; "ulp"
     is the worst error against float64. Other work on the machine spoils the
-    figures.
+    figures. On CUDA the peers are torch, torch.compile, Liger-Kernel and
+    QuACK, times are the device's, and "host" is the time of our call on the
+    host.
 
     Example: opgrad bench --ops relu,softmax_grad --json result.json
     """
-    from opgrad.bench.cells import select
-    from opgrad.bench.peers import chosen
+    from opgrad.bench.run import Options, prepared, previous, store
     from opgrad.bench.tables import show
 
     if plot is not None:
         from opgrad.bench.plot import plot as draw
-    cells = select(_names(ops), _names(dtypes), _names(shapes), quick)
-    if not cells:
-        raise ValueError("bench: no operator takes this shape")
-    given = {"ops": ops, "dtypes": dtypes, "shapes": shapes, "peers": peers, "quick": quick}
-    length = seconds if seconds is not None else (QUICK_SECONDS if quick else DEFAULT_SECONDS)
+    if update and json_file is None:
+        raise ValueError("bench: --update needs --json with the file to be updated")
     console = Console()
-    result = _run(console, cells, chosen(_names(peers)), length, {**given, "seconds": length})
+    old = previous(json_file, update)
+    result = _with_bar(console, prepared(Options(device, ops, dtypes, shapes, peers, seconds, quick), old))
     show(console, result)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(result, indent=1) + "\n")
+        result = store(json_file, result, old)
     if plot is not None:
         plot.parent.mkdir(parents=True, exist_ok=True)
         draw(result, plot)
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _run(console: Console, cells: Any, peers: list[str], seconds: float, options: dict[str, Any]) -> Any:
+def _with_bar(console: Console, measure: Any) -> Any:
     """Measure with a progress bar."""
-    from opgrad.bench.run import run
-
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True, refresh_per_second=2) as bar:
-        task = bar.add_task("", total=len(cells))
+        task = bar.add_task("", total=None)
 
-        def progress(done: int, cell: Any) -> None:
-            bar.update(task, completed=done, description=cell.name)
+        def progress(done: int, total: int, cell: Any) -> None:
+            bar.update(task, completed=done, total=total, description=cell.name)
 
-        return run(cells, peers, seconds, options, progress)
+        return measure(progress)

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opgrad.bench.run import COPY, OURS
+from opgrad.bench.measure import COPY, OURS
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One cell. `peer` is the fastest peer, `ratio` its time over ours; None where nobody else computes it."""
+    """One cell. `peer` is the fastest peer, `ratio` its time over ours; None where nobody else computes it.
+
+    `host_seconds`: after which a call on a device returns; None on the CPU.
+    """
 
     operator: str
     workload: str
@@ -25,6 +28,7 @@ class Figures:
     peer_seconds: float | None
     ratio: float | None
     error_ulp: float | None
+    host_seconds: float | None = None
 
     @property
     def name(self) -> str:
@@ -66,6 +70,7 @@ def _figures(cell: dict[str, Any]) -> Figures:
         medians[peer] if peer else None,
         medians[peer] / ours if peer else None,
         cell["error_ulp"],
+        cell["times"][OURS].get("host"),
     )
 
 

@@ -5,7 +5,9 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
+OURS, COPY = "opgrad", "copy"  # the contestants that are always there
 TURN = 0.002  # seconds of calls in a turn, at least one call
 BATCH = 20e-6  # seconds between two looks at the clock: long against the 0.1 µs that a look costs
 FEWEST = 3  # rounds
@@ -19,16 +21,19 @@ def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float) -> di
 
     A turn begins when the threads of the one before have stopped spinning.
     """
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    batches = {name: _batch(call) for name, call in calls.items()}
+    return take_turns({name: partial(_settled_turn, call, _batch(call)) for name, call in calls.items()}, seconds)
+
+
+def take_turns(turns: Mapping[str, Callable[[], list[float]]], seconds: float) -> dict[str, dict[str, float]]:
+    """Median and minimum of the times that each turn takes, by name; round after round, for so many seconds."""
+    samples: dict[str, list[float]] = {name: [] for name in turns}
     end = time.perf_counter() + seconds
     rounds = 0
     gc.disable()
     try:
         while rounds < FEWEST or time.perf_counter() < end:
-            for name, call in calls.items():
-                _settle()
-                samples[name] += _turn(call, batches[name])
+            for name, turn in turns.items():
+                samples[name] += turn()
             rounds += 1
     finally:
         gc.enable()
@@ -45,6 +50,11 @@ def _batch(call: Callable[[], object]) -> int:
     if once < TURN:
         once = _seconds(call, 1)
     return max(1, math.ceil(BATCH / max(once, 1e-7)))
+
+
+def _settled_turn(call: Callable[[], object], batch: int) -> list[float]:
+    _settle()
+    return _turn(call, batch)
 
 
 def _turn(call: Callable[[], object], batch: int) -> list[float]:

@@ -1,81 +1,150 @@
 """All cells, one after the other, into one result that JSON can hold."""
 
-import math
+import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import opgrad
 from opgrad import machine
-from opgrad.bench import peers
-from opgrad.bench.case import Case
-from opgrad.bench.cells import Cell
-from opgrad.bench.copying import MOST_COPIED, copier
-from opgrad.bench.measure import interleaved
+from opgrad.bench.cells import Cell, select
+from opgrad.bench.figures import read
+from opgrad.bench.targets import Target, target
+from opgrad.contract import operators
 
-OURS, COPY = "opgrad", "copy"
-MANY_PASSES = ("scipy", "numpy")
-SLOW = 0.5  # seconds of one call beyond which these are left out
+Progress = Callable[[int, int, Cell], None]  # how many cells are done, of how many, and the next
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure, as the command line has it; "" and None stand for the default."""
+
+    device: str = "cpu"
+    ops: str = ""
+    dtypes: str = ""
+    shapes: str = ""
+    peers: str = ""
+    seconds: float | None = None
+    quick: bool = False
+
+
+def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[Progress], dict[str, Any]]:
+    """What measures that which the options ask for: `run` with all its arguments but `progress`.
+
+    old: a result that is to be updated. Raises ValueError for unknown names and shapes, and if the old result is of
+    another machine or of other versions; RuntimeError where there is no such device.
+    """
+    chosen = target(options.device)
+    ops, dtypes, shapes = _names(options.ops), _names(options.dtypes), _names(options.shapes)
+    cells = select(ops, dtypes, shapes, options.quick, chosen.workloads)
+    if not cells:
+        raise ValueError("bench: no operator takes this shape")
+    peers = chosen.peers(_names(options.peers))
+    if old is not None:
+        _check_same(old, _surroundings(chosen))
+    seconds = options.seconds
+    if seconds is None:
+        seconds = chosen.quick_seconds if options.quick else chosen.seconds
+    return partial(run, chosen, cells, peers, seconds, asdict(options) | {"seconds": seconds})
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def run(
+    chosen: Target,
     cells: Sequence[Cell],
-    peer_names: Sequence[str],
+    peers: Sequence[str],
     seconds: float,
     options: dict[str, Any],
-    progress: Callable[[int, Cell], None],
+    progress: Progress,
 ) -> dict[str, Any]:
-    """Measure the cells and return what a result file holds.
+    """Measure the cells and return what a result file holds: of those measured so far, if the user interrupts.
 
-    seconds: how long to measure each cell. options: kept in the result. progress: called before each
-    cell with the number of those done.
+    seconds: how long to measure each cell. options: kept in the result. progress: called before each cell.
     """
     began = time.perf_counter()
-    measured = []
-    for done, cell in enumerate(cells):
-        progress(done, cell)
-        measured.append(measure(cell, peer_names, seconds))
+    measured: list[dict[str, Any]] = []
+    try:
+        for done, cell in enumerate(cells):
+            progress(done, len(cells), cell)
+            measured.append(chosen.measure(cell, peers, seconds))
+    except KeyboardInterrupt:
+        if not measured:
+            raise
     return {
         "format": 1,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "seconds": round(time.perf_counter() - began, 1),
-        "machine": machine.describe(),
-        "versions": machine.versions(),
-        "threads": opgrad.get_num_threads(),
+        **_surroundings(chosen),
         "options": options,
-        "cells": measured,
+        **_parts(measured),
     }
 
 
-def measure(cell: Cell, peer_names: Sequence[str], seconds: float) -> dict[str, Any]:
-    """One cell of a result: times by name, bytes of traffic, the error of our results."""
-    case = Case(cell)
-    ours = case.call()
-    ours()
-    traffic = case.traffic()
-    error = case.error()
-    copy = copier(min(traffic, MOST_COPIED))
-    rivals = {name: call for name, call in peers.calls(case, peer_names).items() if _usable(name, call)}
+def _surroundings(chosen: Target) -> dict[str, Any]:
+    """All that a time depends on besides the cell."""
+    device = chosen.describe()
     return {
-        "operator": cell.op.name,
-        "workload": cell.workload.label,
-        "dtype": cell.dtype,
-        "headline": cell.workload.headline,
-        "bytes": traffic,
-        "copied_bytes": copy.bytes,
-        "error_ulp": error if math.isfinite(error) else None,
-        "times": interleaved({OURS: ours, COPY: copy, **rivals}, seconds),
+        "machine": machine.describe(),
+        **({"device": device} if device else {}),
+        "versions": machine.versions(chosen.packages),
+        "threads": opgrad.get_num_threads(),
     }
 
 
-def _usable(name: str, call: Callable[[], object]) -> bool:
-    """Whether a peer has this dtype and is not out of the race."""
-    start = time.perf_counter()
-    try:
-        call()
-    except (NotImplementedError, RuntimeError) as error:
-        if "not implemented" not in str(error):
-            raise
-        return False
-    return name not in MANY_PASSES or time.perf_counter() - start < SLOW
+def _parts(measured: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The cells with times, and those without."""
+    return {
+        "cells": [cell for cell in measured if "left_out" not in cell],
+        "left_out": [cell for cell in measured if "left_out" in cell],
+    }
+
+
+# --- result files ---------------------------------------------------------------------------------------------------
+
+
+def previous(path: Path | None, update: bool) -> dict[str, Any] | None:
+    """The result that is to be updated; None if none is. Raises ValueError for anything but a result file."""
+    return read(path) if update and path and path.exists() else None
+
+
+def store(path: Path, result: dict[str, Any], old: dict[str, Any] | None) -> dict[str, Any]:
+    """Write a result file and return what it holds: the result, and the cells of the old one that are not in it."""
+    if old is not None:
+        every = [cell for each in (old, result) for part in ("cells", "left_out") for cell in each.get(part, [])]
+        result = result | _parts(_sorted({_key(cell): cell for cell in every}))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def _check_same(old: dict[str, Any], now: dict[str, Any]) -> None:
+    for what in ("machine", "device", "versions", "threads"):
+        if old.get(what) != now.get(what):
+            raise ValueError(f"bench: the file has another {what}, so its cells cannot be kept: leave --update away")
+
+
+Key = tuple[str, str, str]
+
+
+def _key(cell: dict[str, Any]) -> Key:
+    return cell["operator"], cell["workload"], cell["dtype"]
+
+
+def _sorted(cells: dict[Key, dict[str, Any]]) -> list[dict[str, Any]]:
+    """By operator, then by workload and dtype in the order of their first appearance."""
+    order = {name: place for place, name in enumerate(operators())}
+    workloads = list(dict.fromkeys(workload for _, workload, _ in cells))
+    dtypes = list(dict.fromkeys(dtype for _, _, dtype in cells))
+
+    def place(key: Key) -> tuple[int, int, int]:
+        operator, workload, dtype = key
+        return order.get(operator, len(order)), workloads.index(workload), dtypes.index(dtype)
+
+    return [cells[key] for key in sorted(cells, key=place)]

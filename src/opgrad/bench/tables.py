@@ -9,6 +9,7 @@ from rich.table import Table
 from opgrad.bench.figures import Figures, figures, geometric_mean, losses
 
 COLUMNS = ("operator", "shape", "dtype", "time", "GB/s", "of copy", "best peer", "its time", "ratio", "ulp")
+HOST = "host"  # one more on a device: the time after which a call returns
 LEFT = 3  # columns with text; the others hold numbers
 PIPE_WIDTH = 160  # of a table in a file or a pipe
 
@@ -19,7 +20,7 @@ def show(console: Console, result: dict[str, Any]) -> None:
         console.width = PIPE_WIDTH
     cells = figures(result)
     table = Table(caption=machine_line(result), caption_justify="left")
-    for place, column in enumerate(COLUMNS):
+    for place, column in enumerate(_columns(result)):
         table.add_column(column, justify="left" if place < LEFT else "right", no_wrap=True)
     for cell in cells:
         table.add_row(*_row(cell), style="red" if cell.lost else "")
@@ -27,6 +28,8 @@ def show(console: Console, result: dict[str, Any]) -> None:
     console.print(summary(cells))
     for cell in losses(cells):
         console.print(f"  slower: {cell.name}, {cell.ratio:.2f}x {cell.peer}", highlight=False)
+    for line in left_out(result):
+        console.print(f"  left out: {line}", highlight=False, markup=False)
 
 
 def summary(cells: Sequence[Figures]) -> str:
@@ -39,21 +42,54 @@ def summary(cells: Sequence[Figures]) -> str:
     return f"Over {len(cells)} cells, {mean:.2f} times as fast as the best peer (geometric mean); {slower}."
 
 
+def left_out(result: dict[str, Any]) -> list[str]:
+    """The cells that could not be measured, and what kept a peer from how many cells."""
+    lines = [f"{_name(cell)}: {cell['left_out']}" for cell in result.get("left_out", [])]
+    kept: dict[tuple[str, str], list[str]] = {}
+    for cell in result["cells"]:
+        for note in cell.get("notes", {}).items():
+            kept.setdefault(note, []).append(_name(cell))
+    for (peer, note), names in kept.items():
+        where = names[0] if len(names) == 1 else f"{len(names)} cells such as {names[0]}"
+        lines.append(f"{peer} in {where}: {note}")
+    return lines
+
+
+def _name(cell: dict[str, Any]) -> str:
+    return f"{cell['operator']} {cell['workload']} {cell['dtype']}"
+
+
 def machine_line(result: dict[str, Any]) -> str:
-    """Machine, threads, versions and date in one sentence."""
+    """Machine, threads or device, versions and date in one sentence."""
     machine, versions = result["machine"], result["versions"]
+    if "device" in result:
+        return f"{_device(result['device'])}; on {machine['cpu']}; {_packages(versions)}; {result['date']}."
     caches = ", ".join(f"{level} {size >> 10} KiB" for level, size in machine["caches"].items())
-    packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     cpu = f"{machine['cpu']} ({machine['llvm_cpu']}, {machine['vector_bits']}-bit vectors)"
-    return f"{cpu}, {result['threads']} threads; {caches}; {packages}; {result['date']}."
+    return f"{cpu}, {result['threads']} threads; {caches}; {_packages(versions)}; {result['date']}."
+
+
+def _device(device: dict[str, Any]) -> str:
+    memory, l2 = device["memory"] / (1 << 30), device["l2"] >> 20
+    parts = f"{device['multiprocessors']} multiprocessors, L2 {l2} MiB, memory {memory:.0f} GiB"
+    return f"{device['name']} ({parts}), driver {device['driver'] or 'unknown'}, CUDA {device['cuda']}"
+
+
+def _packages(versions: dict[str, str | None]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+
+
+def _columns(result: dict[str, Any]) -> tuple[str, ...]:
+    return (*COLUMNS, HOST) if "device" in result else COLUMNS
 
 
 def full_table(result: dict[str, Any]) -> str:
     """Markdown: every cell."""
-    cells = figures(result)
-    rules = [":--"] * LEFT + ["--:"] * (len(COLUMNS) - LEFT)
-    lines = [_line(COLUMNS), _line(rules), *[_line(_row(cell, code=True)) for cell in cells]]
-    return "\n".join([machine_line(result), "", summary(cells), "", *lines])
+    cells, columns = figures(result), _columns(result)
+    rules = [":--"] * LEFT + ["--:"] * (len(columns) - LEFT)
+    lines = [_line(columns), _line(rules), *[_line(_row(cell, code=True)) for cell in cells]]
+    notes = [f"* left out: {line}" for line in left_out(result)]
+    return "\n".join([machine_line(result), "", summary(cells), "", *lines, *([""] if notes else []), *notes])
 
 
 def headline_table(result: dict[str, Any]) -> str:
@@ -92,6 +128,7 @@ def _row(cell: Figures, code: bool = False) -> list[str]:
         duration(cell.peer_seconds) if cell.peer_seconds else "",
         f"{cell.ratio:.2f}" if cell.ratio else "",
         f"{cell.error_ulp:.2f}" if cell.error_ulp is not None else "not finite",
+        *([] if cell.host_seconds is None else [duration(cell.host_seconds)]),
     ]
 
 

@@ -1,0 +1,92 @@
+"""The tensors of a cell."""
+
+import copy
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from opgrad.bench.case import Case
+from opgrad.bench.cells import Cell
+from opgrad.contract import Array, Shape, Spec
+from opgrad.interop.torch import TORCH_DTYPES, numpy_dtype
+from opgrad.sample import Source
+
+REFERENCE_ELEMENTS = 1 << 26  # of a loss's logits that are widened to float64 at once
+
+
+class Random:
+    """Random tensors on a device."""
+
+    def __init__(self, device: str, seed: int):
+        self.device, self.generator = device, torch.Generator(device).manual_seed(seed)
+
+    def integers(self, high: int, shape: Shape) -> torch.Tensor:
+        return torch.randint(high, shape, generator=self.generator, device=self.device)
+
+    def normal(self, shape: Shape, dtype: str) -> torch.Tensor:
+        return self._empty(shape, dtype).normal_(generator=self.generator)
+
+    def factors(self, shape: Shape, dtype: str) -> torch.Tensor:
+        return self._empty(shape, dtype).uniform_(0.5, 1.5, generator=self.generator)
+
+    def _empty(self, shape: Shape, dtype: str) -> torch.Tensor:
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
+
+
+def upload(array: Array, device: str) -> torch.Tensor:
+    """A tensor on a device with the numbers of an array."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.tensor(array.view(np.int16), device=device).view(torch.bfloat16)
+    return torch.tensor(array, device=device)
+
+
+def download(tensor: torch.Tensor) -> Array:
+    """An array with the numbers of a tensor."""
+    host = tensor.detach().cpu()
+    if host.dtype == torch.bfloat16:
+        return host.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return host.numpy()
+
+
+class TensorCase(Case):
+    """A cell with its memory on a device."""
+
+    def __init__(self, cell: Cell, device: str):
+        self.device = device
+        super().__init__(cell)
+
+    def source(self, seed: int) -> Source:
+        return Random(self.device, seed)
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> torch.Tensor:
+        return torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=self.device)
+
+    def spec(self, array: torch.Tensor) -> Spec:
+        return Spec(tuple(array.shape), numpy_dtype(array.dtype))
+
+    def numpy(self, array: torch.Tensor) -> Array:
+        return download(array)
+
+    def copies(self, count: int) -> list["TensorCase"]:
+        """This case and others like it, each in memory of its own."""
+        return [self, *(self._copy() for _ in range(count - 1))]
+
+    def _copy(self) -> "TensorCase":
+        made = copy.copy(self)
+        made.values = {
+            name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in self.values.items()
+        }
+        made.results = {name: torch.empty_like(value) for name, value in self.results.items()}
+        return made
+
+    def _mean_loss(self) -> Array:
+        """The mean over all samples by PyTorch in float64, on the device: the host would take seconds for it."""
+        logits, labels = self.values["logits"], self.values["labels"]
+        samples = max(1, REFERENCE_ELEMENTS * len(logits) // math.prod(logits.shape))
+        total = 0.0
+        for some, theirs in zip(logits.split(samples), labels.split(samples), strict=True):
+            total += torch.nn.functional.cross_entropy(some.double(), theirs, reduction="sum").item()
+        return np.array(total / labels.numel())

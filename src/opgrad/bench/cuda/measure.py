@@ -1,0 +1,133 @@
+"""How time is taken on a device: by its own clock, from a queue that never runs dry, with buffers that L2 has lost.
+
+A contestant has a call for each copy of the cell's arrays and goes through them in turn. Where a call takes less
+time on the device than on the host, the queue is filled while the device is held up. Small cells, where the host
+is what counts, are timed by the host's clock instead.
+"""
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from opgrad.bench.cuda.device import Clock
+from opgrad.bench.measure import take_turns
+
+Call = Callable[[], object]
+
+TURN = 0.005  # seconds of calls in a turn
+SAMPLE = 200e-6  # seconds between two marks: their resolution is half a microsecond
+QUEUE = 64  # calls in a turn at most: the queue holds about 1,000 kernels, and some peers launch a dozen a call
+LONGEST_HOLD = 0.02  # seconds
+SLACK = 1.5  # the device is held up for so many times the time that the host is expected to need
+TRIED, REPEATED = 4, 5  # calls of which the host's time is taken at once, and how often
+
+
+class Contestant:
+    """The calls of one contestant, one for each copy of the arrays.
+
+    What a call returns is kept until its turn comes again, so that the memory of results goes round too.
+    """
+
+    def __init__(self, calls: Sequence[Call]):
+        self.calls = calls
+        self.results: list[Any] = [None] * len(calls)
+
+    def run(self, first: int, count: int) -> None:
+        """Calls with the numbers from `first` on."""
+        calls, results, copies = self.calls, self.results, len(self.calls)
+        if copies == 1:
+            call = calls[0]
+            for _ in range(count):
+                call()
+            return
+        for number in range(first, first + count):
+            place = number % copies
+            results[place] = calls[place]()
+
+
+def interleaved(
+    calls: Mapping[str, Sequence[Call]], seconds: float, clock: Clock, small: bool
+) -> dict[str, dict[str, float]]:
+    """Median and minimum time of each contestant's calls; they take turns for about this many seconds.
+
+    calls: for each contestant, one for each copy of the arrays. small: take the host's time for many calls. `host`
+    in the result is the time after which a call returns, whether or not the device is done.
+    """
+    contestants = {name: Contestant(each) for name, each in calls.items()}
+    numbers = _Numbers()
+    turns, hosts = {}, {}
+    for name, contestant in contestants.items():
+        expected = _warm_up(contestant, clock)
+        hosts[name] = _host_seconds(contestant, numbers, clock)
+        if small:
+            turns[name] = partial(_turn_on_host, contestant, max(1, math.ceil(TURN / expected)), numbers, clock)
+        else:
+            turns[name] = partial(_turn_on_device, contestant, expected, hosts[name], numbers, clock)
+    times = take_turns(turns, seconds)
+    return {name: taken | {"host": hosts[name]} for name, taken in times.items()}
+
+
+class _Numbers:
+    """Numbers for calls. All contestants share them: each begins with the arrays whose last use is longest ago."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def take(self, count: int) -> int:
+        """The first of so many numbers."""
+        self.next += count
+        return self.next - count
+
+
+def _warm_up(contestant: Contestant, clock: Clock) -> float:
+    """Call with all arrays, twice; the seconds of a call the second time."""
+    copies = len(contestant.calls)
+    contestant.run(0, copies)
+    clock.wait()
+    start = time.perf_counter()
+    contestant.run(0, copies)
+    clock.wait()
+    return (time.perf_counter() - start) / copies
+
+
+def _host_seconds(contestant: Contestant, numbers: _Numbers, clock: Clock) -> float:
+    """After how many seconds a call returns."""
+    samples = []
+    for _ in range(REPEATED):
+        clock.wait()
+        first = numbers.take(TRIED)
+        start = time.perf_counter()
+        contestant.run(first, TRIED)
+        samples.append((time.perf_counter() - start) / TRIED)
+    return statistics.median(samples)
+
+
+def _turn_on_device(
+    contestant: Contestant, expected: float, host: float, numbers: _Numbers, clock: Clock
+) -> list[float]:
+    """Seconds of a call on the device, several times."""
+    batch = min(QUEUE, math.ceil(SAMPLE / expected))
+    batches = max(1, min(QUEUE // batch, math.ceil(TURN / (expected * batch))))
+    firsts = [numbers.take(batch) for _ in range(batches)]
+    clock.wait()
+    clock.hold(min(LONGEST_HOLD, SLACK * host * batch * batches))
+    marks = [clock.mark()]
+    for first in firsts:
+        contestant.run(first, batch)
+        marks.append(clock.mark())
+    clock.wait()
+    return [clock.seconds(begin, end) / batch for begin, end in itertools.pairwise(marks)]
+
+
+def _turn_on_host(contestant: Contestant, count: int, numbers: _Numbers, clock: Clock) -> list[float]:
+    """Seconds of a call by the host's clock, from many calls until the device has done them."""
+    first = numbers.take(count)
+    clock.wait()
+    start = time.perf_counter()
+    contestant.run(first, count)
+    clock.wait()
+    return [(time.perf_counter() - start) / count]

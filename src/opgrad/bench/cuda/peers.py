@@ -1,0 +1,214 @@
+"""Who else computes on CUDA what opgrad computes: torch, torch.compile, and where installed Liger-Kernel and QuACK.
+
+A setup gets the copies of a case and returns a call for each. PyTorch's eager calls are those of the CPU, which write
+into the case's results; the other peers return what they compute.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy, nll_loss
+
+from opgrad.bench.case import Case
+from opgrad.bench.peers import TORCH, Call, Torch
+
+PEERS = {"torch": "torch", "torch.compile": "torch", "liger": "liger_kernel", "quack": "quack"}  # name, module
+LONGEST_NOTE = 160  # characters
+
+aten = torch.ops.aten
+
+
+def installed() -> list[str]:
+    """The peers that this Python has."""
+    return [name for name, module in PEERS.items() if importlib.util.find_spec(module)]
+
+
+def calls(
+    cases: Sequence[Case], names: Sequence[str], wait: Callable[[], None]
+) -> tuple[dict[str, list[Call]], dict[str, str]]:
+    """The calls of those peers that compute this case, and for others what keeps them from it.
+
+    wait: waits for the device, where an error may come to light.
+    """
+    found: dict[str, list[Call]] = {}
+    notes: dict[str, str] = {}
+    for name in names:
+        try:
+            made = SETUPS[name](cases)
+            for call in made:
+                call()
+            wait()
+        except Exception as error:  # whatever a peer cannot do, the others are still worth measuring
+            notes[name] = reason(error)
+        else:
+            found |= {name: made} if made else {}
+    return found, notes
+
+
+def reason(error: Exception) -> str:
+    """An error in one line."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    text = first if isinstance(error, Unsupported) else f"{type(error).__name__}: {first}"
+    return text if len(text) <= LONGEST_NOTE else text[: LONGEST_NOTE - 1] + "…"
+
+
+class Unsupported(Exception):
+    """What a peer is known not to do."""
+
+
+# --- torch ----------------------------------------------------------------------------------------------------------
+
+
+def _torch(cases: Sequence[Case]) -> list[Call]:
+    setup = TORCH.get(cases[0].op.name)
+    return [setup(Torch(case)) for case in cases] if setup else []
+
+
+# --- torch.compile --------------------------------------------------------------------------------------------------
+
+# operator -> the arguments of its expression, and what makes that from the axis and the size of the first dimension
+Expression = Callable[..., Any]
+EXPRESSIONS: Mapping[str, tuple[tuple[str, ...], Callable[[int, int], Expression]]] = {
+    "softmax": (("x",), lambda axis, _: lambda x: torch.softmax(x, axis)),
+    "log_softmax": (("x",), lambda axis, _: lambda x: torch.log_softmax(x, axis)),
+    "softmax_grad": (
+        ("dy", "y"),
+        lambda axis, _: lambda dy, y: aten._softmax_backward_data(dy, y, axis, y.dtype),
+    ),
+    "log_softmax_grad": (
+        ("dy", "y"),
+        lambda axis, _: lambda dy, y: aten._log_softmax_backward_data(dy, y, axis, y.dtype),
+    ),
+    "softmax_cross_entropy_loss": (("logits", "labels"), lambda *_: lambda logits, labels: _loss(logits, labels)),
+    "softmax_cross_entropy_loss_only": (
+        ("logits", "labels"),
+        lambda *_: lambda logits, labels: cross_entropy(logits, labels),
+    ),
+    "softmax_cross_entropy_loss_grad": (
+        ("dy", "log_prob", "labels"),
+        lambda *_: lambda dy, log_prob, labels: _loss_grad(dy, log_prob, labels),
+    ),
+    "softmax_cross_entropy_loss_and_grad": (
+        ("logits", "labels"),
+        lambda *_: lambda logits, labels: cross_entropy(logits, labels),
+    ),
+    "relu": (("x",), lambda *_: lambda x: torch.relu(x)),
+    "sigmoid": (("x",), lambda *_: lambda x: torch.sigmoid(x)),
+    "tanh": (("x",), lambda *_: lambda x: torch.tanh(x)),
+    "quick_gelu": (("x",), lambda *_: lambda x: x * torch.sigmoid(1.702 * x)),
+    "leaky_relu": (("x",), lambda *_: lambda x: torch.nn.functional.leaky_relu(x, 0.01)),
+    "relu_grad": (("dy", "x"), lambda *_: lambda dy, x: aten.threshold_backward(dy, x, 0)),
+    "sigmoid_grad": (("dy", "y"), lambda *_: lambda dy, y: aten.sigmoid_backward(dy, y)),
+    "tanh_grad": (("dy", "y"), lambda *_: lambda dy, y: aten.tanh_backward(dy, y)),
+    "quick_gelu_grad": (("dy", "x"), lambda *_: lambda dy, x: _quick_gelu_grad(dy, x)),
+    "leaky_relu_grad": (("dy", "y"), lambda *_: lambda dy, y: aten.leaky_relu_backward(dy, y, 0.01, True)),
+    "gather": (("x", "indices"), lambda axis, _: lambda x, indices: torch.index_select(x, axis, indices)),
+    "gather_grad": (
+        ("dy", "indices"),
+        lambda _, rows: lambda dy, indices: aten.embedding_dense_backward(dy, indices, rows, -1, False),
+    ),
+    "in_place_accumulator": (("buffer", "value"), lambda *_: lambda buffer, value: buffer + value),
+    "scale": (("x", "factor"), lambda *_: lambda x, factor: x * factor),
+}
+
+
+def _loss(logits: Any, labels: Any) -> Any:
+    log_prob = torch.log_softmax(logits, 1)
+    return nll_loss(log_prob, labels), log_prob
+
+
+def _loss_grad(dy: Any, log_prob: Any, labels: Any) -> Any:
+    nll = aten.nll_loss_backward if log_prob.ndim == 2 else aten.nll_loss2d_backward
+    mean, ignore_index, total = 1, -100, log_prob.new_full((), float(labels.numel()))
+    middle = nll(dy, log_prob, labels, None, mean, ignore_index, total)
+    return aten._log_softmax_backward_data(middle, log_prob, 1, log_prob.dtype)
+
+
+def _quick_gelu_grad(dy: Any, x: Any) -> Any:
+    gate = torch.sigmoid(1.702 * x)
+    return dy * gate * (1 + 1.702 * x * (1 - gate))
+
+
+def _compiled(cases: Sequence[Case]) -> list[Call]:
+    """The operator's expression compiled for this shape alone; of the fused loss, what autograd makes of it."""
+    name, first = cases[0].op.name, cases[0]
+    if name not in EXPRESSIONS:
+        return []
+    arguments, make = EXPRESSIONS[name]
+    torch.compiler.reset()  # after 8 shapes of one expression, PyTorch would compile no more
+    compiled = torch.compile(make(first.axis, first.shape[0]), dynamic=False, fullgraph=True)
+    tensors = [[t[argument] for argument in arguments] for t in map(Torch, cases)]
+    if name == "softmax_cross_entropy_loss_and_grad":
+        return [_with_grad(compiled, logits, labels) for logits, labels in tensors]
+    return [partial(compiled, *each) for each in tensors]
+
+
+def _with_grad(loss: Callable[[Any, Any], Any], logits: Any, labels: Any) -> Call:
+    """A loss and its gradient by autograd."""
+    logits.requires_grad_()
+    return lambda: torch.autograd.grad(loss(logits, labels), logits)
+
+
+# --- Liger-Kernel and QuACK -----------------------------------------------------------------------------------------
+
+
+def _liger(cases: Sequence[Case]) -> list[Call]:
+    """Its loss writes the gradient over the logits, which are therefore copies."""
+    if cases[0].op.name not in ROWS_ONLY:
+        return []
+    _check_rows(cases[0])
+    liger = importlib.import_module("liger_kernel.transformers.functional")
+    setup = ROWS_ONLY[cases[0].op.name]
+    return [setup(liger.liger_softmax, liger.liger_cross_entropy, _Copied(case)) for case in cases]
+
+
+def _quack(cases: Sequence[Case]) -> list[Call]:
+    """Its fused loss gives each sample's loss and gradient; their mean is left out, to its advantage."""
+    name = cases[0].op.name
+    if name not in ROWS_ONLY:
+        return []
+    _check_rows(cases[0])
+    quack = importlib.import_module("quack")
+    if name == "softmax_cross_entropy_loss_and_grad":
+        fused = importlib.import_module("quack.cross_entropy").cross_entropy_fwd
+        return [partial(fused, t["logits"], t["labels"], return_dx=True) for t in map(Torch, cases)]
+    return [ROWS_ONLY[name](quack.softmax, quack.cross_entropy, Torch(case)) for case in cases]
+
+
+class _Copied(Torch):
+    """The case's tensors, the logits in memory of their own."""
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        if "logits" in self.tensors:
+            self.tensors["logits"] = self.tensors["logits"].clone()
+
+
+def _check_rows(case: Case) -> None:
+    if len(case.shape) != 2 or (case.op.kind == "rows" and case.axis % 2 != 1):
+        raise Unsupported("takes matrices alone, whose rows it reduces")
+
+
+def _backward(function: Callable[[Any], Any], t: Torch) -> Call:
+    """A gradient by autograd, of a forward call made beforehand, whose result is y again."""
+    x = t["y"].log().requires_grad_()
+    return partial(torch.autograd.grad, function(x), x, t["dy"], retain_graph=True)
+
+
+ROWS_ONLY: Mapping[str, Callable[[Any, Any, Torch], Call]] = {
+    "softmax": lambda softmax, _, t: partial(softmax, t["x"]),
+    "softmax_grad": lambda softmax, _, t: _backward(softmax, t),
+    "softmax_cross_entropy_loss_only": lambda _, loss, t: partial(loss, t["logits"], t["labels"]),
+    "softmax_cross_entropy_loss_and_grad": lambda _, loss, t: _with_grad(loss, t["logits"], t["labels"]),
+}
+
+SETUPS: Mapping[str, Callable[[Sequence[Case]], list[Call]]] = {
+    "torch": _torch,
+    "torch.compile": _compiled,
+    "liger": _liger,
+    "quack": _quack,
+}

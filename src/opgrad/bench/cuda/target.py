@@ -1,0 +1,103 @@
+"""The CUDA device as a target of the benchmark: one cell measured, into what a result file holds of it."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from opgrad import machine
+from opgrad.bench import peers as cpu_peers
+from opgrad.bench.cells import Cell
+from opgrad.bench.cuda import cells, peers
+from opgrad.bench.cuda.case import TensorCase
+from opgrad.bench.cuda.device import Device
+from opgrad.bench.cuda.measure import interleaved
+from opgrad.bench.measure import COPY, OURS
+from opgrad.plans import prepare
+
+ROTATED = 2  # times the L2 cache: one round through the copies of a cell's arrays moves more
+SMALL = 1 << 20  # bytes below which it is not the device that takes the time
+MOST_COPIED = 1 << 31  # bytes moved: more of them are not faster, and take memory
+
+
+class Cuda:
+    """PyTorch's current CUDA device."""
+
+    seconds, quick_seconds = 0.3, 0.1  # a cell, by default
+    packages: Sequence[str] = ("liger-kernel", "quack-kernels")
+
+    def __init__(self, device: Device):
+        self.device = device
+        self.workloads = cells.workloads(device.memory)
+
+    @classmethod
+    def current(cls) -> "Cuda":
+        found = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return cls(Device("cuda", found.L2_cache_size, found.total_memory))
+
+    def peers(self, names: Sequence[str]) -> list[str]:
+        """These peers, or all that are installed. Raises ValueError for one that is unknown or not installed."""
+        return cpu_peers.chosen(names, peers.installed())
+
+    def describe(self) -> dict[str, Any] | None:
+        """What a result file says of the device."""
+        return machine.cuda_device()
+
+    def measure(self, cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
+        """One cell of a result; `left_out` says why there are no times, if so."""
+        known = {"operator": cell.op.name, "workload": cell.workload.label, "dtype": cell.dtype}
+        try:
+            return known | self._measure(cell, names, seconds)
+        except Exception as error:  # too large for this device, no kernel: the other cells are still worth measuring
+            return known | {"left_out": peers.reason(error)}
+        finally:
+            torch.cuda.empty_cache()
+
+    def _measure(self, cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
+        clock = self.device.clock
+        case = TensorCase(cell, self.device.name)
+        case.call()()
+        clock.wait()
+        error, traffic = case.error(), case.traffic()
+        cases = case.copies(self.copies(traffic))
+        rivals, notes = peers.calls(cases, names, clock.wait)
+        copied = min(traffic, MOST_COPIED)
+        contestants = {
+            OURS: [each.call() for each in cases],
+            COPY: [self._copy(copied) for _ in cases],
+            **rivals,
+        }
+        return {
+            "headline": cell.workload.headline,
+            "bytes": traffic,
+            "copied_bytes": 2 * _half(copied),
+            "copies": len(cases),
+            "clock": "host" if traffic < SMALL else "device",
+            "regime": regime(case),
+            "error_ulp": error if math.isfinite(error) else None,
+            "times": interleaved(contestants, seconds, clock, traffic < SMALL),
+            "notes": notes,
+        }
+
+    def copies(self, traffic: int) -> int:
+        """How many copies of its arrays a cell needs, so that L2 has lost each when its turn comes again."""
+        return 1 if traffic < SMALL else ROTATED * self.device.l2 // traffic + 1
+
+    def _copy(self, traffic: int) -> Callable[[], object]:
+        """PyTorch's copy of so many bytes, half of them read, half written."""
+        source, target = (torch.zeros(_half(traffic), dtype=torch.uint8, device=self.device.name) for _ in range(2))
+        return lambda: target.copy_(source)
+
+
+def _half(traffic: int) -> int:
+    return max(1, traffic // 2)
+
+
+def regime(case: TensorCase) -> str:
+    """The name of the regime that the kernel runs in."""
+    specs = [case.spec(case.values[name]) if name in case.values else None for name in case.op.arrays]
+    attributes = {name: case.values[name] for name in case.op.attributes if name in case.values}
+    out = [case.spec(array) for array in case.results.values()]
+    program = case.op.kernel("cuda")(prepare(case.op, specs, attributes, out, any_stride=True).problem)
+    return str(program.regime)
