@@ -157,17 +157,19 @@ class _Launch:
 
 @dataclass(frozen=True)
 class Device:
-    """What decides about regimes: the number of multiprocessors, and the bytes of shared memory of a program."""
+    """What decides about regimes: multiprocessors, bytes of shared memory of a program, architecture (90: sm_90)."""
 
     multiprocessors: int = 132
     shared_memory: int = 232448
+    architecture: int = 90
 
 
 @cache
 def device() -> Device:
     """The first device; an H200 where there is none to ask."""
     try:
-        properties = triton.runtime.driver.active.utils.get_device_properties(0)
+        active = triton.runtime.driver.active
+        properties, architecture = active.utils.get_device_properties(0), active.get_current_target().arch
     except (RuntimeError, AttributeError, TypeError):
         return Device()
-    return Device(properties["multiprocessor_count"], properties["max_shared_mem"])
+    return Device(properties["multiprocessor_count"], properties["max_shared_mem"], architecture)

@@ -50,7 +50,7 @@ class Limits:
 
 
 LIMITS = Limits()
-CLUSTER_SINCE = (3, 9)  # the first Triton whose compiler reduces a [1, N] tile across a cluster
+CLUSTERS_SINCE = (3, 9)  # the first Triton whose compiler reduces a [1, N] tile across a cluster
 MOST_CTAS = 16
 LONG_WARPS = 16
 
@@ -134,8 +134,8 @@ def _warps(elements: int) -> int:
 
 @cache
 def clusters() -> bool:
-    """Whether this Triton reduces across a cluster."""
-    return tuple(int(part) for part in version("triton").split(".")[:2]) >= CLUSTER_SINCE
+    """Whether this Triton reduces across a cluster, and the device has clusters."""
+    return tuple(map(int, version("triton").split(".")[:2])) >= CLUSTERS_SINCE and device().architecture >= 90
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,91 @@
+"""gather and gather_grad on CUDA: bits, wrong indices, and sums in chunks with the limits lowered."""
+
+import numpy as np
+import pytest
+from cuda_backend import call, check, forget, program
+
+pytest.importorskip("triton", reason="needs Triton")
+
+from opgrad.contract import DTYPES, operators
+from opgrad.cuda import chunks, gather, sort
+
+GATHER, GATHER_GRAD = operators()["gather"], operators()["gather_grad"]
+SIZE = 9  # of the axis that indices point into
+
+
+@pytest.fixture
+def lowered(monkeypatch):
+    """Lower the limits, so that few indices take several passes and several levels of chunks."""
+    monkeypatch.setattr(gather, "FEW", 0)
+    monkeypatch.setattr(chunks, "CHUNK", 4)
+    monkeypatch.setattr(chunks, "PARTS", 4)
+    monkeypatch.setattr(sort, "PASSES", (sort.Passes(1 << 63, 16, 4),))
+    forget()
+    yield
+    monkeypatch.undo()
+    forget()
+
+
+def zipf(rng, count):
+    return np.minimum(rng.zipf(1.5, count), SIZE) - 1
+
+
+INDICES = {
+    "random": lambda rng, count: rng.integers(-SIZE, SIZE, count),
+    "all equal": lambda rng, count: np.full(count, 4),
+    "a few hot ones": zipf,
+    "sorted": lambda rng, count: np.sort(rng.integers(0, SIZE, count)),
+}
+
+
+@pytest.mark.parametrize("indices", INDICES)
+@pytest.mark.parametrize("post", [1, 3, 20])
+def test_sums_in_chunks(indices, post, dtype, rng, lowered):
+    for count, pre in [(1, 1), (4, 2), (17, 1), (64, 2), (200, 1)]:
+        arguments = {
+            "shape": (pre, SIZE, post),
+            "indices": INDICES[indices](rng, count),
+            "dy": rng.normal(0, 1, (pre, count, post)).astype(DTYPES[dtype]),
+            "axis": 1,
+        }
+        check(GATHER_GRAD, arguments, f"{count} indices, {pre} before")
+
+
+def test_chunks_run(lowered, rng):
+    """What the test above means to reach is reached."""
+    arguments = {"shape": (SIZE, 3), "indices": np.full(200, 4), "dy": np.ones((200, 3), np.float32)}
+    made = program(GATHER_GRAD, arguments)
+    names = [launch.kernel.fn.__name__ for launch in made.launches]
+    assert made.regime == "merged runs"
+    assert names.count("merge_runs") == 2
+    assert names.count("sum_chunks") > 1
+    assert names.count("sum_parts") == 1
+
+
+def test_wrong_indices_among_many(lowered, dtype, rng):
+    """Wrong indices contribute nothing, wherever they stand in the sorted order."""
+    indices = rng.integers(-SIZE, SIZE, 150)
+    wild = indices.copy()
+    places = rng.choice(150, 40, replace=False)
+    wild[places] = rng.choice([SIZE, -SIZE - 1, 2**40, -(2**40), np.iinfo(np.int64).max, np.iinfo(np.int64).min], 40)
+    dy = rng.normal(0, 1, (150, 5)).astype(DTYPES[dtype])
+    kept = np.delete(np.arange(150), places)
+    (got,) = call(GATHER_GRAD, {"shape": (SIZE, 5), "indices": wild, "dy": dy})
+    exact = np.zeros((SIZE, 5))
+    np.add.at(exact, indices[kept], dy[kept].astype(np.float64))
+    tolerance = {"float64": 1e-14, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    np.testing.assert_allclose(got.astype(np.float64), exact, rtol=tolerance, atol=tolerance)
+
+
+def test_gather_copies_bits(dtype, rng):
+    """NaN payloads and negative zeros too; a wrong index gives NaN."""
+    kind = DTYPES[dtype]
+    words = np.dtype(f"u{kind.itemsize}")
+    bits = rng.integers(0, np.iinfo(words).max, (SIZE, 33), words, endpoint=True)
+    indices = rng.integers(-SIZE, SIZE, 50)
+    (got,) = call(GATHER, {"x": bits.view(kind), "indices": indices})
+    np.testing.assert_array_equal(got.view(words), bits[indices])
+
+    indices[[3, 40]] = SIZE, -SIZE - 1
+    (got,) = call(GATHER, {"x": bits.view(kind), "indices": indices})
+    assert np.isnan(got[[3, 40]].astype(np.float64)).all()

@@ -1,0 +1,465 @@
+"""CuPy arrays: on a GPU as they are; without one, a stand-in for CuPy in the host's memory and Triton's interpreter."""
+
+import sys
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from accuracy import assert_close
+from samples import call, sample
+
+import opgrad
+from opgrad import interop
+from opgrad.contract import DTYPES
+
+pytest.importorskip("triton")
+
+from cuda_backend import ON_GPU, for_kernels
+
+in_the_interpreter = pytest.mark.skipif(ON_GPU, reason="kernels on a GPU cannot use the stand-in's memory")
+SHAPES = [(5, 33), (2, 4, 3), (0, 4)]
+STREAM = 7
+
+
+# --- the stand-in ---------------------------------------------------------------------------------------------------
+
+
+class Ndarray:
+    """As much of cupy.ndarray as opgrad and these tests use, with its memory on the host."""
+
+    __module__ = "cupy"
+
+    def __init__(self, host, device=None):
+        self.host = host
+        self.device_id = Runtime.current if device is None else device
+
+    shape = property(lambda self: self.host.shape)
+    strides = property(lambda self: self.host.strides)
+    dtype = property(lambda self: self.host.dtype)
+    flags = property(lambda self: SimpleNamespace(c_contiguous=self.host.flags.c_contiguous))
+    device = property(lambda self: on_device(self.device_id))
+    data = property(lambda self: SimpleNamespace(ptr=self.host.ctypes.data, device_id=self.device_id))
+
+    def transpose(self, axes):
+        return Ndarray(self.host.transpose(axes), self.device_id)
+
+    def view(self, dtype):
+        return Ndarray(self.host.view(dtype), self.device_id)
+
+    def get(self):
+        return self.host.copy()
+
+    def __getitem__(self, index):
+        return Ndarray(self.host[index], self.device_id)
+
+    def __setitem__(self, index, value):
+        self.host[index] = value.host
+
+    def __dlpack__(self, **options):
+        return self.host.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.host.__dlpack_device__()
+
+
+class Runtime:
+    """cupy.cuda.runtime: the current device, and every change of it."""
+
+    current = 0
+    changes: list[int] = []  # noqa: RUF012
+
+    @staticmethod
+    def getDevice():
+        return Runtime.current
+
+    @staticmethod
+    def setDevice(device):
+        Runtime.current = device
+        Runtime.changes.append(device)
+
+
+@contextmanager
+def on_device(device):
+    """`with array.device`."""
+    before, Runtime.current = Runtime.current, device
+    yield
+    Runtime.current = before
+
+
+class Event:
+    """cupy.cuda.Event."""
+
+    def __init__(self, block):
+        assert block
+
+    def record(self):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+class DistributedArray(Ndarray):
+    """A subclass without memory of its own."""
+
+    data = property(lambda self: SimpleNamespace(ptr=0, device_id=self.device_id))
+
+
+def stand_in():
+    """The module."""
+    module = ModuleType("cupy")
+    stream = SimpleNamespace(ptr=STREAM)
+    module.__version__ = "14.0.0"
+    module.ndarray = Ndarray
+    module.cuda = SimpleNamespace(runtime=Runtime, get_current_stream=lambda: stream, Event=Event)
+    module.empty = lambda shape, dtype: Ndarray(np.empty(shape, dtype))
+    module.ascontiguousarray = lambda array: Ndarray(np.ascontiguousarray(array.host), array.device_id)
+    module.from_dlpack = lambda array: Ndarray(np.asarray(array).copy())
+    return module
+
+
+@pytest.fixture(scope="module")
+def module():
+    """The stand-in in CuPy's place."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", stand_in())
+        patch.setattr(interop, "known", {})
+        before = sys.modules.pop("opgrad.interop.cupy", None)
+        yield sys.modules["cupy"]
+        del sys.modules["opgrad.interop.cupy"]
+        if before is not None:
+            sys.modules["opgrad.interop.cupy"] = before
+
+
+@pytest.fixture
+def cupy(module):
+    """The stand-in with the first device as the current one; the interpreter warns of lanes that do not count."""
+    Runtime.current, Runtime.changes[:] = 0, []
+    with np.errstate(all="ignore"):
+        yield module
+
+
+def front_end():
+    return interop.library_of(Ndarray)
+
+
+def on_cupy(arguments, device=0):
+    return {
+        name: Ndarray(value, device) if isinstance(value, np.ndarray) else value for name, value in arguments.items()
+    }
+
+
+def run(op, arguments, **more):
+    """The results of a call with CuPy arrays, as NumPy arrays."""
+    results = call(op, on_cupy(arguments), **more)
+    assert all(type(result) is Ndarray for result in results)
+    return tuple(result.host for result in results)
+
+
+# --- values and memory ----------------------------------------------------------------------------------------------
+
+
+@in_the_interpreter
+@for_kernels()
+def test_values(op, dtype, rng, cupy):
+    for shape in SHAPES:
+        if op.kind != "classes" or shape[1]:
+            arguments = sample(op, shape, dtype, rng, axis=1)
+            before = {name: value.copy() for name, value in arguments.items() if isinstance(value, np.ndarray)}
+            assert_close(op, arguments, run(op, arguments))
+            assert all(np.array_equal(arguments[name], array) for name, array in before.items())
+
+
+def turned(array):
+    """The same numbers, with the axes in the other order in memory, and backwards."""
+    return np.flip(np.ascontiguousarray(np.flip(array).T).T) if array.ndim else array
+
+
+def spread(array):
+    """The same numbers with gaps between them, at an odd address."""
+    if not array.ndim:
+        return array
+    memory = np.zeros(2 * array.nbytes + 1, np.uint8)[1:].view(array.dtype)
+    gaps = memory.reshape(*array.shape[:-1], 2 * array.shape[-1])[..., ::2]
+    gaps[...] = array
+    return gaps
+
+
+@in_the_interpreter
+@pytest.mark.parametrize("arrange", [turned, spread])
+@for_kernels()
+def test_layouts(op, dtype, arrange, rng, cupy):
+    arguments = sample(op, (5, 12), dtype, rng)
+    arranged = {n: arrange(value) if isinstance(value, np.ndarray) else value for n, value in arguments.items()}
+    assert_close(op, arguments, run(op, arranged))
+
+
+@in_the_interpreter
+def test_repeated_elements(rng, cupy):
+    dy = np.broadcast_to(rng.normal(size=(4, 1)), (4, 9))
+    y = opgrad.softmax(rng.normal(size=(4, 9)))
+    found = opgrad.softmax_grad(Ndarray(dy), Ndarray(y))
+    np.testing.assert_allclose(found.host, opgrad.softmax_grad(dy, y), atol=1e-15)
+
+
+@in_the_interpreter
+def test_results_lie_as_the_first_argument_does(rng, cupy):
+    x = np.asfortranarray(rng.normal(size=(6, 9)))
+    assert opgrad.tanh(Ndarray(x)).strides == x.strides
+    assert opgrad.softmax(Ndarray(x)).strides == x.strides
+    assert opgrad.tanh(Ndarray(np.ascontiguousarray(x))).strides == (72, 8)
+
+
+@in_the_interpreter
+@for_kernels()
+def test_out(op, dtype, rng, cupy):
+    arguments = sample(op, (5, 12), dtype, rng)
+    for arrange in [np.ascontiguousarray, turned, spread]:
+        out = tuple(Ndarray(arrange(result.copy()) if result.ndim else result.copy()) for result in run(op, arguments))
+        for each in out:
+            each.host[...] = 1
+        results = call(op, on_cupy(arguments), out=out if len(out) > 1 else out[0])
+        assert all(result is each for result, each in zip(results, out, strict=True))
+        assert_close(op, arguments, tuple(each.host for each in out))
+
+
+@in_the_interpreter
+def test_in_place(rng, cupy):
+    y = opgrad.softmax(rng.normal(size=(4, 9)))
+    dy = Ndarray(rng.normal(size=(4, 9)))
+    expected = opgrad.softmax_grad(dy.host, y)
+    assert opgrad.softmax_grad(dy, Ndarray(y), out=dy) is dy
+    np.testing.assert_allclose(dy.host, expected, atol=1e-15)
+
+
+@in_the_interpreter
+def test_overlap(rng, cupy):
+    memory = rng.normal(size=20)
+    with pytest.raises(ValueError, match=r"^tanh: out for y overlaps x, expected x itself or separate memory$"):
+        opgrad.tanh(Ndarray(memory[:10]), out=Ndarray(memory[1:11]))
+
+
+@in_the_interpreter
+def test_wrong_labels_are_told_when_asked(rng, cupy):
+    logits, labels = Ndarray(rng.normal(size=(3, 4))), Ndarray(np.array([0, 9, 1]))
+    loss, _ = opgrad.softmax_cross_entropy_loss(logits, labels)
+    assert np.isnan(loss.host)
+    with pytest.raises(ValueError, match=r"^softmax_cross_entropy_loss: labels\[1\] is 9, "):
+        opgrad.softmax_cross_entropy_loss(logits, labels, check=True)
+
+
+# --- devices and streams --------------------------------------------------------------------------------------------
+
+
+@in_the_interpreter
+def test_device_and_stream(rng, cupy, monkeypatch):
+    from opgrad.cuda.execute import Compiled
+
+    seen, launch = [], Compiled.run
+
+    def watched(self, addresses, scratch, stream):
+        seen.append((Runtime.current, stream))
+        launch(self, addresses, scratch, stream)
+
+    monkeypatch.setattr(Compiled, "run", watched)
+    x = rng.normal(size=(3, 5))
+    assert opgrad.tanh(Ndarray(x, 0)).device_id == 0
+    assert opgrad.tanh(Ndarray(x, 1)).device_id == 1
+    assert opgrad.tanh(Ndarray(x, 1)).device_id == 1
+    assert seen == [(0, STREAM), (1, STREAM), (1, STREAM)]
+    assert Runtime.changes == [1, 0, 1, 0]
+    with pytest.raises(ValueError, match=r"^softmax: axis is 7"):
+        opgrad.softmax(Ndarray(x, 1), axis=7)
+    assert Runtime.current == 0
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+
+def fails(error, message, function, *args, **kwargs):
+    with pytest.raises(error) as caught:
+        function(*args, **kwargs)
+    assert str(caught.value) == message
+
+
+def test_several_devices(cupy):
+    dy, y = Ndarray(np.ones((2, 3)), 0), Ndarray(np.ones((2, 3)), 1)
+    message = (
+        "softmax_grad: y is on device 1, expected 0, the device of dy: "
+        "copy it with cupy.array(y) inside of `with dy.device`"
+    )
+    fails(ValueError, message, opgrad.softmax_grad, dy, y)
+
+
+def test_libraries_are_not_mixed(cupy):
+    x, y = np.ones(3), Ndarray(np.ones(3))
+    fails(TypeError, "tanh_grad: y is a NumPy array, expected a CuPy array, as dy is", opgrad.tanh_grad, y, x)
+    fails(TypeError, "tanh_grad: dy is a NumPy array, expected a CuPy array, as y is", opgrad.tanh_grad, x, y)
+    out = "tanh: out for y is a NumPy array, expected a CuPy array, as x is"
+    fails(TypeError, out, opgrad.tanh, y, out=x)
+
+
+def test_what_has_no_memory(cupy):
+    opgrad.relu(Ndarray(np.ones(0)))  # A plan for arrays like the next one, but for its type.
+    spread_out = DistributedArray(np.ones(0))
+    fails(TypeError, "relu: x is a DistributedArray, expected a CuPy array", opgrad.relu, spread_out)
+    stream = type("Stream", (), {"__module__": "cupy.cuda.stream"})()
+    fails(TypeError, "relu: x is a Stream, expected a CuPy array", opgrad.relu, stream)
+
+
+def test_dtypes(cupy):
+    message = "relu: x has dtype complex64, expected one of float32, float64, float16, bfloat16"
+    fails(TypeError, message, opgrad.relu, Ndarray(np.ones(3, "complex64")))
+
+
+def test_cupy_without_bfloat16(cupy, monkeypatch, rng):
+    def empty(shape, dtype):
+        if dtype == DTYPES["bfloat16"]:
+            raise ValueError("Unsupported dtype bfloat16")
+        return Ndarray(np.empty(shape, dtype))
+
+    monkeypatch.setattr(cupy, "empty", empty)
+    monkeypatch.setattr(cupy, "__version__", "13.6.0")
+    logits, labels = Ndarray(rng.normal(size=(3, 4))), Ndarray(np.array([0, 1, 2]))
+    message = "softmax_cross_entropy_loss: out_dtype is bfloat16, which CuPy 13.6.0 has not: use CuPy 14 or newer"
+    for asked in ["bfloat16", (None, "bfloat16")]:
+        fails(NotImplementedError, message, opgrad.softmax_cross_entropy_loss, logits, labels, out_dtype=asked)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Set what Triton needs to find a GPU: its release, whether PyTorch is installed or imported, and sees one."""
+    import triton
+
+    module = front_end()
+    found = module.importlib.util.find_spec
+
+    def settle(release, torch, cuda=False):
+        imported = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: cuda), __version__="2.11.0")
+        monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+        monkeypatch.setattr(triton, "__version__", release)
+        monkeypatch.setattr(
+            module.importlib.util,
+            "find_spec",
+            lambda name: (torch != "missing" or None) if name == "torch" else found(name),
+        )
+        if torch == "imported":
+            monkeypatch.setitem(sys.modules, "torch", imported)
+        else:
+            monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+    return settle
+
+
+def check_driver():
+    from opgrad.contract import operators
+
+    front_end()._check_driver(operators()["relu"])
+
+
+@pytest.mark.parametrize(
+    ("release", "torch", "cuda"),
+    [
+        ("3.8.0", "missing", False),
+        ("3.10.1", "installed", False),
+        ("3.6.0", "imported", True),
+        ("3.9.0", "imported", True),
+    ],
+)
+def test_triton_finds_the_gpu(cupy, driver, release, torch, cuda):
+    driver(release, torch, cuda)
+    check_driver()
+
+
+@pytest.mark.parametrize(
+    ("release", "torch", "message"),
+    [
+        (
+            "3.7.1",
+            "missing",
+            "relu: Triton 3.7.1 finds the GPU through PyTorch, which is not installed: "
+            "install PyTorch for CUDA beside it, or Triton 3.8 or newer",
+        ),
+        (
+            "3.7.1",
+            "imported",
+            "relu: Triton 3.7.1 finds the GPU through PyTorch 2.11.0, which sees none: "
+            "install PyTorch for CUDA, or Triton 3.8 or newer, which does without",
+        ),
+        (
+            "3.9.0",
+            "imported",
+            "relu: Triton 3.9.0 finds the GPU through PyTorch 2.11.0, which sees none: "
+            "install PyTorch for CUDA, or do not import it",
+        ),
+    ],
+)
+def test_triton_finds_no_gpu(cupy, driver, release, torch, message):
+    driver(release, torch)
+    fails(ImportError, message, check_driver)
+
+
+# --- JAX arrays that CuPy carries -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def carried(cupy, monkeypatch):
+    """JAX arrays are taken for a GPU's, and CuPy carries them."""
+    pytest.importorskip("jax")
+    from opgrad.interop import jax as jax_front_end
+
+    carrier = jax_front_end._Cupy()
+    monkeypatch.setattr(jax_front_end, "_is_host", lambda device: False)
+    monkeypatch.setattr(jax_front_end, "_carrier", lambda: carrier)
+
+
+@in_the_interpreter
+@pytest.mark.parametrize("dtype", ["float32", "float16"])  # NumPy's DLPack, on which the stand-in rests, has these
+@for_kernels()
+def test_jax_arrays(op, dtype, rng, carried):
+    import jax
+
+    arguments = sample(op, (5, 33), dtype, rng, integer="int32")
+    given = {
+        name: jax.numpy.asarray(value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()
+    }
+    results = call(op, given)
+    assert all(isinstance(result, jax.Array) for result in results)
+    assert_close(op, arguments, tuple(map(np.asarray, results)))
+
+
+def test_jax_bfloat16_needs_cupy_14(cupy, carried, monkeypatch):
+    import jax
+
+    monkeypatch.setattr(cupy, "__version__", "13.4.1")
+    x = jax.numpy.ones(3, "bfloat16")
+    message = f"relu: CuPy cannot take x, bfloat16 on {x.device}, from JAX: CuPy has bfloat16 from release 14 on"
+    fails(NotImplementedError, message, opgrad.relu, x)
+
+
+# --- on a GPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@for_kernels()
+def test_on_a_gpu(op, dtype, rng):
+    real = pytest.importorskip("cupy")
+    for shape in SHAPES:
+        if op.kind != "classes" or shape[1]:
+            arguments = sample(op, shape, dtype, rng, axis=1)
+            with real.cuda.Stream():
+                given = {n: _uploaded(real, v) if isinstance(v, np.ndarray) else v for n, v in arguments.items()}
+                results = call(op, given)
+                assert all(type(result) is real.ndarray for result in results)
+                assert_close(op, arguments, tuple(_downloaded(result) for result in results))
+
+
+def _uploaded(real, array):
+    """CuPy below 14 moves no bfloat16, but its bits."""
+    bits = real.asarray(array.view(f"u{array.itemsize}"))
+    return bits.view(array.dtype)
+
+
+def _downloaded(array):
+    return array.view(np.dtype(f"u{array.dtype.itemsize}")).get().view(array.dtype)
