@@ -11,7 +11,8 @@ import opgrad
 
 PACKAGE = Path(opgrad.__file__).parent
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
-HEAVY = ("numba", "llvmlite", "onnxruntime", "onnx", "torch", "scipy", "sklearn", "matplotlib", "typer", "rich")
+HEAVY = ("numba", "llvmlite", "onnxruntime", "onnx", "torch", "triton", "cupy", "jax", "scipy", "sklearn", "matplotlib")
+HEAVY += ("typer", "rich")
 
 # The longest matching prefix of a file's path says which third-party packages it may import, at any place …
 PACKAGES = {
@@ -23,9 +24,17 @@ PACKAGES = {
     "cpu/": {"numpy"},
     "cpu/native.py": {"llvmlite"},
     "cpu/lowering/": {"numba", "llvmlite"},
+    "cuda/": {"numpy", "triton"},
+    "interop/": set(),
+    "interop/device.py": {"numpy"},
+    "interop/torch.py": {"numpy", "ml_dtypes", "torch"},
+    "interop/cupy.py": {"numpy", "cupy", "torch", "triton"},
+    "interop/jax.py": {"numpy", "jax", "torch", "cupy"},
+    "torch/": {"torch"},
 }
 # … and which parts of opgrad it may not.
-FRONT_ENDS = ("opgrad.onnxruntime", "opgrad.training", "opgrad.cli", "opgrad.bench", "opgrad.check")
+COMMANDS = ("opgrad.training", "opgrad.cli", "opgrad.bench", "opgrad.check")
+FRONT_ENDS = ("opgrad.onnxruntime", "opgrad.torch", *COMMANDS)
 FORBIDDEN = {
     "contract.py": ("opgrad.ops", "opgrad.cpu", "opgrad.layout", *FRONT_ENDS),
     "ops/": ("opgrad.arrays", "opgrad.cpu", "opgrad.layout", *FRONT_ENDS),
@@ -34,7 +43,12 @@ FORBIDDEN = {
     "cpu/": ("opgrad.ops", "opgrad.arrays", "opgrad.cpu.lowering", *FRONT_ENDS),
     "cpu/native.py": ("opgrad.ops", "opgrad.arrays", *FRONT_ENDS),
     "cpu/lowering/": ("opgrad.ops", "opgrad.arrays", *FRONT_ENDS),
-    "onnxruntime/": ("opgrad.training", "opgrad.cpu.lowering"),
+    "cuda/": ("opgrad.ops", "opgrad.arrays", "opgrad.cpu", "opgrad.interop", *FRONT_ENDS),
+    "interop/": ("opgrad.ops", "opgrad.cpu.lowering", *FRONT_ENDS),
+    # A tensor that requires grad is handed on to where gradients are.
+    "interop/torch.py": ("opgrad.ops", "opgrad.cpu.lowering", "opgrad.onnxruntime", *COMMANDS),
+    "torch/": ("opgrad.ops", "opgrad.cpu", "opgrad.cuda", "opgrad.arrays", "opgrad.onnxruntime", *COMMANDS),
+    "onnxruntime/": ("opgrad.torch", "opgrad.training", "opgrad.cpu.lowering"),
     "training/": ("opgrad.cpu.lowering",),
 }
 
@@ -60,6 +74,7 @@ def test_direction(file):
     allowed = rule(PACKAGES, file)
     assert allowed is None or outside <= allowed
     assert "numba" not in outside or file.startswith("cpu/lowering/")
+    assert "torch" not in outside or file.startswith(("torch/", "interop/", "bench/"))
     for forbidden in rule(FORBIDDEN, file) or ():
         assert not [name for name in names if name == forbidden or name.startswith(forbidden + ".")]
 

@@ -1,0 +1,126 @@
+"""Arrays of other libraries: PyTorch's, CuPy's and JAX's, on the CPU and on CUDA, taken as they are.
+
+A library is a module of this package with the names that `Library` lists. It is imported when the first of
+its arrays turns up, so that the user has imported it long before.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
+
+from opgrad.contract import Operator, Spec
+
+LIBRARIES = {"torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}  # package of a type: module here
+
+
+class Library(Protocol):
+    """What this package knows of an array library."""
+
+    NAME: str  # one of its arrays, as messages write it: "PyTorch tensor"
+
+    def run(self, op: Operator, given: Mapping[str, Any]) -> Any:
+        """Run an operator whose arrays are this library's; the results are this library's too.
+
+        `check_owners` tells whether all of them are. A library calls it where it settles a new signature, so
+        that warm calls need not.
+        """
+
+
+class Memory(Protocol):
+    """How a library's arrays lie in a device's memory, and how it makes new ones: what `device.Runners` needs.
+
+    New arrays start at multiples of `device.ALIGNMENT` bytes, as every allocator for devices gives them.
+    """
+
+    def key(self, array: Any) -> Any:
+        """All that tells the array's signature from others, hashable: shape, strides, dtype and device, and the
+        address modulo `device.ALIGNMENT` unless it is always 0. Raises AttributeError, TypeError or RuntimeError
+        for other things than arrays."""
+
+    def spec(self, array: Any) -> Spec:
+        """Shape, dtype and strides in bytes. Raises TypeError for a dtype that NumPy and ml_dtypes lack."""
+
+    def address(self, array: Any) -> int:
+        """Where the first element lies."""
+
+    def strides(self, spec: Spec, order: tuple[int, ...], model: Any) -> tuple[int, ...]:
+        """The strides in bytes that a new array is given. `order` is the memory order of the axes that suits the
+        kernels; `model` is the first array of the call if the new one has an entry for each of its elements."""
+
+    def maker(self, spec: Spec, like: Any) -> Callable[[], Any]:
+        """What makes new arrays of this shape, dtype and strides beside `like`."""
+
+    def packed(self, array: Any, order: tuple[int, ...]) -> Any:
+        """A copy whose axes lie in memory in this order."""
+
+    def assign(self, destination: Any, source: Any) -> None:
+        """Copy the elements of one array into another of the same shape."""
+
+    def words(self, array: Any) -> tuple[int, int]:
+        """The first two 64-bit integers of an array of bytes, once the device has written them."""
+
+    def stream(self, like: Any) -> int | None:
+        """The stream on which the caller works now; None: Triton's own choice."""
+
+
+known: dict[type, Library | None] = {}  # the types that have turned up; None: NumPy's and everything else
+
+
+def library_of(kind: type) -> Library | None:
+    """The library that a type belongs to; None for NumPy and everything else."""
+    if kind not in known:
+        modules = (LIBRARIES.get(base.__module__.partition(".")[0]) for base in kind.__mro__)
+        module = next((found for found in modules if found is not None), None)
+        known[kind] = None if module is None else cast(Library, importlib.import_module(f"opgrad.interop.{module}"))
+    return known[kind]
+
+
+def arrays_of(op: Operator, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays among a call's arguments, by the names that messages give them."""
+    arrays = {name: given[name] for name in op.inputs if given.get(name) is not None}
+    out = given.get("out")
+    if out is not None:
+        several = out if isinstance(out, tuple) else (out,)
+        arrays |= {f"out for {name}": value for name, value in zip(op.results, several, strict=False)}
+    return arrays
+
+
+def foreign(op: Operator, given: Mapping[str, Any]) -> bool:
+    """Whether one of the arrays given by parameter name is another library's than NumPy."""
+    return any(library_of(type(array)) is not None for array in arrays_of(op, given).values())
+
+
+def run(op: Operator, given: Mapping[str, Any]) -> Any:
+    """Run an operator on arrays of one library, given by parameter name; at least one is not NumPy's.
+
+    Raises TypeError if they belong to several, besides what the operator raises.
+    """
+    for name in op.inputs:
+        library = known.get(type(given.get(name)))
+        if library is not None:
+            return library.run(op, given)
+    owners = (library_of(type(array)) for array in arrays_of(op, given).values())
+    return next(owner for owner in owners if owner is not None).run(op, given)
+
+
+def check_owners(op: Operator, given: Mapping[str, Any], library: Library) -> None:
+    """Raise TypeError unless all arrays are this library's, and as many as the operator wants in `out`."""
+    out, several = given.get("out"), len(op.results) > 1
+    if out is not None and (isinstance(out, tuple) != several or (several and len(out) != len(op.results))):
+        expected = f"a tuple of {len(op.results)} arrays" if several else "an array"
+        raise TypeError(f"{op.name}: out is {_described(out)}, expected {expected}")
+    owners = {name: library_of(type(array)) for name, array in arrays_of(op, given).items()}
+    first = next((name for name, owner in owners.items() if owner is library), None)
+    for name, array in arrays_of(op, given).items():
+        if owners[name] is not library:
+            as_first = f", as {first} is" if first else ""
+            raise TypeError(f"{op.name}: {name} is {_described(array)}, expected a {library.NAME}{as_first}")
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    library = library_of(type(value))
+    if library is not None:
+        return f"a {library.NAME}"
+    return "a NumPy array" if type(value).__module__ == "numpy" else type(value).__name__

@@ -1,0 +1,216 @@
+"""Runs operators on arrays in a CUDA device's memory, whatever library they come from.
+
+As for NumPy, a signature's plan is made once and kept. A warm call asks each array for its key, finds the plan,
+makes the results and launches the kernels with nothing but addresses.
+"""
+
+import importlib.util
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from opgrad.arrays import check_overlap
+from opgrad.contract import Operator, Spec
+from opgrad.cpu.execute import Pair
+from opgrad.interop import Memory
+from opgrad.plans import Prepared, pairs, prepare
+
+PLANS = 1024  # signatures kept for each library; the oldest goes first
+ALIGNMENT = 16
+
+
+class Plan(Protocol):
+    """A checked signature, ready to run."""
+
+    def run(self, given: Mapping[str, Any]) -> Any:
+        """Run on arrays of this signature, given by parameter name."""
+
+
+class Runners:
+    """The plans of one library's calls, by signature.
+
+    `settle` sees the arguments of each new signature: it raises where no plan can be made for them, and returns
+    them as the contract takes them, a library's own dtypes as NumPy's. `make` makes the plan.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        settle: Callable[[Operator, Mapping[str, Any]], Mapping[str, Any]],
+        make: Callable[[Any, Operator, Mapping[str, Any]], Plan] | None = None,
+    ):
+        self.memory, self.settle, self.make = memory, settle, make or DevicePlan
+        self._plans: dict[Any, Plan] = {}
+        self._lock = threading.Lock()
+
+    def run(self, op: Operator, given: Mapping[str, Any]) -> Any:
+        """Run an operator on arrays given by parameter name, all on one device, which is the current one."""
+        try:
+            key = self._key(op, given)
+            plan = self._plans.get(key)
+        except (AttributeError, TypeError, RuntimeError):
+            # Something here is no array of this library, or, such as a list, cannot be part of a key.
+            return self._made(op, given).run(given)
+        if plan is None:
+            plan = self._made(op, given)
+            with self._lock:
+                if len(self._plans) >= PLANS:
+                    del self._plans[next(iter(self._plans))]
+                self._plans[key] = plan
+        return plan.run(given)
+
+    def _key(self, op: Operator, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Arrays by their keys, all else by value and type, which tells 1 from True.
+
+        Raises TypeError for an attribute whose value may change, such as a number in a tensor.
+        """
+        of = self.memory.key
+        key: list[Any] = [op.name]
+        for name, value in given.items():
+            if name in op.inputs:
+                key.append((name, None if value is None else of(value)))
+            elif name != "out":
+                if hasattr(value, "__setitem__"):
+                    raise TypeError
+                key.append((name, value, type(value)))
+            elif value is not None:
+                key.append((name, *map(of, value)) if type(value) is tuple else (name, of(value)))
+        return tuple(key)
+
+    def _made(self, op: Operator, given: Mapping[str, Any]) -> Plan:
+        return self.make(self.memory, op, self.settle(op, given))
+
+
+class Signature:
+    """What the arrays of a call have in common with those of every call with its key: checked, laid out."""
+
+    def __init__(self, memory: Memory, op: Operator, given: Mapping[str, Any], any_stride: bool):
+        arrays = [given.get(name) for name in op.inputs]
+        specs = [None if array is None else memory.spec(array) for array in arrays]
+        attributes = {name: given[name] for name in op.attributes if name in given}
+        self.brought = given.get("out") is not None
+        out = [memory.spec(each) for each in _as_tuple(given["out"])] if self.brought else None
+        self.prepared: Prepared = prepare(op, specs, attributes, out, any_stride)
+        self.names, self.specs = tuple(op.inputs), [*specs, *(out or ())]
+        self.like = next(name for name in op.inputs if given.get(name) is not None)
+        self.made: list[Spec] = []
+        if not self.brought:
+            self.made = [self._made(memory, op, given, name) for name in op.results]
+            self.prepared = prepare(op, specs, attributes, self.made, any_stride)
+        self.makers = [memory.maker(spec, given[self.like]) for spec in self.made]
+
+    def _made(self, memory: Memory, op: Operator, given: Mapping[str, Any], name: str) -> Spec:
+        """A result that the caller did not bring."""
+        spec, order = self.prepared.results[name], self.prepared.problem.orders[name]
+        model = model_of(op, name)
+        strides = memory.strides(spec, order, None if model is None else given[model])
+        return Spec(spec.shape, spec.dtype, strides)
+
+
+def model_of(op: Operator, result: str) -> str | None:
+    """The argument for each of whose elements this result has an entry; None if there is none."""
+    if op.kind == "slices" or op.results[result].role != "element":
+        return None
+    return next(name for name, tensor in op.inputs.items() if tensor.role == "element")
+
+
+class DevicePlan:
+    """A signature's program, compiled for the alignments of its arrays."""
+
+    def __init__(self, memory: Memory, op: Operator, given: Mapping[str, Any]):
+        signature = Signature(memory, op, given, any_stride=True)
+        if importlib.util.find_spec("triton") is None:
+            raise ImportError(
+                f'{op.name}: CUDA kernels need Triton, which is not installed: pip install "opgrad[cuda]"'
+            )
+        self.memory, self.op, self.signature = memory, op, signature
+        self.copies = signature.prepared.copies
+        self.pairs = pairs(signature.prepared) if signature.brought else []
+        self.program = op.kernel("cuda")(signature.prepared.problem)
+        self.scratch = None
+        if self.program.scratch_bytes:
+            spec = Spec((self.program.scratch_bytes,), np.dtype(np.uint8), (1,))
+            self.scratch = memory.maker(spec, given[signature.like])
+        self.compiled: Any = None
+        self.checks: Any = None
+
+    def run(self, given: Mapping[str, Any]) -> Any:
+        signature, memory = self.signature, self.memory
+        operands = [given.get(name) for name in signature.names]
+        if signature.brought:
+            results: Sequence[Any] = _as_tuple(given["out"])
+            self._check_overlap([*operands, *results])
+        else:
+            results = [make() for make in signature.makers]
+        operands += results
+        for number, order in self.copies:
+            operands[number] = memory.packed(operands[number], order)
+        self._launch(operands, given[signature.like])
+        for number, _ in self.copies:
+            if number >= len(signature.names):
+                memory.assign(results[number - len(signature.names)], operands[number])
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _check_overlap(self, operands: Sequence[Any]) -> None:
+        """Raise ValueError if a result overlaps another operand in a way that is not allowed.
+
+        Operands that span common bytes, which is rare, are settled element by element, as for NumPy.
+        """
+        addresses = [0 if each is None else self.memory.address(each) for each in operands]
+        if any(_touch(pair, addresses[pair.result], addresses[pair.other]) for pair in self.pairs):
+            places = zip(addresses, self.signature.specs, strict=True)
+            check_overlap(self.op, [None if spec is None else _extent(address, spec) for address, spec in places])
+
+    def _launch(self, operands: Sequence[Any], like: Any) -> None:
+        memory = self.memory
+        addresses = [0 if array is None else memory.address(array) for array in operands]
+        scratch = self.scratch and self.scratch()
+        base = 0 if scratch is None else memory.address(scratch)
+        stream = memory.stream(like)
+        if self.compiled is None:
+            self._compile(addresses, base)
+        if self.checks is not None:
+            self.checks.run(addresses, base, stream)
+            position, value = memory.words(scratch)
+            if position >= 0:
+                raise self.program.explain(position, value)
+        self.compiled.run(addresses, base, stream)
+
+    def _compile(self, addresses: Sequence[int], scratch: int) -> None:
+        from opgrad.cuda.execute import Compiled, Program
+
+        if self.program.checks and self.signature.prepared.problem.attributes.get("check"):
+            self.checks = Compiled(Program(self.program.checks), addresses, scratch)
+        self.compiled = Compiled(self.program, addresses, scratch)
+
+
+def _as_tuple(out: Any) -> tuple[Any, ...]:
+    return out if isinstance(out, tuple) else (out,)
+
+
+def _touch(pair: Pair, result: int, other: int) -> bool:
+    """Whether two operands at these addresses span common bytes, unless they are one and may be."""
+    (low, high), (other_low, other_high) = pair.result_bytes, pair.other_bytes
+    apart = result + high <= other + other_low or other + other_high <= result + low
+    return not apart and not (result == other and pair.same)
+
+
+class _Extent:
+    """An array's place and strides for NumPy, which does not look at what lies there."""
+
+    def __init__(self, address: int, spec: Spec):
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (address, False),
+            "shape": spec.shape,
+            "strides": spec.strides,
+            "typestr": f"<u{spec.dtype.itemsize}",
+        }
+
+
+def _extent(address: int, spec: Spec) -> np.ndarray[Any, Any]:
+    if 0 in spec.shape:
+        return np.empty(spec.shape, spec.dtype)
+    return np.asarray(_Extent(address, spec)).view(spec.dtype)

@@ -1,0 +1,39 @@
+"""PyTorch front end: differentiable functions on tensors, with torch's argument names, open to torch.compile.
+
+The plain functions of `opgrad` take tensors too, the gradient operators among them; these here add torch's names,
+its autocast rules and the losses and lookups as torch users write them.
+"""
+
+import torch
+
+from opgrad.interop import library_of
+from opgrad.torch.functions import (
+    embedding,
+    gather,
+    leaky_relu,
+    log_softmax,
+    quick_gelu,
+    relu,
+    sigmoid,
+    softmax,
+    tanh,
+)
+from opgrad.torch.loss import cross_entropy
+
+__all__ = [
+    "cross_entropy",
+    "embedding",
+    "gather",
+    "leaky_relu",
+    "log_softmax",
+    "quick_gelu",
+    "relu",
+    "sigmoid",
+    "softmax",
+    "tanh",
+]
+
+# The plain functions know tensors from now on, so that a compiler need not follow how they find out.
+for kind in (torch.Tensor, torch.nn.Parameter):
+    library_of(kind)
+del kind

@@ -1,0 +1,287 @@
+"""The gradient of every operator, the gradients of gradients among them, in terms of operators and torch functions."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from opgrad.interop.torch import execute, is_direct
+from opgrad.torch.operators import OPERATORS, Gradient
+
+Gradients = dict[str, Tensor | None]
+Needs = Mapping[str, bool]
+Axes = int | list[int] | tuple[int, ...]
+
+softmax_grad, log_softmax_grad = OPERATORS["softmax_grad"], OPERATORS["log_softmax_grad"]
+relu_grad, leaky_relu_grad = OPERATORS["relu_grad"], OPERATORS["leaky_relu_grad"]
+sigmoid_grad, tanh_grad = OPERATORS["sigmoid_grad"], OPERATORS["tanh_grad"]
+quick_gelu_grad = OPERATORS["quick_gelu_grad"]
+loss_grad = OPERATORS["softmax_cross_entropy_loss_grad"]
+loss_and_grad = OPERATORS["softmax_cross_entropy_loss_and_grad"]
+gather, gather_grad = OPERATORS["gather"], OPERATORS["gather_grad"]
+scale = OPERATORS["scale"]
+
+
+def gradient(name: str) -> Callable[[Gradient], Gradient]:
+    """Give an operator its gradient; `TensorOperator.differentiate` says what the function is given."""
+
+    def give(formula: Gradient) -> Gradient:
+        OPERATORS[name].differentiate(formula)
+        return formula
+
+    return give
+
+
+def total(x: Tensor, axis: Axes) -> Tensor:
+    """The sum over the axes, which stay with size 1."""
+    return x.sum(axis, keepdim=True)
+
+
+# --- softmax --------------------------------------------------------------------------------------------------------
+
+
+@gradient("softmax")
+def _softmax(dy: Tensor, y: Tensor, axis: Axes) -> Gradients:
+    return {"x": softmax_grad(dy, y, axis)}
+
+
+@gradient("log_softmax")
+def _log_softmax(dy: Tensor, y: Tensor, axis: Axes) -> Gradients:
+    return {"x": log_softmax_grad(dy, y, axis)}
+
+
+@gradient("softmax_grad")
+def _softmax_grad(g: Tensor, needs: Needs, dy: Tensor, y: Tensor, axis: Axes) -> Gradients:
+    by_y = g * (dy - total(y * dy, axis)) - dy * total(g * y, axis) if needs["y"] else None
+    return {"dy": softmax_grad(g, y, axis) if needs["dy"] else None, "y": by_y}
+
+
+@gradient("log_softmax_grad")
+def _log_softmax_grad(g: Tensor, needs: Needs, dy: Tensor, y: Tensor, axis: Axes) -> Gradients:
+    p = y.exp()
+    by_y = -g * p * total(dy, axis) if needs["y"] else None
+    return {"dy": g - total(g * p, axis) if needs["dy"] else None, "y": by_y}
+
+
+# --- activations ----------------------------------------------------------------------------------------------------
+
+
+@gradient("relu")
+def _relu(dy: Tensor, y: Tensor) -> Gradients:
+    return {"x": relu_grad(dy, y)}
+
+
+@gradient("relu_grad")
+def _relu_grad(g: Tensor, x: Tensor) -> Gradients:
+    return {"dy": relu_grad(g, x), "x": None}
+
+
+@gradient("sigmoid")
+def _sigmoid(dy: Tensor, y: Tensor) -> Gradients:
+    return {"x": sigmoid_grad(dy, y)}
+
+
+@gradient("sigmoid_grad")
+def _sigmoid_grad(g: Tensor, needs: Needs, dy: Tensor, y: Tensor) -> Gradients:
+    return {
+        "dy": sigmoid_grad(g, y) if needs["dy"] else None,
+        "y": g * dy * (1 - 2 * y) if needs["y"] else None,
+    }
+
+
+@gradient("tanh")
+def _tanh(dy: Tensor, y: Tensor) -> Gradients:
+    return {"x": tanh_grad(dy, y)}
+
+
+@gradient("tanh_grad")
+def _tanh_grad(g: Tensor, needs: Needs, dy: Tensor, y: Tensor) -> Gradients:
+    return {
+        "dy": tanh_grad(g, y) if needs["dy"] else None,
+        "y": -2 * g * dy * y if needs["y"] else None,
+    }
+
+
+@gradient("quick_gelu")
+def _quick_gelu(dy: Tensor, x: Tensor, alpha: float) -> Gradients:
+    return {"x": quick_gelu_grad(dy, x, alpha)}
+
+
+@gradient("quick_gelu_grad")
+def _quick_gelu_grad(g: Tensor, needs: Needs, dy: Tensor, x: Tensor, alpha: float) -> Gradients:
+    by_x = None
+    if needs["x"]:
+        s = torch.sigmoid(alpha * x)
+        by_x = g * dy * alpha * s * (1 - s) * (2 + alpha * x * (1 - 2 * s))
+    return {"dy": quick_gelu_grad(g, x, alpha) if needs["dy"] else None, "x": by_x}
+
+
+@gradient("leaky_relu")
+def _leaky_relu(dy: Tensor, x: Tensor, alpha: float) -> Gradients:
+    # The input has the right sign for every alpha, the output for positive ones alone.
+    return {"x": leaky_relu_grad(dy, x, alpha)}
+
+
+@gradient("leaky_relu_grad")
+def _leaky_relu_grad(g: Tensor, y: Tensor, alpha: float) -> Gradients:
+    return {"dy": leaky_relu_grad(g, y, alpha), "y": None}
+
+
+# --- cross-entropy --------------------------------------------------------------------------------------------------
+
+
+@gradient("softmax_cross_entropy_loss")
+def _loss(
+    dloss: Tensor | None,
+    dlog_prob: Tensor | None,
+    log_prob: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    ignore_index: int | None,
+    reduction: str,
+    logits_dtype: torch.dtype,
+) -> Gradients:
+    by_log_prob = None if dlog_prob is None else log_softmax_grad(dlog_prob, log_prob, 1)
+    if dloss is None:
+        return {"logits": by_log_prob}
+    arguments = (log_prob, labels, weight, by_log_prob, ignore_index, reduction, logits_dtype, False)
+    return {"logits": loss_grad(dloss, *arguments)}
+
+
+@gradient("softmax_cross_entropy_loss_only")
+def _loss_only(
+    dloss: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    ignore_index: int | None,
+    reduction: str,
+) -> Gradients:
+    _, dlogits = loss_and_grad(logits, labels, weight, ignore_index, reduction, None, None, False)
+    return {"logits": scaled(dlogits, dloss)}
+
+
+@gradient("softmax_cross_entropy_loss_and_grad")
+def _loss_and_grad(
+    dloss: Tensor | None,
+    ddlogits: Tensor | None,
+    dlogits: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    ignore_index: int | None,
+    reduction: str,
+    logits_dtype: torch.dtype,
+) -> Gradients:
+    by_loss = None if dloss is None else scaled(dlogits, dloss)
+    if ddlogits is None:
+        return {"logits": by_loss}
+    # dlogits = f * (p - onehot) for a factor f of each sample, from which p, the softmax, is had again.
+    f = factors(labels, weight, ignore_index, reduction, dlogits)
+    p = dlogits / torch.where(f == 0, 1, f) + onehot(labels, dlogits.shape[1], f.dtype)
+    by_dlogits = torch.where(f == 0, 0, f * softmax_grad(ddlogits.to(f.dtype), p, 1)).to(logits_dtype)
+    return {"logits": by_dlogits if by_loss is None else by_loss + by_dlogits}
+
+
+@gradient("softmax_cross_entropy_loss_grad")
+def _loss_grad(
+    g: Tensor,
+    needs: Needs,
+    dy: Tensor,
+    log_prob: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    ignore_index: int | None,
+    reduction: str,
+) -> Gradients:
+    f = factors(labels, weight, ignore_index, reduction, log_prob)
+    p = log_prob.to(f.dtype).exp()
+    by_dy = None
+    if needs["dy"]:
+        each = torch.where(f == 0, 0, g * f * (p - onehot(labels, log_prob.shape[1], p.dtype)))
+        by_dy = each.sum(1) if reduction == "none" else each.sum().reshape(dy.shape)
+    upstream = dy.unsqueeze(1) if reduction == "none" else dy.reshape(())
+    by_log_prob = torch.where(f == 0, 0, g * f * upstream * p) if needs["log_prob"] else None
+    return {"dy": by_dy, "log_prob": by_log_prob, "bias": g}
+
+
+def scaled(dlogits: Tensor, dloss: Tensor) -> Tensor:
+    """dlogits * dloss, where dloss is one number or one for each sample, in the dtype of dlogits.
+
+    A product of half precision with float32 is formed in float32: the factors of torch.amp.GradScaler are too
+    large for float16.
+    """
+    if dloss.dim() == 0:
+        return scale(dlogits, dloss, False)
+    factor = dloss.unsqueeze(1)
+    if torch.is_grad_enabled() or factor.dtype == dlogits.dtype:
+        return (dlogits * factor).to(dlogits.dtype)
+    return torch.mul(dlogits, factor, out=torch.empty_like(dlogits))
+
+
+def scale_in_place(dlogits: Tensor, dloss: Tensor) -> Tensor:
+    """The same without a new tensor, and without a gradient."""
+    if dloss.dim() == 0 and is_direct((dlogits, dloss)):
+        return execute(scale.op, {"x": dlogits, "factor": dloss, "out": dlogits})
+    # A number on the device would be rounded to the dtype of dlogits first; a tensor with dimensions is not.
+    return dlogits.mul_(dloss.unsqueeze(1) if dloss.dim() else dloss.reshape(1))
+
+
+def sample_weights(labels: Tensor, weight: Tensor | None, ignore_index: int | None, dtype: torch.dtype) -> Tensor:
+    """The weight of each sample's class, 0 for ignored samples."""
+    if weight is None:
+        each = torch.ones(labels.shape, dtype=dtype, device=labels.device)
+    else:
+        inside = labels.clamp(0, weight.shape[0] - 1)
+        each = weight.detach().to(dtype).index_select(0, inside.flatten()).view(labels.shape)
+    return each if ignore_index is None else each.masked_fill(labels == ignore_index, 0)
+
+
+def over(total: Tensor) -> Tensor:
+    """1 / total, and 0 where that is 0: the mean over nothing is 0."""
+    return torch.where(total == 0, 0, 1 / total)
+
+
+def factors(labels: Tensor, weight: Tensor | None, ignore_index: int | None, reduction: str, like: Tensor) -> Tensor:
+    """What dlogits = f * (softmax - onehot) has for f, for broadcasting over the classes on axis 1."""
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    f = sample_weights(labels, weight, ignore_index, dtype)
+    if reduction == "mean":
+        f = f * over(f.sum(dtype=torch.float64)).to(dtype)
+    return f.unsqueeze(1)
+
+
+def onehot(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """1 for the sample's label and 0 for other classes, on axis 1."""
+    every = torch.arange(classes, device=labels.device).view(-1, *[1] * (labels.dim() - 1))
+    return (labels.unsqueeze(1) == every).to(dtype)
+
+
+# --- gather ---------------------------------------------------------------------------------------------------------
+
+
+@gradient("gather")
+def _gather(dy: Tensor, indices: Tensor, axis: int, x_shape: torch.Size) -> Gradients:
+    return {"x": gather_grad(x_shape, indices, dy, axis, False)}
+
+
+@gradient("gather_grad")
+def _gather_grad(g: Tensor, indices: Tensor, axis: int) -> Gradients:
+    return {"dy": gather(g, indices, axis, False)}
+
+
+# --- accumulation ---------------------------------------------------------------------------------------------------
+
+
+@gradient("in_place_accumulator")
+def _in_place_accumulator(dsum: Tensor, overwrite: bool) -> Gradients:
+    return {"buffer": None if overwrite else dsum, "value": dsum}
+
+
+@gradient("scale")
+def _scale(dy: Tensor, needs: Needs, x: Tensor, factor: Tensor, scale_down: bool) -> Gradients:
+    by_factor = None
+    if needs["factor"]:
+        number = factor.to(x.dtype)
+        product = -dy * x / (number * number) if scale_down else dy * x
+        by_factor = product.sum().reshape(factor.shape)
+    return {"x": scale(dy, factor, scale_down) if needs["x"] else None, "factor": by_factor}

@@ -1,0 +1,235 @@
+"""Every declared operator as `torch.ops.opgrad.NAME`, and the shortest way from an eager call to its kernels.
+
+The schema follows from the declaration: arrays are tensors, attributes have their annotated types, and an
+`out_dtype` for several results becomes a dtype for each. A compiler sees the registered operator with its fake
+implementation and its gradient. PyTorch's dispatcher spends 15 to 40 µs on an operator written in Python, so eager
+calls go round it: straight to the kernels, or through a `torch.autograd.Function` with the same gradient.
+"""
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from opgrad import contract
+from opgrad.contract import Operator, Spec
+from opgrad.interop import check_owners, library_of
+from opgrad.interop.device import model_of
+from opgrad.interop.torch import TORCH_DTYPES, execute, is_direct, is_traced, is_transformed, numpy_dtype
+from opgrad.plans import result_specs
+
+TYPES: dict[Any, str] = {
+    bool: "bool",
+    float: "float",
+    int: "SymInt",
+    str: "str",
+    int | None: "SymInt?",
+    int | tuple[int, ...]: "int[1]",
+}
+NAMED_TYPES = {"shape": "SymInt[]", "out_dtype": "ScalarType?"}
+# Inductor may lay out intermediate tensors anew; the results' strides follow those of the inputs, so it must not here.
+TAGS = (torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
+
+LIBRARY = torch.library.Library("opgrad", "DEF")
+
+Gradient = Callable[..., Mapping[str, torch.Tensor | None]]
+
+
+class TensorOperator:
+    """A declared operator on tensors, called with all arguments in the order of its schema.
+
+    `names` are those of the schema's arguments.
+    """
+
+    def __init__(self, op: Operator):
+        self.op = op
+        self.dtypes = tuple(f"{name}_dtype" for name in op.results) if len(op.results) > 1 else ("out_dtype",)
+        arguments = _schema_arguments(op, self.dtypes)
+        self.names = tuple(arguments)
+        self.axes = next((place for place, each in enumerate(arguments.values()) if "[1]" in each), None)
+        results = ", ".join(["Tensor"] * len(op.results))
+        LIBRARY.define(f"{op.name}({', '.join(arguments.values())}) -> ({results})", tags=TAGS)
+        self.overload: Any = getattr(torch.ops.opgrad, op.name).default
+        torch.library.impl(f"opgrad::{op.name}", ("cpu", "cuda"), self.execute, lib=LIBRARY)
+        torch.library.register_fake(f"opgrad::{op.name}", self._fake, lib=LIBRARY)
+        self.eager: Any = None
+        self.transformed: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+        if is_direct(tensors):
+            return self.execute(*arguments)
+        if is_traced(tensors):
+            return self.overload(*self._listed(arguments))
+        if self.eager is None:
+            raise NotImplementedError(f"{self.op.name}: no gradient; detach its arguments")
+        return (self.transformed if is_transformed() else self.eager).apply(*arguments)
+
+    def _listed(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """The arguments with axes as a list: a symbol is not taken for a list of one, as a number is."""
+        if self.axes is None or isinstance(arguments[self.axes], tuple | list):
+            return arguments
+        return *arguments[: self.axes], [arguments[self.axes]], *arguments[self.axes + 1 :]
+
+    def execute(self, *arguments: Any) -> Any:
+        """Run the kernels. The dispatcher leaves trailing defaults out and makes lists of tuples."""
+        return execute(self.op, self._given(arguments))
+
+    def arguments(self, given: Mapping[str, Any]) -> list[Any]:
+        """A call's arguments, given by parameter name, in the order of the schema."""
+        dtype = given.get("out_dtype")
+        several = dtype if isinstance(dtype, tuple) else (dtype,) * len(self.dtypes)
+        if len(several) != len(self.dtypes):
+            raise TypeError(f"{self.op.name}: out_dtype is {dtype!r}, expected one dtype or {len(self.dtypes)}")
+        dtypes = [_torch_dtype(self.op, each) for each in several]
+        given = {**self.op.attributes, **given} | dict(zip(self.dtypes, dtypes, strict=True))
+        return [given.get(name) for name in self.names]
+
+    def _given(self, arguments: Sequence[Any]) -> dict[str, Any]:
+        """The inverse of `arguments`."""
+        given = dict(zip(self.names, arguments, strict=False))
+        for name in ("axis", "shape"):
+            if type(given.get(name)) is list:
+                given[name] = tuple(given[name])
+        if len(self.dtypes) > 1:
+            dtypes = tuple(given.pop(name, None) for name in self.dtypes)
+            if any(dtypes):
+                given["out_dtype"] = dtypes
+        return given
+
+    def _fake(self, *arguments: Any) -> Any:
+        """Tensors of the results' shapes, dtypes and strides, without numbers; sizes may be symbols."""
+        op, given = self.op, self._given(arguments)
+        inputs = {name: _spec(given.get(name)) for name in op.inputs}
+        attributes = dict(op.attributes) | {name: given[name] for name in op.attributes if name in given}
+        if "out_dtype" in attributes:
+            attributes["out_dtype"] = _numpy_dtypes(attributes["out_dtype"])
+        shape = attributes.pop("shape", None)
+        if shape is None:
+            contract.check_arrays(op, inputs, attributes)
+        else:  # the contract would take its symbols for the numbers that they are now
+            contract.normalise(op, attributes, {"shape": shape})
+            attributes["shape"] = shape
+        made = [self._made(given, name, spec) for name, spec in result_specs(op, inputs, attributes).items()]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _made(self, given: Mapping[str, Any], name: str, spec: Spec) -> torch.Tensor:
+        dtype, model = TORCH_DTYPES[spec.dtype], model_of(self.op, name)
+        if model is not None:
+            return torch.empty_like(given[model], dtype=dtype)
+        return given[self.op.arrays[0]].new_empty(spec.shape, dtype=dtype)
+
+    # --- gradients ---
+
+    def differentiate(self, formula: Gradient) -> None:
+        """Give the operator its gradient.
+
+        formula: is called with the gradients of the results (None where there is none), then by name with what
+        else its parameters name: arguments and results, which are saved; the shape or dtype of an argument x as
+        `x_shape` and `x_dtype`; `needs`, which says of each argument whether its gradient is wanted. It returns
+        gradients by argument.
+        """
+        wanted = tuple(inspect.signature(formula).parameters)[len(self.op.results) :]
+        places = {name: place for place, name in enumerate((*self.names, *self.op.results))}
+        saved = tuple(name for name in wanted if name in self.op.inputs or name in self.op.results)
+        kept = [name for name in wanted if name in places and name not in saved]
+        described = [(name, *name.rsplit("_", 1)) for name in wanted if name not in places and name != "needs"]
+
+        def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+            values = (*inputs, *output) if isinstance(output, tuple | list) else (*inputs, output)
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(*[values[places[name]] for name in saved])
+            ctx.kept = {name: values[places[name]] for name in kept}
+            for name, argument, what in described:
+                ctx.kept[name] = getattr(values[places[argument]], what)
+
+        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+            if all(gradient is None for gradient in gradients):
+                return (None,) * len(self.names)
+            values = ctx.kept | dict(zip(saved, ctx.saved_tensors, strict=True))
+            # The dispatcher leaves trailing defaults out, here too.
+            needs = dict.fromkeys(self.names, False) | dict(zip(self.names, ctx.needs_input_grad, strict=False))
+            if "needs" in wanted:
+                values["needs"] = needs
+            found = formula(*gradients, **values)
+            for name in self.op.inputs:
+                if needs[name] and name not in found:
+                    raise NotImplementedError(f"{self.op.name}: no gradient with respect to {name}; detach it")
+            return tuple(found.get(name) if needs[name] else None for name in self.names)
+
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            output = self.execute(*arguments)
+            setup_context(ctx, arguments, output)
+            return output
+
+        torch.library.register_autograd(self.overload, backward, setup_context=setup_context, lib=LIBRARY)
+        refused = {
+            "jvp": self._refusing("forward-mode differentiation", "use backward()"),
+            "vmap": self._refusing("torch.vmap", "give the batch as an axis of its own"),
+        }
+        self.eager = _function(self.op.name, forward=forward, backward=backward, **refused)
+        # Only this form is open to torch.func; binding its arguments costs 35 µs a call.
+        parts = {"forward": self.execute, "setup_context": setup_context, "backward": backward}
+        self.transformed = _function(self.op.name, **parts, **refused)
+
+    def _refusing(self, what: str, remedy: str) -> Callable[..., Any]:
+        def refuse(*_: Any) -> Any:
+            raise NotImplementedError(f"{self.op.name}: {what} is not supported; {remedy}")
+
+        return refuse
+
+
+def _function(name: str, **methods: Callable[..., Any]) -> Any:
+    """A torch.autograd.Function of these static methods."""
+    return type(name, (torch.autograd.Function,), {name: staticmethod(method) for name, method in methods.items()})
+
+
+def _schema_arguments(op: Operator, dtypes: Sequence[str]) -> dict[str, str]:
+    """The schema's arguments, as it writes them, by name."""
+    hints = typing.get_type_hints(op.reference)
+    written: dict[str, str] = {}
+    for name in op.parameters:
+        if name in op.inputs:
+            written[name] = f"Tensor? {name}=None" if name in op.optional else f"Tensor {name}"
+        elif name == "out_dtype":
+            written |= {each: f"{NAMED_TYPES[name]} {each}=None" for each in dtypes}
+        elif name != "out":
+            default = op.attributes[name]
+            kind = NAMED_TYPES.get(name) or TYPES[hints[name]]
+            quoted = f'"{default}"' if isinstance(default, str) else default
+            written[name] = f"{kind} {name}" if default is inspect.Parameter.empty else f"{kind} {name}={quoted}"
+    return written
+
+
+def _torch_dtype(op: Operator, dtype: Any) -> torch.dtype | None:
+    """A dtype, as NumPy's users write it too, as PyTorch's."""
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    attributes = {"out_dtype": dtype}
+    contract.normalise(op, attributes, {})
+    found: torch.dtype = TORCH_DTYPES[attributes["out_dtype"]]
+    return found
+
+
+def _numpy_dtypes(dtype: Any) -> Any:
+    if isinstance(dtype, tuple):
+        return tuple(map(_numpy_dtypes, dtype))
+    return None if dtype is None else numpy_dtype(dtype)
+
+
+def _spec(tensor: torch.Tensor | None) -> Spec | None:
+    return None if tensor is None else Spec(tuple(tensor.shape), numpy_dtype(tensor.dtype))
+
+
+def call(op: Operator, given: Mapping[str, Any]) -> Any:
+    """Run an operator, differentiated or traced, on tensors given by parameter name."""
+    library = library_of(torch.Tensor)
+    assert library is not None
+    check_owners(op, given, library)
+    operator = OPERATORS[op.name]
+    return operator(*operator.arguments(given))
+
+
+OPERATORS = {name: TensorOperator(op) for name, op in contract.operators().items()}
