@@ -1,5 +1,10 @@
-"""What every test shares: an empty kernel cache, the operators and dtypes to run over, seeded random numbers."""
+"""What every test shares: an empty kernel cache, the operators and dtypes to run over, seeded random numbers.
 
+CUDA kernels run on the GPU if there is one, else in Triton's interpreter.
+"""
+
+import ctypes
+import importlib.util
 import os
 import tempfile
 import zlib
@@ -8,11 +13,44 @@ import zlib
 _cache = tempfile.TemporaryDirectory(prefix="opgrad-tests-")
 os.environ["OPGRAD_CACHE_DIR"] = _cache.name
 
+
+def cuda_devices():
+    """How many GPUs the driver of CUDA has; 0 if there is no driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    found = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return count.value if found else 0
+
+
+def usable_gpu():
+    """Whether tests can reach a GPU, which they do through PyTorch."""
+    if not cuda_devices() or importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+# Triton looks at this when it is imported.
+if "TRITON_INTERPRET" not in os.environ and not usable_gpu():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import opgrad  # noqa: E402
 from opgrad.contract import FLOATS, operators  # noqa: E402
+
+
+def pytest_collection_modifyitems(items):
+    """Leave out what needs a GPU where there is none."""
+    if os.environ.get("TRITON_INTERPRET", "0") != "0":
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and PyTorch for CUDA"))
 
 
 @pytest.fixture(params=operators().values(), ids=lambda op: op.name)

@@ -1,0 +1,147 @@
+"""What the compiler makes of a program, on any machine: the PTX, the registers, the widths of memory accesses.
+
+No GPU is needed, only Triton: kernels are compiled for an architecture by name.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+
+from opgrad.cuda.execute import Address, Launch, Program, Scratch
+from opgrad.problem import Operand
+
+WARP_SIZE = 32
+BASE = 1 << 12  # an address that stands for aligned memory; it is never used
+
+# ld.global.L1::evict_last.v4.b32: the number of words and the bits of a word.
+ACCESS = re.compile(r"\b(ld|st)\.global(?:\.[a-z]\w*(?:::\w+)*)*?(?:\.v(\d))?\.[busf](\d+)\b")
+COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global\b[^;]*?,[^;]*?, (0x[0-9a-f]+|\d+)")
+USAGE = re.compile(r"\b(REG|STACK|SHARED|LOCAL):(\d+)")
+
+
+@dataclass(frozen=True)
+class Report:
+    """One kernel of a program as compiled.
+
+    registers: of a thread. spilled: bytes of a thread that did not fit into registers. shared: bytes of a
+    program in shared memory. loads and stores: how many instructions access global memory, by bytes of a thread.
+    """
+
+    name: str
+    registers: int
+    spilled: int
+    shared: int
+    loads: Mapping[int, int]
+    stores: Mapping[int, int]
+    ptx: str
+
+
+def compiled(program: Program, addresses_aligned: bool = True, arch: int = 90) -> list[Report]:
+    """Compile the kernels of a program for an architecture (90: H100 and H200) and report on each.
+
+    addresses_aligned: all arrays begin at multiples of 16 bytes, as new ones do; otherwise none does.
+
+    Raises RuntimeError under TRITON_INTERPRET, where nothing is compiled. For example, the PTX of softmax_grad:
+
+        import numpy as np
+        from opgrad.contract import Spec, operators
+        from opgrad.cuda.inspect import compiled
+        from opgrad.plans import prepare
+
+        op = operators()["softmax_grad"]
+        array = Spec((4096, 1024), np.dtype("float32"))
+        problem = prepare(op, [array, array], {"axis": -1}, any_stride=True).problem
+        for report in compiled(op.kernel("cuda")(problem)):
+            print(report.name, report.registers, report.loads, report.stores)
+            print(report.ptx)
+    """
+    if triton.knobs.runtime.interpret:
+        raise RuntimeError("opgrad.cuda.inspect: TRITON_INTERPRET is set, so that kernels are interpreted; unset it")
+    address = BASE if addresses_aligned else BASE + 8
+    with _driver(_Compiler(arch)):
+        return [_report(_compile(launch, address)) for launch in (*program.checks, *program.launches)]
+
+
+class _Compiler(DriverBase):  # type: ignore[misc]
+    """Tells Triton what to compile for, and nothing else."""
+
+    def __init__(self, arch: int):
+        self.arch = arch
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, WARP_SIZE)
+
+    def get_current_device(self) -> str:
+        """What Triton keeps its compiled kernels under: apart from those of the real devices."""
+        return f"sm_{self.arch}"
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> Any:
+        raise NotImplementedError("opgrad.cuda.inspect: kernels are only compiled")
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        raise NotImplementedError("opgrad.cuda.inspect: kernels are only compiled")
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        return kind
+
+
+@contextmanager
+def _driver(driver: DriverBase) -> Iterator[None]:
+    """Make a driver Triton's own for a while; on a machine without a GPU there is none before or after."""
+    before = triton.runtime.driver._active
+    triton.runtime.driver.set_active(driver)
+    try:
+        yield
+    finally:
+        triton.runtime.driver.set_active(before)
+
+
+def _compile(launch: Launch, address: int) -> Any:
+    values = [
+        Address(value.dtype, address) if isinstance(value, Operand | Scratch) else value
+        for value in (launch.arguments[name] for name in launch.kernel.arg_names)
+    ]
+    return launch.kernel.warmup(*values, grid=(*launch.grid, 1, 1)[:3], **launch.options)
+
+
+def _report(kernel: Any) -> Report:
+    ptx, usage = kernel.asm["ptx"], _usage(kernel.asm["cubin"])
+    loads, stores = accesses(ptx)
+    spilled = usage["STACK"] + usage["LOCAL"]
+    return Report(kernel.metadata.name, usage["REG"], spilled, kernel.metadata.shared, loads, stores, ptx)
+
+
+def _usage(cubin: bytes) -> dict[str, int]:
+    """The resources of a kernel, from the tool that comes with Triton."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.cubin")
+        file.write_bytes(cubin)
+        tool = triton.knobs.nvidia.cuobjdump.path
+        said = subprocess.run([tool, "--dump-resource-usage", file], check=True, capture_output=True, text=True)
+    return {name: int(amount) for name, amount in USAGE.findall(said.stdout)}
+
+
+def accesses(ptx: str) -> tuple[Counter[int], Counter[int]]:
+    """How many instructions load from and store to global memory, by their bytes; copies to shared memory load."""
+    loads: Counter[int] = Counter(int(size, 0) for size in COPY.findall(ptx))
+    stores: Counter[int] = Counter()
+    for kind, words, bits in ACCESS.findall(ptx):
+        (loads if kind == "ld" else stores)[int(words or 1) * int(bits) // 8] += 1
+    return loads, stores

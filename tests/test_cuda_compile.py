@@ -1,0 +1,232 @@
+"""Every operator's CUDA kernels, in every dtype and regime, as compiled for sm_90: no GPU is needed.
+
+Run as a script, this file compiles a share of them and prints what it found as JSON. The tests start two such
+processes, because in their own Triton may be an interpreter.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass, field
+
+import pytest
+
+from opgrad import layout
+from opgrad.contract import DTYPES, FLOATS, INTEGERS, Spec, normalise, operators
+from opgrad.plans import prepare
+
+ARCHITECTURE = 90
+PROCESSES = 2
+WIDEST = 16  # bytes of an access of one thread
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape of an operator's first array that reaches a regime; "or": which of two depends on Triton's version.
+
+    attributes: those that the operator has are given. gap: elements between the rows of arrays of this shape.
+    indices: the shape of indices. optional: optional arguments are given too. only, dtypes: what this is for; by
+    default all operators of the kind, and all dtypes.
+    registers: the most of a thread. Of 64, a multiprocessor holds 1024 threads at a time, of 128 half as many.
+    spilled: the most bytes of a thread.
+    """
+
+    regime: str
+    shape: tuple
+    attributes: dict = field(default_factory=dict)
+    gap: int = 0
+    indices: tuple = (5,)
+    optional: bool = False
+    only: str = ""
+    dtypes: tuple = FLOATS
+    registers: int = 128
+    spilled: int = 0
+
+
+FORWARD, BACKWARD = "softmax log_softmax", "softmax_grad log_softmax_grad"
+LOSSES = "softmax_cross_entropy_loss softmax_cross_entropy_loss_only softmax_cross_entropy_loss_and_grad"
+LOSS_GRAD = "softmax_cross_entropy_loss_grad"
+NOT_DOUBLE = tuple(dtype for dtype in FLOATS if dtype != "float64")
+ACROSS = {"axis": 1}
+# The compiler aims at a number of registers that lets more threads run, and puts by what is needed behind a loop only.
+BESIDE_LOOPS = {"spilled": 32}
+# A multiprocessor has two programs to run at most, however many registers they take.
+FEW = {"registers": 255, "spilled": 32}
+# Several rows with all that belongs to each: 256 threads at a time.
+LABELLED = {"optional": True, "registers": 200, "spilled": 32}
+# A thread has 32 numbers of 8 bytes, and writes log_prob besides the loss.
+LONGEST_DOUBLE = {"spilled": 48}
+
+CASES = {
+    "elements": [
+        Case("flat", (1 << 20,), registers=64),
+        Case("flat", ((1 << 20) + 7,), registers=64),
+        Case("rows", (1024, 1000), gap=24, registers=64),
+    ],
+    "rows": [
+        Case("short rows", (8192, 64)),
+        Case("one row", (4096, 4001)),
+        Case("one row", (300, 8192)),
+        Case("one row", (300, 32768), only=FORWARD, dtypes=NOT_DOUBLE),
+        Case("one row", (300, 16384), only=BACKWARD, dtypes=NOT_DOUBLE),
+        Case("long rows or cluster", (300, 1 << 17), **BESIDE_LOOPS),
+        Case("long rows", (300, 1 << 20), **BESIDE_LOOPS),
+        Case("few rows", (4, 1 << 17), **FEW),
+        Case("columns", (64, 256, 512), ACROSS),
+        Case("long columns", (512, 40000, 64), ACROSS, **BESIDE_LOOPS),
+        Case("few columns", (1, 1 << 17, 32), ACROSS, **FEW),
+    ],
+    "classes": [
+        Case("short rows", (8192, 64), only=LOSSES, **LABELLED),
+        Case("one row", (4096, 4001), only=LOSSES),
+        Case("one row", (300, 16384), only=LOSSES, **LONGEST_DOUBLE),
+        Case("one row", (300, 32768), only=LOSSES, dtypes=NOT_DOUBLE),
+        Case("long rows", (300, 1 << 20), only=LOSSES, **BESIDE_LOOPS),
+        Case("few rows", (4, 1 << 17), only=LOSSES, **FEW),
+        Case("columns", (64, 256, 512), only=LOSSES, **LABELLED),
+        Case("long columns", (512, 40000, 64), only=LOSSES, **BESIDE_LOOPS),
+        Case("few columns", (1, 1 << 17, 32), only=LOSSES, **FEW),
+        Case("pieces", (4096, 4096), optional=True, only=LOSS_GRAD),
+        Case("pieces", (4096, 4001), only=LOSS_GRAD),
+        Case("pieces", (64, 256, 512), only=LOSS_GRAD),
+    ],
+    "slices": [
+        Case("whole slices", (50000, 256), indices=(16384,), only="gather"),
+        Case("parts of slices", (50000, 8192), indices=(16384,), only="gather"),
+        Case("few indices", (50000, 4096), indices=(32,), only="gather_grad"),
+        Case("one run", (50000, 4096), indices=(1000,), only="gather_grad"),
+        Case("merged runs", (128256, 4096), indices=(16384,), only="gather_grad"),
+    ],
+}
+
+
+def every():
+    """All operators with the dtypes and cases to compile them for: (operator, dtype, case), by name."""
+    for op in operators().values():
+        for dtype in FLOATS:
+            for number, case in enumerate(CASES[op.kind]):
+                if dtype in case.dtypes and (not case.only or op.name in case.only.split()):
+                    yield f"{op.name}-{dtype}-{number}-{case.regime}", (op, dtype, case)
+
+
+EVERY = dict(every())
+
+
+# --- the script ----------------------------------------------------------------------------------------------------
+
+
+def program_of(op, dtype, case):
+    """The program for C-ordered arrays of this dtype; indices and labels are int64."""
+    attributes = {name: value for name, value in case.attributes.items() if name in op.attributes}
+    if "shape" in op.attributes:
+        attributes["shape"] = case.shape
+    known = dict(op.attributes) | attributes
+    normalise(op, known, {"": case.shape})
+    specs, shapes = {}, dict.fromkeys(op.inputs, ())
+    for name, tensor in op.inputs.items():
+        specs[name] = None
+        if name not in op.optional or case.optional:
+            default = case.indices if name == "indices" else case.shape
+            shapes[name] = tensor.shape(shapes, known) if tensor.shape else default
+            kind = DTYPES["int64" if tensor.dtypes == INTEGERS else dtype]
+            specs[name] = Spec(shapes[name], kind, _strides(shapes[name], kind, case))
+    return op.kernel("cuda")(prepare(op, list(specs.values()), attributes, any_stride=True).problem)
+
+
+def _strides(shape, dtype, case):
+    padded = (*shape[:-1], shape[-1] + case.gap) if shape == case.shape else shape
+    return layout.contiguous(padded, tuple(range(len(shape))), dtype.itemsize)
+
+
+def compile_share(share):
+    """Compile every PROCESSES-th program from this one on."""
+    from opgrad.cuda.inspect import compiled
+
+    for name in list(EVERY)[share::PROCESSES]:
+        program = program_of(*EVERY[name])
+        kernels = [vars(report) | {"ptx": ""} for report in compiled(program, arch=ARCHITECTURE)]
+        print(json.dumps([name, program.regime, kernels]), flush=True)
+
+
+# --- the tests -----------------------------------------------------------------------------------------------------
+
+
+def environment():
+    """That of a process in which Triton compiles."""
+    return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+
+
+@pytest.fixture(scope="session")
+def programs():
+    """Regime and kernels of every program by name."""
+    pytest.importorskip("triton", reason="needs Triton")
+    processes = [
+        subprocess.Popen([sys.executable, __file__, str(share)], env=environment(), stdout=subprocess.PIPE, text=True)
+        for share in range(PROCESSES)
+    ]
+    lines = [line for process in processes for line in process.communicate()[0].splitlines()]
+    assert not any(process.returncode for process in processes)
+    return {name: (regime, kernels) for name, regime, kernels in map(json.loads, lines)}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_regime(programs, name):
+    assert programs[name][0] in EVERY[name][2].regime.split(" or ")
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("resource", ["registers", "spilled"])
+def test_resources(programs, name, resource):
+    most = getattr(EVERY[name][2], resource)
+    over = {kernel["name"]: kernel[resource] for kernel in programs[name][1] if kernel[resource] > most}
+    assert over == {}, f"more than {most}"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_accesses_are_wide(programs, name):
+    """Some kernel reads 16 bytes at a time, and some kernel writes as many where the result has the arrays' size."""
+    op, _, _ = EVERY[name]
+    large = any(result.role == "element" for result in op.results.values())
+    for way in ("loads", "stores") if large else ("loads",):
+        widths = {int(width) for kernel in programs[name][1] for width in kernel[way]}
+        assert WIDEST in widths, way
+
+
+@pytest.mark.parametrize("name", [name for name, (op, _, case) in EVERY.items() if op.kind == "elements"])
+def test_elementwise_kernels_have_no_narrow_access(programs, name):
+    """But for the ends of rows, and the number that scale multiplies by."""
+    op, _, case = EVERY[name]
+    for kernel in programs[name][1]:
+        assert case.shape[-1] % WIDEST or set(kernel["stores"]) == {str(WIDEST)}
+        assert case.shape[-1] % WIDEST or "factor" in op.inputs or set(kernel["loads"]) == {str(WIDEST)}
+
+
+def test_nothing_is_compiled_in_the_interpreter(monkeypatch):
+    triton = pytest.importorskip("triton", reason="needs Triton")
+    from opgrad.cuda.execute import Program
+    from opgrad.cuda.inspect import compiled
+
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    with pytest.raises(RuntimeError, match="TRITON_INTERPRET is set"):
+        compiled(Program(()))
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_the_example_of_compiled(arch):
+    """It prints the PTX for the architecture, and leaves Triton's driver as it was."""
+    pytest.importorskip("triton", reason="needs Triton")
+    from opgrad.cuda.inspect import compiled
+
+    example = textwrap.dedent(compiled.__doc__.partition("For example")[2].partition("\n\n")[2])
+    example = example.replace("problem)", f"problem), arch={arch}")
+    example = f"import triton\nbefore = triton.runtime.driver._active\n{example}"
+    example += "\nassert triton.runtime.driver._active is before"
+    run = subprocess.run([sys.executable, "-c", example], env=environment(), capture_output=True, text=True)
+    assert f".target sm_{arch}" in run.stdout, run.stderr
+    assert "gradient" in run.stdout.splitlines()[0]
+
+
+if __name__ == "__main__":
+    compile_share(int(sys.argv[1]))
