@@ -78,7 +78,8 @@ def test_empty_arrays(op, dtype, rng):
 class Case:
     """Shapes that reach a regime of these operators once the limits are lowered.
 
-    limits: replaces those of opgrad.cuda.regimes. attributes: of the operators, and options of `sample`.
+    limits: replaces those of opgrad.cuda.regimes. attributes: of the operators, and options of `sample`. clusters:
+    as if Triton and the device had them; the interpreter takes a cluster for one program.
     """
 
     regime: str
@@ -86,6 +87,7 @@ class Case:
     shapes: list
     limits: dict = dataclasses.field(default_factory=dict)
     attributes: dict = dataclasses.field(default_factory=dict)
+    clusters: bool = False
 
 
 NEVER = 1 << 30
@@ -97,6 +99,7 @@ CASES = [
     Case("short rows", REDUCING, [(9, 7), (35, 33), (67, 2)]),
     Case("one row", REDUCING, [(3, 33), (5, 24), (3, 25)], {"tile": 16, "peel": 24}),
     Case("long rows", REDUCING, [(3, 129), (2, 515)], {**SMALL, "share": NEVER}),
+    Case("cluster", REDUCING, [(3, 129), (2, 200)], {**SMALL, "share": NEVER}, clusters=True),
     Case("few rows", REDUCING, [(1, 259), (2, 131)], {**SMALL, "share": 64}),
     Case("columns", REDUCING, [(2, 5, 33), (3, 7, 4), (70, 3, 2)], {}, ACROSS),
     Case("long columns", REDUCING, [(2, 35, 5), (1, 41, 9)], {**SMALL, "share": NEVER}, ACROSS),
@@ -113,8 +116,9 @@ CASES = [
 def lowered(monkeypatch):
     """Lower the limits between regimes for a while."""
 
-    def lower(limits):
+    def lower(limits, clusters=False):
         monkeypatch.setattr(regimes, "LIMITS", dataclasses.replace(regimes.Limits(), **limits))
+        monkeypatch.setattr(regimes, "clusters", lambda: clusters)
         forget()
 
     yield lower
@@ -124,7 +128,7 @@ def lowered(monkeypatch):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.regime)
 def test_regimes(case, dtype, rng, lowered):
-    lowered(case.limits)
+    lowered(case.limits, case.clusters)
     for op in (operators()[name] for name in case.operators.split()):
         for shape in case.shapes if has_kernel(op) else ():
             arguments = sample(op, shape, dtype, rng, **case.attributes)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from opgrad.cuda.execute import Launch, Space
-from opgrad.cuda.numbers import narrow, widen
+from opgrad.cuda.numbers import narrow, only_if, widen
 from opgrad.cuda.regimes import power_of_2
 from opgrad.cuda.slices import Sizes, place_of
 
@@ -98,7 +98,7 @@ def sum_chunks(
                 pointers = sums + ((source + item) * pre * post)[:, None] + (p * post + i)[None, :]
             total += widen(tl.load(pointers, mask=inside[:, None] & held[None, :], other=0.0))
         row = target + side * chunks + c
-        tl.store(sums + row * pre * post + p * post + i, folded(total, HALVINGS), mask=held & exists)
+        tl.store(sums + row * pre * post + p * post + i, folded(total, HALVINGS), mask=only_if(exists, held))
 
 
 @triton.jit
@@ -130,7 +130,7 @@ def sum_parts(
             total += tl.load(pointers, mask=(item < number)[:, None] & held[None, :], other=0.0)
         apart, row, rows = further, row + 2 * rows, (rows + CHUNK - 1) // CHUNK
     result = narrow(folded(total, HALVINGS), dx.dtype.element_ty)
-    tl.store(dx + (p * size + v) * post + i, result, mask=held & exists)
+    tl.store(dx + (p * size + v) * post + i, result, mask=only_if(exists, held))
 
 
 def length_of(count: int) -> int:

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from opgrad.cuda.execute import Launch, Program, Scratch, Space
 from opgrad.cuda.labels import add_up, checks, read_labels, sum_blocks, sum_sums, sum_weights, weights_of
-from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow
+from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, only_if
 from opgrad.cuda.regimes import Regime, choose, pieces
 from opgrad.cuda.rows import (
     aligned,
@@ -22,7 +22,6 @@ from opgrad.cuda.rows import (
     frame,
     joined,
     no_rows,
-    only_first,
     read,
     row_of,
     samples_of,
@@ -187,7 +186,7 @@ def loss_share(
 
     m, d = no_rows(ROWS, NUMBER)
     if PEEL:
-        k, inside = ends(head, body, n, only_first(exists, part), VECTOR)
+        k, inside = ends(head, body, n, only_if(part == 0, exists), VECTOR)
         m, d = fold(m, d, read(x, x_row, k, x_n, inside, MINUS_INFINITY).to(NUMBER))
     for step in range(0, per_part, BLOCK):
         k = columns_from(part * per_part + step, BLOCK, INDEX)
@@ -196,7 +195,7 @@ def loss_share(
     tl.store(maxima + sample * parts + part, m, mask=exists)
     tl.store(sums + sample * parts + part, d, mask=exists)
     picked = pick(x, x_row, tl.where(valid, label, -1), x_n, NUMBER)
-    tl.store(picks + sample, picked, mask=only_first(exists, part))
+    tl.store(picks + sample, picked, mask=only_if(part == 0, exists))
 
 
 @triton.jit
@@ -214,13 +213,13 @@ def loss_finish(
     )
     m, d = joined(maxima, sums, sample, exists, parts, PARTS)
     picked = tl.load(picks + sample, mask=exists, other=0.0)
-    store_losses(losses, sample, only_first(exists, part), picked, m, d, weights, target, silent)
+    store_losses(losses, sample, only_if(part == 0, exists), picked, m, d, weights, target, silent)
     if y is not None:
         x_row, y_row = row_of(sample, inner, x_outer, x_inner), row_of(sample, inner, y_outer, y_inner)
         head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
         x_body, y_body, f = body_of(x_row, head, VECTOR), body_of(y_row, head, VECTOR), factor.to(NUMBER)
         if PEEL:
-            k, inside = ends(head, body, n, only_first(exists, part), VECTOR)
+            k, inside = ends(head, body, n, only_if(part == 0, exists), VECTOR)
             end = read(x, x_row, k, x_n, inside, MINUS_INFINITY).to(NUMBER)
             write(y, y_row, k, y_n, inside, outcome(end, m, d, k, target, f, silent, GRADIENT))
         for step in range(0, per_part, BLOCK):
@@ -366,7 +365,7 @@ def loss_grad(
     if bias is not None:
         value += read(bias, body_of(bias_row, head, VECTOR), k, bias_n, inside, 0.0)
     if PEEL:
-        k_end, inside_end = ends(head, body, n, only_first(exists, part), VECTOR)
+        k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
         x_end = read(x, x_row, k_end, x_n, inside_end, 0.0).to(NUMBER)
         end = log_prob_grad(x_end, k_end, target, f, silent)
         if bias is not None:

@@ -31,7 +31,8 @@ WIDE = 1 << 31  # offsets from here on need 64 bits
 class Limits:
     """Elements in float32, for one array kept in registers; two arrays or float64 halve them.
 
-    row: most elements of a tile. 32,768 fit 32 warps without spilling on sm_90, twice as many do not.
+    row: most elements of a tile. 32,768 fit 16 warps without spilling on sm_90, twice as many do not. Where longer
+        rows can go to a cluster, half as many: Triton 3.9 takes a few registers more.
     tile: elements of a tile of short rows or narrow columns. 16 KiB; a multiprocessor needs about 32 KiB in flight.
     piece: elements of a step in a loop over long rows.
     ahead: bytes of the pieces that are on their way to shared memory, which holds 227 KiB on sm_90.
@@ -81,30 +82,31 @@ def power_of_2(n: int) -> int:
 def choose(problem: Problem, operands: Sequence[Operand], streams: int, labelled: bool = False) -> Regime:
     """The regime for a problem whose kernel keeps `streams` arrays of a tile in registers.
 
-    operands: those that have an entry for each element. labelled: rows have labels, whose classes and factors take
-    registers too; in columns, where a thread has a part of many rows, as many as the elements.
+    operands: those that have an entry for each element. labelled: rows have labels, whose classes, weights and
+    factors take registers too; in columns, where a thread has a part of many rows, as many as the elements.
     """
     samples = problem.outer * problem.inner
     double = any(operand.dtype == "float64" for operand in operands)
     share = streams * (2 if double else 1)
     most, tile, piece = LIMITS.row // share, max(LIMITS.tile // share, 1), max(LIMITS.piece // share, 1)
-    if vectors(problem, operands).peel:
-        tile //= 2  # the ends of a tile's rows take as many registers as the rest
+    if labelled or vectors(problem, operands).peel:
+        tile //= 2  # so do the ends of a tile's rows, as many as the rest
     block = power_of_2(problem.n)
     least = 1 if problem.inner == 1 else _least_columns(problem, operands)
     rows = min(max(least, tile // block), power_of_2(samples))
     kind = "rows" if problem.inner == 1 else "columns"
-    if labelled and kind == "columns":
+    held = share * (2 if labelled else 1)
+    if (labelled and (double or kind == "columns")) or (kind == "rows" and clusters()):
         most //= 2
     programs = -(-samples // rows)
     parts = min(2 * device().multiprocessors // max(programs, 1), problem.n * rows // LIMITS.share)
     if 2 * programs <= device().multiprocessors and parts > 1:
         step = max(min(piece, LIMITS.share) // rows, 1)
         per_part = -(-problem.n // (parts * step)) * step
-        return Regime(f"few {kind}", rows, step, _warps(rows * step), -(-problem.n // per_part), per_part)
+        return Regime(f"few {kind}", rows, step, _warps(rows * step * held), -(-problem.n // per_part), per_part)
     if rows * block <= most:
         name = "columns" if kind == "columns" else "one row" if rows == 1 else "short rows"
-        return Regime(name, rows, block, _warps(rows * block * share))
+        return Regime(name, rows, block, _warps(rows * block * held))
     if kind == "rows" and block // most <= MOST_CTAS and clusters():
         return Regime("cluster", 1, block, 16, ctas=block // most)
     step = max(piece // rows, 1)
@@ -128,7 +130,7 @@ def _least_columns(problem: Problem, operands: Sequence[Operand]) -> int:
 
 
 def _warps(elements: int) -> int:
-    """Warps for a tile: 32 elements a thread, between 4 and 16 warps. 32 warps leave too few registers to each."""
+    """Warps for a tile: 32 numbers a thread, between 4 and 16 warps. 32 warps leave too few registers to each."""
     return min(max(power_of_2(elements) // 1024, 4), 16)
 
 

@@ -56,13 +56,6 @@ def ends(head, body, n, exists, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def only_first(exists, part):
-    """`exists` for the first of the programs that share rows, nothing for the others: it alone takes the ends."""
-    part_of_each = tl.zeros_like(exists).to(tl.int32) + part
-    return exists & (part_of_each == 0)
-
-
-@triton.jit
 def columns_from(start, BLOCK: tl.constexpr, INDEX: tl.constexpr):
     """The columns of a tile, counted from the body's beginning."""
     return (start + tl.arange(0, BLOCK).to(INDEX))[None, :]

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from opgrad.cuda.execute import Launch, Program, Space
-from opgrad.cuda.numbers import MINUS_INFINITY, exp
+from opgrad.cuda.numbers import MINUS_INFINITY, exp, only_if
 from opgrad.cuda.regimes import choose
 from opgrad.cuda.rows import (
     aligned,
@@ -22,7 +22,6 @@ from opgrad.cuda.rows import (
     joined,
     no_rows,
     of_parts,
-    only_first,
     read,
     row_of,
     samples_of,
@@ -112,7 +111,7 @@ def forward_share(
 
     m, d = no_rows(ROWS, NUMBER)
     if PEEL:
-        k, inside = ends(head, body, n, only_first(exists, part), VECTOR)
+        k, inside = ends(head, body, n, only_if(part == 0, exists), VECTOR)
         m, d = fold(m, d, read(x, x_row, k, x_n, inside, MINUS_INFINITY))
     for step in range(0, per_part, BLOCK):
         k = columns_from(part * per_part + step, BLOCK, INDEX)
@@ -134,7 +133,7 @@ def forward_finish(
     head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
     x_body, y_body = body_of(x_row, head, VECTOR), body_of(y_row, head, VECTOR)
     if PEEL:
-        k, inside = ends(head, body, n, only_first(exists, part), VECTOR)
+        k, inside = ends(head, body, n, only_if(part == 0, exists), VECTOR)
         write(y, y_row, k, y_n, inside, RESULT(read(x, x_row, k, x_n, inside, MINUS_INFINITY), m, d))
     for step in range(0, per_part, BLOCK):
         k = columns_from(part * per_part + step, BLOCK, INDEX)
@@ -260,7 +259,7 @@ def gradient_share(
 
     total = tl.zeros([ROWS], NUMBER)
     if PEEL:
-        k, inside = ends(head, body, n, only_first(exists, part), VECTOR)
+        k, inside = ends(head, body, n, only_if(part == 0, exists), VECTOR)
         total += tl.sum(TERM(read(dy, dy_row, k, dy_n, inside, 0.0), read(y, y_row, k, y_n, inside, 0.0)), 1)
     for step in range(0, per_part, BLOCK):
         k = columns_from(part * per_part + step, BLOCK, INDEX)
@@ -285,7 +284,7 @@ def gradient_finish(
     dy_body, y_body = body_of(dy_row, head, VECTOR), body_of(y_row, head, VECTOR)
     dx_body = body_of(dx_row, head, VECTOR)
     if PEEL:
-        k, inside = ends(head, body, n, only_first(exists, part), VECTOR)
+        k, inside = ends(head, body, n, only_if(part == 0, exists), VECTOR)
         dy_end, y_end = read(dy, dy_row, k, dy_n, inside, 0.0), read(y, y_row, k, y_n, inside, 0.0)
         write(dx, dx_row, k, dx_n, inside, RESULT(dy_end, y_end, total))
     for step in range(0, per_part, BLOCK):
