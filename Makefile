@@ -17,7 +17,7 @@ train: $(VENV)/.train
 	$(RUN)/opgrad train examples/digits
 
 test: $(VENV)/.torch
-	$(RUN)/python -m pytest
+	$(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/.torch
 	$(RUN)/ruff check .

@@ -9,9 +9,10 @@ import os
 import tempfile
 import zlib
 
-# Set before opgrad is imported, so that the suite starts cold and its subprocesses share one cache.
-_cache = tempfile.TemporaryDirectory(prefix="opgrad-tests-")
-os.environ["OPGRAD_CACHE_DIR"] = _cache.name
+# Set before opgrad is imported, so that the suite starts cold; its subprocesses, pytest's workers too, share one cache.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _cache = tempfile.TemporaryDirectory(prefix="opgrad-tests-")
+    os.environ["OPGRAD_CACHE_DIR"] = _cache.name
 
 
 def cuda_devices():
