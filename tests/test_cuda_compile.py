@@ -20,6 +20,7 @@ from opgrad.plans import prepare
 ARCHITECTURE = 90
 PROCESSES = 2
 WIDEST = 16  # bytes of an access of one thread
+SHARED_MEMORY = 232448  # bytes that a program can have on sm_90
 
 
 @dataclass(frozen=True)
@@ -157,15 +158,18 @@ def environment():
 
 
 @pytest.fixture(scope="session")
-def programs():
+def programs(tmp_path_factory):
     """Regime and kernels of every program by name."""
     pytest.importorskip("triton", reason="needs Triton")
-    processes = [
-        subprocess.Popen([sys.executable, __file__, str(share)], env=environment(), stdout=subprocess.PIPE, text=True)
-        for share in range(PROCESSES)
-    ]
-    lines = [line for process in processes for line in process.communicate()[0].splitlines()]
-    assert not any(process.returncode for process in processes)
+    folder = tmp_path_factory.mktemp("compiled")  # a pipe would hold up the process that is not read
+    files = [folder / f"{share}.json" for share in range(PROCESSES)]
+    processes = []
+    for share, file in enumerate(files):
+        with file.open("w") as found:
+            process = subprocess.Popen([sys.executable, __file__, str(share)], env=environment(), stdout=found)
+        processes.append(process)
+    assert [process.wait() for process in processes] == [0] * PROCESSES
+    lines = [line for file in files for line in file.read_text().splitlines()]
     return {name: (regime, kernels) for name, regime, kernels in map(json.loads, lines)}
 
 
@@ -190,6 +194,13 @@ def test_accesses_are_wide(programs, name):
     for way in ("loads", "stores") if large else ("loads",):
         widths = {int(width) for kernel in programs[name][1] for width in kernel[way]}
         assert WIDEST in widths, way
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, case) in EVERY.items() if case.regime == "long rows"])
+def test_long_rows_leave_no_room_for_a_second_program(programs, name):
+    """So that the rows in work at a time are few enough to stay in the L2 cache."""
+    (loop,) = [kernel for kernel in programs[name][1] if kernel["name"].endswith("_loop")]
+    assert SHARED_MEMORY / 2 < loop["shared"] <= SHARED_MEMORY
 
 
 @pytest.mark.parametrize("name", [name for name, (op, _, case) in EVERY.items() if op.kind == "elements"])

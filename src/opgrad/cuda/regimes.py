@@ -54,6 +54,7 @@ LIMITS = Limits()
 CLUSTERS_SINCE = (3, 9)  # the first Triton whose compiler reduces a [1, N] tile across a cluster
 MOST_CTAS = 16
 LONG_WARPS = 16
+STAGES_WITHOUT_BUFFER = 2  # Triton keeps two pieces fewer in shared memory than a loop has stages
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,8 @@ def choose(problem: Problem, operands: Sequence[Operand], streams: int, labelled
         return Regime("cluster", 1, block, 16, ctas=block // most)
     step = max(piece // rows, 1)
     size = rows * step * streams * max(itemsize(operand.dtype) for operand in operands)
-    stages = max(min(LIMITS.ahead, device().shared_memory // 2) // size, 2)
-    return Regime(f"long {kind}", rows, step, LONG_WARPS, stages=stages)
+    ahead = max(min(LIMITS.ahead, device().shared_memory // 2) // size, 1)
+    return Regime(f"long {kind}", rows, step, LONG_WARPS, stages=ahead + STAGES_WITHOUT_BUFFER)
 
 
 def pieces(problem: Problem, operands: Sequence[Operand]) -> Regime:
