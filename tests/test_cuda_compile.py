@@ -65,7 +65,7 @@ CASES = {
     "rows": [
         Case("short rows", (8192, 64)),
         Case("one row", (4096, 4001)),
-        Case("one row", (300, 8192)),
+        Case("one row or cluster", (300, 8192)),
         Case("one row or cluster", (300, 32768), only=FORWARD, dtypes=NOT_DOUBLE),
         Case("one row or cluster", (300, 16384), only=BACKWARD, dtypes=NOT_DOUBLE),
         Case("long rows or cluster", (300, 1 << 17), **BESIDE_LOOPS),
@@ -79,7 +79,7 @@ CASES = {
         Case("short rows", (8192, 64), only=LOSSES, optional=True),
         Case("one row", (4096, 4001), only=LOSSES),
         Case("one row", (300, 16384), only=LOSSES, dtypes=NOT_DOUBLE),
-        Case("one row", (300, 8192), only=LOSSES),
+        Case("one row or cluster", (300, 8192), only=LOSSES),
         Case("one row or cluster", (300, 32768), only=LOSSES, dtypes=NOT_DOUBLE),
         Case("long rows or cluster", (300, 1 << 17), only=LOSSES, **BESIDE_LOOPS),
         Case("long rows", (300, 1 << 20), only=LOSSES, **BESIDE_LOOPS),
