@@ -17,7 +17,8 @@ from samples import bits
 import opgrad
 from opgrad import layout
 from opgrad.contract import DTYPES, Spec, operators
-from opgrad.interop.device import ALIGNMENT, Runners
+from opgrad.cuda import ALIGNMENT
+from opgrad.interop.device import Runners
 from opgrad.plans import prepare
 
 ON_GPU = os.environ.get("TRITON_INTERPRET", "0") == "0"

@@ -9,7 +9,7 @@ import numpy as np
 
 from opgrad import layout
 from opgrad.contract import DTYPES, Attributes, Operator, Spec, check_arrays
-from opgrad.problem import Operand, Problem
+from opgrad.problem import Operand, Pair, Problem
 from opgrad.ranges import Explain
 
 
@@ -133,10 +133,8 @@ def prepare(
     return Prepared(op, problem, results, copies, present, brought=out is not None)
 
 
-def pairs(prepared: Prepared) -> list[Any]:
+def pairs(prepared: Prepared) -> list[Pair]:
     """The results in `out` with every other array that they must not overlap."""
-    from opgrad.cpu.execute import Pair
-
     op, present, found = prepared.operator, prepared.present, []
     numbers = {name: number for number, name in enumerate((*op.inputs, *op.results))}
     for result in op.results:

@@ -35,3 +35,17 @@ class Problem:
 
     def __getitem__(self, name: str) -> Any:
         return self.operands[name]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A result and another operand that must not overlap; `same`: unless they are one and the same memory.
+
+    `low` and `high` are the bytes that the operands cover around their data pointers.
+    """
+
+    result: int
+    other: int
+    result_bytes: tuple[int, int]
+    other_bytes: tuple[int, int]
+    same: bool

@@ -15,7 +15,7 @@ from opgrad.cpu import parallel
 from opgrad.cpu.memory import call_address, load_word, stack_words, store_word
 from opgrad.cpu.native import Kernel, inline, native
 from opgrad.cpu.simd import Float, Pointer
-from opgrad.problem import Operand
+from opgrad.problem import Operand, Pair
 from opgrad.ranges import Explain
 
 # Words of a plan: the number of steps, of pairs that must not overlap, where the steps begin; then the pairs.
@@ -54,20 +54,6 @@ class Program:
     steps: Sequence[Step]
     scratch_bytes: int = 0
     explain: Explain | None = None
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A result and another operand that must not overlap; `same`: unless they are one and the same memory.
-
-    `low` and `high` are the bytes that the operands cover around their data pointers.
-    """
-
-    result: int
-    other: int
-    result_bytes: tuple[int, int]
-    other_bytes: tuple[int, int]
-    same: bool
 
 
 def words(steps: Sequence[Step], pairs: Sequence[Pair]) -> list[int]:

@@ -8,6 +8,7 @@ registers and written once, in an order that depends on the arguments alone.
 import math
 from typing import Any, Final
 
+from opgrad.contract import DTYPES
 from opgrad.cpu import parts
 from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.cpu.loops import precision
@@ -128,7 +129,7 @@ def gather(problem: Problem) -> Program:
     count = math.prod(problem.shapes["indices"])
     steps, scratch = index_steps(problem, size)
     x, y = problem["x"], problem["y"]
-    item = {"float64": 8, "float32": 4}.get(x.dtype, 2)
+    item = DTYPES[x.dtype].itemsize
     slice_bytes, units = post * item, pre * count
     traffic = 2 * units * slice_bytes
     if traffic:

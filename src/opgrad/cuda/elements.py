@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 
 from opgrad.contract import DTYPES
-from opgrad.cuda.execute import ALIGNMENT, Launch, Program
+from opgrad.cuda import ALIGNMENT
+from opgrad.cuda.execute import Launch, Program
 from opgrad.cuda.numbers import narrow, widen
 from opgrad.problem import Operand, Problem
 

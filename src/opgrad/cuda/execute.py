@@ -11,10 +11,9 @@ from typing import Any
 
 import triton
 
+from opgrad.cuda import ALIGNMENT
 from opgrad.problem import Operand
 from opgrad.ranges import Explain
-
-ALIGNMENT = 16  # bytes: Triton compiles wide loads for pointers that are multiples of this
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,12 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from opgrad.contract import DTYPES
 from opgrad.cuda.chunks import chunked, chunks_inside, length_of
 from opgrad.cuda.execute import Launch, Program, Space
 from opgrad.cuda.labels import checks
 from opgrad.cuda.numbers import narrow, widen
-from opgrad.cuda.regimes import itemsize, power_of_2
+from opgrad.cuda.regimes import power_of_2
 from opgrad.cuda.slices import Sizes, sizes_of, slices_of, tile, vectors
 from opgrad.cuda.sort import slice_of, sort
 from opgrad.problem import Operand, Problem
@@ -78,7 +79,7 @@ def gather(problem: Problem) -> Program:
     space, launches, regime = Space(), [], ""
     checking = _checks(problem, sizes, space)
     if sizes.pre * sizes.count * sizes.post:
-        item = itemsize(x.dtype)
+        item = DTYPES[x.dtype].itemsize
         words = f"int{8 * item}"
         tiles = tile(sizes.pre, sizes.count, sizes.post, COPIED // item)
         arguments = {"x": Operand(x.number, words), "indices": problem["indices"], "y": Operand(y.number, words)}
@@ -172,7 +173,7 @@ def _summing(problem: Problem, sizes: Sizes, space: Space) -> tuple[list[Launch]
     """The launches that write a dx of some size, and the name of their regime."""
     pre, size, count, post = sizes.pre, sizes.size, sizes.count, sizes.post
     dy, dx, indices = problem["dy"], problem["dx"], problem["indices"]
-    item = itemsize(dx.dtype)
+    item = DTYPES[dx.dtype].itemsize
     density = DENSE if count >= size else SPARSE
     tiles = tile(pre, size, post, density.sums // max(item // 4, 1))
     arguments: dict[str, Any] = {"dy": dy, "dx": dx, "pre": pre, "size": size, "count": count}

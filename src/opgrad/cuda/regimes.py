@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 
+from opgrad.contract import DTYPES
+from opgrad.cuda import ALIGNMENT
 from opgrad.cuda.execute import device
 from opgrad.problem import Operand, Problem
 
-VECTOR_BYTES = 16  # the widest load of a thread
 WIDE = 1 << 31  # offsets from here on need 64 bits
 
 
@@ -111,7 +112,7 @@ def choose(problem: Problem, operands: Sequence[Operand], streams: int, labelled
     if kind == "rows" and block // most <= MOST_CTAS and clusters():
         return Regime("cluster", 1, block, 16, ctas=block // most)
     step = max(piece // rows, 1)
-    size = rows * step * streams * max(itemsize(operand.dtype) for operand in operands)
+    size = rows * step * streams * max(DTYPES[operand.dtype].itemsize for operand in operands)
     ahead = max(min(LIMITS.ahead, device().shared_memory // 2) // size, 1)
     return Regime(f"long {kind}", rows, step, LONG_WARPS, stages=ahead + STAGES_WITHOUT_BUFFER)
 
@@ -126,7 +127,7 @@ def pieces(problem: Problem, operands: Sequence[Operand]) -> Regime:
 
 
 def _least_columns(problem: Problem, operands: Sequence[Operand]) -> int:
-    smallest = min(itemsize(operand.dtype) for operand in operands)
+    smallest = min(DTYPES[operand.dtype].itemsize for operand in operands)
     return min(LIMITS.column_bytes // smallest, power_of_2(problem.inner))
 
 
@@ -157,7 +158,7 @@ def vectors(problem: Problem, operands: Sequence[Operand]) -> Vectors:
     """
     if problem.inner > 1 or any(operand.n != 1 for operand in operands):
         return Vectors(1, peel=False)
-    widest = max(VECTOR_BYTES // itemsize(operand.dtype) for operand in operands)
+    widest = max(ALIGNMENT // DTYPES[operand.dtype].itemsize for operand in operands)
     outers = [operand.outer for operand in operands] if problem.outer > 1 else [0]
     common = math.gcd(widest, problem.n, *outers)
     together = len({outer % widest for outer in outers}) == 1
@@ -169,8 +170,3 @@ def vectors(problem: Problem, operands: Sequence[Operand]) -> Vectors:
 def wide(problem: Problem, operands: Sequence[Operand]) -> bool:
     """Whether offsets inside a row need 64 bits."""
     return any(abs(operand.n) * problem.n >= WIDE for operand in operands)
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes of an element."""
-    return {"float64": 8, "float32": 4}.get(dtype, 2)

@@ -12,8 +12,10 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from opgrad.contract import DTYPES
+from opgrad.cuda import ALIGNMENT
 from opgrad.cuda.execute import Launch, device
-from opgrad.cuda.regimes import VECTOR_BYTES, itemsize, power_of_2
+from opgrad.cuda.regimes import power_of_2
 from opgrad.problem import Problem
 
 SLICES = 512  # of a tile: for more, where they lie would need too many registers
@@ -67,7 +69,7 @@ class Tile:
             "ROWS": self.rows,
             "BLOCK": self.block,
         }
-        threads = max(self.slices * self.block * item // VECTOR_BYTES, self.slices * 32 // SLICES_PER_WARP)
+        threads = max(self.slices * self.block * item // ALIGNMENT, self.slices * 32 // SLICES_PER_WARP)
         warps = min(max(power_of_2(threads) // 32, 1), WARPS)
         return Launch(kernel, (self.programs,), {**arguments, **own}, warps=warps)
 
@@ -87,7 +89,7 @@ def tile(pre: int, n: int, post: int, elements: int) -> Tile:
 
 def vectors(post: int, dtype: str) -> dict[str, int]:
     """The length of slices in the widest vectors that they are made of: so the compiler sees what is aligned."""
-    width = math.gcd(post, VECTOR_BYTES // itemsize(dtype))
+    width = math.gcd(post, ALIGNMENT // DTYPES[dtype].itemsize)
     return {"vectors": post // width, "VECTOR": width}
 
 

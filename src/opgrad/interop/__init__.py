@@ -29,12 +29,12 @@ class Library(Protocol):
 class Memory(Protocol):
     """How a library's arrays lie in a device's memory, and how it makes new ones: what `device.Runners` needs.
 
-    New arrays start at multiples of `device.ALIGNMENT` bytes, as every allocator for devices gives them.
+    New arrays start at multiples of `opgrad.cuda.ALIGNMENT` bytes, as every allocator for devices gives them.
     """
 
     def key(self, array: Any) -> Any:
         """All that tells the array's signature from others, hashable: shape, strides, dtype and device, and the
-        address modulo `device.ALIGNMENT` unless it is always 0. Raises AttributeError, TypeError or RuntimeError
+        address modulo `opgrad.cuda.ALIGNMENT` unless it is always 0. Raises AttributeError, TypeError or RuntimeError
         for other things than arrays."""
 
     def spec(self, array: Any) -> Spec:

@@ -11,7 +11,8 @@ import numpy as np
 
 from opgrad import interop
 from opgrad.contract import DTYPES, Operator, Spec, normalise
-from opgrad.interop.device import ALIGNMENT, Runners
+from opgrad.cuda import ALIGNMENT
+from opgrad.interop.device import Runners
 from opgrad.layout import contiguous, memory_order
 
 NAME = "CuPy array"

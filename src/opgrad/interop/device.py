@@ -13,12 +13,11 @@ import numpy as np
 
 from opgrad.arrays import check_overlap
 from opgrad.contract import Operator, Spec
-from opgrad.cpu.execute import Pair
 from opgrad.interop import Memory
 from opgrad.plans import Prepared, pairs, prepare
+from opgrad.problem import Pair
 
 PLANS = 1024  # signatures kept for each library; the oldest goes first
-ALIGNMENT = 16
 
 
 class Plan(Protocol):

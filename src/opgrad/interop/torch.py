@@ -11,7 +11,8 @@ from torch.autograd import forward_ad
 
 from opgrad import arrays, interop
 from opgrad.contract import DTYPES, Operator, Spec
-from opgrad.interop.device import ALIGNMENT, DevicePlan, Runners, Signature
+from opgrad.cuda import ALIGNMENT
+from opgrad.interop.device import DevicePlan, Runners, Signature
 from opgrad.layout import contiguous
 
 NAME = "PyTorch tensor"
@@ -152,12 +153,13 @@ def _settle(op: Operator, given: Mapping[str, Any]) -> Mapping[str, Any]:
             )
     if given.get("out_dtype") is None:
         return given
-    return {**given, "out_dtype": _numpy_dtypes(given["out_dtype"])}
+    return {**given, "out_dtype": numpy_dtypes(given["out_dtype"])}
 
 
-def _numpy_dtypes(out_dtype: Any) -> Any:
+def numpy_dtypes(out_dtype: Any) -> Any:
+    """An `out_dtype`, one or a tuple of them, with PyTorch's dtypes as NumPy's."""
     if isinstance(out_dtype, tuple):
-        return tuple(_numpy_dtypes(each) for each in out_dtype)
+        return tuple(numpy_dtypes(each) for each in out_dtype)
     return numpy_dtype(out_dtype) if isinstance(out_dtype, torch.dtype) else out_dtype
 
 

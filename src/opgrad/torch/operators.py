@@ -17,7 +17,7 @@ from opgrad import contract
 from opgrad.contract import Operator, Spec
 from opgrad.interop import check_owners, library_of
 from opgrad.interop.device import model_of
-from opgrad.interop.torch import TORCH_DTYPES, execute, is_direct, is_traced, is_transformed, numpy_dtype
+from opgrad.interop.torch import TORCH_DTYPES, execute, is_direct, is_traced, is_transformed, numpy_dtype, numpy_dtypes
 from opgrad.plans import result_specs
 
 TYPES: dict[Any, str] = {
@@ -105,7 +105,7 @@ class TensorOperator:
         inputs = {name: _spec(given.get(name)) for name in op.inputs}
         attributes = dict(op.attributes) | {name: given[name] for name in op.attributes if name in given}
         if "out_dtype" in attributes:
-            attributes["out_dtype"] = _numpy_dtypes(attributes["out_dtype"])
+            attributes["out_dtype"] = numpy_dtypes(attributes["out_dtype"])
         shape = attributes.pop("shape", None)
         if shape is None:
             contract.check_arrays(op, inputs, attributes)
@@ -211,12 +211,6 @@ def _torch_dtype(op: Operator, dtype: Any) -> torch.dtype | None:
     contract.normalise(op, attributes, {})
     found: torch.dtype = TORCH_DTYPES[attributes["out_dtype"]]
     return found
-
-
-def _numpy_dtypes(dtype: Any) -> Any:
-    if isinstance(dtype, tuple):
-        return tuple(map(_numpy_dtypes, dtype))
-    return None if dtype is None else numpy_dtype(dtype)
 
 
 def _spec(tensor: torch.Tensor | None) -> Spec | None:
