@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import opgrad
+from opgrad import primitive
 from opgrad.contract import DTYPES, FLOATS, INTEGERS, normalise, operators
 
 
@@ -88,6 +89,13 @@ def call(op, arguments, **more):
     """The results of the public function, as a tuple."""
     results = getattr(opgrad, op.name)(**arguments, **more)
     return results if isinstance(results, tuple) else (results,)
+
+
+def accepted(op, name):
+    """The dtypes that an argument may have, those of the general form included."""
+    if op.general is None or name not in ("x", "dy", "y"):
+        return op.inputs[name].dtypes
+    return primitive.GRADIENT_TYPES if op.forward else primitive.TYPES
 
 
 def elements(op, arguments):

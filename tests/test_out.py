@@ -157,10 +157,13 @@ def test_results_that_overlap_are_refused(op, rng):
     refused(op, arguments, [memory[:, 0], memory], ValueError, message)
 
 
-def wrong_outputs(result):
+def wrong_outputs(op, result):
     """Arrays that cannot take this result: (array, error, words of the message)."""
-    other = DTYPES["float64" if result.dtype != np.float64 else "float32"]
-    yield np.zeros(result.shape, other), TypeError, f"has dtype {other.name}, expected {result.dtype.name}"
+    if op.general:
+        yield np.zeros(result.shape, np.int32), TypeError, "has dtype int32, expected one of float32, float64"
+    else:
+        other = DTYPES["float64" if result.dtype != np.float64 else "float32"]
+        yield np.zeros(result.shape, other), TypeError, f"has dtype {other.name}, expected {result.dtype.name}"
     yield np.zeros((*result.shape, 1), result.dtype), ValueError, "has shape .*, expected "
     yield np.zeros((*result.shape, 0), result.dtype), ValueError, "has shape .*, expected "
     locked = np.zeros_like(result)
@@ -178,7 +181,7 @@ def test_wrong_out_is_refused(op, dtype, rng):
     arguments = sample(op, (5, 33), dtype, rng, reduction="none")
     expected = call(op, arguments)
     for place, (name, result) in enumerate(zip(op.results, expected, strict=True)):
-        for wrong, error, words in wrong_outputs(result):
+        for wrong, error, words in wrong_outputs(op, result):
             outputs = like(expected, np.zeros_like)
             outputs[place] = wrong
             refused(op, arguments, outputs, error, f"^{op.name}: out for {name} .*{words}")

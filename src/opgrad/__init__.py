@@ -1,6 +1,8 @@
 """Training kernels for NumPy arrays and, under their original names, for stock onnxruntime."""
 
+from opgrad import post_ops
 from opgrad.cpu.parallel import get_num_threads, set_num_threads
+from opgrad.dropout import Dropout
 from opgrad.ops.accumulate import in_place_accumulator, scale
 from opgrad.ops.activation import (
     leaky_relu,
@@ -22,10 +24,20 @@ from opgrad.ops.cross_entropy import (
 )
 from opgrad.ops.gather import gather, gather_grad
 from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
+from opgrad.planned import (
+    PlannedCall,
+    log_softmax_grad_plan,
+    log_softmax_plan,
+    plan,
+    softmax_grad_plan,
+    softmax_plan,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Dropout",
+    "PlannedCall",
     "gather",
     "gather_grad",
     "get_num_threads",
@@ -34,6 +46,10 @@ __all__ = [
     "leaky_relu_grad",
     "log_softmax",
     "log_softmax_grad",
+    "log_softmax_grad_plan",
+    "log_softmax_plan",
+    "plan",
+    "post_ops",
     "quick_gelu",
     "quick_gelu_grad",
     "relu",
@@ -48,6 +64,8 @@ __all__ = [
     "softmax_cross_entropy_loss_grad",
     "softmax_cross_entropy_loss_only",
     "softmax_grad",
+    "softmax_grad_plan",
+    "softmax_plan",
     "tanh",
     "tanh_grad",
 ]

@@ -46,9 +46,9 @@ def _maker(spec: Spec, order: tuple[int, ...] | None) -> Callable[[], Array]:
 
 def dispatcher(op: Operator) -> Callable[..., Any]:
     """The function behind a public operator: finds the runner of a call's signature and runs it."""
-    runners: dict[Any, _Runner] = {}
+    runners: dict[Any, Runner] = {}
     lock = threading.Lock()
-    named = _namer(op)
+    named = namer(op)
     first, place = op.arrays[0], op.parameters.index(op.arrays[0])
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -62,20 +62,21 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
             given = named(args, kwargs)
             if interop.foreign(op, given):
                 return interop.run(op, given)
-            given = _as_given(op, given)
-            if not _is_plain(op, args, kwargs, given):
+            of, given = form(op, given)
+            given = as_given(of, given)
+            if not _is_plain(of, args, kwargs, given):
                 args, kwargs = (), given
-            runner = find(args, kwargs, given)
+            runner = find(of, args, kwargs, given)
         return runner(args, kwargs)
 
-    def find(args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]) -> _Runner:
+    def find(of: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]) -> Runner:
         try:
             key = _key(args, kwargs)
             runner = runners.get(key)
         except TypeError:
-            return _Runner(op, args, given)
+            return Runner(of, args, given)
         if runner is None:
-            runner = _Runner(op, args, given)
+            runner = Runner(of, args, given)
             with lock:
                 if len(runners) >= PLANS:
                     del runners[next(iter(runners))]
@@ -83,6 +84,11 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
         return runner
 
     return call
+
+
+def form(op: Operator, given: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
+    """The form of the operator that a call takes, and the arguments by its names."""
+    return op.general.expand(op, given) if op.general else (op, given)
 
 
 def _key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -103,11 +109,13 @@ def _key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _is_plain(op: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Whether the call's own arguments can be used, because binding converted none of them."""
-    return all(given[name] is value for name, value in (*zip(op.parameters, args, strict=False), *kwargs.items()))
+    """Whether the call's own arguments can be used: its arrays are all that the operator reads and writes."""
+    named = {**dict(zip(op.parameters, args, strict=False)), **kwargs}
+    arrays = {name for name, value in named.items() if isinstance(value, np.ndarray | tuple | list)}
+    return all(named.get(name) is given.get(name) for name in arrays.union(op.arrays, ["out"]))
 
 
-def _namer(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+def namer(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
     """What gives a call's arguments by name; `Signature.bind` does it too, in six times the time."""
     signature = inspect.signature(op.reference)
     positional = sum(1 for each in signature.parameters.values() if each.kind is not each.KEYWORD_ONLY)
@@ -128,12 +136,14 @@ def _namer(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str
     return named
 
 
-def _as_given(op: Operator, named: Mapping[str, Any]) -> dict[str, Any]:
-    """The call's arguments by name, with arrays as NumPy arrays and `shape` as a tuple."""
+def as_given(op: Operator, named: Mapping[str, Any]) -> dict[str, Any]:
+    """The call's arguments by name: arrays as NumPy arrays, numbers in arrays as such, `shape` as a tuple."""
     given = dict(named)
     for name, value in named.items():
         if name in op.inputs and value is not None:
             given[name] = _as_array(op, name, value)
+        elif isinstance(value, np.ndarray) and value.ndim == 0 and name != "out":
+            given[name] = value.item()
     if "out" in given:
         given["out"] = _as_out(op, given["out"])
     if "shape" in given:
@@ -167,7 +177,7 @@ def _as_out(op: Operator, out: Any) -> Any:
     return tuple(array.view(np.ndarray) for array in arrays) if several else out.view(np.ndarray)
 
 
-class _Runner:
+class Runner:
     """Runs the calls of one signature: allocates results, makes copies where the plan asks for them."""
 
     def __init__(self, op: Operator, args: tuple[Any, ...], given: Mapping[str, Any]):
@@ -176,7 +186,7 @@ class _Runner:
         arrays = [given.get(name) for name in op.arrays]
         attributes = {name: given[name] for name in op.attributes if name in given}
         outputs = _as_tuple(given.get("out"))
-        self.op = op
+        self.op, self.finish = op, op.finish or one_or_tuple
         self.plan = plan(op, [_spec(a) for a in arrays], attributes, outputs and [_spec(a) for a in outputs])
         positions = dict(zip(op.parameters, range(len(args)), strict=False))
         self.sources = [(positions.get(name), name) for name in op.arrays]
@@ -198,12 +208,15 @@ class _Runner:
             for name, result in zip(self.op.results, results, strict=True):
                 if not result.flags.writeable:
                     raise ValueError(f"{self.op.name}: out for {name} is read-only, expected a writable array")
-        arrays += results
+        self.run([*arrays, *results], results, trusted=out is None)
+        return self.finish(tuple(results))
+
+    def run(self, arrays: list[Any], results: Sequence[Array], trusted: bool = False) -> None:
+        """Run on all arrays in the plan's order, results last; `trusted`: they are new and overlap nothing."""
         if self.plan.copies:
             self._execute_on_copies(arrays, results)
         else:
-            self._execute(arrays, trusted=out is None)
-        return results[0] if len(results) == 1 else tuple(results)
+            self._execute(arrays, trusted)
 
     def _execute_on_copies(self, arrays: list[Any], results: Sequence[Array]) -> None:
         """Run on copies of the arrays that kernels cannot use where they lie."""
@@ -221,7 +234,7 @@ class _Runner:
         if not self.plan.scratch_bytes:
             status = self.execute(self.address, 0, run, context, trusted, self.present, *arrays)
         else:
-            space = self._working_memory()
+            space = self.working_memory()
             scratch = space[1]
             status = self.execute(self.address, scratch, run, context, trusted, self.present, *arrays)
             error = self.plan.error(scratch) if status > 0 else None
@@ -232,17 +245,24 @@ class _Runner:
             check_overlap(self.op, arrays)
             self._execute(arrays, trusted=True)
 
-    def _working_memory(self) -> tuple[Array, int]:
+    def working_memory(self) -> tuple[Array, int]:
+        """Memory that no other call uses, and its address, 0 if the plan needs none; goes back to `free`."""
         try:
             return self.free.pop()
         except IndexError:
-            memory = np.empty(self.plan.scratch_bytes + CACHE_LINE, np.uint8)
-            return memory, memory.ctypes.data + -memory.ctypes.data % CACHE_LINE
+            size = self.plan.scratch_bytes
+            memory = np.empty(size + CACHE_LINE, np.uint8)
+            return memory, memory.ctypes.data + -memory.ctypes.data % CACHE_LINE if size else 0
 
 
 def runner(op: Operator, given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
     """What runs the calls of one signature, by an example of its arguments; called with the arrays by name."""
-    return functools.partial(_Runner(op, (), given), ())
+    return functools.partial(Runner(op, (), given), ())
+
+
+def one_or_tuple(results: tuple[Any, ...]) -> Any:
+    """What a call returns, unless its operator makes something else of the results."""
+    return results[0] if len(results) == 1 else results
 
 
 def _as_tuple(out: Any) -> Any:

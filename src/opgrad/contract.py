@@ -9,6 +9,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import math
 import operator as arithmetic
 import typing
 from collections.abc import Callable, Mapping
@@ -21,19 +22,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
+FLOAT8 = ("float8_e5m2", "float8_e4m3fn")
+BYTES = ("int8", "uint8")
 INTEGERS = ("int32", "int64")
 FAMILIES = ("softmax", "cross_entropy", "activation", "gather", "accumulate")
 REDUCTIONS = ("none", "mean", "sum")
-DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64", "bool")} | {
-    "bfloat16": np.dtype(ml_dtypes.bfloat16)
+ACCUMULATIONS = ("strict", "relaxed", "any")
+DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16", *BYTES, *INTEGERS, "bool")} | {
+    name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", *FLOAT8)
 }
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 Attributes = dict[str, Any]
-# What the loops run over: single elements, rows along `axis`, the classes on axis 1, or slices named by indices.
-Kind = Literal["elements", "rows", "classes", "slices"]
+# What the loops run over: single elements, rows along `axis`, the classes on axis 1, slices named by indices, or
+# blocks of rows that go through stages.
+Kind = Literal["elements", "rows", "classes", "slices", "blocks"]
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,9 @@ class Tensor:
     """What an array argument or a result may be.
 
     `shape` computes the one allowed shape from those of the arrays before it and the attributes (None: any);
-    `as_in` is the end of the message, `dtype_of` the argument whose dtype this one must have. `role`: it has an
-    entry for each element of the first array, for each sample of it (without axis 1), or stands by itself.
+    `as_in` is the end of the message, `dtype_of` the argument whose dtype this one must have; a result with neither
+    that nor `out_dtype` has the only one of its dtypes. `role`: it has an entry for each element of the first array,
+    for each sample of it (without axis 1), or stands by itself.
     """
 
     dtypes: tuple[str, ...]
@@ -79,8 +85,23 @@ class OnnxName:
 
 
 @dataclass(frozen=True)
+class General:
+    """What an operator takes beyond its plain form, and how such a call becomes an operator of its own.
+
+    `keywords` are the parameters of the function that the plain form lacks. `expand` returns, for a call's arguments
+    by name, the operator that computes it and the arguments by that operator's names; the operator itself for a
+    call in its plain form. `over_arrays` returns the arguments with `change(name, array)` for each array among the
+    keywords, by the names that messages give them.
+    """
+
+    keywords: tuple[str, ...]
+    expand: Callable[["Operator", dict[str, Any]], tuple["Operator", dict[str, Any]]]
+    over_arrays: Callable[[Mapping[str, Any], Callable[[str, Any], Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
 class Operator:
-    """One declared operator."""
+    """One declared operator, or the form that a call in general takes of it."""
 
     name: str
     family: str
@@ -95,6 +116,8 @@ class Operator:
     attributes: Mapping[str, Any]
     parameters: tuple[str, ...]
     results: Mapping[str, Tensor]
+    general: General | None = None
+    finish: Callable[[tuple[Any, ...]], Any] | None = None  # makes what the function returns of the results
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -149,6 +172,7 @@ def operator(
     forward: str | None = None,
     onnx: tuple[OnnxName, ...] = (),
     in_place: Mapping[str, tuple[str, ...]] | None = None,
+    general: General | None = None,
 ) -> Callable[[F], F]:
     """Declare an operator: the function becomes the reference, and a front end of the same signature replaces it.
 
@@ -156,7 +180,7 @@ def operator(
     """
 
     def declare(function: F) -> F:
-        declared = _declaration(function, kind, formula, results, forward, onnx, in_place or {})
+        declared = _declaration(function, kind, formula, results, forward, onnx, in_place or {}, general)
         _declared[declared.name] = declared
 
         from opgrad.arrays import dispatcher
@@ -174,11 +198,13 @@ def _declaration(
     forward: str | None,
     onnx: tuple[OnnxName, ...],
     in_place: Mapping[str, tuple[str, ...]],
+    general: General | None,
 ) -> Operator:
     hints = typing.get_type_hints(function, include_extras=True)
     signature = inspect.signature(function)
-    inputs = {name: found for name in signature.parameters if (found := _tensor(hints[name])) is not None}
-    rest = [p for p in signature.parameters.values() if p.name not in inputs and p.name != "out"]
+    plain = [p for name, p in signature.parameters.items() if general is None or name not in general.keywords]
+    inputs = {p.name: found for p in plain if (found := _tensor(hints[p.name])) is not None}
+    rest = [p for p in plain if p.name not in inputs and p.name != "out"]
     return Operator(
         name=function.__name__,
         family=function.__module__.rpartition(".")[2],
@@ -191,8 +217,9 @@ def _declaration(
         inputs=inputs,
         optional=frozenset(name for name in inputs if signature.parameters[name].default is None),
         attributes={p.name: p.default for p in rest},
-        parameters=tuple(signature.parameters),
+        parameters=tuple(p.name for p in plain),
         results=results,
+        general=general,
     )
 
 
@@ -317,14 +344,36 @@ def _float_dtype(op: Operator, what: str, value: Any) -> np.dtype[Any] | None:
     return dtype
 
 
-def _alpha(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> float:
-    wrong = TypeError(f"{op.name}: alpha is {value!r}, expected a number")
-    if isinstance(value, str | bytes):
-        raise wrong
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise wrong from None
+def _number(name: str) -> Callable[[Operator, Any, Shapes, Attributes], float]:
+    def check(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> float:
+        wrong = TypeError(f"{op.name}: {name} is {value!r}, expected a number")
+        if isinstance(value, str | bytes):
+            raise wrong
+        try:
+            return float(value) + 0.0  # -0.0 becomes 0.0: as keys of plans they are the same
+        except (TypeError, ValueError, OverflowError):
+            raise wrong from None
+
+    return check
+
+
+def _scale(name: str, divides: bool = False) -> Callable[[Operator, Any, Shapes, Attributes], float]:
+    number = _number(name)
+
+    def check(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> float:
+        found = number(op, value, shapes, attributes)
+        if not math.isfinite(found) or (divides and not found):
+            expected = "a finite number other than 0" if divides else "a finite number"
+            raise ValueError(f"{op.name}: {name} is {found}, expected {expected}")
+        return found
+
+    return check
+
+
+def _accumulation(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> str:
+    if value not in ACCUMULATIONS:
+        raise ValueError(f"{op.name}: accumulation is {value!r}, expected one of {', '.join(ACCUMULATIONS)}")
+    return str(value)
 
 
 def _shape(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> Shape:
@@ -352,8 +401,13 @@ _ATTRIBUTES: dict[str, Callable[[Operator, Any, Shapes, Attributes], Any]] = {
     "reduction": _reduction,
     "ignore_index": _ignore_index,
     "out_dtype": _out_dtype,
-    "alpha": _alpha,
-    "scale_down": _flag("scale_down"),
-    "overwrite": _flag("overwrite"),
-    "check": _flag("check"),
+    "alpha": _number("alpha"),
+    "logit_scale": _scale("logit_scale"),
+    "result_scale": _scale("result_scale"),
+    "out_scale": _scale("out_scale", divides=True),
+    "accumulation": _accumulation,
+    **{
+        name: _flag(name)
+        for name in ("scale_down", "overwrite", "check", "inf_as_zero", "stats", "save", "post_op_grads")
+    },
 }

@@ -12,6 +12,8 @@ from itertools import pairwise
 
 Shape = tuple[int, ...]
 
+MANY_PLACES = 1 << 20
+
 
 @dataclass(frozen=True)
 class Strides:
@@ -103,3 +105,41 @@ def contiguous(shape: Shape, order: tuple[int, ...], size: int) -> Shape:
         strides[axis] = size
         size *= max(shape[axis], 1)
     return tuple(strides)
+
+
+def steps(shape: Shape, strides: Shape, order: Sequence[int]) -> list[tuple[int, int]]:
+    """(size, stride) of the fewest loops that visit an operand's elements, axes in this order; at least one."""
+    found: list[tuple[int, int]] = []
+    for axis in order:
+        size, stride = shape[axis], strides[axis]
+        if size == 1:
+            continue
+        if found and found[-1][1] == size * stride:
+            found[-1] = (found[-1][0] * size, stride)
+        else:
+            found.append((size, stride))
+    return found or [(1, 0)]
+
+
+def is_injective(shape: Shape, strides: Shape, size: int) -> bool:
+    """Whether no two elements, of `size` bytes each, share a byte."""
+    if 0 in shape:
+        return True
+    loops = sorted((abs(stride), length) for length, stride in zip(shape, strides, strict=True) if length > 1)
+    covered = size
+    for stride, length in loops:
+        if stride < covered:
+            return covered > size and _is_injective_by_places(loops, size)
+        covered += (length - 1) * stride
+    return True
+
+
+def _is_injective_by_places(loops: Sequence[tuple[int, int]], size: int) -> bool:
+    """The same where axes interleave, which only as_strided makes: by looking at every place, unless they are many."""
+    if math.prod(length for _, length in loops) > MANY_PLACES:
+        return False
+    places = [0]
+    for stride, length in loops:
+        places = [place + step * stride for place in places for step in range(length)]
+    places.sort()
+    return all(after - before >= size for before, after in pairwise(places))

@@ -1,11 +1,10 @@
 """Plans: a call's signature checked and laid out; for the CPU, turned into the words that native code runs."""
 
 import ctypes
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from opgrad import layout
 from opgrad.contract import DTYPES, Attributes, Operator, Spec, check_arrays
@@ -31,7 +30,7 @@ class Prepared:
 
 @dataclass
 class Plan:
-    """All that a call needs to know beforehand; `words` is what native code reads."""
+    """All that a call needs to know beforehand; `words` is what native code reads, `tables` what they point to."""
 
     operator: Operator
     results: tuple[Spec, ...]
@@ -41,6 +40,9 @@ class Plan:
     parts_max: int
     words: Any
     explain: Explain
+    implementation: str
+    bytes_moved: int
+    tables: Sequence[Any]
 
     @property
     def address(self) -> int:
@@ -71,6 +73,9 @@ def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out
         max((step.parts for step in program.steps), default=1),
         (ctypes.c_int64 * len(code))(*code),
         program.explain or _unexplained,
+        program.name or " + ".join(dict.fromkeys(step.kernel.__name__ for step in program.steps)),
+        prepared.problem.bytes,
+        program.tables,
     )
 
 
@@ -82,7 +87,8 @@ def result_specs(op: Operator, inputs: Mapping[str, Spec | None], attributes: At
     specs = {}
     for (name, tensor), dtype in zip(op.results.items(), dtypes, strict=True):
         model = inputs[tensor.dtype_of or op.arrays[0]]
-        own = model.dtype if model else DTYPES["float32"]
+        fixed = DTYPES[tensor.dtypes[0]] if len(tensor.dtypes) == 1 else DTYPES["float32"]
+        own = model.dtype if model and len(tensor.dtypes) > 1 else fixed
         specs[name] = Spec(tensor.shape(shapes, attributes) if tensor.shape else (), dtype or own)
     return specs
 
@@ -96,9 +102,10 @@ def check_out(op: Operator, results: Mapping[str, Spec], out: Sequence[Spec]) ->
             raise ValueError(
                 f"{op.name}: out for {name} has shape {given.shape}, expected {spec.shape}, {op.results[name].as_in}"
             )
-        repeats = [stride == 0 and size > 1 for stride, size in zip(_strides(given), given.shape, strict=True)]
-        if any(repeats) and all(given.shape):
-            raise ValueError(f"{op.name}: out for {name} repeats elements (stride 0), expected distinct ones")
+        if not layout.is_injective(given.shape, _strides(given), given.dtype.itemsize):
+            repeated = any(not stride and size > 1 for stride, size in zip(_strides(given), given.shape, strict=True))
+            fault = "repeats elements (stride 0)" if repeated else "overlaps itself"
+            raise ValueError(f"{op.name}: out for {name} {fault}, expected distinct elements")
 
 
 def prepare(
@@ -126,10 +133,14 @@ def prepare(
     loops = _loops(op, {n: s for n, s in present.items() if tensors[n].role == "element"}, attributes, any_stride)
     orders = {name: _order(loops, tensors[name].role, len(spec.shape)) for name, spec in {**present, **results}.items()}
     operands, copies = _operands(loops, numbers, {**results, **present}, orders, set(present))
-    size = sum(spec.dtype.itemsize * int(np.prod(spec.shape)) for spec in {**results, **present}.values())
-    shapes = {name: spec.shape for name, spec in {**results, **present}.items()}
+    if op.kind == "blocks":
+        # Its kernels read and write where an array lies; threads of a GPU only whole elements from one to the next.
+        broken = {numbers[name] for name, spec in present.items() if any_stride and _is_broken(spec)}
+        copies = tuple(each for each in copies if each[0] in broken)
+    given = {name: _placed(spec, orders[name]) for name, spec in {**results, **present}.items()}
+    size = sum(_bytes(spec) for spec in given.values())
     every = {name: operands.get(name) for name in tensors}
-    problem = Problem(loops.outer, loops.n, loops.inner, every, attributes, shapes, orders, size)
+    problem = Problem(loops.outer, loops.n, loops.inner, every, attributes, given, orders, size)
     return Prepared(op, problem, results, copies, present, brought=out is not None)
 
 
@@ -145,6 +156,27 @@ def pairs(prepared: Prepared) -> list[Pair]:
                 same &= name in op.in_place.get(result, ())
                 found.append(Pair(numbers[result], numbers[name], _covered(output), _covered(spec), same))
     return found
+
+
+def _is_broken(spec: Spec) -> bool:
+    """Whether elements do not lie whole elements apart."""
+    steps = zip(spec.shape, _strides(spec), strict=True)
+    return any(stride % spec.dtype.itemsize for size, stride in steps if size > 1)
+
+
+def _placed(spec: Spec, order: tuple[int, ...]) -> Spec:
+    """With its strides: if it is still to be made, its axes lie in this order."""
+    return (
+        spec
+        if spec.strides is not None
+        else replace(spec, strides=layout.contiguous(spec.shape, order, spec.dtype.itemsize))
+    )
+
+
+def _bytes(spec: Spec) -> int:
+    """What it takes to read every element once, repeated ones too."""
+    moving = (size for size, stride in zip(spec.shape, _strides(spec), strict=True) if stride or not size)
+    return spec.dtype.itemsize * math.prod(moving)
 
 
 def _covered(spec: Spec) -> tuple[int, int]:
@@ -171,7 +203,7 @@ def _loops(op: Operator, elements: Mapping[str, Spec], attributes: Attributes, a
     strides = {name: (_strides(spec), spec.dtype.itemsize) for name, spec in elements.items()}
     if op.kind == "elements":
         return layout.elements(shape, strides, any_stride)
-    return layout.rows(shape, attributes["axis"] if op.kind == "rows" else range(1, 2), strides, any_stride)
+    return layout.rows(shape, range(1, 2) if op.kind == "classes" else attributes["axis"], strides, any_stride)
 
 
 def _strides(spec: Spec) -> tuple[int, ...]:

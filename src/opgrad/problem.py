@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from opgrad.contract import Spec
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -21,7 +23,7 @@ class Problem:
     """What a kernel function is given: the loops' sizes, the operands by name, the attributes.
 
     `bytes` counts each operand once. Operands that were not given are None. `orders` are the memory orders of
-    their axes.
+    their axes, `specs` how they lie in memory.
     """
 
     outer: int
@@ -29,9 +31,14 @@ class Problem:
     inner: int
     operands: Mapping[str, Operand | None]
     attributes: Mapping[str, Any]
-    shapes: Mapping[str, tuple[int, ...]]
+    specs: Mapping[str, Spec]
     orders: Mapping[str, tuple[int, ...]]
     bytes: int
+
+    @property
+    def is_general(self) -> bool:
+        """Whether the call has attributes, or dtypes, that the operator's plain form lacks (opgrad.primitive)."""
+        return "post_ops" in self.attributes
 
     def __getitem__(self, name: str) -> Any:
         return self.operands[name]

@@ -11,7 +11,7 @@ Explain = Callable[[int, int], Exception]  # from the place of a wrong number in
 
 def wrong_label(problem: Problem, operator: str) -> Explain:
     """The message for a label that is out of range."""
-    shape, order = problem.shapes["labels"], problem.orders["labels"]
+    shape, order = problem.specs["labels"].shape, problem.orders["labels"]
     ignore, classes = problem.attributes["ignore_index"], problem.n
 
     def explain(position: int, value: int) -> Exception:
@@ -25,7 +25,7 @@ def wrong_label(problem: Problem, operator: str) -> Explain:
 
 def wrong_index(problem: Problem, operator: str, size: int) -> Explain:
     """The message for an index that is out of range on an axis of this size."""
-    shape = problem.shapes["indices"]
+    shape = problem.specs["indices"].shape
 
     def explain(position: int, value: int) -> Exception:
         place = position_of(position, shape, tuple(range(len(shape))))

@@ -37,7 +37,7 @@ class Copy:
         self.bytes = self.source.nbytes + self.target.nbytes
         x, y = Operand(0, "float32"), Operand(1, "float32")
         operands = {"x": x, "y": y}
-        problem = Problem(1, n, 1, operands, attributes={}, shapes={}, orders={}, bytes=self.bytes)
+        problem = Problem(1, n, 1, operands, attributes={}, specs={}, orders={}, bytes=self.bytes)
         steps = elements.program(problem, COPY, "y", x=x).steps
         self._parts = max(step.parts for step in steps)
         self._plan = np.array(words(steps, ()), np.int64)

@@ -20,21 +20,21 @@ from opgrad.cpu.loss_columns import (
     loss_column,
     loss_only_column,
 )
-from opgrad.cpu.math import log_one
 from opgrad.cpu.memory import load_f64, store_f64
 from opgrad.cpu.native import Kernel, inline, kernel, vector_lanes
+from opgrad.cpu.normalizer import add_rounded, rounded_top, row_log_of_sum, row_log_of_total
 from opgrad.cpu.rows import (
+    add_rest_logging,
+    behind_one,
     line_head,
     map_one,
     map_two,
+    row_log_sum,
     row_max,
-    row_max_sum_exp,
-    sum_exp_logging,
-    sum_exp_scaling,
+    row_sum_exp,
     write_log,
-    write_scaled,
 )
-from opgrad.cpu.simd import Pointer, Vector, load_one, number, select, store_one
+from opgrad.cpu.simd import Pointer, Vector, first_lane, full, load_one, number, select, store_one
 from opgrad.cpu.space import release_slot, take_slot, working_space
 from opgrad.problem import Problem
 from opgrad.ranges import wrong_label
@@ -57,6 +57,12 @@ def _same(x: Vector, s: Any, t: Any, i: Vector) -> Vector:
     return x
 
 
+@inline
+def _times(e: Vector, r: Any, unused: Any, i: Vector) -> Vector:
+    return e * r
+
+
+write_times, sum_exp_times = map_one(_times), row_sum_exp(behind_one(_times), add_rounded)
 write_gradient, write_gradient_with_bias = map_one(gradient_from_log_prob), map_two(_from_log_prob_with_bias)
 write_zero, write_same = map_one(_nothing), map_one(_same)
 
@@ -70,17 +76,19 @@ def loss_rows(
     classes: Pointer, weights: Pointer, loss: Pointer, each, sums, stream,
 ):  # fmt: skip
     total = 0.0
-    out, head, before, m_before, log_before = y, n, logits, number(logits, 0.0), number(logits, 0.0)
+    out, head, before, m_before, log_before = y, n, logits, full(logits, 0.0), full(logits, 0.0)
     for row in range(part * per_part, min((part + 1) * per_part, count)):
         xs, label = logits + row * logits_row, load_one(classes, row)
-        m = row_max(xs, 0, n)
-        target = load_one(xs, max(label, 0)) - m
-        s, j = sum_exp_logging(xs, 0, n, m, xs, 0, xs + logits_row, out, head, n, before, m_before, log_before)
+        largest = row_max(xs, 0, n)
+        m, target = full(xs, largest), load_one(xs, max(label, 0)) - largest
+        rest, equal, j = add_rest_logging(
+            xs, 0, n, largest, xs + logits_row, out, head, n, before, m_before, log_before
+        )
         write_log(out, j, n, 0, before, m_before, log_before)
-        out, before, m_before, log_before = y + row * y_row, xs, m, log_one(xs, s)
+        out, before, m_before, log_before = y + row * y_row, xs, m, row_log_of_sum(xs, rest, equal, largest)
         head = line_head(out, n, stream)
         write_log(out, 0, head, 0, before, m_before, log_before)
-        found = (log_before - target) * load_one(weights, row) if label >= 0 else number(xs, 0.0)
+        found = (first_lane(log_before) - target) * load_one(weights, row) if label >= 0 else number(xs, 0.0)
         total += found
         if each:
             store_one(loss, row, found)
@@ -97,8 +105,8 @@ def loss_only_rows(
         xs, label = logits + row * logits_row, load_one(classes, row)
         found = number(xs, 0.0)
         if label >= 0:
-            m, s = row_max_sum_exp(xs, n, xs + logits_row)
-            found = (log_one(xs, s) - (load_one(xs, label) - m)) * load_one(weights, row)
+            m, log_s = row_log_sum(xs, n, xs + logits_row)
+            found = (log_s - (load_one(xs, label) - m)) * load_one(weights, row)
         total += found
         if each:
             store_one(loss, row, found)
@@ -124,18 +132,19 @@ def fused_rows(
             write_zero(y + row * y_row, 0, n, stream, xs, 0.0, 0.0)
         else:
             m, target, w = row_max(xs, 0, n), load_one(xs, label), load_one(weights, row)
-            s, j = sum_exp_scaling(xs, 0, n, m, e, 1, xs + logits_row, out, head, n, done, r, 0.0)
-            write_scaled(out, j, n, 0, done, r, 0.0)
-            found = (log_one(xs, s) - (target - m)) * w
+            sum_exp, j = sum_exp_times(xs, 0, n, m, e, 1, xs + logits_row, out, head, n, done, r, 0.0)
+            write_times(out, j, n, 0, done, r, 0.0)
+            found = (row_log_of_total(xs, sum_exp, m, rounded_top(xs, m)) - (target - m)) * w
+            s = number(xs, sum_exp)
             store_one(e, label, load_one(e, label) - s)
             out, r = y + row * y_row, number(xs, inverse) * w / s
             e, done = done, e
             head = line_head(out, n, stream)
-            write_scaled(out, 0, head, 0, done, r, 0.0)
+            write_times(out, 0, head, 0, done, r, 0.0)
         total += found
         if each:
             store_one(loss, row, found)
-    write_scaled(out, head, n, stream, done, r, 0.0)
+    write_times(out, head, n, stream, done, r, 0.0)
     store_f64(sums, part, total)
     release_slot(scratch, slot)
 

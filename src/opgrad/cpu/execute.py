@@ -12,7 +12,7 @@ from struct import pack, unpack
 from typing import Any, Final
 
 from opgrad.cpu import parallel
-from opgrad.cpu.memory import call_address, load_word, stack_words, store_word
+from opgrad.cpu.memory import call_address, load_i32, load_word, stack_words, store_word
 from opgrad.cpu.native import Kernel, inline, native
 from opgrad.cpu.simd import Float, Pointer
 from opgrad.problem import Operand, Pair
@@ -26,6 +26,7 @@ TASK, PARTS, ARGUMENTS, PATCHES, STEP = 0, 1, 2, 3, 4  # words of a step, before
 MAX_ARGUMENTS: Final = 64
 MAX_OPERANDS: Final = 8
 SCRATCH: Final = -1  # the operand number of scratch memory
+TABLE: Final = -2  # … and of the table of all operands' addresses
 SLOTS: Final = 8  # scratch word: one bit for each working space in use
 STATUS_WORDS: Final = 16  # scratch starts with a status (0: fine), what it is about, and SLOTS
 
@@ -39,6 +40,11 @@ class Scratch:
 
 
 @dataclass(frozen=True)
+class Operands:
+    """The table of all operands' addresses, for kernels that find theirs by number."""
+
+
+@dataclass(frozen=True)
 class Step:
     """One kernel with its arguments by parameter name, to be run for part = 0 … parts - 1."""
 
@@ -49,11 +55,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """What a kernel function returns: steps, their scratch memory, and the words for what may go wrong."""
+    """What a kernel function returns: steps, their scratch memory, and the words for what may go wrong.
+
+    `name` tells how it is done, `tables` keeps the memory that arguments point to.
+    """
 
     steps: Sequence[Step]
     scratch_bytes: int = 0
     explain: Explain | None = None
+    name: str = ""
+    tables: Sequence[Any] = ()
 
 
 def words(steps: Sequence[Step], pairs: Sequence[Pair]) -> list[int]:
@@ -75,6 +86,8 @@ def _step_words(step: Step) -> list[int]:
             patches += [place, value.number]
         elif isinstance(value, Scratch):
             patches += [place, SCRATCH]
+        elif isinstance(value, Operands):
+            patches += [place, TABLE]
         if kind == Pointer:
             dtypes.append("float32" if value is None else value.dtype)
         arguments.append(_word(value, kind))
@@ -83,7 +96,7 @@ def _step_words(step: Step) -> list[int]:
 
 
 def _word(value: Any, kind: str) -> int:
-    if value is None or isinstance(value, Operand):
+    if value is None or isinstance(value, Operand | Operands):
         return 0
     if isinstance(value, Scratch):
         return value.offset
@@ -104,7 +117,9 @@ def run_steps(plan: int, operands: int, scratch: int, run: int, context: int) ->
             store_word(arguments, place, load_word(given, place))
         for patch in range(patches):
             place, operand = load_word(given, count + 2 * patch), load_word(given, count + 2 * patch + 1)
-            base = scratch if operand == SCRATCH else load_word(operands, operand)
+            base = scratch if operand == SCRATCH else operands
+            if operand >= 0:
+                base = load_word(operands, operand)
             store_word(arguments, place, base + load_word(arguments, place))
         task, parts = load_word(step, TASK), load_word(step, PARTS)
         if run and parts > 1:
@@ -163,16 +178,84 @@ def execute_arrays(
     return run_steps(plan, operands, scratch, run, context)
 
 
-# An ndarray's first field behind the object header is its data pointer; PyArray_DATA reads it inline, so its place
-# is part of NumPy's binary interface. Reading it there costs 0.1 µs an array, `ndarray.ctypes` 0.6 µs.
+# An ndarray's fields behind the object header: data, dimensions' number and places, strides' place, base, dtype, flags.
+# Macros of NumPy's C interface read them inline, so their places are part of its binary interface. Reading them here
+# costs some 10 ns an array; `ndarray.ctypes` alone costs 0.6 µs.
 DATA: Final = object.__basicsize__
+TYPE: Final = DATA - 8
+RANK, SHAPE, STRIDES, DTYPE, FLAGS = DATA + 8, DATA + 16, DATA + 24, DATA + 40, DATA + 48
+WRITEABLE: Final = 0x400
+# Words of what is known of an array: type, dtype's address, flags it must have, rank; then its sizes and strides.
+KNOWN: Final = 4
+
+
+@inline
+def _is_as_planned(array: int, known: int) -> bool:
+    flags, rank = load_word(known, 2), load_word(known, 3)
+    as_planned = load_word(array + TYPE, 0) == load_word(known, 0)
+    if as_planned:
+        as_planned = load_word(array + DTYPE, 0) == load_word(known, 1) and load_i32(array + RANK, 0) == rank
+        as_planned &= load_i32(array + FLAGS, 0) & flags == flags
+    if as_planned:
+        shape, strides = load_word(array + SHAPE, 0), load_word(array + STRIDES, 0)
+        for axis in range(rank):
+            as_planned &= load_word(shape, axis) == load_word(known, KNOWN + axis)
+            as_planned &= load_word(strides, axis) == load_word(known, KNOWN + rank + axis)
+    return as_planned
+
+
+UNPLANNED: Final = -2  # the status of a call that did nothing because an array is not as planned
+
+
+@native(6 + MAX_OPERANDS)
+def execute_planned(
+    plan: int, known: int, scratch: int, run: int, context: int, count: int,
+    a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int,
+) -> int:  # fmt: skip
+    """The same on `count` array objects, if each is what `known` says of it; UNPLANNED or OVERLAP otherwise."""
+    arrays, operands = stack_words(MAX_OPERANDS), stack_words(MAX_OPERANDS)
+    for place, array in enumerate((a, b, c, d, e, f, g, h)):
+        store_word(arrays, place, array)
+    for place in range(count):
+        array = load_word(arrays, place)
+        if not _is_as_planned(array, known):
+            return UNPLANNED
+        store_word(operands, place, load_word(array + DATA, 0))
+        known += 8 * (KNOWN + 2 * load_word(known, 3))
+    if overlap(plan, operands):
+        return OVERLAP
+    return run_steps(plan, operands, scratch, run, context)
+
+
+def known(array: Any, writeable: bool) -> list[int]:
+    """What `execute_planned` is told of an array."""
+    flags = WRITEABLE if writeable else 0
+    return [id(type(array)), id(array.dtype), flags, array.ndim, *array.shape, *array.strides]
+
+
+@cache
+def planned_caller(count: int) -> Any:
+    """`execute_planned` for Python callers with `count` arrays."""
+    integer = ctypes.c_int64
+    return ctypes.CFUNCTYPE(integer, *[integer] * 6, *[ctypes.py_object] * count)(execute_planned.address)
 
 
 @cache
 def caller(count: int) -> Any:
     """`execute_arrays` for Python callers with `count` arrays; those it leaves out are never read."""
+    if count > MAX_OPERANDS:
+        return _execute_many
     integer = ctypes.c_int64
     return ctypes.CFUNCTYPE(integer, *[integer] * 6, *[ctypes.py_object] * count)(execute_arrays.address)
+
+
+def _execute_many(plan: int, scratch: int, run: int, context: int, trusted: int, present: int, *arrays: Any) -> int:
+    """The same for more arrays than native code takes one by one."""
+    if not trusted:
+        return OVERLAP
+    addresses = [0 if array is None else array.ctypes.data for array in arrays]
+    table = (ctypes.c_int64 * len(arrays))(*addresses)
+    return execute.call(plan, ctypes.addressof(table), scratch, run, context)
 
 
 def threads_for() -> tuple[int, int]:

@@ -75,7 +75,7 @@ def report_indices(part, made, found, indices: Pointer, scratch):
 
 def index_steps(problem: Problem, size: int) -> tuple[list[Step], int]:
     """The steps that check the indices, and where their scratch ends."""
-    count = math.prod(problem.shapes["indices"])
+    count = math.prod(problem.specs["indices"].shape)
     made = parts.count(count, INDICES_PER_PART)
     arguments = {
         "per_part": INDICES_PER_PART,
@@ -124,9 +124,9 @@ def copy_slices(
 
 
 def gather(problem: Problem) -> Program:
-    shape, axis = problem.shapes["x"], problem.attributes["axis"].start
+    shape, axis = problem.specs["x"].shape, problem.attributes["axis"].start
     pre, size, post = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    count = math.prod(problem.shapes["indices"])
+    count = math.prod(problem.specs["indices"].shape)
     steps, scratch = index_steps(problem, size)
     x, y = problem["x"], problem["y"]
     item = DTYPES[x.dtype].itemsize
@@ -315,7 +315,7 @@ def sum_hot_slices(part, strips, count, size, post, dy: Pointer, dx: Pointer, st
 def gather_grad(problem: Problem) -> Program:
     shape, axis = problem.attributes["shape"], problem.attributes["axis"].start
     pre, size, post = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    count = math.prod(problem.shapes["indices"])
+    count = math.prod(problem.specs["indices"].shape)
     steps, scratch = index_steps(problem, size)
     if pre * size * post:
         more, scratch = _sum_steps(problem, pre, size, post, count, scratch)

@@ -3,6 +3,7 @@
 rows     vectors run along the reduced axis, which is contiguous
 columns  vectors run along the axes behind the reduced one
 tiles    rows too short for vectors: as many rows as a vector has lanes are turned into columns
+groups   short rows: as many at a time as a vector has lanes, so that what each takes is done for all at once
 split    few long rows: blocks of a row are reduced apart, combined, and written apart
 
 The choice depends on the shape alone, so results do not depend on the number of threads.
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 from opgrad.cpu import parts
 from opgrad.cpu.native import vector_lanes
-from opgrad.cpu.tiles import tile_size
+from opgrad.cpu.tiles import group_size, tile_size
 from opgrad.problem import Operand, Problem
 
 KEEP = 1 << 17  # numbers, 512 KiB: the exponentials of a longer strip of columns are computed twice, not kept
@@ -34,16 +35,19 @@ def precision(problem: Any) -> str:
     return "float64" if "float64" in dtypes else "float32"
 
 
-def layout_of(problem: Problem, kernels: Mapping[str, Any], short: int = 0) -> str:
+def layout_of(problem: Problem, kernels: Mapping[str, Any], short: int = 0, grouped: int = 0) -> str:
     """The layout that the shape asks for, among those that there are kernels for.
 
-    `short` is the row length up to which turning rows into columns beats taking them one by one.
+    `short` is the row length up to which turning rows into columns beats all else, `grouped` that up to which
+    groups beat taking rows one by one.
     """
     if problem.inner > 1:
         return "columns"
     if "split" in kernels and few(problem.outer, problem.n):
         return "split"
-    return "tiles" if problem.n <= short and problem.outer >= 8 else "rows"
+    if problem.n <= short and problem.outer >= 8:
+        return "tiles"
+    return "groups" if problem.n <= grouped and problem.outer >= 8 else "rows"
 
 
 def few(rows: int, n: int) -> bool:
@@ -73,8 +77,8 @@ def _units(problem: Problem, layout: str, width: int) -> dict[str, int]:
     if layout == "split":
         blocks = blocks_of(problem.n)
         return {"units": problem.outer * blocks, "blocks": blocks, "stream": stream}
-    if layout == "tiles":
-        return {"units": parts.count(problem.outer, width), "count": problem.outer}
+    if layout in ("tiles", "groups"):
+        return {"units": parts.count(problem.outer, width), "count": problem.outer, "stream": stream}
     return {"units": problem.outer, "count": problem.outer, "stream": stream}
 
 
@@ -95,6 +99,8 @@ def kept_numbers(n: int, layout: str, width: int) -> tuple[int, bool]:
     """The numbers that a part keeps at work on rows of length n, and whether the exponentials are among them."""
     if layout == "tiles":
         return tile_size(n, width), True
+    if layout == "groups":
+        return group_size(n, width), True
     if layout == "columns":
         keep = n * width <= KEEP
         return 2 * (n + 1) * width if keep else width, keep

@@ -6,17 +6,21 @@
 from collections.abc import Callable
 from typing import Any
 
-from opgrad.cpu.columns import column_max, get, put, streams_columns, sum_exp_logging_columns, sum_exp_scaling_columns
+from opgrad.cpu.columns import add_rest_logging_columns, column_max, column_sum_exp, get, put, streams_columns
 from opgrad.cpu.labels import divisor_inverse
 from opgrad.cpu.math import exp, exp_up_to_zero, log
 from opgrad.cpu.memory import store_f64
 from opgrad.cpu.native import Kernel, inline, kernel
-from opgrad.cpu.rows import CHUNK, MINUS_INFINITY
+from opgrad.cpu.normalizer import add_rounded, column_log_of_sum, column_log_of_total, exp_scaled, scale_for
+from opgrad.cpu.rows import CHUNK, MINUS_INFINITY, minus_both
 from opgrad.cpu.simd import Pointer, Vector, first, full, lanes, load, load_one, maximum, prefetch, select, store
 from opgrad.cpu.space import release_slot, take_slot
 from opgrad.cpu.tiles import turn_in, turn_out
 
 # --- what one vector of samples contributes ------------------------------------------------------------------------
+
+
+sum_exp_columns = column_sum_exp(minus_both, add_rounded)
 
 
 @inline
@@ -26,7 +30,8 @@ def loss_column(
 ) -> Vector:  # fmt: skip
     """log_prob to y; the samples' losses."""
     m = column_max(x, x_n, n, whole, mask)
-    log_s = log(sum_exp_logging_columns(x, x_n, n, whole, mask, m, x, 0, y, y_n, 0, x, x_n, m, m))
+    rest, equal = add_rest_logging_columns(x, x_n, n, whole, mask, m, y, y_n, 0, x, x_n, m, m)
+    log_s = column_log_of_sum(rest, equal, m)
     losses = full(x, 0.0)
     for i in range(n):
         v = (get(x, i * x_n, whole, mask) - m) - log_s
@@ -73,13 +78,13 @@ def fused_column(
     target = full(x, 0.0)
     for i in range(n):
         target = select(label == i, get(x, i * x_n, whole, mask), target)
-    s = sum_exp_scaling_columns(x, x_n, n, whole, mask, m, e, keep, y, y_n, 0, x, x_n, m, m)
-    r, f = 1.0 / s, w * inverse
+    s = sum_exp_columns(x, x_n, n, whole, mask, m, e, keep * lanes(e), y, y_n, 0, x, x_n, m, m)
+    total, f = s[0], w * inverse / s[0]
     live = label >= (0 if inverse != 0.0 else n)
     for i in range(n):
-        p = (load(e, i * lanes(e)) if keep else exp_up_to_zero(get(x, i * x_n, whole, mask) - m)) * r
-        put(y, i * y_n, select(live, select(label == i, p - 1.0, p) * f, 0.0), whole, mask, past)
-    return select(live, (log(s) - (target - m)) * w, 0.0)
+        v = load(e, i * lanes(e)) if keep else exp_scaled(get(x, i * x_n, whole, mask), scale_for(m))
+        put(y, i * y_n, select(live, select(label == i, v - total, v) * f, 0.0), whole, mask, past)
+    return select(live, (column_log_of_total(s, m, exp_scaled(m, scale_for(m)), 0.0) - (target - m)) * w, 0.0)
 
 
 @inline

@@ -30,12 +30,16 @@ LOG2_E = 1.44269504088896341
 
 
 @inline
+def _expm1_tail_single(r: Vector) -> Vector:
+    q = fma(r, 1.38636273683e-3, 8.36765432407e-3)
+    q = fma(q, r, 4.1667243967e-2)
+    q = fma(q, r, 1.66665326837e-1)
+    return fma(q, r, 0.5)
+
+
+@inline
 def _expm1_reduced_single(r: Vector) -> Vector:
-    q = fma(r, 1.39262508315e-3, 8.36323288368e-3)
-    q = fma(q, r, 4.1666554213e-2)
-    q = fma(q, r, 1.66665766661e-1)
-    q = fma(q, r, 0.5)
-    return fma(r * r, q, r)
+    return fma(r * r, _expm1_tail_single(r), r)
 
 
 @inline
@@ -51,7 +55,7 @@ def _exp_single(x: Vector) -> Vector:
 
 
 @inline
-def _expm1_reduced_double(r: Vector) -> Vector:
+def _expm1_tail_double(r: Vector) -> Vector:
     q = fma(r, 2.5100472505694996003e-8, 2.7620201591031548792e-7)
     q = fma(q, r, 2.7557268276905696187e-6)
     q = fma(q, r, 2.4801521057868205199e-5)
@@ -60,8 +64,12 @@ def _expm1_reduced_double(r: Vector) -> Vector:
     q = fma(q, r, 8.3333333333300381973e-3)
     q = fma(q, r, 4.1666666666623820532e-2)
     q = fma(q, r, 1.666666666666666746e-1)
-    q = fma(q, r, 0.50000000000000010314)
-    return fma(r * r, q, r)
+    return fma(q, r, 0.50000000000000010314)
+
+
+@inline
+def _expm1_reduced_double(r: Vector) -> Vector:
+    return fma(r * r, _expm1_tail_double(r), r)
 
 
 @inline
@@ -73,6 +81,38 @@ def _remainder_double(x: Vector, n: Vector) -> Vector:
 def _exp_double(x: Vector) -> Vector:
     n = round_even(x * LOG2_E)
     return scale_by_power(_expm1_reduced_double(_remainder_double(x, n)) + 1.0, n)
+
+
+@inline
+def _expm1_parts_single(x: Vector, n: Vector) -> Any:
+    high, low = fma(n, -0.693145751953125, x), n * -1.42860682030941723e-6
+    r = high + low
+    return high, fma(r * r, _expm1_tail_single(r), low)
+
+
+@inline
+def _expm1_parts_double(x: Vector, n: Vector) -> Any:
+    high, low = fma(n, -0.693147180369123816490, x), n * -1.90821492927058770002e-10
+    r = high + low
+    return high, fma(r * r, _expm1_tail_double(r), low)
+
+
+@by_precision
+def expm1_reduced(bits: int) -> Callable[..., Vector]:
+    """exp(r) - 1 for |r| <= ln(2)/2."""
+    return _expm1_reduced_single if bits == 32 else _expm1_reduced_double
+
+
+@by_precision
+def remainder(bits: int) -> Callable[..., Vector]:
+    """x - n * ln 2, for n = round(x / ln 2)."""
+    return _remainder_single if bits == 32 else _remainder_double
+
+
+@by_precision
+def expm1_parts(bits: int) -> Callable[..., Any]:
+    """exp(x - n * ln 2) - 1 for n = round(x / ln 2), in two parts; their sum's rounding is the only one that counts."""
+    return _expm1_parts_single if bits == 32 else _expm1_parts_double
 
 
 # Beyond these exp is 0, and infinite; between them n stays where the reduction is exact.

@@ -78,12 +78,15 @@ class Kernel:
         self._tasks: dict[tuple[str, ...], int] = {}
         functools.update_wrapper(self, function)
 
-    def task(self, dtypes: Iterable[str]) -> int:
-        """The address of the kernel compiled for pointers of these dtypes, in the order of its parameters."""
-        key = tuple(dtypes)
+    def task(self, dtypes: Iterable[str], form: str = "task") -> int:
+        """The address of the kernel compiled for pointers of these dtypes, in the order of its parameters.
+
+        form: "task", or "stage" for a kernel that a task calls: only a task waits for what it wrote past the cache.
+        """
+        key = (form, *dtypes)
         found = self._tasks.get(key)
         if found is None:
-            found = self._tasks[key] = _link(self.function, "task(" + ",".join(key) + ")")
+            found = self._tasks[key] = _link(self.function, f"{form}({','.join(key[1:])})")
         return found
 
 

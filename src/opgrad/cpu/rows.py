@@ -3,11 +3,23 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from opgrad.cpu.math import exp_up_to_zero
 from opgrad.cpu.native import inline
+from opgrad.cpu.normalizer import (
+    LOWEST,
+    add_below,
+    add_exact,
+    joined_rests,
+    next_chunk,
+    row_log_of_sum,
+    scale_for,
+    scaled,
+    sum_lanes,
+    sum_start,
+)
 from opgrad.cpu.simd import (
     Vector,
     first,
+    first_lane,
     full,
     index,
     lanes,
@@ -17,6 +29,7 @@ from opgrad.cpu.simd import (
     number,
     prefetch,
     reduce_add,
+    reduce_add_wide,
     reduce_max,
     select,
     store,
@@ -125,41 +138,71 @@ def behind_one(formula: Callable[..., Vector]) -> Callable[..., int]:
     return step
 
 
-def row_sum_exp(step: Callable[..., int]) -> Callable[..., Any]:
-    """The sum of exp(x - m) over x[begin:end], which go to `e` if `keep`.
+def row_sum_exp(step: Callable[..., int], add: Callable[..., Any] = add_exact) -> Callable[..., Any]:
+    """The sum of the exponentials of x[begin:end], which go to `e` if `keep`.
 
     Meanwhile it asks for the row `ahead` and writes out[j:stop] with `step`; it returns how far that came, too.
     """
 
     @inline
     def sum_exp(
-        x: Any, begin: int, end: int, m: Any, e: Any, keep: int, ahead: Any,
+        x: Any, begin: int, end: int, m: float, e: Any, keep: int, ahead: Any,
         out: Any, j: int, stop: int, a: Any, s: Any, t: Any,
     ) -> Any:  # fmt: skip
-        w = lanes(x)
-        total = full(x, 0.0)
+        w, scale = lanes(x), scale_for(full(x, m))
+        total, lost = sum_start(x)
         i = begin
         while i + w <= end:
-            chunk = full(x, 0.0)
             chunk_end = min(i + CHUNK * w, end)
             while i + w <= chunk_end:
-                v = exp_up_to_zero(load(x, i) - m)
+                v, total, lost = add(x, total, lost, load(x, i), scale)
                 prefetch(ahead, i)
-                chunk = chunk + v
                 if keep:
                     store(e, i, v)
                 j = step(out, j, stop, a, s, t)
                 i += w
-            total = total + chunk
+            total, lost = next_chunk(x, total, lost)
         if i < end:
             mask = first(x, end - i)
-            v = select(mask, exp_up_to_zero(load_masked(x, i, mask, 0.0) - m), 0.0)
-            total = total + v
+            v, total, lost = add(x, total, lost, load_masked(x, i, mask, MINUS_INFINITY), scale)
             if keep:
-                store(e, i, v)
-        return reduce_add(total), j
+                store_masked(e, i, v, mask)
+        return sum_lanes(x, total, lost), j
 
     return sum_exp
+
+
+def row_rest(step: Callable[..., int]) -> Callable[..., Any]:
+    """The sum of the exponentials of the numbers in x[begin:end] that are not m, and how many are m.
+
+    Meanwhile it asks for the row `ahead` and writes out[j:stop] with `step`, as row_sum_exp.
+    """
+
+    @inline
+    def add_rest(
+        x: Any, begin: int, end: int, m: float, ahead: Any, out: Any, j: int, stop: int, a: Any, s: Any, t: Any
+    ) -> Any:
+        w, largest, zero, one = lanes(x), full(x, m), full(x, 0.0), full(x, 1.0)
+        scale = scale_for(largest)
+        rest, lost, count = zero, zero, zero
+        i = begin
+        while i + w <= end:
+            chunk_end = min(i + CHUNK * w, end)
+            while i + w <= chunk_end:
+                v = load(x, i)
+                prefetch(ahead, i)
+                rest, lost = add_below(x, rest, lost, v, largest, scale)
+                count = count + select(v == largest, one, 0.0)
+                j = step(out, j, stop, a, s, t)
+                i += w
+            rest, lost = next_chunk(x, rest, lost)
+        if i < end:
+            v = load_masked(x, i, first(x, end - i), MINUS_INFINITY)
+            rest, lost = add_below(x, rest, lost, v, largest, scale)
+            count = count + select(v == largest, one, 0.0)
+        return reduce_add_wide(rest, lost), reduce_add_wide(count, zero), j
+
+    return add_rest
 
 
 @inline
@@ -170,45 +213,40 @@ def line_head(out: Any, n: int, stream: int) -> int:
 
 
 @inline
-def scaled(e: Vector, r: Any, unused: Any, i: Vector) -> Vector:
-    return e * r
-
-
-@inline
-def _exp_times(x: Vector, m: Any, r: Any, i: Vector) -> Vector:
-    return exp_up_to_zero(x - m) * r
-
-
-@inline
 def minus_both(x: Vector, m: Any, log_s: Any, i: Vector) -> Vector:
     return (x - m) - log_s
 
 
-write_scaled, write_exp_scaled, write_log = map_one(scaled), map_one(_exp_times), map_one(minus_both)
-
-
+write_scaled, write_log = map_one(scaled), map_one(minus_both)
 step_scaled, step_log = behind_one(scaled), behind_one(minus_both)
-sum_exp_scaling, sum_exp_logging = row_sum_exp(step_scaled), row_sum_exp(step_log)
+sum_exp_scaling, add_rest_logging = row_sum_exp(step_scaled), row_rest(step_log)
 
 
 @inline
-def row_max_sum_exp(x: Any, n: int, ahead: Any) -> Any:
-    """The largest of x[0:n] and the sum of exp(x - largest), where nothing is written; asks for the row `ahead`.
+def rest_of_block(x: Any, begin: int, end: int, m: float, ahead: Any) -> Any:
+    """`row_rest` for a piece of a row; of -inf alone it is 0, not NaN: only the whole row decides."""
+    top = max(m, number(x, LOWEST))
+    rest, count, _ = add_rest_logging(x, begin, end, top, ahead, x, end, end, x, full(x, top), full(x, top))
+    return rest, count
 
-    A block at a time, so that x is in the cache when it is read again. Blocks of -inf add 0, not NaN.
+
+@inline
+def row_log_sum(x: Any, n: int, ahead: Any) -> Any:
+    """The largest of x[0:n] and log(sum of exp(x - largest)), where nothing is written; asks for the row `ahead`.
+
+    A block at a time, so that x is in the cache when it is read again.
     """
-    m, s = number(x, MINUS_INFINITY), number(x, 0.0)
+    m, rest, count = number(x, MINUS_INFINITY), 0.0, 0.0
     for begin in range(0, n, READ_TWICE):
         block, size = x + begin, min(READ_TWICE, n - begin)
-        top = max(m, row_max(block, 0, size))
-        shift = top if top > MINUS_INFINITY else number(x, 0.0)
-        coming = x + (begin + READ_TWICE) if begin + READ_TWICE < n else ahead
-        added, _ = sum_exp_scaling(block, 0, size, shift, x, 0, coming, x, 0, 0, x, shift, 0.0)
+        coming = block + READ_TWICE if begin + READ_TWICE < n else ahead
+        top = row_max(block, 0, size)
+        added, equal = rest_of_block(block, 0, size, top, coming)
         if begin:
-            s *= reduce_max(exp_up_to_zero(full(x, m - shift)))
-        s += added
-        m = top
-    return m, s
+            m, rest, count = joined_rests(x, m, rest, count, top, added, equal)
+        else:
+            m, rest, count = top, added, equal
+    return m, first_lane(row_log_of_sum(x, rest, count, m))
 
 
 def behind_two(formula: Callable[..., Vector]) -> Callable[..., int]:

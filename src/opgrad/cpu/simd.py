@@ -3,7 +3,12 @@
 A `Pointer` parameter of a kernel knows the dtype in memory; `load` widens to the precision of the
 computation (float32, or float64 where an operand is float64) and `store` rounds once. A vector has
 `lanes(pointer)` elements: two native registers of the host's CPU. The usual operators work on vectors,
-and on a vector and a number. `opgrad.cpu.lowering` gives every name here its meaning.
+and on a vector and a number: & | ^ on integers and on masks, >> on integers, where it brings in zeros.
+`opgrad.cpu.lowering` gives every name here its meaning.
+
+In memory there may be float64, float32, float16, bfloat16, float8_e5m2 and float8_e4m3fn, which are written rounded to
+nearest even; int8, uint8 and int32_number, written as the nearest integer, half to even, within the type's limits, 0
+for NaN; and bool, a byte that is 0 or not. Elements of int64 and int32 stay integers and are only read as vectors.
 """
 
 from typing import Any, Final, TypeAlias
@@ -14,6 +19,11 @@ Pointer: Final = "pointer"  # annotation of a kernel parameter: address of eleme
 Float: Final = "float"  # annotation: a float64 attribute
 Vector: TypeAlias = Any
 Mask: TypeAlias = Any
+
+
+def at_byte(p: Any, offset: int) -> Any:
+    """The pointer moved by `offset` bytes; `p + i` moves it by i elements."""
+    _compiled_only()
 
 
 def lanes(p: Any) -> int:
@@ -159,6 +169,21 @@ def mantissa_of(v: Vector) -> Vector:
     _compiled_only()
 
 
+def progression(p: Any, start: int, step: int) -> Vector:
+    """start, start + step, … as int64, a quarter as many as a vector of this pointer's kernel has lanes."""
+    _compiled_only()
+
+
+def word_product(a: Vector, b: int) -> Vector:
+    """The 64-bit product of the lower 32 bits of each int64 of `a` and those of `b`, unsigned."""
+    _compiled_only()
+
+
+def interleave_words(a: Vector, b: Vector, c: Vector, d: Vector) -> Vector:
+    """The lower 32 bits of int64 vectors in turn: a[0], b[0], c[0], d[0], a[1], …"""
+    _compiled_only()
+
+
 def reduce_add(v: Vector) -> Any:
     """The sum of the lanes, pairwise."""
     _compiled_only()
@@ -166,4 +191,24 @@ def reduce_add(v: Vector) -> Any:
 
 def reduce_max(v: Vector) -> Any:
     """The largest lane; NaN lanes may or may not be ignored."""
+    _compiled_only()
+
+
+def power_of(v: Vector) -> Vector:
+    """2**n for v = 1.5 * 2**23 + 127 + n (float64: 1.5 * 2**52 + 1023 + n), inside the normal range."""
+    _compiled_only()
+
+
+def reduce_add_wide(v: Vector, w: Vector) -> float:
+    """The sum of the lanes of both, pairwise, in float64."""
+    _compiled_only()
+
+
+def first_lane(v: Vector) -> Any:
+    """The number in the first lane."""
+    _compiled_only()
+
+
+def is_fine(p: Any) -> bool:
+    """Whether elements have as many digits in memory as the precision of the kernel; a compile-time constant."""
     _compiled_only()

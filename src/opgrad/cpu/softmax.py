@@ -1,40 +1,54 @@
 """Softmax and log-softmax, forward and backward, in the four layouts of opgrad.cpu.loops."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+from opgrad.cpu import blocks, cores
 from opgrad.cpu.columns import (
+    add_rest_logging_columns,
     column_max,
     column_sum,
     get,
     put,
     streams_columns,
-    sum_exp_logging_columns,
     sum_exp_scaling_columns,
     write_log_column,
     write_scaled_column,
 )
 from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
+from opgrad.cpu.groups import log_softmax_groups, softmax_groups
 from opgrad.cpu.loops import cut, kept_numbers, layout_of, precision
-from opgrad.cpu.math import exp, exp_up_to_zero, log, log_one
+from opgrad.cpu.math import exp
 from opgrad.cpu.native import Kernel, inline, kernel, vector_lanes
+from opgrad.cpu.normalizer import (
+    column_divisor,
+    column_log_of_sum,
+    exp_scaled,
+    row_divisor,
+    row_log_of_sum,
+    scale_for,
+    scaled,
+)
 from opgrad.cpu.rows import (
+    add_rest_logging,
     behind_two,
     line_head,
     map_two,
     row_max,
     row_sum,
-    sum_exp_logging,
     sum_exp_scaling,
-    write_exp_scaled,
     write_log,
     write_scaled,
 )
-from opgrad.cpu.simd import Pointer, Vector, first, full, lanes, load, number, store, store_streaming
+from opgrad.cpu.simd import Pointer, Vector, first, full, is_fine, lanes, load, number, store, store_streaming
 from opgrad.cpu.space import release_slot, take_slot, working_space
-from opgrad.cpu.split import gradient_split, split_combine, split_maxima, split_write
+from opgrad.cpu.split import LOG_SOFTMAX_SPLIT, SOFTMAX_SPLIT, STATS, TOTAL, gradient_split
 from opgrad.cpu.tiles import tile_size, turn_in, turn_out
 from opgrad.problem import Problem
+
+# Shorter rows are written after the next one's exponentials even if not past the cache: the divisor comes at the end of
+# a long chain, which rows of 1,000 waited for (1.31 times as long as before it was exact; now 1.2).
+LATE: Final = 2048
 
 
 @kernel
@@ -44,31 +58,37 @@ def softmax_rows(
     slot = take_slot(scratch, slots)
     e = space + slot * space_size
     done = e + space_size // 2
-    out, head, r = y, n, number(x, 0.0)
+    zero = full(x, 0.0)
+    late = n <= LATE and not stream
+    stop = 0 if late else n
+    out, head, divisor = y, n, (zero, zero, zero, zero)
     for row in range(part * per_part, min((part + 1) * per_part, count)):
         xs = x + row * x_row
         m = row_max(xs, 0, n)
         # The row before is written while this one is computed; the first has none before it: head is n.
-        s, j = sum_exp_scaling(xs, 0, n, m, e, 1, xs + x_row, out, head, n, done, r, 0.0)
-        write_scaled(out, j, n, 0, done, r, 0.0)
-        out, r = y + row * y_row, number(x, 1.0) / s
+        s, j = sum_exp_scaling(xs, 0, n, m, e, 1, xs + x_row, out, head, stop, done, divisor, is_fine(x))
+        write_scaled(out, j, n, 0, done, divisor, is_fine(x))
+        out, divisor = y + row * y_row, row_divisor(x, s, m)
         e, done = done, e
-        head = line_head(out, n, stream)
-        write_scaled(out, 0, head, 0, done, r, 0.0)
-    write_scaled(out, head, n, stream, done, r, 0.0)
+        head = 0 if late else line_head(out, n, stream)
+        write_scaled(out, 0, head, 0, done, divisor, is_fine(x))
+    write_scaled(out, head, n, stream, done, divisor, is_fine(x))
     release_slot(scratch, slot)
 
 
 @kernel
 def log_softmax_rows(part, per_part, count, n, x: Pointer, x_row, y: Pointer, y_row, stream):
-    out, head, before, m_before, log_before = y, n, x, number(x, 0.0), number(x, 0.0)
+    late = n <= LATE and not stream
+    stop = 0 if late else n
+    out, head, before, m_before, log_before = y, n, x, full(x, 0.0), full(x, 0.0)
     for row in range(part * per_part, min((part + 1) * per_part, count)):
         xs = x + row * x_row
         m = row_max(xs, 0, n)
-        s, j = sum_exp_logging(xs, 0, n, m, xs, 0, xs + x_row, out, head, n, before, m_before, log_before)
+        rest, equal, j = add_rest_logging(xs, 0, n, m, xs + x_row, out, head, stop, before, m_before, log_before)
         write_log(out, j, n, 0, before, m_before, log_before)
-        out, before, m_before, log_before = y + row * y_row, xs, m, log_one(x, s)
-        head = line_head(out, n, stream)
+        out, before = y + row * y_row, xs
+        m_before, log_before = full(x, m), row_log_of_sum(x, rest, equal, m)
+        head = 0 if late else line_head(out, n, stream)
         write_log(out, 0, head, 0, before, m_before, log_before)
     write_log(out, head, n, stream, before, m_before, log_before)
 
@@ -121,23 +141,26 @@ def softmax_columns(
     slot = take_slot(scratch, slots)
     e = space + slot * space_size
     done = e + n * w * keep
-    out, pending, r = y, 0, full(x, 0.0)
+    zero = full(x, 0.0)
+    out, pending, divisor = y, 0, (zero, zero, zero, zero)
     for unit in range(part * per_part, min((part + 1) * per_part, units)):
         j = unit % strips * w
         xs, ys = x + (unit // strips * x_outer + j), y + (unit // strips * y_outer + j)
         whole, mask = j + w <= inner, first(x, inner - j)
         m = column_max(xs, x_n, n, whole, mask)
-        s = sum_exp_scaling_columns(xs, x_n, n, whole, mask, m, e, keep, out, y_n, pending, done, w, r, r)
-        out, r = ys, 1.0 / s
+        s = sum_exp_scaling_columns(
+            xs, x_n, n, whole, mask, m, e, keep * w, out, y_n, pending, done, w, divisor, is_fine(x)
+        )
+        out, divisor = ys, column_divisor(s, m)
         e, done = done, e
         past = streams_columns(ys, y_n, stream)
         pending = past if whole and keep else 0
         if not pending:
             for i in range(n):
-                v = load(done, i * w) if keep else exp_up_to_zero(get(xs, i * x_n, whole, mask) - m)
-                put(ys, i * y_n, v * r, whole, mask, past)
+                v = load(done, i * w) if keep else exp_scaled(get(xs, i * x_n, whole, mask), scale_for(m))
+                put(ys, i * y_n, scaled(v, divisor, is_fine(x), i), whole, mask, past)
     if pending:
-        write_scaled_column(out, y_n, n, done, w, r, r)
+        write_scaled_column(out, y_n, n, done, w, divisor, is_fine(x))
     release_slot(scratch, slot)
 
 
@@ -152,10 +175,10 @@ def log_softmax_columns(
         xs, ys = x + (unit // strips * x_outer + j), y + (unit // strips * y_outer + j)
         whole, mask = j + w <= inner, first(x, inner - j)
         m = column_max(xs, x_n, n, whole, mask)
-        s = sum_exp_logging_columns(
-            xs, x_n, n, whole, mask, m, xs, 0, out, y_n, pending, before, x_n, m_before, log_before
+        rest, count = add_rest_logging_columns(
+            xs, x_n, n, whole, mask, m, out, y_n, pending, before, x_n, m_before, log_before
         )
-        out, before, m_before, log_before = ys, xs, m, log(s)
+        out, before, m_before, log_before = ys, xs, m, column_log_of_sum(rest, count, m)
         pending = streams_columns(ys, y_n, stream) if whole else 0
         if not pending:
             for i in range(n):
@@ -207,9 +230,10 @@ def softmax_tiles(
         mask = first(x, w)
         turn_in(tile, x + row * x_row, x_row, n, filled)
         m = column_max(tile, w, n, True, mask)
-        r = 1.0 / sum_exp_scaling_columns(tile, w, n, True, mask, m, tile, 1, tile, w, 0, tile, w, m, m)
+        s = sum_exp_scaling_columns(tile, w, n, True, mask, m, tile, w, tile, w, 0, tile, w, (m, m, m, m), 0)
+        divisor = column_divisor(s, m)
         for i in range(n):
-            store(tile, i * w, load(tile, i * w) * r)
+            store(tile, i * w, scaled(load(tile, i * w), divisor, is_fine(x), i))
         turn_out(y + row * y_row, y_row, tile, n, filled)
     release_slot(scratch, slot)
 
@@ -227,7 +251,8 @@ def log_softmax_tiles(
         mask = first(x, w)
         turn_in(tile, x + row * x_row, x_row, n, filled)
         m = column_max(tile, w, n, True, mask)
-        log_s = log(sum_exp_logging_columns(tile, w, n, True, mask, m, tile, 0, tile, w, 0, tile, w, m, m))
+        rest, equal = add_rest_logging_columns(tile, w, n, True, mask, m, tile, w, 0, tile, w, m, m)
+        log_s = column_log_of_sum(rest, equal, m)
         for i in range(n):
             store(tile, i * w, (load(tile, i * w) - m) - log_s)
         turn_out(y + row * y_row, y_row, tile, n, filled)
@@ -261,20 +286,25 @@ def gradient_tiles(term: Callable[..., Vector], formula: Callable[..., Vector]) 
     return by_tiles
 
 
-# Row lengths from which rows beat tiles (float32, AVX-512): a gradient's row is cheap, a row's logarithm is not.
-SHORT, SHORT_LOG, SHORT_GRAD = 48, 96, 16
+# Row lengths, in vectors, up to which tiles beat groups, and groups beat rows: the arithmetic of 16-bit rows is short,
+# so that what each row takes counts for more. A gradient's row takes little.
+TILED, GROUPED = 0.75, 2
+TILED_16, GROUPED_16 = 1.5, 16
+SHORT_GRAD = 16
 
 SOFTMAX = {
     "rows": softmax_rows,
     "columns": softmax_columns,
     "tiles": softmax_tiles,
-    "split": split_write(write_exp_scaled),
+    "groups": softmax_groups,
+    "split": SOFTMAX_SPLIT,
 }
 LOG_SOFTMAX = {
     "rows": log_softmax_rows,
     "columns": log_softmax_columns,
     "tiles": log_softmax_tiles,
-    "split": split_write(write_log),
+    "groups": log_softmax_groups,
+    "split": LOG_SOFTMAX_SPLIT,
 }
 
 
@@ -293,49 +323,53 @@ LOG_SOFTMAX_GRAD = _gradients(_log_softmax_grad_term, _log_softmax_grad)
 
 
 def softmax(problem: Problem) -> Program:
-    return _forward(problem, SOFTMAX, logarithm=False)
+    if problem.is_general:
+        return blocks.forward(problem, cores.SOFTMAX)
+    return _forward(problem, SOFTMAX)
 
 
 def log_softmax(problem: Problem) -> Program:
-    return _forward(problem, LOG_SOFTMAX, logarithm=True)
+    if problem.is_general:
+        return blocks.forward(problem, cores.LOG_SOFTMAX)
+    return _forward(problem, LOG_SOFTMAX)
 
 
 def softmax_grad(problem: Problem) -> Program:
+    if problem.is_general:
+        return blocks.gradient(problem, cores.SOFTMAX_GRAD)
     return _gradient(problem, SOFTMAX_GRAD)
 
 
 def log_softmax_grad(problem: Problem) -> Program:
+    if problem.is_general:
+        return blocks.gradient(problem, cores.LOG_SOFTMAX_GRAD)
     return _gradient(problem, LOG_SOFTMAX_GRAD)
 
 
-def _forward(problem: Problem, kernels: dict[str, Kernel], logarithm: bool) -> Program:
+def _forward(problem: Problem, kernels: dict[str, Any]) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program(())
-    short = SHORT_LOG if logarithm else SHORT
-    layout, dtype = layout_of(problem, kernels, short), precision(problem)
+    dtype = precision(problem)
+    width, coarse = vector_lanes(dtype), problem["x"].dtype in ("float16", "bfloat16")
+    tiled, grouped = (TILED_16, GROUPED_16) if coarse else (TILED, GROUPED)
+    layout = layout_of(problem, kernels, int(tiled * width), int(grouped * width))
     arguments, made = cut(problem, layout, x=problem["x"], y=problem["y"])
     if layout == "split":
-        return _split_forward(problem, kernels[layout], arguments, made, dtype, logarithm)
+        return _split_forward(problem, kernels[layout], arguments, made)
     if "space" not in kernels[layout].parameters:
         return Program((Step(kernels[layout], made, arguments),))
-    size, keep = kept_numbers(problem.n, layout, vector_lanes(dtype))
+    size, keep = kept_numbers(problem.n, layout, width)
     space, end = working_space(size, dtype, made)
     return Program((Step(kernels[layout], made, arguments | space | {"keep": keep}),), end)
 
 
-def _split_forward(
-    problem: Problem, write: Kernel, arguments: dict[str, Any], made: int, dtype: str, logarithm: bool
-) -> Program:
-    item = 8 if dtype == "float64" else 4
-    stats = Scratch(8 * STATUS_WORDS, dtype)
-    total = Scratch(stats.offset + 2 * arguments["units"] * item, dtype)
-    given = arguments | {"stats": stats, "total": total, "logarithm": logarithm}
-    steps = (
-        Step(split_maxima, made, given),
-        Step(split_combine, problem.outer, given),
-        Step(write, made, given),
-    )
-    return Program(steps, total.offset + 2 * problem.outer * item)
+def _split_forward(problem: Problem, kernels: Any, arguments: dict[str, Any], made: int) -> Program:
+    stats = Scratch(8 * STATUS_WORDS)
+    total = Scratch(stats.offset + 8 * STATS * arguments["units"])
+    given = arguments | {"stats": stats, "total": total}
+    sums, combine, write = kernels
+    steps = (Step(sums, made, given), Step(combine, problem.outer, given), Step(write, made, given))
+    return Program(steps, total.offset + 8 * TOTAL * problem.outer)
 
 
 def _gradient(problem: Problem, kernels: dict[str, Any]) -> Program:

@@ -1,6 +1,6 @@
 """Rows too short for vectors: as many as a vector has lanes are turned into columns."""
 
-from typing import Any
+from typing import Any, Final
 
 from opgrad.cpu.native import inline
 from opgrad.cpu.simd import lanes, turn_block_in, turn_block_out
@@ -30,3 +30,18 @@ def tile_size(n: int, width: int) -> int:
     """The numbers that a tile of rows of length n takes, whole blocks of them."""
     block = width // 2
     return -(-n // block) * block * width
+
+
+# A group's memory: tiles of a vector for each row, then vectors of numbers of rows, then perhaps the exponentials.
+TILES: Final = 4
+VECTORS: Final = 4
+
+
+def group_tiles(width: int) -> int:
+    """The numbers that a group of as many rows as a vector has lanes takes besides its rows (opgrad.cpu.groups)."""
+    return (TILES * width + VECTORS) * width
+
+
+def group_size(n: int, width: int) -> int:
+    """The same with the exponentials of rows of length n."""
+    return group_tiles(width) + (n + width) * width

@@ -74,7 +74,7 @@ def copy_slices(
 
 
 def gather(problem: Problem) -> Program:
-    sizes = sizes_of(problem, problem.shapes["x"])
+    sizes = sizes_of(problem, problem.specs["x"].shape)
     x, y = problem["x"], problem["y"]
     space, launches, regime = Space(), [], ""
     checking = _checks(problem, sizes, space)

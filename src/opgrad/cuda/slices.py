@@ -38,7 +38,7 @@ def sizes_of(problem: Problem, shape: tuple[int, ...]) -> Sizes:
     """The sizes of a problem whose axis is one of an array of this shape."""
     axis = problem.attributes["axis"].start
     pre, post = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    return Sizes(pre, shape[axis], math.prod(problem.shapes["indices"]), post)
+    return Sizes(pre, shape[axis], math.prod(problem.specs["indices"].shape), post)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Imported only when something has to be compiled; nothing else in opgrad imports Numba.
 """
 
-from opgrad.cpu.lowering import arithmetic, blocks, memory, vectors
+from opgrad.cpu.lowering import arithmetic, blocks, integers, memory, vectors
 from opgrad.cpu.lowering.build import build
 
-__all__ = ["arithmetic", "blocks", "build", "memory", "vectors"]
+__all__ = ["arithmetic", "blocks", "build", "integers", "memory", "vectors"]

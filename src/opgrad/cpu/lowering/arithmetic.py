@@ -202,3 +202,32 @@ def _(v: Any) -> Any:
 @defines(simd.reduce_max)
 def _(v: Any) -> Any:
     return SCALAR[v.element], lambda context, builder, x: fold(builder, v, x, _maximum)
+
+
+@defines(simd.power_of)
+def _(v: Any) -> Any:
+    word = v.of("i" + v.element[1:])
+
+    def emit(context: Any, builder: Any, x: Any) -> Any:
+        """The exponent's bits stand lowest; the rest is shifted out."""
+        bits = builder.bitcast(x, word.llvm)
+        return builder.bitcast(builder.shl(bits, constant(word, MANTISSA[v.element])), v.llvm)
+
+    return v, emit
+
+
+@defines(simd.reduce_add_wide)
+def _(v: Any, w: Any) -> Any:
+    wide = v.of("f64")
+
+    def emit(context: Any, builder: Any, *values: Any) -> Any:
+        if v.element != "f64":
+            values = tuple(builder.fpext(x, wide.llvm) for x in values)
+        return fold(builder, wide, builder.fadd(*values), arithmetic("fadd", "add"))
+
+    return SCALAR["f64"], emit
+
+
+@defines(simd.first_lane)
+def _(v: Any) -> Any:
+    return SCALAR[v.element], lambda context, builder, x: builder.extract_element(x, I32(0))

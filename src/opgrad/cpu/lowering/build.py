@@ -68,13 +68,14 @@ def unpack(kinds: list[Any]) -> Callable[..., Any]:
     return read
 
 
-def _task(function: Callable[..., Any], dtypes: list[str]) -> Any:
+def _task(function: Callable[..., Any], dtypes: list[str], fences: bool) -> Any:
     compute = numba.njit(**INLINED)(function)
     read, fence = unpack(argument_types(function, dtypes)), memory.store_fence
 
     def task(arguments: int, part: int) -> int:
         compute(part, *read(arguments))
-        fence()
+        if fences:
+            fence()
         return 0
 
     return numba.cfunc(types.int64(types.int64, types.int64), **OPTIONS)(task)
@@ -85,11 +86,11 @@ def _native(function: Callable[..., Any], count: int) -> Any:
 
 
 def build(function: Callable[..., Any], form: str, entry: str) -> Any:
-    """The optimised LLVM module of `function` as a task or a native function (`form`), exported as `entry`."""
+    """The optimised LLVM module of `function` as a task, a stage or a native function (`form`), exported as `entry`."""
     register_helpers()
     kind, _, inside = form.rstrip(")").partition("(")
-    if kind == "task":
-        compiled = _task(function, [name for name in inside.split(",") if name])
+    if kind in ("task", "stage"):
+        compiled = _task(function, [name for name in inside.split(",") if name], fences=kind == "task")
     else:
         compiled = _native(function, int(inside))
     parsed = llvm.parse_assembly(compiled.inspect_llvm())

@@ -5,41 +5,17 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from opgrad.cpu.lowering.words import ELEMENT, I1, I16, I32, PointerType, VectorType, constant, has, intrinsic, is_x86
-
-
-def half_to_float(builder: Any, h: Any, lanes: int) -> Any:
-    """float16 bits to float32 without F16C: move the bits and multiply by 2**112, which also scales denormals."""
-    word = VectorType("i32", lanes)
-    number = VectorType("f32", lanes)
-    wide = builder.zext(h, word.llvm)
-    magnitude = builder.and_(wide, constant(word, 0x7FFF))
-    sign = builder.shl(builder.and_(wide, constant(word, 0x8000)), constant(word, 16))
-    shifted = builder.bitcast(builder.shl(magnitude, constant(word, 13)), number.llvm)
-    scaled = builder.bitcast(builder.fmul(shifted, constant(number, 2.0**112)), word.llvm)
-    special = builder.icmp_unsigned(">=", magnitude, constant(word, 0x7C00))
-    scaled = builder.select(special, builder.or_(scaled, constant(word, 0x7F800000)), scaled)
-    return builder.bitcast(builder.or_(scaled, sign), number.llvm)
-
-
-def float_to_half(builder: Any, v: Any, lanes: int) -> Any:
-    """float32 to float16 bits without F16C, to nearest even."""
-    word, number = VectorType("i32", lanes), VectorType("f32", lanes)
-    bits = builder.bitcast(v, word.llvm)
-    magnitude = builder.and_(bits, constant(word, 0x7FFFFFFF))
-    sign = builder.lshr(builder.and_(bits, constant(word, 0x80000000)), constant(word, 16))
-    odd = builder.and_(builder.lshr(magnitude, constant(word, 13)), constant(word, 1))
-    rebiased = builder.add(builder.add(magnitude, constant(word, 0x100000000 - (112 << 23) + 0xFFF)), odd)
-    normal = builder.lshr(rebiased, constant(word, 13))
-    # Adding 0.5 leaves a float16 denormal's bits at the bottom of the mantissa, rounded by the addition.
-    moved = builder.fadd(builder.bitcast(magnitude, number.llvm), constant(number, 0.5))
-    denormal = builder.sub(builder.bitcast(moved, word.llvm), constant(word, 126 << 23))
-    nan = builder.icmp_unsigned(">", magnitude, constant(word, 0x7F800000))
-    infinite = builder.select(nan, constant(word, 0x7E00), constant(word, 0x7C00))
-    small = builder.icmp_unsigned("<", magnitude, constant(word, 113 << 23))
-    large = builder.icmp_unsigned(">=", magnitude, constant(word, 143 << 23))
-    result = builder.select(large, infinite, builder.select(small, denormal, normal))
-    return builder.trunc(builder.or_(result, sign), ir.VectorType(I16, lanes))
+from opgrad.cpu.lowering import whole
+from opgrad.cpu.lowering.small_floats import (
+    E4M3FN,
+    E5M2,
+    e4m3fn_to_float,
+    e5m2_to_float,
+    float_to_half,
+    half_to_float,
+    to_small,
+)
+from opgrad.cpu.lowering.words import I1, I16, I32, PointerType, VectorType, constant, has, intrinsic
 
 
 class BFloat(ir.Type):
@@ -100,7 +76,7 @@ def _float_to_bfloat(builder: Any, v: Any, lanes: int) -> Any:
 
 
 def to_odd_float(builder: Any, v: Any, lanes: int) -> Any:
-    """float64 to float32 rounded to odd, so that a second rounding to 16 bits gives the value rounded once."""
+    """float64 to float32 rounded to odd, so that a second rounding to 16 or 8 bits gives the value rounded once."""
     word, number, double = (VectorType(e, lanes) for e in ("i32", "f32", "f64"))
     near = builder.fptrunc(v, number.llvm)
     back = builder.fpext(near, double.llvm)
@@ -113,37 +89,55 @@ def to_odd_float(builder: Any, v: Any, lanes: int) -> Any:
     return builder.bitcast(builder.select(inexact, builder.add(bits, step), bits), number.llvm)
 
 
+def bfloat_to_float(builder: Any, v: Any, lanes: int) -> Any:
+    """bfloat16 bits, the upper half of a float32, to float32."""
+    word = VectorType("i32", lanes)
+    wide = builder.shl(builder.zext(v, word.llvm), constant(word, 16))
+    return builder.bitcast(wide, ir.VectorType(ir.FloatType(), lanes))
+
+
+def float_to_e5m2(builder: Any, v: Any, lanes: int) -> Any:
+    return to_small(builder, v, lanes, E5M2)
+
+
+def float_to_e4m3fn(builder: Any, v: Any, lanes: int) -> Any:
+    return to_small(builder, v, lanes, E4M3FN)
+
+
+# dtype in memory -> (to float32, from float32)
+SMALL = {
+    "float16": (half_to_float, float_to_half),
+    "bfloat16": (bfloat_to_float, float_to_bfloat),
+    "float8_e5m2": (e5m2_to_float, float_to_e5m2),
+    "float8_e4m3fn": (e4m3fn_to_float, float_to_e4m3fn),
+}
+
+
 def widen(builder: Any, p: PointerType, v: Any, lanes: int) -> Any:
     """Elements as they stand in memory to the precision of the computation."""
-    target = ir.VectorType(ELEMENT[p.element], lanes)
-    if p.storage == "bfloat16":
-        word = VectorType("i32", lanes)
-        v = builder.bitcast(
-            builder.shl(builder.zext(v, word.llvm), constant(word, 16)), ir.VectorType(ir.FloatType(), lanes)
-        )
-    elif p.storage == "float16":
-        if is_x86() and not has("f16c"):
-            v = half_to_float(builder, builder.bitcast(v, ir.VectorType(I16, lanes)), lanes)
-        else:
-            v = builder.fpext(v, ir.VectorType(ir.FloatType(), lanes))
-    elif p.element == "i32":
-        return builder.trunc(v, target)
-    elif p.element == "i64":
-        return builder.sext(v, target)
-    return builder.fpext(v, target) if v.type.element == ir.FloatType() else v
+    kind = VectorType(p.element, lanes)
+    if p.element == "i32":
+        return builder.trunc(v, kind.llvm)
+    if p.element == "i64":
+        return builder.sext(v, kind.llvm)
+    if p.storage in whole.STORED:
+        return whole.from_whole(builder, p.storage, v, kind)
+    if p.storage in SMALL:
+        to_float, _ = SMALL[p.storage]
+        v = to_float(builder, v, lanes)
+    return builder.fpext(v, kind.llvm) if v.type.element == ir.FloatType() else v
 
 
 def narrow(builder: Any, p: PointerType, v: Any, lanes: int) -> Any:
     """From the precision of the computation to elements as they stand in memory, rounded once."""
-    if p.storage in ("float64", "float32"):
-        target = ir.VectorType(p.memory, lanes)
-        if v.type.element == p.memory:
-            return v
-        return builder.fptrunc(v, target) if p.storage == "float32" else builder.fpext(v, target)
-    if v.type.element == ir.DoubleType():
-        v = to_odd_float(builder, v, lanes)
-    if p.storage == "bfloat16":
-        return float_to_bfloat(builder, v, lanes)
-    if is_x86() and not has("f16c"):
-        return builder.bitcast(float_to_half(builder, v, lanes), ir.VectorType(ir.HalfType(), lanes))
-    return builder.fptrunc(v, ir.VectorType(ir.HalfType(), lanes))
+    if p.storage in whole.STORED:
+        return whole.to_whole(builder, p.storage, v, VectorType(p.element, lanes))
+    if p.storage in SMALL:
+        if v.type.element == ir.DoubleType():
+            v = to_odd_float(builder, v, lanes)
+        _, from_float = SMALL[p.storage]
+        return from_float(builder, v, lanes)
+    target = ir.VectorType(p.memory, lanes)
+    if v.type.element == p.memory:
+        return v
+    return builder.fptrunc(v, target) if p.storage == "float32" else builder.fpext(v, target)

@@ -11,6 +11,7 @@ from opgrad.cpu.lowering.conversion import narrow, widen
 from opgrad.cpu.lowering.words import (
     CACHE_LINE,
     ELEMENT,
+    I1,
     I32,
     I64,
     SCALAR,
@@ -34,6 +35,11 @@ def _(p: Any) -> Any:
     return types.int64, lambda context, builder, base: I64(p.lanes)
 
 
+@defines(simd.is_fine)
+def _(p: Any) -> Any:
+    return types.boolean, lambda context, builder, base: I1(p.size * 8 >= p.bits)
+
+
 @defines(operator.add)
 def _(p: Any, i: Any) -> Any:
     if not isinstance(p, PointerType) or not isinstance(i, types.Integer):
@@ -43,6 +49,11 @@ def _(p: Any, i: Any) -> Any:
         return builder.gep(base, [builder.mul(context.cast(builder, offset, i, types.int64), I64(p.size))])
 
     return p, emit
+
+
+@defines(simd.at_byte)
+def _(p: Any, offset: Any) -> Any:
+    return p, lambda context, builder, base, i: builder.gep(base, [context.cast(builder, i, offset, types.int64)])
 
 
 @defines(simd.load)

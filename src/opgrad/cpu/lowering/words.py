@@ -29,8 +29,15 @@ STORAGE = {
     "bfloat16": (I16, 2),
     "int64": (I64, 8),
     "int32": (I32, 4),
+    "int32_number": (I32, 4),
+    "int8": (I8, 1),
+    "uint8": (I8, 1),
+    "bool": (I8, 1),
+    "float8_e5m2": (I8, 1),
+    "float8_e4m3fn": (I8, 1),
 }
-ELEMENT = {"f32": ir.FloatType(), "f64": ir.DoubleType(), "i32": I32, "i64": I64, "i1": I1}
+INDICES = ("int64", "int32")  # kernels compute with these as integers, with all others as floats
+ELEMENT = {"f32": ir.FloatType(), "f64": ir.DoubleType(), "i16": I16, "i32": I32, "i64": I64, "i1": I1}
 SCALAR = {"f32": types.float32, "f64": types.float64, "i32": types.int64, "i64": types.int64}
 
 
@@ -39,7 +46,7 @@ class PointerType(types.Type):
 
     def __init__(self, storage: str, precision: int):
         self.storage = storage
-        self.element = ("i" if storage.startswith("int") else "f") + str(precision)
+        self.element = ("i" if storage in INDICES else "f") + str(precision)
         self.bits = precision
         self.lanes = native.vector_lanes(f"float{precision}")
         self.memory, self.size = STORAGE[storage]

@@ -1,0 +1,49 @@
+"""Dropout as an attribute of softmax."""
+
+import operator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(eq=False)
+class Dropout:
+    """Each element is dropped with this probability, by its own decision; the others are divided by 1 - probability.
+
+    probability: from 0 (nothing is dropped) to 1 (all are, which gives 0). seed, offset: 64-bit integers. An element's
+    decision depends on them and on its place in C order alone, not on layout, threads or device. Calls with the same
+    seed and offset decide alike: give each call its own. mask: also return which elements were kept, as bool.
+
+    Raises TypeError for a probability that is no number, a seed or an offset that is no int; ValueError for values
+    outside these ranges. Random numbers are those of Philox-4x32-10 (`opgrad.random`).
+    """
+
+    probability: float
+    seed: int = 0
+    offset: int = 0
+    mask: bool = False
+
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # seeds change: no key of a plan
+
+    def __post_init__(self) -> None:
+        if isinstance(self.probability, str | bytes):
+            raise TypeError(f"Dropout: probability is {self.probability!r}, expected a number")
+        try:
+            self.probability = float(self.probability)
+        except (TypeError, ValueError, OverflowError):
+            raise TypeError(f"Dropout: probability is {self.probability!r}, expected a number") from None
+        if not 0.0 <= self.probability <= 1.0:
+            raise ValueError(f"Dropout: probability is {self.probability}, expected 0 to 1")
+        self.seed, self.offset = _word("seed", self.seed), _word("offset", self.offset)
+        if not isinstance(self.mask, bool):
+            raise TypeError(f"Dropout: mask is {self.mask!r}, expected a bool")
+
+
+def _word(name: str, value: Any) -> int:
+    """A 64-bit integer in the range of int64; the upper half of uint64 stands for the negative ones."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"Dropout: {name} is {value!r}, expected an int") from None
+    if not -(2**63) <= number < 2**64:
+        raise ValueError(f"Dropout: {name} is {number}, expected a 64-bit integer")
+    return number - 2**64 if number >= 2**63 else number

@@ -1,0 +1,161 @@
+"""Softmax within 2 ulp of the exact value and log-softmax within 4, whatever the row looks like, in every layout."""
+
+import numpy as np
+import pytest
+from samples import cast
+
+import opgrad
+from opgrad.contract import DTYPES
+
+LIMIT = {"softmax": 2.0, "log_softmax": 4.0}
+LIMIT_DOUBLE = 6.0  # the sum over a vector's lanes, and its inverse, have no wider arithmetic to go to
+WIDER = {"float32": np.float64, "float64": np.longdouble}
+LAYOUTS = ["rows", "columns"]  # of which short rows are tiles, and few long rows are split
+LENGTHS = [1, 2, 3, 5, 8, 17, 33, 47, 48, 49, 64, 95, 96, 97, 130, 1000, 4097]
+
+
+@pytest.fixture(params=["float32", "float64"])
+def dtype(request):
+    if np.finfo(WIDER[request.param]).nmant <= np.finfo(request.param).nmant:
+        pytest.skip("no wider floating dtype here to compare with")
+    return request.param
+
+
+def exact(x, wider):
+    """Softmax and log-softmax in wider arithmetic; the largest elements apart, so that no digit of 1 + tiny is lost."""
+    x = x.astype(wider)
+    d = x - x.max(1, keepdims=True)
+    largest = d == 0
+    rest = np.where(largest, 0, np.exp(d)).sum(1, keepdims=True)
+    others = largest.sum(1, keepdims=True) - 1
+    return {"softmax": np.exp(d) / (rest + others + 1), "log_softmax": d - np.log1p(rest + others)}
+
+
+def unit(values, dtype):
+    """The distance of neighbouring numbers of the dtype at these values, at least the smallest denormal."""
+    info = np.finfo(dtype)
+    with np.errstate(all="ignore"):
+        _, exponent = np.frexp(np.abs(values))
+    smallest = info.minexp - info.nmant
+    return np.ldexp(np.ones_like(values), np.maximum(exponent - 1 - info.nmant, smallest))
+
+
+def error(name, x, layout, out_dtype=None):
+    """The largest error of the operator on rows x, in ulp of the exact results."""
+    wider = WIDER["float64" if x.dtype == np.float64 else "float32"]
+    given = getattr(opgrad, name)(x if layout == "rows" else np.ascontiguousarray(x.T), axis=int(layout == "rows"))
+    given = (given if layout == "rows" else given.T).astype(wider)
+    expected = exact(x, wider)[name]
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(given[~finite], expected[~finite])
+    return np.max(np.abs(given[finite] - expected[finite]) / unit(expected[finite], x.dtype), initial=0)
+
+
+def check(x, note):
+    for name, limit in LIMIT.items():
+        limit = LIMIT_DOUBLE if x.dtype == np.float64 else limit
+        for layout in LAYOUTS:
+            found = error(name, x, layout)
+            assert found <= limit, f"{name}, {layout}, {note}: {found:.3f} ulp"
+
+
+def rows_for(n):
+    return max(3, min(300, 60_000 // n))
+
+
+@pytest.mark.parametrize("offset", [0, -300, 90, 255, -256, 5000, -1e6])
+def test_random_logits(offset, dtype, rng):
+    for n in LENGTHS:
+        for size in (0.1, 1, 4, 40):
+            check((rng.normal(0, size, (rows_for(n), n)) + offset).astype(dtype), f"{n}, {size}")
+
+
+def test_one_dominant_entry(dtype, rng):
+    for n in LENGTHS:
+        for above in (1, 5, 12, 17, 20, 40, 80, 87, 90, 100, 104):
+            x = rng.normal(0, 1, (rows_for(n), n))
+            x[:, n // 2] = above + rng.normal(0, 3, len(x))
+            check(x.astype(dtype), f"{n}, {above} above the others")
+            check((x - 80).astype(dtype), f"{n}, {above} above the others, all far below 0")
+
+
+def test_two_values(dtype, rng):
+    """Equal terms are all rounded the same way, so that their errors add up."""
+    for n in LENGTHS:
+        x = np.broadcast_to(-rng.uniform(0, 100, (rows_for(n), 1)), (rows_for(n), n)).copy()
+        x[:, -1] = rng.uniform(0, 20, len(x))
+        check(x.astype(dtype), f"{n}")
+
+
+def test_tiny_beside_large(dtype, rng):
+    for n in LENGTHS:
+        x = rng.normal(0, 1e-3, (rows_for(n), n)) * np.exp2(rng.integers(-100, 0, (rows_for(n), n)))
+        check(x.astype(dtype), f"{n}, tiny")
+        x[:, 0] = rng.uniform(1, 90, len(x))
+        check(x.astype(dtype), f"{n}, tiny beside large")
+        x[:, 0] = -x[:, 0]
+        check(x.astype(dtype), f"{n}, tiny beside one far below")
+
+
+def test_equal_entries(dtype, rng):
+    for n in LENGTHS:
+        x = np.broadcast_to(rng.normal(0, 100, (rows_for(n), 1)), (rows_for(n), n)).astype(dtype)
+        check(x, f"{n}, all equal")
+        if dtype == "float32":
+            assert (opgrad.softmax(x) == np.float32(1) / np.float32(n)).all(), n
+
+
+@pytest.mark.parametrize("n", [65_536, 150_000])
+def test_long_rows(n, dtype, rng):
+    cases = {
+        "random": rng.normal(0, 3, (3, n)),
+        "long-tailed": rng.standard_cauchy((3, n)),
+        "one-sided": rng.pareto(1.5, (3, n)),
+        "equal": np.broadcast_to(rng.normal(0, 30, (3, 1)), (3, n)),
+        "far from 0": rng.normal(0, 3, (3, n)) + 1000,
+        "dominant": np.where(np.arange(n) == 7, 0, rng.normal(0, 1, (3, n)) - 80),
+        "half dominant": np.where(np.arange(n) == n - 1, 11, rng.normal(0, 1, (3, n))),
+        "half masked": np.where(np.arange(n) % 2, -np.inf, rng.normal(0, 1, (3, n))),
+    }
+    for name, x in cases.items():
+        check(x.astype(dtype), f"{n}, {name}")
+
+
+def test_largest_probability_is_1(dtype):
+    """Where nothing else counts it is 1, not a neighbour of 1, and its logarithm what the others leave."""
+    for n in (1, 2, 33, 100, 5000):
+        x = np.full((5, n), -np.inf, dtype)
+        x[:, 0] = [0.3, -7.7, 88.1, 300.3, -1e6]
+        assert opgrad.softmax(x)[:, 0].tolist() == [1] * 5
+        assert opgrad.log_softmax(x)[:, 0].tolist() == [0] * 5
+        assert (opgrad.softmax(np.ascontiguousarray(x.T), axis=0)[0] == 1).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_results_of_16_bits(dtype, rng):
+    """Within 1 ulp of the dtype."""
+    info = DTYPES[dtype]
+    digits = {"float16": (10, -14), "bfloat16": (7, -126)}[dtype]
+    for n in [*LENGTHS, 65_536]:
+        for size in (0.1, 4, 40):
+            x = cast(rng.normal(0, size, (rows_for(n), n)), dtype)
+            for name in LIMIT:
+                for layout in LAYOUTS:
+                    given = getattr(opgrad, name)(x if layout == "rows" else x.T.copy(), axis=int(layout == "rows"))
+                    given = (given if layout == "rows" else given.T).astype(np.float64)
+                    expected = exact(x.astype(np.float64), np.float64)[name]
+                    _, exponent = np.frexp(np.abs(expected))
+                    ulp = np.ldexp(1.0, np.maximum(exponent - 1, digits[1]) - digits[0])
+                    assert (np.abs(given - expected) <= ulp).all(), f"{name}, {layout}, {n}, {size}, {info}"
+
+
+def test_a_wrong_row_fails():
+    """The measure itself: one wrong row, and an error of 3 ulp, are found."""
+    x = np.zeros((3, 4), np.float32)
+    x[1, 1] = 1
+    expected = exact(x, np.float64)["softmax"]
+    assert np.max(np.abs(np.float32(expected) - expected) / unit(expected, np.float32)) <= 0.5
+    wrong = np.float32(expected)
+    for _ in range(3):
+        wrong[1] = np.nextafter(wrong[1], np.float32(1))
+    assert np.max(np.abs(wrong - expected) / unit(expected, np.float32)) > 2
