@@ -5,8 +5,10 @@ stay as they were.
 """
 
 import ctypes
+import inspect
 import math
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,12 +17,14 @@ from guards import EDGE, Guarded
 from samples import bits
 
 import opgrad
-from opgrad import layout
+from opgrad import arrays, layout
 from opgrad.contract import DTYPES, Spec, operators
 from opgrad.cuda import ALIGNMENT
 from opgrad.interop.device import Runners
 from opgrad.plans import prepare
+from opgrad.post_ops import PostOp
 
+PUBLIC = {name: getattr(opgrad, name) for name in operators()}
 ON_GPU = os.environ.get("TRITON_INTERPRET", "0") == "0"
 
 
@@ -42,6 +46,13 @@ def call(op, arguments, **more):
     given = {**arguments, **more}
     results = _on_gpu(op, given) if ON_GPU else _interpreted(op, given)
     return results if isinstance(results, tuple) else (results,)
+
+
+def public(name, *args, **kwargs):
+    """What the public function returns, in any form of the call, computed by the CUDA kernels."""
+    op = operators()[name]
+    given = dict(zip(inspect.signature(op.reference).parameters, args, strict=False)) | kwargs
+    return _on_gpu(op, given) if ON_GPU else _interpreted(*arrays.form(op, given))
 
 
 def check(op, arguments, note="", **more):
@@ -103,9 +114,31 @@ def _fuse():
     interpreter.InterpreterBuilder.create_fma = fma
 
 
+def _convert():
+    """Let the interpreter convert bfloat16 as the hardware does: to the nearest, where it rounds towards 0, and
+    denormals too, of which it makes something else."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    cast, bfloat16 = interpreter.InterpreterBuilder.cast_impl, DTYPES["bfloat16"]
+
+    def convert(self, source, dtype):
+        kinds = source.dtype.scalar, dtype.scalar
+        if kinds == (tl.float32, tl.bfloat16):
+            data = source.data.astype(bfloat16).view(np.uint16)
+        elif kinds == (tl.bfloat16, tl.float32):
+            data = source.data.view(bfloat16).astype(np.float32)
+        else:
+            return cast(self, source, dtype)
+        return interpreter.TensorHandle(data, dtype.scalar)
+
+    interpreter.InterpreterBuilder.cast_impl = convert
+
+
 if not ON_GPU:
     _patch_once()
     _fuse()
+    _convert()
 
 
 class _Memory:
@@ -175,14 +208,11 @@ def _on_gpu(op, given, device="cuda"):
     out = given.get("out")
     outputs = () if out is None else out if isinstance(out, tuple) else (out,)
     uploads = _Uploads(device)
-    arguments = {
-        name: uploads.tensor(value) if name in op.inputs and value is not None else value
-        for name, value in given.items()
-    }
+    arguments = {name: uploads.argument(value) for name, value in given.items() if name != "out"}
     tensors = tuple(uploads.tensor(each, written=True) for each in outputs)
     if outputs:
         arguments["out"] = tensors if isinstance(out, tuple) else tensors[0]
-    results = getattr(opgrad, op.name)(**arguments)
+    results = PUBLIC[op.name](**arguments)
     if not outputs:
         return tuple(map(_array, results)) if isinstance(results, tuple) else _array(results)
     uploads.fetch()
@@ -196,6 +226,12 @@ class _Uploads:
 
     def __init__(self, device):
         self.device, self.memories, self.written = device, {}, set()
+
+    def argument(self, value):
+        """An argument with tensors in the place of arrays, those of post-ops too."""
+        if isinstance(value, list | tuple) and any(isinstance(each, PostOp) for each in value):
+            return [replace(each, operands=tuple(map(self.argument, each.operands))) for each in value]
+        return self.tensor(value) if isinstance(value, np.ndarray) else value
 
     def tensor(self, array, written=False):
         import torch
@@ -244,6 +280,6 @@ def _array(tensor):
     import torch
 
     host = tensor.cpu()
-    if host.dtype == torch.bfloat16:
-        return host.view(torch.int16).numpy().view(DTYPES["bfloat16"])
-    return host.numpy()
+    dtype = DTYPES[str(host.dtype).removeprefix("torch.")]
+    bits = {torch.bfloat16: torch.int16, torch.float8_e5m2: torch.uint8, torch.float8_e4m3fn: torch.uint8}
+    return host.view(bits.get(host.dtype, host.dtype)).numpy().view(dtype)

@@ -9,12 +9,15 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
-from opgrad import layout
+from opgrad import arrays, layout, post_ops
 from opgrad.contract import DTYPES, FLOATS, INTEGERS, Spec, normalise, operators
+from opgrad.dropout import Dropout
 from opgrad.plans import prepare
 
 ARCHITECTURE = 90
@@ -113,6 +116,96 @@ def every():
 EVERY = dict(every())
 
 
+# --- general forms of softmax ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    """A call with attributes: of an operator, for arrays of a shape and dtype.
+
+    attributes: given the arrays' maker. loads, stores: bytes of the widest of one thread.
+    """
+
+    regime: str
+    op: str
+    shape: tuple
+    dtype: str
+    attributes: Callable = lambda array: {}
+    loads: int = WIDEST
+    stores: int = WIDEST
+    registers: int = 128
+
+
+def array_of(shape, dtype="float32"):
+    """An array of which there is but one element: what a compiler needs to know of it."""
+    kind = DTYPES[dtype]
+    strides = layout.contiguous(shape, tuple(range(len(shape))), kind.itemsize)
+    return np.lib.stride_tricks.as_strided(np.zeros(1, f"u{kind.itemsize}"), shape, strides).view(kind)
+
+
+DROPOUT = Dropout(0.1, 1, 2)
+ELTWISE = [
+    post_ops.abs(), post_ops.clip(0, 1), post_ops.clip_v2(0, 1), post_ops.elu(0.3), post_ops.exp(),
+    post_ops.gelu_erf(), post_ops.gelu_tanh(), post_ops.hardsigmoid(0.1, 0.2), post_ops.hardswish(),
+    post_ops.linear(2, 3), post_ops.log(), post_ops.logistic(), post_ops.mish(), post_ops.pow(2, 3),
+    post_ops.relu(0.1), post_ops.soft_relu(2), post_ops.sqrt(), post_ops.square(), post_ops.swish(), post_ops.tanh(),
+]  # fmt: skip
+
+
+def every_binary(array):
+    """Each with an operand of another shape or dtype."""
+    shapes = [(4096, 1000), (1000,), (4096, 1), ()]
+    dtypes = ["float32", "bfloat16", "float8_e4m3fn", "int8", "int32", "float64"]
+    names = [name for name in post_ops.BINARY_SLOPES if name != "select"]
+    operands = [array(shapes[i % 4], dtypes[i % 6]) for i in range(len(names))]
+    chain = [getattr(post_ops, name)(operand) for name, operand in zip(names, operands, strict=True)]
+    return [*chain, post_ops.select(array((4096, 1), "bool"), array((1000,)))]
+
+
+def attention(array):
+    """A mask of the keys, a bias of each head."""
+    return {"where": array((8, 1, 1, 512), "bool"), "post_ops": [post_ops.mul(array((16, 1, 1), "float16"))]}
+
+
+def everything(array):
+    return {"dropout": DROPOUT, "where": array((300, 1 << 17), "bool"), "stats": True, "save": True}
+
+
+FORMS = {
+    "scaled": Form("short rows", "softmax", (4096, 1000), "bfloat16", lambda _: {"logit_scale": 0.1}),
+    "to int8": Form("short rows", "softmax", (4096, 1000), "float16", lambda _: {"out_dtype": "int8"}, 16, 8),
+    "to float8": Form("short rows", "softmax", (4096, 1000), "float32", lambda _: {"out_dtype": "float8_e5m2"}, 16, 8),
+    "from int8": Form("short rows", "log_softmax", (4096, 1024), "int8", lambda _: {"out_dtype": "float32"}),
+    "float64": Form("short rows", "softmax", (4096, 1000), "float64", lambda _: {"out_scale": 0.1}),
+    "attention": Form("short rows", "softmax", (8, 16, 512, 512), "float16", attention),
+    "dropout": Form("short rows", "softmax", (4096, 1000), "bfloat16", lambda _: {"dropout": DROPOUT}),
+    "odd rows": Form("one row", "softmax", (4096, 4001), "float32", lambda _: {"dropout": DROPOUT}, 8, 4),
+    "long rows": Form("long rows", "log_softmax", (300, 1 << 17), "bfloat16", everything),
+    "columns": Form("columns", "softmax", (64, 256, 512), "float32", lambda _: {"axis": 1, "dropout": DROPOUT}),
+    "long columns": Form("long columns", "softmax", (64, 40000, 64), "bfloat16", lambda _: {"axis": 1, "stats": True}),
+    "eltwise": Form("short rows", "softmax", (4096, 1000), "float32", lambda _: {"post_ops": ELTWISE}),
+    "binary": Form("one row", "softmax", (4096, 1000), "float32", lambda array: {"post_ops": every_binary(array)}),
+    "gradient": Form("one row", "softmax_grad", (4096, 4000), "bfloat16", lambda _: {"dropout": DROPOUT}),
+    "mixed gradient": Form("one row", "log_softmax_grad", (4096, 4000), "float8_e5m2", lambda _: {"out_scale": 2}),
+    "long gradient": Form("long rows", "softmax_grad", (300, 1 << 17), "float32", lambda _: {"dropout": DROPOUT}),
+    "slopes": Form("one row", "softmax_grad", (4096, 1000), "float32", lambda _: {"post_ops": ELTWISE}, 8, 8),
+    "operands' gradients": Form(
+        "one row", "softmax_grad", (4096, 1000), "float32",
+        lambda array: {"post_ops": every_binary(array), "post_op_grads": True}, 16, 8,
+    ),
+}  # fmt: skip
+
+
+def program_of_form(form):
+    """The program of a call."""
+    op = operators()[form.op]
+    first = {name: array_of(form.shape, form.dtype) for name in op.inputs}
+    general, given = arrays.form(op, first | form.attributes(array_of))
+    specs = [Spec(given[name].shape, given[name].dtype, given[name].strides) for name in general.inputs]
+    attributes = {name: value for name, value in given.items() if name in general.attributes}
+    return general.kernel("cuda")(prepare(general, specs, attributes, any_stride=True).problem)
+
+
 # --- the script ----------------------------------------------------------------------------------------------------
 
 
@@ -143,8 +236,8 @@ def compile_share(share):
     """Compile every PROCESSES-th program from this one on."""
     from opgrad.cuda.inspect import compiled
 
-    for name in list(EVERY)[share::PROCESSES]:
-        program = program_of(*EVERY[name])
+    for name in [*EVERY, *FORMS][share::PROCESSES]:
+        program = program_of(*EVERY[name]) if name in EVERY else program_of_form(FORMS[name])
         kernels = [vars(report) | {"ptx": ""} for report in compiled(program, arch=ARCHITECTURE)]
         print(json.dumps([name, program.regime, kernels]), flush=True)
 
@@ -194,6 +287,17 @@ def test_accesses_are_wide(programs, name):
     for way in ("loads", "stores") if large else ("loads",):
         widths = {int(width) for kernel in programs[name][1] for width in kernel[way]}
         assert WIDEST in widths, way
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_general_forms(programs, name):
+    """Whatever is asked for is one kernel, which does not spill and reads and writes as much at a time as it can."""
+    form, (regime, (kernel,)) = FORMS[name], programs[name]
+    assert regime == form.regime
+    assert kernel["spilled"] == 0
+    assert kernel["registers"] <= form.registers
+    widest = [max(int(width) for width in kernel[way]) for way in ("loads", "stores")]
+    assert widest == [form.loads, form.stores]
 
 
 @pytest.mark.parametrize("name", [name for name, (_, _, case) in EVERY.items() if case.regime == "long rows"])

@@ -4,7 +4,7 @@ Triton's own dispatch looks at every argument at every call. A signature has set
 keeps the compiled kernels and their arguments in order; a call fills in the addresses and launches.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -39,7 +39,8 @@ class Space:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel with its arguments by parameter name: numbers, operands, scratch memory, None, constants.
+    """One kernel with its arguments by parameter name: numbers, operands, tuples of operands, scratch memory, None,
+    constants.
 
     grid: the number of programs along each axis. warps: per program. ctas: thread blocks of a cluster that share
     a program. flush: exp2 and rsqrt take denormals for 0, which saves 3 instructions each; log errs on them.
@@ -104,6 +105,17 @@ class Address:
     storage_offset = size = stride = copy_ = _nothing
 
 
+def addressed(value: Any, address: Callable[[Operand | Scratch], int]) -> Any:
+    """An argument as Triton takes it: operands and scratch memory with their addresses."""
+    if isinstance(value, Operand | Scratch):
+        return Address(value.dtype, address(value))
+    return tuple(addressed(each, address) for each in value) if _are_operands(value) else value
+
+
+def _are_operands(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(each, Operand) for each in value)
+
+
 class Compiled:
     """A program whose kernels are compiled for addresses of certain alignments; `run` may be called by any thread."""
 
@@ -121,37 +133,44 @@ class _Launch:
     """A launch with its kernel compiled."""
 
     def __init__(self, launch: Launch, addresses: Sequence[int], scratch: int):
-        values = [launch.arguments[name] for name in launch.kernel.arg_names]
-        self.values = [0 if isinstance(value, Operand | Scratch) else value for value in values]
-        self.operands = [(place, v.number) for place, v in enumerate(values) if isinstance(v, Operand)]
-        self.scratch = [(place, v.offset) for place, v in enumerate(values) if isinstance(v, Scratch)]
-        self.dtypes = {place: v.dtype for place, v in enumerate(values) if isinstance(v, Operand | Scratch)}
-        given = self._filled(addresses, scratch)
-        for place, dtype in self.dtypes.items():
-            given[place] = Address(dtype, given[place])
+        self.arguments = [launch.arguments[name] for name in launch.kernel.arg_names]
+        self.values = [0 if isinstance(value, Operand | Scratch) else value for value in self.arguments]
+        self.operands = [(place, v.number) for place, v in enumerate(self.arguments) if isinstance(v, Operand)]
+        self.scratch = [(place, v.offset) for place, v in enumerate(self.arguments) if isinstance(v, Scratch)]
+        several = [(place, value) for place, value in enumerate(self.arguments) if _are_operands(value)]
+        self.several = [(place, [operand.number for operand in value]) for place, value in several]
         if triton.knobs.runtime.interpret:
             self.interpreted = launch.kernel[launch.grid]
         else:
             grid = (*launch.grid, 1, 1)[:3]
             self.interpreted = None
+            given = self._addressed(addresses, scratch)
             self.launch = launch.kernel.warmup(*given, grid=grid, **launch.options)[grid]
 
+    def _addressed(self, addresses: Sequence[int], scratch: int) -> list[Any]:
+        """The arguments as Triton's own dispatch takes them."""
+
+        def address(of: Operand | Scratch) -> int:
+            return addresses[of.number] if isinstance(of, Operand) else scratch + of.offset
+
+        return [addressed(value, address) for value in self.arguments]
+
     def _filled(self, addresses: Sequence[int], scratch: int) -> list[Any]:
+        """The arguments as a compiled kernel takes them."""
         values = self.values.copy()
         for place, number in self.operands:
             values[place] = addresses[number]
+        for place, numbers in self.several:
+            values[place] = tuple([addresses[number] for number in numbers])
         for place, offset in self.scratch:
             values[place] = scratch + offset
         return values
 
     def run(self, addresses: Sequence[int], scratch: int, stream: int | None) -> None:
-        values = self._filled(addresses, scratch)
         if self.interpreted is None:
-            self.launch(*values, stream=stream)
+            self.launch(*self._filled(addresses, scratch), stream=stream)
         else:
-            for place, dtype in self.dtypes.items():
-                values[place] = Address(dtype, values[place])
-            self.interpreted(*values)
+            self.interpreted(*self._addressed(addresses, scratch))
 
 
 @dataclass(frozen=True)

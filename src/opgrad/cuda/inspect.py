@@ -17,8 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-from opgrad.cuda.execute import Address, Launch, Program, Scratch
-from opgrad.problem import Operand
+from opgrad.cuda.execute import Launch, Program, addressed
 
 WARP_SIZE = 32
 BASE = 1 << 12  # an address that stands for aligned memory; it is never used
@@ -114,10 +113,7 @@ def _driver(driver: DriverBase) -> Iterator[None]:
 
 
 def _compile(launch: Launch, address: int) -> Any:
-    values = [
-        Address(value.dtype, address) if isinstance(value, Operand | Scratch) else value
-        for value in (launch.arguments[name] for name in launch.kernel.arg_names)
-    ]
+    values = [addressed(launch.arguments[name], lambda _: address) for name in launch.kernel.arg_names]
     return launch.kernel.warmup(*values, grid=(*launch.grid, 1, 1)[:3], **launch.options)
 
 

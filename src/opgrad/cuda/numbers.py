@@ -1,4 +1,8 @@
-"""Numbers in kernels: half precision is widened when loaded and rounded once when stored; functions on them."""
+"""Numbers in kernels: narrow ones are widened when loaded and rounded once when stored; functions on them.
+
+float8 and bool are bytes to a kernel, which is told of their FORMAT. float8 is converted bit by bit: older devices
+cannot, newer ones make of what is too large the largest number.
+"""
 
 import triton
 import triton.language as tl
@@ -7,6 +11,11 @@ LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LOG2_E_REST: tl.constexpr = tl.constexpr(1.92596298909109e-08)  # what float32 cannot hold of it
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 MINUS_INFINITY: tl.constexpr = tl.constexpr(float("-inf"))
+# Formats of what a kernel sees as uint8; PLAIN: what its dtype says.
+PLAIN: tl.constexpr = tl.constexpr(0)
+BOOL: tl.constexpr = tl.constexpr(1)
+FLOAT8_E5M2: tl.constexpr = tl.constexpr(2)
+FLOAT8_E4M3FN: tl.constexpr = tl.constexpr(3)
 # Beyond these exp is 0 and infinite in float32.
 LEAST_EXPONENT: tl.constexpr = tl.constexpr(-150.0)
 MOST_EXPONENT: tl.constexpr = tl.constexpr(128.0)
@@ -26,6 +35,90 @@ def narrow(x, DTYPE: tl.constexpr):
     else:
         narrowed = x.to(DTYPE)
     return narrowed
+
+
+@triton.jit
+def decoded(stored, FORMAT: tl.constexpr, NUMBER: tl.constexpr):
+    """What was loaded, of any dtype and format, as float32 or float64."""
+    if FORMAT == FLOAT8_E5M2:
+        number = (stored.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(NUMBER)
+    elif FORMAT == FLOAT8_E4M3FN:
+        bits = stored.to(tl.int32)
+        # As float16 with the same digits, whose exponents are larger by 8.
+        half = ((bits & 0x80) << 8 | (bits & 0x7F) << 7).to(tl.int16).to(tl.float16, bitcast=True)
+        number = tl.where((bits & 0x7F) == 0x7F, float("nan"), half.to(NUMBER) * 256.0)
+    elif stored.dtype == tl.bfloat16:
+        number = stored.to(tl.float32).to(NUMBER)
+    else:
+        number = stored.to(NUMBER)
+    return number
+
+
+@triton.jit
+def encoded(x, FORMAT: tl.constexpr, DTYPE: tl.constexpr):
+    """x, float32 or float64, as it is stored in any dtype and format."""
+    if FORMAT == FLOAT8_E5M2:
+        stored = float8(x, 2, 15, 0x7C, 0x7E)
+    elif FORMAT == FLOAT8_E4M3FN:
+        stored = float8(x, 3, 7, 0x7F, 0x7F)
+    elif FORMAT == BOOL:
+        stored = x.to(tl.uint8)
+    elif tl.int8 == DTYPE:
+        stored = whole(x, -128.0, 127.0).to(tl.int8)
+    elif tl.uint8 == DTYPE:
+        stored = whole(x, 0.0, 255.0).to(tl.uint8)
+    else:
+        stored = narrow(x, DTYPE)
+    return stored
+
+
+@triton.jit
+def float8(x, DIGITS: tl.constexpr, BIAS: tl.constexpr, BEYOND: tl.constexpr, NAN: tl.constexpr):
+    """x rounded to the nearest float8, ties to even, as a byte; float64 by way of float32, as ml_dtypes does.
+
+    DIGITS: bits of the mantissa. BIAS: of the exponent. BEYOND: the byte for what is too large.
+    """
+    DROPPED: tl.constexpr = 23 - DIGITS
+    single = x.to(tl.float32)
+    bits, size = single.to(tl.int32, bitcast=True), tl.abs(single)
+    magnitude = size.to(tl.int32, bitcast=True)
+    normal = (magnitude + ((1 << (DROPPED - 1)) - 1) + ((magnitude >> DROPPED) & 1)) >> DROPPED
+    normal -= (127 - BIAS) << DIGITS
+    # Below the smallest normal number all neighbours are equally far apart: as those of `even` are, which rounds.
+    even = tl.full([1, 1], (128 - BIAS + DROPPED) << 23, tl.int32)
+    denormal = (size + even.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True) - even
+    byte = tl.where(magnitude < (128 - BIAS) << 23, denormal, normal)
+    byte = tl.where(single == single, tl.minimum(byte, BEYOND), NAN)
+    return (byte | tl.where(bits < 0, 0x80, 0)).to(tl.uint8)
+
+
+@triton.jit
+def round_to_even(x):
+    """The nearest integer, ties to even: above 2**23, in float64 2**52, there are only integers."""
+    if x.dtype == tl.float64:
+        all_whole = tl.full([], 4503599627370496.0, tl.float64)
+    else:
+        all_whole = tl.full([], 8388608.0, tl.float32)
+    size = tl.abs(x)
+    nearest = tl.where(size < all_whole, (size + all_whole) - all_whole, size)
+    return tl.where(x < 0, -nearest, nearest)
+
+
+@triton.jit
+def whole(x, LEAST: tl.constexpr, MOST: tl.constexpr):
+    """The nearest integer between two bounds, ties to even, as int32; 0 for NaN."""
+    number = tl.where(x == x, x, 0.0)
+    return round_to_even(tl.minimum(tl.maximum(number, LEAST), MOST)).to(tl.int32)
+
+
+@triton.jit
+def divide(x, y):
+    """x / y rounded to the nearest; in float32 Triton's own quotient errs by 2 ulp."""
+    if x.dtype == tl.float64:
+        quotient = x / y
+    else:
+        quotient = tl.div_rn(x, y)
+    return quotient
 
 
 @triton.jit

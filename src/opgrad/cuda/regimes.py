@@ -81,11 +81,14 @@ def power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def choose(problem: Problem, operands: Sequence[Operand], streams: int, labelled: bool = False) -> Regime:
+def choose(
+    problem: Problem, operands: Sequence[Operand], streams: int, labelled: bool = False, alone: bool = False
+) -> Regime:
     """The regime for a problem whose kernel keeps `streams` arrays of a tile in registers.
 
     operands: those that have an entry for each element. labelled: rows have labels, whose classes, weights and
     factors take registers too; in columns, where a thread has a part of many rows, as many as the elements.
+    alone: no row is shared out to several programs or to the blocks of a cluster.
     """
     samples = problem.outer * problem.inner
     double = any(operand.dtype == "float64" for operand in operands)
@@ -98,18 +101,19 @@ def choose(problem: Problem, operands: Sequence[Operand], streams: int, labelled
     rows = min(max(least, tile // block), power_of_2(samples))
     kind = "rows" if problem.inner == 1 else "columns"
     held = share * (2 if labelled else 1)
-    if (labelled and (double or kind == "columns")) or (kind == "rows" and clusters()):
+    in_clusters = kind == "rows" and not alone and clusters()
+    if (labelled and (double or kind == "columns")) or in_clusters:
         most //= 2
     programs = -(-samples // rows)
     parts = min(2 * device().multiprocessors // max(programs, 1), problem.n * rows // LIMITS.share)
-    if 2 * programs <= device().multiprocessors and parts > 1:
+    if 2 * programs <= device().multiprocessors and parts > 1 and not alone:
         step = max(min(piece, LIMITS.share) // rows, 1)
         per_part = -(-problem.n // (parts * step)) * step
         return Regime(f"few {kind}", rows, step, _warps(rows * step * held), -(-problem.n // per_part), per_part)
     if rows * block <= most:
         name = "columns" if kind == "columns" else "one row" if rows == 1 else "short rows"
         return Regime(name, rows, block, _warps(rows * block * held))
-    if kind == "rows" and block // most <= MOST_CTAS and clusters():
+    if in_clusters and block // most <= MOST_CTAS:
         return Regime("cluster", 1, block, 16, ctas=block // most)
     step = max(piece // rows, 1)
     size = rows * step * streams * max(DTYPES[operand.dtype].itemsize for operand in operands)

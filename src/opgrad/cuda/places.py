@@ -1,0 +1,205 @@
+"""Where the elements of a tile lie in operands of any strides, and how they are read and written.
+
+Rows lie anywhere: an operand has loops of its own for the axes before, on and behind the reduced ones, as few as its
+strides allow. A loop's size and stride are numbers that the kernel is given; how many there are it is compiled for.
+An operand that does not move along one of the three is read once for all elements that differ in that alone.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import triton
+import triton.language as tl
+
+from opgrad import layout
+from opgrad.contract import Spec
+from opgrad.cuda import numbers as formats
+from opgrad.cuda.numbers import decoded, encoded
+from opgrad.cuda.regimes import WIDE
+from opgrad.cuda.rows import columns_from, samples_of
+from opgrad.problem import Operand, Problem
+
+# An operand's place: its format, then where its loops are among the numbers, and how many.
+FORMAT: tl.constexpr = tl.constexpr(0)
+OUTER: tl.constexpr = tl.constexpr(1)
+OUTER_LOOPS: tl.constexpr = tl.constexpr(2)
+ALONG: tl.constexpr = tl.constexpr(3)
+ALONG_LOOPS: tl.constexpr = tl.constexpr(4)
+INNER: tl.constexpr = tl.constexpr(5)
+INNER_LOOPS: tl.constexpr = tl.constexpr(6)
+ABSENT = (-1, 0, 0, 0, 0, 0, 0)
+
+FORMATS = {
+    "bool": formats.BOOL.value,
+    "float8_e5m2": formats.FLOAT8_E5M2.value,
+    "float8_e4m3fn": formats.FLOAT8_E4M3FN.value,
+}
+
+
+# --- in kernels ------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def rows_of(first, samples, inner, ROWS: tl.constexpr):
+    """The rows of a tile, each [ROWS, 1]: their indices before and behind the reduced axes, and whether they exist."""
+    sample, exists = samples_of(first, samples, ROWS)
+    return (sample // inner)[:, None], (sample % inner)[:, None], exists[:, None]
+
+
+@triton.jit
+def tile(rows, start, n, VECTOR: tl.constexpr, BLOCK: tl.constexpr, INDEX: tl.constexpr):
+    """The elements of a tile: its rows' indices, its columns, which of both exist, and the first column, `start`."""
+    k = columns_from(start, BLOCK, INDEX)
+    return rows[0], rows[1], k, rows[2], k < n // VECTOR * VECTOR, tl.full([1, 1], start, INDEX)
+
+
+@triton.jit
+def stepped(index, numbers, FIRST: tl.constexpr, LOOPS: tl.constexpr):
+    """How far from the first element one lies whose index in these loops this is."""
+    distance = tl.zeros_like(index)
+    for loop in tl.static_range(LOOPS - 1, -1, -1):
+        if loop > 0:
+            size = numbers[FIRST + 2 * loop]
+            rest = index // size
+            distance += (index - rest * size) * numbers[FIRST + 2 * loop + 1]
+            index = rest
+        else:
+            distance += index * numbers[FIRST + 1]
+    return distance
+
+
+@triton.jit
+def place_of_rows(numbers, at, PLACES: tl.constexpr, SLOT: tl.constexpr):
+    """Where an operand's rows of a tile begin, in elements; [1, 1] if that is the same for all."""
+    place = tl.zeros([1, 1], tl.int64)
+    if PLACES[SLOT][OUTER_LOOPS] > 0:
+        place = place + stepped(at[0], numbers, PLACES[SLOT][OUTER], PLACES[SLOT][OUTER_LOOPS])
+    if PLACES[SLOT][INNER_LOOPS] > 0:
+        place = place + stepped(at[1], numbers, PLACES[SLOT][INNER], PLACES[SLOT][INNER_LOOPS])
+    return place
+
+
+@triton.jit
+def place_of(numbers, at, PLACES: tl.constexpr, SLOT: tl.constexpr):
+    """Where an operand's elements of a tile lie."""
+    place = place_of_rows(numbers, at, PLACES, SLOT)
+    if PLACES[SLOT][ALONG_LOOPS] > 0:
+        place = place + stepped(at[2], numbers, PLACES[SLOT][ALONG], PLACES[SLOT][ALONG_LOOPS])
+    return place
+
+
+@triton.jit
+def reach(pointers, numbers, at, PLACES: tl.constexpr, SLOT: tl.constexpr, VECTOR: tl.constexpr):
+    """Pointers to an operand's elements of a tile, and which of them exist."""
+    row = place_of_rows(numbers, at, PLACES, SLOT)
+    exists = tl.full([1, 1], 1, tl.int1)
+    if PLACES[SLOT][OUTER_LOOPS] + PLACES[SLOT][INNER_LOOPS] > 0:
+        exists = exists & at[3]
+    if PLACES[SLOT][ALONG_LOOPS] > 0:
+        # By this division the compiler sees that rows begin at multiples of VECTOR.
+        column = stepped(at[2], numbers, PLACES[SLOT][ALONG], PLACES[SLOT][ALONG_LOOPS])
+        found = pointers[SLOT] + row // VECTOR * VECTOR + column
+        exists = exists & at[4]
+    else:
+        found = pointers[SLOT] + row
+    return found, exists
+
+
+@triton.jit
+def read(
+    pointers, numbers, at, PLACES: tl.constexpr, SLOT: tl.constexpr, VECTOR: tl.constexpr, NUMBER: tl.constexpr
+):  # fmt: skip
+    """An operand's elements of a tile as float32 or float64, 0 where none exist."""
+    found, exists = reach(pointers, numbers, at, PLACES, SLOT, VECTOR)
+    return decoded(tl.load(found, mask=exists, other=0), PLACES[SLOT][FORMAT], NUMBER)
+
+
+@triton.jit
+def write(values, pointers, numbers, at, PLACES: tl.constexpr, SLOT: tl.constexpr, VECTOR: tl.constexpr):
+    """Store a result's elements of a tile, rounded to its dtype."""
+    found, exists = reach(pointers, numbers, at, PLACES, SLOT, VECTOR)
+    tl.store(found, encoded(values, PLACES[SLOT][FORMAT], found.dtype.element_ty), mask=exists)
+
+
+# --- for kernel functions --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Places:
+    """The operands of a kernel by slot: pointers, the numbers of their loops, their places.
+
+    The loops follow the memory order of the operand `first`.
+    """
+
+    problem: Problem
+    first: str
+    numbers: list[int]
+    pointers: list[Operand] = field(default_factory=list)
+    places: list[tuple[int, ...]] = field(default_factory=list)
+    aligned: int = 16  # elements; rows of all operands that move along them begin at multiples of it
+    wide: bool = False  # whether offsets inside a row need 64 bits
+
+    def __post_init__(self) -> None:
+        if self.problem.inner > 1:
+            self.aligned = 1
+        self.aligned = math.gcd(self.aligned, self.problem.n)
+
+    def add(self, name: str) -> int:
+        """The slot of an operand, which may not have been given."""
+        spec = self.problem.specs.get(name)
+        if spec is None:
+            self.pointers.append(self.problem[self.first])
+            self.places.append(ABSENT)
+        else:
+            self._add(name, spec.shape, _strides(spec, self.problem.orders[name]))
+        return len(self.places) - 1
+
+    def add_places(self, name: str) -> int:
+        """The slot of an operand that is itself not read; its place is the elements' in C order."""
+        shape = self.problem.specs[self.first].shape
+        self._add(name, shape, layout.contiguous(shape, tuple(range(len(shape))), 1))
+        return len(self.places) - 1
+
+    def _add(self, name: str, shape: Sequence[int], strides: Sequence[int]) -> None:
+        operand = self.problem[name]
+        number = FORMATS.get(operand.dtype, formats.PLAIN.value)
+        self.pointers.append(replace(operand, dtype="uint8") if number else operand)
+        loops = [_moving(layout.steps(shape, strides, axes)) for axes in self._groups()]
+        place = [number]
+        for group in loops:
+            place += [len(self.numbers), len(group)]
+            self.numbers += [each for loop in group for each in loop]
+        self.places.append(tuple(place))
+        outer, along, _ = loops
+        if along:
+            self.aligned = math.gcd(self.aligned, *(stride for _, stride in outer))
+            self.wide |= sum(abs(size * stride) for size, stride in along) >= WIDE
+
+    def are_neighbours(self, slot: int) -> bool:
+        """Whether rows lie in steps of 1, and begin at multiples of 4 and have as many elements."""
+        _, outer, outers, along, alongs, _, inners = self.places[slot]
+        strides = self.numbers[outer + 1 : outer + 2 * outers : 2]
+        in_steps = alongs == 1 and self.numbers[along + 1] == 1 and not inners
+        return in_steps and not any(each % 4 for each in (self.problem.n, *strides))
+
+    def _groups(self) -> list[tuple[int, ...]]:
+        """The axes before, on and behind the reduced ones."""
+        order, reduced = self.problem.orders[self.first], self.problem.attributes["axis"]
+        start = min(place for place, axis in enumerate(order) if axis in reduced)
+        stop = start + len(reduced)
+        return [order[:start], order[start:stop], order[stop:]]
+
+
+def _moving(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """No loops if all stay where they are."""
+    return loops if any(stride for _, stride in loops) else []
+
+
+def _strides(spec: Spec, order: tuple[int, ...]) -> tuple[int, ...]:
+    """In elements; of the copy that is made of an operand whose elements do not lie whole elements apart."""
+    size, strides = spec.dtype.itemsize, spec.strides
+    assert strides is not None
+    if any(stride % size for length, stride in zip(spec.shape, strides, strict=True) if length > 1):
+        return layout.contiguous(spec.shape, order, 1)
+    return tuple(stride // size for stride in strides)
