@@ -7,10 +7,10 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 from accuracy import assert_close
-from samples import call, sample
+from samples import bits, call, sample
 
 import opgrad
-from opgrad import interop
+from opgrad import arrays, interop, post_ops
 from opgrad.contract import DTYPES
 
 pytest.importorskip("triton")
@@ -35,6 +35,7 @@ class Ndarray:
         self.device_id = Runtime.current if device is None else device
 
     shape = property(lambda self: self.host.shape)
+    ndim = property(lambda self: self.host.ndim)
     strides = property(lambda self: self.host.strides)
     dtype = property(lambda self: self.host.dtype)
     flags = property(lambda self: SimpleNamespace(c_contiguous=self.host.flags.c_contiguous))
@@ -46,6 +47,15 @@ class Ndarray:
 
     def view(self, dtype):
         return Ndarray(self.host.view(dtype), self.device_id)
+
+    def sum(self, axes, dtype):
+        return Ndarray(np.asarray(self.host.sum(axes, dtype=dtype)), self.device_id)
+
+    def reshape(self, shape):
+        return Ndarray(self.host.reshape(shape), self.device_id)
+
+    def astype(self, dtype):
+        return Ndarray(self.host.astype(dtype), self.device_id)
 
     def get(self):
         return self.host.copy()
@@ -115,6 +125,8 @@ def stand_in():
     module.cuda = SimpleNamespace(runtime=Runtime, get_current_stream=lambda: stream, Event=Event)
     module.empty = lambda shape, dtype: Ndarray(np.empty(shape, dtype))
     module.ascontiguousarray = lambda array: Ndarray(np.ascontiguousarray(array.host), array.device_id)
+    module.array = lambda value, dtype: Ndarray(np.array(value, dtype))
+    module.broadcast_to = lambda array, shape: Ndarray(np.broadcast_to(array.host, shape), array.device_id)
     module.from_dlpack = lambda array: Ndarray(np.asarray(array).copy())
     return module
 
@@ -247,6 +259,117 @@ def test_wrong_labels_are_told_when_asked(rng, cupy):
     assert np.isnan(loss.host)
     with pytest.raises(ValueError, match=r"^softmax_cross_entropy_loss: labels\[1\] is 9, "):
         opgrad.softmax_cross_entropy_loss(logits, labels, check=True)
+
+
+# --- calls with attributes -------------------------------------------------------------------------------------------
+
+
+class OnHost:
+    """A plan that computes with the CPU's kernels."""
+
+    def __init__(self, memory, op, given):
+        self.op, self.given = op, {name: self.host(value) for name, value in given.items()}
+        self.runner = arrays.Runner(op, (), self.given)
+
+    @staticmethod
+    def host(value):
+        if isinstance(value, tuple) and value and isinstance(value[0], Ndarray):
+            return tuple(each.host for each in value)
+        return value.host if isinstance(value, Ndarray) else value
+
+    def run(self, given):
+        assert {value.device_id for value in given.values() if isinstance(value, Ndarray)} == {Runtime.current}
+        out = given.get("out")
+        results = [out] if isinstance(out, Ndarray) else out
+        if results is None:
+            results = [Ndarray(make()) for make in self.runner.makers]
+        inputs = [self.host(given.get(name)) for name in self.op.inputs]
+        self.runner.run([*inputs, *(each.host for each in results)], [each.host for each in results])
+        return (self.op.finish or arrays.one_or_tuple)(tuple(results))
+
+
+@pytest.fixture
+def on_the_host(cupy, monkeypatch):
+    """Calls with CuPy arrays as far as the kernels, and those of the CPU."""
+    monkeypatch.setattr(front_end()._runners, "make", OnHost)
+    monkeypatch.setattr(front_end()._runners, "_plans", {})
+    return front_end()
+
+
+def moved(options, device=0):
+    """Attributes with CuPy arrays for NumPy's, in post-ops too."""
+
+    def each(value):
+        if isinstance(value, list):
+            return [post_ops.PostOp(op.name, op.alpha, op.beta, tuple(map(each, op.operands))) for op in value]
+        return Ndarray(value, device) if isinstance(value, np.ndarray) else value
+
+    return {name: each(value) for name, value in options.items()}
+
+
+@in_the_interpreter
+@pytest.mark.parametrize("device", [0, 1])
+def test_attributes(device, rng, on_the_host):
+    x = rng.normal(size=(3, 4, 6)).astype("float32")
+    several = {
+        "where": rng.random(6) < 0.6,
+        "dropout": opgrad.Dropout(0.4, 2**63, mask=True),
+        "post_ops": [post_ops.mul(rng.normal(size=(4, 1))), post_ops.add(2)],
+        "stats": True,
+        "out_dtype": "float16",
+    }
+    gradient = {"post_ops": several["post_ops"], "post_op_grads": True}
+    for name, args, options in [("softmax", (x,), several), ("log_softmax_grad", (x, x), gradient)]:
+        expected = getattr(opgrad, name)(*args, **options)
+        for _ in range(2):
+            found = getattr(opgrad, name)(*(Ndarray(each, device) for each in args), **moved(options, device))
+            assert [each.device_id for each in found] == [device] * len(expected)
+            assert [(each.dtype, each.shape) for each in found] == [(each.dtype, each.shape) for each in expected]
+            assert [bits(each.host) for each in found] == [bits(each) for each in expected]
+    assert len(on_the_host._runners._plans) == 2
+
+
+@in_the_interpreter
+def test_attributes_in_the_kernels(rng, cupy):
+    x = rng.normal(size=(3, 8)).astype("float32")
+    options = {"where": x > -1, "dropout": opgrad.Dropout(0.5, 3, mask=True), "post_ops": [post_ops.mul(x[:1])]}
+    y, kept = opgrad.softmax(Ndarray(x), **moved(options))
+    expected, expected_kept = opgrad.softmax(x, **options)
+    np.testing.assert_allclose(y.host, expected, rtol=1e-5)
+    np.testing.assert_array_equal(kept.host, expected_kept)
+
+
+@in_the_interpreter
+def test_attributes_with_out(rng, on_the_host):
+    x, out = rng.normal(size=(4, 6)).astype("float32"), np.empty((4, 6), "uint8")
+    held = Ndarray(out)
+    assert opgrad.softmax(Ndarray(x), out=held, out_scale=1 / 255) is held
+    assert bits(out) == bits(opgrad.softmax(x, out_dtype="uint8", out_scale=1 / 255))
+
+
+@in_the_interpreter
+def test_attributes_refused(rng, on_the_host):
+    x, mask = Ndarray(np.ones((3, 4))), np.ones(4, bool)
+    message = "softmax: where is a NumPy array, expected a CuPy array, as x is"
+    fails(TypeError, message, opgrad.softmax, x, where=mask)
+    message = "softmax: x is a NumPy array, expected a CuPy array, as where is"
+    fails(TypeError, message, opgrad.softmax, x.host, where=Ndarray(mask))
+    message = "softmax: where has shape (3,), expected one that broadcasts to (3, 4)"
+    fails(ValueError, message, opgrad.softmax, x, where=Ndarray(mask[:3]))
+    message = (
+        "softmax: post_ops[0]'s operand is on device 1, expected 0, the device of x: "
+        "copy it with cupy.array(post_ops[0]'s operand) inside of `with x.device`"
+    )
+    fails(ValueError, message, opgrad.softmax, x, post_ops=[post_ops.add(Ndarray(np.ones(4), 1))])
+
+
+def test_float8_in_cupy(cupy, monkeypatch):
+    def empty(shape, dtype):
+        raise ValueError("Unsupported dtype")
+
+    monkeypatch.setattr(cupy, "empty", empty)
+    message = "softmax: out_dtype is float8_e5m2, which CuPy 14.0.0 has not: use PyTorch tensors"
+    fails(NotImplementedError, message, opgrad.softmax, Ndarray(np.ones(3)), out_dtype="float8_e5m2")
 
 
 # --- devices and streams --------------------------------------------------------------------------------------------

@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from accuracy import assert_close
-from samples import bits, call, sample
+from samples import bits, call, cast, sample
 
 import opgrad
-from opgrad.contract import FLOATS
+from opgrad import post_ops
+from opgrad.contract import BYTES, FLOATS
+from opgrad.post_ops import PostOp
+from opgrad.primitive import TYPES
 
 jax = pytest.importorskip("jax")
 jax.config.update("jax_num_cpu_devices", 2)
@@ -111,6 +114,91 @@ def test_other_layouts(op, dtype, rng):
         if isinstance(value, jax.Array) and value.ndim == 2
     }
     assert_close(op, arguments, on_host(call(op, on_jax(arguments) | turned)))
+
+
+# --- calls with attributes -------------------------------------------------------------------------------------------
+
+
+def moved(options, move):
+    """Attributes with `move(array)` for NumPy arrays, those of post-ops too."""
+
+    def each(value):
+        if isinstance(value, list):
+            return [PostOp(op.name, op.alpha, op.beta, tuple(map(each, op.operands))) for op in value]
+        return move(value) if isinstance(value, np.ndarray) else value
+
+    return {name: each(value) for name, value in options.items()}
+
+
+def check_attributes(name, *args, **options):
+    """The results are those of the call with NumPy arrays, bit for bit."""
+    expected = getattr(opgrad, name)(*args, **options)
+    found = getattr(opgrad, name)(*map(jnp.asarray, args), **moved(options, jnp.asarray))
+    pairs = zip(*(each if isinstance(each, tuple) else (each,) for each in (found, expected)), strict=True)
+    for ours, numpys in pairs:
+        assert isinstance(ours, jax.Array)
+        assert (ours.dtype, ours.shape) == (numpys.dtype, numpys.shape)
+        assert bits(np.asarray(ours)) == bits(numpys)
+
+
+def attributes(rng):
+    return {
+        "where": rng.random(6) < 0.6,
+        "logit_scale": 2.0,
+        "dropout": opgrad.Dropout(0.4, 5, mask=True),
+        "post_ops": [post_ops.mul(rng.normal(size=(4, 1))), post_ops.add(0.5), post_ops.relu(0.1)],
+        "stats": True,
+        "save": True,
+    }
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_attributes(name, rng):
+    for dtype in TYPES:
+        x = rng.integers(0, 9, (3, 4, 6)).astype(dtype) if dtype in BYTES else cast(rng.normal(size=(3, 4, 6)), dtype)
+        check_attributes(name, x)
+        check_attributes(name, x, **attributes(rng), out_dtype="float8_e4m3fn")
+        options = {k: v for k, v in attributes(rng).items() if k in ("where", "post_ops")} | {"post_op_grads": True}
+        if dtype not in BYTES:
+            check_attributes(f"{name}_grad", x, cast(x, "float32"), **options)
+
+
+def test_attributes_without_float64(rng):
+    jax.config.update("jax_enable_x64", False)
+    x = jnp.asarray(rng.normal(size=(4, 6)), "float32")
+    found = opgrad.softmax(x, post_ops=[post_ops.mul(0.1)], out_dtype=jnp.float16)
+    assert bits(np.asarray(found)) == bits(
+        opgrad.softmax(np.asarray(x), post_ops=[post_ops.mul(0.1)], out_dtype="float16")
+    )
+    remedy = 'is float64, which JAX has once jax_enable_x64 is set: jax.config.update("jax_enable_x64", True)'
+    fails(TypeError, f"softmax: out_dtype {remedy}", opgrad.softmax, x, out_dtype="float64")
+
+
+def test_attributes_carried(rng, carrier):
+    check_attributes("softmax", cast(rng.normal(size=(3, 4, 6)), "float32"), **attributes(rng), out_dtype="int8")
+    check_attributes("softmax", cast(rng.normal(size=(3, 4, 6)), "float8_e5m2"))
+    assert all(ours == theirs for ours, theirs in carrier.addresses if theirs)
+    assert len(carrier.addresses) == 4  # x, where and an operand, which is not spread out first
+
+
+def test_attributes_refused(rng):
+    x, mask = jnp.ones((3, 4)), np.ones(4, bool)
+    message = "softmax: where is a NumPy array, expected a JAX array, as x is"
+    fails(TypeError, message, opgrad.softmax, x, where=mask)
+    message = "softmax: x is a NumPy array, expected a JAX array, as post_ops[0]'s operand is"
+    fails(TypeError, message, opgrad.softmax, np.ones(3), post_ops=[post_ops.add(x)])
+    immutable = "softmax: JAX arrays are immutable and take no out=: leave it away and use the result"
+    fails(TypeError, immutable, opgrad.softmax, x, stats=True, out=(x, x))
+    traced = jax.jit(lambda bias: opgrad.softmax(x, post_ops=[post_ops.add(bias)]))
+    fails(TypeError, f"softmax: post_ops[0]'s operand {TRACED}", traced, x)
+    fails(TypeError, f"softmax: x {TRACED}", jax.grad(lambda x: opgrad.softmax(x, stats=True)[0].sum()), x)
+    second = jax.device_put(jnp.ones(4, bool), jax.devices("cpu")[1])
+    with pytest.raises(ValueError, match=r"softmax: where is on .*, the device of x: move it with jax.device_put"):
+        opgrad.softmax(x, where=second)
+    fails(
+        ValueError, "softmax: where has shape (3,), expected one that broadcasts to (3, 4)",
+        opgrad.softmax, x, where=jnp.ones(3, bool),
+    )  # fmt: skip
 
 
 # --- memory and devices ---------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
-from opgrad.contract import Operator, Spec
+from opgrad.contract import Operator, Shape, Spec
 
 LIBRARIES = {"torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}  # package of a type: module here
 
@@ -24,6 +24,27 @@ class Library(Protocol):
         `check_owners` tells whether all of them are. A library calls it where it settles a new signature, so
         that warm calls need not.
         """
+
+
+class Arrays(Protocol):
+    """What `opgrad.primitive` needs of a library to put the arrays of a general call together.
+
+    A library has these too, unless, as JAX, it lends the arrays of a call to another one first.
+    """
+
+    def spec(self, array: Any) -> Spec:
+        """The shape and the dtype of an array, or of what NumPy takes for one."""
+
+    def broadcast(self, array: Any, shape: Shape, like: Any) -> Any:
+        """A view of an array, or a number as an array beside `like`, in this shape; what is neither as it is.
+
+        Raises ValueError if the array has another shape."""
+
+    def state(self, seed: int, offset: int, like: Any) -> Any:
+        """The two as int64 beside `like`, without waiting for its device."""
+
+    def total(self, array: Any, axes: tuple[int, ...], shape: Shape, dtype: str) -> Any:
+        """The sum over these axes (none: the array), in float64, rounded to this dtype and in this shape."""
 
 
 class Memory(Protocol):
@@ -77,12 +98,19 @@ def library_of(kind: type) -> Library | None:
 
 def arrays_of(op: Operator, given: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays among a call's arguments, by the names that messages give them."""
-    arrays = {name: given[name] for name in op.inputs if given.get(name) is not None}
+    arrays: dict[str, Any] = {}
+    over_arrays(op, given, arrays.setdefault)
     out = given.get("out")
     if out is not None:
         several = out if isinstance(out, tuple) else (out,)
         arrays |= {f"out for {name}": value for name, value in zip(op.results, several, strict=False)}
     return arrays
+
+
+def over_arrays(op: Operator, given: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """A call's arguments with `change(name, array)` for each array but those in `out`, attributes' among them."""
+    changed = {name: change(name, given[name]) for name in op.inputs if given.get(name) is not None}
+    return {**(given if op.general is None else op.general.over_arrays(given, change)), **changed}
 
 
 def foreign(op: Operator, given: Mapping[str, Any]) -> bool:

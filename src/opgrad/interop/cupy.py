@@ -9,13 +9,15 @@ from typing import Any
 import cupy
 import numpy as np
 
-from opgrad import interop
-from opgrad.contract import DTYPES, Operator, Spec, normalise
+from opgrad import arrays, interop
+from opgrad.contract import DTYPES, FLOAT8, Operator, Shape, Spec, normalise
 from opgrad.cuda import ALIGNMENT
 from opgrad.interop.device import Runners
 from opgrad.layout import contiguous, memory_order
+from opgrad.primitive import NUMBERS, Host
 
 NAME = "CuPy array"
+NARROW = ("bfloat16", *FLOAT8)  # what not every release of CuPy has
 FIRST_WITHOUT_TORCH = (3, 8)  # the release of Triton from which it finds the GPU by itself
 
 
@@ -28,13 +30,20 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
     first = given.get(op.arrays[0])
     before = cupy.cuda.runtime.getDevice()
     if not isinstance(first, cupy.ndarray) or first.data.device_id == before:
-        return _runners.run(op, given)
+        return _run_here(op, given)
     # `with first.device` would go back to the device that CuPy set last, which PyTorch may have changed since.
     cupy.cuda.runtime.setDevice(first.data.device_id)
     try:
-        return _runners.run(op, given)
+        return _run_here(op, given)
     finally:
         cupy.cuda.runtime.setDevice(before)
+
+
+def _run_here(op: Operator, given: Mapping[str, Any]) -> Any:
+    """Run on the current device."""
+    if isinstance(given.get(op.arrays[0]), cupy.ndarray):
+        op, given = arrays.form(op, dict(given))
+    return _runners.run(op, given)
 
 
 # --- what a signature must be ---------------------------------------------------------------------------------------
@@ -45,35 +54,41 @@ def _settle(op: Operator, given: Mapping[str, Any]) -> Mapping[str, Any]:
     library = interop.library_of(cupy.ndarray)
     assert library is not None
     interop.check_owners(op, given, library)
-    arrays = interop.arrays_of(op, given)
-    for name, array in arrays.items():
+    found = interop.arrays_of(op, given)
+    for name, array in found.items():
         # An array that is distributed over devices has no address.
         if not isinstance(array, cupy.ndarray) or type(array).__name__ == "DistributedArray":
             raise TypeError(f"{op.name}: {name} is a {type(array).__name__}, expected a CuPy array")
-    (first, model), *others = arrays.items()
+    (first, model), *others = found.items()
     for name, array in others:
         if array.data.device_id != model.data.device_id:
             raise ValueError(
                 f"{op.name}: {name} is on device {array.data.device_id}, expected {model.data.device_id}, "
                 f"the device of {first}: copy it with cupy.array({name}) inside of `with {first}.device`"
             )
-    _check_bfloat16(op, given)
+    _check_narrow(op, given)
     _check_driver(op)
     return given
 
 
-def _check_bfloat16(op: Operator, given: Mapping[str, Any]) -> None:
-    """Raise NotImplementedError if results are to be bfloat16 and CuPy has no such arrays."""
+def _check_narrow(op: Operator, given: Mapping[str, Any]) -> None:
+    """Raise NotImplementedError if results are to be bfloat16 or float8 and CuPy has no such arrays."""
     attributes = {"out_dtype": given.get("out_dtype")}
-    normalise(op, attributes, {})
+    if op.kind != "blocks":  # a general form's is settled
+        normalise(op, attributes, {})
     asked = attributes["out_dtype"]
-    if DTYPES["bfloat16"] not in (asked if isinstance(asked, tuple) else (asked,)):
-        return
+    for name in NARROW:
+        if DTYPES[name] in (asked if isinstance(asked, tuple) else (asked,)):
+            _check_dtype(op, name)
+
+
+def _check_dtype(op: Operator, name: str) -> None:
     try:
-        cupy.empty(0, DTYPES["bfloat16"])
+        cupy.empty(0, DTYPES[name])
     except (TypeError, ValueError):
+        remedy = "use CuPy 14 or newer" if name == "bfloat16" else "use PyTorch tensors"
         raise NotImplementedError(
-            f"{op.name}: out_dtype is bfloat16, which CuPy {cupy.__version__} has not: use CuPy 14 or newer"
+            f"{op.name}: out_dtype is {name}, which CuPy {cupy.__version__} has not: {remedy}"
         ) from None
 
 
@@ -101,6 +116,34 @@ def _check_driver(op: Operator) -> None:
             f"{op.name}: Triton {triton.__version__} finds the GPU through PyTorch {torch.__version__}, "
             f"which sees none: install PyTorch for CUDA, {remedy}"
         )
+
+
+# --- what general calls are put together from: `interop.Arrays` ------------------------------------------------------
+
+
+def spec(array: Any) -> Spec:
+    """The shape and the dtype of a CuPy array, or of what NumPy takes for one."""
+    return Spec(array.shape, array.dtype) if isinstance(array, cupy.ndarray) else Host.spec(array)
+
+
+def broadcast(array: Any, shape: Shape, like: Any) -> Any:
+    """A view of a CuPy array, or a number as an array on the current device, in this shape; all else as it is."""
+    if isinstance(array, NUMBERS):
+        array = cupy.array(array, np.bool_ if isinstance(array, bool) else np.float64)
+    if not isinstance(array, cupy.ndarray) or array.shape == shape:
+        return array
+    return cupy.broadcast_to(array, shape)
+
+
+def state(seed: int, offset: int, like: Any) -> Any:
+    """The two as int64 on the current device; CuPy copies them from pinned memory, without waiting."""
+    return cupy.array((seed, offset), np.int64)
+
+
+def total(array: Any, axes: tuple[int, ...], shape: Shape, dtype: str) -> Any:
+    """The sum over these axes in float64."""
+    summed = array.sum(axes, dtype=np.float64).reshape(shape) if axes else array
+    return summed.astype(DTYPES[dtype])
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from opgrad.arrays import check_overlap
+from opgrad.arrays import check_overlap, one_or_tuple
 from opgrad.contract import Operator, Spec
 from opgrad.interop import Memory
 from opgrad.plans import Prepared, pairs, prepare
@@ -66,7 +66,7 @@ class Runners:
         Raises TypeError for an attribute whose value may change, such as a number in a tensor.
         """
         of = self.memory.key
-        key: list[Any] = [op.name]
+        key: list[Any] = [op]  # the plain and the general forms of an operator have the same name
         for name, value in given.items():
             if name in op.inputs:
                 key.append((name, None if value is None else of(value)))
@@ -132,6 +132,7 @@ class DevicePlan:
         if self.program.scratch_bytes:
             spec = Spec((self.program.scratch_bytes,), np.dtype(np.uint8), (1,))
             self.scratch = memory.maker(spec, given[signature.like])
+        self.finish = op.finish or one_or_tuple
         self.compiled: Any = None
         self.checks: Any = None
 
@@ -150,7 +151,7 @@ class DevicePlan:
         for number, _ in self.copies:
             if number >= len(signature.names):
                 memory.assign(results[number - len(signature.names)], operands[number])
-        return results[0] if len(results) == 1 else tuple(results)
+        return self.finish(tuple(results))
 
     def _check_overlap(self, operands: Sequence[Any]) -> None:
         """Raise ValueError if a result overlaps another operand in a way that is not allowed.

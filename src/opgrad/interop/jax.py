@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from opgrad import arrays, interop
-from opgrad.contract import DTYPES, Operator, normalise
+from opgrad.contract import DTYPES, Operator
 
 NAME = "JAX array"
 KNOWN = frozenset(DTYPES.values())
@@ -40,7 +40,7 @@ def _check(op: Operator, given: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays of the call by name. Raises TypeError unless they are JAX arrays that hold numbers."""
     if given.get("out") is not None:
         raise TypeError(f"{op.name}: JAX arrays are immutable and take no out=: leave it away and use the result")
-    for name, value in given.items():
+    for name, value in {**given, **interop.arrays_of(op, given)}.items():
         if isinstance(value, jax.core.Tracer):
             raise TypeError(
                 f"{op.name}: {name} is traced by jit, grad or vmap and holds no numbers: call opgrad through "
@@ -54,7 +54,7 @@ def _check(op: Operator, given: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(array, jax.Array):
             raise TypeError(f"{op.name}: {name} is a {type(array).__name__}, expected a JAX array")
         if array.dtype not in KNOWN:
-            expected = ", ".join(op.inputs[name].dtypes)
+            expected = ", ".join(DTYPES if op.general else op.inputs[name].dtypes)
             raise TypeError(f"{op.name}: {name} has dtype {array.dtype.name}, expected one of {expected}")
     _check_float64(op, given, found)
     return found
@@ -65,17 +65,23 @@ def _check_float64(op: Operator, given: Mapping[str, Any], found: Mapping[str, j
     double = DTYPES["float64"]
     if jax.dtypes.canonicalize_dtype(double) == double:
         return
-    attributes = {"out_dtype": given.get("out_dtype")}
-    normalise(op, attributes, {})
-    asked = attributes["out_dtype"]
+    asked = given.get("out_dtype")
     dtypes = [(name, array.dtype) for name, array in found.items()]
     dtypes += [("out_dtype", dtype) for dtype in (asked if isinstance(asked, tuple) else (asked,))]
     for name, dtype in dtypes:
-        if dtype is not None and dtype == double:
+        if dtype is not None and _is_dtype(dtype, double):
             raise TypeError(
                 f"{op.name}: {name} is float64, which JAX has once jax_enable_x64 is set: "
                 'jax.config.update("jax_enable_x64", True)'
             )
+
+
+def _is_dtype(value: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a value stands for this dtype; what stands for none is refused where the call is checked."""
+    try:
+        return np.dtype(value) == dtype
+    except (TypeError, ValueError):
+        return False
 
 
 def _one_device(op: Operator, found: Mapping[str, jax.Array]) -> Any:
@@ -118,7 +124,7 @@ def _run_on_host(op: Operator, given: Mapping[str, Any], found: Mapping[str, jax
     are committed to the device if an argument is.
     """
     compute = _dispatchers.get(op.name) or _dispatchers.setdefault(op.name, arrays.dispatcher(op))
-    results = compute(**{**given, **{name: np.asarray(array) for name, array in found.items()}})
+    results = compute(**interop.over_arrays(op, given, lambda name, _: np.asarray(found[name])))
     if any(array.committed for array in found.values()):
         return jax.device_put(results, device, may_alias=True)
     with jax.default_device(device):
@@ -230,7 +236,7 @@ def _run_carried(op: Operator, given: Mapping[str, Any], found: Mapping[str, jax
     assert library is not None
     held = tuple(borrowed.values())
     with carrier.device(held[0]):  # On whose stream JAX waits for the results.
-        results = library.run(op, {**given, **borrowed})
+        results = library.run(op, interop.over_arrays(op, given, lambda name, _: borrowed[name]))
         _keeper.submit(_keep, held, carrier.finish())
         if isinstance(results, tuple):
             return tuple(jax.dlpack.from_dlpack(carrier.packed(each)) for each in results)

@@ -1,7 +1,8 @@
 """PyTorch tensors: on the CPU they are views for the NumPy kernels, on CUDA addresses for the Triton kernels."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import ml_dtypes
@@ -10,13 +11,15 @@ import torch
 from torch.autograd import forward_ad
 
 from opgrad import arrays, interop
-from opgrad.contract import DTYPES, Operator, Spec
+from opgrad.contract import DTYPES, FLOATS, Operator, Shape, Spec
 from opgrad.cuda import ALIGNMENT
 from opgrad.interop.device import DevicePlan, Runners, Signature
 from opgrad.layout import contiguous
+from opgrad.primitive import NUMBERS, Host
 
 NAME = "PyTorch tensor"
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # types that hide nothing
+REMEDY = "call it outside of the compiled or transformed function (torch.compiler.disable), or in its plain form"
 
 
 def run(op: Operator, given: Mapping[str, Any]) -> Any:
@@ -27,6 +30,16 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
     """
     if "shape" in op.attributes:
         given = {**given, "shape": _sizes(op, given["shape"])}
+    if op.general is not None:
+        if torch.compiler.is_compiling():
+            given = _plainly(op, given)
+        elif not _is_plain(op, given):
+            return _unseen(_run_in_form)(op, given)
+    return _run(op, given)
+
+
+def _run(op: Operator, given: Mapping[str, Any]) -> Any:
+    """Run a declared operator."""
     if given.get("out") is not None:
         return _run_into(op, given)
     if is_direct([value for value in given.values() if isinstance(value, torch.Tensor)]):
@@ -34,6 +47,62 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
     from opgrad.torch import operators
 
     return operators.call(op, given)
+
+
+def _is_plain(op: Operator, given: Mapping[str, Any]) -> bool:
+    """Whether a call is in the operator's plain form at first sight, which takes a tenth of the time of `form`."""
+    assert op.general is not None
+    dtypes = {value.dtype for value in given.values() if isinstance(value, torch.Tensor)}
+    return len(dtypes) == 1 and dtypes <= PLAIN_DTYPES and given.keys().isdisjoint(op.general.keywords)
+
+
+def _plainly(op: Operator, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of the plain form, to which a compiler is held, since it cannot follow how forms are found."""
+    assert op.general is not None
+    for name in op.general.keywords:
+        if given.get(name) is not None:
+            raise NotImplementedError(f"{op.name}: {name} is given under torch.compile: {REMEDY}")
+    return {name: value for name, value in given.items() if name not in op.general.keywords}
+
+
+def form(op: Operator, given: Mapping[str, Any]) -> tuple[Operator, Mapping[str, Any]]:
+    """The form of the operator that a call takes, and its arguments; the plain form for what is no call at all."""
+    first = given.get(op.arrays[0])
+    if not isinstance(first, torch.Tensor) or first.is_quantized:
+        return op, given
+    if given.get("out_dtype") is not None:
+        given = {**given, "out_dtype": numpy_dtypes(given["out_dtype"])}
+    return arrays.form(op, dict(given))
+
+
+def _unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as torch.compile leaves it alone: after a graph break it would compile what is called, too."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    return function if dynamo is None else _hidden(dynamo, function)
+
+
+@cache
+def _hidden(dynamo: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    hidden: Callable[..., Any] = dynamo.disable(function)
+    return hidden
+
+
+def _run_in_form(op: Operator, given: Mapping[str, Any]) -> Any:
+    """Run a call in the form that it takes."""
+    general, arguments = form(op, given)
+    return _run(op, arguments) if general is op else _run_general(op, given, general, arguments)
+
+
+def _run_general(op: Operator, given: Mapping[str, Any], general: Operator, arguments: Mapping[str, Any]) -> Any:
+    """Run a call in a form that is an operator of its own, `general` with its arguments."""
+    if given.get("out") is not None:
+        return _run_into(general, arguments)
+    if is_direct([value for value in arguments.values() if isinstance(value, torch.Tensor)]):
+        return execute(general, arguments)
+    interop.check_owners(general, arguments, _library())
+    from opgrad.torch import primitive
+
+    return primitive.call(op, given)
 
 
 def is_direct(tensors: Sequence[torch.Tensor]) -> bool:
@@ -83,12 +152,22 @@ def _run_into(op: Operator, given: Mapping[str, Any]) -> Any:
         interop.check_owners(op, given, _library())
         _check_no_grad(op, arrays)
         if is_traced(tensors):
+            check_untraced(op)
             return _traced_into(op, given)
     results = execute(op, given)
     for tensor in results if isinstance(results, tuple) else (results,):
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)  # as every in-place operation of PyTorch's does
     return results
+
+
+def check_untraced(op: Operator) -> None:
+    """Raise NotImplementedError for an operator that PyTorch's dispatcher does not know."""
+    if op.kind == "blocks":
+        raise NotImplementedError(
+            f"{op.name}: a call with attributes, or of mixed or narrow dtypes, is not open to torch.compile, "
+            f"torch.func, dispatch modes and tensor subclasses: {REMEDY}"
+        )
 
 
 def _check_no_grad(op: Operator, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -176,19 +255,63 @@ def _check_layout(op: Operator, name: str, tensor: torch.Tensor) -> None:
         )
 
 
+# --- what general calls are put together from: `interop.Arrays` ------------------------------------------------------
+
+
+def spec(array: Any) -> Spec:
+    """The shape and the dtype of a tensor, or of what NumPy takes for one."""
+    if isinstance(array, torch.Tensor):
+        return Spec(tuple(array.shape), numpy_dtype(array.dtype))
+    return Host.spec(array)
+
+
+def broadcast(array: Any, shape: Shape, like: torch.Tensor) -> Any:
+    """A view of a tensor, or a number as a tensor beside `like`, in this shape; what is neither as it is."""
+    if isinstance(array, NUMBERS):
+        dtype = torch.bool if isinstance(array, bool) else torch.float64
+        array = torch.full((), array, dtype=dtype, device=like.device)
+    if not isinstance(array, torch.Tensor) or array.shape == shape:
+        return array
+    try:
+        return array.expand(shape)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
+def state(seed: int, offset: int, like: torch.Tensor) -> torch.Tensor:
+    """The two as int64 beside `like`; the device fills them in, since a copy from the host would wait."""
+    pair = torch.full((2,), seed, dtype=torch.int64, device=like.device)
+    pair[1:].fill_(offset)
+    return pair
+
+
+def total(array: torch.Tensor, axes: tuple[int, ...], shape: Shape, dtype: str) -> torch.Tensor:
+    """The sum over these axes in float64; on the CPU NumPy's, whose order does not depend on the threads."""
+    if array.device.type == "cpu":
+        return _tensor(Host.total(_viewer(array)(array), axes, shape, dtype))
+    summed = array.sum(axes, dtype=torch.float64).reshape(shape) if axes else array
+    return summed.to(TORCH_DTYPES[DTYPES[dtype]])
+
+
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """The dtype of the same name in NumPy or ml_dtypes. Raises TypeError if there is none."""
+    known = NUMPY_DTYPES.get(dtype)
+    if known is not None:
+        return known
     name = str(dtype).removeprefix("torch.")
     try:
-        return DTYPES.get(name) or np.dtype(getattr(ml_dtypes, name, name))
+        return np.dtype(getattr(ml_dtypes, name, name))
     except TypeError:
         raise TypeError(f"opgrad: tensors of dtype {name} are not supported, expected {', '.join(DTYPES)}") from None
 
 
-TORCH_DTYPES = {dtype: getattr(torch, name) for name, dtype in DTYPES.items()} | {np.dtype(np.uint8): torch.uint8}
+TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {dtype: getattr(torch, name) for name, dtype in DTYPES.items()}
+NUMPY_DTYPES = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
+PLAIN_DTYPES = frozenset(getattr(torch, name) for name in FLOATS)
+BITS = {torch.bfloat16: torch.int16, torch.float8_e5m2: torch.uint8, torch.float8_e4m3fn: torch.uint8}
 
 
 class _Memory:
@@ -243,39 +366,51 @@ class _HostPlan:
 
     def __init__(self, memory: _Memory, op: Operator, given: Mapping[str, Any]):
         signature = Signature(memory, op, given, any_stride=False)
-        self.makers, self.several = signature.makers, len(op.results) > 1
-        self.views = [(name, _viewer(given[name])) for name in op.inputs if given.get(name) is not None]
-        out = given["out"] if signature.brought else tuple(make() for make in self.makers)
-        self.out_views = [_viewer(tensor) for tensor in (out if isinstance(out, tuple) else (out,))]
-        self.compute = arrays.runner(op, {**given, **self._arrays(given, out)})
+        self.makers, self.finish = signature.makers, op.finish or arrays.one_or_tuple
+        self.views = [(name, _viewer(given[name]) if given.get(name) is not None else None) for name in op.inputs]
+        results = _as_tuple(given["out"]) if signature.brought else tuple(make() for make in self.makers)
+        self.result_views = [_viewer(tensor) for tensor in results]
+        inputs, outputs = self._arrays(given, results)
+        named = dict(zip(op.inputs, inputs, strict=True))
+        self.runner = arrays.Runner(op, (), {**given, **named, "out": arrays.one_or_tuple(outputs)})
 
     def run(self, given: Mapping[str, Any]) -> Any:
         out = given.get("out")
-        if out is None:
-            out = tuple(make() for make in self.makers) if self.several else self.makers[0]()
-        self.compute(self._arrays(given, out))
-        return out
+        results = tuple(make() for make in self.makers) if out is None else _as_tuple(out)
+        inputs, outputs = self._arrays(given, results)
+        self.runner.run([*inputs, *outputs], outputs, trusted=out is None)
+        return self.finish(results)
 
-    def _arrays(self, given: Mapping[str, Any], out: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {name: view(given[name]) for name, view in self.views}
-        if self.several:
-            found["out"] = tuple(view(each) for view, each in zip(self.out_views, out, strict=True))
-        else:
-            found["out"] = self.out_views[0](out[0] if isinstance(out, tuple) else out)
-        return found
+    def _arrays(self, given: Mapping[str, Any], results: Sequence[torch.Tensor]) -> tuple[list[Any], tuple[Any, ...]]:
+        inputs = [view and view(given[name]) for name, view in self.views]
+        return inputs, tuple([view(each) for view, each in zip(self.result_views, results, strict=True)])
+
+
+def _as_tuple(out: Any) -> tuple[Any, ...]:
+    return out if isinstance(out, tuple) else (out,)
 
 
 def _viewer(tensor: torch.Tensor) -> Callable[[torch.Tensor], np.ndarray[Any, Any]]:
     """What gives the NumPy view of tensors of this one's dtype."""
-    return _view_bfloat16 if tensor.dtype == torch.bfloat16 else _view
+    bits = BITS.get(tensor.dtype)
+    return _view if bits is None else partial(_view_bits, bits, NUMPY_DTYPES[tensor.dtype])
 
 
 def _view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
 
 
-def _view_bfloat16(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    return _view(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
+def _view_bits(bits: torch.dtype, dtype: np.dtype[Any], tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    return _view(tensor.detach().view(bits)).view(dtype)
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A tensor in the memory of an array."""
+    dtype = TORCH_DTYPES[array.dtype]
+    bits = BITS.get(dtype)
+    if bits is None:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(numpy_dtype(bits))).view(dtype)
 
 
 _host = Runners(_HostMemory(), _settle, _HostPlan)
