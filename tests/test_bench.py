@@ -1,24 +1,28 @@
 """The benchmark on tiny arrays: what it computes and writes, not how fast anything is."""
 
+import io
 import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from opgrad.accuracy import error_in_ulp, last_place, reference
 from opgrad.bench import measure, peers
 from opgrad.bench.case import Case
-from opgrad.bench.cells import DTYPES, WORKLOADS, Cell, Workload, select
+from opgrad.bench.cells import DTYPES, GROUPS, PLAIN, PLANS, WORKLOADS, Cell, Workload, select
 from opgrad.bench.command import bench
 from opgrad.bench.copying import copier
 from opgrad.bench.figures import figures, geometric_mean, losses, read
+from opgrad.bench.form_case import FormCase
 from opgrad.bench.run import Options, prepared, previous, run, store
-from opgrad.bench.tables import duration, full_table, headline_table, summary
+from opgrad.bench.tables import TITLES, duration, full_table, headline_table, show, summary
 from opgrad.bench.targets import Cpu, target
 from opgrad.contract import DTYPES as NUMPY_DTYPES
 from opgrad.contract import FLOATS, operators
@@ -33,10 +37,19 @@ TINY = {
 NOT_COMPARED = {"quick_gelu", "quick_gelu_grad", "gather_grad"}
 NOT_COMPARED |= {"softmax_cross_entropy_loss_only", "softmax_cross_entropy_loss_and_grad"}
 PEER_TOLERANCE = 8  # ulp
+PLAN_TIMES = ("opgrad", "copy", "call", "kernel")
+FORMS = {cell.name: cell for cell in select([], [], [], quick=False, groups=GROUPS[1:])}
 
 
 def tiny_cells(op, dtype="float32"):
     return [Cell(op, workload, dtype) for workload in TINY[op.kind]]
+
+
+def tiny_form(cell):
+    """The same form of few numbers, the last axis still the longest."""
+    return replace(
+        cell, workload=replace(cell.workload, shape=(6, 10) if len(cell.workload.shape) == 2 else (3, 2, 4, 5))
+    )
 
 
 def made_up_result(ratios):
@@ -86,6 +99,35 @@ def test_a_sample_of_large_results_is_compared(monkeypatch, op):
         assert case.error() < 64
 
 
+@pytest.mark.parametrize("name", [name for name in FORMS if "2048x32000" not in name])
+def test_forms_of_softmax_and_their_peers(monkeypatch, name):
+    monkeypatch.setattr("opgrad.bench.case.CHECKED", 16)
+    case = FormCase(tiny_form(FORMS[name]))
+    ours, rivals = case.call(), peers.calls(case, peers.installed())
+    integers = next(iter(case.results.values())).dtype.kind in "iu"
+    for call in (ours, *rivals.values()):
+        for array in case.results.values():
+            array.fill(77)
+        call()
+        written = not any((array.astype(np.float64) == 77).all() for array in case.results.values())
+        assert written or call is not ours
+        if written and ("dropout" not in name or call is ours):  # others draw other numbers
+            assert case.error() < (1 if integers else 64)
+    if case.cell.workload.group == PLANS:
+        assert set(rivals) == {"call", "kernel"}
+
+
+def test_wrong_forms_have_a_large_error():
+    case = FormCase(tiny_form(FORMS["softmax 4096x1000, out_scale 1/127 float32->int8"]))
+    case.call()()
+    case.results["y"][5, 3] += 9
+    assert case.error() > 8
+    case = FormCase(tiny_form(FORMS["softmax 4096x1000, dropout and mask float32"]))
+    case.call()()
+    case.results["mask"][0, 0] ^= True
+    assert case.error() == math.inf
+
+
 def test_wrong_results_have_a_large_error():
     case = Case(Cell(operators()["relu"], Workload((9,)), "float32"))
     case.call()()
@@ -126,6 +168,16 @@ def test_traffic_counts_each_array_once():
     assert case.traffic() == 3 * 10 * 8 * 2
 
 
+def test_traffic_of_a_form_counts_what_broadcasts_once_and_each_dtype_by_its_size():
+    assert FormCase(tiny_form(FORMS["softmax 4096x1000, out_scale 1/127 float32->int8"])).traffic() == 60 * (4 + 1)
+    added = FormCase(tiny_form(FORMS["softmax 32x16x128x128, add 1x16x1x128 float32"]))
+    assert added.traffic() == 2 * 120 * 4 + 2 * 5 * 4
+    mixed = FormCase(tiny_form(FORMS["softmax_grad 4096x1000, no attribute bfloat16,bfloat16->float32"]))
+    assert mixed.traffic() == 60 * (2 + 2 + 4)
+    kept = FormCase(tiny_form(FORMS["softmax 4096x1000, where float32"]))
+    assert kept.traffic() == 60 * (4 + 1 + 4)
+
+
 def test_the_loss_alone_reads_logits_and_labels():
     case = Case(Cell(operators()["softmax_cross_entropy_loss_only"], Workload((10, 8)), "bfloat16"))
     assert case.traffic() == 10 * 8 * 2 + 10 * 8 + 2
@@ -146,13 +198,32 @@ def test_times_of_all_calls_are_taken():
 
 
 def test_selection():
-    assert {cell.dtype for cell in select([], [], [], quick=True)} == set(DTYPES)
+    assert {cell.dtype for cell in select([], [], [], quick=True, groups=[PLAIN])} == set(DTYPES)
     assert len(select([], [], [], quick=True)) < len(select([], [], [], quick=False))
     (cell,) = select(["softmax"], ["float64"], ["4096x1000"], quick=False)
     assert (cell.workload.headline, cell.name) == (True, "softmax 4096x1000 float64")
     (cell,) = select(["gather"], ["float32"], ["30x4"], quick=False)
     assert cell.workload == Workload((30, 4), indices=30)
     assert not select(["softmax_cross_entropy_loss"], [], ["30"], quick=False)
+
+
+def test_selection_of_forms():
+    every = select([], [], [], quick=False)
+    assert len({(cell.op.name, cell.workload.label, cell.dtype) for cell in every}) == len(every)
+    for group in GROUPS:
+        quick = select([], [], [], quick=True, groups=[group])
+        assert quick
+        assert {cell.workload.group for cell in quick} == {group}
+    assert len(select([], [], [], quick=False, groups=["broadcast"])) == 16
+    shown = [
+        cell.name for cell in select(["softmax"], ["float32"], ["4096x1000"], quick=False, groups=["types", "plain"])
+    ]
+    assert shown == ["softmax 4096x1000 float32"]
+    names = [cell.dtype for cell in select([], ["float32", "bfloat16"], ["4096x1000"], quick=False, groups=["types"])]
+    assert names == ["bfloat16->float32", "float32->bfloat16"]
+    assert not select(["relu"], [], [], quick=False, groups=["types"])
+    with pytest.raises(ValueError, match=r"^bench: group is 'type', expected one of plain, types, post-ops, "):
+        select([], [], [], quick=False, groups=["type"])
 
 
 @pytest.mark.parametrize(
@@ -188,6 +259,29 @@ def test_result_tables_and_losses():
     assert summary(cells[-1:]) == "1 cells, no peer."
 
 
+def test_forms_have_tables_of_their_own():
+    result = made_up_result([4.0])
+    before = full_table(result)
+    for group, workload, seconds in (("broadcast", "8x9, add 1x9", 3e-3), ("broadcast", "8x9, add 8x9", 2e-3)):
+        cell = result["cells"][0] | {"group": group, "workload": workload}
+        cell["times"] = cell["times"] | {"opgrad": {"median": seconds, "minimum": seconds, "samples": 1}}
+        result["cells"].append(cell)
+    times = {
+        name: {"median": t, "minimum": t, "samples": 1}
+        for name, t in zip(PLAN_TIMES, (3e-6, 1e-6, 5e-6, 2e-6), strict=True)
+    }
+    result["cells"].append(result["cells"][0] | {"group": "plans", "workload": "1x9", "times": times})
+    text = full_table(result)
+    assert text.startswith(before)
+    assert "#### Softmax with an operand, by the axes that it has" in text
+    assert [line.rpartition(" | ")[2] for line in text.splitlines() if "add" in line] == ["1.50 |", "1.00 |"]
+    assert "| `softmax` | 1x9 | float32 | 3 µs | 5 µs | 2 µs | 1 µs |" in text
+    assert summary(figures(result)) == summary(figures(made_up_result([4.0])))
+    assert headline_table(result) == headline_table(made_up_result([4.0]))
+    result["cells"] = result["cells"][2:]
+    assert "cells, " not in full_table(result)
+
+
 def test_durations_have_three_digits():
     assert [duration(t) for t in (0.01234, 9.4e-4, 1.2345e-6)] == ["12.3 ms", "940 µs", "1.23 µs"]
 
@@ -218,6 +312,17 @@ def test_a_result_is_json(op):
     result = run(Cpu(), tiny_cells(op)[:1], ["numpy"], 0, {}, progress)
     assert seen == [(0, 1, tiny_cells(op)[0].name)]
     assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_a_result_with_forms_is_json_and_is_shown():
+    cells = [tiny_form(cell) for cell in select([], [], [], quick=True, groups=GROUPS[1:])]
+    result = run(Cpu(), cells, ["numpy"], 0, {}, lambda done, total, cell: None)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert {cell["group"] for cell in result["cells"]} == set(GROUPS[1:])
+    console = Console(record=True, file=io.StringIO())
+    show(console, result)
+    text = console.export_text()
+    assert all(title in text for title in TITLES.values())
 
 
 def test_an_interrupt_keeps_what_was_measured():

@@ -1,5 +1,6 @@
-"""The generated parts of the documents are what the generator gives."""
+"""The generated parts of the documents are what the generator gives, and the examples of the oneDNN page run."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,35 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize("path", report.documents(ROOT), ids=lambda path: path.name)
 def test_generated_parts_are_up_to_date(path):
     assert path.read_text(encoding="utf-8") == report.rewritten(path, ROOT), "run: make tables"
+
+
+def test_examples_for_those_who_come_from_onednn_run():
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "onednn.md").read_text(encoding="utf-8"), re.M | re.S
+    )
+    assert blocks
+    names = {}
+    for block in blocks:
+        exec(block, names)  # each goes on where the one before ended
+
+
+@pytest.mark.parametrize("path", report.documents(ROOT), ids=lambda path: path.name)
+def test_links_between_documents_lead_to_sections(path):
+    text = path.read_text(encoding="utf-8")
+    for target, section in re.findall(r"\]\(([\w./-]*\.md)?(?:#([\w-]+))?\)", text):
+        linked = path.parent / target if target else path
+        assert linked.is_file(), target
+        if section:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.M)
+            assert section in [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings], (
+                section
+            )
+
+
+def test_every_post_op_is_documented():
+    table = report.post_op_table(ROOT, ROOT / "docs")
+    assert len(table.splitlines()) == 2 + 13 + 21
+    assert "| `hardswish(alpha=0.1667, beta=0.5)` |" in table
 
 
 def test_the_readme_has_operators_and_benchmark():

@@ -75,6 +75,24 @@ def operator_reference(root: Path, folder: Path) -> str:
     return "\n\n".join(_section(op, _links(op, backends[name], root, folder)) for name, op in operators().items())
 
 
+def post_op_table(root: Path, folder: Path) -> str:
+    """The post-ops of softmax: how each is called, what it is, whether it has a gradient."""
+    from opgrad import post_ops
+
+    lines = ["| post-op | value | gradient |", "|---|---|---|"]
+    for name in (*post_ops.BINARY, *post_ops.VALUES):
+        function = getattr(post_ops, name)
+        parameters = ", ".join(map(_parameter, inspect.signature(function).parameters.values()))
+        value = re.sub(r"([|*])", r"\\\1", inspect.getdoc(function) or "")
+        lines.append(f"| `{name}({parameters})` | {value} | {'yes' if post_ops.has_gradient(name) else 'no'} |")
+    return "\n".join(lines)
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    """Its name, and its default in a few digits."""
+    return parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default:.4g}"
+
+
 def _section(op: Operator, sources: str) -> str:
     lines = [f"## {op.name}", "", "```python", f"opgrad.{_signature(op)}", "```", ""]
     lines += ["```text", inspect.getdoc(op.reference) or "", "```", ""]
@@ -114,8 +132,10 @@ def results(root: Path, device: str) -> dict[str, dict[str, Any]]:
 
 
 def newest(root: Path, device: str) -> dict[str, Any] | None:
-    """The newest result of a device, None if there is none."""
-    return next(reversed(results(root, device).values()), None)
+    """The newest result of a device with plain cells, None if there is none."""
+    from opgrad.bench.figures import figures
+
+    return next((result for result in reversed(results(root, device).values()) if figures(result)), None)
 
 
 def benchmark(root: Path, folder: Path) -> str:
@@ -162,6 +182,7 @@ def _full_tables(found: dict[str, dict[str, Any]]) -> str:
 PARTS: dict[str, Callable[[Path, Path], str]] = {
     "operators": operator_table,
     "operator-reference": operator_reference,
+    "post-ops": post_op_table,
     "benchmark": benchmark,
     "benchmark-cells": benchmark_cells,
     "cuda-speed": cuda_speed,

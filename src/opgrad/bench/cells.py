@@ -1,17 +1,25 @@
-"""What is measured: the workloads of each kind of operator, in each dtype."""
+"""What is measured: the workloads of each kind of operator, in each dtype, and the forms of softmax."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from opgrad.bench.forms import BROADCAST_SHAPE, BROADCASTS
 from opgrad.contract import FLOATS, Operator, Shape, operators
 
 DTYPES = ("float32", "bfloat16", "float16")
+PLAIN, TYPES, POST_OPS, BROADCAST, ATTRIBUTES, GRADIENTS, PLANS = GROUPS = (
+    "plain", "types", "post-ops", "broadcast", "attributes", "gradients", "plans",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A shape with what belongs to it. `headline`: in the short table; `quick`: measured by `--quick`."""
+    """A shape with what belongs to it. `headline`: in the short table; `quick`: measured by `--quick`.
+
+    A workload of another group than "plain" is a form of softmax: one of bench/forms.py, by its name, and the dtypes
+    that it is measured in, such as "float32->int8" or, for a gradient's two arrays, "bfloat16,float32->float32".
+    """
 
     shape: Shape
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -19,12 +27,16 @@ class Workload:
     equal: bool = False
     headline: bool = False
     quick: bool = False
+    group: str = PLAIN
+    form: str = ""
+    dtypes: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
         """The workload as tables write it."""
         parts = ["x".join(map(str, self.shape))]
         parts += [f"{name} {value}" for name, value in self.attributes.items()]
+        parts += [self.form] if self.form else []
         parts += [f"{self.indices} indices"] if self.indices else []
         return ", ".join(parts + ["all equal"] * self.equal)
 
@@ -58,8 +70,71 @@ SLICES = (
     Workload((1000, 256), indices=65536, headline=True, quick=True),
     Workload((1000, 256), indices=65536, equal=True, headline=True),
 )
-Workloads = Mapping[str, Sequence[Workload]]  # by kind of operator
-WORKLOADS: Workloads = {"elements": ELEMENTS, "rows": ROWS, "classes": CLASSES, "slices": SLICES}
+
+
+# --- the forms of softmax --------------------------------------------------------------------------------------------
+
+SHORT_ROWS, LONG_ROWS, COLUMNS = (4096, 1000), (2048, 32000), (16, 1000, 56, 56)
+TO_FLOATS = (
+    "int8->float32",
+    "float8_e5m2->float32",
+    "bfloat16->float32",
+    "float32->bfloat16",
+    "float32->float8_e4m3fn",
+)
+TO_INT8, TO_UINT8 = ("float32->int8", "int8->int8"), ("float32->uint8",)
+MIXED_GRADIENTS = (
+    "bfloat16,float32->bfloat16", "float32,bfloat16->float32", "bfloat16,bfloat16->float32", "float16,float32->float16",
+)  # fmt: skip
+
+
+def _forms(
+    group: str, forms: Sequence[str], dtypes: tuple[str, ...] = ("float32",), shapes: Sequence[Shape] = (SHORT_ROWS,)
+) -> list[Workload]:
+    """The first of them is quick."""
+    found = [(shape, form) for shape in shapes for form in forms]
+    return [
+        Workload(
+            shape,
+            {"axis": 1} if shape == COLUMNS else {},
+            group=group,
+            form=form,
+            dtypes=dtypes,
+            quick=number == 0,
+        )
+        for number, (shape, form) in enumerate(found)
+    ]
+
+
+SOFTMAX_FORMS = (
+    *_forms(TYPES, [""], TO_FLOATS, (SHORT_ROWS, LONG_ROWS, COLUMNS)),
+    *_forms(TYPES, ["out_scale 1/127"], TO_INT8, (SHORT_ROWS, LONG_ROWS, COLUMNS)),
+    *_forms(TYPES, ["out_scale 1/255"], TO_UINT8, (SHORT_ROWS, LONG_ROWS, COLUMNS)),
+    *_forms(POST_OPS, ["no post-op", "relu", "gelu_erf", "relu, linear, gelu_erf"], shapes=(SHORT_ROWS, LONG_ROWS)),
+    *_forms(BROADCAST, BROADCASTS, shapes=(BROADCAST_SHAPE,)),
+    *_forms(
+        ATTRIBUTES,
+        ["no attribute", "where", "logit_scale", "result_scale", "out_scale", "dropout", "dropout and mask", "stats"],
+        shapes=(SHORT_ROWS, COLUMNS),
+    ),
+    *_forms(PLANS, ["no attribute"], shapes=((1, 1000),)),
+    *_forms(PLANS, ["out_scale 1/127"], ("float32->int8",), shapes=((1, 1000),)),
+)
+GRADIENT_FORMS = (
+    *_forms(GRADIENTS, ["no attribute"], MIXED_GRADIENTS, (SHORT_ROWS, LONG_ROWS, COLUMNS)),
+    *_forms(GRADIENTS, ["no attribute", "result_scale, mul, relu"], ("float32", "bfloat16")),
+    *_forms(PLANS, ["no attribute"], shapes=((1, 1000),)),
+)
+
+Workloads = Mapping[str, Sequence[Workload]]  # by kind of operator; an operator's forms by its name
+WORKLOADS: Workloads = {
+    "elements": ELEMENTS,
+    "rows": ROWS,
+    "classes": CLASSES,
+    "slices": SLICES,
+    "softmax": SOFTMAX_FORMS,
+    "softmax_grad": GRADIENT_FORMS,
+}
 
 
 @dataclass(frozen=True)
@@ -81,21 +156,38 @@ def select(
     shapes: Sequence[str],
     quick: bool,
     workloads: Workloads = WORKLOADS,
+    groups: Sequence[str] = (),
 ) -> list[Cell]:
-    """The cells of these operators, dtypes and shapes; an empty sequence means the default.
+    """The cells of these operators, dtypes, shapes and groups; an empty sequence means the default.
 
-    A shape such as "4096x1000" that no workload has is added to all operators that take it.
+    A shape such as "4096x1000" that no workload has is added to all operators that take it. Forms of softmax have
+    their own shapes and dtypes, of which those asked for are left.
 
     Raises ValueError for a name that is not known.
     """
     declared = operators()
     _check("operator", ops, declared)
     _check("dtype", dtypes, FLOATS)
+    _check("group", groups, GROUPS)
+    plain = not groups or PLAIN in groups
     cells = []
     for op in [declared[name] for name in ops or declared]:
-        for workload in _workloads(op, workloads[op.kind], shapes, quick):
+        for workload in _workloads(op, workloads[op.kind], shapes, quick) if plain else []:
             cells += [Cell(op, workload, dtype) for dtype in dtypes or DTYPES]
+        for workload in workloads.get(op.name, ()):
+            if (not groups or workload.group in groups) and _is_asked(workload, shapes, quick):
+                cells += [Cell(op, workload, pair) for pair in _pairs(workload, dtypes, quick)]
     return cells
+
+
+def _is_asked(workload: Workload, shapes: Sequence[str], quick: bool) -> bool:
+    return workload.shape in map(_shape, shapes) if shapes else workload.quick or not quick
+
+
+def _pairs(workload: Workload, dtypes: Sequence[str], quick: bool) -> Sequence[str]:
+    """The dtypes of a form, or those with nothing but these dtypes in them."""
+    found = [pair for pair in workload.dtypes if not dtypes or set(pair.replace("->", ",").split(",")) <= set(dtypes)]
+    return found[:1] if quick else found
 
 
 def _check(what: str, names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) -> None:

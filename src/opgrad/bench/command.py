@@ -25,6 +25,14 @@ def bench(
             "Default: those installed.",
         ),
     ] = "",
+    groups: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,…",
+            help="Of plain and, for softmax with attributes, types, post-ops, broadcast, attributes, gradients, plans. "
+            "Default: all.",
+        ),
+    ] = "",
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result.")] = None,
     update: Annotated[
         bool, typer.Option("--update", help="Keep the cells of the JSON file that are not measured now.")
@@ -54,7 +62,8 @@ def bench(
         raise ValueError("bench: --update needs --json with the file to be updated")
     console = Console()
     old = previous(json_file, update)
-    result = _with_bar(console, prepared(Options(device, ops, dtypes, shapes, peers, seconds, quick), old))
+    options = Options(device, ops, dtypes, shapes, peers, seconds, quick, groups)
+    result = _with_bar(console, prepared(options, old))
     show(console, result)
     if json_file is not None:
         result = store(json_file, result, old)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opgrad.bench.measure import COPY, OURS
+from opgrad.bench.cells import GROUPS, PLAIN, PLANS
+from opgrad.bench.measure import CALL, COPY, KERNEL, OURS
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class Figures:
         return f"{self.operator} {self.workload} {self.dtype}"
 
     @property
+    def shape(self) -> str:
+        """The workload's shape alone."""
+        return self.workload.partition(",")[0]
+
+    @property
     def lost(self) -> bool:
         """Slower than the best peer, as far as the table's digits show."""
         return self.ratio is not None and round(self.ratio, 2) < 1
@@ -49,8 +55,45 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def figures(result: dict[str, Any]) -> list[Figures]:
-    """The figures of every cell, from median times."""
-    return [_figures(cell) for cell in result["cells"]]
+    """The figures of every plain cell, from median times."""
+    return [_figures(cell) for cell in result["cells"] if cell.get("group", PLAIN) == PLAIN]
+
+
+def forms(result: dict[str, Any]) -> dict[str, list[Figures]]:
+    """The figures of the forms of softmax by group, plans left out."""
+    of_group = {group: [cell for cell in result["cells"] if cell.get("group") == group] for group in GROUPS}
+    return {group: list(map(_figures, cells)) for group, cells in of_group.items() if cells and group != PLANS}
+
+
+def times_of_fastest(cells: Sequence[Figures]) -> list[float]:
+    """The time of each cell over that of the fastest of the same operator, shape and dtypes."""
+    fastest: dict[tuple[str, str, str], float] = {}
+    for cell in cells:
+        key = cell.operator, cell.shape, cell.dtype
+        fastest[key] = min(cell.seconds, fastest.get(key, cell.seconds))
+    return [cell.seconds / fastest[cell.operator, cell.shape, cell.dtype] for cell in cells]
+
+
+@dataclass(frozen=True)
+class PlanFigures:
+    """Seconds of a plan's call, of the plain call, and of the kernel alone."""
+
+    operator: str
+    workload: str
+    dtype: str
+    plan: float
+    call: float
+    kernel: float
+
+
+def plans(result: dict[str, Any]) -> list[PlanFigures]:
+    """The figures of the plans that were measured."""
+    found = []
+    for cell in result["cells"]:
+        if cell.get("group") == PLANS:
+            times = [cell["times"][name]["median"] for name in (OURS, CALL, KERNEL)]
+            found.append(PlanFigures(cell["operator"], cell["workload"], cell["dtype"], *times))
+    return found
 
 
 def _figures(cell: dict[str, Any]) -> Figures:

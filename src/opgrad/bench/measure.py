@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 OURS, COPY = "opgrad", "copy"  # the contestants that are always there
+CALL, KERNEL = "call", "kernel"  # those of a plan: the plain call, and native code alone
 TURN = 0.002  # seconds of calls in a turn, at least one call
 BATCH = 20e-6  # seconds between two looks at the clock: long against the 0.1 µs that a look costs
 FEWEST = 3  # rounds

@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 
 import opgrad
+from opgrad.bench import composed
 from opgrad.bench.case import Case
-from opgrad.contract import Array
+from opgrad.bench.form_case import FormCase
+from opgrad.contract import FLOAT8, Array
 
 Call = Callable[[], object]
 
+ML_DTYPES = ("bfloat16", *FLOAT8)  # those that NumPy and torch know from each other by their bits alone
 PEERS = ("torch", "onnxruntime", "scipy", "numpy")
 # Elements beyond which one call of NumPy's many passes takes over half a second; it is not measured there.
 NUMPY_LIMIT = {"float32": 1 << 24, "float64": 1 << 23, "float16": 1 << 21, "bfloat16": 1 << 21}
@@ -39,7 +42,9 @@ def chosen(names: Sequence[str], present: Sequence[str]) -> list[str]:
 
 
 def calls(case: Case, peers: Sequence[str]) -> dict[str, Call]:
-    """The calls of those peers that compute this case."""
+    """The calls of those peers that compute this case; a plan is compared with nothing but our own calls."""
+    if isinstance(case, FormCase) and (ours := case.beside()):
+        return ours
     found = {}
     for peer in peers:
         call = SETUPS[peer](case)
@@ -64,8 +69,9 @@ class Torch:
     def _tensor(self, array: Any) -> Any:
         if isinstance(array, self.torch.Tensor):
             return array.detach()  # a tensor of its own, of which a peer may ask for a gradient
-        if array.dtype.name == "bfloat16":
-            return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
+        if array.dtype.name in ML_DTYPES:
+            bits = array.view(np.int16 if array.itemsize > 1 else np.int8)
+            return self.torch.from_numpy(bits).view(getattr(self.torch, array.dtype.name))
         return self.torch.from_numpy(array)
 
     def __getitem__(self, name: str) -> Any:
@@ -150,6 +156,9 @@ TORCH: Mapping[str, Callable[[Torch], Call]] = {
 
 
 def _torch(case: Case) -> Call | None:
+    if isinstance(case, FormCase):
+        tensors = Torch(case)
+        return composed.call(tensors.torch, case, tensors.tensors)
     setup = TORCH.get(case.op.name)
     return setup(Torch(case)) if setup else None
 
@@ -172,7 +181,7 @@ ONNX: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 
 
 def _onnxruntime(case: Case) -> Call | None:
-    if case.op.name not in ONNX:
+    if case.op.name not in ONNX or isinstance(case, FormCase):
         return None
     runtime = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
@@ -221,13 +230,15 @@ SCIPY: Mapping[str, Callable[[Any, Case], Call]] = {
 
 def _scipy(case: Case) -> Call | None:
     setup = SCIPY.get(case.op.name)
-    if setup is None or case.dtype not in ("float32", "float64") or _too_large(case):
+    if setup is None or isinstance(case, FormCase) or case.dtype not in ("float32", "float64") or _too_large(case):
         return None
     return setup(importlib.import_module("scipy.special"), case)
 
 
 def _numpy(case: Case) -> Call | None:
-    """The reference as it stands, in the array's own dtype."""
+    """The reference as it stands, in the array's own dtype; of the forms of softmax those in one float dtype."""
+    if isinstance(case, FormCase) and ("out_dtype" in case.values or "dropout" in case.values):
+        return None
     return None if _too_large(case) else partial(case.op.reference, **case.values)
 
 

@@ -30,6 +30,7 @@ class Options:
     peers: str = ""
     seconds: float | None = None
     quick: bool = False
+    groups: str = ""
 
 
 def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[Progress], dict[str, Any]]:
@@ -40,9 +41,9 @@ def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[P
     """
     chosen = target(options.device)
     ops, dtypes, shapes = _names(options.ops), _names(options.dtypes), _names(options.shapes)
-    cells = select(ops, dtypes, shapes, options.quick, chosen.workloads)
+    cells = select(ops, dtypes, shapes, options.quick, chosen.workloads, _names(options.groups))
     if not cells:
-        raise ValueError("bench: no operator takes this shape")
+        raise ValueError("bench: no cell has these operators, dtypes, shapes and groups")
     peers = chosen.peers(_names(options.peers))
     if old is not None:
         _check_same(old, _surroundings(chosen))

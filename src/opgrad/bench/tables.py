@@ -6,9 +6,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from opgrad.bench.figures import Figures, figures, geometric_mean, losses
+from opgrad.bench.cells import ATTRIBUTES, BROADCAST, GRADIENTS, PLANS, POST_OPS, TYPES
+from opgrad.bench.figures import Figures, figures, forms, geometric_mean, losses, plans, times_of_fastest
 
 COLUMNS = ("operator", "shape", "dtype", "time", "GB/s", "of copy", "best peer", "its time", "ratio", "ulp")
+OF_FASTEST = "of fastest"  # one more for the forms of softmax
+PLAN_COLUMNS = ("operator", "shape", "dtype", "plan", "call", "kernel", "plan - kernel")
+TITLES = {
+    TYPES: "Softmax between dtypes",
+    POST_OPS: "Softmax with functions as post-ops",
+    BROADCAST: "Softmax with an operand, by the axes that it has",
+    ATTRIBUTES: "Softmax with attributes",
+    GRADIENTS: "Gradients of softmax with mixed dtypes and attributes",
+    PLANS: "Plans",
+}
 HOST = "host"  # one more on a device: the time after which a call returns
 LEFT = 3  # columns with text; the others hold numbers
 PIPE_WIDTH = 160  # of a table in a file or a pipe
@@ -19,17 +30,26 @@ def show(console: Console, result: dict[str, Any]) -> None:
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     cells = figures(result)
-    table = Table(caption=machine_line(result), caption_justify="left")
-    for place, column in enumerate(_columns(result)):
-        table.add_column(column, justify="left" if place < LEFT else "right", no_wrap=True)
-    for cell in cells:
-        table.add_row(*_row(cell), style="red" if cell.lost else "")
-    console.print(table)
-    console.print(summary(cells))
+    if cells:
+        lost = [cell.lost for cell in cells]
+        console.print(_table("", _columns(result), [_row(cell) for cell in cells], lost))
+        console.print(summary(cells))
+    for title, columns, rows in _form_tables(result):
+        console.print(_table(title, columns, rows))
+    console.print(machine_line(result), highlight=False)
     for cell in losses(cells):
         console.print(f"  slower: {cell.name}, {cell.ratio:.2f}x {cell.peer}", highlight=False)
     for line in left_out(result):
         console.print(f"  left out: {line}", highlight=False, markup=False)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], lost: Sequence[bool] = ()) -> Table:
+    table = Table(title=title or None, title_justify="left")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place < LEFT else "right", no_wrap=True)
+    for place, row in enumerate(rows):
+        table.add_row(*row, style="red" if lost and lost[place] else "")
+    return table
 
 
 def summary(cells: Sequence[Figures]) -> str:
@@ -84,12 +104,41 @@ def _columns(result: dict[str, Any]) -> tuple[str, ...]:
 
 
 def full_table(result: dict[str, Any]) -> str:
-    """Markdown: every cell."""
-    cells, columns = figures(result), _columns(result)
-    rules = [":--"] * LEFT + ["--:"] * (len(columns) - LEFT)
-    lines = [_line(columns), _line(rules), *[_line(_row(cell, code=True)) for cell in cells]]
+    """Markdown: every cell, the forms of softmax in tables of their own."""
+    cells = figures(result)
+    parts = [machine_line(result)]
+    if cells:
+        parts += ["", summary(cells), "", *_markdown(_columns(result), [_row(cell, code=True) for cell in cells])]
     notes = [f"* left out: {line}" for line in left_out(result)]
-    return "\n".join([machine_line(result), "", summary(cells), "", *lines, *([""] if notes else []), *notes])
+    parts += ["", *notes] if notes else []
+    for title, columns, rows in _form_tables(result, code=True):
+        parts += ["", f"#### {title}", "", *_markdown(columns, rows)]
+    return "\n".join(parts)
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    rules = [":--"] * LEFT + ["--:"] * (len(columns) - LEFT)
+    return [_line(columns), _line(rules), *map(_line, rows)]
+
+
+def _form_tables(result: dict[str, Any], code: bool = False) -> list[tuple[str, Sequence[str], list[list[str]]]]:
+    """The tables of the forms of softmax: title, columns, rows."""
+    tables: list[tuple[str, Sequence[str], list[list[str]]]] = []
+    for group, cells in forms(result).items():
+        rows = [[*_row(cell, code), f"{times:.2f}"] for cell, times in zip(cells, times_of_fastest(cells), strict=True)]
+        tables.append((TITLES[group], (*COLUMNS, OF_FASTEST), rows))
+    if found := plans(result):
+        rows = [
+            [_name_of(each.operator, code), each.workload, each.dtype]
+            + [duration(seconds) for seconds in (each.plan, each.call, each.kernel, each.plan - each.kernel)]
+            for each in found
+        ]
+        tables.append((TITLES[PLANS], PLAN_COLUMNS, rows))
+    return tables
+
+
+def _name_of(operator: str, code: bool) -> str:
+    return f"`{operator}`" if code else operator
 
 
 def headline_table(result: dict[str, Any]) -> str:
@@ -118,7 +167,7 @@ def _entry(cell: Figures | None) -> str:
 
 def _row(cell: Figures, code: bool = False) -> list[str]:
     return [
-        f"`{cell.operator}`" if code else cell.operator,
+        _name_of(cell.operator, code),
         cell.workload,
         cell.dtype,
         duration(cell.seconds),

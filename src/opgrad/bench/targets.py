@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 from opgrad.bench import peers
 from opgrad.bench.case import Case
-from opgrad.bench.cells import WORKLOADS, Cell, Workloads
+from opgrad.bench.cells import PLAIN, WORKLOADS, Cell, Workloads
 from opgrad.bench.copying import MOST_COPIED, copier
+from opgrad.bench.form_case import FormCase
 from opgrad.bench.measure import COPY, OURS, interleaved
 
 TARGETS = ("cpu", "cuda")
@@ -63,7 +64,8 @@ class Cpu:
         return None
 
     def measure(self, cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
-        case = Case(cell)
+        group = cell.workload.group
+        case = Case(cell) if group == PLAIN else FormCase(cell)
         ours = case.call()
         ours()
         traffic = case.traffic()
@@ -75,6 +77,7 @@ class Cpu:
             "workload": cell.workload.label,
             "dtype": cell.dtype,
             "headline": cell.workload.headline,
+            **({} if group == PLAIN else {"group": group}),
             "bytes": traffic,
             "copied_bytes": copy.bytes,
             "error_ulp": error if math.isfinite(error) else None,

@@ -1,0 +1,119 @@
+"""The arrays of a cell that measures a form of softmax, our call on them, its traffic and its error."""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+import opgrad
+from opgrad.accuracy import error_in_ulp, reference
+from opgrad.arrays import form
+from opgrad.bench import case as plain
+from opgrad.bench.cells import PLANS, Cell
+from opgrad.bench.forms import FORMS, leading
+from opgrad.bench.measure import CALL, KERNEL
+from opgrad.contract import DTYPES, Array, Spec
+from opgrad.plans import Plan, plan, prepare
+from opgrad.sample import Numpy, aligned, arguments
+
+
+class FormCase(plain.Case):
+    """A form of softmax with its memory: `values` are all of the call's arguments, `results` all that it returns.
+
+    `general` is the operator that the call stands for, `given` its arguments.
+    """
+
+    def __init__(self, cell: Cell):
+        workload = cell.workload
+        sources, _, target = cell.dtype.partition("->")
+        dtypes = sources.split(",")
+        self.cell, self.op, self.shape = cell, cell.op, workload.shape
+        self.dtype, self.axis = dtypes[0], int(workload.attributes.get("axis", -1))
+        self.values = arguments(cell.op, workload.shape, "float32", **workload.attributes)
+        for name, dtype in zip(cell.op.arrays, dtypes * len(cell.op.arrays), strict=False):
+            self.values[name] = _converted(self.values[name], dtype)
+        self.values |= FORMS[workload.form](Numpy(1), workload.shape)
+        if target:
+            self.values["out_dtype"] = target
+        self.general, self.given = form(cell.op, dict(self.values))
+        attributes = {name: self.given[name] for name in self.general.attributes if name in self.given}
+        specs = [_spec(self.given[name]) for name in self.general.arrays]
+        prepared = prepare(self.general, specs, attributes)
+        self.results = {name: self.empty(spec.shape, spec.dtype) for name, spec in prepared.results.items()}
+        self.moved = prepared.problem.bytes
+
+    def call(self) -> Callable[[], object]:
+        """The function on these arrays as a user would call it, or its plan."""
+        function = super().call()
+        if self.cell.workload.group != PLANS:
+            return function
+        out = tuple(self.results.values())
+        inputs = [self.values[name] for name in self.op.arrays]
+        planned = opgrad.plan(getattr(opgrad, self.op.name), **self.values, out=out if len(out) > 1 else out[0])
+        return partial(planned, *inputs, out=out if len(out) > 1 else out[0])
+
+    def beside(self) -> dict[str, Callable[[], object]]:
+        """What a plan is compared with: the plain call, and the kernel run by native code alone."""
+        return {CALL: super().call(), KERNEL: Kernel(self)} if self.cell.workload.group == PLANS else {}
+
+    def traffic(self) -> int:
+        """Each input once, of what broadcasts only what it has, and each result once, all in their own dtypes."""
+        return self.moved
+
+    def _errors(self) -> Iterator[float]:
+        """Of the first rows: where dropout drops depends on an element's place."""
+        rows = max(1, plain.CHECKED * self.shape[0] // math.prod(self.shape))
+        values = {name: leading(value, rows, len(self.shape)) for name, value in self.values.items()}
+        values |= {name: values[name].astype(np.float64) for name in self.op.arrays}
+        if "post_ops" in values:
+            values["post_ops"] = [leading(each, rows, len(self.shape)) for each in values["post_ops"]]
+        for name, exact in reference(self.general, values).items():
+            yield _error(self.results[name][:rows], exact)
+
+
+class Kernel:
+    """A call that runs the plan of a case and does nothing else."""
+
+    def __init__(self, case: FormCase):
+        from opgrad.cpu.execute import execute, threads_for
+
+        arrays = [case.given[name] for name in case.general.arrays] + list(case.results.values())
+        self.arrays, self.plan = arrays, self._plan(case)
+        self.operands = np.array([array.ctypes.data for array in arrays])
+        self.scratch = aligned((self.plan.scratch_bytes,), np.dtype(np.uint8))
+        self._execute, self._threads_for = execute, threads_for
+        scratch = self.scratch.ctypes.data if self.plan.scratch_bytes else 0
+        self._addresses = self.plan.address, self.operands.ctypes.data, scratch
+
+    @staticmethod
+    def _plan(case: FormCase) -> Plan:
+        op, given = case.general, case.given
+        attributes = {name: given[name] for name in op.attributes if name in given}
+        return plan(op, [_spec(given[name]) for name in op.arrays], attributes)
+
+    def __call__(self) -> None:
+        threads = self._threads_for() if self.plan.parts_max > 1 else (0, 0)
+        self._execute.call(*self._addresses, *threads)
+
+
+def _spec(array: Array) -> Spec:
+    return Spec(array.shape, array.dtype, array.strides)
+
+
+def _converted(array: Array, dtype: str) -> Array:
+    if array.dtype.name == dtype:
+        return array
+    made = aligned(array.shape, DTYPES[dtype])
+    made[...] = array
+    return made
+
+
+def _error(got: Array, exact: Array) -> float:
+    """In ulp; for integers in units, for truth values infinite if one is wrong."""
+    if got.dtype.kind == "b":
+        return 0.0 if np.array_equal(got, exact) else math.inf
+    if got.dtype.kind in "iu":
+        limits = np.iinfo(got.dtype)
+        return float(np.max(np.abs(got - np.clip(exact, limits.min, limits.max))))
+    return error_in_ulp(got, exact)
