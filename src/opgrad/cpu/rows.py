@@ -61,10 +61,11 @@ def map_one(formula: Callable[..., Vector]) -> Callable[..., None]:
         w, i = lanes(out), begin
         if stream:
             head = min(to_line(out, i), end - i)
-            if head > 0:
-                masked(out, i, head, a, s, t)
-                i += head
             if head >= 0:
+                body = i + head
+                while i < body:  # twice where a line holds more elements than a vector
+                    masked(out, i, body - i, a, s, t)
+                    i = min(i + w, body)
                 while i + w <= end:
                     store_streaming(out, i, formula(load(a, i), s, t, index(out, i)))
                     i += w
@@ -91,10 +92,11 @@ def map_two(formula: Callable[..., Vector]) -> Callable[..., None]:
         w, i = lanes(out), begin
         if stream:
             head = min(to_line(out, i), end - i)
-            if head > 0:
-                masked(out, i, head, a, b, s, t)
-                i += head
             if head >= 0:
+                body = i + head
+                while i < body:  # twice where a line holds more elements than a vector
+                    masked(out, i, body - i, a, b, s, t)
+                    i = min(i + w, body)
                 while i + w <= end:
                     store_streaming(out, i, formula(load(a, i), load(b, i), s, t, index(out, i)))
                     i += w
