@@ -121,6 +121,15 @@ def test_avx2(tmp_path):
     assert finish(start(code, tmp_path, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=features)) == "right"
 
 
+@pytest.mark.skipif(not (X86 and "+avx2" in native.host()[1]), reason="this CPU has no AVX2")
+def test_avx2_writes_past_the_cache(tmp_path):
+    """There a cache line holds more 16-bit numbers than a vector has lanes."""
+    code = f"import pytest; print(pytest.main(['-q', r'{TESTS / 'test_streaming.py'}', '-k', 'relu or mask']))"
+    features = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2"
+    printed = finish(start(code, tmp_path, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=features))
+    assert printed.endswith("0"), printed
+
+
 def kernels(op, dtype, monkeypatch):
     """The kernels that a call on long rows uses, each with the dtypes of its pointers."""
     used = []

@@ -26,7 +26,8 @@ from opgrad.problem import Problem
 from opgrad.random import keep_threshold
 
 PIECE: Final = 1 << 11  # elements, 8 KiB: with an operand's they stay in the first-level cache
-STRIP_BYTES: Final = 1 << 18  # of a strip of columns, kept in the second-level cache
+STRIP_BYTES: Final = 1 << 20  # of a strip of columns: 256 KiB, the memory read in shorter runs, took 1.5 times as long
+STRIPS: Final = 16  # made at least, for threads to share
 SHORT: Final = 24  # elements of a row, up to which rows are turned into columns
 GROUPED: Final = 128  # … and up to which they are taken as many at a time as a vector has lanes
 NARROWEST: Final = 64  # columns of a strip: as many bytes make a cache line
@@ -212,7 +213,7 @@ def _blocks(problem: Problem, first: str, results: Sequence[str]) -> Blocks:
     lanes, n = vector_lanes(precision), max(problem.n, 1)
     if problem.inner > 1:
         item = DTYPES[precision].itemsize
-        widest = max(STRIP_BYTES // (n * item), NARROWEST)
+        widest = max(min(STRIP_BYTES // (n * item), problem.outer * problem.inner // STRIPS), NARROWEST)
         per_block = min(widest, problem.inner, PIECE) // lanes * lanes or lanes
         return Blocks(problem, first, precision, True, per_block, max(1, PIECE // per_block))
     per_block = max(1, PIECE // n)

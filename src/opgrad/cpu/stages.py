@@ -74,16 +74,16 @@ def over_runs(visit: Callable[..., None]) -> Callable[..., None]:
     """visit(values + i, offset, step, count, …) for each run of a line: elements one stride apart from an offset on."""
 
     @inline
-    def line(values: Any, operand: Any, alpha: float, flat: int, width: int, table: int) -> None:
+    def line(values: Any, operand: Any, alpha: float, flat: int, width: int, ahead: int, table: int) -> None:
         offset, start, inside = _locate(table, flat)
         size, step = load_word(table, FIRST_LOOP), load_word(table, FIRST_LOOP + 1)
         run = min(size - inside, width)
-        visit(values, operand, alpha, offset, step, run, table)
+        visit(values, operand, alpha, offset, step, run, ahead, table)
         done = run
         while done < width:
             start = _next_start(table, flat + done, start)
             run = min(size, width - done)
-            visit(values + done, operand, alpha, start, step, run, table)
+            visit(values + done, operand, alpha, start, step, run, ahead, table)
             done += run
 
     return line
@@ -105,15 +105,15 @@ def _size(p: Any) -> int:
     return address_of(p + 1) - address_of(p)
 
 
-AHEAD: Final = 1 << 11  # elements: what the next block reads is asked for now, 5 to 10 per cent of a call
+AHEAD: Final = 1 << 11  # elements of a row: what the next block reads is asked for now, 5 to 10 per cent of a call
 
 
 @inline
-def _read_neighbours(values: Any, p: Any, alpha: float, count: int) -> None:
+def _read_neighbours(values: Any, p: Any, alpha: float, count: int, ahead: int) -> None:
     w, i = lanes(values), 0
     while i + w <= count:
         store(values, i, load(p, i) * alpha)
-        prefetch(p, i + AHEAD)
+        prefetch(p, i + ahead)
         i += w
     mask = first(values, count - i)
     store_masked(values, i, load_masked(p, i, mask, 0.0) * alpha, mask)
@@ -129,10 +129,12 @@ def _fill(values: Any, v: Vector, count: int) -> None:
 
 
 @inline
-def _read_run(values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, table: int) -> None:
+def _read_run(
+    values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, ahead: int, table: int
+) -> None:
     p = at_byte(operand, offset)
     if step == _size(p):
-        _read_neighbours(values, p, alpha, count)
+        _read_neighbours(values, p, alpha, count, ahead)
     elif step == 0:
         _fill(values, full(values, load_one(p, 0)) * alpha, count)
     else:
@@ -141,7 +143,9 @@ def _read_run(values: Any, operand: Any, alpha: float, offset: int, step: int, c
 
 
 @inline
-def _write_run(values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, table: int) -> None:
+def _write_run(
+    values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, ahead: int, table: int
+) -> None:
     p = at_byte(operand, offset)
     if step == _size(p):
         _copy(p, 0, count, load_word(table, OWN), values, alpha, 0.0)
@@ -151,19 +155,24 @@ def _write_run(values: Any, operand: Any, alpha: float, offset: int, step: int, 
 
 
 @inline
-def _keep_run(values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, table: int) -> None:
+def _keep_run(
+    values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, ahead: int, table: int
+) -> None:
     state = address_of(operand)
     keep_run(values, 0, count, offset, step, load_word(state, 0), load_word(state, 1), load_word(table, OWN))
 
 
 def _over_lines(visit: Callable[..., None]) -> Kernel:
-    """The stage that visits all runs of a block: `lines` lines of `width` elements from `start` on, `pitch` apart."""
+    """The stage that visits all runs of a block: `lines` lines of `width` elements from `start` on, `pitch` apart.
+
+    In the buffer they are `row` apart, as the strips of columns are; rows are one line.
+    """
     over_line = over_runs(visit)
 
     @kernel
     def stage(part, values: Pointer, operand: Pointer, alpha: Float, start, lines, pitch, width, row, table):
         for line in range(lines):
-            over_line(values + line * row, operand, alpha, start + line * pitch, width, table)
+            over_line(values + line * row, operand, alpha, start + line * pitch, width, row or AHEAD, table)
 
     return stage
 
