@@ -97,6 +97,18 @@ def test_arrays_of_attributes_may_change(x, rng):
     assert not plan(x, out=y).any()
 
 
+def test_seeds_are_those_of_dropout(x):
+    plan, y = opgrad.softmax_plan(SHAPE, "float32", dropout=Dropout(0.5)), np.zeros_like(x)
+    for seed in (-1, 2**64 - 1, 2**63, np.int32(7)):
+        plan(x, out=y, seed=seed, offset=seed)
+        assert bits(y) == bits(opgrad.softmax(x, dropout=Dropout(0.5, seed, seed)))
+    y[:] = 0
+    for wrong, error in ((1.5, TypeError), ("1", TypeError), (2**64, ValueError)):
+        with pytest.raises(error, match="seed is"):
+            plan(x, out=y, seed=wrong)
+    assert not y.any()
+
+
 def test_strides(x):
     plan = opgrad.softmax_plan(SHAPE, "float32", strides=(4, 24), out_strides=(400, 8))
     memory = np.empty((6, 100), np.float32)

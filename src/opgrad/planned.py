@@ -15,9 +15,10 @@ import numpy as np
 
 from opgrad import arrays, interop
 from opgrad.contract import DTYPES, Array, Operator, Shape, Spec, operators
+from opgrad.dropout import Dropout
 from opgrad.layout import contiguous
 from opgrad.plans import prepare
-from opgrad.primitive import STATE
+from opgrad.primitive import STATE, Host
 
 
 class PlannedCall:
@@ -131,7 +132,8 @@ class PlannedCall:
             if STATE not in bound:
                 raise ValueError(f"{self._op.name}: seed is given, but no dropout is planned")
             planned: Any = bound[STATE]
-            bound[STATE] = np.array([planned[0] if seed is None else seed, planned[1] if offset is None else offset])
+            words = Dropout(0.0, planned[0] if seed is None else seed, planned[1] if offset is None else offset)
+            bound[STATE] = Host.state(words.seed, words.offset, planned)
         return tuple(bound.values())
 
     def _as_planned(self, name: str, array: Any, shape: Shape) -> Array:

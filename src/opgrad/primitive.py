@@ -223,10 +223,14 @@ def _summed(operands: tuple[tuple[Shape, str], ...], results: tuple[Any, ...]) -
     """dx, and the operands' gradients summed to their shapes in float64."""
     sums = []
     for (shape, dtype), full in zip(operands, results[1:], strict=True):
-        lead = full.ndim - len(shape)
-        axes = tuple(a for a in range(full.ndim) if a < lead or (shape[a - lead] == 1 and full.shape[a] != 1))
-        sums.append(_arrays(full).total(full, axes, shape, dtype))
+        sums.append(_arrays(full).total(full, repeated_axes(shape, tuple(full.shape)), shape, dtype))
     return (results[0], *sums)
+
+
+def repeated_axes(shape: Shape, full: Shape) -> tuple[int, ...]:
+    """The axes of `full` along which an operand of this shape is repeated."""
+    lead = len(full) - len(shape)
+    return tuple(a for a, size in enumerate(full) if a < lead or (shape[a - lead] == 1 and size != 1))
 
 
 # --- what they share -------------------------------------------------------------------------------------------------

@@ -248,22 +248,22 @@ def forward_columns(lines: Callable[..., Vector]) -> Kernel:
 
 
 @inline
-def _product(dy: Vector, y: Vector) -> Vector:
+def softmax_term(dy: Vector, y: Vector) -> Vector:
     return dy * y
 
 
 @inline
-def _softmax_grad(dy: Vector, y: Vector, s: Any, unused: Any, i: Any) -> Vector:
+def softmax_slope(dy: Vector, y: Vector, s: Any, unused: Any, i: Any) -> Vector:
     return y * (dy - s)
 
 
 @inline
-def _dy(dy: Vector, y: Vector) -> Vector:
+def log_softmax_term(dy: Vector, y: Vector) -> Vector:
     return dy
 
 
 @inline
-def _log_softmax_grad(dy: Vector, y: Vector, s: Any, unused: Any, i: Any) -> Vector:
+def log_softmax_slope(dy: Vector, y: Vector, s: Any, unused: Any, i: Any) -> Vector:
     return dy - exp(y) * s
 
 
@@ -345,5 +345,5 @@ def _gradient(term: Callable[..., Vector], formula: Callable[..., Vector]) -> di
 
 SOFTMAX = _forward(_softmax_row, _softmax_lines, _softmax_group)
 LOG_SOFTMAX = _forward(_log_softmax_row, _log_softmax_lines, _log_softmax_group)
-SOFTMAX_GRAD = _gradient(_product, _softmax_grad)
-LOG_SOFTMAX_GRAD = _gradient(_dy, _log_softmax_grad)
+SOFTMAX_GRAD = _gradient(softmax_term, softmax_slope)
+LOG_SOFTMAX_GRAD = _gradient(log_softmax_term, log_softmax_slope)

@@ -8,6 +8,7 @@ f(s), or the gradient g of f(s), which becomes that of s or of the operand t.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from opgrad.cpu import eltwise, eltwise_grad
 from opgrad.cpu.native import Kernel, inline, kernel
@@ -45,8 +46,18 @@ def of_values(formula: Callable[..., Vector]) -> Kernel:
     return post_op
 
 
-def with_operand(formula: Callable[..., Vector]) -> Kernel:
-    """values = formula(values, operand, alpha, beta)."""
+@inline
+def _operand(operand: Any, third: Any) -> Any:
+    return operand
+
+
+@inline
+def _third(operand: Any, third: Any) -> Any:
+    return third
+
+
+def with_one(formula: Callable[..., Vector], chosen: Callable[..., Any]) -> Kernel:
+    """values = formula(values, operand or third, alpha, beta)."""
 
     @inline
     def at_index(v: Vector, other: Vector, alpha: float, beta: float, i: Vector) -> Vector:
@@ -56,25 +67,17 @@ def with_operand(formula: Callable[..., Vector]) -> Kernel:
 
     @kernel
     def post_op(part, values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
-        write(values, 0, count, 0, values, operand, alpha, beta)
+        write(values, 0, count, 0, values, chosen(operand, third), alpha, beta)
 
     return post_op
+
+
+def with_operand(formula: Callable[..., Vector]) -> Kernel:
+    return with_one(formula, _operand)
 
 
 def with_third(formula: Callable[..., Vector]) -> Kernel:
-    """values = formula(values, third, alpha, beta)."""
-
-    @inline
-    def at_index(v: Vector, other: Vector, alpha: float, beta: float, i: Vector) -> Vector:
-        return formula(v, other, alpha, beta)
-
-    write = map_two(at_index)
-
-    @kernel
-    def post_op(part, values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
-        write(values, 0, count, 0, values, third, alpha, beta)
-
-    return post_op
+    return with_one(formula, _third)
 
 
 def with_both(formula: Callable[..., Vector]) -> Kernel:

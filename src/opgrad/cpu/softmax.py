@@ -18,8 +18,7 @@ from opgrad.cpu.columns import (
 from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.cpu.groups import log_softmax_groups, softmax_groups
 from opgrad.cpu.loops import cut, kept_numbers, layout_of, precision
-from opgrad.cpu.math import exp
-from opgrad.cpu.native import Kernel, inline, kernel, vector_lanes
+from opgrad.cpu.native import Kernel, kernel, vector_lanes
 from opgrad.cpu.normalizer import (
     column_divisor,
     column_log_of_sum,
@@ -91,26 +90,6 @@ def log_softmax_rows(part, per_part, count, n, x: Pointer, x_row, y: Pointer, y_
         head = 0 if late else line_head(out, n, stream)
         write_log(out, 0, head, 0, before, m_before, log_before)
     write_log(out, head, n, stream, before, m_before, log_before)
-
-
-@inline
-def _softmax_grad_term(dy: Vector, y: Vector) -> Vector:
-    return dy * y
-
-
-@inline
-def _softmax_grad(dy: Vector, y: Vector, s: Any, unused: Any, i: Any) -> Vector:
-    return y * (dy - s)
-
-
-@inline
-def _log_softmax_grad_term(dy: Vector, y: Vector) -> Vector:
-    return dy
-
-
-@inline
-def _log_softmax_grad(dy: Vector, y: Vector, s: Any, unused: Any, i: Any) -> Vector:
-    return dy - exp(y) * s
 
 
 def gradient_rows(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
@@ -318,8 +297,8 @@ def _gradients(term: Callable[..., Vector], formula: Callable[..., Vector]) -> d
     return {layout: made(term, formula) for layout, made in layouts.items()}
 
 
-SOFTMAX_GRAD = _gradients(_softmax_grad_term, _softmax_grad)
-LOG_SOFTMAX_GRAD = _gradients(_log_softmax_grad_term, _log_softmax_grad)
+SOFTMAX_GRAD = _gradients(cores.softmax_term, cores.softmax_slope)
+LOG_SOFTMAX_GRAD = _gradients(cores.log_softmax_term, cores.log_softmax_slope)
 
 
 def softmax(problem: Problem) -> Program:

@@ -190,9 +190,7 @@ def _through_attributes(
 
 def _summed_to(full: Array, operand: Any) -> Array:
     shape = np.shape(operand)
-    lead = full.ndim - len(shape)
-    axes = tuple(a for a in range(full.ndim) if a < lead or (shape[a - lead] == 1 and full.shape[a] != 1))
-    return full.sum(axes).reshape(shape)
+    return full.sum(primitive.repeated_axes(shape, full.shape)).reshape(shape)
 
 
 @operator(
