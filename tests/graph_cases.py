@@ -25,7 +25,11 @@ def call(op, arguments, **more):
 def reference(op, arguments):
     """The float64 reference's results for arguments rounded to their dtypes."""
     with np.errstate(all="ignore"):
-        return listed(op.reference(**{name: widened(value) for name, value in arguments.items() if name != "out"}))
+        return listed(
+            op.reference(
+                **{name: widened(value) for name, value in arguments.items() if name not in ("out", "out_dtype")}
+            )
+        )
 
 
 def widened(value):
