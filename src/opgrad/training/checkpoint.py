@@ -10,8 +10,8 @@ Offsets in a damaged file may point anywhere, so every access is checked against
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,52 @@ VERSION = 2
 
 
 @dataclass(frozen=True)
+class OptimizerGroup:
+    """The state of an optimizer.
+
+    step: the number of steps done.
+    learning_rate: the learning rate that a schedule starts from, float32 in the file.
+    moments: the moments of every trainable parameter, by the parameter's name and by their own: "momentum0" and
+        "momentum1" for AdamW, none for SGD.
+    """
+
+    step: int
+    learning_rate: float
+    moments: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Checkpoint:
-    """The named parameters of a model: `trainable` ones, which have gradients, and `frozen` ones."""
+    """What a checkpoint file holds.
+
+    trainable: the parameters that have gradients, by name.
+    frozen: the parameters that have none, by name.
+    optimizers: the state of the optimizer, by the name of its group, "group0"; empty if it was not saved.
+    properties: numbers and texts that the user put in.
+    nominal: True if the parameters are known by name only; their arrays are then empty.
+    """
 
     trainable: dict[str, np.ndarray]
     frozen: dict[str, np.ndarray]
+    optimizers: dict[str, OptimizerGroup] = field(default_factory=dict)
+    properties: dict[str, int | float | str] = field(default_factory=dict)
+    nominal: bool = False
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
         """All parameters by name."""
         return self.trainable | self.frozen
+
+
+def write_checkpoint(checkpoint: Checkpoint, path: str | PathLike[str], *, external_data: bool | None = None) -> None:
+    """Write a checkpoint file that onnxruntime-training 1.19 reads, too.
+
+    checkpoint: what the file shall hold.
+    path: the file.
+    external_data: whether the values of the parameters go into a second file, `path` with ".data" behind it.
+        Default: only if they are too many for one file.
+    """
+    raise NotImplementedError("write_checkpoint: not there yet")
 
 
 def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
