@@ -118,8 +118,10 @@ def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
 # --- truncated and damaged files ---
 
 
-def attempt(path: Path) -> Checkpoint | None:
-    """What is read; None where that is refused with the one message."""
+def attempt(path: Path, content: bytes) -> Checkpoint | None:
+    """What is read from a file with this content; None where that is refused with the one message."""
+    path.unlink(missing_ok=True)  # a new file: to shorten one and write it again takes ext4 some milliseconds
+    path.write_bytes(content)
     try:
         return read_checkpoint(path)
     except ValueError as error:
@@ -142,15 +144,11 @@ def same(a: Checkpoint, b: Checkpoint) -> bool:
     return values(a) == values(b)
 
 
-@pytest.mark.parametrize("name", ["linear", "nominal", "dtypes", "outside"])
+@pytest.mark.parametrize("name", ["linear", "sgd", "nominal"])
 def test_truncated_checkpoints_are_refused(name: str, tmp_path: Path) -> None:
     content, whole = (CHECKPOINTS / name).read_bytes(), read_checkpoint(CHECKPOINTS / name)
-    path = tmp_path / "checkpoint"
-    if name == "outside":
-        shutil.copy(CHECKPOINTS / "outside.data", tmp_path / "checkpoint.data")
     for size in range(len(content)):
-        path.write_bytes(content[:size])
-        found = attempt(path)
+        found = attempt(tmp_path / "checkpoint", content[:size])
         assert found is None or (size >= len(content) - 8 and same(found, whole))  # the last bytes only pad
 
 
@@ -180,8 +178,7 @@ def test_a_damaged_checkpoint_is_refused_or_harmless(name: str, tmp_path: Path) 
     refused = 0
     for change in (0x01, 0x80, 0xFF):
         for wrong in damaged(content, 1, change):
-            path.write_bytes(wrong)
-            refused += attempt(path) is None
+            refused += attempt(path, wrong) is None
     assert refused > len(content)
 
 
@@ -191,8 +188,7 @@ def test_a_damaged_size_takes_no_memory(tmp_path: Path) -> None:
     try:
         for change in (0x7FFFFFFF, 0xFFFFFFFF, 0x00FFFFF0):
             for wrong in damaged((CHECKPOINTS / "linear").read_bytes(), 4, change):
-                path.write_bytes(wrong)
-                attempt(path)
+                attempt(path, wrong)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
