@@ -12,7 +12,7 @@ from opgrad.training.data import Dataset, fits, show
 from opgrad.training.evaluation import Evaluation, Evaluator
 from opgrad.training.export import export_model
 from opgrad.training.graph import GradientGraph
-from opgrad.training.optimizer import Optimizer
+from opgrad.training.optimizer import SGD, AdamW
 
 
 class Trainer:
@@ -38,7 +38,7 @@ class Trainer:
         self.artifacts = artifacts
         self._graph = GradientGraph(artifacts, options)
         self.evaluator = Evaluator(artifacts, options)
-        self.optimizer: Optimizer = artifacts.rule.start(
+        self.optimizer: SGD | AdamW = artifacts.rule.start(
             self._graph.parameters.flat, self._graph.gradients.flat, learning_rate
         )
         self.parameters: Mapping[str, np.ndarray] = {**self._graph.parameters, **self._graph.frozen}
