@@ -1,7 +1,7 @@
 """Train the artifact sets of onnxruntime-training in stock onnxruntime."""
 
 from opgrad.training.artifacts import ArtifactSet, TensorSpec
-from opgrad.training.checkpoint import Checkpoint, read_checkpoint
+from opgrad.training.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint, write_checkpoint
 from opgrad.training.data import Dataset, load_file, load_named
 from opgrad.training.evaluation import Evaluation
 from opgrad.training.loop import Trainer
@@ -16,6 +16,7 @@ __all__ = [
     "Checkpoint",
     "Dataset",
     "Evaluation",
+    "OptimizerGroup",
     "Recipe",
     "SGDRule",
     "TensorSpec",
@@ -24,4 +25,5 @@ __all__ = [
     "load_named",
     "read_checkpoint",
     "read_rule",
+    "write_checkpoint",
 ]
