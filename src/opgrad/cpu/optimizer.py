@@ -1,7 +1,7 @@
 """The optimizers' passes over parameters p, gradients g and moments m and v; each touches every array once.
 
-The vectors before the last are loaded whole: with a mask at every load, AdamW on arrays that exceed the cache reached 64 % of
-the speed of a copy, without 116 %. Gradients are multiplied by `clip`, and written back if `clips`.
+The vectors before the last are loaded whole: with a mask at every load, AdamW on arrays that exceed the cache reached
+64 % of the speed of a copy, without 116 %. Gradients are multiplied by `clip`, and written back if `clips`.
 """
 
 from opgrad.cpu.native import inline, kernel

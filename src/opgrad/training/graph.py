@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx

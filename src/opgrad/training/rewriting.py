@@ -1,6 +1,7 @@
 """What is changed in a training or eval graph before onnxruntime gets it."""
 
 from collections import Counter
+from typing import Any
 
 import onnx
 from onnx import helper
@@ -83,7 +84,8 @@ def overwriting(model: onnx.ModelProto) -> dict[str, str] | None:
     return names
 
 
-def _keep(values: "onnx.GraphProto.input", kept: list[onnx.ValueInfoProto]) -> None:  # type: ignore[name-defined]
+def _keep(values: Any, kept: list[onnx.ValueInfoProto]) -> None:
+    """Let a graph's list of values hold no others."""
     copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
     del values[:]
     values.extend(copies)
