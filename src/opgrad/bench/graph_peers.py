@@ -50,6 +50,26 @@ def _all_finite(t: Tensors) -> Call:
     return lambda: all(bool(isfinite(each).all()) for each in arrays)
 
 
+def _adamw(t: Tensors) -> Call:
+    """The fused step of torch.optim.AdamW, in place."""
+    step = [t.torch.tensor(float(t["step"])) for _ in t["weights"]]
+    lists = (t["weights"], t["gradients"], t["momentums_1"], t["momentums_2"], [], step)
+    rates = {"lr": float(t["lr"]), "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
+    return partial(t.torch._fused_adamw_, *lists, **rates, amsgrad=False, maximize=False)
+
+
+def _sgd(t: Tensors) -> Call:
+    return partial(t.torch._foreach_add, t["weights"], t["gradients"], alpha=-float(t["lr"]))
+
+
+def _clip(t: Tensors) -> Call:
+    def clip() -> object:
+        norm = t.torch.stack(t.torch._foreach_norm(t["gradients"])).norm()
+        return t.torch._foreach_mul(t["gradients"], (1.0 / (norm + 1e-6)).clamp(max=1.0))
+
+    return clip
+
+
 TORCH: Mapping[str, Callable[[Tensors], Call]] = {
     "concat_training": lambda t: partial(t.torch.cat, t["arrays"], t["axis"], out=t.results["y"]),
     "split_training": lambda t: (
@@ -58,5 +78,8 @@ TORCH: Mapping[str, Callable[[Tensors], Call]] = {
     "pass_through": lambda t: lambda: [each.clone() for each in t["arrays"]],
     "is_all_finite": _all_finite,
     "mixed_precision_scale": lambda t: partial(t.torch._foreach_mul, t["arrays"], t["scale"]),
+    "adamw_optimizer": _adamw,
+    "sgd_optimizer": _sgd,
+    "clip_grad_norm": _clip,
     "reduce_all_l2": lambda t: lambda: t.torch.stack(t.torch._foreach_norm(t["arrays"])).norm(),
 }
