@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, helper
 
 from opgrad.onnxruntime.bodies import FORMS, Call, Form, NoForm
-from opgrad.onnxruntime.bodies.build import Body
+from opgrad.onnxruntime.bodies.build import Body, Value
 from opgrad.onnxruntime.opset import raise_opset
 
 DOMAIN = "opgrad"
@@ -204,19 +204,17 @@ class _Lowering:
 
     def _nodes_of(self, nodes: Any, main: onnx.GraphProto | None) -> None:
         producers = {name: node for node in nodes for name in node.output if name}
-        current: dict[str, str] = {}
         for node in nodes:
             for graph in _subgraphs(node):
                 self._graph(graph, None)
             if _concerns(node, self.names):
-                self._node(node, producers, main, current)
+                self._node(node, producers, main)
 
     def _node(
         self,
         node: onnx.NodeProto,
         producers: Mapping[str, onnx.NodeProto],
         main: onnx.GraphProto | None,
-        current: dict[str, str],
     ) -> None:
         """Turn a node into a call of a function."""
         if node.op_type in NOT_LOWERED:
@@ -226,7 +224,7 @@ class _Lowering:
         form = FORMS[_domain(node), node.op_type]
         forward = self._forward(form, node, producers)
         if main is not None:
-            self._expose(form, node, main, current)
+            self._expose(form, node, main)
         try:
             function, inputs = self._function(form, node, forward)
         except NoForm as reason:
@@ -242,7 +240,7 @@ class _Lowering:
         maker = producers.get(node.input[1]) if form.forward and len(node.input) > 1 else None
         return maker.input[0] if maker is not None and maker.op_type == form.forward else None
 
-    def _expose(self, form: Form, node: onnx.NodeProto, main: onnx.GraphProto, current: dict[str, str]) -> None:
+    def _expose(self, form: Form, node: onnx.NodeProto, main: onnx.GraphProto) -> None:
         """Make an output of the model of what the original wrote into one of the model's inputs."""
         inputs = {each.name: each for each in main.input}
         outputs = {each.name for each in main.output}
@@ -250,7 +248,7 @@ class _Lowering:
             buffer = node.input[source] if source < len(node.input) else ""
             if buffer not in inputs:
                 continue
-            if buffer in current:
+            if buffer in self.feedback.values():
                 raise NotImplementedError(f"lower: {_title(node)} writes into {buffer}, as another node does")
             node.output.extend([""] * (index + 1 - len(node.output)))
             name = node.output[index] = node.output[index] or _free(f"{buffer}.next", self.types)
@@ -259,7 +257,7 @@ class _Lowering:
                 value.CopyFrom(inputs[buffer])
                 value.name = name
             self.types[name] = inputs[buffer].type
-            self.feedback[name] = current.setdefault(buffer, buffer)
+            self.feedback[name] = buffer
 
     def _function(self, form: Form, node: onnx.NodeProto, forward: str | None) -> tuple[str, list[str]]:
         """The name of the function for a node, and the names of the inputs that it takes."""
@@ -277,7 +275,7 @@ class _Lowering:
             forward=body.input() if forward else None,
         )
         written = form.write(call)
-        results = list(written) if isinstance(written, (list, tuple)) else [written]
+        results = [written] if isinstance(written, Value) else list(written)
         names = []
         for index in sorted(call.wanted):
             value = results[index] if index < len(results) else None

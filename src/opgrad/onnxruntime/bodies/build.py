@@ -250,9 +250,8 @@ class Body:
         inner = Body(self.opset, f"{self._prefix}l{self._count}_")
         counter, go_on, *values = [inner.input() for _ in range(2 + len(carried))]
         results = [each.apply("Identity") for each in (go_on, *turn(inner, *values))]
-        untyped = [
-            [onnx.ValueInfoProto(name=each.name) for each in group] for group in ((counter, go_on, *values), results)
-        ]
-        graph = helper.make_graph(inner.nodes, "body", *untyped)
+        inputs = [onnx.ValueInfoProto(name=each.name) for each in (counter, go_on, *values)]
+        outputs = [onnx.ValueInfoProto(name=each.name) for each in results]
+        graph = helper.make_graph(inner.nodes, "body", inputs, outputs)
         always = self.constant(np.array(True))
         return self.nodes_of("Loop", len(carried), count, always, *carried, body=graph)
