@@ -49,6 +49,14 @@ class Window:
         """What the window spans along each axis."""
         return [(size - 1) * step + 1 for size, step in zip(self.kernel, self.dilations, strict=True)]
 
+    def pads_for(self, axis: int, size: int) -> tuple[int, int]:
+        """The padding on either side of an axis of X of this size."""
+        if self.begin is not None and self.end is not None:
+            return self.begin[axis], self.end[axis]
+        total = max((-(-size // self.strides[axis]) - 1) * self.strides[axis] + self.widths[axis] - size, 0)
+        less, more = total // 2, total - total // 2
+        return (less, more) if self.auto_pad == "SAME_UPPER" else (more, less)
+
     def pads_before(self, x_sizes: Value, y_sizes: Value) -> Value:
         """The padding before X along each spatial axis, an array of int64."""
         body = x_sizes.body
