@@ -129,6 +129,12 @@ SOFTMAX = [
     Case("SoftmaxGrad_13", normal((0, 3), (0, 3)), lambda dy, y: dy, {"axis": 0}, "empty"),
     Case("BiasSoftmax", normal((2, 3, 4), (1, 1, 4)), lambda x, b: softmax(x + b, -1), {"axis": 2}),
     Case("BiasSoftmax", normal((2, 3, 4), (2, 1, 1)), lambda x, b: softmax(x + b, (1, 2)), {"is_inner_broadcast": 1}),
+    Case(
+        "BiasSoftmaxDropout",
+        lambda rng: [*rng.standard_normal((2, 3, 4)), np.array(0.0)],
+        lambda x, b, ratio: (softmax(x + b, -1), np.ones((3, 4), bool), softmax(x + b, -1)),
+        note="ratio 0",
+    ),
     Case("DropoutGrad", dropped, lambda dy, mask: np.where(mask, 2 * dy, 0)),
     Case(
         "DropoutGrad",

@@ -154,6 +154,17 @@ def layer_grad(axis, simple=False):
     return formula
 
 
+def invertible_inputs(rng):
+    dy, normalized = rng.standard_normal((2, 4, 6))
+    scale, bias = rng.random(6) + 0.5, rng.standard_normal(6)
+    return [dy, normalized * scale + bias, scale, bias, rng.random((4, 1))]
+
+
+def invertible_grad(dy, y, scale, bias, inv_std):
+    x = (y - bias) / scale / inv_std
+    return layer_grad(-1)(dy, x, scale, 0, inv_std)
+
+
 def batch_norm(x, scale, bias, mean, variance):
     axes, column = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
     new_mean, new_variance = x.mean(axes), x.var(axes)
@@ -186,6 +197,7 @@ NORMALIZATION = [
         for name, simple in (("", False), ("Simplified", True))
         for shape, axis in [((4, 6), -1), ((2, 3, 5), 1), ((2, 3, 5), -1), ((5,), 0)]
     ),
+    Case("InvertibleLayerNormalizationGrad", invertible_inputs, invertible_grad),
     *(
         Case(
             "BatchNormInternal",
@@ -268,6 +280,37 @@ CONVOLUTION = [
     conv_case((5, 6), [3, 2], strides=[2, 2], auto_pad="SAME_UPPER"),
     conv_case((6, 5), [3, 4], strides=[2, 3], auto_pad="SAME_LOWER"),
     conv_case((5, 6), [2, 3], strides=[2, 1], auto_pad="VALID"),
+]
+
+
+def conv_transpose_grad(dy, x, w, kernel, strides, dilations, pads, group):
+    """A transposed convolution is the gradient of a convolution from Y to X."""
+    dw = conv_grad(x, dy, w, kernel, strides, dilations, pads, group)[1]
+    dx = np.zeros(x.shape)
+    inputs, per_group = w.shape[0] // group, w.shape[1]
+    for offset, x_place, y_place in windows(dy.shape, x.shape, kernel, strides, dilations, pads):
+        for i, o in np.ndindex(*w.shape[:2]):
+            channel = i // inputs * per_group + o
+            for n in range(x.shape[0]):
+                dx[n, i][x_place] += w[i, o][offset] * dy[n, channel][y_place]
+    return dx, dw, dy.sum((0, *range(2, x.ndim)))
+
+
+def conv_transpose_case(x, y, kernel, strides, dilations, pads, group=1):
+    shapes = (2, 3 * group, *y), (2, 2 * group, *x), (2 * group, 3, *kernel)
+
+    def formula(*given):
+        return conv_transpose_grad(*given, kernel, strides, dilations, pads, group)
+
+    attributes = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads, "group": group}
+    return Case("ConvTransposeGrad", normal(*shapes), formula, attributes, dtypes=SINGLE)
+
+
+TRANSPOSED = [
+    conv_transpose_case((5,), (7,), [3], [1], [1], [0, 0]),
+    conv_transpose_case((4, 3), (9, 5), [3, 2], [2, 2], [1, 1], [0, 1, 0, 0], group=2),
+    conv_transpose_case((4, 3), (8, 6), [3, 2], [2, 2], [1, 1], [1, 1, 1, 0]),  # output_padding of 1
+    conv_transpose_case((3, 4), (7, 8), [3, 3], [1, 1], [2, 2], [0, 0, 0, 0]),
 ]
 
 

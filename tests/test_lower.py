@@ -2,16 +2,16 @@
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from accuracy import tolerance
 from lowering_cases import ACTIVATIONS, GATHER, JOINS, SOFTMAX
-from lowering_cases_layers import CONVOLUTION, LOSSES, NORMALIZATION, POOLING, SUMS
+from lowering_cases_layers import CONVOLUTION, LOSSES, NORMALIZATION, POOLING, SUMS, TRANSPOSED
+from lowering_models import graph_of, run
 from onnx import helper
 
 from opgrad.onnxruntime import LOWERED, NOT_LOWERED, lower
 
-CASES = [*ACTIVATIONS, *SOFTMAX, *GATHER, *JOINS, *LOSSES, *NORMALIZATION, *CONVOLUTION, *POOLING, *SUMS]
+CASES = [*ACTIVATIONS, *SOFTMAX, *GATHER, *JOINS, *LOSSES, *NORMALIZATION, *CONVOLUTION, *TRANSPOSED, *POOLING, *SUMS]
 # Operators on sequences and MaxPoolGrad, which needs its forward node, have tests of their own.
 ELSEWHERE = {"AdamWOptimizer", "InplaceClipGradNorm", "MaxPoolGrad", "SGDOptimizerV2"}
 
@@ -20,24 +20,6 @@ def typed(array, dtype):
     """Numbers in the dtype of the test; integers and truth values as they are."""
     array = np.asarray(array)
     return array.astype(dtype) if array.dtype.kind == "f" else array
-
-
-def value_info(name, array, shape=None):
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), shape)
-
-
-def graph_of(nodes, inputs, outputs, opset=15):
-    """A model of 1.19.2's kind: arrays by name, of which the outputs give no more than type and rank."""
-    given = [value_info(name, array, [None] * array.ndim) for name, array in inputs.items()]
-    wanted = [each if isinstance(each, onnx.ValueInfoProto) else value_info(*each) for each in outputs]
-    graph = helper.make_graph(nodes, "graph", given, wanted)
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8)
-
-
-def run(model, inputs, outputs=None):
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(outputs, inputs)
 
 
 def node_of(case, inputs, outputs, dtype):
@@ -87,11 +69,17 @@ def check_case(case, dtype, opset, rng):
             np.testing.assert_allclose(result, reference, rtol=0, atol=allowed, err_msg=name)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize(("dtype", "opset"), [("float32", 15), ("float32", 21), ("float64", 15)])
+@pytest.mark.parametrize(
+    ("case", "dtype", "opset"),
+    [
+        pytest.param(case, dtype, opset, id=f"{case}-{dtype}-{opset}")
+        for case in CASES
+        for dtype, opset in (("float32", 15), ("float32", 21), ("float64", 15))
+        if dtype in case.dtypes
+    ],
+)
 def test_form_computes_the_formula(case, dtype, opset, rng):
-    if dtype in case.dtypes:
-        check_case(case, dtype, opset, rng)
+    check_case(case, dtype, opset, rng)
 
 
 def test_every_form_has_a_test():
