@@ -259,7 +259,8 @@ GATHER = [
 def reduce_axes(a, b):
     rank = max(len(a), len(b))
     a, b = ([None] * (rank - len(each)) + list(each) for each in (a, b))
-    return np.array([i for i in reversed(range(rank)) if a[i] != b[i] and a[i] in (1, None)], np.int64)
+    summed = [a[i] is None or (a[i] == 1 and b[i] not in (1, None)) for i in range(rank)]
+    return np.flatnonzero(summed)[::-1]
 
 
 def div_grad(dy, a, b):
