@@ -44,7 +44,7 @@ def test_model_bytes_and_path_give_the_same(tmp_path):
 
 @pytest.mark.parametrize("model", [None, 3, ["model.onnx"]])
 def test_no_model(model):
-    with pytest.raises(TypeError, match="lower: model is of type .* expected onnx.ModelProto, bytes or a path"):
+    with pytest.raises(TypeError, match=r"lower: model is of type .* expected onnx\.ModelProto, bytes or a path"):
         lower(model)
 
 
@@ -79,7 +79,7 @@ def test_only_the_named_operators():
     second = node("TanhGrad", "dx x", "other")
     lowered = lower(relu_grad_model(15, second), operators={"TanhGrad"})
     assert [each.domain for each in lowered.graph.node] == ["com.microsoft", "opgrad"]
-    with pytest.raises(ValueError, match="operators has 'Relu', expected names of opgrad.onnxruntime.LOWERED"):
+    with pytest.raises(ValueError, match="operators has 'Relu', expected names of opgrad"):
         lower(relu_grad_model(), operators=["Relu"])
     with pytest.raises(
         TypeError, match=r"operators is of type str, expected a collection of names such as \['ReluGrad'\]"
@@ -180,9 +180,7 @@ def test_session_that_knows_opgrads_operators():
 
 def test_nodes_of_subgraphs():
     branches = [
-        helper.make_graph(
-            [node("ReluGrad", source, f"{name}_dx")], name, [], [value_info(f"{name}_dx", X, [None, None])]
-        )
+        helper.make_graph([node("ReluGrad", source, name[:4])], name, [], [value_info(name[:4], X, [None, None])])
         for name, source in (("then_branch", "dy x"), ("else_branch", "x dy"))
     ]
     choice = helper.make_node("If", ["flag"], ["dx"], **{each.name: each for each in branches})
@@ -286,6 +284,14 @@ def test_loss_of_halves_in_float32_and_its_gradient(rng):
     np.testing.assert_allclose(loss, -log_prob[range(3), labels].mean(), rtol=1e-5)
     np.testing.assert_allclose(dx, (np.exp(log_prob) - np.eye(4)[labels]) / 3, atol=2e-4)
     assert (loss.dtype, dx.dtype) == (np.float32, np.float16)
+
+
+def test_halves_are_gathered_in_float32():
+    """Added to 2048 one by one, ones would be lost: the distance of neighbours there is 2."""
+    dy = np.ones((3000, 1), np.float16)
+    inputs = {"shape": np.array([2, 1]), "indices": np.zeros(3000, np.int64), "dy": dy}
+    model = graph_of([node("GatherGrad", "shape indices dy", "dx")], inputs, [("dx", dy, [None, None])])
+    assert run(lower(model), inputs)[0].tolist() == [[3000], [0]]
 
 
 def test_accumulator_of_float32_takes_halves():

@@ -5,9 +5,11 @@ import numpy as np
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.bodies.convolution import Window
 from opgrad.onnxruntime.bodies.forms import Call, NoForm, lowers
+from opgrad.onnxruntime.bodies.gather import added_in_float32
 
 
 @lowers("MaxPoolGrad", domain="", forward="MaxPool")
+@added_in_float32(dy=0)
 def max_pool_grad(call: Call) -> Value:
     """dx.flat[indices] += dy."""
     dy, indices = call.required(2)
