@@ -47,7 +47,7 @@ class GradientGraph:
         self.parameters, self.gradients = FlatTensors(shapes), FlatTensors(shapes)
         for name, array in artifacts.trainable.items():
             self.parameters[name][...] = array
-        self.frozen = {name: np.ascontiguousarray(array) for name, array in artifacts.frozen.items()}
+        self.frozen = {name: np.array(array, order="C") for name, array in artifacts.frozen.items()}
         self._batch: dict[str, np.ndarray] = {}
         self._loss = np.zeros((), np.float32)
         self._reset = np.ones(1, np.bool_)

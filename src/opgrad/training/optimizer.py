@@ -15,9 +15,16 @@ from opgrad.cpu.native import Kernel
 
 
 class Optimizer(Protocol):
-    """What turns gradients into new parameters."""
+    """What turns gradients into new parameters.
+
+    learning_rate: may be changed between steps.
+    steps: how many there were.
+    moments: its running means, float32 [n] each, by their names in a checkpoint.
+    """
 
     learning_rate: float
+    steps: int
+    moments: Mapping[str, np.ndarray]
 
     def step(self) -> None:
         """Change the parameters in place by one step along their gradients."""
@@ -135,10 +142,13 @@ class SGD:
 
     def __init__(self, parameters: np.ndarray, gradients: np.ndarray, learning_rate: float):
         self.learning_rate = learning_rate
+        self.steps = 0
+        self.moments: Mapping[str, np.ndarray] = {}
         self._pass = _Pass(kernels.sgd, parameters, gradients)
 
     def step(self) -> None:
         """Change the parameters in place."""
+        self.steps += 1
         self._pass(rate=self.learning_rate)
 
 
@@ -171,6 +181,7 @@ class AdamW:
         self.steps = 0
         self.first_moment = np.zeros_like(parameters)
         self.second_moment = np.zeros_like(parameters)
+        self.moments: Mapping[str, np.ndarray] = {"momentum0": self.first_moment, "momentum1": self.second_moment}
         arrays = parameters, gradients, self.first_moment, self.second_moment
         self._pass = _Pass(kernels.adamw, *arrays, alpha=rule.alpha, beta=rule.beta)
 
