@@ -1,6 +1,7 @@
 """The command `opgrad`. Every command imports what is heavy when it runs, so that `--help` is quick."""
 
 import functools
+import json
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -153,6 +154,31 @@ def _rows_or_fraction(text: str | None) -> int | float | None:
         return int(text) if text.lstrip("+-").isdigit() else float(text)
     except ValueError:
         raise ValueError(f"train: validation is {text!r}, expected a number of rows or a fraction") from None
+
+
+@app.command()
+@explains_errors(extra="train")
+def inspect(
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="Folder of an artifact set, or one .onnx file.", exists=True)
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what an artifact set contains, and who runs every operator of its training graph.
+
+    onnxruntime: the stock package alone; opgrad: with opgrad's operators. Exit status 1 if nobody runs some operator.
+
+    Example: opgrad inspect examples/digits
+    """
+    from opgrad.training import inspection
+
+    found = inspection.inspect(path)
+    if as_json:
+        typer.echo(json.dumps(found.as_json(), indent=1))
+    else:
+        inspection.print_inspection(Console(), found)
+    if not found.runs:
+        raise typer.Exit(1)
 
 
 @app.command()
