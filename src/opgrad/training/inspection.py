@@ -23,6 +23,7 @@ from opgrad.training.checkpoint import Checkpoint, read_checkpoint
 from opgrad.training.data import show
 from opgrad.training.loop import session_options
 from opgrad.training.optimizer import read_rule
+from opgrad.training.replacing import bytes_in_use, data_path
 
 TRAINING, EVALUATION, OPTIMIZER, CHECKPOINT = FILES
 LONGEST = 60  # characters of a property in a table
@@ -190,7 +191,7 @@ def _parameters(checkpoint: Checkpoint) -> list[Parameter]:
 
 
 def _summary(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
-    outside = Path(f"{path}.data")
+    used = bytes_in_use(path)
     groups = {
         name: {
             "step": group.step,
@@ -203,7 +204,7 @@ def _summary(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
         "optimizers": groups,
         "properties": checkpoint.properties,
         "nominal": checkpoint.nominal,
-        "external_data": {"file": outside.name, "bytes": outside.stat().st_size} if outside.is_file() else None,
+        "external_data": {"file": data_path(path).name, "bytes": used[1] - used[0]} if used else None,
     }
 
 

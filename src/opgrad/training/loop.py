@@ -140,18 +140,22 @@ class Trainer:
         group = checkpoint.optimizers.get(GROUP, OptimizerGroup(0, self.optimizer.learning_rate))
         moments = self._moments()
         _check_like("parameters", checkpoint.parameters, self.parameters)
-        if group.moments:
-            _check_like("moments", flat_names(group.moments), flat_names(moments))
+        saved = flat_names(group.moments)
+        if saved:
+            _check_like("moments", saved, flat_names(moments))
         for name, array in checkpoint.parameters.items():
             np.copyto(self.parameters[name], array)
         for name, own in flat_names(moments).items():
-            own[...] = flat_names(group.moments)[name] if group.moments else 0
+            own[...] = saved.get(name, 0)
         self.optimizer.steps = group.step
 
     def _moments(self) -> dict[str, dict[str, np.ndarray]]:
         """The optimizer's moments by parameter and by their names in a checkpoint."""
         parts: dict[str, dict[str, np.ndarray]] = {name: {} for name in self.gradients}
-        for moment, flat in self.optimizer.moments.items():
+        # onnxruntime-training opens the state of its SGD only with a moment for every parameter, which is always 0.
+        size = sum(gradient.size for gradient in self.gradients.values())
+        flats = self.optimizer.moments or {"momentum0": np.zeros(size, np.float32)}
+        for moment, flat in flats.items():
             start = 0
             for name, gradient in self.gradients.items():
                 parts[name][moment] = flat[start : start + gradient.size].reshape(gradient.shape)

@@ -3,10 +3,11 @@
 import csv
 import io
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+
+from opgrad.training.replacing import replace_file
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,4 @@ def write_csv(history: Sequence[EpochMetrics], path: Path) -> None:
 
 def write_text(text: str, path: Path) -> None:
     """Write a file; a crash on the way leaves an older one as it was."""
-    partial = Path(f"{path}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    replace_file(path, memoryview(text.encode()))
