@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 from opgrad.cli import app
-from opgrad.onnxruntime.runners import NATIVE, NOBODY, OPGRAD, operators
+from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, operators
 from opgrad.training.inspection import inspect, size
 
 HEADER = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
@@ -69,7 +69,52 @@ def test_types_decide_who_runs_an_operator() -> None:
     assert runners(text.format(kind="int64")) == {"Relu": (NOBODY, 1)}
     text = "g ({kind}[2, 3] x) => ({kind}[2, 3] y) {{ y = com.microsoft.ReluGrad(x, x) }}"
     assert runners(text.format(kind="float")) == {"ReluGrad": (OPGRAD, 1)}
-    assert runners(text.format(kind="int64")) == {"ReluGrad": (NOBODY, 1)}
+    assert runners(text.format(kind="int64")) == {"ReluGrad": (LOWERING, 1)}
+
+
+def test_operators_that_must_be_lowered_first(tmp_path: Path) -> None:
+    """opgrad may get a kernel for some of these, but stock onnxruntime runs all of them when they are lowered."""
+    folder = EXAMPLES.parent / "tests" / "artifacts" / "digits_cnn"
+    found = inspect(folder)
+    assert found.runs
+    assert {each.runner for each in found.operators} <= {NATIVE, OPGRAD, LOWERING}
+    plain = tmp_path / "plain.onnx"
+    result = CliRunner().invoke(app, ["lower", str(folder / "training_model.onnx"), "-o", str(plain)])
+    assert result.exit_code == 0
+    assert "MaxPoolGrad" in result.output
+    assert "outputs added: " in result.output
+    assert "not lowered" not in result.output
+    assert {each.runner for each in inspect(plain).operators} == {NATIVE}
+    assert inspect(plain).runs
+    assert list(tmp_path.iterdir()) == [plain]
+
+
+def test_lower_lists_what_it_can_and_refuses_what_it_cannot(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["lower", "--list"])
+    assert result.exit_code == 0
+    assert "\nConvGrad\n" in result.output
+    assert "\nYieldOp: it hands" in result.output
+    assert CliRunner().invoke(app, ["lower"]).exit_code == 2
+    model = onnx.parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = com.microsoft.YieldOp(x) }}")
+    onnx.save(model, tmp_path / "model.onnx")
+    result = CliRunner().invoke(app, ["lower", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "plain.onnx")])
+    assert (result.exit_code, result.output.count("\n")) == (1, 1)
+    assert "YieldOp" in result.output
+    assert not (tmp_path / "plain.onnx").exists()
+
+
+def test_a_model_with_data_in_other_files_is_lowered_in_their_folder(tmp_path: Path) -> None:
+    weight = onnx.numpy_helper.from_array(np.zeros((3, 2), np.float32), "w")
+    text = "g (float[n, 3] x) => (float[n, 2] y) { t = MatMul(x, w)  y = com.microsoft.ReluGrad(t, t) }"
+    model = onnx.parser.parse_model(f"{HEADER} {text}")
+    model.graph.initializer.append(weight)
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    (tmp_path / "other").mkdir()
+    for target, status in ((tmp_path / "other" / "plain.onnx", 1), (tmp_path / "plain.onnx", 0)):
+        result = CliRunner().invoke(app, ["lower", str(tmp_path / "model.onnx"), "-o", str(target)])
+        assert result.exit_code == status, result.output
+        assert target.exists() == (status == 0)
+    assert inspect(tmp_path / "plain.onnx").runs
 
 
 def test_types_go_from_node_to_node() -> None:

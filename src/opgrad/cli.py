@@ -166,7 +166,8 @@ def inspect(
 ) -> None:
     """Show what an artifact set contains, and who runs every operator of its training graph.
 
-    onnxruntime: the stock package alone; opgrad: with opgrad's operators. Exit status 1 if nobody runs some operator.
+    onnxruntime: the stock package alone; opgrad: with opgrad's operators; only by lowering: after `opgrad lower`.
+    Exit status 1 if nobody runs some operator.
 
     Example: opgrad inspect examples/digits
     """
@@ -179,6 +180,34 @@ def inspect(
         inspection.print_inspection(Console(), found)
     if not found.runs:
         raise typer.Exit(1)
+
+
+@app.command()
+@explains_errors(extra="onnx")
+def lower(
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="An .onnx file.", exists=True, dir_okay=False)
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="Print which operators can be lowered, and why the others cannot.")
+    ] = False,
+) -> None:
+    """Turn a model's training operators into functions of plain ONNX operators, for places without opgrad.
+
+    What the originals wrote into their inputs becomes an additional output, named after the input with .next.
+
+    Example: opgrad lower examples/digits/training_model.onnx -o plain.onnx
+    """
+    from opgrad.onnxruntime import LOWERED, NOT_LOWERED, saving
+
+    if show_list:
+        typer.echo("\n".join([*sorted(LOWERED), "", *(f"{name}: {why}" for name, why in sorted(NOT_LOWERED.items()))]))
+        return
+    if model is None or output is None:
+        raise typer.BadParameter("expected MODEL and --output, or --list")
+    for line in saving.lower_file(model, output):
+        typer.echo(line)
 
 
 @app.command()

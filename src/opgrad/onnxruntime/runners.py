@@ -1,4 +1,4 @@
-"""Who runs the operators of a model: a trial of every node in sessions with and without opgrad's operators."""
+"""Who runs the operators of a model: a trial of every node, in sessions with and without opgrad's operators."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,8 +9,9 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from opgrad.onnxruntime import InferenceSession
+from opgrad.onnxruntime.lowering import lower
 
-NATIVE, OPGRAD, NOBODY = "onnxruntime", "opgrad", "nobody"
+NATIVE, OPGRAD, LOWERING, NOBODY = RUNNERS = "onnxruntime", "opgrad", "only by lowering", "nobody"
 # What a session calls a type -> that of ONNX; the names of the others are the same but for their letters' case.
 ELEMENT_TYPES = {f"tensor({name.lower()})": number for name, number in TensorProto.DataType.items()}
 
@@ -19,7 +20,7 @@ Session = Callable[..., onnxruntime.InferenceSession]
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of a model. `runner` is one of NATIVE, OPGRAD and NOBODY; `count` says how many nodes have it."""
+    """An operator of a model. `runner` is one of RUNNERS; `count` says how many nodes have it."""
 
     domain: str
     name: str
@@ -36,9 +37,8 @@ def operators(model: onnx.ModelProto) -> list[Operator]:
     """
     trials = _Trials(model)
     found = Counter((trials.runner(node), node.domain, node.op_type) for node in model.graph.node)
-    order = (NATIVE, OPGRAD, NOBODY)
     result = [Operator(domain, name, count, runner) for (runner, domain, name), count in found.items()]
-    return sorted(result, key=lambda each: (order.index(each.runner), -each.count, each.name))
+    return sorted(result, key=lambda each: (RUNNERS.index(each.runner), -each.count, each.name))
 
 
 class _Trials:
@@ -72,7 +72,7 @@ class _Trials:
         outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
         for output in outputs:
             if output.name in self._types:
-                output.type.CopyFrom(_without_shape(self._types[output.name]))
+                output.type.CopyFrom(self._types[output.name])
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         copy.name = "node"
@@ -92,7 +92,7 @@ class _Trials:
     def _type(self, name: str, others: list[str]) -> onnx.TypeProto:
         """The type of a tensor; one that a node gave which nobody runs is taken to be like its neighbours."""
         known = (self._types[each] for each in (name, *others) if each in self._types)
-        return _without_shape(next(known, helper.make_tensor_type_proto(TensorProto.FLOAT, None)))
+        return next(known, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
 
     def _try(self, model: onnx.ModelProto) -> tuple[str, list[onnx.TypeProto]]:
         """Who runs the only node, and the types of what it gives, as far as anybody knows."""
@@ -100,6 +100,9 @@ class _Trials:
             types = _output_types(model, session)
             if types is not None:
                 return runner, types
+        types = _types_when_lowered(model)
+        if types is not None:
+            return LOWERING, types
         guess = next((item.type for item in model.graph.input), helper.make_tensor_type_proto(TensorProto.FLOAT, None))
         return NOBODY, [item.type if item.HasField("type") else guess for item in model.graph.output]
 
@@ -117,22 +120,24 @@ def _output_types(model: onnx.ModelProto, session: Session) -> list[onnx.TypePro
             raise
         return None
     declared = {item.name: item.type for item in model.graph.output if item.HasField("type")}
-    return [declared.get(item.name) or _type_of(item.type) for item in outputs]
+    return [declared.get(item.name) or _type_of(item) for item in outputs]
 
 
-def _type_of(name: str) -> onnx.TypeProto:
+def _types_when_lowered(model: onnx.ModelProto) -> list[onnx.TypeProto] | None:
+    """The types of the outputs if stock onnxruntime runs the lowered model, which may have more outputs."""
+    try:
+        lowered = lower(model)
+    except (NotImplementedError, ValueError):
+        return None
+    types = _output_types(lowered, onnxruntime.InferenceSession)
+    return None if types is None else types[: len(model.graph.output)]
+
+
+def _type_of(output: onnxruntime.NodeArg) -> onnx.TypeProto:
     """The type of a session's output; of sequences and the like nothing more is known."""
-    if name in ELEMENT_TYPES:
-        return helper.make_tensor_type_proto(ELEMENT_TYPES[name], None)
+    if output.type in ELEMENT_TYPES:
+        return helper.make_tensor_type_proto(ELEMENT_TYPES[output.type], output.shape or None)  # [] is unknown, too
     return onnx.TypeProto()
-
-
-def _without_shape(kind: onnx.TypeProto) -> onnx.TypeProto:
-    result = onnx.TypeProto()
-    result.CopyFrom(kind)
-    if result.HasField("tensor_type"):
-        result.tensor_type.ClearField("shape")
-    return result
 
 
 def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

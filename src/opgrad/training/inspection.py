@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from opgrad.onnxruntime import InferenceSession
-from opgrad.onnxruntime.runners import NATIVE, NOBODY, OPGRAD, Operator, operators
+from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, Operator, operators
 from opgrad.training.artifacts import BUFFER_SUFFIX, FILES, RESET, tensor_spec
 from opgrad.training.checkpoint import Checkpoint, read_checkpoint
 from opgrad.training.data import show
@@ -57,7 +57,8 @@ class Inspection:
     files: bytes of each file by name.
     parameters: of the checkpoint, or the initializers of a single model.
     inputs, outputs: of the training graph, without parameters, gradients and `lazy_reset_grad`; or of a single model.
-    operators: of the same graph. problem: why onnxruntime with opgrad cannot load it; None if it can.
+    operators: of the same graph. problem: why onnxruntime with opgrad cannot load it; None if it can, or if some
+        of them must be lowered first.
     optimizer: nodes of the optimizer model with their attributes; optimizer_problem: why opgrad cannot run them.
     checkpoint: what it holds beside parameters.
     """
@@ -145,6 +146,8 @@ def _run(path: Path, model: onnx.ModelProto) -> dict[str, Any]:
     found = operators(model)
     if lost := [each.name for each in found if each.runner == NOBODY]:
         return {"operators": found, "problem": f"nobody runs {', '.join(lost)}"}
+    if any(each.runner == LOWERING for each in found):
+        return {"operators": found, "problem": None}
     stock = all(each.runner == NATIVE for each in found)
     session = onnxruntime.InferenceSession if stock else InferenceSession
     try:
@@ -295,7 +298,7 @@ def _operator_table(found: Inspection) -> Table:
     table = Table("operator", "domain")
     table.add_column("nodes", justify="right")
     table.add_column("run by")
-    styles = {NOBODY: "red", OPGRAD: "cyan"}
+    styles = {NOBODY: "red", LOWERING: "yellow", OPGRAD: "cyan"}
     for each in found.operators:
         table.add_row(
             each.name, each.domain or "ai.onnx", str(each.count), each.runner, style=styles.get(each.runner, "")
