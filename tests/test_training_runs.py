@@ -22,7 +22,7 @@ import opgrad
 from opgrad.cli import app
 from opgrad.training import ArtifactSet, Dataset, Recipe, Trainer, job, read_checkpoint
 from opgrad.training.checkpoint import write_checkpoint
-from opgrad.training.fit import Interrupted, clip
+from opgrad.training.fit import Interrupted
 from opgrad.training.metrics import EpochMetrics, best_epoch
 from opgrad.training.schedule import Schedule
 from opgrad.training.state import BEST, LAST, PROPERTY, Resumption, RunState, fingerprint
@@ -330,17 +330,23 @@ def test_accumulated_batches_are_one_large_batch(
         np.testing.assert_allclose(array, second.trainable[name], rtol=0, atol=2e-6, err_msg=name)
 
 
-def test_clipping_scales_all_gradients_alike() -> None:
-    gradients = {"a": np.full((2, 2), 3.0, np.float32), "b": np.full(7, 4.0, np.float32)}
-    norm = math.sqrt(4 * 9 + 7 * 16)
-    assert clip(gradients, 100.0) == pytest.approx(norm)
-    assert gradients["a"][0, 0] == 3
-    assert clip(gradients, 2.0) == pytest.approx(norm)
-    np.testing.assert_allclose(gradients["a"], 3 * 2 / norm, rtol=1e-6)
-    np.testing.assert_allclose(gradients["b"], 4 * 2 / norm, rtol=1e-6)
-    large = {"a": np.full(3, 1e30, np.float32)}
-    assert clip(large, 1.0) == pytest.approx(math.sqrt(3) * 1e30)
-    np.testing.assert_allclose(large["a"], 1 / math.sqrt(3), rtol=1e-6)
+@pytest.mark.parametrize("largest", [0.5, 100.0])
+def test_clipping_scales_the_gradient_down(tmp_path: Path, largest: float) -> None:
+    """One step of gradient descent on a linear model, from w = 0 and b = 0.5."""
+    write_linear_set(tmp_path)
+    file = save_lines(tmp_path / "data.npz", 40)
+    artifacts = ArtifactSet.load(tmp_path)
+    recipe = Recipe(epochs=1, batch_size=64, learning_rate=0.1, clip_norm=largest)
+    job.train(artifacts, recipe, file, tmp_path / "out", nothing)
+    arrays = {name: array.astype(np.float64) for name, array in job.load_data(artifacts, recipe, file).arrays.items()}
+    order = np.random.default_rng(0).permutation(40)[:32]
+    x, y = (arrays[name][order] for name in "xy")
+    gradient = x.T @ (0.5 - y) * 0.03125  # of the set's loss, made for 64 values
+    norm = np.linalg.norm(gradient)
+    expected = -0.1 * gradient * min(1, largest / norm)
+    assert (norm > largest) == (largest < 1)
+    found = read_checkpoint(tmp_path / "out" / LAST).trainable["w"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)  # the operator divides by the norm and 1e-6
 
 
 def test_schedules() -> None:

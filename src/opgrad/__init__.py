@@ -23,6 +23,14 @@ from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss_only,
 )
 from opgrad.ops.gather import gather, gather_grad
+from opgrad.ops.several import (
+    concat_training,
+    is_all_finite,
+    mixed_precision_scale,
+    pass_through,
+    reduce_all_l2,
+    split_training,
+)
 from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
 from opgrad.planned import (
     PlannedCall,
@@ -38,20 +46,25 @@ __version__ = "0.1.0"
 __all__ = [
     "Dropout",
     "PlannedCall",
+    "concat_training",
     "gather",
     "gather_grad",
     "get_num_threads",
     "in_place_accumulator",
+    "is_all_finite",
     "leaky_relu",
     "leaky_relu_grad",
     "log_softmax",
     "log_softmax_grad",
     "log_softmax_grad_plan",
     "log_softmax_plan",
+    "mixed_precision_scale",
+    "pass_through",
     "plan",
     "post_ops",
     "quick_gelu",
     "quick_gelu_grad",
+    "reduce_all_l2",
     "relu",
     "relu_grad",
     "scale",
@@ -66,6 +79,7 @@ __all__ = [
     "softmax_grad",
     "softmax_grad_plan",
     "softmax_plan",
+    "split_training",
     "tanh",
     "tanh_grad",
 ]

@@ -6,35 +6,39 @@ from typing import Any
 from opgrad.contract import FLOATS
 from opgrad.onnxruntime import abi
 from opgrad.onnxruntime.abi import Api
-from opgrad.onnxruntime.overloads import Overload, model_of
+from opgrad.onnxruntime.overloads import OUTPUT_TYPES, Overload, model_of
 
 LONGEST_STRING = 256
+LONGEST_LIST = 256
 IGNORED_BY_DEFAULT = -1  # the label that the original kernels ignore when a node does not say
 
 
-def read_attributes(api: Api, info: int, overload: Overload) -> tuple[dict[str, Any], int]:
-    """The operator's attributes, and the number of outputs; ValueError for an attribute that cannot be.
+def read_attributes(api: Api, info: int, overload: Overload) -> tuple[dict[str, Any], int, int]:
+    """The operator's attributes, and the numbers of inputs and outputs; ValueError for an attribute that cannot be.
 
     `info` is the OrtKernelInfo of the node.
     """
     found = {name: _attribute(api, info, overload, name) for name in overload.onnx.attributes}
     if "ignore_index" in overload.operator.attributes:
         found.setdefault("ignore_index", IGNORED_BY_DEFAULT)
-    outputs = ctypes.c_size_t()
+    inputs, outputs = ctypes.c_size_t(), ctypes.c_size_t()
+    api.check(abi.KERNEL_INFO_GET_INPUT_COUNT, info, ctypes.byref(inputs))
     api.check(abi.KERNEL_INFO_GET_OUTPUT_COUNT, info, ctypes.byref(outputs))
     needed = sum(not port.optional for port in overload.outputs)
     if outputs.value < needed:
         raise ValueError(f"{overload.onnx.name}: the node has {outputs.value} outputs, expected {needed}")
-    if "output_type" in found:
-        found["out_dtype"] = _out_dtype(overload, found.pop("output_type"))
+    for name in set(OUTPUT_TYPES).intersection(found):
+        found["out_dtype"] = _out_dtype(overload, name, found.pop(name))
         for i in range(outputs.value):
             _check_output(api, info, overload, i, found["out_dtype"])
-    return found, outputs.value
+    return found, inputs.value, outputs.value
 
 
 def _attribute(api: Api, info: int, overload: Overload, name: str) -> Any:
     """The value of an attribute, by the type of its default (None: an int), or the default."""
     default = overload.onnx.attributes[name]
+    if isinstance(default, tuple):
+        return _integers(api, info, overload, name)
     value: Any = ctypes.c_float() if isinstance(default, float) else ctypes.c_int64()
     entry = abi.KERNEL_INFO_GET_FLOAT if isinstance(default, float) else abi.KERNEL_INFO_GET_INT64
     arguments = [ctypes.byref(value)]
@@ -50,15 +54,33 @@ def _attribute(api: Api, info: int, overload: Overload, name: str) -> Any:
     return value.value.decode() if isinstance(default, str) else value.value
 
 
-def _out_dtype(overload: Overload, number: int | None) -> str:
-    """The dtype that the attribute output_type names; without it, that of the input the results are like."""
+def _integers(api: Api, info: int, overload: Overload, name: str) -> tuple[int, ...]:
+    """The value of an attribute that is a list of integers, or the default."""
+    count, value = ctypes.c_size_t(0), (ctypes.c_int64 * LONGEST_LIST)()
+    try:
+        # Asked with no memory, onnxruntime says how many there are.
+        api.check(abi.KERNEL_INFO_GET_INT64_ARRAY, info, name.encode(), 0, ctypes.byref(count))
+        if count.value > LONGEST_LIST:
+            raise ValueError(
+                f"{overload.onnx.name}: attribute {name} has {count.value} entries, expected at most {LONGEST_LIST}"
+            )
+        api.check(abi.KERNEL_INFO_GET_INT64_ARRAY, info, name.encode(), value, ctypes.byref(count))
+    except RuntimeError as error:
+        if "No attribute" in str(error):
+            return tuple(overload.onnx.attributes[name])
+        raise ValueError(f"{overload.onnx.name}: attribute {name}: {error}") from None
+    return tuple(value[: count.value])
+
+
+def _out_dtype(overload: Overload, name: str, number: int | None) -> str:
+    """The dtype that an attribute names; without it, that of the input the results are like."""
     if number is None:
         model = model_of(overload.operator, next(iter(overload.operator.results)))
         return next(port.dtype for port in overload.inputs if port.parameter == model)
     dtype = abi.DTYPES.get(number)
     if dtype not in FLOATS:
         numbers = ", ".join(f"{abi.ELEMENT_TYPES[name]} ({name})" for name in FLOATS)
-        raise ValueError(f"{overload.onnx.name}: output_type is {number}, expected one of {numbers}")
+        raise ValueError(f"{overload.onnx.name}: {name} is {number}, expected one of {numbers}")
     return dtype
 
 
@@ -71,5 +93,5 @@ def _check_output(api: Api, info: int, overload: Overload, i: int, expected: str
     api.status(abi.RELEASE_TYPE_INFO, kind.value)
     declared = abi.DTYPES.get(number.value, f"ONNX type {number.value}")
     if declared != expected:
-        what = f"{overload.onnx.name}: {overload.outputs[i].parameter}"
+        what = f"{overload.onnx.name}: {overload.outputs[min(i, len(overload.outputs) - 1)].parameter}"
         raise ValueError(f"{what} is declared as {declared}, expected {expected}, as output_type or the input says")

@@ -73,6 +73,10 @@ def _functions() -> dict[str, int]:
         "GetInputCharacteristic": input_answer(_characteristic),
         "GetOutputCharacteristic": output_answer(_characteristic),
         "GetInputMemoryType": input_answer(_memory_type),
+        "GetVariadicInputMinArity": answer(NUMBER, lambda _: 1),
+        "GetVariadicInputHomogeneity": answer(NUMBER, lambda _: 1),
+        "GetVariadicOutputMinArity": answer(NUMBER, lambda _: 1),
+        "GetVariadicOutputHomogeneity": answer(NUMBER, lambda _: 1),
         "GetStartVersion": answer(NUMBER, lambda _: 1),
         "GetEndVersion": answer(NUMBER, lambda _: LAST_VERSION),
         "CreateKernelV2": _keep(callback(_create_kernel, SIZE, 4)),
@@ -82,6 +86,8 @@ def _functions() -> dict[str, int]:
 
 
 def _characteristic(port: Port) -> int:
+    if port.several:
+        return abi.VARIADIC
     # onnxruntime refuses required outputs of undefined type, except with one input of undefined type.
     return abi.OPTIONAL if port.optional or port.dtype == abi.ANY else abi.REQUIRED
 
@@ -108,8 +114,8 @@ def _create_kernel(op: int, api_address: int, info: int, kernel: int) -> int:
     api = Api(api_address)
     try:
         overload = _overloads[op]
-        attributes, outputs = read_attributes(api, info, overload)
-        node = Node(api, overload, attributes, outputs, _natives())
+        attributes, inputs, outputs = read_attributes(api, info, overload)
+        node = Node(api, overload, attributes, inputs, outputs, _natives())
         ctypes.c_size_t.from_address(kernel).value = node.address
         return 0
     except BaseException as exception:

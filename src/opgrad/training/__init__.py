@@ -1,5 +1,6 @@
 """Train the artifact sets of onnxruntime-training in stock onnxruntime."""
 
+from opgrad.training.api import CheckpointState, LinearLRScheduler, Module, Optimizer, Parameter
 from opgrad.training.artifacts import ArtifactSet, TensorSpec
 from opgrad.training.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint, write_checkpoint
 from opgrad.training.data import Dataset, load_file, load_named
@@ -14,9 +15,14 @@ __all__ = [
     "AdamWRule",
     "ArtifactSet",
     "Checkpoint",
+    "CheckpointState",
     "Dataset",
     "Evaluation",
+    "LinearLRScheduler",
+    "Module",
+    "Optimizer",
     "OptimizerGroup",
+    "Parameter",
     "Recipe",
     "SGDRule",
     "TensorSpec",

@@ -110,8 +110,6 @@ class Fit:
                 self._mean.add(batch_rows / rows)
                 losses.append(loss)
             self._mean.take()
-        if recipe.clip_norm is not None:
-            clip(trainer.gradients, recipe.clip_norm)
         trainer.optimizer.learning_rate = self._schedule.at(self._state.steps)
         trainer.optimizer.step()
         self._state.steps += 1
@@ -165,20 +163,6 @@ class GradientMean:
         for name, gradient in self._gradients.items():
             np.copyto(gradient, self._sums[name])
             self._sums[name][...] = 0
-
-
-def clip(gradients: Mapping[str, np.ndarray], largest: float) -> float:
-    """Scale all gradients down in place so that their norm is at most the largest one.
-
-    gradients: by name.
-    largest: above 0.
-    Returns the norm before: `sqrt(sum(g * g))` over all elements of all gradients, added up in float64.
-    """
-    norm = math.sqrt(sum(float(np.square(gradient, dtype=np.float64).sum()) for gradient in gradients.values()))
-    if norm > largest:
-        for gradient in gradients.values():
-            np.multiply(gradient, largest / norm, out=gradient)
-    return norm
 
 
 class _DeferredInterrupt:

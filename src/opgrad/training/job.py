@@ -100,6 +100,8 @@ def train(
     resumption: the checkpoint to go on from; None begins with that of the artifact set.
     Raises `Interrupted` after Ctrl-C, ValueError for settings, data or a checkpoint that do not fit.
     """
+    if recipe.clip_norm is not None:
+        artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
     data = load_data(artifacts, recipe, file)
     training, validation, test = part(data, recipe)
     trainer, state = _begin(artifacts, recipe, training, resumption)

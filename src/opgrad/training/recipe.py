@@ -29,7 +29,8 @@ class Recipe:
     epochs, learning_rate, batch_size: as usual.
     schedule, warmup: how the learning rate changes, and over how many steps it rises at first; see `Schedule`.
     accumulate: how many batches make one step; its gradient is that of the mean over all their rows.
-    clip_norm: the largest Euclidean norm of all gradients together; longer ones are scaled down. None: any norm.
+    clip_norm: the largest Euclidean norm of all gradients together; longer ones are scaled down. None leaves it to the
+        optimizer model.
     patience: after how many epochs without a better validation loss training ends; None: never.
     """
 

@@ -1,0 +1,1 @@
+"""Gelu, its approximations, and their gradients."""

@@ -1,0 +1,67 @@
+"""The operators of training graphs on their examples: the call, the float64 reference, and the comparison."""
+
+import numpy as np
+import pytest
+
+import opgrad
+from opgrad.accuracy import error_in_ulp, tolerance
+from opgrad.contract import FLOATS, graph_operators
+
+OPERATORS = list(graph_operators().values())
+each_operator = pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
+
+
+def listed(results):
+    """The results of a call as a flat list."""
+    if not isinstance(results, tuple | list):
+        return [results]
+    return [array for each in results for array in listed(each)]
+
+
+def call(op, arguments, **more):
+    return listed(getattr(opgrad, op.name)(**arguments, **more))
+
+
+def reference(op, arguments):
+    """The float64 reference's results for arguments rounded to their dtypes."""
+    with np.errstate(all="ignore"):
+        return listed(
+            op.reference(
+                **{name: widened(value) for name, value in arguments.items() if name not in ("out", "out_dtype")}
+            )
+        )
+
+
+def widened(value):
+    if isinstance(value, list):
+        return [widened(each) for each in value]
+    return value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.name in FLOATS else value
+
+
+def changed(arguments, change):
+    """The arguments with `change(array)` for each array."""
+
+    def of(value):
+        if isinstance(value, list):
+            return [of(each) for each in value]
+        return change(value) if isinstance(value, np.ndarray) else value
+
+    return {name: of(value) for name, value in arguments.items()}
+
+
+def arrays_of(arguments):
+    found = []
+    changed(arguments, lambda array: found.append(array) or array)
+    return found
+
+
+def check_close(results, expected, terms):
+    """Floats within the tolerance of their dtype and the length of the longest sum; all else the same."""
+    assert len(results) == len(expected)
+    for got, exact in zip(results, expected, strict=True):
+        exact = np.asarray(exact)
+        assert got.shape == exact.shape
+        if got.dtype.name in FLOATS:
+            assert error_in_ulp(got, exact) <= tolerance(got.dtype.name, terms)
+        else:
+            np.testing.assert_array_equal(got, exact)
