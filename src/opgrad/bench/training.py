@@ -19,10 +19,10 @@ from opgrad import machine
 from opgrad.bench import old_runtime
 from opgrad.bench.measure import take_turns, turns
 from opgrad.bench.training_torch import torch_step
-from opgrad.onnxruntime import InferenceSession
 from opgrad.training import ArtifactSet, CheckpointState, Module, Optimizer, Recipe
 from opgrad.training.data import load_named
-from opgrad.training.loop import session_options
+from opgrad.training.graph import TrainingGraph, read_model, session_options
+from opgrad.training.tensors import FlatTensors
 
 BATCHES = (4, 50, 500)
 SECONDS, QUICK_SECONDS = 2.0, 0.3
@@ -169,20 +169,17 @@ def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callabl
 
 
 def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[], object]:
-    """The training graph alone, all its inputs bound to memory."""
-    session = InferenceSession(artifacts.training_model, session_options(opgrad.get_num_threads()))
-    feeds = {**artifacts.trainable, **artifacts.frozen, **data}
-    binding = session.io_binding()
-    for item in session.get_inputs():
-        if item.name in feeds:
-            value = np.array(feeds[item.name], order="C")
-        else:
-            shape = [size if isinstance(size, int) else 1 for size in item.shape]
-            value = np.ones(shape, np.bool_) if item.type == "tensor(bool)" else np.zeros(shape, np.float32)
-        binding.bind_cpu_input(item.name, value)
-    for output in session.get_outputs():
-        binding.bind_output(output.name, "cpu")
-    return partial(session.run_with_iobinding, binding)
+    """The training graph alone, as the step runs it, with the batch in its place."""
+    parameters, frozen = (
+        {name: array.copy() for name, array in group.items()} for group in (artifacts.trainable, artifacts.frozen)
+    )
+    gradients = FlatTensors({name: array.shape for name, array in parameters.items()})
+    options = session_options(opgrad.get_num_threads())
+    model = read_model(artifacts.training_model, "bench")
+    graph = TrainingGraph(model, parameters, frozen, gradients, options, "bench")
+    graph.run(list(data.values()))
+    graph.reset = True
+    return graph.bound.run
 
 
 def _optimizer(artifacts: ArtifactSet) -> Callable[[], object]:
