@@ -23,6 +23,7 @@ from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss_only,
 )
 from opgrad.ops.gather import gather, gather_grad
+from opgrad.ops.optimizer import adamw_optimizer, clip_grad_norm, sgd_optimizer
 from opgrad.ops.several import (
     concat_training,
     is_all_finite,
@@ -46,6 +47,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Dropout",
     "PlannedCall",
+    "adamw_optimizer",
+    "clip_grad_norm",
     "concat_training",
     "gather",
     "gather_grad",
@@ -69,6 +72,7 @@ __all__ = [
     "relu_grad",
     "scale",
     "set_num_threads",
+    "sgd_optimizer",
     "sigmoid",
     "sigmoid_grad",
     "softmax",
