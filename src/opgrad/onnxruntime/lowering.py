@@ -17,7 +17,7 @@ from onnx import AttributeProto, helper
 
 from opgrad.onnxruntime.bodies import FORMS, Call, Form, NoForm
 from opgrad.onnxruntime.bodies.build import Body, Value
-from opgrad.onnxruntime.opset import raise_opset
+from opgrad.onnxruntime.opset import all_nodes, raise_opset, subgraphs
 
 DOMAIN = "opgrad"
 FEEDBACK = "opgrad.feedback"
@@ -33,11 +33,9 @@ NOT_LOWERED: Mapping[str, str] = {
     "AdamOptimizer": "its inputs and outputs are written in place; AdamWOptimizer has a form",
     "LambOptimizer": "its inputs and outputs are written in place",
     "SGDOptimizer": "its inputs and outputs are written in place; SGDOptimizerV2 has a form",
-    "BiasSoftmaxDropout": "it draws a random mask that no plain operator draws",
     "BitmaskBiasDropout": _PACKED,
     "BitmaskDropout": _PACKED,
     "BitmaskDropoutGrad": _PACKED,
-    "ConvTransposeGrad": "it has no kernel for the CPU to compare with",
     "FakeQuant": "it is no operator of the artifact generator for the CPU",
     "FakeQuantGrad": "it is no operator of the artifact generator for the CPU",
     "GRUGrad": "it reads what GRUTraining saved in a layout of its own",
@@ -88,7 +86,7 @@ def lower(
     """
     lowered = _load(model)
     names = _names(operators)
-    if any(_concerns(node, names) for node in _all_nodes(lowered)):
+    if any(_concerns(node, names) for node in _every_node(lowered)):
         raise_opset(lowered)
         _Lowering(lowered, names).run()
     return lowered
@@ -139,25 +137,10 @@ def _domain(node: onnx.NodeProto) -> str:
     return "" if node.domain == "ai.onnx" else node.domain
 
 
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """All nodes, those of subgraphs too."""
-    for node in nodes:
-        yield node
-        for graph in _subgraphs(node):
-            yield from _nodes(graph.node)
-
-
-def _all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    yield from _nodes(model.graph.node)
+def _every_node(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    yield from all_nodes(model.graph.node)
     for function in model.functions:
-        yield from _nodes(function.node)
+        yield from all_nodes(function.node)
 
 
 @dataclass
@@ -177,7 +160,8 @@ class _Lowering:
                 self.functions[_key(function)] = function.name
         self._graph(model.graph, model.graph)
         for function in list(model.functions):
-            if any(_concerns(node, self.names) for node in _nodes(function.node)):
+            if any(_concerns(node, self.names) for node in all_nodes(function.node)):
+                self.types = {}  # names inside a function are its own
                 self._nodes_of(function.node, None)
                 function.opset_import.append(helper.make_opsetid(DOMAIN, 1))
         model.ir_version = max(model.ir_version, 8)  # the first with functions
@@ -189,7 +173,7 @@ class _Lowering:
 
     def _imports(self) -> None:
         """Import the functions' domain, and no domain that nothing uses."""
-        used = {node.domain for node in _all_nodes(self.model)} | {DOMAIN, *KEPT_DOMAINS}
+        used = {node.domain for node in _every_node(self.model)} | {DOMAIN, *KEPT_DOMAINS}
         kept = [each for each in self.model.opset_import if each.domain in used and each.domain != DOMAIN]
         del self.model.opset_import[:]
         self.model.opset_import.extend([*kept, helper.make_opsetid(DOMAIN, 1)])
@@ -205,7 +189,7 @@ class _Lowering:
     def _nodes_of(self, nodes: Any, main: onnx.GraphProto | None) -> None:
         producers = {name: node for node in nodes for name in node.output if name}
         for node in nodes:
-            for graph in _subgraphs(node):
+            for graph in subgraphs(node):
                 self._graph(graph, None)
             if _concerns(node, self.names):
                 self._node(node, producers, main)
@@ -283,7 +267,7 @@ class _Lowering:
                 raise NoForm(f"it has output {index}, which the operator has not")
             names.append(value.apply("Identity").name)
         nodes = _needed(body.nodes, names)
-        read = {name for inner in _nodes(nodes) for name in inner.input}
+        read = {name for inner in all_nodes(nodes) for name in inner.input}
         given = [*zip([each.name if each else "" for each in call.inputs], node.input, strict=True)]
         given += [(call.forward.name, forward)] if call.forward and forward else []
         taken = [(inner, outer) for inner, outer in given if inner and inner in read]
@@ -349,5 +333,5 @@ def _needed(nodes: list[onnx.NodeProto], names: Iterable[str]) -> list[onnx.Node
     for node in reversed(nodes):
         if needed.intersection(node.output):
             kept.append(node)
-            needed.update(name for inner in _nodes([node]) for name in inner.input)
+            needed.update(name for inner in all_nodes([node]) for name in inner.input)
     return kept[::-1]

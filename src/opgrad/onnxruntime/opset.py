@@ -1,4 +1,6 @@
-"""Raising the opset of ai.onnx that a model imports."""
+"""All nodes of a model, and raising the opset of ai.onnx that it imports."""
+
+from collections.abc import Iterable, Iterator
 
 import onnx
 from onnx import version_converter
@@ -6,6 +8,22 @@ from onnx import version_converter
 LEAST = 16  # the first whose ScatterND and ScatterElements add
 LAYER_NORMALIZATION = 17  # the first that has it; onnxruntime-training wrote it into older opsets
 UNCHANGED_FROM = 13  # from here to 17 only types were added, but for the operators below
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs among a node's attributes."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """These nodes and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from all_nodes(graph.node)
 
 
 def raise_opset(model: onnx.ModelProto) -> None:
@@ -19,7 +37,7 @@ def raise_opset(model: onnx.ModelProto) -> None:
     if entry is None:
         model.opset_import.append(onnx.helper.make_opsetid("", LEAST))
         return
-    plain = [node for node in model.graph.node if node.domain in ("", "ai.onnx")]
+    plain = [node for node in all_nodes(model.graph.node) if node.domain in ("", "ai.onnx")]
     normalized = any(node.op_type == "LayerNormalization" for node in plain)
     wanted = max(entry.version, LAYER_NORMALIZATION if normalized else LEAST)
     if entry.version == wanted:

@@ -13,7 +13,7 @@ from typing import Any, Union
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 Number = Union["Value", int, float]
 LATEST_AXES_ATTRIBUTE = 17  # from the next opset on the axes of all reductions are an input
@@ -250,7 +250,11 @@ class Body:
         inner = Body(self.opset, f"{self._prefix}l{self._count}_")
         counter, go_on, *values = [inner.input() for _ in range(2 + len(carried))]
         results = [each.apply("Identity") for each in (go_on, *turn(inner, *values))]
-        inputs = [onnx.ValueInfoProto(name=each.name) for each in (counter, go_on, *values)]
+        inputs = [
+            helper.make_tensor_value_info(counter.name, TensorProto.INT64, []),
+            helper.make_tensor_value_info(go_on.name, TensorProto.BOOL, []),
+            *(onnx.ValueInfoProto(name=each.name) for each in values),
+        ]
         outputs = [onnx.ValueInfoProto(name=each.name) for each in results]
         graph = helper.make_graph(inner.nodes, "body", inputs, outputs)
         always = self.constant(np.array(True))

@@ -1,4 +1,4 @@
-"""Gradients of convolution, as convolutions.
+"""Gradients of convolution and of transposed convolution, as convolutions.
 
 dX is the transposed convolution of dY with the weights. dW is the convolution of X with dY as its kernel: the batch
 takes the place of the channels, and strides and dilations change places.
@@ -48,6 +48,14 @@ class Window:
     def widths(self) -> list[int]:
         """What the window spans along each axis."""
         return [(size - 1) * step + 1 for size, step in zip(self.kernel, self.dilations, strict=True)]
+
+    def pads_for(self, axis: int, size: int) -> tuple[int, int]:
+        """The padding on either side of an axis of X of this size."""
+        if self.begin is not None and self.end is not None:
+            return self.begin[axis], self.end[axis]
+        total = max((-(-size // self.strides[axis]) - 1) * self.strides[axis] + self.widths[axis] - size, 0)
+        less, more = total // 2, total - total // 2
+        return (less, more) if self.auto_pad == "SAME_UPPER" else (more, less)
 
     def pads_before(self, x_sizes: Value, y_sizes: Value) -> Value:
         """The padding before X along each spatial axis, an array of int64."""
@@ -102,10 +110,21 @@ def conv_grad(call: Call) -> Results:
     """dx, dw and db of a convolution of one to three (or more) spatial axes."""
     dy, x, w = call.required(3)
     window, group = Window(call, _kernel(call)), call.get("group", 1)
-    dx = window.transposed(dy, w, x.shape(2), group) if 0 in call.wanted else None
-    dw = _weights_grad(window, dy, x, group) if 1 in call.wanted else None
-    db = dy.sum([0, *range(2, 2 + window.axes)], keepdims=False) if 2 in call.wanted else None
-    return dx, dw, db
+    db = dy.sum([0, *range(2, 2 + window.axes)], keepdims=False)
+    return window.transposed(dy, w, x.shape(2), group), _weights_grad(window, dy, x, group), db
+
+
+@lowers("ConvTransposeGrad")
+def conv_transpose_grad(call: Call) -> Results:
+    """dx, dw and db of a transposed convolution: X and dY change places."""
+    dy, x, w = call.required(3)
+    window, group = Window(call, _kernel(call)), call.get("group", 1)
+    if window.auto_pad not in ("NOTSET", "VALID") or call.get("output_shape"):
+        raise NoForm("its padding is not in the attribute pads")
+    padded, pads = window.padded(dy, x.shape(2))
+    dx = call.body.node("Conv", padded, w, group=group, **pads, **window.attributes())
+    dw = _weights_grad(window, x, dy, group)
+    return dx, dw, dy.sum([0, *range(2, 2 + window.axes)], keepdims=False)
 
 
 def _weights_grad(window: Window, dy: Value, x: Value, group: int) -> Value:

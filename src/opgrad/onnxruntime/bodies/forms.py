@@ -4,9 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from onnx import TensorProto
+
 from opgrad.onnxruntime.bodies.build import Body, Value
 
 MICROSOFT = "com.microsoft"
+HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 class NoForm(NotImplementedError):

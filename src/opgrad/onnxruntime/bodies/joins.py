@@ -30,12 +30,12 @@ def reduce_sum_training(call: Call) -> Value:
 
 
 def _reduce_axes(a_shape: Value, b_shape: Value) -> Value:
-    """The axes of the broadcast shape along which a has one element or none and b has more, the last one first."""
+    """The axes of the broadcast shape that a lacks, or along which it has size 1 and b another; the last one first."""
     body = a_shape.body
     a, b = (shape.slice(-1, -LAST, step=-1) for shape in (a_shape, b_shape))  # the last axis first
     rank = body.node("Max", a.shape(), b.shape())
     a, b = (_padded(sizes, rank) for sizes in (a, b))
-    summed = ~a.equals(b) & (a.equals(1) | a.equals(-1))
+    summed = a.equals(-1) | (a.equals(1) & ~(b.equals(1) | b.equals(-1)))
     return rank - 1 - summed.apply("NonZero").reshape([-1])
 
 

@@ -6,9 +6,7 @@ from operator import add, or_
 from onnx import TensorProto
 
 from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.bodies.forms import Call, NoForm, Results, lowers
-
-HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+from opgrad.onnxruntime.bodies.forms import HALVES, Call, NoForm, Results, lowers
 
 
 @lowers("IsAllFinite")

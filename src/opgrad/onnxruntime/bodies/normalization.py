@@ -36,6 +36,18 @@ def simplified_layer_normalization_grad(call: Call) -> Results:
     return dx.reshape(x.shape()).like(x), (rows * normalized).sum([0]).reshape(scale.shape()).like(scale)
 
 
+@lowers("InvertibleLayerNormalizationGrad")
+def invertible_layer_normalization_grad(call: Call) -> Results:
+    """dx, dscale and dbias of layer normalization, from its output y = normalized * scale + bias."""
+    dy, y, scale, bias, inv_std = call.required(5)
+    axis = call.get("axis", -1)
+    rows, y_rows, inv_std = (each.flatten(axis) for each in (dy.like(inv_std), y.like(inv_std), inv_std))
+    factor, offset = (each.like(inv_std).reshape([1, -1]) for each in (scale, bias))
+    normalized = (y_rows - offset) / factor
+    sums = ((each.sum([0]).reshape(scale.shape()).like(scale)) for each in (rows * normalized, rows))
+    return _layer_grad(rows * factor, normalized, inv_std, centred=True).reshape(y.shape()).like(y), *sums
+
+
 def _channels(x: Value) -> Value:
     """[N, C, everything else]."""
     return x.reshape([0, 0, -1])

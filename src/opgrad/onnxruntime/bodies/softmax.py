@@ -47,5 +47,9 @@ def log_softmax_grad(call: Call) -> Value:
 def bias_softmax(call: Call) -> Value:
     """y = softmax(x + bias), over the axes from `axis` on."""
     x, bias = call.required(2)
-    flat = (x + bias).flatten(call.get("axis", 1))
-    return flat.apply("Softmax", axis=1).reshape(x.shape())
+    return softmax_from(x + bias, call.get("axis", 1)).reshape(x.shape())
+
+
+def softmax_from(x: Value, axis: int) -> Value:
+    """Softmax over the axes from `axis` on; the result has two axes."""
+    return x.flatten(axis).apply("Softmax", axis=1)
