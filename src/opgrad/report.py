@@ -143,12 +143,17 @@ def _links(op: Operator, backends: list[str], root: Path, folder: Path) -> str:
 
 
 def results(root: Path, device: str) -> dict[str, dict[str, Any]]:
-    """The result files of a device, cpu or cuda, by name, the newest last."""
+    """The result files of a device, cpu or cuda, by name, the newest last; those of training steps left out."""
+    found = {name: result for name, result in _files(root).items() if "training" not in result}
+    return {name: result for name, result in found.items() if ("device" in result) == (device == "cuda")}
+
+
+def _files(root: Path) -> dict[str, dict[str, Any]]:
+    """All result files by name, the newest last."""
     from opgrad.bench.figures import read
 
     found = {path.stem: read(path) for path in sorted((root / RESULTS).glob("*.json"))}
-    wanted = {name: result for name, result in found.items() if ("device" in result) == (device == "cuda")}
-    return dict(sorted(wanted.items(), key=lambda item: item[1]["date"]))
+    return dict(sorted(found.items(), key=lambda item: item[1]["date"]))
 
 
 def newest(root: Path, device: str) -> dict[str, Any] | None:
@@ -167,6 +172,15 @@ def benchmark(root: Path, folder: Path) -> str:
 def benchmark_cells(root: Path, _: Path) -> str:
     """Every cell of every result, the newest first."""
     return _full_tables(results(root, "cpu")) or NO_RESULT
+
+
+def training_steps(root: Path, _: Path) -> str:
+    """The table of every result of training steps, the newest first."""
+    from opgrad.bench.training_tables import is_training, markdown
+
+    found = {name: result for name, result in _files(root).items() if is_training(result)}
+    parts = [f"#### {name}\n\n{markdown(result)}" for name, result in reversed(found.items())]
+    return "\n\n".join(parts) or NO_RESULT
 
 
 def cuda_speed(root: Path, _: Path) -> str:
@@ -207,6 +221,7 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
     "post-ops": post_op_table,
     "benchmark": benchmark,
     "benchmark-cells": benchmark_cells,
+    "training-steps": training_steps,
     "cuda-speed": cuda_speed,
     "cuda-benchmark": cuda_benchmark,
 }

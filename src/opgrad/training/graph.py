@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -22,8 +23,8 @@ LARGEST_COPIED = 1 << 18
 MOST_BUFFERS = 16  # an input has, for batches of different shapes
 UNKNOWN_OPERATOR = re.compile(r"(\S+)\(-?\d+\) is not a registered function/op|find an implementation for (\S+)\(")
 
-Source = str | bytes | PathLike[str]
-Value = np.ndarray | onnxruntime.OrtValue
+Source: TypeAlias = str | bytes | PathLike[str]
+Value: TypeAlias = Any  # np.ndarray | onnxruntime.OrtValue, which mypy does not know
 
 
 def read_model(source: Source, who: str) -> onnx.ModelProto:
@@ -60,6 +61,8 @@ def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions, wh
             operator = found[1] or found[2]
             lack = f"{who}: the graph has the operator {operator}, which neither onnxruntime nor opgrad has"
             raise NotImplementedError(lack) from None
+        if not type(error).__module__.startswith("onnxruntime"):
+            raise
         raise ValueError(f"{who}: onnxruntime cannot load the graph: {_reason(error)}") from None
 
 
@@ -181,7 +184,7 @@ class BoundGraph:
         """The same as OrtValues."""
         found = dict(zip(self._binding_names(), self._binding.get_outputs(), strict=True)) if self._others else {}
         for name, array in self._scalars.items():
-            found[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array.copy())
+            found[name] = ort_value(array)
         return [found[spec.name] for spec in self.outputs]
 
     def _binding_names(self) -> list[str]:
@@ -189,10 +192,7 @@ class BoundGraph:
 
 
 def check_inputs(specs: Sequence[TensorSpec], values: Sequence[Value], who: str) -> None:
-    """Raise unless the values of a call are what the graph takes: their number, dtypes and shapes."""
-    if len(values) != len(specs):
-        names = ", ".join(spec.name for spec in specs)
-        raise ValueError(f"{who}: {len(values)} inputs, expected {len(specs)}: {names}")
+    """Raise TypeError or ValueError unless the values have the dtypes and shapes that the graph declares."""
     for spec, value in zip(specs, values, strict=True):
         if isinstance(value, np.ndarray):
             dtype, shape = value.dtype, value.shape
@@ -204,9 +204,20 @@ def check_inputs(specs: Sequence[TensorSpec], values: Sequence[Value], who: str)
             raise ValueError(f"{who}: {spec.name} has shape {shape}, expected {show(spec.shape)}")
 
 
+def ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
+    """An OrtValue with a copy of the array.
+
+    It owns its memory. One that borrows an array's would leave what its `numpy()` returns without memory when it goes.
+    """
+    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(array.shape), array.dtype.type)
+    value.update_inplace(array)
+    return value
+
+
 def run_error(error: Exception, who: str) -> Exception:
-    """The exception for a run that onnxruntime ended: ValueError for values that a kernel refused."""
-    kind = ValueError if type(error).__name__ == "InvalidArgument" else RuntimeError
+    """The exception for a run that onnxruntime ended: ValueError where a kernel refused values or shapes."""
+    refused = "while running" in str(error) and "alloc" not in str(error)
+    kind = ValueError if refused or type(error).__name__ == "InvalidArgument" else RuntimeError
     return kind(f"{who}: {_reason(error)}")
 
 

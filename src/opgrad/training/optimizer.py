@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -74,7 +75,7 @@ def read_rule(model: onnx.ModelProto) -> Rule:
     """
     nodes = list(model.graph.node)
     found = ", ".join(node.op_type for node in nodes) or "none"
-    clip: dict[str, float | None] = {}
+    clip: dict[str, Any] = {}
     if nodes and nodes[0].op_type == CLIP:
         clip = {"max_norm": _attributes(nodes.pop(0)).get("max_norm", 1.0)}
     kinds = [node.op_type for node in nodes]
@@ -88,7 +89,7 @@ def read_rule(model: onnx.ModelProto) -> Rule:
     )
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, float]:
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {item.name: get_attribute_value(item) for item in node.attribute}
 
 

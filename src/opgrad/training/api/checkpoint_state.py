@@ -161,9 +161,13 @@ def _property(name: str, value: Any) -> Property:
         return int(value)
     if not isinstance(value, numbers.Real):
         raise TypeError(f"Properties: {name!r} is {type(value).__name__}, expected int, float or str")
-    with np.errstate(over="ignore"):
-        rounded = float(np.float32(value)) if abs(value) < 2**1000 or math.isinf(value) else math.inf
-    if math.isinf(rounded) and not math.isinf(value):
+    try:
+        number = float(value)
+        with np.errstate(over="ignore"):
+            rounded = float(np.float32(number))
+    except OverflowError:  # an int that float64 cannot hold
+        number, rounded = 0.0, math.inf
+    if math.isinf(rounded) and not math.isinf(number):
         raise ValueError(f"Properties: {name!r} is {value}, which float32 cannot hold")
     return rounded
 

@@ -12,14 +12,16 @@ from opgrad.cpu.parallel import get_num_threads
 from opgrad.training import rewriting
 from opgrad.training.api.checkpoint_state import CheckpointState
 from opgrad.training.api.memory import Memory
-from opgrad.training.artifacts import BUFFER_SUFFIX, RESET, check_parameters, tensor_spec
+from opgrad.training.artifacts import BUFFER_SUFFIX, TensorSpec, check_parameters, tensor_spec
 from opgrad.training.export import write_inference_model
 from opgrad.training.graph import (
     BoundGraph,
+    Source,
     TrainingGraph,
     Value,
     check_inputs,
     open_session,
+    ort_value,
     read_model,
     run_error,
     session_options,
@@ -27,8 +29,7 @@ from opgrad.training.graph import (
 from opgrad.training.optimizer import GradientNorm, clip_factor
 
 WHO = "Module"
-Source = str | os.PathLike[str] | bytes
-Result = np.ndarray | tuple[np.ndarray, ...] | onnxruntime.OrtValue | tuple[onnxruntime.OrtValue, ...]
+MOST_SIGNATURES = 256
 
 
 class Module:
@@ -76,7 +77,7 @@ class Module:
 
     # --- calls ---
 
-    def __call__(self, *user_inputs: Any) -> Result:
+    def __call__(self, *user_inputs: Any) -> Any:
         """Run one batch through the training or the eval graph.
 
         user_inputs: a NumPy array or an OrtValue for every name in `input_names()`, of the graph's dtype. Lists beside
@@ -95,23 +96,27 @@ class Module:
             raise run_error(error, WHO) from None
         self._memory.computed |= training
         results = bound.ort_results() if as_ort else bound.results()
-        return results[0] if len(results) == 1 else tuple(results)  # type: ignore[return-value]
+        return results[0] if len(results) == 1 else tuple(results)
 
     def _take(self, user_inputs: Sequence[Any]) -> tuple[Sequence[Value], bool]:
         """The inputs as the graph takes them, and whether all of them are OrtValues."""
-        try:
+        kinds = {type(value) for value in user_inputs}
+        signature = None
+        if kinds == {np.ndarray}:
             signature = (self.training, *[(value.dtype, value.shape) for value in user_inputs])
-            if signature in self._fitting and not self._memory.nominal:
+            if signature in self._fitting:
                 return user_inputs, False
-        except AttributeError:
-            signature = ()
         specs = self._ready()
-        as_ort = bool(user_inputs) and all(isinstance(value, onnxruntime.OrtValue) for value in user_inputs)
-        values = [_value(value, spec.dtype) for value, spec in zip(user_inputs, specs, strict=False)]
-        check_inputs(specs, [*values, *user_inputs[len(values) :]], WHO)
-        if signature and all(type(value) is np.ndarray for value in user_inputs):
+        if len(user_inputs) != len(specs):
+            names = ", ".join(spec.name for spec in specs)
+            raise ValueError(f"{WHO}: {len(user_inputs)} inputs, expected {len(specs)}: {names}")
+        values = [_value(value, spec) for value, spec in zip(user_inputs, specs, strict=True)]
+        check_inputs(specs, values, WHO)
+        if signature is not None:
+            if len(self._fitting) == MOST_SIGNATURES:
+                self._fitting.clear()
             self._fitting.add(signature)
-        return values, as_ort
+        return values, kinds == {onnxruntime.OrtValue}
 
     def _ready(self) -> Sequence[Any]:
         """What the inputs of the present mode are, if a call is possible."""
@@ -188,7 +193,7 @@ class Module:
         """
         arrays = self._float_parameters(trainable_only, "get_contiguous_parameters")
         buffer = np.concatenate([np.empty(0, np.float32), *(array.reshape(-1) for array in arrays)])
-        return onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
+        return ort_value(buffer)
 
     def copy_buffer_to_parameters(self, buffer: onnxruntime.OrtValue | np.ndarray, trainable_only: bool = True) -> None:
         """Set the parameters to the values of such a buffer; a nominal checkpoint becomes complete by it.
@@ -267,8 +272,6 @@ def _fit(graph: onnx.GraphProto, memory: Memory) -> None:
     for name in memory.parameters:
         if specs[name + BUFFER_SUFFIX].dtype != np.float32:
             raise NotImplementedError(f"{WHO}: the gradient of {name!r} is not float32")
-    if all(value.name in specs and value.name == RESET for value in graph.output):
-        raise ValueError(f"{WHO}: the training graph has no outputs")
 
 
 def _fixed(shape: Sequence[int | str]) -> tuple[int, ...]:
@@ -285,8 +288,12 @@ def _open_eval(model: onnx.ModelProto, memory: Memory, options: onnxruntime.Sess
     return BoundGraph(open_session(fused, options, WHO), inputs, outputs, fixed, {})
 
 
-def _value(value: Any, dtype: np.dtype[Any]) -> Value:
-    """An input of a call as an array or OrtValue."""
+def _value(value: Any, spec: TensorSpec) -> Value:
+    """An input of a call as an array or OrtValue; lists and numbers get the dtype that the graph declares."""
     if isinstance(value, np.ndarray | onnxruntime.OrtValue):
         return value
-    return np.asarray(value) if hasattr(value, "dtype") else np.asarray(value, dtype)
+    try:
+        return np.asarray(value) if hasattr(value, "dtype") else np.asarray(value, spec.dtype)
+    except (TypeError, ValueError, OverflowError):
+        kind = type(value).__name__
+        raise TypeError(f"{WHO}: {spec.name} is {kind}, expected a NumPy array or an OrtValue") from None

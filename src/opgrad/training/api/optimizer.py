@@ -46,7 +46,7 @@ class Optimizer:
         """Set the learning rate of the next steps; it is rounded to float32, as checkpoints hold it."""
         if isinstance(learning_rate, str):
             raise TypeError("Optimizer.set_learning_rate: learning_rate is str, expected float")
-        self._update.learning_rate = float(np.float32(learning_rate))
+        self._update.learning_rate = float(np.float32(float(learning_rate)))
 
     def get_learning_rate(self) -> float:
         """The present learning rate."""
