@@ -23,6 +23,7 @@ from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss_only,
 )
 from opgrad.ops.gather import gather, gather_grad
+from opgrad.ops.scatter import gather_elements, gather_elements_grad, gather_nd, gather_nd_grad, slice_grad
 from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
 from opgrad.planned import (
     PlannedCall,
@@ -39,7 +40,11 @@ __all__ = [
     "Dropout",
     "PlannedCall",
     "gather",
+    "gather_elements",
+    "gather_elements_grad",
     "gather_grad",
+    "gather_nd",
+    "gather_nd_grad",
     "get_num_threads",
     "in_place_accumulator",
     "leaky_relu",
@@ -58,6 +63,7 @@ __all__ = [
     "set_num_threads",
     "sigmoid",
     "sigmoid_grad",
+    "slice_grad",
     "softmax",
     "softmax_cross_entropy_loss",
     "softmax_cross_entropy_loss_and_grad",
