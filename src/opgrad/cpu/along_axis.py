@@ -136,13 +136,17 @@ def _width(lines: Lines, item: int) -> int:
 
 
 @inline
+def pieces(size: int, x_step: int, columns: int) -> tuple[int, int]:
+    """How many pieces a strip of x has in memory, and their length: one if nothing lies between its rows."""
+    return (1, size * columns) if columns == x_step else (size, columns)
+
+
+@inline
 def zero_strip(dx: Any, size: int, x_step: int, columns: int) -> None:
-    """The strip's elements of dx, in one piece if nothing lies between them."""
-    if columns == x_step:
-        write_zeros(dx, 0, size * columns, 0, dx, 0.0, 0.0)
-    else:
-        for v in range(size):
-            write_zeros(dx + v * x_step, 0, columns, 0, dx, 0.0, 0.0)
+    """dx = 0 in the strip."""
+    count, length = pieces(size, x_step, columns)
+    for k in range(count):
+        write_zeros(dx + k * x_step, 0, length, 0, dx, 0.0, 0.0)
 
 
 @inline
@@ -195,12 +199,10 @@ write_sums = map_two(_with_lost)
 
 @inline
 def write_strip(dx: Any, size: int, x_step: int, columns: int, total: Any, lost: Any, stream: int) -> None:
-    """dx = total + lost, and both are 0 again."""
-    if columns == x_step:
-        write_sums(dx, 0, size * columns, stream, total, lost, 0.0, 0.0)
-    else:
-        for v in range(size):
-            write_sums(dx + v * x_step, 0, columns, stream, total + v * columns, lost + v * columns, 0.0, 0.0)
+    """dx = total + lost in the strip, and both are 0 again."""
+    count, length = pieces(size, x_step, columns)
+    for k in range(count):
+        write_sums(dx + k * x_step, 0, length, stream, total + k * columns, lost + k * columns, 0.0, 0.0)
     write_zeros(total, 0, size * columns, 0, total, 0.0, 0.0)
     write_zeros(lost, 0, size * columns, 0, lost, 0.0, 0.0)
 

@@ -51,15 +51,13 @@ def place_rows(part, per_part, units, blocks, n, start, step, count, table, axes
         end = min(begin + BLOCK, n)
         source = row_taken(table, axes, row)
         out = y + row * n
-        if source < 0:
-            write_zeros(out, begin, end, stream, out, 0.0, 0.0)
-        elif step == 1:
-            first, last = within(start, begin, end), within(start + count, begin, end)
-            write_zeros(out, begin, first, stream, out, 0.0, 0.0)
-            copy_words(out, first, last, stream, x + (source * count - start), 0.0, 0.0)
-            write_zeros(out, last, end, stream, out, 0.0, 0.0)
-        else:
-            write_zeros(out, begin, end, 0, out, 0.0, 0.0)
+        joined = source >= 0 and step == 1
+        first = within(start, begin, end) if joined else end
+        last = within(start + count, begin, end) if joined else end
+        write_zeros(out, begin, first, stream, out, 0.0, 0.0)
+        copy_words(out, first, last, stream, x + (source * count - start), 0.0, 0.0)
+        write_zeros(out, last, end, stream, out, 0.0, 0.0)
+        if source >= 0 and step != 1:
             write_spread(out, begin, end, start, step, count, x + source * count)
 
 
