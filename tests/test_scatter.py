@@ -1,4 +1,4 @@
-"""Elements and slices picked by index and by range, and their gradients, beyond what every graph operator is tested for.
+"""Elements and slices picked by index and by range, and their gradients, beyond what every graph operator is held to.
 
 Facts of the original operators (onnxruntime-training 1.19.2) stand beside the calls that gave them.
 """
@@ -137,10 +137,17 @@ def test_large_slice_grad(shape, step, rng):
 @pytest.mark.parametrize("shape", [(7, 50), (9000, 50)])
 def test_all_to_one_element_errs_little(shape, dtype):
     """A plain sum of so many numbers stops growing in half precision, and errs by thousands of ulp in float32."""
-    dy = np.full((60000, 50), 1 / 3).astype(DTYPES[dtype]) / np.asarray(64, DTYPES[dtype])
-    indices = np.full(dy.shape, 3)
-    check("gather_elements_grad", dy=dy, shape=shape, indices=indices)
-    check("gather_nd_grad", shape=(9000 * 50, 1), indices=indices[:, :1, None].reshape(-1, 1), dy=dy[:, :1])
+    count, value = 60000, np.asarray(1 / 192, DTYPES[dtype])
+    exact = np.zeros(shape)
+    exact[3] = count * value.astype(np.float64)
+    indices = np.full((count, shape[1]), 3)
+    dx = opgrad.gather_elements_grad(np.full(indices.shape, value), shape, indices)
+    check_close([dx], [exact], 1)
+    for size in (shape[0], 400000):
+        exact = np.zeros(size)
+        exact[3] = count * value.astype(np.float64)
+        dx = opgrad.gather_nd_grad((size,), indices[:, :1], np.full(count, value))
+        check_close([dx], [exact], count)
 
 
 @pytest.mark.parametrize("count", [3, 100])
@@ -310,13 +317,11 @@ def test_wrong_shapes_and_attributes(name, arguments, message):
 
 
 def test_wrong_types():
-    with pytest.raises(
-        TypeError, match=r"^slice_grad: starts is \(0\.5,\)|^slice_grad: starts is 0.5, expected an int"
-    ):
+    with pytest.raises(TypeError, match=r"^slice_grad: starts is 0\.5, expected an int"):
         opgrad.slice_grad(ONES, (4, 3), (0.5,), (2,))
-    with pytest.raises(TypeError, match="^slice_grad: ends is 2, expected a tuple of ints"):
+    with pytest.raises(TypeError, match=r"^slice_grad: ends is 2, expected a tuple of ints"):
         opgrad.slice_grad(ONES, (4, 3), (0,), 2)
     with pytest.raises(TypeError, match=r"^gather_elements: axis is \(0, 1\), expected an int"):
         opgrad.gather_elements(ONES, NONE, (0, 1))
-    with pytest.raises(TypeError, match="^gather_nd: indices has dtype float32, expected one of int32, int64"):
+    with pytest.raises(TypeError, match=r"^gather_nd: indices has dtype float32, expected one of int32, int64"):
         opgrad.gather_nd(ONES, ONES)

@@ -24,6 +24,14 @@ from opgrad.ops.cross_entropy import (
 )
 from opgrad.ops.gather import gather, gather_grad
 from opgrad.ops.scatter import gather_elements, gather_elements_grad, gather_nd, gather_nd_grad, slice_grad
+from opgrad.ops.several import (
+    concat_training,
+    is_all_finite,
+    mixed_precision_scale,
+    pass_through,
+    reduce_all_l2,
+    split_training,
+)
 from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
 from opgrad.planned import (
     PlannedCall,
@@ -39,6 +47,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Dropout",
     "PlannedCall",
+    "concat_training",
     "gather",
     "gather_elements",
     "gather_elements_grad",
@@ -47,16 +56,20 @@ __all__ = [
     "gather_nd_grad",
     "get_num_threads",
     "in_place_accumulator",
+    "is_all_finite",
     "leaky_relu",
     "leaky_relu_grad",
     "log_softmax",
     "log_softmax_grad",
     "log_softmax_grad_plan",
     "log_softmax_plan",
+    "mixed_precision_scale",
+    "pass_through",
     "plan",
     "post_ops",
     "quick_gelu",
     "quick_gelu_grad",
+    "reduce_all_l2",
     "relu",
     "relu_grad",
     "scale",
@@ -72,6 +85,7 @@ __all__ = [
     "softmax_grad",
     "softmax_grad_plan",
     "softmax_plan",
+    "split_training",
     "tanh",
     "tanh_grad",
 ]

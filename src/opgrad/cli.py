@@ -127,16 +127,20 @@ def ops() -> None:
 
 
 def operator_rows() -> list[tuple[str, str, str, str, str]]:
-    """Name, formula, dtypes, backends and ONNX names of every operator, as text."""
-    from opgrad.contract import FLOATS, INTEGERS, operators
+    """What the table says of every operator."""
+    from opgrad.contract import graph_operators, operators
 
-    rows = []
-    for operator in operators().values():
-        taken = {name for tensor in operator.inputs.values() for name in tensor.dtypes}
-        dtypes = [name for name in FLOATS + INTEGERS if name in taken]
-        onnx_names = ", ".join(item.name for item in operator.onnx)
-        rows.append((operator.name, operator.formula, ", ".join(dtypes), _backends(operator), onnx_names))
-    return rows
+    return [operator_row(op) for op in (*operators().values(), *graph_operators().values())]
+
+
+def operator_row(op: Any) -> tuple[str, str, str, str, str]:
+    """Name, formula, dtypes, backends and ONNX names of an operator, as text."""
+    from opgrad.contract import FLOATS, INTEGERS
+
+    taken = {name for tensor in op.inputs.values() for name in tensor.dtypes}
+    dtypes = [name for name in FLOATS + INTEGERS if name in taken]
+    onnx_names = ", ".join(item.name for item in op.onnx)
+    return op.name, op.formula, ", ".join(dtypes), _backends(op), onnx_names
 
 
 def _backends(operator: Any) -> str:

@@ -312,7 +312,10 @@ def several(made: Callable[[Mapping[str, Any], int], int] = lambda given, count:
         return replace(spread(op, count, results), finish=list), flat
 
     def over_arrays(given: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
-        return dict(given)
+        return {
+            name: [change(f"{name}[{i}]", array) for i, array in enumerate(value)] if isinstance(value, list) else value
+            for name, value in given.items()
+        }
 
     return General((), expand, over_arrays)
 

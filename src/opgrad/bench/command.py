@@ -29,7 +29,8 @@ def bench(
         str,
         typer.Option(
             metavar="NAME,…",
-            help="Of plain and, for softmax with attributes, types, post-ops, broadcast, attributes, gradients, plans. "
+            help="Of plain and, for softmax with attributes, types, post-ops, broadcast, attributes, gradients, plans; "
+            "graph: the operators that only training graphs have. "
             "Default: all.",
         ),
     ] = "",

@@ -14,6 +14,7 @@ import numpy as np
 
 from opgrad import arrays
 from opgrad.contract import DTYPES, Operator, Shape, Spec, spread
+from opgrad.cpu.execute import STATUS_WORDS
 from opgrad.onnxruntime.abi import Api, forever
 from opgrad.onnxruntime.compute import (
     ABSENT,
@@ -51,7 +52,7 @@ class Prepared:
         self._outputs = words(outputs)
         first = plan.results[0]
         first_bytes = math.prod(first.shape) * first.dtype.itemsize
-        facts = [plan.address, _aligned(plan.scratch_bytes) + spare, plan.parts_max, first_bytes]
+        facts = [plan.address, _behind_scratch(plan) + spare, plan.parts_max, first_bytes]
         self._words = words([following, *facts, ctypes.addressof(self._outputs), *key])
         self.address = ctypes.addressof(self._words)
 
@@ -73,10 +74,11 @@ class Node:
         self.overload = overload
         self.attributes = attributes
         self.inputs = _repeated(overload.inputs, inputs)
-        self.outputs = _repeated(overload.outputs, outputs)
         if len(self.inputs) > MOST_INPUTS:
             raise ValueError(f"{overload.onnx.name}: the node has {inputs} inputs, expected at most {MOST_INPUTS}")
-        self.operator = self._operator()
+        self.operator = self._operator(_repeated(overload.outputs, outputs))
+        more = len(self.operator.arrays) - len(overload.operator.arrays)
+        self.outputs = _repeated(tuple(_moved(port, more) for port in overload.outputs), outputs)
         self.most_dimensions = dimensions_of(len(self.inputs))
         kinds = [_kind(port) for port in self.inputs]
         operands = len(self.operator.arrays) + len(self.operator.results)
@@ -90,13 +92,13 @@ class Node:
             _nodes.pop(gone.address, None)
         _nodes[self.address] = self
 
-    def _operator(self) -> Operator:
+    def _operator(self, outputs: tuple[Port, ...]) -> Operator:
         """The operator, for as many arrays as the node has where it takes any number."""
         operator = self.overload.operator
         if operator.general is None or not any(port.several for port in self.overload.inputs + self.overload.outputs):
             return operator
         given = sum(port.several for port in self.inputs)
-        made = sum(port.several for port in self.outputs)
+        made = sum(port.several for port in outputs)
         return spread(operator, given, made)
 
     def prepare(self, key: tuple[int, ...]) -> Prepared:
@@ -142,7 +144,7 @@ class Node:
         kept = {names.index(result) + first for result in OVERWRITTEN if result in names}
         for operand, result in enumerate(plan.results, first):
             if operand not in kept:
-                places += [operand, _aligned(plan.scratch_bytes) + spare]
+                places += [operand, _behind_scratch(plan) + spare]
                 spare += _aligned(math.prod(result.shape) * result.dtype.itemsize) if self._may_lack(operand) else 0
         return [*wanted, len(places) // 2, *places], spare
 
@@ -202,8 +204,18 @@ def _is_tuple(hint: Any) -> bool:
     return any(typing.get_origin(option) is tuple for option in options)
 
 
+def _behind_scratch(plan: arrays.Plan) -> int:
+    """Where scratch memory, which begins with the status, ends."""
+    return _aligned(max(plan.scratch_bytes, 8 * STATUS_WORDS))
+
+
 def _aligned(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+def _moved(port: Port, places: int) -> Port:
+    """A result's port where there are so many more arrays before it."""
+    return port if port.operand in (FLAG, COPY) else replace(port, operand=port.operand + places)
 
 
 def _repeated(ports: tuple[Port, ...], count: int) -> tuple[Port, ...]:

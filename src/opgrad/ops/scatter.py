@@ -284,7 +284,8 @@ def gather_nd_grad(
             ("dy", "shape", "starts", "ends", "axes?", "steps?"),
             ("dx",),
             types={
-                "dy": "T", "shape": ("int64",),
+                "dy": "T",
+                "shape": ("int64",),
                 **dict.fromkeys(("starts", "ends", "axes", "steps"), "Tind"),
             },
         ),

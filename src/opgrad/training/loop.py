@@ -11,8 +11,10 @@ from opgrad.training.artifacts import ArtifactSet
 from opgrad.training.data import Dataset, fits, show
 from opgrad.training.evaluation import Evaluation, Evaluator
 from opgrad.training.export import export_model
-from opgrad.training.graph import GradientGraph
-from opgrad.training.optimizer import Optimizer
+from opgrad.training.graph import TrainingGraph, read_model
+from opgrad.training.graph import session_options as session_options
+from opgrad.training.optimizer import SGD, AdamW
+from opgrad.training.tensors import FlatTensors
 
 
 class Trainer:
@@ -36,13 +38,14 @@ class Trainer:
         if options is None:
             options = session_options(get_num_threads())
         self.artifacts = artifacts
-        self._graph = GradientGraph(artifacts, options)
+        trainable, gradients = _trainable_memory(artifacts)
+        frozen = {name: np.ascontiguousarray(array) for name, array in artifacts.frozen.items()}
+        model = read_model(artifacts.training_model, "Trainer")
+        self._graph = TrainingGraph(model, trainable, frozen, gradients, options, "Trainer")
         self.evaluator = Evaluator(artifacts, options)
-        self.optimizer: Optimizer = artifacts.rule.start(
-            self._graph.parameters.flat, self._graph.gradients.flat, learning_rate
-        )
-        self.parameters: Mapping[str, np.ndarray] = {**self._graph.parameters, **self._graph.frozen}
-        self.gradients: Mapping[str, np.ndarray] = self._graph.gradients
+        self.optimizer: SGD | AdamW = artifacts.rule.start(trainable.flat, gradients.flat, learning_rate)
+        self.parameters: Mapping[str, np.ndarray] = {**trainable, **frozen}
+        self.gradients: Mapping[str, np.ndarray] = gradients
 
     def step(self, batch: Mapping[str, np.ndarray]) -> float:
         """Train on one batch and return its loss, as it was before the step.
@@ -58,9 +61,7 @@ class Trainer:
     def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> float:
         """Fill `gradients` for one batch and return its loss, like `step`, but leave the parameters alone."""
         self._check("step", batch)
-        for spec in self.artifacts.inputs:
-            np.copyto(self._graph.batch(spec, batch[spec.name].shape), batch[spec.name])
-        return self._graph.run()
+        return self._run([batch[spec.name] for spec in self.artifacts.inputs])
 
     def epoch(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
         """Train on all rows once, yielding the loss of every batch.
@@ -77,13 +78,18 @@ class Trainer:
             raise ValueError(f"Trainer.epoch: order names other rows, expected 0 to {data.rows - 1}")
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
-            for spec in self.artifacts.inputs:
+            self._graph.reset = True
+            for place, spec in enumerate(self.artifacts.inputs):
                 array = data.arrays[spec.name]
-                buffer = self._graph.batch(spec, (len(rows), *array.shape[1:]))
+                buffer = self._graph.bound.buffer(place, (len(rows), *array.shape[1:]))
                 array.take(rows, axis=0, out=buffer, mode="clip")
-            loss = self._graph.run()
+            loss = self._run(None)
             self.optimizer.step()
             yield loss
+
+    def _run(self, values: list[np.ndarray] | None) -> float:
+        self._graph.reset = True
+        return self._graph.run(values).loss
 
     def _check(self, caller: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Raise unless there is an array that fits for every input of the graph."""
@@ -113,9 +119,13 @@ class Trainer:
         export_model(self.artifacts, self.parameters, self.evaluator.score_type, path)
 
 
-def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """Options for so many threads, with which onnxruntime logs nothing that its exceptions say anyway."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    return options
+def _trainable_memory(artifacts: ArtifactSet) -> tuple[FlatTensors, FlatTensors]:
+    """The initial trainable parameters, and their gradients."""
+    for name, array in artifacts.trainable.items():
+        if array.dtype != np.float32:
+            raise NotImplementedError(f"Trainer: {name} has dtype {array.dtype}, expected float32")
+    shapes = {name: array.shape for name, array in artifacts.trainable.items()}
+    parameters = FlatTensors(shapes)
+    for name, array in artifacts.trainable.items():
+        parameters[name][...] = array
+    return parameters, FlatTensors(shapes)
