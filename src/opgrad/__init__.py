@@ -24,6 +24,7 @@ from opgrad.ops.cross_entropy import (
 )
 from opgrad.ops.gather import gather, gather_grad
 from opgrad.ops.optimizer import adamw_optimizer, clip_grad_norm, sgd_optimizer
+from opgrad.ops.scatter import gather_elements, gather_elements_grad, gather_nd, gather_nd_grad, slice_grad
 from opgrad.ops.several import (
     concat_training,
     is_all_finite,
@@ -51,7 +52,11 @@ __all__ = [
     "clip_grad_norm",
     "concat_training",
     "gather",
+    "gather_elements",
+    "gather_elements_grad",
     "gather_grad",
+    "gather_nd",
+    "gather_nd_grad",
     "get_num_threads",
     "in_place_accumulator",
     "is_all_finite",
@@ -75,6 +80,7 @@ __all__ = [
     "sgd_optimizer",
     "sigmoid",
     "sigmoid_grad",
+    "slice_grad",
     "softmax",
     "softmax_cross_entropy_loss",
     "softmax_cross_entropy_loss_and_grad",

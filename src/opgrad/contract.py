@@ -136,6 +136,10 @@ class Operator:
         """The names of the array arguments, in order."""
         return tuple(self.inputs)
 
+    def is_list(self, attribute: str) -> bool:
+        """Whether an attribute is a tuple of ints, given as that, as a list or as an array."""
+        return self.types.get(attribute) in (tuple[int, ...], tuple[int, ...] | None)
+
     def has_kernel(self, backend: str) -> bool:
         """Whether there is a kernel for a backend; its file is read, for what it imports may not be installed."""
         try:
@@ -403,7 +407,7 @@ def _integer(op: Operator, name: str, value: Any) -> int:
 def _axis(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> range:
     """The named axes as a range; a tuple must name adjacent axes."""
     rank = len(attributes.get("shape", next(iter(shapes.values()))))
-    if op.kind == "slices":
+    if op.kind in ("slices", "whole"):
         value = _integer(op, "axis", value)
     axes = [_integer(op, "axis", a) for a in value] if isinstance(value, tuple) else [_integer(op, "axis", value)]
     for axis in axes:

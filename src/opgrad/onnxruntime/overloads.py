@@ -4,12 +4,15 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from opgrad.contract import FLOATS, OnnxName, Operator, graph_operators, operators
+from opgrad.contract import FLOATS, INTEGERS, OnnxName, Operator, graph_operators, operators
 from opgrad.onnxruntime.abi import ANY
 from opgrad.onnxruntime.compute import COPY, FLAG
 
 # Inputs that are read as attributes, and the dtypes in which they come, unless the operator says otherwise.
-VALUE_DTYPES = {"shape": ("int64",), "ignore_index": ("int64",), "overwrite": ("bool",)}
+VALUE_DTYPES: dict[str, tuple[str, ...]] = {
+    "shape": ("int64",), "ignore_index": ("int64",), "overwrite": ("bool",),
+    **dict.fromkeys(("starts", "ends", "axes", "steps"), INTEGERS),
+}
 # The ONNX operators give all their float inputs one type, but for these.
 OWN_DTYPE = ("bias", "value", "factor")
 # Results that are written over an input, whose memory the caller keeps.
