@@ -60,8 +60,8 @@ class Tensor:
     """What an array argument or a result may be.
 
     `shape` computes the one allowed shape from those of the arrays before it and the attributes (None: any);
-    `as_in` is the end of the message, `dtype_of` the argument whose dtype this one must have; a result with neither
-    that nor `out_dtype` has the only one of its dtypes. `role`: it has an entry for each element of the first array,
+    `as_in` is the end of the message, `dtype_of` the argument whose dtype this one must have; a result that may not
+    have that dtype has the first of its own, unless `out_dtype` asks for another. `role`: it has an entry for each element of the first array,
     for each sample of it (without axis 1), or stands by itself. `several`: it stands for any number of arrays, see
     `spread`.
     """
@@ -374,7 +374,7 @@ def _integer(op: Operator, name: str, value: Any) -> int:
 def _axis(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> range:
     """The named axes as a range; a tuple must name adjacent axes."""
     rank = len(attributes.get("shape", next(iter(shapes.values()))))
-    if op.kind == "slices":
+    if op.kind in ("slices", "whole"):
         value = _integer(op, "axis", value)
     axes = [_integer(op, "axis", a) for a in value] if isinstance(value, tuple) else [_integer(op, "axis", value)]
     for axis in axes:
