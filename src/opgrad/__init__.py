@@ -23,6 +23,14 @@ from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss_only,
 )
 from opgrad.ops.gather import gather, gather_grad
+from opgrad.ops.normalization import (
+    batch_norm_internal,
+    batch_normalization_grad,
+    layer_normalization,
+    layer_normalization_grad,
+    simplified_layer_normalization,
+    simplified_layer_normalization_grad,
+)
 from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
 from opgrad.planned import (
     PlannedCall,
@@ -38,10 +46,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Dropout",
     "PlannedCall",
+    "batch_norm_internal",
+    "batch_normalization_grad",
     "gather",
     "gather_grad",
     "get_num_threads",
     "in_place_accumulator",
+    "layer_normalization",
+    "layer_normalization_grad",
     "leaky_relu",
     "leaky_relu_grad",
     "log_softmax",
@@ -58,6 +70,8 @@ __all__ = [
     "set_num_threads",
     "sigmoid",
     "sigmoid_grad",
+    "simplified_layer_normalization",
+    "simplified_layer_normalization_grad",
     "softmax",
     "softmax_cross_entropy_loss",
     "softmax_cross_entropy_loss_and_grad",

@@ -4,36 +4,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from opgrad.cpu import parts, row_norm
-from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
-from opgrad.cpu.loops import precision
-from opgrad.cpu.native import Kernel, vector_lanes
+from opgrad.cpu import channel_program, parts, row_grad, row_norm
+from opgrad.cpu.execute import Program, Step
+from opgrad.cpu.native import Kernel
+from opgrad.cpu.pieces import Pieces, whole_vectors
 from opgrad.problem import Problem
 
 LONGEST_ROW = 1 << 15  # elements: three arrays' rows of float32 still fit the second-level cache
 FEW_ROWS = 16
-
-
-class Space:
-    """Scratch memory, taken piece by piece; every piece holds whole vectors of the problem's precision."""
-
-    def __init__(self, problem: Problem):
-        self.dtype = precision(problem)
-        self.bytes = 8 * STATUS_WORDS
-
-    def take(self, count: int) -> Scratch:
-        start = (self.bytes + 63) & ~63
-        self.bytes = start + count * (8 if self.dtype == "float64" else 4) + 256
-        return Scratch(start, self.dtype)
-
-
-def whole_vectors(count: int, problem: Problem) -> int:
-    """The count rounded up to whole vectors."""
-    width = vector_lanes(precision(problem))
-    return -(-count // width) * width
-
-
-# --- rows ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -44,9 +22,9 @@ class RowKernels:
     blocks: Kernel
 
 
-LAYER = RowKernels(row_norm.LAYER_ROWS, row_norm.LAYER_ROW_SUMS, row_norm.LAYER_STRIPS, row_norm.LAYER_BLOCKS)
+LAYER = RowKernels(row_grad.LAYER_ROWS, row_grad.LAYER_ROW_SUMS, row_grad.LAYER_STRIPS, row_grad.LAYER_BLOCKS)
 SIMPLIFIED = RowKernels(
-    row_norm.SIMPLIFIED_ROWS, row_norm.SIMPLIFIED_ROW_SUMS, row_norm.SIMPLIFIED_STRIPS, row_norm.SIMPLIFIED_BLOCKS
+    row_grad.SIMPLIFIED_ROWS, row_grad.SIMPLIFIED_ROW_SUMS, row_grad.SIMPLIFIED_STRIPS, row_grad.SIMPLIFIED_BLOCKS
 )
 
 
@@ -98,8 +76,8 @@ def _backward(problem: Problem, made: RowKernels) -> Program:
     rows, n = _sizes(problem)
     if not n:
         return Program(())
-    space, stride = Space(problem), whole_vectors(n, problem)
-    per_unit = row_norm.CHUNK if rows >= FEW_ROWS * row_norm.CHUNK else FEW_ROWS
+    space, stride = Pieces(problem), whole_vectors(n, problem)
+    per_unit = row_grad.CHUNK if rows >= FEW_ROWS * row_grad.CHUNK else FEW_ROWS
     blocks = parts.count(rows, per_unit)
     given = {
         **_given(problem, "dy", "x", "scale", "mean", "inv_std", "dx", "dscale", "dbias"),
@@ -112,9 +90,9 @@ def _backward(problem: Problem, made: RowKernels) -> Program:
         "sums": space.take(blocks * 2 * stride),
         "stream": parts.streams(problem.bytes),
     }
-    split = n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * row_norm.STRIP)
+    split = n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * row_grad.STRIP)
     steps = _split_rows(problem, made, space, given) if split else _whole_rows(problem, made, given)
-    steps.append(Step(made.blocks, parts.count(n, row_norm.STRIP), given))
+    steps.append(Step(made.blocks, parts.count(n, row_grad.STRIP), given))
     return Program(steps, space.bytes)
 
 
@@ -126,11 +104,11 @@ def _whole_rows(problem: Problem, made: RowKernels, given: dict[str, Any]) -> li
     return [Step(made.rows, parts.count(units, per), given | {"per_part": per, "units": units})]
 
 
-def _split_rows(problem: Problem, made: RowKernels, space: Space, given: dict[str, Any]) -> list[Step]:
+def _split_rows(problem: Problem, made: RowKernels, space: Pieces, given: dict[str, Any]) -> list[Step]:
     rows, n = given["rows"], given["n"]
     if not rows:
         return []
-    blocks, strips = parts.count(n, row_norm.BLOCK), parts.count(n, row_norm.STRIP)
+    blocks, strips = parts.count(n, row_grad.BLOCK), parts.count(n, row_grad.STRIP)
     given = given | {"partial": space.take(2 * rows * blocks), "coefficients": space.take(2 * rows)}
     units = given["blocks"] * strips
     summing = {"per_part": 1, "units": rows * blocks, "blocks": blocks}
@@ -138,6 +116,14 @@ def _split_rows(problem: Problem, made: RowKernels, space: Space, given: dict[st
     writing = {"per_part": per, "units": units, "strips": strips}
     return [
         Step(made.row_sums, rows * blocks, given | summing),
-        Step(row_norm.row_coefficients, 1, given | summing),
+        Step(row_grad.row_coefficients, 1, given | summing),
         Step(made.strips, parts.count(units, per), given | writing),
     ]
+
+
+def batch_norm_internal(problem: Problem) -> Program:
+    return channel_program.forward(problem)
+
+
+def batch_normalization_grad(problem: Problem) -> Program:
+    return channel_program.backward(problem)

@@ -94,3 +94,34 @@ def simplified_layer_normalization_grad(rng: np.random.Generator, large: bool) -
         _, inv_std = _row_statistics(given, centred=False)
         found.append(Example({"dy": rng.normal(size=given["x"].shape), **given, "inv_std": inv_std}, terms))
     return found
+
+
+def _channels(rng: np.random.Generator, large: bool) -> list[tuple[dict[str, Any], tuple[int, ...], int]]:
+    """x and scale, the axes of the statistics, and the length of the longest sum."""
+    found = []
+    for shape in [LARGE_CHANNELS] if large else CHANNELS:
+        axes = (0, *range(2, len(shape)))
+        x, scale = rng.normal(1, 2, shape), rng.uniform(0.5, 2, shape[1])
+        found.append(({"x": x, "scale": scale}, axes, math.prod(shape[axis] for axis in axes)))
+    return found
+
+
+def batch_norm_internal(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    found = []
+    for i, (given, _, terms) in enumerate(_channels(rng, large)):
+        channels = given["scale"].size
+        bias, mean, var = rng.normal(size=channels), rng.normal(size=channels), rng.uniform(0.5, 2, channels)
+        given |= {"bias": bias, "running_mean": mean, "running_var": var}
+        found.append(Example({**given, "epsilon": 1e-3, "momentum": 0.8 if i % 2 else 0.9}, terms))
+        if not large:
+            found.append(Example({**given, "training_mode": False}, terms))
+    return found
+
+
+def batch_normalization_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    found = []
+    for given, axes, terms in _channels(rng, large):
+        mean, inv_std = (statistic.ravel() for statistic in _statistics(given["x"], axes))
+        dy = rng.normal(size=given["x"].shape)
+        found.append(Example({"dy": dy, **given, "mean": mean, "inv_std": inv_std}, terms))
+    return found
