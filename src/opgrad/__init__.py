@@ -23,6 +23,14 @@ from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss_only,
 )
 from opgrad.ops.gather import gather, gather_grad
+from opgrad.ops.normalization import (
+    batch_norm_internal,
+    batch_normalization_grad,
+    layer_normalization,
+    layer_normalization_grad,
+    simplified_layer_normalization,
+    simplified_layer_normalization_grad,
+)
 from opgrad.ops.optimizer import adamw_optimizer, clip_grad_norm, sgd_optimizer
 from opgrad.ops.scatter import gather_elements, gather_elements_grad, gather_nd, gather_nd_grad, slice_grad
 from opgrad.ops.several import (
@@ -49,6 +57,8 @@ __all__ = [
     "Dropout",
     "PlannedCall",
     "adamw_optimizer",
+    "batch_norm_internal",
+    "batch_normalization_grad",
     "clip_grad_norm",
     "concat_training",
     "gather",
@@ -60,6 +70,8 @@ __all__ = [
     "get_num_threads",
     "in_place_accumulator",
     "is_all_finite",
+    "layer_normalization",
+    "layer_normalization_grad",
     "leaky_relu",
     "leaky_relu_grad",
     "log_softmax",
@@ -80,6 +92,8 @@ __all__ = [
     "sgd_optimizer",
     "sigmoid",
     "sigmoid_grad",
+    "simplified_layer_normalization",
+    "simplified_layer_normalization_grad",
     "slice_grad",
     "softmax",
     "softmax_cross_entropy_loss",

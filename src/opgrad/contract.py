@@ -60,10 +60,10 @@ class Tensor:
     """What an array argument or a result may be.
 
     `shape` computes the one allowed shape from those of the arrays before it and the attributes (None: any);
-    `as_in` is the end of the message, `dtype_of` the argument whose dtype this one must have; a result with neither
-    that nor `out_dtype` has the only one of its dtypes. `role`: it has an entry for each element of the first array,
-    for each sample of it (without axis 1), or stands by itself. `several`: it stands for any number of arrays, see
-    `spread`.
+    `as_in` is the end of the message, `dtype_of` the argument whose dtype this one must have; a result that may not
+    have that dtype has the first of its own, unless `out_dtype` asks for another. `role`: it has an entry for each
+    element of the first array, for each sample of it (without axis 1), or stands by itself. `several`: it stands for
+    any number of arrays, see `spread`.
     """
 
     dtypes: tuple[str, ...]

@@ -114,7 +114,8 @@ def _result_dtype(operator: Operator, onnx: OnnxName, result: str, dtypes: dict[
     if not onnx.attributes.keys().isdisjoint(OUTPUT_TYPES):
         return ANY
     allowed = operator.results[result].dtypes
-    return allowed[0] if len(allowed) == 1 else dtypes[model_of(operator, result)]
+    model = dtypes.get(model_of(operator, result), "")
+    return model if model in allowed else allowed[0]
 
 
 def model_of(operator: Operator, result: str) -> str:
