@@ -23,6 +23,7 @@ from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss_only,
 )
 from opgrad.ops.gather import gather, gather_grad
+from opgrad.ops.pooling import average_pool_grad, max_pool_grad
 from opgrad.ops.several import (
     concat_training,
     is_all_finite,
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Dropout",
     "PlannedCall",
+    "average_pool_grad",
     "concat_training",
     "gather",
     "gather_grad",
@@ -58,6 +60,7 @@ __all__ = [
     "log_softmax_grad",
     "log_softmax_grad_plan",
     "log_softmax_plan",
+    "max_pool_grad",
     "mixed_precision_scale",
     "pass_through",
     "plan",
