@@ -1,7 +1,7 @@
 """Windows that slide along the axes behind batch and channel: where they stand, by ONNX's attributes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 MOST_AXES = 3
@@ -57,7 +57,7 @@ def axes(
     dilations = _list(operator, "dilations", dilations or (1,) * rank, rank, least=1)
     pads = _list(operator, "pads", pads or (0,) * (2 * rank), 2 * rank, least=0)
     given = zip(sizes, kernel_shape, strides, dilations, pads[:rank], pads[rank:], strict=True)
-    return tuple(_axis(*each, auto_pad, ceil_mode) for each in given)
+    return tuple(_axis(Axis(n, 0, k, s, d, a, b), auto_pad, ceil_mode) for n, k, s, d, a, b in given)
 
 
 def _list(operator: str, name: str, values: Sequence[int], length: int, least: int) -> Sequence[int]:
@@ -68,21 +68,20 @@ def _list(operator: str, name: str, values: Sequence[int], length: int, least: i
     return values
 
 
-def _axis(
-    size: int, kernel: int, stride: int, dilation: int, begin: int, end: int, auto_pad: str, ceil_mode: bool
-) -> Axis:
-    span = (kernel - 1) * dilation + 1
-    if auto_pad == "VALID":
-        begin = end = 0
-    elif auto_pad != "NOTSET":
-        count = -(-size // stride)
-        both = max((count - 1) * stride + span - size, 0)
+def _axis(axis: Axis, auto_pad: str, ceil_mode: bool) -> Axis:
+    """The axis with its number of windows and, where auto_pad gives it, its padding."""
+    span, stride = (axis.kernel - 1) * axis.dilation + 1, axis.stride
+    if auto_pad.startswith("SAME"):
+        count = -(-axis.size // stride)
+        both = max((count - 1) * stride + span - axis.size, 0)
         begin = both // 2 if auto_pad == "SAME_UPPER" else both - both // 2
-        return Axis(size, count, kernel, stride, dilation, begin, both - begin)
-    room = size + begin + end - span
+        return replace(axis, count=count, begin=begin, end=both - begin)
+    if auto_pad == "VALID":
+        axis = replace(axis, begin=0, end=0)
+    room = axis.size + axis.begin + axis.end - span
     if room < 0:
-        return Axis(size, 0, kernel, stride, dilation, begin, end)
+        return axis
     count = (-(-room // stride) if ceil_mode else room // stride) + 1
-    if ceil_mode and (count - 1) * stride >= size + begin:
+    if ceil_mode and (count - 1) * stride >= axis.size + axis.begin:
         count -= 1  # the last window would begin in the padding behind the axis
-    return Axis(size, count, kernel, stride, dilation, begin, end)
+    return replace(axis, count=count)

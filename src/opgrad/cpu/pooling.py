@@ -14,10 +14,9 @@ from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.cpu.gather import report_indices
 from opgrad.cpu.loops import precision
 from opgrad.cpu.memory import load_f64, load_word, store_word
-from opgrad.cpu.native import inline, kernel
+from opgrad.cpu.native import inline, kernel, vector_lanes
 from opgrad.cpu.rows import map_one
 from opgrad.cpu.simd import (
-    Float,
     Pointer,
     Vector,
     first,
@@ -37,6 +36,7 @@ from opgrad.problem import Problem
 from opgrad.ranges import wrong_maximum
 from opgrad.windows import MOST_AXES, Axis
 
+CHUNK: Final = 64  # terms that are added to each other before they join the total
 ONE_WINDOW: Final = Axis(1, 1, 1)
 
 
@@ -161,10 +161,12 @@ def add_times(sums: Any, x: Any, n: int, factor: Any) -> None:
 
 
 @inline
-def spread(line: Any, width: int, sums: Any, count: int, kernel: int, stride: int, dilation: int, begin: int) -> None:
-    """line[i] = the sum of the sums of all windows that i is in, along one axis."""
+def spread_some(
+    line: Any, width: int, sums: Any, count: int, from_k: int, to_k: int, stride: int, dilation: int, begin: int
+) -> None:
+    """line[i] = the sum of the sums of the windows whose elements from_k to to_k i is, along one axis."""
     clear(line, width)
-    for k in range(kernel):
+    for k in range(from_k, to_k):
         offset = k * dilation - begin
         low = max(0, -(offset // stride))
         high = min(count, (width - 1 - offset) // stride + 1)
@@ -175,6 +177,17 @@ def spread(line: Any, width: int, sums: Any, count: int, kernel: int, stride: in
             for o in range(low, high):
                 i = o * stride + offset
                 store_one(line, i, load_one(line, i) + load_one(sums, o))
+
+
+@inline
+def spread(
+    line: Any, width: int, sums: Any, count: int, kernel: int, stride: int, dilation: int, begin: int, chunk: Any
+) -> None:
+    """line[i] = the sum of the sums of all windows that i is in."""
+    spread_some(line, width, sums, count, 0, min(kernel, CHUNK), stride, dilation, begin)
+    for k in range(CHUNK, kernel, CHUNK):
+        spread_some(chunk, width, sums, count, k, min(k + CHUNK, kernel), stride, dilation, begin)
+        add_times(line, chunk, width, 1.0)
 
 
 @kernel
@@ -190,22 +203,27 @@ def share_out(
     """
     slot = take_slot(scratch, slots)
     sums = space + slot * space_size
-    line = sums + (wide + 2 * lanes(dx))
+    line = sums + (wide + lanes(dx))
+    chunk = line + (width + lanes(dx))  # long enough for a row of sums, too
     from_row = part * per_part
     for row in range(from_row, min(from_row + per_part, rows)):
         plane, d, h = row // (depth * height), row // height % depth, row % height
         if row == from_row or load_word(new_h, h):
             clear(sums, wide)
             for a in range(load_word(starts_d, d), load_word(starts_d, d + 1)):
-                for b in range(load_word(starts_h, h), load_word(starts_h, h + 1)):
-                    od, oh = load_word(windows_d, a), load_word(windows_h, b)
-                    share = load_f64(shares_d, od) * load_f64(shares_h, oh) * load_f64(shares_w, 0)
-                    add_times(sums, dy + ((plane * deep + od) * high + oh) * wide, wide, number(dx, share))
+                end_h = load_word(starts_h, h + 1)
+                for b in range(load_word(starts_h, h), end_h, CHUNK):
+                    clear(chunk, wide)
+                    for c in range(b, min(b + CHUNK, end_h)):
+                        od, oh = load_word(windows_d, a), load_word(windows_h, c)
+                        share = load_f64(shares_d, od) * load_f64(shares_h, oh) * load_f64(shares_w, 0)
+                        add_times(chunk, dy + ((plane * deep + od) * high + oh) * wide, wide, number(dx, share))
+                    add_times(sums, chunk, wide, 1.0)
             if not same_w:
                 for o in range(wide):
                     relative = load_f64(shares_w, o) / load_f64(shares_w, 0)
                     store_one(sums, o, load_one(sums, o) * number(dx, relative))
-            spread(line, width, sums, wide, kernel, stride, dilation, begin)
+            spread(line, width, sums, wide, kernel, stride, dilation, begin, chunk)
         copy_row(dx + row * width, 0, width, 0, line, 0.0, 0.0)
     release_slot(scratch, slot)
 
@@ -242,8 +260,9 @@ def average_pool_grad(problem: Problem) -> Program:
     per = parts.per_part(rows, problem.bytes / rows)
     made = parts.count(rows, per)
     dtype = precision(problem)
-    # Behind sums and line there is room for the vectors that `add_times` writes.
-    space, end = working_space(wide.count + wide.size + 512, dtype, made)
+    # Behind each of three rows there is room for a vector that `add_times` writes in part beyond it.
+    longest = max(wide.count, wide.size)
+    space, end = working_space(3 * (longest + vector_lanes(dtype)), dtype, made)
     padding = problem.attributes["count_include_pad"]
     (starts_d, windows_d, _), (starts_h, windows_h, new_h) = _windows(deep), _windows(high)
     shares_d, shares_h, shares_w = (_shares(axis, padding) for axis in (deep, high, wide))

@@ -46,7 +46,9 @@ def average_pool_grad(rng: np.random.Generator, large: bool) -> Sequence[Example
         _averages(rng, (2, 2, 70), (3,), strides=(5,), dilations=(2,)),
         _averages(rng, (2, 3, 9, 8), (3, 2), strides=(2, 1), pads=(1, 1, 1, 0)),
         _averages(rng, (1, 2, 9, 40), (4, 3), strides=(3, 3), ceil_mode=True),
-        _averages(rng, (1, 2, 9, 40), (3, 4), strides=(2, 3), pads=(1, 0, 0, 2), ceil_mode=True, count_include_pad=True),
+        _averages(
+            rng, (1, 2, 9, 40), (3, 4), strides=(2, 3), pads=(1, 0, 0, 2), ceil_mode=True, count_include_pad=True
+        ),
         _averages(rng, (2, 2, 8, 9), (3, 4), strides=(2, 3), auto_pad="SAME_UPPER"),
         _averages(rng, (2, 2, 8, 9), (3, 4), strides=(2, 3), auto_pad="SAME_LOWER", count_include_pad=True),
         _averages(rng, (1, 3, 7, 7), (7, 7), auto_pad="VALID"),

@@ -33,9 +33,9 @@ def _checked_shape(operator: str, attributes: Mapping[str, Any]) -> Shape:
 
 def average_pool_axes(attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
     """The axes of x with the windows of average_pool_grad; ValueError for attributes that cannot be."""
-    name, sizes = "average_pool_grad", _checked_shape("average_pool_grad", attributes)[2:]
-    lists = (attributes[each] for each in ("kernel_shape", "strides", "dilations", "pads", "auto_pad"))
-    return axes(name, sizes, *lists, ceil_mode=attributes["ceil_mode"])
+    sizes = _checked_shape("average_pool_grad", attributes)[2:]
+    names = ("kernel_shape", "strides", "dilations", "pads", "auto_pad", "ceil_mode")
+    return axes("average_pool_grad", sizes, *(attributes[name] for name in names))
 
 
 def _averaged(_: Shapes, attributes: Attributes) -> Shape:
@@ -140,5 +140,7 @@ def average_pool_grad(
         inside = [axis.elements(o) for axis, o in pairs]
         count = math.prod(axis.padded(o) for axis, o in pairs) if count_include_pad else math.prod(map(len, inside))
         if count:
-            dx[:, :, *np.ix_(*inside)] += (dy[:, :, *window] / count).reshape(*dy.shape[:2], *(1 for _ in along))
+            places: Any = (slice(None), slice(None), *np.ix_(*inside))
+            share: Any = dy[:, :, *window] / count
+            dx[places] += share.reshape(*dy.shape[:2], *(1 for _ in along))
     return dx
