@@ -32,6 +32,7 @@ from opgrad.ops.normalization import (
     simplified_layer_normalization_grad,
 )
 from opgrad.ops.optimizer import adamw_optimizer, clip_grad_norm, sgd_optimizer
+from opgrad.ops.pooling import average_pool_grad, max_pool_grad
 from opgrad.ops.scatter import gather_elements, gather_elements_grad, gather_nd, gather_nd_grad, slice_grad
 from opgrad.ops.several import (
     concat_training,
@@ -57,6 +58,7 @@ __all__ = [
     "Dropout",
     "PlannedCall",
     "adamw_optimizer",
+    "average_pool_grad",
     "batch_norm_internal",
     "batch_normalization_grad",
     "clip_grad_norm",
@@ -78,6 +80,7 @@ __all__ = [
     "log_softmax_grad",
     "log_softmax_grad_plan",
     "log_softmax_plan",
+    "max_pool_grad",
     "mixed_precision_scale",
     "pass_through",
     "plan",

@@ -16,6 +16,7 @@ from opgrad import arrays
 from opgrad.contract import DTYPES, Operator, Shape, Spec, spread
 from opgrad.cpu.execute import STATUS_WORDS
 from opgrad.onnxruntime.abi import Api, forever
+from opgrad.onnxruntime.attributes import SPATIAL
 from opgrad.onnxruntime.compute import (
     ABSENT,
     ALIGNMENT,
@@ -167,6 +168,10 @@ class Node:
                 specs[operator.arrays[port.operand]] = Spec(shape, DTYPES[port.dtype])
         if self.overload.onnx.until_13:
             attributes["axis"] = _until_last(attributes["axis"], specs)
+        if self.overload.onnx.shape_of:
+            # The graph may leave the number of images open; it is that of the first array.
+            first = next(iter(specs.values())).shape
+            attributes["shape"] = (*first[:SPATIAL], *attributes["shape"][SPATIAL:])
         for name, kind in operator.types.items():
             if kind is bool and name in attributes:
                 attributes[name] = bool(attributes[name])  # ONNX and the words of a key have integers alone
