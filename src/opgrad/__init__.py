@@ -23,6 +23,14 @@ from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss_only,
 )
 from opgrad.ops.gather import gather, gather_grad
+from opgrad.ops.gelu import (
+    bias_fast_gelu_grad_dx,
+    bias_gelu_grad_dx,
+    fast_gelu,
+    fast_gelu_grad,
+    gelu,
+    gelu_grad,
+)
 from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
 from opgrad.planned import (
     PlannedCall,
@@ -38,8 +46,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Dropout",
     "PlannedCall",
+    "bias_fast_gelu_grad_dx",
+    "bias_gelu_grad_dx",
+    "fast_gelu",
+    "fast_gelu_grad",
     "gather",
     "gather_grad",
+    "gelu",
+    "gelu_grad",
     "get_num_threads",
     "in_place_accumulator",
     "leaky_relu",
