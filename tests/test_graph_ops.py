@@ -57,13 +57,13 @@ def backwards(array):
 def test_out_is_written_and_nothing_around_it(op, dtype):
     for example in examples(op, dtype):
         expected = call(op, example.arguments)
-        guards = [np.full(array.size + 128, 77, array.dtype) for array in expected]
+        guards = [np.full((array.size + 128) * array.itemsize, 77, np.uint8).view(array.dtype) for array in expected]
         outs = [guard[64:-64].reshape(array.shape) for guard, array in zip(guards, expected, strict=True)]
         call(op, example.arguments, out=tuple(outs) if len(outs) > 1 else outs[0])
         for guard, out, wanted in zip(guards, outs, expected, strict=True):
             assert out.tobytes() == wanted.tobytes()
-            assert (guard[:64] == 77).all()
-            assert (guard[-64:] == 77).all()
+            assert (guard[:64].view(np.uint8) == 77).all()
+            assert (guard[-64:].view(np.uint8) == 77).all()
 
 
 @each_operator

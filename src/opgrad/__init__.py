@@ -2,7 +2,7 @@
 
 from opgrad import post_ops
 from opgrad.cpu.parallel import get_num_threads, set_num_threads
-from opgrad.dropout import Dropout
+from opgrad.dropout_attribute import Dropout
 from opgrad.ops.accumulate import in_place_accumulator, scale
 from opgrad.ops.activation import (
     leaky_relu,
@@ -22,6 +22,7 @@ from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss_grad,
     softmax_cross_entropy_loss_only,
 )
+from opgrad.ops.dropout import dropout, dropout_grad
 from opgrad.ops.gather import gather, gather_grad
 from opgrad.ops.gelu import (
     bias_fast_gelu_grad_dx,
@@ -48,6 +49,8 @@ __all__ = [
     "PlannedCall",
     "bias_fast_gelu_grad_dx",
     "bias_gelu_grad_dx",
+    "dropout",
+    "dropout_grad",
     "fast_gelu",
     "fast_gelu_grad",
     "gather",
