@@ -10,16 +10,15 @@ from opgrad.cpu.native import inline, kernel
 from opgrad.cpu.random import keep_run
 from opgrad.cpu.rows import map_one, map_two
 from opgrad.cpu.simd import Float, Pointer, Vector, load_one, select
-from opgrad.ops.dropout import share_kept
 from opgrad.problem import Problem
-from opgrad.random import keep_threshold
+from opgrad.random import keep_threshold, kept_scale
 
 BLOCK: Final = 1 << 12  # elements whose mask is still in the first-level cache when it is read again
 
 
 @inline
-def _kept(x: Vector, mask: Vector, share: float, unused: float, i: Any) -> Vector:
-    return select(mask != 0.0, x * share, 0.0)
+def _kept(x: Vector, mask: Vector, scale: float, unused: float, i: Any) -> Vector:
+    return select(mask != 0.0, x * scale, 0.0)
 
 
 @inline
@@ -33,8 +32,8 @@ def _true(x: Vector, unused: float, also_unused: float, i: Vector) -> Vector:
 
 
 @inline
-def _gradient(dy: Vector, mask: Vector, share: float) -> Vector:
-    return select(mask != 0.0, dy * share, 0.0)
+def _gradient(dy: Vector, mask: Vector, scale: float) -> Vector:
+    return select(mask != 0.0, dy * scale, 0.0)
 
 
 @inline
@@ -48,14 +47,14 @@ GRADIENT, WHOLE_GRADIENT = elements.binary(_gradient), elements.unary(_whole_gra
 
 @kernel
 def drop(
-    part, per_part, units, n, x: Pointer, seed: Pointer, y: Pointer, mask: Pointer, threshold, share: Float, stream
+    part, per_part, units, n, x: Pointer, seed: Pointer, y: Pointer, mask: Pointer, threshold, scale: Float, stream
 ):
     """A unit is a block of elements; the mask is written first."""
     for unit in range(part * per_part, min((part + 1) * per_part, units)):
         begin = unit * BLOCK
         count = min(BLOCK, n - begin)
         keep_run(mask + begin, 0, count, begin, 1, load_one(seed, 0), 0, threshold)
-        write_kept(y + begin, 0, count, stream, x + begin, mask + begin, share, 0.0)
+        write_kept(y + begin, 0, count, stream, x + begin, mask + begin, scale, 0.0)
 
 
 @kernel
@@ -77,7 +76,7 @@ def dropout(problem: Problem) -> Program:
     arguments |= {name: problem[name] for name in ("x", "seed", "y", "mask")}
     if not trains or ratio == 0.0:
         return Program((Step(keep_all, parts.count(units, per), arguments),))
-    arguments |= {"threshold": keep_threshold(ratio), "share": share_kept(ratio)}
+    arguments |= {"threshold": keep_threshold(ratio), "scale": kept_scale(ratio)}
     return Program((Step(drop, parts.count(units, per), arguments),))
 
 
@@ -85,4 +84,4 @@ def dropout_grad(problem: Problem) -> Program:
     ratio = problem.attributes["ratio"]
     if not problem.attributes["training_mode"] or ratio == 0.0:
         return elements.program(problem, WHOLE_GRADIENT, "dx", x=problem["dy"])
-    return elements.program(problem, GRADIENT, "dx", share_kept(ratio), a=problem["dy"], b=problem["mask"])
+    return elements.program(problem, GRADIENT, "dx", kept_scale(ratio), a=problem["dy"], b=problem["mask"])

@@ -6,12 +6,7 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
-from opgrad.random import keep_mask
-
-
-def share_kept(ratio: float) -> float:
-    """What the elements that are kept are multiplied with; where none is, 0."""
-    return 0.0 if ratio == 1.0 else 1.0 / (1.0 - ratio)
+from opgrad.random import keep_mask, kept_scale
 
 
 def ratio_checked(operator: str, model: str) -> Callable[[Shapes, Attributes], Shape]:
@@ -70,7 +65,7 @@ def dropout(
     """
     number = int(np.asarray(seed).reshape(()))
     mask = keep_mask(x.shape, ratio if training_mode else 0.0, number, 0)
-    return np.where(mask, x * share_kept(ratio) if training_mode else x, 0.0), mask
+    return np.where(mask, x * kept_scale(ratio) if training_mode else x, 0.0), mask
 
 
 @operator(
@@ -107,4 +102,4 @@ def dropout_grad(
     """
     if not training_mode or ratio == 0.0:
         return dy.copy()
-    return np.where(mask, dy * share_kept(ratio), 0.0)
+    return np.where(mask, dy * kept_scale(ratio), 0.0)
