@@ -22,7 +22,9 @@ from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss_grad,
     softmax_cross_entropy_loss_only,
 )
+from opgrad.ops.dropout import dropout, dropout_grad
 from opgrad.ops.gather import gather, gather_grad
+from opgrad.ops.gelu import bias_fast_gelu_grad_dx, bias_gelu_grad_dx, fast_gelu, fast_gelu_grad, gelu, gelu_grad
 from opgrad.ops.normalization import (
     batch_norm_internal,
     batch_normalization_grad,
@@ -61,14 +63,22 @@ __all__ = [
     "average_pool_grad",
     "batch_norm_internal",
     "batch_normalization_grad",
+    "bias_fast_gelu_grad_dx",
+    "bias_gelu_grad_dx",
     "clip_grad_norm",
     "concat_training",
+    "dropout",
+    "dropout_grad",
+    "fast_gelu",
+    "fast_gelu_grad",
     "gather",
     "gather_elements",
     "gather_elements_grad",
     "gather_grad",
     "gather_nd",
     "gather_nd_grad",
+    "gelu",
+    "gelu_grad",
     "get_num_threads",
     "in_place_accumulator",
     "is_all_finite",
