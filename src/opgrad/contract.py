@@ -60,10 +60,10 @@ class Tensor:
     """What an array argument or a result may be.
 
     `shape` computes the one allowed shape from those of the arrays before it and the attributes (None: any);
-    `as_in` is the end of the message, `dtype_of` the argument whose dtype this one must have; a result with neither
-    that nor `out_dtype` has the only one of its dtypes. `role`: it has an entry for each element of the first array,
-    for each sample of it (without axis 1), or stands by itself. `several`: it stands for any number of arrays, see
-    `spread`.
+    `as_in` is the end of the message, `dtype_of` the argument whose dtype this one must have; a result that may not
+    have that dtype has the first of its own, unless `out_dtype` asks for another. `role`: it has an entry for each
+    element of the first array, for each sample of it (without axis 1), or stands by itself. `several`: it stands for
+    any number of arrays, see `spread`.
     """
 
     dtypes: tuple[str, ...]
@@ -84,6 +84,8 @@ class OnnxName:
     memory). `attributes` holds the ONNX attributes with the original defaults. `until_13`: axis k stands for the axes
     from k to the last. `types` gives inputs that share a dtype one letter, and inputs read as attributes the dtypes
     that they come in; without it all float arrays share one. `origin` is the domain of the original if it is another.
+    `overwrites`: results that are written over an input, whose memory the caller keeps.
+    `shape_of` names the result whose shape, as the graph declares it, is the attribute `shape`.
     """
 
     name: str
@@ -93,6 +95,8 @@ class OnnxName:
     until_13: bool = False
     types: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     origin: str = "com.microsoft"
+    overwrites: Mapping[str, str] = field(default_factory=dict)
+    shape_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,10 @@ class Operator:
     def arrays(self) -> tuple[str, ...]:
         """The names of the array arguments, in order."""
         return tuple(self.inputs)
+
+    def is_list(self, attribute: str) -> bool:
+        """Whether an attribute is a tuple of ints, given as that, as a list or as an array."""
+        return self.types.get(attribute) in (tuple[int, ...], tuple[int, ...] | None)
 
     def has_kernel(self, backend: str) -> bool:
         """Whether there is a kernel for a backend; its file is read, for what it imports may not be installed."""
@@ -403,7 +411,7 @@ def _integer(op: Operator, name: str, value: Any) -> int:
 def _axis(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> range:
     """The named axes as a range; a tuple must name adjacent axes."""
     rank = len(attributes.get("shape", next(iter(shapes.values()))))
-    if op.kind == "slices":
+    if op.kind in ("slices", "whole"):
         value = _integer(op, "axis", value)
     axes = [_integer(op, "axis", a) for a in value] if isinstance(value, tuple) else [_integer(op, "axis", value)]
     for axis in axes:
