@@ -10,7 +10,9 @@ from opgrad.onnxruntime.compute import COPY, FLAG
 
 # Inputs that are read as attributes, and the dtypes in which they come, unless the operator says otherwise.
 VALUE_DTYPES: dict[str, tuple[str, ...]] = {
-    "shape": ("int64",), "ignore_index": ("int64",), "overwrite": ("bool",),
+    "shape": ("int64",),
+    "ignore_index": ("int64",),
+    "overwrite": ("bool",),
     **dict.fromkeys(("starts", "ends", "axes", "steps"), INTEGERS),
 }
 # The ONNX operators give all their float inputs one type, but for these.
@@ -120,4 +122,4 @@ def _result_dtype(operator: Operator, onnx: OnnxName, result: str, dtypes: dict[
 
 def model_of(operator: Operator, result: str) -> str:
     """The input whose dtype a result has when nothing else is asked for."""
-    return (operator.results[result].dtype_of or operator.arrays[0]).removesuffix("[]")
+    return (operator.results[result].dtype_of or next(iter(operator.arrays), "")).removesuffix("[]")
