@@ -2,7 +2,7 @@
 
 from opgrad import post_ops
 from opgrad.cpu.parallel import get_num_threads, set_num_threads
-from opgrad.dropout import Dropout
+from opgrad.dropout_attribute import Dropout
 from opgrad.ops.accumulate import in_place_accumulator, scale
 from opgrad.ops.activation import (
     leaky_relu,

@@ -53,7 +53,7 @@ def _all_finite(t: Tensors) -> Call:
 def _adamw(t: Tensors) -> Call:
     """The fused step of torch.optim.AdamW, in place."""
     step = [t.torch.tensor(float(t["step"])) for _ in t["weights"]]
-    lists = (t["weights"], t["gradients"], t["momentums_1"], t["momentums_2"], [], step)
+    lists: tuple[Any, ...] = (t["weights"], t["gradients"], t["momentums_1"], t["momentums_2"], [], step)
     rates = {"lr": float(t["lr"]), "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
     return partial(t.torch._fused_adamw_, *lists, **rates, amsgrad=False, maximize=False)
 
