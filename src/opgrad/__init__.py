@@ -16,6 +16,7 @@ from opgrad.ops.activation import (
     tanh,
     tanh_grad,
 )
+from opgrad.ops.arithmetic import broadcast_gradient_args, div_grad, reduce_sum_training, zero_gradient
 from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss,
     softmax_cross_entropy_loss_and_grad,
@@ -65,8 +66,10 @@ __all__ = [
     "batch_normalization_grad",
     "bias_fast_gelu_grad_dx",
     "bias_gelu_grad_dx",
+    "broadcast_gradient_args",
     "clip_grad_norm",
     "concat_training",
+    "div_grad",
     "dropout",
     "dropout_grad",
     "fast_gelu",
@@ -98,6 +101,7 @@ __all__ = [
     "quick_gelu",
     "quick_gelu_grad",
     "reduce_all_l2",
+    "reduce_sum_training",
     "relu",
     "relu_grad",
     "scale",
@@ -119,4 +123,5 @@ __all__ = [
     "split_training",
     "tanh",
     "tanh_grad",
+    "zero_gradient",
 ]

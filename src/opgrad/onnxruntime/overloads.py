@@ -120,4 +120,4 @@ def _result_dtype(operator: Operator, onnx: OnnxName, result: str, dtypes: dict[
 
 def model_of(operator: Operator, result: str) -> str:
     """The input whose dtype a result has when nothing else is asked for."""
-    return (operator.results[result].dtype_of or operator.arrays[0]).removesuffix("[]")
+    return (operator.results[result].dtype_of or next(iter(operator.arrays), "")).removesuffix("[]")
