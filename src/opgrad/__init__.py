@@ -16,6 +16,7 @@ from opgrad.ops.activation import (
     tanh,
     tanh_grad,
 )
+from opgrad.ops.attention import bias_softmax, softmax_dropout_grad
 from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss,
     softmax_cross_entropy_loss_and_grad,
@@ -49,6 +50,7 @@ __all__ = [
     "PlannedCall",
     "bias_fast_gelu_grad_dx",
     "bias_gelu_grad_dx",
+    "bias_softmax",
     "dropout",
     "dropout_grad",
     "fast_gelu",
@@ -80,6 +82,7 @@ __all__ = [
     "softmax_cross_entropy_loss_and_grad",
     "softmax_cross_entropy_loss_grad",
     "softmax_cross_entropy_loss_only",
+    "softmax_dropout_grad",
     "softmax_grad",
     "softmax_grad_plan",
     "softmax_plan",
