@@ -33,6 +33,12 @@ from opgrad.ops.gelu import (
     gelu,
     gelu_grad,
 )
+from opgrad.ops.loss import (
+    softmax_cross_entropy,
+    softmax_cross_entropy_grad,
+    sparse_softmax_cross_entropy,
+    sparse_softmax_cross_entropy_grad,
+)
 from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
 from opgrad.planned import (
     PlannedCall,
@@ -78,6 +84,8 @@ __all__ = [
     "sigmoid",
     "sigmoid_grad",
     "softmax",
+    "softmax_cross_entropy",
+    "softmax_cross_entropy_grad",
     "softmax_cross_entropy_loss",
     "softmax_cross_entropy_loss_and_grad",
     "softmax_cross_entropy_loss_grad",
@@ -86,6 +94,8 @@ __all__ = [
     "softmax_grad",
     "softmax_grad_plan",
     "softmax_plan",
+    "sparse_softmax_cross_entropy",
+    "sparse_softmax_cross_entropy_grad",
     "tanh",
     "tanh_grad",
 ]
