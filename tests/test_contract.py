@@ -10,7 +10,7 @@ from samples import call, for_operators, sample
 
 import opgrad
 from opgrad import arrays, contract
-from opgrad.contract import DTYPES, FAMILIES, FLOATS, INTEGERS, Spec, operators
+from opgrad.contract import DTYPES, FAMILIES, FLOATS, GRAPH_FAMILIES, INTEGERS, Spec, graph_operators, operators
 
 PACKAGE = Path(opgrad.__file__).parent
 
@@ -18,14 +18,17 @@ PACKAGE = Path(opgrad.__file__).parent
 def test_public_names():
     plans = {"plan", "PlannedCall", *(f"{op.name}_plan" for op in operators().values() if op.general)}
     others = {"Dropout", "post_ops", "get_num_threads", "set_num_threads"}
-    assert set(opgrad.__all__) == {*operators(), *plans, *others}
+    assert set(opgrad.__all__) == {*operators(), *graph_operators(), *plans, *others}
     assert opgrad.__all__ == sorted(opgrad.__all__)
     assert all(callable(getattr(opgrad, name)) for name in opgrad.__all__ if name != "post_ops")
 
 
 def test_every_file_of_operators_is_a_family():
     files = {path.stem for path in (PACKAGE / "ops").glob("*.py")} - {"__init__"}
-    assert files == set(FAMILIES) == {op.family for op in operators().values()}
+    assert files == {*FAMILIES, *GRAPH_FAMILIES}
+    assert set(FAMILIES) == {op.family for op in operators().values()}
+    assert set(GRAPH_FAMILIES) == {op.family for op in graph_operators().values()}
+    assert {path.stem for path in (PACKAGE / "examples").glob("*.py")} - {"__init__"} == set(GRAPH_FAMILIES)
 
 
 def test_signature(op):

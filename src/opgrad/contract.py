@@ -13,7 +13,7 @@ import math
 import operator as arithmetic
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -26,6 +26,11 @@ FLOAT8 = ("float8_e5m2", "float8_e4m3fn")
 BYTES = ("int8", "uint8")
 INTEGERS = ("int32", "int64")
 FAMILIES = ("softmax", "cross_entropy", "activation", "gather", "accumulate")
+# Operators that training graphs contain beside those: for NumPy arrays and ONNX Runtime on the CPU.
+GRAPH_FAMILIES = (
+    *("gelu", "dropout", "attention", "loss", "arithmetic", "normalization"),
+    *("convolution", "pooling", "scatter", "several", "optimizer"),
+)
 REDUCTIONS = ("none", "mean", "sum")
 ACCUMULATIONS = ("strict", "relaxed", "any")
 DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16", *BYTES, *INTEGERS, "bool")} | {
@@ -37,8 +42,8 @@ Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 Attributes = dict[str, Any]
 # What the loops run over: single elements, rows along `axis`, the classes on axis 1, slices named by indices, or
-# blocks of rows that go through stages.
-Kind = Literal["elements", "rows", "classes", "slices", "blocks"]
+# blocks of rows that go through stages; "whole": the kernel itself decides, from the shapes of contiguous arrays.
+Kind = Literal["elements", "rows", "classes", "slices", "blocks", "whole"]
 
 
 @dataclass(frozen=True)
@@ -55,26 +60,31 @@ class Tensor:
     """What an array argument or a result may be.
 
     `shape` computes the one allowed shape from those of the arrays before it and the attributes (None: any);
-    `as_in` is the end of the message, `dtype_of` the argument whose dtype this one must have; a result with neither
-    that nor `out_dtype` has the only one of its dtypes. `role`: it has an entry for each element of the first array,
-    for each sample of it (without axis 1), or stands by itself.
+    `as_in` is the end of the message, `dtype_of` the argument whose dtype this one must have; a result that may not
+    have that dtype has the first of its own, unless `out_dtype` asks for another. `role`: it has an entry for each
+    element of the first array, for each sample of it (without axis 1), or stands by itself. `several`: it stands for
+    any number of arrays, see `spread`.
     """
 
     dtypes: tuple[str, ...]
-    shape: Callable[[Shapes, Attributes], Shape] | None = None
+    shape: Callable[..., Shape] | None = None
     as_in: str = ""
     dtype_of: str | None = None
     ranks: range = range(65)
     role: Literal["element", "sample", "alone"] = "element"
+    several: bool = False
 
 
 @dataclass(frozen=True)
 class OnnxName:
     """An ONNX operator of domain com.microsoft that computes this operator.
 
-    `inputs` and `outputs` name parameters in ONNX order, with a "?" behind optional ones; an attribute's name
-    there is an input whose value is needed (a tensor in CPU memory). `attributes` holds the ONNX attributes
-    with the original defaults. `until_13`: axis k stands for the axes from k to the last.
+    `inputs` and `outputs` name parameters in ONNX order, with a "?" behind optional ones and a "*" behind
+    the last if it stands for any number; an attribute's name there is an input whose value is needed (a tensor in CPU
+    memory). `attributes` holds the ONNX attributes with the original defaults. `until_13`: axis k stands for the axes
+    from k to the last. `types` gives inputs that share a dtype one letter, and inputs read as attributes the dtypes
+    that they come in; without it all float arrays share one. `origin` is the domain of the original if it is another.
+    `shape_of` names the result whose shape, as the graph declares it, is the attribute `shape`.
     """
 
     name: str
@@ -82,6 +92,9 @@ class OnnxName:
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     until_13: bool = False
+    types: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    origin: str = "com.microsoft"
+    shape_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +129,7 @@ class Operator:
     attributes: Mapping[str, Any]
     parameters: tuple[str, ...]
     results: Mapping[str, Tensor]
+    types: Mapping[str, Any] = field(default_factory=dict)  # the annotations of the attributes
     general: General | None = None
     finish: Callable[[tuple[Any, ...]], Any] | None = None  # makes what the function returns of the results
 
@@ -123,6 +137,10 @@ class Operator:
     def arrays(self) -> tuple[str, ...]:
         """The names of the array arguments, in order."""
         return tuple(self.inputs)
+
+    def is_list(self, attribute: str) -> bool:
+        """Whether an attribute is a tuple of ints, given as that, as a list or as an array."""
+        return self.types.get(attribute) in (tuple[int, ...], tuple[int, ...] | None)
 
     def has_kernel(self, backend: str) -> bool:
         """Whether there is a kernel for a backend; its file is read, for what it imports may not be installed."""
@@ -155,10 +173,20 @@ def reference(name: str) -> Callable[..., Any]:
 
 
 def operators() -> dict[str, Operator]:
-    """All declared operators by name, in the order of the documentation."""
-    for family in FAMILIES:
+    """The operators that every front end and device has, by name, in the order of the documentation."""
+    return _of(FAMILIES)
+
+
+def graph_operators() -> dict[str, Operator]:
+    """The other operators of training graphs, which NumPy and ONNX Runtime have on the CPU."""
+    return _of(GRAPH_FAMILIES)
+
+
+def _of(families: tuple[str, ...]) -> dict[str, Operator]:
+    for family in families:
         importlib.import_module(f"opgrad.ops.{family}")
-    return dict(sorted(_declared.items(), key=lambda item: FAMILIES.index(item[1].family)))
+    chosen = {name: op for name, op in _declared.items() if op.family in families}
+    return dict(sorted(chosen.items(), key=lambda item: families.index(item[1].family)))
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -217,6 +245,7 @@ def _declaration(
         inputs=inputs,
         optional=frozenset(name for name in inputs if signature.parameters[name].default is None),
         attributes={p.name: p.default for p in rest},
+        types={p.name: hints[p.name] for p in rest},
         parameters=tuple(p.name for p in plain),
         results=results,
         general=general,
@@ -231,6 +260,92 @@ def _tensor(hint: Any) -> Tensor | None:
                 if isinstance(extra, Tensor):
                     return extra
     return None
+
+
+# --- operators on any number of arrays -----------------------------------------------------------------------------
+
+
+def spread(op: Operator, given: int, made: int) -> Operator:
+    """The operator for so many arrays in place of its last input, if that is several, and results likewise.
+
+    They are named NAME[0], NAME[1], …; a several result's shape is computed with the keyword `index`.
+    """
+
+    def replaced(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            each = {f"{name}[{i}]": _indexed(tensor, i) for i in range(count)} if tensor.several else {name: tensor}
+            found |= each
+        return found
+
+    inputs, results = replaced(op.inputs, given), replaced(op.results, made)
+    shared = {
+        f"{result}[{i}]": tuple(f"{name}[{i}]" for name in names)
+        for result, names in op.in_place.items()
+        for i in range(made)
+    }
+    rest = [name for name in op.parameters if name not in op.inputs]
+    return replace(op, inputs=inputs, results=results, parameters=(*inputs, *rest), in_place=shared, general=None)
+
+
+def _indexed(tensor: Tensor, index: int) -> Tensor:
+    shape = tensor.shape and functools.partial(tensor.shape, index=index)
+    model = tensor.dtype_of and tensor.dtype_of.replace("[]", f"[{index}]")
+    return replace(tensor, shape=shape, dtype_of=model, several=False)
+
+
+def several(made: Callable[[Mapping[str, Any], int], int] = lambda given, count: 0) -> General:
+    """What an operator with lists of arrays takes, all equally long; `made` gives the length of lists that it returns.
+
+    It is given the arguments and the length of the lists, 1 if there is none.
+    """
+
+    def expand(op: Operator, given: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
+        flat, count = dict(given), 1
+        lists = [name for name, tensor in op.inputs.items() if tensor.several]
+        for name in lists:
+            arrays = flat.pop(name)
+            count = _length(op, name, arrays, lists[0], count)
+            flat |= {f"{name}[{i}]": array for i, array in enumerate(arrays)}
+        results = made(given, count)
+        if not results:
+            return spread(op, count, 0), flat
+        if isinstance(flat.get("out"), list | tuple):
+            flat["out"] = _flattened(flat["out"])
+        return replace(spread(op, count, results), finish=functools.partial(_in_lists, len(op.results))), flat
+
+    def over_arrays(given: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
+        return {
+            name: [change(f"{name}[{i}]", array) for i, array in enumerate(value)] if isinstance(value, list) else value
+            for name, value in given.items()
+        }
+
+    return General((), expand, over_arrays)
+
+
+def _length(op: Operator, name: str, arrays: Any, first: str, expected: int) -> int:
+    """The length of a list of arrays, which must be that of the first one."""
+    if not isinstance(arrays, list | tuple):
+        raise TypeError(f"{op.name}: {name} is {type(arrays).__name__}, expected a list of arrays")
+    if not arrays:
+        raise ValueError(f"{op.name}: {name} is empty, expected at least one array")
+    if name != first and len(arrays) != expected:
+        raise ValueError(f"{op.name}: {name} has {len(arrays)} arrays, expected {expected}, as many as {first}")
+    return len(arrays)
+
+
+def _flattened(out: Any) -> Any:
+    """Arrays for results, in lists or not, as the plain form takes them: a tuple, or the only one."""
+    flat = tuple(array for each in out for array in (each if isinstance(each, list | tuple) else [each]))
+    return flat[0] if len(flat) == 1 else flat
+
+
+def _in_lists(lists: int, results: tuple[Any, ...]) -> Any:
+    """The results as a list, or as so many lists of one length."""
+    if lists == 1:
+        return list(results)
+    length = len(results) // lists
+    return tuple(list(results[start : start + length]) for start in range(0, len(results), length))
 
 
 # --- checks: every message names the operator, the argument, what it is and what was expected ----------------------
@@ -278,7 +393,8 @@ def _check_dtype(op: Operator, name: str, spec: Spec, tensor: Tensor, specs: Map
 def normalise(op: Operator, attributes: Attributes, shapes: Shapes) -> None:
     """Check the attributes and bring them, in place, to one form: axis to a range, dtypes to np.dtype."""
     for name, value in attributes.items():
-        check = _ATTRIBUTES.get(name)
+        kind = op.types.get(name)
+        check = _ATTRIBUTES.get(name) or (_BY_TYPE[kind](name) if kind in _BY_TYPE else None)
         if check is not None:
             attributes[name] = check(op, value, shapes, attributes)
 
@@ -293,7 +409,7 @@ def _integer(op: Operator, name: str, value: Any) -> int:
 def _axis(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> range:
     """The named axes as a range; a tuple must name adjacent axes."""
     rank = len(attributes.get("shape", next(iter(shapes.values()))))
-    if op.kind == "slices":
+    if op.kind in ("slices", "whole"):
         value = _integer(op, "axis", value)
     axes = [_integer(op, "axis", a) for a in value] if isinstance(value, tuple) else [_integer(op, "axis", value)]
     for axis in axes:
@@ -395,6 +511,37 @@ def _flag(name: str) -> Callable[[Operator, Any, Shapes, Attributes], bool]:
     return check
 
 
+def _whole(name: str) -> Callable[[Operator, Any, Shapes, Attributes], int]:
+    return lambda op, value, shapes, attributes: _integer(op, name, value)
+
+
+def _integers(name: str) -> Callable[[Operator, Any, Shapes, Attributes], Shape]:
+    def check(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> Shape:
+        found = value if isinstance(value, tuple | list) else np.asarray(value).tolist()
+        if not isinstance(found, tuple | list):
+            raise TypeError(f"{op.name}: {name} is {value!r}, expected a tuple of ints")
+        return tuple(_integer(op, name, each) for each in found)
+
+    return check
+
+
+def _unless_none(of: Callable[[str], Callable[..., Any]]) -> Callable[[str], Callable[..., Any]]:
+    def named(name: str) -> Callable[..., Any]:
+        check = of(name)
+        return lambda op, value, *rest: None if value is None else check(op, value, *rest)
+
+    return named
+
+
+_BY_TYPE: dict[Any, Callable[[str], Callable[..., Any]]] = {
+    bool: _flag,
+    int: _whole,
+    float: _number,
+    tuple[int, ...]: _integers,
+    int | None: _unless_none(_whole),
+    float | None: _unless_none(_number),
+    tuple[int, ...] | None: _unless_none(_integers),
+}
 _ATTRIBUTES: dict[str, Callable[[Operator, Any, Shapes, Attributes], Any]] = {
     "shape": _shape,
     "axis": _axis,

@@ -1,4 +1,4 @@
-"""opgrad's operators under their original names (domain com.microsoft) in the stock onnxruntime."""
+"""opgrad's operators under their original names (domains com.microsoft and ai.onnx) in the stock onnxruntime."""
 
 import functools
 import os
@@ -59,7 +59,8 @@ def register(session_options: onnxruntime.SessionOptions) -> None:
         if session_options not in _registered:
             options, base = library.options_and_base(session_options)
             api = abi.table(base)
-            api.check(abi.ADD_CUSTOM_OP_DOMAIN, options, _domain(api.address))
+            for domain in _domains(api.address):
+                api.check(abi.ADD_CUSTOM_OP_DOMAIN, options, domain)
             _registered.add(session_options)
 
 
@@ -92,8 +93,8 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 @functools.cache
-def _domain(api: int) -> int:
-    """The operator domain, one for each copy of onnxruntime's C library in the process."""
-    from opgrad.onnxruntime.custom_ops import new_domain
+def _domains(api: int) -> list[int]:
+    """The operator domains, for each copy of onnxruntime's C library in the process."""
+    from opgrad.onnxruntime.custom_ops import new_domains
 
-    return new_domain(Api(api))
+    return new_domains(Api(api))

@@ -31,18 +31,22 @@ KERNEL_CONTEXT_GET_OUTPUT = 91
 RELEASE_STATUS = 93
 RELEASE_TYPE_INFO = 98
 RELEASE_TENSOR_TYPE_AND_SHAPE_INFO = 99
+KERNEL_INFO_GET_INT64_ARRAY = 163
+KERNEL_INFO_GET_INPUT_COUNT = 230
 KERNEL_INFO_GET_OUTPUT_COUNT = 231
 KERNEL_INFO_GET_OUTPUT_TYPE_INFO = 235
 KERNEL_CONTEXT_PARALLEL_FOR = 274
 
 FAIL, INVALID_ARGUMENT, NOT_IMPLEMENTED = 1, 2, 9  # error codes
-REQUIRED, OPTIONAL = 0, 1  # characteristics of inputs and outputs
+REQUIRED, OPTIONAL, VARIADIC = 0, 1, 2  # characteristics of inputs and outputs
 DEFAULT_MEMORY, CPU_MEMORY = 0, -1
 
 ANY = "any"  # a type that the graph declares
 ELEMENT_TYPES = {
     ANY: 0,
     "float32": 1,
+    "uint8": 2,
+    "int8": 3,
     "int32": 6,
     "int64": 7,
     "bool": 9,

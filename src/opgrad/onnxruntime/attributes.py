@@ -1,40 +1,50 @@
 """What a node of the graph says about itself: its attributes, how many outputs it has, and their types."""
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 from opgrad.contract import FLOATS
 from opgrad.onnxruntime import abi
 from opgrad.onnxruntime.abi import Api
-from opgrad.onnxruntime.overloads import Overload, model_of
+from opgrad.onnxruntime.overloads import OUTPUT_TYPES, Overload, model_of
 
 LONGEST_STRING = 256
+LONGEST_LIST = 256
+SPATIAL = 2  # the axes behind image and channel begin here
+UNKNOWN = -1  # a size that the graph does not fix
 IGNORED_BY_DEFAULT = -1  # the label that the original kernels ignore when a node does not say
 
 
-def read_attributes(api: Api, info: int, overload: Overload) -> tuple[dict[str, Any], int]:
-    """The operator's attributes, and the number of outputs; ValueError for an attribute that cannot be.
+def read_attributes(api: Api, info: int, overload: Overload) -> tuple[dict[str, Any], int, int]:
+    """The operator's attributes, and the numbers of inputs and outputs; ValueError for an attribute that cannot be.
 
     `info` is the OrtKernelInfo of the node.
     """
     found = {name: _attribute(api, info, overload, name) for name in overload.onnx.attributes}
     if "ignore_index" in overload.operator.attributes:
         found.setdefault("ignore_index", IGNORED_BY_DEFAULT)
-    outputs = ctypes.c_size_t()
+    inputs, outputs = ctypes.c_size_t(), ctypes.c_size_t()
+    api.check(abi.KERNEL_INFO_GET_INPUT_COUNT, info, ctypes.byref(inputs))
     api.check(abi.KERNEL_INFO_GET_OUTPUT_COUNT, info, ctypes.byref(outputs))
     needed = sum(not port.optional for port in overload.outputs)
     if outputs.value < needed:
         raise ValueError(f"{overload.onnx.name}: the node has {outputs.value} outputs, expected {needed}")
-    if "output_type" in found:
-        found["out_dtype"] = _out_dtype(overload, found.pop("output_type"))
+    for name in set(OUTPUT_TYPES).intersection(found):
+        found["out_dtype"] = _out_dtype(overload, name, found.pop(name))
         for i in range(outputs.value):
             _check_output(api, info, overload, i, found["out_dtype"])
-    return found, outputs.value
+    if overload.onnx.shape_of:
+        found["shape"] = _declared_shape(api, info, overload)
+    return found, inputs.value, outputs.value
 
 
 def _attribute(api: Api, info: int, overload: Overload, name: str) -> Any:
     """The value of an attribute, by the type of its default (None: an int), or the default."""
     default = overload.onnx.attributes[name]
+    if isinstance(default, tuple):
+        return _integers(api, info, overload, name)
     value: Any = ctypes.c_float() if isinstance(default, float) else ctypes.c_int64()
     entry = abi.KERNEL_INFO_GET_FLOAT if isinstance(default, float) else abi.KERNEL_INFO_GET_INT64
     arguments = [ctypes.byref(value)]
@@ -50,26 +60,75 @@ def _attribute(api: Api, info: int, overload: Overload, name: str) -> Any:
     return value.value.decode() if isinstance(default, str) else value.value
 
 
-def _out_dtype(overload: Overload, number: int | None) -> str:
-    """The dtype that the attribute output_type names; without it, that of the input the results are like."""
+def _integers(api: Api, info: int, overload: Overload, name: str) -> tuple[int, ...]:
+    """The value of an attribute that is a list of integers, or the default."""
+    count, value = ctypes.c_size_t(0), (ctypes.c_int64 * LONGEST_LIST)()
+    try:
+        # Asked with no memory, onnxruntime says how many there are.
+        api.check(abi.KERNEL_INFO_GET_INT64_ARRAY, info, name.encode(), 0, ctypes.byref(count))
+        if count.value > LONGEST_LIST:
+            raise ValueError(
+                f"{overload.onnx.name}: attribute {name} has {count.value} entries, expected at most {LONGEST_LIST}"
+            )
+        api.check(abi.KERNEL_INFO_GET_INT64_ARRAY, info, name.encode(), value, ctypes.byref(count))
+    except RuntimeError as error:
+        if "No attribute" in str(error):
+            return tuple(overload.onnx.attributes[name])
+        raise ValueError(f"{overload.onnx.name}: attribute {name}: {error}") from None
+    return tuple(value[: count.value])
+
+
+def _out_dtype(overload: Overload, name: str, number: int | None) -> str:
+    """The dtype that an attribute names; without it, that of the input the results are like."""
     if number is None:
         model = model_of(overload.operator, next(iter(overload.operator.results)))
         return next(port.dtype for port in overload.inputs if port.parameter == model)
     dtype = abi.DTYPES.get(number)
     if dtype not in FLOATS:
         numbers = ", ".join(f"{abi.ELEMENT_TYPES[name]} ({name})" for name in FLOATS)
-        raise ValueError(f"{overload.onnx.name}: output_type is {number}, expected one of {numbers}")
+        raise ValueError(f"{overload.onnx.name}: {name} is {number}, expected one of {numbers}")
     return dtype
 
 
 def _check_output(api: Api, info: int, overload: Overload, i: int, expected: str) -> None:
     """ValueError unless the graph declares output i with the expected type."""
-    kind, tensor, number = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_int()
-    api.check(abi.KERNEL_INFO_GET_OUTPUT_TYPE_INFO, info, i, ctypes.byref(kind))
-    api.check(abi.CAST_TYPE_INFO_TO_TENSOR_INFO, kind.value, ctypes.byref(tensor))
-    api.check(abi.GET_TENSOR_ELEMENT_TYPE, tensor.value, ctypes.byref(number))
-    api.status(abi.RELEASE_TYPE_INFO, kind.value)
+    number = ctypes.c_int()
+    with _declared_output(api, info, i) as tensor:
+        api.check(abi.GET_TENSOR_ELEMENT_TYPE, tensor, ctypes.byref(number))
     declared = abi.DTYPES.get(number.value, f"ONNX type {number.value}")
     if declared != expected:
-        what = f"{overload.onnx.name}: {overload.outputs[i].parameter}"
+        what = f"{overload.onnx.name}: {overload.outputs[min(i, len(overload.outputs) - 1)].parameter}"
         raise ValueError(f"{what} is declared as {declared}, expected {expected}, as output_type or the input says")
+
+
+def _declared_shape(api: Api, info: int, overload: Overload) -> tuple[int, ...]:
+    """The shape that the graph declares for the output whose shape is an attribute; UNKNOWN for images and channels.
+
+    Those are dy's. ValueError unless the graph gives all other sizes as numbers.
+    """
+    name = overload.onnx.shape_of
+    place = next(i for i, port in enumerate(overload.outputs) if port.parameter == name)
+    count = ctypes.c_size_t()
+    with _declared_output(api, info, place) as tensor:
+        api.check(abi.GET_DIMENSIONS_COUNT, tensor, ctypes.byref(count))
+        sizes = (ctypes.c_int64 * count.value)()
+        api.check(abi.GET_DIMENSIONS, tensor, sizes, count.value)
+    what = f"{overload.onnx.name}: {name}"
+    if not count.value:
+        raise ValueError(f"{what} has no declared shape, expected one: add a value_info entry for it to the graph")
+    if any(size < 0 for size in sizes[SPATIAL:]):
+        shape = ", ".join("?" if size < 0 else str(size) for size in sizes)
+        raise ValueError(f"{what} is declared with shape ({shape}), expected numbers from axis {SPATIAL} on")
+    return (UNKNOWN,) * min(SPATIAL, count.value) + tuple(sizes[SPATIAL:])
+
+
+@contextlib.contextmanager
+def _declared_output(api: Api, info: int, i: int) -> Iterator[int]:
+    """What the graph says of output i, as the address of an OrtTensorTypeAndShapeInfo."""
+    kind, tensor = ctypes.c_size_t(), ctypes.c_size_t()
+    api.check(abi.KERNEL_INFO_GET_OUTPUT_TYPE_INFO, info, i, ctypes.byref(kind))
+    try:
+        api.check(abi.CAST_TYPE_INFO_TO_TENSOR_INFO, kind.value, ctypes.byref(tensor))
+        yield tensor.value
+    finally:
+        api.status(abi.RELEASE_TYPE_INFO, kind.value)

@@ -7,6 +7,7 @@ one if it is new, lets onnxruntime allocate the outputs and executes the plan. N
 from opgrad.cpu.memory import (
     atomic_load,
     call_address,
+    load_i32,
     load_u8,
     load_word,
     stack_words,
@@ -28,17 +29,25 @@ from opgrad.onnxruntime.abi import (
 
 # Words of a node. Where RESULT is not 0, that operand is written over operand BUFFER.
 API, PLANS, CLOSED, INPUTS, RESULT, BUFFER = range(6)
-PREPARE, REFUSE, EXECUTE, SPREAD, ALLOCATE, FREE, COPY_BYTES, KINDS = range(6, 14)
-# Words of a prepared plan. Its outputs are a count, then operand, rank and dimensions of each.
+PREPARE, REFUSE, EXECUTE, SPREAD, ALLOCATE, FREE, COPY_BYTES, OPERANDS, MOST_DIMENSIONS, KINDS = range(6, 16)
+# Words of a prepared plan. Its outputs are a count, then operand, rank and dimensions of each; then a count, the
+# operands of results, and where in scratch memory each has its place if the node has no output for it.
 NEXT, PLAN, SCRATCH_BYTES, PARTS, BUFFER_BYTES, OUTPUTS, KEY = range(7)
 
 LIMIT = 64  # dimensions of an input, or values of an input that is read as an attribute
-MOST_INPUTS, MOST_OPERANDS = 8, 16
-FLAG, COPY = 14, 15  # operands that no plan has: outputs for "done", and for a copy of operand BUFFER
-KEY_WORDS = 1 + MOST_INPUTS * (1 + 2 * LIMIT)
+FEW_INPUTS, MOST_INPUTS = 10, 1024
+MANY_LIMIT = 8  # dimensions of an input of a node with more than a few
+MOST_OPERANDS = 2 * MOST_INPUTS + 2
+FLAG, COPY = MOST_OPERANDS - 2, MOST_OPERANDS - 1  # outputs that are no results: "done", and a copy of operand BUFFER
+KEY_WORDS = 1 + MOST_INPUTS * (1 + MANY_LIMIT)  # more than a few inputs of LIMIT dimensions and values take
 STACK_SCRATCH_WORDS = 512
 ALIGNMENT = 64
 ABSENT = -1
+
+
+def dimensions_of(inputs: int) -> int:
+    """The most dimensions of an input of a node with so many."""
+    return LIMIT if inputs <= FEW_INPUTS else MANY_LIMIT
 
 
 @inline
@@ -51,12 +60,12 @@ def append(key: int, word: int) -> int:
 
 
 @inline
-def append_shape(api: int, value: int, key: int, slot: int) -> int:
-    """Add rank and dimensions of an array to the key; its number of elements, or -rank if too high."""
+def append_shape(api: int, value: int, key: int, slot: int, most: int) -> int:
+    """Add rank and dimensions of an array to the key; its number of elements, or -rank if that is more than `most`."""
     call_address(load_word(api, GET_DIMENSIONS_COUNT), value, slot)
     rank = load_word(slot, 0)
     append(key, rank)
-    if rank > LIMIT:
+    if rank > most:
         return -rank
     used = load_word(key, 0)
     dimensions = key + 8 * used
@@ -70,9 +79,16 @@ def append_shape(api: int, value: int, key: int, slot: int) -> int:
 
 @inline
 def append_values(key: int, data: int, elements: int, size: int) -> int:
-    """Add the values of an input to the key: int64 (size 8) or bool (size 1)."""
+    """Add the values of an input to the key, `size` bytes each, as unsigned numbers."""
     for i in range(elements):
-        append(key, load_word(data, i) if size == 8 else load_u8(data, i))
+        if size == 8:
+            append(key, load_word(data, i))
+        elif size == 4:
+            append(key, load_i32(data, i) & 0xFFFFFFFF)
+        elif size == 2:
+            append(key, load_u8(data, 2 * i) | load_u8(data, 2 * i + 1) << 8)
+        else:
+            append(key, load_u8(data, i))
     return 0
 
 
@@ -92,7 +108,7 @@ def read_input(node: int, context: int, i: int, key: int, operands: int, slot: i
     if status != 0:
         return status
     info = load_word(slot, 0)
-    elements = append_shape(api, info, key, slot)
+    elements = append_shape(api, info, key, slot, load_word(node, MOST_DIMENSIONS))
     call_address(load_word(api, RELEASE_TENSOR_TYPE_AND_SHAPE_INFO), info)
     call_address(load_word(api, GET_TENSOR_MUTABLE_DATA), value, slot)
     data = load_word(slot, 0)
@@ -152,6 +168,21 @@ def take_outputs(node: int, context: int, prepared: int, operands: int, slot: in
 
 
 @inline
+def place_rest(prepared: int, operands: int, scratch: int) -> int:
+    """Give results that the node has no output for their place in scratch memory."""
+    outputs = load_word(prepared, OUTPUTS)
+    at = 1
+    for _ in range(load_word(outputs, 0)):
+        at += 2 + load_word(outputs, at + 1)
+    places = outputs + 8 * (at + 1)
+    for i in range(load_word(outputs, at)):
+        operand = load_word(places, 2 * i)
+        if load_word(operands, operand) == 0:
+            store_word(operands, operand, scratch + load_word(places, 2 * i + 1))
+    return 0
+
+
+@inline
 def run_plan(node: int, context: int, prepared: int, operands: int, slot: int) -> int:
     """Run the plan on the operands, in onnxruntime's threads where it has parts; 0 or a status."""
     store_word(slot, 0, load_word(load_word(node, API), KERNEL_CONTEXT_PARALLEL_FOR))
@@ -165,6 +196,7 @@ def run_plan(node: int, context: int, prepared: int, operands: int, slot: int) -
         if allocated == 0:
             return call_address(load_word(node, REFUSE), node, prepared, 0)
         scratch = (allocated + ALIGNMENT - 1) & -ALIGNMENT
+    place_rest(prepared, operands, scratch)
     status = call_address(load_word(node, EXECUTE), load_word(prepared, PLAN), operands, scratch, run, slot)
     if status != 0:
         status = call_address(load_word(node, REFUSE), node, prepared, scratch)
@@ -189,8 +221,10 @@ def finish(node: int, prepared: int, operands: int) -> int:
 def compute(node: int, context: int) -> int:
     """KernelComputeV2: run a node; 0 or a status."""
     key, operands, slot = stack_words(KEY_WORDS), stack_words(MOST_OPERANDS), stack_words(2)
-    for i in range(MOST_OPERANDS):
+    for i in range(load_word(node, OPERANDS)):
         store_word(operands, i, 0)
+    store_word(operands, FLAG, 0)
+    store_word(operands, COPY, 0)
     status = read_inputs(node, context, key, operands, slot)
     if status != 0:
         return status

@@ -4,13 +4,30 @@ import ctypes
 import itertools
 import math
 import threading
+import types
+import typing
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from opgrad import arrays
-from opgrad.contract import DTYPES, Shape, Spec
+from opgrad.contract import DTYPES, Operator, Shape, Spec, spread
+from opgrad.cpu.execute import STATUS_WORDS
 from opgrad.onnxruntime.abi import Api, forever
-from opgrad.onnxruntime.compute import ABSENT, CLOSED, FLAG, LIMIT, PLANS
+from opgrad.onnxruntime.attributes import SPATIAL
+from opgrad.onnxruntime.compute import (
+    ABSENT,
+    ALIGNMENT,
+    CLOSED,
+    COPY,
+    FLAG,
+    LIMIT,
+    MOST_INPUTS,
+    PLANS,
+    dimensions_of,
+)
 from opgrad.onnxruntime.overloads import OVERWRITTEN, VALUE, Overload, Port
 
 MOST_PLANS = 256  # that a node keeps; with more shapes than this, a thread keeps only its last one
@@ -25,15 +42,18 @@ def words(values: Iterable[int]) -> Any:
 
 
 class Prepared:
-    """A plan with its key and its outputs, as words; `compute` walks from one to the next."""
+    """A plan with its key and its outputs, as words; `compute` walks from one to the next.
 
-    def __init__(self, plan: arrays.Plan, key: tuple[int, ...], outputs: Iterable[int], following: int):
+    An output that the node does not have, but the plan writes, gets a place behind the scratch memory.
+    """
+
+    def __init__(self, plan: arrays.Plan, key: tuple[int, ...], outputs: Iterable[int], spare: int, following: int):
         self.plan = plan
         self.key = key
         self._outputs = words(outputs)
         first = plan.results[0]
         first_bytes = math.prod(first.shape) * first.dtype.itemsize
-        facts = [plan.address, plan.scratch_bytes, plan.parts_max, first_bytes]
+        facts = [plan.address, _behind_scratch(plan) + spare, plan.parts_max, first_bytes]
         self._words = words([following, *facts, ctypes.addressof(self._outputs), *key])
         self.address = ctypes.addressof(self._words)
 
@@ -46,16 +66,25 @@ class Node:
         api: Api,
         overload: Overload,
         attributes: Mapping[str, Any],
+        inputs: int,
         outputs: int,
         natives: Iterable[int],
     ):
-        """`outputs`: how many of its outputs the node has; `natives`: the words from PREPARE to KINDS."""
+        """`inputs`, `outputs`: how many the node has; `natives`: the words from PREPARE to OPERANDS."""
         self.api = api
         self.overload = overload
         self.attributes = attributes
-        self.outputs = overload.outputs[:outputs]
-        kinds = [_kind(port) for port in overload.inputs]
-        self._words = words([api.address, 0, 0, len(kinds), *_overwritten(overload), *natives, *kinds])
+        self.inputs = _repeated(overload.inputs, inputs)
+        if len(self.inputs) > MOST_INPUTS:
+            raise ValueError(f"{overload.onnx.name}: the node has {inputs} inputs, expected at most {MOST_INPUTS}")
+        self.operator = self._operator(_repeated(overload.outputs, outputs))
+        more = len(self.operator.arrays) - len(overload.operator.arrays)
+        self.outputs = _repeated(tuple(_moved(port, more) for port in overload.outputs), outputs)
+        self.most_dimensions = dimensions_of(len(self.inputs))
+        kinds = [_kind(port) for port in self.inputs]
+        operands = len(self.operator.arrays) + len(self.operator.results)
+        facts = [api.address, 0, 0, len(kinds), *_overwritten(overload), *natives, operands, self.most_dimensions]
+        self._words = words([*facts, *kinds])
         self._plans: dict[tuple[int, ...], Prepared] = {}
         self._last: dict[int, Prepared] = {}  # by thread
         self._lock = threading.Lock()
@@ -63,6 +92,15 @@ class Node:
         for gone in [node for node in list(_nodes.values()) if node._words[CLOSED]]:
             _nodes.pop(gone.address, None)
         _nodes[self.address] = self
+
+    def _operator(self, outputs: tuple[Port, ...]) -> Operator:
+        """The operator, for as many arrays as the node has where it takes any number."""
+        operator = self.overload.operator
+        if operator.general is None or not any(port.several for port in self.overload.inputs + self.overload.outputs):
+            return operator
+        given = sum(port.several for port in self.inputs)
+        made = sum(port.several for port in outputs)
+        return spread(operator, given, made)
 
     def prepare(self, key: tuple[int, ...]) -> Prepared:
         """The plan for a key; TypeError or ValueError if the operator refuses such inputs."""
@@ -85,7 +123,8 @@ class Node:
         with self._lock:
             if key in self._plans:
                 return self._plans[key]
-            prepared = Prepared(plan, key, self._output_words(plan), self._words[PLANS])
+            outputs, spare = self._outputs(plan)
+            prepared = Prepared(plan, key, outputs, spare, self._words[PLANS])
             if len(self._plans) == MOST_PLANS:
                 self._last[threading.get_ident()] = prepared
             else:
@@ -93,55 +132,104 @@ class Node:
                 self._words[PLANS] = prepared.address
             return prepared
 
-    def _output_words(self, plan: arrays.Plan) -> Iterator[int]:
-        yield len(self.outputs)
-        names = list(self.overload.operator.results)
+    def _outputs(self, plan: arrays.Plan) -> tuple[list[int], int]:
+        """What `compute` reads of the outputs, and the bytes for results that are not among them."""
+        first, names = len(self.operator.arrays), list(self.operator.results)
+        wanted, spare = [len(self.outputs)], 0
         for port in self.outputs:
-            shape = (1,) if port.operand == FLAG else plan.results[names.index(port.parameter)].shape
-            yield from (port.operand, len(shape), *shape)
+            shape = (1,) if port.operand in (FLAG, COPY) else plan.results[port.operand - first].shape
+            if port.operand == COPY:
+                shape = plan.results[names.index(port.parameter)].shape
+            wanted += [port.operand, len(shape), *shape]
+        places = []
+        kept = {names.index(result) + first for result in OVERWRITTEN if result in names}
+        for operand, result in enumerate(plan.results, first):
+            if operand not in kept:
+                places += [operand, _behind_scratch(plan) + spare]
+                spare += _aligned(math.prod(result.shape) * result.dtype.itemsize) if self._may_lack(operand) else 0
+        return [*wanted, len(places) // 2, *places], spare
+
+    def _may_lack(self, operand: int) -> bool:
+        """Whether the node may have no output for a result."""
+        return all(port.optional for port in self.outputs if port.operand == operand)
 
     def _plan(self, key: tuple[int, ...]) -> arrays.Plan:
-        operator = self.overload.operator
+        operator = self.operator
         specs: dict[str, Spec] = {}
         attributes = dict(self.attributes)
         rest = iter(key[1:])
-        for port in self.overload.inputs:
+        for port in self.inputs:
             shape = self._shape(port, next(rest), rest)
             if shape is None:
                 continue
             if port.operand == VALUE:
                 attributes[port.parameter] = self._value(port, shape, rest)
             else:
-                specs[port.parameter] = Spec(shape, DTYPES[port.dtype])
+                specs[operator.arrays[port.operand]] = Spec(shape, DTYPES[port.dtype])
         if self.overload.onnx.until_13:
             attributes["axis"] = _until_last(attributes["axis"], specs)
-        for name, default in operator.attributes.items():
-            if isinstance(default, bool) and name in attributes:
+        if self.overload.onnx.shape_of:
+            # The graph may leave the number of images open; it is that of the first array.
+            first = next(iter(specs.values())).shape
+            attributes["shape"] = (*first[:SPATIAL], *attributes["shape"][SPATIAL:])
+        for name, kind in operator.types.items():
+            if kind is bool and name in attributes:
                 attributes[name] = bool(attributes[name])  # ONNX and the words of a key have integers alone
         return arrays.plan(operator, tuple(specs.get(name) for name in operator.arrays), attributes)
 
     def _shape(self, port: Port, rank: int, rest: Iterator[int]) -> Shape | None:
         if rank == ABSENT:
             return None
-        if rank > LIMIT:
-            what = f"{self.overload.operator.name}: {port.parameter}"
-            raise ValueError(f"{what} has {rank} dimensions, expected at most {LIMIT}")
+        if rank > self.most_dimensions:
+            what = f"{self.operator.name}: {port.parameter}"
+            raise ValueError(f"{what} has {rank} dimensions, expected at most {self.most_dimensions}")
         return tuple(itertools.islice(rest, rank))
 
     def _value(self, port: Port, shape: Shape, rest: Iterator[int]) -> Any:
-        """An input that is read as an attribute: a tuple for `shape`, one number for the others."""
+        """An input that is read as an attribute: a tuple where the operator takes one, or one number."""
         elements = math.prod(shape)
-        what = f"{self.overload.operator.name}: {port.parameter}"
+        what = f"{self.operator.name}: {port.parameter}"
         if elements > LIMIT:
             raise ValueError(f"{what} has {elements} elements, expected at most {LIMIT}")
-        values = tuple(itertools.islice(rest, elements))
-        if port.parameter == "shape":
+        dtype = DTYPES[port.dtype]
+        unsigned = np.array(list(itertools.islice(rest, elements)), np.int64).view(np.uint64)
+        values = tuple(unsigned.astype(f"u{dtype.itemsize}").view(dtype).tolist())
+        if port.parameter == "shape" or _is_tuple(self.operator.types[port.parameter]):
             if len(shape) != 1:
                 raise ValueError(f"{what} is an array of shape {shape}, expected one dimension")
             return values
         if elements != 1:
             raise ValueError(f"{what} is an array of shape {shape}, expected one element")
         return values[0]
+
+
+def _is_tuple(hint: Any) -> bool:
+    """Whether an annotation asks for a tuple, or for one or None."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return any(typing.get_origin(option) is tuple for option in options)
+
+
+def _behind_scratch(plan: arrays.Plan) -> int:
+    """Where scratch memory, which begins with the status, ends."""
+    return _aligned(max(plan.scratch_bytes, 8 * STATUS_WORDS))
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+def _moved(port: Port, places: int) -> Port:
+    """A result's port where there are so many more arrays before it."""
+    return port if port.operand in (FLAG, COPY) else replace(port, operand=port.operand + places)
+
+
+def _repeated(ports: tuple[Port, ...], count: int) -> tuple[Port, ...]:
+    """So many ports, the last of them repeated if it stands for several."""
+    if not ports[-1].several:
+        return ports[:count]
+    last = len(ports) - 1
+    more = [replace(ports[-1], operand=ports[-1].operand + i) for i in range(count - last)]
+    return (*ports[:last], *more)
 
 
 def _kind(port: Port) -> int:

@@ -4,16 +4,22 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from opgrad.contract import FLOATS, OnnxName, Operator, operators
+from opgrad.contract import FLOATS, INTEGERS, OnnxName, Operator, graph_operators, operators
 from opgrad.onnxruntime.abi import ANY
 from opgrad.onnxruntime.compute import COPY, FLAG
 
-# Inputs that are read as attributes, and the dtype that the ONNX operators give them.
-VALUE_DTYPES = {"shape": "int64", "ignore_index": "int64", "overwrite": "bool"}
+# Inputs that are read as attributes, and the dtypes in which they come, unless the operator says otherwise.
+VALUE_DTYPES: dict[str, tuple[str, ...]] = {
+    "shape": ("int64",),
+    "ignore_index": ("int64",),
+    "overwrite": ("bool",),
+    **dict.fromkeys(("starts", "ends", "axes", "steps"), INTEGERS),
+}
 # The ONNX operators give all their float inputs one type, but for these.
 OWN_DTYPE = ("bias", "value", "factor")
 # Results that are written over an input, whose memory the caller keeps.
 OVERWRITTEN = {"sum": "buffer"}
+OUTPUT_TYPES = ("output_type", "to")  # attributes that give the results' type
 VALUE = -1  # the place of an input that is read as an attribute
 
 
@@ -22,13 +28,14 @@ class Port:
     """An input or output of an ONNX operator.
 
     `operand` is its place among the operands of a plan, or VALUE. `dtype` is ANY for an output whose type is
-    an attribute of the node.
+    an attribute of the node. `several`: it stands for any number of them, the first of which has that place.
     """
 
     parameter: str
     optional: bool
     dtype: str
     operand: int
+    several: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class Overload:
 
 def overloads() -> Iterator[Overload]:
     """Every overload of every declared operator that has an ONNX name."""
-    for operator in operators().values():
+    for operator in {**operators(), **graph_operators()}.values():
         for onnx in operator.onnx:
             for dtypes in _choices(operator, onnx):
                 inputs = tuple(_input(operator, name, dtypes) for name in onnx.inputs)
@@ -52,31 +59,67 @@ def overloads() -> Iterator[Overload]:
 
 
 def _choices(operator: Operator, onnx: OnnxName) -> Iterator[dict[str, str]]:
-    """Every choice of dtypes for the arrays among the inputs."""
-    names = [name.rstrip("?") for name in onnx.inputs if name.rstrip("?") in operator.inputs]
-    shared = [name for name in names if operator.inputs[name].dtypes == FLOATS and name not in OWN_DTYPE]
-    own = [name for name in names if name not in shared]
-    for common, *others in itertools.product(FLOATS, *(operator.inputs[name].dtypes for name in own)):
-        yield dict.fromkeys(shared, common) | dict(zip(own, others, strict=True))
+    """Every choice of dtypes for the inputs: those of one group have the same."""
+    groups: dict[str, list[str]] = {}
+    for name in map(plain, onnx.inputs):
+        groups.setdefault(_group(operator, onnx, name), []).append(name)
+    options = [_common_dtypes(operator, onnx, names) for names in groups.values()]
+    for chosen in itertools.product(*options):
+        yield {name: dtype for names, dtype in zip(groups.values(), chosen, strict=True) for name in names}
+
+
+def _common_dtypes(operator: Operator, onnx: OnnxName, names: list[str]) -> list[str]:
+    first, *others = (_dtypes(operator, onnx, name) for name in names)
+    return [dtype for dtype in first if all(dtype in dtypes for dtypes in others)]
+
+
+def _group(operator: Operator, onnx: OnnxName, name: str) -> str:
+    """What inputs of one dtype have in common: the letter that the declaration gives them, or being float arrays."""
+    letter = onnx.types.get(name)
+    if isinstance(letter, str):
+        return letter
+    tensor = operator.inputs.get(name)
+    shared = not onnx.types and tensor is not None and tensor.dtypes == FLOATS and name not in OWN_DTYPE
+    return "" if shared else name
+
+
+def _dtypes(operator: Operator, onnx: OnnxName, name: str) -> tuple[str, ...]:
+    if name in operator.inputs:
+        return operator.inputs[name].dtypes
+    given = onnx.types.get(name)
+    return VALUE_DTYPES.get(name, FLOATS) if given is None or isinstance(given, str) else given
+
+
+def plain(name: str) -> str:
+    """The parameter that an ONNX input or output stands for."""
+    return name.rstrip("?*")
 
 
 def _input(operator: Operator, name: str, dtypes: dict[str, str]) -> Port:
-    parameter, optional = name.rstrip("?"), name.endswith("?")
-    if parameter in operator.attributes:
-        return Port(parameter, optional, VALUE_DTYPES[parameter], VALUE)
-    return Port(parameter, optional, dtypes[parameter], operator.arrays.index(parameter))
+    parameter, optional, several = plain(name), "?" in name, "*" in name
+    operand = VALUE if parameter in operator.attributes else operator.arrays.index(parameter)
+    return Port(parameter, optional, dtypes[parameter], operand, several)
 
 
 def _output(operator: Operator, onnx: OnnxName, name: str, dtypes: dict[str, str]) -> Port:
-    parameter, optional = name.rstrip("?"), name.endswith("?")
+    parameter, optional, several = plain(name), "?" in name, "*" in name
     if parameter not in operator.results:
         return Port(parameter, optional, "bool", FLAG)
-    dtype = ANY if "output_type" in onnx.attributes else dtypes[model_of(operator, parameter)]
+    dtype = _result_dtype(operator, onnx, parameter, dtypes)
     if parameter in OVERWRITTEN:
         return Port(parameter, optional, dtype, COPY)
-    return Port(parameter, optional, dtype, len(operator.arrays) + list(operator.results).index(parameter))
+    operand = len(operator.arrays) + list(operator.results).index(parameter)
+    return Port(parameter, optional, dtype, operand, several)
+
+
+def _result_dtype(operator: Operator, onnx: OnnxName, result: str, dtypes: dict[str, str]) -> str:
+    if not onnx.attributes.keys().isdisjoint(OUTPUT_TYPES):
+        return ANY
+    allowed = operator.results[result].dtypes
+    model = dtypes.get(model_of(operator, result), "")
+    return model if model in allowed else allowed[0]
 
 
 def model_of(operator: Operator, result: str) -> str:
     """The input whose dtype a result has when nothing else is asked for."""
-    return operator.results[result].dtype_of or operator.arrays[0]
+    return (operator.results[result].dtype_of or operator.arrays[0]).removesuffix("[]")

@@ -1,0 +1,1 @@
+"""Example arguments for the operators of opgrad.ops.attention."""
