@@ -137,7 +137,7 @@ def namer(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str,
 
 
 def as_given(op: Operator, named: Mapping[str, Any]) -> dict[str, Any]:
-    """The call's arguments by name: arrays as NumPy arrays, numbers in arrays as such, `shape` as a tuple."""
+    """The call's arguments by name: arrays as NumPy arrays, numbers in arrays as such, lists of integers as tuples."""
     given = dict(named)
     for name, value in named.items():
         if name in op.inputs and value is not None:
@@ -146,10 +146,9 @@ def as_given(op: Operator, named: Mapping[str, Any]) -> dict[str, Any]:
             given[name] = value.item()
     if "out" in given:
         given["out"] = _as_out(op, given["out"])
-    if "shape" in given:
-        normalise(op, shape := {"shape": given["shape"]}, {})
-        given["shape"] = shape["shape"]
-    return given
+    lists = {name: given[name] for name in op.attributes if name in given and (name == "shape" or op.is_list(name))}
+    normalise(op, lists, {})
+    return given | lists
 
 
 def _as_array(op: Operator, name: str, value: Any) -> Array:

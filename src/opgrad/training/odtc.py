@@ -277,8 +277,8 @@ def size(values: Any) -> int:
 def contents(values: Values) -> memoryview:
     """The content of a checkpoint file whose root table has these values; None stands for a field that is absent.
 
-    Arrays may have any dtype and layout. What the file takes beside the values' memory is the file's size and a copy
-    of the largest array that is not contiguous.
+    Arrays may have any layout. This takes the content's size in memory, and a copy of one array at a time that is not
+    contiguous.
     """
     builder = Builder(size(values))
     builder.Finish(_write_table(builder, CHECKPOINT, values), IDENTIFIER)
@@ -324,5 +324,6 @@ def _write_array(builder: Any, array: np.ndarray) -> int:
     content = raw(array)
     builder.StartVector(1, content.size, ALIGNMENT)
     builder.head -= content.size
-    builder.Bytes[builder.head : builder.head + content.size] = content.data
+    # Through a memoryview, as a bytearray makes a copy of what is assigned to a slice of it.
+    memoryview(builder.Bytes)[builder.head : builder.head + content.size] = content.data
     return builder.EndVector()

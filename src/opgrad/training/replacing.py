@@ -62,12 +62,15 @@ def data_path(path: Path) -> Path:
 
 
 def bytes_in_use(path: Path) -> tuple[int, int] | None:
-    """From where to where a checkpoint's values reach in the file beside it; None if it has none there."""
+    """From where to where a checkpoint's values reach in the file beside it; None if it has none there.
+
+    An OSError other than a missing file is no answer to that, and is raised.
+    """
     try:
         available = data_path(path).stat().st_size
         root = odtc.decode(path.read_bytes())
         places = [(each["offset"], odtc.nbytes(each)) for each in odtc.tensors(root) if each["data"] is None]
-    except (OSError, odtc.Damaged):
+    except (FileNotFoundError, odtc.Damaged):
         return None
     start = min((offset for offset, _ in places), default=0)
     end = max((offset + length for offset, length in places), default=0)
