@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -161,10 +162,12 @@ def test_ort_values_in_and_out() -> None:
         module({1}, y)
 
 
-def test_graphs_with_several_outputs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranked", [True, False])
+def test_graphs_with_several_outputs(ranked: bool, tmp_path: Path) -> None:
     for name in ("training_model.onnx", "eval_model.onnx"):
         model = onnx.load(DIGITS / name)
-        model.graph.output.insert(1, helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["batch", 10]))
+        shape = ["batch", 10] if ranked else None
+        model.graph.output.insert(1, helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, shape))
         onnx.save(model, tmp_path / name)
     state = CheckpointState.load_checkpoint(DIGITS / "checkpoint")
     module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
