@@ -16,6 +16,7 @@ from opgrad.ops.activation import (
     tanh,
     tanh_grad,
 )
+from opgrad.ops.convolution import conv_grad
 from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss,
     softmax_cross_entropy_loss_and_grad,
@@ -49,6 +50,7 @@ __all__ = [
     "PlannedCall",
     "average_pool_grad",
     "concat_training",
+    "conv_grad",
     "gather",
     "gather_grad",
     "get_num_threads",

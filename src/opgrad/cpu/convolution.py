@@ -48,44 +48,78 @@ class Layout:
     along: tuple[Axis, ...]
 
     @functools.cached_property
-    def grid(self) -> tuple[int, ...]:
-        return tuple(axis.count + (axis.kernel - 1) * axis.dilation // axis.stride for axis in self.along)
-
-    @functools.cached_property
-    def taps(self) -> list[tuple[tuple[int, ...], int]]:
-        """For each element of a window its phase and its shift."""
-        found = []
-        for k in itertools.product(*(range(axis.kernel) for axis in self.along)):
-            places = [divmod(i * axis.dilation, axis.stride) for i, axis in zip(k, self.along, strict=True)]
-            shift = functools.reduce(lambda total, each: total * each[1] + each[0][0], zip(places, self.grid), 0)
-            found.append((tuple(r for _, r in places), shift))
-        return found
+    def elements(self) -> list[tuple[tuple[int, int], ...]]:
+        """For each element of a window and axis, q and r of its distance s * q + r from the window's first."""
+        kernels = itertools.product(*(range(axis.kernel) for axis in self.along))
+        return [
+            tuple(divmod(k * axis.dilation, axis.stride) for k, axis in zip(each, self.along, strict=True))
+            for each in kernels
+        ]
 
     @functools.cached_property
     def phases(self) -> list[tuple[int, ...]]:
-        """Those that windows have elements in."""
-        return sorted({phase for phase, _ in self.taps})
+        """The remainders that windows have elements in."""
+        return sorted({tuple(r for _, r in element) for element in self.elements})
+
+    @functools.cached_property
+    def ranges(self) -> list[list[tuple[int, int]]]:
+        """For each phase and axis the first q that has an element of x, and the one behind the last."""
+        return [[_range(*each) for each in zip(self.along, r, strict=True)] for r in self.phases]
+
+    @functools.cached_property
+    def first(self) -> tuple[int, ...]:
+        """The q at which the grid begins, for each axis."""
+        return tuple(min(low for low, _ in each) for each in zip(*self.ranges, strict=True))
+
+    @functools.cached_property
+    def grid(self) -> tuple[int, ...]:
+        """The elements of each axis, so many that a shift beyond a row of dy, or of x, meets zeros.
+
+        They are shared by neighbouring rows: 8 for a row of 7 and windows of 3.
+        """
+        last = (max(high for _, high in each) for each in zip(*self.ranges, strict=True))
+        reach = ((axis.kernel - 1) * axis.dilation // axis.stride for axis in self.along)
+        each = zip(self.along, reach, self.first, last, strict=True)
+        return tuple(max(axis.count + more - low, high) for axis, more, low, high in each)
+
+    @functools.cached_property
+    def taps(self) -> list[tuple[int, int]]:
+        """For each element of a window the number of its phase, and its shift."""
+        found = []
+        for element in self.elements:
+            shift = 0
+            for (q, _), low, size in zip(element, self.first, self.grid, strict=True):
+                shift = shift * size + q - low
+            found.append((self.phases.index(tuple(r for _, r in element)), shift))
+        return found
 
     @functools.cached_property
     def reach(self) -> int:
-        return max(shift for _, shift in self.taps)
+        return max(abs(shift) for _, shift in self.taps)
 
     @functools.cached_property
     def sources(self) -> list[list[tuple[int, int, int]]]:
-        """For each phase and axis the first q with an element of x, the one behind the last, the first's element."""
-        return [[_sources(*each) for each in zip(self.along, self.grid, r, strict=True)] for r in self.phases]
+        """For each phase and axis the grid's first element that x has one for, the one behind the last, and x's."""
+        return [
+            [
+                (low - begin, high - begin, low * axis.stride + part - axis.begin)
+                for axis, part, (low, high), begin in zip(self.along, r, ranges, self.first, strict=True)
+            ]
+            for r, ranges in zip(self.phases, self.ranges, strict=True)
+        ]
 
     @property
     def covered(self) -> bool:
         """Whether each element of x is in a signal."""
-        found = sum(math.prod(high - low for low, high, _ in axes) for axes in self.sources)
+        found = sum(math.prod(high - low for low, high in ranges) for ranges in self.ranges)
         return found == math.prod(axis.size for axis in self.along)
 
 
-def _sources(axis: Axis, grid: int, r: int) -> tuple[int, int, int]:
+def _range(axis: Axis, r: int) -> tuple[int, int]:
+    beyond = axis.count + (axis.kernel - 1) * axis.dilation // axis.stride
     low = max(0, -((r - axis.begin) // axis.stride))
-    high = min(grid, -((r - axis.begin - axis.size) // axis.stride))
-    return low, max(low, high), low * axis.stride + r - axis.begin
+    high = min(beyond, -((r - axis.begin - axis.size) // axis.stride))
+    return low, max(low, high)
 
 
 @dataclass(frozen=True)
@@ -106,24 +140,18 @@ class Sizes:
 
     @property
     def front(self) -> int:
+        """The zeros before a signal; there are as many behind it."""
         return _up(self.reach, self.lanes)
 
     @property
-    def dy_pitch(self) -> int:
-        return _apart(self.front + _up(self.images * self.grid, self.width), self.lanes)
-
-    @property
-    def x_pitch(self) -> int:
-        return _apart(_up(self.images * self.grid, self.width) + _up(self.reach + self.lanes, self.lanes), self.lanes)
+    def pitch(self) -> int:
+        """From one signal to the next: not a multiple of 4 KiB, whose addresses compete for places in the cache."""
+        size = 2 * self.front + _up(self.images * self.grid, self.width)
+        return size + self.lanes if size * 4 % 4096 == 0 else size
 
 
 def _up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
-
-
-def _apart(pitch: int, lanes: int) -> int:
-    """Not a multiple of 4 KiB, whose addresses compete for the same places in the cache."""
-    return pitch + lanes if pitch * 4 % 4096 == 0 else pitch
 
 
 def conv_grad(problem: Problem) -> Program:
@@ -180,8 +208,8 @@ class _Steps:
 
     def program(self) -> Program:
         s = self.sizes
-        dy_signals = self.space(s.group * s.filters * s.dy_pitch)
-        x_signals = self.space(s.group * s.channels * s.phases * s.x_pitch)
+        dy_signals = self.space(s.group * s.filters * s.pitch)
+        x_signals = self.space(s.group * s.channels * s.phases * s.pitch)
         sums = {name: self.space(math.prod(self.problem.specs[name].shape)) for name in self.wanted if name != "dx"}
         correlate = self.correlation(dy_signals, x_signals) if "dx" in self.wanted else None
         for first in range(0, s.batch, s.images):
@@ -212,21 +240,24 @@ class _Steps:
         if name == "dy":
             counts = [axis.count for axis in self.layout.along]
             facts = self.images([[(0, count, 0) for count in counts]], counts, (1, 1, 1), s.filters)
-            front, pitch = s.front, s.dy_pitch
         else:
             facts = self.x_images()
-            front, pitch = 0, s.x_pitch
         units = facts["channels"] * facts["phases"]
-        here = {"front": front, "pitch": pitch, "first_image": first, "images": images}
+        here = {"front": s.front, "pitch": s.pitch, "first_image": first, "images": images}
         per = parts.per_part(units, 2 * self.item * images * s.grid)
         self.spread(signals.lay_out, units, per, {**facts, **here, "x": self.problem[name], "signals": to})
 
     def take_back(self, of: Scratch, first: int, images: int) -> None:
         s, facts = self.sizes, self.x_images()
         units = facts["channels"] * images
-        here = {"pitch": s.x_pitch, "first_image": first, "images": images, "covered": self.layout.covered}
+        here = {"front": s.front, "pitch": s.pitch, "first_image": first, "images": images}
         per = parts.per_part(units, 2 * self.item * s.grid * s.phases)
-        self.spread(signals.take_back, units, per, {**facts, **here, "x": self.problem["dx"], "signals": of})
+        self.spread(
+            signals.take_back,
+            units,
+            per,
+            {**facts, **here, "covered": self.layout.covered, "x": self.problem["dx"], "signals": of},
+        )
 
     def x_images(self) -> dict[str, int]:
         along = self.layout.along
@@ -262,14 +293,14 @@ class _Steps:
         s = self.sizes
         rows, length = s.group * s.filters, _up(images * s.grid, s.lanes)
         per = parts.per_part(rows, length * self.item)
-        arguments = {"per_part": per, "rows": rows, "length": length, "pitch": s.dy_pitch, "front": s.front}
+        arguments = {"per_part": per, "rows": rows, "length": length, "pitch": s.pitch, "front": s.front}
         memory = {"add": first, "signals": dy, "sums": sums}
         self.steps.append(Step(products.totals, parts.count(rows, per), arguments | memory))
 
     def dots(self, dy: Scratch, x: Scratch, sums: Scratch, first: int, images: int) -> None:
-        s, index = self.sizes, self.layout.phases.index
-        taps = np.array([index(phase) * s.x_pitch + shift for phase, shift in self.layout.taps])
-        shifts = np.arange(s.channels)[:, None] * (s.phases * s.x_pitch) + taps
+        s = self.sizes
+        taps = np.array([phase * s.pitch + shift + s.front for phase, shift in self.layout.taps])
+        shifts = np.arange(s.channels)[:, None] * (s.phases * s.pitch) + taps
         columns, tiles = s.channels * s.taps, -(-s.filters // products.ROWS)
         length = _up(images * s.grid, s.lanes)
         most = -(-columns // products.COLUMNS)
@@ -287,11 +318,11 @@ class _Steps:
             "add": first,
             "one": s.filters == 1,
             "a": dy,
-            "a_group": s.filters * s.dy_pitch,
-            "a_row": s.dy_pitch,
+            "a_group": s.filters * s.pitch,
+            "a_row": s.pitch,
             "front": s.front,
             "x": x,
-            "x_group": s.channels * s.phases * s.x_pitch,
+            "x_group": s.channels * s.phases * s.pitch,
             "sums": sums,
         }
         self.spread(products.dots, units, self.per_part(units, products.ROWS * per_range * length), arguments)
@@ -301,14 +332,14 @@ class _Steps:
         s = self.sizes
         rows = 1 if s.channels == 1 else products.ROWS
         tiles, shifts, sources, packed, start = [], [], [], 0, 0
-        for p, phase in enumerate(self.layout.phases):
-            taps = [(k, shift) for k, (r, shift) in enumerate(self.layout.taps) if r == phase]
+        for p in range(s.phases):
+            taps = [(k, shift) for k, (phase, shift) in enumerate(self.layout.taps) if phase == p]
             m = np.arange(s.filters)[:, None]
-            shifts.append((m * s.dy_pitch - np.array([shift for _, shift in taps])).ravel())
+            shifts.append((m * s.pitch - np.array([shift for _, shift in taps])).ravel())
             sources.append((m * (s.channels * s.taps) + np.array([k for k, _ in taps])).ravel())
             terms = s.filters * len(taps)
             for channel in range(0, s.channels, rows):
-                out = (channel * s.phases + p) * s.x_pitch
+                out = (channel * s.phases + p) * s.pitch + s.front
                 tiles.append([packed, start, terms, out, channel, min(rows, s.channels - channel)])
                 packed += terms * rows
             start += terms
@@ -330,15 +361,15 @@ class _Steps:
             "tiles": tile_table,
             "tile_count": len(tiles),
             "shifts": self.table(np.concatenate(shifts)),
-            "row_step": s.phases * s.x_pitch,
+            "row_step": s.phases * s.pitch,
             "one": rows == 1,
             "signals": dy,
-            "signal_group": s.filters * s.dy_pitch,
+            "signal_group": s.filters * s.pitch,
             "front": s.front,
             "weights": weights,
             "weight_group": packed,
             "out": dx,
-            "out_group": s.channels * s.phases * s.x_pitch,
+            "out_group": s.channels * s.phases * s.pitch,
         }
 
     def correlate(self, arguments: Mapping[str, Any], images: int) -> None:

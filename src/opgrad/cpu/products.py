@@ -13,7 +13,9 @@ from opgrad.cpu.simd import Pointer, fma, full, lanes, load, load_one, number, r
 ROWS: Final = 4  # of a tile: 12 sums of two registers each leave eight of 32 for what is multiplied
 COLUMNS: Final = 3
 CHUNK: Final = 128  # products that are added to each other before they join the total
-BLOCK: Final = 64  # vectors of a signal that are multiplied at a time: four signals of them stay in the first-level cache
+BLOCK: Final = (
+    64  # vectors of a signal that are multiplied at a time: four signals of them stay in the first-level cache
+)
 
 
 @inline
@@ -25,7 +27,9 @@ def put(out: Any, i: int, v: Any, add: int) -> None:
 
 
 @inline
-def correlate_four(out: Any, pitch: int, rows: int, signals: Any, shifts: int, weights: Any, j: int, end: int, add: int) -> None:
+def correlate_four(
+    out: Any, pitch: int, rows: int, signals: Any, shifts: int, weights: Any, j: int, end: int, add: int
+) -> None:
     """out[r, 0:3 vectors] (+)= the sum over j of weights[4 j + r] * signals[shifts[j]:]."""
     w = lanes(out)
     a0 = a1 = a2 = b0 = b1 = b2 = c0 = c1 = c2 = d0 = d1 = d2 = full(out, 0.0)
@@ -113,7 +117,7 @@ def pack_weights(
     part, per_part, units, tile_count, tiles, sources, rows, channel_step, source_group,
     w: Pointer, weights: Pointer, weight_group,
 ):  # fmt: skip
-    """weights[rows j + r] = w[sources[j] + (channel + r) * channel_step] for each tile, 0 for rows that there are not."""
+    """weights[rows j + r] = w[sources[j] + (channel + r) * channel_step] for each tile, 0 for rows that lack."""
     for unit in range(part * per_part, min((part + 1) * per_part, units)):
         group, tile = unit // tile_count, tiles + 8 * TILE * (unit % tile_count)
         to = weights + (group * weight_group + load_word(tile, WEIGHTS))
@@ -136,7 +140,9 @@ def put_dot(sums: Any, i: int, v: Any, add: int) -> None:
 
 
 @inline
-def dots_four(sums: Any, pitch: int, rows: int, columns: int, a: Any, a_row: int, x: Any, y: Any, z: Any, n: int, add: int) -> None:
+def dots_four(
+    sums: Any, pitch: int, rows: int, columns: int, a: Any, a_row: int, x: Any, y: Any, z: Any, n: int, add: int
+) -> None:
     """sums[r, c] (+)= the dot product of row r of a, and x, y or z, over n numbers, whole vectors."""
     w, i = lanes(a), 0
     b, c, d = a + min(1, rows - 1) * a_row, a + min(2, rows - 1) * a_row, a + min(3, rows - 1) * a_row

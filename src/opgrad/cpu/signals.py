@@ -1,8 +1,8 @@
 """Images as signals: every channel of a batch as one row of numbers in which a window's elements lie at fixed shifts.
 
-A channel's signal has, one image after the other, a grid with an element for each window and as many more along each
-axis as the windows reach beyond; what has no source is 0. With a stride s, the elements u = s * q + r of an axis
-make s signals, one for each r, so that elements of neighbouring windows always stand side by side.
+A channel's signal has, one image after the other, a grid of elements; what has no source is 0. With a stride s, the
+elements u = s * q + r of an axis make s signals, one for each r, so that elements of neighbouring windows always
+stand side by side.
 """
 
 from typing import Any, Final
@@ -67,7 +67,7 @@ def lay_out(
 @kernel
 def take_back(
     part, per_part, units, phases, phase_table, images, first_image, channels,
-    depth, height, width, step_d, step_h, step_w, grid_h, grid_w, grid, pitch, covered,
+    depth, height, width, step_d, step_h, step_w, grid_h, grid_w, grid, front, pitch, covered,
     signals: Pointer, x: Pointer,
 ):  # fmt: skip
     """x = the elements of the signals that have a source there, 0 elsewhere; a unit is a channel of one image."""
@@ -80,7 +80,7 @@ def take_back(
             phase = phase_table + 8 * PHASE * p
             low_w = load_word(phase, 6)
             count = load_word(phase, 7) - low_w
-            signal = signals + ((channel * phases + p) * pitch + image * grid + low_w)
+            signal = signals + ((channel * phases + p) * pitch + front + image * grid + low_w)
             if count > 0:
                 for qd in range(load_word(phase, 0), load_word(phase, 1)):
                     for qh in range(load_word(phase, 3), load_word(phase, 4)):

@@ -90,9 +90,9 @@ def conv_grad(
     needs: the names of the results that are wanted, such as ("dw", "db"); the others are not computed. None: all.
     out: where to write; a tuple if there are several results; must not overlap dy, x or w.
 
-    Returns (dx, dw, db), or those in needs, of the shapes (x.shape, w.shape, (M,)) and the dtype of dy; sums are formed
-    in float32 (float64 for float64), the padding counts as zeros that are multiplied like all else. Raises
-    TypeError for a wrong dtype, ValueError for a wrong shape or attribute.
+    Returns (dx, dw, db), or those in needs, of the shapes (x.shape, w.shape, (M,)) and the dtype of dy. Sums are
+    formed in float32 (float64 for float64); the padding counts as zeros that are multiplied like all else.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape or attribute.
 
     Formula: dx[n, c, i] = sum of w[m, c, k] * dy[n, m, o], dw[m, c, k] = sum of x[n, c, i] * dy[n, m, o] over all
     windows o that have i as element k, db[m] = sum of dy[n, m, o]. Source: com.microsoft ConvGrad.
