@@ -18,6 +18,7 @@ from opgrad.ops.activation import (
 )
 from opgrad.ops.arithmetic import broadcast_gradient_args, div_grad, reduce_sum_training, zero_gradient
 from opgrad.ops.attention import bias_softmax, softmax_dropout_grad
+from opgrad.ops.convolution import conv_grad
 from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss,
     softmax_cross_entropy_loss_and_grad,
@@ -77,6 +78,7 @@ __all__ = [
     "broadcast_gradient_args",
     "clip_grad_norm",
     "concat_training",
+    "conv_grad",
     "div_grad",
     "dropout",
     "dropout_grad",

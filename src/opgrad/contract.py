@@ -12,7 +12,7 @@ import inspect
 import math
 import operator as arithmetic
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -31,6 +31,7 @@ GRAPH_FAMILIES = (
     *("gelu", "dropout", "attention", "loss", "arithmetic", "normalization"),
     *("convolution", "pooling", "scatter", "several", "optimizer"),
 )
+NEEDS = "needs"  # the keyword of operators that can leave results out
 REDUCTIONS = ("none", "mean", "sum")
 ACCUMULATIONS = ("strict", "relaxed", "any")
 DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16", *BYTES, *INTEGERS, "bool")} | {
@@ -348,6 +349,31 @@ def _in_lists(lists: int, results: tuple[Any, ...]) -> Any:
         return list(results)
     length = len(results) // lists
     return tuple(list(results[start : start + length]) for start in range(0, len(results), length))
+
+
+# --- operators of whose results a call may want only some ----------------------------------------------------------
+
+
+def only(op: Operator, needs: Sequence[str]) -> Operator:
+    """The operator with these results alone, in its own order."""
+    return replace(op, results={name: tensor for name, tensor in op.results.items() if name in needs}, general=None)
+
+
+def choosing() -> General:
+    """What an operator takes that can leave results out: the keyword `needs` names those that it shall compute."""
+
+    def expand(op: Operator, given: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
+        needs = given.get(NEEDS)
+        if needs is None:
+            return op, given
+        if not isinstance(needs, tuple | list) or not needs or not set(needs).issubset(op.results):
+            raise ValueError(f"{op.name}: {NEEDS} is {needs!r}, expected some of {', '.join(op.results)} in a tuple")
+        return only(op, needs), given
+
+    def over_arrays(given: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
+        return dict(given)
+
+    return General((NEEDS,), expand, over_arrays)
 
 
 # --- checks: every message names the operator, the argument, what it is and what was expected ----------------------

@@ -1,1 +1,380 @@
-"""The gradient of convolution."""
+"""The gradient of convolution, as products of signals (opgrad.cpu.signals, opgrad.cpu.products).
+
+With the channels of dy and x laid out as signals, a window's element k stands at a fixed shift from the window, so
+dx is a sum of shifted signals of dy times filters, dw holds dot products of signals of dy with shifted signals of x,
+and no matrix of windows is written. A batch is taken in chunks of images whose signals stay in the cache.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from opgrad.contract import Array
+from opgrad.cpu import parts, products, signals
+from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
+from opgrad.cpu.loops import precision
+from opgrad.cpu.native import kernel, vector_lanes
+from opgrad.cpu.simd import Pointer
+from opgrad.ops.convolution import convolution_axes
+from opgrad.problem import Problem
+from opgrad.windows import MOST_AXES, Axis
+
+CHUNK_BYTES: Final = 8 << 20  # of signals
+PART_PRODUCTS: Final = 1 << 18  # 5 µs of them: less is not worth another part
+MOST_PARTS: Final = 64
+ONE_WINDOW: Final = Axis(1, 1, 1)
+
+
+@kernel
+def copy_out(part, per_part, n, sums: Pointer, y: Pointer):
+    begin = part * per_part
+    signals.copy(y + begin, sums + begin, min(per_part, n - begin))
+
+
+@kernel
+def clear_out(part, n, y: Pointer):
+    signals.clear(y, n)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How x and dy lie as signals: three axes, of which the first may have one element."""
+
+    along: tuple[Axis, ...]
+
+    @functools.cached_property
+    def elements(self) -> list[tuple[tuple[int, int], ...]]:
+        """For each element of a window and axis, q and r of its distance s * q + r from the window's first."""
+        kernels = itertools.product(*(range(axis.kernel) for axis in self.along))
+        return [
+            tuple(divmod(k * axis.dilation, axis.stride) for k, axis in zip(each, self.along, strict=True))
+            for each in kernels
+        ]
+
+    @functools.cached_property
+    def phases(self) -> list[tuple[int, ...]]:
+        """The remainders that windows have elements in."""
+        return sorted({tuple(r for _, r in element) for element in self.elements})
+
+    @functools.cached_property
+    def ranges(self) -> list[list[tuple[int, int]]]:
+        """For each phase and axis the first q that has an element of x, and the one behind the last."""
+        return [[_range(*each) for each in zip(self.along, r, strict=True)] for r in self.phases]
+
+    @functools.cached_property
+    def first(self) -> tuple[int, ...]:
+        """The q at which the grid begins, for each axis."""
+        return tuple(min(low for low, _ in each) for each in zip(*self.ranges, strict=True))
+
+    @functools.cached_property
+    def grid(self) -> tuple[int, ...]:
+        """The elements of each axis, so many that a shift beyond a row of dy, or of x, meets zeros.
+
+        They are shared by neighbouring rows: 8 for a row of 7 and windows of 3.
+        """
+        last = (max(high for _, high in each) for each in zip(*self.ranges, strict=True))
+        reach = ((axis.kernel - 1) * axis.dilation // axis.stride for axis in self.along)
+        each = zip(self.along, reach, self.first, last, strict=True)
+        return tuple(max(axis.count + more - low, high) for axis, more, low, high in each)
+
+    @functools.cached_property
+    def taps(self) -> list[tuple[int, int]]:
+        """For each element of a window the number of its phase, and its shift."""
+        found = []
+        for element in self.elements:
+            shift = 0
+            for (q, _), low, size in zip(element, self.first, self.grid, strict=True):
+                shift = shift * size + q - low
+            found.append((self.phases.index(tuple(r for _, r in element)), shift))
+        return found
+
+    @functools.cached_property
+    def reach(self) -> int:
+        return max(abs(shift) for _, shift in self.taps)
+
+    @functools.cached_property
+    def sources(self) -> list[list[tuple[int, int, int]]]:
+        """For each phase and axis the grid's first element that x has one for, the one behind the last, and x's."""
+        return [
+            [
+                (low - begin, high - begin, low * axis.stride + part - axis.begin)
+                for axis, part, (low, high), begin in zip(self.along, r, ranges, self.first, strict=True)
+            ]
+            for r, ranges in zip(self.phases, self.ranges, strict=True)
+        ]
+
+    @property
+    def covered(self) -> bool:
+        """Whether each element of x is in a signal."""
+        found = sum(math.prod(high - low for low, high in ranges) for ranges in self.ranges)
+        return found == math.prod(axis.size for axis in self.along)
+
+
+def _range(axis: Axis, r: int) -> tuple[int, int]:
+    beyond = axis.count + (axis.kernel - 1) * axis.dilation // axis.stride
+    low = max(0, -((r - axis.begin) // axis.stride))
+    high = min(beyond, -((r - axis.begin - axis.size) // axis.stride))
+    return low, max(low, high)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of the problem, and of its signals for so many images at a time."""
+
+    batch: int
+    group: int
+    filters: int  # of a group
+    channels: int  # of a group
+    taps: int
+    phases: int
+    grid: int
+    reach: int
+    images: int
+    width: int  # of a tile
+    lanes: int
+
+    @property
+    def front(self) -> int:
+        """The zeros before a signal; there are as many behind it."""
+        return _up(self.reach, self.lanes)
+
+    @property
+    def pitch(self) -> int:
+        """From one signal to the next: not a multiple of 4 KiB, whose addresses compete for places in the cache."""
+        size = 2 * self.front + _up(self.images * self.grid, self.width)
+        return size + self.lanes if size * 4 % 4096 == 0 else size
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def conv_grad(problem: Problem) -> Program:
+    shapes = {name: problem.specs[name].shape for name in ("dy", "x", "w")}
+    wanted = [name for name in ("dx", "dw", "db") if problem.operands.get(name) is not None]
+    if not all(math.prod(shape) for shape in shapes.values()):
+        return _nothing(problem, wanted)
+    found = convolution_axes(shapes, problem.attributes)
+    layout = Layout((ONE_WINDOW,) * (MOST_AXES - len(found)) + found)
+    sizes = _sizes(problem, shapes, layout)
+    return _Steps(problem, layout, sizes, wanted).program()
+
+
+def _nothing(problem: Problem, wanted: Sequence[str]) -> Program:
+    """Sums of nothing; only the bias may have a gradient, if x has no channels, and then M is 0 too."""
+    sizes = {name: math.prod(problem.specs[name].shape) for name in wanted}
+    steps = [Step(clear_out, 1, {"n": n, "y": problem[name]}) for name, n in sizes.items() if n]
+    return Program(steps)
+
+
+def _sizes(problem: Problem, shapes: Mapping[str, tuple[int, ...]], layout: Layout) -> Sizes:
+    dtype, group = precision(problem), problem.attributes["group"]
+    (batch, channels), (filters, _) = shapes["x"][:2], shapes["w"][:2]
+    phases, grid, lanes = len(layout.phases), math.prod(layout.grid), vector_lanes(dtype)
+    image_bytes = (8 if dtype == "float64" else 4) * grid * (filters + channels * phases)
+    images = max(1, min(batch, CHUNK_BYTES // image_bytes))
+    return Sizes(
+        batch, group, filters // group, channels // group, len(layout.taps), phases, grid, layout.reach, images,
+        products.COLUMNS * lanes, lanes,
+    )  # fmt: skip
+
+
+class _Steps:
+    """Puts the steps together; scratch memory holds packed filters, sums, and the signals of dy and x (or dx)."""
+
+    def __init__(self, problem: Problem, layout: Layout, sizes: Sizes, wanted: Sequence[str]):
+        self.problem, self.layout, self.sizes, self.wanted = problem, layout, sizes, wanted
+        self.dtype = precision(problem)
+        self.item = 8 if self.dtype == "float64" else 4
+        self.end = 8 * STATUS_WORDS
+        self.tables: list[Array] = []
+        self.steps: list[Step] = []
+
+    def space(self, numbers: int) -> Scratch:
+        """Scratch memory for so many numbers."""
+        start = _up(self.end, 64)
+        self.end = start + numbers * self.item
+        return Scratch(start, self.dtype)
+
+    def table(self, values: Any) -> int:
+        """The address of a table of words."""
+        self.tables.append(np.ascontiguousarray(values, np.int64))
+        return int(self.tables[-1].ctypes.data)
+
+    def program(self) -> Program:
+        s = self.sizes
+        dy_signals = self.space(s.group * s.filters * s.pitch)
+        x_signals = self.space(s.group * s.channels * s.phases * s.pitch)
+        sums = {name: self.space(math.prod(self.problem.specs[name].shape)) for name in self.wanted if name != "dx"}
+        correlate = self.correlation(dy_signals, x_signals) if "dx" in self.wanted else None
+        for first in range(0, s.batch, s.images):
+            images = min(s.images, s.batch - first)
+            self.lay_out("dy", dy_signals, first, images)
+            if "db" in sums:
+                self.totals(dy_signals, sums["db"], first, images)
+            if "dw" in sums:
+                self.lay_out("x", x_signals, first, images)
+                self.dots(dy_signals, x_signals, sums["dw"], first, images)
+            if correlate is not None:
+                self.correlate(correlate, images)
+                self.take_back(x_signals, first, images)
+        for name, numbers in sums.items():
+            n = math.prod(self.problem.specs[name].shape)
+            per = parts.per_part(n, 2 * self.item)
+            arguments = {"per_part": per, "n": n, "sums": numbers, "y": self.problem[name]}
+            self.steps.append(Step(copy_out, parts.count(n, per), arguments))
+        return Program(self.steps, self.end, name="conv_grad", tables=self.tables)
+
+    def spread(self, made: Any, units: int, per: int, arguments: Mapping[str, Any]) -> None:
+        self.steps.append(Step(made, parts.count(units, per), {**arguments, "per_part": per, "units": units}))
+
+    # --- images to signals and back ---
+
+    def lay_out(self, name: str, to: Scratch, first: int, images: int) -> None:
+        s = self.sizes
+        if name == "dy":
+            counts = [axis.count for axis in self.layout.along]
+            facts = self.images([[(0, count, 0) for count in counts]], counts, (1, 1, 1), s.filters)
+        else:
+            facts = self.x_images()
+        units = facts["channels"] * facts["phases"]
+        here = {"front": s.front, "pitch": s.pitch, "first_image": first, "images": images}
+        per = parts.per_part(units, 2 * self.item * images * s.grid)
+        self.spread(signals.lay_out, units, per, {**facts, **here, "x": self.problem[name], "signals": to})
+
+    def take_back(self, of: Scratch, first: int, images: int) -> None:
+        s, facts = self.sizes, self.x_images()
+        units = facts["channels"] * images
+        here = {"front": s.front, "pitch": s.pitch, "first_image": first, "images": images}
+        per = parts.per_part(units, 2 * self.item * s.grid * s.phases)
+        self.spread(
+            signals.take_back,
+            units,
+            per,
+            {**facts, **here, "covered": self.layout.covered, "x": self.problem["dx"], "signals": of},
+        )
+
+    def x_images(self) -> dict[str, int]:
+        along = self.layout.along
+        sizes, strides = [axis.size for axis in along], tuple(axis.stride for axis in along)
+        return self.images(self.layout.sources, sizes, strides, self.sizes.channels)
+
+    def images(self, sources: Any, sizes: Sequence[int], steps: tuple[int, ...], channels: int) -> dict[str, int]:
+        """What the kernels are told of images: their sizes, and where their elements stand in the grid."""
+        (depth, height, width), (step_d, step_h, step_w), (_, grid_h, grid_w) = sizes, steps, self.layout.grid
+        return {
+            "phases": len(sources),
+            "phase_table": self.table(sources),
+            "channels": channels * self.sizes.group,
+            "depth": depth,
+            "height": height,
+            "width": width,
+            "step_d": step_d,
+            "step_h": step_h,
+            "step_w": step_w,
+            "grid_h": grid_h,
+            "grid_w": grid_w,
+            "grid": self.sizes.grid,
+        }
+
+    # --- products ---
+
+    def per_part(self, units: int, unit_products: int) -> int:
+        """How many units of so many products make a part."""
+        wanted = max(units * unit_products / MOST_PARTS, PART_PRODUCTS)
+        return max(1, min(units, round(wanted / unit_products)))
+
+    def totals(self, dy: Scratch, sums: Scratch, first: int, images: int) -> None:
+        s = self.sizes
+        rows, length = s.group * s.filters, _up(images * s.grid, s.lanes)
+        per = parts.per_part(rows, length * self.item)
+        arguments = {"per_part": per, "rows": rows, "length": length, "pitch": s.pitch, "front": s.front}
+        memory = {"add": first, "signals": dy, "sums": sums}
+        self.steps.append(Step(products.totals, parts.count(rows, per), arguments | memory))
+
+    def dots(self, dy: Scratch, x: Scratch, sums: Scratch, first: int, images: int) -> None:
+        s = self.sizes
+        taps = np.array([phase * s.pitch + shift + s.front for phase, shift in self.layout.taps])
+        shifts = np.arange(s.channels)[:, None] * (s.phases * s.pitch) + taps
+        columns, tiles = s.channels * s.taps, -(-s.filters // products.ROWS)
+        length = _up(images * s.grid, s.lanes)
+        most = -(-columns // products.COLUMNS)
+        per_range = _up(-(-columns // min(most, -(-MOST_PARTS // (tiles * s.group)))), products.COLUMNS)
+        ranges = -(-columns // per_range)
+        units = s.group * tiles * ranges
+        arguments = {
+            "row_tiles": tiles,
+            "ranges": ranges,
+            "per_range": per_range,
+            "rows": s.filters,
+            "columns": columns,
+            "length": length,
+            "shifts": self.table(shifts),
+            "add": first,
+            "one": s.filters == 1,
+            "a": dy,
+            "a_group": s.filters * s.pitch,
+            "a_row": s.pitch,
+            "front": s.front,
+            "x": x,
+            "x_group": s.channels * s.phases * s.pitch,
+            "sums": sums,
+        }
+        self.spread(products.dots, units, self.per_part(units, products.ROWS * per_range * length), arguments)
+
+    def correlation(self, dy: Scratch, dx: Scratch) -> dict[str, Any]:
+        """Packs the filters; the arguments of `correlate` but those that depend on the number of images."""
+        s = self.sizes
+        rows = 1 if s.channels == 1 else products.ROWS
+        tiles, shifts, sources, packed, start = [], [], [], 0, 0
+        for p in range(s.phases):
+            taps = [(k, shift) for k, (phase, shift) in enumerate(self.layout.taps) if phase == p]
+            m = np.arange(s.filters)[:, None]
+            shifts.append((m * s.pitch - np.array([shift for _, shift in taps])).ravel())
+            sources.append((m * (s.channels * s.taps) + np.array([k for k, _ in taps])).ravel())
+            terms = s.filters * len(taps)
+            for channel in range(0, s.channels, rows):
+                out = (channel * s.phases + p) * s.pitch + s.front
+                tiles.append([packed, start, terms, out, channel, min(rows, s.channels - channel)])
+                packed += terms * rows
+            start += terms
+        weights, tile_table = self.space(s.group * packed), self.table(tiles)
+        packing = {
+            "tile_count": len(tiles),
+            "tiles": tile_table,
+            "sources": self.table(np.concatenate(sources)),
+            "rows": rows,
+            "channel_step": s.taps,
+            "source_group": s.filters * s.channels * s.taps,
+            "w": self.problem["w"],
+            "weights": weights,
+            "weight_group": packed,
+        }
+        units = s.group * len(tiles)
+        self.spread(products.pack_weights, units, parts.per_part(units, 8 * packed / len(tiles)), packing)
+        return {
+            "tiles": tile_table,
+            "tile_count": len(tiles),
+            "shifts": self.table(np.concatenate(shifts)),
+            "row_step": s.phases * s.pitch,
+            "one": rows == 1,
+            "signals": dy,
+            "signal_group": s.filters * s.pitch,
+            "front": s.front,
+            "weights": weights,
+            "weight_group": packed,
+            "out": dx,
+            "out_group": s.channels * s.phases * s.pitch,
+        }
+
+    def correlate(self, arguments: Mapping[str, Any], images: int) -> None:
+        s = self.sizes
+        blocks = -(-images * s.grid // s.width)
+        units = s.group * blocks
+        per = self.per_part(units, s.width * s.channels * s.filters * s.taps)
+        self.spread(products.correlate, units, per, {**arguments, "blocks": blocks})

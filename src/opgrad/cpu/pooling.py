@@ -3,6 +3,7 @@
 A plane of x has `depth` x `height` x `width` elements, of which the first ones may be 1.
 """
 
+import itertools
 import math
 from typing import Any, Final
 
@@ -245,7 +246,7 @@ def _windows(axis: Axis) -> tuple[Array, Array, Array]:
     element, window = element[inside], window[inside]
     order = np.lexsort((window, element))
     starts = np.searchsorted(element[order], np.arange(axis.size + 1))
-    lists = [window[order][a:b].tobytes() for a, b in zip(starts, starts[1:], strict=False)]
+    lists = [window[order][a:b].tobytes() for a, b in itertools.pairwise(starts)]
     new = [i == 0 or lists[i] != lists[i - 1] for i in range(axis.size)]
     return starts, window[order], np.array(new, np.int64)
 

@@ -5,7 +5,7 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
-from opgrad.contract import FLOATS
+from opgrad.contract import FLOATS, NEEDS
 from opgrad.onnxruntime import abi
 from opgrad.onnxruntime.abi import Api
 from opgrad.onnxruntime.overloads import OUTPUT_TYPES, Overload, model_of
@@ -35,6 +35,10 @@ def read_attributes(api: Api, info: int, overload: Overload) -> tuple[dict[str, 
         found["out_dtype"] = _out_dtype(overload, name, found.pop(name))
         for i in range(outputs.value):
             _check_output(api, info, overload, i, found["out_dtype"])
+    general = overload.operator.general
+    if general is not None and NEEDS in general.keywords:
+        names = zip(overload.outputs, range(outputs.value), strict=False)
+        found[NEEDS] = tuple(port.parameter for port, i in names if _has_output(api, info, i))
     if overload.onnx.shape_of:
         found["shape"] = _declared_shape(api, info, overload)
     return found, inputs.value, outputs.value
@@ -99,6 +103,14 @@ def _check_output(api: Api, info: int, overload: Overload, i: int, expected: str
     if declared != expected:
         what = f"{overload.onnx.name}: {overload.outputs[min(i, len(overload.outputs) - 1)].parameter}"
         raise ValueError(f"{what} is declared as {declared}, expected {expected}, as output_type or the input says")
+
+
+def _has_output(api: Api, info: int, i: int) -> bool:
+    """Whether the node has output i; one that it leaves out has an empty name."""
+    length = ctypes.c_size_t(0)
+    # Asked with no memory, onnxruntime says how long the name is, its end included.
+    api.check(abi.KERNEL_INFO_GET_OUTPUT_NAME, info, i, 0, ctypes.byref(length))
+    return length.value > 1
 
 
 def _declared_shape(api: Api, info: int, overload: Overload) -> tuple[int, ...]:

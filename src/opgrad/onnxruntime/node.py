@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from opgrad import arrays
-from opgrad.contract import DTYPES, Operator, Shape, Spec, spread
+from opgrad.contract import DTYPES, NEEDS, Operator, Shape, Spec, only, spread
 from opgrad.cpu.execute import STATUS_WORDS
 from opgrad.onnxruntime.abi import Api, forever
 from opgrad.onnxruntime.attributes import SPATIAL
@@ -82,13 +82,16 @@ class Node:
         """`inputs`, `outputs`: how many the node has; `natives`: the words from PREPARE to OPERANDS."""
         self.api = api
         self.overload = overload
-        self.attributes = attributes
+        self.attributes = dict(attributes)
+        self.needs = self.attributes.pop(NEEDS, None)  # the results that the node has, where others are not computed
         self.inputs = _repeated(overload.inputs, inputs)
         if len(self.inputs) > MOST_INPUTS:
             raise ValueError(f"{overload.onnx.name}: the node has {inputs} inputs, expected at most {MOST_INPUTS}")
         self.operator = self._operator(_repeated(overload.outputs, outputs))
         more = len(self.operator.arrays) - len(overload.operator.arrays)
         self.outputs = _repeated(tuple(_moved(port, more) for port in overload.outputs), outputs)
+        if self.needs:
+            self.outputs = tuple(self._placed(port) for port in self.outputs)
         self.most_dimensions = dimensions_of(len(self.inputs))
         kinds = [_kind(port) for port in self.inputs]
         operands = len(self.operator.arrays) + len(self.operator.results)
@@ -107,11 +110,19 @@ class Node:
     def _operator(self, outputs: tuple[Port, ...]) -> Operator:
         """The operator, for as many arrays as the node has where it takes any number."""
         operator = self.overload.operator
+        if self.needs:
+            return only(operator, self.needs)
         if operator.general is None or not any(port.several for port in self.overload.inputs + self.overload.outputs):
             return operator
         given = sum(port.several for port in self.inputs)
         made = sum(port.several for port in outputs)
         return spread(operator, given, made)
+
+    def _placed(self, port: Port) -> Port:
+        """An output with its place among those results; one that the node lacks is never asked for its place."""
+        names = list(self.operator.results)
+        index = names.index(port.parameter) if port.parameter in names else 0
+        return replace(port, operand=len(self.operator.arrays) + index)
 
     def prepare(self, key: tuple[int, ...]) -> Prepared:
         """The plan for a key; TypeError or ValueError if the operator refuses such inputs."""
@@ -169,7 +180,7 @@ class Node:
 
     def _may_lack(self, operand: int) -> bool:
         """Whether the node may have no output for a result."""
-        return all(port.optional for port in self.outputs if port.operand == operand)
+        return not self.needs and all(port.optional for port in self.outputs if port.operand == operand)
 
     def _plan(self, key: tuple[int, ...]) -> arrays.Plan:
         operator = self.operator

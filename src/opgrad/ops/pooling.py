@@ -140,7 +140,7 @@ def average_pool_grad(
         inside = [axis.elements(o) for axis, o in pairs]
         count = math.prod(axis.padded(o) for axis, o in pairs) if count_include_pad else math.prod(map(len, inside))
         if count:
-            places: Any = (slice(None), slice(None), *np.ix_(*inside))
-            share: Any = dy[:, :, *window] / count
+            places = np.ix_(*(np.arange(size) for size in dx.shape[:2]), *map(np.array, inside))
+            share: Array = np.moveaxis(dy, (0, 1), (-2, -1))[window] / count
             dx[places] += share.reshape(*dy.shape[:2], *(1 for _ in along))
     return dx
