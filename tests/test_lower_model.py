@@ -1,6 +1,8 @@
 """`lower` as a function: what it takes, what it leaves alone, what it refuses."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -302,3 +304,9 @@ def test_accumulator_of_float32_takes_halves():
 
 def test_reasons_are_sentences():
     assert all(reason and reason[0].islower() and not reason.endswith(".") for reason in NOT_LOWERED.values())
+
+
+def test_every_operator_is_in_the_document():
+    text = (Path(__file__).parents[1] / "docs" / "lowering.md").read_text(encoding="utf-8")
+    for name in (*LOWERED, *NOT_LOWERED):
+        assert re.search(rf"\b{name}\b", text), name

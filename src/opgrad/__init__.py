@@ -17,6 +17,7 @@ from opgrad.ops.activation import (
     tanh_grad,
 )
 from opgrad.ops.arithmetic import broadcast_gradient_args, div_grad, reduce_sum_training, zero_gradient
+from opgrad.ops.attention import bias_softmax, softmax_dropout_grad
 from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss,
     softmax_cross_entropy_loss_and_grad,
@@ -26,6 +27,12 @@ from opgrad.ops.cross_entropy import (
 from opgrad.ops.dropout import dropout, dropout_grad
 from opgrad.ops.gather import gather, gather_grad
 from opgrad.ops.gelu import bias_fast_gelu_grad_dx, bias_gelu_grad_dx, fast_gelu, fast_gelu_grad, gelu, gelu_grad
+from opgrad.ops.loss import (
+    softmax_cross_entropy,
+    softmax_cross_entropy_grad,
+    sparse_softmax_cross_entropy,
+    sparse_softmax_cross_entropy_grad,
+)
 from opgrad.ops.normalization import (
     batch_norm_internal,
     batch_normalization_grad,
@@ -66,6 +73,7 @@ __all__ = [
     "batch_normalization_grad",
     "bias_fast_gelu_grad_dx",
     "bias_gelu_grad_dx",
+    "bias_softmax",
     "broadcast_gradient_args",
     "clip_grad_norm",
     "concat_training",
@@ -113,13 +121,18 @@ __all__ = [
     "simplified_layer_normalization_grad",
     "slice_grad",
     "softmax",
+    "softmax_cross_entropy",
+    "softmax_cross_entropy_grad",
     "softmax_cross_entropy_loss",
     "softmax_cross_entropy_loss_and_grad",
     "softmax_cross_entropy_loss_grad",
     "softmax_cross_entropy_loss_only",
+    "softmax_dropout_grad",
     "softmax_grad",
     "softmax_grad_plan",
     "softmax_plan",
+    "sparse_softmax_cross_entropy",
+    "sparse_softmax_cross_entropy_grad",
     "split_training",
     "tanh",
     "tanh_grad",

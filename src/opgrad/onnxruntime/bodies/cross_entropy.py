@@ -1,7 +1,7 @@
 """Softmax cross-entropy with labels or with class probabilities, and the gradients.
 
 The class axis is 1 for the operators with `Loss` in their name and the last one for the others. Samples lie in
-[N, …], scores in [N, C, …]. A sum of weights of 0 counts as 1, so that a mean over nothing is 0.
+[N, …], scores in [N, C, …]. A mean whose weights sum to 0 is 0, and so is its gradient.
 """
 
 from onnx import TensorProto
@@ -20,9 +20,10 @@ def _reduction(call: Call) -> str:
     return str(reduction)
 
 
-def _safe(total: Value) -> Value:
-    """What a mean divides by."""
-    return total.body.where(total.equals(0), 1, total)
+def _over(value: Value, total: Value) -> Value:
+    """value / total, and 0 where the total is."""
+    none = total.equals(0)
+    return total.body.where(none, 0, value / total.body.where(none, 1, total))
 
 
 def _one_hot(labels: Value, scores: Value) -> Value:
@@ -34,20 +35,20 @@ def _one_hot(labels: Value, scores: Value) -> Value:
     return labels.unsqueeze(1).equals(column).like(scores)
 
 
-def _samples(labels: Value, weight: Value | None, ignore: int | Value, like: Value) -> tuple[Value, Value]:
-    """Per sample: the class to read (0 where ignored) and the weight (0 where ignored)."""
+def _samples(labels: Value, weight: Value | None, ignore: int | Value, like: Value) -> tuple[Value, Value, Value]:
+    """Per sample: whether it is ignored, the class to read (0 where ignored) and the weight (0 where ignored)."""
     body = labels.body
     ignored = labels.equals(ignore.like(labels).reshape([]) if isinstance(ignore, Value) else ignore)
     picked = body.where(ignored, 0, labels)
     each = body.node("Gather", weight, picked) if weight is not None else body.full(labels.shape(), 1, like)
-    return picked, body.where(ignored, 0, each)
+    return ignored, picked, body.where(ignored, 0, each)
 
 
 def _reduced(loss: Value, weights: Value, reduction: str) -> Value:
     if reduction == "none":
         return loss
     total = loss.sum(keepdims=False)
-    return total / _safe(weights.sum(keepdims=False)) if reduction == "mean" else total
+    return _over(total, weights.sum(keepdims=False)) if reduction == "mean" else total
 
 
 @lowers("SoftmaxCrossEntropyLossInternal")
@@ -59,10 +60,10 @@ def softmax_cross_entropy_loss_internal(call: Call) -> Results:
         scores = scores.cast(target)
         weight = None if weight is None else weight.cast(target)
     log_prob = scores.apply("LogSoftmax", axis=1)
-    picked, weights = _samples(labels, weight, IGNORE_INDEX if ignore is None else ignore, scores)
+    ignored, picked, weights = _samples(labels, weight, IGNORE_INDEX if ignore is None else ignore, scores)
     gathered = call.body.node("GatherElements", log_prob, picked.unsqueeze(1), axis=1).squeeze(1)
     # An ignored sample's loss is 0 whatever its scores are, so it is chosen: 0 * inf is NaN.
-    loss = call.body.where(weights.equals(0), 0, -gathered * weights)
+    loss = call.body.where(ignored, 0, -gathered * weights)
     results = [_reduced(loss, weights, _reduction(call)), log_prob]
     return [each.cast(target) for each in results] if target else results
 
@@ -71,15 +72,15 @@ def _loss_grad(call: Call, ignore: int | Value) -> Value:
     """weight[label] * dy * (exp(log_prob) - onehot(label)) / W."""
     dy, log_prob, labels = call.required(3)
     reduction = _reduction(call)
-    _, weights = _samples(labels, call.input(3), ignore, log_prob)
+    ignored, _, weights = _samples(labels, call.input(3), ignore, log_prob)
     if reduction == "none":
         factor = weights * dy
     else:
         first = dy.reshape([-1]).slice(0, 1).reshape([])  # the originals take the first element of any shape
-        factor = weights * (first / _safe(weights.sum(keepdims=False)) if reduction == "mean" else first)
+        factor = weights * (_over(first, weights.sum(keepdims=False)) if reduction == "mean" else first)
     factor = factor.unsqueeze(1)
     grad = factor * (log_prob.apply("Exp") - _one_hot(labels, log_prob))
-    return call.body.where(weights.equals(0).unsqueeze(1), 0, grad)
+    return call.body.where(ignored.unsqueeze(1), 0, grad)
 
 
 @lowers("SoftmaxCrossEntropyLossGrad")
@@ -119,7 +120,7 @@ def softmax_cross_entropy_grad(call: Call) -> Value:
     if reduction == "none":
         return dy.unsqueeze(-1) * difference
     dy = dy.reshape([-1]).slice(0, 1).reshape([])
-    return difference * (dy / _safe(_count(log_prob)) if reduction == "mean" else dy)
+    return difference * (_over(dy, _count(log_prob)) if reduction == "mean" else dy)
 
 
 def _count(scores: Value) -> Value:
@@ -145,7 +146,7 @@ def sparse_softmax_cross_entropy_grad(call: Call) -> Value:
     weights = _sample_weights(call.body, call.input(3), labels, log_prob)
     if reduction != "none":
         dy = dy.reshape([-1]).slice(0, 1).reshape([])
-        dy = dy / _safe(weights.sum(keepdims=False)) if reduction == "mean" else dy
+        dy = _over(dy, weights.sum(keepdims=False)) if reduction == "mean" else dy
     classes = call.body.range(log_prob.shape(-1).squeeze(0)).like(labels)
     one_hot = labels.unsqueeze(-1).equals(classes).like(log_prob)
     return (weights * dy).unsqueeze(-1) * (log_prob.apply("Exp") - one_hot)

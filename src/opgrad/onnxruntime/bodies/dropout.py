@@ -10,9 +10,10 @@ RATIO = 0.5  # where the node has no ratio
 
 
 def _through_mask(call: Call, dy: Value, mask: Value, ratio: Value | None) -> Value:
-    """dy / (1 - ratio) where the element was kept."""
-    kept = 1 - RATIO if ratio is None else 1 - ratio.like(dy)
-    return call.body.where(mask, dy / kept, 0)
+    """dy / (1 - ratio) where the element was kept, which all were if the ratio is 0."""
+    if ratio is None:
+        return call.body.where(mask, dy / (1 - RATIO), 0)
+    return call.body.where(mask | ratio.equals(0), dy / (1 - ratio.like(dy)), 0)
 
 
 @lowers("DropoutGrad")
