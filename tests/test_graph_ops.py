@@ -4,7 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
-from graph_cases import arrays_of, call, changed, check_close, each_operator
+from graph_cases import OPERATORS, arrays_of, call, changed, check_close, each_operator
 
 import opgrad
 from opgrad.examples import examples, expected
@@ -66,12 +66,12 @@ def test_out_is_written_and_nothing_around_it(op, dtype):
         call(op, example.arguments, out=tuple(outs) if len(outs) > 1 else outs[0])
         for guard, out, wanted in zip(guards, outs, expected, strict=True):
             assert out.tobytes() == wanted.tobytes()
-            untouched = np.full(64, 77, wanted.dtype).tobytes()
+            untouched = b"M" * (64 * wanted.itemsize)  # 77 in every byte
             assert guard[:64].tobytes() == untouched
             assert guard[-64:].tobytes() == untouched
 
 
-@each_operator
+@pytest.mark.parametrize("op", [op for op in OPERATORS if op.arrays], ids=lambda op: op.name)
 def test_out_may_not_overlap_an_input_in_another_way(op):
     """A result that begins one element behind the start of the largest input."""
     for example in examples(op, "float32"):
