@@ -361,6 +361,12 @@ SUMS = [
         lambda b, v, overwrite: (FLAG, v),
         note="overwrite",
     ),
+    Case(
+        "InPlaceAccumulatorV2",
+        lambda rng: [np.array(2.0), np.array(3.0), ~FLAG],
+        lambda b, v, overwrite: (FLAG, b + v),
+        note="scalar",
+    ),
     Case("InPlaceAccumulator", normal((2, 3), (2, 3)), lambda b, v: b + v),
     Case(
         "InPlaceAccumulator",
