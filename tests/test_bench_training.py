@@ -146,6 +146,18 @@ def test_the_command_writes_a_result_file(tmp_path: Path) -> None:
     assert "no torch model" in markdown(result)
 
 
+def test_a_set_that_cannot_run_is_left_out(tmp_path: Path) -> None:
+    write_linear_set(tmp_path)
+    model = onnx.load(tmp_path / "training_model.onnx")
+    model.graph.node[-2].op_type, model.graph.node[-2].domain = "NoSuchOperator", "com.microsoft"
+    onnx.save(model, tmp_path / "training_model.onnx")
+    status, text = cli("--training", tmp_path, "--batches", "3", "--seconds", "0", "--json", tmp_path / "x.json")
+    assert status == 0, text
+    assert f"left out: {tmp_path.name}, batch 3: " in text
+    assert "NoSuchOperator" in text
+    assert list(rows(json.loads((tmp_path / "x.json").read_text()))) == []
+
+
 def test_the_examples_are_the_default() -> None:
     assert [path.name for path in examples()] == ["digits", "digits_attention"]
 

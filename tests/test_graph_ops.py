@@ -50,7 +50,7 @@ def spaced(array):
 def backwards(array):
     """The same numbers, the last ones first in memory."""
     turned = (slice(None, None, -1),) * array.ndim
-    return np.array(array[turned], order="C")[turned]
+    return np.array(array[turned], order="C")[turned] if array.ndim else array
 
 
 def columns_first(array):

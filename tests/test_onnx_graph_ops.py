@@ -67,6 +67,8 @@ def test_against_the_reference(op, onnx, dtype):
         attributes = attributes_of(op, onnx, example.arguments)
         ports = [port and port[:2] for port in inputs]
         feeds = {port[0]: port[2] for port in inputs if port}
+        # Some results are written over an input.
+        before = {name: array.copy() for name, array in feeds.items()}
         outputs = [(f"result{i}", each.name) for i, each in enumerate(wanted)]
         more = {"domain": onnx.origin, "shapes": shapes_of(op, onnx, example.arguments)}
         found = run(one_node(onnx.name, ports, outputs, **more, **attributes), feeds)
@@ -74,7 +76,7 @@ def test_against_the_reference(op, onnx, dtype):
         check_close(found, exact, example.terms)
         needed = [o for o, name in zip(outputs, onnx.outputs, strict=False) if "?" not in name]
         if len(onnx.outputs) > 1 and len(needed) < len(onnx.outputs):
-            fewer = run(one_node(onnx.name, ports, outputs[: max(1, len(needed))], **more, **attributes), feeds)
+            fewer = run(one_node(onnx.name, ports, outputs[: max(1, len(needed))], **more, **attributes), before)
             for less, full in zip(fewer, found, strict=False):
                 assert less.astype(full.dtype).tobytes() == full.tobytes()
 

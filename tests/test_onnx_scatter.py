@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from graph_cases import check_close, reference
+from graph_cases import check_close
 from onnx_models import one_node, run
 
 from opgrad.contract import DTYPES, FLOATS, INTEGERS, graph_operators
+from opgrad.examples import expected
 from opgrad.onnxruntime.overloads import overloads
 
 OPERATORS = graph_operators()
@@ -23,7 +24,7 @@ def check(name, inputs, **attributes):
         for parameter, array in feeds.items()
     }
     op = OPERATORS[NAMES[name]]
-    check_close([found.astype(inputs["dy"].dtype)], reference(op, values | attributes), 8)
+    check_close([found.astype(inputs["dy"].dtype)], expected(op, values | attributes), 8)
 
 
 def test_every_dtype_is_registered():

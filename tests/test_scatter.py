@@ -5,10 +5,11 @@ Facts of the original operators (onnxruntime-training 1.19.2) stand beside the c
 
 import numpy as np
 import pytest
-from graph_cases import call, check_close, reference
+from graph_cases import call, check_close
 
 import opgrad
 from opgrad.contract import DTYPES, INTEGERS, graph_operators
+from opgrad.examples import expected
 
 OPERATORS = graph_operators()
 FORWARD = {"gather_elements_grad": "gather_elements", "gather_nd_grad": "gather_nd"}
@@ -17,7 +18,7 @@ FORWARD = {"gather_elements_grad": "gather_elements", "gather_nd_grad": "gather_
 def check(name, **arguments):
     op = OPERATORS[name]
     terms = max([1, *(arguments[each].size for each in ("indices",) if each in arguments)])
-    check_close(call(op, arguments), reference(op, arguments), terms)
+    check_close(call(op, arguments), expected(op, arguments), terms)
     return getattr(opgrad, name)(**arguments)
 
 

@@ -1,12 +1,14 @@
 """Calls of a module, the parameters' memory, export."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from artifact_sets import write_linear_set
+from artifact_sets import EXAMPLES, write_linear_set
 from onnx import helper
 from onnxruntime import OrtValue
 from training_sets import DIGITS, batch, load
@@ -160,10 +162,12 @@ def test_ort_values_in_and_out() -> None:
         module({1}, y)
 
 
-def test_graphs_with_several_outputs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranked", [True, False])
+def test_graphs_with_several_outputs(ranked: bool, tmp_path: Path) -> None:
     for name in ("training_model.onnx", "eval_model.onnx"):
         model = onnx.load(DIGITS / name)
-        model.graph.output.insert(1, helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["batch", 10]))
+        shape = ["batch", 10] if ranked else None
+        model.graph.output.insert(1, helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, shape))
         onnx.save(model, tmp_path / name)
     state = CheckpointState.load_checkpoint(DIGITS / "checkpoint")
     module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
@@ -262,3 +266,15 @@ def test_export_of_tensors_that_are_not_there(tmp_path: Path) -> None:
         Module(DIGITS / "training_model.onnx", state).export_model_for_inferencing(path, ["logits"])
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_examples_of_the_migration_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (EXAMPLES.parent / "docs" / "migration.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    Path("artifacts").symlink_to(DIGITS, target_is_directory=True)
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(block, names)  # each goes on where the one before ended
+    assert Path("model.onnx").is_file()

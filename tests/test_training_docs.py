@@ -2,12 +2,14 @@
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from artifact_sets import EXAMPLES
 from typer.testing import CliRunner
 
+import opgrad
 from opgrad.cli import app, train
 from opgrad.training import Recipe
 
@@ -16,10 +18,13 @@ BLOCKS = re.compile(r"^```(python|toml|)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "examples").symlink_to(EXAMPLES, target_is_directory=True)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    before = opgrad.get_num_threads()
+    opgrad.set_num_threads(1)
+    yield tmp_path
+    opgrad.set_num_threads(before)
 
 
 def test_every_example_runs(folder: Path) -> None:

@@ -167,6 +167,18 @@ def test_the_checkpoint_of_another_program_begins_a_run_with_its_moments(digits:
     assert after.properties["epoch"] == 5
 
 
+def test_a_checkpoint_with_which_another_program_went_on_begins_a_run(digits: ArtifactSet, tmp_path: Path) -> None:
+    """onnxruntime-training keeps our property when it trains on."""
+    job.train(digits, replace(FULL, epochs=1), None, tmp_path, nothing)
+    checkpoint = read_checkpoint(tmp_path / LAST)
+    assert Resumption.read(tmp_path / LAST).state is not None
+    group = replace(checkpoint.optimizers["group0"], step=99)
+    for optimizers in ({"group0": group}, {}):
+        write_checkpoint(replace(checkpoint, optimizers=optimizers), tmp_path / "theirs")
+        assert Resumption.read(tmp_path / "theirs").state is None
+        assert not Resumption.read(tmp_path / "theirs").properties
+
+
 def test_a_state_is_restored_whole_or_not_at_all(digits: ArtifactSet, tmp_path: Path) -> None:
     trainer = Trainer(digits)
     before = {name: array.copy() for name, array in trainer.parameters.items()}
@@ -293,7 +305,7 @@ def test_the_best_epoch_is_the_first_with_the_lowest_loss() -> None:
 
 def test_a_state_survives_the_way_through_text() -> None:
     epoch = EpochMetrics(1, 2, 0.1, math.nan, 0.3, None, 1e-9, 1e300)
-    state = RunState(FULL, 7, 2, [epoch], 5, 6, 7, 0.1 + 0.2, 1 / 3)
+    state = RunState(FULL, 7, 2, [epoch], 5, 5, 6, 7, 0.1 + 0.2, 1 / 3)
     again = RunState.from_text(state.to_text())
     assert repr(again) == repr(state)
     for text in ("", "[]", "{}", 3, state.to_text().replace('"format": 1', '"format": 2')):

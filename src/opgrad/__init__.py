@@ -16,6 +16,8 @@ from opgrad.ops.activation import (
     tanh,
     tanh_grad,
 )
+from opgrad.ops.arithmetic import broadcast_gradient_args, div_grad, reduce_sum_training, zero_gradient
+from opgrad.ops.attention import bias_softmax, softmax_dropout_grad
 from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss,
     softmax_cross_entropy_loss_and_grad,
@@ -25,6 +27,12 @@ from opgrad.ops.cross_entropy import (
 from opgrad.ops.dropout import dropout, dropout_grad
 from opgrad.ops.gather import gather, gather_grad
 from opgrad.ops.gelu import bias_fast_gelu_grad_dx, bias_gelu_grad_dx, fast_gelu, fast_gelu_grad, gelu, gelu_grad
+from opgrad.ops.loss import (
+    softmax_cross_entropy,
+    softmax_cross_entropy_grad,
+    sparse_softmax_cross_entropy,
+    sparse_softmax_cross_entropy_grad,
+)
 from opgrad.ops.normalization import (
     batch_norm_internal,
     batch_normalization_grad,
@@ -65,8 +73,11 @@ __all__ = [
     "batch_normalization_grad",
     "bias_fast_gelu_grad_dx",
     "bias_gelu_grad_dx",
+    "bias_softmax",
+    "broadcast_gradient_args",
     "clip_grad_norm",
     "concat_training",
+    "div_grad",
     "dropout",
     "dropout_grad",
     "fast_gelu",
@@ -98,6 +109,7 @@ __all__ = [
     "quick_gelu",
     "quick_gelu_grad",
     "reduce_all_l2",
+    "reduce_sum_training",
     "relu",
     "relu_grad",
     "scale",
@@ -109,14 +121,20 @@ __all__ = [
     "simplified_layer_normalization_grad",
     "slice_grad",
     "softmax",
+    "softmax_cross_entropy",
+    "softmax_cross_entropy_grad",
     "softmax_cross_entropy_loss",
     "softmax_cross_entropy_loss_and_grad",
     "softmax_cross_entropy_loss_grad",
     "softmax_cross_entropy_loss_only",
+    "softmax_dropout_grad",
     "softmax_grad",
     "softmax_grad_plan",
     "softmax_plan",
+    "sparse_softmax_cross_entropy",
+    "sparse_softmax_cross_entropy_grad",
     "split_training",
     "tanh",
     "tanh_grad",
+    "zero_gradient",
 ]

@@ -49,7 +49,8 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
     runners: dict[Any, Runner] = {}
     lock = threading.Lock()
     named = namer(op)
-    first, place = op.arrays[0], op.parameters.index(op.arrays[0])
+    first = op.arrays[0] if op.arrays else op.parameters[0]
+    place = op.parameters.index(first)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if interop.known.get(type(args[place] if len(args) > place else kwargs.get(first))) is not None:
@@ -142,8 +143,9 @@ def as_given(op: Operator, named: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in named.items():
         if name in op.inputs and value is not None:
             given[name] = _as_array(op, name, value)
-        elif isinstance(value, np.ndarray) and value.ndim == 0 and name != "out":
-            given[name] = value.item()
+        elif isinstance(value, np.ndarray) and name != "out":
+            # A key of plans must hold the numbers of an array that is read as an attribute.
+            given[name] = value.item() if value.ndim == 0 else tuple(value.tolist())
     if "out" in given:
         given["out"] = _as_out(op, given["out"])
     lists = {name: given[name] for name in op.attributes if name in given and (name == "shape" or op.is_list(name))}

@@ -84,6 +84,7 @@ class OnnxName:
     memory). `attributes` holds the ONNX attributes with the original defaults. `until_13`: axis k stands for the axes
     from k to the last. `types` gives inputs that share a dtype one letter, and inputs read as attributes the dtypes
     that they come in; without it all float arrays share one. `origin` is the domain of the original if it is another.
+    `overwrites`: results that are written over an input, whose memory the caller keeps.
     `shape_of` names the result whose shape, as the graph declares it, is the attribute `shape`.
     """
 
@@ -94,6 +95,7 @@ class OnnxName:
     until_13: bool = False
     types: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     origin: str = "com.microsoft"
+    overwrites: Mapping[str, str] = field(default_factory=dict)
     shape_of: str | None = None
 
 

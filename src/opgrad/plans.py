@@ -86,7 +86,7 @@ def result_specs(op: Operator, inputs: Mapping[str, Spec | None], attributes: At
     dtypes = asked if isinstance(asked, tuple) else (asked,) * len(op.results)
     specs = {}
     for (name, tensor), dtype in zip(op.results.items(), dtypes, strict=True):
-        model = inputs[tensor.dtype_of or op.arrays[0]]
+        model = inputs[tensor.dtype_of or op.arrays[0]] if op.arrays else None
         own = model.dtype if model and model.dtype.name in tensor.dtypes else DTYPES[tensor.dtypes[0]]
         specs[name] = Spec(tensor.shape(shapes, attributes) if tensor.shape else (), dtype or own)
     return specs

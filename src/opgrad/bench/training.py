@@ -90,7 +90,7 @@ def run(options: TrainingOptions, progress: Progress) -> dict[str, Any]:
 
 
 def measure(artifacts: ArtifactSet, batch: int, seconds: float, old_python: Path | None) -> dict[str, Any]:
-    """One set with one batch: the times of all contestants, which take turns.
+    """One set with one batch: the times of all contestants, which take turns; or why our step cannot be made.
 
     The learning rate is 0: every step computes the same, however many there are.
     """
@@ -100,8 +100,11 @@ def measure(artifacts: ArtifactSet, batch: int, seconds: float, old_python: Path
     notes: dict[str, str] = {}
     versions: dict[str, str] = {}
     with ExitStack() as stack:
-        ours = _our_step(artifacts, data)
-        losses[STEP] = float(np.asarray(ours()))
+        try:
+            ours = _our_step(artifacts, data)
+            losses[STEP] = float(np.asarray(ours()))
+        except (ValueError, RuntimeError) as error:
+            return {"set": artifacts.name, "batch": batch, "left_out": " ".join(str(error).split())}
         contestants[STEP] = turns(ours)
         contestants[GRAPH] = turns(_graph(artifacts, data))
         contestants[OPTIMIZER] = turns(_optimizer(artifacts))

@@ -21,6 +21,8 @@ def is_training(result: Mapping[str, Any]) -> bool:
 def rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
     """One row for each set and batch. Python is what the step takes beyond graph and optimizer."""
     for cell in result["training"]:
+        if "left_out" in cell:
+            continue
         medians = {name: taken["median"] for name, taken in cell["times"].items()}
         python = max(0.0, medians[STEP] - medians[GRAPH] - medians[OPTIMIZER])
         rivals = [medians[name] for name in (TORCH, OLD) if name in medians]
@@ -34,6 +36,8 @@ def rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
 def notes(result: Mapping[str, Any]) -> Iterator[str]:
     """What could not be measured, and why."""
     for cell in result["training"]:
+        if "left_out" in cell:
+            yield f"{cell['set']}, batch {cell['batch']}: {cell['left_out']}"
         for name, note in cell.get("notes", {}).items():
             yield f"{cell['set']}, batch {cell['batch']}, {name}: {note}"
 

@@ -1,5 +1,6 @@
 """Scratch memory taken piece by piece, each of whole vectors in the precision of the problem."""
 
+from opgrad.contract import DTYPES
 from opgrad.cpu.execute import STATUS_WORDS, Scratch
 from opgrad.cpu.loops import precision
 from opgrad.cpu.native import vector_lanes
@@ -13,10 +14,12 @@ class Pieces:
         self.dtype = precision(problem)
         self.bytes = 8 * STATUS_WORDS
 
-    def take(self, count: int) -> Scratch:
+    def take(self, count: int, dtype: str | None = None) -> Scratch:
+        """Memory for so many numbers, of the problem's precision unless a dtype is given."""
         start = (self.bytes + 63) & ~63
-        self.bytes = start + count * (8 if self.dtype == "float64" else 4) + 256
-        return Scratch(start, self.dtype)
+        found = dtype or self.dtype
+        self.bytes = start + count * DTYPES[found].itemsize + 256
+        return Scratch(start, found)
 
 
 def whole_vectors(count: int, problem: Problem) -> int:

@@ -81,8 +81,11 @@ def _tuples(problem: Problem, operator: str, shape: Shape) -> tuple[Numbered, in
 
 def gather_nd(problem: Problem) -> Program:
     numbered, post, count = _tuples(problem, "gather_nd", problem.specs["x"].shape)
-    steps = numbered.steps + copy_steps(numbered.problem, 1, numbered.size, post, count)
-    return Program(steps, numbered.end, numbered.explain, tables=numbered.tables)
+    if post == 1:
+        more, _ = along_axis.copy_steps(numbered.problem, along_axis.Lines((numbered.size,), (count,), 0), numbered.end)
+    else:
+        more = copy_steps(numbered.problem, 1, numbered.size, post, count)
+    return Program(numbered.steps + more, numbered.end, numbered.explain, tables=numbered.tables)
 
 
 def gather_nd_grad(problem: Problem) -> Program:
@@ -90,13 +93,18 @@ def gather_nd_grad(problem: Problem) -> Program:
 
 
 def _summed(numbered: Numbered, post: int, count: int) -> Program:
-    """Numbers, then sums by destination: place by place, or number by number if there are far more places."""
+    """Numbers, then sums by destination: one by one if there are far more places, else place by place.
+
+    Single elements are added where they go: sorting them first takes five times as long.
+    """
     problem, size = numbered.problem, numbered.size
     more: list[Step] = []
     scratch = numbered.end
     if size * post:
         if size > FEW * count and count:
             more, scratch = sorted_sum_steps(problem, numbered.numbers, size, post, count)
+        elif post == 1:
+            more, scratch = along_axis.sum_steps(problem, along_axis.Lines((size,), (count,), 0), scratch)
         else:
             more, scratch = sum_steps(problem, 1, size, post, count, scratch)
     return Program(numbered.steps + more, scratch, numbered.explain, tables=numbered.tables)

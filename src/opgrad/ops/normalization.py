@@ -243,6 +243,7 @@ def _by_channel(values: Array, x: Array) -> Array:
             ("y", "new_mean?", "new_var?", "saved_mean?", "saved_inv_std?"),
             {"epsilon": 1e-5, "momentum": 0.9, "training_mode": 1},
             types={"x": "T", "scale": "T", "bias": "T", "running_mean": "U", "running_var": "U"},
+            overwrites={"new_mean": "running_mean", "new_var": "running_var"},
         ),
     ),
 )

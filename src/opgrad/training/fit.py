@@ -138,6 +138,7 @@ class Fit:
         write_csv(state.history, self._output / "metrics.csv")
 
     def _save(self, name: str) -> None:
+        self._state.optimizer_steps = self._trainer.optimizer.steps
         properties = {**self._properties, PROPERTY: self._state.to_text()}
         write_checkpoint(self._trainer.checkpoint(properties), self._output / name)
 

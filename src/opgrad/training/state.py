@@ -28,7 +28,8 @@ class RunState:
     data: the fingerprint of its training rows.
     threads: of onnxruntime; another number may change the last digits.
     history: the finished epochs.
-    steps: the optimizer's steps.
+    steps: the steps of the run.
+    optimizer_steps: the optimizer's steps, which are more if the run began with a checkpoint that had some.
     rows, batches, loss_sum, seconds: of the epoch that has begun: rows trained, their batches, the sum of these
         batches' losses, the time.
     """
@@ -38,6 +39,7 @@ class RunState:
     threads: int
     history: list[EpochMetrics] = field(default_factory=list)
     steps: int = 0
+    optimizer_steps: int = 0
     rows: int = 0
     batches: int = 0
     loss_sum: float = 0.0
@@ -86,8 +88,8 @@ class Resumption:
 
     path: the file.
     checkpoint: what it holds.
-    state: of the run that wrote it; None for a checkpoint that `opgrad train` did not write, whose parameters and
-        moments begin a new run.
+    state: of the run that wrote it; None for a checkpoint that `opgrad train` did not write, or with which another
+        program went on. Its parameters and moments begin a new run.
     best: the checkpoint of the run's best epoch; None if it has no validation.
     """
 
@@ -107,6 +109,8 @@ class Resumption:
         if PROPERTY not in checkpoint.properties:
             return cls(path, checkpoint, None, None)
         state = RunState.from_text(checkpoint.properties[PROPERTY])
+        if {group.step for group in checkpoint.optimizers.values()} != {state.optimizer_steps}:
+            return cls(path, checkpoint, None, None)
         return cls(path, checkpoint, state, _best(path, checkpoint, state))
 
     @property

@@ -13,19 +13,9 @@ from opgrad.training import rewriting
 from opgrad.training.api.checkpoint_state import CheckpointState
 from opgrad.training.api.memory import Memory
 from opgrad.training.artifacts import BUFFER_SUFFIX, TensorSpec, check_parameters, tensor_spec
+from opgrad.training.binding import BoundGraph, Value, check_inputs, declared, ort_value
 from opgrad.training.export import write_inference_model
-from opgrad.training.graph import (
-    BoundGraph,
-    Source,
-    TrainingGraph,
-    Value,
-    check_inputs,
-    open_session,
-    ort_value,
-    read_model,
-    run_error,
-    session_options,
-)
+from opgrad.training.graph import Source, TrainingGraph, open_session, read_model, run_error, session_options
 from opgrad.training.optimizer import GradientNorm, clip_factor
 
 WHO = "Module"
@@ -283,8 +273,8 @@ def _open_eval(model: onnx.ModelProto, memory: Memory, options: onnxruntime.Sess
     fused.CopyFrom(model)
     rewriting.fuse_losses(fused)
     fixed = {**memory.parameters, **memory.frozen}
-    inputs = [tensor_spec(value) for value in model.graph.input if value.name not in fixed]
-    outputs = [tensor_spec(value) for value in model.graph.output]
+    inputs = [declared(value) for value in model.graph.input if value.name not in fixed]
+    outputs = [declared(value) for value in model.graph.output]
     return BoundGraph(open_session(fused, options, WHO), inputs, outputs, fixed, {})
 
 
