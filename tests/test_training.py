@@ -133,7 +133,7 @@ def test_artifact_set_with_a_fixed_batch_size(digits_copy: Path) -> None:
         trainer.evaluate(data)
     with pytest.raises(ValueError, match="there are 7 rows, expected at least one batch of 8"):
         data.take(np.arange(7)).whole(8)
-    with pytest.raises(ValueError, match="batch_size is 32, expected 8, all that the graphs take"):
+    with pytest.raises(ValueError, match="batch_size is 32, expected 8, the only one that the graphs take"):
         train(artifacts, Recipe(dataset="digits"), None, digits_copy / "run", lambda *_: None)
 
 
