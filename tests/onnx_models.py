@@ -1,6 +1,7 @@
 """Models of one node for the onnxruntime tests."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,19 @@ from opgrad.onnxruntime.abi import ELEMENT_TYPES
 Port = tuple[str, str] | None  # name and dtype; None: absent
 
 
-def one_node(op_type: str, inputs: Sequence[Port], outputs: Sequence[Port], **attributes: Any) -> bytes:
-    """A model with this node alone; bfloat16 comes in and goes out as float32, for Python's sake."""
+def one_node(
+    op_type: str,
+    inputs: Sequence[Port],
+    outputs: Sequence[Port],
+    *,
+    domain: str = "com.microsoft",
+    shapes: Mapping[str, Sequence[int | str]] = MappingProxyType({}),
+    **attributes: Any,
+) -> bytes:
+    """A model with this node alone; bfloat16 comes in and goes out as float32, for Python's sake.
+
+    `shapes` are those that the graph declares for outputs.
+    """
     nodes, feeds, results = [], [], []
     for name, dtype in filter(None, inputs):
         feeds.append(helper.make_tensor_value_info(name, _outside(dtype), None))
@@ -21,13 +33,13 @@ def one_node(op_type: str, inputs: Sequence[Port], outputs: Sequence[Port], **at
             nodes.append(helper.make_node("Cast", [name], [f"{name}_inside"], to=TensorProto.BFLOAT16))
     names_in = [_inside(port) for port in inputs]
     names_out = [_inside(port) for port in outputs]
-    nodes.append(helper.make_node(op_type, names_in, names_out, domain="com.microsoft", **attributes))
+    nodes.append(helper.make_node(op_type, names_in, names_out, domain=domain, **attributes))
     for name, dtype in filter(None, outputs):
-        results.append(helper.make_tensor_value_info(name, _outside(dtype), None))
+        results.append(helper.make_tensor_value_info(name, _outside(dtype), shapes.get(name)))
         if dtype == "bfloat16":
             nodes.append(helper.make_node("Cast", [f"{name}_inside"], [name], to=TensorProto.FLOAT))
     declared = [
-        helper.make_tensor_value_info(f"{name}_inside", TensorProto.BFLOAT16, None)
+        helper.make_tensor_value_info(f"{name}_inside", TensorProto.BFLOAT16, shapes.get(name))
         for name, dtype in filter(None, outputs)
         if dtype == "bfloat16"
     ]

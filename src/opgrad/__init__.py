@@ -16,6 +16,7 @@ from opgrad.ops.activation import (
     tanh,
     tanh_grad,
 )
+from opgrad.ops.arithmetic import broadcast_gradient_args, div_grad, reduce_sum_training, zero_gradient
 from opgrad.ops.attention import bias_softmax, softmax_dropout_grad
 from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss,
@@ -25,19 +26,31 @@ from opgrad.ops.cross_entropy import (
 )
 from opgrad.ops.dropout import dropout, dropout_grad
 from opgrad.ops.gather import gather, gather_grad
-from opgrad.ops.gelu import (
-    bias_fast_gelu_grad_dx,
-    bias_gelu_grad_dx,
-    fast_gelu,
-    fast_gelu_grad,
-    gelu,
-    gelu_grad,
-)
+from opgrad.ops.gelu import bias_fast_gelu_grad_dx, bias_gelu_grad_dx, fast_gelu, fast_gelu_grad, gelu, gelu_grad
 from opgrad.ops.loss import (
     softmax_cross_entropy,
     softmax_cross_entropy_grad,
     sparse_softmax_cross_entropy,
     sparse_softmax_cross_entropy_grad,
+)
+from opgrad.ops.normalization import (
+    batch_norm_internal,
+    batch_normalization_grad,
+    layer_normalization,
+    layer_normalization_grad,
+    simplified_layer_normalization,
+    simplified_layer_normalization_grad,
+)
+from opgrad.ops.optimizer import adamw_optimizer, clip_grad_norm, sgd_optimizer
+from opgrad.ops.pooling import average_pool_grad, max_pool_grad
+from opgrad.ops.scatter import gather_elements, gather_elements_grad, gather_nd, gather_nd_grad, slice_grad
+from opgrad.ops.several import (
+    concat_training,
+    is_all_finite,
+    mixed_precision_scale,
+    pass_through,
+    reduce_all_l2,
+    split_training,
 )
 from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
 from opgrad.planned import (
@@ -54,35 +67,59 @@ __version__ = "0.1.0"
 __all__ = [
     "Dropout",
     "PlannedCall",
+    "adamw_optimizer",
+    "average_pool_grad",
+    "batch_norm_internal",
+    "batch_normalization_grad",
     "bias_fast_gelu_grad_dx",
     "bias_gelu_grad_dx",
     "bias_softmax",
+    "broadcast_gradient_args",
+    "clip_grad_norm",
+    "concat_training",
+    "div_grad",
     "dropout",
     "dropout_grad",
     "fast_gelu",
     "fast_gelu_grad",
     "gather",
+    "gather_elements",
+    "gather_elements_grad",
     "gather_grad",
+    "gather_nd",
+    "gather_nd_grad",
     "gelu",
     "gelu_grad",
     "get_num_threads",
     "in_place_accumulator",
+    "is_all_finite",
+    "layer_normalization",
+    "layer_normalization_grad",
     "leaky_relu",
     "leaky_relu_grad",
     "log_softmax",
     "log_softmax_grad",
     "log_softmax_grad_plan",
     "log_softmax_plan",
+    "max_pool_grad",
+    "mixed_precision_scale",
+    "pass_through",
     "plan",
     "post_ops",
     "quick_gelu",
     "quick_gelu_grad",
+    "reduce_all_l2",
+    "reduce_sum_training",
     "relu",
     "relu_grad",
     "scale",
     "set_num_threads",
+    "sgd_optimizer",
     "sigmoid",
     "sigmoid_grad",
+    "simplified_layer_normalization",
+    "simplified_layer_normalization_grad",
+    "slice_grad",
     "softmax",
     "softmax_cross_entropy",
     "softmax_cross_entropy_grad",
@@ -96,6 +133,8 @@ __all__ = [
     "softmax_plan",
     "sparse_softmax_cross_entropy",
     "sparse_softmax_cross_entropy_grad",
+    "split_training",
     "tanh",
     "tanh_grad",
+    "zero_gradient",
 ]

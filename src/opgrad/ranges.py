@@ -1,5 +1,6 @@
 """The words for labels and indices that are out of range, on every backend."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -31,6 +32,20 @@ def wrong_index(problem: Problem, operator: str, size: int) -> Explain:
         place = position_of(position, shape, tuple(range(len(shape))))
         expected = f"{-size} to {size - 1}" if size else "no index, as the axis has size 0"
         return ValueError(f"{operator}: indices{place} is {value}, expected {expected}")
+
+    return explain
+
+
+def wrong_maximum(problem: Problem, operator: str) -> Explain:
+    """The message for the place of a window's maximum that is not in the window's image and channel."""
+    shape, x = problem.specs["indices"].shape, problem.attributes["shape"]
+    windows, plane = math.prod(shape[2:]), math.prod(x[2:])
+
+    def explain(position: int, value: int) -> Exception:
+        place = position_of(position, shape, tuple(range(len(shape))))
+        first = position // windows * plane
+        expected = f"{first} to {first + plane - 1}" if plane else "no index, as shape has a size of 0"
+        return ValueError(f"{operator}: indices{place} is {value}, expected {expected}, in its image and channel")
 
     return explain
 

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
-from opgrad.contract import Operator, Shape, Spec
+from opgrad.contract import GRAPH_FAMILIES, Operator, Shape, Spec
 
 LIBRARIES = {"torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}  # package of a type: module here
 
@@ -121,8 +121,13 @@ def foreign(op: Operator, given: Mapping[str, Any]) -> bool:
 def run(op: Operator, given: Mapping[str, Any]) -> Any:
     """Run an operator on arrays of one library, given by parameter name; at least one is not NumPy's.
 
-    Raises TypeError if they belong to several, besides what the operator raises.
+    Raises TypeError if they belong to several, NotImplementedError for an operator that only NumPy's arrays have,
+    besides what the operator raises.
     """
+    if op.family in GRAPH_FAMILIES:
+        raise NotImplementedError(
+            f"{op.name}: no kernel for other arrays than NumPy's; convert them with numpy.asarray"
+        )
     for name in op.inputs:
         library = known.get(type(given.get(name)))
         if library is not None:

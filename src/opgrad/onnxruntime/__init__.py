@@ -1,10 +1,10 @@
-"""opgrad's operators under their original names (domain com.microsoft) in the stock onnxruntime."""
+"""opgrad's operators under their original names (domains com.microsoft and ai.onnx) in the stock onnxruntime."""
 
 import functools
 import os
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opgrad.onnxruntime import abi, library
 from opgrad.onnxruntime.abi import Api
@@ -15,7 +15,20 @@ except ImportError as error:
     missing = "opgrad.onnxruntime: onnxruntime cannot be imported; install it with: pip install 'opgrad[onnx]'"
     raise ImportError(missing) from error
 
-__all__ = ["InferenceSession", "register"]
+if TYPE_CHECKING:
+    from opgrad.onnxruntime.lowering import LOWERED, NOT_LOWERED, lower
+
+__all__ = ["LOWERED", "NOT_LOWERED", "InferenceSession", "lower", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    """Sessions need no onnx, so that what lowers models is imported when it is asked for."""
+    if name not in ("LOWERED", "NOT_LOWERED", "lower"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from opgrad.onnxruntime import lowering
+
+    return getattr(lowering, name)
+
 
 # What helps when onnxruntime says that it cannot load a model, by a part of its message.
 REMEDIES = {
@@ -46,7 +59,8 @@ def register(session_options: onnxruntime.SessionOptions) -> None:
         if session_options not in _registered:
             options, base = library.options_and_base(session_options)
             api = abi.table(base)
-            api.check(abi.ADD_CUSTOM_OP_DOMAIN, options, _domain(api.address))
+            for domain in _domains(api.address):
+                api.check(abi.ADD_CUSTOM_OP_DOMAIN, options, domain)
             _registered.add(session_options)
 
 
@@ -79,8 +93,8 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 @functools.cache
-def _domain(api: int) -> int:
-    """The operator domain, one for each copy of onnxruntime's C library in the process."""
-    from opgrad.onnxruntime.custom_ops import new_domain
+def _domains(api: int) -> list[int]:
+    """The operator domains, for each copy of onnxruntime's C library in the process."""
+    from opgrad.onnxruntime.custom_ops import new_domains
 
-    return new_domain(Api(api))
+    return new_domains(Api(api))

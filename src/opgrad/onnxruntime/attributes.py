@@ -1,6 +1,8 @@
 """What a node of the graph says about itself: its attributes, how many outputs it has, and their types."""
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 from opgrad.contract import FLOATS
@@ -10,6 +12,8 @@ from opgrad.onnxruntime.overloads import OUTPUT_TYPES, Overload, model_of
 
 LONGEST_STRING = 256
 LONGEST_LIST = 256
+SPATIAL = 2  # the axes behind image and channel begin here
+UNKNOWN = -1  # a size that the graph does not fix
 IGNORED_BY_DEFAULT = -1  # the label that the original kernels ignore when a node does not say
 
 
@@ -31,6 +35,8 @@ def read_attributes(api: Api, info: int, overload: Overload) -> tuple[dict[str, 
         found["out_dtype"] = _out_dtype(overload, name, found.pop(name))
         for i in range(outputs.value):
             _check_output(api, info, overload, i, found["out_dtype"])
+    if overload.onnx.shape_of:
+        found["shape"] = _declared_shape(api, info, overload)
     return found, inputs.value, outputs.value
 
 
@@ -86,12 +92,43 @@ def _out_dtype(overload: Overload, name: str, number: int | None) -> str:
 
 def _check_output(api: Api, info: int, overload: Overload, i: int, expected: str) -> None:
     """ValueError unless the graph declares output i with the expected type."""
-    kind, tensor, number = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_int()
-    api.check(abi.KERNEL_INFO_GET_OUTPUT_TYPE_INFO, info, i, ctypes.byref(kind))
-    api.check(abi.CAST_TYPE_INFO_TO_TENSOR_INFO, kind.value, ctypes.byref(tensor))
-    api.check(abi.GET_TENSOR_ELEMENT_TYPE, tensor.value, ctypes.byref(number))
-    api.status(abi.RELEASE_TYPE_INFO, kind.value)
+    number = ctypes.c_int()
+    with _declared_output(api, info, i) as tensor:
+        api.check(abi.GET_TENSOR_ELEMENT_TYPE, tensor, ctypes.byref(number))
     declared = abi.DTYPES.get(number.value, f"ONNX type {number.value}")
     if declared != expected:
         what = f"{overload.onnx.name}: {overload.outputs[min(i, len(overload.outputs) - 1)].parameter}"
         raise ValueError(f"{what} is declared as {declared}, expected {expected}, as output_type or the input says")
+
+
+def _declared_shape(api: Api, info: int, overload: Overload) -> tuple[int, ...]:
+    """The shape that the graph declares for the output whose shape is an attribute; UNKNOWN for images and channels.
+
+    Those are dy's. ValueError unless the graph gives all other sizes as numbers.
+    """
+    name = overload.onnx.shape_of
+    place = next(i for i, port in enumerate(overload.outputs) if port.parameter == name)
+    count = ctypes.c_size_t()
+    with _declared_output(api, info, place) as tensor:
+        api.check(abi.GET_DIMENSIONS_COUNT, tensor, ctypes.byref(count))
+        sizes = (ctypes.c_int64 * count.value)()
+        api.check(abi.GET_DIMENSIONS, tensor, sizes, count.value)
+    what = f"{overload.onnx.name}: {name}"
+    if not count.value:
+        raise ValueError(f"{what} has no declared shape, expected one: add a value_info entry for it to the graph")
+    if any(size < 0 for size in sizes[SPATIAL:]):
+        shape = ", ".join("?" if size < 0 else str(size) for size in sizes)
+        raise ValueError(f"{what} is declared with shape ({shape}), expected numbers from axis {SPATIAL} on")
+    return (UNKNOWN,) * min(SPATIAL, count.value) + tuple(sizes[SPATIAL:])
+
+
+@contextlib.contextmanager
+def _declared_output(api: Api, info: int, i: int) -> Iterator[int]:
+    """What the graph says of output i, as the address of an OrtTensorTypeAndShapeInfo."""
+    kind, tensor = ctypes.c_size_t(), ctypes.c_size_t()
+    api.check(abi.KERNEL_INFO_GET_OUTPUT_TYPE_INFO, info, i, ctypes.byref(kind))
+    try:
+        api.check(abi.CAST_TYPE_INFO_TO_TENSOR_INFO, kind.value, ctypes.byref(tensor))
+        yield tensor.value
+    finally:
+        api.status(abi.RELEASE_TYPE_INFO, kind.value)

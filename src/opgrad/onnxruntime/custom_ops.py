@@ -14,7 +14,8 @@ from opgrad.onnxruntime.compute import close, compute, spread
 from opgrad.onnxruntime.node import Node, prepare, refuse
 from opgrad.onnxruntime.overloads import VALUE, Overload, Port, overloads
 
-DOMAIN = b"com.microsoft"
+# The domains' names for onnxruntime, and whose operators each has; None: all.
+DOMAINS: tuple[tuple[bytes, str | None], ...] = ((b"com.microsoft", None), (b"", ""))
 PROVIDER = ctypes.create_string_buffer(b"CPUExecutionProvider")
 LAST_VERSION = 2**31 - 1
 SIZE, NUMBER = ctypes.c_size_t, ctypes.c_int
@@ -24,20 +25,30 @@ _names: dict[str, Any] = {}
 _kept: list[Any] = forever([PROVIDER, _names])  # what onnxruntime points at
 
 
-def new_domain(api: Api) -> int:
-    """An operator domain with every overload in it; it stays for the life of the process."""
+def new_domains(api: Api) -> list[int]:
+    """The operator domains with every overload in them; they stay for the life of the process.
+
+    com.microsoft has them all; what the original has in ai.onnx stands there too, beside onnxruntime's own.
+    """
+    return [_new_domain(api, name, _structures(origin)) for name, origin in DOMAINS]
+
+
+def _new_domain(api: Api, name: bytes, structures: list[CustomOp]) -> int:
     domain = ctypes.c_size_t()
-    api.check(abi.CREATE_CUSTOM_OP_DOMAIN, DOMAIN, ctypes.byref(domain))
-    for structure in _structures():
+    api.check(abi.CREATE_CUSTOM_OP_DOMAIN, name, ctypes.byref(domain))
+    for structure in structures:
         api.check(abi.CUSTOM_OP_DOMAIN_ADD, domain.value, ctypes.byref(structure))
     return domain.value
 
 
 @functools.cache
-def _structures() -> list[CustomOp]:
+def _structures(origin: str | None) -> list[CustomOp]:
+    """The operators of this origin, or all."""
     functions = _functions()
     structures = []
     for overload in overloads():
+        if origin not in (None, overload.onnx.origin):
+            continue
         structure = CustomOp(version=abi.VERSION, **functions)
         _overloads[ctypes.addressof(structure)] = overload
         _names.setdefault(overload.onnx.name, ctypes.create_string_buffer(overload.onnx.name.encode()))
@@ -51,6 +62,7 @@ def _keep(function: Any) -> int:
     return address_of(function)
 
 
+@functools.cache
 def _functions() -> dict[str, int]:
     """The members, the same in all structures: the answer depends on the structure's address."""
 

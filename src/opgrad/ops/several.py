@@ -1,1 +1,232 @@
 """Operators on any number of arrays."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+
+from opgrad.contract import (
+    BYTES,
+    FLOATS,
+    INTEGERS,
+    Array,
+    Attributes,
+    OnnxName,
+    Shape,
+    Shapes,
+    Tensor,
+    operator,
+    several,
+)
+
+MOVABLE = (*FLOATS, *INTEGERS, *BYTES, "bool")  # what is copied, not computed with
+
+
+def _beside(shapes: Shapes, attributes: Attributes, index: int) -> Shape:
+    """The shape of the first array, but for the axis along which they are joined."""
+    axis = attributes["axis"].start
+    own, first = shapes[f"arrays[{index}]"], shapes["arrays[0]"]
+    return (*first[:axis], own[axis], *first[axis + 1 :]) if len(own) == len(first) else first
+
+
+def _joined(shapes: Shapes, attributes: Attributes) -> Shape:
+    axis = attributes["axis"].start
+    first = shapes["arrays[0]"]
+    return (*first[:axis], sum(shape[axis] for shape in shapes.values()), *first[axis + 1 :])
+
+
+def _piece(shapes: Shapes, attributes: Attributes, index: int) -> Shape:
+    axis, lengths, shape = attributes["axis"].start, attributes["split"], shapes["x"]
+    if any(length < 0 for length in lengths) or sum(lengths) != shape[axis]:
+        raise ValueError(
+            f"split_training: split is {lengths}, expected sizes of at least 0 that add up to {shape[axis]}"
+        )
+    if index >= len(lengths):
+        raise ValueError(f"split_training: split has {len(lengths)} entries, expected one for each result")
+    return (*shape[:axis], lengths[index], *shape[axis + 1 :])
+
+
+def _own(shapes: Shapes, attributes: Attributes, index: int) -> Shape:
+    return shapes[f"arrays[{index}]"]
+
+
+def _scaled(shapes: Shapes, attributes: Attributes, index: int) -> Shape:
+    if not attributes["fuse_outputs"]:
+        return _own(shapes, attributes, index)
+    return (sum(int(np.prod(shape)) for name, shape in shapes.items() if name != "scale"),)
+
+
+Joined = Annotated[
+    Sequence[Array],
+    Tensor(
+        MOVABLE,
+        _beside,
+        "the shape of arrays[0] but for axis",
+        dtype_of="arrays[0]",
+        ranks=range(1, 65),
+        role="alone",
+        several=True,
+    ),
+]
+Split = Annotated[Array, Tensor(MOVABLE, ranks=range(1, 65), role="alone")]
+Moved = Annotated[Sequence[Array], Tensor(MOVABLE, role="alone", several=True)]
+Numbers = Annotated[Sequence[Array], Tensor(FLOATS, dtype_of="arrays[0]", role="alone", several=True)]
+Scale = Annotated[
+    Array, Tensor(("float32",), lambda shapes, _: (1,) if shapes["scale"] == (1,) else (), "one number", role="alone")
+]
+
+
+@operator(
+    "y = arrays joined along axis; lengths[i] = size of arrays[i] along axis",
+    kind="whole",
+    results={
+        "y": Tensor(MOVABLE, _joined, "the joined shape", role="alone"),
+        "lengths": Tensor(("int64",), lambda shapes, _: (len(shapes),), "one entry for each array", role="alone"),
+    },
+    onnx=(OnnxName("ConcatTraining", ("arrays*",), ("y", "lengths?"), {"axis": 0}, types={"arrays": "T"}),),
+    general=several(),
+)
+def concat_training(arrays: Joined, axis: int = 0, *, out: Any = None) -> tuple[Array, Array]:
+    """Join arrays along an axis and tell how long each of them is there.
+
+    arrays: a list of arrays of one dtype, of the same shape but for axis; floats, int32, int64, int8, uint8, bool.
+    axis: along which they are joined.
+    out: where to write, a tuple for both results; must not overlap the arrays.
+
+    Returns (y, lengths): the joined array, and int64 [number of arrays]. Raises TypeError, ValueError.
+
+    Formula: y = arrays joined along axis; lengths[i] = size of arrays[i] along axis.
+    Source: com.microsoft ConcatTraining.
+    """
+    return np.concatenate(arrays, axis), np.array([array.shape[axis] for array in arrays])
+
+
+@operator(
+    "pieces[i] = the next split[i] slices of x along axis",
+    kind="whole",
+    results={
+        "pieces": Tensor(MOVABLE, _piece, "the shape of x but for axis", dtype_of="x", role="alone", several=True)
+    },
+    onnx=(OnnxName("SplitTraining", ("x", "split"), ("pieces*",), {"axis": 0}, types={"x": "T", "split": ("int64",)}),),
+    general=several(lambda given, count: len(given["split"])),
+)
+def split_training(x: Split, split: tuple[int, ...], axis: int = 0, *, out: Any = None) -> list[Array]:
+    """Part an array along an axis.
+
+    x: the array; floats, int32, int64, int8, uint8, bool. split: the sizes of the pieces, which add up to x's size.
+    axis: along which x is parted.
+    out: where to write, a list with an array for each piece; must not overlap x.
+
+    Returns a list of arrays of x's dtype, as many as split has entries. Raises TypeError, ValueError.
+
+    Formula: pieces[i] = the next split[i] slices of x along axis. Source: com.microsoft SplitTraining.
+    """
+    return np.split(x, np.cumsum(split)[:-1], axis)
+
+
+@operator(
+    "copies[i] = arrays[i]",
+    kind="whole",
+    results={
+        "copies": Tensor(MOVABLE, _own, "the shape of the array", dtype_of="arrays[]", role="alone", several=True)
+    },
+    onnx=(OnnxName("PassThrough", ("arrays*",), ("copies*",), types={"arrays": "T"}),),
+    general=several(lambda given, count: count),
+)
+def pass_through(arrays: Moved, *, out: Any = None) -> list[Array]:
+    """Copies of arrays; in a graph it makes the nodes behind it wait until all of them are there.
+
+    arrays: a list of arrays; floats, int32, int64, int8, uint8, bool.
+    out: where to write, a list with an array for each; must not overlap the arrays.
+
+    Returns a list of arrays. Raises TypeError, ValueError.
+
+    Formula: copies[i] = arrays[i]. Source: com.microsoft PassThrough.
+    """
+    return [array.copy() for array in arrays]
+
+
+@operator(
+    "finite = no element of arrays is infinite or NaN",
+    kind="whole",
+    results={"finite": Tensor(("bool",), lambda shapes, _: (), "one bool", role="alone")},
+    onnx=(
+        OnnxName("IsAllFinite", ("arrays*",), ("finite",), {"isinf_only": 0, "isnan_only": 0}, types={"arrays": "T"}),
+    ),
+    general=several(),
+)
+def is_all_finite(
+    arrays: Numbers, isinf_only: bool = False, isnan_only: bool = False, *, out: Array | None = None
+) -> Array:
+    """Whether all elements of all arrays are finite numbers.
+
+    arrays: a list of arrays of one dtype: float32, float64, float16 or bfloat16.
+    isinf_only: look for infinities alone, not for NaN.
+    isnan_only: look for NaN alone, not for infinities. Both together are refused.
+    out: where to write; must not overlap the arrays.
+
+    Returns a bool array of shape (). Raises TypeError, ValueError.
+
+    Formula: finite = no element of arrays is infinite or NaN. Source: com.microsoft IsAllFinite.
+    """
+    nan = not isinf_only and any(np.isnan(array).any() for array in arrays)
+    infinite = not isnan_only and any(np.isinf(array).any() for array in arrays)
+    return np.array(not (nan or infinite))
+
+
+@operator(
+    "scaled[i] = scale * arrays[i], in another dtype",
+    kind="whole",
+    results={
+        "scaled": Tensor(FLOATS, _scaled, "the shape of the array", dtype_of="arrays[]", role="alone", several=True)
+    },
+    onnx=(
+        OnnxName(
+            "MixedPrecisionScale",
+            ("scale", "arrays*"),
+            ("scaled*",),
+            {"to": None, "fuse_outputs": 0},
+            types={"scale": "S", "arrays": "T"},
+        ),
+    ),
+    general=several(lambda given, count: 1 if given.get("fuse_outputs") else count),
+)
+def mixed_precision_scale(
+    scale: Scale, arrays: Numbers, fuse_outputs: bool = False, *, out_dtype: Any = None, out: Any = None
+) -> list[Array]:
+    """Multiply arrays by one number and give them another dtype.
+
+    scale: float32 of shape () or (1,).
+    arrays: a list of arrays of one dtype: float32, float64, float16 or bfloat16.
+    fuse_outputs: put all results one behind the other into one array of one dimension.
+    out_dtype: the dtype of the results, one of the four; None: that of the arrays.
+    out: where to write, a list with an array for each result; must not overlap the arrays.
+
+    Returns a list of arrays, with fuse_outputs of one array. Raises TypeError, ValueError.
+
+    Formula: scaled[i] = scale * arrays[i], rounded once. Source: com.microsoft MixedPrecisionScale.
+    """
+    factor = scale.reshape(())
+    scaled = [array * factor for array in arrays]
+    return [np.concatenate([each.ravel() for each in scaled])] if fuse_outputs else scaled
+
+
+@operator(
+    "norm = sqrt(sum over all arrays of x * x)",
+    kind="whole",
+    results={"norm": Tensor(("float32",), lambda shapes, _: (), "one number", role="alone")},
+    onnx=(OnnxName("ReduceAllL2", ("arrays*",), ("norm",), types={"arrays": "T"}),),
+    general=several(),
+)
+def reduce_all_l2(arrays: Numbers, *, out: Array | None = None) -> Array:
+    """The Euclidean norm of all elements of all arrays.
+
+    arrays: a list of arrays of one dtype: float32, float64, float16 or bfloat16.
+    out: where to write; must not overlap the arrays.
+
+    Returns a float32 array of shape (). The squares are summed in float64, so none of them overflows.
+    Raises TypeError, ValueError.
+
+    Formula: norm = sqrt(sum over all arrays of x * x). Source: com.microsoft ReduceAllL2.
+    """
+    return np.sqrt(np.sum([np.sum(np.square(array)) for array in arrays]))
