@@ -73,7 +73,10 @@ def _aligned(value: Value) -> Value:
 
 
 def _spec(array: Any) -> Spec | None:
-    return None if array is None else Spec(array.shape, array.dtype, array.strides)
+    if array is None:
+        return None
+    array = np.asarray(array)
+    return Spec(array.shape, array.dtype, array.strides)
 
 
 def _error(got: Array, exact: Array) -> float:

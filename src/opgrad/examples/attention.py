@@ -6,7 +6,7 @@ import numpy as np
 
 from opgrad.examples import Example
 
-LARGE = (8, 16, 256, 256)  # samples, heads, queries, keys: 32 MiB of float32
+LARGE = (4, 16, 256, 256)  # samples, heads, queries, keys: 16 MiB of float32
 # The shapes of scores and bias, the axis, and is_inner_broadcast.
 BIASES = (
     ((37,), (37,), 0, False),

@@ -14,7 +14,7 @@ from opgrad.windows import axes
 def conv_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     """Every attribute, along one to three axes; channels and filters around the sizes of tiles."""
     if large:
-        return [_convolution(rng, (16, 64, 56, 56), 64, (3, 3), pads=(1, 1, 1, 1))]
+        return [_convolution(rng, (32, 64, 28, 28), 64, (3, 3), pads=(1, 1, 1, 1))]
     return [
         _convolution(rng, (2, 3, 40), 5, (4,)),
         _convolution(rng, (3, 4, 17), 4, (3,), strides=(2,), pads=(2, 1), dilations=(3,)),

@@ -7,7 +7,7 @@ import numpy as np
 from opgrad.contract import Array
 from opgrad.examples import Example
 
-LARGE = (4096, 2048)  # what a feed-forward layer of a transformer gives: 32 MiB of float32
+LARGE = (4096, 1024)  # what a layer of a transformer gives: 16 MiB of float32
 SMALL = ((), (1,), (0, 3), (37,), (3, 65), (2, 3, 4, 5), (2, 1, 3, 2, 33))
 ROWS = ((1,), (0, 3), (3, 0), (37,), (5, 65), (2, 3, 4, 5), (2, 1, 3, 2, 33), (70, 1))
 FAR = 6.0  # the standard deviation of inputs: some lie where only the tail is left

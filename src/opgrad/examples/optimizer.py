@@ -9,7 +9,7 @@ from opgrad.contract import Array
 from opgrad.examples import Example
 
 SHAPES = ((0,), (), (7,), (16, 3), (1000,), (3, 0), (33, 65))
-LARGE = ((1 << 19,),) * 8
+LARGE = ((1 << 19,),) * 6
 
 
 def _lists(rng: Generator, shapes: Sequence[tuple[int, ...]]) -> dict[str, list[Array]]:

@@ -9,13 +9,13 @@ from opgrad.contract import Array
 from opgrad.examples import Example
 from opgrad.windows import axes
 
-LARGE = (32, 64, 56, 56)
+LARGE = (32, 64, 56, 56)  # images, channels, and the axes along which windows lie
 
 
 def max_pool_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     """Windows side by side and overlapping, whose maxima stand anywhere in their plane."""
     if large:
-        return [_maxima(rng, (32, 64, 112, 112), LARGE[2:])]
+        return [_largest_of_pairs(rng, (8, 64, 56, 56))]
     cases = [
         ((2, 3, 70), (35,)),
         ((2, 5, 9, 7), (4, 3)),
@@ -26,6 +26,16 @@ def max_pool_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     ]
     found = [_maxima(rng, *case) for case in cases]
     return [*found, *(_maxima(rng, *case, storage_order=1) for case in cases[:4])]
+
+
+def _largest_of_pairs(rng: np.random.Generator, windows: tuple[int, ...]) -> Example:
+    """What pooling of 2 x 2 elements leaves: each maximum in a window of its own."""
+    shape = (*windows[:2], *(2 * count for count in windows[2:]))
+    places = [
+        2 * place + rng.integers(0, 2, windows) if axis > 1 else place for axis, place in enumerate(np.indices(windows))
+    ]
+    indices = np.ravel_multi_index(tuple(places), shape)
+    return Example({"dy": rng.normal(size=windows), "indices": indices, "shape": shape})
 
 
 def _maxima(rng: np.random.Generator, shape: tuple[int, ...], windows: tuple[int, ...], **order: int) -> Example:

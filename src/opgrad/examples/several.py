@@ -9,7 +9,7 @@ from opgrad.contract import Array
 from opgrad.examples import Example
 
 SIZES = (0, 1, 7, 16, 17, 63, 64, 65, 1000, 4097)
-LARGE = 64  # arrays of 2**18 elements, for the benchmark
+LARGE = 32  # arrays of 2**18 elements, for the benchmark
 
 
 def _arrays(rng: Generator, large: bool) -> list[list[Array]]:

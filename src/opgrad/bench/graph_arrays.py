@@ -1,0 +1,155 @@
+"""PyTorch on the arithmetic of training graphs, on elements and slices, and on lists of arrays."""
+
+import math
+from functools import partial
+from typing import Any
+
+from opgrad.bench.graph_tensors import Call, Setups, Tensors
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def _sum(t: Tensors) -> Call:
+    """All axes are summed over where none is named."""
+    axes = sorted({axis % t["x"].ndim for axis in t["axes"]}) or ([] if t["noop_with_empty_axes"] else None)
+    if axes == []:
+        return partial(t.results["y"].copy_, t["x"])
+    return partial(t.torch.sum, t["x"], axes, keepdim=t["keepdims"], out=t.results["y"])
+
+
+def _div_grad(t: Tensors) -> Call:
+    dy, a, b = t["dy"], t["a"], t["b"]
+    div, mul, middle = t.torch.div, t.torch.mul, t.torch.empty_like(dy)
+    quotient = t.results["da"] if a.shape == dy.shape else t.torch.empty_like(dy)
+
+    def backward() -> object:
+        div(dy, b, out=quotient)
+        products = mul(quotient, a, out=middle).sum_to_size(b.shape)
+        return quotient.sum_to_size(a.shape), products.div(b).neg()
+
+    return backward
+
+
+def _accumulate(t: Tensors) -> Call:
+    buffer, sum_ = t["buffer"], t.results["sum"]
+    return partial(t.torch.add, buffer, t["value"], out=sum_) if t["update"] else partial(sum_.copy_, buffer)
+
+
+# --- elements and slices ---------------------------------------------------------------------------------------------
+
+
+def _from_start(indices: Any, size: int) -> Any:
+    return indices.long().remainder(size)
+
+
+def _gather(t: Tensors) -> Call:
+    indices = _from_start(t["indices"], t["x"].shape[t["axis"]])
+    return partial(t.torch.gather, t["x"], t["axis"], indices, out=t.results["y"])
+
+
+def _gather_grad(t: Tensors) -> Call:
+    dx, dy, axis = t.results["dx"], t["dy"], t["axis"]
+    indices = _from_start(t["indices"], dx.shape[axis])
+    return lambda: dx.zero_().scatter_add_(axis, indices, dy)
+
+
+def _named(t: Tensors, x: Any) -> tuple[Any, Any]:
+    """x as slices in one row, and the places there of those that tuples of indices name."""
+    indices, batch = t["indices"], t["batch_dims"]
+    named = batch + indices.shape[-1]
+    places = t.torch.zeros(indices.shape[:-1], dtype=t.torch.int64)
+    for axis, size in enumerate(x.shape[:named]):
+        beside = (-1, *(1,) * (places.ndim - 1 - axis))
+        own = t.torch.arange(size).view(beside) if axis < batch else _from_start(indices[..., axis - batch], size)
+        places = places * size + own
+    return x.view(math.prod(x.shape[:named]), math.prod(x.shape[named:])), places.view(-1)
+
+
+def _gather_nd(t: Tensors) -> Call:
+    slices, places = _named(t, t["x"])
+    return partial(t.torch.index_select, slices, 0, places, out=t.results["y"].view(len(places), slices.shape[1]))
+
+
+def _gather_nd_grad(t: Tensors) -> Call:
+    slices, places = _named(t, t.results["dx"])
+    dy = t["dy"].view(len(places), slices.shape[1])
+    return lambda: slices.zero_().index_add_(0, places, dy)
+
+
+def _slice_grad(t: Tensors) -> Call | None:
+    """A slice that goes backwards is none of torch's."""
+    steps = t["steps"] or (1,) * len(t["starts"])
+    if min(steps, default=1) < 1:
+        return None
+    dx, dy = t.results["dx"], t["dy"]
+    taken = [slice(None)] * dx.ndim
+    for axis, *ends in zip(t["axes"] or range(len(steps)), t["starts"], t["ends"], steps, strict=True):
+        taken[axis] = slice(*ends)
+    inside = dx[tuple(taken)]
+    return lambda: (dx.zero_(), inside.copy_(dy))
+
+
+# --- lists of arrays -------------------------------------------------------------------------------------------------
+
+
+def _all_finite(t: Tensors) -> Call:
+    isfinite, arrays = t.torch.isfinite, t["arrays"]
+    return lambda: all(bool(isfinite(each).all()) for each in arrays)
+
+
+def _norm(t: Tensors, arrays: Any) -> Any:
+    """The norm of the norms, which half precision would round."""
+    wide = t.torch.float64 if arrays[0].dtype == t.torch.float64 else t.torch.float32
+    return t.torch.stack(t.torch._foreach_norm(arrays, dtype=wide)).norm()
+
+
+def _split(t: Tensors) -> Call:
+    return partial(t.aten.split_with_sizes_copy.out, t["x"], t["split"], t["axis"], out=list(t.results.values()))
+
+
+def _adamw(t: Tensors) -> Call | None:
+    """The fused step of torch.optim.AdamW, in place, on weights and momentums of its own."""
+    if t["adam_mode"]:
+        return None
+    weights, *momentums = ([each.clone() for each in t[name]] for name in ("weights", "momentums_1", "momentums_2"))
+    step = [t.torch.tensor(float(t["step"])) for _ in weights]
+    lists: tuple[Any, ...] = (weights, t["gradients"], *momentums, [], step)
+    rates = {"lr": float(t["lr"]), "beta1": t["alpha"], "beta2": t["beta"], "eps": t["epsilon"]}
+    optimize = partial(t.torch._fused_adamw_, *lists, **rates, weight_decay=t["weight_decay"])
+
+    def update() -> object:
+        optimize(amsgrad=False, maximize=False)
+        return weights, *momentums
+
+    return update
+
+
+def _sgd(t: Tensors) -> Call:
+    return partial(t.torch._foreach_add, t["weights"], t["gradients"], alpha=-float(t["lr"]))
+
+
+def _clip(t: Tensors) -> Call:
+    gradients, most = t["gradients"], t["max_norm"]
+    return lambda: t.torch._foreach_mul(gradients, (most / (_norm(t, gradients) + 1e-6)).clamp(max=1.0))
+
+
+ARRAYS: Setups = {
+    "reduce_sum_training": _sum,
+    "div_grad": _div_grad,
+    "zero_gradient": lambda t: t.results["y"].zero_,
+    "accumulate": _accumulate,
+    "gather_elements": _gather,
+    "gather_elements_grad": _gather_grad,
+    "gather_nd": _gather_nd,
+    "gather_nd_grad": _gather_nd_grad,
+    "slice_grad": _slice_grad,
+    "concat_training": lambda t: partial(t.torch.cat, t["arrays"], t["axis"], out=t.results["y"]),
+    "split_training": _split,
+    "pass_through": lambda t: partial(t.torch._foreach_copy_, list(t.results.values()), t["arrays"]),
+    "is_all_finite": _all_finite,
+    "mixed_precision_scale": lambda t: partial(t.torch._foreach_mul, t["arrays"], t["scale"]),
+    "adamw_optimizer": _adamw,
+    "sgd_optimizer": _sgd,
+    "clip_grad_norm": _clip,
+    "reduce_all_l2": lambda t: partial(_norm, t, t["arrays"]),
+}

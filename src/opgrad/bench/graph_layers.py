@@ -1,0 +1,236 @@
+"""PyTorch on the layers of training graphs: activations, dropout, attention, losses, normalization, windows."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from opgrad.bench.graph_tensors import Call, Setups, Tensors
+
+ALL = [True, True, True]  # gradients that are wanted
+
+# --- activations, dropout, attention ---------------------------------------------------------------------------------
+
+
+def _gelu_grad(approximate: str) -> Callable[[Tensors], Call]:
+    def setup(t: Tensors) -> Call:
+        backward, dx = t.aten.gelu_backward.grad_input, t.results["dx"]
+        dy, x, bias = t["dy"], t["x"], t["bias"]
+        if bias is None:
+            return partial(backward, dy, x, approximate=approximate, grad_input=dx)
+        add, middle = t.torch.add, t.torch.empty_like(x)
+        return lambda: backward(dy, add(x, bias, out=middle), approximate=approximate, grad_input=dx)
+
+    return setup
+
+
+def _gelu(approximate: str) -> Callable[[Tensors], Call]:
+    return lambda t: partial(t.aten.gelu.out, t["x"], approximate=approximate, out=t.results["y"])
+
+
+def _scale(ratio: float) -> float:
+    return 1.0 / (1.0 - ratio) if ratio < 1 else 0.0
+
+
+def _dropout(t: Tensors) -> Call | None:
+    """With random numbers of torch's own."""
+    return partial(t.torch.native_dropout, t["x"], float(t["ratio"]), True) if t["training_mode"] else None
+
+
+def _dropout_grad(t: Tensors) -> Call | None:
+    """torch's looks at the mask even where nothing is dropped."""
+    backward = t.aten.native_dropout_backward
+    whole = not t["training_mode"] or t["ratio"] == 0
+    return None if whole else partial(backward, t["dy"], t["mask"], _scale(t["ratio"]))
+
+
+def _bias_softmax(t: Tensors) -> Call:
+    x, y = t.rows("x", t["axis"]), t.rows("y", t["axis"])
+    bias = t["bias"].view(-1, x.shape[1])
+    repeats, inner = len(x) // len(bias), t["is_inner_broadcast"]
+    shape = (len(bias), repeats, x.shape[1]) if inner else (repeats, *bias.shape)
+    x, y, bias = x.view(shape), y.view(shape), bias.unsqueeze(1) if inner else bias
+    add, softmax, middle = t.torch.add, t.torch.softmax, t.torch.empty_like(x)
+    return lambda: softmax(add(x, bias, out=middle), -1, out=y)
+
+
+def _softmax_dropout_grad(t: Tensors) -> Call:
+    dy, mask, y, dx = (t.rows(name, t["axis"]) for name in ("dy", "mask", "y", "dx"))
+    dropout, softmax, scale = t.aten.native_dropout_backward, t.aten._softmax_backward_data.out, _scale(t["ratio"])
+    return lambda: softmax(dropout(dy, mask, scale), y, 1, y.dtype, grad_input=dx)
+
+
+# --- losses ----------------------------------------------------------------------------------------------------------
+
+
+def _dense_loss(t: Tensors) -> Call:
+    logits, labels, log_prob = (t.rows(name, -1) for name in ("logits", "labels", "log_prob"))
+    log_softmax, mul, middle, kept = t.torch.log_softmax, t.torch.mul, t.torch.empty_like(labels), t.results["log_prob"]
+    losses, divisor = t.results["loss"].shape, -len(labels) if t["reduction"] == "mean" else -1
+
+    def loss() -> object:
+        products = mul(labels, log_softmax(logits, 1, out=log_prob), out=middle)
+        return (products.sum(1).neg().view(losses) if t["reduction"] == "none" else products.sum() / divisor), kept
+
+    return loss
+
+
+def _sparse_loss(t: Tensors) -> Call:
+    logits, log_prob, kept = t.rows("logits", -1), t.rows("log_prob", -1), t.results["log_prob"]
+    labels, weight, reduction = t["labels"].long().view(-1), _sample_weights(t), t["reduction"]
+    log_softmax, nll_loss, shape = t.torch.log_softmax, t.torch.nn.functional.nll_loss, t["labels"].shape
+
+    def loss() -> object:
+        losses = nll_loss(log_softmax(logits, 1, out=log_prob), labels, reduction="none").mul_(weight)
+        if reduction == "none":
+            return losses.view(shape), kept
+        return (losses.sum() / weight.sum() if reduction == "mean" else losses.sum()), kept
+
+    return loss
+
+
+def _sample_weights(t: Tensors) -> Any:
+    if t["weight"] is not None:
+        return t["weight"].view(-1)
+    rows = t.rows("log_prob", -1)
+    return rows.new_ones(len(rows))
+
+
+def _upstream(t: Tensors) -> Callable[[], Any]:
+    """What computes the gradient of each sample's loss."""
+    dy, weight = t["dy"].view(-1), _sample_weights(t)
+    return lambda: weight * (dy / weight.sum() if t["reduction"] == "mean" else dy)
+
+
+def _dense_loss_grad(t: Tensors) -> Call:
+    log_prob, labels, dlogits = (t.rows(name, -1) for name in ("log_prob", "labels", "dlogits"))
+    backward, mul, middle = t.aten._log_softmax_backward_data.out, t.torch.mul, t.torch.empty_like(log_prob)
+    upstream = _upstream(t)
+    return lambda: backward(
+        mul(labels, upstream().neg().unsqueeze(1), out=middle), log_prob, 1, log_prob.dtype, out=dlogits
+    )
+
+
+def _sparse_loss_grad(t: Tensors) -> Call:
+    log_prob, dlogits = t.rows("log_prob", -1), t.rows("dlogits", -1)
+    nll, log_softmax = t.aten.nll_loss_backward.grad_input, t.aten._log_softmax_backward_data.out
+    middle, upstream = t.torch.empty_like(log_prob), _upstream(t)
+    given = (log_prob, t["labels"].long().view(-1), None, 0, -100, log_prob.new_zeros(()))
+    return lambda: log_softmax(nll(upstream(), *given, grad_input=middle), log_prob, 1, log_prob.dtype, out=dlogits)
+
+
+# --- normalization ---------------------------------------------------------------------------------------------------
+
+
+def _layer_norm(t: Tensors) -> Call:
+    return partial(t.torch.native_layer_norm, t["x"], t["scale"].shape, t["scale"], t["bias"], t["epsilon"])
+
+
+def _layer_norm_grad(t: Tensors) -> Call:
+    """The bias only says that its gradient is wanted."""
+    given = (t["dy"], t["x"], t["scale"].shape, t["mean"], t["inv_std"], t["scale"], t["scale"])
+    return partial(t.aten.native_layer_norm_backward, *given, ALL)
+
+
+def _rms_norm(t: Tensors) -> Call:
+    return partial(t.aten._fused_rms_norm, t["x"], t["scale"].shape, t["scale"], t["epsilon"])
+
+
+def _rms_norm_grad(t: Tensors) -> Call:
+    """What autograd makes of rms_norm, which has no kernel of its own for it on the CPU."""
+    inputs = t["x"].detach().requires_grad_(), t["scale"].detach().requires_grad_()
+    y = t.torch.rms_norm(inputs[0], t["scale"].shape, inputs[1], 1e-5)
+    return partial(t.torch.autograd.grad, y, inputs, t["dy"], retain_graph=True)
+
+
+def _batch_norm(t: Tensors) -> Call:
+    """torch mixes the running variance with one that is divided by one element less."""
+    running = (t["running_mean"].clone(), t["running_var"].clone())
+    given = (t["x"], t["scale"], t["bias"], *running, t["training_mode"], 1.0 - t["momentum"], t["epsilon"])
+    out = {"out": t.results["y"], "save_mean": t.results["saved_mean"], "save_invstd": t.results["saved_inv_std"]}
+    return partial(t.aten.native_batch_norm.out, *given, **out)
+
+
+def _batch_norm_grad(t: Tensors) -> Call:
+    given = (t["dy"], t["x"], t["scale"], None, None, t["mean"], t["inv_std"])
+    return partial(t.aten.native_batch_norm_backward, *given, True, 1e-5, ALL)
+
+
+# --- windows ---------------------------------------------------------------------------------------------------------
+
+
+def _windows(t: Tensors, axes: int) -> tuple[list[int], list[int], list[int]] | None:
+    """Strides, pads and dilations; None for pads that differ at both ends, or that depend on the shape."""
+    pads = list(t["pads"]) or [0] * (2 * axes)
+    if t["auto_pad"] not in ("NOTSET", "VALID") or (t["auto_pad"] == "NOTSET" and pads[:axes] != pads[axes:]):
+        return None
+    begin = pads[:axes] if t["auto_pad"] == "NOTSET" else [0] * axes
+    return list(t["strides"]) or [1] * axes, begin, list(t["dilations"]) or [1] * axes
+
+
+def _conv_grad(t: Tensors) -> Call | None:
+    axes = t["x"].ndim - 2
+    if t["needs"] is not None or (windows := _windows(t, axes)) is None:
+        return None
+    w = t["w"]
+    given = (t["dy"], t["x"], w, [len(w)], *windows, False, [0] * axes, t["group"])
+    return partial(t.aten.convolution_backward, *given, ALL)
+
+
+def _as_images(tensor: Any) -> Any:
+    """Two axes behind the channels; a single one as an image of one row."""
+    return tensor.unsqueeze(2) if tensor.ndim == 3 else tensor
+
+
+def _max_pool_grad(t: Tensors) -> Call | None:
+    """torch takes the place of a maximum in its plane, and windows that would give as many of them."""
+    if t["storage_order"] or len(t["shape"]) > 4:
+        return None
+    dx, dy, indices = (_as_images(each) for each in (t.results["dx"], t["dy"], t["indices"]))
+    axes = list(zip(dx.shape[2:], dy.shape[2:], strict=True))
+    if any(count > size or not count for size, count in axes):
+        return None
+    strides = [size // count for size, count in axes]
+    window = [size - (count - 1) * (size // count) for size, count in axes]
+    local = indices % math.prod(dx.shape[2:])
+    given = (dy, t.torch.empty_like(dx), window, strides, [0, 0], [1, 1], False, local)
+    return partial(t.aten.max_pool2d_with_indices_backward.grad_input, *given, grad_input=dx)
+
+
+def _average_pool_grad(t: Tensors) -> Call | None:
+    axes = len(t["shape"]) - 2
+    windows = _windows(t, axes)
+    if axes > 2 or windows is None or windows[2] != [1] * axes:
+        return None
+    dx, dy = _as_images(t.results["dx"]), _as_images(t["dy"])
+    more = [1] * (2 - axes)
+    window, strides, pads = more + list(t["kernel_shape"]), more + windows[0], [0] * (2 - axes) + windows[1]
+    given = (dy, t.torch.empty_like(dx), window, strides, pads, t["ceil_mode"], t["count_include_pad"], None)
+    return partial(t.aten.avg_pool2d_backward.grad_input, *given, grad_input=dx)
+
+
+LAYERS: Setups = {
+    "gelu": _gelu("none"),
+    "gelu_grad": _gelu_grad("none"),
+    "fast_gelu": _gelu("tanh"),
+    "fast_gelu_grad": _gelu_grad("tanh"),
+    "bias_gelu_grad_dx": _gelu_grad("none"),
+    "bias_fast_gelu_grad_dx": _gelu_grad("tanh"),
+    "dropout": _dropout,
+    "dropout_grad": _dropout_grad,
+    "bias_softmax": _bias_softmax,
+    "softmax_dropout_grad": _softmax_dropout_grad,
+    "softmax_cross_entropy": _dense_loss,
+    "softmax_cross_entropy_grad": _dense_loss_grad,
+    "sparse_softmax_cross_entropy": _sparse_loss,
+    "sparse_softmax_cross_entropy_grad": _sparse_loss_grad,
+    "layer_normalization": _layer_norm,
+    "layer_normalization_grad": _layer_norm_grad,
+    "simplified_layer_normalization": _rms_norm,
+    "simplified_layer_normalization_grad": _rms_norm_grad,
+    "batch_norm_internal": _batch_norm,
+    "batch_normalization_grad": _batch_norm_grad,
+    "conv_grad": _conv_grad,
+    "max_pool_grad": _max_pool_grad,
+    "average_pool_grad": _average_pool_grad,
+}
