@@ -92,9 +92,17 @@ def _slice_grad(t: Tensors) -> Call | None:
 # --- lists of arrays -------------------------------------------------------------------------------------------------
 
 
-def _all_finite(t: Tensors) -> Call:
+def _all_finite(t: Tensors) -> Call | None:
+    if t["isinf_only"] or t["isnan_only"]:
+        return None
     isfinite, arrays = t.torch.isfinite, t["arrays"]
     return lambda: all(bool(isfinite(each).all()) for each in arrays)
+
+
+def _scaled(t: Tensors) -> Call | None:
+    if t["fuse_outputs"] or t["out_dtype"] is not None:
+        return None
+    return partial(t.torch._foreach_mul, t["arrays"], t["scale"])
 
 
 def _norm(t: Tensors, arrays: Any) -> Any:
@@ -147,7 +155,7 @@ ARRAYS: Setups = {
     "split_training": _split,
     "pass_through": lambda t: partial(t.torch._foreach_copy_, list(t.results.values()), t["arrays"]),
     "is_all_finite": _all_finite,
-    "mixed_precision_scale": lambda t: partial(t.torch._foreach_mul, t["arrays"], t["scale"]),
+    "mixed_precision_scale": _scaled,
     "adamw_optimizer": _adamw,
     "sgd_optimizer": _sgd,
     "clip_grad_norm": _clip,
