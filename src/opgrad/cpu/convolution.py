@@ -264,12 +264,18 @@ class _Steps:
         sizes, strides = [axis.size for axis in along], tuple(axis.stride for axis in along)
         return self.images(self.layout.sources, sizes, strides, self.sizes.channels)
 
-    def images(self, sources: Any, sizes: Sequence[int], steps: tuple[int, ...], channels: int) -> dict[str, int]:
+    def images(self, sources: Any, sizes: Sequence[int], steps: Sequence[int], channels: int) -> dict[str, int]:
         """What the kernels are told of images: their sizes, and where their elements stand in the grid."""
-        (depth, height, width), (step_d, step_h, step_w), (_, grid_h, grid_w) = sizes, steps, self.layout.grid
+        along = [list(each) for each in zip(sizes, steps, self.layout.grid, strict=True)]
+        ranges = [[list(each) for each in phase] for phase in sources]
+        if along[2][0] == along[2][2] and along[1][1] == along[2][1] == 1:
+            # Rows without anything between them are one long row.
+            along = [along[0], [1, 1, 1], [along[1][0] * along[2][0], 1, along[1][2] * along[2][2]]]
+            ranges = [[d, [0, 1, 0], [each * sizes[2] for each in h]] for d, h, _ in ranges]
+        (depth, step_d, _), (height, step_h, grid_h), (width, step_w, grid_w) = along
         return {
-            "phases": len(sources),
-            "phase_table": self.table(sources),
+            "phases": len(ranges),
+            "phase_table": self.table(ranges),
             "channels": channels * self.sizes.group,
             "depth": depth,
             "height": height,
@@ -280,6 +286,7 @@ class _Steps:
             "grid_h": grid_h,
             "grid_w": grid_w,
             "grid": self.sizes.grid,
+            "filled": all(math.prod(high - low for low, high, _ in each) == self.sizes.grid for each in ranges),
         }
 
     # --- products ---

@@ -124,11 +124,17 @@ def pack_weights(
         source = w + (group * source_group + load_word(tile, CHANNEL) * channel_step)
         places, has = sources + 8 * load_word(tile, SHIFTS), load_word(tile, TILE_ROWS)
         for j in range(load_word(tile, TERMS)):
-            for r in range(rows):
-                if r < has:
-                    store_one(to, rows * j + r, load_one(source, load_word(places, j) + r * channel_step))
-                else:
-                    store_one(to, rows * j + r, number(weights, 0.0))
+            of, at = source + load_word(places, j), rows * j
+            if has == ROWS:
+                a, b = load_one(of, 0), load_one(of, channel_step)
+                c, d = load_one(of, 2 * channel_step), load_one(of, 3 * channel_step)
+                store_one(to, at, a)
+                store_one(to, at + 1, b)
+                store_one(to, at + 2, c)
+                store_one(to, at + 3, d)
+            else:
+                for r in range(rows):
+                    store_one(to, at + r, load_one(of, r * channel_step) if r < has else number(weights, 0.0))
 
 
 @inline
