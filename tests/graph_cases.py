@@ -6,36 +6,14 @@ import pytest
 import opgrad
 from opgrad.accuracy import error_in_ulp, tolerance
 from opgrad.contract import FLOATS, graph_operators
+from opgrad.examples import listed
 
 OPERATORS = list(graph_operators().values())
 each_operator = pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
 
 
-def listed(results):
-    """The results of a call as a flat list."""
-    if not isinstance(results, tuple | list):
-        return [results]
-    return [array for each in results for array in listed(each)]
-
-
 def call(op, arguments, **more):
     return listed(getattr(opgrad, op.name)(**arguments, **more))
-
-
-def reference(op, arguments):
-    """The float64 reference's results for arguments rounded to their dtypes."""
-    with np.errstate(all="ignore"):
-        return listed(
-            op.reference(
-                **{name: widened(value) for name, value in arguments.items() if name not in ("out", "out_dtype")}
-            )
-        )
-
-
-def widened(value):
-    if isinstance(value, list):
-        return [widened(each) for each in value]
-    return value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.name in FLOATS else value
 
 
 def changed(arguments, change):

@@ -10,22 +10,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import typer
+from graph_cases import arrays_of, each_operator
 from rich.console import Console
 from typer.testing import CliRunner
 
 from opgrad.accuracy import error_in_ulp, last_place, reference
 from opgrad.bench import measure, peers
 from opgrad.bench.case import Case
-from opgrad.bench.cells import DTYPES, GROUPS, PLAIN, PLANS, WORKLOADS, Cell, Workload, select
+from opgrad.bench.cells import DTYPES, EXAMPLE, GRAPH, GROUPS, PLAIN, PLANS, WORKLOADS, Cell, Workload, select
 from opgrad.bench.command import bench
 from opgrad.bench.copying import copier
 from opgrad.bench.figures import figures, geometric_mean, losses, read
 from opgrad.bench.form_case import FormCase
+from opgrad.bench.graph_case import GraphCase
 from opgrad.bench.run import Options, prepared, previous, run, store
 from opgrad.bench.tables import TITLES, duration, full_table, headline_table, show, summary
 from opgrad.bench.targets import Cpu, target
 from opgrad.contract import DTYPES as NUMPY_DTYPES
 from opgrad.contract import FLOATS, operators
+from opgrad.examples import examples
 
 TINY = {
     "elements": (Workload((37,)),),
@@ -38,7 +41,10 @@ NOT_COMPARED = {"quick_gelu", "quick_gelu_grad", "gather_grad"}
 NOT_COMPARED |= {"softmax_cross_entropy_loss_only", "softmax_cross_entropy_loss_and_grad"}
 PEER_TOLERANCE = 8  # ulp
 PLAN_TIMES = ("opgrad", "copy", "call", "kernel")
-FORMS = {cell.name: cell for cell in select([], [], [], quick=False, groups=GROUPS[1:])}
+FORMS = {
+    cell.name: cell
+    for cell in select([], [], [], quick=False, groups=[group for group in GROUPS if group not in (PLAIN, GRAPH)])
+}
 
 
 def tiny_cells(op, dtype="float32"):
@@ -115,6 +121,20 @@ def test_forms_of_softmax_and_their_peers(monkeypatch, name):
             assert case.error() < (1 if integers else 64)
     if case.cell.workload.group == PLANS:
         assert set(rivals) == {"call", "kernel"}
+
+
+@each_operator
+def test_operators_of_training_graphs_and_their_peers(monkeypatch, op):
+    small = examples(op, "float32")
+    monkeypatch.setattr("opgrad.bench.graph_case.examples", lambda *_, large: small[:1])
+    case = GraphCase(Cell(op, EXAMPLE, "float32"))
+    rivals = peers.calls(case, peers.installed())
+    for call in (case.call(), *rivals.values()):
+        call()
+    case.call()()
+    assert case.error() < 64
+    assert case.traffic() == sum(array.nbytes for array in arrays_of(case.values) + arrays_of(case.results))
+    assert set(rivals) <= {"torch"}
 
 
 def test_wrong_forms_have_a_large_error():

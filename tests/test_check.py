@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import typer
+from graph_cases import each_operator
 from typer.testing import CliRunner
 
 import opgrad
@@ -23,6 +24,7 @@ def run(*options):
 def one_operator(monkeypatch):
     """Test relu alone, and start no process."""
     monkeypatch.setattr(check, "operators", lambda: {"relu": operators()["relu"]})
+    monkeypatch.setattr(check, "graph_operators", dict)
     monkeypatch.setattr(check, "_first_calls", lambda: {"cold": 1.0, "warm": 0.5})
 
 
@@ -30,6 +32,11 @@ def test_every_operator_passes(op, dtype):
     outcome = check.check_operator(op, dtype)
     assert outcome["problem"] == ""
     assert outcome["right"]
+
+
+@each_operator
+def test_every_operator_of_training_graphs_passes(op, dtype):
+    assert check.check_operator(op, dtype)["problem"] == ""
 
 
 @pytest.mark.usefixtures("one_operator")

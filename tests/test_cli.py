@@ -30,7 +30,9 @@ def test_train_writes_model_picture_and_metrics(tmp_path: Path) -> None:
     assert re.search(r"test accuracy +\d\d\.\d\d%", text)
     assert "samples/s" in text
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "last.checkpoint",
         "loss.png",
+        "metrics.csv",
         "metrics.json",
         "model.onnx",
     ]

@@ -17,7 +17,7 @@ import pytest
 
 from opgrad import arrays, layout, post_ops
 from opgrad.contract import DTYPES, FLOATS, INTEGERS, Spec, normalise, operators
-from opgrad.dropout import Dropout
+from opgrad.dropout_attribute import Dropout
 from opgrad.plans import prepare
 
 ARCHITECTURE = 90

@@ -35,7 +35,7 @@ import opgrad
 from opgrad import post_ops
 from opgrad.contract import DTYPES, operators
 from opgrad.cuda import regimes
-from opgrad.dropout import Dropout
+from opgrad.dropout_attribute import Dropout
 from opgrad.primitive import CONDITION_TYPES, GRADIENT_TYPES, OPERAND_TYPES, TYPES
 from opgrad.random import keep_mask
 

@@ -5,7 +5,9 @@ import onnx
 import pytest
 from artifact_sets import EXAMPLES, optimizer_model
 
+import opgrad
 from opgrad.training import AdamWRule, SGDRule, read_rule
+from opgrad.training.optimizer import GradientNorm, Rule
 
 
 def adamw_in_float64(p: np.ndarray, gradients: list[np.ndarray], rate: float, rule: AdamWRule) -> np.ndarray:
@@ -46,13 +48,92 @@ def test_adamw_against_float64(adam_mode: int, correct_bias: int, epsilon: float
 def test_sgd_against_float64() -> None:
     random = np.random.default_rng(7)
     parameters = random.uniform(0.5, 1.5, 70_001).astype(np.float32)
-    gradients = random.normal(0, 0.1, parameters.size).astype(np.float32)
-    expected = parameters - 0.01 * gradients.astype(np.float64) - 0.005 * gradients.astype(np.float64)
-    optimizer = SGDRule().start(parameters, gradients, 0.01)
-    optimizer.step()
-    optimizer.learning_rate = 0.005
-    optimizer.step()
+    gradients = random.normal(0, 0.1, (5, parameters.size)).astype(np.float32)
+    rates = [0.01, 0.005, 0.1, 0.02, 0.01]
+    expected = parameters - np.tensordot(rates, gradients.astype(np.float64), 1)
+    current = np.empty_like(parameters)
+    optimizer = SGDRule().start(parameters, current, 1.0)
+    for rate, gradient in zip(rates, gradients, strict=True):
+        current[...] = gradient
+        optimizer.learning_rate = rate
+        optimizer.step()
+    assert optimizer.steps == 5
+    np.testing.assert_array_equal(current, gradients[-1])
     np.testing.assert_allclose(parameters, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 64, 4097, 400_003])
+@pytest.mark.parametrize("rule", [AdamWRule(), SGDRule(), AdamWRule(max_norm=0.01), SGDRule(max_norm=0.01)])
+def test_every_element_is_updated_once(rule: Rule, size: int) -> None:
+    """Every element moves as if it were alone, with any number of threads, and nothing beside them is touched."""
+    random = np.random.default_rng(size)
+    values, gradient = random.uniform(0.5, 1.5, size + 2).astype(np.float32), random.normal(size=size + 2)
+    results = []
+    for threads in (1, 2):
+        before = opgrad.get_num_threads()
+        opgrad.set_num_threads(threads)
+        try:
+            memory, gradients = values.copy(), gradient.astype(np.float32)
+            optimizer = rule.start(memory[1:-1], gradients[1:-1], 0.125)
+            optimizer.step()
+        finally:
+            opgrad.set_num_threads(before)
+        results.append((memory, gradients))
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    np.testing.assert_array_equal(results[0][1], results[1][1])
+    memory, gradients = results[0]
+    g = gradient.astype(np.float32)[1:-1].astype(np.float64)
+    if rule.max_norm is not None and size:
+        g *= min(1, rule.max_norm / (np.sqrt((g**2).sum()) + 1e-6))
+    np.testing.assert_allclose(gradients[1:-1], g, rtol=1e-6)
+    start = values[1:-1].astype(np.float64)
+    expected = start - 0.125 * g if isinstance(rule, SGDRule) else adamw_in_float64(start, [g], 0.125, rule)
+    np.testing.assert_allclose(memory[1:-1], expected, rtol=1e-6)
+    assert (memory[0], memory[-1]) == (values[0], values[-1])
+
+
+@pytest.mark.parametrize("rule", [AdamWRule(), AdamWRule(adam_mode=1, weight_decay=0.1), SGDRule()])
+def test_float64_parameters(rule: Rule) -> None:
+    random = np.random.default_rng(7)
+    parameters, gradients = random.uniform(0.5, 1.5, 1001), random.normal(size=1001)
+    if isinstance(rule, SGDRule):
+        expected = parameters - 0.01 * gradients
+    else:
+        expected = adamw_in_float64(parameters, [gradients], 0.01, rule)
+    rule.start(parameters, gradients, 0.01).step()
+    np.testing.assert_allclose(parameters, expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("size", [0, 1, 33, 4096, 1_000_003])
+def test_the_norm_is_summed_in_float64(size: int) -> None:
+    gradients = np.random.default_rng(size).normal(size=size).astype(np.float32)
+    if size:
+        gradients[0] = 1e25  # its square exceeds float32
+    expected = np.sqrt((gradients.astype(np.float64) ** 2).sum())
+    np.testing.assert_allclose(GradientNorm(gradients).measure(), expected, rtol=1e-14)
+
+
+def test_gradients_that_are_not_numbers_are_not_hidden_by_clipping() -> None:
+    for wrong in (np.nan, np.inf):
+        parameters, gradients = np.ones(40, np.float32), np.ones(40, np.float32)
+        gradients[3] = wrong
+        SGDRule(max_norm=1.0).start(parameters, gradients, 0.1).step()
+        assert np.isnan(parameters[3])
+    parameters, gradients = np.ones(40, np.float32), np.full(40, 1e-3, np.float32)
+    SGDRule(max_norm=1.0).start(parameters, gradients, 0.1).step()
+    np.testing.assert_array_equal(gradients, np.float32(1e-3))
+
+
+def test_arrays_that_do_not_fit() -> None:
+    good, other = np.zeros(8, np.float32), np.zeros(9, np.float32)
+    with pytest.raises(TypeError, match="has dtype float16, expected float32 or float64"):
+        SGDRule().start(np.zeros(8, np.float16), np.zeros(8, np.float16), 0.1)
+    with pytest.raises(TypeError, match="has dtype float64, expected float32 or float64, the same"):
+        SGDRule().start(good, np.zeros(8), 0.1)
+    with pytest.raises(ValueError, match=r"has shape \(9,\), expected \(8,\)"):
+        AdamWRule().start(good, other, 0.1)
+    with pytest.raises(ValueError, match="read-only or strided"):
+        SGDRule().start(np.zeros(16, np.float32)[::2], good, 0.1)
 
 
 def test_rules_are_read_from_the_optimizer_model() -> None:
@@ -61,6 +142,10 @@ def test_rules_are_read_from_the_optimizer_model() -> None:
     )
     assert read_rule(optimizer_model("AdamWOptimizer")) == AdamWRule(0.9, 0.999, 1e-8, 0.01, 0, 1)
     assert read_rule(optimizer_model("SGDOptimizerV2")) == SGDRule()
+    clipping = optimizer_model("InplaceClipGradNorm", "AdamWOptimizer")
+    assert read_rule(clipping) == AdamWRule(max_norm=1.0)
+    clipping.graph.node[0].attribute.append(onnx.helper.make_attribute("max_norm", 0.5))
+    assert read_rule(clipping) == AdamWRule(max_norm=0.5)
 
 
 def test_optimizer_models_without_a_meaning_here() -> None:

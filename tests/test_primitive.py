@@ -21,7 +21,7 @@ from samples import bits, cast
 
 import opgrad
 from opgrad.contract import BYTES, DTYPES
-from opgrad.dropout import Dropout
+from opgrad.dropout_attribute import Dropout
 from opgrad.primitive import TYPES
 
 FORMS = [("softmax", False), ("softmax", True), ("log_softmax", False)]

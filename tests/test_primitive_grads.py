@@ -11,7 +11,7 @@ from samples import bits, cast
 import opgrad
 from opgrad import post_ops
 from opgrad.contract import DTYPES, operators
-from opgrad.dropout import Dropout
+from opgrad.dropout_attribute import Dropout
 from opgrad.primitive import GRADIENT_TYPES, OPERAND_TYPES
 
 NAMES = ("softmax_grad", "log_softmax_grad")

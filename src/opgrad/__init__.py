@@ -2,7 +2,7 @@
 
 from opgrad import post_ops
 from opgrad.cpu.parallel import get_num_threads, set_num_threads
-from opgrad.dropout import Dropout
+from opgrad.dropout_attribute import Dropout
 from opgrad.ops.accumulate import in_place_accumulator, scale
 from opgrad.ops.activation import (
     leaky_relu,
@@ -16,6 +16,8 @@ from opgrad.ops.activation import (
     tanh,
     tanh_grad,
 )
+from opgrad.ops.arithmetic import broadcast_gradient_args, div_grad, reduce_sum_training, zero_gradient
+from opgrad.ops.attention import bias_softmax, softmax_dropout_grad
 from opgrad.ops.convolution import conv_grad
 from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss,
@@ -23,8 +25,26 @@ from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss_grad,
     softmax_cross_entropy_loss_only,
 )
+from opgrad.ops.dropout import dropout, dropout_grad
 from opgrad.ops.gather import gather, gather_grad
+from opgrad.ops.gelu import bias_fast_gelu_grad_dx, bias_gelu_grad_dx, fast_gelu, fast_gelu_grad, gelu, gelu_grad
+from opgrad.ops.loss import (
+    softmax_cross_entropy,
+    softmax_cross_entropy_grad,
+    sparse_softmax_cross_entropy,
+    sparse_softmax_cross_entropy_grad,
+)
+from opgrad.ops.normalization import (
+    batch_norm_internal,
+    batch_normalization_grad,
+    layer_normalization,
+    layer_normalization_grad,
+    simplified_layer_normalization,
+    simplified_layer_normalization_grad,
+)
+from opgrad.ops.optimizer import adamw_optimizer, clip_grad_norm, sgd_optimizer
 from opgrad.ops.pooling import average_pool_grad, max_pool_grad
+from opgrad.ops.scatter import gather_elements, gather_elements_grad, gather_nd, gather_nd_grad, slice_grad
 from opgrad.ops.several import (
     concat_training,
     is_all_finite,
@@ -48,14 +68,35 @@ __version__ = "0.1.0"
 __all__ = [
     "Dropout",
     "PlannedCall",
+    "adamw_optimizer",
     "average_pool_grad",
+    "batch_norm_internal",
+    "batch_normalization_grad",
+    "bias_fast_gelu_grad_dx",
+    "bias_gelu_grad_dx",
+    "bias_softmax",
+    "broadcast_gradient_args",
+    "clip_grad_norm",
     "concat_training",
     "conv_grad",
+    "div_grad",
+    "dropout",
+    "dropout_grad",
+    "fast_gelu",
+    "fast_gelu_grad",
     "gather",
+    "gather_elements",
+    "gather_elements_grad",
     "gather_grad",
+    "gather_nd",
+    "gather_nd_grad",
+    "gelu",
+    "gelu_grad",
     "get_num_threads",
     "in_place_accumulator",
     "is_all_finite",
+    "layer_normalization",
+    "layer_normalization_grad",
     "leaky_relu",
     "leaky_relu_grad",
     "log_softmax",
@@ -70,21 +111,32 @@ __all__ = [
     "quick_gelu",
     "quick_gelu_grad",
     "reduce_all_l2",
+    "reduce_sum_training",
     "relu",
     "relu_grad",
     "scale",
     "set_num_threads",
+    "sgd_optimizer",
     "sigmoid",
     "sigmoid_grad",
+    "simplified_layer_normalization",
+    "simplified_layer_normalization_grad",
+    "slice_grad",
     "softmax",
+    "softmax_cross_entropy",
+    "softmax_cross_entropy_grad",
     "softmax_cross_entropy_loss",
     "softmax_cross_entropy_loss_and_grad",
     "softmax_cross_entropy_loss_grad",
     "softmax_cross_entropy_loss_only",
+    "softmax_dropout_grad",
     "softmax_grad",
     "softmax_grad_plan",
     "softmax_plan",
+    "sparse_softmax_cross_entropy",
+    "sparse_softmax_cross_entropy_grad",
     "split_training",
     "tanh",
     "tanh_grad",
+    "zero_gradient",
 ]

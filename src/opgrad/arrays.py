@@ -49,7 +49,8 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
     runners: dict[Any, Runner] = {}
     lock = threading.Lock()
     named = namer(op)
-    first, place = op.arrays[0], op.parameters.index(op.arrays[0])
+    first = op.arrays[0] if op.arrays else op.parameters[0]
+    place = op.parameters.index(first)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if interop.known.get(type(args[place] if len(args) > place else kwargs.get(first))) is not None:
@@ -137,19 +138,19 @@ def namer(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str,
 
 
 def as_given(op: Operator, named: Mapping[str, Any]) -> dict[str, Any]:
-    """The call's arguments by name: arrays as NumPy arrays, numbers in arrays as such, `shape` as a tuple."""
+    """The call's arguments by name: arrays as NumPy arrays, numbers in arrays as such, lists of integers as tuples."""
     given = dict(named)
     for name, value in named.items():
         if name in op.inputs and value is not None:
             given[name] = _as_array(op, name, value)
-        elif isinstance(value, np.ndarray) and value.ndim == 0 and name != "out":
-            given[name] = value.item()
+        elif isinstance(value, np.ndarray) and name != "out":
+            # A key of plans must hold the numbers of an array that is read as an attribute.
+            given[name] = value.item() if value.ndim == 0 else tuple(value.tolist())
     if "out" in given:
         given["out"] = _as_out(op, given["out"])
-    if "shape" in given:
-        normalise(op, shape := {"shape": given["shape"]}, {})
-        given["shape"] = shape["shape"]
-    return given
+    lists = {name: given[name] for name in op.attributes if name in given and (name == "shape" or op.is_list(name))}
+    normalise(op, lists, {})
+    return given | lists
 
 
 def _as_array(op: Operator, name: str, value: Any) -> Array:

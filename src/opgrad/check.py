@@ -8,8 +8,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import track
@@ -18,7 +20,8 @@ from rich.table import Table
 import opgrad
 from opgrad import machine
 from opgrad.accuracy import error_in_ulp, reference, tolerance
-from opgrad.contract import FLOATS, Operator, operators
+from opgrad.contract import FLOATS, GRAPH_FAMILIES, Operator, graph_operators, operators
+from opgrad.examples import Example, examples, expected, listed
 from opgrad.sample import arguments
 
 # Kind of operator -> shapes with what else belongs to them; vectors, tails, other axes, optional arguments.
@@ -69,8 +72,8 @@ def examine(progress: Callable[[list[Operator]], Any] = list) -> dict[str, Any]:
     devices = ("cpu",) if no_cuda else ("cpu", CUDA)
     tested = [
         check_operator(op, dtype, device)
-        for op in progress(list(operators().values()))
-        for device in devices
+        for op in progress([*operators().values(), *graph_operators().values()])
+        for device in (devices if op.family not in GRAPH_FAMILIES else ("cpu",))
         for dtype in FLOATS
     ]
     runtime, problem = _onnxruntime()
@@ -95,9 +98,14 @@ def check_operator(op: Operator, dtype: str, device: str = "cpu") -> dict[str, A
     """
     pairs = []
     problem = ""
-    for shape, options in EXAMPLES[op.kind]:
+    cases: list[Callable[[], tuple[float, float]]] = [
+        partial(_error_and_tolerance, op, dtype, device, shape, options) for shape, options in EXAMPLES.get(op.kind, ())
+    ]
+    if op.family in GRAPH_FAMILIES:
+        cases = [partial(_error_of_example, op, example) for example in examples(op, dtype)]
+    for case in cases:
         try:
-            pairs.append(_error_and_tolerance(op, dtype, device, shape, options))
+            pairs.append(case())
         except Exception as error:  # whatever it is, the other operators are still worth testing
             problem = f"{type(error).__name__}: {error}"
     for ulp, allowed in pairs:
@@ -117,6 +125,20 @@ def _error_and_tolerance(
     expected = reference(op, values).values()
     worst = max(error_in_ulp(got, exact) for got, exact in zip(several, expected, strict=True))
     return worst, tolerance(dtype, max(math.prod(shape), *options.get("indices", (1,))))
+
+
+def _error_of_example(op: Operator, example: Example) -> tuple[float, float]:
+    """The worst error of an operator's float results on an example, infinite if another result is wrong."""
+    worst, allowed = 0.0, math.inf
+    results = listed(getattr(opgrad, op.name)(**example.arguments))
+    for got, exact in zip(results, expected(op, example.arguments), strict=True):
+        if got.dtype.name in FLOATS:
+            error = error_in_ulp(got, exact)
+            allowed = min(allowed, tolerance(got.dtype.name, example.terms))
+        else:
+            error = 0.0 if np.array_equal(got, exact) else math.inf
+        worst = max(worst, error)
+    return worst, allowed if math.isfinite(allowed) else 0.0
 
 
 def _computed(op: Operator, values: dict[str, Any]) -> tuple[Any, ...]:

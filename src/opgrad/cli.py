@@ -1,6 +1,8 @@
 """The command `opgrad`. Every command imports what is heavy when it runs, so that `--help` is quick."""
 
 import functools
+import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -91,24 +93,121 @@ def train(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows of a batch.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Decides the order of the rows.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for the results; default: runs/NAME.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Checkpoint to go on from: last.checkpoint of a run.", exists=True, dir_okay=False),
+    ] = None,
+    validation: Annotated[
+        str | None, typer.Option(metavar="FRACTION|ROWS", help="Training rows to validate every epoch with.")
+    ] = None,
+    patience: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many epochs without a better validation loss.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Learning rate: constant, linear or cosine.")
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(min=0, metavar="STEPS", help="Steps over which the learning rate rises from 0.")
+    ] = None,
+    accumulate: Annotated[int | None, typer.Option(min=1, help="Batches whose gradients make one step.")] = None,
+    clip_norm: Annotated[
+        float | None, typer.Option(callback=_positive, help="Largest norm of all gradients together.")
+    ] = None,
 ) -> None:
     """Train an artifact set of onnxruntime-training in stock onnxruntime.
 
-    Writes the trained model (model.onnx, for any onnxruntime), a picture of the loss (loss.png) and all
-    figures (metrics.json). What is not given here is read from recipe.toml in ARTIFACT_DIR.
+    Writes the trained model (model.onnx, for any onnxruntime), a picture of the loss (loss.png), all figures
+    (metrics.json, metrics.csv) and checkpoints (last.checkpoint, best.checkpoint). What is not given here is read
+    from recipe.toml in ARTIFACT_DIR or, with --resume, from the checkpoint. Ctrl-C leaves a checkpoint behind.
 
-    Example: opgrad train examples/digits
+    Example: opgrad train examples/digits --validation 0.1 --patience 3
     """
     from opgrad.training import ArtifactSet, Recipe, job, report
+    from opgrad.training.fit import Interrupted
+    from opgrad.training.state import Resumption
 
-    options = {"epochs": epochs, "learning_rate": lr, "batch_size": batch_size, "seed": seed}
+    options = {"epochs": epochs, "learning_rate": lr, "batch_size": batch_size, "seed": seed, "schedule": schedule}
+    options |= {"validation": _rows_or_fraction(validation), "patience": patience, "warmup": warmup}
+    options |= {"accumulate": accumulate, "clip_norm": clip_norm}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    recipe = replace(Recipe.load(directory), **given)
+    resumption = Resumption.read(resume) if resume else None
+    saved = resumption.state.recipe if resumption and resumption.state else Recipe.load(directory)
+    recipe = replace(saved, **given)
     artifacts = ArtifactSet.load(directory)
+    folder = output or Path("runs") / artifacts.name
     console = Console()
-    with report.TrainingBar(console, artifacts.name) as bar:
-        run = job.train(artifacts, recipe, data, output or Path("runs") / artifacts.name, bar)
+    try:
+        with report.TrainingBar(console, artifacts.name) as bar:
+            run = job.train(artifacts, recipe, data, folder, bar, resumption)
+    except Interrupted as interruption:
+        words = ["opgrad", "train", directory, "--resume", interruption.checkpoint]
+        words += [word for name, value in (("--data", data), ("--output", output)) if value for word in (name, value)]
+        raise RuntimeError(f"{interruption}; to go on: {shlex.join(map(str, words))}") from None
     report.print_run(console, run)
+
+
+def _rows_or_fraction(text: str | None) -> int | float | None:
+    """A whole number as int, any other as float."""
+    if text is None:
+        return None
+    try:
+        return int(text) if text.lstrip("+-").isdigit() else float(text)
+    except ValueError:
+        raise ValueError(f"train: validation is {text!r}, expected a number of rows or a fraction") from None
+
+
+@app.command()
+@explains_errors(extra="train")
+def inspect(
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="Folder of an artifact set, or one .onnx file.", exists=True)
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what an artifact set contains, and who runs every operator of its training graph.
+
+    onnxruntime: the stock package alone; opgrad: with opgrad's operators; only by lowering: after `opgrad lower`.
+    Exit status 1 if nobody runs some operator.
+
+    Example: opgrad inspect examples/digits
+    """
+    from opgrad.training import inspection
+
+    found = inspection.inspect(path)
+    if as_json:
+        typer.echo(json.dumps(found.as_json(), indent=1))
+    else:
+        inspection.print_inspection(Console(), found)
+    if not found.runs:
+        raise typer.Exit(1)
+
+
+@app.command()
+@explains_errors(extra="onnx")
+def lower(
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="An .onnx file.", exists=True, dir_okay=False)
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="Print which operators can be lowered, and why the others cannot.")
+    ] = False,
+) -> None:
+    """Turn a model's training operators into functions of plain ONNX operators, for places without opgrad.
+
+    What the originals wrote into their inputs becomes an additional output, named after the input with .next.
+
+    Example: opgrad lower examples/digits/training_model.onnx -o plain.onnx
+    """
+    from opgrad.onnxruntime import LOWERED, NOT_LOWERED, saving
+
+    if show_list:
+        typer.echo("\n".join([*sorted(LOWERED), "", *(f"{name}: {why}" for name, why in sorted(NOT_LOWERED.items()))]))
+        return
+    if model is None or output is None:
+        raise typer.BadParameter("expected MODEL and --output, or --list")
+    for line in saving.lower_file(model, output):
+        typer.echo(line)
 
 
 @app.command()
@@ -127,16 +226,20 @@ def ops() -> None:
 
 
 def operator_rows() -> list[tuple[str, str, str, str, str]]:
-    """Name, formula, dtypes, backends and ONNX names of every operator, as text."""
-    from opgrad.contract import FLOATS, INTEGERS, operators
+    """What the table says of every operator."""
+    from opgrad.contract import graph_operators, operators
 
-    rows = []
-    for operator in operators().values():
-        taken = {name for tensor in operator.inputs.values() for name in tensor.dtypes}
-        dtypes = [name for name in FLOATS + INTEGERS if name in taken]
-        onnx_names = ", ".join(item.name for item in operator.onnx)
-        rows.append((operator.name, operator.formula, ", ".join(dtypes), _backends(operator), onnx_names))
-    return rows
+    return [operator_row(op) for op in (*operators().values(), *graph_operators().values())]
+
+
+def operator_row(op: Any) -> tuple[str, str, str, str, str]:
+    """Name, formula, dtypes, backends and ONNX names of an operator, as text."""
+    from opgrad.contract import FLOATS, INTEGERS
+
+    taken = {name for tensor in op.inputs.values() for name in tensor.dtypes}
+    dtypes = [name for name in FLOATS + INTEGERS if name in taken]
+    onnx_names = ", ".join(item.name for item in op.onnx)
+    return op.name, op.formula, ", ".join(dtypes), _backends(op), onnx_names
 
 
 def _backends(operator: Any) -> str:

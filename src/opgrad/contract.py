@@ -29,7 +29,7 @@ FAMILIES = ("softmax", "cross_entropy", "activation", "gather", "accumulate")
 # Operators that training graphs contain beside those: for NumPy arrays and ONNX Runtime on the CPU.
 GRAPH_FAMILIES = (
     *("gelu", "dropout", "attention", "loss", "arithmetic", "normalization"),
-    *("convolution", "pooling", "scatter", "several"),
+    *("convolution", "pooling", "scatter", "several", "optimizer"),
 )
 NEEDS = "needs"  # the keyword of operators that can leave results out
 REDUCTIONS = ("none", "mean", "sum")
@@ -61,10 +61,10 @@ class Tensor:
     """What an array argument or a result may be.
 
     `shape` computes the one allowed shape from those of the arrays before it and the attributes (None: any);
-    `as_in` is the end of the message, `dtype_of` the argument whose dtype this one must have; a result with neither
-    that nor `out_dtype` has the only one of its dtypes. `role`: it has an entry for each element of the first array,
-    for each sample of it (without axis 1), or stands by itself. `several`: it stands for any number of arrays, see
-    `spread`.
+    `as_in` is the end of the message, `dtype_of` the argument whose dtype this one must have; a result that may not
+    have that dtype has the first of its own, unless `out_dtype` asks for another. `role`: it has an entry for each
+    element of the first array, for each sample of it (without axis 1), or stands by itself. `several`: it stands for
+    any number of arrays, see `spread`.
     """
 
     dtypes: tuple[str, ...]
@@ -85,6 +85,7 @@ class OnnxName:
     memory). `attributes` holds the ONNX attributes with the original defaults. `until_13`: axis k stands for the axes
     from k to the last. `types` gives inputs that share a dtype one letter, and inputs read as attributes the dtypes
     that they come in; without it all float arrays share one. `origin` is the domain of the original if it is another.
+    `overwrites`: results that are written over an input, whose memory the caller keeps.
     `shape_of` names the result whose shape, as the graph declares it, is the attribute `shape`.
     """
 
@@ -95,6 +96,7 @@ class OnnxName:
     until_13: bool = False
     types: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     origin: str = "com.microsoft"
+    overwrites: Mapping[str, str] = field(default_factory=dict)
     shape_of: str | None = None
 
 
@@ -138,6 +140,10 @@ class Operator:
     def arrays(self) -> tuple[str, ...]:
         """The names of the array arguments, in order."""
         return tuple(self.inputs)
+
+    def is_list(self, attribute: str) -> bool:
+        """Whether an attribute is a tuple of ints, given as that, as a list or as an array."""
+        return self.types.get(attribute) in (tuple[int, ...], tuple[int, ...] | None)
 
     def has_kernel(self, backend: str) -> bool:
         """Whether there is a kernel for a backend; its file is read, for what it imports may not be installed."""
@@ -276,8 +282,13 @@ def spread(op: Operator, given: int, made: int) -> Operator:
         return found
 
     inputs, results = replaced(op.inputs, given), replaced(op.results, made)
+    shared = {
+        f"{result}[{i}]": tuple(f"{name}[{i}]" for name in names)
+        for result, names in op.in_place.items()
+        for i in range(made)
+    }
     rest = [name for name in op.parameters if name not in op.inputs]
-    return replace(op, inputs=inputs, results=results, parameters=(*inputs, *rest), general=None)
+    return replace(op, inputs=inputs, results=results, parameters=(*inputs, *rest), in_place=shared, general=None)
 
 
 def _indexed(tensor: Tensor, index: int) -> Tensor:
@@ -287,28 +298,24 @@ def _indexed(tensor: Tensor, index: int) -> Tensor:
 
 
 def several(made: Callable[[Mapping[str, Any], int], int] = lambda given, count: 0) -> General:
-    """What an operator with a list of arrays takes; `made` gives the number of its results if they are a list.
+    """What an operator with lists of arrays takes, all equally long; `made` gives the length of lists that it returns.
 
-    It is given the arguments and the number of arrays in the list, 1 if there is none.
+    It is given the arguments and the length of the lists, 1 if there is none.
     """
 
     def expand(op: Operator, given: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
-        flat = dict(given)
-        count = 1
-        for name in (name for name, tensor in op.inputs.items() if tensor.several):
+        flat, count = dict(given), 1
+        lists = [name for name, tensor in op.inputs.items() if tensor.several]
+        for name in lists:
             arrays = flat.pop(name)
-            if not isinstance(arrays, list | tuple):
-                raise TypeError(f"{op.name}: {name} is {type(arrays).__name__}, expected a list of arrays")
-            if not arrays:
-                raise ValueError(f"{op.name}: {name} is empty, expected at least one array")
-            count = len(arrays)
+            count = _length(op, name, arrays, lists[0], count)
             flat |= {f"{name}[{i}]": array for i, array in enumerate(arrays)}
         results = made(given, count)
         if not results:
             return spread(op, count, 0), flat
-        if isinstance(out := flat.get("out"), list | tuple):
-            flat["out"] = tuple(out) if results > 1 or len(out) != 1 else out[0]
-        return replace(spread(op, count, results), finish=list), flat
+        if isinstance(flat.get("out"), list | tuple):
+            flat["out"] = _flattened(flat["out"])
+        return replace(spread(op, count, results), finish=functools.partial(_in_lists, len(op.results))), flat
 
     def over_arrays(given: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
         return {
@@ -317,6 +324,31 @@ def several(made: Callable[[Mapping[str, Any], int], int] = lambda given, count:
         }
 
     return General((), expand, over_arrays)
+
+
+def _length(op: Operator, name: str, arrays: Any, first: str, expected: int) -> int:
+    """The length of a list of arrays, which must be that of the first one."""
+    if not isinstance(arrays, list | tuple):
+        raise TypeError(f"{op.name}: {name} is {type(arrays).__name__}, expected a list of arrays")
+    if not arrays:
+        raise ValueError(f"{op.name}: {name} is empty, expected at least one array")
+    if name != first and len(arrays) != expected:
+        raise ValueError(f"{op.name}: {name} has {len(arrays)} arrays, expected {expected}, as many as {first}")
+    return len(arrays)
+
+
+def _flattened(out: Any) -> Any:
+    """Arrays for results, in lists or not, as the plain form takes them: a tuple, or the only one."""
+    flat = tuple(array for each in out for array in (each if isinstance(each, list | tuple) else [each]))
+    return flat[0] if len(flat) == 1 else flat
+
+
+def _in_lists(lists: int, results: tuple[Any, ...]) -> Any:
+    """The results as a list, or as so many lists of one length."""
+    if lists == 1:
+        return list(results)
+    length = len(results) // lists
+    return tuple(list(results[start : start + length]) for start in range(0, len(results), length))
 
 
 # --- operators of whose results a call may want only some ----------------------------------------------------------
@@ -405,7 +437,7 @@ def _integer(op: Operator, name: str, value: Any) -> int:
 def _axis(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> range:
     """The named axes as a range; a tuple must name adjacent axes."""
     rank = len(attributes.get("shape", next(iter(shapes.values()))))
-    if op.kind == "slices":
+    if op.kind in ("slices", "whole"):
         value = _integer(op, "axis", value)
     axes = [_integer(op, "axis", a) for a in value] if isinstance(value, tuple) else [_integer(op, "axis", value)]
     for axis in axes:

@@ -15,7 +15,7 @@ import numpy as np
 
 from opgrad import arrays, interop
 from opgrad.contract import DTYPES, Array, Operator, Shape, Spec, operators
-from opgrad.dropout import Dropout
+from opgrad.dropout_attribute import Dropout
 from opgrad.layout import contiguous
 from opgrad.plans import prepare
 from opgrad.primitive import STATE, Host

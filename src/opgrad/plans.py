@@ -86,9 +86,8 @@ def result_specs(op: Operator, inputs: Mapping[str, Spec | None], attributes: At
     dtypes = asked if isinstance(asked, tuple) else (asked,) * len(op.results)
     specs = {}
     for (name, tensor), dtype in zip(op.results.items(), dtypes, strict=True):
-        model = inputs[tensor.dtype_of or op.arrays[0]]
-        fixed = DTYPES[tensor.dtypes[0]] if len(tensor.dtypes) == 1 else DTYPES["float32"]
-        own = model.dtype if model and len(tensor.dtypes) > 1 else fixed
+        model = inputs[tensor.dtype_of or op.arrays[0]] if op.arrays else None
+        own = model.dtype if model and model.dtype.name in tensor.dtypes else DTYPES[tensor.dtypes[0]]
         specs[name] = Spec(tensor.shape(shapes, attributes) if tensor.shape else (), dtype or own)
     return specs
 

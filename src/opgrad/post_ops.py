@@ -245,13 +245,14 @@ def _softplus(s: Any) -> Any:
     return np.logaddexp(0.0, s)
 
 
-def _tanh_of(s: Any) -> Any:
-    return np.tanh(_GELU * s * (1 + 0.044715 * s * s))
+def _gelu_argument(s: Any) -> Any:
+    """Twice the argument of tanh: (1 + tanh(u)) / 2 is the logistic function of 2u, which does not cancel."""
+    return 2 * _GELU * s * (1 + 0.044715 * s * s)
 
 
 def _gelu_tanh_slope(s: Any, a: float, b: float) -> Any:
-    t = _tanh_of(s)
-    return 0.5 * (1 + t) + 0.5 * s * (1 - t * t) * _GELU * (1 + 3 * 0.044715 * s * s)
+    u = _gelu_argument(s)
+    return _logistic(u) * (1 + s * _logistic(-u) * 2 * _GELU * (1 + 3 * 0.044715 * s * s))
 
 
 def _mish_slope(s: Any, a: float, b: float) -> Any:
@@ -282,7 +283,7 @@ VALUES: dict[str, Callable[[Any, float, float], Any]] = {
     "elu": lambda s, a, b: np.where(s > 0, s, a * np.expm1(np.minimum(s, 0.0))),
     "exp": lambda s, a, b: np.exp(s),
     "gelu_erf": lambda s, a, b: 0.5 * s * _erfc(-s / math.sqrt(2)),
-    "gelu_tanh": lambda s, a, b: 0.5 * s * (1 + _tanh_of(s)),
+    "gelu_tanh": lambda s, a, b: s * _logistic(_gelu_argument(s)),
     "hardsigmoid": lambda s, a, b: np.maximum(0.0, np.minimum(1.0, a * s + b)),
     "hardswish": lambda s, a, b: s * np.maximum(0.0, np.minimum(1.0, a * s + b)),
     "linear": lambda s, a, b: a * s + b,

@@ -29,7 +29,7 @@ from opgrad.contract import (
     Tensor,
     normalise,
 )
-from opgrad.dropout import Dropout
+from opgrad.dropout_attribute import Dropout
 from opgrad.post_ops import PostOp
 
 TYPES = FLOATS + FLOAT8 + BYTES  # of x and y

@@ -58,6 +58,11 @@ def keep_threshold(probability: float) -> int:
     return floor(WORD * probability)
 
 
+def kept_scale(probability: float) -> float:
+    """What dropout multiplies the elements with that it keeps; 0 where it keeps none."""
+    return 0.0 if probability == 1.0 else 1.0 / (1.0 - probability)
+
+
 def keep_mask(shape: tuple[int, ...], probability: float, seed: int, offset: int) -> NDArray[np.bool_]:
     """Which elements dropout keeps, as bool: those whose word is above floor((2^32 - 1) * probability).
 

@@ -13,7 +13,7 @@ Explain = Callable[[int, int], Exception]  # from the place of a wrong number in
 def wrong_label(problem: Problem, operator: str) -> Explain:
     """The message for a label that is out of range."""
     shape, order = problem.specs["labels"].shape, problem.orders["labels"]
-    ignore, classes = problem.attributes["ignore_index"], problem.n
+    ignore, classes = problem.attributes.get("ignore_index"), problem.n
 
     def explain(position: int, value: int) -> Exception:
         place = position_of(position, shape, order)

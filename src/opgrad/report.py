@@ -7,11 +7,11 @@ benchmark's parts come from the files in bench/results.
 import inspect
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from opgrad.contract import Operator, operators
+from opgrad.contract import Operator, graph_operators, operators
 
 RESULTS = Path("bench/results")
 PLOT = Path("docs/benchmark.png")
@@ -57,22 +57,41 @@ def write(root: Path) -> None:
 
 
 def operator_table(root: Path, folder: Path) -> str:
-    """One row for each operator, with links to its sources."""
-    from opgrad.cli import operator_rows
+    """One row for each operator that every front end has, with links to its sources."""
+    return _operator_table(operators(), root, folder)
+
+
+def operator_reference(root: Path, folder: Path) -> str:
+    """A section for each of them: signature, documentation, ONNX names, sources."""
+    return _operator_reference(operators(), root, folder)
+
+
+def graph_operator_table(root: Path, folder: Path) -> str:
+    """One row for each of the other operators of training graphs."""
+    return _operator_table(graph_operators(), root, folder)
+
+
+def graph_operator_reference(root: Path, folder: Path) -> str:
+    """A section for each of them."""
+    return _operator_reference(graph_operators(), root, folder)
+
+
+def _operator_table(chosen: Mapping[str, Operator], root: Path, folder: Path) -> str:
+    from opgrad.cli import operator_row
 
     lines = ["| operator | formula | dtypes | ONNX, com.microsoft | source |", "|---|---|---|---|---|"]
-    for name, formula, dtypes, backends, onnx_names in operator_rows():
-        sources = _links(operators()[name], backends.split(", "), root, folder)
+    for op in chosen.values():
+        name, formula, dtypes, backends, onnx_names = operator_row(op)
+        sources = _links(op, backends.split(", "), root, folder)
         lines.append(f"| `{name}` | `{formula}` | {dtypes} | {onnx_names} | {sources} |")
     return "\n".join(lines)
 
 
-def operator_reference(root: Path, folder: Path) -> str:
-    """A section for each operator: signature, documentation, ONNX names, sources."""
-    from opgrad.cli import operator_rows
+def _operator_reference(chosen: Mapping[str, Operator], root: Path, folder: Path) -> str:
+    from opgrad.cli import operator_row
 
-    backends = {name: found.split(", ") for name, _, _, found, _ in operator_rows()}
-    return "\n\n".join(_section(op, _links(op, backends[name], root, folder)) for name, op in operators().items())
+    links = [_links(op, operator_row(op)[3].split(", "), root, folder) for op in chosen.values()]
+    return "\n\n".join(map(_section, chosen.values(), links))
 
 
 def post_op_table(root: Path, folder: Path) -> str:
@@ -99,7 +118,8 @@ def _section(op: Operator, sources: str) -> str:
     for name in op.onnx:
         inputs, outputs = ", ".join(name.inputs), ", ".join(name.outputs)
         given = "".join(f"; {key}={value!r}" for key, value in name.attributes.items() if value is not None)
-        lines.append(f"* ONNX: `com.microsoft.{name.name}({inputs}{given}) -> ({outputs})`")
+        domain = name.origin or "ai.onnx"
+        lines.append(f"* ONNX: `{domain}.{name.name}({inputs}{given}) -> ({outputs})`")
     if op.forward:
         lines.append(f"* gradient of [`{op.forward}`](#{op.forward})")
     return "\n".join([*lines, f"* source: {sources}"])
@@ -123,12 +143,17 @@ def _links(op: Operator, backends: list[str], root: Path, folder: Path) -> str:
 
 
 def results(root: Path, device: str) -> dict[str, dict[str, Any]]:
-    """The result files of a device, cpu or cuda, by name, the newest last."""
+    """The result files of a device, cpu or cuda, by name, the newest last; those of training steps left out."""
+    found = {name: result for name, result in _files(root).items() if "training" not in result}
+    return {name: result for name, result in found.items() if ("device" in result) == (device == "cuda")}
+
+
+def _files(root: Path) -> dict[str, dict[str, Any]]:
+    """All result files by name, the newest last."""
     from opgrad.bench.figures import read
 
     found = {path.stem: read(path) for path in sorted((root / RESULTS).glob("*.json"))}
-    wanted = {name: result for name, result in found.items() if ("device" in result) == (device == "cuda")}
-    return dict(sorted(wanted.items(), key=lambda item: item[1]["date"]))
+    return dict(sorted(found.items(), key=lambda item: item[1]["date"]))
 
 
 def newest(root: Path, device: str) -> dict[str, Any] | None:
@@ -147,6 +172,15 @@ def benchmark(root: Path, folder: Path) -> str:
 def benchmark_cells(root: Path, _: Path) -> str:
     """Every cell of every result, the newest first."""
     return _full_tables(results(root, "cpu")) or NO_RESULT
+
+
+def training_steps(root: Path, _: Path) -> str:
+    """The table of every result of training steps, the newest first."""
+    from opgrad.bench.training_tables import is_training, markdown
+
+    found = {name: result for name, result in _files(root).items() if is_training(result)}
+    parts = [f"#### {name}\n\n{markdown(result)}" for name, result in reversed(found.items())]
+    return "\n\n".join(parts) or NO_RESULT
 
 
 def cuda_speed(root: Path, _: Path) -> str:
@@ -182,9 +216,12 @@ def _full_tables(found: dict[str, dict[str, Any]]) -> str:
 PARTS: dict[str, Callable[[Path, Path], str]] = {
     "operators": operator_table,
     "operator-reference": operator_reference,
+    "graph-operators": graph_operator_table,
+    "graph-operator-reference": graph_operator_reference,
     "post-ops": post_op_table,
     "benchmark": benchmark,
     "benchmark-cells": benchmark_cells,
+    "training-steps": training_steps,
     "cuda-speed": cuda_speed,
     "cuda-benchmark": cuda_benchmark,
 }

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opgrad.bench.forms import BROADCAST_SHAPE, BROADCASTS
-from opgrad.contract import FLOATS, Operator, Shape, operators
+from opgrad.contract import FLOATS, GRAPH_FAMILIES, Operator, Shape, graph_operators, operators
 
 DTYPES = ("float32", "bfloat16", "float16")
-PLAIN, TYPES, POST_OPS, BROADCAST, ATTRIBUTES, GRADIENTS, PLANS = GROUPS = (
-    "plain", "types", "post-ops", "broadcast", "attributes", "gradients", "plans",
+PLAIN, TYPES, POST_OPS, BROADCAST, ATTRIBUTES, GRADIENTS, PLANS, GRAPH = GROUPS = (
+    "plain", "types", "post-ops", "broadcast", "attributes", "gradients", "plans", "graph",
 )  # fmt: skip
 
 
@@ -17,7 +17,8 @@ PLAIN, TYPES, POST_OPS, BROADCAST, ATTRIBUTES, GRADIENTS, PLANS = GROUPS = (
 class Workload:
     """A shape with what belongs to it. `headline`: in the short table; `quick`: measured by `--quick`.
 
-    A workload of another group than "plain" is a form of softmax: one of bench/forms.py, by its name, and the dtypes
+    That of the group "graph" is the large example of an operator of training graphs.
+    A workload of any other group than "plain" is a form of softmax: one of bench/forms.py, by its name, and the dtypes
     that it is measured in, such as "float32->int8" or, for a gradient's two arrays, "bfloat16,float32->float32".
     """
 
@@ -70,6 +71,9 @@ SLICES = (
     Workload((1000, 256), indices=65536, headline=True, quick=True),
     Workload((1000, 256), indices=65536, equal=True, headline=True),
 )
+
+
+EXAMPLE = Workload((), group=GRAPH, quick=True)
 
 
 # --- the forms of softmax --------------------------------------------------------------------------------------------
@@ -165,19 +169,30 @@ def select(
 
     Raises ValueError for a name that is not known.
     """
-    declared = operators()
+    declared = {**operators(), **(graph_operators() if workloads is WORKLOADS else {})}
     _check("operator", ops, declared)
     _check("dtype", dtypes, FLOATS)
     _check("group", groups, GROUPS)
     plain = not groups or PLAIN in groups
     cells = []
     for op in [declared[name] for name in ops or declared]:
+        if op.family in GRAPH_FAMILIES:
+            asked = not shapes and (not groups or GRAPH in groups)
+            cells += [Cell(op, EXAMPLE, dtype) for dtype in _taken(op, dtypes or DTYPES, quick) if asked]
+            continue
         for workload in _workloads(op, workloads[op.kind], shapes, quick) if plain else []:
             cells += [Cell(op, workload, dtype) for dtype in dtypes or DTYPES]
         for workload in workloads.get(op.name, ()):
             if (not groups or workload.group in groups) and _is_asked(workload, shapes, quick):
                 cells += [Cell(op, workload, pair) for pair in _pairs(workload, dtypes, quick)]
     return cells
+
+
+def _taken(op: Operator, dtypes: Sequence[str], quick: bool) -> Sequence[str]:
+    """The dtypes that an operator takes."""
+    floats = {name for tensor in op.inputs.values() for name in tensor.dtypes}
+    found = [dtype for dtype in dtypes if dtype in floats]
+    return found[:1] if quick else found
 
 
 def _is_asked(workload: Workload, shapes: Sequence[str], quick: bool) -> bool:

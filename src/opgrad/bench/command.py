@@ -1,5 +1,6 @@
 """The command `opgrad bench`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def bench(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[DIR ...]",
+            help="Artifact sets, with --training.",
+            exists=True,
+            file_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+    training: Annotated[
+        bool, typer.Option("--training", help="Measure training steps: graph, optimizer, Python.")
+    ] = False,
+    batches: Annotated[str, typer.Option(metavar="ROWS,…", help="With --training; default: 4,50,500.")] = "",
+    old_python: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="With --training: a Python with onnxruntime-training, measured as well."),
+    ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")] = "cpu",
     ops: Annotated[str, typer.Option(metavar="NAME,…", help="Operators; default: all.")] = "",
     dtypes: Annotated[
@@ -29,7 +48,8 @@ def bench(
         str,
         typer.Option(
             metavar="NAME,…",
-            help="Of plain and, for softmax with attributes, types, post-ops, broadcast, attributes, gradients, plans. "
+            help="Of plain and, for softmax with attributes, types, post-ops, broadcast, attributes, gradients, plans; "
+            "graph: the operators that only training graphs have. "
             "Default: all.",
         ),
     ] = "",
@@ -51,8 +71,27 @@ def bench(
     QuACK, times are the device's, and "host" is the time of our call on the
     host.
 
+    With --training the steps of artifact sets, by default those of examples/,
+    beside torch where the model is a plain chain of layers.
+
     Example: opgrad bench --ops relu,softmax_grad --json result.json
     """
+    if training:
+        cells_only: dict[str, Any] = {
+            "--ops": ops,
+            "--dtypes": dtypes,
+            "--shapes": shapes,
+            "--peers": peers,
+            "--groups": groups,
+        }
+        cells_only |= {"--update": update, "--plot": plot, "--device": device != "cpu"}
+        _refuse("--training has no", cells_only)
+        _bench_training(folders or [], batches, old_python, seconds, quick, json_file)
+        return
+    _refuse(
+        "--training is missing, without which there is no",
+        {"DIR": folders, "--batches": batches, "--old-python": old_python},
+    )
     from opgrad.bench.run import Options, prepared, previous, store
     from opgrad.bench.tables import show
 
@@ -72,6 +111,44 @@ def bench(
         draw(result, plot)
 
 
+def _refuse(why: str, given: dict[str, Any]) -> None:
+    """Raise ValueError for the first option that is given."""
+    for name, value in given.items():
+        if value:
+            raise ValueError(f"bench: {why} {name}")
+
+
+def _bench_training(
+    folders: list[Path],
+    batches: str,
+    old_python: Path | None,
+    seconds: float | None,
+    quick: bool,
+    json_file: Path | None,
+) -> None:
+    """Measure training steps, print the table, write the result."""
+    from opgrad.bench import training
+    from opgrad.bench.run import store
+    from opgrad.bench.training_tables import show
+
+    if seconds is None:
+        seconds = training.QUICK_SECONDS if quick else training.SECONDS
+    rows = _batches(batches) if batches else training.BATCHES
+    options = training.TrainingOptions(tuple(folders), rows, seconds, old_python)
+    console = Console()
+    result = _with_bar(console, partial(training.run, options))
+    show(console, result)
+    if json_file is not None:
+        store(json_file, result, None)
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise ValueError(f"bench: batches is {text!r}, expected numbers of rows such as 4,50,500")
+    return tuple(map(int, words))
+
+
 def _with_bar(console: Console, measure: Any) -> Any:
     """Measure with a progress bar."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
@@ -79,6 +156,6 @@ def _with_bar(console: Console, measure: Any) -> Any:
         task = bar.add_task("", total=None)
 
         def progress(done: int, total: int, cell: Any) -> None:
-            bar.update(task, completed=done, total=total, description=cell.name)
+            bar.update(task, completed=done, total=total, description=getattr(cell, "name", cell))
 
         return measure(progress)

@@ -9,7 +9,7 @@ import numpy as np
 
 from opgrad import post_ops
 from opgrad.contract import Shape
-from opgrad.dropout import Dropout
+from opgrad.dropout_attribute import Dropout
 from opgrad.sample import Numpy
 
 Attributes = dict[str, Any]

@@ -22,18 +22,23 @@ def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float) -> di
 
     A turn begins when the threads of the one before have stopped spinning.
     """
-    return take_turns({name: partial(_settled_turn, call, _batch(call)) for name, call in calls.items()}, seconds)
+    return take_turns({name: turns(call) for name, call in calls.items()}, seconds)
 
 
-def take_turns(turns: Mapping[str, Callable[[], list[float]]], seconds: float) -> dict[str, dict[str, float]]:
+def turns(call: Callable[[], object]) -> Callable[[], list[float]]:
+    """What takes a turn with a call; it is called twice now, to find out how long a turn is."""
+    return partial(_settled_turn, call, _batch(call))
+
+
+def take_turns(contestants: Mapping[str, Callable[[], list[float]]], seconds: float) -> dict[str, dict[str, float]]:
     """Median and minimum of the times that each turn takes, by name; round after round, for so many seconds."""
-    samples: dict[str, list[float]] = {name: [] for name in turns}
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
     end = time.perf_counter() + seconds
     rounds = 0
     gc.disable()
     try:
         while rounds < FEWEST or time.perf_counter() < end:
-            for name, turn in turns.items():
+            for name, turn in contestants.items():
                 samples[name] += turn()
             rounds += 1
     finally:
@@ -54,7 +59,7 @@ def _batch(call: Callable[[], object]) -> int:
 
 
 def _settled_turn(call: Callable[[], object], batch: int) -> list[float]:
-    _settle()
+    settle()
     return _turn(call, batch)
 
 
@@ -75,7 +80,7 @@ def _seconds(call: Callable[[], object], count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def _settle() -> None:
+def settle() -> None:
     """Wait until this process is quiet: OpenMP's threads spin for milliseconds after their last work."""
     end = time.perf_counter() + LONGEST_WAIT
     while time.perf_counter() < end:

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 import opgrad
-from opgrad.bench import composed
+from opgrad.bench import composed, graph_peers
 from opgrad.bench.case import Case
 from opgrad.bench.form_case import FormCase
+from opgrad.bench.graph_case import GraphCase
 from opgrad.contract import FLOAT8, Array
 
 Call = Callable[[], object]
@@ -41,8 +42,10 @@ def chosen(names: Sequence[str], present: Sequence[str]) -> list[str]:
     return list(names or present)
 
 
-def calls(case: Case, peers: Sequence[str]) -> dict[str, Call]:
+def calls(case: Case | GraphCase, peers: Sequence[str]) -> dict[str, Call]:
     """The calls of those peers that compute this case; a plan is compared with nothing but our own calls."""
+    if isinstance(case, GraphCase):
+        return graph_peers.calls(case, peers)
     if isinstance(case, FormCase) and (ours := case.beside()):
         return ours
     found = {}

@@ -14,7 +14,7 @@ from opgrad import machine
 from opgrad.bench.cells import Cell, select
 from opgrad.bench.figures import read
 from opgrad.bench.targets import Target, target
-from opgrad.contract import operators
+from opgrad.contract import graph_operators, operators
 
 Progress = Callable[[int, int, Cell], None]  # how many cells are done, of how many, and the next
 
@@ -140,7 +140,7 @@ def _key(cell: dict[str, Any]) -> Key:
 
 def _sorted(cells: dict[Key, dict[str, Any]]) -> list[dict[str, Any]]:
     """By operator, then by workload and dtype in the order of their first appearance."""
-    order = {name: place for place, name in enumerate(operators())}
+    order = {name: place for place, name in enumerate([*operators(), *graph_operators()])}
     workloads = list(dict.fromkeys(workload for _, workload, _ in cells))
     dtypes = list(dict.fromkeys(dtype for _, _, dtype in cells))
 

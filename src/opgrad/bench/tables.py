@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from opgrad.bench.cells import ATTRIBUTES, BROADCAST, GRADIENTS, PLANS, POST_OPS, TYPES
+from opgrad.bench.cells import ATTRIBUTES, BROADCAST, GRADIENTS, GRAPH, PLANS, POST_OPS, TYPES
 from opgrad.bench.figures import Figures, figures, forms, geometric_mean, losses, plans, times_of_fastest
 
 COLUMNS = ("operator", "shape", "dtype", "time", "GB/s", "of copy", "best peer", "its time", "ratio", "ulp")
@@ -19,6 +19,7 @@ TITLES = {
     ATTRIBUTES: "Softmax with attributes",
     GRADIENTS: "Gradients of softmax with mixed dtypes and attributes",
     PLANS: "Plans",
+    GRAPH: "Operators of training graphs",
 }
 HOST = "host"  # one more on a device: the time after which a call returns
 LEFT = 3  # columns with text; the others hold numbers
@@ -125,6 +126,9 @@ def _form_tables(result: dict[str, Any], code: bool = False) -> list[tuple[str, 
     """The tables of the forms of softmax: title, columns, rows."""
     tables: list[tuple[str, Sequence[str], list[list[str]]]] = []
     for group, cells in forms(result).items():
+        if group == GRAPH:
+            tables.append((TITLES[group], COLUMNS, [_row(cell, code) for cell in cells]))
+            continue
         rows = [[*_row(cell, code), f"{times:.2f}"] for cell, times in zip(cells, times_of_fastest(cells), strict=True)]
         tables.append((TITLES[group], (*COLUMNS, OF_FASTEST), rows))
     if found := plans(result):

@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 from opgrad.bench import peers
 from opgrad.bench.case import Case
-from opgrad.bench.cells import PLAIN, WORKLOADS, Cell, Workloads
+from opgrad.bench.cells import GRAPH, PLAIN, WORKLOADS, Cell, Workloads
 from opgrad.bench.copying import MOST_COPIED, copier
 from opgrad.bench.form_case import FormCase
+from opgrad.bench.graph_case import GraphCase
 from opgrad.bench.measure import COPY, OURS, interleaved
 
 TARGETS = ("cpu", "cuda")
@@ -65,7 +66,7 @@ class Cpu:
 
     def measure(self, cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
         group = cell.workload.group
-        case = Case(cell) if group == PLAIN else FormCase(cell)
+        case = _case(cell)
         ours = case.call()
         ours()
         traffic = case.traffic()
@@ -74,7 +75,7 @@ class Cpu:
         rivals = {name: call for name, call in peers.calls(case, names).items() if _usable(name, call)}
         return {
             "operator": cell.op.name,
-            "workload": cell.workload.label,
+            "workload": case.label if isinstance(case, GraphCase) else cell.workload.label,
             "dtype": cell.dtype,
             "headline": cell.workload.headline,
             **({} if group == PLAIN else {"group": group}),
@@ -83,6 +84,12 @@ class Cpu:
             "error_ulp": error if math.isfinite(error) else None,
             "times": interleaved({OURS: ours, COPY: copy, **rivals}, seconds),
         }
+
+
+def _case(cell: Cell) -> Case | GraphCase:
+    if cell.workload.group == GRAPH:
+        return GraphCase(cell)
+    return Case(cell) if cell.workload.group == PLAIN else FormCase(cell)
 
 
 def _usable(name: str, call: Callable[[], object]) -> bool:

@@ -1,1 +1,60 @@
-"""Softmax as attention uses it: with a bias before it, with dropout behind it."""
+"""Softmax as attention uses it, by stages: with a bias before it, with dropout behind it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from opgrad.contract import Shape, Spec
+from opgrad.cpu import blocks, cores, post_ops
+from opgrad.cpu.execute import Program
+from opgrad.cpu.stages import drop
+from opgrad.layout import contiguous
+from opgrad.problem import Problem
+from opgrad.random import kept_scale
+
+ORDER = (0, 1, 2)
+
+
+def _row_sizes(problem: Problem, name: str) -> tuple[int, int]:
+    """How many rows there are, and how long they are."""
+    shape, start = problem.specs[name].shape, problem.attributes["axis"].start
+    return math.prod(shape[:start]), math.prod(shape[start:])
+
+
+def _as_rows(problem: Problem, shape: Shape, repeated: Mapping[str, int]) -> Problem:
+    """The problem on arrays of this shape, reduced over the last axis; `repeated` ones stay the same along an axis."""
+
+    def spec(name: str, given: Spec) -> Spec:
+        axis = repeated.get(name)
+        stored = tuple(1 if place == axis else size for place, size in enumerate(shape))
+        strides = contiguous(stored, ORDER, given.dtype.itemsize)
+        return Spec(shape, given.dtype, tuple(0 if place == axis else step for place, step in enumerate(strides)))
+
+    specs = {name: spec(name, given) for name, given in problem.specs.items()}
+    sizes = {"outer": shape[0] * shape[1], "n": shape[2], "inner": 1}
+    return replace(problem, **sizes, specs=specs, orders=dict.fromkeys(specs, ORDER))
+
+
+def bias_softmax(problem: Problem) -> Program:
+    rows, n = _row_sizes(problem, "x")
+    if not rows * n:
+        return Program(())
+    count = math.prod(problem.specs["bias"].shape) // n
+    inner = problem.attributes["is_inner_broadcast"]
+    shape = (count, rows // count, n) if inner else (rows // count, count, n)
+    work = blocks.cut(_as_rows(problem, shape, {"bias": 1 if inner else 0}), "x", ("y",))
+    values, bias = work.block("values"), work.chunk("bias")
+    added = work.of_buffers(post_ops.VALUES["add"], values, bias)
+    before = [work.read("x", values), work.read("bias", bias), added]
+    return work.program(cores.SOFTMAX, before, (), [work.write("y", values)])
+
+
+def softmax_dropout_grad(problem: Problem) -> Program:
+    rows, n = _row_sizes(problem, "dy")
+    if not rows * n:
+        return Program(())
+    work = blocks.cut(_as_rows(problem, (1, rows, n), {}), "dy", ("y", "dx"))
+    g, y, kept = work.block("values"), work.block("y"), work.chunk("kept")
+    dropped = work.of_buffers(drop, g, kept, alpha=kept_scale(problem.attributes["ratio"]))
+    before = [work.read("y", y), work.read("dy", g), work.read("mask", kept), dropped]
+    return work.program(cores.SOFTMAX_GRAD, before, (), [work.write("dx", g)], other=y)

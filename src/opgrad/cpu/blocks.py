@@ -23,7 +23,7 @@ from opgrad.cpu.stages import copy, drop, fill, keep, mask_out, multiply, read, 
 from opgrad.cpu.tiles import group_tiles, tile_size
 from opgrad.primitive import STATE, gradient_name
 from opgrad.problem import Problem
-from opgrad.random import keep_threshold
+from opgrad.random import keep_threshold, kept_scale
 
 PIECE: Final = 1 << 11  # elements, 8 KiB: with an operand's they stay in the first-level cache
 STRIP_BYTES: Final = 1 << 20  # of a strip of columns: 256 KiB, the memory read in shorter runs, took 1.5 times as long
@@ -206,7 +206,7 @@ def _bits(value: float) -> int:
     return int(unpack("q", pack("d", value))[0])
 
 
-def _blocks(problem: Problem, first: str, results: Sequence[str]) -> Blocks:
+def cut(problem: Problem, first: str, results: Sequence[str]) -> Blocks:
     """The problem's blocks: some rows, or a strip of columns."""
     double = any(problem.specs[name].dtype == DTYPES["float64"] for name in (first, *results))
     precision = "float64" if double else "float32"
@@ -230,7 +230,7 @@ def forward(problem: Problem, cores: Mapping[str, Kernel]) -> Program:
     # Rows without elements still have a log-sum-exp: -inf.
     if not problem.outer * problem.inner or not (problem.n or "stats" in problem.specs):
         return Program((), name="nothing to do")
-    blocks, attributes = _blocks(problem, "x", ("y",)), problem.attributes
+    blocks, attributes = cut(problem, "x", ("y",)), problem.attributes
     values, applied = blocks.block("values"), attributes["post_ops"]
     before = _read_scaled(blocks, "x", values, _factors(attributes["logit_scale"]))
     before += _masked(blocks, values, float("-inf"))
@@ -293,12 +293,7 @@ def _dropped(blocks: Blocks, values: Buffer) -> list[list[int]]:
     kept = blocks.chunk("kept")
     if probability == 0.0:
         return [blocks.of_buffers(fill, kept, alpha=1.0)]
-    return [blocks.keep(kept), blocks.of_buffers(drop, values, kept, alpha=_rate(probability))]
-
-
-def _rate(probability: float) -> float:
-    """What kept elements are multiplied by; where none is kept, it is not used."""
-    return 1.0 / (1.0 - probability) if probability < 1.0 else 0.0
+    return [blocks.keep(kept), blocks.of_buffers(drop, values, kept, alpha=kept_scale(probability))]
 
 
 def _operand_buffers(blocks: Blocks, each: Any, shared: bool) -> list[Buffer]:
@@ -324,7 +319,7 @@ def gradient(problem: Problem, cores: Mapping[str, Kernel]) -> Program:
     """softmax_grad or log_softmax_grad, by its cores."""
     if not problem.outer * problem.n * problem.inner:
         return Program((), name="nothing to do")
-    blocks, attributes = _blocks(problem, "dy", ("y", "dx")), problem.attributes
+    blocks, attributes = cut(problem, "dy", ("y", "dx")), problem.attributes
     g, y = blocks.block("values"), blocks.block("y")
     # The scales commute with what follows, but the post-ops' operands have their gradients before.
     first = _quotient(1.0 if attributes["post_ops"] else attributes["result_scale"], attributes["out_scale"])
@@ -335,7 +330,7 @@ def gradient(problem: Problem, cores: Mapping[str, Kernel]) -> Program:
         before += _scaled(blocks, g, attributes["result_scale"])
     probability = attributes["dropout"]
     if probability:
-        before.append(blocks.of_buffers(drop, g, blocks.chunk("kept"), alpha=_rate(probability)))
+        before.append(blocks.of_buffers(drop, g, blocks.chunk("kept"), alpha=kept_scale(probability)))
     before += _masked(blocks, g, 0.0)
     after = _write_scaled(blocks, "dx", g, _factors(attributes["logit_scale"]))
     return blocks.program(cores, before, (), after, other=y)

@@ -36,7 +36,7 @@ from opgrad.cpu.rows import (
 )
 from opgrad.cpu.simd import Pointer, Vector, first_lane, full, load_one, number, select, store_one
 from opgrad.cpu.space import release_slot, take_slot, working_space
-from opgrad.problem import Problem
+from opgrad.problem import Operand, Problem
 from opgrad.ranges import wrong_label
 
 # --- what a vector along a row contributes -------------------------------------------------------------------------
@@ -196,10 +196,17 @@ FUSED = {"rows": fused_rows, "columns": loss_by_columns(fused_column), "tiles": 
 GRAD = {"rows": grad_rows, "columns": grad_columns}
 
 
-def _loss(problem: Problem, operator: str, kernels: Mapping[str, Kernel], result: str, short: int = SHORT) -> Program:
+def loss_and_result(
+    problem: Problem,
+    operator: str,
+    kernels: Mapping[str, Kernel],
+    result: str,
+    short: int = SHORT,
+    by_sample: bool = False,
+) -> Program:
     """The loss and `result`, which is of the logits' shape; where it is the logits, no kernel writes it."""
     dtype = precision(problem)
-    steps, given, start = label_steps(problem, dtype)
+    steps, given, start = label_steps(problem, dtype, by_sample)
     layout = layout_of(problem, kernels, short)
     arguments, made = cut(problem, layout, logits=problem["logits"], y=problem[result])
     sums, end = Scratch(start), start + 8 * made
@@ -221,20 +228,25 @@ def _loss(problem: Problem, operator: str, kernels: Mapping[str, Kernel], result
 
 
 def softmax_cross_entropy_loss(problem: Problem) -> Program:
-    return _loss(problem, "softmax_cross_entropy_loss", LOSS, "log_prob")
+    return loss_and_result(problem, "softmax_cross_entropy_loss", LOSS, "log_prob")
 
 
 def softmax_cross_entropy_loss_only(problem: Problem) -> Program:
-    return _loss(problem, "softmax_cross_entropy_loss_only", LOSS_ONLY, "logits", SHORT_ONLY)
+    return loss_and_result(problem, "softmax_cross_entropy_loss_only", LOSS_ONLY, "logits", SHORT_ONLY)
 
 
 def softmax_cross_entropy_loss_and_grad(problem: Problem) -> Program:
-    return _loss(problem, "softmax_cross_entropy_loss_and_grad", FUSED, "dlogits")
+    return loss_and_result(problem, "softmax_cross_entropy_loss_and_grad", FUSED, "dlogits")
 
 
 def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
-    steps, given, size = label_steps(problem, precision(problem))
-    layout, bias = layout_of(problem, GRAD), problem["bias"]
+    return gradient(problem, "softmax_cross_entropy_loss_grad", problem["bias"])
+
+
+def gradient(problem: Problem, operator: str, bias: Operand | None = None, by_sample: bool = False) -> Program:
+    """The gradient from log_prob, with `bias` added."""
+    steps, given, size = label_steps(problem, precision(problem), by_sample)
+    layout = layout_of(problem, GRAD)
     operands = {"log_prob": problem["log_prob"], "dlogits": problem["dlogits"]}
     arguments, made = cut(problem, layout, **operands, bias=bias or problem["log_prob"])
     reduction = problem.attributes["reduction"]
@@ -242,4 +254,4 @@ def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
     arguments |= given | options | {"dy": problem["dy"]}
     if problem.outer * problem.n * problem.inner:
         steps.append(Step(GRAD[layout], made, arguments))
-    return Program(steps, size, wrong_label(problem, "softmax_cross_entropy_loss_grad"))
+    return Program(steps, size, wrong_label(problem, operator))

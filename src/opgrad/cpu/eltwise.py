@@ -20,7 +20,7 @@ from opgrad.cpu.functions import (
 )
 from opgrad.cpu.native import inline
 from opgrad.cpu.power import power
-from opgrad.cpu.simd import Mask, Vector, absolute, like, round_even, select, sqrt
+from opgrad.cpu.simd import Mask, Vector, absolute, copy_sign, like, round_even, select, sqrt
 
 # From here on gelu(s) is s, and so is mish.
 GELU_IS_LINEAR, MISH_IS_LINEAR = 10.0, 20.0
@@ -57,7 +57,7 @@ def _gelu_erf(s: Vector, alpha: float, beta: float) -> Vector:
     """s * P(X < s), where the probability on the far side is computed: 1 less it for positive s."""
     x = minimum(absolute(s), NO_TAIL)
     tail = unless_infinite(bell_times(absolute(s) * tail_ratio(x), x), s)
-    return select(s > GELU_IS_LINEAR, s, select(s > 0.0, s - tail, -tail))
+    return select(s > GELU_IS_LINEAR, s, select(s > 0.0, s - tail, copy_sign(tail, s)))
 
 
 @inline

@@ -128,27 +128,32 @@ def gather(problem: Problem) -> Program:
     pre, size, post = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     count = math.prod(problem.specs["indices"].shape)
     steps, scratch = index_steps(problem, size)
+    return Program(steps + copy_steps(problem, pre, size, post, count), scratch, wrong_index(problem, "gather", size))
+
+
+def copy_steps(problem: Problem, pre: int, size: int, post: int, count: int) -> list[Step]:
+    """The step that copies slices of x to y, none if there is nothing to copy."""
     x, y = problem["x"], problem["y"]
     item = DTYPES[x.dtype].itemsize
     slice_bytes, units = post * item, pre * count
     traffic = 2 * units * slice_bytes
-    if traffic:
-        per = parts.per_part(units, 2 * slice_bytes)
-        arguments = {
-            "per_part": per,
-            "units": units,
-            "count": count,
-            "size": size,
-            "post": post,
-            "item": item,
-            "words": 0 if slice_bytes % 4 else slice_bytes // 4,
-            "x": Operand(x.number, "float32"),
-            "y": Operand(y.number, "float32"),
-            "indices": problem["indices"],
-            "stream": parts.streams(traffic),
-        }
-        steps.append(Step(copy_slices, parts.count(units, per), arguments))
-    return Program(steps, scratch, wrong_index(problem, "gather", size))
+    if not traffic:
+        return []
+    per = parts.per_part(units, 2 * slice_bytes)
+    arguments = {
+        "per_part": per,
+        "units": units,
+        "count": count,
+        "size": size,
+        "post": post,
+        "item": item,
+        "words": 0 if slice_bytes % 4 else slice_bytes // 4,
+        "x": Operand(x.number, "float32"),
+        "y": Operand(y.number, "float32"),
+        "indices": problem["indices"],
+        "stream": parts.streams(traffic),
+    }
+    return [Step(copy_slices, parts.count(units, per), arguments)]
 
 
 # --- backward: sort the slices by where they go --------------------------------------------------------------------
@@ -318,12 +323,12 @@ def gather_grad(problem: Problem) -> Program:
     count = math.prod(problem.specs["indices"].shape)
     steps, scratch = index_steps(problem, size)
     if pre * size * post:
-        more, scratch = _sum_steps(problem, pre, size, post, count, scratch)
+        more, scratch = sum_steps(problem, pre, size, post, count, scratch)
         steps += more
     return Program(steps, scratch, wrong_index(problem, "gather_grad", size))
 
 
-def _sum_steps(problem: Problem, pre: int, size: int, post: int, count: int, start: int) -> tuple[list[Step], int]:
+def sum_steps(problem: Problem, pre: int, size: int, post: int, count: int, start: int) -> tuple[list[Step], int]:
     """The steps that sort and sum, and where their scratch ends."""
     made = max(1, min(8, count // max(size, 1 << 14)))
     counts = Scratch((start + 63) & ~63)

@@ -1,1 +1,96 @@
-"""Gelu, its approximations, and their gradients."""
+"""Gelu, its approximation by tanh, and their gradients, by the formulas of the post-ops."""
+
+import math
+from collections.abc import Callable
+
+from opgrad.contract import DTYPES
+from opgrad.cpu import elements, eltwise, eltwise_grad, parts
+from opgrad.cpu.elements import BLOCK
+from opgrad.cpu.execute import Program, Step
+from opgrad.cpu.native import Kernel, inline, kernel
+from opgrad.cpu.rows import map_three
+from opgrad.cpu.simd import Pointer, Vector
+from opgrad.problem import Problem
+
+
+def _value(formula: Callable[..., Vector]) -> Kernel:
+    """The kernel y = formula(x)."""
+
+    @inline
+    def value(x: Vector, alpha: float) -> Vector:
+        return formula(x, alpha, 0.0)
+
+    return elements.unary(value)
+
+
+def _gradient(formula: Callable[..., Vector]) -> Kernel:
+    """The kernel dx = formula(dy, x)."""
+
+    @inline
+    def gradient(dy: Vector, x: Vector, alpha: float) -> Vector:
+        return formula(dy, x, alpha, 0.0)
+
+    return elements.binary(gradient)
+
+
+def _gradient_behind_bias(formula: Callable[..., Vector]) -> Kernel:
+    """The kernel dx = formula(dy, x + bias), by rows of the bias's length."""
+
+    @inline
+    def gradient(dy: Vector, x: Vector, bias: Vector, unused: float) -> Vector:
+        return formula(dy, x + bias, 0.0, 0.0)
+
+    write = map_three(gradient)
+
+    @kernel
+    def bias_gradient(part, per_part, units, blocks, n, dy: Pointer, x: Pointer, bias: Pointer, dx: Pointer, stream):
+        for unit in range(part * per_part, min((part + 1) * per_part, units)):
+            row, begin = unit // blocks * n, unit % blocks * BLOCK
+            write(dx + row, begin, min(begin + BLOCK, n), stream, dy + row, x + row, bias, 0.0)
+
+    return bias_gradient
+
+
+GELU, FAST_GELU = (_value(eltwise.FORMULAS[name]) for name in ("gelu_erf", "gelu_tanh"))
+GELU_GRAD, FAST_GELU_GRAD = (_gradient(eltwise_grad.FORMULAS[name]) for name in ("gelu_erf", "gelu_tanh"))
+BIAS_GELU_GRAD, BIAS_FAST_GELU_GRAD = (
+    _gradient_behind_bias(eltwise_grad.FORMULAS[name]) for name in ("gelu_erf", "gelu_tanh")
+)
+
+
+def gelu(problem: Problem) -> Program:
+    return elements.program(problem, GELU, "y", x=problem["x"])
+
+
+def gelu_grad(problem: Problem) -> Program:
+    return elements.program(problem, GELU_GRAD, "dx", a=problem["dy"], b=problem["x"])
+
+
+def fast_gelu(problem: Problem) -> Program:
+    return elements.program(problem, FAST_GELU, "y", x=problem["x"])
+
+
+def fast_gelu_grad(problem: Problem) -> Program:
+    return elements.program(problem, FAST_GELU_GRAD, "dx", a=problem["dy"], b=problem["x"])
+
+
+def bias_gelu_grad_dx(problem: Problem) -> Program:
+    return _behind_bias(problem, BIAS_GELU_GRAD)
+
+
+def bias_fast_gelu_grad_dx(problem: Problem) -> Program:
+    return _behind_bias(problem, BIAS_FAST_GELU_GRAD)
+
+
+def _behind_bias(problem: Problem, made: Kernel) -> Program:
+    shape = problem.specs["dy"].shape
+    rows, n = math.prod(shape[:-1]), shape[-1]
+    if not rows * n:
+        return Program(())
+    blocks = parts.count(n, BLOCK)
+    units = rows * blocks
+    item = DTYPES[problem["dy"].dtype].itemsize
+    per = parts.per_part(units, 3 * item * min(n, BLOCK))
+    pointers = {name: problem[name] for name in ("dy", "x", "bias", "dx")}
+    sizes = {"per_part": per, "units": units, "blocks": blocks, "n": n, "stream": parts.streams(problem.bytes)}
+    return Program((Step(made, parts.count(units, per), sizes | pointers),))

@@ -15,7 +15,7 @@ LABELS_PER_PART = 1 << 13
 
 @kernel
 def read_labels(
-    part, per_part, samples, count, ignore, ignores, labels: Pointer, weight: Pointer, weighted,
+    part, per_part, samples, count, ignore, ignores, labels: Pointer, weight: Pointer, weighted, by_sample,
     classes: Pointer, weights: Pointer, found,
 ):  # fmt: skip
     """classes[i] = the label, -1 if ignored; weights[i] = its weight, 0 if ignored.
@@ -32,7 +32,7 @@ def read_labels(
             break
         w = number(weights, 0.0)
         if not ignored:
-            w = number(weights, load_one(weight, label)) if weighted else number(weights, 1.0)
+            w = number(weights, load_one(weight, i if by_sample else label)) if weighted else number(weights, 1.0)
         store_one(classes, i, -1 if ignored else label)
         store_one(weights, i, w)
         total += w
@@ -64,14 +64,17 @@ def divisor_inverse(scratch: int, mean: int) -> float:
     return 0.0 if total == 0.0 else 1.0 / total
 
 
-def label_steps(problem: Problem, precision: str) -> tuple[list[Step], dict[str, Any], int]:
-    """The steps that read the labels, the arguments `classes`, `weights` they make, and the scratch they take."""
+def label_steps(problem: Problem, precision: str, by_sample: bool = False) -> tuple[list[Step], dict[str, Any], int]:
+    """The steps that read the labels, the arguments `classes`, `weights` they make, and the scratch they take.
+
+    `by_sample`: there is a weight for each sample, not for each class.
+    """
     samples = problem.outer * problem.inner
     made = max(parts.count(samples, LABELS_PER_PART), 1)
     found = Scratch(8 * STATUS_WORDS)
     classes = Scratch(found.offset + 16 * made, "int32" if problem.n < 2**31 else "int64")
     weights = Scratch(classes.offset + 8 * (samples + 16), precision)
-    ignore = problem.attributes["ignore_index"]
+    ignore = problem.attributes.get("ignore_index")
     arguments = {
         "per_part": LABELS_PER_PART,
         "samples": samples,
@@ -81,6 +84,7 @@ def label_steps(problem: Problem, precision: str) -> tuple[list[Step], dict[str,
         "labels": problem["labels"],
         "weight": problem["weight"],
         "weighted": problem["weight"] is not None,
+        "by_sample": by_sample,
         "classes": classes,
         "weights": weights,
         "found": found,

@@ -109,6 +109,37 @@ def map_two(formula: Callable[..., Vector]) -> Callable[..., None]:
     return write
 
 
+def map_three(formula: Callable[..., Vector]) -> Callable[..., None]:
+    """out[i] = formula(a[i], b[i], c[i], s) for i in [begin, end); past the cache if `stream`."""
+
+    @inline
+    def masked(out: Any, i: int, count: int, a: Any, b: Any, c: Any, s: Any) -> None:
+        mask = first(out, count)
+        value = formula(load_masked(a, i, mask, 0.0), load_masked(b, i, mask, 0.0), load_masked(c, i, mask, 0.0), s)
+        store_masked(out, i, value, mask)
+
+    @inline
+    def write(out: Any, begin: int, end: int, stream: int, a: Any, b: Any, c: Any, s: Any) -> None:
+        w, i = lanes(out), begin
+        if stream:
+            head = min(to_line(out, i), end - i)
+            if head >= 0:
+                body = i + head
+                while i < body:  # twice where a line holds more elements than a vector
+                    masked(out, i, body - i, a, b, c, s)
+                    i = min(i + w, body)
+                while i + w <= end:
+                    store_streaming(out, i, formula(load(a, i), load(b, i), load(c, i), s))
+                    i += w
+        while i + w <= end:
+            store(out, i, formula(load(a, i), load(b, i), load(c, i), s))
+            i += w
+        if i < end:
+            masked(out, i, end - i, a, b, c, s)
+
+    return write
+
+
 @inline
 def row_max(x: Any, begin: int, end: int) -> Any:
     """The largest of x[begin:end]; NaN may be passed over."""

@@ -31,6 +31,27 @@ def examples(op: Operator, dtype: str, *, large: bool = False, seed: int = 0) ->
     return [Example(_converted(op, example.arguments, dtype), example.terms) for example in found]
 
 
+def expected(op: Operator, arguments: Mapping[str, Any]) -> list[Array]:
+    """The results of the float64 reference, one behind the other."""
+    exact = {name: _widened(value) for name, value in arguments.items() if name not in ("out", "out_dtype")}
+    with np.errstate(all="ignore"):
+        return [np.asarray(each) for each in listed(op.reference(**exact))]
+
+
+def listed(results: Any) -> list[Any]:
+    """What a call returns, lists in it too, as one list."""
+    if not isinstance(results, tuple | list):
+        return [results]
+    return [array for each in results for array in listed(each)]
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_widened(each) for each in value]
+    is_float = isinstance(value, np.ndarray) and value.dtype.name in FLOATS
+    return value.astype(np.float64) if is_float else value
+
+
 def _converted(op: Operator, arguments: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     def convert(name: str, value: Any) -> Any:
         if isinstance(value, list):

@@ -4,7 +4,7 @@ import functools
 import os
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opgrad.onnxruntime import abi, library
 from opgrad.onnxruntime.abi import Api
@@ -15,7 +15,20 @@ except ImportError as error:
     missing = "opgrad.onnxruntime: onnxruntime cannot be imported; install it with: pip install 'opgrad[onnx]'"
     raise ImportError(missing) from error
 
-__all__ = ["InferenceSession", "register"]
+if TYPE_CHECKING:
+    from opgrad.onnxruntime.lowering import LOWERED, NOT_LOWERED, lower
+
+__all__ = ["LOWERED", "NOT_LOWERED", "InferenceSession", "lower", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    """Sessions need no onnx, so that what lowers models is imported when it is asked for."""
+    if name not in ("LOWERED", "NOT_LOWERED", "lower"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from opgrad.onnxruntime import lowering
+
+    return getattr(lowering, name)
+
 
 # What helps when onnxruntime says that it cannot load a model, by a part of its message.
 REMEDIES = {

@@ -27,8 +27,9 @@ from opgrad.onnxruntime.abi import (
     RELEASE_TENSOR_TYPE_AND_SHAPE_INFO,
 )
 
-# Words of a node. Where RESULT is not 0, that operand is written over operand BUFFER.
-API, PLANS, CLOSED, INPUTS, RESULT, BUFFER = range(6)
+# Words of a node. OVERWRITES is the number of results that are written over an input, and BUFFERS the address of the
+# operands of each: of the result, of the input, and of an output that gets a copy.
+API, PLANS, CLOSED, INPUTS, OVERWRITES, BUFFERS = range(6)
 PREPARE, REFUSE, EXECUTE, SPREAD, ALLOCATE, FREE, COPY_BYTES, OPERANDS, MOST_DIMENSIONS, KINDS = range(6, 16)
 # Words of a prepared plan. Its outputs are a count, then operand, rank and dimensions of each; then a count, the
 # operands of results, and where in scratch memory each has its place if the node has no output for it.
@@ -37,8 +38,9 @@ NEXT, PLAN, SCRATCH_BYTES, PARTS, BUFFER_BYTES, OUTPUTS, KEY = range(7)
 LIMIT = 64  # dimensions of an input, or values of an input that is read as an attribute
 FEW_INPUTS, MOST_INPUTS = 10, 1024
 MANY_LIMIT = 8  # dimensions of an input of a node with more than a few
-MOST_OPERANDS = 2 * MOST_INPUTS + 2
-FLAG, COPY = MOST_OPERANDS - 2, MOST_OPERANDS - 1  # outputs that are no results: "done", and a copy of operand BUFFER
+MOST_OPERANDS = 2 * MOST_INPUTS + 3
+# Outputs that are no results: "done", and copies of what was written over inputs.
+FLAG, *COPIES = SPECIAL = tuple(range(2 * MOST_INPUTS, MOST_OPERANDS))
 KEY_WORDS = 1 + MOST_INPUTS * (1 + MANY_LIMIT)  # more than a few inputs of LIMIT dimensions and values take
 STACK_SCRATCH_WORDS = 512
 ALIGNMENT = 64
@@ -206,14 +208,25 @@ def run_plan(node: int, context: int, prepared: int, operands: int, slot: int) -
 
 
 @inline
+def overwrite(node: int, operands: int) -> int:
+    """Give results that are written over an input its memory."""
+    pairs = load_word(node, BUFFERS)
+    for i in range(load_word(node, OVERWRITES)):
+        store_word(operands, load_word(pairs, 3 * i), load_word(operands, load_word(pairs, 3 * i + 1)))
+    return 0
+
+
+@inline
 def finish(node: int, prepared: int, operands: int) -> int:
     """Write the outputs that are not results of the plan."""
-    flag, copy = load_word(operands, FLAG), load_word(operands, COPY)
+    flag, pairs, sizes = load_word(operands, FLAG), load_word(node, BUFFERS), load_word(prepared, BUFFER_BYTES)
     if flag != 0:
         store_u8(flag, 0, 1)
-    if copy != 0:
-        buffer = load_word(operands, load_word(node, BUFFER))
-        call_address(load_word(node, COPY_BYTES), copy, buffer, load_word(prepared, BUFFER_BYTES))
+    for i in range(load_word(node, OVERWRITES)):
+        copy = load_word(operands, load_word(pairs, 3 * i + 2))
+        if copy != 0:
+            buffer = load_word(operands, load_word(pairs, 3 * i + 1))
+            call_address(load_word(node, COPY_BYTES), copy, buffer, load_word(sizes, i))
     return 0
 
 
@@ -223,8 +236,8 @@ def compute(node: int, context: int) -> int:
     key, operands, slot = stack_words(KEY_WORDS), stack_words(MOST_OPERANDS), stack_words(2)
     for i in range(load_word(node, OPERANDS)):
         store_word(operands, i, 0)
-    store_word(operands, FLAG, 0)
-    store_word(operands, COPY, 0)
+    for i in SPECIAL:
+        store_word(operands, i, 0)
     status = read_inputs(node, context, key, operands, slot)
     if status != 0:
         return status
@@ -238,8 +251,7 @@ def compute(node: int, context: int) -> int:
     status = take_outputs(node, context, prepared, operands, slot)
     if status != 0:
         return status
-    if load_word(node, RESULT) != 0:
-        store_word(operands, load_word(node, RESULT), load_word(operands, load_word(node, BUFFER)))
+    overwrite(node, operands)
     status = run_plan(node, context, prepared, operands, slot)
     if status != 0:
         return status

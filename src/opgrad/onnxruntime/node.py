@@ -21,14 +21,15 @@ from opgrad.onnxruntime.compute import (
     ABSENT,
     ALIGNMENT,
     CLOSED,
-    COPY,
+    COPIES,
     FLAG,
     LIMIT,
     MOST_INPUTS,
     PLANS,
+    SPECIAL,
     dimensions_of,
 )
-from opgrad.onnxruntime.overloads import OVERWRITTEN, VALUE, Overload, Port
+from opgrad.onnxruntime.overloads import VALUE, Overload, Port
 
 MOST_PLANS = 256  # that a node keeps; with more shapes than this, a thread keeps only its last one
 
@@ -47,14 +48,22 @@ class Prepared:
     An output that the node does not have, but the plan writes, gets a place behind the scratch memory.
     """
 
-    def __init__(self, plan: arrays.Plan, key: tuple[int, ...], outputs: Iterable[int], spare: int, following: int):
+    def __init__(
+        self,
+        plan: arrays.Plan,
+        key: tuple[int, ...],
+        outputs: Iterable[int],
+        spare: int,
+        overwritten: Iterable[int],
+        following: int,
+    ):
+        """`spare`: bytes for those places; `overwritten`: the bytes of each result that is written over an input."""
         self.plan = plan
         self.key = key
-        self._outputs = words(outputs)
-        first = plan.results[0]
-        first_bytes = math.prod(first.shape) * first.dtype.itemsize
-        facts = [plan.address, _behind_scratch(plan) + spare, plan.parts_max, first_bytes]
-        self._words = words([following, *facts, ctypes.addressof(self._outputs), *key])
+        self._outputs, self._overwritten = words(outputs), words(overwritten)
+        tables = [ctypes.addressof(self._overwritten), ctypes.addressof(self._outputs)]
+        facts = [plan.address, _behind_scratch(plan) + spare, plan.parts_max, *tables]
+        self._words = words([following, *facts, *key])
         self.address = ctypes.addressof(self._words)
 
 
@@ -86,7 +95,9 @@ class Node:
         self.most_dimensions = dimensions_of(len(self.inputs))
         kinds = [_kind(port) for port in self.inputs]
         operands = len(self.operator.arrays) + len(self.operator.results)
-        facts = [api.address, 0, 0, len(kinds), *_overwritten(overload), *natives, operands, self.most_dimensions]
+        self._buffers = words(_overwritten(overload))
+        overwrites = [len(overload.onnx.overwrites), ctypes.addressof(self._buffers)]
+        facts = [api.address, 0, 0, len(kinds), *overwrites, *natives, operands, self.most_dimensions]
         self._words = words([*facts, *kinds])
         self._plans: dict[tuple[int, ...], Prepared] = {}
         self._last: dict[int, Prepared] = {}  # by thread
@@ -135,7 +146,8 @@ class Node:
             if key in self._plans:
                 return self._plans[key]
             outputs, spare = self._outputs(plan)
-            prepared = Prepared(plan, key, outputs, spare, self._words[PLANS])
+            overwritten = [_bytes(self._result(plan, name)) for name in self.overload.onnx.overwrites]
+            prepared = Prepared(plan, key, outputs, spare, overwritten, self._words[PLANS])
             if len(self._plans) == MOST_PLANS:
                 self._last[threading.get_ident()] = prepared
             else:
@@ -143,22 +155,28 @@ class Node:
                 self._words[PLANS] = prepared.address
             return prepared
 
+    def _result(self, plan: arrays.Plan, name: str) -> Spec:
+        return plan.results[list(self.operator.results).index(name)]
+
     def _outputs(self, plan: arrays.Plan) -> tuple[list[int], int]:
         """What `compute` reads of the outputs, and the bytes for results that are not among them."""
         first, names = len(self.operator.arrays), list(self.operator.results)
         wanted, spare = [len(self.outputs)], 0
         for port in self.outputs:
-            shape = (1,) if port.operand in (FLAG, COPY) else plan.results[port.operand - first].shape
-            if port.operand == COPY:
-                shape = plan.results[names.index(port.parameter)].shape
+            shape = (1,) if port.operand == FLAG else self._shape_of(port, plan)
             wanted += [port.operand, len(shape), *shape]
         places = []
-        kept = {names.index(result) + first for result in OVERWRITTEN if result in names}
-        for operand, result in enumerate(plan.results, first):
-            if operand not in kept:
+        for operand, (name, result) in enumerate(zip(names, plan.results, strict=True), first):
+            if name not in self.overload.onnx.overwrites:
                 places += [operand, _behind_scratch(plan) + spare]
-                spare += _aligned(math.prod(result.shape) * result.dtype.itemsize) if self._may_lack(operand) else 0
+                spare += _aligned(_bytes(result)) if self._may_lack(operand) else 0
         return [*wanted, len(places) // 2, *places], spare
+
+    def _shape_of(self, port: Port, plan: arrays.Plan) -> Shape:
+        """The shape of the result that an output gets, or gets a copy of."""
+        if port.operand in COPIES:
+            return self._result(plan, port.parameter).shape
+        return plan.results[port.operand - len(self.operator.arrays)].shape
 
     def _may_lack(self, operand: int) -> bool:
         """Whether the node may have no output for a result."""
@@ -225,13 +243,17 @@ def _behind_scratch(plan: arrays.Plan) -> int:
     return _aligned(max(plan.scratch_bytes, 8 * STATUS_WORDS))
 
 
+def _bytes(result: Spec) -> int:
+    return math.prod(result.shape) * result.dtype.itemsize
+
+
 def _aligned(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
 def _moved(port: Port, places: int) -> Port:
     """A result's port where there are so many more arrays before it."""
-    return port if port.operand in (FLAG, COPY) else replace(port, operand=port.operand + places)
+    return port if port.operand in SPECIAL else replace(port, operand=port.operand + places)
 
 
 def _repeated(ports: tuple[Port, ...], count: int) -> tuple[Port, ...]:
@@ -250,13 +272,11 @@ def _kind(port: Port) -> int:
     return port.operand
 
 
-def _overwritten(overload: Overload) -> tuple[int, int]:
-    """The words RESULT and BUFFER: a result's operand, and that of the input it is written over."""
+def _overwritten(overload: Overload) -> Iterator[int]:
+    """For each result that is written over an input the operands: its own, the input's, and that of a copy."""
     operator = overload.operator
-    for index, name in enumerate(operator.results):
-        if name in OVERWRITTEN:
-            return len(operator.arrays) + index, operator.arrays.index(OVERWRITTEN[name])
-    return 0, 0
+    for (result, buffer), copy in zip(overload.onnx.overwrites.items(), COPIES, strict=False):
+        yield from (len(operator.arrays) + list(operator.results).index(result), operator.arrays.index(buffer), copy)
 
 
 def _until_last(axis: int, specs: Mapping[str, Spec]) -> int | tuple[int, ...]:

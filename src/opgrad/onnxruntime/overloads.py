@@ -4,16 +4,19 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from opgrad.contract import FLOATS, OnnxName, Operator, graph_operators, operators
+from opgrad.contract import FLOATS, INTEGERS, OnnxName, Operator, graph_operators, operators
 from opgrad.onnxruntime.abi import ANY
-from opgrad.onnxruntime.compute import COPY, FLAG
+from opgrad.onnxruntime.compute import COPIES, FLAG
 
 # Inputs that are read as attributes, and the dtypes in which they come, unless the operator says otherwise.
-VALUE_DTYPES = {"shape": ("int64",), "ignore_index": ("int64",), "overwrite": ("bool",)}
+VALUE_DTYPES: dict[str, tuple[str, ...]] = {
+    "shape": ("int64",),
+    "ignore_index": ("int64",),
+    "overwrite": ("bool",),
+    **dict.fromkeys(("starts", "ends", "axes", "steps"), INTEGERS),
+}
 # The ONNX operators give all their float inputs one type, but for these.
 OWN_DTYPE = ("bias", "value", "factor")
-# Results that are written over an input, whose memory the caller keeps.
-OVERWRITTEN = {"sum": "buffer"}
 OUTPUT_TYPES = ("output_type", "to")  # attributes that give the results' type
 VALUE = -1  # the place of an input that is read as an attribute
 
@@ -101,8 +104,8 @@ def _output(operator: Operator, onnx: OnnxName, name: str, dtypes: dict[str, str
     if parameter not in operator.results:
         return Port(parameter, optional, "bool", FLAG)
     dtype = _result_dtype(operator, onnx, parameter, dtypes)
-    if parameter in OVERWRITTEN:
-        return Port(parameter, optional, dtype, COPY)
+    if parameter in onnx.overwrites:
+        return Port(parameter, optional, dtype, COPIES[list(onnx.overwrites).index(parameter)])
     operand = len(operator.arrays) + list(operator.results).index(parameter)
     return Port(parameter, optional, dtype, operand, several)
 
@@ -111,9 +114,10 @@ def _result_dtype(operator: Operator, onnx: OnnxName, result: str, dtypes: dict[
     if not onnx.attributes.keys().isdisjoint(OUTPUT_TYPES):
         return ANY
     allowed = operator.results[result].dtypes
-    return allowed[0] if len(allowed) == 1 else dtypes[model_of(operator, result)]
+    model = dtypes.get(model_of(operator, result), "")
+    return model if model in allowed else allowed[0]
 
 
 def model_of(operator: Operator, result: str) -> str:
     """The input whose dtype a result has when nothing else is asked for."""
-    return (operator.results[result].dtype_of or operator.arrays[0]).removesuffix("[]")
+    return (operator.results[result].dtype_of or next(iter(operator.arrays), "")).removesuffix("[]")

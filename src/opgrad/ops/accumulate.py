@@ -24,7 +24,14 @@ Factor = Annotated[
     kind="elements",
     results={"sum": Tensor(FLOATS, lambda shapes, _: shapes["buffer"], "the shape of buffer", dtype_of="buffer")},
     in_place={"sum": ("buffer", "value")},
-    onnx=(OnnxName("InPlaceAccumulatorV2", ("buffer", "value", "overwrite?"), ("updated", "sum?")),),
+    onnx=(
+        OnnxName(
+            "InPlaceAccumulatorV2",
+            ("buffer", "value", "overwrite?"),
+            ("updated", "sum?"),
+            overwrites={"sum": "buffer"},
+        ),
+    ),
 )
 def in_place_accumulator(buffer: X, value: Value, overwrite: bool = False, *, out: Array | None = None) -> Array:
     """Add a gradient to its buffer, or start the buffer anew.

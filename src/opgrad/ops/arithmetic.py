@@ -1,1 +1,223 @@
-"""Gradients of arithmetic that broadcasts, and what they need to know of shapes."""
+"""Sums, quotients and shapes of arrays that are broadcast against each other."""
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Annotated
+
+import numpy as np
+
+from opgrad.contract import BYTES, FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
+
+INT64 = ("int64",)
+
+
+# --- sums ----------------------------------------------------------------------------------------------------------
+
+
+def reduced_axes(shape: Shape, axes: Sequence[int], noop_with_empty_axes: bool) -> frozenset[int]:
+    """The axes that a sum takes away, as places from 0 on; ValueError if one is out of range."""
+    rank = len(shape)
+    for axis in axes:
+        if not -rank <= axis < rank:
+            bounds = f"{-rank} to {rank - 1}" if rank else "no axes"
+            dimensions = f"{rank} dimension{'' if rank == 1 else 's'}"
+            raise ValueError(
+                f"reduce_sum_training: axes is {tuple(axes)}, expected {bounds} for an array of {dimensions}"
+            )
+    if not axes:
+        return frozenset() if noop_with_empty_axes else frozenset(range(rank))
+    return frozenset(axis % rank for axis in axes)
+
+
+def _sum_shape(shapes: Shapes, attributes: Attributes) -> Shape:
+    shape = shapes["x"]
+    gone = reduced_axes(shape, attributes["axes"], attributes["noop_with_empty_axes"])
+    if attributes["keepdims"]:
+        return tuple(1 if axis in gone else size for axis, size in enumerate(shape))
+    return tuple(size for axis, size in enumerate(shape) if axis not in gone)
+
+
+@operator(
+    "y = sum(x) over axes",
+    kind="whole",
+    results={
+        "y": Tensor(
+            FLOATS + INTEGERS, _sum_shape, "the shape of x without the axes of the sum", dtype_of="x", role="alone"
+        )
+    },
+    onnx=(
+        OnnxName(
+            "ReduceSumTraining",
+            ("x", "axes"),
+            ("y",),
+            {"keepdims": 1, "noop_with_empty_axes": 0},
+            types={"x": "T", "axes": INT64},
+        ),
+    ),
+)
+def reduce_sum_training(
+    x: Annotated[Array, Tensor(FLOATS + INTEGERS, role="alone")],
+    axes: tuple[int, ...] = (),
+    keepdims: bool = True,
+    noop_with_empty_axes: bool = False,
+    *,
+    out: Array | None = None,
+) -> Array:
+    """Sum over some axes.
+
+    x: any shape; float32, float64, float16, bfloat16, int32 or int64.
+    axes: the axes to sum over, in any order, -rank to rank - 1; one that is named twice counts once. Without any,
+        all axes are summed over.
+    keepdims: keep those axes, with size 1.
+    noop_with_empty_axes: without axes, copy x.
+    out: where to write; must not overlap x.
+
+    Returns y of the dtype of x. Floats are added in float32 (float64 for float64) in an order that depends on the shape
+    alone, and rounded once; integers wrap around. Raises TypeError for a wrong dtype, ValueError for a wrong axis.
+
+    Formula: y = sum(x) over axes. Source: com.microsoft ReduceSumTraining.
+    """
+    gone = tuple(sorted(reduced_axes(x.shape, axes, noop_with_empty_axes)))
+    return np.asarray(x.sum(gone, keepdims=keepdims, dtype=x.dtype))
+
+
+# --- division ------------------------------------------------------------------------------------------------------
+
+
+def _divisor_shape(shapes: Shapes, _: Attributes) -> Shape:
+    """The shape of b, if that of dy is what a and b are broadcast to; ValueError otherwise."""
+    dy, a, b = shapes["dy"], shapes["a"], shapes["b"]
+    try:
+        quotient = np.broadcast_shapes(a, b)
+    except ValueError:
+        raise ValueError(
+            f"div_grad: b has shape {b}, expected one that is broadcast with {a}, the shape of a"
+        ) from None
+    if dy != quotient:
+        raise ValueError(f"div_grad: dy has shape {dy}, expected {quotient}, what a and b are broadcast to")
+    return b
+
+
+def sum_to(x: Array, shape: Shape) -> Array:
+    """The sum over the axes along which an array of this shape was broadcast."""
+    more = x.ndim - len(shape)
+    axes = tuple(axis for axis in range(x.ndim) if axis < more or (shape[axis - more] == 1 and x.shape[axis] != 1))
+    return x.sum(axes).reshape(shape)
+
+
+@operator(
+    "da = dy / b, db = -dy * a / b**2, summed over what was broadcast",
+    kind="whole",
+    results={
+        "da": Tensor(FLOATS, lambda shapes, _: shapes["a"], "the shape of a", dtype_of="a", role="alone"),
+        "db": Tensor(FLOATS, lambda shapes, _: shapes["b"], "the shape of b", dtype_of="a", role="alone"),
+    },
+    onnx=(OnnxName("DivGrad", ("dy", "a", "b"), ("da?", "db?"), types={"dy": "T", "a": "T", "b": "T"}),),
+)
+def div_grad(
+    dy: Annotated[Array, Tensor(FLOATS, role="alone")],
+    a: Annotated[Array, Tensor(FLOATS, dtype_of="dy", role="alone")],
+    b: Annotated[Array, Tensor(FLOATS, _divisor_shape, dtype_of="dy", role="alone")],
+    *,
+    out: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:
+    """Gradients of a / b with respect to both.
+
+    dy: gradient with respect to the quotient, of the shape that a and b are broadcast to; float32, float64, float16
+        or bfloat16.
+    a, b: as they were divided, of shapes that are broadcast; of the dtype of dy.
+    out: where to write da and db; must not overlap an input.
+
+    Returns da of the shape of a and db of the shape of b, of the dtype of dy: sums over the axes along which a or b was
+    broadcast, formed in float32 (float64 for float64) in an order that depends on the shapes alone.
+    Raises TypeError, ValueError.
+
+    Formula: da = dy / b; db = -(dy / b) * (a / b). Source: com.microsoft DivGrad.
+    """
+    da = dy / b
+    return sum_to(da, a.shape), sum_to(-da * (a / b), b.shape)
+
+
+# --- shapes --------------------------------------------------------------------------------------------------------
+
+
+def broadcast_axes(a_shape: Shape, b_shape: Shape) -> tuple[list[int], list[int]]:
+    """The axes along which each of two shapes is broadcast to the other, from the last to the first."""
+    if any(size < 0 for size in (*a_shape, *b_shape)):
+        name, shape = ("a_shape", a_shape) if any(size < 0 for size in a_shape) else ("b_shape", b_shape)
+        raise ValueError(f"broadcast_gradient_args: {name} is {shape}, expected sizes of at least 0")
+    a_axes, b_axes = [], []
+    rank = max(len(a_shape), len(b_shape))
+    for i, (a, b) in enumerate(zip_longest(reversed(a_shape), reversed(b_shape))):
+        axis = rank - 1 - i
+        if a is None or (a == 1 and b is not None and b != 1):
+            a_axes.append(axis)
+        elif b is None or (b == 1 and a != 1):
+            b_axes.append(axis)
+        elif a != b:
+            expected = f"one that is broadcast with {a_shape}, a_shape"
+            raise ValueError(f"broadcast_gradient_args: b_shape is {b_shape}, expected {expected}")
+    return a_axes, b_axes
+
+
+@operator(
+    "the axes along which a or b was broadcast",
+    kind="whole",
+    results={
+        "a_axes": Tensor(INT64, lambda _, of: (len(broadcast_axes(of["a_shape"], of["b_shape"])[0]),), role="alone"),
+        "b_axes": Tensor(INT64, lambda _, of: (len(broadcast_axes(of["a_shape"], of["b_shape"])[1]),), role="alone"),
+    },
+    onnx=(
+        OnnxName(
+            "BroadcastGradientArgs",
+            ("a_shape", "b_shape"),
+            ("a_axes?", "b_axes?"),
+            types={"a_shape": INT64, "b_shape": INT64},
+        ),
+    ),
+)
+def broadcast_gradient_args(
+    a_shape: tuple[int, ...], b_shape: tuple[int, ...], *, out: tuple[Array, Array] | None = None
+) -> tuple[Array, Array]:
+    """The axes to sum over for the gradients of an operator on two arrays that are broadcast.
+
+    a_shape, b_shape: the shapes of the arrays; tuples of ints or integer arrays.
+    out: where to write a_axes and b_axes, int64.
+
+    Returns a_axes and b_axes, int64: the axes of the result along which a, and b, has size 1 or no axis and the other
+    has another size, or any axis at all; from the last to the first. Raises TypeError, ValueError for shapes that
+    cannot be broadcast.
+
+    Formula: the axes along which a or b was broadcast. Source: com.microsoft BroadcastGradientArgs.
+    """
+    a_axes, b_axes = broadcast_axes(tuple(a_shape), tuple(b_shape))
+    return np.array(a_axes, np.int64), np.array(b_axes, np.int64)
+
+
+# --- zeros ---------------------------------------------------------------------------------------------------------
+
+
+@operator(
+    "y = 0",
+    kind="elements",
+    results={"y": Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x")},
+    in_place={"y": ("x",)},
+    onnx=(OnnxName("ZeroGradient", ("x", "unused"), ("y",), types={"x": "T"}),),
+)
+def zero_gradient(
+    x: Annotated[Array, Tensor(FLOATS)],
+    unused: Annotated[Array, Tensor(FLOATS + INTEGERS + BYTES + ("bool",), role="alone")],
+    *,
+    out: Array | None = None,
+) -> Array:
+    """Zeros in place of an accumulated gradient.
+
+    x: the gradient, any shape; float32, float64, float16 or bfloat16. It is not read.
+    unused: any array that must be there first; its numbers are not read. A float, int8, uint8, int32, int64 or bool.
+    out: where to write; may be x.
+
+    Returns y, zeros of the shape and dtype of x. Raises TypeError, ValueError.
+
+    Formula: y = 0. Source: com.microsoft ZeroGradient.
+    """
+    return np.zeros_like(x)

@@ -1,1 +1,105 @@
 """Dropout and its gradient."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import numpy as np
+
+from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
+from opgrad.random import keep_mask, kept_scale
+
+
+def ratio_checked(operator: str, model: str) -> Callable[[Shapes, Attributes], Shape]:
+    """The shape of argument `model`; ValueError for a ratio that is no probability."""
+
+    def shape(shapes: Shapes, attributes: Attributes) -> Shape:
+        ratio = attributes["ratio"]
+        if not 0.0 <= ratio <= 1.0:
+            raise ValueError(f"{operator}: ratio is {ratio}, expected 0 to 1")
+        return shapes[model]
+
+    return shape
+
+
+# Where elements are counted in C order, no other order of the axes will do.
+X = Annotated[Array, Tensor(FLOATS, role="alone")]
+Seed = Annotated[
+    Array,
+    Tensor(INTEGERS, lambda shapes, _: (1,) if shapes["seed"] == (1,) else (), "one number", role="alone"),
+]
+Grad = Annotated[Array, Tensor(FLOATS)]
+Mask = Annotated[Array, Tensor(("bool",), lambda shapes, _: shapes["dy"], "the shape of dy")]
+
+
+@operator(
+    "y = where(mask, x / (1 - ratio), 0)",
+    kind="whole",
+    results={
+        "y": Tensor(FLOATS, ratio_checked("dropout", "x"), "the shape of x", dtype_of="x", role="alone"),
+        "mask": Tensor(("bool",), lambda shapes, _: shapes["x"], "the shape of x", role="alone"),
+    },
+    in_place={"y": ("x",)},
+)
+def dropout(
+    x: X,
+    ratio: float = 0.5,
+    training_mode: bool = True,
+    *,
+    seed: Seed,
+    out: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:
+    """Drop each element with a given probability, by its own decision, and scale the others up.
+
+    x: any shape; float32, float64, float16 or bfloat16.
+    ratio: the probability of being dropped, from 0 (nothing is) to 1 (everything is: y is 0).
+    training_mode: False gives y = x, whatever ratio is.
+    seed: an int, or an array of one int64 or int32. Decisions depend on it and on an element's place in C order alone,
+        not on layout or threads: give each call its own. They are those of opgrad.Dropout(ratio, seed).
+    out: a tuple of arrays for the results; the first may be x.
+
+    Returns (y, mask): y of the shape and dtype of x, mask of its shape, True where an element was kept. NaN and
+    infinity are dropped like all else. Raises TypeError, ValueError.
+
+    Formula: y = where(mask, x / (1 - ratio), 0). Source: ONNX Dropout-13, which onnxruntime has; random numbers are
+    those of Philox-4x32-10.
+    """
+    number = int(np.asarray(seed).reshape(()))
+    mask = keep_mask(x.shape, ratio if training_mode else 0.0, number, 0)
+    return np.where(mask, x * kept_scale(ratio) if training_mode else x, 0.0), mask
+
+
+@operator(
+    "dx = where(mask, dy / (1 - ratio), 0)",
+    forward="dropout",
+    kind="elements",
+    results={"dx": Tensor(FLOATS, ratio_checked("dropout_grad", "dy"), "the shape of dy", dtype_of="dy")},
+    in_place={"dx": ("dy",)},
+    onnx=(
+        OnnxName(
+            "DropoutGrad",
+            ("dy", "mask", "ratio?", "training_mode?"),
+            ("dx",),
+            types={"dy": "T", "ratio": ("float32", "float64", "float16", "bfloat16"), "training_mode": ("bool",)},
+        ),
+    ),
+)
+def dropout_grad(
+    dy: Grad, mask: Mask, ratio: float = 0.5, training_mode: bool = True, *, out: Array | None = None
+) -> Array:
+    """Gradient of dropout.
+
+    dy: gradient with respect to y, any shape; float32, float64, float16 or bfloat16.
+    mask: bool, of the shape of dy; True where an element was kept.
+    ratio, training_mode: as given to dropout. With training_mode=False, or ratio 0, nothing was dropped: dx = dy,
+        whatever mask holds.
+    out: where to write; may be dy.
+
+    Returns dx, of the shape and dtype of dy; 0 where mask is False, even if dy is NaN there, and with ratio 1.
+    Raises TypeError, ValueError.
+
+    Formula: dx = where(mask, dy / (1 - ratio), 0). Source: com.microsoft DropoutGrad, which scales without
+    training_mode, too.
+    """
+    if not training_mode or ratio == 0.0:
+        return dy.copy()
+    return np.where(mask, dy * kept_scale(ratio), 0.0)

@@ -1,1 +1,335 @@
-"""Gradients of layer and batch normalization."""
+"""Normalization of rows and of channels: the forward operators and their gradients."""
+
+import math
+from typing import Annotated
+
+import numpy as np
+
+from opgrad.contract import FLOATS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
+
+STATISTICS = ("float32", "float64")  # a result's dtype: that of x if it is one of these, else the first
+
+
+def _normalized(shapes: Shapes, attributes: Attributes) -> Shape:
+    """The sizes of the axes from `axis` to the last, which are normalized."""
+    return shapes["x"][attributes["axis"].start :]
+
+
+def _rows(shapes: Shapes, attributes: Attributes) -> Shape:
+    """The shape of x with 1 for each normalized axis."""
+    start = attributes["axis"].start
+    return shapes["x"][:start] + (1,) * (len(shapes["x"]) - start)
+
+
+def _channels(shapes: Shapes, _: Attributes) -> Shape:
+    return shapes["x"][1:2]
+
+
+X = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65), role="alone")]
+Dy = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65), role="alone")]
+Saved = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy", role="alone")]
+Weight = Annotated[Array, Tensor(FLOATS, _normalized, "the shape of x from axis on", dtype_of="x", role="alone")]
+OfRow = Annotated[Array, Tensor(FLOATS, _rows, "the shape of x with 1 from axis on", role="alone")]
+Image = Annotated[Array, Tensor(FLOATS, ranks=range(2, 65), role="alone")]
+OfChannel = Annotated[Array, Tensor(FLOATS, _channels, "the size of axis 1 of x", role="alone")]
+
+LIKE_X = Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x", role="alone")
+ROW_STATISTIC = Tensor(STATISTICS, _rows, "the shape of x with 1 from axis on", dtype_of="x", role="alone")
+CHANNEL_STATISTIC = Tensor(FLOATS, _channels, "the size of axis 1 of x", dtype_of="running_mean", role="alone")
+LIKE_SCALE = Tensor(FLOATS, lambda shapes, _: shapes["scale"], "the shape of scale", dtype_of="scale", role="alone")
+
+
+def _over(x: Array, axis: int) -> tuple[int, ...]:
+    return tuple(range(axis % x.ndim, x.ndim))
+
+
+def _mean(x: Array, axes: tuple[int, ...]) -> Array:
+    """The mean over some axes, which stay with size 1; 0 of nothing."""
+    count = math.prod(x.shape[axis] for axis in axes)
+    return np.asarray(x.sum(axes, keepdims=True) / max(count, 1))
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+@operator(
+    "y = (x - mean) * inv_std * scale + bias",
+    kind="whole",
+    results={"y": LIKE_X, "mean": ROW_STATISTIC, "inv_std": ROW_STATISTIC},
+)
+def layer_normalization(
+    x: X,
+    scale: Weight,
+    bias: Weight | None = None,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    *,
+    out: tuple[Array, ...] | None = None,
+) -> tuple[Array, Array, Array]:
+    """Layer normalization, with what its gradient needs.
+
+    x: any shape of at least one dimension; float32, float64, float16 or bfloat16.
+    scale: what each normalized element is multiplied with, of shape x.shape[axis:] and the dtype of x.
+    bias: what is then added, likewise; none if not given.
+    axis: the first of the axes that are normalized together; the last one alone by default.
+    epsilon: added to the variance.
+    out: where to write y, mean and inv_std; must not overlap an input.
+
+    Returns y like x, and mean and inv_std of shape x.shape[:axis] + (1, ..), in float32 (float64 for float64):
+    the mean and 1 / sqrt(variance + epsilon) of each row, the variance divided by the number of elements. Of a row
+    without elements both sums are 0. Raises TypeError, ValueError.
+
+    Formula: y = (x - mean) * inv_std * scale + bias. Source: ONNX LayerNormalization.
+    """
+    axes = _over(x, axis)
+    mean = _mean(x, axes)
+    inv_std = 1 / np.sqrt(_mean(np.square(x - mean), axes) + epsilon)
+    y = (x - mean) * inv_std * scale
+    return y if bias is None else y + bias, mean, inv_std
+
+
+@operator(
+    "dx = inv_std * (g - mean(g) - n * mean(g * n)), g = dy * scale, n = (x - mean) * inv_std",
+    forward="layer_normalization",
+    kind="whole",
+    results={"dx": LIKE_X, "dscale": LIKE_SCALE, "dbias": LIKE_SCALE},
+    onnx=(
+        OnnxName(
+            "LayerNormalizationGrad",
+            ("dy", "x", "scale", "mean", "inv_std"),
+            ("dx", "dscale?", "dbias?"),
+            {"axis": -1},
+            types={"dy": "T", "x": "T", "scale": "T", "mean": "U", "inv_std": "U"},
+        ),
+    ),
+)
+def layer_normalization_grad(
+    dy: Dy,
+    x: Saved,
+    scale: Weight,
+    mean: OfRow,
+    inv_std: OfRow,
+    axis: int = -1,
+    *,
+    out: tuple[Array, ...] | None = None,
+) -> tuple[Array, Array, Array]:
+    """Gradients of layer_normalization with respect to its input, scale and bias.
+
+    dy: gradient with respect to y; at least one dimension; float32, float64, float16 or bfloat16.
+    x: the input of layer_normalization, of the shape and dtype of dy.
+    scale: as given to layer_normalization, of shape x.shape[axis:] and the dtype of dy.
+    mean, inv_std: as layer_normalization returned them, of shape x.shape[:axis] + (1, ..); any of the four dtypes.
+    axis: the first of the axes that were normalized together.
+    out: where to write dx, dscale and dbias; must not overlap an input.
+
+    Returns dx of the shape of x, dscale and dbias of the shape of scale, all of the dtype of dy. Sums over rows are
+    formed in float32 (float64 for float64), in an order that depends on the shape alone.
+    Raises TypeError, ValueError.
+
+    Formula: n = (x - mean) * inv_std; g = dy * scale; dx = inv_std * (g - mean(g) - n * mean(g * n));
+    dscale = sum(dy * n); dbias = sum(dy). Source: com.microsoft LayerNormalizationGrad.
+    """
+    axes = _over(x, axis)
+    n = (x - mean) * inv_std
+    g = dy * scale
+    dx = inv_std * (g - _mean(g, axes) - n * _mean(g * n, axes))
+    rows = tuple(range(axes[0]))
+    return dx, (dy * n).sum(rows), dy.sum(rows)
+
+
+@operator(
+    "y = x * inv_std * scale",
+    kind="whole",
+    results={"y": LIKE_X, "inv_std": ROW_STATISTIC},
+)
+def simplified_layer_normalization(
+    x: X,
+    scale: Weight,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    *,
+    out: tuple[Array, ...] | None = None,
+) -> tuple[Array, Array]:
+    """Layer normalization without a mean and a bias (RMS normalization), with what its gradient needs.
+
+    x: any shape of at least one dimension; float32, float64, float16 or bfloat16.
+    scale: what each normalized element is multiplied with, of shape x.shape[axis:] and the dtype of x.
+    axis: the first of the axes that are normalized together; the last one alone by default.
+    epsilon: added to the mean square.
+    out: where to write y and inv_std; must not overlap an input.
+
+    Returns y like x, and inv_std of shape x.shape[:axis] + (1, ..), in float32 (float64 for float64):
+    1 / sqrt(mean(x * x) + epsilon) of each row. Raises TypeError, ValueError.
+
+    Formula: y = x * inv_std * scale. Source: ONNX Runtime's SimplifiedLayerNormalization, ONNX RMSNormalization.
+    """
+    inv_std = 1 / np.sqrt(_mean(np.square(x), _over(x, axis)) + epsilon)
+    return x * inv_std * scale, inv_std
+
+
+@operator(
+    "dx = inv_std * (g - n * mean(g * n)), g = dy * scale, n = x * inv_std",
+    forward="simplified_layer_normalization",
+    kind="whole",
+    results={"dx": LIKE_X, "dscale": LIKE_SCALE},
+    onnx=(
+        OnnxName(
+            "SimplifiedLayerNormalizationGrad",
+            ("dy", "x", "scale", "inv_std"),
+            ("dx", "dscale?"),
+            {"axis": -1},
+            types={"dy": "T", "x": "T", "scale": "T", "inv_std": "U"},
+        ),
+    ),
+)
+def simplified_layer_normalization_grad(
+    dy: Dy,
+    x: Saved,
+    scale: Weight,
+    inv_std: OfRow,
+    axis: int = -1,
+    *,
+    out: tuple[Array, ...] | None = None,
+) -> tuple[Array, Array]:
+    """Gradients of simplified_layer_normalization with respect to its input and scale.
+
+    dy: gradient with respect to y; at least one dimension; float32, float64, float16 or bfloat16.
+    x: the input of simplified_layer_normalization, of the shape and dtype of dy.
+    scale: as given to simplified_layer_normalization, of shape x.shape[axis:] and the dtype of dy.
+    inv_std: as simplified_layer_normalization returned it, of shape x.shape[:axis] + (1, ..); any of the four dtypes.
+    axis: the first of the axes that were normalized together.
+    out: where to write dx and dscale; must not overlap an input.
+
+    Returns dx of the shape of x and dscale of the shape of scale, both of the dtype of dy. Sums over rows are formed
+    in float32 (float64 for float64), in an order that depends on the shape alone. Raises TypeError, ValueError.
+
+    Formula: n = x * inv_std; g = dy * scale; dx = inv_std * (g - n * mean(g * n)); dscale = sum(dy * n).
+    Source: com.microsoft SimplifiedLayerNormalizationGrad.
+    """
+    axes = _over(x, axis)
+    n = x * inv_std
+    g = dy * scale
+    dx = inv_std * (g - n * _mean(g * n, axes))
+    return dx, (dy * n).sum(tuple(range(axes[0])))
+
+
+# --- channels ------------------------------------------------------------------------------------------------------
+
+
+def _all_but_channels(x: Array) -> tuple[int, ...]:
+    return (0, *range(2, x.ndim))
+
+
+def _by_channel(values: Array, x: Array) -> Array:
+    """One value for each channel, in a shape that goes with x."""
+    return values.reshape(-1, *(1,) * (x.ndim - 2))
+
+
+@operator(
+    "y = (x - mean) * inv_std * scale + bias",
+    kind="whole",
+    results={
+        "y": LIKE_X,
+        "new_mean": CHANNEL_STATISTIC,
+        "new_var": CHANNEL_STATISTIC,
+        "saved_mean": CHANNEL_STATISTIC,
+        "saved_inv_std": CHANNEL_STATISTIC,
+    },
+    in_place={"new_mean": ("running_mean",), "new_var": ("running_var",)},
+    onnx=(
+        OnnxName(
+            "BatchNormInternal",
+            ("x", "scale", "bias", "running_mean", "running_var"),
+            ("y", "new_mean?", "new_var?", "saved_mean?", "saved_inv_std?"),
+            {"epsilon": 1e-5, "momentum": 0.9, "training_mode": 1},
+            types={"x": "T", "scale": "T", "bias": "T", "running_mean": "U", "running_var": "U"},
+            overwrites={"new_mean": "running_mean", "new_var": "running_var"},
+        ),
+    ),
+)
+def batch_norm_internal(
+    x: Image,
+    scale: OfChannel,
+    bias: OfChannel,
+    running_mean: OfChannel,
+    running_var: OfChannel,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: bool = True,
+    *,
+    out: tuple[Array, ...] | None = None,
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Batch normalization, with what its gradient needs.
+
+    x: shape (N, C, ..) of at least two dimensions; float32, float64, float16 or bfloat16.
+    scale, bias: shape (C,); any of the four dtypes.
+    running_mean, running_var: the statistics so far, shape (C,); any of the four dtypes.
+    epsilon: added to the variance.
+    momentum: the share of the statistics so far in the new ones; 1 - momentum is that of this batch.
+    training_mode: normalize with the statistics of x, otherwise with running_mean and running_var.
+    out: where to write the five results; those of the running statistics may be their inputs.
+
+    Returns y like x; new_mean and new_var, the statistics so far mixed with those of x, or copies of them if not in
+    training_mode or x is empty; saved_mean and saved_inv_std, what was subtracted from and multiplied with each
+    channel. They have shape (C,) and the dtype of running_mean. Every variance is divided by the number of elements,
+    not by one less. Raises TypeError, ValueError.
+
+    Formula: y = (x - mean) * inv_std * scale + bias; inv_std = 1 / sqrt(var + epsilon);
+    new_mean = momentum * running_mean + (1 - momentum) * mean, new_var likewise.
+    Source: com.microsoft BatchNormInternal.
+    """
+    mean, var, new_mean, new_var = running_mean, running_var, running_mean.copy(), running_var.copy()
+    if training_mode:
+        mean = _mean(x, _all_but_channels(x)).ravel()
+        var = _mean(np.square(x - _by_channel(mean, x)), _all_but_channels(x)).ravel()
+        if x.size:
+            new_mean = momentum * running_mean + (1 - momentum) * mean
+            new_var = momentum * running_var + (1 - momentum) * var
+    inv_std = 1 / np.sqrt(var + epsilon)
+    factor = _by_channel(inv_std * scale, x)
+    return (x - _by_channel(mean, x)) * factor + _by_channel(bias, x), new_mean, new_var, mean, inv_std
+
+
+@operator(
+    "dx = scale * inv_std * (dy - mean(dy) - n * mean(dy * n)), n = (x - mean) * inv_std",
+    forward="batch_norm_internal",
+    kind="whole",
+    results={"dx": LIKE_X, "dscale": LIKE_SCALE, "dbias": LIKE_SCALE},
+    onnx=(
+        OnnxName(
+            "BatchNormalizationGrad",
+            ("dy", "x", "scale", "mean", "inv_std"),
+            ("dx", "dscale?", "dbias?"),
+            types={"dy": "T", "x": "T", "scale": "T", "mean": "U", "inv_std": "U"},
+        ),
+    ),
+)
+def batch_normalization_grad(
+    dy: Image,
+    x: Saved,
+    scale: OfChannel,
+    mean: OfChannel,
+    inv_std: OfChannel,
+    *,
+    out: tuple[Array, ...] | None = None,
+) -> tuple[Array, Array, Array]:
+    """Gradients of batch normalization, in training, with respect to its input, scale and bias.
+
+    dy: gradient with respect to y, shape (N, C, ..); float32, float64, float16 or bfloat16.
+    x: the input of the normalization, of the shape and dtype of dy.
+    scale: as given to the normalization, shape (C,); any of the four dtypes.
+    mean, inv_std: the mean of each channel of x and 1 / sqrt(variance + epsilon), as batch_norm_internal saved them
+        (the original calls the latter a variance but takes it as this); shape (C,); any of the four dtypes.
+    out: where to write dx, dscale and dbias; must not overlap an input.
+
+    Returns dx of the shape and dtype of x, dscale and dbias of the shape and dtype of scale. Sums are formed in
+    float32 (float64 for float64), in an order that depends on the shape alone. Raises TypeError, ValueError.
+
+    Formula: n = (x - mean) * inv_std; dscale = sum(dy * n); dbias = sum(dy) over all axes but 1;
+    dx = scale * inv_std * (dy - mean(dy) - n * mean(dy * n)). Source: com.microsoft BatchNormalizationGrad.
+    """
+    axes = _all_but_channels(x)
+    n = (x - _by_channel(mean, x)) * _by_channel(inv_std, x)
+    factor = _by_channel(scale * inv_std, x)
+    dx = factor * (dy - _mean(dy, axes) - n * _mean(dy * n, axes))
+    return dx, (dy * n).sum(axes), dy.sum(axes)

@@ -1,1 +1,327 @@
-"""Gradients of picking elements and slices: each goes back to where it came from."""
+"""Elements and slices picked by index or by range, and the gradients that put them back where they came from."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import numpy as np
+
+from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
+
+# --- checks --------------------------------------------------------------------------------------------------------
+
+
+def _check_beside_axis(name: str, shape: Shape, indices: Shape, axis: int) -> None:
+    """ValueError unless indices have as many axes as x, of this shape, and all but `axis` are no longer than x's."""
+    if len(indices) != len(shape):
+        raise ValueError(f"{name}: indices has shape {indices}, expected {len(shape)} dimensions, as many as x")
+    for place, (size, most) in enumerate(zip(indices, shape, strict=True)):
+        if size > most and place != axis:
+            raise ValueError(f"{name}: indices has shape {indices}, expected at most {most} on axis {place}, as x has")
+
+
+def _elements_like(name: str, model: str) -> Callable[[Shapes, Attributes], Shape]:
+    """The shape of indices that name elements along an axis: the model's, or any."""
+
+    def check(shapes: Shapes, attributes: Attributes) -> Shape:
+        shape, indices = attributes.get("shape", shapes.get("x", ())), shapes["indices"]
+        expected = shapes.get(model, indices)
+        if indices == expected:
+            _check_beside_axis(name, shape, indices, attributes["axis"].start)
+        return expected
+
+    return check
+
+
+def _check_tuples(name: str, shape: Shape, indices: Shape, batch_dims: int) -> Shape:
+    """The shape of what tuples of indices name; ValueError if they do not fit x, of this shape."""
+    most = min(len(shape), len(indices)) - 1
+    if not 0 <= batch_dims <= most:
+        raise ValueError(
+            f"{name}: batch_dims is {batch_dims}, expected 0 to {most} for {len(shape)} and {len(indices)} dimensions"
+        )
+    if indices[:batch_dims] != shape[:batch_dims]:
+        raise ValueError(
+            f"{name}: indices has shape {indices}, expected it to start with {shape[:batch_dims]}, as x does"
+        )
+    named, rest = indices[-1], len(shape) - batch_dims
+    if not 1 <= named <= rest:
+        raise ValueError(f"{name}: indices has shape {indices}, expected 1 to {rest} on the last axis, one for an axis")
+    return indices[:-1] + shape[batch_dims + named :]
+
+
+def _named_by_tuples(name: str) -> Callable[[Shapes, Attributes], Shape]:
+    """The shape of the slices that tuples of indices name."""
+
+    def compute(shapes: Shapes, attributes: Attributes) -> Shape:
+        shape = attributes.get("shape", shapes.get("x", ()))
+        return _check_tuples(name, shape, shapes["indices"], attributes["batch_dims"])
+
+    return compute
+
+
+def slice_ranges(attributes: Attributes) -> list[range]:
+    """For each axis of `shape` the places that a slice takes, clamped as ONNX Slice does.
+
+    Raises the ValueError of slice_grad.
+    """
+    shape, starts, ends = (attributes[name] for name in ("shape", "starts", "ends"))
+    axes, steps = attributes["axes"], attributes["steps"]
+    axes = tuple(range(len(starts))) if axes is None else axes
+    steps = (1,) * len(starts) if steps is None else steps
+    for name, values in (("ends", ends), ("axes", axes), ("steps", steps)):
+        if len(values) != len(starts):
+            raise ValueError(f"slice_grad: {name} has {len(values)} entries, expected {len(starts)}, as many as starts")
+    found = [range(size) for size in shape]
+    seen = set()
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        rank = len(shape)
+        if not -rank <= axis < rank:
+            bounds = f"{-rank} to {rank - 1}" if rank else "no axis, as shape has none"
+            raise ValueError(f"slice_grad: axes has {axis}, expected {bounds}")
+        if axis % rank in seen:
+            raise ValueError(f"slice_grad: axes is {axes}, expected different axes")
+        if not step:
+            raise ValueError(f"slice_grad: steps is {steps}, expected no 0")
+        seen.add(axis % rank)
+        found[axis] = range(*slice(start, end, step).indices(shape[axis]))
+    return found
+
+
+def _sliced(shapes: Shapes, attributes: Attributes) -> Shape:
+    return tuple(len(taken) for taken in slice_ranges(attributes))
+
+
+# --- elements along an axis ----------------------------------------------------------------------------------------
+
+Whole = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65), role="alone")]
+GRADIENT = {
+    "dx": Tensor(FLOATS, lambda _, attributes: attributes["shape"], "the argument shape", dtype_of="dy", role="alone")
+}
+
+
+def _grid(shape: Shape) -> list[Array]:
+    """For each axis its places, with as many dimensions as the shape."""
+    return list(np.meshgrid(*map(np.arange, shape), indexing="ij", sparse=True))
+
+
+def _elements(indices: Array, axis: int) -> tuple[Array, ...]:
+    """The places that indices along an axis name."""
+    places = _grid(indices.shape)
+    places[axis] = indices
+    return tuple(places)
+
+
+@operator(
+    "y[.., j, ..] = x[.., indices[.., j, ..], ..]",
+    kind="whole",
+    results={
+        "y": Tensor(FLOATS, lambda shapes, _: shapes["indices"], "the shape of indices", dtype_of="x", role="alone")
+    },
+)
+def gather_elements(
+    x: Whole,
+    indices: Annotated[Array, Tensor(INTEGERS, _elements_like("gather_elements", ""), role="alone")],
+    axis: int = 0,
+    *,
+    out: Array | None = None,
+) -> Array:
+    """The elements of x that indices name along one axis, one for each index.
+
+    x: any shape of at least one dimension; float32, float64, float16 or bfloat16.
+    indices: as many dimensions as x, any size on axis and at most x's on the others; int32 or int64 in [-s, s)
+        where s is the size of x on axis; negative ones count from the end.
+    axis: the axis of x along which indices pick.
+    out: where to write; must not overlap x or indices.
+
+    Returns y of the shape of indices and the dtype of x.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape or axis or an index outside [-s, s), naming the
+    first one, before anything is written.
+
+    Formula: y[.., j, ..] = x[.., indices[.., j, ..], ..]. Source: ONNX GatherElements.
+    """
+    return np.asarray(x[_elements(indices, axis)])
+
+
+@operator(
+    "dx = 0; dx[.., indices[.., j, ..], ..] += dy[.., j, ..]",
+    forward="gather_elements",
+    kind="whole",
+    results=GRADIENT,
+    onnx=(
+        OnnxName(
+            "GatherElementsGrad",
+            ("dy", "shape", "indices"),
+            ("dx",),
+            {"axis": 0},
+            types={"dy": "T", "indices": "Tind", "shape": ("int64",)},
+        ),
+    ),
+)
+def gather_elements_grad(
+    dy: Whole,
+    shape: Any,
+    indices: Annotated[
+        Array, Tensor(INTEGERS, _elements_like("gather_elements_grad", "dy"), "the shape of dy", role="alone")
+    ],
+    axis: int = 0,
+    *,
+    out: Array | None = None,
+) -> Array:
+    """Gradient of gather_elements: every element of dy is added to the element of dx that it came from.
+
+    dy: gradient with respect to gather_elements' output, of the shape of indices; float32, float64, float16 or
+        bfloat16.
+    shape: the shape of gather_elements' x; a tuple of ints or an integer array.
+    indices: as given to gather_elements; int32 or int64.
+    axis: the axis of x along which indices picked.
+    out: where to write; must not overlap dy or indices.
+
+    Returns dx of the given shape and dy's dtype. The elements are added in float32 (float64 for float64), in an
+    order that depends on nothing but the arguments. Raises TypeError for a wrong dtype, ValueError for a wrong
+    shape or axis or an index outside [-s, s), naming the first one, before anything is written.
+
+    Formula: dx = 0; dx[.., indices[.., j, ..], ..] += dy[.., j, ..]. Source: com.microsoft GatherElementsGrad.
+    """
+    dx = np.zeros(shape, dy.dtype)
+    np.add.at(dx, _elements(indices, axis), dy)
+    return dx
+
+
+# --- slices named by tuples of indices -----------------------------------------------------------------------------
+
+
+def _tuples(indices: Array, batch_dims: int) -> tuple[Array, ...]:
+    """The places that tuples of indices name."""
+    return (*_grid(indices.shape[:-1])[:batch_dims], *np.moveaxis(indices, -1, 0))
+
+
+Tuples = Annotated[Array, Tensor(INTEGERS, ranks=range(1, 65), role="alone")]
+
+
+@operator(
+    "y[b.., j..] = x[b.., *indices[b.., j..]]",
+    kind="whole",
+    results={
+        "y": Tensor(
+            FLOATS, _named_by_tuples("gather_nd"), "indices.shape[:-1] and x's axes behind", dtype_of="x", role="alone"
+        )
+    },
+)
+def gather_nd(x: Whole, indices: Tuples, batch_dims: int = 0, *, out: Array | None = None) -> Array:
+    """The slices of x that tuples of indices name.
+
+    x: any shape of at least one dimension; float32, float64, float16 or bfloat16.
+    indices: int32 or int64; the last axis holds tuples of k indices, one for each of the k axes of x behind the
+        first batch_dims, in [-s, s) where s is that axis's size; negative ones count from the end. The first
+        batch_dims axes are as long as x's.
+    batch_dims: how many leading axes of x and indices are walked together; 0 to below the dimensions of both.
+    out: where to write; must not overlap x or indices.
+
+    Returns y of shape indices.shape[:-1] + x.shape[batch_dims+k:], of the dtype of x.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape or batch_dims or an index outside [-s, s),
+    naming the first one, before anything is written.
+
+    Formula: y[b.., j..] = x[b.., *indices[b.., j..]]. Source: ONNX GatherND.
+    """
+    return np.asarray(x[_tuples(indices, batch_dims)])
+
+
+@operator(
+    "dx = 0; dx[b.., *indices[b.., j..]] += dy[b.., j..]",
+    forward="gather_nd",
+    kind="whole",
+    results=GRADIENT,
+    onnx=(
+        OnnxName(
+            "GatherNDGrad",
+            ("shape", "indices", "dy"),
+            ("dx",),
+            {"batch_dims": 0},
+            types={"dy": "T", "indices": "Tind", "shape": ("int64",)},
+        ),
+    ),
+)
+def gather_nd_grad(
+    shape: Any,
+    indices: Tuples,
+    dy: Annotated[
+        Array,
+        Tensor(FLOATS, _named_by_tuples("gather_nd_grad"), "indices.shape[:-1] and shape's axes behind", role="alone"),
+    ],
+    batch_dims: int = 0,
+    *,
+    out: Array | None = None,
+) -> Array:
+    """Gradient of gather_nd: every slice of dy is added to the slice of dx that it came from.
+
+    shape: the shape of gather_nd's x; a tuple of ints or an integer array.
+    indices: as given to gather_nd; int32 or int64.
+    dy: gradient with respect to gather_nd's output, of its shape; float32, float64, float16 or bfloat16.
+    batch_dims: as given to gather_nd.
+    out: where to write; must not overlap dy or indices.
+
+    Returns dx of the given shape and dy's dtype. The slices are added in float32 (float64 for float64), in an order
+    that depends on nothing but the arguments. Raises TypeError for a wrong dtype, ValueError for a wrong shape or
+    batch_dims or an index outside [-s, s), naming the first one, before anything is written.
+
+    Formula: dx = 0; dx[b.., *indices[b.., j..]] += dy[b.., j..]. Source: com.microsoft GatherNDGrad.
+    """
+    dx = np.zeros(shape, dy.dtype)
+    np.add.at(dx, _tuples(indices, batch_dims), dy)
+    return dx
+
+
+# --- slices named by ranges ----------------------------------------------------------------------------------------
+
+
+@operator(
+    "dx = 0; dx[start:end:step, ..] = dy",
+    kind="whole",
+    results=GRADIENT,
+    onnx=(
+        OnnxName(
+            "SliceGrad",
+            ("dy", "shape", "starts", "ends", "axes?", "steps?"),
+            ("dx",),
+            types={
+                "dy": "T",
+                "shape": ("int64",),
+                **dict.fromkeys(("starts", "ends", "axes", "steps"), "Tind"),
+            },
+        ),
+    ),
+)
+def slice_grad(
+    dy: Annotated[Array, Tensor(FLOATS, _sliced, "the shape of the slice", role="alone")],
+    shape: Any,
+    starts: tuple[int, ...],
+    ends: tuple[int, ...],
+    axes: tuple[int, ...] | None = None,
+    steps: tuple[int, ...] | None = None,
+    *,
+    out: Array | None = None,
+) -> Array:
+    """Gradient of a slice: dy stands where it came from, zeros elsewhere.
+
+    dy: gradient with respect to the slice, of its shape; float32, float64, float16 or bfloat16.
+    shape: the shape of the array that was sliced; a tuple of ints or an integer array.
+    starts: where the slice starts on each of the axes; a tuple of ints or an integer array, as are those below.
+        Negative places count from the end, places beyond the array are moved to its edge.
+    ends: where it ends, this place excluded; likewise.
+    axes: the axes that are sliced, all different, negative ones counted from the end; the first ones if None.
+    steps: from one place to the next, negative ones backwards, none 0; all 1 if None.
+    out: where to write; must not overlap dy.
+
+    Returns dx of the given shape and dy's dtype.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape, axis or step, or for lists of different length.
+
+    Formula: dx = 0; dx[start:end:step, ..] = dy. Source: com.microsoft SliceGrad.
+    """
+    dx = np.zeros(shape, dy.dtype)
+    taken = [slice(None)] * dx.ndim
+    axes = tuple(range(len(starts))) if axes is None else axes
+    steps = (1,) * len(starts) if steps is None else steps
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        taken[axis] = slice(start, end, step)
+    dx[tuple(taken)] = dy
+    return dx

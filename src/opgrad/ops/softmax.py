@@ -8,7 +8,7 @@ import numpy as np
 from opgrad import post_ops as chain
 from opgrad import primitive
 from opgrad.contract import FLOATS, Array, OnnxName, Tensor, operator
-from opgrad.dropout import Dropout
+from opgrad.dropout_attribute import Dropout
 from opgrad.post_ops import PostOp
 from opgrad.random import keep_mask
 

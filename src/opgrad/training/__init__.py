@@ -1,7 +1,8 @@
 """Train the artifact sets of onnxruntime-training in stock onnxruntime."""
 
+from opgrad.training.api import CheckpointState, LinearLRScheduler, Module, Optimizer, Parameter
 from opgrad.training.artifacts import ArtifactSet, TensorSpec
-from opgrad.training.checkpoint import Checkpoint, read_checkpoint
+from opgrad.training.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint, write_checkpoint
 from opgrad.training.data import Dataset, load_file, load_named
 from opgrad.training.evaluation import Evaluation
 from opgrad.training.loop import Trainer
@@ -14,8 +15,14 @@ __all__ = [
     "AdamWRule",
     "ArtifactSet",
     "Checkpoint",
+    "CheckpointState",
     "Dataset",
     "Evaluation",
+    "LinearLRScheduler",
+    "Module",
+    "Optimizer",
+    "OptimizerGroup",
+    "Parameter",
     "Recipe",
     "SGDRule",
     "TensorSpec",
@@ -24,4 +31,5 @@ __all__ = [
     "load_named",
     "read_checkpoint",
     "read_rule",
+    "write_checkpoint",
 ]

@@ -66,7 +66,7 @@ class ArtifactSet:
         checkpoint = read_checkpoint(checkpoint_file)
         graph = _load(training_model).graph
         specs = {value.name: tensor_spec(value) for value in graph.input}
-        _check_parameters(specs, checkpoint.trainable, checkpoint.frozen)
+        check_parameters("ArtifactSet", specs, checkpoint.trainable, checkpoint.frozen)
         buffers = {name + BUFFER_SUFFIX for name in checkpoint.trainable}
         others = checkpoint.parameters.keys() | buffers | {RESET}
         inputs = tuple(spec for name, spec in specs.items() if name not in others)
@@ -147,25 +147,31 @@ def _check_inputs(inputs: tuple[TensorSpec, ...]) -> None:
             )
 
 
-def _check_parameters(
-    specs: Mapping[str, TensorSpec], trainable: Mapping[str, np.ndarray], frozen: Mapping[str, np.ndarray]
+def check_parameters(
+    who: str,
+    specs: Mapping[str, TensorSpec],
+    trainable: Mapping[str, np.ndarray],
+    frozen: Mapping[str, np.ndarray],
 ) -> None:
-    """Raise ValueError unless checkpoint and training graph tell of the same parameters."""
+    """Raise ValueError unless checkpoint and training graph tell of the same parameters.
+
+    who: the caller, for messages. specs: the training graph's inputs by name.
+    """
     if RESET not in specs:
-        raise ValueError(f"ArtifactSet: training_model.onnx has no input {RESET}, expected a training graph")
+        raise ValueError(f"{who}: the graph has no input {RESET}, expected a training graph")
     have = {name.removesuffix(BUFFER_SUFFIX) for name in specs if name.endswith(BUFFER_SUFFIX)}
     if have != trainable.keys():
         raise ValueError(
-            f"ArtifactSet: the checkpoint has the trainable parameters {_list(trainable)}, "
+            f"{who}: the checkpoint has the trainable parameters {_list(trainable)}, "
             f"expected those of the training graph, {_list(have)}"
         )
     for name, array in (*trainable.items(), *frozen.items()):
         if name not in specs:
-            raise ValueError(f"ArtifactSet: the checkpoint has {name!r}, expected inputs of the training graph")
+            raise ValueError(f"{who}: the checkpoint has {name!r}, expected inputs of the training graph")
         spec = specs[name]
         if array.shape != spec.shape or array.dtype != spec.dtype:
             raise ValueError(
-                f"ArtifactSet: the checkpoint's {name!r} is {array.dtype} of shape {array.shape}, "
+                f"{who}: the checkpoint's {name!r} is {array.dtype} of shape {array.shape}, "
                 f"expected {spec.dtype} of shape {spec.shape}, as in the training graph"
             )
 

@@ -1,37 +1,55 @@
-"""Read the parameters out of a checkpoint file of onnxruntime-training.
+"""Checkpoints: what they hold, reading and writing them.
 
-The file is a FlatBuffer with the identifier ODTC. Its tables, with the index of each field used here:
-
-    root       0 version (int32)      1 model state (table)
-    state      0 trainable (tensors)  1 frozen (tensors)
-    tensor     0 name (string)        2 dims (int64s)    3 element type of ONNX (int32)    4 data (bytes)
-
-Offsets in a damaged file may point anywhere, so every access is checked against the file's bounds.
+`opgrad.training.odtc` describes the file, `opgrad.training.replacing` how one takes the place of another.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+import numbers
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from flatbuffers import number_types
-from flatbuffers.table import Table
-from flatbuffers.util import BufferHasIdentifier
-from onnx.helper import tensor_dtype_to_np_dtype
 
-IDENTIFIER = b"ODTC"
-VERSION = 2
+from opgrad.training import odtc
+from opgrad.training.replacing import bytes_in_use, data_path, replace_file, replace_pair
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class OptimizerGroup:
+    """The state of an optimizer.
+
+    step: the number of steps done.
+    learning_rate: the learning rate that a schedule starts from, float32 in the file.
+    moments: the moments of every trainable parameter, by the parameter's name and by their own: "momentum0" and
+        "momentum1" for AdamW, "momentum0" for SGD.
+    """
+
+    step: int
+    learning_rate: float
+    moments: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The named parameters of a model: `trainable` ones, which have gradients, and `frozen` ones."""
+    """What a checkpoint file holds.
+
+    trainable: the parameters that have gradients, by name.
+    frozen: the parameters that have none, by name.
+    optimizers: the state of the optimizer, by the name of its group, "group0"; empty if it was not saved.
+    properties: numbers and texts that the user put in; floats are float32 in the file.
+    nominal: True if the file has the names of the parameters without their values; the arrays are then empty.
+    """
 
     trainable: dict[str, np.ndarray]
     frozen: dict[str, np.ndarray]
+    optimizers: dict[str, OptimizerGroup] = field(default_factory=dict)
+    properties: dict[str, int | float | str] = field(default_factory=dict)
+    nominal: bool = False
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
@@ -39,127 +57,210 @@ class Checkpoint:
         return self.trainable | self.frozen
 
 
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
 def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
-    """Read the parameters of a checkpoint file written by onnxruntime-training 1.19.
+    """Read a checkpoint file of onnxruntime-training 1.19 or of `write_checkpoint`.
 
-    path: the file.
-    Returns a `Checkpoint` whose arrays are read-only views of the file's bytes.
-    Raises OSError if the file cannot be read, ValueError if it is no checkpoint, truncated or damaged, and
-    NotImplementedError if it has another version or keeps its data outside.
+    path: the file. If it keeps its values outside, they are in the file of this name with ".data" appended.
+    Returns a `Checkpoint`. Its arrays are read-only views of the files' bytes, which are read into memory as a whole;
+    an array that is not aligned for its dtype is copied.
+    Raises FileNotFoundError if there is no such file, another OSError if it cannot be read, and ValueError if it is no
+    checkpoint, has another version, or is truncated or damaged.
     """
-    data = Path(path).read_bytes()
-    if len(data) < 8 or not BufferHasIdentifier(data, 0, IDENTIFIER):
-        raise ValueError(f"read_checkpoint: {path} is no checkpoint, expected the identifier ODTC at byte 4")
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"read_checkpoint: there is no file {path}")
     try:
-        return _read(data)
-    except _Damaged as damage:
-        raise ValueError(f"read_checkpoint: {path} is truncated or damaged, {damage}") from None
-    except NotImplementedError as lack:
-        raise NotImplementedError(f"read_checkpoint: {path} {lack}") from None
+        root = odtc.decode(path.read_bytes())
+        outside = b""
+        if root["model"]["outside"]:
+            if not data_path(path).exists():
+                raise FileNotFoundError(
+                    f"read_checkpoint: {path} keeps its values in {data_path(path)}, which is missing"
+                )
+            outside = data_path(path).read_bytes()
+        return _checkpoint(root, outside)
+    except odtc.Damaged as damage:
+        raise ValueError(f"read_checkpoint: {path} {damage}") from None
 
 
-class _Damaged(Exception):
-    """What is wrong with the file."""
+def _checkpoint(root: odtc.Values, outside: bytes) -> Checkpoint:
+    model, bag = root["model"], root["properties"] or {}
+    nominal = model["nominal"]
+    trainable, frozen = (_arrays(model[kind], outside, nominal) for kind in ("trainable", "frozen"))
+    if twice := trainable.keys() & frozen.keys():
+        raise odtc.Damaged(f"is damaged, it names a parameter twice, {min(twice)!r}")
+    optimizers = _unique((group["name"], _group(group, outside)) for group in root["optimizers"])
+    properties = _unique((each["name"], each["value"]) for kind in bag.values() for each in kind)
+    return Checkpoint(trainable, frozen, optimizers, properties, nominal)
 
 
-def _read(data: bytes) -> Checkpoint:
-    if len(data) % 4:
-        raise _Damaged(f"it has {len(data)} bytes, expected a multiple of 4")
-    root = _Record.at(data, 0)
-    version = root.integer(0)
-    if version != VERSION:
-        raise NotImplementedError(f"has version {version}, expected {VERSION}")
-    state = root.record(1)
-    trainable, frozen = (dict(map(_tensor, state.records(field))) for field in (0, 1))
-    if len(trainable.keys() | frozen.keys()) < state.length(0) + state.length(1):
-        raise _Damaged("it names a parameter twice")
-    return Checkpoint(trainable, frozen)
+def _group(group: odtc.Values, outside: bytes) -> OptimizerGroup:
+    moments = _unique((each["parameter"], _arrays(each["tensors"], outside)) for each in group["moments"])
+    return OptimizerGroup(group["step"], group["learning_rate"], moments)
 
 
-def _tensor(record: "_Record") -> tuple[str, np.ndarray]:
-    name = record.text(0)
-    dims = record.array(2, np.dtype(np.int64)).tolist()
-    if not record.position_of(4):
-        raise NotImplementedError(f"keeps the data of {name!r} outside the file, expected it inside")
+def _arrays(tensors: Iterable[odtc.Values], outside: bytes, nominal: bool = False) -> dict[str, np.ndarray]:
+    return _unique((each["name"], _array(each, outside, nominal)) for each in tensors)
+
+
+def _array(tensor: odtc.Values, outside: bytes, nominal: bool) -> np.ndarray:
+    name, dims, content = tensor["name"], tuple(tensor["dims"]), tensor["data"]
+    dtype = odtc.dtype(tensor)
+    if nominal:
+        return np.frombuffer(b"", dtype)
+    if content is None:
+        content = _outside(tensor, outside)
+    if odtc.nbytes(tensor) != content.size:
+        raise odtc.Damaged(f"is damaged, {name!r} has shape {dims} and {content.size} bytes of {dtype}")
+    if dtype == np.bool_ and content.max(initial=0) > 1:
+        raise odtc.Damaged(f"is damaged, {name!r} has bytes that are no bool")
     try:
-        dtype = tensor_dtype_to_np_dtype(record.integer(3))
-    except KeyError:
-        raise _Damaged(f"{name!r} has the unknown element type {record.integer(3)}") from None
-    content = record.array(4, np.dtype(np.uint8))
-    if min(dims, default=1) < 0 or math.prod(dims) * dtype.itemsize != content.size:
-        raise _Damaged(f"{name!r} has shape {tuple(dims)} and {content.size} bytes of {dtype}")
-    return name, content.view(dtype).reshape(dims)
+        array = content.view(dtype).reshape(dims)
+    except ValueError:  # a dimension of an array without elements that is too large for NumPy
+        raise odtc.Damaged(f"is damaged, {name!r} has shape {dims}") from None
+    return array if array.flags.aligned else _read_only(array.copy())
 
 
-class _Record(Table):  # type: ignore[misc]
-    """One table of the file, read within the file's bounds."""
+def _outside(tensor: odtc.Values, outside: bytes) -> np.ndarray:
+    name, start, count = tensor["name"], tensor["offset"], odtc.nbytes(tensor)
+    if start < 0:
+        raise odtc.Damaged(f"is damaged, {name!r} has no values")
+    if start + count > len(outside):
+        last = f"{start} to {start + count}"
+        raise odtc.Damaged(f"has {name!r} at bytes {last} of the file beside it, which has {len(outside)} bytes")
+    return np.frombuffer(outside, np.uint8, count, start)
 
-    Bytes: bytes
-    Pos: int
 
-    def __init__(self, data: bytes, position: int):
-        super().__init__(data, position)
-        self._check(position, 4)
-        self.vtable = position - self._number(number_types.SOffsetTFlags, position)
-        self.vtable_size = self._number(number_types.VOffsetTFlags, self.vtable)
-        self._check(self.vtable, self.vtable_size)
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
 
-    @classmethod
-    def at(cls, data: bytes, position: int) -> "_Record":
-        """The table whose offset stands at `position`."""
-        return cls(data, position + int.from_bytes(data[position : position + 4], "little"))
 
-    def position_of(self, field: int) -> int:
-        """Where a field of this table stands; 0 if it is absent."""
-        entry = 4 + 2 * field
-        if entry + 2 > self.vtable_size:
-            return 0
-        offset = self._number(number_types.VOffsetTFlags, self.vtable + entry)
-        return self.Pos + offset if offset else 0
+def _unique(items: Iterable[tuple[str, T]]) -> dict[str, T]:
+    found: dict[str, T] = {}
+    for name, value in items:
+        if name in found:
+            raise odtc.Damaged(f"is damaged, it names {name!r} twice in the same place")
+        found[name] = value
+    return found
 
-    def integer(self, field: int) -> int:
-        position = self.position_of(field)
-        return self._number(number_types.Int32Flags, position) if position else 0
 
-    def record(self, field: int) -> "_Record":
-        position = self.position_of(field)
-        if not position:
-            raise _Damaged(f"the table at byte {self.Pos} lacks field {field}")
-        self._check(position, 4)
-        return self.at(self.Bytes, position)
+# --- writing ---------------------------------------------------------------------------------------------------------
 
-    def length(self, field: int) -> int:
-        """The number of elements of a vector field; 0 if it is absent."""
-        return self._vector(field)[1]
 
-    def records(self, field: int) -> Iterator["_Record"]:
-        start, count = self._vector(field)
-        self._check(start, 4 * count)
-        return (self.at(self.Bytes, start + 4 * index) for index in range(count))
+def write_checkpoint(checkpoint: Checkpoint, path: str | PathLike[str], *, external_data: bool | None = None) -> None:
+    """Write a checkpoint file, which onnxruntime-training 1.19 opens too.
 
-    def array(self, field: int, dtype: np.dtype[Any]) -> np.ndarray:
-        start, count = self._vector(field)
-        self._check(start, count * dtype.itemsize)
-        return np.frombuffer(self.Bytes, dtype, count, start)
+    checkpoint: what the file shall hold. Arrays are float32, float64, float16, bfloat16, integers or bool, in any
+        layout. Floats, `learning_rate` and properties, are rounded to float32; a bool property becomes 0 or 1.
+    path: the file. What was there stays whole until the new file has been written, and then is replaced at once.
+    external_data: whether the values go into a second file, named as the first with ".data" appended. Default: only
+        if all of them together do not fit a FlatBuffer, 2 GiB. A nominal checkpoint has no values to put there.
+    Raises FileNotFoundError if the folder is missing, another OSError if writing fails, TypeError for a value, dtype or
+    name of another type, ValueError for a name in use twice or not in Unicode, for a number that int64 or float32
+    cannot hold, and if the values do not fit the one file that was asked for.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"write_checkpoint: there is no folder {path.parent}")
+    if path.is_dir():
+        raise IsADirectoryError(f"write_checkpoint: {path} is a folder")
+    root = _root(checkpoint)
+    fits = odtc.size(root) <= odtc.LARGEST
+    if external_data is False and not fits:
+        raise ValueError(f"write_checkpoint: {path} needs {odtc.size(root)} bytes, expected at most {odtc.LARGEST}")
+    if (external_data or not fits) and not checkpoint.nominal:
+        replace_pair(path, root)
+        return
+    had_data = bytes_in_use(path) is not None
+    replace_file(path, odtc.contents(root))
+    if had_data:
+        data_path(path).unlink(missing_ok=True)
 
-    def text(self, field: int) -> str:
-        try:
-            return self.array(field, np.dtype(np.uint8)).tobytes().decode()
-        except UnicodeDecodeError:
-            raise _Damaged(f"the name at byte {self._vector(field)[0]} is no text") from None
 
-    def _vector(self, field: int) -> tuple[int, int]:
-        """Where the elements of a vector field start, and how many they are."""
-        position = self.position_of(field)
-        if not position:
-            return 0, 0
-        start = position + self._number(number_types.UOffsetTFlags, position)
-        return start + 4, self._number(number_types.UOffsetTFlags, start)
+def _root(checkpoint: Checkpoint) -> odtc.Values:
+    if twice := checkpoint.trainable.keys() & checkpoint.frozen.keys():
+        raise ValueError(f"write_checkpoint: {min(twice)!r} is both trainable and frozen")
+    empty = checkpoint.nominal
+    return {
+        "version": odtc.VERSION,
+        "model": {
+            "trainable": [_tensor(name, array, empty) for name, array in checkpoint.trainable.items()],
+            "frozen": [_tensor(name, array, empty) for name, array in checkpoint.frozen.items()],
+            "nominal": checkpoint.nominal,
+        },
+        "optimizers": [_state(name, group) for name, group in checkpoint.optimizers.items()],
+        "properties": _properties(checkpoint.properties) if checkpoint.properties else None,
+    }
 
-    def _number(self, kind: Any, position: int) -> int:
-        self._check(position, kind.bytewidth)
-        return int(self.Get(kind, position))
 
-    def _check(self, start: int, count: int) -> None:
-        if start < 0 or start + count > len(self.Bytes):
-            raise _Damaged(f"it has {len(self.Bytes)} bytes and refers to bytes {start} to {start + count}")
+def _state(name: str, group: OptimizerGroup) -> odtc.Values:
+    moments = [
+        {"parameter": _text("name", parameter), "tensors": [_tensor(*each) for each in arrays.items()]}
+        for parameter, arrays in group.moments.items()
+    ]
+    return {
+        "name": _text("name", name),
+        "step": _integer(f"step of {name!r}", group.step),
+        "learning_rate": _float(f"learning_rate of {name!r}", group.learning_rate),
+        "moments": moments,
+    }
+
+
+def _tensor(name: str, array: np.ndarray, empty: bool = False) -> odtc.Values:
+    if not isinstance(array, np.ndarray | np.generic):
+        raise TypeError(f"write_checkpoint: {name!r} is {type(array).__name__}, expected a NumPy array")
+    array = np.asarray(array)  # NumPy's scalars, which arithmetic makes of arrays without dimensions
+    element_type = odtc.element_type(array.dtype)
+    if element_type is None:
+        expected = ", ".join(map(str, odtc.ELEMENT_TYPES.values()))
+        raise TypeError(f"write_checkpoint: {name!r} has dtype {array.dtype}, expected one of {expected}")
+    values = {"name": _text("name", name), "dims": list(array.shape), "element_type": element_type, "data": array}
+    return values | {"dims": [], "data": np.empty(0, array.dtype)} if empty else values
+
+
+def _properties(properties: Mapping[str, int | float | str]) -> odtc.Values:
+    bag: odtc.Values = {"integers": [], "floats": [], "texts": []}
+    for name, value in properties.items():
+        what, key = f"property {name!r}", _text("name", name)
+        if isinstance(value, str):
+            bag["texts"].append({"name": key, "value": _text(what, value)})
+        elif isinstance(value, numbers.Integral | np.bool_):
+            bag["integers"].append({"name": key, "value": _integer(what, value)})
+        else:
+            bag["floats"].append({"name": key, "value": _float(what, value)})
+    return bag
+
+
+def _text(what: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"write_checkpoint: {what} {value!r} is {type(value).__name__}, expected str")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"write_checkpoint: {what} {value!r} cannot be encoded in UTF-8") from None
+    return value
+
+
+def _integer(what: str, value: Any) -> int:
+    if not isinstance(value, numbers.Integral | np.bool_):
+        raise TypeError(f"write_checkpoint: {what} is {type(value).__name__}, expected int")
+    if not -(2**63) <= int(value) < 2**63:
+        raise ValueError(f"write_checkpoint: {what} is {value}, which int64 cannot hold")
+    return int(value)
+
+
+def _float(what: str, value: Any) -> float:
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"write_checkpoint: {what} is {type(value).__name__}, expected int, float or str")
+    try:
+        with np.errstate(over="ignore"):
+            rounded = float(np.float32(value))
+    except OverflowError:  # an int that float64 cannot hold either
+        rounded = math.inf
+    if math.isinf(rounded) and value not in (math.inf, -math.inf):
+        raise ValueError(f"write_checkpoint: {what} is {value}, which float32 cannot hold")
+    return rounded

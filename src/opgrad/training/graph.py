@@ -1,84 +1,151 @@
-"""A training graph with its parameters, gradients and batch bound to fixed memory."""
+"""Training graphs: read, opened in onnxruntime, and run on parameters and gradients in fixed memory."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import onnx
 import onnxruntime
+from google.protobuf.message import DecodeError
 
 from opgrad.onnxruntime import InferenceSession
-from opgrad.training.artifacts import BUFFER_SUFFIX, RESET, ArtifactSet, TensorSpec
+from opgrad.training import rewriting
+from opgrad.training.artifacts import BUFFER_SUFFIX, RESET
+from opgrad.training.binding import BoundGraph, Value, declared
+from opgrad.training.tensors import FlatTensors
+
+UNKNOWN_OPERATOR = re.compile(r"(\S+)\(-?\d+\) is not a registered function/op|find an implementation for (\S+)\(")
+
+Source: TypeAlias = str | bytes | PathLike[str]
 
 
-class FlatTensors(Mapping[str, np.ndarray]):
-    """Named float32 arrays that lie one behind the other in one array.
+def read_model(source: Source, who: str) -> onnx.ModelProto:
+    """An ONNX model from a file or from its bytes.
 
-    flat: float32 [n], the memory of all of them; each named array is a view of it.
+    who: the caller, for messages.
+    Raises FileNotFoundError if there is no such file, ValueError if it is no ONNX model.
     """
-
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
-        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes.values()]
-        ends = np.cumsum(sizes, dtype=np.int64)
-        self.flat = np.zeros(sum(sizes), np.float32)
-        parts = np.split(self.flat, ends[:-1]) if sizes else []
-        self._views = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._views[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._views)
-
-    def __len__(self) -> int:
-        return len(self._views)
+    name = "the model" if isinstance(source, bytes) else str(fspath(source))
+    try:
+        if isinstance(source, bytes):
+            model = onnx.load_model_from_string(source)
+        elif Path(source).exists():
+            model = onnx.load(fspath(source))
+        else:
+            raise FileNotFoundError(f"{who}: there is no file {name}")
+    except DecodeError:
+        raise ValueError(f"{who}: {name} is no ONNX model, or damaged") from None
+    if not model.graph.node and not model.graph.output:
+        raise ValueError(f"{who}: {name} is no ONNX model, or empty")
+    return model
 
 
-class GradientGraph:
+def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions, who: str) -> onnxruntime.InferenceSession:
+    """A session with opgrad's operators.
+
+    Raises NotImplementedError, which names the operator, if neither onnxruntime nor opgrad has it, and ValueError if
+    onnxruntime finds the model wrong.
+    """
+    try:
+        return InferenceSession(model.SerializeToString(), options)
+    except Exception as error:
+        if found := UNKNOWN_OPERATOR.search(str(error)):
+            operator = found[1] or found[2]
+            lack = f"{who}: the graph has the operator {operator}, which neither onnxruntime nor opgrad has"
+            raise NotImplementedError(lack) from None
+        if not type(error).__module__.startswith("onnxruntime"):
+            raise
+        raise ValueError(f"{who}: onnxruntime cannot load the graph: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """What an exception of onnxruntime says, without where in its source."""
+    return str(error).rpartition("Status Message: ")[2].rpartition("[ONNXRuntimeError] : ")[2].strip()
+
+
+def run_error(error: Exception, who: str) -> Exception:
+    """The exception for a run that onnxruntime ended: ValueError where a kernel refused values or shapes."""
+    refused = "while running" in str(error) and "alloc" not in str(error)
+    kind = ValueError if refused or type(error).__name__ == "InvalidArgument" else RuntimeError
+    return kind(f"{who}: {_reason(error)}")
+
+
+class TrainingGraph:
     """Computes loss and gradients of a batch.
 
-    parameters, gradients: the trainable ones, by name; the graph reads and writes this very memory.
+    model: the training graph.
+    parameters, gradients: the trainable ones by name; the graph reads and writes this very memory.
     frozen: the other parameters.
+    options: onnxruntime's session options.
+
+    inputs, outputs: of a call, in the graph's order.
+    reset: whether the next run overwrites the gradients; otherwise it adds to them.
     """
 
-    def __init__(self, artifacts: ArtifactSet, options: onnxruntime.SessionOptions):
-        for name, array in artifacts.trainable.items():
-            if array.dtype != np.float32:
-                raise NotImplementedError(f"Trainer: {name} has dtype {array.dtype}, expected float32")
-        shapes = {name: array.shape for name, array in artifacts.trainable.items()}
-        self.parameters, self.gradients = FlatTensors(shapes), FlatTensors(shapes)
-        for name, array in artifacts.trainable.items():
-            self.parameters[name][...] = array
-        self.frozen = {name: np.ascontiguousarray(array) for name, array in artifacts.frozen.items()}
-        self._batch: dict[str, np.ndarray] = {}
-        self._loss = np.zeros((), np.float32)
-        self._reset = np.ones(1, np.bool_)
-        self._session = InferenceSession(artifacts.training_model, options)
-        self._binding = self._session.io_binding()
-        self._bind(artifacts.loss)
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        parameters: Mapping[str, np.ndarray],
+        frozen: Mapping[str, np.ndarray],
+        gradients: FlatTensors,
+        options: onnxruntime.SessionOptions,
+        who: str,
+    ):
+        buffers = {name + BUFFER_SUFFIX: array for name, array in gradients.items()}
+        fixed = {**parameters, **frozen, **buffers, RESET: np.zeros(1, np.bool_)}
+        flags = {node.output[0] for node in model.graph.node if node.op_type == "InPlaceAccumulatorV2"}
+        self.inputs = tuple(declared(value) for value in model.graph.input if value.name not in fixed)
+        self.outputs = tuple(declared(value) for value in model.graph.output if value.name not in flags)
+        self.reset = True
+        self._flag, self._fixed, self._gradients = fixed[RESET], fixed, gradients
+        self._options, self._who = options, who
+        self._model = onnx.ModelProto()
+        self._model.CopyFrom(model)
+        rewriting.fuse_losses(self._model)
+        self._adding: BoundGraph | None = None
+        self._overwriting = self._open_overwriting() or self._open_adding()
 
-    def _bind(self, loss: str) -> None:
-        for name, array in (*self.parameters.items(), *self.frozen.items()):
-            self._bind_input(name, array)
-        for name, array in self.gradients.items():
-            self._bind_input(name + BUFFER_SUFFIX, array)
-        self._bind_input(RESET, self._reset)
-        for output in self._session.get_outputs():
-            if output.name == loss:
-                self._binding.bind_output(loss, "cpu", 0, np.float32, (), self._loss.ctypes.data)
-            else:
-                self._binding.bind_output(output.name, "cpu")
+    def _open_overwriting(self) -> BoundGraph | None:
+        model = onnx.ModelProto()
+        model.CopyFrom(self._model)
+        names = rewriting.overwriting(model)
+        if names is None:
+            return None
+        written = {output: self._gradients[name] for name, output in names.items()}
+        session = open_session(model, self._options, self._who)
+        return BoundGraph(session, self.inputs, self.outputs, self._fixed, written)
 
-    def _bind_input(self, name: str, array: np.ndarray) -> None:
-        self._binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    def _open_adding(self) -> BoundGraph:
+        session = open_session(self._model, self._options, self._who)
+        self._adding = BoundGraph(session, self.inputs, self.outputs, self._fixed, {})
+        return self._adding
 
-    def batch(self, spec: TensorSpec, shape: tuple[int, ...]) -> np.ndarray:
-        """The memory from which the graph will read an input; to be filled before `run`."""
-        array = self._batch.get(spec.name)
-        if array is None or array.shape != shape:
-            array = self._batch[spec.name] = np.empty(shape, spec.dtype)
-            self._bind_input(spec.name, array)
-        return array
+    @property
+    def bound(self) -> BoundGraph:
+        """The graph of the next run."""
+        return self._overwriting if self.reset else self._adding or self._open_adding()
 
-    def run(self) -> float:
-        """Compute the loss and overwrite the gradients."""
-        self._session.run_with_iobinding(self._binding)
-        return float(self._loss)
+    def run(self, values: Sequence[Value] | None = None) -> BoundGraph:
+        """Compute outputs and gradients; `results` of what is returned are the outputs.
+
+        values: the inputs of a call; None: those that were written to `bound.buffer`.
+        """
+        bound = self.bound
+        self._flag[0] = self.reset
+        if values is None:
+            bound.run()
+        else:
+            bound(values)
+        self.reset = False
+        return bound
+
+
+def session_options(threads: int) -> onnxruntime.SessionOptions:
+    """Options for so many threads, with which onnxruntime logs nothing that its exceptions say anyway."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    return options

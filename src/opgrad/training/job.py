@@ -2,12 +2,11 @@
 
 import json
 import platform
-import time
 import timeit
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -15,47 +14,53 @@ import onnxruntime
 
 from opgrad.cpu.parallel import get_num_threads
 from opgrad.training.artifacts import ArtifactSet
+from opgrad.training.checkpoint import read_checkpoint, write_checkpoint
 from opgrad.training.data import Dataset, load_file, load_named
 from opgrad.training.evaluation import Evaluation
+from opgrad.training.fit import Fit, Progress
 from opgrad.training.loop import Trainer, session_options
+from opgrad.training.metrics import best_epoch, write_text
 from opgrad.training.plot import plot_losses
 from opgrad.training.recipe import FILE, Recipe
-
-Progress = Callable[[int, int, float], None]  # rows done, rows in all, loss of the batch
+from opgrad.training.state import BEST, Resumption, RunState, fingerprint
 
 
 @dataclass(frozen=True)
 class Run:
     """What a training run was and came to.
 
-    batch_losses: by epoch, the loss of every batch.
-    threads: of onnxruntime.
-    seconds: the time that training took, without reading, progress bar, evaluation and writing.
-    samples_per_second: training rows through forward, backward and optimizer.
-    test: of the trained parameters, on the test rows.
+    train_rows, validation_rows, test_rows: how the data were parted.
+    state: the settings and the metrics of every epoch.
+    batch_losses: by epoch, the loss of every batch, of the epochs since the run was begun or resumed.
+    test: of the exported parameters, those of the best epoch or, without validation, of the last; on the test rows.
     exported_accuracy: of the exported model in a session without opgrad; None if the label is no class.
     """
 
     artifacts: ArtifactSet
-    recipe: Recipe
     data: str
     train_rows: int
+    validation_rows: int
     test_rows: int
+    state: RunState
     batch_losses: list[list[float]]
-    threads: int
-    seconds: float
     test: Evaluation
     exported_accuracy: float | None
     output: Path
 
     @property
-    def epoch_losses(self) -> list[float]:
-        """The mean over the batches of every epoch."""
-        return [float(np.mean(losses)) for losses in self.batch_losses]
+    def best_epoch(self) -> int | None:
+        """The number of the epoch whose parameters are exported; None without validation."""
+        return best_epoch(self.state.history)
+
+    @property
+    def seconds(self) -> float:
+        """The time that training took, without reading, progress bar, evaluation and writing."""
+        return sum(epoch.seconds for epoch in self.state.history)
 
     @property
     def samples_per_second(self) -> float:
-        return self.train_rows * len(self.batch_losses) / self.seconds
+        """Training rows through forward, backward and optimizer."""
+        return self.train_rows * len(self.state.history) / self.seconds
 
 
 def load_data(artifacts: ArtifactSet, recipe: Recipe, file: Path | None) -> Dataset:
@@ -67,37 +72,98 @@ def load_data(artifacts: ArtifactSet, recipe: Recipe, file: Path | None) -> Data
     return load_named(recipe.dataset, artifacts.inputs, recipe.divide)
 
 
-def train(artifacts: ArtifactSet, recipe: Recipe, file: Path | None, output: Path, progress: Progress) -> Run:
-    """Train an artifact set and write model.onnx, loss.png and metrics.json.
+def part(data: Dataset, recipe: Recipe) -> tuple[Dataset, Dataset | None, Dataset]:
+    """Training, validation and test rows."""
+    training, test = data.split(recipe.test_rows or max(1, data.rows // 5), recipe.split_seed)
+    rows = recipe.validation_rows(training.rows)
+    if not rows:
+        return training, None, test
+    return *training.split(rows, recipe.split_seed), test
+
+
+def train(
+    artifacts: ArtifactSet,
+    recipe: Recipe,
+    file: Path | None,
+    output: Path,
+    progress: Progress,
+    resumption: Resumption | None = None,
+) -> Run:
+    """Train an artifact set and write what it gives into a folder.
 
     artifacts: what is trained.
     recipe: the settings.
     file: the data; None stands for the recipe's dataset.
-    output: the folder for the results, made if need be.
-    progress: called after every batch.
+    output: the folder for model.onnx, loss.png, metrics.json, metrics.csv, last.checkpoint and, with validation,
+        best.checkpoint; made if need be, when everything else is found to be right.
+    progress: called after every step.
+    resumption: the checkpoint to go on from; None begins with that of the artifact set.
+    Raises `Interrupted` after Ctrl-C, ValueError for settings, data or a checkpoint that do not fit.
     """
+    if recipe.clip_norm is not None:
+        artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
     data = load_data(artifacts, recipe, file)
-    training, test = data.split(recipe.test_rows or max(1, data.rows // 5), recipe.split_seed)
-    trainer, threads = _fastest_trainer(artifacts, recipe, training)
-    batch_losses, seconds = fit(trainer, training, recipe, progress)
-    output.mkdir(parents=True, exist_ok=True)
+    training, validation, test = part(data, recipe)
+    trainer, state = _begin(artifacts, recipe, training, resumption)
+    properties = resumption.properties if resumption else {}
+    fit = Fit(trainer, training, validation, state, output, properties)
+    _make_folder(output)
+    if resumption and resumption.best:
+        write_checkpoint(resumption.best, output / BEST)
+    fit.run(progress)
+    if validation is not None:
+        trainer.restore(read_checkpoint(output / BEST))
     trainer.export(output / "model.onnx")
     run = Run(
         artifacts=artifacts,
-        recipe=recipe,
         data=str(file or recipe.dataset),
         train_rows=training.rows,
+        validation_rows=validation.rows if validation else 0,
         test_rows=test.rows,
-        batch_losses=batch_losses,
-        threads=threads,
-        seconds=seconds,
+        state=state,
+        batch_losses=fit.batch_losses,
         test=trainer.evaluate(test),
         exported_accuracy=trainer.evaluator.exported_accuracy(output / "model.onnx", test),
         output=output,
     )
-    plot_losses(batch_losses, run.test.loss, f"{artifacts.name}: loss", output / "loss.png")
-    (output / "metrics.json").write_text(json.dumps(metrics(run), indent=1) + "\n", encoding="utf-8")
+    plot_losses(state.history, run.batch_losses, run.test.loss, f"{artifacts.name}: loss", output / "loss.png")
+    write_text(json.dumps(metrics(run), indent=1) + "\n", output / "metrics.json")
     return run
+
+
+def _begin(
+    artifacts: ArtifactSet, recipe: Recipe, training: Dataset, resumption: Resumption | None
+) -> tuple[Trainer, RunState]:
+    """A trainer whose kernels are compiled, in the state where the run begins or goes on."""
+    data = fingerprint(training)
+    if resumption is None or resumption.state is None:
+        trainer, threads = _fastest_trainer(artifacts, recipe, training)
+        state = RunState(recipe, data, threads)
+    else:
+        state = replace(resumption.state, recipe=recipe, history=list(resumption.state.history))
+        _check_goes_on(state, data)
+        trainer = Trainer(artifacts, recipe.learning_rate, session_options(state.threads))
+    if resumption is not None:
+        trainer.restore(resumption.checkpoint)
+    return trainer, state
+
+
+def _check_goes_on(state: RunState, data: int) -> None:
+    """Raise ValueError unless the run has epochs before it, on the same data."""
+    done, recipe = len(state.history), state.recipe
+    if state.data != data:
+        raise ValueError("resume: the training rows are others than those that the checkpoint was trained on")
+    if done >= recipe.epochs:
+        raise ValueError(f"resume: the checkpoint has {done} epochs done, expected epochs to be more than {done}")
+    if state.stopped_early:
+        raise ValueError(f"resume: the run ended early in epoch {done}, expected a patience above {recipe.patience}")
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder unless it is there, and find out whether files can be written into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=folder):
+        pass
 
 
 def _fastest_trainer(artifacts: ArtifactSet, recipe: Recipe, data: Dataset) -> tuple[Trainer, int]:
@@ -108,41 +174,29 @@ def _fastest_trainer(artifacts: ArtifactSet, recipe: Recipe, data: Dataset) -> t
         trainer = Trainer(artifacts, recipe.learning_rate, session_options(threads))
         times = timeit.repeat(partial(trainer.compute_gradients, batch), number=1, repeat=8)
         trials.append((min(times), threads, trainer))
-    _, threads, trainer = min(trials)
+    _, threads, trainer = min(trials, key=lambda trial: trial[:2])
     return trainer, threads
-
-
-def fit(trainer: Trainer, data: Dataset, recipe: Recipe, progress: Progress) -> tuple[list[list[float]], float]:
-    """Train for the recipe's epochs; by epoch the loss of every batch, and the seconds this took."""
-    history: list[list[float]] = []
-    seconds, before = 0.0, time.perf_counter()
-    for epoch in range(recipe.epochs):
-        order = np.random.default_rng(recipe.seed + epoch).permutation(data.rows)
-        history.append([])
-        for loss in trainer.epoch(data, recipe.batch_size, order):
-            history[-1].append(loss)
-            seconds += time.perf_counter() - before
-            done = min(len(history[-1]) * recipe.batch_size, data.rows)
-            progress(epoch * data.rows + done, recipe.epochs * data.rows, loss)
-            before = time.perf_counter()
-    return history, seconds
 
 
 def metrics(run: Run) -> dict[str, Any]:
     """A run as plain values, for JSON."""
-    rule = run.artifacts.rule
+    rule, state = run.artifacts.rule, run.state
     return {
         "artifacts": run.artifacts.name,
         "data": run.data,
         "train_rows": run.train_rows,
+        "validation_rows": run.validation_rows,
         "test_rows": run.test_rows,
-        "settings": asdict(run.recipe),
+        "settings": asdict(state.recipe),
         "optimizer": {"name": type(rule).__name__.removesuffix("Rule"), **asdict(rule)},
-        "train_loss_per_epoch": run.epoch_losses,
+        "epochs": [asdict(epoch) for epoch in state.history],
+        "train_loss_per_epoch": [epoch.train_loss for epoch in state.history],
+        "best_epoch": run.best_epoch,
+        "stopped_early": state.stopped_early and len(state.history) < state.recipe.epochs,
         "test_loss": run.test.loss,
         "test_accuracy": run.test.accuracy,
         "exported_accuracy": run.exported_accuracy,
-        "threads": run.threads,
+        "threads": state.threads,
         "seconds": run.seconds,
         "samples_per_second": run.samples_per_second,
         "versions": {

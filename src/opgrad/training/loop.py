@@ -8,11 +8,16 @@ import onnxruntime
 
 from opgrad.cpu.parallel import get_num_threads
 from opgrad.training.artifacts import ArtifactSet
+from opgrad.training.checkpoint import Checkpoint, OptimizerGroup
 from opgrad.training.data import Dataset, fits, show
 from opgrad.training.evaluation import Evaluation, Evaluator
 from opgrad.training.export import export_model
-from opgrad.training.graph import GradientGraph
-from opgrad.training.optimizer import Optimizer
+from opgrad.training.graph import TrainingGraph, read_model
+from opgrad.training.graph import session_options as session_options
+from opgrad.training.optimizer import SGD, AdamW
+from opgrad.training.tensors import FlatTensors
+
+GROUP = "group0"  # of the parameters, as the checkpoints of onnxruntime-training call the only one
 
 
 class Trainer:
@@ -36,13 +41,14 @@ class Trainer:
         if options is None:
             options = session_options(get_num_threads())
         self.artifacts = artifacts
-        self._graph = GradientGraph(artifacts, options)
+        trainable, gradients = _trainable_memory(artifacts)
+        frozen = {name: np.array(array, order="C") for name, array in artifacts.frozen.items()}
+        model = read_model(artifacts.training_model, "Trainer")
+        self._graph = TrainingGraph(model, trainable, frozen, gradients, options, "Trainer")
         self.evaluator = Evaluator(artifacts, options)
-        self.optimizer: Optimizer = artifacts.rule.start(
-            self._graph.parameters.flat, self._graph.gradients.flat, learning_rate
-        )
-        self.parameters: Mapping[str, np.ndarray] = {**self._graph.parameters, **self._graph.frozen}
-        self.gradients: Mapping[str, np.ndarray] = self._graph.gradients
+        self.optimizer: SGD | AdamW = artifacts.rule.start(trainable.flat, gradients.flat, learning_rate)
+        self.parameters: Mapping[str, np.ndarray] = {**trainable, **frozen}
+        self.gradients: Mapping[str, np.ndarray] = gradients
 
     def step(self, batch: Mapping[str, np.ndarray]) -> float:
         """Train on one batch and return its loss, as it was before the step.
@@ -58,9 +64,7 @@ class Trainer:
     def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> float:
         """Fill `gradients` for one batch and return its loss, like `step`, but leave the parameters alone."""
         self._check("step", batch)
-        for spec in self.artifacts.inputs:
-            np.copyto(self._graph.batch(spec, batch[spec.name].shape), batch[spec.name])
-        return self._graph.run()
+        return self._run([batch[spec.name] for spec in self.artifacts.inputs])
 
     def epoch(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
         """Train on all rows once, yielding the loss of every batch.
@@ -70,20 +74,13 @@ class Trainer:
         order: int64 [n], the rows in the order in which they are taken.
         Raises what `step` raises, and ValueError if `order` names a row that the data do not have.
         """
-        self._check("epoch", data.arrays)
-        if batch_size < 1:
-            raise ValueError(f"Trainer.epoch: batch_size is {batch_size}, expected at least 1")
-        if order.size and not 0 <= order.min() <= order.max() < data.rows:
-            raise ValueError(f"Trainer.epoch: order names other rows, expected 0 to {data.rows - 1}")
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
-            for spec in self.artifacts.inputs:
-                array = data.arrays[spec.name]
-                buffer = self._graph.batch(spec, (len(rows), *array.shape[1:]))
-                array.take(rows, axis=0, out=buffer, mode="clip")
-            loss = self._graph.run()
+        for loss in self.gradient_batches(data, batch_size, order):
             self.optimizer.step()
             yield loss
+
+    def _run(self, values: list[np.ndarray] | None) -> float:
+        self._graph.reset = True
+        return self._graph.run(values).loss
 
     def _check(self, caller: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Raise unless there is an array that fits for every input of the graph."""
@@ -112,10 +109,92 @@ class Trainer:
         """
         export_model(self.artifacts, self.parameters, self.evaluator.score_type, path)
 
+    def gradient_batches(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
+        """Fill `gradients` for one batch after the other, like `epoch`, but leave the parameters alone.
 
-def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """Options for so many threads, with which onnxruntime logs nothing that its exceptions say anyway."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    return options
+        data, batch_size, order: as for `epoch`, which raises the same. Yields the loss of every batch.
+        """
+        self._check("epoch", data.arrays)
+        if batch_size < 1:
+            raise ValueError(f"Trainer.epoch: batch_size is {batch_size}, expected at least 1")
+        if order.size and not 0 <= order.min() <= order.max() < data.rows:
+            raise ValueError(f"Trainer.epoch: order names other rows, expected 0 to {data.rows - 1}")
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            self._graph.reset = True
+            for place, spec in enumerate(self.artifacts.inputs):
+                array = data.arrays[spec.name]
+                buffer = self._graph.bound.buffer(place, (len(rows), *array.shape[1:]))
+                array.take(rows, axis=0, out=buffer, mode="clip")
+            yield self._run(None)
+
+    def checkpoint(self, properties: Mapping[str, int | float | str] | None = None) -> Checkpoint:
+        """The present state as `write_checkpoint` takes it; its arrays are those that training changes.
+
+        properties: what else the checkpoint shall hold.
+        """
+        trainable = {name: self.parameters[name] for name in self.gradients}
+        frozen = {name: array for name, array in self.parameters.items() if name not in trainable}
+        group = OptimizerGroup(self.optimizer.steps, self.optimizer.learning_rate, self._moments())
+        return Checkpoint(trainable, frozen, {GROUP: group}, dict(properties or {}))
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint: its parameters, and the optimizer's state or, if it has none, a fresh one.
+
+        Raises ValueError, with nothing changed, if it is of another model or of another optimizer.
+        """
+        group = checkpoint.optimizers.get(GROUP, OptimizerGroup(0, self.optimizer.learning_rate))
+        moments = self._moments()
+        _check_like("parameters", checkpoint.parameters, self.parameters)
+        saved = flat_names(group.moments)
+        if saved:
+            _check_like("moments", saved, flat_names(moments))
+        for name, array in checkpoint.parameters.items():
+            np.copyto(self.parameters[name], array)
+        for name, own in flat_names(moments).items():
+            own[...] = saved.get(name, 0)
+        self.optimizer.steps = group.step
+
+    def _moments(self) -> dict[str, dict[str, np.ndarray]]:
+        """The optimizer's moments by parameter and by their names in a checkpoint."""
+        parts: dict[str, dict[str, np.ndarray]] = {name: {} for name in self.gradients}
+        # onnxruntime-training opens the state of its SGD only with a moment for every parameter, which is always 0.
+        size = sum(gradient.size for gradient in self.gradients.values())
+        flats = self.optimizer.moments or {"momentum0": np.zeros(size, np.float32)}
+        for moment, flat in flats.items():
+            start = 0
+            for name, gradient in self.gradients.items():
+                parts[name][moment] = flat[start : start + gradient.size].reshape(gradient.shape)
+                start += gradient.size
+        return parts
+
+
+def flat_names(moments: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The moments of all parameters under one name each."""
+    return {f"{name}/{moment}": array for name, each in moments.items() for moment, array in each.items()}
+
+
+def _check_like(what: str, found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    """Raise ValueError unless both have arrays of the same names, dtypes and shapes."""
+    if found.keys() != expected.keys():
+        names, others = (", ".join(sorted(each)) or "none" for each in (found, expected))
+        raise ValueError(f"Trainer.restore: the checkpoint has the {what} {names}, expected {others}")
+    for name, array in found.items():
+        own = expected[name]
+        if array.shape != own.shape or array.dtype != own.dtype:
+            raise ValueError(
+                f"Trainer.restore: the checkpoint's {name!r} is {array.dtype} of shape {array.shape}, "
+                f"expected {own.dtype} of shape {own.shape}"
+            )
+
+
+def _trainable_memory(artifacts: ArtifactSet) -> tuple[FlatTensors, FlatTensors]:
+    """The initial trainable parameters, and their gradients."""
+    for name, array in artifacts.trainable.items():
+        if array.dtype != np.float32:
+            raise NotImplementedError(f"Trainer: {name} has dtype {array.dtype}, expected float32")
+    shapes = {name: array.shape for name, array in artifacts.trainable.items()}
+    parameters = FlatTensors(shapes)
+    for name, array in artifacts.trainable.items():
+        parameters[name][...] = array
+    return parameters, FlatTensors(shapes)

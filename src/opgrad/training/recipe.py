@@ -6,7 +6,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from opgrad.training.schedule import KINDS
+
 FILE = "recipe.toml"
+
+# Settings that are whole numbers, and the least of each.
+COUNTS = {"split_seed": 0, "seed": 0, "epochs": 1, "batch_size": 1, "warmup": 0, "accumulate": 1}
 
 
 @dataclass(frozen=True)
@@ -16,32 +21,64 @@ class Recipe:
     dataset: the name of a dataset that opgrad can find itself ("digits"), or None.
     divide: by input, the number that its values are divided by before they reach the graph.
     test_rows: how many rows are kept for the test; None keeps a fifth.
-    split_seed: rows are parted in the order of `default_rng(split_seed).permutation`, the test rows last.
+    validation: how many of the other rows are kept to validate every epoch: a number of rows, or a fraction below 1;
+        None keeps none.
+    split_seed: rows are parted in the order of `default_rng(split_seed).permutation`, the test rows last; what is
+        left is parted once more in the same way, the validation rows last.
     seed: epoch e (from 0) takes its rows in the order of `default_rng(seed + e).permutation`.
     epochs, learning_rate, batch_size: as usual.
+    schedule, warmup: how the learning rate changes, and over how many steps it rises at first; see `Schedule`.
+    accumulate: how many batches make one step; its gradient is that of the mean over all their rows.
+    clip_norm: the largest Euclidean norm of all gradients together; longer ones are scaled down. None leaves it to the
+        optimizer model.
+    patience: after how many epochs without a better validation loss training ends; None: never.
     """
 
     dataset: str | None = None
     divide: dict[str, float] = field(default_factory=dict)
     test_rows: int | None = None
+    validation: int | float | None = None
     split_seed: int = 0
     seed: int = 0
     epochs: int = 10
     learning_rate: float = 1e-3
     batch_size: int = 32
+    schedule: str = "constant"
+    warmup: int = 0
+    accumulate: int = 1
+    clip_norm: float | None = None
+    patience: int | None = None
 
     def __post_init__(self) -> None:
         _require(isinstance(self.dataset, str | None), "dataset", self.dataset, "a name")
         _require(isinstance(self.divide, dict), "divide", self.divide, "a table of numbers")
         for name, divisor in self.divide.items():
             _require(_is_number(divisor) and divisor != 0, f"divide.{name}", divisor, "a number but 0")
-        rows = self.test_rows
-        _require(rows is None or _is_count(rows, 1), "test_rows", rows, "a whole number of at least 1")
-        for name, least in (("split_seed", 0), ("seed", 0), ("epochs", 1), ("batch_size", 1)):
+        for name in ("test_rows", "patience"):
+            value = getattr(self, name)
+            _require(value is None or _is_count(value, 1), name, value, "a whole number of at least 1")
+        for name, least in COUNTS.items():
             value = getattr(self, name)
             _require(_is_count(value, least), name, value, f"a whole number of at least {least}")
-        rate = self.learning_rate
-        _require(_is_number(rate) and 0 < rate < float("inf"), "learning_rate", rate, "a number above 0")
+        rate, norm, part = self.learning_rate, self.clip_norm, self.validation
+        _require(_is_positive(rate), "learning_rate", rate, "a number above 0")
+        _require(norm is None or _is_positive(norm), "clip_norm", norm, "a number above 0")
+        _require(self.schedule in KINDS, "schedule", self.schedule, "one of " + ", ".join(KINDS))
+        _require(part is None or _is_part(part), "validation", part, "a number of rows or a fraction between 0 and 1")
+        _require(
+            self.patience is None or part is not None, "patience", self.patience, "validation, on which it depends, too"
+        )
+
+    def validation_rows(self, rows: int) -> int:
+        """How many of so many training rows are for validation; 0 if none are.
+
+        Raises ValueError if none would be left for training.
+        """
+        if self.validation is None:
+            return 0
+        part = self.validation if isinstance(self.validation, int) else max(1, round(self.validation * rows))
+        _require(part < rows, "validation", self.validation, f"fewer than the {rows} rows beside the test rows")
+        return part
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> "Recipe":
@@ -70,6 +107,14 @@ def _require(holds: bool, name: str, value: Any, expected: str) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and 0 < value < float("inf")
+
+
+def _is_part(value: Any) -> bool:
+    return _is_count(value, 1) or (isinstance(value, float) and 0 < value < 1)
 
 
 def _is_count(value: Any, least: int) -> bool:

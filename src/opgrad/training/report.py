@@ -9,25 +9,26 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from opgrad.training.job import Run
+from opgrad.training.state import BEST, LAST
 
 INTERVAL = 0.1  # seconds between two looks of the bar: a training step may take less than 0.1 ms
 
 
 class TrainingBar:
-    """A progress bar with the loss and the speed; use it in a `with` block and call it after every batch."""
+    """A progress bar with losses and speed; use it in a `with` block and call it after every step."""
 
     def __init__(self, console: Console, description: str):
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("loss {task.fields[loss]:.4f}"),
+            TextColumn("loss {task.fields[loss]:.4f}{task.fields[validation]}"),
             TextColumn("{task.fields[speed]:,.0f} samples/s"),
             TimeRemainingColumn(),
             console=console,
             auto_refresh=False,  # its thread would hold up the training steps
         )
-        self._task = self._progress.add_task(description, loss=float("nan"), speed=0.0)
+        self._task = self._progress.add_task(description, loss=float("nan"), validation="", speed=0.0)
         self._start = self._shown = 0.0
         self._first = 0
 
@@ -40,8 +41,8 @@ class TrainingBar:
         if self._start:
             self._progress.stop()
 
-    def __call__(self, done: int, total: int, loss: float) -> None:
-        """Show that `done` of `total` rows are trained and the last batch had this loss."""
+    def __call__(self, done: int, total: int, loss: float, validation_loss: float | None) -> None:
+        """Show that `done` of `total` rows are trained, and the losses of the last batch and the last validation."""
         now = time.perf_counter()
         if not self._start:
             self._start, self._first = now, done
@@ -50,22 +51,33 @@ class TrainingBar:
             return
         self._shown = now
         speed = (done - self._first) / max(now - self._start, 1e-6)
-        self._progress.update(self._task, completed=done, total=total, loss=loss, speed=speed, refresh=True)
+        validation = "" if validation_loss is None else f", validation {validation_loss:.4f}"
+        self._progress.update(
+            self._task, completed=done, total=total, refresh=True, loss=loss, validation=validation, speed=speed
+        )
 
 
 def print_run(console: Console, run: Run) -> None:
     """Print what a training run came to and what was written where."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    losses = run.epoch_losses
-    table.add_row("training", f"{run.train_rows:,} rows of {run.data}, {len(losses)} epochs")
-    table.add_row("training loss", f"{losses[0]:.4f} in the first epoch, {losses[-1]:.4f} in the last")
+    history, best = run.state.history, run.best_epoch
+    early = ", then no better validation loss" if len(history) < run.state.recipe.epochs else ""
+    table.add_row("training", f"{run.train_rows:,} rows of {run.data}, {len(history)} epochs{early}")
+    losses = history[0].train_loss, history[-1].train_loss
+    table.add_row("training loss", f"{losses[0]:.4f} in the first epoch, {losses[1]:.4f} in the last")
+    if best is not None:
+        loss = f"{history[best - 1].validation_loss:.4f} on {run.validation_rows:,} rows after epoch {best}"
+        table.add_row("validation loss", f"{loss}, the best, which is kept")
     table.add_row("speed", f"{run.samples_per_second:,.0f} samples/s")
     table.add_row("test loss", f"{run.test.loss:.4f} on {run.test_rows:,} rows")
     if run.test.accuracy is not None:
         table.add_row("test accuracy", f"{run.test.accuracy:.2%}")
     if run.exported_accuracy is not None:
         table.add_row("exported model", f"{run.exported_accuracy:.2%} in stock onnxruntime, without opgrad")
-    table.add_row("written", f"{run.output / 'model.onnx'}: the trained model")
-    table.add_row("", f"{run.output / 'loss.png'}: the loss curve")
-    table.add_row("", f"{run.output / 'metrics.json'}: all figures")
+    written = {"model.onnx": "the trained model", "loss.png": "the loss curve", "metrics.json": "all figures"}
+    written |= {"metrics.csv": "the figures of every epoch", LAST: "to go on from, with --resume"}
+    if best is not None:
+        written[BEST] = f"the same of epoch {best}"
+    for place, (name, meaning) in enumerate(written.items()):
+        table.add_row("" if place else "written", f"{run.output / name}: {meaning}")
     console.print(table)

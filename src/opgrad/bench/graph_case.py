@@ -1,0 +1,82 @@
+"""The arrays of a cell that measures an operator of training graphs: the large example of opgrad.examples."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import opgrad
+from opgrad.accuracy import error_in_ulp
+from opgrad.arrays import form
+from opgrad.bench.cells import Cell
+from opgrad.contract import FLOATS, Array, Spec
+from opgrad.examples import examples, expected
+from opgrad.plans import prepare
+from opgrad.sample import aligned
+
+Value = Any
+
+
+class GraphCase:
+    """An operator's large example with memory for its results: `values` are the call's arguments by name."""
+
+    def __init__(self, cell: Cell):
+        self.op, self.dtype = cell.op, cell.dtype
+        (example,) = examples(cell.op, cell.dtype, large=True)
+        self.values = {name: _aligned(value) for name, value in example.arguments.items()}
+        general, given = form(cell.op, dict(self.values))
+        specs = [_spec(given.get(name)) for name in general.arrays]
+        attributes = {name: given[name] for name in general.attributes if name in given}
+        prepared = prepare(general, specs, attributes)
+        self.results = {name: aligned(spec.shape, spec.dtype) for name, spec in prepared.results.items()}
+        self.moved = prepared.problem.bytes
+
+    @property
+    def label(self) -> str:
+        """The shapes of the arrays, equal ones counted."""
+        shapes = ["x".join(map(str, array.shape)) or "1" for value in self.values.values() for array in _arrays(value)]
+        counted = {shape: shapes.count(shape) for shape in shapes}
+        return ", ".join(f"{count} of {shape}" if count > 1 else shape for shape, count in counted.items())
+
+    def call(self) -> Callable[[], object]:
+        """The operator on these arrays, called as a user would."""
+        out = tuple(self.results.values())
+        several = self.op.general is not None and any(tensor.several for tensor in self.op.results.values())
+        return partial(
+            getattr(opgrad, self.op.name), **self.values, out=list(out) if several else out if len(out) > 1 else out[0]
+        )
+
+    def traffic(self) -> int:
+        """Each input and each result once."""
+        return self.moved
+
+    def error(self) -> float:
+        """The worst error of the results in ulp; infinite if an integer or a truth value is wrong."""
+        exact = expected(self.op, self.values)
+        return max(_error(got, right) for got, right in zip(self.results.values(), exact, strict=True))
+
+
+def _arrays(value: Value) -> list[Array]:
+    found = value if isinstance(value, list) else [value]
+    return [each for each in found if isinstance(each, np.ndarray)]
+
+
+def _aligned(value: Value) -> Value:
+    if isinstance(value, list):
+        return [_aligned(each) for each in value]
+    if not isinstance(value, np.ndarray):
+        return value
+    made = aligned(value.shape, value.dtype)
+    made[...] = value
+    return made
+
+
+def _spec(array: Any) -> Spec | None:
+    return None if array is None else Spec(array.shape, array.dtype, array.strides)
+
+
+def _error(got: Array, exact: Array) -> float:
+    if got.dtype.name in FLOATS:
+        return error_in_ulp(got, exact)
+    return 0.0 if np.array_equal(got, exact) else float("inf")

@@ -1,0 +1,82 @@
+"""onnxruntime-training's own step, turn by turn, run as a script by a Python that has that package.
+
+    python old_runtime.py FOLDER BATCH.npz THREADS
+
+FOLDER is an artifact set, BATCH.npz has the graph's inputs in their order. The first line that is printed says what
+runs and the loss of the batch; then every line read, `step` or `optimizer`, is answered by one with the seconds of
+some calls. Nothing of opgrad is imported but the file measure.py.
+"""
+
+import importlib.util
+import json
+import platform
+import sys
+from collections.abc import Callable
+from importlib.metadata import distributions
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+NAMES = ("onnxruntime-training", "onnxruntime-training-cpu")
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE]  # our files are no libraries
+    measure = _measure()
+    folder, batch, threads = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    step, optimizer_step = _calls(folder, batch, threads)
+    _answer({"loss": float(step()), "versions": _versions()})
+    turns = {"step": measure.turns(step), "optimizer": measure.turns(optimizer_step)}
+    for line in sys.stdin:
+        samples = turns[line.strip()]()
+        measure.settle()
+        _answer(samples)
+
+
+def _answer(value: Any) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def _measure() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("measure", HERE / "measure.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _calls(folder: Path, batch: str, threads: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A whole step, and the optimizer's alone."""
+    import numpy as np
+    import onnxruntime
+    from onnxruntime.training import api
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    state = api.CheckpointState.load_checkpoint(str(folder / "checkpoint"))
+    models = str(folder / "training_model.onnx"), state, str(folder / "eval_model.onnx")
+    module = api.Module(*models, session_options=options)
+    optimizer = api.Optimizer(str(folder / "optimizer_model.onnx"), module)
+    optimizer.set_learning_rate(0.0)
+    arrays = list(np.load(batch).values())
+    module.train()
+
+    def step() -> Any:
+        loss = module(*arrays)
+        optimizer.step()
+        module.lazy_reset_grad()
+        return loss
+
+    return step, optimizer.step
+
+
+def _versions() -> dict[str, str]:
+    found = {each.metadata["Name"]: each.version for each in distributions() if each.metadata["Name"] in NAMES}
+    return {"python": platform.python_version(), **found}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""A training step of artifact sets: graph, optimizer and Python, beside torch and the old runtime."""
+
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import opgrad
+from opgrad import machine
+from opgrad.bench import old_runtime
+from opgrad.bench.measure import take_turns, turns
+from opgrad.bench.training_torch import torch_step
+from opgrad.training import ArtifactSet, CheckpointState, Module, Optimizer, Recipe
+from opgrad.training.data import load_named
+from opgrad.training.graph import TrainingGraph, read_model, session_options
+from opgrad.training.tensors import FlatTensors
+
+BATCHES = (4, 50, 500)
+SECONDS, QUICK_SECONDS = 2.0, 0.3
+STEP, GRAPH, OPTIMIZER = "step", "graph", "optimizer"  # ours
+TORCH, OLD, OLD_OPTIMIZER = "torch", "old", "old optimizer"
+SAME_LOSS = 1e-3  # relative: contestants beyond it compute something else
+
+Progress = Callable[[int, int, str], None]  # how many cells are done, of how many, and the next
+Turn = Callable[[], list[float]]
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What to measure.
+
+    folders: of artifact sets; none stands for the examples of the source tree.
+    batches: rows of a batch.
+    seconds: how long to measure each cell.
+    old_python: a Python with onnxruntime-training.
+    """
+
+    folders: tuple[Path, ...] = ()
+    batches: tuple[int, ...] = BATCHES
+    seconds: float = SECONDS
+    old_python: Path | None = None
+
+
+def examples() -> tuple[Path, ...]:
+    """The artifact sets of the source tree. Raises ValueError where opgrad is installed without it."""
+    folder = Path(opgrad.__file__).parents[2] / "examples"
+    found = tuple(path.parent for path in sorted(folder.glob("*/training_model.onnx")))
+    if not found:
+        raise ValueError("bench: there are no examples beside this opgrad, expected folders of artifact sets")
+    return found
+
+
+def run(options: TrainingOptions, progress: Progress) -> dict[str, Any]:
+    """Measure every set with every batch and return what a result file holds: what is done so far, if interrupted.
+
+    progress: called before each cell.
+    Raises what `ArtifactSet.load` raises, and RuntimeError if the old runtime does not start.
+    """
+    began = time.perf_counter()
+    sets = [ArtifactSet.load(folder) for folder in (options.folders or examples())]
+    cells = [(artifacts, batch) for artifacts in sets for batch in options.batches]
+    measured: list[dict[str, Any]] = []
+    try:
+        for done, (artifacts, batch) in enumerate(cells):
+            progress(done, len(cells), f"{artifacts.name}, batch {batch}")
+            measured.append(measure(artifacts, batch, options.seconds, options.old_python))
+    except KeyboardInterrupt:
+        if not measured:
+            raise
+    return {
+        "format": 1,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "seconds": round(time.perf_counter() - began, 1),
+        "machine": machine.describe(),
+        "versions": machine.versions(),
+        "threads": opgrad.get_num_threads(),
+        "options": {"batches": list(options.batches), "seconds": options.seconds},
+        "cells": [],
+        "training": measured,
+    }
+
+
+def measure(artifacts: ArtifactSet, batch: int, seconds: float, old_python: Path | None) -> dict[str, Any]:
+    """One set with one batch: the times of all contestants, which take turns; or why our step cannot be made.
+
+    The learning rate is 0: every step computes the same, however many there are.
+    """
+    data = batch_of(artifacts, batch)
+    losses: dict[str, float] = {}
+    contestants: dict[str, Turn] = {}
+    notes: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    with ExitStack() as stack:
+        try:
+            ours = _our_step(artifacts, data)
+            losses[STEP] = float(np.asarray(ours()))
+        except (ValueError, RuntimeError) as error:
+            return {"set": artifacts.name, "batch": batch, "left_out": " ".join(str(error).split())}
+        contestants[STEP] = turns(ours)
+        contestants[GRAPH] = turns(_graph(artifacts, data))
+        contestants[OPTIMIZER] = turns(_optimizer(artifacts))
+        try:
+            theirs = torch_step(artifacts, data, opgrad.get_num_threads())
+            losses[TORCH] = float(theirs())
+            contestants[TORCH] = turns(theirs)
+        except (ImportError, NotImplementedError) as error:
+            notes[TORCH] = str(error)
+        if old_python is not None:
+            old = stack.enter_context(old_step(old_python, artifacts.directory, data))
+            losses[OLD], versions = old.loss, old.versions
+            contestants |= {OLD: partial(old.turn, STEP), OLD_OPTIMIZER: partial(old.turn, OPTIMIZER)}
+        times = take_turns(contestants, seconds)
+    for name, loss in losses.items():
+        if abs(loss - losses[STEP]) > SAME_LOSS * abs(losses[STEP]):
+            notes[name] = f"its loss is {loss:.6g}, ours {losses[STEP]:.6g}: it computes something else"
+            times = {each: taken for each, taken in times.items() if each.split()[0] != name}
+    return {
+        "set": artifacts.name,
+        "batch": batch,
+        "parameters": sum(array.size for array in artifacts.trainable.values()),
+        "loss": losses[STEP],
+        "times": times,
+        **({"notes": notes} if notes else {}),
+        **({"old_versions": versions} if versions else {}),
+    }
+
+
+# --- ours ------------------------------------------------------------------------------------------------------------
+
+
+def batch_of(artifacts: ArtifactSet, rows: int) -> dict[str, np.ndarray]:
+    """So many rows of the set's own dataset, over and over; without one, random numbers, and 0 or 1 for integers."""
+    recipe = Recipe.load(artifacts.directory)
+    if recipe.dataset is not None:
+        data = load_named(recipe.dataset, artifacts.inputs, recipe.divide)
+        return dict(data.take(np.arange(rows) % data.rows).arrays)
+    random = np.random.default_rng(0)
+    arrays = {}
+    for spec in artifacts.inputs:
+        shape = [rows, *(size if isinstance(size, int) else 1 for size in spec.shape[1:])]
+        drawn = random.standard_normal(shape) if spec.dtype.kind not in "iub" else random.integers(0, 2, shape)
+        arrays[spec.name] = drawn.astype(spec.dtype)
+    return arrays
+
+
+def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[], object]:
+    """A step through the api: forward and backward, optimizer, reset."""
+    folder, arrays = artifacts.directory, list(data.values())
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    threads = session_options(opgrad.get_num_threads())
+    module = Module(artifacts.training_model, state, folder / "eval_model.onnx", session_options=threads)
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(0.0)
+    module.train()
+
+    def step() -> object:
+        loss = module(*arrays)
+        optimizer.step()
+        module.lazy_reset_grad()
+        return loss
+
+    return step
+
+
+def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[], object]:
+    """The training graph alone, as the step runs it, with the batch in its place."""
+    parameters, frozen = (
+        {name: array.copy() for name, array in group.items()} for group in (artifacts.trainable, artifacts.frozen)
+    )
+    gradients = FlatTensors({name: array.shape for name, array in parameters.items()})
+    options = session_options(opgrad.get_num_threads())
+    model = read_model(artifacts.training_model, "bench")
+    graph = TrainingGraph(model, parameters, frozen, gradients, options, "bench")
+    graph.run(list(data.values()))
+    graph.reset = True
+    return graph.bound.run
+
+
+def _optimizer(artifacts: ArtifactSet) -> Callable[[], object]:
+    """The optimizer's step alone, over as many parameters in one piece."""
+    size = sum(array.size for array in artifacts.trainable.values())
+    random = np.random.default_rng(0)
+    parameters, gradients = (random.standard_normal(size).astype(np.float32) for _ in range(2))
+    return artifacts.rule.start(parameters, gradients, 0.0).step
+
+
+# --- the old runtime -------------------------------------------------------------------------------------------------
+
+
+class OldRuntime:
+    """A process with onnxruntime-training that takes its turns when told to; see `old_runtime`.
+
+    process: newly started. messages: where it writes what goes wrong.
+    """
+
+    def __init__(self, process: "subprocess.Popen[str]", messages: Path):
+        self._process, self._messages = process, messages
+        first = self._read()
+        self.loss, self.versions = first["loss"], first["versions"]
+
+    def turn(self, what: str) -> list[float]:
+        """Seconds of some calls: "step", or "optimizer" alone."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(what + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            last = self._messages.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
+            raise RuntimeError(f"bench: the old runtime ended: {last[0]}")
+        return json.loads(line)
+
+
+@contextmanager
+def old_step(python: Path, folder: Path, data: Mapping[str, np.ndarray]) -> Iterator[OldRuntime]:
+    """The step of onnxruntime-training on the same set, batch and number of threads.
+
+    python: the interpreter. Raises RuntimeError if it cannot be run or lacks onnxruntime-training.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        batch, messages = Path(scratch) / "batch.npz", Path(scratch) / "messages"
+        np.savez(batch, **data)  # type: ignore[arg-type]
+        command = map(str, (python, old_runtime.__file__, folder, batch, opgrad.get_num_threads()))
+        pipe = subprocess.PIPE
+        with messages.open("w") as errors:
+            try:
+                process = subprocess.Popen(list(command), stdin=pipe, stdout=pipe, stderr=errors, text=True)
+            except OSError as error:
+                raise RuntimeError(f"bench: {python} cannot be run: {error.strerror}") from None
+        with process:
+            try:
+                yield OldRuntime(process, messages)
+            finally:
+                process.kill()

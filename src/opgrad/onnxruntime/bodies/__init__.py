@@ -1,0 +1,36 @@
+"""Training operators written with plain ONNX operators, a module for each family; `FORMS` has them all."""
+
+from opgrad.onnxruntime.bodies import (
+    accumulate,
+    activation,
+    convolution,
+    cross_entropy,
+    dropout,
+    gather,
+    joins,
+    mixed_precision,
+    normalization,
+    optimizer,
+    pooling,
+    softmax,
+)
+from opgrad.onnxruntime.bodies.forms import FORMS, Call, Form, NoForm
+
+__all__ = [
+    "FORMS",
+    "Call",
+    "Form",
+    "NoForm",
+    "accumulate",
+    "activation",
+    "convolution",
+    "cross_entropy",
+    "dropout",
+    "gather",
+    "joins",
+    "mixed_precision",
+    "normalization",
+    "optimizer",
+    "pooling",
+    "softmax",
+]

@@ -1,0 +1,261 @@
+"""Write the body of an ONNX function as a formula: values with arithmetic that append nodes.
+
+    body = Body(17)
+    dy, x = body.input(), body.input()
+    dx = body.where(x > 0, dy, 0)
+
+Numbers beside a value take its element type through CastLike, so one body serves every type. Bodies hold operators
+of ai.onnx only, in the form of the opset they are given, which is 16 or later.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Union
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+Number = Union["Value", int, float]
+LATEST_AXES_ATTRIBUTE = 17  # from the next opset on the axes of all reductions are an input
+LAST = np.iinfo(np.int64).max  # as the end of a slice: up to the last
+
+
+class Value:
+    """A tensor inside a function."""
+
+    def __init__(self, body: "Body", name: str):
+        self.body, self.name = body, name
+
+    # --- arithmetic ---
+
+    def _with(self, op: str, other: Number) -> "Value":
+        return self.body.node(op, self, self.body.number(other, self))
+
+    def _from(self, op: str, other: Number) -> "Value":
+        return self.body.node(op, self.body.number(other, self), self)
+
+    def __add__(self, other: Number) -> "Value":
+        return self._with("Add", other)
+
+    def __radd__(self, other: Number) -> "Value":
+        return self._from("Add", other)
+
+    def __sub__(self, other: Number) -> "Value":
+        return self._with("Sub", other)
+
+    def __rsub__(self, other: Number) -> "Value":
+        return self._from("Sub", other)
+
+    def __mul__(self, other: Number) -> "Value":
+        return self._with("Mul", other)
+
+    def __rmul__(self, other: Number) -> "Value":
+        return self._from("Mul", other)
+
+    def __truediv__(self, other: Number) -> "Value":
+        return self._with("Div", other)
+
+    def __rtruediv__(self, other: Number) -> "Value":
+        return self._from("Div", other)
+
+    def __neg__(self) -> "Value":
+        return self.body.node("Neg", self)
+
+    # --- comparisons and logic ---
+
+    def __gt__(self, other: Number) -> "Value":
+        return self._with("Greater", other)
+
+    def __lt__(self, other: Number) -> "Value":
+        return self._with("Less", other)
+
+    def equals(self, other: Number) -> "Value":
+        """Where both are the same."""
+        return self._with("Equal", other)
+
+    def __invert__(self) -> "Value":
+        return self.body.node("Not", self)
+
+    def __or__(self, other: "Value") -> "Value":
+        return self.body.node("Or", self, other)
+
+    def __and__(self, other: "Value") -> "Value":
+        return self.body.node("And", self, other)
+
+    # --- functions ---
+
+    def apply(self, op: str, **attributes: Any) -> "Value":
+        """The operator of this name, of one input."""
+        return self.body.node(op, self, **attributes)
+
+    def sum(self, axes: Union[Sequence[int], "Value", None] = None, keepdims: bool = True) -> "Value":
+        """The sum over these axes, over all if there are none given; an empty array of axes sums nothing."""
+        given = self.body.ints(axes) if isinstance(axes, Sequence) else axes
+        return self.body.node(
+            "ReduceSum", self, given, keepdims=int(keepdims), noop_with_empty_axes=int(axes is not None)
+        )
+
+    def mean(self, axis: int) -> "Value":
+        """The mean over one axis, which stays."""
+        if self.body.opset <= LATEST_AXES_ATTRIBUTE:
+            return self.body.node("ReduceMean", self, axes=[axis], keepdims=1)
+        return self.body.node("ReduceMean", self, self.body.ints([axis]), keepdims=1)
+
+    def product(self) -> "Value":
+        """The product of all elements of a shape, as an array of one."""
+        return self.body.concat(self.body.ints([1]), self).apply("ReduceProd", keepdims=1)
+
+    # --- shapes and types ---
+
+    def shape(self, start: int = 0, end: int | None = None) -> "Value":
+        """The sizes from axis `start` to before axis `end`."""
+        limits = {} if end is None else {"end": end}
+        return self.body.node("Shape", self, **({"start": start} if start else {}), **limits)
+
+    def size(self) -> "Value":
+        """The number of elements, of shape ()."""
+        return self.body.node("Size", self)
+
+    def reshape(self, shape: Union[Sequence[int], "Value"]) -> "Value":
+        """The elements in another shape; 0 keeps the size at its place, -1 is what remains."""
+        return self.body.node("Reshape", self, self.body.ints(shape) if isinstance(shape, Sequence) else shape)
+
+    def flatten(self, axis: int) -> "Value":
+        """Two axes: those before `axis` and those from it on."""
+        return self.body.node("Flatten", self, axis=axis)
+
+    def unsqueeze(self, axis: int) -> "Value":
+        """With a new axis of size 1."""
+        return self.body.node("Unsqueeze", self, self.body.ints([axis]))
+
+    def squeeze(self, axis: int) -> "Value":
+        """Without this axis of size 1."""
+        return self.body.node("Squeeze", self, self.body.ints([axis]))
+
+    def transpose(self, *permutation: int) -> "Value":
+        """The axes in this order."""
+        return self.body.node("Transpose", self, perm=list(permutation))
+
+    def slice(self, start: Union[int, "Value"], end: Union[int, "Value"], axis: int = 0, step: int = 1) -> "Value":
+        """The part from start to before end along one axis."""
+        ends = [self.body.ints([each]) if isinstance(each, int) else each for each in (start, end)]
+        return self.body.node("Slice", self, *ends, self.body.ints([axis]), self.body.ints([step]))
+
+    def expand(self, shape: "Value") -> "Value":
+        """Broadcast to this shape."""
+        return self.body.node("Expand", self, shape)
+
+    def cast(self, element_type: int) -> "Value":
+        """In this element type, a number of TensorProto.DataType."""
+        return self.body.node("Cast", self, to=element_type)
+
+    def like(self, other: "Value") -> "Value":
+        """In the element type of another value."""
+        return self.body.node("CastLike", self, other)
+
+
+class Body:
+    """The nodes of a function, for one opset of ai.onnx."""
+
+    def __init__(self, opset: int, prefix: str = ""):
+        self.opset, self._prefix = opset, prefix
+        self.nodes: list[onnx.NodeProto] = []
+        self._inputs = self._count = 0
+        self._constants: dict[Any, Value] = {}
+
+    def input(self) -> Value:
+        """The function's next input."""
+        self._inputs += 1
+        return Value(self, f"{self._prefix}in{self._inputs - 1}")
+
+    def nodes_of(self, op: str, outputs: int, *inputs: Value | None, **attributes: Any) -> list[Value]:
+        """Append a node with several outputs."""
+        names = [f"{self._prefix}v{self._count + index}" for index in range(outputs)]
+        self._count += outputs
+        given = ["" if each is None else each.name for each in inputs]
+        while given and not given[-1]:
+            given.pop()
+        self.nodes.append(helper.make_node(op, given, names, **attributes))
+        return [Value(self, name) for name in names]
+
+    def node(self, op: str, *inputs: Value | None, **attributes: Any) -> Value:
+        """Append a node with one output."""
+        return self.nodes_of(op, 1, *inputs, **attributes)[0]
+
+    def constant(self, array: np.ndarray) -> Value:
+        """A constant; the same one is written once."""
+        key = array.dtype.name, array.shape, array.tobytes()
+        if key not in self._constants:
+            self._constants[key] = self.node("Constant", value=numpy_helper.from_array(array))
+        return self._constants[key]
+
+    def ints(self, numbers: Sequence[int]) -> Value:
+        """An array of int64, such as a shape."""
+        return self.constant(np.array(numbers, np.int64))
+
+    def number(self, value: Number, like: Value) -> Value:
+        """A value as it is; a number in the element type of `like`."""
+        if isinstance(value, Value):
+            return value
+        kind = np.int64 if isinstance(value, int) else np.float64
+        key = value, like.name
+        if key not in self._constants:
+            self._constants[key] = self.constant(np.array(value, kind)).like(like)
+        return self._constants[key]
+
+    def where(self, condition: Value, x: Number, y: Number) -> Value:
+        """x where the condition holds, y elsewhere; one of them is a value."""
+        like = x if isinstance(x, Value) else y
+        assert isinstance(like, Value)
+        return self.node("Where", condition, self.number(x, like), self.number(y, like))
+
+    def concat(self, *values: Value, axis: int = 0) -> Value:
+        """The values behind each other along an axis."""
+        return self.node("Concat", *values, axis=axis)
+
+    def full(self, shape: Value, number: float, like: Value) -> Value:
+        """An array of one number, in the element type of `like`."""
+        return self.number(number, like).expand(shape)
+
+    def range(self, end: Value) -> Value:
+        """0, 1, … up to before `end`, an int64 of shape ()."""
+        return self.node("Range", self.constant(np.array(0)), end, self.constant(np.array(1)))
+
+    # --- sequences of tensors ---
+
+    def each(self, sequences: Sequence[Value], step: Callable[..., Sequence[Value]]) -> list[Value]:
+        """Sequences of the results of `step`, which gets the next tensor of every sequence.
+
+        step(inner, *tensors) writes into the body `inner` of a loop; values from outside go through `inner.outer`.
+        It gives as many tensors as it changes; they take the places of the first sequences.
+        """
+
+        def turn(inner: Body, *carried: Value) -> list[Value]:
+            first = inner.constant(np.array(0))
+            tensors = [inner.node("SequenceAt", each, first) for each in carried]
+            changed = step(inner, *tensors)
+            # Each new tensor goes to the end, so that after as many turns as there are tensors all are in order.
+            rest = [inner.node("SequenceErase", each, first) for each in carried]
+            new = [*changed, *tensors[len(changed) :]]
+            return [inner.node("SequenceInsert", *pair) for pair in zip(rest, new, strict=True)]
+
+        return self.loop(self.node("SequenceLength", sequences[0]), sequences, turn)
+
+    def outer(self, value: Value) -> Value:
+        """A value of the body around this one."""
+        return Value(self, value.name)
+
+    def loop(self, count: Value, carried: Sequence[Value], turn: Callable[..., Sequence[Value]]) -> list[Value]:
+        """What `turn(inner, *values)`, applied `count` times, makes of the carried values."""
+        inner = Body(self.opset, f"{self._prefix}l{self._count}_")
+        counter, go_on, *values = [inner.input() for _ in range(2 + len(carried))]
+        results = [each.apply("Identity") for each in (go_on, *turn(inner, *values))]
+        inputs = [
+            helper.make_tensor_value_info(counter.name, TensorProto.INT64, []),
+            helper.make_tensor_value_info(go_on.name, TensorProto.BOOL, []),
+            *(onnx.ValueInfoProto(name=each.name) for each in values),
+        ]
+        outputs = [onnx.ValueInfoProto(name=each.name) for each in results]
+        graph = helper.make_graph(inner.nodes, "body", inputs, outputs)
+        always = self.constant(np.array(True))
+        return self.nodes_of("Loop", len(carried), count, always, *carried, body=graph)

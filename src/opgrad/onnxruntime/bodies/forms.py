@@ -1,0 +1,91 @@
+"""Which operators have a form of plain ONNX operators, and what the function that writes it is given."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnx import TensorProto
+
+from opgrad.onnxruntime.bodies.build import Body, Value
+
+MICROSOFT = "com.microsoft"
+HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+class NoForm(NotImplementedError):
+    """This node cannot be written with plain operators; the text says why."""
+
+
+@dataclass
+class Call:
+    """A node that is being lowered.
+
+    body: where the form is written to.
+    inputs: the node's inputs as values of the body; None where an optional one is missing.
+    attributes: as the node has them, text decoded.
+    outputs: the number of the node's outputs; `wanted`: those that have a name.
+    input_shapes, output_shapes: the sizes of each as far as the graph tells them; None where it tells nothing.
+    input_types, output_types: the TensorProto.DataType of each, None where the graph tells nothing.
+    forward: the inputs of the forward operator, for the few gradients that need them; see `Form.forward`.
+    """
+
+    body: Body
+    inputs: Sequence[Value | None]
+    attributes: Mapping[str, Any]
+    outputs: int
+    wanted: frozenset[int]
+    input_shapes: Sequence[Sequence[int | None] | None]
+    output_shapes: Sequence[Sequence[int | None] | None]
+    input_types: Sequence[int | None]
+    output_types: Sequence[int | None]
+    forward: Value | None = None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute, or the operator's default."""
+        return self.attributes.get(name, default)
+
+    def input(self, index: int) -> Value | None:
+        """An optional input."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def required(self, count: int) -> list[Value]:
+        """The first inputs, none of which may be missing."""
+        given = [each for each in self.inputs[:count] if each is not None]
+        if len(given) < count:
+            raise NoForm(f"it has {len(given)} of its {count} inputs")
+        return given
+
+
+Results = Value | Sequence[Value | None]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an operator is written with others.
+
+    write: gives the outputs' values, in order; what nobody wants is left out afterwards.
+    state: output by input, where the original wrote the output into the memory of the input.
+    forward: the operator that made input 1, whose own first input `write` needs, if it needs one.
+    """
+
+    name: str
+    domain: str
+    write: Callable[[Call], Results]
+    state: Mapping[int, int] = field(default_factory=dict)
+    forward: str | None = None
+
+
+FORMS: dict[tuple[str, str], Form] = {}
+
+
+def lowers(
+    *names: str, domain: str = MICROSOFT, state: Mapping[int, int] | None = None, forward: str | None = None
+) -> Callable[[Callable[[Call], Results]], Callable[[Call], Results]]:
+    """Declare the form of the operators of these names; see `Form`."""
+
+    def declare(write: Callable[[Call], Results]) -> Callable[[Call], Results]:
+        for name in names:
+            FORMS[domain, name] = Form(name, domain, write, state or {}, forward)
+        return write
+
+    return declare

@@ -1,0 +1,89 @@
+"""Optimizer steps and clipping over sequences of tensors, as loops.
+
+New parameters and moments are outputs; the caller feeds them back.
+"""
+
+import numpy as np
+
+from opgrad.onnxruntime.bodies.build import Body, Value
+from opgrad.onnxruntime.bodies.forms import Call, NoForm, Results, lowers
+
+NORM_EPSILON = 1e-6  # what the original adds to the norm that it divides by
+
+
+def _done(call: Call, signal: Value | None) -> Value:
+    return call.body.constant(np.array([True])) if signal is None else signal.reshape([1])
+
+
+def _unless_skipped(inner: Body, signal: Value | None, new: Value, old: Value) -> Value:
+    return new if signal is None else inner.where(inner.outer(signal), new, old)
+
+
+@lowers("SGDOptimizerV2", state={1: 1})
+def sgd_optimizer_v2(call: Call) -> Results:
+    """p - lr * g."""
+    rate, parameters, gradients = call.required(3)
+    signal = call.input(3)
+
+    def step(inner: Body, p: Value, g: Value) -> list[Value]:
+        return [_unless_skipped(inner, signal, p - inner.outer(rate).like(p) * g.like(p), p)]
+
+    return _done(call, signal), call.body.each([parameters, gradients], step)[0]
+
+
+@lowers("AdamWOptimizer", state={1: 2, 2: 4, 3: 5})
+def adamw_optimizer(call: Call) -> Results:
+    """Parameters and moments after a step.
+
+    m = alpha * m + (1 - alpha) * g; v = beta * v + (1 - beta) * g²; with bias correction c1 = 1 - alpha^t and
+    c2 = 1 - beta^t, else both are 1. Mode 0 decays first, p -= lr * decay * p, and then subtracts
+    lr / c1 * m / (sqrt(v / c2) + epsilon); mode 1 subtracts lr * sqrt(c2) / c1 * m / (sqrt(v) + epsilon), then decays.
+    """
+    rate, count, parameters, gradients, means, squares = call.required(6)
+    signal, body, mode = call.input(6), call.body, call.get("adam_mode", 0)
+    alpha, beta = call.get("alpha", 0.9), call.get("beta", 0.999)
+    epsilon, decay = call.get("epsilon", 1e-8), call.get("weight_decay", 1e-2)
+    if mode not in (0, 1):
+        raise NoForm(f"adam_mode is {mode}, expected 0 or 1")
+    time = count.like(rate)
+    corrected = call.get("correct_bias", 1)
+    first, second = (
+        1 - body.node("Pow", body.number(each, rate), time) if corrected else body.number(1.0, rate)
+        for each in (alpha, beta)
+    )
+
+    def step(inner: Body, p: Value, m: Value, v: Value, g: Value) -> list[Value]:
+        lr, c1, c2 = (inner.outer(each).like(p) for each in (rate, first, second))
+        gradient = g.like(m)
+        new_m = m * alpha + gradient * (1 - alpha)
+        new_v = v * beta + gradient * gradient * (1 - beta)
+        if mode == 0:
+            decayed = p - lr * decay * p
+            new_p = decayed - lr / c1 * (new_m / ((new_v / c2.like(v)).apply("Sqrt") + epsilon)).like(p)
+        else:
+            moved = p - lr * c2.apply("Sqrt") / c1 * (new_m / (new_v.apply("Sqrt") + epsilon)).like(p)
+            new_p = moved - lr * decay * moved
+        pairs = (new_p, p), (new_m, m), (new_v, v)
+        return [_unless_skipped(inner, signal, new, old) for new, old in pairs]
+
+    return _done(call, signal), *body.each([parameters, means, squares, gradients], step)[:3]
+
+
+@lowers("InplaceClipGradNorm")
+def inplace_clip_grad_norm(call: Call) -> Value:
+    """Every gradient times min(1, max_norm / norm), the norm being that of all of them together."""
+    (gradients,) = call.required(1)
+    if call.get("norm_type", "fro") != "fro":
+        raise NoForm(f"norm_type is {call.get('norm_type')!r}, expected 'fro'")
+    body = call.body
+    zero = body.number(0.0, body.node("SequenceAt", gradients, body.constant(np.array(0))))
+
+    def add_square(inner: Body, rest: Value, total: Value) -> list[Value]:
+        first = inner.constant(np.array(0))
+        g = inner.node("SequenceAt", rest, first)
+        return [inner.node("SequenceErase", rest, first), total + (g * g).sum(keepdims=False)]
+
+    total = body.loop(body.node("SequenceLength", gradients), [gradients, zero], add_square)[1]
+    factor = body.number(call.get("max_norm", 1.0), total) / (total.apply("Sqrt") + NORM_EPSILON)
+    factor = body.node("Min", factor, body.number(1.0, factor))
+    return body.each([gradients], lambda inner, g: [g * inner.outer(factor)])[0]

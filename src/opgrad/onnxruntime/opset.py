@@ -1,0 +1,61 @@
+"""All nodes of a model, and raising the opset of ai.onnx that it imports."""
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+from onnx import version_converter
+
+LEAST = 16  # the first whose ScatterND and ScatterElements add
+LAYER_NORMALIZATION = 17  # the first that has it; onnxruntime-training wrote it into older opsets
+UNCHANGED_FROM = 13  # from here to 17 only types were added, but for the operators below
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs among a node's attributes."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """These nodes and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from all_nodes(graph.node)
+
+
+def raise_opset(model: onnx.ModelProto) -> None:
+    """Let a model import at least opset 16 of ai.onnx, in place.
+
+    From opset 13 on its operators mean the same, except RoiAlign and a training BatchNormalization; onnx's converter
+    rewrites models with those, and models of older opsets.
+    Raises NotImplementedError where the converter cannot.
+    """
+    entry = next((each for each in model.opset_import if each.domain in ("", "ai.onnx")), None)
+    if entry is None:
+        model.opset_import.append(onnx.helper.make_opsetid("", LEAST))
+        return
+    plain = [node for node in all_nodes(model.graph.node) if node.domain in ("", "ai.onnx")]
+    normalized = any(node.op_type == "LayerNormalization" for node in plain)
+    wanted = max(entry.version, LAYER_NORMALIZATION if normalized else LEAST)
+    if entry.version == wanted:
+        return
+    changed = any(
+        node.op_type == "RoiAlign" or (node.op_type == "BatchNormalization" and len(node.output) > 1) for node in plain
+    )
+    if entry.version < UNCHANGED_FROM or (changed and entry.version < 14):
+        _convert(model, entry.version, wanted)
+    else:
+        entry.version = wanted
+
+
+def _convert(model: onnx.ModelProto, version: int, wanted: int) -> None:
+    try:
+        converted = version_converter.convert_version(model, wanted)
+    except Exception as error:
+        raise NotImplementedError(
+            f"lower: the model imports opset {version} of ai.onnx, and onnx cannot convert it to {wanted}: {error}"
+        ) from error
+    model.CopyFrom(converted)

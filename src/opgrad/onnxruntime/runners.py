@@ -1,0 +1,157 @@
+"""Who runs the operators of a model: a trial of every node, in sessions with and without opgrad's operators."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+from opgrad.onnxruntime import InferenceSession
+from opgrad.onnxruntime.lowering import lower
+
+NATIVE, OPGRAD, LOWERING, NOBODY = RUNNERS = "onnxruntime", "opgrad", "only by lowering", "nobody"
+# What a session calls a type -> that of ONNX; the names of the others are the same but for their letters' case.
+ELEMENT_TYPES = {f"tensor({name.lower()})": number for name, number in TensorProto.DataType.items()}
+
+Session = Callable[..., onnxruntime.InferenceSession]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator of a model. `runner` is one of RUNNERS; `count` says how many nodes have it."""
+
+    domain: str
+    name: str
+    count: int
+    runner: str
+
+
+def operators(model: onnx.ModelProto) -> list[Operator]:
+    """The operators of a model's graph, those that most need attention last, the most frequent first.
+
+    model: with or without functions. A node that calls one, or has a graph of its own, is judged as a whole.
+
+    Every node is tried alone, as a model with one node, so that the operator's types count, not only its name.
+    """
+    trials = _Trials(model)
+    found = Counter((trials.runner(node), node.domain, node.op_type) for node in model.graph.node)
+    result = [Operator(domain, name, count, runner) for (runner, domain, name), count in found.items()]
+    return sorted(result, key=lambda each: (RUNNERS.index(each.runner), -each.count, each.name))
+
+
+class _Trials:
+    """The nodes of a model one after the other; the type of what one gives is known when the next is tried."""
+
+    def __init__(self, model: onnx.ModelProto):
+        graph = model.graph
+        self._model = model
+        self._types = {item.name: item.type for item in (*graph.value_info, *graph.input, *graph.output)}
+        for tensor in graph.initializer:
+            self._types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, None)
+        for sparse in graph.sparse_initializer:
+            self._types[sparse.values.name] = helper.make_tensor_type_proto(sparse.values.data_type, None)
+        self._known: dict[bytes, tuple[str, list[onnx.TypeProto]]] = {}
+
+    def runner(self, node: onnx.NodeProto) -> str:
+        """Who runs a node; nodes come in the order of the graph."""
+        small = self._model_of(node)
+        key = small.SerializeToString(deterministic=True)
+        if key not in self._known:
+            self._known[key] = self._try(small)
+        runner, types = self._known[key]
+        for name, kind in zip(filter(None, node.output), types, strict=True):
+            self._types.setdefault(name, kind)
+        return runner
+
+    def _model_of(self, node: onnx.NodeProto) -> onnx.ModelProto:
+        """A model of this node alone, its tensors numbered, so that nodes which are alike give the same model."""
+        outer = list(dict.fromkeys(filter(None, [*node.input, *_captured(node)])))
+        inputs = [helper.make_value_info(name, self._type(name, outer)) for name in outer]
+        outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+        for output in outputs:
+            if output.name in self._types:
+                output.type.CopyFrom(self._types[output.name])
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.name = "node"
+        if not any(_graphs(node)):  # whose tensors have the names of the outer ones
+            names = {name: f"t{place}" for place, name in enumerate(dict.fromkeys([*outer, *node.output]))} | {"": ""}
+            copy.input[:] = [names[name] for name in node.input]
+            copy.output[:] = [names[name] for name in node.output]
+            for item in (*inputs, *outputs):
+                item.name = names[item.name]
+        model = onnx.ModelProto()
+        model.ir_version = self._model.ir_version
+        model.opset_import.extend(self._model.opset_import)
+        model.functions.extend(self._model.functions)
+        model.graph.CopyFrom(helper.make_graph([copy], "trial", inputs, outputs))
+        return model
+
+    def _type(self, name: str, others: list[str]) -> onnx.TypeProto:
+        """The type of a tensor; one that a node gave which nobody runs is taken to be like its neighbours."""
+        known = (self._types[each] for each in (name, *others) if each in self._types)
+        return next(known, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+
+    def _try(self, model: onnx.ModelProto) -> tuple[str, list[onnx.TypeProto]]:
+        """Who runs the only node, and the types of what it gives, as far as anybody knows."""
+        for runner, session in ((NATIVE, onnxruntime.InferenceSession), (OPGRAD, InferenceSession)):
+            types = _output_types(model, session)
+            if types is not None:
+                return runner, types
+        types = _types_when_lowered(model)
+        if types is not None:
+            return LOWERING, types
+        guess = next((item.type for item in model.graph.input), helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+        return NOBODY, [item.type if item.HasField("type") else guess for item in model.graph.output]
+
+
+def _output_types(model: onnx.ModelProto, session: Session) -> list[onnx.TypeProto] | None:
+    """The types of a model's outputs, None if there is no such session."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        outputs = session(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).get_outputs()
+    except Exception as error:
+        if not type(error).__module__.startswith("onnxruntime"):
+            raise
+        return None
+    declared = {item.name: item.type for item in model.graph.output if item.HasField("type")}
+    return [declared.get(item.name) or _type_of(item) for item in outputs]
+
+
+def _types_when_lowered(model: onnx.ModelProto) -> list[onnx.TypeProto] | None:
+    """The types of the outputs if stock onnxruntime runs the lowered model, which may have more outputs."""
+    try:
+        lowered = lower(model)
+    except (NotImplementedError, ValueError):
+        return None
+    types = _output_types(lowered, onnxruntime.InferenceSession)
+    return None if types is None else types[: len(model.graph.output)]
+
+
+def _type_of(output: onnxruntime.NodeArg) -> onnx.TypeProto:
+    """The type of a session's output; of sequences and the like nothing more is known."""
+    if output.type in ELEMENT_TYPES:
+        return helper.make_tensor_type_proto(ELEMENT_TYPES[output.type], output.shape or None)  # [] is unknown, too
+    return onnx.TypeProto()
+
+
+def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _captured(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that the graphs of a node read from outside."""
+    for graph in _graphs(node):
+        own = {item.name for item in (*graph.input, *graph.initializer)}
+        for inner in graph.node:
+            yield from (name for name in (*inner.input, *_captured(inner)) if name and name not in own)
+            own.update(inner.output)
+        yield from (item.name for item in graph.output if item.name not in own)

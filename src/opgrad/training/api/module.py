@@ -1,0 +1,289 @@
+"""Module: a training graph and its eval graph, called on batches."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from opgrad.cpu.parallel import get_num_threads
+from opgrad.training import rewriting
+from opgrad.training.api.checkpoint_state import CheckpointState
+from opgrad.training.api.memory import Memory
+from opgrad.training.artifacts import BUFFER_SUFFIX, TensorSpec, check_parameters, tensor_spec
+from opgrad.training.binding import BoundGraph, Value, check_inputs, declared, ort_value
+from opgrad.training.export import write_inference_model
+from opgrad.training.graph import Source, TrainingGraph, open_session, read_model, run_error, session_options
+from opgrad.training.optimizer import GradientNorm, clip_factor
+
+WHO = "Module"
+MOST_SIGNATURES = 256
+
+
+class Module:
+    """Trains and evaluates the model of training artifacts, on the CPU.
+
+    train_model_uri: the file of the training graph, or its bytes.
+    state: the parameters; the module reads and changes them in place.
+    eval_model_uri: the file of the eval graph, or its bytes; needed for evaluation and export.
+    device: "cpu".
+    session_options: onnxruntime's; by default as many threads as `opgrad.get_num_threads()` says.
+
+    training: whether a call trains (True at first) or evaluates.
+
+    Raises FileNotFoundError if there is no such file; ValueError if it is no model, no training graph, or the
+    checkpoint belongs to another model; NotImplementedError for another device, and for an operator that neither
+    onnxruntime nor opgrad has, which it names.
+    """
+
+    training: bool
+
+    def __init__(
+        self,
+        train_model_uri: Source,
+        state: CheckpointState,
+        eval_model_uri: Source | None = None,
+        device: str = "cpu",
+        session_options: onnxruntime.SessionOptions | None = None,
+    ) -> None:
+        _check_device(device)
+        if not isinstance(state, CheckpointState):
+            raise TypeError(f"{WHO}: state is {type(state).__name__}, expected CheckpointState")
+        model = read_model(train_model_uri, WHO)
+        self._eval_model = None if eval_model_uri is None else read_model(eval_model_uri, WHO)
+        options = _default_options() if session_options is None else session_options
+        self.training = True
+        self._state, self._memory = state, state._memory
+        _fit(model.graph, self._memory)
+        memory = self._memory
+        self._graph = TrainingGraph(model, memory.parameters, memory.frozen, memory.gradients, options, WHO)
+        self._eval_graph = None if self._eval_model is None else _open_eval(self._eval_model, memory, options)
+        self._order = [value.name for value in model.graph.input if value.name in state.parameters]
+        self._norm: GradientNorm | None = None
+        self._fitting: set[Any] = set()  # modes, dtypes and shapes of inputs that were found to fit
+        memory.bound = True
+
+    # --- calls ---
+
+    def __call__(self, *user_inputs: Any) -> Any:
+        """Run one batch through the training or the eval graph.
+
+        user_inputs: a NumPy array or an OrtValue for every name in `input_names()`, of the graph's dtype. Lists beside
+            arrays are converted.
+        Returns the values of `output_names()`, one alone or several as a tuple: OrtValues if all inputs are, else
+        NumPy arrays. In training mode it adds to the gradients, or overwrites them in the first call and the first
+        after `lazy_reset_grad`.
+        Raises ValueError for the wrong number of inputs, shapes, or values that an operator refuses; TypeError for
+        dtypes; RuntimeError without an eval graph in evaluation mode, and for a nominal checkpoint without values.
+        """
+        training = self.training
+        values, as_ort = self._take(user_inputs)
+        try:
+            bound = self._graph.run(values) if training else self._run_eval(values)
+        except Exception as error:
+            raise run_error(error, WHO) from None
+        self._memory.computed |= training
+        results = bound.ort_results() if as_ort else bound.results()
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _take(self, user_inputs: Sequence[Any]) -> tuple[Sequence[Value], bool]:
+        """The inputs as the graph takes them, and whether all of them are OrtValues."""
+        kinds = {type(value) for value in user_inputs}
+        signature = None
+        if kinds == {np.ndarray}:
+            signature = (self.training, *[(value.dtype, value.shape) for value in user_inputs])
+            if signature in self._fitting:
+                return user_inputs, False
+        specs = self._ready()
+        if len(user_inputs) != len(specs):
+            names = ", ".join(spec.name for spec in specs)
+            raise ValueError(f"{WHO}: {len(user_inputs)} inputs, expected {len(specs)}: {names}")
+        values = [_value(value, spec) for value, spec in zip(user_inputs, specs, strict=True)]
+        check_inputs(specs, values, WHO)
+        if signature is not None:
+            if len(self._fitting) == MOST_SIGNATURES:
+                self._fitting.clear()
+            self._fitting.add(signature)
+        return values, kinds == {onnxruntime.OrtValue}
+
+    def _ready(self) -> Sequence[Any]:
+        """What the inputs of the present mode are, if a call is possible."""
+        if self._memory.nominal:
+            raise RuntimeError(
+                f"{WHO}: the parameters have no values yet, the checkpoint is nominal; "
+                "call copy_buffer_to_parameters(buffer, trainable_only=False) first"
+            )
+        if self.training:
+            return self._graph.inputs
+        if self._eval_graph is None:
+            raise RuntimeError(f"{WHO}: there is no eval graph, expected eval_model_uri when the module is made")
+        return self._eval_graph.inputs
+
+    def _run_eval(self, values: Sequence[Value]) -> BoundGraph:
+        assert self._eval_graph is not None  # _ready has looked
+        self._eval_graph(values)
+        return self._eval_graph
+
+    def train(self, mode: bool = True) -> "Module":
+        """Make calls train (True) or evaluate (False). Returns the module."""
+        self.training = mode
+        return self
+
+    def eval(self) -> "Module":
+        """Make calls evaluate. Returns the module."""
+        return self.train(False)
+
+    def input_names(self) -> list[str]:
+        """The names of a call's inputs in the present mode, in order; none without an eval graph."""
+        graph = self._graph if self.training else self._eval_graph
+        return [] if graph is None else [spec.name for spec in graph.inputs]
+
+    def output_names(self) -> list[str]:
+        """The names of a call's results in the present mode, in order; none without an eval graph."""
+        graph = self._graph if self.training else self._eval_graph
+        return [] if graph is None else [spec.name for spec in graph.outputs]
+
+    # --- gradients ---
+
+    def lazy_reset_grad(self) -> None:
+        """Make the next call in training mode overwrite the gradients; until then they stay as they are."""
+        self._graph.reset = True
+
+    @property
+    def gradients(self) -> Mapping[str, np.ndarray]:
+        """The gradients by the names of the parameters, views of live memory."""
+        return self._memory.gradients
+
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Scale all gradients so that their Euclidean norm, taken together, is at most `max_norm`.
+
+        Returns the norm before. An optimizer model with InplaceClipGradNorm does the same in every step.
+        """
+        if self._norm is None:
+            self._norm = GradientNorm(self._memory.gradients.flat)
+        norm = self._norm.measure()
+        factor = clip_factor(norm, max_norm)
+        if factor != 1:
+            self._memory.gradients.flat *= np.float32(factor)
+        return norm
+
+    # --- parameters ---
+
+    def get_parameters_size(self, trainable_only: bool = True) -> int:
+        """The number of elements of the trainable parameters, or of all."""
+        return sum(array.size for array in self._parameters(trainable_only))
+
+    def get_contiguous_parameters(self, trainable_only: bool = False) -> onnxruntime.OrtValue:
+        """A copy of the parameters, one behind the other in the order of the training graph's inputs.
+
+        trainable_only: whether the frozen ones are left out.
+        Returns float32 [get_parameters_size(trainable_only)]. Raises TypeError if a parameter is not float32.
+        """
+        arrays = self._float_parameters(trainable_only, "get_contiguous_parameters")
+        buffer = np.concatenate([np.empty(0, np.float32), *(array.reshape(-1) for array in arrays)])
+        return ort_value(buffer)
+
+    def copy_buffer_to_parameters(self, buffer: onnxruntime.OrtValue | np.ndarray, trainable_only: bool = True) -> None:
+        """Set the parameters to the values of such a buffer; a nominal checkpoint becomes complete by it.
+
+        buffer: float32 [get_parameters_size(trainable_only)], an OrtValue or an array.
+        trainable_only: whether the frozen parameters are left out; False for a nominal checkpoint that has some.
+        Raises TypeError or ValueError if it does not fit; nothing has changed then.
+        """
+        caller = "copy_buffer_to_parameters"
+        arrays = self._float_parameters(trainable_only, caller)
+        values = buffer.numpy() if hasattr(buffer, "numpy") else buffer
+        size = sum(array.size for array in arrays)
+        if not isinstance(values, np.ndarray) or values.dtype != np.float32:
+            found = getattr(values, "dtype", type(values).__name__)
+            raise TypeError(f"{WHO}.{caller}: buffer is {found}, expected float32")
+        if values.shape != (size,):
+            raise ValueError(f"{WHO}.{caller}: buffer has shape {values.shape}, expected ({size},)")
+        if self._memory.nominal and trainable_only and self._memory.frozen:
+            raise ValueError(f"{WHO}.{caller}: trainable_only is True, expected False: the checkpoint is nominal")
+        start = 0
+        for array in arrays:
+            array[...] = values[start : start + array.size].reshape(array.shape)
+            start += array.size
+        self._memory.nominal = False
+
+    def _parameters(self, trainable_only: bool) -> list[np.ndarray]:
+        every = {**self._memory.parameters, **({} if trainable_only else self._memory.frozen)}
+        return [every[name] for name in self._order if name in every]
+
+    def _float_parameters(self, trainable_only: bool, caller: str) -> list[np.ndarray]:
+        arrays = self._parameters(trainable_only)
+        for array in arrays:
+            if array.dtype != np.float32:
+                raise TypeError(f"{WHO}.{caller}: a frozen parameter is {array.dtype}, expected float32")
+        return arrays
+
+    # --- export ---
+
+    def export_model_for_inferencing(
+        self, inference_model_uri: str | os.PathLike[str], graph_output_names: Iterable[str]
+    ) -> None:
+        """Write the eval graph up to some of its tensors as an ordinary ONNX model, with the parameters in it.
+
+        inference_model_uri: the file; what was there stays whole until the new one takes its place.
+        graph_output_names: the tensors that become the model's outputs.
+        Raises ValueError if the eval graph has no such tensor, RuntimeError if the module has no eval graph or a
+        nominal checkpoint no values.
+        """
+        caller = f"{WHO}.export_model_for_inferencing"
+        if self._eval_model is None:
+            raise RuntimeError(f"{caller}: there is no eval graph, expected eval_model_uri when the module is made")
+        if self._memory.nominal:
+            raise RuntimeError(f"{caller}: the parameters have no values yet, the checkpoint is nominal")
+        parameters = self._memory.all_parameters
+        names = list(dict.fromkeys(graph_output_names))
+        write_inference_model(self._eval_model, parameters, names, os.fspath(inference_model_uri), caller)
+
+
+def _check_device(device: str) -> None:
+    kind, _, number = str(device).partition(":")
+    if kind != "cpu" or (number and not number.isdecimal()):
+        raise NotImplementedError(f"{WHO}: device is {device!r}, expected 'cpu'; other devices are not trained on here")
+
+
+def _default_options() -> onnxruntime.SessionOptions:
+    return session_options(get_num_threads())
+
+
+def _fit(graph: onnx.GraphProto, memory: Memory) -> None:
+    """Raise ValueError unless the state is that of this training graph; give a nominal one its shapes."""
+    specs = {value.name: tensor_spec(value) for value in graph.input}
+    if memory.nominal and not memory.bound and memory.parameters.keys() | memory.frozen.keys() <= specs.keys():
+        memory.shape({name: _fixed(specs[name].shape) for name in memory.parameters})
+        memory.frozen = {name: np.zeros(_fixed(specs[name].shape), specs[name].dtype) for name in memory.frozen}
+    check_parameters(WHO, specs, memory.parameters, memory.frozen)
+    for name in memory.parameters:
+        if specs[name + BUFFER_SUFFIX].dtype != np.float32:
+            raise NotImplementedError(f"{WHO}: the gradient of {name!r} is not float32")
+
+
+def _fixed(shape: Sequence[int | str]) -> tuple[int, ...]:
+    return tuple(size if isinstance(size, int) else 0 for size in shape)
+
+
+def _open_eval(model: onnx.ModelProto, memory: Memory, options: onnxruntime.SessionOptions) -> BoundGraph:
+    fused = onnx.ModelProto()
+    fused.CopyFrom(model)
+    rewriting.fuse_losses(fused)
+    fixed = {**memory.parameters, **memory.frozen}
+    inputs = [declared(value) for value in model.graph.input if value.name not in fixed]
+    outputs = [declared(value) for value in model.graph.output]
+    return BoundGraph(open_session(fused, options, WHO), inputs, outputs, fixed, {})
+
+
+def _value(value: Any, spec: TensorSpec) -> Value:
+    """An input of a call as an array or OrtValue; lists and numbers get the dtype that the graph declares."""
+    if isinstance(value, np.ndarray | onnxruntime.OrtValue):
+        return value
+    try:
+        return np.asarray(value) if hasattr(value, "dtype") else np.asarray(value, spec.dtype)
+    except (TypeError, ValueError, OverflowError):
+        kind = type(value).__name__
+        raise TypeError(f"{WHO}: {spec.name} is {kind}, expected a NumPy array or an OrtValue") from None

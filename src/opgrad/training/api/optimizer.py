@@ -1,0 +1,53 @@
+"""Optimizer: takes a step along the gradients that a module has computed."""
+
+import os
+
+import numpy as np
+
+from opgrad.training.api.module import Module
+from opgrad.training.graph import read_model
+from opgrad.training.optimizer import read_rule
+
+
+class Optimizer:
+    """Updates the parameters as an optimizer model says.
+
+    optimizer_uri: the file of the optimizer model, or its bytes: one AdamWOptimizer or SGDOptimizerV2, and before it
+        InplaceClipGradNorm if gradients shall be clipped.
+    module: what computes the gradients. If its checkpoint holds the state of an optimizer, this one goes on from there;
+        optimizers of one state share step count, learning rate and moments.
+
+    Raises FileNotFoundError if there is no such file; ValueError if it is no model, or if the checkpoint's optimizer
+    state belongs to another model or optimizer; NotImplementedError for another optimizer.
+    """
+
+    def __init__(self, optimizer_uri: str | os.PathLike[str] | bytes, module: Module):
+        if not isinstance(module, Module):
+            raise TypeError(f"Optimizer: module is {type(module).__name__}, expected Module")
+        rule = read_rule(read_model(optimizer_uri, "Optimizer"))
+        self._memory = module._state._memory
+        self._update = self._memory.start_optimizer(rule)
+
+    def step(self) -> None:
+        """Change the parameters by one step along their gradients, which stay as they are unless they are clipped.
+
+        Raises RuntimeError before the first call of a module in training mode, if no gradient was set otherwise.
+        """
+        if not self._memory.computed:
+            self._check_gradients()
+        self._update.step()
+
+    def _check_gradients(self) -> None:
+        if not self._memory.gradients.flat.any():
+            raise RuntimeError("Optimizer.step: there are no gradients yet, call the module in training mode first")
+        self._memory.computed = True
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of the next steps; it is rounded to float32, as checkpoints hold it."""
+        if isinstance(learning_rate, str):
+            raise TypeError("Optimizer.set_learning_rate: learning_rate is str, expected float")
+        self._update.learning_rate = float(np.float32(float(learning_rate)))
+
+    def get_learning_rate(self) -> float:
+        """The present learning rate."""
+        return self._update.learning_rate

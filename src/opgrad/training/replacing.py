@@ -1,0 +1,118 @@
+"""Replace the one or two files of a checkpoint so that no crash leaves a broken one.
+
+The checkpoint itself is written under another name, flushed to the disk and renamed. Where the values are in a second
+file, its name is fixed, so two renames would be needed, and a crash between them would leave files that do not belong
+together. Instead the new values are written into the present second file, to bytes that the present checkpoint does
+not refer to: before its values if there is room, behind them otherwise. Renaming the first file is then the one step
+that makes the new values the current ones. The second file takes up to about twice the values' size.
+"""
+
+import os
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from opgrad.training import odtc
+
+
+def replace_file(path: Path, content: memoryview) -> None:
+    """Write a file; whenever this is interrupted, `path` has its old content or the new one."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            _flush(file)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    _flush_folder(path.parent)
+
+
+def replace_pair(path: Path, root: odtc.Values) -> None:
+    """Write a checkpoint and, into the file beside it, the data of its tensors."""
+    tensors = [tensor for tensor in odtc.tensors(root) if tensor["data"].nbytes]
+    offset = _free_bytes(path, sum(odtc.aligned(tensor["data"].nbytes) for tensor in tensors))
+    root["model"]["outside"] = True
+    pieces = []
+    for tensor in tensors:
+        pieces.append((offset, tensor["data"]))
+        tensor["offset"], tensor["data"] = offset, None
+        offset += odtc.aligned(pieces[-1][1].nbytes)
+    content = odtc.contents(root)
+    data = open(data_path(path), "r+b", opener=_create)  # noqa: SIM115  (it is cut only if it could be opened)
+    try:
+        with data:
+            _write_pieces(data, pieces)
+        _flush_folder(path.parent)
+        replace_file(path, content)
+    finally:
+        with suppress(OSError):
+            cut_data(path)
+
+
+def data_path(path: Path) -> Path:
+    """The file beside a checkpoint that has its values, under the name that onnxruntime-training looks for."""
+    return path.with_name(path.name + ".data")
+
+
+def bytes_in_use(path: Path) -> tuple[int, int] | None:
+    """From where to where a checkpoint's values reach in the file beside it; None if it has none there.
+
+    An OSError other than a missing file is no answer to that, and is raised.
+    """
+    try:
+        available = data_path(path).stat().st_size
+        root = odtc.decode(path.read_bytes())
+        places = [(each["offset"], odtc.nbytes(each)) for each in odtc.tensors(root) if each["data"] is None]
+    except (FileNotFoundError, odtc.Damaged):
+        return None
+    start = min((offset for offset, _ in places), default=0)
+    end = max((offset + length for offset, length in places), default=0)
+    return (start, end) if root["model"]["outside"] and start >= 0 and end <= available else None
+
+
+def cut_data(path: Path) -> None:
+    """Shorten the file beside a checkpoint to what the checkpoint refers to; remove it if that is nothing."""
+    used = bytes_in_use(path)
+    if used is None:
+        data_path(path).unlink(missing_ok=True)
+    else:
+        os.truncate(data_path(path), used[1])
+
+
+def _free_bytes(path: Path, length: int) -> int:
+    """Where `length` bytes may be written in the file beside a checkpoint."""
+    start, end = bytes_in_use(path) or (0, 0)
+    return 0 if length <= start else odtc.aligned(end)
+
+
+def _create(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_CREAT, 0o666)
+
+
+def _write_pieces(file: BinaryIO, pieces: Iterable[tuple[int, np.ndarray]]) -> None:
+    for offset, array in pieces:
+        file.seek(offset)
+        file.write(odtc.raw(array).data)
+    _flush(file)
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make new names last; where folders cannot be flushed, as on Windows, the system does so itself."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

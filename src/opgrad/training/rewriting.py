@@ -1,0 +1,91 @@
+"""What is changed in a training or eval graph before onnxruntime gets it."""
+
+from collections import Counter
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from opgrad.training.artifacts import BUFFER_SUFFIX, RESET
+
+DOMAIN = "com.microsoft"
+DIRECT_SUFFIX = "_grad.direct"  # of a gradient that is an output of the graph
+
+
+def fuse_losses(model: onnx.ModelProto) -> None:
+    """Let opgrad compute SoftmaxCrossEntropyLoss, as SoftmaxCrossEntropyLossInternal.
+
+    onnxruntime expands the node into ten others. These count a label -1 as the last class where nothing is said
+    about `ignore_index`; the original kernels and ours, which compute the gradient, ignore it.
+    """
+    declared = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
+    for node in model.graph.node:
+        is_loss = node.op_type == "SoftmaxCrossEntropyLoss" and node.domain in ("", "ai.onnx")
+        if is_loss and node.output[0] in declared:
+            _fuse(model.graph, node, declared)
+    if all(item.domain != DOMAIN for item in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+
+
+def _fuse(graph: onnx.GraphProto, node: onnx.NodeProto, declared: dict[str, onnx.TypeProto]) -> None:
+    loss = node.output[0]
+    if len(node.output) < 2 or not node.output[1]:
+        del node.output[1:]
+        node.output.append(f"{loss}.log_prob")
+    log_prob = node.output[1]
+    if log_prob not in declared:
+        kind = declared[loss].tensor_type.elem_type
+        graph.value_info.append(helper.make_tensor_value_info(log_prob, kind, None))
+    for item in list(node.attribute):
+        if item.name == "ignore_index":
+            constant = helper.make_tensor(f"{loss}.ignore_index", onnx.TensorProto.INT64, (), [item.i])
+            graph.initializer.append(constant)
+            node.input.extend([""] * (3 - len(node.input)))
+            node.input.append(constant.name)
+            node.attribute.remove(item)
+    node.op_type, node.domain = "SoftmaxCrossEntropyLossInternal", DOMAIN
+
+
+def overwriting(model: onnx.ModelProto) -> dict[str, str] | None:
+    """Turn a graph that accumulates gradients into one that has the gradients of the batch alone as outputs.
+
+    Where nothing is to be added, the kernels then write into the gradients' memory themselves.
+
+    model: changed in place.
+    Returns the output's name by that of the parameter; None, with the model as it was, if the accumulators' results
+    are used in another way than the artifact generator's.
+    """
+    graph = model.graph
+    accumulators = [node for node in graph.node if node.op_type == "InPlaceAccumulatorV2"]
+    used = Counter(name for node in graph.node for name in node.input)
+    outputs = {value.name for value in graph.output}
+    produced = {name for node in graph.node for name in node.output}
+    for node in accumulators:
+        plain = node.input[0].endswith(BUFFER_SUFFIX) and list(node.input[2:]) == [RESET] and len(node.output) == 1
+        if not plain or used[node.output[0]] or used[node.input[0]] > 1:
+            return None
+    names, taken = {}, set(outputs)
+    for node in accumulators:
+        parameter, gradient = node.input[0].removesuffix(BUFFER_SUFFIX), node.input[1]
+        if gradient in taken or gradient not in produced:
+            copy = helper.make_node("Identity", [gradient], [parameter + DIRECT_SUFFIX])
+            graph.node.append(copy)
+            gradient = copy.output[0]
+        taken.add(gradient)
+        names[parameter] = gradient
+    dropped = {node.output[0] for node in accumulators}
+    for node in accumulators:
+        graph.node.remove(node)
+    _keep(graph.output, [value for value in graph.output if value.name not in dropped])
+    gone = {name + BUFFER_SUFFIX for name in names} | {RESET}
+    _keep(graph.input, [value for value in graph.input if value.name not in gone])
+    for name in names.values():
+        graph.output.add().name = name
+    return names
+
+
+def _keep(values: Any, kept: list[onnx.ValueInfoProto]) -> None:
+    """Let a graph's list of values hold no others."""
+    copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
+    del values[:]
+    values.extend(copies)

@@ -1,0 +1,388 @@
+"""More nodes to lower, each with a float64 formula of its own: losses, normalization, convolution, pooling, sums."""
+
+import numpy as np
+from lowering_cases import SINGLE, Case, normal, softmax
+
+# --- cross-entropy ---------------------------------------------------------------------------------------------------
+
+
+def loss_and_grad(scores, labels, weight=None, ignore=-1, reduction="mean", dy=None):
+    """The loss, log_prob and the gradient of the scores, sample by sample; the classes lie along axis 1."""
+    log_prob = np.log(softmax(scores, 1))
+    loss, each, grad = np.zeros(labels.shape), np.zeros(labels.shape), np.zeros(scores.shape)
+    for place in np.ndindex(labels.shape):
+        label = labels[place]
+        if label != ignore:
+            each[place] = 1 if weight is None else weight[label]
+            column = (place[0], slice(None), *place[1:])
+            loss[place] = -each[place] * log_prob[column][label]
+            grad[column] = each[place] * (np.exp(log_prob[column]) - np.eye(scores.shape[1])[label])
+    total = each.sum() or 1
+    if reduction == "none":
+        return loss, log_prob, grad * np.expand_dims(np.ones(labels.shape) if dy is None else dy, 1)
+    divisor = total if reduction == "mean" else 1
+    return loss.sum() / divisor, log_prob, grad * (1 if dy is None else dy.flat[0]) / divisor
+
+
+def internal(scores, labels, weight=None, ignore=-1, reduction="mean"):
+    return loss_and_grad(scores, labels, weight, ignore, reduction)[:2]
+
+
+def grad_case(shape, labels, reduction="mean", weight=None, ignore=None, note="", dy=None, kind=np.int64):
+    labels = np.array(labels, kind)
+    attributes = {"reduction": reduction} | ({} if ignore is None else {"ignore_index": ignore})
+
+    def inputs(rng):
+        scores = rng.standard_normal(shape)
+        outer = rng.standard_normal(labels.shape if reduction == "none" else () if dy is None else dy)
+        given = [outer, np.log(softmax(scores, 1)), labels]
+        return given if weight is None else [*given, np.array(weight)]
+
+    def formula(dy, log_prob, labels, weight=None):
+        return loss_and_grad(log_prob, labels, weight, -1 if ignore is None else ignore, reduction, dy)[2]
+
+    return Case("SoftmaxCrossEntropyLossGrad", inputs, formula, attributes, note)
+
+
+def internal_case(shape, labels, reduction="mean", weight=None, ignore=None, note=""):
+    given = [
+        np.array(labels),
+        None if weight is None else np.array(weight),
+        None if ignore is None else np.array(ignore),
+    ]
+
+    def formula(scores, labels, weight=None, ignore=-1):
+        return internal(scores, labels, weight, -1 if ignore is None else ignore, reduction)
+
+    attributes = {"reduction": reduction}
+    return Case(
+        "SoftmaxCrossEntropyLossInternal", lambda rng: [rng.standard_normal(shape), *given], formula, attributes, note
+    )
+
+
+def internal_grad(dy, log_prob, labels, weight=None, ignore=-1, bias=None):
+    ignore = -1 if ignore is None else ignore
+    return loss_and_grad(log_prob, labels, weight, ignore, "mean", dy)[2] + (0 if bias is None else bias)
+
+
+def internal_grad_inputs(rng):
+    log_prob = np.log(softmax(rng.standard_normal((3, 4)), 1))
+    return [np.array(0.5), log_prob, np.array([1, 2, 0]), None, np.array([2]), rng.standard_normal((3, 4))]
+
+
+def dense(scores, labels):
+    log_prob = np.log(softmax(scores, -1))
+    return -(labels * log_prob).sum() / (scores.size // scores.shape[-1]), log_prob
+
+
+def sparse(scores, labels, weight=None):
+    log_prob = np.log(softmax(scores, -1))
+    weight = np.ones(labels.shape) if weight is None else weight
+    picked = np.take_along_axis(log_prob, labels[..., None], -1)[..., 0]
+    return -(picked * weight).sum() / weight.sum(), log_prob
+
+
+def sparse_grad(dy, log_prob, labels, weight=None):
+    weight = np.ones(labels.shape) if weight is None else weight
+    return dy * (weight / weight.sum())[..., None] * (np.exp(log_prob) - np.eye(log_prob.shape[-1])[labels])
+
+
+LABELS = [[0, 2, -1], [1, 1, 2]]
+LOSSES = [
+    grad_case((3, 4), [1, 0, 3]),
+    grad_case((3, 4), [1, -1, 3], note="ignored by default"),
+    grad_case((3, 4), [1, 0, 3], ignore=3, reduction="sum", note="other label ignored"),
+    grad_case((3, 4), [3, 3, 3], ignore=3, note="all ignored"),
+    grad_case((3, 4), [1, 0, 3], "none", [0.5, 2, 1, 0]),
+    grad_case((2, 4, 3), LABELS, weight=[0.5, 2, 1, 3], note="spatial"),
+    grad_case((2, 4, 3), LABELS, "none", note="spatial"),
+    grad_case((2, 4, 3, 1), np.zeros((2, 3, 1)), "sum", dy=(1,), note="two axes", kind=np.int32),
+    internal_case((3, 4), [1, 0, 3]),
+    internal_case((3, 4), [1, -1, 3], "none"),
+    internal_case((2, 4, 3), LABELS, "sum", weight=[0.5, 2, 1, 3]),
+    internal_case((3, 4), [1, 0, 3], weight=[1.0, 2, 3, 4], ignore=0),
+    internal_case((3, 4), [9, 9, 9], ignore=9, note="all ignored"),
+    Case("SoftmaxCrossEntropyLossInternalGrad", internal_grad_inputs, internal_grad),
+    Case("SoftmaxCrossEntropy", normal((2, 3, 4), (2, 3, 4)), dense),
+    Case(
+        "SoftmaxCrossEntropyGrad",
+        normal((1,), (3, 4), (3, 4)),
+        lambda dy, log_prob, labels: dy * (np.exp(log_prob) - labels) / 3,
+    ),
+    Case(
+        "SparseSoftmaxCrossEntropy",
+        lambda rng: [rng.standard_normal((2, 3, 4)), np.array([[0, 1, 3], [2, 2, 0]]), rng.random((2, 3))],
+        sparse,
+        domain="",
+    ),
+    Case(
+        "SparseSoftmaxCrossEntropyGrad",
+        lambda rng: [np.array(2.0), np.log(softmax(rng.standard_normal((3, 4)), -1)), np.array([0, 3, 1])],
+        sparse_grad,
+        domain="",
+    ),
+]
+
+
+# --- normalization ---------------------------------------------------------------------------------------------------
+
+
+EPSILON = 2.0**-10  # attributes are float32
+
+
+def layer_inputs(shape, axis, simple=False):
+    def inputs(rng):
+        dy, x = rng.standard_normal((2, *shape))
+        axes = tuple(range(axis % len(shape), len(shape)))
+        mean, scale = x.mean(axes, keepdims=True), rng.standard_normal(shape[axis % len(shape) :])
+        inv_std = 1 / np.sqrt(((x - (0 if simple else mean)) ** 2).mean(axes, keepdims=True) + 1e-3)
+        return [dy, x, scale, inv_std] if simple else [dy, x, scale, mean, inv_std]
+
+    return inputs
+
+
+def layer_grad(axis, simple=False):
+    def formula(dy, x, scale, mean, inv_std=None):
+        mean, inv_std = (0, mean) if simple else (mean, inv_std)
+        axes, outer = tuple(range(axis % x.ndim, x.ndim)), tuple(range(axis % x.ndim))
+        normalized, g = (x - mean) * inv_std, dy * scale
+        projection = (g * normalized).mean(axes, keepdims=True)
+        dx = inv_std * (g - (0 if simple else g.mean(axes, keepdims=True)) - normalized * projection)
+        results = dx, (dy * normalized).sum(outer), dy.sum(outer)
+        return results[:2] if simple else results
+
+    return formula
+
+
+def invertible_inputs(rng):
+    dy, normalized = rng.standard_normal((2, 4, 6))
+    scale, bias = rng.random(6) + 0.5, rng.standard_normal(6)
+    return [dy, normalized * scale + bias, scale, bias, rng.random((4, 1))]
+
+
+def invertible_grad(dy, y, scale, bias, inv_std):
+    x = (y - bias) / scale / inv_std
+    return layer_grad(-1)(dy, x, scale, 0, inv_std)
+
+
+def batch_norm(x, scale, bias, mean, variance):
+    axes, column = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
+    new_mean, new_variance = x.mean(axes), x.var(axes)
+    inv_std = 1 / np.sqrt(new_variance + EPSILON)
+    y = (x - new_mean.reshape(column)) * (inv_std * scale).reshape(column) + bias.reshape(column)
+    return y, 0.75 * mean + 0.25 * new_mean, 0.75 * variance + 0.25 * new_variance, new_mean, inv_std
+
+
+def batch_norm_grad(dy, x, scale, mean, inv_std):
+    axes, column = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
+    normalized = (x - mean.reshape(column)) * inv_std.reshape(column)
+    centred = dy - dy.mean(axes, keepdims=True) - normalized * (dy * normalized).mean(axes, keepdims=True)
+    return (scale * inv_std).reshape(column) * centred, (dy * normalized).sum(axes), dy.sum(axes)
+
+
+def batch_norm_grad_inputs(shape):
+    def inputs(rng):
+        dy, x = rng.standard_normal((2, *shape))
+        axes = (0, *range(2, x.ndim))
+        return [dy, x, rng.standard_normal(shape[1]), x.mean(axes), 1 / np.sqrt(x.var(axes) + 1e-3)]
+
+    return inputs
+
+
+NORMALIZATION = [
+    *(
+        Case(
+            f"{name}LayerNormalizationGrad", layer_inputs(shape, axis, simple), layer_grad(axis, simple), {"axis": axis}
+        )
+        for name, simple in (("", False), ("Simplified", True))
+        for shape, axis in [((4, 6), -1), ((2, 3, 5), 1), ((2, 3, 5), -1), ((5,), 0)]
+    ),
+    Case("InvertibleLayerNormalizationGrad", invertible_inputs, invertible_grad),
+    *(
+        Case(
+            "BatchNormInternal",
+            lambda rng, shape=shape: [rng.standard_normal(shape), *rng.random((4, shape[1]))],
+            batch_norm,
+            {"epsilon": EPSILON, "momentum": 0.75},
+        )
+        for shape in [(4, 3), (4, 3, 5), (2, 3, 4, 2)]
+    ),
+    *(
+        Case("BatchNormalizationGrad", batch_norm_grad_inputs(shape), batch_norm_grad)
+        for shape in [(6, 3), (2, 3, 4, 2)]
+    ),
+]
+
+
+# --- convolution and pooling -----------------------------------------------------------------------------------------
+
+
+def windows(x_shape, y_shape, kernel, strides, dilations, pads):
+    """For each offset in the kernel: which spatial places of Y have it in X, and where there."""
+    for offset in np.ndindex(*kernel):
+        y_places, x_places = [], []
+        for axis, place in enumerate(offset):
+            y = np.arange(y_shape[2 + axis])
+            x = y * strides[axis] + place * dilations[axis] - pads[axis]
+            inside = (x >= 0) & (x < x_shape[2 + axis])
+            y_places.append(y[inside])
+            x_places.append(x[inside])
+        yield offset, np.ix_(*y_places), np.ix_(*x_places)
+
+
+def conv_grad(dy, x, w, kernel, strides, dilations, pads, group):
+    dx, dw = np.zeros(x.shape), np.zeros(w.shape)
+    per_group, outputs = w.shape[1], w.shape[0] // group
+    for offset, y_place, x_place in windows(x.shape, dy.shape, kernel, strides, dilations, pads):
+        for o in range(w.shape[0]):
+            for i in range(per_group):
+                channel = o // outputs * per_group + i
+                for n in range(x.shape[0]):
+                    dx[n, channel][x_place] += w[o, i][offset] * dy[n, o][y_place]
+                    dw[o, i][offset] += (x[n, channel][x_place] * dy[n, o][y_place]).sum()
+    return dx, dw, dy.sum((0, *range(2, x.ndim)))
+
+
+def conv_case(sizes, kernel, group=1, strides=None, dilations=None, pads=None, auto_pad=None, skip=()):
+    axes, channels, outputs = len(sizes), 2 * group, 3 * group
+    given = {"strides": strides, "dilations": dilations, "pads": pads, "auto_pad": auto_pad, "group": group}
+    strides, dilations = strides or [1] * axes, dilations or [1] * axes
+    widths = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        y = [-(-n // s) for n, s in zip(sizes, strides, strict=True)]
+        total = [max((m - 1) * s + w - n, 0) for m, s, w, n in zip(y, strides, widths, sizes, strict=True)]
+        begin = [t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total]
+    else:
+        begin, end = (pads or [0] * 2 * axes)[:axes], (pads or [0] * 2 * axes)[axes:]
+        y = [(n + b + e - w) // s + 1 for n, b, e, w, s in zip(sizes, begin, end, widths, strides, strict=True)]
+    attributes = {"kernel_shape": kernel} | {name: value for name, value in given.items() if value is not None}
+    shapes = (2, outputs, *y), (2, channels, *sizes), (outputs, channels // group, *kernel)
+
+    def formula(dy, x, w):
+        results = conv_grad(dy, x, w, kernel, strides, dilations, begin, group)
+        return tuple(None if index in skip else each for index, each in enumerate(results))
+
+    return Case("ConvGrad", normal(*shapes), formula, attributes, f"{sizes}{skip or ''}", dtypes=SINGLE)
+
+
+CONVOLUTION = [
+    conv_case((5,), [3]),
+    conv_case((7,), [3], strides=[2], pads=[1, 0], group=2),
+    conv_case((5, 6), [3, 2]),
+    conv_case((5, 6), [3, 2], pads=[1, 0, 1, 1], skip=(0,)),
+    conv_case((5, 6), [3, 2], pads=[1, 0, 1, 1], skip=(2,)),
+    conv_case((8, 7), [3, 2], strides=[2, 3], pads=[1, 0, 0, 1], dilations=[2, 1]),
+    conv_case((6, 6), [2, 2], strides=[3, 3], group=2),
+    conv_case((8, 7), [3, 3], dilations=[2, 3], pads=[2, 3, 2, 3], group=3),
+    conv_case((4, 3, 5), [2, 2, 3], strides=[1, 2, 2], pads=[0, 1, 1, 1, 0, 1]),
+    conv_case((5, 6), [2, 4], auto_pad="SAME_UPPER"),
+    conv_case((5, 6), [2, 4], auto_pad="SAME_LOWER"),
+    conv_case((5, 6), [3, 2], strides=[2, 2], auto_pad="SAME_UPPER"),
+    conv_case((6, 5), [3, 4], strides=[2, 3], auto_pad="SAME_LOWER"),
+    conv_case((5, 6), [2, 3], strides=[2, 1], auto_pad="VALID"),
+]
+
+
+def conv_transpose_grad(dy, x, w, kernel, strides, dilations, pads, group):
+    """A transposed convolution is the gradient of a convolution from Y to X."""
+    dw = conv_grad(x, dy, w, kernel, strides, dilations, pads, group)[1]
+    dx = np.zeros(x.shape)
+    inputs, per_group = w.shape[0] // group, w.shape[1]
+    for offset, x_place, y_place in windows(dy.shape, x.shape, kernel, strides, dilations, pads):
+        for i, o in np.ndindex(*w.shape[:2]):
+            channel = i // inputs * per_group + o
+            for n in range(x.shape[0]):
+                dx[n, i][x_place] += w[i, o][offset] * dy[n, channel][y_place]
+    return dx, dw, dy.sum((0, *range(2, x.ndim)))
+
+
+def conv_transpose_case(x, y, kernel, strides, dilations, pads, group=1):
+    shapes = (2, 3 * group, *y), (2, 2 * group, *x), (2 * group, 3, *kernel)
+
+    def formula(*given):
+        return conv_transpose_grad(*given, kernel, strides, dilations, pads, group)
+
+    attributes = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads, "group": group}
+    return Case("ConvTransposeGrad", normal(*shapes), formula, attributes, dtypes=SINGLE)
+
+
+TRANSPOSED = [
+    conv_transpose_case((5,), (7,), [3], [1], [1], [0, 0]),
+    conv_transpose_case((4, 3), (9, 5), [3, 2], [2, 2], [1, 1], [0, 1, 0, 0], group=2),
+    conv_transpose_case((4, 3), (8, 6), [3, 2], [2, 2], [1, 1], [1, 1, 1, 0]),  # output_padding of 1
+    conv_transpose_case((3, 4), (7, 8), [3, 3], [1, 1], [2, 2], [0, 0, 0, 0]),
+]
+
+
+def average_pool_case(sizes, y, kernel, strides, pads, include, **more):
+    begin, end = pads[: len(sizes)], pads[len(sizes) :]
+
+    def formula(dy):
+        """Windows over X within its padding; the gradient of the padding is dropped."""
+        padded = [n + b + e for n, b, e in zip(sizes, begin, end, strict=True)]
+        dx, inside = np.zeros((2, 3, *padded)), np.zeros(padded)
+        core = tuple(slice(b, b + n) for b, n in zip(begin, sizes, strict=True))
+        inside[core] = 1
+        for place in np.ndindex(*y):
+            window = tuple(slice(i * s, i * s + k) for i, s, k in zip(place, strides, kernel, strict=True))
+            count = inside[window].size if include else inside[window].sum()
+            dx[:, :, *window] += (dy[:, :, *place] / count).reshape(2, 3, *[1] * len(y))
+        return dx[:, :, *core]
+
+    attributes = {"kernel_shape": kernel, "strides": strides, "pads": pads, "count_include_pad": int(include), **more}
+    return Case("AveragePoolGrad", normal((2, 3, *y)), formula, attributes, f"{sizes}", "", SINGLE, sizes=True)
+
+
+POOLING = [
+    average_pool_case((5,), (3,), [3], [2], [1, 1], False),
+    average_pool_case((5,), (3,), [3], [2], [1, 1], True),
+    average_pool_case((7, 4), (3, 3), [3, 2], [2, 1], [0, 0, 0, 0], False),
+    average_pool_case((6, 4), (3, 3), [3, 2], [2, 1], [0, 0, 0, 0], False, ceil_mode=1),
+    average_pool_case((6, 4), (3, 3), [3, 2], [2, 1], [0, 0, 0, 0], True, ceil_mode=1),
+    average_pool_case((5, 4), (3, 2), [2, 2], [2, 2], [1, 0, 1, 0], True, ceil_mode=1),
+    average_pool_case((4, 3, 5), (2, 2, 3), [2, 2, 3], [2, 2, 2], [0, 1, 1, 0, 0, 1], True),
+    average_pool_case((4, 3, 5), (2, 2, 3), [2, 2, 3], [2, 2, 2], [0, 1, 1, 0, 0, 1], False),
+]
+
+
+# --- sums of gradients -----------------------------------------------------------------------------------------------
+
+
+def infinite(*numbers):
+    return lambda rng: [np.array([1.0, 2.0]), np.array([[0.5, *numbers]])]
+
+
+FLAG = np.array([True])
+SUMS = [
+    Case("InPlaceAccumulatorV2", normal((2, 3), (2, 3)), lambda b, v: (FLAG, b + v)),
+    Case(
+        "InPlaceAccumulatorV2",
+        lambda rng: [np.full((2, 3), np.nan), rng.standard_normal((2, 3)), FLAG],
+        lambda b, v, overwrite: (FLAG, v),
+        note="overwrite",
+    ),
+    Case("InPlaceAccumulator", normal((2, 3), (2, 3)), lambda b, v: b + v),
+    Case(
+        "InPlaceAccumulator",
+        lambda rng: [*rng.standard_normal((2, 3)), np.array([False])],
+        lambda b, v, update: b,
+        note="no update",
+    ),
+    Case("ZeroGradient", lambda rng: [rng.standard_normal((2, 3)), FLAG], lambda g, signal: np.zeros_like(g)),
+    Case("PassThrough", lambda rng: [rng.standard_normal(3), np.array([1, 2]), FLAG], lambda *given: given),
+    Case("Scale", lambda rng: [rng.standard_normal((2, 3)), np.array(3)], lambda x, f: x * 3, note="int64"),
+    Case("Scale", normal((2, 3), (1,)), lambda x, f: x / f, {"scale_down": 1}),
+    Case("IsAllFinite", infinite(7.0), lambda *given: np.array(True)),
+    Case("IsAllFinite", infinite(np.inf), lambda *given: np.array(False)),
+    Case("IsAllFinite", infinite(np.nan), lambda *given: np.array(False), note="NaN"),
+    Case("IsAllFinite", infinite(np.nan), lambda *given: np.array(True), {"isinf_only": 1}),
+    Case("IsAllFinite", infinite(np.inf), lambda *given: np.array(True), {"isnan_only": 1}),
+    Case("ReduceAllL2", normal((2, 3), (), (4,)), lambda *given: np.sqrt(sum((x**2).sum() for x in given))),
+    Case("MixedPrecisionScale", normal((), (2, 3), (4,)), lambda f, *given: [f * x for x in given], {"to": "dtype"}),
+    Case(
+        "MixedPrecisionScale",
+        normal((1,), (2, 3), (4,)),
+        lambda f, *given: f * np.concatenate([x.ravel() for x in given]),
+        {"to": "dtype", "fuse_outputs": 1},
+    ),
+]

@@ -1,0 +1,309 @@
+"""Writing checkpoints: the tables, every dtype, values outside, errors, and what a crash leaves."""
+
+import os
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from checkpoint_tables import CHECKPOINTS, tables
+
+from opgrad.training import Checkpoint, OptimizerGroup, odtc, read_checkpoint, replacing, write_checkpoint
+
+DTYPES = [*odtc.ELEMENT_TYPES.values()]
+
+
+def parameters(seed: int, rows: int = 5) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return {name: generator.standard_normal((rows, 3)).astype(np.float32) for name in ("weight", "größe/ø.重み")}
+
+
+def sample(seed: int = 0, rows: int = 5) -> Checkpoint:
+    """A checkpoint with something of everything."""
+    trainable = parameters(seed, rows)
+    moments = {name: {"momentum0": array + 1, "momentum1": array - 1} for name, array in trainable.items()}
+    frozen = {"none": np.empty((0, 3), np.float64), "scalar": np.array(seed), "bits": np.array([True, False])}
+    properties = {"epoch": seed, "least": -(2**63), "loss": 0.1, "note": "größe", "": ""}
+    return Checkpoint(trainable, frozen, {"group0": OptimizerGroup(seed, 0.001, moments)}, properties)
+
+
+def assert_equal(found: Checkpoint, expected: Checkpoint) -> None:
+    for actual, wanted in ((found.trainable, expected.trainable), (found.frozen, expected.frozen)):
+        assert list(actual) == list(wanted)
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(actual[name], array, strict=True)
+    assert list(found.optimizers) == list(expected.optimizers)
+    for name, group in expected.optimizers.items():
+        actual = found.optimizers[name]
+        assert (actual.step, actual.learning_rate) == (group.step, float(np.float32(group.learning_rate)))
+        assert_moments(actual.moments, group.moments)
+    rounded = {
+        key: float(np.float32(each)) if isinstance(each, float) else each for key, each in expected.properties.items()
+    }
+    assert found.properties == rounded
+    assert found.nominal == expected.nominal
+
+
+def assert_moments(found: Any, expected: Any) -> None:
+    assert {name: list(arrays) for name, arrays in found.items()} == {key: list(each) for key, each in expected.items()}
+    for name, arrays in expected.items():
+        for key, array in arrays.items():
+            np.testing.assert_array_equal(found[name][key], array, strict=True)
+
+
+# --- what is in the file ---
+
+
+@pytest.mark.parametrize("name", ["linear", "sgd", "nominal", "dtypes"])
+def test_the_tables_are_those_of_onnxruntime_training(name: str, tmp_path: Path) -> None:
+    write_checkpoint(read_checkpoint(CHECKPOINTS / name), tmp_path / "ours")
+    ours, theirs = tables(tmp_path / "ours"), tables(CHECKPOINTS / name)
+    if name == "nominal":
+        theirs["optimizer_groups"] = []  # its generator leaves it out, its API writes it
+    assert repr(ours) == repr(theirs)  # repr, as a property is NaN
+    assert list(tmp_path.iterdir()) == [tmp_path / "ours"]
+
+
+def test_values_outside_are_where_onnxruntime_training_looks(tmp_path: Path) -> None:
+    write_checkpoint(read_checkpoint(CHECKPOINTS / "outside"), tmp_path / "ours", external_data=True)
+    ours, theirs = tables(tmp_path / "ours")["module_state"], tables(CHECKPOINTS / "outside")["module_state"]
+    assert ours["has_external_data"]
+    assert sorted(os.listdir(tmp_path)) == ["ours", "ours.data"]
+    content, their_content = (
+        (folder).read_bytes() for folder in (tmp_path / "ours.data", CHECKPOINTS / "outside.data")
+    )
+    for kind in ("requires_grad_params", "frozen_params"):
+        assert [each["name"] for each in ours[kind]] == [each["name"] for each in theirs[kind]]
+        for mine, other in zip(ours[kind], theirs[kind], strict=True):
+            assert (mine["dims"], mine["data_type"]) == (other["dims"], other["data_type"])
+            start, their_start = mine.get("external_data_offset", 0), other["external_data_offset"]
+            length = int(np.prod(mine["dims"])) * odtc.ELEMENT_TYPES[mine["data_type"]].itemsize
+            assert start % 8 == 0
+            assert content[start : start + length] == their_content[their_start : their_start + length]
+
+
+@pytest.mark.parametrize("external_data", [None, True, False])
+@pytest.mark.parametrize("checkpoint", [sample(), Checkpoint({}, {}), Checkpoint(parameters(1), {})])
+def test_what_is_written_is_read(checkpoint: Checkpoint, external_data: bool | None, tmp_path: Path) -> None:
+    write_checkpoint(checkpoint, tmp_path / "checkpoint", external_data=external_data)
+    assert_equal(read_checkpoint(tmp_path / "checkpoint"), checkpoint)
+    assert (tmp_path / "checkpoint.data").exists() == bool(external_data)
+
+
+@pytest.mark.parametrize("external_data", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_in_every_layout(dtype: np.dtype[Any], external_data: bool, tmp_path: Path) -> None:
+    array = np.arange(24).astype(dtype).reshape(4, 6)
+    layouts = {
+        "C": array,
+        "F": np.asfortranarray(array),
+        "strided": array[::2, ::-3],
+        "one": array[:1, 0],
+        "T": array.T,
+    }
+    if dtype.type is not ml_dtypes.bfloat16:
+        layouts["big"] = array.astype(dtype.newbyteorder(">"))
+    write_checkpoint(Checkpoint(layouts, {}), tmp_path / "checkpoint", external_data=external_data)
+    for name, found in read_checkpoint(tmp_path / "checkpoint").trainable.items():
+        np.testing.assert_array_equal(found, layouts[name].astype(dtype), strict=True)
+        assert found.flags.aligned
+
+
+def test_all_bits_of_floats_are_kept(tmp_path: Path) -> None:
+    bits = np.array([0x7FC00001, 0xFFC12345, 0x7F800001, 0x80000000, 1, 0xFF800000], np.uint32)
+    write_checkpoint(Checkpoint({"w": bits.view(np.float32)}, {}), tmp_path / "checkpoint")
+    np.testing.assert_array_equal(read_checkpoint(tmp_path / "checkpoint").trainable["w"].view(np.uint32), bits)
+
+
+def test_a_nominal_checkpoint_has_no_values(tmp_path: Path) -> None:
+    write_checkpoint(Checkpoint(parameters(0), {}, nominal=True), tmp_path / "checkpoint", external_data=True)
+    found = read_checkpoint(tmp_path / "checkpoint")
+    assert found.nominal
+    assert [(name, array.shape) for name, array in found.trainable.items()] == [(name, (0,)) for name in parameters(0)]
+
+
+def test_values_that_do_not_fit_go_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = sample(rows=1000)
+    monkeypatch.setattr(odtc, "LARGEST", 10000)
+    write_checkpoint(checkpoint, tmp_path / "checkpoint")
+    assert (tmp_path / "checkpoint.data").exists()
+    assert_equal(read_checkpoint(tmp_path / "checkpoint"), checkpoint)
+    with pytest.raises(ValueError, match=r"write_checkpoint: .* needs \d+ bytes, expected at most 10000"):
+        write_checkpoint(checkpoint, tmp_path / "checkpoint", external_data=False)
+
+
+def test_the_file_beside_a_checkpoint_goes_when_it_is_no_longer_used(tmp_path: Path) -> None:
+    write_checkpoint(sample(), tmp_path / "checkpoint", external_data=True)
+    write_checkpoint(sample(), tmp_path / "checkpoint")
+    assert os.listdir(tmp_path) == ["checkpoint"]
+    (tmp_path / "checkpoint.data").write_text("not ours")
+    write_checkpoint(sample(), tmp_path / "checkpoint")
+    assert (tmp_path / "checkpoint.data").read_text() == "not ours"
+
+
+@pytest.mark.parametrize(("external_data", "most"), [(False, 1.1), (True, 0.1)])
+def test_writing_takes_little_memory(external_data: bool, most: float, tmp_path: Path) -> None:
+    checkpoint = Checkpoint({f"w{index}": np.ones(2**21, np.float32) for index in range(2)}, {})
+    tracemalloc.start()
+    try:
+        write_checkpoint(checkpoint, tmp_path / "checkpoint", external_data=external_data)
+        assert tracemalloc.get_traced_memory()[1] < most * 2**24
+    finally:
+        tracemalloc.stop()
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        ({"trainable": {"w": [1.0]}}, TypeError, "'w' is list, expected a NumPy array"),
+        ({"frozen": {"w": np.ones(2, complex)}}, TypeError, "'w' has dtype complex128, expected one of float32, "),
+        ({"frozen": {"w": np.array(["a"])}}, TypeError, "'w' has dtype <U1, expected one of float32, "),
+        ({"frozen": {1: np.ones(2)}}, TypeError, "name 1 is int, expected str"),
+        ({"frozen": {"\ud800": np.ones(2)}}, ValueError, "name '\\ud800' cannot be encoded in UTF-8"),
+        ({"trainable": {"w": np.ones(2)}, "frozen": {"w": np.ones(2)}}, ValueError, "'w' is both trainable and frozen"),
+        ({"properties": {"p": None}}, TypeError, "property 'p' is NoneType, expected int, float or str"),
+        ({"properties": {"p": b"x"}}, TypeError, "property 'p' is bytes, expected int, float or str"),
+        ({"properties": {"p": 2**63}}, ValueError, "property 'p' is 9223372036854775808, which int64 cannot hold"),
+        ({"properties": {"p": 1e39}}, ValueError, "property 'p' is 1e+39, which float32 cannot hold"),
+        ({"optimizers": {"g": OptimizerGroup(0.5, 1)}}, TypeError, "step of 'g' is float, expected int"),
+        ({"optimizers": {"g": OptimizerGroup(1, 10**400)}}, ValueError, "learning_rate of 'g' is 1000"),
+        ({"optimizers": {"g": OptimizerGroup(1, "x")}}, TypeError, "learning_rate of 'g' is str"),
+    ],
+)
+def test_what_a_checkpoint_cannot_hold(values: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
+    write_checkpoint(sample(), tmp_path / "checkpoint")
+    with pytest.raises(error) as refusal:
+        write_checkpoint(Checkpoint(**({"trainable": {}, "frozen": {}} | values)), tmp_path / "checkpoint")
+    assert str(refusal.value).startswith("write_checkpoint: " + message)
+    assert_equal(read_checkpoint(tmp_path / "checkpoint"), sample())
+
+
+def test_numbers_of_numpy_are_properties_too(tmp_path: Path) -> None:
+    properties: Any = {"i": np.int32(3), "f": np.float16(0.5), "b": True, "inf": float("inf"), "d": np.float64(2)}
+    write_checkpoint(Checkpoint({}, {}, properties=properties), tmp_path / "checkpoint")
+    found = read_checkpoint(tmp_path / "checkpoint").properties
+    assert found == {"i": 3, "f": 0.5, "b": 1, "inf": float("inf"), "d": 2.0}
+    assert {name: type(value) for name, value in found.items()} == {
+        "i": int,
+        "f": float,
+        "b": int,
+        "inf": float,
+        "d": float,
+    }
+
+
+def test_places_where_no_file_can_be(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="write_checkpoint: there is no folder"):
+        write_checkpoint(sample(), tmp_path / "missing" / "checkpoint")
+    with pytest.raises(IsADirectoryError, match=r"write_checkpoint: .* is a folder"):
+        write_checkpoint(sample(), tmp_path)
+
+
+# --- crashes ---
+
+
+class Crash(BaseException):
+    """What no part of the program handles."""
+
+
+def crash_at(step: int, for_good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise Crash in the given one of the operations on files; `for_good` in all that follow, too, as if the power
+    had gone, so that nothing is cleaned up."""
+    steps = count()
+
+    def crashing(operation: Callable[..., Any], before: bool) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            result = None if before else operation(*arguments, **options)
+            if (number := next(steps)) == step or (for_good and number > step):
+                raise Crash
+            return operation(*arguments, **options) if before else result
+
+        return run
+
+    for module, name in ((os, "replace"), (os, "fsync"), (os, "truncate"), (Path, "unlink")):
+        for before in (True, False):
+            monkeypatch.setattr(module, name, crashing(getattr(module, name), before))
+    monkeypatch.setattr(odtc, "raw", crashing(odtc.raw, True))
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+@pytest.mark.parametrize("sizes", [(5, 5, 5), (5, 4, 9), (9, 2, 2)])
+@pytest.mark.parametrize(
+    "external_data", [(True, True, True), (False, False, False), (False, True, True), (True, True, False)]
+)
+def test_a_crash_leaves_the_old_checkpoint_or_the_new_one(
+    external_data: tuple[bool, ...], sizes: tuple[int, ...], for_good: bool, tmp_path: Path
+) -> None:
+    done = False
+    for step in count():
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        path = folder / "checkpoint"
+        old, new = sample(1, sizes[1]), sample(2, sizes[2])
+        write_checkpoint(sample(0, sizes[0]), path, external_data=external_data[0])
+        write_checkpoint(old, path, external_data=external_data[1])
+        with pytest.MonkeyPatch.context() as patch:
+            crash_at(step, for_good, patch)
+            with suppress(Crash):
+                write_checkpoint(new, path, external_data=external_data[2])
+                done = True
+        found = read_checkpoint(path)
+        assert_equal(found, new if found.properties["epoch"] == 2 else old)
+        assert done <= (found.properties["epoch"] == 2)
+        if done:
+            break
+        write_checkpoint(new, path, external_data=external_data[2])
+        assert_equal(read_checkpoint(path), new)
+    assert step > 5
+
+
+def test_an_error_of_the_disk_leaves_no_files_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    for external_data in (False, True):
+        write_checkpoint(sample(), tmp_path / "checkpoint", external_data=external_data)
+        before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(OSError, match="No space left"):
+                write_checkpoint(sample(1), tmp_path / "checkpoint", external_data=external_data)
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("reads", [0, 1])
+def test_a_checkpoint_that_cannot_be_read_for_a_while_is_not_taken_for_none(
+    reads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "checkpoint"
+    write_checkpoint(sample(0), path, external_data=True)
+    decode, calls = odtc.decode, count()
+
+    def failing(content: bytes) -> odtc.Values:
+        if next(calls) == reads:
+            raise OSError(5, "Input/output error")
+        return decode(content)
+
+    with monkeypatch.context() as patch, suppress(OSError):
+        patch.setattr(odtc, "decode", failing)
+        write_checkpoint(sample(1), path, external_data=True)
+    assert_equal(read_checkpoint(path), sample(reads))
+
+
+def test_the_file_with_the_values_does_not_grow_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    sizes = []
+    for seed in range(6):
+        write_checkpoint(sample(seed), path, external_data=True)
+        sizes.append(replacing.data_path(path).stat().st_size)
+        assert_equal(read_checkpoint(path), sample(seed))
+    assert sizes == sizes[:2] * 3
+    assert sizes[1] <= 2 * sizes[0] + 8

@@ -1,0 +1,127 @@
+"""Dropout and its gradient: the decisions, both ends of the ratio, and what onnxruntime-training 1.19.2 gave."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+import opgrad
+from opgrad.random import keep_mask
+
+X = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
+MASK = np.array([[1, 0, 1, 1]] * 3, bool)
+NAN, INF = np.nan, np.inf
+
+
+@pytest.mark.parametrize("seed", [0, 7, -1, 2**63 - 1, -(2**63), np.int32(-5), np.array([9])])
+@pytest.mark.parametrize("shape", [(1000,), (3, 5, 7), (130, 1000)])
+def test_decisions_are_philox_of_the_place_in_c_order(shape, seed):
+    x = np.ones(shape, np.float32)
+    y, mask = opgrad.dropout(x, 0.3, seed=seed)
+    np.testing.assert_array_equal(mask, keep_mask(shape, 0.3, int(np.asarray(seed).reshape(())), 0))
+    np.testing.assert_array_equal(y, np.where(mask, np.float32(1 / 0.7), 0))
+    turned, _ = opgrad.dropout(np.asfortranarray(x), 0.3, seed=seed)
+    np.testing.assert_array_equal(turned, y)
+
+
+def test_decisions_are_those_of_the_attribute():
+    attribute = opgrad.Dropout(0.4, seed=11, mask=True)
+    x = np.zeros((5, 40), np.float32)
+    _, mask = opgrad.dropout(x, 0.4, seed=11)
+    _, expected = opgrad.softmax(x, dropout=attribute)
+    np.testing.assert_array_equal(mask, expected)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
+def test_the_share_kept_and_the_mean(ratio):
+    y, mask = opgrad.dropout(np.ones(1_000_000), ratio, seed=1)
+    deviation = np.sqrt(ratio * (1 - ratio) / y.size)
+    assert abs(mask.mean() - (1 - ratio)) < 5 * deviation
+    assert abs(y.mean() - 1) < 5 * deviation / (1 - ratio)
+
+
+def test_another_seed_decides_otherwise():
+    x = np.ones(10_000)
+    masks = [opgrad.dropout(x, seed=seed)[1] for seed in (1, 2, 1)]
+    assert 0.45 < np.mean(masks[0] == masks[1]) < 0.55
+    np.testing.assert_array_equal(masks[0], masks[2])
+
+
+def test_nothing_is_dropped():
+    x = np.array([NAN, INF, -0.0, 3], np.float32)
+    for given in ({"ratio": 0.0}, {"training_mode": False}, {"ratio": 1.0, "training_mode": False}):
+        y, mask = opgrad.dropout(x, **given, seed=1)
+        assert y.tobytes() == x.tobytes()
+        assert mask.all()
+        dx = opgrad.dropout_grad(x, np.zeros(4, bool), **given)
+        assert dx.tobytes() == x.tobytes()
+
+
+def test_everything_is_dropped():
+    x = np.array([NAN, INF, 0, 3], np.float32)
+    y, mask = opgrad.dropout(x, 1.0, seed=1)
+    np.testing.assert_array_equal(y, 0)
+    assert not mask.any()
+    np.testing.assert_array_equal(opgrad.dropout_grad(x, np.ones(4, bool) & mask, 1.0), 0)
+
+
+def test_nan_and_infinity_are_dropped():
+    dy = np.array([NAN, INF, NAN, -INF], np.float32)
+    dx = opgrad.dropout_grad(dy, np.array([False, False, True, True]), 0.5)
+    np.testing.assert_array_equal(dx, [0, 0, NAN, -INF])
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, [4, 0, 4, 4]), ({"ratio": 0.25}, [8 / 3, 0, 8 / 3, 8 / 3])])
+def test_agrees_with_the_original(given, expected):
+    dx = opgrad.dropout_grad(np.full((3, 4), 2, np.float32), MASK, **given)
+    np.testing.assert_allclose(dx, [expected] * 3, rtol=1e-7)
+
+
+def test_the_gradient_of_what_was_computed(rng):
+    x, dy, step = rng.normal(size=(4, 50)), rng.normal(size=(4, 50)), 0.5
+    _, mask = opgrad.dropout(x, 0.2, seed=5)
+    changes = [(opgrad.dropout(x + s, 0.2, seed=5)[0] * dy) for s in (step, -step)]
+    np.testing.assert_allclose(opgrad.dropout_grad(dy, mask, 0.2), changes[0] - changes[1], rtol=1e-12, atol=1e-14)
+
+
+def test_in_place():
+    x = X.copy()
+    expected, _ = opgrad.dropout(X, seed=1)
+    mask = np.empty(X.shape, bool)
+    assert opgrad.dropout(x, seed=1, out=(x, mask))[0] is x
+    np.testing.assert_array_equal(x, expected)
+
+
+def test_seeds_share_a_plan():
+    x = np.ones(64, np.float32)
+    opgrad.dropout(x, 0.125, seed=0)
+    runners = inspect.getclosurevars(opgrad.dropout).nonlocals["runners"]
+    before = len(runners)
+    for seed in range(1, 10):
+        opgrad.dropout(x, 0.125, seed=seed)
+    assert len(runners) == before
+
+
+@pytest.mark.parametrize("ratio", [-0.5, 1.5, NAN])
+def test_a_ratio_that_is_no_probability(ratio):
+    with pytest.raises(ValueError, match=f"^dropout: ratio is {ratio}, expected 0 to 1$"):
+        opgrad.dropout(X, ratio, seed=1)
+    with pytest.raises(ValueError, match=f"^dropout_grad: ratio is {ratio}, expected 0 to 1$"):
+        opgrad.dropout_grad(X, MASK, ratio)
+
+
+def test_errors():
+    with pytest.raises(TypeError, match=r"^dropout: missing a required"):
+        opgrad.dropout(X)
+    with pytest.raises(TypeError, match=r"^dropout: seed has dtype float64, expected one of int32, int64$"):
+        opgrad.dropout(X, seed=1.5)
+    with pytest.raises(ValueError, match=r"^dropout: seed has shape \(2,\), expected \(\), one number$"):
+        opgrad.dropout(X, seed=[1, 2])
+    with pytest.raises(TypeError, match=r"^dropout: ratio is 'high', expected a number$"):
+        opgrad.dropout(X, "high", seed=1)
+    with pytest.raises(TypeError, match=r"^dropout: training_mode is 1, expected a bool$"):
+        opgrad.dropout(X, 0.5, 1, seed=1)
+    with pytest.raises(TypeError, match=r"^dropout_grad: mask has dtype float32, expected one of bool$"):
+        opgrad.dropout_grad(X, X)
+    with pytest.raises(ValueError, match=r"^dropout_grad: mask has shape \(1, 4\), expected \(3, 4\), the"):
+        opgrad.dropout_grad(X, MASK[:1])

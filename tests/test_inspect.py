@@ -1,0 +1,204 @@
+"""`opgrad inspect`: what an artifact set contains, and who runs the operators of a model."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from artifact_sets import EXAMPLES, optimizer_model, write_linear_set
+from onnx import TensorProto, helper
+from typer.testing import CliRunner
+
+from opgrad.cli import app
+from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, operators
+from opgrad.training.inspection import inspect, size
+
+HEADER = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
+
+
+def run(*words: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["inspect", *map(str, words)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def runners(text: str) -> dict[str, tuple[str, int]]:
+    found = operators(onnx.parser.parse_model(f"{HEADER} {text}"))
+    return {each.name: (each.runner, each.count) for each in found}
+
+
+def test_the_example_is_told_in_full() -> None:
+    found = inspect(EXAMPLES / "digits")
+    assert found.runs
+    assert [(each.name, each.kind, each.bytes) for each in found.parameters][:2] == [
+        ("W1", "trainable", 4 * 128 * 64),
+        ("b1", "trainable", 4 * 128),
+    ]
+    assert [(each.name, each.shape) for each in found.inputs] == [("pixels", ("batch", 64)), ("labels", ("batch",))]
+    assert len(found.outputs) == 1
+    assert found.optimizer[0]["name"] == "AdamWOptimizer"
+    assert found.optimizer[0]["attributes"]["adam_mode"] == 1
+    of_runner = {
+        runner: {each.name: each.count for each in found.operators if each.runner == runner}
+        for runner in (NATIVE, OPGRAD, NOBODY)
+    }
+    assert of_runner[NATIVE]["Gemm"] == 8
+    assert of_runner[OPGRAD] == {"InPlaceAccumulatorV2": 6, "ReluGrad": 2, "SoftmaxCrossEntropyLossGrad": 1}
+    assert not of_runner[NOBODY]
+
+
+def test_the_command_prints_tables_or_json() -> None:
+    status, text = run(EXAMPLES / "digits_attention")
+    assert status == 0
+    for word in ("tokens int64 (batch, 64)", "AdamWOptimizer", "SoftmaxGrad_13", "opgrad", "FusedMatMul", "in all"):
+        assert word in text
+    status, text = run(EXAMPLES / "digits", "--json")
+    found = json.loads(text)
+    assert status == 0
+    assert found["runs"] is True
+    assert found["parameter_bytes"] == {"trainable": 68904}
+    assert found["checkpoint"]["optimizers"] == {}
+
+
+def test_types_decide_who_runs_an_operator() -> None:
+    text = "g ({kind}[2, 3] x) => ({kind}[2, 3] y) {{ y = Relu(x) }}"
+    assert runners(text.format(kind="float")) == {"Relu": (NATIVE, 1)}
+    assert runners(text.format(kind="int64")) == {"Relu": (NOBODY, 1)}
+    text = "g ({kind}[2, 3] x) => ({kind}[2, 3] y) {{ y = com.microsoft.ReluGrad(x, x) }}"
+    assert runners(text.format(kind="float")) == {"ReluGrad": (OPGRAD, 1)}
+    assert runners(text.format(kind="int64")) == {"ReluGrad": (LOWERING, 1)}
+
+
+def test_operators_that_must_be_lowered_first(tmp_path: Path) -> None:
+    """opgrad may get a kernel for some of these, but stock onnxruntime runs all of them when they are lowered."""
+    folder = EXAMPLES.parent / "tests" / "artifacts" / "digits_cnn"
+    found = inspect(folder)
+    assert found.runs
+    assert {each.runner for each in found.operators} <= {NATIVE, OPGRAD, LOWERING}
+    plain = tmp_path / "plain.onnx"
+    result = CliRunner().invoke(app, ["lower", str(folder / "training_model.onnx"), "-o", str(plain)])
+    assert result.exit_code == 0
+    assert "MaxPoolGrad" in result.output
+    assert "outputs added: " in result.output
+    assert "not lowered" not in result.output
+    assert {each.runner for each in inspect(plain).operators} == {NATIVE}
+    assert inspect(plain).runs
+    assert list(tmp_path.iterdir()) == [plain]
+
+
+def test_lower_lists_what_it_can_and_refuses_what_it_cannot(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["lower", "--list"])
+    assert result.exit_code == 0
+    assert "\nConvGrad\n" in result.output
+    assert "\nYieldOp: it hands" in result.output
+    assert CliRunner().invoke(app, ["lower"]).exit_code == 2
+    model = onnx.parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = com.microsoft.YieldOp(x) }}")
+    onnx.save(model, tmp_path / "model.onnx")
+    result = CliRunner().invoke(app, ["lower", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "plain.onnx")])
+    assert (result.exit_code, result.output.count("\n")) == (1, 1)
+    assert "YieldOp" in result.output
+    assert not (tmp_path / "plain.onnx").exists()
+
+
+def test_a_model_with_data_in_other_files_is_lowered_in_their_folder(tmp_path: Path) -> None:
+    weight = onnx.numpy_helper.from_array(np.zeros((3, 2), np.float32), "w")
+    text = "g (float[n, 3] x) => (float[n, 2] y) { t = MatMul(x, w)  y = com.microsoft.ReluGrad(t, t) }"
+    model = onnx.parser.parse_model(f"{HEADER} {text}")
+    model.graph.initializer.append(weight)
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    (tmp_path / "other").mkdir()
+    for target, status in ((tmp_path / "other" / "plain.onnx", 1), (tmp_path / "plain.onnx", 0)):
+        result = CliRunner().invoke(app, ["lower", str(tmp_path / "model.onnx"), "-o", str(target)])
+        assert result.exit_code == status, result.output
+        assert target.exists() == (status == 0)
+    assert inspect(tmp_path / "plain.onnx").runs
+
+
+def test_types_go_from_node_to_node() -> None:
+    """Not even onnx knows the type of t, and an operator that nobody has stands on the way."""
+    text = """g (float[2, 3] x) => (double[2, 3] y, bool[2, 3] z) {
+        t = com.microsoft.ReluGrad(x, x)  u = Cast<to=11>(t)  v = com.microsoft.ReluGrad(u, u)
+        w = com.microsoft.NoSuchOperator(v)  y = com.microsoft.ReluGrad(w, w)  z = Equal(y, y)
+    }"""
+    found = runners(text)
+    assert found.pop("NoSuchOperator") == (NOBODY, 1)
+    assert found == {"ReluGrad": (OPGRAD, 3), "Cast": (NATIVE, 1), "Equal": (NATIVE, 1)}
+
+
+def test_functions_of_the_model_and_graphs_within_nodes_count_as_a_whole() -> None:
+    model = onnx.parser.parse_model(
+        f"""{HEADER} g (float[2] x, bool c) => (float[2] y) {{ t = com.microsoft.Twice(x)
+            y = If (c) <then_branch = a () => (float[2] p) {{ p = com.microsoft.ReluGrad(t, x) }},
+                        else_branch = b () => (float[2] q) {{ q = Identity(t) }}> }}
+        <opset_import: ["": 17], domain: "com.microsoft"> Twice (v) => (w) {{ w = Add(v, v) }}"""
+    )
+    model.functions[0].domain = "com.microsoft"
+    assert {each.name: each.runner for each in operators(model)} == {"Twice": NATIVE, "If": OPGRAD}
+
+
+def test_an_operator_that_nobody_has_gives_status_1(tmp_path: Path) -> None:
+    write_linear_set(tmp_path)
+    model = onnx.load(tmp_path / "training_model.onnx")
+    model.graph.node[-2].op_type, model.graph.node[-2].domain = "NoSuchOperator", "com.microsoft"
+    onnx.save(model, tmp_path / "training_model.onnx")
+    status, text = run(tmp_path)
+    assert status == 1
+    assert "nobody runs NoSuchOperator" in text
+    assert "in all" in text  # the rest is told nevertheless
+    assert "frozen" in text
+
+
+def test_an_optimizer_that_opgrad_lacks_gives_status_1(tmp_path: Path) -> None:
+    write_linear_set(tmp_path)
+    assert run(tmp_path)[0] == 0
+    onnx.save(optimizer_model("NoSuchOptimizer", alpha=0.5), tmp_path / "optimizer_model.onnx")
+    status, text = run(tmp_path)
+    assert status == 1
+    assert "NoSuchOptimizer alpha=0.5" in text
+    assert "cannot run: optimizer model" in text
+
+
+def test_a_folder_without_some_of_the_files(tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "digits" / "training_model.onnx", tmp_path)
+    status, text = run(tmp_path)
+    assert status == 0
+    assert "missing  eval_model.onnx, optimizer_model.onnx, checkpoint" in text
+    assert [each.name for each in inspect(tmp_path).inputs] == ["pixels", "labels"]
+
+
+def test_one_model_with_initializers(tmp_path: Path) -> None:
+    weight = helper.make_tensor("w", TensorProto.FLOAT16, (3, 2), np.zeros(6))
+    model = onnx.parser.parse_model(f"{HEADER} g (float16[n, 3] x) => (float16[n, 2] y) {{ y = MatMul(x, w) }}")
+    model.graph.initializer.append(weight)
+    onnx.save(model, tmp_path / "model.onnx")
+    found = inspect(tmp_path / "model.onnx")
+    assert [(each.name, each.kind, each.dtype, each.bytes) for each in found.parameters] == [
+        ("w", "initializer", "float16", 12)
+    ]
+    assert found.runs
+    assert run(tmp_path / "model.onnx")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [("x.onnx", b"\xff" * 100, "is no ONNX model, or damaged"), ("x.onnx", b"", "has no nodes"), ("", b"", "has none")],
+)
+def test_what_is_no_model_is_told_in_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    if name:
+        (tmp_path / name).write_bytes(content)
+    status, text = run(tmp_path / name)
+    assert (status, text.count("\n")) == (1, 1)
+    assert message in text
+
+
+def test_sizes_have_the_unit_that_fits() -> None:
+    assert [size(count) for count in (0, 1023, 1536, 5 << 20, 3 << 30)] == [
+        "0 bytes",
+        "1023 bytes",
+        "1.5 KiB",
+        "5.0 MiB",
+        "3.0 GiB",
+    ]

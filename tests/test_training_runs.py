@@ -1,0 +1,460 @@
+"""Training runs: resumption, validation, early end, schedules, accumulation, clipping, interruption."""
+
+import csv
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from artifact_sets import EXAMPLES, write_linear_set
+from typer.testing import CliRunner
+
+import opgrad
+from opgrad.cli import app
+from opgrad.training import ArtifactSet, Dataset, Recipe, Trainer, job, read_checkpoint
+from opgrad.training.checkpoint import write_checkpoint
+from opgrad.training.fit import Interrupted
+from opgrad.training.metrics import EpochMetrics, best_epoch
+from opgrad.training.schedule import Schedule
+from opgrad.training.state import BEST, LAST, PROPERTY, Resumption, RunState, fingerprint
+
+FULL = Recipe(
+    dataset="digits",
+    divide={"pixels": 16.0},
+    epochs=6,
+    batch_size=48,
+    schedule="linear",
+    warmup=5,
+    accumulate=3,
+    clip_norm=0.5,
+    validation=0.1,
+    seed=3,
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """With more, a run may find another number faster than the run that it is compared with."""
+    before = opgrad.get_num_threads()
+    opgrad.set_num_threads(1)
+    yield
+    opgrad.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def digits() -> ArtifactSet:
+    return ArtifactSet.load(EXAMPLES / "digits")
+
+
+def nothing(*_: object) -> None:
+    """Progress that nobody watches."""
+
+
+def interrupt_at(rows: int) -> Callable[..., None]:
+    """Progress that is interrupted as by Ctrl-C when so many rows are done."""
+
+    def progress(done: int, *_: object) -> None:
+        if done >= rows:
+            signal.raise_signal(signal.SIGINT)
+
+    return progress
+
+
+def cli(*words: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["train", *map(str, words)], env={"COLUMNS": "200"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def assert_same_checkpoint(first: Path, second: Path) -> None:
+    """Bit for bit, but for the time it took."""
+    a, b = read_checkpoint(first), read_checkpoint(second)
+    assert a.parameters.keys() == b.parameters.keys()
+    for name, array in a.parameters.items():
+        np.testing.assert_array_equal(array, b.parameters[name], err_msg=name)
+    (one,), (other,) = a.optimizers.values(), b.optimizers.values()
+    assert (one.step, one.learning_rate) == (other.step, other.learning_rate)
+    for name, moments in one.moments.items():
+        for moment, array in moments.items():
+            np.testing.assert_array_equal(array, other.moments[name][moment], err_msg=f"{name} {moment}")
+    states = [RunState.from_text(each.properties[PROPERTY]) for each in (a, b)]
+    assert timeless(states[0]) == timeless(states[1])
+
+
+def timeless(state: RunState) -> RunState:
+    history = [replace(epoch, seconds=0, samples_per_second=0) for epoch in state.history]
+    return replace(state, history=history, seconds=0)
+
+
+# --- going on --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [3 * 1294, 3 * 1294 + 500], ids=["after 3 epochs", "within the 4th"])
+def test_a_resumed_run_gives_what_one_in_one_go_gives(digits: ArtifactSet, tmp_path: Path, rows: int) -> None:
+    """AdamW, a linear schedule with warm-up, accumulation, clipping, validation."""
+    whole = job.train(digits, FULL, None, tmp_path / "whole", nothing)
+    assert whole.train_rows == 1294
+    with pytest.raises(Interrupted, match="interrupted after 3 of 6 epochs"):
+        job.train(digits, FULL, None, tmp_path / "parts", interrupt_at(rows))
+    resumption = Resumption.read(tmp_path / "parts" / LAST)
+    assert resumption.state is not None
+    assert (resumption.state.rows > 0) == (rows > 3 * 1294)
+    parts = job.train(digits, resumption.state.recipe, None, tmp_path / "parts", nothing, resumption)
+    assert timeless(parts.state) == timeless(whole.state)
+    assert parts.test == whole.test
+    for name in (LAST, BEST):
+        assert_same_checkpoint(tmp_path / "parts" / name, tmp_path / "whole" / name)
+    assert (tmp_path / "parts" / "model.onnx").read_bytes() == (tmp_path / "whole" / "model.onnx").read_bytes().replace(
+        b"whole", b"parts"
+    )
+
+
+def test_gradient_descent_and_frozen_parameters_are_resumed_too(tmp_path: Path) -> None:
+    write_linear_set(tmp_path)
+    artifacts = ArtifactSet.load(tmp_path)
+    data = save_lines(tmp_path / "data.npz", 40)
+    recipe = Recipe(epochs=4, batch_size=5, learning_rate=0.05)
+    job.train(artifacts, recipe, data, tmp_path / "whole", nothing)
+    with pytest.raises(Interrupted):
+        job.train(artifacts, recipe, data, tmp_path / "parts", interrupt_at(50))
+    resumption = Resumption.read(tmp_path / "parts" / LAST)
+    assert resumption.state is not None
+    job.train(artifacts, resumption.state.recipe, data, tmp_path / "parts", nothing, resumption)
+    assert_same_checkpoint(tmp_path / "parts" / LAST, tmp_path / "whole" / LAST)
+    assert not (tmp_path / "parts" / BEST).exists()
+
+
+def save_lines(path: Path, rows: int) -> Path:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((rows, 2))
+    np.savez(path, x=x, y=x @ [[2.0], [-1.0]] + 0.5)
+    return path
+
+
+def test_more_epochs_may_be_asked_for(digits: ArtifactSet, tmp_path: Path) -> None:
+    base = replace(FULL, schedule="constant", epochs=2)
+    job.train(digits, base, None, tmp_path, nothing)
+    resumption = Resumption.read(tmp_path / LAST)
+    run = job.train(digits, replace(base, epochs=4), None, tmp_path / "more", nothing, resumption)
+    assert [epoch.epoch for epoch in run.state.history] == [1, 2, 3, 4]
+    assert [len(losses) for losses in run.batch_losses] == [27, 27]
+    whole = job.train(digits, replace(base, epochs=4), None, tmp_path / "whole", nothing)
+    assert timeless(run.state) == timeless(whole.state)
+    assert (tmp_path / "more" / BEST).is_file()
+
+
+def test_the_checkpoint_of_another_program_begins_a_run_with_its_moments(digits: ArtifactSet, tmp_path: Path) -> None:
+    trainer = Trainer(digits, 0.01)
+    data = job.load_data(digits, FULL, None)
+    for _ in range(3):
+        trainer.step(data.take(np.arange(20)).arrays)
+    write_checkpoint(trainer.checkpoint({"epoch": 5}), tmp_path / "theirs")
+    resumption = Resumption.read(tmp_path / "theirs")
+    assert resumption.state is None
+    job.train(digits, replace(FULL, epochs=1, warmup=0), None, tmp_path / "out", nothing, resumption)
+    after = read_checkpoint(tmp_path / "out" / LAST)
+    assert after.optimizers["group0"].step == 3 + 9
+    assert after.properties["epoch"] == 5
+
+
+def test_a_checkpoint_with_which_another_program_went_on_begins_a_run(digits: ArtifactSet, tmp_path: Path) -> None:
+    """onnxruntime-training keeps our property when it trains on."""
+    job.train(digits, replace(FULL, epochs=1), None, tmp_path, nothing)
+    checkpoint = read_checkpoint(tmp_path / LAST)
+    assert Resumption.read(tmp_path / LAST).state is not None
+    group = replace(checkpoint.optimizers["group0"], step=99)
+    for optimizers in ({"group0": group}, {}):
+        write_checkpoint(replace(checkpoint, optimizers=optimizers), tmp_path / "theirs")
+        assert Resumption.read(tmp_path / "theirs").state is None
+        assert not Resumption.read(tmp_path / "theirs").properties
+
+
+def test_a_state_is_restored_whole_or_not_at_all(digits: ArtifactSet, tmp_path: Path) -> None:
+    trainer = Trainer(digits)
+    before = {name: array.copy() for name, array in trainer.parameters.items()}
+    good = trainer.checkpoint()
+    for change, message in (
+        ({"trainable": {"W1": good.trainable["W1"]}}, "has the parameters W1, expected W1, W2"),
+        ({"trainable": {**good.trainable, "b3": np.zeros(9, np.float32)}}, r"'b3' is float32 of shape \(9,\)"),
+        ({"optimizers": {"group0": replace(good.optimizers["group0"], moments={"W1": {"m": before["W1"]}})}}, "W1/m"),
+    ):
+        other = replace(good, **change)
+        other.trainable["W1"] = other.trainable["W1"] + 1
+        with pytest.raises(ValueError, match=message):
+            trainer.restore(other)
+    for name, array in before.items():
+        np.testing.assert_array_equal(trainer.parameters[name], array)
+
+
+def test_what_cannot_be_resumed_is_told_before_anything_is_written(digits: ArtifactSet, tmp_path: Path) -> None:
+    job.train(digits, replace(FULL, epochs=2), None, tmp_path / "run", nothing)
+    checkpoint, out = tmp_path / "run" / LAST, tmp_path / "out"
+    lone = tmp_path / "lone.checkpoint"
+    state = RunState.from_text(read_checkpoint(checkpoint).properties[PROPERTY])
+    worse = replace(state.history[-1], epoch=3, validation_loss=99.0)
+    text = replace(state, history=[*state.history, worse]).to_text()
+    write_checkpoint(replace(read_checkpoint(checkpoint), properties={PROPERTY: text}), lone)
+    (tmp_path / "bad").write_bytes(checkpoint.read_bytes()[:1000])
+    for words, message in (
+        ((checkpoint,), "has 2 epochs done, expected epochs to be more than 2"),
+        ((checkpoint, "--epochs", "9", "--validation", "9"), "the training rows are others"),
+        ((lone, "--epochs", "9"), "best.checkpoint is missing, expected the parameters of epoch 2"),
+        ((EXAMPLES / "digits_attention" / "checkpoint",), "the checkpoint has the parameters W1, Wk"),
+        ((tmp_path / "bad",), "truncated"),
+    ):
+        status, told = cli(EXAMPLES / "digits", "--output", out, "--resume", *words)
+        assert (status, told.count("\n")) == (1, 1)
+        assert message in told
+        assert not out.exists()
+    shutil.copy(checkpoint, tmp_path / BEST)
+    status, told = cli(EXAMPLES / "digits", "--output", out, "--resume", lone, "--epochs", "9")
+    assert status == 0, told  # the best epoch is the second, of which this is the checkpoint
+    write_checkpoint(replace(read_checkpoint(checkpoint), properties={PROPERTY: "{}"}), checkpoint)
+    status, told = cli(EXAMPLES / "digits", "--resume", checkpoint)
+    assert (status, told) == (1, f"opgrad: resume: the property {PROPERTY} is none that this version of opgrad wrote\n")
+
+
+def test_ctrl_c_leaves_a_whole_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
+    words = ["train", str(EXAMPLES / "digits"), "--epochs", "100000", "--output", "my run"]
+    command = [sys.executable, "-m", "opgrad"]
+    with subprocess.Popen([*command, *words], cwd=tmp_path, stdout=-3, stderr=-1, text=True) as process:
+        end = time.monotonic() + 120
+        while not (tmp_path / "my run" / "metrics.csv").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        told = process.communicate()[1]
+    assert process.returncode == 1
+    expected = f"opgrad train {EXAMPLES / 'digits'} --resume 'my run/{LAST}' --output 'my run'"
+    assert told.startswith("opgrad: interrupted after ")
+    assert told.endswith(f"to go on: {expected}\n")
+    state = RunState.from_text(read_checkpoint(tmp_path / "my run" / LAST).properties[PROPERTY])
+    assert state.steps > 0
+    assert sorted(path.name for path in (tmp_path / "my run").iterdir()) == [LAST, "metrics.csv"]
+
+
+# --- validation ------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_parted_by_chance_but_always_alike() -> None:
+    data = Dataset({"a": np.arange(100)})
+    recipe = Recipe(test_rows=20, validation=0.1, split_seed=4)
+    training, validation, test = job.part(data, recipe)
+    assert validation is not None
+    assert (training.rows, validation.rows, test.rows) == (72, 8, 20)
+    parts = [part.arrays["a"] for part in (training, validation, test)]
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(100))
+    np.testing.assert_array_equal(job.part(data, replace(recipe, validation=None))[2].arrays["a"], parts[2])
+    again = job.part(data, replace(recipe, validation=8))[1]
+    assert again is not None
+    np.testing.assert_array_equal(again.arrays["a"], parts[1])
+    assert job.part(data, replace(recipe, validation=None))[1] is None
+    with pytest.raises(ValueError, match="validation is 80, expected fewer than the 80 rows"):
+        job.part(data, replace(recipe, validation=80))
+
+
+def test_training_ends_early_and_keeps_the_best_parameters(digits: ArtifactSet, tmp_path: Path) -> None:
+    """Labels by chance: what is learnt by heart makes the validation loss rise."""
+    random = np.random.default_rng(0)
+    file = tmp_path / "data.npz"
+    np.savez(file, x=random.uniform(0, 1, (200, 64)), y=random.integers(0, 10, 200))
+    recipe = Recipe(epochs=200, learning_rate=0.01, validation=40, patience=3)
+    run = job.train(digits, recipe, file, tmp_path / "out", nothing)
+    best = run.best_epoch
+    assert best is not None
+    assert len(run.state.history) == best + 3 < 200
+    losses = [epoch.validation_loss for epoch in run.state.history]
+    assert min(losses) == losses[best - 1]
+    parameters = read_checkpoint(tmp_path / "out" / BEST).parameters
+    trainer = Trainer(digits)
+    trainer.restore(read_checkpoint(tmp_path / "out" / BEST))
+    _, validation, test = job.part(job.load_data(digits, recipe, file), recipe)
+    assert validation is not None
+    assert trainer.evaluate(validation).loss == losses[best - 1]
+    assert trainer.evaluate(test) == run.test
+    model = (tmp_path / "out" / "model.onnx").read_bytes()
+    assert all(array.tobytes() in model for array in parameters.values())
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert (metrics["best_epoch"], metrics["stopped_early"]) == (best, True)
+    with pytest.raises(ValueError, match=f"the run ended early in epoch {best + 3}, expected a patience above 3"):
+        job.train(digits, recipe, file, tmp_path / "out", nothing, Resumption.read(tmp_path / "out" / LAST))
+    more = replace(recipe, patience=4, epochs=best + 10)
+    run = job.train(digits, more, file, tmp_path / "out", nothing, Resumption.read(tmp_path / "out" / LAST))
+    assert len(run.state.history) >= best + 4
+
+
+def test_the_best_epoch_is_the_first_with_the_lowest_loss() -> None:
+    def history(*losses: float | None) -> list[EpochMetrics]:
+        return [EpochMetrics(n + 1, n, 0.1, 1.0, loss, None, 1.0, 1.0) for n, loss in enumerate(losses)]
+
+    assert best_epoch([]) is None
+    assert best_epoch(history(None, None)) is None
+    assert best_epoch(history(3, 1, 2, 1)) == 2
+    assert best_epoch(history(math.nan, 5, math.inf)) == 2
+    assert best_epoch(history(math.nan, math.nan)) == 1
+
+
+def test_a_state_survives_the_way_through_text() -> None:
+    epoch = EpochMetrics(1, 2, 0.1, math.nan, 0.3, None, 1e-9, 1e300)
+    state = RunState(FULL, 7, 2, [epoch], 5, 5, 6, 7, 0.1 + 0.2, 1 / 3)
+    again = RunState.from_text(state.to_text())
+    assert repr(again) == repr(state)
+    for text in ("", "[]", "{}", 3, state.to_text().replace('"format": 1', '"format": 2')):
+        with pytest.raises(ValueError, match=PROPERTY):
+            RunState.from_text(text)
+
+
+def test_a_fingerprint_tells_values_dtypes_and_shapes_apart() -> None:
+    arrays = [np.zeros(4, np.float32), np.zeros((2, 2), np.float32), np.zeros(4, np.int32), np.ones(4, np.float32)]
+    assert len({fingerprint(Dataset({"a": array})) for array in arrays}) == 4
+    assert fingerprint(Dataset({"a": arrays[0]})) == fingerprint(Dataset({"a": arrays[0].copy()}))
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("batch", "accumulate"), [(10, 3), (7, 2), (30, 50)])
+def test_accumulated_batches_are_one_large_batch(
+    digits: ArtifactSet, tmp_path: Path, batch: int, accumulate: int
+) -> None:
+    """Also where the last step of an epoch has fewer batches, and the last batch fewer rows."""
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "d.npz", x=random.uniform(0, 1, (130, 64)), y=random.integers(0, 10, 130))
+    recipe = Recipe(epochs=3, test_rows=30, clip_norm=0.3, schedule="cosine")
+    parameters = []
+    for size, times in ((batch, accumulate), (batch * accumulate, 1)):
+        each = replace(recipe, batch_size=size, accumulate=times)
+        job.train(digits, each, tmp_path / "d.npz", tmp_path / str(times), nothing)
+        parameters.append(read_checkpoint(tmp_path / str(times) / LAST))
+    first, second = parameters
+    assert first.optimizers["group0"].step == second.optimizers["group0"].step == 3 * -(-100 // (batch * accumulate))
+    for name, array in first.trainable.items():
+        # AdamW's step is at most 1e-3 in length, its direction known to the gradients' accuracy.
+        np.testing.assert_allclose(array, second.trainable[name], rtol=0, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("largest", [0.5, 100.0])
+def test_clipping_scales_the_gradient_down(tmp_path: Path, largest: float) -> None:
+    """One step of gradient descent on a linear model, from w = 0 and b = 0.5."""
+    write_linear_set(tmp_path)
+    file = save_lines(tmp_path / "data.npz", 40)
+    artifacts = ArtifactSet.load(tmp_path)
+    recipe = Recipe(epochs=1, batch_size=64, learning_rate=0.1, clip_norm=largest)
+    job.train(artifacts, recipe, file, tmp_path / "out", nothing)
+    arrays = {name: array.astype(np.float64) for name, array in job.load_data(artifacts, recipe, file).arrays.items()}
+    order = np.random.default_rng(0).permutation(40)[:32]
+    x, y = (arrays[name][order] for name in "xy")
+    gradient = x.T @ (0.5 - y) * 0.03125  # of the set's loss, made for 64 values
+    norm = np.linalg.norm(gradient)
+    expected = -0.1 * gradient * min(1, largest / norm)
+    assert (norm > largest) == (largest < 1)
+    found = read_checkpoint(tmp_path / "out" / LAST).trainable["w"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)  # the operator divides by the norm and 1e-6
+
+
+def test_schedules() -> None:
+    linear, cosine = (Schedule(2.0, kind, 4, 12) for kind in ("linear", "cosine"))
+    warmup = [0.0, 0.5, 1.0, 1.5, 2.0]
+    assert [linear.at(step) for step in range(5)] == [cosine.at(step) for step in range(5)] == warmup
+    assert [linear.at(step) for step in (8, 11, 12, 20)] == [1.0, 0.25, 0.0, 0.0]
+    assert [cosine.at(step) for step in (8, 12, 20)] == pytest.approx([1.0, 0.0, 0.0])
+    assert cosine.at(6) == pytest.approx(1 + math.cos(math.pi / 4))
+    constant = Schedule(2.0, "constant", 1, 3)
+    assert [constant.at(step) for step in range(5)] == [0.0, 2.0, 2.0, 2.0, 2.0]
+    with pytest.raises(ValueError, match="warmup is 3, expected fewer than all 3 steps"):
+        Schedule(1.0, "linear", 3, 3)
+    with pytest.raises(ValueError, match="kind is 'step', expected one of constant, linear, cosine"):
+        Schedule(1.0, "step", 0, 3)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_metrics_of_every_epoch_are_written(tmp_path: Path) -> None:
+    options = ("--epochs", "3", "--validation", "100", "--schedule", "linear", "--accumulate", "4")
+    status, text = cli(EXAMPLES / "digits", *options, "--output", tmp_path)
+    assert status == 0, text
+    assert "validation loss" in text
+    with (tmp_path / "metrics.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["validation_rows"] == 100
+    assert [line["epoch"] for line in lines] == ["1", "2", "3"]
+    for line, epoch in zip(lines, metrics["epochs"], strict=True):
+        assert {name: float(value) for name, value in line.items()} == epoch
+    assert [epoch["steps"] for epoch in metrics["epochs"]] == [7, 14, 21]
+    assert metrics["epochs"][-1]["learning_rate"] == pytest.approx(0.001 / 21)
+    assert metrics["settings"]["accumulate"] == 4
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "model.onnx", "loss.png", "metrics.json", "metrics.csv", LAST, BEST
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--validation", "ten"), "train: validation is 'ten', expected a number of rows or a fraction"),
+        (("--validation", "1.5"), "Recipe: validation is 1.5, expected a number of rows or a fraction between 0 and 1"),
+        (("--validation", "-3"), "Recipe: validation is -3, expected"),
+        (("--validation", "1500"), "Recipe: validation is 1500, expected fewer than the 1500 rows beside the test"),
+        (("--patience", "2"), "Recipe: patience is 2, expected validation"),
+        (("--schedule", "step"), "Recipe: schedule is 'step', expected one of constant, linear, cosine"),
+        (("--warmup", "300"), "Schedule: warmup is 300, expected fewer than all 300 steps"),
+    ],
+)
+def test_settings_that_make_no_sense_leave_nothing_behind(
+    tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    status, text = cli(EXAMPLES / "digits", *options, "--output", tmp_path / "out")
+    assert (status, text.count("\n")) == (1, 1)
+    assert message in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_cannot_be_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    status, text = cli(EXAMPLES / "digits", "--output", tmp_path / "file")
+    assert (status, text.count("\n")) == (1, 1)
+    assert "File exists" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("validation = 0", "validation is 0"),
+        ("validation = 1.0", "validation is 1.0"),
+        ("validation = true", "validation is True"),
+        ("patience = 3", "patience is 3, expected validation"),
+        ("validation = 0.1\npatience = 0", "patience is 0, expected a whole number of at least 1"),
+        ("accumulate = 0", "accumulate is 0"),
+        ("warmup = -1", "warmup is -1, expected a whole number of at least 0"),
+        ("schedule = 3", "schedule is 3"),
+        ("clip_norm = 0", "clip_norm is 0, expected a number above 0"),
+    ],
+)
+def test_recipes_name_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Recipe.load(tmp_path)
+
+
+def test_recipes_have_the_same_settings_as_the_command(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(EXAMPLES / "digits", tmp_path / "set"))
+    text = (folder / "recipe.toml").read_text()
+    more = 'validation = 0.1\npatience = 4\nschedule = "cosine"\nwarmup = 3\naccumulate = 2\nclip_norm = 0.5\n'
+    (folder / "recipe.toml").write_text(more + text)
+    words = ("--validation", "0.1", "--patience", "4", "--schedule", "cosine", "--warmup", "3", "--accumulate", "2")
+    for source, options, out in ((folder, (), "a"), (EXAMPLES / "digits", (*words, "--clip-norm", "0.5"), "b")):
+        assert cli(source, "--epochs", "2", *options, "--output", tmp_path / out)[0] == 0
+    settings: list[Any] = [json.loads((tmp_path / out / "metrics.json").read_text())["settings"] for out in "ab"]
+    assert settings[0] == settings[1]
+    assert_same_checkpoint(tmp_path / "a" / LAST, tmp_path / "b" / LAST)
