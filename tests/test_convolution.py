@@ -5,11 +5,12 @@ import math
 
 import numpy as np
 import pytest
-from graph_cases import call, check_close, reference
+from graph_cases import call, check_close
 
 import opgrad
 from opgrad.contract import graph_operators
 from opgrad.cpu import convolution
+from opgrad.examples import expected as expected_of
 from opgrad.examples.convolution import _convolution as convolved
 from opgrad.windows import axes
 
@@ -84,7 +85,7 @@ def test_larger(case, dtype, threads):
     }
     opgrad.set_num_threads(2)
     found = call(OP, given)
-    check_close(found, reference(OP, given), example.terms)
+    check_close(found, expected_of(OP, given), example.terms)
     opgrad.set_num_threads(1)
     for alone, together in zip(call(OP, given), found, strict=True):
         assert alone.tobytes() == together.tobytes()
@@ -95,7 +96,7 @@ def test_chunks_of_any_size_give_the_same_sums(monkeypatch):
         k: v.astype("float32") if isinstance(v, np.ndarray) else v
         for k, v in LARGER["several chunks"].arguments.items()
     }
-    expected = reference(OP, given)
+    expected = expected_of(OP, given)
     for size in (1, 100_000, 1 << 30):
         monkeypatch.setattr(convolution, "CHUNK_BYTES", size)
         check_close(call(OP, {**given, "pads": list(given["pads"])}), expected, 28_000)  # a list: planned anew
