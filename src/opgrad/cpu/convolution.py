@@ -27,6 +27,8 @@ from opgrad.windows import MOST_AXES, Axis
 CHUNK_BYTES: Final = 8 << 20  # of signals
 PART_PRODUCTS: Final = 1 << 18  # 5 µs of them: less is not worth another part
 MOST_PARTS: Final = 64
+UNITS: Final = 32  # that the dot products make at least, if there are so many tiles
+MOST_COLUMNS: Final = 48  # of a unit of dot products: a block of 4 KiB of each stays in the second-level cache
 ONE_WINDOW: Final = Axis(1, 1, 1)
 
 
@@ -310,12 +312,15 @@ class _Steps:
         shifts = np.arange(s.channels)[:, None] * (s.phases * s.pitch) + taps
         columns, tiles = s.channels * s.taps, -(-s.filters // products.ROWS)
         length = _up(images * s.grid, s.lanes)
-        most = -(-columns // products.COLUMNS)
-        per_range = _up(-(-columns // min(most, -(-MOST_PARTS // (tiles * s.group)))), products.COLUMNS)
+        ranges = max(-(-columns // MOST_COLUMNS), min(-(-columns // products.COLUMNS), -(-UNITS // (tiles * s.group))))
+        per_range = _up(-(-columns // ranges), products.COLUMNS)
         ranges = -(-columns // per_range)
-        units = s.group * tiles * ranges
+        tiles_per_range = -(-tiles // min(tiles, -(-UNITS // (ranges * s.group))))
+        row_ranges = -(-tiles // tiles_per_range)
+        units = s.group * row_ranges * ranges
         arguments = {
-            "row_tiles": tiles,
+            "row_ranges": row_ranges,
+            "rows_per_range": tiles_per_range * products.ROWS,
             "ranges": ranges,
             "per_range": per_range,
             "rows": s.filters,
@@ -332,7 +337,9 @@ class _Steps:
             "x_group": s.channels * s.phases * s.pitch,
             "sums": sums,
         }
-        self.spread(products.dots, units, self.per_part(units, products.ROWS * per_range * length), arguments)
+        self.spread(
+            products.dots, units, self.per_part(units, tiles_per_range * products.ROWS * per_range * length), arguments
+        )
 
     def correlation(self, dy: Scratch, dx: Scratch) -> dict[str, Any]:
         """Packs the filters; the arguments of `correlate` but those that depend on the number of images."""

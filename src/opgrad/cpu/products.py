@@ -273,30 +273,34 @@ dots_rows = dots_four if MANY_REGISTERS else dots_two_twice
 
 @kernel
 def dots(
-    part, per_part, units, row_tiles, ranges, per_range, rows, columns, length, shifts, add, one,
+    part, per_part, units, row_ranges, rows_per_range, ranges, per_range, rows, columns, length, shifts, add, one,
     a: Pointer, a_group, a_row, front, x: Pointer, x_group, sums: Pointer,
 ):  # fmt: skip
     """sums[r, c] (+)= the dot product of row r of a and of x from shifts[c] on.
 
-    A unit is a tile of rows and a range of columns in one group.
+    A unit is a range of rows and a range of columns in one group. A block of each of its columns stays in the
+    second-level cache while all its rows pass by.
     """
     block = BLOCK * lanes(a)
     for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        group, row, begin = unit // (row_tiles * ranges), unit // ranges % row_tiles * ROWS, unit % ranges * per_range
-        has = min(ROWS, rows - row)
-        of = a + (group * a_group + row * a_row + front)
-        to, signals = sums + (group * rows + row) * columns, x + group * x_group
+        group = unit // (row_ranges * ranges)
+        first_row, begin = unit // ranges % row_ranges * rows_per_range, unit % ranges * per_range
+        signals = x + group * x_group
         for start in range(0, length, block):
             n = min(block, length - start)
-            for column in range(begin, min(begin + per_range, columns), COLUMNS):
-                given = min(COLUMNS, columns - column)
-                u = signals + (load_word(shifts, column) + start)
-                v = signals + (load_word(shifts, column + min(1, given - 1)) + start)
-                t = signals + (load_word(shifts, column + given - 1) + start)
-                if one:
-                    dots_one(to + column, given, of + start, u, v, t, n, add + start)
-                else:
-                    dots_rows(to + column, columns, has, given, of + start, a_row, u, v, t, n, add + start)
+            for row in range(first_row, min(first_row + rows_per_range, rows), ROWS):
+                has = min(ROWS, rows - row)
+                of = a + (group * a_group + row * a_row + front + start)
+                to = sums + (group * rows + row) * columns
+                for column in range(begin, min(begin + per_range, columns), COLUMNS):
+                    given = min(COLUMNS, columns - column)
+                    u = signals + (load_word(shifts, column) + start)
+                    v = signals + (load_word(shifts, column + min(1, given - 1)) + start)
+                    t = signals + (load_word(shifts, column + given - 1) + start)
+                    if one:
+                        dots_one(to + column, given, of, u, v, t, n, add + start)
+                    else:
+                        dots_rows(to + column, columns, has, given, of, a_row, u, v, t, n, add + start)
 
 
 @kernel
