@@ -127,8 +127,15 @@ SOFTMAX = [
         ]
     ),
     Case("SoftmaxGrad_13", normal((0, 3), (0, 3)), lambda dy, y: dy, {"axis": 0}, "empty"),
-    Case("BiasSoftmax", normal((2, 3, 4), (1, 1, 4)), lambda x, b: softmax(x + b, -1), {"axis": 2}),
-    Case("BiasSoftmax", normal((2, 3, 4), (2, 1, 1)), lambda x, b: softmax(x + b, (1, 2)), {"is_inner_broadcast": 1}),
+    *(
+        Case(
+            "BiasSoftmax",
+            normal((2, 3, 4), bias),
+            lambda x, b: softmax(x + b, -1),
+            {"axis": 2, "is_inner_broadcast": inner},
+        )
+        for bias, inner in (((1, 3, 4), 0), ((2, 1, 4), 1))
+    ),
     Case(
         "BiasSoftmaxDropout",
         lambda rng: [*rng.standard_normal((2, 3, 4)), np.array(0.0)],

@@ -361,6 +361,12 @@ SUMS = [
         lambda b, v, overwrite: (FLAG, v),
         note="overwrite",
     ),
+    Case(
+        "InPlaceAccumulatorV2",
+        lambda rng: [np.array(2.0), np.array(3.0), ~FLAG],
+        lambda b, v, overwrite: (FLAG, b + v),
+        note="scalar",
+    ),
     Case("InPlaceAccumulator", normal((2, 3), (2, 3)), lambda b, v: b + v),
     Case(
         "InPlaceAccumulator",
@@ -369,7 +375,7 @@ SUMS = [
         note="no update",
     ),
     Case("ZeroGradient", lambda rng: [rng.standard_normal((2, 3)), FLAG], lambda g, signal: np.zeros_like(g)),
-    Case("PassThrough", lambda rng: [rng.standard_normal(3), np.array([1, 2]), FLAG], lambda *given: given),
+    Case("PassThrough", normal((3,), (2, 2)), lambda *given: given),
     Case("Scale", lambda rng: [rng.standard_normal((2, 3)), np.array(3)], lambda x, f: x * 3, note="int64"),
     Case("Scale", normal((2, 3), (1,)), lambda x, f: x / f, {"scale_down": 1}),
     Case("IsAllFinite", infinite(7.0), lambda *given: np.array(True)),

@@ -120,6 +120,7 @@ def test_adamw(mode, correct, rng):
                 p = p - 0.0625 * np.sqrt(c2) / c1 * m / (np.sqrt(v) + 2.0**-20)
                 p = p * (1 - 0.0625 * 0.125)
         for name, exact in (("params", p), ("first", m), ("second", v)):
+            assert after[name][place].shape == exact.shape
             np.testing.assert_allclose(after[name][place], exact, rtol=1e-5, atol=1e-6)
 
 
@@ -138,6 +139,7 @@ def test_sgd_with_clipping_and_without(rng):
     after = five_steps(model, rate | {"params": parameters}, gradients[:1])
     norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in gradients[0]))
     for p, g, result in zip(parameters, gradients[0], after["params"], strict=True):
+        assert result.shape == p.shape
         np.testing.assert_allclose(result, p - 0.5 * g * 0.75 / (norm + 1e-6), atol=1e-6)
     small = [np.asarray(g / 100) for g in gradients[0]]  # a norm below the limit changes nothing
     after = five_steps(model, rate | {"params": parameters}, [small])
@@ -154,4 +156,5 @@ def test_skipped_update_changes_nothing(rng):
     done, after = run(lower(model), inputs | {"signal": np.array([False])})
     assert done.tolist() == [False]
     for p, result in zip(parameters, after, strict=True):
+        assert result.shape == p.shape
         np.testing.assert_array_equal(result, p)

@@ -20,6 +20,7 @@ from opgrad.training import (
     read_checkpoint,
 )
 from opgrad.training.artifacts import find_scores
+from opgrad.training.job import train
 
 
 def train_and_test_data(artifacts: ArtifactSet) -> tuple[Dataset, Dataset]:
@@ -107,10 +108,41 @@ def test_artifact_set_whose_training_model_computes_no_gradients(digits_copy: Pa
 
 
 def test_artifact_set_with_a_fixed_batch_size(digits_copy: Path) -> None:
+    """Graphs for batches of 8 alone: training drops what makes no whole batch, and refuses all else."""
+    for name in ("training_model.onnx", "eval_model.onnx"):
+        model = onnx.load(digits_copy / name)
+        for value in model.graph.input[:2]:
+            value.type.tensor_type.shape.dim[0].dim_value = 8
+        onnx.save(model, digits_copy / name)
+    artifacts = ArtifactSet.load(digits_copy)
+    assert artifacts.batch_rows == 8
+    data = load_named("digits", artifacts.inputs, {"pixels": 16}).take(np.arange(30))
+    assert data.whole(8).rows == 24
+    assert data.whole(None).rows == data.whole(10).rows == 30
+    trainer = Trainer(artifacts)
+    assert len(list(trainer.epoch(data.whole(8), 8, np.arange(24)))) == 3
+    assert trainer.evaluate(data.whole(8)).loss > 0
+    for wrong in (
+        lambda: trainer.step(data.arrays),
+        lambda: next(trainer.epoch(data, 8, np.arange(30))),
+        lambda: next(trainer.epoch(data, 10, np.arange(30))),
+    ):
+        with pytest.raises(ValueError, match=r"a batch has \d+ rows, expected 8, as the graphs say"):
+            wrong()
+    with pytest.raises(ValueError, match="there are 30 rows, expected whole batches of 8"):
+        trainer.evaluate(data)
+    with pytest.raises(ValueError, match="there are 7 rows, expected at least one batch of 8"):
+        data.take(np.arange(7)).whole(8)
+    with pytest.raises(ValueError, match="batch_size is 32, expected 8, the only one that the graphs take"):
+        train(artifacts, Recipe(dataset="digits"), None, digits_copy / "run", lambda *_: None)
+
+
+def test_artifact_set_with_inputs_of_different_batch_sizes(digits_copy: Path) -> None:
     model = onnx.load(digits_copy / "training_model.onnx")
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 8
+    for rows, value in zip((8, 9), model.graph.input[:2], strict=True):
+        value.type.tensor_type.shape.dim[0].dim_value = rows
     onnx.save(model, digits_copy / "training_model.onnx")
-    with pytest.raises(NotImplementedError, match="dynamic batch size"):
+    with pytest.raises(NotImplementedError, match=r"the inputs have \[8, 9\] rows, expected one number of them"):
         ArtifactSet.load(digits_copy)
 
 

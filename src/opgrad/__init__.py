@@ -16,7 +16,7 @@ from opgrad.ops.activation import (
     tanh,
     tanh_grad,
 )
-from opgrad.ops.arithmetic import broadcast_gradient_args, div_grad, reduce_sum_training, zero_gradient
+from opgrad.ops.arithmetic import accumulate, broadcast_gradient_args, div_grad, reduce_sum_training, zero_gradient
 from opgrad.ops.attention import bias_softmax, softmax_dropout_grad
 from opgrad.ops.convolution import conv_grad
 from opgrad.ops.cross_entropy import (
@@ -68,6 +68,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Dropout",
     "PlannedCall",
+    "accumulate",
     "adamw_optimizer",
     "average_pool_grad",
     "batch_norm_internal",

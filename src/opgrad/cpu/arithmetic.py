@@ -159,3 +159,25 @@ ZERO = elements.unary(_zero)
 
 def zero_gradient(problem: Problem) -> Program:
     return elements.program(problem, ZERO, "y", x=problem["x"])
+
+
+# --- accumulation ---------------------------------------------------------------------------------------------------
+
+
+@inline
+def _sum(buffer: Vector, value: Vector, alpha: float) -> Vector:
+    return buffer + value
+
+
+@inline
+def _same(buffer: Vector, alpha: float) -> Vector:
+    return buffer
+
+
+SUM, SAME = elements.binary(_sum), elements.unary(_same)
+
+
+def accumulate(problem: Problem) -> Program:
+    if problem.attributes["update"]:
+        return elements.program(problem, SUM, "sum", a=problem["buffer"], b=problem["value"])
+    return elements.program(problem, SAME, "sum", x=problem["buffer"])

@@ -69,3 +69,10 @@ def zero_gradient(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     shapes = [(1 << 23,)] if large else [(), (5,), (70, 33), (2, 3, 4, 5, 6), (0, 3)]
     signals = [np.ones(1, bool), np.arange(3), np.zeros((), np.uint8)]
     return [Example({"x": rng.normal(size=s), "unused": signals[i % 3]}) for i, s in enumerate(shapes)]
+
+
+def accumulate(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    shapes = [(1 << 22,)] if large else [(), (0,), (7,), (3, 33), (70001,)]
+    arrays = [{"buffer": np.asarray(rng.normal(size=s)), "value": np.asarray(rng.normal(size=s))} for s in shapes]
+    left = [] if large else [Example({**arrays[-1], "update": False})]
+    return [*map(Example, arrays), *left]

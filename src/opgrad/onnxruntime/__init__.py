@@ -16,7 +16,8 @@ except ImportError as error:
     raise ImportError(missing) from error
 
 if TYPE_CHECKING:
-    from opgrad.onnxruntime.lowering import LOWERED, NOT_LOWERED, lower
+    from opgrad.onnxruntime.bodies.reasons import NOT_LOWERED
+    from opgrad.onnxruntime.lowering import LOWERED, lower
 
 __all__ = ["LOWERED", "NOT_LOWERED", "InferenceSession", "lower", "register"]
 

@@ -17,6 +17,7 @@ from onnx import AttributeProto, helper
 
 from opgrad.onnxruntime.bodies import FORMS, Call, Form, NoForm
 from opgrad.onnxruntime.bodies.build import Body, Value
+from opgrad.onnxruntime.bodies.reasons import NOT_LOWERED
 from opgrad.onnxruntime.opset import all_nodes, raise_opset, subgraphs
 
 DOMAIN = "opgrad"
@@ -25,46 +26,6 @@ KEPT_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 LOWERED = tuple(sorted(name for _, name in FORMS))
 STOCK = ("QuickGelu",)  # of LOWERED, what stock onnxruntime has on the CPU
-
-_PROCESSES = "it sends data to other processes"
-_PACKED = "it unpacks memory in a layout of its own"
-_TORCH = "it calls back into PyTorch"
-NOT_LOWERED: Mapping[str, str] = {
-    "AdamOptimizer": "its inputs and outputs are written in place; AdamWOptimizer has a form",
-    "LambOptimizer": "its inputs and outputs are written in place",
-    "SGDOptimizer": "its inputs and outputs are written in place; SGDOptimizerV2 has a form",
-    "BitmaskBiasDropout": _PACKED,
-    "BitmaskDropout": _PACKED,
-    "BitmaskDropoutGrad": _PACKED,
-    "FakeQuant": "it rounds in a way that no plain operator has",
-    "FakeQuantGrad": "it rounds in a way that no plain operator has",
-    "GRUGrad": "it reads what GRUTraining saved in a layout of its own",
-    "GRUTraining": "it saves its gates in a layout of its own",
-    "LSTMGrad": "it reads what LSTMTraining saved in a layout of its own",
-    "LSTMTraining": "it saves its gates in a layout of its own",
-    "ResizeGrad": "its modes of rounding are those of no plain operator",
-    "ATen": _TORCH,
-    "PythonOp": _TORCH,
-    "PythonOpGrad": _TORCH,
-    "YieldOp": "it hands tensors to ORTModule in the middle of the graph",
-    "TritonOp": "it is a kernel of its own",
-    "NcclAllReduce": _PROCESSES,
-    "NcclAllGather": _PROCESSES,
-    "NcclReduceScatter": _PROCESSES,
-    "AdasumAllReduce": _PROCESSES,
-    "Send": _PROCESSES,
-    "Recv": _PROCESSES,
-    "RecordEvent": "it is a signal between streams",
-    "WaitEvent": "it is a signal between streams",
-    "SummaryHistogram": "its output is a message of TensorBoard",
-    "SummaryMerge": "its output is a message of TensorBoard",
-    "SummaryScalar": "its output is a message of TensorBoard",
-    "SummaryText": "its output is a message of TensorBoard",
-    **{
-        f"Gist{kind}coder": _PACKED for kind in ("BinarizeEn", "BinarizeDe", "Pack1En", "Pack1De", "Pack8En", "Pack8De")
-    },
-    **{f"GistPack{kind}coder": _PACKED for kind in ("16En", "16De", "Msfp15En", "Msfp15De")},
-}
 
 
 def lower(
@@ -78,8 +39,8 @@ def lower(
 
     Returns the new model. Operators of other names are left alone. What the originals wrote into their inputs (the
     sum of InPlaceAccumulatorV2, running statistics of BatchNormInternal, parameters and moments of the optimizers)
-    is an additional output, named after the input with `.next` at its end; the entry `opgrad.feedback` of the
-    model's metadata tells, as JSON, into which input each such output belongs.
+    is an additional output, named after the input with `.next` at its end unless it had a name; the entry
+    `opgrad.feedback` of the model's metadata tells, as JSON, into which input each such output belongs.
 
     Raises TypeError for another kind of model, FileNotFoundError, ValueError for a damaged model or an unknown name
     in `operators`, and NotImplementedError, naming the operator and the reason, where it has no such form.
@@ -100,11 +61,10 @@ def _load(model: Any) -> onnx.ModelProto:
     if not isinstance(model, (bytes, str, os.PathLike)):
         raise TypeError(f"lower: model is of type {type(model).__name__}, expected onnx.ModelProto, bytes or a path")
     try:
-        loaded = (
-            onnx.load_from_string(model)
-            if isinstance(model, bytes)
-            else onnx.load(Path(model), load_external_data=False)
-        )
+        if isinstance(model, bytes):
+            loaded = onnx.load_from_string(model)
+        else:
+            loaded = onnx.load(Path(model), load_external_data=False)
     except DecodeError:
         source = "the bytes are" if isinstance(model, bytes) else f"{os.fspath(model)} is"
         raise ValueError(f"lower: {source} no ONNX model, or damaged") from None
@@ -202,9 +162,7 @@ class _Lowering:
     ) -> None:
         """Turn a node into a call of a function."""
         if node.op_type in NOT_LOWERED:
-            raise NotImplementedError(
-                f"lower: {_title(node)} has no form of plain operators: {NOT_LOWERED[node.op_type]}"
-            )
+            raise _no_form(node, NOT_LOWERED[node.op_type])
         form = FORMS[_domain(node), node.op_type]
         forward = self._forward(form, node, producers)
         if main is not None:
@@ -228,6 +186,7 @@ class _Lowering:
         """Make an output of the model of what the original wrote into one of the model's inputs."""
         inputs = {each.name: each for each in main.input}
         outputs = {each.name for each in main.output}
+        taken = self.types.keys() | {name for each in main.node for name in each.output}
         for index, source in form.state.items():
             buffer = node.input[source] if source < len(node.input) else ""
             if buffer not in inputs:
@@ -235,7 +194,7 @@ class _Lowering:
             if buffer in self.feedback.values():
                 raise NotImplementedError(f"lower: {_title(node)} writes into {buffer}, as another node does")
             node.output.extend([""] * (index + 1 - len(node.output)))
-            name = node.output[index] = node.output[index] or _free(f"{buffer}.next", self.types)
+            name = node.output[index] = node.output[index] or _free(f"{buffer}.next", taken)
             if name not in outputs:
                 value = main.output.add()
                 value.CopyFrom(inputs[buffer])

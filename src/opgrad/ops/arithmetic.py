@@ -221,3 +221,44 @@ def zero_gradient(
     Formula: y = 0. Source: com.microsoft ZeroGradient.
     """
     return np.zeros_like(x)
+
+
+# --- accumulation ---------------------------------------------------------------------------------------------------
+
+BUFFER = Tensor(FLOATS, lambda shapes, _: shapes["buffer"], "the shape of buffer", dtype_of="buffer")
+
+
+@operator(
+    "sum = buffer + value if update else buffer",
+    kind="elements",
+    results={"sum": BUFFER},
+    in_place={"sum": ("buffer", "value")},
+    onnx=(
+        OnnxName(
+            "InPlaceAccumulator",
+            ("buffer", "value", "update?"),
+            ("sum",),
+            types={"buffer": "T", "value": "G", "update": ("bool",)},
+        ),
+    ),
+)
+def accumulate(
+    buffer: Annotated[Array, Tensor(FLOATS)],
+    value: Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["buffer"], "the shape of buffer")],
+    update: bool = True,
+    *,
+    out: Array | None = None,
+) -> Array:
+    """Add to a sum, or leave it as it is.
+
+    buffer: the sum so far, any shape; float32, float64, float16 or bfloat16.
+    value: what is added, of the shape of buffer; any of the four dtypes.
+    update: whether it is added at all.
+    out: where to write; may be buffer or value.
+
+    Returns the sum, of the shape and dtype of buffer. Raises TypeError, ValueError.
+
+    Formula: sum = buffer + value if update else buffer. Source: com.microsoft InPlaceAccumulator; the successor of
+    it that training graphs have today is in_place_accumulator.
+    """
+    return buffer + value if update else buffer.copy()

@@ -1,7 +1,7 @@
 """The four files that onnxruntime-training makes of a model, and what they say about each other."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class ArtifactSet:
     trainable, frozen: the initial parameters, read-only, by name; only the trainable ones have gradients.
     inputs: what a batch holds, in the graph's order. `label` is the last of them.
     loss: the graphs' output.
+    batch_rows: the only number of rows that the graphs take; None if any will do.
     """
 
     directory: Path
@@ -49,6 +50,7 @@ class ArtifactSet:
     frozen: Mapping[str, np.ndarray]
     inputs: tuple[TensorSpec, ...]
     loss: str
+    batch_rows: int | None = None
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> "ArtifactSet":
@@ -69,8 +71,7 @@ class ArtifactSet:
         check_parameters("ArtifactSet", specs, checkpoint.trainable, checkpoint.frozen)
         buffers = {name + BUFFER_SUFFIX for name in checkpoint.trainable}
         others = checkpoint.parameters.keys() | buffers | {RESET}
-        inputs = tuple(spec for name, spec in specs.items() if name not in others)
-        _check_inputs(inputs)
+        inputs, batch_rows = _batch(tuple(spec for name, spec in specs.items() if name not in others))
         return cls(
             directory=folder,
             training_model=training_model,
@@ -79,6 +80,7 @@ class ArtifactSet:
             trainable=checkpoint.trainable,
             frozen=checkpoint.frozen,
             inputs=inputs,
+            batch_rows=batch_rows,
             loss=graph.output[0].name,
         )
 
@@ -134,17 +136,22 @@ def _load(path: Path) -> onnx.ModelProto:
         raise ValueError(f"ArtifactSet: {path} is no ONNX model, or damaged") from None
 
 
-def _check_inputs(inputs: tuple[TensorSpec, ...]) -> None:
-    """Raise unless a batch holds data and a label, with any number of rows."""
+def _batch(inputs: tuple[TensorSpec, ...]) -> tuple[tuple[TensorSpec, ...], int | None]:
+    """The inputs for any number of rows, and the only number of rows that they take, None if any will do.
+
+    Raises ValueError unless a batch holds data and a label, with as many rows.
+    """
     if len(inputs) < 2:
         names = ", ".join(spec.name for spec in inputs) or "none"
         raise ValueError(f"ArtifactSet: the training graph has the inputs {names}, expected data and a label")
     for spec in inputs:
-        if not spec.shape or isinstance(spec.shape[0], int):
-            raise NotImplementedError(
-                f"ArtifactSet: {spec.name} has shape {spec.shape}, expected a first size that varies: "
-                "export the model with a dynamic batch size"
-            )
+        if not spec.shape:
+            raise NotImplementedError(f"ArtifactSet: {spec.name} has shape (), expected one row for each example")
+    fixed = {spec.shape[0] for spec in inputs if isinstance(spec.shape[0], int)}
+    if len(fixed) > 1:
+        raise NotImplementedError(f"ArtifactSet: the inputs have {sorted(fixed)} rows, expected one number of them")
+    varying = tuple(replace(spec, shape=("rows" if fixed else spec.shape[0], *spec.shape[1:])) for spec in inputs)
+    return varying, int(fixed.pop()) if fixed else None
 
 
 def check_parameters(

@@ -27,6 +27,14 @@ class Dataset:
         """The examples with these numbers, int64 [n]."""
         return Dataset({name: array[rows] for name, array in self.arrays.items()})
 
+    def whole(self, batch_rows: int | None) -> "Dataset":
+        """The first examples, as many as make whole batches of so many rows; all of them for None."""
+        if batch_rows is None or not self.rows % batch_rows:
+            return self
+        if self.rows < batch_rows:
+            raise ValueError(f"Dataset.whole: there are {self.rows} rows, expected at least one batch of {batch_rows}")
+        return self.take(np.arange(self.rows - self.rows % batch_rows))
+
     def split(self, test_rows: int, seed: int) -> tuple["Dataset", "Dataset"]:
         """Part into training and test examples.
 

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 from google.protobuf.message import DecodeError
 
-from opgrad.onnxruntime import InferenceSession
+from opgrad.onnxruntime import LOWERED, InferenceSession, lower
 from opgrad.training import rewriting
 from opgrad.training.artifacts import BUFFER_SUFFIX, RESET
 from opgrad.training.binding import BoundGraph, Value, declared
@@ -44,21 +44,28 @@ def read_model(source: Source, who: str) -> onnx.ModelProto:
 
 
 def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions, who: str) -> onnxruntime.InferenceSession:
-    """A session with opgrad's operators.
+    """A session with opgrad's operators; those that it has no kernel for are lowered where they can be.
 
-    Raises NotImplementedError, which names the operator, if neither onnxruntime nor opgrad has it, and ValueError if
-    onnxruntime finds the model wrong.
+    Raises NotImplementedError, which names the operator, if nobody has it, and ValueError if onnxruntime finds the
+    model wrong.
     """
-    try:
-        return InferenceSession(model.SerializeToString(), options)
-    except Exception as error:
-        if found := UNKNOWN_OPERATOR.search(str(error)):
-            operator = found[1] or found[2]
-            lack = f"{who}: the graph has the operator {operator}, which neither onnxruntime nor opgrad has"
-            raise NotImplementedError(lack) from None
-        if not type(error).__module__.startswith("onnxruntime"):
-            raise
-        raise ValueError(f"{who}: onnxruntime cannot load the graph: {_reason(error)}") from None
+    missing: list[str] = []
+    while True:
+        try:
+            return InferenceSession(model.SerializeToString(), options)
+        except Exception as error:
+            if found := UNKNOWN_OPERATOR.search(str(error)):
+                operator = str(found[1] or found[2])
+                name = operator.rpartition(":")[2]
+                if name not in LOWERED or name in missing:
+                    lack = f"{who}: the graph has the operator {operator}, which neither onnxruntime nor opgrad has"
+                    raise NotImplementedError(lack) from None
+                missing.append(name)
+                model = lower(model, operators=missing)
+                continue
+            if not type(error).__module__.startswith("onnxruntime"):
+                raise
+            raise ValueError(f"{who}: onnxruntime cannot load the graph: {_reason(error)}") from None
 
 
 def _reason(error: Exception) -> str:

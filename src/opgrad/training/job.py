@@ -18,7 +18,7 @@ from opgrad.training.checkpoint import read_checkpoint, write_checkpoint
 from opgrad.training.data import Dataset, load_file, load_named
 from opgrad.training.evaluation import Evaluation
 from opgrad.training.fit import Fit, Progress
-from opgrad.training.loop import Trainer, session_options
+from opgrad.training.loop import BATCH_ROWS, Trainer, session_options
 from opgrad.training.metrics import best_epoch, write_text
 from opgrad.training.plot import plot_losses
 from opgrad.training.recipe import FILE, Recipe
@@ -102,8 +102,15 @@ def train(
     """
     if recipe.clip_norm is not None:
         artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
+    rows = artifacts.batch_rows
+    if rows is not None and recipe.batch_size != rows:
+        raise ValueError(
+            f"train: batch_size is {recipe.batch_size}, expected {rows}, the only one that the graphs take"
+        )
     data = load_data(artifacts, recipe, file)
     training, validation, test = part(data, recipe)
+    training, test = training.whole(rows), test.whole(rows)
+    validation = validation.whole(rows) if validation is not None else None
     trainer, state = _begin(artifacts, recipe, training, resumption)
     properties = resumption.properties if resumption else {}
     fit = Fit(trainer, training, validation, state, output, properties)
@@ -123,7 +130,7 @@ def train(
         state=state,
         batch_losses=fit.batch_losses,
         test=trainer.evaluate(test),
-        exported_accuracy=trainer.evaluator.exported_accuracy(output / "model.onnx", test),
+        exported_accuracy=trainer.evaluator.exported_accuracy(output / "model.onnx", test, rows or BATCH_ROWS),
         output=output,
     )
     plot_losses(state.history, run.batch_losses, run.test.loss, f"{artifacts.name}: loss", output / "loss.png")

@@ -19,6 +19,8 @@ from opgrad.training.tensors import FlatTensors
 
 GROUP = "group0"  # of the parameters, as the checkpoints of onnxruntime-training call the only one
 
+BATCH_ROWS = 512  # of an evaluation
+
 
 class Trainer:
     """Trains the parameters of an artifact set in stock onnxruntime.
@@ -64,6 +66,7 @@ class Trainer:
     def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> float:
         """Fill `gradients` for one batch and return its loss, like `step`, but leave the parameters alone."""
         self._check("step", batch)
+        self._check_rows("step", len(batch[self.artifacts.inputs[0].name]))
         return self._run([batch[spec.name] for spec in self.artifacts.inputs])
 
     def epoch(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
@@ -96,10 +99,24 @@ class Trainer:
                 raise ValueError(f"{where} has shape {array.shape}, expected {show(spec.shape)}")
         self.evaluator.check_labels(arrays)
 
-    def evaluate(self, data: Dataset, batch_size: int = 512) -> Evaluation:
-        """Loss and accuracy of the present parameters; see `Evaluator`."""
+    def _check_rows(self, caller: str, rows: int) -> None:
+        """Raise ValueError if the graphs do not take batches of so many rows."""
+        expected = self.artifacts.batch_rows
+        if expected is not None and rows != expected:
+            raise ValueError(
+                f"Trainer.{caller}: a batch has {rows} rows, expected {expected}, as the graphs say"
+            )
+
+    def evaluate(self, data: Dataset, batch_size: int = BATCH_ROWS) -> Evaluation:
+        """Loss and accuracy of the present parameters; see `Evaluator`.
+
+        Where the graphs take one number of rows alone, that is the batch size, and the data must be whole batches.
+        """
         self._check("evaluate", data.arrays)
-        return self.evaluator.evaluate(data, self.parameters, batch_size)
+        batch_rows = self.artifacts.batch_rows
+        if batch_rows is not None and data.rows % batch_rows:
+            raise ValueError(f"Trainer.evaluate: there are {data.rows} rows, expected whole batches of {batch_rows}")
+        return self.evaluator.evaluate(data, self.parameters, batch_rows or batch_size)
 
     def export(self, path: str | PathLike[str]) -> None:
         """Write the model with its present parameters as an ordinary ONNX inference model.
@@ -117,6 +134,9 @@ class Trainer:
         self._check("epoch", data.arrays)
         if batch_size < 1:
             raise ValueError(f"Trainer.epoch: batch_size is {batch_size}, expected at least 1")
+        if len(order):
+            self._check_rows("epoch", min(batch_size, len(order)))
+            self._check_rows("epoch", len(order) % batch_size or batch_size)
         if order.size and not 0 <= order.min() <= order.max() < data.rows:
             raise ValueError(f"Trainer.epoch: order names other rows, expected 0 to {data.rows - 1}")
         for start in range(0, len(order), batch_size):

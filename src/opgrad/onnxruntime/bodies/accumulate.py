@@ -16,10 +16,9 @@ def in_place_accumulator_v2(call: Call) -> Results:
     overwrite = call.input(2)
     value = value.like(buffer)
     total = buffer + value
-    # With overwrite the buffer may hold anything, NaN too, so it is chosen, not multiplied by 0.
-    return call.body.constant(np.array([True])), total if overwrite is None else call.body.where(
-        overwrite, value, total
-    )
+    if overwrite is not None:  # the buffer may hold anything then, NaN too, so it is chosen, not multiplied by 0
+        total = call.body.where(overwrite.scalar(), value, total)
+    return call.body.constant(np.array([True])), total
 
 
 @lowers("InPlaceAccumulator", state={0: 0})
@@ -28,7 +27,7 @@ def in_place_accumulator(call: Call) -> Value:
     buffer, value = call.required(2)
     signal = call.input(2)
     total = buffer + value.like(buffer)
-    return total if signal is None else call.body.where(signal, total, buffer)
+    return total if signal is None else call.body.where(signal.scalar(), total, buffer)
 
 
 @lowers("ZeroGradient")
@@ -48,5 +47,5 @@ def pass_through(call: Call) -> Results:
 def scale(call: Call) -> Value:
     """x * factor, or x / factor."""
     x, factor = call.required(2)
-    number = factor.like(x).reshape([])
+    number = factor.like(x).scalar()
     return x / number if call.get("scale_down", 0) else x * number

@@ -120,6 +120,10 @@ class Value:
         """The elements in another shape; 0 keeps the size at its place, -1 is what remains."""
         return self.body.node("Reshape", self, self.body.ints(shape) if isinstance(shape, Sequence) else shape)
 
+    def scalar(self) -> "Value":
+        """The only element, of shape (): an array of one would give what it meets an axis."""
+        return self.reshape([])
+
     def flatten(self, axis: int) -> "Value":
         """Two axes: those before `axis` and those from it on."""
         return self.body.node("Flatten", self, axis=axis)

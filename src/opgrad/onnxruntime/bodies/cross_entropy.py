@@ -38,7 +38,7 @@ def _one_hot(labels: Value, scores: Value) -> Value:
 def _samples(labels: Value, weight: Value | None, ignore: int | Value, like: Value) -> tuple[Value, Value, Value]:
     """Per sample: whether it is ignored, the class to read (0 where ignored) and the weight (0 where ignored)."""
     body = labels.body
-    ignored = labels.equals(ignore.like(labels).reshape([]) if isinstance(ignore, Value) else ignore)
+    ignored = labels.equals(ignore.like(labels).scalar() if isinstance(ignore, Value) else ignore)
     picked = body.where(ignored, 0, labels)
     each = body.node("Gather", weight, picked) if weight is not None else body.full(labels.shape(), 1, like)
     return ignored, picked, body.where(ignored, 0, each)
@@ -76,7 +76,7 @@ def _loss_grad(call: Call, ignore: int | Value) -> Value:
     if reduction == "none":
         factor = weights * dy
     else:
-        first = dy.reshape([-1]).slice(0, 1).reshape([])  # the originals take the first element of any shape
+        first = dy.reshape([-1]).slice(0, 1).scalar()  # the originals take the first element of any shape
         factor = weights * (_over(first, weights.sum(keepdims=False)) if reduction == "mean" else first)
     factor = factor.unsqueeze(1)
     grad = factor * (log_prob.apply("Exp") - _one_hot(labels, log_prob))
@@ -119,13 +119,13 @@ def softmax_cross_entropy_grad(call: Call) -> Value:
     difference = log_prob.apply("Exp") - labels
     if reduction == "none":
         return dy.unsqueeze(-1) * difference
-    dy = dy.reshape([-1]).slice(0, 1).reshape([])
+    dy = dy.reshape([-1]).slice(0, 1).scalar()
     return difference * (_over(dy, _count(log_prob)) if reduction == "mean" else dy)
 
 
 def _count(scores: Value) -> Value:
     """The number of samples, in the type of the scores."""
-    return scores.shape(0, -1).product().reshape([]).like(scores)
+    return scores.shape(0, -1).product().scalar().like(scores)
 
 
 @lowers("SparseSoftmaxCrossEntropy", domain="")
@@ -145,7 +145,7 @@ def sparse_softmax_cross_entropy_grad(call: Call) -> Value:
     reduction = _reduction(call)
     weights = _sample_weights(call.body, call.input(3), labels, log_prob)
     if reduction != "none":
-        dy = dy.reshape([-1]).slice(0, 1).reshape([])
+        dy = dy.reshape([-1]).slice(0, 1).scalar()
         dy = _over(dy, weights.sum(keepdims=False)) if reduction == "mean" else dy
     classes = call.body.range(log_prob.shape(-1).squeeze(0)).like(labels)
     one_hot = labels.unsqueeze(-1).equals(classes).like(log_prob)

@@ -13,6 +13,7 @@ def _through_mask(call: Call, dy: Value, mask: Value, ratio: Value | None) -> Va
     """dy / (1 - ratio) where the element was kept, which all were if the ratio is 0."""
     if ratio is None:
         return call.body.where(mask, dy / (1 - RATIO), 0)
+    ratio = ratio.scalar()
     return call.body.where(mask | ratio.equals(0), dy / (1 - ratio.like(dy)), 0)
 
 
@@ -22,7 +23,7 @@ def dropout_grad(call: Call) -> Value:
     dy, mask = call.required(2)
     dx = _through_mask(call, dy, mask, call.input(2))
     training = call.input(3)
-    return dx if training is None else call.body.where(training, dx, dy)
+    return dx if training is None else call.body.where(training.scalar(), dx, dy)
 
 
 @lowers("BiasSoftmaxDropout")
@@ -32,7 +33,8 @@ def bias_softmax_dropout(call: Call) -> Results:
     y = softmax_from(x + bias, call.get("axis", 1)).reshape(x.shape())
     seed = {"seed": call.get("seed")} if call.get("seed") is not None else {}
     ratio, training = call.input(2), call.body.constant(np.array(True))
-    dropped, mask = call.body.nodes_of("Dropout", 2, y, ratio, training, **seed)
+    rate = None if ratio is None else ratio.scalar()
+    dropped, mask = call.body.nodes_of("Dropout", 2, y, rate, training, **seed)
     return dropped, mask, y
 
 

@@ -93,7 +93,7 @@ def slice_grad(call: Call) -> Value:
     """
     dy, shape = call.required(2)
     body = call.body
-    size = shape.product().reshape([])
+    size = shape.product().scalar()
     numbers = body.node("Slice", body.range(size).reshape(shape), *call.inputs[2:])
     zeros = body.full(size.reshape([1]), 0, dy)
     return body.node("ScatterElements", zeros, numbers.reshape([-1]), dy.reshape([-1]), axis=0).reshape(shape)

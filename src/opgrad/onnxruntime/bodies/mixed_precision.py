@@ -38,7 +38,7 @@ def mixed_precision_scale(call: Call) -> Results:
     target = call.get("to")
     if target is None:
         raise NoForm("it has no attribute to")
-    scaled = [(each.like(factor) * factor.reshape([])).cast(target) for each in values]
+    scaled = [(each.like(factor) * factor.scalar()).cast(target) for each in values]
     if call.get("fuse_outputs", 0):
         return call.body.concat(*(each.reshape([-1]) for each in scaled))
     return scaled

@@ -11,6 +11,12 @@ from opgrad.onnxruntime.bodies.forms import Call, NoForm, Results, lowers
 NORM_EPSILON = 1e-6  # what the original adds to the norm that it divides by
 
 
+def _signal(call: Call, index: int) -> Value | None:
+    """Whether to update at all."""
+    signal = call.input(index)
+    return None if signal is None else signal.scalar()
+
+
 def _done(call: Call, signal: Value | None) -> Value:
     return call.body.constant(np.array([True])) if signal is None else signal.reshape([1])
 
@@ -23,7 +29,7 @@ def _unless_skipped(inner: Body, signal: Value | None, new: Value, old: Value) -
 def sgd_optimizer_v2(call: Call) -> Results:
     """p - lr * g."""
     rate, parameters, gradients = call.required(3)
-    signal = call.input(3)
+    rate, signal = rate.scalar(), _signal(call, 3)
 
     def step(inner: Body, p: Value, g: Value) -> list[Value]:
         return [_unless_skipped(inner, signal, p - inner.outer(rate).like(p) * g.like(p), p)]
@@ -40,7 +46,8 @@ def adamw_optimizer(call: Call) -> Results:
     lr / c1 * m / (sqrt(v / c2) + epsilon); mode 1 subtracts lr * sqrt(c2) / c1 * m / (sqrt(v) + epsilon), then decays.
     """
     rate, count, parameters, gradients, means, squares = call.required(6)
-    signal, body, mode = call.input(6), call.body, call.get("adam_mode", 0)
+    rate, count, signal = rate.scalar(), count.scalar(), _signal(call, 6)
+    body, mode = call.body, call.get("adam_mode", 0)
     alpha, beta = call.get("alpha", 0.9), call.get("beta", 0.999)
     epsilon, decay = call.get("epsilon", 1e-8), call.get("weight_decay", 1e-2)
     if mode not in (0, 1):
