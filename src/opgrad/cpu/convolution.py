@@ -27,6 +27,8 @@ from opgrad.windows import MOST_AXES, Axis
 CHUNK_BYTES: Final = 8 << 20  # of signals
 PART_PRODUCTS: Final = 1 << 18  # 5 µs of them: less is not worth another part
 MOST_PARTS: Final = 64
+UNITS: Final = 32  # that the dot products make at least, if there are so many tiles
+MOST_COLUMNS: Final = 48  # of a unit of dot products: a block of 4 KiB of each stays in the second-level cache
 ONE_WINDOW: Final = Axis(1, 1, 1)
 
 
@@ -264,12 +266,18 @@ class _Steps:
         sizes, strides = [axis.size for axis in along], tuple(axis.stride for axis in along)
         return self.images(self.layout.sources, sizes, strides, self.sizes.channels)
 
-    def images(self, sources: Any, sizes: Sequence[int], steps: tuple[int, ...], channels: int) -> dict[str, int]:
+    def images(self, sources: Any, sizes: Sequence[int], steps: Sequence[int], channels: int) -> dict[str, int]:
         """What the kernels are told of images: their sizes, and where their elements stand in the grid."""
-        (depth, height, width), (step_d, step_h, step_w), (_, grid_h, grid_w) = sizes, steps, self.layout.grid
+        along = [list(each) for each in zip(sizes, steps, self.layout.grid, strict=True)]
+        ranges = [[list(each) for each in phase] for phase in sources]
+        if along[2][0] == along[2][2] and along[1][1] == along[2][1] == 1:
+            # Rows without anything between them are one long row.
+            along = [along[0], [1, 1, 1], [along[1][0] * along[2][0], 1, along[1][2] * along[2][2]]]
+            ranges = [[d, [0, 1, 0], [each * sizes[2] for each in h]] for d, h, _ in ranges]
+        (depth, step_d, _), (height, step_h, grid_h), (width, step_w, grid_w) = along
         return {
-            "phases": len(sources),
-            "phase_table": self.table(sources),
+            "phases": len(ranges),
+            "phase_table": self.table(ranges),
             "channels": channels * self.sizes.group,
             "depth": depth,
             "height": height,
@@ -280,6 +288,7 @@ class _Steps:
             "grid_h": grid_h,
             "grid_w": grid_w,
             "grid": self.sizes.grid,
+            "filled": all(math.prod(high - low for low, high, _ in each) == self.sizes.grid for each in ranges),
         }
 
     # --- products ---
@@ -303,12 +312,15 @@ class _Steps:
         shifts = np.arange(s.channels)[:, None] * (s.phases * s.pitch) + taps
         columns, tiles = s.channels * s.taps, -(-s.filters // products.ROWS)
         length = _up(images * s.grid, s.lanes)
-        most = -(-columns // products.COLUMNS)
-        per_range = _up(-(-columns // min(most, -(-MOST_PARTS // (tiles * s.group)))), products.COLUMNS)
+        ranges = max(-(-columns // MOST_COLUMNS), min(-(-columns // products.COLUMNS), -(-UNITS // (tiles * s.group))))
+        per_range = _up(-(-columns // ranges), products.COLUMNS)
         ranges = -(-columns // per_range)
-        units = s.group * tiles * ranges
+        tiles_per_range = -(-tiles // min(tiles, -(-UNITS // (ranges * s.group))))
+        row_ranges = -(-tiles // tiles_per_range)
+        units = s.group * row_ranges * ranges
         arguments = {
-            "row_tiles": tiles,
+            "row_ranges": row_ranges,
+            "rows_per_range": tiles_per_range * products.ROWS,
             "ranges": ranges,
             "per_range": per_range,
             "rows": s.filters,
@@ -325,7 +337,9 @@ class _Steps:
             "x_group": s.channels * s.phases * s.pitch,
             "sums": sums,
         }
-        self.spread(products.dots, units, self.per_part(units, products.ROWS * per_range * length), arguments)
+        self.spread(
+            products.dots, units, self.per_part(units, tiles_per_range * products.ROWS * per_range * length), arguments
+        )
 
     def correlation(self, dy: Scratch, dx: Scratch) -> dict[str, Any]:
         """Packs the filters; the arguments of `correlate` but those that depend on the number of images."""

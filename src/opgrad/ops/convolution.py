@@ -41,9 +41,11 @@ def _output(shapes: Shapes, attributes: Attributes) -> Shape:
 
 
 Alone = functools.partial(Tensor, role="alone")
-Output = Annotated[Array, Alone(FLOATS, ranks=RANKS)]
+Output = Annotated[Array, Alone(FLOATS, _output, "what the attributes make of x and w", ranks=RANKS)]
 Input = Annotated[Array, Alone(FLOATS, ranks=RANKS, dtype_of="dy")]
-Weights = Annotated[Array, Alone(FLOATS, ranks=RANKS, dtype_of="dy")]
+Weights = Annotated[
+    Array, Alone(FLOATS, _weights, "filters for the channels of x in each group", ranks=RANKS, dtype_of="dy")
+]
 
 
 @operator(
@@ -91,7 +93,8 @@ def conv_grad(
     out: where to write; a tuple if there are several results; must not overlap dy, x or w.
 
     Returns (dx, dw, db), or those in needs, of the shapes (x.shape, w.shape, (M,)) and the dtype of dy. Sums are
-    formed in float32 (float64 for float64); the padding counts as zeros that are multiplied like all else.
+    formed in float32 (float64 for float64). Zeros around x and dy are multiplied like all else, so a number in x or w
+    that is not finite may show in more of its channel's sums than it stands in.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape or attribute.
 
     Formula: dx[n, c, i] = sum of w[m, c, k] * dy[n, m, o], dw[m, c, k] = sum of x[n, c, i] * dy[n, m, o] over all
