@@ -3,13 +3,12 @@
 import functools
 import itertools
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
 from opgrad.contract import FLOATS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
-from opgrad.windows import MOST_AXES, Axis, axes
+from opgrad.windows import RANKS, average_pool_axes, checked_shape
 
 ONNX_ATTRIBUTES = {
     "kernel_shape": (),
@@ -20,22 +19,6 @@ ONNX_ATTRIBUTES = {
     "ceil_mode": 0,
     "count_include_pad": 0,
 }
-RANKS = range(3, 3 + MOST_AXES)
-
-
-def _checked_shape(operator: str, attributes: Mapping[str, Any]) -> Shape:
-    """The attribute `shape`: batch, channels and one to three axes."""
-    shape: Shape = attributes["shape"]
-    if len(shape) not in RANKS:
-        raise ValueError(f"{operator}: shape is {shape}, expected {RANKS[0]} to {RANKS[-1]} sizes")
-    return shape
-
-
-def average_pool_axes(attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
-    """The axes of x with the windows of average_pool_grad; ValueError for attributes that cannot be."""
-    sizes = _checked_shape("average_pool_grad", attributes)[2:]
-    names = ("kernel_shape", "strides", "dilations", "pads", "auto_pad", "ceil_mode")
-    return axes("average_pool_grad", sizes, *(attributes[name] for name in names))
 
 
 def _averaged(_: Shapes, attributes: Attributes) -> Shape:
@@ -43,7 +26,7 @@ def _averaged(_: Shapes, attributes: Attributes) -> Shape:
 
 
 def _of_indices(shapes: Shapes, attributes: Attributes) -> Shape:
-    shape, dy = _checked_shape("max_pool_grad", attributes), shapes["dy"]
+    shape, dy = checked_shape("max_pool_grad", attributes), shapes["dy"]
     if attributes["storage_order"] not in (0, 1):
         raise ValueError(f"max_pool_grad: storage_order is {attributes['storage_order']}, expected 0 or 1")
     if len(dy) != len(shape) or dy[:2] != shape[:2]:
