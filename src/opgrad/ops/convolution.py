@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import FLOATS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, choosing, operator
-from opgrad.windows import RANKS, convolution_axes
+from opgrad.windows import RANKS, axes, convolution_axes
 
 NAME = "conv_grad"
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import FLOATS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
-from opgrad.windows import RANKS, average_pool_axes, checked_shape
+from opgrad.windows import RANKS, average_pool_axes, axes, checked_shape
 
 ONNX_ATTRIBUTES = {
     "kernel_shape": (),
