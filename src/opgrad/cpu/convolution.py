@@ -19,9 +19,8 @@ from opgrad.cpu.grid import Layout
 from opgrad.cpu.loops import precision
 from opgrad.cpu.native import kernel, vector_lanes
 from opgrad.cpu.simd import Pointer
-from opgrad.ops.convolution import convolution_axes
 from opgrad.problem import Problem
-from opgrad.windows import MOST_AXES, Axis
+from opgrad.windows import MOST_AXES, Axis, convolution_axes
 
 CHUNK_BYTES: Final = 8 << 20  # of signals
 PART_PRODUCTS: Final = 1 << 18  # 5 µs of them: less is not worth another part

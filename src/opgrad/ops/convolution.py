@@ -8,20 +8,10 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import FLOATS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, choosing, operator
-from opgrad.windows import MOST_AXES, Axis, axes
+from opgrad.windows import MOST_AXES, axes, convolution_axes
 
 RANKS = range(3, 3 + MOST_AXES)
 NAME = "conv_grad"
-
-
-def convolution_axes(shapes: Shapes, attributes: Attributes) -> tuple[Axis, ...]:
-    """The axes of x with the windows of conv_grad; ValueError for attributes that cannot be."""
-    kernel_shape = shapes["w"][2:]
-    given = attributes["kernel_shape"] or kernel_shape
-    if given != kernel_shape:
-        raise ValueError(f"{NAME}: kernel_shape is {given}, expected {kernel_shape}, as w has")
-    names = ("strides", "dilations", "pads", "auto_pad")
-    return axes(NAME, shapes["x"][2:], kernel_shape, *(attributes[name] for name in names))
 
 
 def _weights(shapes: Shapes, attributes: Attributes) -> Shape:
