@@ -4,11 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from opgrad.contract import Attributes, Shape, Shapes
-
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 MOST_AXES = 3
-RANKS = range(3, 3 + MOST_AXES)  # of arrays: batch, channels and the axes
 
 
 @dataclass(frozen=True)
@@ -91,25 +88,13 @@ def _axis(axis: Axis, auto_pad: str, ceil_mode: bool) -> Axis:
     return replace(axis, count=count)
 
 
-# --- of operators ---------------------------------------------------------------------------------------------------
-
-
-def checked_shape(operator: str, attributes: Mapping[str, Any]) -> Shape:
-    """The attribute `shape`: batch, channels and one to three axes."""
-    shape: Shape = attributes["shape"]
-    if len(shape) not in RANKS:
-        raise ValueError(f"{operator}: shape is {shape}, expected {RANKS[0]} to {RANKS[-1]} sizes")
-    return shape
-
-
 def average_pool_axes(attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
     """The axes of x with the windows of average_pool_grad; ValueError for attributes that cannot be."""
-    sizes = checked_shape("average_pool_grad", attributes)[2:]
     names = ("kernel_shape", "strides", "dilations", "pads", "auto_pad", "ceil_mode")
-    return axes("average_pool_grad", sizes, *(attributes[name] for name in names))
+    return axes("average_pool_grad", attributes["shape"][2:], *(attributes[name] for name in names))
 
 
-def convolution_axes(shapes: Shapes, attributes: Attributes) -> tuple[Axis, ...]:
+def convolution_axes(shapes: Mapping[str, tuple[int, ...]], attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
     """The axes of x with the windows of conv_grad; ValueError for attributes that cannot be."""
     kernel_shape = shapes["w"][2:]
     given = attributes["kernel_shape"] or kernel_shape

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import FLOATS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, choosing, operator
-from opgrad.windows import RANKS, axes, convolution_axes
+from opgrad.windows import MOST_AXES, axes, convolution_axes
 
+RANKS = range(3, 3 + MOST_AXES)
 NAME = "conv_grad"
 
 

@@ -3,12 +3,13 @@
 import functools
 import itertools
 import math
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import numpy as np
 
 from opgrad.contract import FLOATS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
-from opgrad.windows import RANKS, average_pool_axes, axes, checked_shape
+from opgrad.windows import MOST_AXES, average_pool_axes, axes
 
 ONNX_ATTRIBUTES = {
     "kernel_shape": (),
@@ -19,14 +20,24 @@ ONNX_ATTRIBUTES = {
     "ceil_mode": 0,
     "count_include_pad": 0,
 }
+RANKS = range(3, 3 + MOST_AXES)
+
+
+def _checked_shape(operator: str, attributes: Mapping[str, Any]) -> Shape:
+    """The attribute `shape`: batch, channels and one to three axes."""
+    shape: Shape = attributes["shape"]
+    if len(shape) not in RANKS:
+        raise ValueError(f"{operator}: shape is {shape}, expected {RANKS[0]} to {RANKS[-1]} sizes")
+    return shape
 
 
 def _averaged(_: Shapes, attributes: Attributes) -> Shape:
-    return attributes["shape"][:2] + tuple(axis.count for axis in average_pool_axes(attributes))
+    shape = _checked_shape("average_pool_grad", attributes)
+    return shape[:2] + tuple(axis.count for axis in average_pool_axes(attributes))
 
 
 def _of_indices(shapes: Shapes, attributes: Attributes) -> Shape:
-    shape, dy = checked_shape("max_pool_grad", attributes), shapes["dy"]
+    shape, dy = _checked_shape("max_pool_grad", attributes), shapes["dy"]
     if attributes["storage_order"] not in (0, 1):
         raise ValueError(f"max_pool_grad: storage_order is {attributes['storage_order']}, expected 0 or 1")
     if len(dy) != len(shape) or dy[:2] != shape[:2]:
