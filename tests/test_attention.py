@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from graph_cases import call, check_close, reference
+from graph_cases import call, check_close
 
 import opgrad
 from opgrad.accuracy import tolerance
 from opgrad.contract import graph_operators
+from opgrad.examples import expected as reference
 
 NAN, INF = np.nan, np.inf
 
@@ -117,7 +118,7 @@ def test_errors_of_bias_softmax():
             opgrad.bias_softmax(x, bias, axis)
     with pytest.raises(ValueError, match=r"^bias_softmax: axis is 3, expected -3 to 2 for an array of 3"):
         opgrad.bias_softmax(x, x, 3)
-    with pytest.raises(ValueError, match=r"^bias_softmax: axis is \(0, 1\), expected an int: rows end with the last"):
+    with pytest.raises(TypeError, match=r"^bias_softmax: axis is \(0, 1\), expected an int$"):
         opgrad.bias_softmax(x, x, (0, 1))
     with pytest.raises(TypeError, match=r"^bias_softmax: is_inner_broadcast is 1, expected a bool$"):
         opgrad.bias_softmax(x, x, 1, 1)
@@ -129,5 +130,5 @@ def test_errors_of_softmax_dropout_grad():
         opgrad.softmax_dropout_grad(y, y > 0, y, 1.5)
     with pytest.raises(ValueError, match=r"^softmax_dropout_grad: mask has shape \(2,\), expected \(2, 3\), the"):
         opgrad.softmax_dropout_grad(y, y[:, 0] > 0, y)
-    with pytest.raises(ValueError, match=r"^softmax_dropout_grad: axis is \(0, 1\), expected an int"):
+    with pytest.raises(TypeError, match=r"^softmax_dropout_grad: axis is \(0, 1\), expected an int$"):
         opgrad.softmax_dropout_grad(y, y > 0, y, axis=(0, 1))

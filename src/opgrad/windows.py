@@ -1,7 +1,8 @@
 """Windows that slide along the axes behind batch and channel: where they stand, by ONNX's attributes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 MOST_AXES = 3
@@ -85,3 +86,19 @@ def _axis(axis: Axis, auto_pad: str, ceil_mode: bool) -> Axis:
     if ceil_mode and (count - 1) * stride >= axis.size + axis.begin:
         count -= 1  # the last window would begin in the padding behind the axis
     return replace(axis, count=count)
+
+
+def average_pool_axes(attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
+    """The axes of x with the windows of average_pool_grad; ValueError for attributes that cannot be."""
+    names = ("kernel_shape", "strides", "dilations", "pads", "auto_pad", "ceil_mode")
+    return axes("average_pool_grad", attributes["shape"][2:], *(attributes[name] for name in names))
+
+
+def convolution_axes(shapes: Mapping[str, tuple[int, ...]], attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
+    """The axes of x with the windows of conv_grad; ValueError for attributes that cannot be."""
+    kernel_shape = shapes["w"][2:]
+    given = attributes["kernel_shape"] or kernel_shape
+    if given != kernel_shape:
+        raise ValueError(f"conv_grad: kernel_shape is {given}, expected {kernel_shape}, as w has")
+    names = ("strides", "dilations", "pads", "auto_pad")
+    return axes("conv_grad", shapes["x"][2:], kernel_shape, *(attributes[name] for name in names))

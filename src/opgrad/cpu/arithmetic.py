@@ -15,8 +15,8 @@ from opgrad.cpu.pieces import Pieces
 from opgrad.cpu.reduction import grouped, sum_steps
 from opgrad.cpu.row_writer import row_writer
 from opgrad.cpu.simd import Pointer, Vector, address_of, full, like, load_one
-from opgrad.ops.arithmetic import broadcast_axes, reduced_axes
 from opgrad.problem import Problem
+from opgrad.shapes import broadcast_axes, reduced_axes
 
 # --- sums ----------------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,6 @@ dx is a sum of shifted signals of dy times filters, dw holds dot products of sig
 and no matrix of windows is written. A batch is taken in chunks of images whose signals stay in the cache.
 """
 
-import functools
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +15,18 @@ import numpy as np
 from opgrad.contract import Array
 from opgrad.cpu import parts, products, signals
 from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
+from opgrad.cpu.grid import Layout
 from opgrad.cpu.loops import precision
 from opgrad.cpu.native import kernel, vector_lanes
 from opgrad.cpu.simd import Pointer
-from opgrad.ops.convolution import convolution_axes
 from opgrad.problem import Problem
-from opgrad.windows import MOST_AXES, Axis
+from opgrad.windows import MOST_AXES, Axis, convolution_axes
 
 CHUNK_BYTES: Final = 8 << 20  # of signals
 PART_PRODUCTS: Final = 1 << 18  # 5 µs of them: less is not worth another part
 MOST_PARTS: Final = 64
+UNITS: Final = 32  # that the dot products make at least, if there are so many tiles
+MOST_COLUMNS: Final = 48  # of a unit of dot products: a block of 4 KiB of each stays in the second-level cache
 ONE_WINDOW: Final = Axis(1, 1, 1)
 
 
@@ -39,87 +39,6 @@ def copy_out(part, per_part, n, sums: Pointer, y: Pointer):
 @kernel
 def clear_out(part, n, y: Pointer):
     signals.clear(y, n)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How x and dy lie as signals: three axes, of which the first may have one element."""
-
-    along: tuple[Axis, ...]
-
-    @functools.cached_property
-    def elements(self) -> list[tuple[tuple[int, int], ...]]:
-        """For each element of a window and axis, q and r of its distance s * q + r from the window's first."""
-        kernels = itertools.product(*(range(axis.kernel) for axis in self.along))
-        return [
-            tuple(divmod(k * axis.dilation, axis.stride) for k, axis in zip(each, self.along, strict=True))
-            for each in kernels
-        ]
-
-    @functools.cached_property
-    def phases(self) -> list[tuple[int, ...]]:
-        """The remainders that windows have elements in."""
-        return sorted({tuple(r for _, r in element) for element in self.elements})
-
-    @functools.cached_property
-    def ranges(self) -> list[list[tuple[int, int]]]:
-        """For each phase and axis the first q that has an element of x, and the one behind the last."""
-        return [[_range(*each) for each in zip(self.along, r, strict=True)] for r in self.phases]
-
-    @functools.cached_property
-    def first(self) -> tuple[int, ...]:
-        """The q at which the grid begins, for each axis."""
-        return tuple(min(low for low, _ in each) for each in zip(*self.ranges, strict=True))
-
-    @functools.cached_property
-    def grid(self) -> tuple[int, ...]:
-        """The elements of each axis, so many that a shift beyond a row of dy, or of x, meets zeros.
-
-        They are shared by neighbouring rows: 8 for a row of 7 and windows of 3.
-        """
-        last = (max(high for _, high in each) for each in zip(*self.ranges, strict=True))
-        reach = ((axis.kernel - 1) * axis.dilation // axis.stride for axis in self.along)
-        each = zip(self.along, reach, self.first, last, strict=True)
-        return tuple(max(axis.count + more - low, high) for axis, more, low, high in each)
-
-    @functools.cached_property
-    def taps(self) -> list[tuple[int, int]]:
-        """For each element of a window the number of its phase, and its shift."""
-        found = []
-        for element in self.elements:
-            shift = 0
-            for (q, _), low, size in zip(element, self.first, self.grid, strict=True):
-                shift = shift * size + q - low
-            found.append((self.phases.index(tuple(r for _, r in element)), shift))
-        return found
-
-    @functools.cached_property
-    def reach(self) -> int:
-        return max(abs(shift) for _, shift in self.taps)
-
-    @functools.cached_property
-    def sources(self) -> list[list[tuple[int, int, int]]]:
-        """For each phase and axis the grid's first element that x has one for, the one behind the last, and x's."""
-        return [
-            [
-                (low - begin, high - begin, low * axis.stride + part - axis.begin)
-                for axis, part, (low, high), begin in zip(self.along, r, ranges, self.first, strict=True)
-            ]
-            for r, ranges in zip(self.phases, self.ranges, strict=True)
-        ]
-
-    @property
-    def covered(self) -> bool:
-        """Whether each element of x is in a signal."""
-        found = sum(math.prod(high - low for low, high in ranges) for ranges in self.ranges)
-        return found == math.prod(axis.size for axis in self.along)
-
-
-def _range(axis: Axis, r: int) -> tuple[int, int]:
-    beyond = axis.count + (axis.kernel - 1) * axis.dilation // axis.stride
-    low = max(0, -((r - axis.begin) // axis.stride))
-    high = min(beyond, -((r - axis.begin - axis.size) // axis.stride))
-    return low, max(low, high)
 
 
 @dataclass(frozen=True)
@@ -264,12 +183,18 @@ class _Steps:
         sizes, strides = [axis.size for axis in along], tuple(axis.stride for axis in along)
         return self.images(self.layout.sources, sizes, strides, self.sizes.channels)
 
-    def images(self, sources: Any, sizes: Sequence[int], steps: tuple[int, ...], channels: int) -> dict[str, int]:
+    def images(self, sources: Any, sizes: Sequence[int], steps: Sequence[int], channels: int) -> dict[str, int]:
         """What the kernels are told of images: their sizes, and where their elements stand in the grid."""
-        (depth, height, width), (step_d, step_h, step_w), (_, grid_h, grid_w) = sizes, steps, self.layout.grid
+        along = [list(each) for each in zip(sizes, steps, self.layout.grid, strict=True)]
+        ranges = [[list(each) for each in phase] for phase in sources]
+        if along[2][0] == along[2][2] and along[1][1] == along[2][1] == 1:
+            # Rows without anything between them are one long row.
+            along = [along[0], [1, 1, 1], [along[1][0] * along[2][0], 1, along[1][2] * along[2][2]]]
+            ranges = [[d, [0, 1, 0], [each * sizes[2] for each in h]] for d, h, _ in ranges]
+        (depth, step_d, _), (height, step_h, grid_h), (width, step_w, grid_w) = along
         return {
-            "phases": len(sources),
-            "phase_table": self.table(sources),
+            "phases": len(ranges),
+            "phase_table": self.table(ranges),
             "channels": channels * self.sizes.group,
             "depth": depth,
             "height": height,
@@ -280,6 +205,7 @@ class _Steps:
             "grid_h": grid_h,
             "grid_w": grid_w,
             "grid": self.sizes.grid,
+            "filled": all(math.prod(high - low for low, high, _ in each) == self.sizes.grid for each in ranges),
         }
 
     # --- products ---
@@ -303,12 +229,15 @@ class _Steps:
         shifts = np.arange(s.channels)[:, None] * (s.phases * s.pitch) + taps
         columns, tiles = s.channels * s.taps, -(-s.filters // products.ROWS)
         length = _up(images * s.grid, s.lanes)
-        most = -(-columns // products.COLUMNS)
-        per_range = _up(-(-columns // min(most, -(-MOST_PARTS // (tiles * s.group)))), products.COLUMNS)
+        ranges = max(-(-columns // MOST_COLUMNS), min(-(-columns // products.COLUMNS), -(-UNITS // (tiles * s.group))))
+        per_range = _up(-(-columns // ranges), products.COLUMNS)
         ranges = -(-columns // per_range)
-        units = s.group * tiles * ranges
+        tiles_per_range = -(-tiles // min(tiles, -(-UNITS // (ranges * s.group))))
+        row_ranges = -(-tiles // tiles_per_range)
+        units = s.group * row_ranges * ranges
         arguments = {
-            "row_tiles": tiles,
+            "row_ranges": row_ranges,
+            "rows_per_range": tiles_per_range * products.ROWS,
             "ranges": ranges,
             "per_range": per_range,
             "rows": s.filters,
@@ -325,7 +254,9 @@ class _Steps:
             "x_group": s.channels * s.phases * s.pitch,
             "sums": sums,
         }
-        self.spread(products.dots, units, self.per_part(units, products.ROWS * per_range * length), arguments)
+        self.spread(
+            products.dots, units, self.per_part(units, tiles_per_range * products.ROWS * per_range * length), arguments
+        )
 
     def correlation(self, dy: Scratch, dx: Scratch) -> dict[str, Any]:
         """Packs the filters; the arguments of `correlate` but those that depend on the number of images."""

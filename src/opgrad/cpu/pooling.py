@@ -32,10 +32,9 @@ from opgrad.cpu.simd import (
     store_one,
 )
 from opgrad.cpu.space import release_slot, take_slot, working_space
-from opgrad.ops.pooling import average_pool_axes
 from opgrad.problem import Problem
 from opgrad.ranges import wrong_maximum
-from opgrad.windows import MOST_AXES, Axis
+from opgrad.windows import MOST_AXES, Axis, average_pool_axes
 
 CHUNK: Final = 64  # terms that are added to each other before they join the total
 ONE_WINDOW: Final = Axis(1, 1, 1)

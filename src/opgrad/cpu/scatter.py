@@ -17,9 +17,9 @@ from opgrad.cpu.gather import INDICES_PER_PART, copy_steps, index_steps, report_
 from opgrad.cpu.memory import load_word, store_word
 from opgrad.cpu.native import kernel
 from opgrad.cpu.simd import Pointer, load_one
-from opgrad.ops.scatter import slice_ranges
 from opgrad.problem import Problem
 from opgrad.ranges import Explain, wrong_index
+from opgrad.shapes import slice_ranges
 
 # --- tuples of indices ---------------------------------------------------------------------------------------------
 

@@ -39,13 +39,18 @@ def copy(y: Any, x: Any, n: int) -> None:
 @kernel
 def lay_out(
     part, per_part, units, phases, phase_table, images, first_image, channels,
-    depth, height, width, step_d, step_h, step_w, grid_h, grid_w, grid, front, pitch, x: Pointer, signals: Pointer,
+    depth, height, width, step_d, step_h, step_w, grid_h, grid_w, grid, front, pitch, filled,
+    x: Pointer, signals: Pointer,
 ):  # fmt: skip
-    """signals = the images of each channel (a unit with each phase), with zeros around them."""
+    """signals = each channel's images (a unit with each phase), zeros around them and, unless filled, between."""
     for unit in range(part * per_part, min((part + 1) * per_part, units)):
         channel, phase = unit // phases, phase_table + 8 * PHASE * (unit % phases)
         signal = signals + unit * pitch
-        clear(signal, pitch)
+        if filled:
+            clear(signal, front)
+            clear(signal + (front + images * grid), pitch - front - images * grid)
+        else:
+            clear(signal, pitch)
         low_w = load_word(phase, 6)
         count = load_word(phase, 7) - low_w
         if count > 0:

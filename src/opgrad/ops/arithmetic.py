@@ -1,32 +1,16 @@
 """Sums, quotients and shapes of arrays that are broadcast against each other."""
 
-from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Annotated
 
 import numpy as np
 
 from opgrad.contract import BYTES, FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
+from opgrad.shapes import broadcast_axes, reduced_axes
 
 INT64 = ("int64",)
 
 
 # --- sums ----------------------------------------------------------------------------------------------------------
-
-
-def reduced_axes(shape: Shape, axes: Sequence[int], noop_with_empty_axes: bool) -> frozenset[int]:
-    """The axes that a sum takes away, as places from 0 on; ValueError if one is out of range."""
-    rank = len(shape)
-    for axis in axes:
-        if not -rank <= axis < rank:
-            bounds = f"{-rank} to {rank - 1}" if rank else "no axes"
-            dimensions = f"{rank} dimension{'' if rank == 1 else 's'}"
-            raise ValueError(
-                f"reduce_sum_training: axes is {tuple(axes)}, expected {bounds} for an array of {dimensions}"
-            )
-    if not axes:
-        return frozenset() if noop_with_empty_axes else frozenset(range(rank))
-    return frozenset(axis % rank for axis in axes)
 
 
 def _sum_shape(shapes: Shapes, attributes: Attributes) -> Shape:
@@ -139,25 +123,6 @@ def div_grad(
 
 
 # --- shapes --------------------------------------------------------------------------------------------------------
-
-
-def broadcast_axes(a_shape: Shape, b_shape: Shape) -> tuple[list[int], list[int]]:
-    """The axes along which each of two shapes is broadcast to the other, from the last to the first."""
-    if any(size < 0 for size in (*a_shape, *b_shape)):
-        name, shape = ("a_shape", a_shape) if any(size < 0 for size in a_shape) else ("b_shape", b_shape)
-        raise ValueError(f"broadcast_gradient_args: {name} is {shape}, expected sizes of at least 0")
-    a_axes, b_axes = [], []
-    rank = max(len(a_shape), len(b_shape))
-    for i, (a, b) in enumerate(zip_longest(reversed(a_shape), reversed(b_shape))):
-        axis = rank - 1 - i
-        if a is None or (a == 1 and b is not None and b != 1):
-            a_axes.append(axis)
-        elif b is None or (b == 1 and a != 1):
-            b_axes.append(axis)
-        elif a != b:
-            expected = f"one that is broadcast with {a_shape}, a_shape"
-            raise ValueError(f"broadcast_gradient_args: b_shape is {b_shape}, expected {expected}")
-    return a_axes, b_axes
 
 
 @operator(

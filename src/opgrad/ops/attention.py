@@ -21,22 +21,6 @@ def _bias_shape(shapes: Shapes, attributes: Attributes) -> Shape:
     return bias if fits and (rows % given == 0 if given else not rows) else row
 
 
-def _check_axis(operator: str, attributes: Attributes) -> None:
-    if len(attributes["axis"]) != 1:
-        axes = tuple(attributes["axis"])
-        raise ValueError(f"{operator}: axis is {axes}, expected an int: rows end with the last axis")
-
-
-def _sum_shape(shapes: Shapes, attributes: Attributes) -> Shape:
-    _check_axis("bias_softmax", attributes)
-    return shapes["x"]
-
-
-def _gradient_shape(shapes: Shapes, attributes: Attributes) -> Shape:
-    _check_axis("softmax_dropout_grad", attributes)
-    return ratio_checked("softmax_dropout_grad", "dy")(shapes, attributes)
-
-
 Bias = Annotated[
     Array,
     Tensor(
@@ -60,7 +44,7 @@ def _rows(array: Array, axis: int) -> Array:
 @operator(
     "y = softmax(x + bias)",
     kind="whole",
-    results={"y": Tensor(FLOATS, _sum_shape, "the shape of x", dtype_of="x", role="alone")},
+    results={"y": Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x", role="alone")},
     in_place={"y": ("x",)},
     onnx=(
         OnnxName(
@@ -103,7 +87,11 @@ def bias_softmax(
 @operator(
     "dx = y * (g - sum(y * g)), g = where(mask, dy / (1 - ratio), 0)",
     kind="whole",
-    results={"dx": Tensor(FLOATS, _gradient_shape, "the shape of dy", dtype_of="dy", role="alone")},
+    results={
+        "dx": Tensor(
+            FLOATS, ratio_checked("softmax_dropout_grad", "dy"), "the shape of dy", dtype_of="dy", role="alone"
+        )
+    },
     in_place={"dx": ("dy", "y")},
     onnx=(
         OnnxName(

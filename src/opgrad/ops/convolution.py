@@ -8,20 +8,10 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import FLOATS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, choosing, operator
-from opgrad.windows import MOST_AXES, Axis, axes
+from opgrad.windows import MOST_AXES, axes, convolution_axes
 
 RANKS = range(3, 3 + MOST_AXES)
 NAME = "conv_grad"
-
-
-def convolution_axes(shapes: Shapes, attributes: Attributes) -> tuple[Axis, ...]:
-    """The axes of x with the windows of conv_grad; ValueError for attributes that cannot be."""
-    kernel_shape = shapes["w"][2:]
-    given = attributes["kernel_shape"] or kernel_shape
-    if given != kernel_shape:
-        raise ValueError(f"{NAME}: kernel_shape is {given}, expected {kernel_shape}, as w has")
-    names = ("strides", "dilations", "pads", "auto_pad")
-    return axes(NAME, shapes["x"][2:], kernel_shape, *(attributes[name] for name in names))
 
 
 def _weights(shapes: Shapes, attributes: Attributes) -> Shape:
@@ -41,9 +31,11 @@ def _output(shapes: Shapes, attributes: Attributes) -> Shape:
 
 
 Alone = functools.partial(Tensor, role="alone")
-Output = Annotated[Array, Alone(FLOATS, ranks=RANKS)]
+Output = Annotated[Array, Alone(FLOATS, _output, "what the attributes make of x and w", ranks=RANKS)]
 Input = Annotated[Array, Alone(FLOATS, ranks=RANKS, dtype_of="dy")]
-Weights = Annotated[Array, Alone(FLOATS, ranks=RANKS, dtype_of="dy")]
+Weights = Annotated[
+    Array, Alone(FLOATS, _weights, "filters for the channels of x in each group", ranks=RANKS, dtype_of="dy")
+]
 
 
 @operator(
@@ -91,7 +83,8 @@ def conv_grad(
     out: where to write; a tuple if there are several results; must not overlap dy, x or w.
 
     Returns (dx, dw, db), or those in needs, of the shapes (x.shape, w.shape, (M,)) and the dtype of dy. Sums are
-    formed in float32 (float64 for float64); the padding counts as zeros that are multiplied like all else.
+    formed in float32 (float64 for float64). Zeros around x and dy are multiplied like all else, so a number in x or w
+    that is not finite may show in more of its channel's sums than it stands in.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape or attribute.
 
     Formula: dx[n, c, i] = sum of w[m, c, k] * dy[n, m, o], dw[m, c, k] = sum of x[n, c, i] * dy[n, m, o] over all

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import FLOATS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
-from opgrad.windows import MOST_AXES, Axis, axes
+from opgrad.windows import MOST_AXES, average_pool_axes, axes
 
 ONNX_ATTRIBUTES = {
     "kernel_shape": (),
@@ -31,15 +31,9 @@ def _checked_shape(operator: str, attributes: Mapping[str, Any]) -> Shape:
     return shape
 
 
-def average_pool_axes(attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
-    """The axes of x with the windows of average_pool_grad; ValueError for attributes that cannot be."""
-    sizes = _checked_shape("average_pool_grad", attributes)[2:]
-    names = ("kernel_shape", "strides", "dilations", "pads", "auto_pad", "ceil_mode")
-    return axes("average_pool_grad", sizes, *(attributes[name] for name in names))
-
-
 def _averaged(_: Shapes, attributes: Attributes) -> Shape:
-    return attributes["shape"][:2] + tuple(axis.count for axis in average_pool_axes(attributes))
+    shape = _checked_shape("average_pool_grad", attributes)
+    return shape[:2] + tuple(axis.count for axis in average_pool_axes(attributes))
 
 
 def _of_indices(shapes: Shapes, attributes: Attributes) -> Shape:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
+from opgrad.shapes import slice_ranges
 
 # --- checks --------------------------------------------------------------------------------------------------------
 
@@ -57,34 +58,6 @@ def _named_by_tuples(name: str) -> Callable[[Shapes, Attributes], Shape]:
         return _check_tuples(name, shape, shapes["indices"], attributes["batch_dims"])
 
     return compute
-
-
-def slice_ranges(attributes: Attributes) -> list[range]:
-    """For each axis of `shape` the places that a slice takes, clamped as ONNX Slice does.
-
-    Raises the ValueError of slice_grad.
-    """
-    shape, starts, ends = (attributes[name] for name in ("shape", "starts", "ends"))
-    axes, steps = attributes["axes"], attributes["steps"]
-    axes = tuple(range(len(starts))) if axes is None else axes
-    steps = (1,) * len(starts) if steps is None else steps
-    for name, values in (("ends", ends), ("axes", axes), ("steps", steps)):
-        if len(values) != len(starts):
-            raise ValueError(f"slice_grad: {name} has {len(values)} entries, expected {len(starts)}, as many as starts")
-    found = [range(size) for size in shape]
-    seen = set()
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        rank = len(shape)
-        if not -rank <= axis < rank:
-            bounds = f"{-rank} to {rank - 1}" if rank else "no axis, as shape has none"
-            raise ValueError(f"slice_grad: axes has {axis}, expected {bounds}")
-        if axis % rank in seen:
-            raise ValueError(f"slice_grad: axes is {axes}, expected different axes")
-        if not step:
-            raise ValueError(f"slice_grad: steps is {steps}, expected no 0")
-        seen.add(axis % rank)
-        found[axis] = range(*slice(start, end, step).indices(shape[axis]))
-    return found
 
 
 def _sliced(shapes: Shapes, attributes: Attributes) -> Shape:

@@ -103,9 +103,7 @@ class Trainer:
         """Raise ValueError if the graphs do not take batches of so many rows."""
         expected = self.artifacts.batch_rows
         if expected is not None and rows != expected:
-            raise ValueError(
-                f"Trainer.{caller}: a batch has {rows} rows, expected {expected}, as the graphs say"
-            )
+            raise ValueError(f"Trainer.{caller}: a batch has {rows} rows, expected {expected}, as the graphs say")
 
     def evaluate(self, data: Dataset, batch_size: int = BATCH_ROWS) -> Evaluation:
         """Loss and accuracy of the present parameters; see `Evaluator`.
