@@ -155,12 +155,12 @@ def check_peers(case, terms):
 
 
 def computed(case, returned):
-    """What a peer's call wrote into the case's arrays, or else returned in the form of a result, by name."""
+    """What a peer's call returned in the form of a result, or else wrote into the case's arrays, by name."""
     found = {name: array for name, array in case.results.items() if not (array == 77).all()}
     each = [array.numpy() if hasattr(array, "numpy") else np.asarray(array) for array in listed(returned)]
     if len(each) == len(case.results):
         pairs = zip(case.results.items(), each, strict=True)
-        return {name: theirs for (name, like), theirs in pairs if theirs.shape == like.shape} | found
+        return found | {name: theirs for (name, like), theirs in pairs if theirs.shape == like.shape}
     assert found
     return found
 
