@@ -277,13 +277,24 @@ def _spec(array: Array | None) -> Spec | None:
 def check_overlap(op: Operator, arrays: Sequence[Array | None]) -> None:
     """Raise ValueError if a result overlaps another array in a way that is not allowed."""
     names = [*op.arrays, *op.results]
+    spans = [_span(array) for array in arrays]
     for place in range(len(op.arrays), len(arrays)):
         output, result = arrays[place], names[place]
-        for name, array in zip(names[:place], arrays, strict=False):
-            if array is None or output is None or not np.shares_memory(array, output):
+        for name, array, span in zip(names[:place], arrays, spans, strict=False):
+            apart = span[1] <= spans[place][0] or spans[place][1] <= span[0]
+            if apart or array is None or output is None or not np.shares_memory(array, output):
                 continue
             allowed = name in op.in_place.get(result, ())
             same = array.ctypes.data == output.ctypes.data and array.strides == output.strides
             if not (allowed and same and array.dtype == output.dtype):
                 expected = f"{name} itself or separate memory" if allowed else "separate memory"
                 raise ValueError(f"{op.name}: out for {result} overlaps {name}, expected {expected}")
+
+
+def _span(array: Array | None) -> tuple[int, int]:
+    """The addresses between which an array lies; two for whom they do not meet share nothing."""
+    if array is None or not array.size:
+        return 0, 0
+    steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
+    start = array.ctypes.data
+    return start + sum(min(step, 0) for step in steps), start + sum(max(step, 0) for step in steps) + array.itemsize

@@ -268,6 +268,7 @@ def _tensor(hint: Any) -> Tensor | None:
 # --- operators on any number of arrays -----------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=256)  # building it takes longer than a small call
 def spread(op: Operator, given: int, made: int) -> Operator:
     """The operator for so many arrays in place of its last input, if that is several, and results likewise.
 
@@ -315,7 +316,7 @@ def several(made: Callable[[Mapping[str, Any], int], int] = lambda given, count:
             return spread(op, count, 0), flat
         if isinstance(flat.get("out"), list | tuple):
             flat["out"] = _flattened(flat["out"])
-        return replace(spread(op, count, results), finish=functools.partial(_in_lists, len(op.results))), flat
+        return _making_lists(op, count, results), flat
 
     def over_arrays(given: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
         return {
@@ -324,6 +325,11 @@ def several(made: Callable[[Mapping[str, Any], int], int] = lambda given, count:
         }
 
     return General((), expand, over_arrays)
+
+
+@functools.lru_cache(maxsize=256)
+def _making_lists(op: Operator, given: int, made: int) -> Operator:
+    return replace(spread(op, given, made), finish=functools.partial(_in_lists, len(op.results)))
 
 
 def _length(op: Operator, name: str, arrays: Any, first: str, expected: int) -> int:

@@ -16,6 +16,7 @@ from opgrad.plans import prepare
 from opgrad.sample import aligned
 
 Value = Any
+IN_PLACE = "optimizer"  # the family whose calls write over their arguments
 
 
 class GraphCase:
@@ -31,6 +32,16 @@ class GraphCase:
         prepared = prepare(general, specs, attributes)
         self.results = {name: aligned(spec.shape, spec.dtype) for name, spec in prepared.results.items()}
         self.moved = prepared.problem.bytes
+        self.given = self.values
+        if self.op.family == IN_PLACE:
+            self._share()
+
+    def _share(self) -> None:
+        """Results in the memory of copies of the arrays that they take over, as an optimizer is used."""
+        self.given = dict(self.values)
+        for result, (source, *_) in self.op.in_place.items():
+            self.given[source] = copies = _aligned(self.values[source])
+            self.results |= {f"{result}[{i}]": copy for i, copy in enumerate(copies)}
 
     @property
     def label(self) -> str:
@@ -41,11 +52,10 @@ class GraphCase:
 
     def call(self) -> Callable[[], object]:
         """The operator on these arrays, called as a user would."""
-        out = tuple(self.results.values())
+        out: Any = tuple(self.results.values())
         several = self.op.general is not None and any(tensor.several for tensor in self.op.results.values())
-        return partial(
-            getattr(opgrad, self.op.name), **self.values, out=list(out) if several else out if len(out) > 1 else out[0]
-        )
+        out = list(out) if several else out if len(out) > 1 else out[0]
+        return partial(getattr(opgrad, self.op.name), **self.given, out=out)
 
     def traffic(self) -> int:
         """Each input and each result once."""
@@ -53,6 +63,9 @@ class GraphCase:
 
     def error(self) -> float:
         """The worst error of the results in ulp; infinite if an integer or a truth value is wrong."""
+        if self.op.family == IN_PLACE:
+            self._share()  # earlier calls have changed the copies
+            self.call()()
         exact = expected(self.op, self.values)
         return max(_error(got, right) for got, right in zip(self.results.values(), exact, strict=True))
 
