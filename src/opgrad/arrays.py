@@ -276,25 +276,43 @@ def _spec(array: Array | None) -> Spec | None:
 
 def check_overlap(op: Operator, arrays: Sequence[Array | None]) -> None:
     """Raise ValueError if a result overlaps another array in a way that is not allowed."""
-    names = [*op.arrays, *op.results]
-    spans = [_span(array) for array in arrays]
-    for place in range(len(op.arrays), len(arrays)):
-        output, result = arrays[place], names[place]
-        for name, array, span in zip(names[:place], arrays, spans, strict=False):
-            apart = span[1] <= spans[place][0] or spans[place][1] <= span[0]
-            if apart or array is None or output is None or not np.shares_memory(array, output):
-                continue
-            allowed = name in op.in_place.get(result, ())
-            same = array.ctypes.data == output.ctypes.data and array.strides == output.strides
-            if not (allowed and same and array.dtype == output.dtype):
-                expected = f"{name} itself or separate memory" if allowed else "separate memory"
-                raise ValueError(f"{op.name}: out for {result} overlaps {name}, expected {expected}")
+    names, first_result = [*op.arrays, *op.results], len(op.arrays)
+    for group in _close(arrays):
+        for number, place in enumerate(group):
+            for other in group[:number] if place >= first_result else ():
+                _check_pair(op, names[place], arrays[place], names[other], arrays[other])
 
 
-def _span(array: Array | None) -> tuple[int, int]:
-    """The addresses between which an array lies; two for whom they do not meet share nothing."""
-    if array is None or not array.size:
-        return 0, 0
-    steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
+def _check_pair(op: Operator, result: str, output: Any, name: str, array: Any) -> None:
+    if not np.shares_memory(array, output):
+        return
+    allowed = name in op.in_place.get(result, ())
+    same = array.ctypes.data == output.ctypes.data and array.strides == output.strides
+    if not (allowed and same and array.dtype == output.dtype):
+        expected = f"{name} itself or separate memory" if allowed else "separate memory"
+        raise ValueError(f"{op.name}: out for {result} overlaps {name}, expected {expected}")
+
+
+def _close(arrays: Sequence[Array | None]) -> list[list[int]]:
+    """The places of arrays whose spans meet, group by group; arrays of different groups share nothing.
+
+    Comparing every pair took 0.5 ms for the 65 arrays of a list operator.
+    """
+    spans = sorted((*_span(array), place) for place, array in enumerate(arrays) if array is not None and array.size)
+    groups: list[list[int]] = []
+    reached = 0
+    for start, end, place in spans:
+        if start >= reached:
+            groups.append([])
+        groups[-1].append(place)
+        reached = max(reached, end)
+    return [sorted(group) for group in groups if len(group) > 1]
+
+
+def _span(array: Array) -> tuple[int, int]:
+    """The addresses between which an array lies."""
     start = array.ctypes.data
+    if array.flags.c_contiguous:
+        return start, start + array.nbytes
+    steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
     return start + sum(min(step, 0) for step in steps), start + sum(max(step, 0) for step in steps) + array.itemsize

@@ -44,7 +44,6 @@ def torch_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], threads: 
     layers = chain(artifacts.eval_model.graph)
     import torch
 
-    torch.set_num_threads(threads)
     parameters = {name: torch.tensor(array) for name, array in {**artifacts.frozen, **artifacts.trainable}.items()}
     model = torch.nn.Sequential(*(_module(torch, node, parameters) for node in layers))
     rule: Any = artifacts.rule
@@ -61,6 +60,7 @@ def torch_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], threads: 
     criterion = torch.nn.CrossEntropyLoss()
 
     def step() -> Any:
+        torch.set_num_threads(threads)
         optimizer.zero_grad()
         loss = criterion(model(x), labels)
         loss.backward()
