@@ -202,3 +202,17 @@ def test_sizes_have_the_unit_that_fits() -> None:
         "5.0 MiB",
         "3.0 GiB",
     ]
+
+
+def test_what_cannot_be_lowered_to_a_file_is_told_in_one_line(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(b"no model at all")
+    whole = str(EXAMPLES / "digits" / "training_model.onnx")
+    for source, target, message in (
+        (str(tmp_path / "model.onnx"), tmp_path / "plain.onnx", "is no ONNX model, or damaged"),
+        (whole, tmp_path / "none" / "plain.onnx", "there is no folder"),
+    ):
+        result = CliRunner().invoke(app, ["lower", source, "-o", str(target)])
+        assert result.exit_code == 1
+        assert message in result.output
+        assert len(result.output.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]

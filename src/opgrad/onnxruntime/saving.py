@@ -16,13 +16,17 @@ def lower_file(source: Path, target: Path) -> list[str]:
 
     source: an ONNX model. target: the file to write; in the folder of the source if that keeps data in other files.
     Returns lines that tell which operators were lowered, which outputs were added, and what stock onnxruntime still
-    cannot run. Raises what `lower` raises, and ValueError for a target in the wrong folder.
+    cannot run. Raises what `lower` raises, ValueError for a target in the wrong folder, FileNotFoundError for one in
+    a folder that is not there.
     """
-    before, after = onnx.load(source, load_external_data=False), lower(source)
+    after = lower(source)  # first: it says what is wrong with a file that is no model
+    before = onnx.load(source, load_external_data=False)
     tensors = (*after.graph.initializer, *after.graph.sparse_initializer)
     outside = any(uses_external_data(each) for each in tensors if isinstance(each, onnx.TensorProto))
     if outside and source.resolve().parent != target.resolve().parent:
         raise ValueError(f"lower: {source} keeps data in other files, expected an output in {source.parent}")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"lower: there is no folder {target.parent} to write {target.name} into")
     partial = Path(f"{target}.partial")
     partial.write_bytes(after.SerializeToString())
     os.replace(partial, target)
