@@ -54,13 +54,16 @@ def tolerance(dtype: str, terms: int) -> float:
 
 def reference(op: Operator, values: Mapping[str, Any]) -> dict[str, Array]:
     """The results of an operator's reference in float64, by name."""
-    widened = {name: _widened(value) for name, value in values.items()}
+    exact = {name: widened(value) for name, value in values.items()}
     with np.errstate(all="ignore"):
-        results = op.reference(**widened)
+        results = op.reference(**exact)
     several = results if isinstance(results, tuple) else (results,)
     return {name: np.asarray(value) for name, value in zip(op.results, several, strict=True)}
 
 
-def _widened(value: Any) -> Any:
+def widened(value: Any) -> Any:
+    """A floating-point array in float64, also each in a list; anything else as it is."""
+    if isinstance(value, list):
+        return [widened(each) for each in value]
     whole = not isinstance(value, np.ndarray) or value.dtype.kind in "iub"
     return value if whole else value.astype(np.float64)

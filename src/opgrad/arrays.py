@@ -188,7 +188,7 @@ class Runner:
         attributes = {name: given[name] for name in op.attributes if name in given}
         outputs = _as_tuple(given.get("out"))
         self.op, self.finish = op, op.finish or one_or_tuple
-        self.plan = plan(op, [_spec(a) for a in arrays], attributes, outputs and [_spec(a) for a in outputs])
+        self.plan = plan(op, [spec_of(a) for a in arrays], attributes, outputs and [spec_of(a) for a in outputs])
         positions = dict(zip(op.parameters, range(len(args)), strict=False))
         self.sources = [(positions.get(name), name) for name in op.arrays]
         self.present = sum(1 << number for number, array in enumerate([*arrays, *op.results]) if array is not None)
@@ -270,7 +270,8 @@ def _as_tuple(out: Any) -> Any:
     return out if out is None or type(out) is tuple else (out,)
 
 
-def _spec(array: Array | None) -> Spec | None:
+def spec_of(array: Array | None) -> Spec | None:
+    """An array as the checks see it."""
     return None if array is None else Spec(array.shape, array.dtype, array.strides)
 
 

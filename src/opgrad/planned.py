@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from opgrad import arrays, interop
-from opgrad.contract import DTYPES, Array, Operator, Shape, Spec, operators
+from opgrad.contract import DTYPES, Array, Operator, Shape, operators
 from opgrad.dropout_attribute import Dropout
 from opgrad.layout import contiguous
 from opgrad.plans import prepare
@@ -265,7 +265,7 @@ def _planned(
         raise TypeError(f"{name}_plan: unexpected keyword {unknown}")
     given = inputs | {"axis": axis} | attributes
     of, values = arrays.form(op, dict(given))
-    specs = [None if array is None else _spec(array) for array in (values.get(name) for name in of.arrays)]
+    specs = [arrays.spec_of(values.get(name)) for name in of.arrays]
     known = {name: values[name] for name in of.attributes if name in values}
     results = list(prepare(of, specs, known).results.values())
     outputs = [_example(results[0].shape, results[0].dtype, out_strides)]
@@ -273,10 +273,6 @@ def _planned(
     out = outputs[0] if len(outputs) == 1 else tuple(outputs)
     of, values = arrays.form(op, given | {"out": out})
     return PlannedCall(of, arrays.as_given(of, values))
-
-
-def _spec(array: Array) -> Spec:
-    return Spec(array.shape, array.dtype, array.strides)
 
 
 def _example(shape: Shape, dtype: Any, strides: Shape | None) -> Array:

@@ -8,12 +8,12 @@ import numpy as np
 
 import opgrad
 from opgrad.accuracy import error_in_ulp, reference
-from opgrad.arrays import form
+from opgrad.arrays import form, spec_of
 from opgrad.bench import case as plain
 from opgrad.bench.cells import PLANS, Cell
 from opgrad.bench.forms import FORMS, leading
 from opgrad.bench.measure import CALL, KERNEL
-from opgrad.contract import DTYPES, Array, Spec
+from opgrad.contract import DTYPES, Array
 from opgrad.plans import Plan, plan, prepare
 from opgrad.sample import Numpy, aligned, arguments
 
@@ -38,7 +38,7 @@ class FormCase(plain.Case):
             self.values["out_dtype"] = target
         self.general, self.given = form(cell.op, dict(self.values))
         attributes = {name: self.given[name] for name in self.general.attributes if name in self.given}
-        specs = [_spec(self.given[name]) for name in self.general.arrays]
+        specs = [spec_of(self.given[name]) for name in self.general.arrays]
         prepared = prepare(self.general, specs, attributes)
         self.results = {name: self.empty(spec.shape, spec.dtype) for name, spec in prepared.results.items()}
         self.moved = prepared.problem.bytes
@@ -90,15 +90,11 @@ class Kernel:
     def _plan(case: FormCase) -> Plan:
         op, given = case.general, case.given
         attributes = {name: given[name] for name in op.attributes if name in given}
-        return plan(op, [_spec(given[name]) for name in op.arrays], attributes)
+        return plan(op, [spec_of(given[name]) for name in op.arrays], attributes)
 
     def __call__(self) -> None:
         threads = self._threads_for() if self.plan.parts_max > 1 else (0, 0)
         self._execute.call(*self._addresses, *threads)
-
-
-def _spec(array: Array) -> Spec:
-    return Spec(array.shape, array.dtype, array.strides)
 
 
 def _converted(array: Array, dtype: str) -> Array:

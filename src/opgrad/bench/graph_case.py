@@ -8,9 +8,9 @@ import numpy as np
 
 import opgrad
 from opgrad.accuracy import error_in_ulp
-from opgrad.arrays import form
+from opgrad.arrays import as_given, form, spec_of
 from opgrad.bench.cells import Cell
-from opgrad.contract import FLOATS, Array, Spec
+from opgrad.contract import FLOATS, Array
 from opgrad.examples import examples, expected
 from opgrad.plans import prepare
 from opgrad.sample import aligned
@@ -26,8 +26,9 @@ class GraphCase:
         self.op, self.dtype = cell.op, cell.dtype
         (example,) = examples(cell.op, cell.dtype, large=True)
         self.values = {name: _aligned(value) for name, value in example.arguments.items()}
-        general, given = form(cell.op, dict(self.values))
-        specs = [_spec(given.get(name)) for name in general.arrays]
+        general, named = form(cell.op, dict(self.values))
+        given = as_given(general, named)
+        specs = [spec_of(given.get(name)) for name in general.arrays]
         attributes = {name: given[name] for name in general.attributes if name in given}
         prepared = prepare(general, specs, attributes)
         self.results = {name: aligned(spec.shape, spec.dtype) for name, spec in prepared.results.items()}
@@ -83,13 +84,6 @@ def _aligned(value: Value) -> Value:
     made = aligned(value.shape, value.dtype)
     made[...] = value
     return made
-
-
-def _spec(array: Any) -> Spec | None:
-    if array is None:
-        return None
-    array = np.asarray(array)
-    return Spec(array.shape, array.dtype, array.strides)
 
 
 def _error(got: Array, exact: Array) -> float:

@@ -6,7 +6,7 @@ from opgrad.cpu import elements
 from opgrad.cpu.elements import BLOCK
 from opgrad.cpu.execute import Program
 from opgrad.cpu.native import Kernel, inline, kernel
-from opgrad.cpu.rows import map_one
+from opgrad.cpu.rows import map_one, times
 from opgrad.cpu.simd import Pointer, Vector, load_one, number
 from opgrad.problem import Problem
 
@@ -19,11 +19,6 @@ def _sum(buffer: Vector, value: Vector, alpha: float) -> Vector:
 @inline
 def _value(value: Vector, alpha: float) -> Vector:
     return value
-
-
-@inline
-def _times(x: Vector, factor: float, unused: float, i: Vector) -> Vector:
-    return x * factor
 
 
 @inline
@@ -47,7 +42,7 @@ def scaling(formula: Callable[..., Vector]) -> Kernel:
 
 
 SUM, VALUE = elements.binary(_sum), elements.unary(_value)
-TIMES, DIVIDED = scaling(_times), scaling(_divided)
+TIMES, DIVIDED = scaling(times), scaling(_divided)
 
 
 def in_place_accumulator(problem: Problem) -> Program:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from opgrad.contract import Shape
 from opgrad.cpu import elements, parts
+from opgrad.cpu.accumulate import SUM, VALUE
 from opgrad.cpu.columns import get
 from opgrad.cpu.execute import Program, Step
 from opgrad.cpu.memory import copy_bytes, load_word
@@ -164,20 +165,7 @@ def zero_gradient(problem: Problem) -> Program:
 # --- accumulation ---------------------------------------------------------------------------------------------------
 
 
-@inline
-def _sum(buffer: Vector, value: Vector, alpha: float) -> Vector:
-    return buffer + value
-
-
-@inline
-def _same(buffer: Vector, alpha: float) -> Vector:
-    return buffer
-
-
-SUM, SAME = elements.binary(_sum), elements.unary(_same)
-
-
 def accumulate(problem: Problem) -> Program:
     if problem.attributes["update"]:
         return elements.program(problem, SUM, "sum", a=problem["buffer"], b=problem["value"])
-    return elements.program(problem, SAME, "sum", x=problem["buffer"])
+    return elements.program(problem, VALUE, "sum", x=problem["buffer"])

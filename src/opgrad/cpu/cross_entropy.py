@@ -32,7 +32,10 @@ from opgrad.cpu.rows import (
     row_log_sum,
     row_max,
     row_sum_exp,
+    times,
     write_log,
+    write_same,
+    write_times,
 )
 from opgrad.cpu.simd import Pointer, Vector, first_lane, full, load_one, number, select, store_one
 from opgrad.cpu.space import release_slot, take_slot, working_space
@@ -52,19 +55,9 @@ def _nothing(x: Vector, s: Any, t: Any, i: Vector) -> Vector:
     return select(i < 0, x, 0.0)
 
 
-@inline
-def _same(x: Vector, s: Any, t: Any, i: Vector) -> Vector:
-    return x
-
-
-@inline
-def _times(e: Vector, r: Any, unused: Any, i: Vector) -> Vector:
-    return e * r
-
-
-write_times, sum_exp_times = map_one(_times), row_sum_exp(behind_one(_times), add_rounded)
+sum_exp_times = row_sum_exp(behind_one(times), add_rounded)
 write_gradient, write_gradient_with_bias = map_one(gradient_from_log_prob), map_two(_from_log_prob_with_bias)
-write_zero, write_same = map_one(_nothing), map_one(_same)
+write_zero = map_one(_nothing)
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------

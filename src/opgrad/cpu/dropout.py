@@ -8,7 +8,7 @@ from opgrad.cpu import elements, parts
 from opgrad.cpu.execute import Program, Step
 from opgrad.cpu.native import inline, kernel
 from opgrad.cpu.random import keep_run
-from opgrad.cpu.rows import map_one, map_two
+from opgrad.cpu.rows import map_one, map_two, write_same
 from opgrad.cpu.simd import Float, Pointer, Vector, load_one, select
 from opgrad.problem import Problem
 from opgrad.random import keep_threshold, kept_scale
@@ -19,11 +19,6 @@ BLOCK: Final = 1 << 12  # elements whose mask is still in the first-level cache 
 @inline
 def _kept(x: Vector, mask: Vector, scale: float, unused: float, i: Any) -> Vector:
     return select(mask != 0.0, x * scale, 0.0)
-
-
-@inline
-def _same(x: Vector, unused: float, also_unused: float, i: Any) -> Vector:
-    return x
 
 
 @inline
@@ -41,7 +36,7 @@ def _whole_gradient(dy: Vector, unused: float) -> Vector:
     return dy
 
 
-write_kept, write_same, write_true = map_two(_kept), map_one(_same), map_one(_true)
+write_kept, write_true = map_two(_kept), map_one(_true)
 GRADIENT, WHOLE_GRADIENT = elements.binary(_gradient), elements.unary(_whole_gradient)
 
 

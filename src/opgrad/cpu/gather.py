@@ -14,7 +14,7 @@ from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.cpu.loops import precision
 from opgrad.cpu.memory import copy_bytes, load_i32, load_word, store_i32, store_word
 from opgrad.cpu.native import inline, kernel, vector_lanes
-from opgrad.cpu.rows import map_one
+from opgrad.cpu.rows import write_same
 from opgrad.cpu.simd import (
     Pointer,
     Vector,
@@ -93,14 +93,6 @@ def index_steps(problem: Problem, size: int) -> tuple[list[Step], int]:
 
 
 @inline
-def _same(x: Vector, s: Any, t: Any, i: Vector) -> Vector:
-    return x
-
-
-copy_words = map_one(_same)
-
-
-@inline
 def source_of(unit: int, count: int, size: int, indices: Any) -> int:
     """Which slice of x, as pre * size + index, slice `unit` of y comes from."""
     index = load_one(indices, unit % count)
@@ -118,7 +110,7 @@ def copy_slices(
             coming = x + source_of(min(unit + SOON, units - 1), count, size, indices) * words
             for i in range(0, min(words, LONGEST_AHEAD), lanes(x)):
                 prefetch(coming, i)
-            copy_words(y + unit * words, 0, words, stream, x + source * words, 0.0, 0.0)
+            write_same(y + unit * words, 0, words, stream, x + source * words, 0.0, 0.0)
         else:
             copy_bytes(address_of(y) + unit * post * item, address_of(x) + source * post * item, post * item)
 

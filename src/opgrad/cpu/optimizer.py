@@ -12,7 +12,7 @@ from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.cpu.math import exp
 from opgrad.cpu.memory import load_f64, store_word
 from opgrad.cpu.native import Kernel, inline, kernel
-from opgrad.cpu.rows import map_one, map_two
+from opgrad.cpu.rows import map_two, write_times
 from opgrad.cpu.simd import (
     Float,
     Pointer,
@@ -182,14 +182,6 @@ write_descended = map_two(_descended)
 def sgd_piece(part, size, lr: Pointer, p: Pointer, g: Pointer, new_p: Pointer):
     begin, end = part * PIECE, min((part + 1) * PIECE, size)
     write_descended(new_p, begin, end, 0, p, g, load_one(lr, 0), 0.0)
-
-
-@inline
-def _times(g: Vector, factor: float, unused: float, i: Vector) -> Vector:
-    return g * factor
-
-
-write_times = map_one(_times)
 
 
 @kernel

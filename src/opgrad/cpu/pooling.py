@@ -16,10 +16,9 @@ from opgrad.cpu.gather import report_indices
 from opgrad.cpu.loops import precision
 from opgrad.cpu.memory import load_f64, load_word, store_word
 from opgrad.cpu.native import inline, kernel, vector_lanes
-from opgrad.cpu.rows import map_one
+from opgrad.cpu.rows import write_same
 from opgrad.cpu.simd import (
     Pointer,
-    Vector,
     first,
     full,
     lanes,
@@ -38,14 +37,6 @@ from opgrad.windows import MOST_AXES, Axis, average_pool_axes
 
 CHUNK: Final = 64  # terms that are added to each other before they join the total
 ONE_WINDOW: Final = Axis(1, 1, 1)
-
-
-@inline
-def _same(x: Vector, s: Any, t: Any, i: Vector) -> Vector:
-    return x
-
-
-copy_row = map_one(_same)
 
 
 @inline
@@ -107,7 +98,7 @@ def add_to_maxima(
 @kernel
 def copy_planes(part, per_part, planes, size, sums: Pointer, dx: Pointer):
     begin, end = part * per_part * size, min((part + 1) * per_part, planes) * size
-    copy_row(dx, begin, end, 0, sums, 0.0, 0.0)
+    write_same(dx, begin, end, 0, sums, 0.0, 0.0)
 
 
 def max_pool_grad(problem: Problem) -> Program:
@@ -224,7 +215,7 @@ def share_out(
                     relative = load_f64(shares_w, o) / load_f64(shares_w, 0)
                     store_one(sums, o, load_one(sums, o) * number(dx, relative))
             spread(line, width, sums, wide, kernel, stride, dilation, begin, chunk)
-        copy_row(dx + row * width, 0, width, 0, line, 0.0, 0.0)
+        write_same(dx + row * width, 0, width, 0, line, 0.0, 0.0)
     release_slot(scratch, slot)
 
 

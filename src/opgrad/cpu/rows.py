@@ -141,6 +141,19 @@ def map_three(formula: Callable[..., Vector]) -> Callable[..., None]:
 
 
 @inline
+def same(x: Vector, s: Any, t: Any, i: Vector) -> Vector:
+    return x
+
+
+@inline
+def times(x: Vector, s: Any, t: Any, i: Vector) -> Vector:
+    return x * s
+
+
+write_same, write_times = map_one(same), map_one(times)
+
+
+@inline
 def row_max(x: Any, begin: int, end: int) -> Any:
     """The largest of x[begin:end]; NaN may be passed over."""
     w = lanes(x)

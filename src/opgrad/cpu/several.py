@@ -11,7 +11,7 @@ from opgrad.cpu import parts
 from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.cpu.memory import copy_bytes, load_word, store_u8, store_word
 from opgrad.cpu.native import Kernel, inline, kernel
-from opgrad.cpu.rows import map_one
+from opgrad.cpu.rows import write_times
 from opgrad.cpu.simd import (
     Pointer,
     Vector,
@@ -214,14 +214,6 @@ def reduce_all_l2(problem: Problem) -> Program:
 
 
 # --- scaling --------------------------------------------------------------------------------------------------------
-
-
-@inline
-def _times(x: Vector, factor: float, unused: float, i: Vector) -> Vector:
-    return x * factor
-
-
-write_times = map_one(_times)
 
 
 @kernel

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from opgrad.cpu import parts
 from opgrad.cpu.execute import Program, Step
-from opgrad.cpu.gather import copy_words
 from opgrad.cpu.memory import load_word
 from opgrad.cpu.native import inline, kernel
+from opgrad.cpu.rows import write_same
 from opgrad.cpu.simd import Pointer, load_one, store_one
 from opgrad.cpu.zeros import write_zeros
 from opgrad.problem import Problem
@@ -57,7 +57,7 @@ def write_row(out: Any, begin: int, end: int, start: int, step: int, count: int,
     first = within(start, begin, end) if step == 1 else end
     last = within(start + count, begin, end) if step == 1 else end
     write_zeros(out, begin, first, stream, out, 0.0, 0.0)
-    copy_words(out, first, last, stream, x + -start, 0.0, 0.0)
+    write_same(out, first, last, stream, x + -start, 0.0, 0.0)
     write_zeros(out, last, end, stream, out, 0.0, 0.0)
     if step != 1:
         write_spread(out, begin, end, start, step, count, x)
@@ -67,7 +67,7 @@ def write_row(out: Any, begin: int, end: int, start: int, step: int, count: int,
 def fill_row(out: Any, start: int, step: int, count: int, x: Any) -> None:
     """The numbers of x in a row of zeros."""
     if step == 1:
-        copy_words(out + start, 0, count, 0, x, 0.0, 0.0)
+        write_same(out + start, 0, count, 0, x, 0.0, 0.0)
     else:
         write_spread(out, 0, start + count * abs(step) + 1, start, step, count, x)
 

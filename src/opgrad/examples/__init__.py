@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from opgrad.accuracy import widened
 from opgrad.contract import DTYPES, FLOATS, Array, Operator
 
 Examples = Callable[[np.random.Generator, bool], Sequence["Example"]]
@@ -33,7 +34,7 @@ def examples(op: Operator, dtype: str, *, large: bool = False, seed: int = 0) ->
 
 def expected(op: Operator, arguments: Mapping[str, Any]) -> list[Array]:
     """The results of the float64 reference, one behind the other."""
-    exact = {name: _widened(value) for name, value in arguments.items() if name not in ("out", "out_dtype")}
+    exact = {name: widened(value) for name, value in arguments.items() if name not in ("out", "out_dtype")}
     with np.errstate(all="ignore"):
         return [np.asarray(each) for each in listed(op.reference(**exact))]
 
@@ -43,13 +44,6 @@ def listed(results: Any) -> list[Any]:
     if not isinstance(results, tuple | list):
         return [results]
     return [array for each in results for array in listed(each)]
-
-
-def _widened(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_widened(each) for each in value]
-    is_float = isinstance(value, np.ndarray) and value.dtype.name in FLOATS
-    return value.astype(np.float64) if is_float else value
 
 
 def _converted(op: Operator, arguments: Mapping[str, Any], dtype: str) -> dict[str, Any]:
