@@ -7,7 +7,6 @@ call finds it, allocates the result and runs. Arrays of other libraries go to `o
 import functools
 import inspect
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from opgrad import interop
 from opgrad.contract import Array, Operator, Spec, normalise
+from opgrad.locks import settling
 from opgrad.plans import Plan as Plan
 from opgrad.plans import plan as plan
 
@@ -47,7 +47,6 @@ def _maker(spec: Spec, order: tuple[int, ...] | None) -> Callable[[], Array]:
 def dispatcher(op: Operator) -> Callable[..., Any]:
     """The function behind a public operator: finds the runner of a call's signature and runs it."""
     runners: dict[Any, Runner] = {}
-    lock = threading.Lock()
     named = namer(op)
     first = op.arrays[0] if op.arrays else op.parameters[0]
     place = op.parameters.index(first)
@@ -78,7 +77,7 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
             return Runner(of, args, given)
         if runner is None:
             runner = Runner(of, args, given)
-            with lock:
+            with settling:
                 if len(runners) >= PLANS:
                     del runners[next(iter(runners))]
                 runners[key] = runner
@@ -154,7 +153,7 @@ def as_given(op: Operator, named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_array(op: Operator, name: str, value: Any) -> Array:
-    if isinstance(value, np.ma.MaskedArray):
+    if interop.is_masked(value):
         raise TypeError(f"{op.name}: {name} is a masked array, expected an array without a mask")
     try:
         return np.asarray(value)
@@ -171,7 +170,7 @@ def _as_out(op: Operator, out: Any) -> Any:
     if not isinstance(arrays, tuple) or len(arrays) != len(op.results):
         raise TypeError(f"{op.name}: out is {type(out).__name__}, expected a tuple of {len(op.results)} arrays")
     for name, array in zip(op.results, arrays, strict=True):
-        if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+        if not isinstance(array, np.ndarray) or interop.is_masked(array):
             raise TypeError(f"{op.name}: out for {name} is {type(array).__name__}, expected a NumPy array")
     if all(type(array) is np.ndarray for array in arrays):
         return out
@@ -182,7 +181,8 @@ class Runner:
     """Runs the calls of one signature: allocates results, makes copies where the plan asks for them."""
 
     def __init__(self, op: Operator, args: tuple[Any, ...], given: Mapping[str, Any]):
-        from opgrad.cpu.execute import OVERLAP, caller, threads_for
+        with settling:  # a fork never meets these modules half imported
+            from opgrad.cpu.execute import OVERLAP, caller, threads_for
 
         arrays = [given.get(name) for name in op.arrays]
         attributes = {name: given[name] for name in op.attributes if name in given}

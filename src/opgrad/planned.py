@@ -17,6 +17,7 @@ from opgrad import arrays, interop
 from opgrad.contract import DTYPES, Array, Operator, Shape, operators
 from opgrad.dropout_attribute import Dropout
 from opgrad.layout import contiguous
+from opgrad.locks import settling
 from opgrad.plans import prepare
 from opgrad.primitive import STATE, Host
 
@@ -30,7 +31,8 @@ class PlannedCall:
     """
 
     def __init__(self, op: Operator, given: dict[str, Any]):
-        from opgrad.cpu.execute import MAX_OPERANDS, known, planned_caller
+        with settling:
+            from opgrad.cpu.execute import MAX_OPERANDS, known, planned_caller
 
         runner = arrays.Runner(op, (), given)
         outputs = given["out"] if isinstance(given["out"], tuple) else (given["out"],)

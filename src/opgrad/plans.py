@@ -8,6 +8,7 @@ from typing import Any
 
 from opgrad import layout
 from opgrad.contract import DTYPES, Attributes, Operator, Spec, check_arrays
+from opgrad.locks import settling
 from opgrad.problem import Operand, Pair, Problem
 from opgrad.ranges import Explain
 
@@ -59,9 +60,14 @@ def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out
 
     `out` describes results that the caller brings. Raises what `prepare` raises.
     """
+    with settling:
+        return _plan(prepare(op, specs, attributes, out))
+
+
+def _plan(prepared: Prepared) -> Plan:
     from opgrad.cpu.execute import words
 
-    prepared = prepare(op, specs, attributes, out)
+    op = prepared.operator
     program = op.kernel()(prepared.problem)
     code = words(program.steps, pairs(prepared) if prepared.brought else ())
     return Plan(

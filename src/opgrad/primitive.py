@@ -352,7 +352,7 @@ def operand_names(number: int, op: PostOp) -> tuple[str, ...]:
 
 def _spec(op: Operator, library: interop.Arrays, name: str, array: Any) -> Spec:
     """The shape and dtype of an argument. Raises TypeError for what is no array."""
-    if isinstance(array, np.ma.MaskedArray):
+    if interop.is_masked(array):
         raise TypeError(f"{op.name}: {name} is a masked array, expected an array without a mask")
     try:
         return library.spec(array)

@@ -1,10 +1,10 @@
 """Where images stand in their signals (opgrad.cpu.signals): the grid, and the shift of each element of a window."""
 
-import functools
 import itertools
 import math
 from dataclasses import dataclass
 
+from opgrad.locks import once
 from opgrad.windows import Axis
 
 
@@ -14,7 +14,7 @@ class Layout:
 
     along: tuple[Axis, ...]
 
-    @functools.cached_property
+    @once
     def elements(self) -> list[tuple[tuple[int, int], ...]]:
         """For each element of a window and axis, q and r of its distance s * q + r from the window's first."""
         kernels = itertools.product(*(range(axis.kernel) for axis in self.along))
@@ -23,22 +23,22 @@ class Layout:
             for each in kernels
         ]
 
-    @functools.cached_property
+    @once
     def phases(self) -> list[tuple[int, ...]]:
         """The remainders that windows have elements in."""
         return sorted({tuple(r for _, r in element) for element in self.elements})
 
-    @functools.cached_property
+    @once
     def ranges(self) -> list[list[tuple[int, int]]]:
         """For each phase and axis the first q that has an element of x, and the one behind the last."""
         return [[_range(*each) for each in zip(self.along, r, strict=True)] for r in self.phases]
 
-    @functools.cached_property
+    @once
     def first(self) -> tuple[int, ...]:
         """The q at which the grid begins, for each axis."""
         return tuple(min(low for low, _ in each) for each in zip(*self.ranges, strict=True))
 
-    @functools.cached_property
+    @once
     def grid(self) -> tuple[int, ...]:
         """The elements of each axis, so many that a shift beyond a row of dy, or of x, meets zeros.
 
@@ -49,7 +49,7 @@ class Layout:
         each = zip(self.along, reach, self.first, last, strict=True)
         return tuple(max(axis.count + more - low, high) for axis, more, low, high in each)
 
-    @functools.cached_property
+    @once
     def taps(self) -> list[tuple[int, int]]:
         """For each element of a window the number of its phase, and its shift."""
         found = []
@@ -60,11 +60,11 @@ class Layout:
             found.append((self.phases.index(tuple(r for _, r in element)), shift))
         return found
 
-    @functools.cached_property
+    @once
     def reach(self) -> int:
         return max(abs(shift) for _, shift in self.taps)
 
-    @functools.cached_property
+    @once
     def sources(self) -> list[list[tuple[int, int, int]]]:
         """For each phase and axis the grid's first element that x has one for, the one behind the last, and x's."""
         return [

@@ -14,14 +14,14 @@ import inspect
 import os
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from opgrad.locks import once, settling
+
 F = TypeVar("F", bound=Callable[..., Any])
-_lock = threading.RLock()
 INLINE: list[Callable[..., Any]] = []
 CHOOSE: list[Callable[..., Any]] = []
 
@@ -46,11 +46,11 @@ class Native:
         self.count = count
         functools.update_wrapper(self, function)
 
-    @functools.cached_property
+    @once
     def address(self) -> int:
         return _link(self.function, f"native({self.count})")
 
-    @functools.cached_property
+    @once
     def call(self) -> Callable[..., int]:
         """The function for Python callers; it releases the interpreter lock."""
         return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * self.count)(self.address)
@@ -148,7 +148,7 @@ def _user_cache() -> Path:
 def _link(function: Callable[..., Any], form: str) -> int:
     """The address of `function`, from the cache or newly compiled."""
     symbol = f"{function.__module__}.{_name(function)}.{form}"
-    with _lock:
+    with settling:
         path = _file(symbol, function.__code__.co_filename)
         code = _read(path)
         if code is None:

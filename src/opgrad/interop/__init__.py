@@ -5,10 +5,12 @@ its arrays turns up, so that the user has imported it long before.
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 from opgrad.contract import GRAPH_FAMILIES, Operator, Shape, Spec
+from opgrad.locks import settling
 
 LIBRARIES = {"torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}  # package of a type: module here
 
@@ -92,8 +94,15 @@ def library_of(kind: type) -> Library | None:
     if kind not in known:
         modules = (LIBRARIES.get(base.__module__.partition(".")[0]) for base in kind.__mro__)
         module = next((found for found in modules if found is not None), None)
-        known[kind] = None if module is None else cast(Library, importlib.import_module(f"opgrad.interop.{module}"))
+        with settling:  # a fork never meets the module half imported
+            known[kind] = None if module is None else cast(Library, importlib.import_module(f"opgrad.interop.{module}"))
     return known[kind]
+
+
+def is_masked(value: Any) -> bool:
+    """Whether a value is a masked array: NumPy imports np.ma for whoever asks for it first, which is not us."""
+    kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    return kind is not None and isinstance(value, kind)
 
 
 def arrays_of(op: Operator, given: Mapping[str, Any]) -> dict[str, Any]:

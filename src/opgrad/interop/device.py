@@ -5,7 +5,6 @@ makes the results and launches the kernels with nothing but addresses.
 """
 
 import importlib.util
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,6 +13,7 @@ import numpy as np
 from opgrad.arrays import check_overlap, one_or_tuple
 from opgrad.contract import Operator, Spec
 from opgrad.interop import Memory
+from opgrad.locks import settling
 from opgrad.plans import Prepared, pairs, prepare
 from opgrad.problem import Pair
 
@@ -42,7 +42,6 @@ class Runners:
     ):
         self.memory, self.settle, self.make = memory, settle, make or DevicePlan
         self._plans: dict[Any, Plan] = {}
-        self._lock = threading.Lock()
 
     def run(self, op: Operator, given: Mapping[str, Any]) -> Any:
         """Run an operator on arrays given by parameter name, all on one device, which is the current one."""
@@ -54,7 +53,7 @@ class Runners:
             return self._made(op, given).run(given)
         if plan is None:
             plan = self._made(op, given)
-            with self._lock:
+            with settling:
                 if len(self._plans) >= PLANS:
                     del self._plans[next(iter(self._plans))]
                 self._plans[key] = plan

@@ -17,6 +17,7 @@ import numpy as np
 
 from opgrad import arrays, interop
 from opgrad.contract import DTYPES, Operator
+from opgrad.locks import in_child
 
 NAME = "JAX array"
 KNOWN = frozenset(DTYPES.values())
@@ -216,10 +217,27 @@ def _carrier() -> Carrier | None:
 
 # One thread that keeps arrays until a device is done with them: JAX gives their memory to others as soon as the
 # last reference is gone, and does not see that kernels on other streams than its own still read it.
-_keeper = ThreadPoolExecutor(1, thread_name_prefix="opgrad-jax")
+_keeper: ThreadPoolExecutor
+
+
+def _new_keeper() -> None:
+    global _keeper
+    _keeper = ThreadPoolExecutor(1, thread_name_prefix="opgrad-jax")
+
+
+_new_keeper()
+in_child(_new_keeper)
 
 
 def _keep(held: Iterable[Any], finish: Callable[[], None]) -> None:
+    """Keep arrays until the device is done with them."""
+    try:
+        _keeper.submit(_wait, held, finish)
+    except RuntimeError:  # The interpreter is ending and starts no thread.
+        finish()
+
+
+def _wait(held: Iterable[Any], finish: Callable[[], None]) -> None:
     finish()
 
 
@@ -237,7 +255,7 @@ def _run_carried(op: Operator, given: Mapping[str, Any], found: Mapping[str, jax
     held = tuple(borrowed.values())
     with carrier.device(held[0]):  # On whose stream JAX waits for the results.
         results = library.run(op, interop.over_arrays(op, given, lambda name, _: borrowed[name]))
-        _keeper.submit(_keep, held, carrier.finish())
+        _keep(held, carrier.finish())
         if isinstance(results, tuple):
             return tuple(jax.dlpack.from_dlpack(carrier.packed(each)) for each in results)
         return jax.dlpack.from_dlpack(carrier.packed(results))

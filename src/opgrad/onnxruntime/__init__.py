@@ -2,10 +2,10 @@
 
 import functools
 import os
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from opgrad.locks import settling
 from opgrad.onnxruntime import abi, library
 from opgrad.onnxruntime.abi import Api
 
@@ -40,7 +40,6 @@ REMEDIES = {
 }
 
 _registered: "weakref.WeakSet[onnxruntime.SessionOptions]" = weakref.WeakSet()
-_lock = threading.Lock()
 
 
 def register(session_options: onnxruntime.SessionOptions) -> None:
@@ -56,7 +55,7 @@ def register(session_options: onnxruntime.SessionOptions) -> None:
         raise TypeError(f"register: session_options is of type {kind}, expected onnxruntime.SessionOptions")
     if _release(onnxruntime.__version__) < _release(abi.NEEDED):
         raise abi.too_old()
-    with _lock:
+    with settling:
         if session_options not in _registered:
             options, base = library.options_and_base(session_options)
             api = abi.table(base)

@@ -62,10 +62,16 @@ def write(image: bytes) -> str:
         path = f"/proc/self/fd/{descriptor}"
     except OSError:
         descriptor, path = tempfile.mkstemp(NAME)
-        atexit.register(os.unlink, path)
+        atexit.register(_remove, path, os.getpid())
     with open(descriptor, "wb", closefd=False) as file:
         file.write(image)
     return path
+
+
+def _remove(path: str, owner: int) -> None:
+    """Remove a file at exit; a forked child, which comes by here too, leaves it to the process that made it."""
+    if os.getpid() == owner:
+        Path(path).unlink(missing_ok=True)
 
 
 def through_package(options: Any) -> tuple[int, int]:

@@ -15,6 +15,7 @@ import numpy as np
 from opgrad import arrays
 from opgrad.contract import DTYPES, NEEDS, Operator, Shape, Spec, only, spread
 from opgrad.cpu.execute import STATUS_WORDS
+from opgrad.locks import settling
 from opgrad.onnxruntime.abi import Api, forever
 from opgrad.onnxruntime.attributes import SPATIAL
 from opgrad.onnxruntime.compute import (
@@ -101,7 +102,6 @@ class Node:
         self._words = words([*facts, *kinds])
         self._plans: dict[tuple[int, ...], Prepared] = {}
         self._last: dict[int, Prepared] = {}  # by thread
-        self._lock = threading.Lock()
         self.address = ctypes.addressof(self._words)
         for gone in [node for node in list(_nodes.values()) if node._words[CLOSED]]:
             _nodes.pop(gone.address, None)
@@ -133,7 +133,7 @@ class Node:
 
     def plan_at(self, address: int) -> arrays.Plan:
         """The plan of the prepared plan at this address."""
-        with self._lock:
+        with settling:
             known = itertools.chain(self._plans.values(), self._last.values())
             return next(prepared.plan for prepared in known if prepared.address == address)
 
@@ -142,7 +142,7 @@ class Node:
 
         Others may be walking through the plans in native code, so no plan is ever taken out.
         """
-        with self._lock:
+        with settling:
             if key in self._plans:
                 return self._plans[key]
             outputs, spare = self._outputs(plan)
