@@ -6,30 +6,18 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from samples import bits, call, sample
+from subprocesses import TIMEOUT, run_python
 
 import opgrad
+from opgrad.cpu import parallel
 
 SHAPES = [(7, 40_000), (3000, 37), (40, 33, 65), (1, 300_000), (20_000, 4)]
 GATHERED = 1 << 18  # elements, about, that indices name
-TIMEOUT = 120  # seconds, for a subprocess that may hang
-
-
-def run_python(code, **environment):
-    """The output of a fresh interpreter; it shares the suite's kernel cache."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @pytest.mark.usefixtures("threads")
@@ -93,6 +81,83 @@ def test_setting_threads_while_others_call(rng):
     assert wrong == []
 
 
+STRESS = Path(__file__).parent / "stress_threads.py"
+
+
+def test_stress():
+    """OPGRAD_STRESS_SECONDS=60 is the long form."""
+    seconds = os.environ.get("OPGRAD_STRESS_SECONDS", "2")
+    done = subprocess.run([sys.executable, STRESS, seconds], timeout=TIMEOUT + float(seconds), check=False)
+    assert done.returncode == 0
+
+
+REFUSED = """
+import resource, warnings
+import numpy as np, opgrad
+x = np.random.default_rng(0).normal(size=(64, 20000)).astype("float32")
+opgrad.set_num_threads(2)
+expected, out = opgrad.softmax(x), np.empty_like(x)
+resource.setrlimit(resource.RLIMIT_STACK, (1 << 23, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+limit = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (used + (40 << 20), limit[1]))
+for _ in range(2):  # each setting asks the system again
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        opgrad.set_num_threads(32)
+        same = np.array_equal(opgrad.softmax(x, out=out), expected)
+    fewer = opgrad.get_num_threads()
+    print(same, len(told), 2 <= fewer < 32, str(told[0].message).endswith(f"calls use {fewer} of 32 threads"))
+resource.setrlimit(resource.RLIMIT_AS, limit)
+opgrad.set_num_threads(32)
+print(opgrad.get_num_threads(), np.array_equal(opgrad.softmax(x), expected))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
+def test_threads_that_the_system_refuses():
+    assert run_python(REFUSED).splitlines() == ["True 1 True True"] * 2 + ["32 True"]
+
+
+REFUSED_AT_FIRST = """
+import warnings
+import numpy as np, opgrad
+from opgrad.cpu import parallel
+parallel._start_thread = lambda function, argument: "no"
+warnings.simplefilter("error")
+x = np.ones((64, 20000), "float32")
+opgrad.set_num_threads(4)
+try:
+    opgrad.softmax(x)
+except RuntimeWarning as warning:
+    print(warning)
+print(np.allclose(opgrad.softmax(x), 1 / 20000), opgrad.get_num_threads())
+"""
+
+
+def test_threads_refused_at_first_are_told_once():
+    told = "opgrad: the system refused to start a thread (no): calls use 1 of 4 threads"
+    assert run_python(REFUSED_AT_FIRST).splitlines() == [told, "True 1"]
+
+
+MANY = """
+import os
+os.cpu_count = lambda: 40
+import numpy as np, opgrad
+rng = np.random.default_rng(0)
+x, dy, indices = rng.normal(size=(64, 20000)), rng.normal(size=(50_000, 8)), rng.integers(0, 1000, 50_000)
+x, dy, results = x.astype("float32"), dy.astype("float32"), []
+for count in (1, 160, 65, 3):
+    opgrad.set_num_threads(count)
+    results.append((opgrad.softmax(x).tobytes(), opgrad.gather_grad((1000, 8), indices, dy).tobytes()))
+print(all(result == results[0] for result in results))
+"""
+
+
+def test_more_threads_than_shares():
+    assert run_python(MANY) == "True"
+
+
 FORK = """
 import os, threading, warnings
 warnings.simplefilter("ignore")
@@ -151,6 +216,11 @@ def test_environment_variable(count):
     assert run_python("import opgrad; print(opgrad.get_num_threads())", OPGRAD_NUM_THREADS=count) == count
 
 
+def test_environment_variable_beyond_the_bound():
+    code = "import opgrad; print(opgrad.get_num_threads())"
+    assert run_python(code, OPGRAD_NUM_THREADS="100000") == str(parallel.MOST_THREADS)
+
+
 @pytest.mark.parametrize("wrong", ["0", "-1", "two", "1.5", ""])
 def test_wrong_environment_variable(wrong):
     code = "import opgrad\ntry: opgrad.get_num_threads()\nexcept ValueError as error: print(error)"
@@ -164,8 +234,10 @@ def test_set_and_get():
         opgrad.set_num_threads(count)
         assert opgrad.get_num_threads() == count
     before = opgrad.get_num_threads()
-    for wrong in (0, -3):
-        with pytest.raises(ValueError, match=f"^set_num_threads: n is {wrong}, expected at least 1"):
+    most = parallel.MOST_THREADS
+    assert most == max(64, 4 * os.cpu_count())
+    for wrong in (0, -3, most + 1, 100_000, 10**30):
+        with pytest.raises(ValueError, match=f"n is {wrong}, expected at least 1 and at most {most}$"):
             opgrad.set_num_threads(wrong)
     for wrong in (1.5, "2", None, True):
         with pytest.raises(TypeError, match=f"^set_num_threads: n is {wrong!r}, expected an int"):

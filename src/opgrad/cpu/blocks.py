@@ -6,7 +6,6 @@ Gradient   the same way back from dy, with the post-ops' inputs computed again f
 
 import ctypes
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from struct import pack, unpack
@@ -17,8 +16,7 @@ from opgrad.contract import DTYPES, Spec
 from opgrad.cpu import parts, post_ops, stages
 from opgrad.cpu.execute import STATUS_WORDS, Operands, Program, Scratch, Step
 from opgrad.cpu.native import Kernel, vector_lanes
-from opgrad.cpu.parallel import get_num_threads
-from opgrad.cpu.space import MAX_SLOTS
+from opgrad.cpu.space import slots_for
 from opgrad.cpu.stages import copy, drop, fill, keep, mask_out, multiply, read, write
 from opgrad.cpu.tiles import group_tiles, tile_size
 from opgrad.primitive import STATE, gradient_name
@@ -175,8 +173,7 @@ class Blocks:
         self.tables.append((ctypes.c_int64 * len(plan))(*plan))
         per = parts.per_part(units, problem.bytes / units)
         made = parts.count(units, per)
-        # The plan is kept: there may be more threads when it runs again.
-        slots = min(made, MAX_SLOTS, max(os.cpu_count() or 1, get_num_threads()))
+        slots = slots_for(made)
         start = 8 * STATUS_WORDS + 64 & ~63
         arguments = {"per_part": per, "units": units, "operands": Operands(), "scratch": Scratch(), "slots": slots}
         arguments |= {"space": Scratch(start), "space_size": self.end, "plan": ctypes.addressof(self.tables[-1])}

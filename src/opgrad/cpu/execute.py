@@ -260,5 +260,5 @@ def _execute_many(plan: int, scratch: int, run: int, context: int, trusted: int,
 
 def threads_for() -> tuple[int, int]:
     """The arguments `run` and `context` for work that is shared out to threads."""
-    pool = parallel.pool()
-    return (parallel.run.address, pool) if pool else (0, 0)
+    team = parallel.team()
+    return (parallel.run.address, team) if team else (0, 0)

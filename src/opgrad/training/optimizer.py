@@ -131,8 +131,8 @@ class _Pass:
 
     def __call__(self, **numbers: float) -> None:
         self._set(numbers)
-        pool = parallel.pool() if self._shared else 0
-        parallel.run.call(pool, self._kernel_task, self._address, self._parts)
+        team = parallel.team() if self._shared else 0
+        parallel.run.call(team, self._kernel_task, self._address, self._parts)
 
 
 def _check(array: np.ndarray, model: np.ndarray) -> None:
