@@ -1,12 +1,26 @@
 """Forks while other threads settle something, and calls while the interpreter ends, each in a process of its own."""
 
 import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from subprocesses import run_python
 
+import opgrad
+
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+PACKAGE = Path(opgrad.__file__).parent
+OWN = re.compile(r"threading\.(R?Lock|Condition|Semaphore|Barrier)\(|functools\.cached_property|import cached_property")
+
+
+def test_the_package_has_one_lock():
+    """Another would be held forever in the child of a fork; before Python 3.12 functools.cached_property has one."""
+    found = [path.name for path in PACKAGE.rglob("*.py") if OWN.search(path.read_text(encoding="utf-8"))]
+    assert found == ["locks.py"]
+
 
 CHILD = """
 import os, signal, sys, threading, time, warnings
