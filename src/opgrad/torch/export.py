@@ -18,7 +18,7 @@ from opgrad.torch.operators import OPERATORS, TensorOperator, is_recording
 Given = Mapping[str, Any]  # a call's arguments by parameter name; tensors are values of the graph
 Form = Callable[[Graph, Given], Any]
 OPSET = 13  # the first in which Softmax and its gradient name one axis
-DESCRIPTORS = {"Tensor": "v", "int[1]": "is", "SymInt[]": "v", "bool": "b", "float": "f", "str": "s"}
+DESCRIPTORS = {"Tensor": "v", "int[1]": "is", "SymInt[]": "is", "bool": "b", "float": "f", "str": "s"}
 FORMS: dict[str, Form] = {}
 
 
@@ -190,7 +190,9 @@ def converted(operator: TensorOperator, graph: Graph, arguments: Sequence[Any]) 
 def on_export(operator: TensorOperator, arguments: Sequence[Any]) -> Any:
     """A call while a model is captured for export, or traced."""
     if is_recording():
-        return operator.overload(*arguments)  # whose node the symbolic function replaces
+        # A trace takes no list with sizes that it follows: int() makes them numbers, with PyTorch's warning.
+        plain = [[int(each) for each in value] if isinstance(value, list | tuple) else value for value in arguments]
+        return operator.overload(*plain)  # whose node the symbolic function replaces
     return converted(operator, Program(), arguments)
 
 

@@ -1,8 +1,7 @@
 """The two graphs that PyTorch's ONNX exporters build, with one way to add a node to either.
 
 The exporter of exported programs (dynamo=True) records `torch.onnx.ops.symbolic` while a model is captured, the one of
-traced modules (dynamo=False) calls symbolic functions when the trace is there already. Shapes are those of the first;
-in the second all are (), and found by the exporter itself.
+traced modules (dynamo=False) calls symbolic functions when the trace is there already.
 """
 
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ class Graph(Protocol):
         """The dtype of a value."""
 
     def shape(self, x: Value) -> Shape:
-        """The shape of a value."""
+        """The shape of a value; sizes that are known at run time only are symbols, or None."""
 
     def rank(self, x: Value) -> int:
         """The number of dimensions of a value."""
@@ -62,7 +61,9 @@ class Program:
         **attributes: Any,
     ) -> Sequence[Tensor]:
         dtypes, shapes = zip(*results, strict=True)
-        return torch.onnx.ops.symbolic_multi_out(name, inputs, attributes, dtypes=dtypes, shapes=shapes)
+        made = torch.onnx.ops.symbolic_multi_out(name, inputs, attributes, dtypes=dtypes, shapes=shapes)
+        device = next(x.device for x in inputs if x is not None)
+        return [value.to(device) for value in made]  # they are always made on the CPU
 
     def dtype(self, x: Tensor) -> torch.dtype:
         return x.dtype
@@ -102,9 +103,8 @@ class Trace:
         marked = {f"{key}_{_mark(value)}": value for key, value in attributes.items()}
         made = self.context.op(name, *given, outputs=len(results), **marked)
         values: Sequence[Value] = made if len(results) > 1 else (made,)
-        for value, (dtype, _) in zip(values, results, strict=True):
-            if not value.isCompleteTensor():
-                value.setType(torch._C.TensorType.get().with_dtype(dtype))
+        for value, (dtype, shape) in zip(values, results, strict=True):
+            value.setType(_typed(dtype, shape))
         return values
 
     def _nothing(self) -> Value:
@@ -120,21 +120,15 @@ class Trace:
         return found
 
     def shape(self, x: Value) -> Shape:
-        return ()
+        sizes: Shape = x.type().varyingSizes()
+        return sizes
 
     def rank(self, x: Value) -> int:
         found: int = x.type().dim()
         return found
 
     def numbers(self, values: Any, dtype: torch.dtype) -> Value:
-        if not isinstance(values, torch._C.Value):
-            return self._constant(values, dtype)
-        if values.node().kind() != "prim::ListConstruct":
-            return values
-        one = self._constant([1], torch.int64)
-        return self.context.op(
-            "Concat", *[self.context.op("Reshape", v, one) for v in values.node().inputs()], axis_i=0
-        )
+        return self._constant(values, dtype)
 
     def ones(self, like: Value) -> Value:
         one = torch.ones(1, dtype=self.dtype(like))
@@ -151,19 +145,26 @@ class Trace:
         sizes = self.context.op("Shape", x)
         pieces = [self._sizes(sizes, 0, axes[0]), self._constant([-1], torch.int64)]
         pieces.append(self._sizes(sizes, axes[-1] + 1, self.rank(x)))
-        return self._viewed(x, self.context.op("Concat", *pieces, axis_i=0))
+        shape = self.shape(x)
+        left = [*shape[: axes[0]], None, *shape[axes[-1] + 1 :]]
+        return self._viewed(x, self.context.op("Concat", *pieces, axis_i=0), left)
 
     def _sizes(self, sizes: Value, start: int, stop: int) -> Value:
         bounds = (self._constant([start], torch.int64), self._constant([stop], torch.int64))
         return self.context.op("Slice", sizes, *bounds)
 
     def reshaped(self, x: Value, like: Value) -> Value:
-        return self._viewed(x, self.context.op("Shape", like))
+        return self._viewed(x, self.context.op("Shape", like), self.shape(like))
 
-    def _viewed(self, x: Value, sizes: Value) -> Value:
+    def _viewed(self, x: Value, sizes: Value, shape: Shape) -> Value:
         made = self.context.op("Reshape", x, sizes)
-        made.setType(torch._C.TensorType.get().with_dtype(self.dtype(x)))
+        made.setType(_typed(self.dtype(x), shape))
         return made
+
+
+def _typed(dtype: torch.dtype, shape: Shape) -> Any:
+    """The type of a tensor in a trace."""
+    return torch._C.TensorType.get().with_dtype(dtype).with_sizes(list(shape))
 
 
 def _mark(value: Any) -> str:

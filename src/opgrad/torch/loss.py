@@ -10,7 +10,7 @@ from opgrad.contract import REDUCTIONS
 from opgrad.interop.torch import is_transformed
 from opgrad.torch.formulas import over, sample_weights, scale_in_place
 from opgrad.torch.functions import HALF, autocasts
-from opgrad.torch.operators import OPERATORS, is_recording
+from opgrad.torch.operators import OPERATORS, is_exported, is_recording
 
 _loss, _loss_only = OPERATORS["softmax_cross_entropy_loss"], OPERATORS["softmax_cross_entropy_loss_only"]
 _loss_and_grad, _log_softmax = OPERATORS["softmax_cross_entropy_loss_and_grad"], OPERATORS["log_softmax"]
@@ -67,7 +67,7 @@ def cross_entropy(
     if not (torch.is_grad_enabled() and input.requires_grad) or recording:
         # A recorded module may be trained or not: the loss alone is differentiable, too, by computing it anew.
         return _loss_only(input, labels, weight, ignore_index, reduction, dtype, check)
-    if reduction == "mean" and input.dtype == torch.float16:
+    if reduction == "mean" and input.dtype == torch.float16 and not is_exported():
         # Divided by the number of samples, most of a gradient is less than float16 holds, before a scaled loss can
         # save it: so the gradient of the sum is kept, and the division left to the factor.
         arguments = (input, labels, weight, ignore_index, "sum", torch.float32, check)

@@ -6,10 +6,13 @@ implementation and its gradient. PyTorch's dispatcher spends 15 to 40 µs on an 
 calls go round it: straight to the kernels, or through a `torch.autograd.Function` with the same gradient.
 """
 
+import contextlib
+import importlib
 import inspect
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -109,7 +112,7 @@ class TensorOperator:
     def _fake(self, *arguments: Any) -> Any:
         """Tensors of the results' shapes, dtypes and strides, without numbers; sizes may be symbols."""
         if "torch.distributed.tensor" in sys.modules:
-            from opgrad.torch import sharding as _  # a DTensor asks here first, before it looks for a rule
+            _register_shardings()  # DTensor asks for the results' shapes first, and then for a rule
         op, given = self.op, self._given(arguments)
         inputs = {name: _spec(given.get(name)) for name in op.inputs}
         attributes = dict(op.attributes) | {name: given[name] for name in op.attributes if name in given}
@@ -188,6 +191,13 @@ class TensorOperator:
             raise NotImplementedError(f"{self.op.name}: {what} is not supported; {remedy}")
 
         return refuse
+
+
+@cache
+def _register_shardings() -> None:
+    # A PyTorch whose DTensor has changed gets no rules, and its other users no error.
+    with contextlib.suppress(ImportError, AttributeError):
+        importlib.import_module("opgrad.torch.sharding").register()
 
 
 def is_recording() -> bool:

@@ -94,6 +94,12 @@ def _rule(operator: TensorOperator, *arguments: Any) -> list[tuple[list[Any], li
     ]
 
 
+def register() -> None:
+    """Tell DTensor the rules."""
+    for operator in OPERATORS.values():
+        _register(operator)
+
+
 def _register(operator: TensorOperator) -> None:
     register_sharding(operator.overload)(partial(_rule, operator))
     propagator = DTensor._op_dispatcher.sharding_propagator
@@ -101,7 +107,3 @@ def _register(operator: TensorOperator) -> None:
     propagator.op_to_schema_info[operator.overload] = RuntimeSchemaInfo(0)
     if "shape" in operator.names:  # each device is given the shape of its own part
         propagator.op_to_shape_and_stride_idx[operator.overload] = operator.names.index("shape")
-
-
-for each in OPERATORS.values():
-    _register(each)
