@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,6 +188,15 @@ def test_results_stay_on_the_device_of_their_arguments():
 
     program = torch.onnx.export(Sum(), (torch.empty(3, device="meta"),), dynamo=True, verbose=False)
     assert [node.op_type for node in program.model_proto.graph.node] == ["Tanh", "Add"]
+
+
+def test_the_example_of_the_documentation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[1] / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    _, _, example = text.partition("## ONNX")[2].partition("```py\n")
+    exec(example.partition("```")[0], {"torch": torch, "opgrad": opgrad})
+    found = onnx.load(tmp_path / "classifier.onnx")
+    assert [node.op_type for node in found.graph.node] == ["Mul", "Sigmoid", "Mul", "Softmax"]
 
 
 # --- traces ---------------------------------------------------------------------------------------------------------
