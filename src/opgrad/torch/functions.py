@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.torch.operators import OPERATORS
+from opgrad.torch.operators import OPERATORS, is_exported, is_recording
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -139,14 +139,19 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *, 
     Formula: y[i] = weight[input[i]]. Source: torch.nn.functional.embedding.
     """
     y = _gather(weight, input, 0, check)
-    rows = weight.shape[0]
-    if padding_idx is not None and not -rows <= padding_idx < rows:
-        raise ValueError(f"embedding: padding_idx is {padding_idx}, expected {-rows} to {rows - 1}")
-    if padding_idx is None or not y.requires_grad:
+    if padding_idx is None:
         return y
+    rows, recording = weight.shape[0], is_recording()
+    if not recording and not -rows <= padding_idx < rows:
+        raise ValueError(f"embedding: padding_idx is {padding_idx}, expected {-rows} to {rows - 1}")
+    if not (y.requires_grad or recording):
+        return y
+    # A compiler joins the selection with what it computes next; classes of autograd's neither it nor a trace likes.
+    traced = recording or torch.compiler.is_compiling()
+    if traced and is_exported():
+        return y  # an exported model has no gradient
     is_padding = ((input - padding_idx) % rows == 0).view(*input.shape, *[1] * (weight.dim() - 1))
-    # A compiler joins the selection with what it computes next, and does not like classes of autograd's.
-    return torch.where(is_padding, y.detach(), y) if torch.compiler.is_compiling() else _padded(y, is_padding)
+    return torch.where(is_padding, y.detach(), y) if traced else _padded(y, is_padding)
 
 
 class _Padding(torch.autograd.Function):

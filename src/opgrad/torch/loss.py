@@ -10,7 +10,7 @@ from opgrad.contract import REDUCTIONS
 from opgrad.interop.torch import is_transformed
 from opgrad.torch.formulas import over, sample_weights, scale_in_place
 from opgrad.torch.functions import HALF, autocasts
-from opgrad.torch.operators import OPERATORS
+from opgrad.torch.operators import OPERATORS, is_exported, is_recording
 
 _loss, _loss_only = OPERATORS["softmax_cross_entropy_loss"], OPERATORS["softmax_cross_entropy_loss_only"]
 _loss_and_grad, _log_softmax = OPERATORS["softmax_cross_entropy_loss_and_grad"], OPERATORS["log_softmax"]
@@ -49,7 +49,8 @@ def cross_entropy(
 
     Formula: loss_i = -weight[target_i] * log_softmax(input)[i, target_i]. Source: torch.nn.functional.cross_entropy.
     """
-    _check(input, target, weight, reduction, label_smoothing)
+    recording = is_recording()
+    _check(input, target, weight, reduction, label_smoothing, recording)
     if input.dim() == 1:
         options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
         options |= {"inplace_backward": inplace_backward, "check": check}
@@ -63,9 +64,10 @@ def cross_entropy(
     labels = target.int() if target.dtype == torch.uint8 else target
     if label_smoothing:
         return _smoothed(input, labels, weight, ignore_index, reduction, label_smoothing, dtype, check)
-    if not (torch.is_grad_enabled() and input.requires_grad):
+    if not (torch.is_grad_enabled() and input.requires_grad) or recording:
+        # A recorded module may be trained or not: the loss alone is differentiable, too, by computing it anew.
         return _loss_only(input, labels, weight, ignore_index, reduction, dtype, check)
-    if reduction == "mean" and input.dtype == torch.float16:
+    if reduction == "mean" and input.dtype == torch.float16 and not is_exported():
         # Divided by the number of samples, most of a gradient is less than float16 holds, before a scaled loss can
         # save it: so the gradient of the sum is kept, and the division left to the factor.
         arguments = (input, labels, weight, ignore_index, "sum", torch.float32, check)
@@ -75,7 +77,7 @@ def cross_entropy(
     return _differentiable(inplace_backward, input, labels, weight, ignore_index, reduction, dtype, check)
 
 
-def _check(input: Any, target: Any, weight: Any, reduction: str, label_smoothing: float) -> None:
+def _check(input: Any, target: Any, weight: Any, reduction: str, label_smoothing: float, recording: bool) -> None:
     for name, value in (("input", input), ("target", target), ("weight", weight)):
         if not isinstance(value, Tensor) and (value is not None or name != "weight"):
             raise TypeError(f"cross_entropy: {name} is {type(value).__name__}, expected a PyTorch tensor")
@@ -85,6 +87,8 @@ def _check(input: Any, target: Any, weight: Any, reduction: str, label_smoothing
         raise ValueError(f"cross_entropy: reduction is {reduction!r}, expected one of {', '.join(REDUCTIONS)}")
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"cross_entropy: label_smoothing is {label_smoothing}, expected a number from 0 to 1")
+    if recording:
+        return  # sizes are tensors there, of which Python shall not decide; the operator checks them when it runs
     if target.is_floating_point():
         expected, which = input.shape, "input's shape for class probabilities"
     else:

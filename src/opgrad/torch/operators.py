@@ -6,9 +6,13 @@ implementation and its gradient. PyTorch's dispatcher spends 15 to 40 µs on an 
 calls go round it: straight to the kernels, or through a `torch.autograd.Function` with the same gradient.
 """
 
+import contextlib
+import importlib
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -40,17 +44,17 @@ Gradient = Callable[..., Mapping[str, torch.Tensor | None]]
 class TensorOperator:
     """A declared operator on tensors, called with all arguments in the order of its schema.
 
-    `names` are those of the schema's arguments.
+    `names` are those of the schema's arguments, `schema` has each as it is written there.
     """
 
     def __init__(self, op: Operator):
         self.op = op
         self.dtypes = tuple(f"{name}_dtype" for name in op.results) if len(op.results) > 1 else ("out_dtype",)
-        arguments = _schema_arguments(op, self.dtypes)
-        self.names = tuple(arguments)
-        self.axes = next((place for place, each in enumerate(arguments.values()) if "[1]" in each), None)
+        self.schema = _schema_arguments(op, self.dtypes)
+        self.names = tuple(self.schema)
+        self.axes = next((place for place, each in enumerate(self.schema.values()) if "[1]" in each), None)
         results = ", ".join(["Tensor"] * len(op.results))
-        LIBRARY.define(f"{op.name}({', '.join(arguments.values())}) -> ({results})", tags=TAGS)
+        LIBRARY.define(f"{op.name}({', '.join(self.schema.values())}) -> ({results})", tags=TAGS)
         self.overload: Any = getattr(torch.ops.opgrad, op.name).default
         torch.library.impl(f"opgrad::{op.name}", ("cpu", "cuda"), self.execute, lib=LIBRARY)
         torch.library.register_fake(f"opgrad::{op.name}", self._fake, lib=LIBRARY)
@@ -62,10 +66,16 @@ class TensorOperator:
         if is_direct(tensors):
             return self.execute(*arguments)
         if is_traced(tensors):
-            return self.overload(*self._listed(arguments))
+            way = self._exported if is_recording() or is_exported() else self.overload
+            return way(*self._listed(arguments))
         if self.eager is None:
             raise NotImplementedError(f"{self.op.name}: no gradient; detach its arguments")
         return (self.transformed if is_transformed() else self.eager).apply(*arguments)
+
+    def _exported(self, *arguments: Any) -> Any:
+        from opgrad.torch import export
+
+        return export.on_export(self, arguments)
 
     def _listed(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """The arguments with axes as a list: a symbol is not taken for a list of one, as a number is."""
@@ -101,6 +111,8 @@ class TensorOperator:
 
     def _fake(self, *arguments: Any) -> Any:
         """Tensors of the results' shapes, dtypes and strides, without numbers; sizes may be symbols."""
+        if "torch.distributed.tensor" in sys.modules:
+            _register_shardings()  # DTensor asks for the results' shapes first, and then for a rule
         op, given = self.op, self._given(arguments)
         inputs = {name: _spec(given.get(name)) for name in op.inputs}
         attributes = dict(op.attributes) | {name: given[name] for name in op.attributes if name in given}
@@ -179,6 +191,26 @@ class TensorOperator:
             raise NotImplementedError(f"{self.op.name}: {what} is not supported; {remedy}")
 
         return refuse
+
+
+@cache
+def _register_shardings() -> None:
+    # A PyTorch whose DTensor has changed gets no rules, and its other users no error.
+    with contextlib.suppress(ImportError, AttributeError):
+        importlib.import_module("opgrad.torch.sharding").register()
+
+
+def is_recording() -> bool:
+    """Whether torch.jit.trace is at work."""
+    return not torch.compiler.is_dynamo_compiling() and torch._C._is_tracing()
+
+
+def is_exported() -> bool:
+    """Whether torch.onnx.export is at work."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    onnx = sys.modules.get("torch.onnx")
+    return onnx is not None and onnx.is_in_onnx_export()
 
 
 def _function(name: str, **methods: Callable[..., Any]) -> Any:

@@ -1,0 +1,235 @@
+"""torch.onnx.export of every operator: as the ONNX operator of its name, or as the original of the training graphs.
+
+Nobody has to ask for it: a call turns to `on_export` in the middle of an export, and while a module is traced, which
+may be exported later. What torch.export or torch.jit.trace have made elsewhere needs a line: `decompositions`, or the
+import of this module.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from opgrad.contract import OnnxName, Operator
+from opgrad.torch.graphs import EXPORTER, SCALAR_TYPES, Graph, Program, Trace, Value
+from opgrad.torch.operators import OPERATORS, TensorOperator, is_recording
+
+Given = Mapping[str, Any]  # a call's arguments by parameter name; tensors are values of the graph
+Form = Callable[[Graph, Given], Any]
+OPSET = 13  # the first in which Softmax and its gradient name one axis
+DESCRIPTORS = {"Tensor": "v", "int[1]": "is", "SymInt[]": "is", "bool": "b", "float": "f", "str": "s"}
+FORMS: dict[str, Form] = {}
+
+
+def form(name: str) -> Callable[[Form], Form]:
+    """Give an operator its form in ONNX."""
+
+    def give(function: Form) -> Form:
+        FORMS[name] = function
+        return function
+
+    return give
+
+
+def node(graph: Graph, name: str, inputs: Sequence[Value | None], like: Value, **attributes: Any) -> Value:
+    """Add a node whose result has the dtype and the shape of a value."""
+    return graph.nodes(name, inputs, [(graph.dtype(like), graph.shape(like))], **attributes)[0]
+
+
+# --- operators of ONNX ----------------------------------------------------------------------------------------------
+
+
+def elementwise(name: str, *attributes: str) -> Form:
+    """A node on x with these of the operator's attributes."""
+
+    def made(graph: Graph, given: Given) -> Value:
+        return node(graph, name, [given["x"]], given["x"], **{each: float(given[each]) for each in attributes})
+
+    return made
+
+
+FORMS |= {"relu": elementwise("Relu"), "sigmoid": elementwise("Sigmoid"), "tanh": elementwise("Tanh")}
+FORMS["leaky_relu"] = elementwise("LeakyRelu", "alpha")
+
+
+@form("quick_gelu")
+def _quick_gelu(graph: Graph, given: Given) -> Value:
+    x = given["x"]
+    inner = x
+    if given["alpha"] != 1:
+        inner = node(graph, "Mul", [x, graph.numbers(float(given["alpha"]), graph.dtype(x))], x)
+    return node(graph, "Mul", [x, node(graph, "Sigmoid", [inner], x)], x)
+
+
+@form("in_place_accumulator")
+def _in_place_accumulator(graph: Graph, given: Given) -> Value:
+    buffer = given["buffer"]
+    value = graph.cast(given["value"], graph.dtype(buffer))
+    return (
+        node(graph, "Identity", [value], buffer) if given["overwrite"] else node(graph, "Add", [buffer, value], buffer)
+    )
+
+
+def over_rows(name: str, *arrays: str) -> Form:
+    """A node along an axis of these arrays; ONNX has one axis, so several are merged before and parted after."""
+
+    def made(graph: Graph, given: Given) -> Value:
+        values = [given[array] for array in arrays]
+        axis = given["axis"]
+        rank = graph.rank(values[0])
+        axes = sorted(each % rank for each in ([axis] if isinstance(axis, int) else axis))
+        if len(axes) == 1:
+            return node(graph, name, values, values[0], axis=axes[0])
+        merged = [graph.merged(value, axes) for value in values]
+        return graph.reshaped(node(graph, name, merged, merged[0], axis=axes[0]), values[0])
+
+    return made
+
+
+FORMS |= {"softmax": over_rows("Softmax", "x"), "log_softmax": over_rows("LogSoftmax", "x")}
+FORMS["softmax_grad"] = over_rows("com.microsoft::SoftmaxGrad_13", "dy", "y")
+FORMS["log_softmax_grad"] = over_rows("com.microsoft::LogSoftmaxGrad_13", "dy", "y")
+
+
+@form("gather")
+def _gather(graph: Graph, given: Given) -> Value:
+    x, indices = given["x"], given["indices"]
+    axis = given["axis"] % graph.rank(x)
+    sizes = graph.shape(x)
+    shape = (*sizes[:axis], *graph.shape(indices), *sizes[axis + 1 :])
+    return graph.nodes("Gather", [x, indices], [(graph.dtype(x), shape)], axis=axis)[0]
+
+
+# --- cross-entropy --------------------------------------------------------------------------------------------------
+
+
+@form("softmax_cross_entropy_loss_only")
+def _loss_only(graph: Graph, given: Given) -> Value:
+    return _loss(graph, given, given["out_dtype"])[0]
+
+
+@form("softmax_cross_entropy_loss")
+def _loss_and_log_prob(graph: Graph, given: Given) -> tuple[Value, Value]:
+    loss, log_prob = _loss(graph, given, given["loss_dtype"], given["log_prob_dtype"], several=True)
+    return loss, log_prob
+
+
+@form("softmax_cross_entropy_loss_and_grad")
+def _loss_and_grad(graph: Graph, given: Given) -> tuple[Value, Value]:
+    """The gradient is what the exporters leave out if nothing reads it, as in a model that is exported for its loss."""
+    (loss,) = _loss(graph, given, given["loss_dtype"])
+    logits = given["logits"]
+    log_prob = node(graph, "LogSoftmax", [logits], logits, axis=1)
+    arguments = {**given, "dy": graph.ones(loss), "log_prob": log_prob, "out_dtype": given["dlogits_dtype"]}
+    return loss, original(graph, OPERATORS["softmax_cross_entropy_loss_grad"].op, arguments)
+
+
+def _loss(graph: Graph, given: Given, *dtypes: torch.dtype | None, several: bool = False) -> Sequence[Value]:
+    """The results of SoftmaxCrossEntropyLoss in these dtypes, computed in the widest that is asked for."""
+    logits, labels = given["logits"], given["labels"]
+    own = wide = graph.dtype(logits)
+    for dtype in dtypes:
+        wide = torch.promote_types(wide, dtype or own)
+    logits = graph.cast(logits, wide)
+    weight = [] if given["weight"] is None else [graph.cast(given["weight"], wide)]
+    shape = graph.shape(labels) if given["reduction"] == "none" else ()
+    results = [(wide, shape), (wide, graph.shape(logits))][: 1 + several]
+    made = graph.nodes("SoftmaxCrossEntropyLoss", [logits, labels, *weight], results, **_options(given))
+    return [graph.cast(value, dtype or own) for value, dtype in zip(made, dtypes, strict=True)]
+
+
+def _options(given: Given) -> dict[str, Any]:
+    ignored = given["ignore_index"]
+    return {"reduction": given["reduction"]} | ({} if ignored is None else {"ignore_index": int(ignored)})
+
+
+# --- operators of training graphs -----------------------------------------------------------------------------------
+
+
+def original(graph: Graph, op: Operator, given: Given) -> Value:
+    """The operator under the name of its original, which `opgrad.onnxruntime` runs and `opgrad lower` makes plain."""
+    name = op.onnx[-1]
+    inputs = [_input(graph, given, each.rstrip("?")) for each in name.inputs]
+    while inputs[-1] is None:
+        inputs.pop()
+    model = given[op.results[name.outputs[0]].dtype_of or op.arrays[0]]
+    dtype = given.get("out_dtype") or graph.dtype(model)
+    shape = given["shape"] if "shape" in given else graph.shape(model)
+    attributes = _attributes(op, name, given, dtype if given.get("out_dtype") else None)
+    return graph.nodes(f"{name.origin}::{name.name}", inputs, [(dtype, shape)], **attributes)[0]
+
+
+def _input(graph: Graph, given: Given, name: str) -> Value | None:
+    """An argument as an input, which some attributes of the operator are, too."""
+    value = given.get(name)
+    return graph.numbers(value, torch.int64) if value is not None and name in ("shape", "ignore_index") else value
+
+
+def _attributes(op: Operator, name: OnnxName, given: Given, dtype: torch.dtype | None) -> dict[str, Any]:
+    found = {each: given[each] for each in name.attributes if each in op.attributes}
+    if dtype is not None:
+        found["output_type"] = int(SCALAR_TYPES.from_dtype(dtype).onnx_type())
+    return {each: int(value) if isinstance(value, bool) else value for each, value in found.items()}
+
+
+def converted(operator: TensorOperator, graph: Graph, arguments: Sequence[Any]) -> Any:
+    """The operator's results in a graph, for arguments in the order of its schema; trailing ones may be missing."""
+    op = operator.op
+    given = {**op.attributes, **dict.fromkeys(operator.names), **dict(zip(operator.names, arguments, strict=False))}
+    for name, default in op.attributes.items():
+        if name in operator.names[len(arguments) :] and default is not inspect.Parameter.empty:
+            given[name] = default
+    made = FORMS.get(op.name)
+    return made(graph, given) if made is not None else original(graph, op, given)
+
+
+# --- the two exporters ----------------------------------------------------------------------------------------------
+
+
+def on_export(operator: TensorOperator, arguments: Sequence[Any]) -> Any:
+    """A call while a model is captured for export, or traced."""
+    if is_recording():
+        # A trace takes no list with sizes that it follows: int() makes them numbers, with PyTorch's warning.
+        plain = [[int(each) for each in value] if isinstance(value, list | tuple) else value for value in arguments]
+        return operator.overload(*plain)  # whose node the symbolic function replaces
+    return converted(operator, Program(), arguments)
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """What makes the operators of an exported program ONNX's, before torch.onnx.export is given it.
+
+    Returns a table for `torch.export.ExportedProgram.run_decompositions`: a function for each operator.
+    """
+    return {operator.overload: _decomposition(operator) for operator in OPERATORS.values()}
+
+
+def _decomposition(operator: TensorOperator) -> Callable[..., Any]:
+    return lambda *arguments: converted(operator, Program(), arguments)
+
+
+def _symbolic(operator: TensorOperator) -> Callable[..., Any]:
+    """What the exporter of traced modules calls for a node of this operator."""
+
+    def symbolic(context: Any, *arguments: Any) -> Any:
+        given = [_read(name, value) for name, value in zip(operator.names, arguments, strict=False)]
+        return converted(operator, Trace(context), given)
+
+    written = operator.schema.values()
+    kinds = [DESCRIPTORS.get(each.split()[0].rstrip("?"), "i") for each in written]
+    names = ["context", *operator.names]
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    symbolic.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # by which arguments are read
+    parsed: Callable[..., Any] = EXPORTER.symbolic_helper.parse_args(*kinds)(symbolic)
+    return parsed
+
+
+def _read(name: str, value: Any) -> Any:
+    """An argument as it is elsewhere: a trace has values for nothing, and numbers for dtypes."""
+    if value is None or (isinstance(value, torch._C.Value) and value.node().mustBeNone()):
+        return None
+    return SCALAR_TYPES(value).dtype() if name.endswith("dtype") else value
+
+
+for each in OPERATORS.values():
+    EXPORTER.register_custom_op_symbolic(f"opgrad::{each.op.name}", _symbolic(each), OPSET)

@@ -1,0 +1,109 @@
+"""How DTensor may share out every operator among the devices of a mesh, as it follows from the declarations.
+
+An operator is shared out along the axes that it does not reduce; arguments that lie otherwise are redistributed
+first. The rules are registered when the first DTensor arrives: importing torch.distributed.tensor takes a second.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor.experimental import register_sharding
+
+from opgrad.contract import Operator, Tensor
+from opgrad.torch.operators import OPERATORS, TensorOperator
+
+Given = Mapping[str, Any]  # a call's arguments by parameter name; DTensor's specs stand for the tensors
+Shapes = Mapping[str, tuple[int, ...]]
+Placements = dict[str, Placement]  # of arguments and results; those that are not named are whole on every device
+
+
+def _along(op: Operator, shapes: Shapes, given: Given, reduced: Sequence[int]) -> Iterator[Placements]:
+    """Shards of all that has an entry for each element, along each axis but these."""
+    tensors = {**op.inputs, **op.results}
+    first = next(name for name, tensor in op.inputs.items() if tensor.role == "element")
+    for axis in range(len(shapes[first])):
+        if axis not in reduced:
+            yield {name: Shard(axis) for name, tensor in tensors.items() if tensor.role == "element"}
+
+
+def _elements(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
+    return _along(op, shapes, given, ())
+
+
+def _rows(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
+    rank, axis = len(shapes[op.arrays[0]]), given["axis"]
+    return _along(op, shapes, given, [each % rank for each in ([axis] if isinstance(axis, int) else axis)])
+
+
+def _classes(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
+    """Shards of the samples, whose losses are added up; a mean needs all of them, for the sum of their weights."""
+    if given.get("reduction") == "mean":
+        return
+    samples = shapes["labels"]
+    for placements in _along(op, shapes, given, (1,)):
+        axis = next(iter(placements.values())).dim  # type: ignore[attr-defined]
+        for name, tensor in {**op.inputs, **op.results}.items():
+            if tensor.role == "sample":
+                has_samples = _shape(name, tensor, shapes, given) == samples
+                summed = Partial("sum") if name in op.results else Replicate()
+                placements[name] = Shard(max(axis - 1, 0)) if has_samples else summed
+        yield placements
+
+
+def _shape(name: str, tensor: Tensor, shapes: Shapes, given: Given) -> tuple[int, ...] | None:
+    """The shape of an argument or of a result."""
+    return shapes[name] if name in shapes else tensor.shape and tensor.shape(shapes, given)
+
+
+def _slices(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
+    """Shards of what the slices hold, or of the indices, whose gradients are added up."""
+    backward = "shape" in given
+    table, slices = (next(iter(op.results)), "dy") if backward else ("x", next(iter(op.results)))
+    rank, picked = len(given["shape"] if backward else shapes["x"]), len(shapes["indices"])
+    axis = given["axis"] % rank
+    for place in range(rank):
+        if place != axis:
+            yield {table: Shard(place), slices: Shard(place if place < axis else place - 1 + picked)}
+    for place in range(picked):
+        yield {"indices": Shard(place), slices: Shard(axis + place), table: Partial("sum") if backward else Replicate()}
+
+
+KINDS: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] = {
+    "elements": _elements,
+    "rows": _rows,
+    "classes": _classes,
+    "slices": _slices,
+}
+
+
+def _rule(operator: TensorOperator, *arguments: Any) -> list[tuple[list[Any], list[Any]]]:
+    """The placements of results and arguments among which DTensor chooses, for one axis of a mesh."""
+    op = operator.op
+    given = {**op.attributes, **dict(zip(operator.names, arguments, strict=False))}
+    shapes = {name: tuple(given[name].shape) for name in op.inputs if given.get(name) is not None}
+    whole = Replicate()
+    return [
+        (
+            [placements.get(name, whole) for name in op.results],
+            [placements.get(name, whole) if name in shapes else None for name in operator.names[: len(arguments)]],
+        )
+        for placements in ({}, *KINDS[op.kind](op, shapes, given))
+    ]
+
+
+def register() -> None:
+    """Tell DTensor the rules."""
+    for operator in OPERATORS.values():
+        _register(operator)
+
+
+def _register(operator: TensorOperator) -> None:
+    register_sharding(operator.overload)(partial(_rule, operator))
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    # What is registered counts an int as part of a call's signature, but not a list of them, as axis and shape are.
+    propagator.op_to_schema_info[operator.overload] = RuntimeSchemaInfo(0)
+    if "shape" in operator.names:  # each device is given the shape of its own part
+        propagator.op_to_shape_and_stride_idx[operator.overload] = operator.names.index("shape")

@@ -1,0 +1,150 @@
+"""DTensor: two processes compute every operator in shards, forward and backward, as one computes the whole."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from samples import sample
+
+import opgrad
+from opgrad.contract import operators
+
+torch = pytest.importorskip("torch")
+if not torch.distributed.is_available():
+    pytest.skip("PyTorch without torch.distributed", allow_module_level=True)
+
+import opgrad.torch  # noqa: E402
+from opgrad.torch.operators import OPERATORS  # noqa: E402
+
+WORLD = 2
+SHAPES = {"even": (4, 6, 2), "uneven": (5, 7, 3)}
+LABELS = torch.tensor([3, 1, -100, 0, 2])
+INDICES = torch.tensor([[0, 1, -1], [5, 5, 2]])
+FUNCTIONS = {
+    "softmax": lambda x, labels, indices: opgrad.torch.softmax(x),
+    "log_softmax": lambda x, labels, indices: opgrad.torch.log_softmax(x, 0),
+    "quick_gelu": lambda x, labels, indices: opgrad.torch.quick_gelu(x),
+    "leaky_relu": lambda x, labels, indices: opgrad.torch.leaky_relu(x),
+    "mean": lambda x, labels, indices: opgrad.torch.cross_entropy(x, labels),
+    "sum": lambda x, labels, indices: opgrad.torch.cross_entropy(x, labels, reduction="sum"),
+    "none": lambda x, labels, indices: opgrad.torch.cross_entropy(x, labels, reduction="none"),
+    "embedding": lambda x, labels, indices: opgrad.torch.embedding(indices, x.mT),
+    "padding": lambda x, labels, indices: opgrad.torch.embedding(indices, x.mT, padding_idx=5),
+    "gather": lambda x, labels, indices: opgrad.torch.gather(x, indices, 1),
+}
+
+
+def tensors(op, shape, **options):
+    given = sample(op, shape, "float32", np.random.default_rng(len(op.name)), axis=1, **options)
+    return OPERATORS[op.name].arguments(
+        {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
+    )
+
+
+def listed(results):
+    return results if isinstance(results, tuple | list) else (results,)
+
+
+class Shards:
+    """One process of two: what it finds wrong, in words."""
+
+    def __init__(self, rank):
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+        self.mesh, self.rank, self.faults = init_device_mesh("cpu", (WORLD,)), rank, []
+        self.whole, self.shard, self.distribute = Replicate(), Shard, distribute_tensor
+
+    def placements(self, tensor):
+        return [self.whole, *[self.shard(axis) for axis in range(tensor.dim())]]
+
+    def compare(self, what, ours, theirs):
+        for mine, other in zip(listed(ours), listed(theirs), strict=True):
+            full = mine.full_tensor()
+            if full.shape != other.shape or not torch.allclose(full, other, atol=1e-5, rtol=1e-5):
+                self.faults.append(f"{what}: {full} is not {other}")
+
+    def expect(self, what, tensor, placement):
+        if tensor.placements != (placement,):
+            self.faults.append(f"{what}: {tensor.placements} is not {placement}")
+
+    def operator(self, op, layout, **options):
+        """Every argument in turn whole and along each of its axes, the others whole or likewise, where they can be."""
+        arguments, call = tensors(op, SHAPES[layout], **options), OPERATORS[op.name]
+        expected = call(*arguments)
+        places = [place for place, value in enumerate(arguments) if isinstance(value, torch.Tensor)]
+        for chosen in places:
+            for placement in self.placements(arguments[chosen]):
+                for others in (self.whole, placement) if layout == "uneven" else (placement,):
+                    given = list(arguments)
+                    for place in places:
+                        wanted = placement if place == chosen else others
+                        if wanted not in self.placements(arguments[place]):
+                            wanted = self.whole
+                        given[place] = self.distribute(arguments[place], self.mesh, [wanted])
+                    what = f"{op.name} {layout} {options}, {call.names[chosen]} {placement}, others {others}"
+                    self.compare(what, call(*given), expected)
+
+    def function(self, name, x):
+        """Forward and backward, through autograd."""
+        classes = LABELS[: x.shape[0]].clamp(max=x.shape[1] - 1)
+        plain = x.clone().requires_grad_()
+        y = FUNCTIONS[name](plain, classes, INDICES)
+        y.square().sum().backward()
+        for placement in self.placements(x):
+            for others in (self.whole, self.shard(0)):
+                shared = self.distribute(x, self.mesh, [placement]).requires_grad_()
+                indices = [self.distribute(each, self.mesh, [others]) for each in (classes, INDICES)]
+                result = FUNCTIONS[name](shared, *indices)
+                result.square().sum().backward()
+                self.compare(f"{name} {tuple(x.shape)} {placement}, others {others}", result, y)
+                self.compare(f"gradient of {name} {tuple(x.shape)} {placement}", shared.grad, plain.grad)
+
+    def kept(self):
+        """Nothing is put together that can stay apart."""
+        from torch.distributed.tensor import Partial
+
+        x, labels = torch.randn(5, 6), LABELS
+        rows, columns = (self.distribute(x, self.mesh, [self.shard(axis)]) for axis in (0, 1))
+        shared = self.distribute(labels, self.mesh, [self.shard(0)])
+        self.expect("relu", torch.ops.opgrad.relu(columns), self.shard(1))
+        self.expect("softmax over columns", torch.ops.opgrad.softmax(columns, 0), self.shard(1))
+        self.expect("softmax over rows", torch.ops.opgrad.softmax(columns, 1), self.whole)
+        self.expect("losses", opgrad.torch.cross_entropy(rows, shared, reduction="none"), self.shard(0))
+        self.expect("sum", opgrad.torch.cross_entropy(rows, shared, reduction="sum"), Partial("sum"))
+        table = torch.randn(9, 6)
+        indices = self.distribute(INDICES, self.mesh, [self.shard(1)])
+        self.expect("tokens", opgrad.torch.embedding(indices, self.distribute(table, self.mesh)), self.shard(1))
+        indices = self.distribute(INDICES, self.mesh, [self.whole])
+        table = self.distribute(table, self.mesh, [self.shard(1)]).requires_grad_()
+        found = opgrad.torch.embedding(indices, table)
+        self.expect("features", found, self.shard(2))
+        found.square().sum().backward()
+        self.expect("gradient of the table", table.grad, self.shard(1))
+
+
+def work(rank, folder):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    opgrad.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
+    shards = Shards(rank)
+    shards.kept()
+    for layout in SHAPES:
+        for op in operators().values():
+            for reduction in ("none", "sum", "mean") if "reduction" in op.attributes else ("",):
+                shards.operator(op, layout, reduction=reduction)
+    for shape in ((4, 6), (5, 7)):
+        x = torch.randn(shape)
+        for name in FUNCTIONS:
+            shards.function(name, x)
+    torch.distributed.destroy_process_group()
+    with open(f"{folder}/faults{rank}.json", "w") as file:
+        json.dump(shards.faults, file)
+
+
+def test_shards_are_what_the_whole_is(tmp_path):
+    torch.multiprocessing.spawn(work, (str(tmp_path),), WORLD)
+    for rank in range(WORLD):
+        assert json.loads((tmp_path / f"faults{rank}.json").read_text()) == []
