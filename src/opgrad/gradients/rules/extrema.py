@@ -1,0 +1,36 @@
+"""The largest and the smallest of values. What several of them reach in common, they share."""
+
+from functools import reduce
+
+from opgrad.gradients.node import Node
+from opgrad.gradients.registry import Gradients, gradient
+from opgrad.onnxruntime.bodies.build import Value
+
+
+@gradient("Max", "Min")
+def extremum(node: Node) -> Gradients:
+    """dx = dy * (x == y) / number of inputs that are equal to y."""
+    reached = [node.required(index).equals(node.y).like(node.y) for index in range(len(node.inputs))]
+    share = node.dy / reduce(Value.__add__, reached)
+    return [node.unbroadcast(share * each, index) for index, each in enumerate(reached)]
+
+
+@gradient("Clip")
+def clip(node: Node) -> Gradients:
+    """dx = dy where low <= x <= high; the bounds get the rest."""
+    x, dy = node.x, node.dy
+    low, high = node.input(1), node.input(2)
+    below = x < low if low is not None else None
+    above = x > high if high is not None else None
+    outside = below | above if below is not None and above is not None else (below if above is None else above)
+    return [
+        dy if outside is None else node.where(outside, 0, dy),
+        None if below is None else node.unbroadcast(node.where(below & ~above if above else below, dy, 0), 1),
+        None if above is None else node.unbroadcast(node.where(above, dy, 0), 2),
+    ]
+
+
+def extreme_share(node: Node, dy: Value, y: Value, axes: list[int] | Value | None) -> Value:
+    """dy, shared by the elements along axes that are equal to y."""
+    reached = node.x.equals(y).like(dy)
+    return reached * (dy / reached.sum(axes))
