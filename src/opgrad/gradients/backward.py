@@ -6,11 +6,11 @@ import onnx
 from onnx import TensorProto
 
 from opgrad.gradients.body import GraphBody
-from opgrad.gradients.forward import FLOATS, Forward, captured, domain_of, title
+from opgrad.gradients.forward import FLOATS, Forward, domain_of, title
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import RULES, Declared, NoGradient
 from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.opset import subgraphs
+from opgrad.onnxruntime.opset import captured, subgraphs
 
 SUFFIX = "_grad"
 QUANTIZED = "QuantizeLinear"  # its integers carry gradients, too: straight through to what they stand for

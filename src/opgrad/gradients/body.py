@@ -4,14 +4,16 @@ What is written twice with the same inputs and attributes is one node; constants
 element type of every value is known, so that numbers beside it are constants of its type.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.onnxruntime.bodies.build import Body, Value
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.opset import all_nodes, captured
 
 Sizes = Sequence[int | str | None]
 
@@ -42,6 +44,7 @@ class GraphBody(Body):
         self.infos: dict[str, onnx.ValueInfoProto] = {}
         self._taken = taken
         self._written: dict[Any, list[Value]] = {}
+        self._arrays: dict[str, np.ndarray] = {}
         self._scope = ""
 
     def scope(self, name: str) -> None:
@@ -76,6 +79,14 @@ class GraphBody(Body):
         """Append a node of the domain com.microsoft with one output."""
         return self.node(op, *inputs, domain=MICROSOFT, **attributes)
 
+    def concat(self, *values: Value, axis: int = 0) -> Value:
+        """The values behind each other along an axis; what is constant is joined at once."""
+        known = [self._arrays.get(each.name) for each in values]
+        arrays = [each for each in known if each is not None]
+        if len(arrays) == len(values):
+            return self.constant(np.concatenate(arrays, axis))
+        return super().concat(*values, axis=axis)
+
     def tensor(self, tensor: TensorProto) -> Value:
         """An initializer; the same one is written once."""
         value = super().tensor(tensor)
@@ -87,7 +98,36 @@ class GraphBody(Body):
         named.name = self.free(f"{self._scope}/Constant_{self._count}")
         self._count += 1
         self.initializers.append(named)
+        self._arrays[named.name] = numpy_helper.to_array(named)
         return Value(self, named.name, tensor.data_type, list(tensor.dims))
+
+    def scan(
+        self,
+        states: Sequence[Value],
+        sequences: Sequence[Value],
+        turn: Callable[..., tuple[Sequence[Value], Sequence[Value]]],
+        backward: bool = False,
+    ) -> list[Value]:
+        """The last states, and the sequences of what each turn gives.
+
+        turn(inner, *states, *elements) writes into the body `inner` of the scan and gives new states and elements;
+        values from outside go through `inner.outer`. The sequences run along axis 0, from the end if `backward`.
+        """
+        inner = Body(self.opset, f"{self._scope}/scan_{self._count}_")
+        taken = [inner.input() for _ in (*states, *sequences)]
+        new, given = turn(inner, *taken)
+        results = [each.apply("Identity") for each in (*new, *given)]
+        kinds = [each.element_type or TensorProto.FLOAT for each in (*states, *sequences)]
+        inputs = [helper.make_tensor_value_info(a.name, kind, None) for a, kind in zip(taken, kinds, strict=True)]
+        kind = kinds[0]
+        outputs = [helper.make_tensor_value_info(each.name, kind, None) for each in results]
+        attributes = {
+            "num_scan_inputs": len(sequences),
+            "scan_input_directions": [int(backward)] * len(sequences),
+            "scan_output_directions": [int(backward)] * len(given),
+            "body": helper.make_graph(inner.nodes, "body", inputs, outputs),
+        }
+        return self.nodes_of("Scan", len(results), *states, *sequences, **attributes)
 
     def declare(self, value: Value, element_type: int, sizes: Sizes | None) -> Value:
         """The same value, with what is known of it; the graph will tell it, too."""
@@ -97,7 +137,7 @@ class GraphBody(Body):
 
     def rename(self, names: dict[str, str]) -> None:
         """Give values other names, at all their places."""
-        for node in self.nodes:
+        for node in all_nodes(self.nodes):
             node.input[:] = [names.get(name, name) for name in node.input]
             node.output[:] = [names.get(name, name) for name in node.output]
         infos, self.infos = self.infos, {}
@@ -111,7 +151,7 @@ class GraphBody(Body):
         for node in reversed(self.nodes):
             if needed.intersection(node.output):
                 kept.append(node)
-                needed.update(node.input)
+                needed.update(captured(node))
         for node in kept:
             first = OPTIONAL_RESULTS.get(node.op_type, len(node.output))
             for index in range(first, len(node.output)):

@@ -106,6 +106,8 @@ def _function(forward: Forward, node: onnx.NodeProto) -> onnx.FunctionProto | No
     versions = [each for each in schema.function_opset_versions if each <= forward.opset]
     if versions:
         function.ParseFromString(schema.get_function_with_opset_version(max(versions)))
+    elif any(name and forward.element_type(name) is None for name in node.input):
+        return None  # ONNX would read types that are not there
     elif dependent := [each for each in schema.context_dependent_function_opset_versions if each <= forward.opset]:
         types = [_type_bytes(forward, name) for name in node.input]
         body = schema.get_context_dependent_function_with_opset_version(max(dependent), node.SerializeToString(), types)

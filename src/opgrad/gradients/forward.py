@@ -1,6 +1,5 @@
 """What is known of the values of a model: element types, sizes, and the values of constants."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from opgrad.gradients.body import Sizes
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
-from opgrad.onnxruntime.opset import all_nodes, subgraphs
+from opgrad.onnxruntime.opset import all_nodes
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 LARGEST_READ = 1024  # elements of a tensor whose values can matter to shapes
@@ -37,18 +36,7 @@ def domain_of(node: onnx.NodeProto) -> str:
 def title(node: onnx.NodeProto) -> str:
     """How messages call a node."""
     operator = f"{node.domain}.{node.op_type}" if domain_of(node) else node.op_type
-    return f"{operator} (node {node.name!r})" if node.name else f"{operator} (the node that makes {node.output[0]!r})"
-
-
-def captured(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node reads: its inputs, and what its subgraphs take from outside."""
-    yield from (name for name in node.input if name)
-    for graph in subgraphs(node):
-        own = {each.name for each in (*graph.input, *graph.initializer)}
-        own |= {name for inner in graph.node for name in inner.output}
-        for inner in (*graph.node,):
-            yield from (name for name in captured(inner) if name not in own)
-        yield from (each.name for each in graph.output if each.name not in own)
+    return f"{operator} (node {node.name!r})" if node.name else f"{operator} (the node that makes {next(filter(None, node.output), '')!r})"
 
 
 class Forward:

@@ -113,8 +113,9 @@ class Node:
             self.proto.output.append("")
         found = self.outputs[index]
         if found is None:
-            name = self.body.free(f"{self.proto.output[0]}{suffix or f'_{index}'}")
-            kind = element_type or self._forward.element_type(self.proto.output[0]) or TensorProto.FLOAT
+            first = next(filter(None, self.proto.output))
+            name = self.body.free(f"{first}{suffix or f'_{index}'}")
+            kind = element_type or self._forward.element_type(first) or TensorProto.FLOAT
             self._forward.declare(name, kind, None)
             self.proto.output[index] = name
             found = self.outputs[index] = self._value(name)

@@ -26,6 +26,17 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield from all_nodes(graph.node)
 
 
+def captured(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node reads: its inputs, and what its subgraphs take from outside."""
+    yield from (name for name in node.input if name)
+    for graph in subgraphs(node):
+        own = {each.name for each in (*graph.input, *graph.initializer)}
+        own |= {name for inner in graph.node for name in inner.output}
+        for inner in graph.node:
+            yield from (name for name in captured(inner) if name not in own)
+        yield from (each.name for each in graph.output if each.name not in own)
+
+
 def raise_opset(model: onnx.ModelProto, least: int = LEAST, who: str = "lower") -> None:
     """Let a model import at least opset `least` of ai.onnx, in place. who: the caller, for messages.
 

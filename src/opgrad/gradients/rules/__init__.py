@@ -3,7 +3,6 @@
 from opgrad.gradients.rules import (
     activation,
     arithmetic,
-    attention,
     convolution,
     elementary,
     extrema,
@@ -26,5 +25,5 @@ from opgrad.gradients.rules import (
 
 FAMILIES = (
     *(elementary, arithmetic, extrema, activation, reduction, matrix, softmax, losses, normalization, convolution),
-    *(pooling, layout, indexing, scatter, resize, sampling, recurrent, attention, microsoft, quantization, zero),
+    *(pooling, layout, indexing, scatter, resize, sampling, recurrent, microsoft, quantization, zero),
 )

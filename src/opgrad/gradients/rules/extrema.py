@@ -17,15 +17,14 @@ def extremum(node: Node) -> Gradients:
 
 @gradient("Clip")
 def clip(node: Node) -> Gradients:
-    """dx = dy where low <= x <= high; the bounds get the rest."""
-    x, dy = node.x, node.dy
-    low, high = node.input(1), node.input(2)
-    below = x < low if low is not None else None
-    above = x > high if high is not None else None
-    outside = below | above if below is not None and above is not None else (below if above is None else above)
+    """dx = dy where low <= x <= high; the bounds get the rest. A low above high is not seen."""
+    x, dy, low, high = node.x, node.dy, node.input(1), node.input(2)
+    above = None if high is None else (x if low is None else node.body.node("Max", x, low)) > high
+    below = None if low is None else (x < low if above is None else (x < low) & ~above)
+    outside = above if below is None else (below if above is None else below | above)
     return [
         dy if outside is None else node.where(outside, 0, dy),
-        None if below is None else node.unbroadcast(node.where(below & ~above if above else below, dy, 0), 1),
+        None if below is None else node.unbroadcast(node.where(below, dy, 0), 1),
         None if above is None else node.unbroadcast(node.where(above, dy, 0), 2),
     ]
 

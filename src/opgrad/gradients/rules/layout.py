@@ -6,7 +6,7 @@ from onnx import TensorProto
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, NoGradient, gradient
 from opgrad.gradients.shaping import reshape_like, sizes_of
-from opgrad.onnxruntime.bodies.build import Value
+from opgrad.onnxruntime.bodies.build import LAST, Value
 
 SPLIT_SIZES_ARE_INPUT = 13  # opset
 AXES_OF_PAD = 3  # the place of this input
@@ -75,15 +75,26 @@ def slice_(node: Node) -> Value:
 @gradient("Pad", constant=(1, 3))
 def pad(node: Node) -> Gradients:
     """dx = the part of dy that x is; for the modes that repeat elements, the sum over all of their copies."""
-    pads, axes = node.required(1), node.input(AXES_OF_PAD)
     if node.get("mode", "constant") != "constant":
         return [moved_back(node)]
-    dx = node.body.node("Pad", node.dy, -pads, None, axes)
+    dx = _cut(node)
     value = node.input(2)
     if value is None or 2 not in node.needed:
         return [dx]
     outside = node.dy.sum(keepdims=False) - dx.sum(keepdims=False)
     return [dx, None, reshape_like(outside, value)]
+
+
+def _cut(node: Node) -> Value:
+    """dy without what was added: with as many elements less."""
+    pads, axes = node.constant(1), node.input(AXES_OF_PAD)
+    if pads is None or min(pads, default=0) < 0:
+        return node.body.node("Pad", node.dy, -node.required(1), None, axes)
+    count, body = len(pads) // 2, node.body
+    ends = [-end if end else LAST for end in pads[count:].tolist()]
+    if not any(pads):
+        return node.dy
+    return body.node("Slice", node.dy, body.ints(pads[:count].tolist()), body.ints(ends), axes)
 
 
 @gradient("DepthToSpace")

@@ -35,6 +35,7 @@ def layer_normalization(node: Node) -> Gradients:
     mean, inv_std = (node.output(index, suffix, kind) for index, suffix in ((1, "_mean"), (2, "_inv_std")))
     scale = _full_scale(node, axis)
     dx, dscale, dbias = node.results("LayerNormalizationGrad", 3, node.dy, node.x, scale, mean, inv_std, axis=axis)
+    dx = _with_statistics(node, dx, 1, 2)
     whole = node.with_sizes(scale, list(sizes_of(node.x))[axis:])
     bias = node.input(2)
     return [
@@ -44,11 +45,30 @@ def layer_normalization(node: Node) -> Gradients:
     ]
 
 
+def _with_statistics(node: Node, dx: Value, *places: int) -> Value:
+    """With the gradients that go into the outputs mean, which comes first if there are two, and inv_std."""
+    *means, d_inv_std = [node.dys[place] if place < len(node.dys) else None for place in places]
+    share = node.y.size().cast(dx.element_type or TensorProto.FLOAT)
+    share = node.output(places[-1]).size().cast(dx.element_type or TensorProto.FLOAT) / share
+    for d_mean in means:
+        dx = dx if d_mean is None else dx + _like(d_mean, dx) * share
+    if d_inv_std is None:
+        return dx
+    inv_std = _like(node.output(places[-1]), dx)
+    centred = node.x - _like(node.output(places[0]), dx) if len(places) > 1 else node.x
+    return dx - _like(d_inv_std, dx) * inv_std * inv_std * inv_std * centred * share
+
+
+def _like(value: Value, other: Value) -> Value:
+    return value if value.element_type == other.element_type else value.like(other)
+
+
 @gradient("SimplifiedLayerNormalization")
 def simplified_layer_normalization(node: Node) -> Gradients:
     """dx = inv_std * (g - n * mean(g * n)), g = dy * scale, n = x * inv_std."""
     inv_std = node.output(1, "_inv_std", TensorProto.FLOAT)
-    return _rms_gradients(node, inv_std)
+    dx, dscale = _rms_gradients(node, inv_std)
+    return [_with_statistics(node, dx, 1), dscale]
 
 
 @gradient("RMSNormalization")
@@ -62,7 +82,7 @@ def rms_normalization(node: Node) -> Gradients:
     return _rms_gradients(node, 1 / (square + node.get("epsilon", 1e-5)).apply("Sqrt"))
 
 
-def _rms_gradients(node: Node, inv_std: Value) -> Gradients:
+def _rms_gradients(node: Node, inv_std: Value) -> list[Value]:
     axis = node.get("axis", -1) % node.rank()
     scale = _full_scale(node, axis)
     dx, dscale = node.results("SimplifiedLayerNormalizationGrad", 2, node.dy, node.x, scale, inv_std, axis=axis)
@@ -174,6 +194,8 @@ def batch_norm_internal(node: Node) -> Gradients:
     """dx = scale * inv_std * (dy - mean(dy) - n * mean(dy * n)), n = (x - mean) * inv_std."""
     if not node.get("training_mode", 1):
         return _of_given_statistics(node)
+    if any(dy is not None for dy in node.dys[1:]):
+        raise NoGradient("what is differentiated depends on its running statistics, expected on its first output alone")
     kind = node.required(3).element_type
     suffixes = ("_running_mean", "_running_var", "_saved_mean", "_saved_inv_std")
     mean, inv_std = [node.output(index, suffix, kind) for index, suffix in enumerate(suffixes, 1)][2:]

@@ -82,6 +82,8 @@ def lp_pool(node: Node) -> Value:
 @gradient("MaxUnpool", constant=(1, 2))
 def max_unpool(node: Node) -> Value:
     """dx = dy[indices]."""
+    if node.input(2) is not None:
+        raise NoGradient("it has an output_shape, in which its indices are not those of the elements")
     indices = node.required(1).cast(TensorProto.INT64)
     picked = node.body.node("GatherElements", node.dy.reshape([-1]), indices.reshape([-1]), axis=0)
     return picked.reshape(node.x.shape())
