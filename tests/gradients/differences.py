@@ -4,17 +4,20 @@ import math
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from opgrad.gradients import gradients
+from opgrad.onnxruntime import lower
 
 STEP = 1e-6
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 LOSS = "the_loss"
 MOST_ELEMENTS = 24  # that are moved one by one; larger arrays are moved along directions
 DIRECTIONS = 6
+TOLERANCE = 1e-6  # of differences of float64 over steps of 1e-6, where the loss is of the size of 1
 
 class Erf(OpRun):
     """Erf in float64, which the reference evaluator rounds to float32."""
@@ -32,64 +35,113 @@ class Gelu(OpRun):
         return (0.5 * x * (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))),)
 
 
+class GroupNormalization(OpRun):
+    """Group normalization, likewise."""
+
+    def _run(self, x, scale, bias, num_groups=None, epsilon=1e-5, stash_type=None):
+        groups = x.reshape(len(x), num_groups, -1)
+        n = (groups - groups.mean(2, keepdims=True)) / np.sqrt(groups.var(2, keepdims=True) + epsilon)
+        factor, offset = (np.repeat(each, x.shape[1] // len(each)) for each in (scale, bias))
+        column = (-1, *(1 for _ in x.shape[2:]))
+        return (n.reshape(x.shape) * factor.reshape(column) + offset.reshape(column),)
+
+
+class GlobalLpPool(OpRun):
+    """Global pooling by a norm, which the reference evaluator lacks."""
+
+    def _run(self, x, p=2):
+        return ((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / p),)
+
+
+class LpNormalization(OpRun):
+    """Normalization by a norm, of which the reference evaluator takes sums without absolute values."""
+
+    def _run(self, x, axis=-1, p=2):
+        return (x / (np.abs(x) ** p).sum(axis, keepdims=True) ** (1 / p),)
+
+
+class LRN(OpRun):
+    """Normalization by neighbouring channels, whose windows the reference evaluator cuts."""
+
+    def _run(self, x, alpha=1e-4, beta=0.75, bias=1.0, size=None):
+        channels = x.shape[1]
+        sums = [
+            (x[:, max(0, c - (size - 1) // 2) : min(channels, c + size // 2 + 1)] ** 2).sum(1) for c in range(channels)
+        ]
+        return (x / (bias + alpha / size * np.stack(sums, 1)) ** beta,)
+
+
+class MeanVarianceNormalization(OpRun):
+    """Normalization over axes, which the reference evaluator has for float32."""
+
+    def _run(self, x, axes=(0, 2, 3)):
+        over = tuple(axes)
+        return ((x - x.mean(over, keepdims=True)) / (x.std(over, keepdims=True) + 1e-9),)
+
+
+OWN = (Erf, Gelu, GroupNormalization, GlobalLpPool, LpNormalization, LRN, MeanVarianceNormalization)
+
+
 def reference(model):
     """What evaluates a model in NumPy."""
-    return ReferenceEvaluator(model, new_ops=[Erf, Gelu])
+    return ReferenceEvaluator(model, new_ops=list(OWN))
 
 
-def in_float64(model):
+def in_float32(model):
+    """The same model with float32 in place of every other float type."""
+    return in_float64(model, TensorProto.FLOAT)
+
+
+def in_float64(model, kind=TensorProto.DOUBLE):
     """The same model with float64 in place of every other float type."""
     double = onnx.ModelProto()
     double.CopyFrom(model)
     for value in (*double.graph.input, *double.graph.output, *double.graph.value_info):
-        _widen_type(value.type)
+        _widen_type(value.type, kind)
     for tensor in double.graph.initializer:
-        _widen_tensor(tensor)
-    _widen_nodes(double.graph.node)
+        _widen_tensor(tensor, kind)
+    _widen_nodes(double.graph.node, kind)
     for function in double.functions:
-        _widen_nodes(function.node)
+        _widen_nodes(function.node, kind)
     return double
 
 
-def _widen_type(kind):
-    if kind.HasField("tensor_type") and kind.tensor_type.elem_type in FLOATS:
-        kind.tensor_type.elem_type = TensorProto.DOUBLE
+def _widen_type(declared, kind):
+    if declared.HasField("tensor_type") and declared.tensor_type.elem_type in FLOATS:
+        declared.tensor_type.elem_type = kind
 
 
-def _widen_tensor(tensor):
+def _widen_tensor(tensor, kind):
     if tensor.data_type in FLOATS:
-        wide = numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
+        dtype = helper.tensor_dtype_to_np_dtype(kind)
+        wide = numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name)
         tensor.CopyFrom(wide)
 
 
-def _widen_nodes(nodes):
+def _widen_nodes(nodes, kind):
     for node in nodes:
         for attribute in list(node.attribute):
             if attribute.name in ("to", "dtype", "stash_type", "softmax_precision") and attribute.i in FLOATS:
-                attribute.i = TensorProto.DOUBLE
+                attribute.i = kind
             if attribute.HasField("t"):
-                _widen_tensor(attribute.t)
+                _widen_tensor(attribute.t, kind)
             if node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
-                array = np.array(helper.get_attribute_value(attribute), np.float64)
+                array = np.array(helper.get_attribute_value(attribute), helper.tensor_dtype_to_np_dtype(kind))
                 attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(array)))
             for graph in (attribute.g, *attribute.graphs):
-                _widen_nodes(graph.node)
+                _widen_nodes(graph.node, kind)
                 for value in (*graph.input, *graph.output, *graph.value_info):
-                    _widen_type(value.type)
+                    _widen_type(value.type, kind)
                 for tensor in graph.initializer:
-                    _widen_tensor(tensor)
+                    _widen_tensor(tensor, kind)
 
 
-def with_loss(model, feeds, outputs=None):
-    """The model with one more output: the sum of all float results, or of these, times fixed random numbers."""
+def with_loss(model, shapes):
+    """The model with one more output: the sum of these results, by their names, times fixed random numbers."""
     random = np.random.default_rng(1)
-    results = run(model, feeds)
-    names = [value.name for value in model.graph.output]
     terms = []
-    for name, result in zip(names, results, strict=True):
-        if result.dtype != np.float64 or (outputs is not None and name not in outputs):
-            continue
-        factor = numpy_helper.from_array(random.normal(size=result.shape), f"{name}_factor")
+    for name, shape in shapes.items():
+        factor = numpy_helper.from_array(random.normal(size=shape), f"{name}_factor")
         model.graph.initializer.append(factor)
         model.graph.node.append(helper.make_node("Mul", [name, factor.name], [f"{name}_weighted"]))
         model.graph.node.append(helper.make_node("ReduceSum", [f"{name}_weighted"], [f"{name}_term"], keepdims=0))
@@ -97,6 +149,26 @@ def with_loss(model, feeds, outputs=None):
     model.graph.node.append(helper.make_node("Sum", terms, [LOSS]))
     model.graph.output.append(helper.make_tensor_value_info(LOSS, TensorProto.DOUBLE, []))
     return model
+
+
+def float_results(model, results, outputs):
+    """The shapes of a model's float results, or of these of them, by name."""
+    named = zip([value.name for value in model.graph.output], results, strict=True)
+    chosen = {name: result for name, result in named if outputs is None or name in outputs}
+    return {name: result.shape for name, result in chosen.items() if np.issubdtype(result.dtype, np.floating)}
+
+
+def in_onnxruntime(model, feeds):
+    """The results of the model in float32, in stock onnxruntime."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    narrow = in_float32(model)
+    for value in narrow.graph.output:
+        if not value.type.WhichOneof("value"):  # which the reference does without
+            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None))
+    session = onnxruntime.InferenceSession(narrow.SerializeToString(), options)
+    wide = np.float64
+    return session.run(None, {name: x.astype(np.float32) if x.dtype == wide else x for name, x in feeds.items()})
 
 
 def run(model, feeds, evaluator=None):
@@ -119,36 +191,39 @@ def float_inputs(model, feeds):
     return [each.name for each in model.graph.input if each.name in feeds and feeds[each.name].dtype == np.float64]
 
 
-def check(model, feeds, wanted=None, outputs=None, tolerance=1e-6, own_forward=False, constant=True):
-    """Compare the gradients of a model with central differences.
+def check(model, feeds, wanted=None, outputs=None, own_forward=False, plain=False):
+    """Compare the gradients of a model, whose floats are float64, with central differences.
 
-    wanted: the inputs to differentiate with respect to; None: all of float type.
-    constant: the other inputs are constants of the model; otherwise they are inputs as before.
-    own_forward: the differences are those of the model with gradients, whose forward part stands for operators that
-        the reference computes in float32; it must agree with the reference as closely as that allows.
+    wanted: the inputs to differentiate with respect to, None for all of float type; the others become constants.
+    outputs: the results that are differentiated, None for all of float type.
+    own_forward: the differences are those of the forward part of the model with gradients, which must give what
+        onnxruntime gives in float32: for operators that the reference lacks, or has wrong in this opset.
+    plain: the gradients are asked for in plain operators, and are not lowered afterwards.
     """
-    feeds = {
-        name: each.astype(np.float64) if np.issubdtype(each.dtype, np.floating) else each for name, each in feeds.items()
-    }
     random = np.random.default_rng(3)
     wanted = list(wanted or float_inputs(model, feeds))
     for name in wanted:  # away from ties and corners
-        feeds[name] = feeds[name] + 1e-3 * random.uniform(0.1, 1, feeds[name].shape)
-    wide = with_loss(in_float64(model), feeds, outputs)
-    feeds = with_constants(wide, feeds, wanted) if constant else feeds
-    graph = gradients(wide, LOSS, wanted, plain=True)
+        feeds = {**feeds, name: feeds[name] + 1e-3 * random.uniform(0.1, 1, feeds[name].shape)}
+    results = in_onnxruntime(model, feeds) if own_forward else run(model, feeds)
+    shapes = float_results(model, results, outputs)
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    whole = with_loss(whole, shapes)
+    feeds = with_constants(whole, feeds, wanted)
+    graph = gradients(whole, LOSS, wanted, plain=plain)
+    graph = graph if plain else lower(graph)
     found = run(graph, feeds)
-    loss, results = found[-len(wanted) - 1], found[-len(wanted) :]
     if own_forward:
-        np.testing.assert_allclose(loss, run(wide, feeds)[-1], rtol=1e-4, atol=1e-4)
-    evaluator = reference(graph if own_forward else wide)
-    place = len(wide.graph.output) - 1
-    for name, gradient in zip(wanted, results, strict=True):
+        for mine, other in zip(found, results, strict=False):
+            np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
+    evaluator = reference(graph if own_forward else whole)
+    place = len(whole.graph.output) - 1
+    for name, gradient in zip(wanted, found[-len(wanted) :], strict=True):
         assert gradient.shape == feeds[name].shape, (name, gradient.shape)
-        compare(evaluator, place, feeds, name, gradient, tolerance)
+        compare(evaluator, place, feeds, name, gradient)
 
 
-def compare(evaluator, place, feeds, name, gradient, tolerance):
+def compare(evaluator, place, feeds, name, gradient):
     """Move an input a little, one element or direction after the other, and compare how the loss changes."""
     random = np.random.default_rng(2)
     value = feeds[name]
@@ -161,4 +236,4 @@ def compare(evaluator, place, feeds, name, gradient, tolerance):
         expected = (ends[0] - ends[1]) / (2 * STEP)
         actual = (gradient * direction).sum()
         scale = np.abs(gradient * direction).sum() + np.abs(ends[0]) + 1
-        assert np.abs(expected - actual) <= tolerance * scale, (name, float(expected), float(actual))
+        assert np.abs(expected - actual) <= TOLERANCE * scale, (name, float(expected), float(actual))

@@ -19,7 +19,8 @@ from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
 from opgrad.onnxruntime.opset import raise_opset
 
-LEAST_OPSET = 11  # that gradients are written in
+LEAST_OPSET = 11  # that gradients are written in …
+PLAIN_OPSET = 16  # … and that their plain form needs
 WHO = "gradients"
 assert rules.FAMILIES  # their rules are declared when they are imported
 
@@ -41,14 +42,14 @@ def gradients(
         com.microsoft, which sessions of `opgrad.onnxruntime.InferenceSession` run, faster.
 
     Returns the new model; behind the outputs of the given one it has `<name>_grad` for each name of with_respect_to,
-    in their order, of the shape and type of that value. Its opset is the given one, but at least 11.
+    in their order, of the shape and type of that value. Its opset is the given one, but at least 11, for the plain form 16.
 
     Raises TypeError and ValueError for other arguments, for names that the graph does not have, and where a value
     does not depend on another; FileNotFoundError; NotImplementedError, which names all nodes that have no gradient
     and says why.
     """
     sources, targets = _names("of", of), _names("with_respect_to", with_respect_to)
-    forward = prepared(load(model, WHO), sources, targets)
+    forward = prepared(load(model, WHO), sources, targets, PLAIN_OPSET if plain else LEAST_OPSET)
     body = GraphBody(forward.opset, forward.names())
     found = differentiate(forward, body, {name: _seed(forward, body, name) for name in sources}, targets)
     outputs = [_output(forward, body, name, value) for name, value in found.items()]
@@ -83,13 +84,17 @@ def _names(argument: str, names: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def prepared(model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str]) -> Forward:
+def prepared(
+    model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], opset: int = LEAST_OPSET
+) -> Forward:
     """A graph in which everything between the values `wanted` and `of` has a rule.
+
+    opset: of ai.onnx, which the model has at least afterwards.
 
     Raises ValueError for a name that the graph does not have and NotImplementedError for nodes without a rule.
     """
     model = inline_functions(model)
-    raise_opset(model, LEAST_OPSET, WHO)
+    raise_opset(model, opset, WHO)
     forward = Forward(model)
     for name in (*of, *wanted):
         _check(forward, name)

@@ -128,6 +128,17 @@ class Node:
         del self.proto.attribute[:]
         self.proto.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
 
+    def leads_to(self, *operators: str) -> bool:
+        """Whether one of these operators reads the first output, as it is or in another type."""
+        names = {self.proto.output[0]}
+        for node in self._forward.graph.node:
+            if names.intersection(node.input):
+                if node.op_type in operators:
+                    return True
+                if node.op_type in ("Cast", "CastLike", "Identity"):
+                    names.update(node.output)
+        return False
+
     # --- axes ---
 
     def axes(self) -> list[int] | Value | None:

@@ -10,6 +10,8 @@ from opgrad.gradients.registry import NoGradient
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
 
+ZERO_AS_SIZE = 14  # the first opset whose Reshape can be told that a size of 0 is no size to copy
+
 
 def sizes_of(value: Value) -> Sizes:
     """What is known of each axis. Raises NoGradient if not even the rank is known."""
@@ -38,7 +40,10 @@ def reshape_like(value: Value, like: Value) -> Value:
     if value.sizes is not None and value.sizes == like.sizes and None not in value.sizes:
         return value
     sizes = one_open(like.sizes)
-    return value.reshape(like.shape() if sizes is None else sizes)
+    if sizes is not None:
+        return value.reshape(sizes)
+    zeros = {"allowzero": 1} if value.body.opset >= ZERO_AS_SIZE else {}
+    return value.body.node("Reshape", value, like.shape(), **zeros)
 
 
 def broadcast_to(value: Value, like: Value) -> Value:

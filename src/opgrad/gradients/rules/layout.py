@@ -4,8 +4,8 @@ import numpy as np
 from onnx import TensorProto
 
 from opgrad.gradients.node import Node
-from opgrad.gradients.registry import Gradients, NoGradient, gradient
-from opgrad.gradients.shaping import reshape_like, sizes_of
+from opgrad.gradients.registry import Gradients, gradient
+from opgrad.gradients.shaping import reshape_like
 from opgrad.onnxruntime.bodies.build import LAST, Value
 
 SPLIT_SIZES_ARE_INPUT = 13  # opset
@@ -31,23 +31,27 @@ def concat(node: Node) -> Gradients:
     axis, count = node.get("axis"), len(node.inputs)
     if count == 1:
         return [node.dy]
-    axis %= node.rank()
     parts = [node.required(index) for index in range(count)]
     if node.opset >= SPLIT_SIZES_ARE_INPUT:
         return node.body.nodes_of("Split", count, node.dy, _lengths(parts, axis), axis=axis)
-    known = [sizes_of(part)[axis] for part in parts]
-    if all(isinstance(size, int) for size in known):
+    known = _known_lengths(parts, axis)
+    if known is not None:
         return node.body.nodes_of("Split", count, node.dy, axis=axis, split=known)
     return node.results("SplitTraining", count, node.dy, _lengths(parts, axis), axis=axis)
 
 
 def _lengths(parts: list[Value], axis: int) -> Value:
     """The size of each value along an axis."""
-    body, sizes = parts[0].body, [sizes_of(part)[axis] for part in parts]
+    known = _known_lengths(parts, axis)
+    if known is not None:
+        return parts[0].body.ints(known)
+    return parts[0].body.concat(*(part.shape(axis, None if axis == -1 else axis + 1) for part in parts))
+
+
+def _known_lengths(parts: list[Value], axis: int) -> list[int] | None:
+    sizes = [None if part.sizes is None else part.sizes[axis] for part in parts]
     numbers = [size for size in sizes if isinstance(size, int)]
-    if len(numbers) == len(sizes):
-        return body.ints(numbers)
-    return body.concat(*(part.shape(axis, axis + 1) for part in parts))
+    return numbers if len(numbers) == len(sizes) else None
 
 
 @gradient("Split", constant=(1,))
@@ -112,9 +116,8 @@ def depth_to_space(node: Node) -> Value:
 @gradient("SpaceToDepth")
 def space_to_depth(node: Node) -> Value:
     """dx = dy, its channels as blocks again."""
-    if node.get("mode", "DCR") != "DCR":
-        raise NoGradient(f"its mode is {node.get('mode')!r}, expected DCR")
-    return node.body.node("DepthToSpace", node.dy, blocksize=node.get("blocksize"))
+    mode = {"mode": node.get("mode")} if "mode" in node.attributes else {}
+    return node.body.node("DepthToSpace", node.dy, blocksize=node.get("blocksize"), **mode)
 
 
 @gradient("Trilu", constant=(1,))

@@ -117,7 +117,9 @@ def _without_ellipsis(node: Node, dx: Value, x: Value, own: str, kept: str) -> V
     first, _, last = own.partition("...")
     if first or kept != last:
         raise NoGradient(f"its equation {node.get('equation')!r} has axes before '...' or sums some of one operand alone")
-    lead = len(sizes_of(node.y)) - len(node.get("equation").replace(" ", "").partition("->")[2].replace("...", ""))
-    whole = [*list(sizes_of(node.y))[:lead], *list(sizes_of(x))[len(sizes_of(x)) - len(last):]]
+    letters = [len(term.replace("...", "")) for term in node.get("equation").replace(" ", "").partition("->")[0].split(",")]
+    lead = max(node.rank(place) - count for place, count in enumerate(letters))
+    outer = [None] * lead if node.y.sizes is None else list(node.y.sizes)[:lead]
+    whole = [*outer, *list(sizes_of(x))[len(sizes_of(x)) - len(last) :]]
     return unbroadcast(dx, Value(dx.body, dx.name, dx.element_type, whole), x)
 

@@ -102,6 +102,17 @@ def lp_normalization(node: Node) -> Value:
     return node.where(zero, 0, dx / node.where(zero, 1, norm))
 
 
+@gradient("MeanVarianceNormalization")
+def mean_variance_normalization(node: Node) -> Value:
+    """dx = (dy - mean(dy) - c * mean(dy * c) / (s * (s + 1e-9))) / (s + 1e-9), c = x - mean(x), s its deviation."""
+    axes = [axis % node.rank() for axis in node.get("axes") or (0, 2, 3)]
+    c = node.x - node.x.mean(*axes)
+    s = (c * c).mean(*axes).apply("Sqrt")
+    bottom = s + 1e-9
+    through = c * ((node.dy * c).mean(*axes) / (node.where(s > 0, s, 1) * bottom))
+    return (node.dy - node.dy.mean(*axes) - through) / bottom
+
+
 # --- over groups of channels ---
 
 

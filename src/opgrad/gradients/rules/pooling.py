@@ -15,9 +15,11 @@ from opgrad.onnxruntime.bodies.convolution import Window
 @gradient("MaxPool")
 def max_pool(node: Node) -> Value:
     """dx = 0; dx[indices] += dy."""
-    indices = node.output(1, "_mask", TensorProto.INT64)
     if node.get("storage_order", 0):
-        raise NoGradient("its storage_order is 1; set it to 0 and use the indices in that order")
+        if len(node.outputs) > 1 and node.outputs[1] is not None:
+            raise NoGradient("its indices count in the order of columns, expected storage_order 0")
+        node.become("MaxPool", "", **{**node.attributes, "storage_order": 0})
+    indices = node.output(1, "_mask", TensorProto.INT64)
     return node.body.node("MaxPoolGrad", node.dy, indices)
 
 

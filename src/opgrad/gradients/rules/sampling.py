@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from functools import reduce
 
 from onnx import TensorProto
 
@@ -25,18 +26,12 @@ def grid_sample(node: Node) -> Value:
         raise NoGradient(f"its mode is {mode!r}, expected linear, nearest or cubic")
     # Columns of the grid, one for each place; the first one names places along the last axis.
     points = grid.reshape(body.concat(grid.shape(0, 1), body.ints([-1, axes])))
-    taps = [_taps(node, points.slice(axes - 1 - axis, axes - axis, 2).squeeze(2), axis, mode) for axis in range(axes)]
+    places = [_place(node, points.slice(axes - 1 - axis, axes - axis, 2).squeeze(2), axis) for axis in range(axes)]
+    taps = [_taps(node, place, axis, mode) for axis, place in enumerate(places)]
     images = x.reshape(body.concat(x.shape(0, 2), body.ints([-1]))).transpose(0, 2, 1)
-    total = _sum([_corner(node, images, corner) for corner in itertools.product(*taps)])
+    total = reduce(Value.__add__, (_corner(node, images, corner) for corner in itertools.product(*taps)))
     out = grid.shape(1, axes + 1)
     return total.transpose(0, 2, 1).reshape(body.concat(x.shape(0, 2), out))
-
-
-def _sum(values: Sequence[Value]) -> Value:
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total
 
 
 def _size(node: Node, axis: int) -> Value:
@@ -45,11 +40,15 @@ def _size(node: Node, axis: int) -> Value:
     return node.x.shape(axis + 2, axis + 3).cast(kind).reshape([])
 
 
-def _taps(node: Node, point: Value, axis: int, mode: str) -> list[Tap]:
-    """The elements along an axis that a place takes from."""
+def _place(node: Node, point: Value, axis: int) -> Value:
+    """Where a number from -1 to 1 lies along an axis."""
     size = _size(node, axis)
-    align, padding = node.get("align_corners", 0), node.get("padding_mode", "zeros")
-    place = (point + 1) * (size - 1) * 0.5 if align else ((point + 1) * size - 1) * 0.5
+    return (point + 1) * (size - 1) * 0.5 if node.get("align_corners", 0) else ((point + 1) * size - 1) * 0.5
+
+
+def _taps(node: Node, place: Value, axis: int, mode: str) -> list[Tap]:
+    """The elements along an axis that a place takes from."""
+    size, padding = _size(node, axis), node.get("padding_mode", "zeros")
     if mode == "nearest":
         return [(_padded(node, place, size, padding).apply("Round"), None)]
     if mode == "linear":

@@ -29,6 +29,8 @@ class _Places:
 @gradient("Scatter", "ScatterElements", "ScatterND", constant=(1,))
 def scatter(node: Node) -> Gradients:
     """ddata = dy where nothing was written, or also there, if it was combined; dupdates = dy at the places."""
+    if node.proto.op_type == "Scatter":
+        node.become("ScatterElements", "", **node.attributes)
     reduction, places = node.get("reduction", "none"), _Places(node)
     if reduction not in REDUCTIONS:
         raise NoGradient(f"its reduction is {reduction!r}, expected one of {', '.join(REDUCTIONS)}")

@@ -10,7 +10,10 @@ ONE_AXIS_FROM = 13  # before, the axes from `axis` on were one row
 @gradient("Softmax", "LogSoftmax")
 def softmax(node: Node) -> Value:
     """dx = y * (dy - sum(y * dy)), of the logarithm dx = dy - exp(y) * sum(dy)."""
-    op = f"{node.proto.op_type}Grad"
+    op, y = f"{node.proto.op_type}Grad", node.y
+    if node.leads_to("Where", "IsNaN"):
+        # The graph replaces rows of NaN, which have no allowed element; their gradient is 0, too.
+        y = node.where(y.apply("IsNaN"), 0, y)
     if node.opset < ONE_AXIS_FROM:
-        return node.microsoft(op, node.dy, node.y, axis=node.get("axis", 1))
-    return node.microsoft(f"{op}_13", node.dy, node.y, axis=node.get("axis", -1))
+        return node.microsoft(op, node.dy, y, axis=node.get("axis", 1))
+    return node.microsoft(f"{op}_13", node.dy, y, axis=node.get("axis", -1))
