@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from opgrad.gradients import gradients
-from opgrad.onnxruntime import lower
+from opgrad.onnxruntime import InferenceSession, lower
 
 STEP = 1e-6
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -18,6 +18,7 @@ LOSS = "the_loss"
 MOST_ELEMENTS = 24  # that are moved one by one; larger arrays are moved along directions
 DIRECTIONS = 6
 TOLERANCE = 1e-6  # of differences of float64 over steps of 1e-6, where the loss is of the size of 1
+
 
 class Erf(OpRun):
     """Erf in float64, which the reference evaluator rounds to float32."""
@@ -79,12 +80,44 @@ class MeanVarianceNormalization(OpRun):
         return ((x - x.mean(over, keepdims=True)) / (x.std(over, keepdims=True) + 1e-9),)
 
 
+def _microsoft(name, function):
+    """An operator of com.microsoft."""
+
+    def _run(self, *inputs, **attributes):
+        return (function(*inputs, **{key: value for key, value in attributes.items() if value is not None}),)
+
+    return type(name, (OpRun,), {"op_domain": "com.microsoft", "_run": _run})
+
+
+def _gelu(x, bias=0.0, **_):
+    return 0.5 * (x + bias) * (1 + np.vectorize(math.erf)((x + bias) / math.sqrt(2)))
+
+
+def _fast_gelu(x, bias=0.0):
+    z = x + bias
+    return 0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+
+
+def _quick_gelu(x, alpha=1.702):
+    return x / (1 + np.exp(-alpha * x))
+
+
+class SimplifiedLayerNormalization(OpRun):
+    """Layer normalization without mean, which onnxruntime has in the domain of ai.onnx."""
+
+    def _run(self, x, scale, axis=-1, epsilon=1e-5, stash_type=1):
+        inv_std = 1 / np.sqrt((x * x).mean(axis, keepdims=True) + epsilon)
+        return x * inv_std * scale, inv_std
+
+
+MICROSOFT = {"Gelu": _gelu, "BiasGelu": _gelu, "FastGelu": _fast_gelu, "QuickGelu": _quick_gelu}
+OTHERS = (SimplifiedLayerNormalization, *(_microsoft(name, function) for name, function in MICROSOFT.items()))
 OWN = (Erf, Gelu, GroupNormalization, GlobalLpPool, LpNormalization, LRN, MeanVarianceNormalization)
 
 
 def reference(model):
     """What evaluates a model in NumPy."""
-    return ReferenceEvaluator(model, new_ops=list(OWN))
+    return ReferenceEvaluator(model, new_ops=[*OWN, *OTHERS])
 
 
 def in_float32(model):
@@ -159,14 +192,14 @@ def float_results(model, results, outputs):
 
 
 def in_onnxruntime(model, feeds):
-    """The results of the model in float32, in stock onnxruntime."""
+    """The results of the model in float32, in onnxruntime, with opgrad for what that lacks."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     narrow = in_float32(model)
     for value in narrow.graph.output:
         if not value.type.WhichOneof("value"):  # which the reference does without
             value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None))
-    session = onnxruntime.InferenceSession(narrow.SerializeToString(), options)
+    session = InferenceSession(narrow.SerializeToString(), options)
     wide = np.float64
     return session.run(None, {name: x.astype(np.float32) if x.dtype == wide else x for name, x in feeds.items()})
 
@@ -216,11 +249,28 @@ def check(model, feeds, wanted=None, outputs=None, own_forward=False, plain=Fals
     if own_forward:
         for mine, other in zip(found, results, strict=False):
             np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
-    evaluator = reference(graph if own_forward else whole)
+    evaluator = reference(up_to_loss(graph) if own_forward else whole)
     place = len(whole.graph.output) - 1
     for name, gradient in zip(wanted, found[-len(wanted) :], strict=True):
         assert gradient.shape == feeds[name].shape, (name, gradient.shape)
         compare(evaluator, place, feeds, name, gradient)
+
+
+def up_to_loss(model):
+    """The model without what the loss, and what comes before it, does not need."""
+    short = onnx.ModelProto()
+    short.CopyFrom(model)
+    needed, kept = {value.name for value in model.graph.output if not value.name.endswith("_grad")}, []
+    for node in reversed(model.graph.node):
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(node.input)
+    del short.graph.node[:]
+    short.graph.node.extend(kept[::-1])
+    outputs = [value for value in model.graph.output if not value.name.endswith("_grad")]
+    del short.graph.output[:]
+    short.graph.output.extend(outputs)
+    return short
 
 
 def compare(evaluator, place, feeds, name, gradient):

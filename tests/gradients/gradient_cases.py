@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 MICROSOFT = "com.microsoft"
 NEWEST = onnx.defs.onnx_opset_version()
@@ -202,9 +202,20 @@ IMAGE = numbers(2, 4, 3, 2)
 SCALE, BIAS = numbers(4, low=0.5), numbers(4, seed=1)
 for axis, form in ((-1, ""), (1, "axis 1")):
     shape = IMAGE.shape[axis:]
-    add("LayerNormalization", 17, IMAGE, numbers(*shape), numbers(*shape, seed=1), wanted=(0, 1, 2), axis=axis, form=form)
+    add(
+        "LayerNormalization",
+        17,
+        IMAGE,
+        numbers(*shape),
+        numbers(*shape, seed=1),
+        wanted=(0, 1, 2),
+        axis=axis,
+        form=form,
+    )
 add("LayerNormalization", 17, numbers(3, 5), numbers(5), wanted=(0, 1), form="without bias")
-add("LayerNormalization", 17, numbers(2, 3, 4), numbers(4), numbers(1), axis=1, wanted=(0, 1, 2), form="broadcast scale")
+add(
+    "LayerNormalization", 17, numbers(2, 3, 4), numbers(4), numbers(1), axis=1, wanted=(0, 1, 2), form="broadcast scale"
+)
 add("RMSNormalization", 23, numbers(2, 3, 4), numbers(4), wanted=(0, 1))
 add("RMSNormalization", 23, numbers(2, 3, 4), numbers(3, 4), wanted=(0, 1), axis=1, form="axis 1")
 add("InstanceNormalization", (7, 22), IMAGE, SCALE, BIAS, wanted=(0, 1, 2))
@@ -217,33 +228,124 @@ add("LRN", 13, IMAGE, size=2, alpha=0.3, bias=0.7, form="even size")
 add("MeanVarianceNormalization", (9, 13, 18), numbers(3, 3, 2, 2))
 STATISTICS = numbers(4, seed=2), numbers(4, low=0.5, seed=3)
 add("BatchNormalization", (7, 9, 14, 15), IMAGE, SCALE, BIAS, *STATISTICS, wanted=(0, 1, 2), form="given statistics")
-add("BatchNormalization", (14, 15), IMAGE, SCALE, BIAS, *STATISTICS, training_mode=1, outputs=3, wanted=(0, 1, 2), form="trains")
+add(
+    "BatchNormalization",
+    (14, 15),
+    IMAGE,
+    SCALE,
+    BIAS,
+    *STATISTICS,
+    training_mode=1,
+    outputs=3,
+    wanted=(0, 1, 2),
+    form="trains",
+)
 add("Dropout", (7, 10, 12, 13), SMALL, form="does not train")
 
 # --- windows ---
 for opset in (7, 11, 22):
     add("Conv", opset, numbers(2, 4, 5, 4), numbers(3, 4, 3, 2, seed=1), BIAS[:3], pads=[1, 0, 1, 1], wanted=(0, 1, 2))
-add("Conv", 11, numbers(1, 2, 7), numbers(2, 2, 3, seed=1), strides=[2], dilations=[2], wanted=(0, 1), form="strides, dilations")
-add("Conv", 11, numbers(1, 2, 5, 6), numbers(2, 2, 3, 2, seed=1), auto_pad="SAME_UPPER", strides=[2, 2], wanted=(0, 1), form="SAME_UPPER")
-add("Conv", 11, numbers(1, 2, 5, 6), numbers(2, 2, 3, 2, seed=1), auto_pad="SAME_LOWER", wanted=(0, 1), form="SAME_LOWER")
+add(
+    "Conv",
+    11,
+    numbers(1, 2, 7),
+    numbers(2, 2, 3, seed=1),
+    strides=[2],
+    dilations=[2],
+    wanted=(0, 1),
+    form="strides, dilations",
+)
+add(
+    "Conv",
+    11,
+    numbers(1, 2, 5, 6),
+    numbers(2, 2, 3, 2, seed=1),
+    auto_pad="SAME_UPPER",
+    strides=[2, 2],
+    wanted=(0, 1),
+    form="SAME_UPPER",
+)
+add(
+    "Conv",
+    11,
+    numbers(1, 2, 5, 6),
+    numbers(2, 2, 3, 2, seed=1),
+    auto_pad="SAME_LOWER",
+    wanted=(0, 1),
+    form="SAME_LOWER",
+)
 add("Conv", 11, numbers(1, 1, 3, 4, 3), numbers(2, 1, 2, 2, 2, seed=1), wanted=(0, 1), form="three axes")
 for opset in (7, 11, 22):
-    add("ConvTranspose", opset, numbers(1, 3, 3, 4), numbers(3, 2, 3, 2, seed=1), BIAS[:2], strides=[2, 1], pads=[1, 0, 0, 1], wanted=(0, 1, 2))
-add("ConvTranspose", 11, numbers(1, 2, 4), numbers(2, 1, 3, seed=1), strides=[2], output_padding=[1], wanted=(0, 1), form="output_padding")
-add("ConvTranspose", 11, numbers(1, 2, 3, 3), numbers(2, 2, 3, 3, seed=1), strides=[2, 2], auto_pad="SAME_UPPER", wanted=(0, 1), form="SAME_UPPER")
-add("ConvTranspose", 11, numbers(1, 2, 3, 3), numbers(2, 2, 3, 3, seed=1), strides=[3, 2], output_shape=[10, 8], wanted=(0, 1), form="output_shape")
+    add(
+        "ConvTranspose",
+        opset,
+        numbers(1, 3, 3, 4),
+        numbers(3, 2, 3, 2, seed=1),
+        BIAS[:2],
+        strides=[2, 1],
+        pads=[1, 0, 0, 1],
+        wanted=(0, 1, 2),
+    )
+add(
+    "ConvTranspose",
+    11,
+    numbers(1, 2, 4),
+    numbers(2, 1, 3, seed=1),
+    strides=[2],
+    output_padding=[1],
+    wanted=(0, 1),
+    form="output_padding",
+)
+add(
+    "ConvTranspose",
+    11,
+    numbers(1, 2, 3, 3),
+    numbers(2, 2, 3, 3, seed=1),
+    strides=[2, 2],
+    auto_pad="SAME_UPPER",
+    wanted=(0, 1),
+    form="SAME_UPPER",
+)
+add(
+    "ConvTranspose",
+    11,
+    numbers(1, 2, 3, 3),
+    numbers(2, 2, 3, 3, seed=1),
+    strides=[3, 2],
+    output_shape=[10, 8],
+    wanted=(0, 1),
+    form="output_shape",
+)
 add("ConvTranspose", 11, numbers(1, 2, 4), numbers(2, 2, 2, seed=1), dilations=[2], wanted=(0, 1), form="dilations")
 for opset in (7, 8, 11, 12, 22):
     add("MaxPool", opset, numbers(1, 2, 4, 5), kernel_shape=[2, 2], strides=[2, 2])
-add("MaxPool", 12, numbers(1, 2, 5, 5), kernel_shape=[2, 2], pads=[1, 1, 0, 0], dilations=[2, 2], form="pads, dilations")
+add(
+    "MaxPool", 12, numbers(1, 2, 5, 5), kernel_shape=[2, 2], pads=[1, 1, 0, 0], dilations=[2, 2], form="pads, dilations"
+)
 for opset in (7, 11, 19, 22):
     add("AveragePool", opset, numbers(1, 2, 4, 5), kernel_shape=[2, 3], strides=[2, 1])
 add("AveragePool", 11, numbers(1, 2, 4, 5), kernel_shape=[3, 3], pads=[1, 1, 1, 1], form="pads")
-add("AveragePool", 11, numbers(1, 2, 4, 5), kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1, form="pads that count")
+add(
+    "AveragePool",
+    11,
+    numbers(1, 2, 4, 5),
+    kernel_shape=[3, 3],
+    pads=[1, 1, 1, 1],
+    count_include_pad=1,
+    form="pads that count",
+)
 add("AveragePool", 19, numbers(1, 1, 6, 6), kernel_shape=[2, 2], dilations=[2, 2], form="dilations")
 add("AveragePool", 19, numbers(1, 1, 5, 5), kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1, form="ceil_mode")
 for p in (1, 2, 3):
-    add("LpPool", (7, 18) if p == 2 else 18, numbers(1, 2, 4, 5, low=0.1), kernel_shape=[2, 2], strides=[2, 1], p=p, form=f"p {p}")
+    add(
+        "LpPool",
+        (7, 18) if p == 2 else 18,
+        numbers(1, 2, 4, 5, low=0.1),
+        kernel_shape=[2, 2],
+        strides=[2, 1],
+        p=p,
+        form=f"p {p}",
+    )
 add("MaxUnpool", (9, 11), numbers(1, 1, 2, 2), np.array([[[[5, 7], [13, 15]]]]), kernel_shape=[2, 2], strides=[2, 2])
 
 # --- layout ---
@@ -298,7 +400,16 @@ TWICE = np.array([[0, 0], [1, 1]]), numbers(2, 2, low=0.5, seed=1)
 for reduction in ("add", "mul", "max", "min"):
     add("ScatterElements", 18, numbers(2, 3), *TWICE, axis=1, reduction=reduction, wanted=(0, 2), form=reduction)
     places = np.array([[1], [1], [3]])
-    add("ScatterND", 18, numbers(4, 2), places, numbers(3, 2, low=0.5), reduction=reduction, wanted=(0, 2), form=reduction)
+    add(
+        "ScatterND",
+        18,
+        numbers(4, 2),
+        places,
+        numbers(3, 2, low=0.5),
+        reduction=reduction,
+        wanted=(0, 2),
+        form=reduction,
+    )
 add("ScatterND", (11, 13, 16), numbers(4, 2), np.array([[1], [3]]), numbers(2, 2, seed=1), wanted=(0, 2))
 
 # --- resizing ---
@@ -327,14 +438,79 @@ for padding in ("zeros", "border", "reflection"):
 add("GridSample", 16, PICTURE, GRID, mode="bilinear", wanted=(0, 1), form="bilinear")
 add("GridSample", 16, PICTURE, GRID, mode="bicubic", wanted=(0, 1), form="bicubic")
 add("GridSample", 20, PICTURE, GRID, mode="nearest", form="nearest")
-add("GridSample", 20, numbers(1, 2, 3, 2, 3), numbers(1, 2, 1, 2, 3, low=-0.9, high=0.9), mode="linear", wanted=(0, 1), form="three axes")
+add(
+    "GridSample",
+    20,
+    numbers(1, 2, 3, 2, 3),
+    numbers(1, 2, 1, 2, 3, low=-0.9, high=0.9),
+    mode="linear",
+    wanted=(0, 1),
+    form="three axes",
+)
 
 # --- attention ---
 HEADS = [numbers(1, 2, 3, 4, seed=seed) for seed in range(3)]
 add("Attention", (23, 24), *HEADS, wanted=(0, 1, 2))
 add("Attention", 23, *HEADS, is_causal=1, scale=0.4, wanted=(0, 1, 2), form="causal")
 add("Attention", 23, *HEADS, np.array([[0, -np.inf, 0], [0, 0, -np.inf], [0, 0, 0]]), wanted=(0, 1, 2), form="mask")
-add("Attention", 23, *(numbers(2, 3, 4, seed=seed) for seed in range(3)), q_num_heads=2, kv_num_heads=2, wanted=(0, 1, 2), form="three axes")
-add("Attention", 23, numbers(1, 4, 3, 2), numbers(1, 2, 3, 2, seed=1), numbers(1, 2, 3, 2, seed=2), softcap=2.0, wanted=(0, 1, 2), form="grouped heads, softcap")
+add(
+    "Attention",
+    23,
+    *(numbers(2, 3, 4, seed=seed) for seed in range(3)),
+    q_num_heads=2,
+    kv_num_heads=2,
+    wanted=(0, 1, 2),
+    form="three axes",
+)
+add(
+    "Attention",
+    23,
+    numbers(1, 4, 3, 2),
+    numbers(1, 2, 3, 2, seed=1),
+    numbers(1, 2, 3, 2, seed=2),
+    softcap=2.0,
+    wanted=(0, 1, 2),
+    form="grouped heads, softcap",
+)
 ANGLES = [np.cos(numbers(3, 2)), np.sin(numbers(3, 2))]
 add("RotaryEmbedding", 23, numbers(1, 2, 3, 4), *ANGLES, ints(0, 1, 2).reshape(1, 3), wanted=(0,))
+
+# --- com.microsoft ---
+TOKENS, WIDE = numbers(2, 3, 4), numbers(2, 3, 8)
+for op in ("Gelu", "QuickGelu", "FastGelu"):
+    add(op, 17, TOKENS, domain=MICROSOFT)
+add("QuickGelu", 17, TOKENS, alpha=1.2, domain=MICROSOFT, form="alpha")
+for op in ("BiasGelu", "FastGelu"):
+    add(op, 17, TOKENS, numbers(4), wanted=(0, 1), domain=MICROSOFT, form="bias")
+add(
+    "FusedMatMul",
+    17,
+    numbers(2, 4, 3),
+    numbers(2, 5, 4),
+    transA=1,
+    transB=1,
+    alpha=0.5,
+    wanted=(0, 1),
+    domain=MICROSOFT,
+)
+add("BiasSoftmax", 17, TOKENS, numbers(1, 3, 4), axis=2, is_inner_broadcast=0, wanted=(0, 1), domain=MICROSOFT)
+SKIPPED = TOKENS, numbers(2, 3, 4, seed=1), numbers(4, low=0.5)
+everything = (0, 1, 2, 3, 4)
+add("SkipLayerNormalization", 17, *SKIPPED, BIAS, SCALE, epsilon=1e-5, wanted=everything, domain=MICROSOFT)
+add("SkipSimplifiedLayerNormalization", 17, *SKIPPED, BIAS, epsilon=1e-5, wanted=(0, 1, 2, 3), domain=MICROSOFT)
+QUERIES = [numbers(2, 3, 8, seed=seed) for seed in range(3)]
+add("MultiHeadAttention", 17, *QUERIES, numbers(24), num_heads=2, wanted=(0, 1, 2, 3), domain=MICROSOFT)
+add("MultiHeadAttention", 17, *QUERIES, num_heads=2, scale=0.3, wanted=(0, 1, 2), domain=MICROSOFT, form="scale")
+PACKED = WIDE, numbers(8, 24, low=-0.5, high=0.5), numbers(24)
+add("Attention", 17, *PACKED, num_heads=2, wanted=(0, 1, 2), domain=MICROSOFT)
+add("ConcatTraining", 17, SMALL, numbers(2, 2), axis=1, wanted=(0, 1), domain=MICROSOFT)
+
+# What other tests check: operators by domain, and how.
+MODELS = "models against PyTorch"
+ELSEWHERE = {
+    **{("", op): f"{MODELS}: both directions, lengths, initial states" for op in ("RNN", "GRU", "LSTM")},
+    **{("", op): "straight through, against known values" for op in ("QuantizeLinear", "DequantizeLinear")},
+    ("", "SimplifiedLayerNormalization"): "by SkipSimplifiedLayerNormalization",
+    (MICROSOFT, "SoftmaxCrossEntropyLossInternal"): "against SoftmaxCrossEntropyLoss",
+    (MICROSOFT, "BatchNormInternal"): f"by BatchNormalization, and {MODELS}",
+}

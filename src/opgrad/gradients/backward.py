@@ -116,9 +116,7 @@ class Backward:
         declared = RULES[domain_of(proto), proto.op_type]
         carrying = set(differentiable_inputs(self.forward, proto)) & self.reached
         places = [
-            index
-            for index, name in enumerate(proto.input)
-            if name in carrying and index not in declared.constant
+            index for index, name in enumerate(proto.input) if name in carrying and index not in declared.constant
         ]
         self.body.scope(f"{proto.name or proto.op_type}_Grad")
         node = Node(proto, self.forward, self.body, dys, places)

@@ -1,6 +1,7 @@
-"""What has no gradient of its own, written as what has: functions of the model and of ONNX, branches, decompositions."""
+"""What has no gradient of its own, written as what has: functions of the model and of ONNX, branches, compositions."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -76,7 +77,7 @@ def _replace(graph: onnx.GraphProto, written: Mapping[str, list[onnx.NodeProto]]
 
 def _expand_functions(forward: Forward, nodes: Iterable[onnx.NodeProto]) -> onnx.ModelProto | None:
     """The model with the bodies of these operators in their places; None if none of them has a body."""
-    functions = []
+    functions: list[onnx.FunctionProto] = []
     for node in nodes:
         function = _function(forward, node)
         if function is not None:
@@ -99,7 +100,7 @@ def _function(forward: Forward, node: onnx.NodeProto) -> onnx.FunctionProto | No
     if domain_of(node):
         return None
     try:
-        schema = defs.get_schema(node.op_type, forward.opset, "")
+        schema: Any = defs.get_schema(node.op_type, forward.opset, "")  # onnx does not declare what is read here
     except defs.SchemaError:
         return None
     function = onnx.FunctionProto()

@@ -19,7 +19,9 @@ SHAPED_LIKE = {
         ("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasSoftmax", "BatchNormInternal", "SkipLayerNormalization"),
         "Identity",
     ),
-    **dict.fromkeys(("SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "RotaryEmbedding"), "Identity"),
+    **dict.fromkeys(
+        ("SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "RotaryEmbedding"), "Identity"
+    ),
 }
 FOLDED = (
     *("Shape", "Size", "Gather", "Concat", "Unsqueeze", "Squeeze", "Slice", "Cast", "Add", "Sub", "Mul", "Div"),
@@ -36,7 +38,11 @@ def domain_of(node: onnx.NodeProto) -> str:
 def title(node: onnx.NodeProto) -> str:
     """How messages call a node."""
     operator = f"{node.domain}.{node.op_type}" if domain_of(node) else node.op_type
-    return f"{operator} (node {node.name!r})" if node.name else f"{operator} (the node that makes {next(filter(None, node.output), '')!r})"
+    return (
+        f"{operator} (node {node.name!r})"
+        if node.name
+        else f"{operator} (the node that makes {next(filter(None, node.output), '')!r})"
+    )
 
 
 class Forward:
@@ -70,9 +76,7 @@ class Forward:
         known = self._types.get(name)
         if known is None or not known.HasField("shape"):
             return None
-        return [
-            dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in known.shape.dim
-        ]
+        return [dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in known.shape.dim]
 
     def declare(self, name: str, element_type: int, sizes: Sizes | None) -> None:
         """Tell of a value that was added."""
@@ -176,4 +180,3 @@ def _stand_in_for(node: onnx.NodeProto) -> onnx.NodeProto:
     if other is None or not known:
         return node
     return helper.make_node(other, [node.input[0]], [node.output[0]])
-

@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +41,9 @@ def gradients(
     plain: write operators of ONNX alone, for places without opgrad. Otherwise the model also has operators of
         com.microsoft, which sessions of `opgrad.onnxruntime.InferenceSession` run, faster.
 
-    Returns the new model; behind the outputs of the given one it has `<name>_grad` for each name of with_respect_to,
-    in their order, of the shape and type of that value. Its opset is the given one, but at least 11, for the plain form 16.
+    Returns the new model: behind the outputs of the given one it has `<name>_grad` for each of with_respect_to, in
+    their order, of the shape and type of that value. Its opset is the given one, but at least 11, and at least 16 in
+    the plain form.
 
     Raises TypeError and ValueError for other arguments, for names that the graph does not have, and where a value
     does not depend on another; FileNotFoundError; NotImplementedError, which names all nodes that have no gradient
@@ -78,15 +79,13 @@ def load(model: onnx.ModelProto | str | os.PathLike[str], who: str) -> onnx.Mode
 
 
 def _names(argument: str, names: str | Sequence[str]) -> list[str]:
-    given = [names] if isinstance(names, str) else list(names)
+    given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
     if not given or not all(isinstance(name, str) for name in given):
         raise TypeError(f"{WHO}: {argument} is {names!r}, expected a name or several")
     return list(dict.fromkeys(given))
 
 
-def prepared(
-    model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], opset: int = LEAST_OPSET
-) -> Forward:
+def prepared(model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], opset: int = LEAST_OPSET) -> Forward:
     """A graph in which everything between the values `wanted` and `of` has a rule.
 
     opset: of ai.onnx, which the model has at least afterwards.
@@ -116,7 +115,9 @@ def _check(forward: Forward, name: str) -> None:
         raise ValueError(f"{WHO}: the graph has no value {name!r}{hint}")
     kind = forward.element_type(name)
     if kind is not None and kind not in FLOATS:
-        raise ValueError(f"{WHO}: {name!r} has elements of type {TensorProto.DataType.Name(kind)}, expected a float type")
+        raise ValueError(
+            f"{WHO}: {name!r} has elements of type {TensorProto.DataType.Name(kind)}, expected a float type"
+        )
 
 
 def _seed(forward: Forward, body: GraphBody, name: str) -> Value:
@@ -171,4 +172,3 @@ def append(forward: Forward, body: GraphBody, outputs: Sequence[onnx.ValueInfoPr
     if all(each.domain != MICROSOFT for each in model.opset_import):
         model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
     model.ir_version = max(model.ir_version, 4)  # the first whose initializers are no inputs
-

@@ -201,9 +201,6 @@ class Node:
         return Value(self.body, value.name, value.element_type, sizes)
 
 
-
-
-
 def _attribute(attribute: onnx.AttributeProto) -> tuple[str, Any]:
     value = helper.get_attribute_value(attribute)
     if isinstance(value, list):

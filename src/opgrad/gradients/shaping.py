@@ -119,4 +119,3 @@ def element_count(value: Value, axes: Sequence[int]) -> int | None:
             return None
         count *= size
     return count
-

@@ -4,7 +4,8 @@ from typing import Any
 
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, NoGradient, gradient
-from opgrad.gradients.shaping import known, sizes_of
+from opgrad.gradients.shaping import sizes_of
+from opgrad.onnxruntime.bodies.build import Value
 
 
 def window_attributes(node: Node, spatial: int) -> dict[str, Any]:
@@ -22,16 +23,21 @@ def _resolved_pads(node: Node, auto_pad: str, spatial: int) -> list[int] | None:
     """The padding that auto_pad means, None where the sizes are not known."""
     if auto_pad == "VALID":
         return [0] * 2 * spatial
-    sizes, outputs = sizes_of(node.x)[2:], sizes_of(node.y)[2:]
-    kernel = node.get("kernel_shape") or sizes_of(node.required(1))[2:]
-    if not all(isinstance(each, int) for each in (*sizes, *outputs, *kernel)):
+    x, y = _spatial(node.x), _spatial(node.y)
+    kernel = node.get("kernel_shape") or _spatial(node.required(1))
+    if x is None or y is None or kernel is None:
         return None
     strides, dilations = (node.get(name) or [1] * spatial for name in ("strides", "dilations"))
-    reach = [(int(k) - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    totals = [
-        max((int(y) - 1) * s + width - int(x), 0) for x, y, s, width in zip(sizes, outputs, strides, reach, strict=True)
-    ]
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    each = zip(x, y, strides, reach, strict=True)
+    totals = [max((count - 1) * stride + width - size, 0) for size, count, stride, width in each]
     return split_pads(totals, auto_pad)
+
+
+def _spatial(value: Value) -> list[int] | None:
+    """The sizes behind rows and channels, None if some of them are not known."""
+    sizes = [size for size in sizes_of(value)[2:] if isinstance(size, int)]
+    return sizes if len(sizes) == len(sizes_of(value)) - 2 else None
 
 
 def split_pads(totals: list[int], auto_pad: str) -> list[int]:
@@ -66,12 +72,15 @@ def _transposed_pads(node: Node, spatial: int) -> list[int]:
     output = node.get("output_shape")
     if auto_pad in ("NOTSET", "VALID") and not output:
         return list(node.get("pads") or [0] * 2 * spatial) if auto_pad == "NOTSET" else [0] * 2 * spatial
-    sizes, kernel = known(node.x), node.get("kernel_shape") or (known(node.required(1)) or [])[2:]
+    sizes, kernel = _spatial(node.x), node.get("kernel_shape") or _spatial(node.required(1))
     if sizes is None or not kernel:
         raise NoGradient("its padding depends on the sizes of its input, which the graph does not tell")
     strides, dilations = (node.get(name) or [1] * spatial for name in ("strides", "dilations"))
     extra = node.get("output_padding") or [0] * spatial
-    whole = [s * (n - 1) + e + (k - 1) * d + 1 for n, s, e, k, d in zip(sizes[2:], strides, extra, kernel, dilations, strict=True)]
-    wanted = list(output)[-spatial:] if output else [n * s for n, s in zip(sizes[2:], strides, strict=True)]
+    whole = [
+        s * (n - 1) + e + (k - 1) * d + 1
+        for n, s, e, k, d in zip(sizes, strides, extra, kernel, dilations, strict=True)
+    ]
+    wanted = list(output)[-spatial:] if output else [n * s for n, s in zip(sizes, strides, strict=True)]
     totals = [max(each - size, 0) for each, size in zip(whole, wanted, strict=True)]
     return split_pads(totals, "SAME_UPPER" if auto_pad == "SAME_UPPER" else "SAME_LOWER")

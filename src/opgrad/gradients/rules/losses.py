@@ -15,9 +15,7 @@ def softmax_cross_entropy_loss(node: Node) -> Gradients:
     given = {name: value for name, value in node.attributes.items() if name in ("reduction", "ignore_index")}
     dx = None
     if node.dys[0] is not None:
-        dx = node.microsoft(
-            "SoftmaxCrossEntropyLossGrad", node.dy, log_prob, node.required(1), node.input(2), **given
-        )
+        dx = node.microsoft("SoftmaxCrossEntropyLossGrad", node.dy, log_prob, node.required(1), node.input(2), **given)
     return _with_log_prob(node, dx, log_prob)
 
 

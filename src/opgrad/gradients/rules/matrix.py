@@ -66,8 +66,16 @@ def gemm(node: Node) -> Gradients:
     """da = alpha * dy @ b.T, db = alpha * a.T @ dy, dc = beta * dy; transposed where a or b is."""
     a, b, dy = node.x, node.required(1), node.dy
     trans_a, trans_b, alpha, beta = (node.get(*each) for each in GEMM.items())
-    da = _gemm(b, dy, transA=trans_b, transB=1, alpha=alpha) if trans_a else _gemm(dy, b, transB=1 - trans_b, alpha=alpha)
-    db = _gemm(dy, a, transA=1, transB=trans_a, alpha=alpha) if trans_b else _gemm(a, dy, transA=1 - trans_a, alpha=alpha)
+    da = (
+        _gemm(b, dy, transA=trans_b, transB=1, alpha=alpha)
+        if trans_a
+        else _gemm(dy, b, transB=1 - trans_b, alpha=alpha)
+    )
+    db = (
+        _gemm(dy, a, transA=1, transB=trans_a, alpha=alpha)
+        if trans_b
+        else _gemm(a, dy, transA=1 - trans_a, alpha=alpha)
+    )
     if node.input(2) is None:
         return [da, db]
     return [da, db, node.unbroadcast(dy if beta == 1 else dy * beta, 2)]
@@ -86,7 +94,9 @@ def _terms(equation: str, operands: int) -> tuple[list[str], str]:
     terms = left.split(",")
     if not arrow:
         letters = "".join(terms).replace("...", "")
-        result = ("..." if "..." in left else "") + "".join(each for each in sorted(set(letters)) if letters.count(each) == 1)
+        result = ("..." if "..." in left else "") + "".join(
+            each for each in sorted(set(letters)) if letters.count(each) == 1
+        )
     if len(terms) != operands:
         raise NoGradient(f"its equation {equation!r} has {len(terms)} operands, the node {operands}")
     for term in terms:
@@ -116,10 +126,13 @@ def _without_ellipsis(node: Node, dx: Value, x: Value, own: str, kept: str) -> V
     """The axes of `...` moved to where the operand has them, and summed where it was broadcast along them."""
     first, _, last = own.partition("...")
     if first or kept != last:
-        raise NoGradient(f"its equation {node.get('equation')!r} has axes before '...' or sums some of one operand alone")
-    letters = [len(term.replace("...", "")) for term in node.get("equation").replace(" ", "").partition("->")[0].split(",")]
+        raise NoGradient(
+            f"its equation {node.get('equation')!r} has axes before '...' or sums some of one operand alone"
+        )
+    letters = [
+        len(term.replace("...", "")) for term in node.get("equation").replace(" ", "").partition("->")[0].split(",")
+    ]
     lead = max(node.rank(place) - count for place, count in enumerate(letters))
     outer = [None] * lead if node.y.sizes is None else list(node.y.sizes)[:lead]
     whole = [*outer, *list(sizes_of(x))[len(sizes_of(x)) - len(last) :]]
     return unbroadcast(dx, Value(dx.body, dx.name, dx.element_type, whole), x)
-

@@ -180,9 +180,7 @@ def _window_mean(values: Value, node: Node, below: int, above: int) -> Value:
     body, size = node.body, node.get("size")
     columns = values.reshape(body.concat(node.x.shape(0, 2), body.ints([-1])))
     image = columns.unsqueeze(1)
-    pooled = body.node(
-        "AveragePool", image, kernel_shape=[size, 1], pads=[below, 0, above, 0], count_include_pad=1
-    )
+    pooled = body.node("AveragePool", image, kernel_shape=[size, 1], pads=[below, 0, above, 0], count_include_pad=1)
     return reshape_like(pooled, node.x)
 
 
@@ -191,7 +189,7 @@ def _window_mean(values: Value, node: Node, below: int, above: int) -> Value:
 
 @gradient("BatchNormalization", constant=(3, 4))
 def batch_normalization(node: Node) -> Gradients:
-    """Of the batch's statistics: dx = scale * inv_std * (dy - mean(dy) - n * mean(dy * n)); of given ones: dy * scale * inv_std."""
+    """dx = scale * inv_std * (dy - mean(dy) - n * mean(dy * n)); with given statistics dx = dy * scale * inv_std."""
     training = node.get("training_mode", 0) if node.opset >= FIRST_TRAINING_MODE else len(node.proto.output) > 1
     if not training:
         return _of_given_statistics(node)

@@ -9,7 +9,7 @@ from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, NoGradient, gradient
 from opgrad.onnxruntime.bodies.build import Value
 
-LIMITS = {
+LIMITS: dict[int, tuple[int, int]] = {
     TensorProto.UINT8: (0, 255),
     TensorProto.INT8: (-128, 127),
     TensorProto.UINT16: (0, 65535),

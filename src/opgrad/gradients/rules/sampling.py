@@ -59,7 +59,9 @@ def _taps(node: Node, place: Value, axis: int, mode: str) -> list[Tap]:
     first = place.apply("Floor")
     part = place - first
     weights = [_far(part + 1), _near(part), _near(1 - part), _far(2 - part)]
-    return [(_padded(node, first + step, size, padding), each) for step, each in zip(range(-1, 3), weights, strict=True)]
+    return [
+        (_padded(node, first + step, size, padding), each) for step, each in zip(range(-1, 3), weights, strict=True)
+    ]
 
 
 def _near(t: Value) -> Value:

@@ -32,7 +32,8 @@ class Steps:
         self.mask = self._mask()
         self.w, self.r = self._required(W), self._required(R)
         bias = self.of(B)
-        self.wb, self.rb = (None, None) if bias is None else self.split(bias, 0, 2)
+        parts: list[Value | None] = [None, None] if bias is None else [*self.split(bias, 0, 2)]
+        self.wb, self.rb = parts
         states = self._time_first(node.output(0, "_states"), (1, 2, 0, 3))
         self.h = self._in_time(self._direction(states, 1))
         self.h_before = self.shifted(self.h, self.initial(H0))
