@@ -4,7 +4,7 @@ A part stands between the lines `<!-- NAME:begin -->` and `<!-- NAME:end -->`; N
 benchmark's parts come from the files in bench/results.
 """
 
-import importlib.util
+import importlib
 import inspect
 import os
 import re
@@ -162,13 +162,12 @@ def gradient_rules(root: Path, folder: Path) -> str:
 
 def _gradient_cases(root: Path) -> Any:
     """What the rules are checked with, which stands among the tests."""
-    path = root / "tests" / "gradients" / "gradient_cases.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise FileNotFoundError(f"report: there is no file {path}")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    folder = str((root / "tests" / "gradients").resolve())
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module("gradient_cases")
+    finally:
+        sys.path.remove(folder)
 
 
 # --- benchmark ----------------------------------------------------------------------------------------------

@@ -102,39 +102,42 @@ def test_a_convolutional_net():
     compare(model, {"x": numbers(3, 2, 8, 8).astype(np.float32)}, parameters, loss)
 
 
+TRANSFORMER = """g (int64[batch, length] tokens) => (float loss) {
+    x = Gather(table, tokens)
+    n = LayerNormalization <axis = -1> (x, scale, bias)
+    m = MatMul(n, qkv)
+    h = Reshape(m, heads)
+    t = Transpose <perm = [2, 0, 3, 1, 4]> (h)
+    q = Gather(t, zero)
+    k = Gather(t, one)
+    v = Gather(t, two)
+    kt = Transpose <perm = [0, 1, 3, 2]> (k)
+    s = MatMul(q, kt)
+    r = Mul(s, root)
+    p = Softmax <axis = -1> (r)
+    c = MatMul(p, v)
+    ct = Transpose <perm = [0, 2, 1, 3]> (c)
+    cm = Reshape(ct, merged)
+    o = MatMul(cm, out)
+    x1 = Add(x, o)
+    u = MatMul(x1, up)
+    a = com.microsoft.Gelu(u)
+    d = MatMul(a, down)
+    x2 = Add(x1, d)
+    tt = Transpose <perm = [1, 0]> (table)
+    logits = MatMul(x2, tt)
+    labels = Reshape(tokens, minus)
+    rows = Reshape(logits, flat7)
+    loss = SoftmaxCrossEntropyLoss(rows, labels)
+}"""
+
+
 def test_a_transformer_block():
     parameters = weights(table=(7, 8), scale=(8,), bias=(8,), qkv=(8, 24), out=(8, 8), up=(8, 16), down=(16, 8))
     shapes = {"heads": np.array([0, 0, 3, 2, 4]), "merged": np.array([0, 0, 8])}
     index = {"zero": np.array(0), "one": np.array(1), "two": np.array(2), "root": np.float32(0.5)}
     model = build(
-        """g (int64[batch, length] tokens) => (float loss) {
-            x = Gather(table, tokens)
-            n = LayerNormalization <axis = -1> (x, scale, bias)
-            m = MatMul(n, qkv)
-            h = Reshape(m, heads)
-            t = Transpose <perm = [2, 0, 3, 1, 4]> (h)
-            q = Gather(t, zero)
-            k = Gather(t, one)
-            v = Gather(t, two)
-            kt = Transpose <perm = [0, 1, 3, 2]> (k)
-            s = MatMul(q, kt)
-            r = Mul(s, root)
-            p = Softmax <axis = -1> (r)
-            c = MatMul(p, v)
-            ct = Transpose <perm = [0, 2, 1, 3]> (c)
-            cm = Reshape(ct, merged)
-            o = MatMul(cm, out)
-            x1 = Add(x, o)
-            u = MatMul(x1, up)
-            a = com.microsoft.Gelu(u)
-            d = MatMul(a, down)
-            x2 = Add(x1, d)
-            tt = Transpose <perm = [1, 0]> (table)
-            logits = MatMul(x2, tt)
-            labels = Reshape(tokens, minus)
-            rows = Reshape(logits, flat7)
-            loss = SoftmaxCrossEntropyLoss(rows, labels)
-        }""",
+        TRANSFORMER,
         {**parameters, **shapes, **index, "minus": np.array([-1]), "flat7": np.array([-1, 7])},
     )
 
@@ -155,6 +158,27 @@ GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 ORDER = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}  # of the gates of PyTorch among those of ONNX
 
 
+def recurrent(op, hidden, directions, lengths, parameters, shape):
+    """A model of one layer, whose loss is the sum of the squares of all its results."""
+    outputs = ["y", "h"] + (["c"] if op == "LSTM" else [])
+    reset = {"linear_before_reset": 1} if op == "GRU" else {}
+    direction = "bidirectional" if directions == 2 else "forward"
+    names = ["x", "w", "r", "b", "lengths" if lengths else "", *(name for name in parameters if name.endswith("0"))]
+    nodes = [helper.make_node(op, names, outputs, hidden_size=hidden, direction=direction, **reset)]
+    nodes += [helper.make_node("Mul", [each, each], [f"{each}2"]) for each in outputs]
+    nodes += [helper.make_node("ReduceSum", [f"{each}2"], [f"{each}s"], keepdims=0) for each in outputs]
+    nodes += [helper.make_node("Sum", [f"{each}s" for each in outputs], ["loss"])]
+    constants = {**parameters, **({"lengths": np.array(lengths, np.int32)} if lengths else {})}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 @pytest.mark.parametrize("lengths", [None, [5, 3, 2]], ids=["full", "lengths"])
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("op", GATES)
@@ -167,23 +191,7 @@ def test_recurrent_layers(op, directions, lengths):
         b=(directions, 2 * gates * hidden),
         **states,
     )
-    outputs = ["y", "h"] + (["c"] if op == "LSTM" else [])
-    reset = {"linear_before_reset": 1} if op == "GRU" else {}
-    direction = "bidirectional" if directions == 2 else "forward"
-    names = ["x", "w", "r", "b", "lengths" if lengths else "", *states]
-    nodes = [helper.make_node(op, names, outputs, hidden_size=hidden, direction=direction, **reset)]
-    nodes += [helper.make_node("Mul", [each, each], [f"{each}2"]) for each in outputs]
-    nodes += [helper.make_node("ReduceSum", [f"{each}2"], [f"{each}s"], keepdims=0) for each in outputs]
-    nodes += [helper.make_node("Sum", [f"{each}s" for each in outputs], ["loss"])]
-    constants = {**parameters, **({"lengths": np.array(lengths, np.int32)} if lengths else {})}
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [steps, batch, width])],
-        [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = recurrent(op, hidden, directions, lengths, parameters, (steps, batch, width))
 
     def loss(x, w, r, b, h0, c0=None):
         layer = getattr(torch.nn, op)(width, hidden, bidirectional=directions == 2)

@@ -163,7 +163,7 @@ def test_a_branch_that_is_known_is_inlined(condition, expected):
 
 
 def test_a_branch_that_is_not_known_is_refused_by_name():
-    with pytest.raises(NotImplementedError, match=r"one node has no gradient: If \(node 'choice'\)"):
+    with pytest.raises(NotImplementedError, match=r"one node has no gradient: If \(node 'choice'\): which branch"):
         gradients(branching(None), "y", "x")
 
 
@@ -187,6 +187,21 @@ def test_all_reasons_of_rules_are_told_at_once():
     model.graph.initializer.append(numpy_helper.from_array(np.array([0, 1, 2]), "axes"))
     with pytest.raises(NotImplementedError, match=r"2 nodes .*scales are computed at run time.*takes a diagonal"):
         gradients(model, "y", "x")
+
+
+def test_what_is_trained_is_no_constant():
+    model = build("g (float[3] x) => (float[3] y) { y = Pow(x, exponent) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(2), "exponent"))
+    x = np.array([1, 2, 3], np.float32)
+    _, dx, exponent = run(gradients(model, "y", ["x", "exponent"], plain=True), {"x": x})
+    np.testing.assert_allclose(dx, 2 * x)
+    np.testing.assert_allclose(exponent, (x**2 * np.log(x)).sum(), rtol=1e-6)
+
+
+def test_a_composition_that_has_no_gradient_tells_why():
+    text = "y = com.microsoft.FusedMatMul <transBatchA = 1> (x, x)"
+    with pytest.raises(NotImplementedError, match=r"FusedMatMul .*: its attribute transBatchA is set"):
+        gradients(build(f"g (float[3, 3, 3] x) => (float[3, 3, 3] y) {{ {text} }}"), "y", "x")
 
 
 def test_users_add_rules():

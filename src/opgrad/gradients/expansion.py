@@ -11,7 +11,7 @@ from opgrad.gradients.backward import paths
 from opgrad.gradients.body import GraphBody
 from opgrad.gradients.forward import Forward, domain_of
 from opgrad.gradients.node import Node
-from opgrad.gradients.registry import RULES
+from opgrad.gradients.registry import RULES, NoGradient
 from opgrad.onnxruntime.bodies.build import Value
 
 DOMAIN = "opgrad.expanded"
@@ -47,7 +47,7 @@ def expand(forward: Forward, of: Iterable[str], wanted: Iterable[str]) -> Forwar
         model = _expand_functions(forward, unknown)
         if model is None:
             return forward
-        forward = Forward(model)
+        forward = Forward(model, wanted)
 
 
 def _replacement(forward: Forward, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
@@ -195,7 +195,10 @@ def _decomposed(forward: Forward, node: onnx.NodeProto, taken: set[str]) -> list
         return None
     body = GraphBody(forward.opset, taken)
     body.scope(node.name or node.op_type)
-    given = declared.rule(Node(node, forward, body, [], []))
+    try:
+        given = declared.rule(Node(node, forward, body, [], []))
+    except NoGradient:
+        return None  # the node stays, and tells why once more when its gradient is asked for
     results = [given] if isinstance(given, Value) else list(given or [])
     wanted = [(value, name) for value, name in zip(results, node.output, strict=False) if value is not None and name]
     body.keep([value.name for value, _ in wanted])

@@ -1,5 +1,6 @@
 """What is known of the values of a model: element types, sizes, and the values of constants."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,13 @@ def title(node: onnx.NodeProto) -> str:
 
 
 class Forward:
-    """A model, and what its graph tells of its values."""
+    """A model, and what its graph tells of its values.
 
-    def __init__(self, model: onnx.ModelProto):
-        self.model, self.graph = model, model.graph
+    variable: names of values that are no constants, although the graph has them as such: they will be trained.
+    """
+
+    def __init__(self, model: onnx.ModelProto, variable: Iterable[str] = ()):
+        self.model, self.graph, self._variable = model, model.graph, frozenset(variable)
         self.opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
         self.refresh()
 
@@ -90,6 +94,8 @@ class Forward:
         return self._folded[name]
 
     def _constant(self, name: str) -> np.ndarray | None:
+        if name in self._variable:
+            return None
         if name in self.initializers:
             return numpy_helper.to_array(self.initializers[name])
         node = self.producers.get(name)

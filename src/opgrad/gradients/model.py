@@ -22,6 +22,12 @@ from opgrad.onnxruntime.opset import raise_opset
 LEAST_OPSET = 11  # that gradients are written in …
 PLAIN_OPSET = 16  # … and that their plain form needs
 WHO = "gradients"
+NO_RULE = "there is no rule for it; opgrad.gradients.register_gradient adds one"
+REASONS = {
+    "If": "which branch it takes is not known before it runs; give it a constant condition",
+    "Loop": "how often it runs is not known before; unroll it",
+    "Scan": "its steps have no gradient; unroll it",
+}
 assert rules.FAMILIES  # their rules are declared when they are imported
 
 
@@ -94,14 +100,15 @@ def prepared(model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], o
     """
     model = inline_functions(model)
     raise_opset(model, opset, WHO)
-    forward = Forward(model)
+    forward = Forward(model, wanted)
     for name in (*of, *wanted):
         _check(forward, name)
     forward = expand(forward, of, wanted)
     lacking = missing(paths(forward, of, wanted))
     if lacking:
-        reason = "there is no rule for it; opgrad.gradients.register_gradient adds one"
-        raise NotImplementedError(problem_text([f"{title(node)}: {reason}" for node in lacking]))
+        raise NotImplementedError(
+            problem_text([f"{title(node)}: {REASONS.get(node.op_type, NO_RULE)}" for node in lacking])
+        )
     return forward
 
 

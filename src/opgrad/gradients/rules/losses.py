@@ -21,7 +21,7 @@ def softmax_cross_entropy_loss(node: Node) -> Gradients:
 
 @gradient("SoftmaxCrossEntropyLossInternal", domain=MICROSOFT, constant=(1, 2, 3))
 def softmax_cross_entropy_loss_internal(node: Node) -> Gradients:
-    """The same, with the class to ignore as an input and another type of the results."""
+    """dscores as of SoftmaxCrossEntropyLoss; the class to ignore is an input, the results may have another type."""
     log_prob, dx = node.output(1, "_log_prob"), None
     kind = {"output_type": node.x.element_type or TensorProto.FLOAT} if "output_type" in node.attributes else {}
     if node.dys[0] is not None:

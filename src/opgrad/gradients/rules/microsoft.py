@@ -129,7 +129,7 @@ def multi_head_attention(node: Node) -> Value:
 
 @decomposition("Attention", domain=MICROSOFT)
 def attention(node: Node) -> Value:
-    """The same, q, k and v being parts of x @ weights + bias."""
+    """y = softmax(scale * q @ k.T + bias) @ v, q, k and v being parts of x @ weights + bias."""
     for place, what in ((3, "mask_index"), (4, "past")):
         if node.input(place) is not None:
             raise NoGradient(f"it has a {what}")

@@ -73,7 +73,7 @@ def simplified_layer_normalization(node: Node) -> Gradients:
 
 @gradient("RMSNormalization")
 def rms_normalization(node: Node) -> Gradients:
-    """The same; inv_std is 1 / sqrt(mean(x * x) + epsilon)."""
+    """dx = inv_std * (g - n * mean(g * n)), n = x * inv_std, inv_std = 1 / sqrt(mean(x * x) + epsilon)."""
     axis = node.get("axis", -1) % node.rank()
     x = node.x
     kind = node.get("stash_type", TensorProto.FLOAT)
@@ -141,7 +141,7 @@ def instance_normalization(node: Node) -> Gradients:
 
 @gradient("GroupNormalization")
 def group_normalization(node: Node) -> Gradients:
-    """The same over each group of channels; scale and bias are those of groups (opset 18) or of channels (21)."""
+    """dx = inv_std * (g - mean(g) - n * mean(g * n)), g = dy * scale of groups (opset 18) or channels (21)."""
     x, groups = node.x, node.get("num_groups")
     if groups is None:
         raise NoGradient("it has no attribute num_groups")

@@ -33,13 +33,13 @@ def rnn(node: Node) -> Gradients:
 
 @gradient("GRU", constant=(LENGTHS,))
 def gru(node: Node) -> Gradients:
-    """The same through the gates z and r and the new state n: h = (1 - z) * n + z * h of the step before."""
+    """dh goes to the gates z and r and the new state n of h = (1 - z) * n + z * h before, from them to x, W and R."""
     return _layer(node, 3, _gru_direction)
 
 
 @gradient("LSTM", constant=(LENGTHS,))
 def lstm(node: Node) -> Gradients:
-    """The same through the gates i, o and f and the new cell g: c = f * c + i * g, h = o * tanh(c)."""
+    """dh and dc go to the gates of c = f * c before + i * g, h = o * tanh(c), and from them to x, W and R."""
     return _layer(node, 4, _lstm_direction)
 
 
