@@ -1,5 +1,8 @@
 """What `gradients` gives and refuses: names, shapes, sums, branches, functions, users' rules, messages."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -277,6 +280,39 @@ def test_quantization_passes_gradients_straight_through():
 def test_no_gradient_goes_through_what_does_not_change():
     model = build("g (float[3] x) => (float[3] y) { a = Floor(x)\n b = Sign(x)\n c = Mul(a, b)\n y = Add(c, x) }")
     assert run(gradients(model, "y", "x", plain=True), {"x": np.ones(3, np.float32)})[1].tolist() == [1, 1, 1]
+
+
+def test_the_examples_of_the_documentation_run():
+    text = (Path(__file__).parents[2] / "docs" / "gradients.md").read_text(encoding="utf-8")
+    rules, names = dict(RULES), {}
+    try:
+        for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):
+            exec(block, names)
+        np.testing.assert_array_equal(names["positions_grad"], 2)
+        node = helper.make_node("Scaled", ["x", "s"], ["y"], domain="my.domain", alpha=3.0)
+        model = build("g (float[2, 3] x, float[3] s) => (float[2, 3] y) { y = Mul(x, s) }", domains='"my.domain": 1')
+        model.graph.node[0].CopyFrom(node)
+        assert outputs(gradients(model, "y", ["x", "s"])) == ["y", "x_grad", "s_grad"]
+    finally:
+        RULES.clear()
+        RULES.update(rules)
+
+
+def test_layers_of_optimized_models_are_expanded_one_after_the_other():
+    layer = """
+        q{0} = com.microsoft.FusedMatMul <transB = 1> (x{0}, w)
+        a{0} = com.microsoft.MultiHeadAttention <num_heads = 2> (q{0}, q{0}, q{0})
+        x{1} = com.microsoft.SkipLayerNormalization (a{0}, x{0}, scale)
+    """
+    layers = "".join(layer.format(index, index + 1) for index in range(3))
+    model = build(f"g (float[N, L, 4] x0) => (float[N, L, 4] y) {{ {layers} y = Identity(x3) }}")
+    constants = {"w": numbers(4, 4), "scale": numbers(4, low=0.5)}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(each.astype(np.float32), name) for name, each in constants.items()
+    )
+    found = gradients(model, "y", ["x0", "w"], plain=True)
+    x = numbers(2, 3, 4).astype(np.float32)
+    assert [each.shape for each in run(found, {"x0": x})] == [(2, 3, 4), (2, 3, 4), (4, 4)]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

@@ -17,13 +17,12 @@ def extremum(node: Node) -> Gradients:
 
 @gradient("Clip")
 def clip(node: Node) -> Gradients:
-    """dx = dy where low <= x <= high; the bounds get the rest. A low above high is not seen."""
-    x, dy, low, high = node.x, node.dy, node.input(1), node.input(2)
+    """dx = dy where y is x; the bounds get the rest. A low above high is not seen."""
+    x, y, dy, low, high = node.x, node.y, node.dy, node.input(1), node.input(2)
     above = None if high is None else (x if low is None else node.body.node("Max", x, low)) > high
     below = None if low is None else (x < low if above is None else (x < low) & ~above)
-    outside = above if below is None else (below if above is None else below | above)
     return [
-        dy if outside is None else node.where(outside, 0, dy),
+        node.where(x.equals(y), dy, 0),
         None if below is None else node.unbroadcast(node.where(below, dy, 0), 1),
         None if above is None else node.unbroadcast(node.where(above, dy, 0), 2),
     ]
