@@ -207,6 +207,49 @@ def test_a_composition_that_has_no_gradient_tells_why():
         gradients(build(f"g (float[3, 3, 3] x) => (float[3, 3, 3] y) {{ {text} }}"), "y", "x")
 
 
+ANY_SIZE = {
+    "AveragePool": "AveragePool <kernel_shape = [2, 3], strides = [2, 1], pads = [1, 0, 0, 1]> (x)",
+    "AveragePool, pads count": "AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0], count_include_pad = 1> (x)",
+    "LpPool": "LpPool <kernel_shape = [2, 2]> (x)",
+    "GlobalAveragePool": "GlobalAveragePool(x)",
+    "ReduceMean": "ReduceMean <axes = [2], keepdims = 0> (x)",
+    "Resize": 'Resize <coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"> (x, , two)',
+    "Concat": "Concat <axis = 2> (x, x)",
+    "Pad": "Pad(x, pads)",
+    "Pad, edge": 'Pad <mode = "edge"> (x, pads)',
+    "Reshape": "Reshape(x, flat)",
+    "Slice": "Slice(x, one, last, three)",
+    "Tile": "Tile(x, copies)",
+    "InstanceNormalization": "InstanceNormalization(x, ones, ones)",
+    "DepthToSpace": 'DepthToSpace <blocksize = 1, mode = "CRD"> (x)',
+    "TopK": "TopK <axis = 2> (x, one)",
+}
+
+
+@pytest.mark.parametrize("name", ANY_SIZE)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_sizes_that_are_not_known_give_the_same_gradients(name):
+    constants = {
+        "two": np.array([1, 1, 2, 2], np.float32),
+        "pads": np.array([0, 0, 1, 2, 0, 0, 1, 0]),
+        "flat": np.array([0, -1]),
+        "one": np.array([1]),
+        "three": np.array([3]),
+        "last": np.array([9]),
+        "copies": np.array([1, 2, 1, 3]),
+        "ones": np.ones(2, np.float32),
+    }
+    results = []
+    for shape in ("2, 2, 5, 6", "N, 2, H, W"):
+        call = ANY_SIZE[name]
+        y = "y, i" if name == "TopK" else "y"
+        model = build(f"g (float[{shape}] x) => (float z) {{ {y} = {call}\n e = Exp(y)\n z = ReduceSum(e) }}")
+        model.graph.initializer.extend(numpy_helper.from_array(each, key) for key, each in constants.items())
+        graph = gradients(model, "z", "x", plain=True)
+        results.append(run(graph, {"x": numbers(2, 2, 5, 6).astype(np.float32)})[1])
+    np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-6)
+
+
 def test_users_add_rules():
     @register_gradient("Cube", "my")
     def cube(node):

@@ -36,8 +36,8 @@ def average_pool(node: Node) -> Value:
 def _average_pool_of_any_size(node: Node) -> Value:
     """The same, counting the elements of each window at run time."""
     x, kernel = node.x, node.get("kernel_shape")
-    if node.get("ceil_mode", 0) and node.get("count_include_pad", 0):
-        raise NoGradient("with ceil_mode and count_include_pad it needs spatial sizes that the graph tells")
+    if node.get("ceil_mode", 0):
+        raise NoGradient("with ceil_mode it needs spatial sizes that the graph tells")
     elements = 1
     for size in kernel:
         elements *= size
@@ -45,8 +45,6 @@ def _average_pool_of_any_size(node: Node) -> Value:
         return _spread(node, node.dy * (1 / elements))
     ones = node.body.number(1, x).expand(x.shape())
     share = node.same(ones, count_include_pad=1)  # of each window, how much of it lies in x
-    if node.get("ceil_mode", 0):
-        raise NoGradient("with ceil_mode it needs spatial sizes that the graph tells")
     return _spread(node, node.dy / (share * elements))
 
 
