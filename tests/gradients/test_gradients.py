@@ -250,6 +250,19 @@ def test_sizes_that_are_not_known_give_the_same_gradients(name):
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("opset", [12, 13, 17])
+def test_dropout_that_trains_passes_what_it_kept(opset):
+    model = build("g (float[8, 9] x) => (float[8, 9] y) { y = Dropout <seed = 3> (x, ratio, training) }", opset)
+    for name, value in {"ratio": np.float32(0.25), "training": np.array(True)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    graph = gradients(model, "y", "x", plain=True)
+    assert list(graph.graph.node[0].output) == ["y", "y_mask"]
+    x = numbers(8, 9, low=0.5).astype(np.float32)
+    y, dx = run(graph, {"x": x})
+    assert 0 < np.count_nonzero(y) < y.size
+    np.testing.assert_allclose(dx, y / x, rtol=1e-6)
+
+
 def test_users_add_rules():
     @register_gradient("Cube", "my")
     def cube(node):
