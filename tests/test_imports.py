@@ -22,6 +22,7 @@ PACKAGES = {
     "arrays.py": {"numpy"},
     "layout.py": set(),
     "cpu/": {"numpy"},
+    "gradients/": {"numpy", "onnx", "google"},
     "cpu/native.py": {"llvmlite"},
     "cpu/lowering/": {"numba", "llvmlite"},
     "cuda/": {"numpy", "triton"},
@@ -48,7 +49,8 @@ FORBIDDEN = {
     # A tensor that requires grad is handed on to where gradients are.
     "interop/torch.py": ("opgrad.ops", "opgrad.cpu.lowering", "opgrad.onnxruntime", *COMMANDS),
     "torch/": ("opgrad.ops", "opgrad.cpu", "opgrad.cuda", "opgrad.arrays", "opgrad.onnxruntime", *COMMANDS),
-    "onnxruntime/": ("opgrad.torch", "opgrad.training", "opgrad.cpu.lowering"),
+    "gradients/": ("opgrad.torch", "opgrad.cpu", "opgrad.cuda", "opgrad.arrays", "opgrad.ops", *COMMANDS),
+    "onnxruntime/": ("opgrad.torch", "opgrad.gradients", "opgrad.training", "opgrad.cpu.lowering"),
     "training/": ("opgrad.cpu.lowering",),
 }
 

@@ -4,9 +4,11 @@ A part stands between the lines `<!-- NAME:begin -->` and `<!-- NAME:end -->`; N
 benchmark's parts come from the files in bench/results.
 """
 
+import importlib
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,35 @@ def _links(op: Operator, backends: list[str], root: Path, folder: Path) -> str:
     return ", ".join(f"[{name}]({(above / path).as_posix()})" for name, path in files.items())
 
 
+def gradient_rules(root: Path, folder: Path) -> str:
+    """One row for each operator with a gradient rule: the rule, and in which opsets and forms it is checked."""
+    from opgrad.gradients.registry import RULES
+
+    cases = _gradient_cases(root)
+    lines = ["| operator | gradient | opsets checked | forms checked |", "|---|---|---|---|"]
+    for (domain, name), declared in sorted(RULES.items(), key=lambda item: (item[0][0], item[0][1])):
+        own = [case for case in cases.CASES if (case.domain, case.op) == (domain, name)]
+        opsets = ", ".join(map(str, sorted({case.opset for case in own})))
+        forms = "; ".join(dict.fromkeys(case.form for case in own if case.form))
+        elsewhere = cases.ELSEWHERE.get((domain, name), "")
+        source = declared.rule.__module__.rpartition(".")[2]
+        link = (Path(os.path.relpath(root, folder)) / SOURCES / "gradients" / "rules" / f"{source}.py").as_posix()
+        text = " ".join((inspect.getdoc(declared.rule) or "").split()).replace("|", "\\|").replace("*", "\\*")
+        title = f"{domain}.{name}" if domain else name
+        lines.append(f"| [{title}]({link}) | {text} | {opsets} | {forms or elsewhere} |")
+    return "\n".join(lines)
+
+
+def _gradient_cases(root: Path) -> Any:
+    """What the rules are checked with, which stands among the tests."""
+    folder = str((root / "tests" / "gradients").resolve())
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module("gradient_cases")
+    finally:
+        sys.path.remove(folder)
+
+
 # --- benchmark ----------------------------------------------------------------------------------------------
 
 
@@ -218,6 +249,7 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
     "operator-reference": operator_reference,
     "graph-operators": graph_operator_table,
     "graph-operator-reference": graph_operator_reference,
+    "gradient-rules": gradient_rules,
     "post-ops": post_op_table,
     "benchmark": benchmark,
     "benchmark-cells": benchmark_cells,

@@ -26,8 +26,19 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield from all_nodes(graph.node)
 
 
-def raise_opset(model: onnx.ModelProto) -> None:
-    """Let a model import at least opset 16 of ai.onnx, in place.
+def captured(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node reads: its inputs, and what its subgraphs take from outside."""
+    yield from (name for name in node.input if name)
+    for graph in subgraphs(node):
+        own = {each.name for each in (*graph.input, *graph.initializer)}
+        own |= {name for inner in graph.node for name in inner.output}
+        for inner in graph.node:
+            yield from (name for name in captured(inner) if name not in own)
+        yield from (each.name for each in graph.output if each.name not in own)
+
+
+def raise_opset(model: onnx.ModelProto, least: int = LEAST, who: str = "lower") -> None:
+    """Let a model import at least opset `least` of ai.onnx, in place. who: the caller, for messages.
 
     From opset 13 on its operators mean the same, except RoiAlign and a training BatchNormalization; onnx's converter
     rewrites models with those, and models of older opsets.
@@ -35,27 +46,27 @@ def raise_opset(model: onnx.ModelProto) -> None:
     """
     entry = next((each for each in model.opset_import if each.domain in ("", "ai.onnx")), None)
     if entry is None:
-        model.opset_import.append(onnx.helper.make_opsetid("", LEAST))
+        model.opset_import.append(onnx.helper.make_opsetid("", least))
         return
     plain = [node for node in all_nodes(model.graph.node) if node.domain in ("", "ai.onnx")]
     normalized = any(node.op_type == "LayerNormalization" for node in plain)
-    wanted = max(entry.version, LAYER_NORMALIZATION if normalized else LEAST)
+    wanted = max(entry.version, LAYER_NORMALIZATION if normalized and least == LEAST else least)
     if entry.version == wanted:
         return
     changed = any(
         node.op_type == "RoiAlign" or (node.op_type == "BatchNormalization" and len(node.output) > 1) for node in plain
     )
     if entry.version < UNCHANGED_FROM or (changed and entry.version < 14):
-        _convert(model, entry.version, wanted)
+        _convert(model, entry.version, wanted, who)
     else:
         entry.version = wanted
 
 
-def _convert(model: onnx.ModelProto, version: int, wanted: int) -> None:
+def _convert(model: onnx.ModelProto, version: int, wanted: int, who: str) -> None:
     try:
         converted = version_converter.convert_version(model, wanted)
     except Exception as error:
         raise NotImplementedError(
-            f"lower: the model imports opset {version} of ai.onnx, and onnx cannot convert it to {wanted}: {error}"
+            f"{who}: the model imports opset {version} of ai.onnx, and onnx cannot convert it to {wanted}: {error}"
         ) from error
     model.CopyFrom(converted)

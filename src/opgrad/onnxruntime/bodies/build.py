@@ -4,8 +4,9 @@
     dy, x = body.input(), body.input()
     dx = body.where(x > 0, dy, 0)
 
-Numbers beside a value take its element type through CastLike, so one body serves every type. Bodies hold operators
-of ai.onnx only, in the form of the opset they are given, which is 16 or later.
+Numbers beside a value take its element type: written so where it is known, else through CastLike, so that one body
+serves every type. Values write operators
+of ai.onnx in the form of the body's opset: that of functions is 16 or later, that of gradient graphs 11 or later.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,15 +17,23 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 Number = Union["Value", int, float]
-LATEST_AXES_ATTRIBUTE = 17  # from the next opset on the axes of all reductions are an input
+LATEST_AXES_ATTRIBUTE = 17  # from the next opset on the axes of all reductions are an input …
+LATEST_SUM_AXES_ATTRIBUTE = 12  # … and of these already from here
+AXES_INPUT_EARLY = ("ReduceSum", "Squeeze", "Unsqueeze")
+FIRST_PART_OF_SHAPE = 15  # whose Shape gives a part of the sizes
 LAST = np.iinfo(np.int64).max  # as the end of a slice: up to the last
 
 
 class Value:
-    """A tensor inside a function."""
+    """A tensor inside a function or a graph, and what is known of it.
 
-    def __init__(self, body: "Body", name: str):
-        self.body, self.name = body, name
+    element_type: a number of TensorProto.DataType. sizes: an int, the name of a size or None for each axis.
+    """
+
+    def __init__(
+        self, body: "Body", name: str, element_type: int | None = None, sizes: Sequence[int | str | None] | None = None
+    ):
+        self.body, self.name, self.element_type, self.sizes = body, name, element_type, sizes
 
     # --- arithmetic ---
 
@@ -63,6 +72,9 @@ class Value:
 
     # --- comparisons and logic ---
 
+    def __pow__(self, other: Number) -> "Value":
+        return self._with("Pow", other)
+
     def __gt__(self, other: Number) -> "Value":
         return self._with("Greater", other)
 
@@ -90,16 +102,20 @@ class Value:
 
     def sum(self, axes: Union[Sequence[int], "Value", None] = None, keepdims: bool = True) -> "Value":
         """The sum over these axes, over all if there are none given; an empty array of axes sums nothing."""
-        given = self.body.ints(axes) if isinstance(axes, Sequence) else axes
-        return self.body.node(
-            "ReduceSum", self, given, keepdims=int(keepdims), noop_with_empty_axes=int(axes is not None)
-        )
+        noop = {"noop_with_empty_axes": int(axes is not None)} if self.body.axes_are_inputs("ReduceSum") else {}
+        return self.along("ReduceSum", axes, keepdims=int(keepdims), **noop)
 
-    def mean(self, axis: int) -> "Value":
-        """The mean over one axis, which stays."""
-        if self.body.opset <= LATEST_AXES_ATTRIBUTE:
-            return self.body.node("ReduceMean", self, axes=[axis], keepdims=1)
-        return self.body.node("ReduceMean", self, self.body.ints([axis]), keepdims=1)
+    def mean(self, *axes: int) -> "Value":
+        """The mean over these axes, which stay."""
+        return self.along("ReduceMean", axes, keepdims=1)
+
+    def along(self, op: str, axes: Union[Sequence[int], "Value", None], **attributes: Any) -> "Value":
+        """The operator of this name over axes, which are its second input or an attribute."""
+        if isinstance(axes, Value) or axes is None:
+            return self.body.node(op, self, axes, **attributes)
+        if self.body.axes_are_inputs(op):
+            return self.body.node(op, self, self.body.ints(axes), **attributes)
+        return self.body.node(op, self, axes=list(axes), **attributes)
 
     def product(self) -> "Value":
         """The product of all elements of a shape, as an array of one."""
@@ -109,6 +125,10 @@ class Value:
 
     def shape(self, start: int = 0, end: int | None = None) -> "Value":
         """The sizes from axis `start` to before axis `end`."""
+        if self.sizes is not None and all(isinstance(size, int) for size in self.sizes[start:end]):
+            return self.body.ints([size for size in self.sizes[start:end] if isinstance(size, int)])
+        if (start or end is not None) and self.body.opset < FIRST_PART_OF_SHAPE:
+            return self.body.node("Shape", self).slice(start, LAST if end is None else end)
         limits = {} if end is None else {"end": end}
         return self.body.node("Shape", self, **({"start": start} if start else {}), **limits)
 
@@ -128,13 +148,13 @@ class Value:
         """Two axes: those before `axis` and those from it on."""
         return self.body.node("Flatten", self, axis=axis)
 
-    def unsqueeze(self, axis: int) -> "Value":
-        """With a new axis of size 1."""
-        return self.body.node("Unsqueeze", self, self.body.ints([axis]))
+    def unsqueeze(self, *axes: int) -> "Value":
+        """With new axes of size 1."""
+        return self.along("Unsqueeze", axes)
 
-    def squeeze(self, axis: int) -> "Value":
-        """Without this axis of size 1."""
-        return self.body.node("Squeeze", self, self.body.ints([axis]))
+    def squeeze(self, *axes: int) -> "Value":
+        """Without these axes of size 1."""
+        return self.along("Squeeze", axes)
 
     def transpose(self, *permutation: int) -> "Value":
         """The axes in this order."""
@@ -155,6 +175,8 @@ class Value:
 
     def like(self, other: "Value") -> "Value":
         """In the element type of another value."""
+        if other.element_type is not None:
+            return self.cast(other.element_type)
         return self.body.node("CastLike", self, other)
 
 
@@ -182,16 +204,27 @@ class Body:
         self.nodes.append(helper.make_node(op, given, names, **attributes))
         return [Value(self, name) for name in names]
 
+    def axes_are_inputs(self, op: str) -> bool:
+        """Whether the axes of this operator are an input, no attribute."""
+        return self.opset > (LATEST_SUM_AXES_ATTRIBUTE if op in AXES_INPUT_EARLY else LATEST_AXES_ATTRIBUTE)
+
     def node(self, op: str, *inputs: Value | None, **attributes: Any) -> Value:
         """Append a node with one output."""
         return self.nodes_of(op, 1, *inputs, **attributes)[0]
 
     def constant(self, array: np.ndarray) -> Value:
         """A constant; the same one is written once."""
-        key = array.dtype.name, array.shape, array.tobytes()
+        return self.tensor(numpy_helper.from_array(array))
+
+    def tensor(self, tensor: TensorProto) -> Value:
+        """A constant; the same one is written once."""
+        key = tensor.SerializeToString(deterministic=True)
         if key not in self._constants:
-            self._constants[key] = self.node("Constant", value=numpy_helper.from_array(array))
+            self._constants[key] = self._write(tensor)
         return self._constants[key]
+
+    def _write(self, tensor: TensorProto) -> Value:
+        return self.node("Constant", value=tensor)
 
     def ints(self, numbers: Sequence[int]) -> Value:
         """An array of int64, such as a shape."""
@@ -201,6 +234,8 @@ class Body:
         """A value as it is; a number in the element type of `like`."""
         if isinstance(value, Value):
             return value
+        if like.element_type is not None:
+            return self.tensor(helper.make_tensor("", like.element_type, (), [value]))
         kind = np.int64 if isinstance(value, int) else np.float64
         key = value, like.name
         if key not in self._constants:

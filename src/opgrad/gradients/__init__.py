@@ -1,0 +1,13 @@
+"""Gradients of ONNX models, as ONNX graphs: a rule for each operator, and what builds a graph of them."""
+
+try:
+    import onnx  # noqa: F401
+except ImportError as error:
+    missing = "opgrad.gradients: onnx cannot be imported; install it with: pip install 'opgrad[onnx]'"
+    raise ImportError(missing) from error
+
+from opgrad.gradients.model import gradients
+from opgrad.gradients.node import Node
+from opgrad.gradients.registry import NoGradient, register_gradient
+
+__all__ = ["NoGradient", "Node", "gradients", "register_gradient"]

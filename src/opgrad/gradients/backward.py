@@ -1,0 +1,155 @@
+"""Reverse-mode differentiation of a graph: from the gradients of some values to those of others."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import onnx
+from onnx import TensorProto
+
+from opgrad.gradients.body import GraphBody
+from opgrad.gradients.forward import FLOATS, Forward, domain_of, title
+from opgrad.gradients.node import Node
+from opgrad.gradients.registry import RULES, Declared, NoGradient
+from opgrad.onnxruntime.bodies.build import Value
+from opgrad.onnxruntime.opset import captured, subgraphs
+
+SUFFIX = "_grad"
+QUANTIZED = "QuantizeLinear"  # its integers carry gradients, too: straight through to what they stand for
+
+
+def paths(forward: Forward, of: Iterable[str], wanted: Iterable[str]) -> list[onnx.NodeProto]:
+    """The nodes between the values `wanted` and the values `of`, in the graph's order."""
+    reached, between = depending(forward, wanted), set(of)
+    nodes = []
+    for node in reversed(forward.graph.node):
+        if between.intersection(node.output) and reached.intersection(node.output):
+            carried = [name for name in differentiable_inputs(forward, node) if name in reached]
+            if carried:
+                nodes.append(node)
+                between.update(carried)
+    return nodes[::-1]
+
+
+def depending(forward: Forward, wanted: Iterable[str]) -> set[str]:
+    """The values that depend on others in a way that can be differentiated."""
+    reached = set(wanted)
+    for node in forward.graph.node:
+        if reached.intersection(differentiable_inputs(forward, node)):
+            reached.update(name for name in node.output if name and _carries(forward, name))
+    return reached
+
+
+def _carries(forward: Forward, name: str) -> bool:
+    """Whether a value can have a gradient."""
+    kind = forward.element_type(name)
+    node = forward.producers.get(name)
+    return kind is None or kind in FLOATS or (node is not None and node.op_type == QUANTIZED)
+
+
+def differentiable_inputs(forward: Forward, node: onnx.NodeProto) -> list[str]:
+    """The names that a node reads and that have a gradient if its results have one."""
+    declared = RULES.get((domain_of(node), node.op_type))
+    skipped = declared.constant if declared else ()
+    inputs = [name for index, name in enumerate(node.input) if name and index not in skipped]
+    if any(subgraphs(node)):
+        inputs = list(captured(node))
+    return [name for name in inputs if _carries(forward, name)]
+
+
+def missing(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Those for which there is no rule."""
+    return [node for node in nodes if (domain_of(node), node.op_type) not in RULES]
+
+
+class Backward:
+    """One run over a graph.
+
+    forward: the graph. body: where gradients are written to.
+    of, wanted: the values that are differentiated, and those whose gradients are wanted.
+
+    problems: why there is no gradient, by the name of the node.
+    """
+
+    def __init__(self, forward: Forward, body: GraphBody, of: Iterable[str], wanted: Iterable[str]):
+        self.forward, self.body = forward, body
+        self.wanted = list(wanted)
+        self.nodes = paths(forward, of, self.wanted)
+        self.reached = depending(forward, self.wanted)
+        self.problems: list[str] = []
+        self._parts: dict[str, list[Value]] = {}
+        self._sums: dict[str, Value] = {}
+
+    def run(self, seeds: Mapping[str, Value]) -> dict[str, Value | None]:
+        """The gradients of the wanted values; None where there is no way to them.
+
+        seeds: the gradients of the values that are differentiated.
+        Raises NotImplementedError, which names all nodes without gradient.
+        """
+        for name, value in seeds.items():
+            self._add(name, value)
+        for node in reversed(self.nodes):
+            self._node(node)
+        if self.problems:
+            raise NotImplementedError(problem_text(self.problems))
+        found = {name: self.gradient(name) for name in self.wanted}
+        self._name()
+        return {name: self._sums.get(name) if found[name] is not None else None for name in self.wanted}
+
+    def gradient(self, name: str) -> Value | None:
+        """The gradient of a value, the sum of what all its uses gave; None if there is none."""
+        if name not in self._sums and name in self._parts:
+            parts = self._parts[name]
+            self._sums[name] = parts[0] if len(parts) == 1 else self._sum(name, parts)
+        return self._sums.get(name)
+
+    def _sum(self, name: str, parts: Sequence[Value]) -> Value:
+        self.body.scope(f"AccumulateGrad_{name}{SUFFIX}")
+        total = self.body.node("Sum", *parts)
+        return self.body.declare(total, parts[0].element_type or TensorProto.FLOAT, self.forward.sizes(name))
+
+    def _add(self, name: str, value: Value) -> None:
+        self._parts.setdefault(name, []).append(value)
+
+    def _node(self, proto: onnx.NodeProto) -> None:
+        dys = [self.gradient(name) if name else None for name in proto.output]
+        if all(dy is None for dy in dys):
+            return
+        declared = RULES[domain_of(proto), proto.op_type]
+        carrying = set(differentiable_inputs(self.forward, proto)) & self.reached
+        places = [
+            index for index, name in enumerate(proto.input) if name in carrying and index not in declared.constant
+        ]
+        self.body.scope(f"{proto.name or proto.op_type}_Grad")
+        node = Node(proto, self.forward, self.body, dys, places)
+        for index, value in self._gradients(declared, node):
+            self._add(proto.input[index], value)
+
+    def _gradients(self, declared: Declared, node: Node) -> list[tuple[int, Value]]:
+        """The gradients of the needed inputs, by their places."""
+        try:
+            given = declared.rule(node)
+            if given is None or isinstance(given, Value):
+                given = [given]
+            found = [(index, given[index]) for index in sorted(node.needed) if index < len(given)]
+            return [(index, node.declared(value, index)) for index, value in found if value is not None]
+        except NoGradient as reason:
+            self.problems.append(f"{title(node.proto)}: {reason}")
+            # Whatever stands here is thrown away: nodes further on shall tell of their problems, too.
+            return [(index, node.required(index)) for index in sorted(node.needed)]
+
+    def _name(self) -> None:
+        """Name gradients after what they are the gradients of."""
+        made = {name for node in self.body.nodes for name in node.output}
+        names: dict[str, str] = {}
+        for source, value in self._sums.items():
+            if value.name in made and value.name not in names:
+                names[value.name] = self.body.free(source + SUFFIX)
+        self.body.rename(names)
+        for source, value in self._sums.items():
+            value.name = names.get(value.name, value.name)
+            self._sums[source] = value
+
+
+def problem_text(problems: Collection[str]) -> str:
+    """One message for all nodes without gradient."""
+    count = "one node has" if len(problems) == 1 else f"{len(problems)} nodes have"
+    return f"gradients: {count} no gradient: {'; '.join(problems)}"

@@ -1,0 +1,177 @@
+"""Nodes of a gradient graph, written with the values of `opgrad.onnxruntime.bodies.build`.
+
+What is written twice with the same inputs and attributes is one node; constants are initializers of the graph; the
+element type of every value is known, so that numbers beside it are constants of its type.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from opgrad.onnxruntime.bodies.build import Body, Value
+from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.opset import all_nodes, captured
+
+Sizes = Sequence[int | str | None]
+
+BOOLEAN = ("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor")
+INTEGER = ("ArgMax", "ArgMin", "BroadcastGradientArgs", "NonZero", "Shape", "Size")
+OF_SECOND = ("CastLike", "SoftmaxCrossEntropyLossInternalGrad", "Where")  # type of input 1 …
+OF_THIRD = ("GatherGrad", "GatherNDGrad", "OneHot")  # … and of input 2
+# Gradient operators whose results may be left out one by one, and the first of them that may.
+OPTIONAL_RESULTS = {
+    "ConvGrad": 0,
+    "DivGrad": 0,
+    "LayerNormalizationGrad": 1,
+    "SimplifiedLayerNormalizationGrad": 1,
+    "BatchNormalizationGrad": 1,
+    "BroadcastGradientArgs": 0,
+}
+
+
+class GraphBody(Body):
+    """Nodes that are appended to a graph.
+
+    opset: of ai.onnx, 11 or later. taken: names that the graph has already; new ones are added.
+    """
+
+    def __init__(self, opset: int, taken: set[str]):
+        super().__init__(opset)
+        self.initializers: list[TensorProto] = []
+        self.infos: dict[str, onnx.ValueInfoProto] = {}
+        self._taken = taken
+        self._written: dict[Any, list[Value]] = {}
+        self._arrays: dict[str, np.ndarray] = {}
+        self._scope = ""
+
+    def scope(self, name: str) -> None:
+        """Let the names of what follows start like this."""
+        self._scope = self.free(name)
+        self._count = 0
+
+    def free(self, name: str) -> str:
+        """A name that nothing has, taken from now on."""
+        found, number = name, 1
+        while found in self._taken:
+            found, number = f"{name}_token_{number}", number + 1
+        self._taken.add(found)
+        return found
+
+    def nodes_of(self, op: str, outputs: int, *inputs: Value | None, **attributes: Any) -> list[Value]:
+        """Append a node with several outputs, unless the same is there."""
+        given = ["" if each is None else each.name for each in inputs]
+        while given and not given[-1]:
+            given.pop()
+        node = helper.make_node(op, given, [], **attributes)
+        key = outputs, node.SerializeToString(deterministic=True)
+        if key not in self._written:
+            node.name = f"{self._scope}/{op}_{self._count}"
+            self._count += 1
+            node.output.extend([node.name, *(f"{node.name}:{index}" for index in range(1, outputs))])
+            self.nodes.append(node)
+            self._written[key] = [Value(self, name, _type(node, inputs, attributes)) for name in node.output]
+        return self._written[key]
+
+    def microsoft(self, op: str, *inputs: Value | None, **attributes: Any) -> Value:
+        """Append a node of the domain com.microsoft with one output."""
+        return self.node(op, *inputs, domain=MICROSOFT, **attributes)
+
+    def concat(self, *values: Value, axis: int = 0) -> Value:
+        """The values behind each other along an axis; what is constant is joined at once."""
+        known = [self._arrays.get(each.name) for each in values]
+        arrays = [each for each in known if each is not None]
+        if len(arrays) == len(values):
+            return self.constant(np.concatenate(arrays, axis))
+        return super().concat(*values, axis=axis)
+
+    def tensor(self, tensor: TensorProto) -> Value:
+        """An initializer; the same one is written once."""
+        value = super().tensor(tensor)
+        return Value(self, value.name, value.element_type, list(tensor.dims))
+
+    def _write(self, tensor: TensorProto) -> Value:
+        named = TensorProto()
+        named.CopyFrom(tensor)
+        named.name = self.free(f"{self._scope}/Constant_{self._count}")
+        self._count += 1
+        self.initializers.append(named)
+        self._arrays[named.name] = numpy_helper.to_array(named)
+        return Value(self, named.name, tensor.data_type, list(tensor.dims))
+
+    def scan(
+        self,
+        states: Sequence[Value],
+        sequences: Sequence[Value],
+        turn: Callable[..., tuple[Sequence[Value], Sequence[Value]]],
+        backward: bool = False,
+    ) -> list[Value]:
+        """The last states, and the sequences of what each turn gives.
+
+        turn(inner, *states, *elements) writes into the body `inner` of the scan and gives new states and elements;
+        values from outside go through `inner.outer`. The sequences run along axis 0, from the end if `backward`.
+        """
+        inner = Body(self.opset, f"{self._scope}/scan_{self._count}_")
+        taken = [inner.input() for _ in (*states, *sequences)]
+        new, given = turn(inner, *taken)
+        results = [each.apply("Identity") for each in (*new, *given)]
+        kinds = [each.element_type or TensorProto.FLOAT for each in (*states, *sequences)]
+        inputs = [helper.make_tensor_value_info(a.name, kind, None) for a, kind in zip(taken, kinds, strict=True)]
+        kind = kinds[0]
+        outputs = [helper.make_tensor_value_info(each.name, kind, None) for each in results]
+        attributes = {
+            "num_scan_inputs": len(sequences),
+            "scan_input_directions": [int(backward)] * len(sequences),
+            "scan_output_directions": [int(backward)] * len(given),
+            "body": helper.make_graph(inner.nodes, "body", inputs, outputs),
+        }
+        return self.nodes_of("Scan", len(results), *states, *sequences, **attributes)
+
+    def declare(self, value: Value, element_type: int, sizes: Sizes | None) -> Value:
+        """The same value, with what is known of it; the graph will tell it, too."""
+        known = Value(self, value.name, element_type, sizes)
+        self.infos[value.name] = helper.make_tensor_value_info(value.name, element_type, sizes)
+        return known
+
+    def rename(self, names: dict[str, str]) -> None:
+        """Give values other names, at all their places."""
+        for node in all_nodes(self.nodes):
+            node.input[:] = [names.get(name, name) for name in node.input]
+            node.output[:] = [names.get(name, name) for name in node.output]
+        infos, self.infos = self.infos, {}
+        for name, info in infos.items():
+            info.name = names.get(name, name)
+            self.infos[info.name] = info
+
+    def keep(self, wanted: Collection[str]) -> None:
+        """Drop all that these values do not depend on: nodes, results that may be left out, initializers."""
+        needed, kept = set(wanted), []
+        for node in reversed(self.nodes):
+            if needed.intersection(node.output):
+                kept.append(node)
+                needed.update(captured(node))
+        for node in kept:
+            first = OPTIONAL_RESULTS.get(node.op_type, len(node.output))
+            for index in range(first, len(node.output)):
+                if node.output[index] not in needed:
+                    node.output[index] = ""
+            while not node.output[-1]:
+                node.output.pop()
+        self.nodes = kept[::-1]
+        self.initializers = [each for each in self.initializers if each.name in needed]
+        self.infos = {name: info for name, info in self.infos.items() if name in needed}
+
+
+def _type(node: onnx.NodeProto, inputs: Sequence[Value | None], attributes: dict[str, Any]) -> int | None:
+    """The element type of a node's results."""
+    if node.op_type in BOOLEAN:
+        return TensorProto.BOOL
+    if node.op_type in INTEGER:
+        return TensorProto.INT64
+    if node.op_type == "Cast":
+        return int(attributes["to"])
+    place = 2 if node.op_type in OF_THIRD else int(node.op_type in OF_SECOND)
+    like = inputs[place] if place < len(inputs) else None
+    return like.element_type if like is not None else None

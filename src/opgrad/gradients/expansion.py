@@ -1,0 +1,206 @@
+"""What has no gradient of its own, written as what has: functions of the model and of ONNX, branches, compositions."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import defs, helper, inliner
+
+from opgrad.gradients.backward import paths
+from opgrad.gradients.body import GraphBody
+from opgrad.gradients.forward import Forward, domain_of
+from opgrad.gradients.node import Node
+from opgrad.gradients.registry import RULES, NoGradient
+from opgrad.onnxruntime.bodies.build import Value
+
+DOMAIN = "opgrad.expanded"
+
+
+def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the bodies of its own functions in their places, but for those that have a rule."""
+    own = {(function.domain, function.name) for function in model.functions}
+    ruled = [key for key in own if key in RULES]
+    if not own - set(ruled):
+        return model
+    return inliner.inline_selected_functions(model, ruled, exclude=True) if ruled else _inlined(model)
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    return inliner.inline_local_functions(model)
+
+
+def expand(forward: Forward, of: Iterable[str], wanted: Iterable[str]) -> Forward:
+    """Expand what stands between the values `wanted` and `of` and has no gradient of its own.
+
+    The forward graph is changed in place as long as nothing but nodes is replaced.
+    """
+    of, wanted = list(of), list(wanted)
+    while True:
+        nodes = paths(forward, of, wanted)
+        taken = forward.names()
+        written = {node.output[0]: _replacement(forward, node, taken) for node in nodes if node.output}
+        if _replace(forward.graph, {name: each for name, each in written.items() if each is not None}):
+            forward.refresh()
+            continue
+        unknown = [node for node in nodes if (domain_of(node), node.op_type) not in RULES]
+        model = _expand_functions(forward, unknown)
+        if model is None:
+            return forward
+        forward = Forward(model, wanted)
+
+
+def _replacement(forward: Forward, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
+    """The nodes for the place of one; None if it stays."""
+    found = _branch(forward, node, taken)
+    return _decomposed(forward, node, taken) if found is None else found
+
+
+def _replace(graph: onnx.GraphProto, written: Mapping[str, list[onnx.NodeProto]]) -> bool:
+    """Put nodes into the places of others, which are named by their first output."""
+    if not written:
+        return False
+    nodes = []
+    for node in graph.node:
+        first = node.output[0] if node.output else ""
+        for each in written.get(first, [node]):
+            copy = onnx.NodeProto()
+            copy.CopyFrom(each)
+            nodes.append(copy)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return True
+
+
+# --- functions of ONNX ---
+
+
+def _expand_functions(forward: Forward, nodes: Iterable[onnx.NodeProto]) -> onnx.ModelProto | None:
+    """The model with the bodies of these operators in their places; None if none of them has a body."""
+    functions: list[onnx.FunctionProto] = []
+    for node in nodes:
+        function = _function(forward, node)
+        if function is not None:
+            function.domain, function.name = DOMAIN, f"{node.op_type}_{len(functions)}"
+            _call(node, function)
+            functions.append(function)
+    if not functions:
+        return None
+    forward.model.functions.extend(functions)
+    forward.model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    inlined = _inlined(forward.model)
+    kept = [each for each in inlined.opset_import if each.domain != DOMAIN]
+    del inlined.opset_import[:]
+    inlined.opset_import.extend(kept)
+    return inlined
+
+
+def _function(forward: Forward, node: onnx.NodeProto) -> onnx.FunctionProto | None:
+    """The body that ONNX defines for an operator, for the opset of the model."""
+    if domain_of(node):
+        return None
+    try:
+        schema: Any = defs.get_schema(node.op_type, forward.opset, "")  # onnx does not declare what is read here
+    except defs.SchemaError:
+        return None
+    function = onnx.FunctionProto()
+    versions = [each for each in schema.function_opset_versions if each <= forward.opset]
+    if versions:
+        function.ParseFromString(schema.get_function_with_opset_version(max(versions)))
+    elif any(name and forward.element_type(name) is None for name in node.input):
+        return None  # ONNX would read types that are not there
+    elif dependent := [each for each in schema.context_dependent_function_opset_versions if each <= forward.opset]:
+        types = [_type_bytes(forward, name) for name in node.input]
+        body = schema.get_context_dependent_function_with_opset_version(max(dependent), node.SerializeToString(), types)
+        if not body:
+            return None
+        function.ParseFromString(body)
+    else:
+        return None
+    del function.opset_import[:]
+    function.opset_import.append(helper.make_opsetid("", forward.opset))
+    given = {each.name for each in node.attribute}
+    defaults = [each.default_value for name, each in schema.attributes.items() if name not in given]
+    node.attribute.extend(each for each in defaults if each.name and each.name in function.attribute)
+    return function
+
+
+def _type_bytes(forward: Forward, name: str) -> bytes:
+    kind = forward.element_type(name) if name else None
+    sizes = forward.sizes(name) if name else None
+    return helper.make_tensor_type_proto(kind, sizes).SerializeToString() if kind else b""
+
+
+def _call(node: onnx.NodeProto, function: onnx.FunctionProto) -> None:
+    """Let a node call a function, without the attributes that the function does not read."""
+    node.op_type, node.domain = function.name, DOMAIN
+    kept = [each for each in node.attribute if each.name in function.attribute]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+
+
+# --- branches ---
+
+
+def _branch(forward: Forward, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
+    """The nodes of the branch of an If whose condition is a constant."""
+    condition = forward.constant(node.input[0]) if node.op_type == "If" and not domain_of(node) else None
+    if condition is None:
+        return None
+    name = "then_branch" if np.all(condition) else "else_branch"
+    branch = next(each.g for each in node.attribute if each.name == name)
+    renamed: dict[str, str] = {}
+    for inner in branch.node:
+        renamed |= {name: _free(f"{node.name or 'If'}/{name}", taken) for name in inner.output if name}
+    renamed |= {each.name: _free(f"{node.name or 'If'}/{each.name}", taken) for each in branch.initializer}
+    nodes = [_renamed(inner, renamed) for inner in branch.node]
+    for inner in nodes:
+        inner.name = _free(inner.name, taken) if inner.name else ""
+    for tensor in branch.initializer:
+        copy = forward.graph.initializer.add()
+        copy.CopyFrom(tensor)
+        copy.name = renamed[tensor.name]
+    results = zip(branch.output, node.output, strict=True)
+    return nodes + [helper.make_node("Identity", [renamed.get(a.name, a.name)], [b]) for a, b in results if b]
+
+
+def _renamed(node: onnx.NodeProto, names: dict[str, str]) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.input[:] = [names.get(name, name) for name in node.input]
+    copy.output[:] = [names.get(name, name) for name in node.output]
+    for attribute in copy.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for index, inner in enumerate(graph.node):
+                graph.node[index].CopyFrom(_renamed(inner, names))
+            for value in graph.output:
+                value.name = names.get(value.name, value.name)
+    return copy
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+# --- decompositions ---
+
+
+def _decomposed(forward: Forward, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
+    """What a decomposition writes for a node."""
+    declared = RULES.get((domain_of(node), node.op_type))
+    if declared is None or not declared.replaces:
+        return None
+    body = GraphBody(forward.opset, taken)
+    body.scope(node.name or node.op_type)
+    try:
+        given = declared.rule(Node(node, forward, body, [], []))
+    except NoGradient:
+        return None  # the node stays, and tells why once more when its gradient is asked for
+    results = [given] if isinstance(given, Value) else list(given or [])
+    wanted = [(value, name) for value, name in zip(results, node.output, strict=False) if value is not None and name]
+    body.keep([value.name for value, _ in wanted])
+    forward.graph.initializer.extend(body.initializers)
+    return [*body.nodes, *(helper.make_node("Identity", [value.name], [name]) for value, name in wanted)]

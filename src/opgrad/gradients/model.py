@@ -1,0 +1,181 @@
+"""From a model to one that computes gradients, too."""
+
+import difflib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, helper
+
+from opgrad.gradients import rules
+from opgrad.gradients.backward import SUFFIX, Backward, missing, paths, problem_text
+from opgrad.gradients.body import GraphBody
+from opgrad.gradients.expansion import expand, inline_functions
+from opgrad.gradients.forward import FLOATS, Forward, title
+from opgrad.onnxruntime.bodies.build import Value
+from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.opset import raise_opset
+
+LEAST_OPSET = 11  # that gradients are written in …
+PLAIN_OPSET = 16  # … and that their plain form needs
+WHO = "gradients"
+NO_RULE = "there is no rule for it; opgrad.gradients.register_gradient adds one"
+REASONS = {
+    "If": "which branch it takes is not known before it runs; give it a constant condition",
+    "Loop": "how often it runs is not known before; unroll it",
+    "Scan": "its steps have no gradient; unroll it",
+}
+assert rules.FAMILIES  # their rules are declared when they are imported
+
+
+def gradients(
+    model: onnx.ModelProto | str | os.PathLike[str],
+    of: str | Sequence[str],
+    with_respect_to: str | Sequence[str],
+    *,
+    plain: bool = False,
+) -> onnx.ModelProto:
+    """The same model with gradients among its outputs.
+
+    model: an onnx.ModelProto, which is not changed, or the path of a file.
+    of: the value that is differentiated, or several, of which the sum is: outputs of the model or any other values of
+        its graph, of float type. Of one that is no scalar the sum of all elements is differentiated.
+    with_respect_to: inputs, initializers or other values of the graph, of float type.
+    plain: write operators of ONNX alone, for places without opgrad. Otherwise the model also has operators of
+        com.microsoft, which sessions of `opgrad.onnxruntime.InferenceSession` run, faster.
+
+    Returns the new model: behind the outputs of the given one it has `<name>_grad` for each of with_respect_to, in
+    their order, of the shape and type of that value. Its opset is the given one, but at least 11, and at least 16 in
+    the plain form.
+
+    Raises TypeError and ValueError for other arguments, for names that the graph does not have, and where a value
+    does not depend on another; FileNotFoundError; NotImplementedError, which names all nodes that have no gradient
+    and says why.
+    """
+    sources, targets = _names("of", of), _names("with_respect_to", with_respect_to)
+    forward = prepared(load(model, WHO), sources, targets, PLAIN_OPSET if plain else LEAST_OPSET)
+    body = GraphBody(forward.opset, forward.names())
+    found = differentiate(forward, body, {name: _seed(forward, body, name) for name in sources}, targets)
+    outputs = [_output(forward, body, name, value) for name, value in found.items()]
+    append(forward, body, outputs)
+    if not plain:
+        return forward.model
+    from opgrad.onnxruntime.lowering import lower
+
+    return lower(forward.model)
+
+
+def load(model: onnx.ModelProto | str | os.PathLike[str], who: str) -> onnx.ModelProto:
+    """A model of one's own."""
+    if isinstance(model, onnx.ModelProto):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        return copy
+    if not isinstance(model, (str, os.PathLike)):
+        raise TypeError(f"{who}: model is of type {type(model).__name__}, expected onnx.ModelProto or a path")
+    if not Path(model).is_file():
+        raise FileNotFoundError(f"{who}: there is no file {os.fspath(model)}")
+    try:
+        return onnx.load(Path(model))
+    except DecodeError:
+        raise ValueError(f"{who}: {os.fspath(model)} is no ONNX model, or damaged") from None
+
+
+def _names(argument: str, names: str | Sequence[str]) -> list[str]:
+    given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
+    if not given or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"{WHO}: {argument} is {names!r}, expected a name or several")
+    return list(dict.fromkeys(given))
+
+
+def prepared(model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], opset: int = LEAST_OPSET) -> Forward:
+    """A graph in which everything between the values `wanted` and `of` has a rule.
+
+    opset: of ai.onnx, which the model has at least afterwards.
+
+    Raises ValueError for a name that the graph does not have and NotImplementedError for nodes without a rule.
+    """
+    model = inline_functions(model)
+    raise_opset(model, opset, WHO)
+    forward = Forward(model, wanted)
+    for name in (*of, *wanted):
+        _check(forward, name)
+    forward = expand(forward, of, wanted)
+    lacking = missing(paths(forward, of, wanted))
+    if lacking:
+        raise NotImplementedError(
+            problem_text([f"{title(node)}: {REASONS.get(node.op_type, NO_RULE)}" for node in lacking])
+        )
+    return forward
+
+
+def _check(forward: Forward, name: str) -> None:
+    """Raise ValueError unless the graph has a value of this name, of float type."""
+    inputs = {each.name for each in forward.graph.input}
+    values = inputs | forward.initializers.keys() | forward.producers.keys()
+    if name not in values:
+        near = difflib.get_close_matches(name, values, 3)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise ValueError(f"{WHO}: the graph has no value {name!r}{hint}")
+    kind = forward.element_type(name)
+    if kind is not None and kind not in FLOATS:
+        raise ValueError(
+            f"{WHO}: {name!r} has elements of type {TensorProto.DataType.Name(kind)}, expected a float type"
+        )
+
+
+def _seed(forward: Forward, body: GraphBody, name: str) -> Value:
+    """Ones in the shape of a value: the gradient of the sum of its elements."""
+    kind, sizes = forward.element_type(name), forward.sizes(name)
+    value = Value(body, name, kind, sizes)
+    body.scope(f"{name}{SUFFIX}")
+    one = body.number(1, value) if kind else body.constant(np.ones((), np.float32))
+    seed = one if sizes == [] else one.expand(value.shape())
+    return body.declare(seed, kind or TensorProto.FLOAT, sizes)
+
+
+def differentiate(
+    forward: Forward, body: GraphBody, seeds: dict[str, Value], wanted: Sequence[str]
+) -> dict[str, Value]:
+    """The gradients of values, by their names, written into `body`.
+
+    seeds: the gradients of the values that are differentiated.
+    Raises ValueError where nothing that has a seed depends on one of the wanted values.
+    """
+    found = Backward(forward, body, seeds, wanted).run(seeds)
+    values = {name: value for name, value in found.items() if value is not None}
+    apart = [name for name in wanted if name not in values]
+    if apart:
+        raise ValueError(
+            f"{WHO}: {' and '.join(map(repr, seeds))} cannot be differentiated with respect to "
+            f"{' and '.join(map(repr, apart))}: no differentiable way leads from there to it"
+        )
+    return values
+
+
+def _output(forward: Forward, body: GraphBody, name: str, value: Value) -> onnx.ValueInfoProto:
+    """The output with a gradient, under its name."""
+    wanted = name + SUFFIX
+    if value.name != wanted:
+        wanted = body.free(wanted)
+        body.nodes.append(helper.make_node("Identity", [value.name], [wanted], f"{wanted}/Identity"))
+    body.infos.pop(wanted, None)
+    kind = forward.element_type(name) or value.element_type or TensorProto.FLOAT
+    return helper.make_tensor_value_info(wanted, kind, forward.sizes(name))
+
+
+def append(forward: Forward, body: GraphBody, outputs: Sequence[onnx.ValueInfoProto]) -> None:
+    """Add what was written to the graph, as far as these outputs need it."""
+    body.keep([output.name for output in outputs])
+    graph, model = forward.graph, forward.model
+    graph.output.extend(outputs)
+    graph.initializer.extend(body.initializers)
+    graph.node.extend(body.nodes)
+    told = {each.name for each in (*graph.value_info, *graph.input, *graph.output)}
+    graph.value_info.extend(info for name, info in body.infos.items() if name not in told)
+    if all(each.domain != MICROSOFT for each in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    model.ir_version = max(model.ir_version, 4)  # the first whose initializers are no inputs

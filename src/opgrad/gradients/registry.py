@@ -1,0 +1,87 @@
+"""Which operators have a gradient rule, and how users add their own."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from opgrad.onnxruntime.bodies.build import Value
+
+if TYPE_CHECKING:
+    from opgrad.gradients.node import Node
+
+Gradients: TypeAlias = "Value | Sequence[Value | None] | None"
+Rule: TypeAlias = "Callable[[Node], Gradients]"
+
+ALL_INPUTS = range(2**31)
+
+
+class NoGradient(NotImplementedError):
+    """This node has no gradient; the text says why, and what helps."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The rule of an operator.
+
+    name, domain: the operator's. rule: gives the gradients of the inputs, in order; None for those that have none.
+    constant: the inputs that have no gradient, which ends there.
+    replaces: the rule gives the results of other operators, which stand for the node and are differentiated.
+    """
+
+    name: str
+    domain: str
+    rule: Rule
+    constant: Collection[int] = ()
+    replaces: bool = False
+
+
+RULES: dict[tuple[str, str], Declared] = {}
+
+
+def gradient(*names: str, domain: str = "", constant: Collection[int] = ()) -> Callable[[Rule], Rule]:
+    """Declare the rule of the operators of these names; see `Declared`."""
+    return _declaration(names, domain, constant, False)
+
+
+def decomposition(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
+    """Declare that the operators of these names are differentiated as the operators that the function writes."""
+    return _declaration(names, domain, (), True)
+
+
+def _declaration(
+    names: Sequence[str], domain: str, constant: Collection[int], replaces: bool
+) -> Callable[[Rule], Rule]:
+    def declare(rule: Rule) -> Rule:
+        for name in names:
+            RULES[domain, name] = Declared(name, domain, rule, constant, replaces)
+        return rule
+
+    return declare
+
+
+def register_gradient(name: str, domain: str = "", *, constant: Collection[int] = ()) -> Callable[[Rule], Rule]:
+    """Decorate a function with this to make it the gradient rule of an operator, in place of the one there is.
+
+    name, domain: the operator's; the domain is "" for those of ai.onnx.
+    constant: places of inputs that have no gradient, such as a mask.
+
+    The function gets an `opgrad.gradients.Node` and returns the gradient of the only input, or a list of those of
+    all inputs, in their order, None for those that have none. What nobody needs is left out of the graph afterwards.
+    Raises TypeError unless name and domain are text and what is decorated can be called.
+
+    Example:
+
+        @register_gradient("Cube", "my.domain")
+        def cube(node):
+            return node.dy * 3 * node.x * node.x
+    """
+    if not isinstance(name, str) or not isinstance(domain, str):
+        raise TypeError(f"register_gradient: name is {name!r} and domain {domain!r}, expected text")
+    declare = _declaration([name], "" if domain == "ai.onnx" else domain, constant, False)
+
+    def checked(rule: Rule) -> Rule:
+        if not callable(rule):
+            raise TypeError(f"register_gradient: the rule of {name} is of type {type(rule).__name__}, no function")
+        return declare(rule)
+
+    return checked

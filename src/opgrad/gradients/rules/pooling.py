@@ -1,0 +1,89 @@
+"""Pooling over windows."""
+
+from typing import Any
+
+from onnx import TensorProto
+
+from opgrad.gradients.node import Node
+from opgrad.gradients.registry import NoGradient, gradient
+from opgrad.gradients.rules.convolution import window_attributes
+from opgrad.gradients.shaping import sizes_of
+from opgrad.onnxruntime.bodies.build import Value
+from opgrad.onnxruntime.bodies.convolution import Window
+
+
+@gradient("MaxPool")
+def max_pool(node: Node) -> Value:
+    """dx = 0; dx[indices] += dy."""
+    if node.get("storage_order", 0):
+        if len(node.outputs) > 1 and node.outputs[1] is not None:
+            raise NoGradient("its indices count in the order of columns, expected storage_order 0")
+        node.become("MaxPool", "", **{**node.attributes, "storage_order": 0})
+    indices = node.output(1, "_mask", TensorProto.INT64)
+    return node.body.node("MaxPoolGrad", node.dy, indices)
+
+
+@gradient("AveragePool")
+def average_pool(node: Node) -> Value:
+    """dx[i] = the sum of dy[o] / (elements of window o) over the windows o that i is in."""
+    spatial = node.rank() - 2
+    if not all(isinstance(size, int) for size in sizes_of(node.x)[2:]):
+        return _average_pool_of_any_size(node)
+    given = {name: node.get(name) for name in ("ceil_mode", "count_include_pad") if node.get(name) is not None}
+    return node.body.node("AveragePoolGrad", node.dy, **window_attributes(node, spatial), **given)
+
+
+def _average_pool_of_any_size(node: Node) -> Value:
+    """The same, counting the elements of each window at run time."""
+    x, kernel = node.x, node.get("kernel_shape")
+    if node.get("ceil_mode", 0):
+        raise NoGradient("with ceil_mode it needs spatial sizes that the graph tells")
+    elements = 1
+    for size in kernel:
+        elements *= size
+    if node.get("count_include_pad", 0):
+        return _spread(node, node.dy * (1 / elements))
+    ones = node.body.number(1, x).expand(x.shape())
+    share = node.same(ones, count_include_pad=1)  # of each window, how much of it lies in x
+    return _spread(node, node.dy / (share * elements))
+
+
+def _spread(node: Node, values: Value) -> Value:
+    """Each window's value, added to all elements of the window."""
+    body, x, kernel = node.body, node.x, node.get("kernel_shape")
+    window = Window(_Attributes(node), kernel)  # type: ignore[arg-type]
+    images = values.reshape(body.concat(body.ints([-1, 1]), values.shape(2)))
+    ones = body.number(1, values).expand(body.ints([1, 1, *kernel]))
+    return window.transposed(images, ones, x.shape(2), group=1).reshape(x.shape())
+
+
+class _Attributes:
+    """A node's attributes, for `Window`."""
+
+    def __init__(self, node: Node):
+        self._node = node
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute, or a default."""
+        return self._node.get(name, default)
+
+
+@gradient("LpPool")
+def lp_pool(node: Node) -> Value:
+    """dx = sign(x) * abs(x)**(p - 1) * the sum of dy * y**(1 - p) over the windows that an element is in."""
+    x, y, p = node.x, node.y, node.get("p", 2)
+    zero = y.equals(0)
+    values = node.where(zero, 0, node.dy * node.where(zero, 1, y) ** float(1 - p))
+    size = x.apply("Abs") ** float(p - 1) if p != 1 else None
+    slope = x.apply("Sign") if size is None else x.apply("Sign") * size
+    return slope * _spread(node, values)
+
+
+@gradient("MaxUnpool", constant=(1, 2))
+def max_unpool(node: Node) -> Value:
+    """dx = dy[indices]."""
+    if node.input(2) is not None:
+        raise NoGradient("it has an output_shape, in which its indices are not those of the elements")
+    indices = node.required(1).cast(TensorProto.INT64)
+    picked = node.body.node("GatherElements", node.dy.reshape([-1]), indices.reshape([-1]), axis=0)
+    return picked.reshape(node.x.shape())

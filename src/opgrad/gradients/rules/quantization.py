@@ -1,0 +1,49 @@
+"""Quantization and its reverse: the gradient goes straight through the rounding, as quantization-aware training does.
+
+What stands between the two are integers; their gradient is that of the numbers that they stand for.
+"""
+
+from onnx import TensorProto
+
+from opgrad.gradients.node import Node
+from opgrad.gradients.registry import Gradients, NoGradient, gradient
+from opgrad.onnxruntime.bodies.build import Value
+
+LIMITS: dict[int, tuple[int, int]] = {
+    TensorProto.UINT8: (0, 255),
+    TensorProto.INT8: (-128, 127),
+    TensorProto.UINT16: (0, 65535),
+    TensorProto.INT16: (-32768, 32767),
+}
+
+
+@gradient("QuantizeLinear", constant=(1, 2))
+def quantize(node: Node) -> Value:
+    """dx = dy where x lies within what the integers reach."""
+    limits = LIMITS.get(node.y.element_type or 0)
+    if limits is None:
+        raise NoGradient("its integers are neither of 8 nor of 16 bits")
+    if node.get("block_size", 0):
+        raise NoGradient("it has a scale for each block")
+    x, scale, zero = node.x, _column(node, node.required(1)), node.input(2)
+    offset = None if zero is None else _column(node, zero.cast(x.element_type or TensorProto.FLOAT))
+    low, high = ((limit - offset if offset is not None else limit) for limit in limits)
+    number = (x / scale).apply("Round")
+    return node.where((number < low) | (number > high), 0, node.dy)
+
+
+def _column(node: Node, values: Value) -> Value:
+    """One value for each place along the axis, in a shape that goes with x."""
+    if values.sizes is not None and len(values.sizes) == 0:
+        return values
+    known = node.required(1).sizes
+    if known is None or len(known) != 1 or known[0] == 1:
+        return values.reshape([]) if known is not None and list(known) == [1] else values
+    axis = node.get("axis", 1) % node.rank()
+    return values.reshape([-1 if index == axis else 1 for index in range(node.rank())])
+
+
+@gradient("DequantizeLinear", constant=(1, 2))
+def dequantize(node: Node) -> Gradients:
+    """The gradient of the numbers that the integers stand for: dy."""
+    return node.dy

@@ -1,0 +1,188 @@
+"""Recurrent layers: RNN, GRU and LSTM.
+
+All hidden states are known from the forward node, so that the gates of all steps are computed at once; only the
+gradients of the states go from step to step, in a scan from the last to the first.
+"""
+
+from collections.abc import Callable
+
+from onnx import TensorProto
+
+from opgrad.gradients.node import Node
+from opgrad.gradients.registry import Gradients, NoGradient, gradient
+from opgrad.gradients.rules.steps import Steps
+from opgrad.onnxruntime.bodies.build import Body, Value
+
+LENGTHS = 4  # the place of the input with the lengths of the sequences
+ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
+RNN_SLOPES: dict[str, Callable[[Value], Value]] = {
+    "tanh": lambda h: 1 - h * h,
+    "sigmoid": lambda h: h * (1 - h),
+    "relu": lambda h: (h > 0).cast(h.element_type or TensorProto.FLOAT),
+}
+
+# The gradients of one direction: of the gates' inputs by x and by h, and of its own inputs by their places.
+Parts = dict[int, Value]
+
+
+@gradient("RNN", constant=(LENGTHS,))
+def rnn(node: Node) -> Gradients:
+    """dz = dh * f'(z), dh = dy + dz @ R of the step behind; dx = dz @ W, dW = dz.T @ x, dR = dz.T @ h."""
+    return _layer(node, 1, _rnn_direction)
+
+
+@gradient("GRU", constant=(LENGTHS,))
+def gru(node: Node) -> Gradients:
+    """dh goes to the gates z and r and the new state n of h = (1 - z) * n + z * h before, from them to x, W and R."""
+    return _layer(node, 3, _gru_direction)
+
+
+@gradient("LSTM", constant=(LENGTHS,))
+def lstm(node: Node) -> Gradients:
+    """dh and dc go to the gates of c = f * c before + i * g, h = o * tanh(c), and from them to x, W and R."""
+    return _layer(node, 4, _lstm_direction)
+
+
+def _layer(node: Node, gates: int, write: Callable[[Steps], Parts]) -> Gradients:
+    """The gradients of all inputs: those of the directions, summed for x and behind each other for the rest."""
+    directions = 2 if node.get("direction", "forward") == "bidirectional" else 1
+    _check(node, directions)
+    parts = [write(Steps(node, index, gates)) for index in range(directions)]
+    found: list[Value | None] = []
+    for place, value in enumerate(node.inputs):
+        own = [each[place] for each in parts if place in each]
+        if value is None or not own:
+            found.append(None)
+        elif place == 0:
+            dx = own[0] if len(own) == 1 else own[0] + own[1]
+            found.append(dx.transpose(1, 0, 2) if node.get("layout", 0) else dx)
+        else:
+            stacked = node.body.concat(*(each.unsqueeze(0) for each in own), axis=0)
+            batch_first = node.get("layout", 0) and place in (5, 6)
+            found.append(stacked.transpose(1, 0, 2) if batch_first else stacked)
+    return found
+
+
+def _check(node: Node, directions: int) -> None:
+    """Raise NoGradient for what has no rule."""
+    op = node.proto.op_type
+    for name in ("clip", "input_forget"):
+        if node.get(name, 0):
+            raise NoGradient(f"its attribute {name} is {node.get(name)}, expected none")
+    given = [each.lower() for each in node.get("activations") or ACTIVATIONS[op] * directions]
+    plain = [each.lower() for each in ACTIVATIONS[op] * directions]
+    if given != plain and not (op == "RNN" and set(given) <= RNN_SLOPES.keys()):
+        raise NoGradient(f"its activations are {node.get('activations')}, expected {ACTIVATIONS[op]}")
+
+
+# --- RNN ---
+
+
+def _rnn_direction(steps: Steps) -> Parts:
+    activations = steps.node.get("activations") or ["Tanh"] * 2
+    slope = RNN_SLOPES[activations[steps.index].lower()](steps.h)
+
+    def turn(inner: Body, dh: Value, dy: Value, slope: Value) -> tuple[list[Value], list[Value]]:
+        dz = (dy + dh) * slope
+        return [inner.node("MatMul", dz, inner.outer(steps.r))], [dz]
+
+    (dh0,), (dz,) = steps.back([steps.dh], [steps.dy, slope], turn, 1)
+    return steps.parts(dz, dz, steps.h_before, [dh0])
+
+
+# --- GRU ---
+
+
+def _gru_direction(steps: Steps) -> Parts:
+    body, before, linear_before_reset = steps.body, steps.h_before, steps.node.get("linear_before_reset", 0)
+    wz, wr, wn = steps.split(steps.from_x())
+    rz, rr, rn = (body.node("MatMul", before, each.transpose(1, 0)) for each in steps.split(steps.r, 0))
+    bz, br, bn = (None, None, None) if steps.rb is None else steps.split(steps.rb, 0)
+    z = steps.plus(wz + rz, bz).apply("Sigmoid")
+    r = steps.plus(wr + rr, br).apply("Sigmoid")
+    r_n = steps.split(steps.r, 0)[2]
+    if linear_before_reset:
+        q = steps.plus(rn, bn)
+        n = (wn + r * q).apply("Tanh")
+        to_r = q * r * (1 - r)
+    else:
+        n = steps.plus(wn + body.node("MatMul", r * before, r_n.transpose(1, 0)), bn).apply("Tanh")
+        to_r = before * r * (1 - r)
+    to_n, to_z = (1 - z) * (1 - n * n), (before - n) * z * (1 - z)
+    gate_weights = body.concat(*steps.split(steps.r, 0)[:2], axis=0)
+
+    def turn(inner: Body, dh: Value, *now: Value) -> tuple[list[Value], list[Value]]:
+        dy, z, r, to_z, to_r, to_n = now
+        whole = dy + dh
+        dz, dn = whole * to_z, whole * to_n
+        if linear_before_reset:
+            dq, dr = dn * r, dn * to_r
+            through = inner.node("MatMul", dq, inner.outer(r_n))
+        else:
+            reset = inner.node("MatMul", dn, inner.outer(r_n))
+            dq, dr, through = dn, reset * to_r, reset * r
+        gates = inner.node("MatMul", inner.concat(dz, dr, axis=1), inner.outer(gate_weights))
+        return [whole * z + gates + through], [dz, dr, dn, dq]
+
+    (dh0,), (dz, dr, dn, dq) = steps.back([steps.dh], [steps.dy, z, r, to_z, to_r, to_n], turn, 4)
+    gates = body.concat(dz, dr, axis=2)
+    hidden = before if linear_before_reset else r * before
+    found = steps.parts(body.concat(gates, dn, axis=2), body.concat(gates, dq, axis=2), before, [dh0])
+    # The new state alone meets the state behind the reset gate.
+    found[2] = body.concat(steps.weights(gates, before), steps.weights(dq, hidden), axis=0)
+    return found
+
+
+# --- LSTM ---
+
+
+def _lstm_direction(steps: Steps) -> Parts:
+    body, before = steps.body, steps.h_before
+    inputs = steps.from_x() + body.node("MatMul", before, steps.r.transpose(1, 0))
+    zi, zo, zf, zg = steps.split(inputs if steps.rb is None else inputs + steps.rb)
+    peepholes = steps.of(7)
+    pi, po, pf = (None, None, None) if peepholes is None else steps.split(peepholes, 0, 3)
+    g = zg.apply("Tanh")
+    c = _cells(steps, zi, zf, g, pi, pf)
+    c_before = steps.shifted(c, steps.initial(6))
+    i, f = (steps.plus(z, None if p is None else p * c_before).apply("Sigmoid") for z, p in ((zi, pi), (zf, pf)))
+    o = steps.plus(zo, None if po is None else po * c).apply("Sigmoid")
+    t = c.apply("Tanh")
+    factors = [t * o * (1 - o), o * (1 - t * t), g * i * (1 - i), c_before * f * (1 - f), i * (1 - g * g), f]
+
+    def turn(inner: Body, dh: Value, dc: Value, *now: Value) -> tuple[list[Value], list[Value]]:
+        dy, to_o, to_c, to_i, to_f, to_g, f = now
+        whole = dy + dh
+        do = whole * to_o
+        cell = dc + whole * to_c
+        cell = cell if po is None else cell + do * inner.outer(po)
+        di, df, dg = cell * to_i, cell * to_f, cell * to_g
+        back = cell * f
+        if pi is not None and pf is not None:
+            back = back + di * inner.outer(pi) + df * inner.outer(pf)
+        dz = inner.concat(di, do, df, dg, axis=1)
+        return [inner.node("MatMul", dz, inner.outer(steps.r)), back], [dz]
+
+    (dh0, dc0), (dz,) = steps.back([steps.dh, steps.dc], [steps.dy, *factors], turn, 1)
+    found = steps.parts(dz, dz, before, [dh0, dc0])
+    if peepholes is not None:
+        di, do, df, _ = steps.split(dz)
+        sums = [(each * state).sum([0, 1], keepdims=False) for each, state in ((di, c_before), (do, c), (df, c_before))]
+        found[7] = body.concat(*sums, axis=0)
+    return found
+
+
+def _cells(steps: Steps, zi: Value, zf: Value, g: Value, pi: Value | None, pf: Value | None) -> Value:
+    """The cells of all steps, which the forward node does not give."""
+    mask = steps.mask
+    i, f = (each if p is not None else each.apply("Sigmoid") for each, p in ((zi, pi), (zf, pf)))
+
+    def turn(inner: Body, c: Value, i: Value, f: Value, g: Value, *rest: Value) -> tuple[list[Value], list[Value]]:
+        if pi is not None and pf is not None:
+            i = (i + c * inner.outer(pi)).apply("Sigmoid")
+            f = (f + c * inner.outer(pf)).apply("Sigmoid")
+        new = f * c + i * g
+        new = inner.node("Where", rest[0], new, c) if rest else new
+        return [new], [new]
+
+    return steps.body.scan([steps.initial(6)], [i, f, g, *([] if mask is None else [mask])], turn)[1]

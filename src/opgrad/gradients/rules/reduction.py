@@ -1,0 +1,117 @@
+"""Reductions over axes, cumulative sums, and global pooling."""
+
+from opgrad.gradients.node import Node
+from opgrad.gradients.registry import gradient
+from opgrad.gradients.rules.extrema import extreme_share
+from opgrad.gradients.shaping import broadcast_to, element_count
+from opgrad.onnxruntime.bodies.build import Value
+
+
+def _spread(node: Node, value: Value) -> Value:
+    """A value of the result's shape, for every element that was reduced."""
+    return broadcast_to(node.kept(value), node.x)
+
+
+def _reduced(node: Node) -> list[int] | Value | None:
+    """The axes that were reduced, None for all."""
+    axes = node.axes()
+    return None if axes == [] and not node.get("noop_with_empty_axes", 0) else axes
+
+
+def _count(node: Node, axes: list[int] | Value | None) -> Value | float:
+    """How many elements make one of the result."""
+    places = range(node.rank()) if axes is None else axes
+    known = None if isinstance(places, Value) else element_count(node.x, places)
+    if known is not None or node.y.element_type is None:
+        return float(known or 1)
+    return node.x.size().cast(node.y.element_type) / node.y.size().cast(node.y.element_type)
+
+
+@gradient("ReduceSum", constant=(1,))
+def reduce_sum(node: Node) -> Value:
+    """dx = dy."""
+    return _spread(node, node.dy)
+
+
+@gradient("ReduceMean", constant=(1,))
+def reduce_mean(node: Node) -> Value:
+    """dx = dy / number of elements."""
+    count = _count(node, _reduced(node))
+    return _spread(node, node.dy / count if isinstance(count, Value) else node.dy * (1 / max(count, 1)))
+
+
+@gradient("ReduceMax", "ReduceMin", constant=(1,))
+def reduce_extremum(node: Node) -> Value:
+    """dx = dy * (x == y) / number of elements that are equal to y."""
+    return extreme_share(node, node.kept(node.dy), node.kept(node.y), _reduced(node))
+
+
+@gradient("ReduceProd", constant=(1,))
+def reduce_prod(node: Node) -> Value:
+    """dx = dy * the product of the others: y / x where no element is 0, the rest's product for the only zero."""
+    axes, x, y = _reduced(node), node.x, node.kept(node.y)
+    zero = x.equals(0)
+    zeros = zero.like(x).sum(axes)
+    filled = node.where(zero, 1, x)
+    rest = node.same(filled, *node.inputs[1:], keepdims=1)
+    others = node.where(zero, node.where(zeros.equals(1), rest, 0), node.where(zeros.equals(0), y / filled, 0))
+    return node.kept(node.dy) * others
+
+
+@gradient("ReduceL1", constant=(1,))
+def reduce_l1(node: Node) -> Value:
+    """dx = dy * sign(x)."""
+    return node.kept(node.dy) * node.x.apply("Sign")
+
+
+@gradient("ReduceL2", constant=(1,))
+def reduce_l2(node: Node) -> Value:
+    """dx = x * dy / y, 0 where y is 0."""
+    y = node.kept(node.y)
+    zero = y.equals(0)
+    return node.x * node.where(zero, 0, node.kept(node.dy) / node.where(zero, 1, y))
+
+
+@gradient("ReduceLogSum", constant=(1,))
+def reduce_log_sum(node: Node) -> Value:
+    """dx = dy / exp(y)."""
+    return _spread(node, node.dy / node.y.apply("Exp"))
+
+
+@gradient("ReduceLogSumExp", constant=(1,))
+def reduce_log_sum_exp(node: Node) -> Value:
+    """dx = dy * exp(x - y)."""
+    return node.kept(node.dy) * (node.x - node.kept(node.y)).apply("Exp")
+
+
+@gradient("ReduceSumSquare", constant=(1,))
+def reduce_sum_square(node: Node) -> Value:
+    """dx = dy * 2 * x."""
+    return node.kept(node.dy) * 2 * node.x
+
+
+@gradient("CumSum", constant=(1,))
+def cumsum(node: Node) -> Value:
+    """dx = the sum from the other end."""
+    return node.same(node.dy, node.required(1), reverse=1 - node.get("reverse", 0))
+
+
+@gradient("GlobalAveragePool")
+def global_average_pool(node: Node) -> Value:
+    """dx = dy / number of elements of a channel."""
+    count = _count(node, list(range(2, node.rank())))
+    return broadcast_to(node.dy / count if isinstance(count, Value) else node.dy * (1 / max(count, 1)), node.x)
+
+
+@gradient("GlobalMaxPool")
+def global_max_pool(node: Node) -> Value:
+    """dx = dy * (x == y) / number of elements that are equal to y."""
+    return extreme_share(node, node.dy, node.y, list(range(2, node.rank())))
+
+
+@gradient("GlobalLpPool")
+def global_lp_pool(node: Node) -> Value:
+    """dx = dy * sign(x) * (abs(x) / y)**(p - 1)."""
+    p = node.get("p", 2)
+    size = node.x.apply("Abs") / node.where(node.y.equals(0), 1, node.y)
+    return node.dy * node.x.apply("Sign") * (size ** float(p - 1) if p > 1 else 1.0)

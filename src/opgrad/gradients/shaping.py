@@ -1,0 +1,121 @@
+"""Shapes of gradients: what was broadcast is summed, what was reshaped gets its shape back.
+
+Shapes that the graph tells become constants. One size of several may be unknown without any arithmetic at run time.
+"""
+
+from collections.abc import Sequence
+
+from opgrad.gradients.body import Sizes
+from opgrad.gradients.registry import NoGradient
+from opgrad.onnxruntime.bodies.build import Value
+from opgrad.onnxruntime.bodies.forms import MICROSOFT
+
+ZERO_AS_SIZE = 14  # the first opset whose Reshape can be told that a size of 0 is no size to copy
+
+
+def sizes_of(value: Value) -> Sizes:
+    """What is known of each axis. Raises NoGradient if not even the rank is known."""
+    if value.sizes is None:
+        raise NoGradient(f"the rank of {value.name!r} is not known; declare its shape in the graph's value_info")
+    return value.sizes
+
+
+def known(value: Value) -> list[int] | None:
+    """The sizes if all are known."""
+    sizes = value.sizes
+    if sizes is None or not all(isinstance(size, int) for size in sizes):
+        return None
+    return [size for size in sizes if isinstance(size, int)]
+
+
+def one_open(sizes: Sizes | None) -> list[int] | None:
+    """The sizes with -1 for the one that is not known; None if that does not determine a shape."""
+    if sizes is None or 0 in sizes or sum(not isinstance(size, int) for size in sizes) > 1:
+        return None
+    return [size if isinstance(size, int) else -1 for size in sizes]
+
+
+def reshape_like(value: Value, like: Value) -> Value:
+    """The elements in the shape of another value."""
+    if value.sizes is not None and value.sizes == like.sizes and None not in value.sizes:
+        return value
+    sizes = one_open(like.sizes)
+    if sizes is not None:
+        return value.reshape(sizes)
+    zeros = {"allowzero": 1} if value.body.opset >= ZERO_AS_SIZE else {}
+    return value.body.node("Reshape", value, like.shape(), **zeros)
+
+
+def broadcast_to(value: Value, like: Value) -> Value:
+    """Broadcast to the shape of another value."""
+    return value.expand(like.shape())
+
+
+def unbroadcast(value: Value, whole: Value, target: Value) -> Value:
+    """The gradient of `target`, which was broadcast to the shape of `whole`, from one of that shape."""
+    if target.name == whole.name:
+        return value
+    axes = _summed(whole.sizes, target.sizes)
+    if axes is None:
+        return _unbroadcast_at_run_time(value, whole, target)
+    if not axes:
+        return value
+    lead = len(whole.sizes or ()) - len(target.sizes or ())
+    if lead == 0:
+        return value.sum(axes)
+    if axes == list(range(lead)):
+        return value.sum(axes, keepdims=False)
+    return reshape_like(value.sum(axes, keepdims=False), target)
+
+
+def _summed(whole: Sizes | None, target: Sizes | None) -> list[int] | None:
+    """The axes along which a value was broadcast; None if the sizes do not tell."""
+    if whole is None or target is None:
+        return None
+    lead = len(whole) - len(target)
+    axes = list(range(lead))
+    for axis, (size, own) in enumerate(zip(whole[lead:], target, strict=True), lead):
+        if own == 1 and size != 1:
+            axes.append(axis)
+        elif own != size or own is None:
+            if isinstance(own, int):
+                continue
+            return None
+    return axes
+
+
+def _unbroadcast_at_run_time(value: Value, whole: Value, target: Value) -> Value:
+    body = value.body
+    axes = body.nodes_of("BroadcastGradientArgs", 2, target.shape(), whole.shape(), domain=MICROSOFT)[0]
+    attributes = {"keepdims": 1, "noop_with_empty_axes": 1}
+    if body.axes_are_inputs("ReduceSum"):
+        total = body.node("ReduceSum", value, axes, **attributes)
+    else:
+        total = body.node("ReduceSumTraining", value, axes, domain=MICROSOFT, **attributes)
+    return total.reshape(target.shape())
+
+
+def normalized(axes: Sequence[int], rank: int) -> list[int]:
+    """Axes counted from the first."""
+    return sorted(axis % rank if rank else 0 for axis in axes)
+
+
+def ones_like(value: Value) -> Value:
+    """Ones in the shape and type of a value."""
+    return filled_like(value, 1)
+
+
+def filled_like(value: Value, number: float) -> Value:
+    """One number in the shape and type of a value."""
+    return value.body.number(number, value).expand(value.shape())
+
+
+def element_count(value: Value, axes: Sequence[int]) -> int | None:
+    """The number of elements along axes, None if it is not known."""
+    count = 1
+    for axis in axes:
+        size = sizes_of(value)[axis]
+        if not isinstance(size, int):
+            return None
+        count *= size
+    return count

@@ -1,0 +1,76 @@
+"""One case that a gradient rule is checked with."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import helper
+
+MICROSOFT = "com.microsoft"
+NEWEST = onnx.defs.onnx_opset_version()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A node in one opset.
+
+    arrays: its inputs; None for one that is left out. wanted: the places of those to differentiate with respect to.
+    outputs: how many the node has. form: in a few words, what is special.
+    """
+
+    op: str
+    opset: int
+    arrays: tuple
+    attributes: dict = field(default_factory=dict)
+    wanted: tuple = (0,)
+    outputs: int = 1
+    domain: str = ""
+    form: str = ""
+
+    def __str__(self):
+        return f"{self.op}-{self.opset}-{self.form}".rstrip("-").replace(" ", "_")
+
+    @property
+    def feeds(self):
+        """The inputs by name."""
+        return {f"x{place}": array for place, array in enumerate(self.arrays) if array is not None}
+
+    def model(self):
+        """A model of this node alone, in float64."""
+        names = ["" if array is None else f"x{place}" for place, array in enumerate(self.arrays)]
+        results = [f"y{place}" for place in range(self.outputs)]
+        node = helper.make_node(self.op, names, results, domain=self.domain, **self.attributes)
+        inputs = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for name, array in self.feeds.items()
+        ]
+        outputs = [onnx.ValueInfoProto(name=results[0])]
+        imports = [helper.make_opsetid("", self.opset), helper.make_opsetid(MICROSOFT, 1)]
+        graph = helper.make_graph([node], "graph", inputs, outputs)
+        return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def numbers(*shape, low=-2.0, high=2.0, seed=0):
+    """Numbers without ties, none of them close to a whole number of halves."""
+    random = np.random.default_rng([seed, *shape])
+    values = random.permutation(np.linspace(low, high, max(int(np.prod(shape)), 1)))
+    return (values + 1e-3 * random.uniform(0.2, 1, values.shape)).reshape(shape)
+
+
+def ints(*values):
+    """An int64 array."""
+    return np.array(values, np.int64)
+
+
+def floats(*values):
+    """A float32 array, as scales are."""
+    return np.array(values, np.float32)
+
+
+CASES = []
+
+
+def add(op, opsets, *arrays, form="", wanted=(0,), outputs=1, domain="", **attributes):
+    """A case for each of the opsets."""
+    for opset in [opsets] if isinstance(opsets, int) else opsets:
+        CASES.append(Case(op, opset, arrays, attributes, wanted, outputs, domain, form))

@@ -1,0 +1,264 @@
+"""Cases of layers: softmax, losses, normalizations, windows, resizing, attention, operators of com.microsoft."""
+
+import numpy as np
+from gradient_case import MICROSOFT, add, floats, ints, numbers
+
+SMALL = numbers(2, 3)
+
+# --- softmax and losses ---
+for op in ("Softmax", "LogSoftmax"):
+    add(op, (7, 11, 13), numbers(2, 3, 4))
+    add(op, (11, 13), numbers(2, 3, 4), axis=0, form="axis 0")
+    add(op, 13, numbers(2, 3, 4), axis=1, form="axis 1")
+LABELS = np.array([0, 2, 1], np.int64)
+for reduction in ("mean", "sum", "none"):
+    for op in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
+        add(op, (12, 13), numbers(3, 4), LABELS, reduction=reduction, form=reduction)
+        weights = numbers(4, low=0.5)
+        add(op, 13, numbers(3, 4), LABELS, weights, reduction=reduction, form=f"{reduction}, weights")
+for op in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
+    add(op, 13, numbers(2, 4, 3), np.array([[0, 3, 1], [2, 2, 0]]), ignore_index=2, form="images, ignore_index")
+
+# --- normalizations ---
+IMAGE = numbers(2, 4, 3, 2)
+SCALE, BIAS = numbers(4, low=0.5), numbers(4, seed=1)
+for axis, form in ((-1, ""), (1, "axis 1")):
+    shape = IMAGE.shape[axis:]
+    add(
+        "LayerNormalization",
+        17,
+        IMAGE,
+        numbers(*shape),
+        numbers(*shape, seed=1),
+        wanted=(0, 1, 2),
+        axis=axis,
+        form=form,
+    )
+add("LayerNormalization", 17, numbers(3, 5), numbers(5), wanted=(0, 1), form="without bias")
+add(
+    "LayerNormalization", 17, numbers(2, 3, 4), numbers(4), numbers(1), axis=1, wanted=(0, 1, 2), form="broadcast scale"
+)
+add("RMSNormalization", 23, numbers(2, 3, 4), numbers(4), wanted=(0, 1))
+add("RMSNormalization", 23, numbers(2, 3, 4), numbers(3, 4), wanted=(0, 1), axis=1, form="axis 1")
+add("InstanceNormalization", (7, 22), IMAGE, SCALE, BIAS, wanted=(0, 1, 2))
+add("GroupNormalization", 18, IMAGE, SCALE[:2], BIAS[:2], num_groups=2, wanted=(0, 1, 2), form="of groups")
+add("GroupNormalization", 21, IMAGE, SCALE, BIAS, num_groups=2, wanted=(0, 1, 2))
+for p in (1, 2):
+    add("LpNormalization", (7, 22), numbers(3, 4), p=p, axis=0 if p == 1 else -1, form=f"p {p}")
+add("LRN", (7, 13), IMAGE, size=3, alpha=0.3, beta=0.6)
+add("LRN", 13, IMAGE, size=2, alpha=0.3, bias=0.7, form="even size")
+add("MeanVarianceNormalization", (9, 13, 18), numbers(3, 3, 2, 2))
+STATISTICS = numbers(4, seed=2), numbers(4, low=0.5, seed=3)
+add("BatchNormalization", (7, 9, 14, 15), IMAGE, SCALE, BIAS, *STATISTICS, wanted=(0, 1, 2), form="given statistics")
+add(
+    "BatchNormalization",
+    (14, 15),
+    IMAGE,
+    SCALE,
+    BIAS,
+    *STATISTICS,
+    training_mode=1,
+    outputs=3,
+    wanted=(0, 1, 2),
+    form="trains",
+)
+add("Dropout", (7, 10, 12, 13), SMALL, form="does not train")
+
+# --- windows ---
+for opset in (7, 11, 22):
+    add("Conv", opset, numbers(2, 4, 5, 4), numbers(3, 4, 3, 2, seed=1), BIAS[:3], pads=[1, 0, 1, 1], wanted=(0, 1, 2))
+add(
+    "Conv",
+    11,
+    numbers(1, 2, 7),
+    numbers(2, 2, 3, seed=1),
+    strides=[2],
+    dilations=[2],
+    wanted=(0, 1),
+    form="strides, dilations",
+)
+add(
+    "Conv",
+    11,
+    numbers(1, 2, 5, 6),
+    numbers(2, 2, 3, 2, seed=1),
+    auto_pad="SAME_UPPER",
+    strides=[2, 2],
+    wanted=(0, 1),
+    form="SAME_UPPER",
+)
+add(
+    "Conv",
+    11,
+    numbers(1, 2, 5, 6),
+    numbers(2, 2, 3, 2, seed=1),
+    auto_pad="SAME_LOWER",
+    wanted=(0, 1),
+    form="SAME_LOWER",
+)
+add("Conv", 11, numbers(1, 1, 3, 4, 3), numbers(2, 1, 2, 2, 2, seed=1), wanted=(0, 1), form="three axes")
+for opset in (7, 11, 22):
+    add(
+        "ConvTranspose",
+        opset,
+        numbers(1, 3, 3, 4),
+        numbers(3, 2, 3, 2, seed=1),
+        BIAS[:2],
+        strides=[2, 1],
+        pads=[1, 0, 0, 1],
+        wanted=(0, 1, 2),
+    )
+add(
+    "ConvTranspose",
+    11,
+    numbers(1, 2, 4),
+    numbers(2, 1, 3, seed=1),
+    strides=[2],
+    output_padding=[1],
+    wanted=(0, 1),
+    form="output_padding",
+)
+add(
+    "ConvTranspose",
+    11,
+    numbers(1, 2, 3, 3),
+    numbers(2, 2, 3, 3, seed=1),
+    strides=[2, 2],
+    auto_pad="SAME_UPPER",
+    wanted=(0, 1),
+    form="SAME_UPPER",
+)
+add(
+    "ConvTranspose",
+    11,
+    numbers(1, 2, 3, 3),
+    numbers(2, 2, 3, 3, seed=1),
+    strides=[3, 2],
+    output_shape=[10, 8],
+    wanted=(0, 1),
+    form="output_shape",
+)
+add("ConvTranspose", 11, numbers(1, 2, 4), numbers(2, 2, 2, seed=1), dilations=[2], wanted=(0, 1), form="dilations")
+for opset in (7, 8, 11, 12, 22):
+    add("MaxPool", opset, numbers(1, 2, 4, 5), kernel_shape=[2, 2], strides=[2, 2])
+add(
+    "MaxPool", 12, numbers(1, 2, 5, 5), kernel_shape=[2, 2], pads=[1, 1, 0, 0], dilations=[2, 2], form="pads, dilations"
+)
+for opset in (7, 11, 19, 22):
+    add("AveragePool", opset, numbers(1, 2, 4, 5), kernel_shape=[2, 3], strides=[2, 1])
+add("AveragePool", 11, numbers(1, 2, 4, 5), kernel_shape=[3, 3], pads=[1, 1, 1, 1], form="pads")
+add(
+    "AveragePool",
+    11,
+    numbers(1, 2, 4, 5),
+    kernel_shape=[3, 3],
+    pads=[1, 1, 1, 1],
+    count_include_pad=1,
+    form="pads that count",
+)
+add("AveragePool", 19, numbers(1, 1, 6, 6), kernel_shape=[2, 2], dilations=[2, 2], form="dilations")
+add("AveragePool", 19, numbers(1, 1, 5, 5), kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1, form="ceil_mode")
+for p in (1, 2, 3):
+    add(
+        "LpPool",
+        (7, 18) if p == 2 else 18,
+        numbers(1, 2, 4, 5, low=0.1),
+        kernel_shape=[2, 2],
+        strides=[2, 1],
+        p=p,
+        form=f"p {p}",
+    )
+add("MaxUnpool", (9, 11), numbers(1, 1, 2, 2), np.array([[[[5, 7], [13, 15]]]]), kernel_shape=[2, 2], strides=[2, 2])
+
+# --- resizing ---
+PICTURE = numbers(1, 2, 3, 4)
+add("Upsample", 7, PICTURE, scales=[1.0, 1.0, 2.0, 3.0], mode="nearest", form="scales as attribute")
+add("Upsample", 9, PICTURE, floats(1, 1, 2, 3), mode="nearest")
+add("Resize", (10,), PICTURE, floats(1, 1, 2, 2), mode="nearest")
+for opset in (11, 13, 18, 19):
+    add("Resize", opset, PICTURE, floats(), floats(1, 1, 2, 2), mode="nearest", form="nearest")
+    add("Resize", opset, PICTURE, floats(), floats(1, 1, 2.5, 0.7), mode="linear", form="linear")
+for transformation in ("align_corners", "asymmetric", "pytorch_half_pixel"):
+    given = {"coordinate_transformation_mode": transformation}
+    add("Resize", 13, PICTURE, None, None, ints(1, 2, 5, 7), mode="linear", form=f"linear, {transformation}", **given)
+add("Resize", 13, PICTURE, None, None, ints(1, 2, 5, 3), mode="nearest", nearest_mode="ceil", form="nearest, sizes")
+add("Resize", 13, PICTURE, None, floats(1, 1, 1.6, 2), mode="cubic", cubic_coeff_a=-0.5, form="cubic")
+add("Resize", 13, PICTURE, None, floats(1, 1, 0.7, 2), mode="cubic", exclude_outside=1, form="cubic, exclude_outside")
+add("Resize", 18, PICTURE, None, floats(0.6, 0.6), axes=[2, 3], mode="linear", antialias=1, form="axes, antialias")
+add("Resize", 13, numbers(1, 2, 3, 2, 2), None, floats(1, 1, 1.5, 2, 2.5), mode="linear", form="three axes")
+GRID = numbers(1, 3, 2, 2, low=-1.3, high=1.3)
+for padding, corners in (("zeros", 0), ("zeros", 1), ("border", 0), ("reflection", 0), ("reflection", 1)):
+    given = {"padding_mode": padding, "align_corners": corners}
+    form = f"{padding}, corners {corners}"
+    add("GridSample", 20, PICTURE, GRID, mode="linear", wanted=(0, 1), form=f"linear, {form}", **given)
+for padding in ("border", "reflection"):
+    add("GridSample", 20, PICTURE, GRID, mode="cubic", padding_mode=padding, wanted=(0, 1), form=f"cubic, {padding}")
+add("GridSample", 16, PICTURE, GRID, mode="bilinear", wanted=(0, 1), form="bilinear")
+add("GridSample", 16, PICTURE, GRID, mode="bicubic", wanted=(0, 1), form="bicubic")
+add("GridSample", 20, PICTURE, GRID, mode="nearest", form="nearest")
+add(
+    "GridSample",
+    20,
+    numbers(1, 2, 3, 2, 3),
+    numbers(1, 2, 1, 2, 3, low=-0.9, high=0.9),
+    mode="linear",
+    wanted=(0, 1),
+    form="three axes",
+)
+
+# --- attention ---
+HEADS = [numbers(1, 2, 3, 4, seed=seed) for seed in range(3)]
+add("Attention", (23, 24), *HEADS, wanted=(0, 1, 2))
+add("Attention", 23, *HEADS, is_causal=1, scale=0.4, wanted=(0, 1, 2), form="causal")
+add("Attention", 23, *HEADS, np.array([[0, -np.inf, 0], [0, 0, -np.inf], [0, 0, 0]]), wanted=(0, 1, 2), form="mask")
+add(
+    "Attention",
+    23,
+    *(numbers(2, 3, 4, seed=seed) for seed in range(3)),
+    q_num_heads=2,
+    kv_num_heads=2,
+    wanted=(0, 1, 2),
+    form="three axes",
+)
+add(
+    "Attention",
+    23,
+    numbers(1, 4, 3, 2),
+    numbers(1, 2, 3, 2, seed=1),
+    numbers(1, 2, 3, 2, seed=2),
+    softcap=2.0,
+    wanted=(0, 1, 2),
+    form="grouped heads, softcap",
+)
+ANGLES = [np.cos(numbers(3, 2)), np.sin(numbers(3, 2))]
+add("RotaryEmbedding", 23, numbers(1, 2, 3, 4), *ANGLES, ints(0, 1, 2).reshape(1, 3), wanted=(0,))
+
+# --- com.microsoft ---
+TOKENS, WIDE = numbers(2, 3, 4), numbers(2, 3, 8)
+for op in ("Gelu", "QuickGelu", "FastGelu"):
+    add(op, 17, TOKENS, domain=MICROSOFT)
+add("QuickGelu", 17, TOKENS, alpha=1.2, domain=MICROSOFT, form="alpha")
+for op in ("BiasGelu", "FastGelu"):
+    add(op, 17, TOKENS, numbers(4), wanted=(0, 1), domain=MICROSOFT, form="bias")
+add(
+    "FusedMatMul",
+    17,
+    numbers(2, 4, 3),
+    numbers(2, 5, 4),
+    transA=1,
+    transB=1,
+    alpha=0.5,
+    wanted=(0, 1),
+    domain=MICROSOFT,
+)
+add("BiasSoftmax", 17, TOKENS, numbers(1, 3, 4), axis=2, is_inner_broadcast=0, wanted=(0, 1), domain=MICROSOFT)
+SKIPPED = TOKENS, numbers(2, 3, 4, seed=1), numbers(4, low=0.5)
+everything = (0, 1, 2, 3, 4)
+add("SkipLayerNormalization", 17, *SKIPPED, BIAS, SCALE, epsilon=1e-5, wanted=everything, domain=MICROSOFT)
+add("SkipSimplifiedLayerNormalization", 17, *SKIPPED, BIAS, epsilon=1e-5, wanted=(0, 1, 2, 3), domain=MICROSOFT)
+QUERIES = [numbers(2, 3, 8, seed=seed) for seed in range(3)]
+add("MultiHeadAttention", 17, *QUERIES, numbers(24), num_heads=2, wanted=(0, 1, 2, 3), domain=MICROSOFT)
+add("MultiHeadAttention", 17, *QUERIES, num_heads=2, scale=0.3, wanted=(0, 1, 2), domain=MICROSOFT, form="scale")
+PACKED = WIDE, numbers(8, 24, low=-0.5, high=0.5), numbers(24)
+add("Attention", 17, *PACKED, num_heads=2, wanted=(0, 1, 2), domain=MICROSOFT)
+add("ConcatTraining", 17, SMALL, numbers(2, 2), axis=1, wanted=(0, 1), domain=MICROSOFT)

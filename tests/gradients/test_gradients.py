@@ -1,0 +1,394 @@
+"""What `gradients` gives and refuses: names, shapes, sums, branches, functions, users' rules, messages."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from differences import run
+from gradient_cases import numbers
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from opgrad.gradients import NoGradient, gradients, register_gradient
+from opgrad.gradients.registry import RULES
+
+
+def build(text, opset=17, domains='"com.microsoft": 1, "my": 1'):
+    """A model from the text of its graph and its functions."""
+    return parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, {domains}]> {text}')
+
+
+SQUARE = "g (float[N, 3] x) => (float[N, 3] y) { y = Mul(x, x) }"
+
+
+def outputs(model):
+    return [value.name for value in model.graph.output]
+
+
+def test_gradients_stand_behind_the_outputs_under_their_names():
+    model = build(SQUARE)
+    before = model.SerializeToString()
+    found = gradients(model, "y", "x", plain=True)
+    assert model.SerializeToString() == before
+    assert outputs(found) == ["y", "x_grad"]
+    x = numbers(2, 3).astype(np.float32)
+    np.testing.assert_allclose(run(found, {"x": x})[1], 2 * x, rtol=1e-6)
+    declared = found.graph.output[1].type.tensor_type
+    assert [dim.dim_param or dim.dim_value for dim in declared.shape.dim] == ["N", 3]
+
+
+def test_equal_calls_give_equal_bytes():
+    first, second = (gradients(build(SQUARE), "y", "x").SerializeToString(deterministic=True) for _ in range(2))
+    assert first == second
+
+
+def test_files_are_read(tmp_path):
+    onnx.save(build(SQUARE), tmp_path / "model.onnx")
+    assert outputs(gradients(tmp_path / "model.onnx", "y", "x")) == ["y", "x_grad"]
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        gradients(tmp_path / "other.onnx", "y", "x")
+    (tmp_path / "broken.onnx").write_bytes(b"\xff\xff")
+    with pytest.raises(ValueError, match="no ONNX model, or damaged"):
+        gradients(tmp_path / "broken.onnx", "y", "x")
+
+
+def test_a_name_that_is_taken_is_not_used_again():
+    model = build("g (float[3] x) => (float[3] y) { x_grad = Neg(x)\n y = Mul(x_grad, x_grad) }")
+    found = gradients(model, "y", "x", plain=True)
+    assert len(set(outputs(found))) == 2
+    x = np.array([1, 2, 3], np.float32)
+    np.testing.assert_allclose(run(found, {"x": x})[1], 2 * x)
+
+
+def test_several_values_are_differentiated_with_respect_to_several():
+    model = build(
+        "g (float[3] x, float[3] w) => (float[3] y, float[3] z) { y = Mul(x, w)\n h = Exp(w)\n z = Mul(h, h) }"
+    )
+    found = gradients(model, ["y", "z"], ["w", "x", "h"], plain=True)
+    assert outputs(found) == ["y", "z", "w_grad", "x_grad", "h_grad"]
+    x, w = np.array([1, 2, 3], np.float32), np.array([0.5, -1, 0.2], np.float32)
+    dw, dx, dh = run(found, {"x": x, "w": w})[2:]
+    np.testing.assert_allclose(dw, x + 2 * np.exp(2 * w), rtol=1e-5)
+    np.testing.assert_allclose(dx, w)
+    np.testing.assert_allclose(dh, 2 * np.exp(w), rtol=1e-6)
+
+
+def test_a_value_of_which_one_gradient_is_that_of_another_keeps_both_names():
+    model = build("g (float[3] x, float[3] w) => (float[3] y) { y = Add(x, w) }")
+    found = gradients(model, "y", ["w", "x"], plain=True)
+    assert [each.tolist() for each in run(found, {"x": np.zeros(3, np.float32), "w": np.zeros(3, np.float32)})[1:]] == [
+        [1, 1, 1]
+    ] * 2
+
+
+@pytest.mark.parametrize("opset", [11, 13, 17])
+@pytest.mark.parametrize("shapes", [((2, 3), (2, 3)), ((1, 3), (2, 3)), ((2, 1), (1, 3)), ((2, 3), (1, 1))])
+def test_sizes_without_names_are_broadcast_at_run_time(opset, shapes):
+    model = build("g (float[?, ?] a, float[?, ?] b) => (float[?, ?] y) { y = Mul(a, b) }".replace("?", "N"), opset)
+    for place, value in enumerate((*model.graph.input, *model.graph.output)):
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            dim.dim_param = f"d{place}{axis}"
+    a, b = (numbers(*shape).astype(np.float32) for shape in shapes)
+    da, db = run(gradients(model, "y", ["a", "b"], plain=True), {"a": a, "b": b})[1:]
+    whole = np.ones(np.broadcast_shapes(*shapes))
+    for found, own, other in ((da, a, b), (db, b, a)):
+        axes = tuple(axis for axis in range(2) if own.shape[axis] == 1 != whole.shape[axis])
+        np.testing.assert_allclose(found, (whole * other).sum(axes, keepdims=True) + 0 * own, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE])
+def test_gradients_have_the_type_of_their_values(kind):
+    model = build("g (float[3] x) => (float[3] y) { a = Tanh(x)\n y = Gelu(a) }", 20)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = kind
+    assert gradients(model, "y", "x").graph.output[1].type.tensor_type.elem_type == kind
+    plain = gradients(model, "y", "x", plain=True)
+    onnx.checker.check_model(plain, full_check=True)
+
+
+def test_no_node_is_written_that_no_gradient_needs():
+    model = build("g (float[2, 3] x, float[3, 4] w) => (float[2, 4] y) { h = MatMul(x, w)\n y = Relu(h) }")
+    operators = [node.op_type for node in gradients(model, "y", "w").graph.node]
+    assert operators == ["MatMul", "Relu", "Expand", "ReluGrad", "Gemm"]
+
+
+def test_results_of_kernels_that_nobody_needs_are_left_out():
+    model = build("g (float[1, 2, 4, 4] x, float[3, 2, 3, 3] w) => (float[1, 3, 2, 2] y) { y = Conv(x, w) }")
+    node = next(node for node in gradients(model, "y", "w").graph.node if node.op_type == "ConvGrad")
+    assert list(node.output) == ["", "w_grad"]
+
+
+def test_optional_outputs_that_a_gradient_needs_are_added():
+    model = build("g (float[2, 3] x, float[3] s) => (float[2, 3] y) { y = LayerNormalization(x, s) }")
+    forward = gradients(model, "y", "x").graph.node[0]
+    assert list(forward.output) == ["y", "y_mean", "y_inv_std"]
+
+
+def test_functions_of_the_model_are_expanded():
+    model = build(
+        """g (float[3] x) => (float[3] y) { y = my.cube(x) }
+        <domain: "my", opset_import: ["": 17]> cube (a) => (b) { s = Mul(a, a)\n b = Mul(s, a) }"""
+    )
+    x = np.array([1, -2, 3], np.float32)
+    np.testing.assert_allclose(run(gradients(model, "y", "x", plain=True), {"x": x})[1], 3 * x * x)
+
+
+def branching(condition):
+    """A model with an If, whose condition is a constant or an input."""
+    branches = {
+        name: helper.make_graph(
+            [helper.make_node(op, ["x"], [f"{name}_result"])],
+            name,
+            [],
+            [helper.make_tensor_value_info(f"{name}_result", TensorProto.FLOAT, [3])],
+        )
+        for name, op in (("then_branch", "Exp"), ("else_branch", "Neg"))
+    }
+    graph = helper.make_graph(
+        [helper.make_node("If", ["condition"], ["y"], "choice", **branches)],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])],
+    )
+    if condition is None:
+        graph.input.append(helper.make_tensor_value_info("condition", TensorProto.BOOL, []))
+    else:
+        graph.initializer.append(numpy_helper.from_array(np.array(condition), "condition"))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize(("condition", "expected"), [(True, np.exp), (False, lambda x: -np.ones_like(x))])
+def test_a_branch_that_is_known_is_inlined(condition, expected):
+    x = np.array([0.5, -1, 2], np.float32)
+    found = run(gradients(branching(condition), "y", "x", plain=True), {"x": x})[1]
+    np.testing.assert_allclose(found, expected(x), rtol=1e-6)
+
+
+def test_a_branch_that_is_not_known_is_refused_by_name():
+    with pytest.raises(NotImplementedError, match=r"one node has no gradient: If \(node 'choice'\): which branch"):
+        gradients(branching(None), "y", "x")
+
+
+def test_all_nodes_without_a_rule_are_named_at_once():
+    model = build("g (float[3, 3] x) => (float y) { a = my.One(x)\n b = Det(a)\n c = Exp(b)\n y = my.Two(c) }")
+    with pytest.raises(
+        NotImplementedError, match=r"3 nodes have no gradient: my\.One.*; Det.*; my\.Two.*register_grad"
+    ):
+        gradients(model, "y", "x")
+
+
+def test_all_reasons_of_rules_are_told_at_once():
+    model = build(
+        """g (float[3, 3] x, float[4] s) => (float[1] y) {
+            a = Einsum <equation = "ii->i"> (x)
+            b = Unsqueeze(a, axes)
+            c = Resize <mode = "linear"> (b, , s)
+            y = ReduceSum(c)
+        }"""
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0, 1, 2]), "axes"))
+    with pytest.raises(NotImplementedError, match=r"2 nodes .*scales are computed at run time.*takes a diagonal"):
+        gradients(model, "y", "x")
+
+
+def test_what_is_trained_is_no_constant():
+    model = build("g (float[3] x) => (float[3] y) { y = Pow(x, exponent) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(2), "exponent"))
+    x = np.array([1, 2, 3], np.float32)
+    _, dx, exponent = run(gradients(model, "y", ["x", "exponent"], plain=True), {"x": x})
+    np.testing.assert_allclose(dx, 2 * x)
+    np.testing.assert_allclose(exponent, (x**2 * np.log(x)).sum(), rtol=1e-6)
+
+
+def test_a_composition_that_has_no_gradient_tells_why():
+    text = "y = com.microsoft.FusedMatMul <transBatchA = 1> (x, x)"
+    with pytest.raises(NotImplementedError, match=r"FusedMatMul .*: its attribute transBatchA is set"):
+        gradients(build(f"g (float[3, 3, 3] x) => (float[3, 3, 3] y) {{ {text} }}"), "y", "x")
+
+
+ANY_SIZE = {
+    "AveragePool": "AveragePool <kernel_shape = [2, 3], strides = [2, 1], pads = [1, 0, 0, 1]> (x)",
+    "AveragePool, pads count": "AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0], count_include_pad = 1> (x)",
+    "LpPool": "LpPool <kernel_shape = [2, 2]> (x)",
+    "GlobalAveragePool": "GlobalAveragePool(x)",
+    "ReduceMean": "ReduceMean <axes = [2], keepdims = 0> (x)",
+    "Resize": 'Resize <coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"> (x, , two)',
+    "Concat": "Concat <axis = 2> (x, x)",
+    "Pad": "Pad(x, pads)",
+    "Pad, edge": 'Pad <mode = "edge"> (x, pads)',
+    "Reshape": "Reshape(x, flat)",
+    "Slice": "Slice(x, one, last, three)",
+    "Tile": "Tile(x, copies)",
+    "InstanceNormalization": "InstanceNormalization(x, ones, ones)",
+    "DepthToSpace": 'DepthToSpace <blocksize = 1, mode = "CRD"> (x)',
+    "TopK": "TopK <axis = 2> (x, one)",
+}
+
+
+@pytest.mark.parametrize("name", ANY_SIZE)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_sizes_that_are_not_known_give_the_same_gradients(name):
+    constants = {
+        "two": np.array([1, 1, 2, 2], np.float32),
+        "pads": np.array([0, 0, 1, 2, 0, 0, 1, 0]),
+        "flat": np.array([0, -1]),
+        "one": np.array([1]),
+        "three": np.array([3]),
+        "last": np.array([9]),
+        "copies": np.array([1, 2, 1, 3]),
+        "ones": np.ones(2, np.float32),
+    }
+    results = []
+    for shape in ("2, 2, 5, 6", "N, 2, H, W"):
+        call = ANY_SIZE[name]
+        y = "y, i" if name == "TopK" else "y"
+        model = build(f"g (float[{shape}] x) => (float z) {{ {y} = {call}\n e = Exp(y)\n z = ReduceSum(e) }}")
+        model.graph.initializer.extend(numpy_helper.from_array(each, key) for key, each in constants.items())
+        graph = gradients(model, "z", "x", plain=True)
+        results.append(run(graph, {"x": numbers(2, 2, 5, 6).astype(np.float32)})[1])
+    np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [12, 13, 17])
+def test_dropout_that_trains_passes_what_it_kept(opset):
+    model = build("g (float[8, 9] x) => (float[8, 9] y) { y = Dropout <seed = 3> (x, ratio, training) }", opset)
+    for name, value in {"ratio": np.float32(0.25), "training": np.array(True)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    graph = gradients(model, "y", "x", plain=True)
+    assert list(graph.graph.node[0].output) == ["y", "y_mask"]
+    x = numbers(8, 9, low=0.5).astype(np.float32)
+    y, dx = run(graph, {"x": x})
+    assert 0 < np.count_nonzero(y) < y.size
+    np.testing.assert_allclose(dx, y / x, rtol=1e-6)
+
+
+def test_users_add_rules():
+    @register_gradient("Cube", "my")
+    def cube(node):
+        return node.dy * 3 * node.x * node.x
+
+    try:
+        found = gradients(build("g (float[3] x) => (float[3] y) { y = my.Cube(x) }"), "y", "x")
+        assert [node.op_type for node in found.graph.node[-3:]] == ["Mul", "Mul", "Mul"]
+    finally:
+        del RULES["my", "Cube"]
+    with pytest.raises(TypeError, match="expected text"):
+        register_gradient(3)
+    with pytest.raises(TypeError, match="no function"):
+        register_gradient("Cube", "my")(3)
+
+
+def test_users_refuse_with_a_reason():
+    @register_gradient("Odd", "my")
+    def odd(node):
+        raise NoGradient("its mode is 'odd', expected 'even'")
+
+    try:
+        with pytest.raises(NotImplementedError, match=r"my\.Odd .*: its mode is 'odd', expected 'even'"):
+            gradients(build("g (float[3] x) => (float[3] y) { y = my.Odd(x) }"), "y", "x")
+    finally:
+        del RULES["my", "Odd"]
+
+
+@pytest.mark.parametrize(
+    ("of", "wanted", "error", "message"),
+    [
+        ("loss", "x", ValueError, "the graph has no value 'loss'"),
+        ("y", "weight0", ValueError, "no value 'weight0'; did you mean 'weight'"),
+        ("y", "labels", ValueError, "'labels' has elements of type INT64, expected a float type"),
+        ("y", "aside", ValueError, "'y' cannot be differentiated with respect to 'aside'"),
+        (3, "x", TypeError, "of is 3, expected a name or several"),
+        ("y", [], TypeError, "with_respect_to is"),
+    ],
+)
+def test_wrong_names_are_explained(of, wanted, error, message):
+    model = build(
+        """g (float[3] x, float[3] weight, float[3] aside, int64[3] labels) => (float[3] y, float[3] z) {
+            y = Mul(x, weight)\n z = Exp(aside)
+        }"""
+    )
+    with pytest.raises(error, match=message):
+        gradients(model, of, wanted)
+
+
+def test_another_kind_of_model_is_refused():
+    with pytest.raises(TypeError, match="model is of type int"):
+        gradients(3, "y", "x")
+
+
+def test_quantization_passes_gradients_straight_through():
+    model = build(
+        """g (float[5] x) => (float[5] y) {
+            q = QuantizeLinear(x, scale, zero)
+            d = DequantizeLinear(q, scale, zero)
+            y = Mul(d, d)
+        }""",
+        21,
+    )
+    constants = {"scale": np.float32(0.1), "zero": np.int8(0)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in constants.items())
+    x = np.array([0.11, -0.32, 5, 20, -20], np.float32)
+    _, dx = run(gradients(model, "y", "x", plain=True), {"x": x})
+    np.testing.assert_allclose(dx, [0.2, -0.6, 10, 0, 0], atol=1e-5)
+
+
+def test_no_gradient_goes_through_what_does_not_change():
+    model = build("g (float[3] x) => (float[3] y) { a = Floor(x)\n b = Sign(x)\n c = Mul(a, b)\n y = Add(c, x) }")
+    assert run(gradients(model, "y", "x", plain=True), {"x": np.ones(3, np.float32)})[1].tolist() == [1, 1, 1]
+
+
+def test_the_examples_of_the_documentation_run():
+    text = (Path(__file__).parents[2] / "docs" / "gradients.md").read_text(encoding="utf-8")
+    rules, names = dict(RULES), {}
+    try:
+        for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):
+            exec(block, names)
+        np.testing.assert_array_equal(names["positions_grad"], 2)
+        node = helper.make_node("Scaled", ["x", "s"], ["y"], domain="my.domain", alpha=3.0)
+        model = build("g (float[2, 3] x, float[3] s) => (float[2, 3] y) { y = Mul(x, s) }", domains='"my.domain": 1')
+        model.graph.node[0].CopyFrom(node)
+        assert outputs(gradients(model, "y", ["x", "s"])) == ["y", "x_grad", "s_grad"]
+    finally:
+        RULES.clear()
+        RULES.update(rules)
+
+
+def test_layers_of_optimized_models_are_expanded_one_after_the_other():
+    layer = """
+        q{0} = com.microsoft.FusedMatMul <transB = 1> (x{0}, w)
+        a{0} = com.microsoft.MultiHeadAttention <num_heads = 2> (q{0}, q{0}, q{0})
+        x{1} = com.microsoft.SkipLayerNormalization (a{0}, x{0}, scale)
+    """
+    layers = "".join(layer.format(index, index + 1) for index in range(3))
+    model = build(f"g (float[N, L, 4] x0) => (float[N, L, 4] y) {{ {layers} y = Identity(x3) }}")
+    constants = {"w": numbers(4, 4), "scale": numbers(4, low=0.5)}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(each.astype(np.float32), name) for name, each in constants.items()
+    )
+    found = gradients(model, "y", ["x0", "w"], plain=True)
+    x = numbers(2, 3, 4).astype(np.float32)
+    assert [each.shape for each in run(found, {"x0": x})] == [(2, 3, 4), (2, 3, 4), (4, 4)]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_loss_of_training_graphs_has_the_gradient_of_that_of_onnx(reduction):
+    """Also where the second result, the logarithm of softmax, is used."""
+    found = []
+    for op in (f'SoftmaxCrossEntropyLoss <reduction = "{reduction}", ignore_index = 2>', None):
+        inner = f'com.microsoft.SoftmaxCrossEntropyLossInternal <reduction = "{reduction}">'
+        call = f"{op} (x, labels)" if op else f"{inner} (x, labels, , ignored)"
+        model = build(
+            f"""g (float[4, 3] x, int64[4] labels) => (float z) {{
+                y, p = {call}
+                e = Exp(p)
+                t = ReduceSum <keepdims = 0> (e)
+                q = Mul(t, y)
+                z = Add(q, y)
+            }}"""
+        )
+        model.graph.initializer.append(numpy_helper.from_array(np.array(2), "ignored"))
+        feeds = {"x": numbers(4, 3).astype(np.float32), "labels": np.array([0, 2, 1, 1])}
+        found.append(run(gradients(model, "z", "x", plain=True), feeds))
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
