@@ -45,10 +45,18 @@ def test_every_post_op_is_documented():
     assert "| `hardswish(alpha=0.1667, beta=0.5)` |" in table
 
 
-def test_the_readme_has_operators_and_benchmark():
+@pytest.mark.parametrize(
+    ("file", "part"),
+    [("README.md", "headlines"), ("docs/operators.md", "operators"), ("docs/benchmark.md", "benchmark")],
+)
+def test_tables_stand_where_readers_look(file, part):
+    assert f"<!-- {part}:begin -->" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_the_readme_has_ten_headline_figures():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name in ("operators", "benchmark"):
-        assert f"<!-- {name}:begin -->" in text
+    table = text.partition("<!-- headlines:begin -->")[2].partition("<!-- headlines:end -->")[0]
+    assert sum(line.startswith("| `") for line in table.splitlines()) == len(report.TEN) == 10
 
 
 def test_every_operator_is_documented():

@@ -145,10 +145,10 @@ def _name_of(operator: str, code: bool) -> str:
     return f"`{operator}`" if code else operator
 
 
-def headline_table(result: dict[str, Any]) -> str:
-    """Markdown: the workloads with large arrays, one column for each dtype."""
+def headline_table(result: dict[str, Any], rows: Sequence[tuple[str, str]] = ()) -> str:
+    """Markdown: the workloads with large arrays, one column for each dtype; of these operators and shapes, if given."""
     cells = figures(result)
-    chosen = [cell for cell in cells if cell.headline]
+    chosen = [cell for cell in cells if cell.headline and (not rows or (cell.operator, cell.workload) in rows)]
     dtypes = list(dict.fromkeys(cell.dtype for cell in chosen))
     found = {(cell.operator, cell.workload, cell.dtype): cell for cell in chosen}
     lines = [_line(["operator", "shape", *dtypes]), _line([":--", ":--"] + ["--:"] * len(dtypes))]
