@@ -178,25 +178,67 @@ def _as_out(op: Operator, out: Any) -> Any:
     return tuple(array.view(np.ndarray) for array in arrays) if several else out.view(np.ndarray)
 
 
-class Runner:
+class Execution:
+    """Runs the native code of one plan: threads, working memory, what its kernels refuse.
+
+    `addresses`: it is given operands' addresses, 0 for one left out, in place of NumPy arrays.
+    """
+
+    def __init__(self, plan: Plan, present: Sequence[bool], addresses: bool = False):
+        from opgrad.cpu.execute import OVERLAP, caller, threads_for
+
+        self.plan, self.op = plan, plan.operator
+        self.address, self.threads = plan.address, plan.parts_max > 1
+        self.objects = 0 if addresses else sum(1 << number for number, each in enumerate(present) if each)
+        self.caller = caller(len(present), addresses)
+        self.threads_for, self.overlap = threads_for, OVERLAP
+        self.free: list[tuple[Array, int]] = []  # working memory that is used again, with its address
+
+    def execute(self, operands: Sequence[Any], trusted: bool) -> None:
+        """Run on operands in the plan's order, results last; `trusted`: the results overlap nothing."""
+        run, context = self.threads_for() if self.threads else (0, 0)
+        if not self.plan.scratch_bytes:
+            status = self.caller(self.address, 0, run, context, trusted, self.objects, *operands)
+        else:
+            space = self.working_memory()
+            scratch = space[1]
+            status = self.caller(self.address, scratch, run, context, trusted, self.objects, *operands)
+            error = self.plan.error(scratch) if status > 0 else None
+            self.free.append(space)
+            if error:
+                raise error
+        if status == self.overlap:
+            self.check_overlap(operands)
+            self.execute(operands, trusted=True)
+
+    def check_overlap(self, operands: Sequence[Any]) -> None:
+        """Raise ValueError if a result overlaps another operand in a way that is not allowed."""
+        check_overlap(self.op, operands)
+
+    def working_memory(self) -> tuple[Array, int]:
+        """Memory that no other call uses, and its address, 0 if the plan needs none; goes back to `free`."""
+        try:
+            return self.free.pop()
+        except IndexError:
+            size = self.plan.scratch_bytes
+            memory = np.empty(size + CACHE_LINE, np.uint8)
+            return memory, memory.ctypes.data + -memory.ctypes.data % CACHE_LINE if size else 0
+
+
+class Runner(Execution):
     """Runs the calls of one signature: allocates results, makes copies where the plan asks for them."""
 
     def __init__(self, op: Operator, args: tuple[Any, ...], given: Mapping[str, Any]):
-        from opgrad.cpu.execute import OVERLAP, caller, threads_for
-
         arrays = [given.get(name) for name in op.arrays]
         attributes = {name: given[name] for name in op.attributes if name in given}
         outputs = _as_tuple(given.get("out"))
-        self.op, self.finish = op, op.finish or one_or_tuple
-        self.plan = plan(op, [spec_of(a) for a in arrays], attributes, outputs and [spec_of(a) for a in outputs])
+        specs = [spec_of(a) for a in arrays]
+        found = plan(op, specs, attributes, outputs and [spec_of(a) for a in outputs])
+        super().__init__(found, [each is not None for each in (*arrays, *op.results)])
+        self.finish = op.finish or one_or_tuple
         positions = dict(zip(op.parameters, range(len(args)), strict=False))
         self.sources = [(positions.get(name), name) for name in op.arrays]
-        self.present = sum(1 << number for number, array in enumerate([*arrays, *op.results]) if array is not None)
-        self.makers = [_maker(spec, order) for spec, order in zip(self.plan.results, self.plan.orders, strict=True)]
-        self.address, self.threads = self.plan.address, self.plan.parts_max > 1
-        self.execute = caller(len(arrays) + len(op.results))
-        self.threads_for, self.overlap = threads_for, OVERLAP
-        self.free: list[tuple[Array, int]] = []  # working memory that is used again, with its address
+        self.makers = [_maker(spec, order) for spec, order in zip(found.results, found.orders, strict=True)]
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         arrays: list[Any] = [kwargs.get(name) if place is None else args[place] for place, name in self.sources]
@@ -217,7 +259,7 @@ class Runner:
         if self.plan.copies:
             self._execute_on_copies(arrays, results)
         else:
-            self._execute(arrays, trusted)
+            self.execute(arrays, trusted)
 
     def _execute_on_copies(self, arrays: list[Any], results: Sequence[Array]) -> None:
         """Run on copies of the arrays that kernels cannot use where they lie."""
@@ -225,35 +267,10 @@ class Runner:
         inputs = len(arrays) - len(results)
         for number, order in self.plan.copies:
             arrays[number] = _packed(arrays[number], order)
-        self._execute(arrays, trusted=False)
+        self.execute(arrays, trusted=False)
         for number, _ in self.plan.copies:
             if number >= inputs:
                 np.copyto(results[number - inputs], arrays[number])
-
-    def _execute(self, arrays: list[Any], trusted: bool) -> None:
-        run, context = self.threads_for() if self.threads else (0, 0)
-        if not self.plan.scratch_bytes:
-            status = self.execute(self.address, 0, run, context, trusted, self.present, *arrays)
-        else:
-            space = self.working_memory()
-            scratch = space[1]
-            status = self.execute(self.address, scratch, run, context, trusted, self.present, *arrays)
-            error = self.plan.error(scratch) if status > 0 else None
-            self.free.append(space)
-            if error:
-                raise error
-        if status == self.overlap:
-            check_overlap(self.op, arrays)
-            self._execute(arrays, trusted=True)
-
-    def working_memory(self) -> tuple[Array, int]:
-        """Memory that no other call uses, and its address, 0 if the plan needs none; goes back to `free`."""
-        try:
-            return self.free.pop()
-        except IndexError:
-            size = self.plan.scratch_bytes
-            memory = np.empty(size + CACHE_LINE, np.uint8)
-            return memory, memory.ctypes.data + -memory.ctypes.data % CACHE_LINE if size else 0
 
 
 def runner(op: Operator, given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:

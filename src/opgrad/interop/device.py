@@ -19,6 +19,8 @@ from opgrad.problem import Pair
 
 PLANS = 1024  # signatures kept for each library; the oldest goes first
 
+Copies = Sequence[tuple[int, tuple[int, ...]]]  # operands by number, with the memory order of the copy
+
 
 class Plan(Protocol):
     """A checked signature, ready to run."""
@@ -88,9 +90,9 @@ class Signature:
     def __init__(self, memory: Memory, op: Operator, given: Mapping[str, Any], any_stride: bool):
         arrays = [given.get(name) for name in op.inputs]
         specs = [None if array is None else memory.spec(array) for array in arrays]
-        attributes = {name: given[name] for name in op.attributes if name in given}
+        attributes = self.attributes = {name: given[name] for name in op.attributes if name in given}
         self.brought = given.get("out") is not None
-        out = [memory.spec(each) for each in _as_tuple(given["out"])] if self.brought else None
+        out = [memory.spec(each) for each in as_tuple(given["out"])] if self.brought else None
         self.prepared: Prepared = prepare(op, specs, attributes, out, any_stride)
         self.names, self.specs = tuple(op.inputs), [*specs, *(out or ())]
         self.like = next(name for name in op.inputs if given.get(name) is not None)
@@ -140,17 +142,14 @@ class DevicePlan:
         signature, memory = self.signature, self.memory
         operands = [given.get(name) for name in signature.names]
         if signature.brought:
-            results: Sequence[Any] = _as_tuple(given["out"])
+            results: Sequence[Any] = as_tuple(given["out"])
             self._check_overlap([*operands, *results])
         else:
             results = [make() for make in signature.makers]
         operands += results
-        for number, order in self.copies:
-            operands[number] = memory.packed(operands[number], order)
+        pack(memory, self.copies, operands)
         self._launch(operands, given[signature.like])
-        for number, _ in self.copies:
-            if number >= len(signature.names):
-                memory.assign(results[number - len(signature.names)], operands[number])
+        unpack(memory, self.copies, operands, results)
         return self.finish(tuple(results))
 
     def _check_overlap(self, operands: Sequence[Any]) -> None:
@@ -161,7 +160,7 @@ class DevicePlan:
         addresses = [0 if each is None else self.memory.address(each) for each in operands]
         if any(_touch(pair, addresses[pair.result], addresses[pair.other]) for pair in self.pairs):
             places = zip(addresses, self.signature.specs, strict=True)
-            check_overlap(self.op, [None if spec is None else _extent(address, spec) for address, spec in places])
+            check_overlap(self.op, [None if spec is None else extent(address, spec) for address, spec in places])
 
     def _launch(self, operands: Sequence[Any], like: Any) -> None:
         memory = self.memory
@@ -186,7 +185,22 @@ class DevicePlan:
         self.compiled = Compiled(self.program, addresses, scratch)
 
 
-def _as_tuple(out: Any) -> tuple[Any, ...]:
+def pack(memory: Memory, copies: Copies, operands: list[Any]) -> None:
+    """Put copies in place of the operands that kernels cannot use where they lie."""
+    for number, order in copies:
+        operands[number] = memory.packed(operands[number], order)
+
+
+def unpack(memory: Memory, copies: Copies, operands: Sequence[Any], results: Sequence[Any]) -> None:
+    """Give the results that were computed in copies their elements; results are the last of the operands."""
+    first = len(operands) - len(results)
+    for number, _ in copies:
+        if number >= first:
+            memory.assign(results[number - first], operands[number])
+
+
+def as_tuple(out: Any) -> tuple[Any, ...]:
+    """The results in `out`."""
     return out if isinstance(out, tuple) else (out,)
 
 
@@ -210,7 +224,8 @@ class _Extent:
         }
 
 
-def _extent(address: int, spec: Spec) -> np.ndarray[Any, Any]:
+def extent(address: int, spec: Spec) -> np.ndarray[Any, Any]:
+    """A NumPy array at an address; whose memory it is does not notice, and has to keep it."""
     if 0 in spec.shape:
         return np.empty(spec.shape, spec.dtype)
     return np.asarray(_Extent(address, spec)).view(spec.dtype)

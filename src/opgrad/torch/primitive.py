@@ -87,7 +87,8 @@ class _General(torch.autograd.Function):
         attributes = {name: named[name] for name in ATTRIBUTES if name in named}
         attributes = _put_back(backward, attributes, ctx.names[1:], tensors)
         given = {"y": saved, "out_dtype": ctx.dtype if ctx.dtype.is_floating_point else None}
-        by = dict(zip(ctx.results, gradients, strict=True))
+        by: dict[str, Any] = dict(zip(ctx.results, gradients, strict=True))
+        by = {name: None if each is None else each.resolve_neg() for name, each in by.items()}
         found: dict[str, Tensor] = {}
         parts = []
         if by["y"] is not None:
