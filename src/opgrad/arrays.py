@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from opgrad import interop
-from opgrad.contract import Array, Operator, Spec, normalise
+from opgrad.contract import Array, Operator, Spec
+from opgrad.plain import is_plain, plain
 from opgrad.plans import Plan as Plan
 from opgrad.plans import plan as plan
 
@@ -57,7 +58,7 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
             return interop.run(op, named(args, kwargs))
         try:
             runner = runners.get(_key(args, kwargs))
-        except TypeError:
+        except (TypeError, ValueError):  # a list, or a memoryview, has no hash
             runner = None
         if runner is None:
             given = named(args, kwargs)
@@ -71,11 +72,10 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
         return runner(args, kwargs)
 
     def find(of: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]) -> Runner:
-        try:
-            key = _key(args, kwargs)
-            runner = runners.get(key)
-        except TypeError:
+        if not _never_changes(args, kwargs):
             return Runner(of, args, given)
+        key = _key(args, kwargs)
+        runner = runners.get(key)
         if runner is None:
             runner = Runner(of, args, given)
             with lock:
@@ -109,11 +109,19 @@ def _key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(key)
 
 
+def _never_changes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call's signature may be the key of a plan: beside arrays it has values alone that never change."""
+    out = kwargs.get("out")
+    arrays = out if type(out) is tuple else ()
+    values = [*args, *(value for name, value in kwargs.items() if name != "out" or not arrays), *arrays]
+    return all(type(value) is np.ndarray or is_plain(value) for value in values)
+
+
 def _is_plain(op: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Whether the call's own arguments can be used: its arrays are all that the operator reads and writes."""
+    """Whether the call's own arguments can be used: they are all that the operator reads and writes."""
     named = {**dict(zip(op.parameters, args, strict=False)), **kwargs}
     arrays = {name for name, value in named.items() if isinstance(value, np.ndarray | tuple | list)}
-    return all(named.get(name) is given.get(name) for name in arrays.union(op.arrays, ["out"]))
+    return all(named.get(name) is given.get(name) for name in arrays.union(op.arrays, op.attributes, ["out"]))
 
 
 def namer(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
@@ -138,19 +146,16 @@ def namer(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str,
 
 
 def as_given(op: Operator, named: Mapping[str, Any]) -> dict[str, Any]:
-    """The call's arguments by name: arrays as NumPy arrays, numbers in arrays as such, lists of integers as tuples."""
+    """The call's arguments by name: arrays as NumPy arrays, attributes as plain values."""
     given = dict(named)
     for name, value in named.items():
         if name in op.inputs and value is not None:
             given[name] = _as_array(op, name, value)
         elif isinstance(value, np.ndarray) and name != "out":
-            # A key of plans must hold the numbers of an array that is read as an attribute.
             given[name] = value.item() if value.ndim == 0 else tuple(value.tolist())
     if "out" in given:
         given["out"] = _as_out(op, given["out"])
-    lists = {name: given[name] for name in op.attributes if name in given and (name == "shape" or op.is_list(name))}
-    normalise(op, lists, {})
-    return given | lists
+    return dict(plain(op, given))
 
 
 def _as_array(op: Operator, name: str, value: Any) -> Array:

@@ -14,11 +14,14 @@ import numpy as np
 from opgrad.arrays import check_overlap, one_or_tuple
 from opgrad.contract import Operator, Spec
 from opgrad.interop import Memory
+from opgrad.plain import is_plain, plain
 from opgrad.plans import Prepared, pairs, prepare
 from opgrad.problem import Pair
 
 PLANS = 1024  # signatures kept for each library; the oldest goes first
 
+# From what is no array of the library, or, such as a list, cannot be part of a key.
+ERRORS = (AttributeError, TypeError, RuntimeError, ValueError)
 Copies = Sequence[tuple[int, tuple[int, ...]]]  # operands by number, with the memory order of the copy
 
 
@@ -33,7 +36,8 @@ class Runners:
     """The plans of one library's calls, by signature.
 
     `settle` sees the arguments of each new signature: it raises where no plan can be made for them, and returns
-    them as the contract takes them, a library's own dtypes as NumPy's. `make` makes the plan.
+    them as the contract takes them, a library's own dtypes as NumPy's. `make` makes the plan. `plain` holds the
+    library's own types of attributes whose values never change.
     """
 
     def __init__(
@@ -41,40 +45,45 @@ class Runners:
         memory: Memory,
         settle: Callable[[Operator, Mapping[str, Any]], Mapping[str, Any]],
         make: Callable[[Any, Operator, Mapping[str, Any]], Plan] | None = None,
+        plain: frozenset[type] = frozenset(),
     ):
-        self.memory, self.settle, self.make = memory, settle, make or DevicePlan
+        self.memory, self.settle, self.make, self.plain = memory, settle, make or DevicePlan, plain
         self._plans: dict[Any, Plan] = {}
         self._lock = threading.Lock()
 
     def run(self, op: Operator, given: Mapping[str, Any]) -> Any:
         """Run an operator on arrays given by parameter name, all on one device, which is the current one."""
         try:
-            key = self._key(op, given)
+            plan = self._plans.get(self._key(op, given))
+        except ERRORS:
+            plan = None
+        return (plan or self._settled(op, given)).run(given)
+
+    def _settled(self, op: Operator, given: Mapping[str, Any]) -> Plan:
+        """The plan of a call whose attributes may come in arrays; a new one, which is kept if its key can be."""
+        settled = plain(op, given, self.plain)
+        try:
+            key = self._key(op, settled)
             plan = self._plans.get(key)
-        except (AttributeError, TypeError, RuntimeError):
-            # Something here is no array of this library, or, such as a list, cannot be part of a key.
-            return self._made(op, given).run(given)
+        except ERRORS:
+            return self._made(op, settled)
         if plan is None:
-            plan = self._made(op, given)
-            with self._lock:
-                if len(self._plans) >= PLANS:
-                    del self._plans[next(iter(self._plans))]
-                self._plans[key] = plan
-        return plan.run(given)
+            plan = self._made(op, settled)
+            if all(is_plain(settled[name], self.plain) for name in settled if name not in op.inputs and name != "out"):
+                with self._lock:
+                    if len(self._plans) >= PLANS:
+                        del self._plans[next(iter(self._plans))]
+                    self._plans[key] = plan
+        return plan
 
     def _key(self, op: Operator, given: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Arrays by their keys, all else by value and type, which tells 1 from True.
-
-        Raises TypeError for an attribute whose value may change, such as a number in a tensor.
-        """
+        """Arrays by their keys, all else by value and type, which tells 1 from True."""
         of = self.memory.key
         key: list[Any] = [op]  # the plain and the general forms of an operator have the same name
         for name, value in given.items():
             if name in op.inputs:
                 key.append((name, None if value is None else of(value)))
             elif name != "out":
-                if hasattr(value, "__setitem__"):
-                    raise TypeError
                 key.append((name, value, type(value)))
             elif value is not None:
                 key.append((name, *map(of, value)) if type(value) is tuple else (name, of(value)))

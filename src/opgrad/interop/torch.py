@@ -19,6 +19,7 @@ from opgrad.layout import contiguous
 from opgrad.primitive import NUMBERS, Host
 
 NAME = "PyTorch tensor"
+CONSTANTS = frozenset({torch.dtype, torch.Size})  # types of attributes whose values never change
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # types that hide nothing
 REMEDY = "call it outside of the compiled or transformed function (torch.compiler.disable), or in its plain form"
 
@@ -367,5 +368,5 @@ def view_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return extent(tensor.data_ptr(), _host.memory.spec(tensor))
 
 
-_host = Runners(_HostMemory(), _settle, HostPlan)
-_cuda = Runners(_Memory(), _settle, DevicePlan)
+_host = Runners(_HostMemory(), _settle, HostPlan, CONSTANTS)
+_cuda = Runners(_Memory(), _settle, DevicePlan, CONSTANTS)
