@@ -397,9 +397,13 @@ def test_cross_entropy_refuses():
         (ValueError, r"weight has shape \(3,\), expected \(4,\), the classes", (x, labels, ones[:3])),
         (ValueError, "input has 0 dimensions, expected at least 1", (x[0, 0], labels[0])),
         (TypeError, "target is ndarray, expected a PyTorch tensor", (x, labels.numpy())),
-        (TypeError, "labels has dtype int8, expected one of int32, int64", (x, labels.to(torch.int8))),
+        (TypeError, "^cross_entropy: target has dtype int8, expected one of int32, int64", (x, labels.to(torch.int8))),
         (NotImplementedError, "weight requires grad", (x, labels, ones.clone().requires_grad_())),
-        (ValueError, r"labels\[1\] is 4, expected 0 to 3 or ignore_index -100", (x, torch.tensor([0, 4, 1]))),
+        (
+            ValueError,
+            r"^cross_entropy: target\[1\] is 4, expected 0 to 3 or ignore_index -100",
+            (x, torch.tensor([0, 4, 1])),
+        ),
     ]:
         for logits in (arguments[0], arguments[0].clone().requires_grad_()):
             with pytest.raises(error, match=message):
@@ -410,7 +414,7 @@ def test_cross_entropy_refuses():
         cross_entropy(x, labels, label_smoothing=2)
     with pytest.raises(ValueError, match="ignore_index is 1, expected none for class probabilities"):
         cross_entropy(x, x, ignore_index=1)
-    with pytest.raises(TypeError, match="positional"):
+    with pytest.raises(TypeError, match=r"^cross_entropy: size_average is -100, expected a bool or None; ignore_index"):
         cross_entropy(x, labels, None, -100)
 
 
@@ -550,9 +554,9 @@ def test_device_check(as_on_cuda):
     x, labels = torch.randn(3, 4), torch.tensor([0, 7, 1])
     assert opgrad.torch.cross_entropy(x, labels).isnan()
     for logits in (x, x.clone().requires_grad_()):
-        with pytest.raises(ValueError, match=r"labels\[1\] is 7, expected 0 to 3 or ignore_index -100"):
+        with pytest.raises(ValueError, match=r"^cross_entropy: target\[1\] is 7, expected 0 to 3 or ignore_index -100"):
             opgrad.torch.cross_entropy(logits, labels, check=True)
-    with pytest.raises(ValueError, match=r"gather: indices\[1\] is 7, expected -3 to 2"):
+    with pytest.raises(ValueError, match=r"^embedding: input\[1\] is 7, expected -3 to 2"):
         opgrad.torch.embedding(labels, x, check=True)
     labels[1] = 3
     torch.testing.assert_close(opgrad.torch.cross_entropy(x, labels, check=True), functional.cross_entropy(x, labels))

@@ -221,6 +221,8 @@ def _settle(op: Operator, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments with dtypes as NumPy's. Raises unless all arrays are dense tensors on one device with kernels."""
     interop.check_owners(op, given, _library())
     tensors = interop.arrays_of(op, given)
+    if not tensors:
+        raise TypeError(f"{op.name}: {op.arrays[0]} is None, expected a {NAME}")
     for name, tensor in tensors.items():
         _check_layout(op, name, tensor)
     (first, model), *others = tensors.items()
