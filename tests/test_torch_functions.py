@@ -281,9 +281,9 @@ def test_two_names_for_one_argument():
     x = torch.randn(3, 4)
     assert torch.equal(opgrad.torch.softmax(x, dim=0), opgrad.torch.softmax(x, 0))
     with pytest.raises(TypeError, match="softmax: axis is 0 and dim is 1, expected one of the two"):
-        opgrad.torch.softmax(x, 0, dim=1)
+        opgrad.torch.softmax(x, 1, axis=0)
     with pytest.raises(TypeError, match=r"leaky_relu: alpha is 0.2 and negative_slope is 0.1, expected one of the two"):
-        opgrad.torch.leaky_relu(x, 0.2, negative_slope=0.1)
+        opgrad.torch.leaky_relu(x, 0.1, alpha=0.2)
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])

@@ -12,30 +12,26 @@ import numpy as np
 from opgrad.contract import Attributes, Operator, normalise, read_axes
 
 # The types themselves: a class derived from one of them may say anything of its value.
-PLAIN = frozenset({bool, int, float, str, type(None)}) | {
+# A library adds its own when it is first met.
+PLAIN: set[type] = {bool, int, float, str, type(None)} | {
     np.dtype(code).type for code in np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"
 }
 
 
-def is_plain(value: Any, more: frozenset[type] = frozenset()) -> bool:
-    """Whether a value never changes; `more`: a library's own types whose values do not."""
-    kind = type(value)
-    if kind in PLAIN or kind in more or isinstance(value, np.dtype | type):
+def is_plain(value: Any) -> bool:
+    """Whether a value never changes."""
+    if type(value) in PLAIN or isinstance(value, np.dtype | type):
         return True
-    return isinstance(value, tuple) and all(is_plain(each, more) for each in value)
+    return isinstance(value, tuple) and all(is_plain(each) for each in value)
 
 
-def plain(
-    op: Operator, given: Mapping[str, Any], more: frozenset[type] = frozenset(), names: Iterable[str] | None = None
-) -> Mapping[str, Any]:
+def plain(op: Operator, given: Mapping[str, Any], names: Iterable[str] | None = None) -> Mapping[str, Any]:
     """A call's arguments with plain values for attributes, as the contract reads them; raises what it raises.
 
     names: of the attributes, if they are not the operator's own.
     """
     attributes = op.attributes if names is None else names
-    changing: Attributes = {
-        name: given[name] for name in attributes if name in given and not is_plain(given[name], more)
-    }
+    changing: Attributes = {name: given[name] for name in attributes if name in given and not is_plain(given[name])}
     if not changing:
         return given
     axis = {"axis": read_axes(op, changing.pop("axis"))} if "axis" in changing else {}

@@ -36,8 +36,7 @@ class Runners:
     """The plans of one library's calls, by signature.
 
     `settle` sees the arguments of each new signature: it raises where no plan can be made for them, and returns
-    them as the contract takes them, a library's own dtypes as NumPy's. `make` makes the plan. `plain` holds the
-    library's own types of attributes whose values never change.
+    them as the contract takes them, a library's own dtypes as NumPy's. `make` makes the plan.
     """
 
     def __init__(
@@ -45,9 +44,8 @@ class Runners:
         memory: Memory,
         settle: Callable[[Operator, Mapping[str, Any]], Mapping[str, Any]],
         make: Callable[[Any, Operator, Mapping[str, Any]], Plan] | None = None,
-        plain: frozenset[type] = frozenset(),
     ):
-        self.memory, self.settle, self.make, self.plain = memory, settle, make or DevicePlan, plain
+        self.memory, self.settle, self.make = memory, settle, make or DevicePlan
         self._plans: dict[Any, Plan] = {}
         self._lock = threading.Lock()
 
@@ -61,7 +59,7 @@ class Runners:
 
     def _settled(self, op: Operator, given: Mapping[str, Any]) -> Plan:
         """The plan of a call whose attributes may come in arrays; a new one, which is kept if its key can be."""
-        settled = plain(op, given, self.plain)
+        settled = plain(op, given)
         try:
             key = self._key(op, settled)
             plan = self._plans.get(key)
@@ -69,7 +67,7 @@ class Runners:
             return self._made(op, settled)
         if plan is None:
             plan = self._made(op, settled)
-            if all(is_plain(settled[name], self.plain) for name in settled if name not in op.inputs and name != "out"):
+            if all(is_plain(settled[name]) for name in settled if name not in op.inputs and name != "out"):
                 with self._lock:
                     if len(self._plans) >= PLANS:
                         del self._plans[next(iter(self._plans))]

@@ -10,16 +10,17 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from opgrad import arrays, interop
+from opgrad import arrays, interop, plain
 from opgrad.contract import DTYPES, FLOATS, Operator, Shape, Spec
 from opgrad.cuda import ALIGNMENT
-from opgrad.interop.device import DevicePlan, Runners, extent
+from opgrad.interop.device import Runners, extent
 from opgrad.interop.host import HostPlan
 from opgrad.layout import contiguous
 from opgrad.primitive import NUMBERS, Host
 
+plain.PLAIN.update((torch.dtype, torch.Size))
+
 NAME = "PyTorch tensor"
-CONSTANTS = frozenset({torch.dtype, torch.Size})  # types of attributes whose values never change
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # types that hide nothing
 REMEDY = "call it outside of the compiled or transformed function (torch.compiler.disable), or in its plain form"
 
@@ -370,5 +371,5 @@ def view_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return extent(tensor.data_ptr(), _host.memory.spec(tensor))
 
 
-_host = Runners(_HostMemory(), _settle, HostPlan, CONSTANTS)
-_cuda = Runners(_Memory(), _settle, DevicePlan, CONSTANTS)
+_host = Runners(_HostMemory(), _settle, HostPlan)
+_cuda = Runners(_Memory(), _settle)

@@ -18,7 +18,6 @@ from opgrad.contract import Operator, Spec
 from opgrad.interop import check_owners, library_of
 from opgrad.interop.device import model_of
 from opgrad.interop.torch import (
-    CONSTANTS,
     TORCH_DTYPES,
     execute,
     is_direct,
@@ -81,10 +80,12 @@ class TensorOperator:
 
     def _settled(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments with plain attributes, which the backward pass reads again; a compiler's may be symbols."""
+        if torch.compiler.is_compiling():
+            return arguments
         for place in self.attributes:
             value = arguments[place]
-            if type(value) not in PLAIN and not is_plain(value, CONSTANTS) and not torch.compiler.is_compiling():
-                return tuple(self.arguments(plain(self.op, self._given(arguments), CONSTANTS)))
+            if type(value) not in PLAIN and not is_plain(value):
+                return tuple(self.arguments(plain(self.op, self._given(arguments))))
         return arguments
 
     def _listed(self, arguments: Sequence[Any]) -> Sequence[Any]:

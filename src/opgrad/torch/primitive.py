@@ -13,7 +13,7 @@ from torch import Tensor
 
 from opgrad import interop
 from opgrad.contract import Operator, check_arrays, operators
-from opgrad.interop.torch import CONSTANTS, check_untraced, execute, form, is_traced, is_transformed, run, spec
+from opgrad.interop.torch import check_untraced, execute, form, is_traced, is_transformed, run, spec
 from opgrad.plain import plain
 from opgrad.primitive import SCALARS, gradient_name
 
@@ -40,7 +40,7 @@ def call(op: Operator, given: Mapping[str, Any]) -> Any:
         raise NotImplementedError(
             f"{op.name}: a call with attributes, or of mixed or narrow dtypes, has no gradient: detach its arguments"
         )
-    settled = plain(op, given, CONSTANTS, ("axis", *SCALARS))  # backward() reads them again
+    settled = plain(op, given, ("axis", *SCALARS))  # backward() reads them again
     named = interop.over_arrays(op, settled, lambda name, _: name)
     if given.get("dropout") is not None:
         named["dropout"] = dataclasses.replace(given["dropout"])  # its seed may have changed when backward() runs
