@@ -28,6 +28,7 @@ PACKAGES = {
     "cuda/": {"numpy", "triton"},
     "interop/": set(),
     "interop/device.py": {"numpy"},
+    "interop/dlpack.py": {"numpy"},
     "interop/torch.py": {"numpy", "ml_dtypes", "torch"},
     "interop/cupy.py": {"numpy", "cupy", "torch", "triton"},
     "interop/jax.py": {"numpy", "jax", "torch", "cupy"},

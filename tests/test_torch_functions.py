@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 import opgrad.torch  # noqa: E402
-from opgrad.interop import device, library_of  # noqa: E402
+from opgrad.interop import device, host, library_of  # noqa: E402
 from opgrad.interop import torch as tensors  # noqa: E402
 from opgrad.torch.operators import OPERATORS  # noqa: E402
 
@@ -144,17 +144,19 @@ def test_keyword_and_positional_arguments_are_the_same():
 def test_a_warm_call_uses_the_kept_plan(monkeypatch):
     x = torch.randn(2, 501)
     opgrad.softmax(x)
-    monkeypatch.setattr(tensors, "Signature", None)
+    monkeypatch.setattr(host, "Signature", None)
     opgrad.softmax(x)
     with pytest.raises(TypeError):
         opgrad.softmax(torch.randn(2, 502))
 
 
-def test_views_share_memory():
-    """No argument is copied on its way to the kernels, nor a result on its way back."""
-    for dtype in FLOATS:
-        x = torch.randn(3, 4).to(getattr(torch, dtype))
-        assert tensors._viewer(x)(x).ctypes.data == x.data_ptr()
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nothing_is_copied(monkeypatch, dtype):
+    """No argument on its way to the kernels, nor a result on its way back."""
+    x, given = torch.randn(3, 4).to(getattr(torch, dtype)), []
+    monkeypatch.setattr(host.HostPlan, "execute", lambda plan, operands, trusted: given.append(operands))
+    y = opgrad.relu(x)
+    assert given == [[x.data_ptr(), y.data_ptr()]]
 
 
 def test_negative_views_and_parameters():
@@ -279,9 +281,9 @@ def test_two_names_for_one_argument():
     x = torch.randn(3, 4)
     assert torch.equal(opgrad.torch.softmax(x, dim=0), opgrad.torch.softmax(x, 0))
     with pytest.raises(TypeError, match="softmax: axis is 0 and dim is 1, expected one of the two"):
-        opgrad.torch.softmax(x, 0, dim=1)
+        opgrad.torch.softmax(x, 1, axis=0)
     with pytest.raises(TypeError, match=r"leaky_relu: alpha is 0.2 and negative_slope is 0.1, expected one of the two"):
-        opgrad.torch.leaky_relu(x, 0.2, negative_slope=0.1)
+        opgrad.torch.leaky_relu(x, 0.1, alpha=0.2)
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
@@ -395,9 +397,13 @@ def test_cross_entropy_refuses():
         (ValueError, r"weight has shape \(3,\), expected \(4,\), the classes", (x, labels, ones[:3])),
         (ValueError, "input has 0 dimensions, expected at least 1", (x[0, 0], labels[0])),
         (TypeError, "target is ndarray, expected a PyTorch tensor", (x, labels.numpy())),
-        (TypeError, "labels has dtype int8, expected one of int32, int64", (x, labels.to(torch.int8))),
+        (TypeError, "^cross_entropy: target has dtype int8, expected one of int32, int64", (x, labels.to(torch.int8))),
         (NotImplementedError, "weight requires grad", (x, labels, ones.clone().requires_grad_())),
-        (ValueError, r"labels\[1\] is 4, expected 0 to 3 or ignore_index -100", (x, torch.tensor([0, 4, 1]))),
+        (
+            ValueError,
+            r"^cross_entropy: target\[1\] is 4, expected 0 to 3 or ignore_index -100",
+            (x, torch.tensor([0, 4, 1])),
+        ),
     ]:
         for logits in (arguments[0], arguments[0].clone().requires_grad_()):
             with pytest.raises(error, match=message):
@@ -408,7 +414,7 @@ def test_cross_entropy_refuses():
         cross_entropy(x, labels, label_smoothing=2)
     with pytest.raises(ValueError, match="ignore_index is 1, expected none for class probabilities"):
         cross_entropy(x, x, ignore_index=1)
-    with pytest.raises(TypeError, match="positional"):
+    with pytest.raises(TypeError, match=r"^cross_entropy: size_average is -100, expected a bool or None; ignore_index"):
         cross_entropy(x, labels, None, -100)
 
 
@@ -548,9 +554,9 @@ def test_device_check(as_on_cuda):
     x, labels = torch.randn(3, 4), torch.tensor([0, 7, 1])
     assert opgrad.torch.cross_entropy(x, labels).isnan()
     for logits in (x, x.clone().requires_grad_()):
-        with pytest.raises(ValueError, match=r"labels\[1\] is 7, expected 0 to 3 or ignore_index -100"):
+        with pytest.raises(ValueError, match=r"^cross_entropy: target\[1\] is 7, expected 0 to 3 or ignore_index -100"):
             opgrad.torch.cross_entropy(logits, labels, check=True)
-    with pytest.raises(ValueError, match=r"gather: indices\[1\] is 7, expected -3 to 2"):
+    with pytest.raises(ValueError, match=r"^embedding: input\[1\] is 7, expected -3 to 2"):
         opgrad.torch.embedding(labels, x, check=True)
     labels[1] = 3
     torch.testing.assert_close(opgrad.torch.cross_entropy(x, labels, check=True), functional.cross_entropy(x, labels))

@@ -22,11 +22,15 @@ def tensor(value):
     """A NumPy array as a tensor of its own, and so are the arrays in post-ops; all else as it is."""
     if isinstance(value, list):
         return [post_ops.PostOp(each.name, each.alpha, each.beta, tuple(map(tensor, each.operands))) for each in value]
-    return tensors._tensor(value.copy()) if isinstance(value, np.ndarray) else value
+    if not isinstance(value, np.ndarray):
+        return value
+    made = torch.empty(value.shape, dtype=tensors.TORCH_DTYPES[value.dtype])
+    np.copyto(tensors.view_of(made), value)
+    return made
 
 
 def array(value):
-    return tensors._viewer(value)(value).copy()
+    return tensors.view_of(value).copy()
 
 
 def as_tuple(results):

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from opgrad import interop
-from opgrad.contract import Array, Operator, Spec, normalise
+from opgrad.contract import Array, Operator, Spec
 from opgrad.locks import settling
+from opgrad.plain import is_plain, plain
 from opgrad.plans import Plan as Plan
 from opgrad.plans import plan as plan
 
@@ -56,7 +57,7 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
             return interop.run(op, named(args, kwargs))
         try:
             runner = runners.get(_key(args, kwargs))
-        except TypeError:
+        except (TypeError, ValueError):  # a list, or a memoryview, has no hash
             runner = None
         if runner is None:
             given = named(args, kwargs)
@@ -70,11 +71,10 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
         return runner(args, kwargs)
 
     def find(of: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]) -> Runner:
-        try:
-            key = _key(args, kwargs)
-            runner = runners.get(key)
-        except TypeError:
+        if not _never_changes(args, kwargs):
             return Runner(of, args, given)
+        key = _key(args, kwargs)
+        runner = runners.get(key)
         if runner is None:
             runner = Runner(of, args, given)
             with settling:
@@ -108,11 +108,19 @@ def _key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(key)
 
 
+def _never_changes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call's signature may be the key of a plan: beside arrays it has values alone that never change."""
+    out = kwargs.get("out")
+    arrays = out if type(out) is tuple else ()
+    values = [*args, *(value for name, value in kwargs.items() if name != "out" or not arrays), *arrays]
+    return all(type(value) is np.ndarray or is_plain(value) for value in values)
+
+
 def _is_plain(op: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Whether the call's own arguments can be used: its arrays are all that the operator reads and writes."""
+    """Whether the call's own arguments can be used: they are all that the operator reads and writes."""
     named = {**dict(zip(op.parameters, args, strict=False)), **kwargs}
     arrays = {name for name, value in named.items() if isinstance(value, np.ndarray | tuple | list)}
-    return all(named.get(name) is given.get(name) for name in arrays.union(op.arrays, ["out"]))
+    return all(named.get(name) is given.get(name) for name in arrays.union(op.arrays, op.attributes, ["out"]))
 
 
 def namer(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
@@ -137,19 +145,16 @@ def namer(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str,
 
 
 def as_given(op: Operator, named: Mapping[str, Any]) -> dict[str, Any]:
-    """The call's arguments by name: arrays as NumPy arrays, numbers in arrays as such, lists of integers as tuples."""
+    """The call's arguments by name: arrays as NumPy arrays, attributes as plain values."""
     given = dict(named)
     for name, value in named.items():
         if name in op.inputs and value is not None:
             given[name] = _as_array(op, name, value)
         elif isinstance(value, np.ndarray) and name != "out":
-            # A key of plans must hold the numbers of an array that is read as an attribute.
             given[name] = value.item() if value.ndim == 0 else tuple(value.tolist())
     if "out" in given:
         given["out"] = _as_out(op, given["out"])
-    lists = {name: given[name] for name in op.attributes if name in given and (name == "shape" or op.is_list(name))}
-    normalise(op, lists, {})
-    return given | lists
+    return dict(plain(op, given))
 
 
 def _as_array(op: Operator, name: str, value: Any) -> Array:
@@ -177,26 +182,68 @@ def _as_out(op: Operator, out: Any) -> Any:
     return tuple(array.view(np.ndarray) for array in arrays) if several else out.view(np.ndarray)
 
 
-class Runner:
-    """Runs the calls of one signature: allocates results, makes copies where the plan asks for them."""
+class Execution:
+    """Runs the native code of one plan: threads, working memory, what its kernels refuse.
 
-    def __init__(self, op: Operator, args: tuple[Any, ...], given: Mapping[str, Any]):
+    `addresses`: it is given operands' addresses, 0 for one left out, in place of NumPy arrays.
+    """
+
+    def __init__(self, plan: Plan, present: Sequence[bool], addresses: bool = False):
         with settling:  # a fork never meets these modules half imported
             from opgrad.cpu.execute import OVERLAP, caller, threads_for
 
+        self.plan, self.op = plan, plan.operator
+        self.address, self.threads = plan.address, plan.parts_max > 1
+        self.objects = 0 if addresses else sum(1 << number for number, each in enumerate(present) if each)
+        self.caller = caller(len(present), addresses)
+        self.threads_for, self.overlap = threads_for, OVERLAP
+        self.free: list[tuple[Array, int]] = []  # working memory that is used again, with its address
+
+    def execute(self, operands: Sequence[Any], trusted: bool) -> None:
+        """Run on operands in the plan's order, results last; `trusted`: the results overlap nothing."""
+        run, context = self.threads_for() if self.threads else (0, 0)
+        if not self.plan.scratch_bytes:
+            status = self.caller(self.address, 0, run, context, trusted, self.objects, *operands)
+        else:
+            space = self.working_memory()
+            scratch = space[1]
+            status = self.caller(self.address, scratch, run, context, trusted, self.objects, *operands)
+            error = self.plan.error(scratch) if status > 0 else None
+            self.free.append(space)
+            if error:
+                raise error
+        if status == self.overlap:
+            self.check_overlap(operands)
+            self.execute(operands, trusted=True)
+
+    def check_overlap(self, operands: Sequence[Any]) -> None:
+        """Raise ValueError if a result overlaps another operand in a way that is not allowed."""
+        check_overlap(self.op, operands)
+
+    def working_memory(self) -> tuple[Array, int]:
+        """Memory that no other call uses, and its address, 0 if the plan needs none; goes back to `free`."""
+        try:
+            return self.free.pop()
+        except IndexError:
+            size = self.plan.scratch_bytes
+            memory = np.empty(size + CACHE_LINE, np.uint8)
+            return memory, memory.ctypes.data + -memory.ctypes.data % CACHE_LINE if size else 0
+
+
+class Runner(Execution):
+    """Runs the calls of one signature: allocates results, makes copies where the plan asks for them."""
+
+    def __init__(self, op: Operator, args: tuple[Any, ...], given: Mapping[str, Any]):
         arrays = [given.get(name) for name in op.arrays]
         attributes = {name: given[name] for name in op.attributes if name in given}
         outputs = _as_tuple(given.get("out"))
-        self.op, self.finish = op, op.finish or one_or_tuple
-        self.plan = plan(op, [spec_of(a) for a in arrays], attributes, outputs and [spec_of(a) for a in outputs])
+        specs = [spec_of(a) for a in arrays]
+        found = plan(op, specs, attributes, outputs and [spec_of(a) for a in outputs])
+        super().__init__(found, [each is not None for each in (*arrays, *op.results)])
+        self.finish = op.finish or one_or_tuple
         positions = dict(zip(op.parameters, range(len(args)), strict=False))
         self.sources = [(positions.get(name), name) for name in op.arrays]
-        self.present = sum(1 << number for number, array in enumerate([*arrays, *op.results]) if array is not None)
-        self.makers = [_maker(spec, order) for spec, order in zip(self.plan.results, self.plan.orders, strict=True)]
-        self.address, self.threads = self.plan.address, self.plan.parts_max > 1
-        self.execute = caller(len(arrays) + len(op.results))
-        self.threads_for, self.overlap = threads_for, OVERLAP
-        self.free: list[tuple[Array, int]] = []  # working memory that is used again, with its address
+        self.makers = [_maker(spec, order) for spec, order in zip(found.results, found.orders, strict=True)]
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         arrays: list[Any] = [kwargs.get(name) if place is None else args[place] for place, name in self.sources]
@@ -217,7 +264,7 @@ class Runner:
         if self.plan.copies:
             self._execute_on_copies(arrays, results)
         else:
-            self._execute(arrays, trusted)
+            self.execute(arrays, trusted)
 
     def _execute_on_copies(self, arrays: list[Any], results: Sequence[Array]) -> None:
         """Run on copies of the arrays that kernels cannot use where they lie."""
@@ -225,35 +272,10 @@ class Runner:
         inputs = len(arrays) - len(results)
         for number, order in self.plan.copies:
             arrays[number] = _packed(arrays[number], order)
-        self._execute(arrays, trusted=False)
+        self.execute(arrays, trusted=False)
         for number, _ in self.plan.copies:
             if number >= inputs:
                 np.copyto(results[number - inputs], arrays[number])
-
-    def _execute(self, arrays: list[Any], trusted: bool) -> None:
-        run, context = self.threads_for() if self.threads else (0, 0)
-        if not self.plan.scratch_bytes:
-            status = self.execute(self.address, 0, run, context, trusted, self.present, *arrays)
-        else:
-            space = self.working_memory()
-            scratch = space[1]
-            status = self.execute(self.address, scratch, run, context, trusted, self.present, *arrays)
-            error = self.plan.error(scratch) if status > 0 else None
-            self.free.append(space)
-            if error:
-                raise error
-        if status == self.overlap:
-            check_overlap(self.op, arrays)
-            self._execute(arrays, trusted=True)
-
-    def working_memory(self) -> tuple[Array, int]:
-        """Memory that no other call uses, and its address, 0 if the plan needs none; goes back to `free`."""
-        try:
-            return self.free.pop()
-        except IndexError:
-            size = self.plan.scratch_bytes
-            memory = np.empty(size + CACHE_LINE, np.uint8)
-            return memory, memory.ctypes.data + -memory.ctypes.data % CACHE_LINE if size else 0
 
 
 def runner(op: Operator, given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:

@@ -141,10 +141,6 @@ class Operator:
         """The names of the array arguments, in order."""
         return tuple(self.inputs)
 
-    def is_list(self, attribute: str) -> bool:
-        """Whether an attribute is a tuple of ints, given as that, as a list or as an array."""
-        return self.types.get(attribute) in (tuple[int, ...], tuple[int, ...] | None)
-
     def has_kernel(self, backend: str) -> bool:
         """Whether there is a kernel for a backend; its file is read, for what it imports may not be installed."""
         try:
@@ -427,6 +423,8 @@ def _check_dtype(op: Operator, name: str, spec: Spec, tensor: Tensor, specs: Map
 def normalise(op: Operator, attributes: Attributes, shapes: Shapes) -> None:
     """Check the attributes and bring them, in place, to one form: axis to a range, dtypes to np.dtype."""
     for name, value in attributes.items():
+        if isinstance(value, str) and type(value) is not str:
+            value = attributes[name] = str.__str__(value)  # an enumeration's own form of it is another
         kind = op.types.get(name)
         check = _ATTRIBUTES.get(name) or (_BY_TYPE[kind](name) if kind in _BY_TYPE else None)
         if check is not None:
@@ -440,12 +438,20 @@ def _integer(op: Operator, name: str, value: Any) -> int:
         raise TypeError(f"{op.name}: {name} is {value!r}, expected an int") from None
 
 
+def read_axes(op: Operator, value: Any) -> int | tuple[int, ...]:
+    """An axis, or a tuple of them, as Python's integers."""
+    if isinstance(value, tuple):
+        return tuple(_integer(op, "axis", each) for each in value)
+    return _integer(op, "axis", value)
+
+
 def _axis(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> range:
     """The named axes as a range; a tuple must name adjacent axes."""
     rank = len(attributes.get("shape", next(iter(shapes.values()))))
     if op.kind in ("slices", "whole"):
         value = _integer(op, "axis", value)
-    axes = [_integer(op, "axis", a) for a in value] if isinstance(value, tuple) else [_integer(op, "axis", value)]
+    read = read_axes(op, value)
+    axes = read if isinstance(read, tuple) else (read,)
     for axis in axes:
         if not -rank <= axis < rank:
             bounds = f"{-rank} to {rank - 1}" if rank else "an array of at least one dimension"
@@ -496,13 +502,15 @@ def _float_dtype(op: Operator, what: str, value: Any) -> np.dtype[Any] | None:
 
 def _number(name: str) -> Callable[[Operator, Any, Shapes, Attributes], float]:
     def check(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> float:
-        wrong = TypeError(f"{op.name}: {name} is {value!r}, expected a number")
-        if isinstance(value, str | bytes):
-            raise wrong
         try:
-            return float(value) + 0.0  # -0.0 becomes 0.0: as keys of plans they are the same
-        except (TypeError, ValueError, OverflowError):
-            raise wrong from None
+            # PyTorch warns of float() for a parameter, and raises RuntimeError for a tensor of several numbers.
+            if isinstance(value, str | bytes):
+                raise TypeError
+            return (
+                float(value.detach() if hasattr(value, "detach") else value) + 0.0
+            )  # -0.0 becomes 0.0: as keys of plans they are the same
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            raise TypeError(f"{op.name}: {name} is {value!r}, expected a number") from None
 
     return check
 
@@ -526,8 +534,15 @@ def _accumulation(op: Operator, value: Any, shapes: Shapes, attributes: Attribut
     return str(value)
 
 
+def _listed(value: Any) -> Any:
+    """An array as a list; PyTorch's makes its own, and no NumPy view of its memory."""
+    if isinstance(value, tuple | list):
+        return value
+    return value.tolist() if hasattr(value, "tolist") else np.asarray(value).tolist()
+
+
 def _shape(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> Shape:
-    sizes = value if isinstance(value, tuple | list) else np.asarray(value).tolist()
+    sizes = _listed(value)
     if not isinstance(sizes, tuple | list):
         raise TypeError(f"{op.name}: shape is {value!r}, expected a tuple of ints")
     shape = tuple(_integer(op, "shape", size) for size in sizes)
@@ -551,7 +566,7 @@ def _whole(name: str) -> Callable[[Operator, Any, Shapes, Attributes], int]:
 
 def _integers(name: str) -> Callable[[Operator, Any, Shapes, Attributes], Shape]:
     def check(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> Shape:
-        found = value if isinstance(value, tuple | list) else np.asarray(value).tolist()
+        found = _listed(value)
         if not isinstance(found, tuple | list):
             raise TypeError(f"{op.name}: {name} is {value!r}, expected a tuple of ints")
         return tuple(_integer(op, name, each) for each in found)

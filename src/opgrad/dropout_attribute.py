@@ -1,6 +1,8 @@
 """Dropout as an attribute of softmax."""
 
+import functools
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,18 +26,27 @@ class Dropout:
 
     __hash__: ClassVar[None] = None  # type: ignore[assignment]  # seeds change: no key of a plan
 
-    def __post_init__(self) -> None:
-        if isinstance(self.probability, str | bytes):
-            raise TypeError(f"Dropout: probability is {self.probability!r}, expected a number")
-        try:
-            self.probability = float(self.probability)
-        except (TypeError, ValueError, OverflowError):
-            raise TypeError(f"Dropout: probability is {self.probability!r}, expected a number") from None
-        if not 0.0 <= self.probability <= 1.0:
-            raise ValueError(f"Dropout: probability is {self.probability}, expected 0 to 1")
-        self.seed, self.offset = _word("seed", self.seed), _word("offset", self.offset)
-        if not isinstance(self.mask, bool):
-            raise TypeError(f"Dropout: mask is {self.mask!r}, expected a bool")
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, _CHECKS[name](value) if name in _CHECKS else value)
+
+
+def _probability(value: Any) -> float:
+    wrong = TypeError(f"Dropout: probability is {value!r}, expected a number")
+    if isinstance(value, str | bytes):
+        raise wrong
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise wrong from None
+    if not 0.0 <= found <= 1.0:
+        raise ValueError(f"Dropout: probability is {found}, expected 0 to 1")
+    return found
+
+
+def _mask(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"Dropout: mask is {value!r}, expected a bool")
+    return value
 
 
 def _word(name: str, value: Any) -> int:
@@ -47,3 +58,11 @@ def _word(name: str, value: Any) -> int:
     if not -(2**63) <= number < 2**64:
         raise ValueError(f"Dropout: {name} is {number}, expected a 64-bit integer")
     return number - 2**64 if number >= 2**63 else number
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "probability": _probability,
+    "seed": functools.partial(_word, "seed"),
+    "offset": functools.partial(_word, "offset"),
+    "mask": _mask,
+}

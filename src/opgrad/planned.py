@@ -172,8 +172,9 @@ def plan(function: Callable[..., Any], *args: Any, **kwargs: Any) -> PlannedCall
     given = arrays.namer(op)(args, kwargs)
     if given.get("out") is None:
         raise TypeError(f"plan: {op.name} has no out, expected an array to write to")
-    of, given = arrays.form(op, given)
-    if of.finish is not None or interop.foreign(of, given):
+    foreign = interop.foreign(op, given)
+    of, given = (op, given) if foreign else arrays.form(op, given)
+    if of.finish is not None or foreign:
         raise NotImplementedError(f"plan: {op.name} with post_op_grads, or on other arrays than NumPy's, has no plan")
     return PlannedCall(of, arrays.as_given(of, given))
 

@@ -30,9 +30,8 @@ class PostOp:
 
     __hash__: ClassVar[None] = None  # type: ignore[assignment]  # operands change: no key of a plan
 
-    def __post_init__(self) -> None:
-        for name in ("alpha", "beta"):
-            setattr(self, name, _number(self.name, name, getattr(self, name)))
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, _number(self.name, name, value) if name in ("alpha", "beta") else value)
 
 
 def _number(op: str, name: str, value: Any) -> float:
@@ -41,7 +40,7 @@ def _number(op: str, name: str, value: Any) -> float:
         raise wrong
     try:
         return float(value) + 0.0  # -0.0 becomes 0.0: as keys of plans they are the same
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         raise wrong from None
 
 

@@ -160,19 +160,19 @@ OVERLAP: Final = -1  # the status of a call that did nothing because its arrays 
 
 @native(6 + MAX_OPERANDS)
 def execute_arrays(
-    plan: int, scratch: int, run: int, context: int, trusted: int, present: int,
+    plan: int, scratch: int, run: int, context: int, trusted: int, objects: int,
     a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int,
 ) -> int:  # fmt: skip
-    """The same on NumPy array objects; `present` has a bit for each that is one. OVERLAP unless `trusted`."""
+    """The same on NumPy array objects, for which `objects` has a bit, and addresses. OVERLAP unless `trusted`."""
     operands = stack_words(MAX_OPERANDS)
-    store_word(operands, 0, load_word(a + DATA, 0) if present & 1 else 0)
-    store_word(operands, 1, load_word(b + DATA, 0) if present & 2 else 0)
-    store_word(operands, 2, load_word(c + DATA, 0) if present & 4 else 0)
-    store_word(operands, 3, load_word(d + DATA, 0) if present & 8 else 0)
-    store_word(operands, 4, load_word(e + DATA, 0) if present & 16 else 0)
-    store_word(operands, 5, load_word(f + DATA, 0) if present & 32 else 0)
-    store_word(operands, 6, load_word(g + DATA, 0) if present & 64 else 0)
-    store_word(operands, 7, load_word(h + DATA, 0) if present & 128 else 0)
+    store_word(operands, 0, load_word(a + DATA, 0) if objects & 1 else a)
+    store_word(operands, 1, load_word(b + DATA, 0) if objects & 2 else b)
+    store_word(operands, 2, load_word(c + DATA, 0) if objects & 4 else c)
+    store_word(operands, 3, load_word(d + DATA, 0) if objects & 8 else d)
+    store_word(operands, 4, load_word(e + DATA, 0) if objects & 16 else e)
+    store_word(operands, 5, load_word(f + DATA, 0) if objects & 32 else f)
+    store_word(operands, 6, load_word(g + DATA, 0) if objects & 64 else g)
+    store_word(operands, 7, load_word(h + DATA, 0) if objects & 128 else h)
     if not trusted and overlap(plan, operands):
         return OVERLAP
     return run_steps(plan, operands, scratch, run, context)
@@ -241,20 +241,21 @@ def planned_caller(count: int) -> Any:
 
 
 @cache
-def caller(count: int) -> Any:
-    """`execute_arrays` for Python callers with `count` arrays; those it leaves out are never read."""
+def caller(count: int, addresses: bool = False) -> Any:
+    """`execute_arrays` for Python callers with `count` arrays or addresses; None for an array is never read."""
     if count > MAX_OPERANDS:
         return _execute_many
     integer = ctypes.c_int64
-    return ctypes.CFUNCTYPE(integer, *[integer] * 6, *[ctypes.py_object] * count)(execute_arrays.address)
+    operand: Any = integer if addresses else ctypes.py_object
+    return ctypes.CFUNCTYPE(integer, *[integer] * 6, *[operand] * count)(execute_arrays.address)
 
 
-def _execute_many(plan: int, scratch: int, run: int, context: int, trusted: int, present: int, *arrays: Any) -> int:
-    """The same for more arrays than native code takes one by one."""
+def _execute_many(plan: int, scratch: int, run: int, context: int, trusted: int, objects: int, *operands: Any) -> int:
+    """The same for more operands than native code takes one by one."""
     if not trusted:
         return OVERLAP
-    addresses = [0 if array is None else array.ctypes.data for array in arrays]
-    table = (ctypes.c_int64 * len(arrays))(*addresses)
+    addresses = [each.ctypes.data if objects >> place & 1 else each or 0 for place, each in enumerate(operands)]
+    table = (ctypes.c_int64 * len(addresses))(*addresses)
     return execute.call(plan, ctypes.addressof(table), scratch, run, context)
 
 

@@ -93,7 +93,7 @@ def library_of(kind: type) -> Library | None:
     """The library that a type belongs to; None for NumPy and everything else."""
     if kind not in known:
         modules = (LIBRARIES.get(base.__module__.partition(".")[0]) for base in kind.__mro__)
-        module = next((found for found in modules if found is not None), None)
+        module = next((found for found in modules if found is not None), "dlpack" if _only_lends(kind) else None)
         with settling:  # a fork never meets the module half imported
             known[kind] = None if module is None else cast(Library, importlib.import_module(f"opgrad.interop.{module}"))
     return known[kind]
@@ -103,6 +103,13 @@ def is_masked(value: Any) -> bool:
     """Whether a value is a masked array: NumPy imports np.ma for whoever asks for it first, which is not us."""
     kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
     return kind is not None and isinstance(value, kind)
+
+
+def _only_lends(kind: type) -> bool:
+    """Whether a type has DLPack and none of the ways by which NumPy makes arrays of objects."""
+    if issubclass(kind, memoryview | bytes | bytearray) or not hasattr(kind, "__dlpack__"):
+        return False
+    return not any(hasattr(kind, f"__array{way}__") for way in ("", "_interface", "_struct"))
 
 
 def arrays_of(op: Operator, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +125,13 @@ def arrays_of(op: Operator, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def over_arrays(op: Operator, given: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
     """A call's arguments with `change(name, array)` for each array but those in `out`, attributes' among them."""
-    changed = {name: change(name, given[name]) for name in op.inputs if given.get(name) is not None}
+    changed: dict[str, Any] = {}
+    for name, tensor in op.inputs.items():
+        value = given.get(name)
+        if tensor.several and isinstance(value, list | tuple):
+            changed[name] = [change(f"{name}[{i}]", array) for i, array in enumerate(value)]
+        elif value is not None:
+            changed[name] = change(name, value)
     return {**(given if op.general is None else op.general.over_arrays(given, change)), **changed}
 
 
@@ -134,15 +147,21 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
     besides what the operator raises.
     """
     if op.family in GRAPH_FAMILIES:
-        raise NotImplementedError(
-            f"{op.name}: no kernel for other arrays than NumPy's; convert them with numpy.asarray"
-        )
+        return _run_graph_operator(op, given)
     for name in op.inputs:
         library = known.get(type(given.get(name)))
         if library is not None:
             return library.run(op, given)
     owners = (library_of(type(array)) for array in arrays_of(op, given).values())
     return next(owner for owner in owners if owner is not None).run(op, given)
+
+
+def _run_graph_operator(op: Operator, given: Mapping[str, Any]) -> Any:
+    """The same for an operator that only NumPy's arrays have, in whose place DLPack's may stand."""
+    owners = {library_of(type(array)) for array in arrays_of(op, given).values()} - {None}
+    if {owner.NAME for owner in owners if owner} == {"DLPack array"}:
+        return next(owner for owner in owners if owner).run(op, given)
+    raise NotImplementedError(f"{op.name}: no kernel for other arrays than NumPy's; convert them with numpy.asarray")
 
 
 def check_owners(op: Operator, given: Mapping[str, Any], library: Library) -> None:

@@ -14,10 +14,15 @@ from opgrad.arrays import check_overlap, one_or_tuple
 from opgrad.contract import Operator, Spec
 from opgrad.interop import Memory
 from opgrad.locks import settling
+from opgrad.plain import is_plain, plain
 from opgrad.plans import Prepared, pairs, prepare
 from opgrad.problem import Pair
 
 PLANS = 1024  # signatures kept for each library; the oldest goes first
+
+# From what is no array of the library, or, such as a list, cannot be part of a key.
+ERRORS = (AttributeError, TypeError, RuntimeError, ValueError)
+Copies = Sequence[tuple[int, tuple[int, ...]]]  # operands by number, with the memory order of the copy
 
 
 class Plan(Protocol):
@@ -46,32 +51,36 @@ class Runners:
     def run(self, op: Operator, given: Mapping[str, Any]) -> Any:
         """Run an operator on arrays given by parameter name, all on one device, which is the current one."""
         try:
-            key = self._key(op, given)
+            plan = self._plans.get(self._key(op, given))
+        except ERRORS:
+            plan = None
+        return (plan or self._settled(op, given)).run(given)
+
+    def _settled(self, op: Operator, given: Mapping[str, Any]) -> Plan:
+        """The plan of a call whose attributes may come in arrays; a new one, which is kept if its key can be."""
+        settled = plain(op, given)
+        try:
+            key = self._key(op, settled)
             plan = self._plans.get(key)
-        except (AttributeError, TypeError, RuntimeError):
-            # Something here is no array of this library, or, such as a list, cannot be part of a key.
-            return self._made(op, given).run(given)
+        except ERRORS:
+            return self._made(op, settled)
         if plan is None:
-            plan = self._made(op, given)
-            with settling:
-                if len(self._plans) >= PLANS:
-                    del self._plans[next(iter(self._plans))]
-                self._plans[key] = plan
-        return plan.run(given)
+            plan = self._made(op, settled)
+            if all(is_plain(settled[name]) for name in settled if name not in op.inputs and name != "out"):
+                with settling:
+                    if len(self._plans) >= PLANS:
+                        del self._plans[next(iter(self._plans))]
+                    self._plans[key] = plan
+        return plan
 
     def _key(self, op: Operator, given: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Arrays by their keys, all else by value and type, which tells 1 from True.
-
-        Raises TypeError for an attribute whose value may change, such as a number in a tensor.
-        """
+        """Arrays by their keys, all else by value and type, which tells 1 from True."""
         of = self.memory.key
         key: list[Any] = [op]  # the plain and the general forms of an operator have the same name
         for name, value in given.items():
             if name in op.inputs:
                 key.append((name, None if value is None else of(value)))
             elif name != "out":
-                if hasattr(value, "__setitem__"):
-                    raise TypeError
                 key.append((name, value, type(value)))
             elif value is not None:
                 key.append((name, *map(of, value)) if type(value) is tuple else (name, of(value)))
@@ -87,9 +96,9 @@ class Signature:
     def __init__(self, memory: Memory, op: Operator, given: Mapping[str, Any], any_stride: bool):
         arrays = [given.get(name) for name in op.inputs]
         specs = [None if array is None else memory.spec(array) for array in arrays]
-        attributes = {name: given[name] for name in op.attributes if name in given}
+        attributes = self.attributes = {name: given[name] for name in op.attributes if name in given}
         self.brought = given.get("out") is not None
-        out = [memory.spec(each) for each in _as_tuple(given["out"])] if self.brought else None
+        out = [memory.spec(each) for each in as_tuple(given["out"])] if self.brought else None
         self.prepared: Prepared = prepare(op, specs, attributes, out, any_stride)
         self.names, self.specs = tuple(op.inputs), [*specs, *(out or ())]
         self.like = next(name for name in op.inputs if given.get(name) is not None)
@@ -139,17 +148,14 @@ class DevicePlan:
         signature, memory = self.signature, self.memory
         operands = [given.get(name) for name in signature.names]
         if signature.brought:
-            results: Sequence[Any] = _as_tuple(given["out"])
+            results: Sequence[Any] = as_tuple(given["out"])
             self._check_overlap([*operands, *results])
         else:
             results = [make() for make in signature.makers]
         operands += results
-        for number, order in self.copies:
-            operands[number] = memory.packed(operands[number], order)
+        pack(memory, self.copies, operands)
         self._launch(operands, given[signature.like])
-        for number, _ in self.copies:
-            if number >= len(signature.names):
-                memory.assign(results[number - len(signature.names)], operands[number])
+        unpack(memory, self.copies, operands, results)
         return self.finish(tuple(results))
 
     def _check_overlap(self, operands: Sequence[Any]) -> None:
@@ -160,7 +166,7 @@ class DevicePlan:
         addresses = [0 if each is None else self.memory.address(each) for each in operands]
         if any(_touch(pair, addresses[pair.result], addresses[pair.other]) for pair in self.pairs):
             places = zip(addresses, self.signature.specs, strict=True)
-            check_overlap(self.op, [None if spec is None else _extent(address, spec) for address, spec in places])
+            check_overlap(self.op, [None if spec is None else extent(address, spec) for address, spec in places])
 
     def _launch(self, operands: Sequence[Any], like: Any) -> None:
         memory = self.memory
@@ -185,7 +191,22 @@ class DevicePlan:
         self.compiled = Compiled(self.program, addresses, scratch)
 
 
-def _as_tuple(out: Any) -> tuple[Any, ...]:
+def pack(memory: Memory, copies: Copies, operands: list[Any]) -> None:
+    """Put copies in place of the operands that kernels cannot use where they lie."""
+    for number, order in copies:
+        operands[number] = memory.packed(operands[number], order)
+
+
+def unpack(memory: Memory, copies: Copies, operands: Sequence[Any], results: Sequence[Any]) -> None:
+    """Give the results that were computed in copies their elements; results are the last of the operands."""
+    first = len(operands) - len(results)
+    for number, _ in copies:
+        if number >= first:
+            memory.assign(results[number - first], operands[number])
+
+
+def as_tuple(out: Any) -> tuple[Any, ...]:
+    """The results in `out`."""
     return out if isinstance(out, tuple) else (out,)
 
 
@@ -209,7 +230,8 @@ class _Extent:
         }
 
 
-def _extent(address: int, spec: Spec) -> np.ndarray[Any, Any]:
+def extent(address: int, spec: Spec) -> np.ndarray[Any, Any]:
+    """A NumPy array at an address; whose memory it is does not notice, and has to keep it."""
     if 0 in spec.shape:
         return np.empty(spec.shape, spec.dtype)
     return np.asarray(_Extent(address, spec)).view(spec.dtype)

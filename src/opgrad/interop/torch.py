@@ -1,4 +1,4 @@
-"""PyTorch tensors: on the CPU they are views for the NumPy kernels, on CUDA addresses for the Triton kernels."""
+"""PyTorch tensors: addresses for the NumPy kernels on the CPU, for the Triton kernels on CUDA."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +10,15 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from opgrad import arrays, interop
+from opgrad import arrays, interop, plain
 from opgrad.contract import DTYPES, FLOATS, Operator, Shape, Spec
 from opgrad.cuda import ALIGNMENT
-from opgrad.interop.device import DevicePlan, Runners, Signature
+from opgrad.interop.device import Runners, extent
+from opgrad.interop.host import HostPlan
 from opgrad.layout import contiguous
 from opgrad.primitive import NUMBERS, Host
+
+plain.PLAIN.update((torch.dtype, torch.Size))
 
 NAME = "PyTorch tensor"
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # types that hide nothing
@@ -219,6 +222,8 @@ def _settle(op: Operator, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments with dtypes as NumPy's. Raises unless all arrays are dense tensors on one device with kernels."""
     interop.check_owners(op, given, _library())
     tensors = interop.arrays_of(op, given)
+    if not tensors:
+        raise TypeError(f"{op.name}: {op.arrays[0]} is None, expected a {NAME}")
     for name, tensor in tensors.items():
         _check_layout(op, name, tensor)
     (first, model), *others = tensors.items()
@@ -288,7 +293,9 @@ def state(seed: int, offset: int, like: torch.Tensor) -> torch.Tensor:
 def total(array: torch.Tensor, axes: tuple[int, ...], shape: Shape, dtype: str) -> torch.Tensor:
     """The sum over these axes in float64; on the CPU NumPy's, whose order does not depend on the threads."""
     if array.device.type == "cpu":
-        return _tensor(Host.total(_viewer(array)(array), axes, shape, dtype))
+        made = torch.empty(shape, dtype=TORCH_DTYPES[DTYPES[dtype]])
+        np.copyto(view_of(made), Host.total(view_of(array), axes, shape, dtype))
+        return made
     summed = array.sum(axes, dtype=torch.float64).reshape(shape) if axes else array
     return summed.to(TORCH_DTYPES[DTYPES[dtype]])
 
@@ -311,7 +318,6 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {dtype: getattr(torch, name) for name, dtype in DTYPES.items()}
 NUMPY_DTYPES = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 PLAIN_DTYPES = frozenset(getattr(torch, name) for name in FLOATS)
-BITS = {torch.bfloat16: torch.int16, torch.float8_e5m2: torch.uint8, torch.float8_e4m3fn: torch.uint8}
 
 
 class _Memory:
@@ -324,8 +330,7 @@ class _Memory:
         dtype = numpy_dtype(array.dtype)
         return Spec(tuple(array.shape), dtype, tuple(stride * dtype.itemsize for stride in array.stride()))
 
-    def address(self, array: torch.Tensor) -> int:
-        return array.data_ptr()
+    address = staticmethod(torch.Tensor.data_ptr)
 
     def strides(self, spec: Spec, order: tuple[int, ...], model: torch.Tensor | None) -> tuple[int, ...]:
         """Those of torch.empty_like for a result like `model`; any other result is in C order."""
@@ -361,57 +366,10 @@ class _HostMemory(_Memory):
         return array.shape, array.stride(), array.dtype, array.device
 
 
-class _HostPlan:
-    """A signature that the NumPy kernels compute on views of the tensors."""
-
-    def __init__(self, memory: _Memory, op: Operator, given: Mapping[str, Any]):
-        signature = Signature(memory, op, given, any_stride=False)
-        self.makers, self.finish = signature.makers, op.finish or arrays.one_or_tuple
-        self.views = [(name, _viewer(given[name]) if given.get(name) is not None else None) for name in op.inputs]
-        results = _as_tuple(given["out"]) if signature.brought else tuple(make() for make in self.makers)
-        self.result_views = [_viewer(tensor) for tensor in results]
-        inputs, outputs = self._arrays(given, results)
-        named = dict(zip(op.inputs, inputs, strict=True))
-        self.runner = arrays.Runner(op, (), {**given, **named, "out": arrays.one_or_tuple(outputs)})
-
-    def run(self, given: Mapping[str, Any]) -> Any:
-        out = given.get("out")
-        results = tuple(make() for make in self.makers) if out is None else _as_tuple(out)
-        inputs, outputs = self._arrays(given, results)
-        self.runner.run([*inputs, *outputs], outputs, trusted=out is None)
-        return self.finish(results)
-
-    def _arrays(self, given: Mapping[str, Any], results: Sequence[torch.Tensor]) -> tuple[list[Any], tuple[Any, ...]]:
-        inputs = [view and view(given[name]) for name, view in self.views]
-        return inputs, tuple([view(each) for view, each in zip(self.result_views, results, strict=True)])
+def view_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A NumPy array of which the tensor does not know."""
+    return extent(tensor.data_ptr(), _host.memory.spec(tensor))
 
 
-def _as_tuple(out: Any) -> tuple[Any, ...]:
-    return out if isinstance(out, tuple) else (out,)
-
-
-def _viewer(tensor: torch.Tensor) -> Callable[[torch.Tensor], np.ndarray[Any, Any]]:
-    """What gives the NumPy view of tensors of this one's dtype."""
-    bits = BITS.get(tensor.dtype)
-    return _view if bits is None else partial(_view_bits, bits, NUMPY_DTYPES[tensor.dtype])
-
-
-def _view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    return tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
-
-
-def _view_bits(bits: torch.dtype, dtype: np.dtype[Any], tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    return _view(tensor.detach().view(bits)).view(dtype)
-
-
-def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """A tensor in the memory of an array."""
-    dtype = TORCH_DTYPES[array.dtype]
-    bits = BITS.get(dtype)
-    if bits is None:
-        return torch.from_numpy(array)
-    return torch.from_numpy(array.view(numpy_dtype(bits))).view(dtype)
-
-
-_host = Runners(_HostMemory(), _settle, _HostPlan)
-_cuda = Runners(_Memory(), _settle, DevicePlan)
+_host = Runners(_HostMemory(), _settle, HostPlan)
+_cuda = Runners(_Memory(), _settle)

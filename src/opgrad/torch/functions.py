@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrad.torch.in_place import replace
 from opgrad.torch.operators import OPERATORS, is_exported, is_recording
+from opgrad.torch.words import ERRORS, in_words
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -17,69 +19,100 @@ _quick_gelu, _leaky_relu, _gather = OPERATORS["quick_gelu"], OPERATORS["leaky_re
 Axis = int | tuple[int, ...]
 
 
-def softmax(x: Tensor, axis: Axis = -1, *, dim: Axis | None = None, dtype: torch.dtype | None = None) -> Tensor:
+def softmax(
+    input: Tensor | None = None,
+    dim: Axis | None = None,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
+    *,
+    x: Tensor | None = None,
+    axis: Axis | None = None,
+) -> Tensor:
     """Probabilities from logits.
 
-    x: any shape of at least one dimension; float32, float64, float16 or bfloat16, on the CPU or on CUDA.
-    axis: the axis, or tuple of adjacent axes, over which the probabilities sum to 1; `dim` is another name for it.
-    dtype: what x is converted to first, as in torch.nn.functional.softmax; None: x's own, but float32 for half
+    input: any shape; float32, float64, float16 or bfloat16, on the CPU or on CUDA; `x` is another name for it.
+    dim: the axis, or tuple of adjacent axes, over which the probabilities sum to 1; None: the last one; `axis` is
+        another name for it.
+    _stacklevel: without effect.
+    dtype: what input is converted to first, as in torch.nn.functional.softmax; None: its own, but float32 for half
         precision under autocast.
 
-    Returns y, of the shape and strides of x (as torch.empty_like gives them). Differentiable twice.
+    Returns y, of the shape and strides of input (as torch.empty_like gives them). Differentiable twice.
     Raises TypeError for a wrong dtype, ValueError for a wrong axis or device.
 
     Formula: y = exp(x - max(x)) / sum(exp(x - max(x))). Source: torch.nn.functional.softmax.
     """
-    return _softmax(_widened(x, dtype), _either("softmax", "axis", axis, -1, "dim", dim))
+    wide = _widened(_either("softmax", "input", input, None, "x", x), dtype)
+    return _over_rows(_softmax, wide, _either("softmax", "dim", dim, None, "axis", axis))
 
 
-def log_softmax(x: Tensor, axis: Axis = -1, *, dim: Axis | None = None, dtype: torch.dtype | None = None) -> Tensor:
+def log_softmax(
+    input: Tensor | None = None,
+    dim: Axis | None = None,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
+    *,
+    x: Tensor | None = None,
+    axis: Axis | None = None,
+) -> Tensor:
     """Logarithms of the softmax probabilities.
 
-    x, axis, dim, dtype: as for softmax.
+    input, dim, _stacklevel, dtype, x, axis: as for softmax.
 
-    Returns y, of the shape and strides of x. Differentiable twice. Raises TypeError for a wrong dtype, ValueError
+    Returns y, of the shape and strides of input. Differentiable twice. Raises TypeError for a wrong dtype, ValueError
     for a wrong axis or device.
 
     Formula: y = x - max(x) - log(sum(exp(x - max(x)))). Source: torch.nn.functional.log_softmax.
     """
-    return _log_softmax(_widened(x, dtype), _either("log_softmax", "axis", axis, -1, "dim", dim))
+    wide = _widened(_either("log_softmax", "input", input, None, "x", x), dtype)
+    return _over_rows(_log_softmax, wide, _either("log_softmax", "dim", dim, None, "axis", axis))
 
 
-def relu(x: Tensor) -> Tensor:
+def _over_rows(operator: Callable[..., Tensor], x: Tensor, axis: Axis | None) -> Tensor:
+    """The operator on tensors of any shape: a single number is a row of one."""
+    axis = -1 if axis is None else axis
+    if isinstance(x, Tensor) and not x.dim():
+        return operator(x.reshape(1), axis).reshape(())
+    return operator(x, axis)
+
+
+def relu(input: Tensor | None = None, inplace: bool = False, *, x: Tensor | None = None) -> Tensor:
     """Rectified linear unit.
 
-    x: any shape; float32, float64, float16 or bfloat16.
+    input: any shape; float32, float64, float16 or bfloat16; `x` is another name for it.
+    inplace: write y to input, and return it.
 
-    Returns y, of the shape, dtype and strides of x; NaN stays NaN. The gradient at 0 is 0. Raises TypeError.
+    Returns y, of the shape, dtype and strides of input; NaN stays NaN. The gradient at 0 and at NaN is 0. Raises
+    TypeError; RuntimeError for a leaf that requires grad with inplace.
 
     Formula: y = max(x, 0). Source: torch.nn.functional.relu.
     """
-    return _relu(x)
+    given = _either("relu", "input", input, None, "x", x)
+    return replace(_relu, given) if inplace else _relu(given)
 
 
-def sigmoid(x: Tensor) -> Tensor:
+def sigmoid(input: Tensor | None = None, *, x: Tensor | None = None) -> Tensor:
     """Logistic function.
 
-    x: any shape; float32, float64, float16 or bfloat16.
+    input: any shape; float32, float64, float16 or bfloat16; `x` is another name for it.
 
-    Returns y, of the shape, dtype and strides of x. Differentiable twice. Raises TypeError.
+    Returns y, of the shape, dtype and strides of input. Differentiable twice. Raises TypeError.
 
     Formula: y = 1 / (1 + exp(-x)). Source: torch.sigmoid.
     """
-    return _sigmoid(x)
+    return _sigmoid(_either("sigmoid", "input", input, None, "x", x))
 
 
-def tanh(x: Tensor) -> Tensor:
+def tanh(input: Tensor | None = None, *, x: Tensor | None = None) -> Tensor:
     """Hyperbolic tangent.
 
-    x: any shape; float32, float64, float16 or bfloat16.
+    input: any shape; float32, float64, float16 or bfloat16; `x` is another name for it.
 
-    Returns y, of the shape, dtype and strides of x. Differentiable twice. Raises TypeError.
+    Returns y, of the shape, dtype and strides of input. Differentiable twice. Raises TypeError.
 
     Formula: y = tanh(x). Source: torch.tanh.
     """
-    return _tanh(x)
+    return _tanh(_either("tanh", "input", input, None, "x", x))
 
 
 def quick_gelu(x: Tensor, alpha: float = 1.702) -> Tensor:
@@ -94,17 +127,28 @@ def quick_gelu(x: Tensor, alpha: float = 1.702) -> Tensor:
     return _quick_gelu(x, alpha)
 
 
-def leaky_relu(x: Tensor, alpha: float = 0.01, *, negative_slope: float | None = None) -> Tensor:
+def leaky_relu(
+    input: Tensor | None = None,
+    negative_slope: float = 0.01,
+    inplace: bool = False,
+    *,
+    x: Tensor | None = None,
+    alpha: float | None = None,
+) -> Tensor:
     """Rectified linear unit with a slope for negative inputs.
 
-    x: any shape; float32, float64, float16 or bfloat16.
-    alpha: the slope where x is negative; `negative_slope` is torch's name for it.
+    input: any shape; float32, float64, float16 or bfloat16; `x` is another name for it.
+    negative_slope: the slope where input is negative; `alpha` is another name for it.
+    inplace: write y to input, and return it; where a gradient is needed the slope must be at least 0.
 
-    Returns y, of the shape, dtype and strides of x. Differentiable twice. Raises TypeError.
+    Returns y, of the shape, dtype and strides of input. Differentiable twice. Raises TypeError; RuntimeError for a
+    leaf that requires grad with inplace; ValueError for a slope below 0 there.
 
     Formula: y = x where x > 0 else alpha * x. Source: torch.nn.functional.leaky_relu.
     """
-    return _leaky_relu(x, _either("leaky_relu", "alpha", alpha, 0.01, "negative_slope", negative_slope))
+    given = _either("leaky_relu", "input", input, None, "x", x)
+    slope = _either("leaky_relu", "negative_slope", negative_slope, 0.01, "alpha", alpha)
+    return replace(_leaky_relu, given, slope) if inplace else _leaky_relu(given, slope)
 
 
 def gather(x: Tensor, indices: Tensor, axis: int = 0, *, check: bool = False) -> Tensor:
@@ -124,20 +168,52 @@ def gather(x: Tensor, indices: Tensor, axis: int = 0, *, check: bool = False) ->
     return _gather(x, indices, axis, check)
 
 
-def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *, check: bool = False) -> Tensor:
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+    *,
+    check: bool = False,
+) -> Tensor:
     """The rows of an embedding table that indices name.
 
     input: any shape; int32 or int64 indices in [-V, V); negative ones count from the end.
     weight: shape (V, D1, …); float32, float64, float16 or bfloat16.
     padding_idx: the row that receives no gradient; None: none.
+    max_norm, norm_type: the largest norm of a row, and which norm; the rows that input names are scaled down to it
+        in weight itself. None: any.
+    scale_grad_by_freq, sparse: False.
     check: as for gather.
 
     Returns y of shape input.shape + weight.shape[1:]. The gradient with respect to weight is dense, and summed in
     float32 (float64 for float64), always in the same order. Differentiable twice.
-    Raises TypeError for a wrong dtype, ValueError for an index or padding_idx out of range.
+    Raises TypeError for a wrong dtype, ValueError for an index or padding_idx out of range, NotImplementedError for
+    scale_grad_by_freq and sparse.
 
     Formula: y[i] = weight[input[i]]. Source: torch.nn.functional.embedding.
     """
+    for name, wanted in (("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
+        if wanted:
+            raise NotImplementedError(
+                f"embedding: {name} is {wanted}, expected False: torch.nn.functional.embedding has it"
+            )
+    if max_norm is not None:
+        torch.embedding_renorm_(weight.detach(), input.detach().contiguous(), max_norm, norm_type)
+    try:
+        return _embedding(input, weight, padding_idx, check)
+    except ERRORS as error:
+        raise in_words(error, EMBEDDING) from None
+
+
+EMBEDDING = {"gather": "embedding", "indices": "input", "x": "weight"}
+
+
+def _embedding(input: Tensor, weight: Tensor, padding_idx: int | None, check: bool) -> Tensor:
+    """The rows of weight, without a gradient for that of the padding."""
     y = _gather(weight, input, 0, check)
     if padding_idx is None:
         return y
@@ -176,12 +252,13 @@ class _Padding(torch.autograd.Function):
 _padded: Callable[[Tensor, Tensor], Tensor] = _Padding.apply
 
 
-def _either(name: str, ours: str, value: Any, default: Any, theirs: str, other: Any) -> Any:
-    """The value of an argument that has two names."""
+def _either(name: str, theirs: str, value: Any, default: Any, ours: str, other: Any) -> Any:
+    """The value of an argument that has two names, PyTorch's and ours."""
     if other is None:
         return value
-    if value != default:
-        raise TypeError(f"{name}: {ours} is {value!r} and {theirs} is {other!r}, expected one of the two")
+    if value is not default and (isinstance(value, Tensor) or value != default):
+        both = f"{ours} and {theirs}" if isinstance(value, Tensor) else f"{ours} is {other!r} and {theirs} is {value!r}"
+        raise TypeError(f"{name}: {both}, expected one of the two")
     return other
 
 

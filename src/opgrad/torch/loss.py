@@ -1,5 +1,6 @@
 """Cross-entropy on tensors: the gradient is computed in the forward pass, and log_prob is never stored."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from opgrad.interop.torch import is_transformed
 from opgrad.torch.formulas import over, sample_weights, scale_in_place
 from opgrad.torch.functions import HALF, autocasts
 from opgrad.torch.operators import OPERATORS, is_exported, is_recording
+from opgrad.torch.words import ERRORS, in_words
 
 _loss, _loss_only = OPERATORS["softmax_cross_entropy_loss"], OPERATORS["softmax_cross_entropy_loss_only"]
 _loss_and_grad, _log_softmax = OPERATORS["softmax_cross_entropy_loss_and_grad"], OPERATORS["log_softmax"]
@@ -20,10 +22,12 @@ def cross_entropy(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
-    *,
+    size_average: bool | None = None,
     ignore_index: int = -100,
+    reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    *,
     inplace_backward: bool = False,
     check: bool = False,
 ) -> Tensor:
@@ -33,6 +37,7 @@ def cross_entropy(
     target: classes in [0, C), of shape (), (N,) or (N, D1, …, Dk); int32, int64 or uint8. Or probabilities, a
         floating-point tensor of input's shape.
     weight: shape (C,), any of the four dtypes; a factor for the samples of each class; None: all 1.
+    size_average, reduce: what PyTorch had for reduction once; None: reduction says it.
     ignore_index: samples with this class have loss and gradient 0 and do not count.
     reduction: "none" (a loss for each sample), "sum", or "mean" (sum divided by the sum of the samples' weights,
         or by the number of samples for probabilities; 0 if that is 0).
@@ -43,18 +48,57 @@ def cross_entropy(
         checks.
 
     Returns the loss, of the samples' shape for "none", else (); in input's dtype, or float32 for half precision
-    under autocast. Differentiable twice. With integer classes and no smoothing a call that needs a gradient
-    computes it at once, and keeps that alone: neither input nor log-probabilities.
+    under autocast; probabilities of a wider dtype, and weight beside them, give theirs. Differentiable twice. With
+    integer classes and no smoothing a call that needs a gradient computes it at once, and keeps that alone: neither
+    input nor log-probabilities.
     Raises TypeError for a wrong dtype; ValueError for a wrong shape, device, option or class.
 
     Formula: loss_i = -weight[target_i] * log_softmax(input)[i, target_i]. Source: torch.nn.functional.cross_entropy.
     """
+    if size_average is not None or reduce is not None:
+        reduction = _reduction(size_average, reduce)
+    if isinstance(label_smoothing, Tensor):
+        label_smoothing = label_smoothing.item()
+    try:
+        return _cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing, inplace_backward, check)
+    except ERRORS as error:
+        single = isinstance(input, Tensor) and input.dim() == 1
+        raise in_words(error, SINGLE if single else WORDS) from None
+
+
+WORDS = {name: "cross_entropy" for name in OPERATORS if name.startswith("softmax_cross_entropy_loss")}
+WORDS |= {"logits": "input", "labels": "target"}
+SINGLE = {"labels[0]": "target", **WORDS}
+
+
+def _reduction(size_average: bool | None, reduce: bool | None) -> str:
+    """What the two arguments that came before `reduction` stand for; None for one of them stands for True."""
+    for name, value in (("size_average", size_average), ("reduce", reduce)):
+        if value is not None and not isinstance(value, bool):
+            raise TypeError(
+                f"cross_entropy: {name} is {value!r}, expected a bool or None; ignore_index comes behind it"
+            )
+    reduction = "none" if reduce is False else "mean" if size_average is not False else "sum"
+    warnings.warn(f"cross_entropy: size_average and reduce are deprecated, use reduction={reduction!r}", stacklevel=3)
+    return reduction
+
+
+def _cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    inplace_backward: bool,
+    check: bool,
+) -> Tensor:
+    """The loss, by the way that its arguments ask for."""
     recording = is_recording()
     _check(input, target, weight, reduction, label_smoothing, recording)
     if input.dim() == 1:
-        options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-        options |= {"inplace_backward": inplace_backward, "check": check}
-        loss = cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, **options)  # type: ignore[arg-type]
+        options = (ignore_index, reduction, label_smoothing, inplace_backward, check)
+        loss = _cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, *options)
         return loss.squeeze(0) if reduction == "none" else loss
     dtype = torch.float32 if autocasts(input) else input.dtype
     if target.is_floating_point():
@@ -155,7 +199,7 @@ def _smoothed(
     check: bool,
 ) -> Tensor:
     """The loss of the labels and that of all classes, in the ratio of 1 - smoothing to smoothing."""
-    wide = _wide(input)
+    wide = _wide(input.dtype)
     loss, log_prob = _loss(input, labels, weight, ignore_index, reduction, wide, dtype, check)
     spread = -_over_classes(log_prob, weight, wide).masked_fill(labels == ignore_index, 0)
     if reduction != "none":
@@ -172,7 +216,9 @@ def _from_probabilities(
     classes = input.shape[1]
     if smoothing:
         target = target * (1 - smoothing) + smoothing / max(classes, 1)
-    loss = -_over_classes(_log_softmax(input.to(dtype), 1) * target, weight, _wide(input))
+    product = _log_softmax(input.to(dtype), 1) * target
+    dtype = product.dtype if weight is None else torch.promote_types(product.dtype, weight.dtype)
+    loss = -_over_classes(product.to(dtype), weight, _wide(dtype))
     if reduction == "mean":
         loss = loss.sum() / max(loss.numel(), 1)
     elif reduction == "sum":
@@ -187,6 +233,6 @@ def _over_classes(x: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tenso
     return x.sum(1, dtype=dtype)
 
 
-def _wide(x: Tensor) -> torch.dtype:
+def _wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of sums."""
-    return torch.float32 if x.dtype in HALF else x.dtype
+    return torch.float32 if dtype in HALF else dtype

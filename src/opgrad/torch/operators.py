@@ -21,7 +21,16 @@ from opgrad import contract
 from opgrad.contract import Operator, Spec
 from opgrad.interop import check_owners, library_of
 from opgrad.interop.device import model_of
-from opgrad.interop.torch import TORCH_DTYPES, execute, is_direct, is_traced, is_transformed, numpy_dtype, numpy_dtypes
+from opgrad.interop.torch import (
+    TORCH_DTYPES,
+    execute,
+    is_direct,
+    is_traced,
+    is_transformed,
+    numpy_dtype,
+    numpy_dtypes,
+)
+from opgrad.plain import PLAIN, is_plain, plain
 from opgrad.plans import result_specs
 
 TYPES: dict[Any, str] = {
@@ -52,6 +61,7 @@ class TensorOperator:
         self.dtypes = tuple(f"{name}_dtype" for name in op.results) if len(op.results) > 1 else ("out_dtype",)
         self.schema = _schema_arguments(op, self.dtypes)
         self.names = tuple(self.schema)
+        self.attributes = [place for place, name in enumerate(self.names) if name not in op.inputs]
         self.axes = next((place for place, each in enumerate(self.schema.values()) if "[1]" in each), None)
         results = ", ".join(["Tensor"] * len(op.results))
         LIBRARY.define(f"{op.name}({', '.join(self.schema.values())}) -> ({results})", tags=TAGS)
@@ -65,6 +75,7 @@ class TensorOperator:
         tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
         if is_direct(tensors):
             return self.execute(*arguments)
+        arguments = self._settled(arguments)
         if is_traced(tensors):
             way = self._exported if is_recording() or is_exported() else self.overload
             return way(*self._listed(arguments))
@@ -76,6 +87,16 @@ class TensorOperator:
         from opgrad.torch import export
 
         return export.on_export(self, arguments)
+
+    def _settled(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments with plain attributes, which the backward pass reads again; a compiler's may be symbols."""
+        if torch.compiler.is_compiling():
+            return arguments
+        for place in self.attributes:
+            value = arguments[place]
+            if type(value) not in PLAIN and not is_plain(value):
+                return tuple(self.arguments(plain(self.op, self._given(arguments))))
+        return arguments
 
     def _listed(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """The arguments with axes as a list: a symbol is not taken for a list of one, as a number is."""

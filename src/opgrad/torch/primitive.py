@@ -14,7 +14,8 @@ from torch import Tensor
 from opgrad import interop
 from opgrad.contract import Operator, check_arrays, operators
 from opgrad.interop.torch import check_untraced, execute, form, is_traced, is_transformed, run, spec
-from opgrad.primitive import gradient_name
+from opgrad.plain import plain
+from opgrad.primitive import SCALARS, gradient_name
 
 GRADIENTS = {op.forward: op for op in operators().values() if op.forward and op.general}
 ATTRIBUTES = ("axis", "where", "logit_scale", "result_scale", "dropout", "post_ops", "out_scale")  # of the gradients
@@ -39,7 +40,8 @@ def call(op: Operator, given: Mapping[str, Any]) -> Any:
         raise NotImplementedError(
             f"{op.name}: a call with attributes, or of mixed or narrow dtypes, has no gradient: detach its arguments"
         )
-    named = interop.over_arrays(op, given, lambda name, _: name)
+    settled = plain(op, given, ("axis", *SCALARS))  # backward() reads them again
+    named = interop.over_arrays(op, settled, lambda name, _: name)
     if given.get("dropout") is not None:
         named["dropout"] = dataclasses.replace(given["dropout"])  # its seed may have changed when backward() runs
     return _general(op, named, tuple(tensors), *tensors.values())
@@ -87,7 +89,8 @@ class _General(torch.autograd.Function):
         attributes = {name: named[name] for name in ATTRIBUTES if name in named}
         attributes = _put_back(backward, attributes, ctx.names[1:], tensors)
         given = {"y": saved, "out_dtype": ctx.dtype if ctx.dtype.is_floating_point else None}
-        by = dict(zip(ctx.results, gradients, strict=True))
+        by: dict[str, Any] = dict(zip(ctx.results, gradients, strict=True))
+        by = {name: None if each is None else each.resolve_neg() for name, each in by.items()}
         found: dict[str, Tensor] = {}
         parts = []
         if by["y"] is not None:

@@ -1,0 +1,270 @@
+"""opgrad.torch takes what torch.nn.functional takes, by position and by name, and fails in the caller's words."""
+
+import inspect
+
+import pytest
+
+import opgrad
+
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
+
+import opgrad.torch  # noqa: E402
+
+# gather is ONNX's and has another name there; quick_gelu is com.microsoft's.
+BOTH = sorted(name for name in opgrad.torch.__all__ if hasattr(functional, name))
+LABELS = torch.tensor([0, 3, 1])
+
+
+def arguments(name):
+    if name == "embedding":
+        return [torch.tensor([[0, 2], [2, 1]]), torch.randn(3, 4)]
+    return [torch.randn(3, 4), LABELS] if name == "cross_entropy" else [torch.randn(3, 4)]
+
+
+def theirs(name):
+    """The parameters of PyTorch's function, with defaults that say what they mean."""
+    parameters = dict(inspect.signature(getattr(functional, name)).parameters)
+    return {each: {"dim": 1}.get(each, parameter.default) for each, parameter in parameters.items()}
+
+
+def test_every_function_is_compared():
+    assert BOTH == ["cross_entropy", "embedding", "leaky_relu", "log_softmax", "relu", "sigmoid", "softmax", "tanh"]
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_parameters_stand_where_pytorch_has_them(name):
+    ours = list(inspect.signature(getattr(opgrad.torch, name)).parameters.values())
+    expected = list(inspect.signature(getattr(functional, name)).parameters.values())
+    assert [each.name for each in ours[: len(expected)]] == [each.name for each in expected]
+    assert all(each.kind is each.POSITIONAL_OR_KEYWORD for each in ours[: len(expected)])
+    assert all(each.kind is each.KEYWORD_ONLY for each in ours[len(expected) :])
+    for mine, other in zip(ours, expected, strict=False):
+        if other.default is not other.empty:
+            assert mine.default == other.default
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_calls_by_position_and_by_name(name):
+    given, parameters = arguments(name), theirs(name)
+    values = given + list(parameters.values())[len(given) :]
+    expected = getattr(functional, name)(*values)
+    function = getattr(opgrad.torch, name)
+    torch.testing.assert_close(function(*values), expected)
+    torch.testing.assert_close(function(**dict(zip(parameters, values, strict=True))), expected)
+    named = list(zip(parameters, values, strict=True))
+    for count in range(len(given), len(values)):
+        torch.testing.assert_close(function(*values[:count], **dict(named[count:])), expected)
+
+
+def test_names_of_ours():
+    x = torch.randn(3, 4)
+    for name in ("softmax", "log_softmax"):
+        function = getattr(opgrad.torch, name)
+        for again in (function(x, 0), function(x=x, axis=0), function(input=x, axis=0), function(x, dim=0)):
+            assert torch.equal(again, getattr(opgrad, name)(x, 0))
+        assert torch.equal(function(x), getattr(opgrad, name)(x))
+    for name in ("relu", "sigmoid", "tanh"):
+        assert torch.equal(getattr(opgrad.torch, name)(x=x), getattr(opgrad, name)(x))
+    for again in (opgrad.torch.leaky_relu(x, 0.2), opgrad.torch.leaky_relu(x=x, alpha=0.2)):
+        assert torch.equal(again, opgrad.leaky_relu(x, 0.2))
+    with pytest.raises(TypeError, match=r"^relu: x and input, expected one of the two"):
+        opgrad.torch.relu(x, x=x)
+    with pytest.raises(TypeError, match=r"^relu: x is None, expected a PyTorch tensor"):
+        opgrad.torch.relu()
+
+
+# --- softmax of a single number -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("value", [3.0, -1e30, float("nan"), float("inf"), -float("inf")])
+def test_single_numbers(name, value):
+    for dim in (0, -1):
+        ours, theirs = (torch.tensor(value, requires_grad=True) for _ in "12")
+        y, expected = getattr(opgrad.torch, name)(ours, dim), getattr(functional, name)(theirs, dim)
+        torch.testing.assert_close(y, expected, equal_nan=True)
+        found = torch.autograd.grad(y, ours)
+        torch.testing.assert_close(found, torch.autograd.grad(expected, theirs), equal_nan=True)
+    with pytest.raises(ValueError, match=r"axis is 1, expected -1 to 0"):
+        getattr(opgrad.torch, name)(torch.tensor(value), 1)
+
+
+# --- in place -------------------------------------------------------------------------------------------------------
+
+INPLACE = {
+    "relu": (opgrad.torch.relu, functional.relu, ()),
+    "leaky_relu": (opgrad.torch.leaky_relu, functional.leaky_relu, (0.25,)),
+}
+
+
+@pytest.fixture(params=INPLACE)
+def in_place(request):
+    return INPLACE[request.param]
+
+
+def test_in_place(in_place):
+    ours, theirs, options = in_place
+    for layout in (lambda x: x, lambda x: x.t(), lambda x: x[:, ::2]):
+        x = layout(torch.randn(4, 6))
+        y, version = x.clone(), x._version
+        assert ours(x, *options, inplace=True) is x
+        assert torch.equal(x, theirs(y, *options))
+        assert x._version == version + 1
+    for scope in (torch.no_grad, torch.inference_mode):
+        with scope():
+            x = torch.randn(3)
+            expected = theirs(x, *options)
+            assert ours(x, *options, True) is x
+            assert torch.equal(x, expected)
+    with pytest.raises(ValueError, match="repeats elements"):
+        ours(torch.randn(1, 3).expand(2, 3), *options, inplace=True)
+    with pytest.raises(TypeError, match="x has dtype int64"):
+        ours(LABELS.clone(), *options, inplace=True)
+
+
+def test_gradients_in_place(in_place):
+    ours, theirs, options = in_place
+    x = torch.randn(4, 6, dtype=torch.float64)
+    found = []
+    for function in (ours, theirs):
+        leaf = x.clone().requires_grad_()
+        y = leaf * 1
+        version = y._version
+        assert function(y, *options, inplace=True) is y
+        assert y._version == version + 1
+        (dx,) = torch.autograd.grad((y * y).sum(), leaf, create_graph=True)
+        found.append((y, dx, *torch.autograd.grad(dx.sum(), leaf)))
+        parts = leaf * 1
+        function(parts[:, 1:3], *options, inplace=True)
+        found[-1] += (parts, *torch.autograd.grad((parts * x).sum(), leaf))
+    torch.testing.assert_close(found[0], found[1])
+    leaf = x.clone().requires_grad_()
+    for function in (ours, theirs):
+        for view in (leaf, leaf[1:]):
+            with pytest.raises(RuntimeError, match="leaf"):
+                function(view, *options, inplace=True)
+    assert torch.equal(leaf, x)
+    saved = leaf.exp()
+    ours(saved, *options, inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.sum().backward()
+    assert torch.autograd.gradcheck(lambda x: ours(x * 1, *options, inplace=True), leaf)
+
+
+def test_in_place_where_the_result_does_not_tell_the_sign():
+    x = torch.randn(5)
+    expected = functional.leaky_relu(x, -0.5)
+    assert torch.equal(opgrad.torch.leaky_relu(x.clone(), -0.5, inplace=True), expected)
+    with pytest.raises(ValueError, match=r"^leaky_relu: alpha is -0\.5 and inplace is True, expected at least 0"):
+        opgrad.torch.leaky_relu(x.requires_grad_() * 1, -0.5, inplace=True)
+
+
+def test_in_place_under_a_compiler(in_place):
+    ours, theirs, options = in_place
+    compiled = torch.compile(lambda x: ours(x * 2, *options, inplace=True), backend="aot_eager", fullgraph=True)
+    x = torch.randn(3, 4, requires_grad=True)
+    y, expected = compiled(x), theirs(x * 2, *options)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x), torch.autograd.grad(expected.sum(), x))
+
+
+# --- cross-entropy and embedding ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("average", [None, True, False])
+@pytest.mark.parametrize("reduce", [None, True, False])
+def test_what_reduction_was_before(average, reduce):
+    x = torch.randn(3, 4)
+    if average is reduce is None:
+        assert torch.equal(opgrad.torch.cross_entropy(x, LABELS, None, None, 3, None), call_theirs(x, ignore_index=3))
+        return
+    with pytest.warns(UserWarning, match="size_average and reduce"):
+        expected = functional.cross_entropy(x, LABELS, None, average, -100, reduce)
+    with pytest.warns(UserWarning, match="cross_entropy: size_average and reduce are deprecated, use reduction='"):
+        found = opgrad.torch.cross_entropy(x, LABELS, None, average, -100, reduce)
+    torch.testing.assert_close(found, expected)
+
+
+def call_theirs(x, **options):
+    return opgrad.torch.cross_entropy(x, LABELS, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("of_target", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("of_weight", [None, torch.float32, torch.float64])
+def test_probabilities_promote_as_pytorchs(dtype, of_target, of_weight):
+    x, target = torch.randn(3, 4).to(dtype), torch.softmax(torch.randn(3, 4), 1).to(of_target)
+    weight = None if of_weight is None else torch.rand(4).to(of_weight)
+    for reduction in ("none", "mean", "sum"):
+        for smoothing in (0.0, 0.1):
+            ours, theirs = (x.clone().requires_grad_() for _ in "12")
+            options = {"reduction": reduction, "label_smoothing": smoothing}
+            loss = opgrad.torch.cross_entropy(ours, target, weight, **options)
+            expected = functional.cross_entropy(theirs, target, weight, **options)
+            assert loss.dtype == expected.dtype
+            coarse = torch.finfo(torch.promote_types(dtype, of_target)).eps
+            coarse = max(coarse, torch.finfo(dtype).eps, torch.finfo(of_target).eps) * 16
+            torch.testing.assert_close(loss, expected, rtol=coarse, atol=coarse)
+            loss.sum().backward()
+            expected.sum().backward()
+            assert ours.grad.dtype == dtype
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=coarse, atol=coarse)
+
+
+def test_rows_are_scaled_down_to_a_norm():
+    indices = torch.tensor([0, 2, 2])
+    for norm in (1.0, 2.0):
+        ours, theirs = (torch.arange(12.0).view(4, 3).requires_grad_() for _ in "12")
+        y = opgrad.torch.embedding(indices, ours, None, 2.5, norm)
+        torch.testing.assert_close(y, functional.embedding(indices, theirs, None, 2.5, norm))
+        torch.testing.assert_close(ours, theirs)
+        y.sum().backward()
+    for name in ("scale_grad_by_freq", "sparse"):
+        with pytest.raises(NotImplementedError, match=f"^embedding: {name} is True, expected False"):
+            opgrad.torch.embedding(indices, ours, **{name: True})
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"reduction": "none"}, {"inplace_backward": True}])
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_wrong_labels_are_named_as_the_caller_does(options, gradient, dtype):
+    x = torch.randn(3, 4).to(dtype).requires_grad_(gradient)
+    call = opgrad.torch.cross_entropy
+    with pytest.raises(ValueError, match=r"^cross_entropy: target\[2\] is 4, expected 0 to 3 or ignore_index -100$"):
+        call(x, torch.tensor([0, -100, 4]), **options)
+    with pytest.raises(ValueError, match=r"^cross_entropy: target\[0, 1\] is -1, expected 0 to 2 or ignore_index 7$"):
+        call(x[None], torch.tensor([[0, -1, 7, 7]]), ignore_index=7, **options)
+    with pytest.raises(ValueError, match=r"^cross_entropy: target is 9, expected 0 to 3 or ignore_index -100$"):
+        call(x[0], torch.tensor(9), **options)
+    with pytest.raises(TypeError, match=r"^cross_entropy: target has dtype int16, expected one of int32, int64$"):
+        call(x, torch.tensor([0, 1, 2], dtype=torch.int16), **options)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_wrong_indices_are_named_as_the_caller_does(gradient):
+    weight = torch.randn(3, 4).requires_grad_(gradient)
+    for padding in (None, 1):
+        with pytest.raises(ValueError, match=r"^embedding: input\[1, 0\] is 3, expected -3 to 2$"):
+            opgrad.torch.embedding(torch.tensor([[0], [3]]), weight, padding)
+    with pytest.raises(TypeError, match=r"^embedding: input has dtype float32, expected one of int32, int64$"):
+        opgrad.torch.embedding(torch.ones(2), weight)
+    with pytest.raises(TypeError, match=r"^embedding: weight has dtype int64, expected one of float32, "):
+        opgrad.torch.embedding(torch.tensor([0]), LABELS[:, None])
+    with pytest.raises(ValueError, match=r"^gather: indices\[0\] is 3, expected -3 to 2$"):
+        opgrad.torch.gather(weight, torch.tensor([3]))
+    with pytest.raises(ValueError, match=r"^gather: indices\[0\] is 3, expected -3 to 2$"):
+        torch.ops.opgrad.gather(weight, torch.tensor([3]))
+
+
+def test_wrong_labels_of_registered_operators_have_their_names():
+    x = torch.randn(3, 4, requires_grad=True)
+    for name in ("softmax_cross_entropy_loss", "softmax_cross_entropy_loss_only"):
+        for gradient in (False, True):
+            with pytest.raises(ValueError, match=rf"^{name}: labels\[0\] is 4, expected 0 to 3$"):
+                getattr(torch.ops.opgrad, name)(x.requires_grad_(gradient), torch.tensor([4, 0, 0]))
+    with pytest.raises(ValueError, match=r"^gather_grad: indices\[0\] is 4, expected -3 to 2$"):
+        opgrad.gather_grad((3, 4), torch.tensor([4]), torch.ones(1, 4))
