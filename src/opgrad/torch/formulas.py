@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from opgrad.interop.torch import execute, is_direct
-from opgrad.torch.operators import OPERATORS, Gradient
+from opgrad.torch.derivative import Gradient
+from opgrad.torch.operators import OPERATORS
 
 Gradients = dict[str, Tensor | None]
 Needs = Mapping[str, bool]
@@ -23,7 +24,7 @@ scale = OPERATORS["scale"]
 
 
 def gradient(name: str) -> Callable[[Gradient], Gradient]:
-    """Give an operator its gradient; `TensorOperator.differentiate` says what the function is given."""
+    """Give an operator its gradient; `Derivative` says what the function is given."""
 
     def give(formula: Gradient) -> Gradient:
         OPERATORS[name].differentiate(formula)

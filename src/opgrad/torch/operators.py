@@ -4,14 +4,20 @@ The schema follows from the declaration: arrays are tensors, attributes have the
 `out_dtype` for several results becomes a dtype for each. A compiler sees the registered operator with its fake
 implementation and its gradient. PyTorch's dispatcher spends 15 to 40 µs on an operator written in Python, so eager
 calls go round it: straight to the kernels, or through a `torch.autograd.Function` with the same gradient.
+
+Every road to a derivative leads to such a Function, with the operator's gradients as `backward`, its tangents as `jvp`
+and its batching rule as `vmap`. `torch.library.register_autograd` knows no tangents; so the dispatcher has two kernels
+that call the Function: under the key Autograd, for gradients and for the tangents of `dual_level`, and under the key
+where it meets the transformations of torch.func, which take the Function apart level by level.
 """
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from opgrad import contract
 from opgrad.contract import Operator, Spec
@@ -19,6 +25,7 @@ from opgrad.interop import check_owners, library_of
 from opgrad.interop.device import model_of
 from opgrad.interop.torch import TORCH_DTYPES, execute, is_direct, is_traced, is_transformed, numpy_dtype, numpy_dtypes
 from opgrad.plans import result_specs
+from opgrad.torch.derivative import Derivative, Gradient
 
 TYPES: dict[Any, str] = {
     bool: "bool",
@@ -33,8 +40,6 @@ NAMED_TYPES = {"shape": "SymInt[]", "out_dtype": "ScalarType?"}
 TAGS = (torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
 
 LIBRARY = torch.library.Library("opgrad", "DEF")
-
-Gradient = Callable[..., Mapping[str, torch.Tensor | None]]
 
 
 class TensorOperator:
@@ -54,7 +59,9 @@ class TensorOperator:
         self.overload: Any = getattr(torch.ops.opgrad, op.name).default
         torch.library.impl(f"opgrad::{op.name}", ("cpu", "cuda"), self.execute, lib=LIBRARY)
         torch.library.register_fake(f"opgrad::{op.name}", self._fake, lib=LIBRARY)
+        self.defaults = tuple(op.attributes.get(name) for name in self.names)
         self.eager: Any = None
+        self.dispatched: Any = None
         self.transformed: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
@@ -101,8 +108,15 @@ class TensorOperator:
 
     def _fake(self, *arguments: Any) -> Any:
         """Tensors of the results' shapes, dtypes and strides, without numbers; sizes may be symbols."""
-        op, given = self.op, self._given(arguments)
-        inputs = {name: _spec(given.get(name)) for name in op.inputs}
+        given = self._given(arguments)
+        inputs = {name: _spec(given.get(name)) for name in self.op.inputs}
+        attributes = self.checked(inputs, given)
+        made = [self._made(given, name, spec) for name, spec in result_specs(self.op, inputs, attributes).items()]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def checked(self, inputs: Mapping[str, Spec | None], given: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes in the contract's form. Raises what it raises for a wrong call; sizes may be symbols."""
+        op = self.op
         attributes = dict(op.attributes) | {name: given[name] for name in op.attributes if name in given}
         if "out_dtype" in attributes:
             attributes["out_dtype"] = numpy_dtypes(attributes["out_dtype"])
@@ -112,8 +126,7 @@ class TensorOperator:
         else:  # the contract would take its symbols for the numbers that they are now
             contract.normalise(op, attributes, {"shape": shape})
             attributes["shape"] = shape
-        made = [self._made(given, name, spec) for name, spec in result_specs(op, inputs, attributes).items()]
-        return made[0] if len(made) == 1 else tuple(made)
+        return attributes
 
     def _made(self, given: Mapping[str, Any], name: str, spec: Spec) -> torch.Tensor:
         dtype, model = TORCH_DTYPES[spec.dtype], model_of(self.op, name)
@@ -121,69 +134,42 @@ class TensorOperator:
             return torch.empty_like(given[model], dtype=dtype)
         return given[self.op.arrays[0]].new_empty(spec.shape, dtype=dtype)
 
-    # --- gradients ---
+    # --- derivatives ---
 
-    def differentiate(self, formula: Gradient) -> None:
-        """Give the operator its gradient.
+    def differentiate(self, gradient: Gradient) -> None:
+        """Give the operator its gradient, which `Derivative` describes."""
+        self.derivative = Derivative(self.op, self.names, gradient)
+        self.eager = self.derivative.function(self.execute)
+        self.dispatched = self.derivative.function(self._below)
+        self.transformed = self.derivative.transformable(self._innermost)
+        LIBRARY.impl(self.op.name, self._autograd, "Autograd", with_keyset=True)
+        LIBRARY.impl(self.op.name, self._transform, "FuncTorchDynamicLayerFrontMode")
 
-        formula: is called with the gradients of the results (None where there is none), then by name with what
-        else its parameters name: arguments and results, which are saved; the shape or dtype of an argument x as
-        `x_shape` and `x_dtype`; `needs`, which says of each argument whether its gradient is wanted. It returns
-        gradients by argument.
-        """
-        wanted = tuple(inspect.signature(formula).parameters)[len(self.op.results) :]
-        places = {name: place for place, name in enumerate((*self.names, *self.op.results))}
-        saved = tuple(name for name in wanted if name in self.op.inputs or name in self.op.results)
-        kept = [name for name in wanted if name in places and name not in saved]
-        described = [(name, *name.rsplit("_", 1)) for name in wanted if name not in places and name != "needs"]
+    def _autograd(self, keys: Any, *arguments: Any) -> Any:
+        """The dispatcher's call where autograd has its turn."""
+        arguments = self._filled(arguments)
+        differentiates = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
+        run = self.dispatched.apply if differentiates or forward_ad._current_level >= 0 else self._below
+        return run(*arguments, keys)
 
-        def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-            values = (*inputs, *output) if isinstance(output, tuple | list) else (*inputs, output)
-            ctx.set_materialize_grads(False)
-            ctx.save_for_backward(*[values[places[name]] for name in saved])
-            ctx.kept = {name: values[places[name]] for name in kept}
-            for name, argument, what in described:
-                ctx.kept[name] = getattr(values[places[argument]], what)
+    def _transform(self, *arguments: Any) -> Any:
+        """The dispatcher's call where a transformation of torch.func is at work."""
+        return self.transformed.apply(*self._filled(arguments))
 
-        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-            if all(gradient is None for gradient in gradients):
-                return (None,) * len(self.names)
-            values = ctx.kept | dict(zip(saved, ctx.saved_tensors, strict=True))
-            # The dispatcher leaves trailing defaults out, here too.
-            needs = dict.fromkeys(self.names, False) | dict(zip(self.names, ctx.needs_input_grad, strict=False))
-            if "needs" in wanted:
-                values["needs"] = needs
-            found = formula(*gradients, **values)
-            for name in self.op.inputs:
-                if needs[name] and name not in found:
-                    raise NotImplementedError(f"{self.op.name}: no gradient with respect to {name}; detach it")
-            return tuple(found.get(name) if needs[name] else None for name in self.names)
+    def _filled(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """The arguments with the trailing defaults that the dispatcher leaves out."""
+        return *arguments, *self.defaults[len(arguments) :]
 
-        def forward(ctx: Any, *arguments: Any) -> Any:
-            output = self.execute(*arguments)
-            setup_context(ctx, arguments, output)
-            return output
+    def _below(self, *arguments_and_keys: Any) -> Any:
+        """The dispatcher's call of what comes after autograd."""
+        *arguments, keys = arguments_and_keys
+        with torch._C._AutoDispatchBelowAutograd():
+            return self.overload.redispatch(keys & torch._C._after_autograd_keyset, *self._listed(arguments))
 
-        torch.library.register_autograd(self.overload, backward, setup_context=setup_context, lib=LIBRARY)
-        refused = {
-            "jvp": self._refusing("forward-mode differentiation", "use backward()"),
-            "vmap": self._refusing("torch.vmap", "give the batch as an axis of its own"),
-        }
-        self.eager = _function(self.op.name, forward=forward, backward=backward, **refused)
-        # Only this form is open to torch.func; binding its arguments costs 35 µs a call.
-        parts = {"forward": self.execute, "setup_context": setup_context, "backward": backward}
-        self.transformed = _function(self.op.name, **parts, **refused)
-
-    def _refusing(self, what: str, remedy: str) -> Callable[..., Any]:
-        def refuse(*_: Any) -> Any:
-            raise NotImplementedError(f"{self.op.name}: {what} is not supported; {remedy}")
-
-        return refuse
-
-
-def _function(name: str, **methods: Callable[..., Any]) -> Any:
-    """A torch.autograd.Function of these static methods."""
-    return type(name, (torch.autograd.Function,), {name: staticmethod(method) for name, method in methods.items()})
+    def _innermost(self, *arguments: Any) -> Any:
+        """The call that all transformations leave over."""
+        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+        return self.overload(*self._listed(arguments)) if is_traced(tensors) else self.execute(*arguments)
 
 
 def _schema_arguments(op: Operator, dtypes: Sequence[str]) -> dict[str, str]:
