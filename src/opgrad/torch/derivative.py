@@ -103,21 +103,28 @@ class Derivative:
                 raise self.missing(name)
         return *[found.get(name) if needs[name] else None for name in self.names], None
 
+    def known(self, name: str, values: Mapping[str, Any]) -> Any:
+        """What a parameter of the gradient stands for, given all arguments and results by name."""
+        if name in self.places:
+            return values[name]
+        argument, _, part = name.rpartition("_")
+        return getattr(values[argument], part)
+
     def missing(self, name: str) -> Exception:
         return NotImplementedError(f"{self.op.name}: no gradient with respect to {name}; detach it")
 
     def _jvp(self, ctx: Any, *tangents: Tensor | None) -> Any:
         if self.tangent is None:
             raise NotImplementedError(f"{self.op.name}: forward-mode differentiation is not supported; use backward()")
-        pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
-        every = [other if tensor is None else tensor for tensor, other in pairs]
+        every = [b if a is None else a for a, b in zip(ctx.saved_tensors, ctx.others, strict=True)]
         values = {name: every[place] for name, place in self.places.items()}
         given = {name: t for name, t in zip(self.names, tangents, strict=False) if t is not None}
         found = self.tangent(given, values)
         several = found if isinstance(found, tuple) else (found,)
         results = [values[name] for name in self.op.results]
-        cast = [t if t is None else t.to(result.dtype) for t, result in zip(several, results, strict=True)]
-        return tuple(cast) if len(cast) > 1 else cast[0]
+        pairs = zip(several, results, strict=True)
+        cast = tuple(torch.zeros_like(result) if t is None else t.to(result.dtype) for t, result in pairs)
+        return cast if len(cast) > 1 else cast[0]
 
     def _vmap(self, info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
         if self.batching is None:

@@ -68,11 +68,14 @@ class TensorOperator:
         tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
         if is_direct(tensors):
             return self.execute(*arguments)
-        if is_traced(tensors):
-            return self.overload(*self._listed(arguments))
+        if is_transformed() or is_traced(tensors):
+            return self._dispatch(*arguments)
         if self.eager is None:
             raise NotImplementedError(f"{self.op.name}: no gradient; detach its arguments")
-        return (self.transformed if is_transformed() else self.eager).apply(*arguments)
+        return self.eager.apply(*arguments)
+
+    def _dispatch(self, *arguments: Any) -> Any:
+        return self.overload(*self._listed(arguments))
 
     def _listed(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """The arguments with axes as a list: a symbol is not taken for a list of one, as a number is."""
@@ -82,7 +85,7 @@ class TensorOperator:
 
     def execute(self, *arguments: Any) -> Any:
         """Run the kernels. The dispatcher leaves trailing defaults out and makes lists of tuples."""
-        return execute(self.op, self._given(arguments))
+        return execute(self.op, self.given(arguments))
 
     def arguments(self, given: Mapping[str, Any]) -> list[Any]:
         """A call's arguments, given by parameter name, in the order of the schema."""
@@ -94,7 +97,7 @@ class TensorOperator:
         given = {**self.op.attributes, **given} | dict(zip(self.dtypes, dtypes, strict=True))
         return [given.get(name) for name in self.names]
 
-    def _given(self, arguments: Sequence[Any]) -> dict[str, Any]:
+    def given(self, arguments: Sequence[Any]) -> dict[str, Any]:
         """The inverse of `arguments`."""
         given = dict(zip(self.names, arguments, strict=False))
         for name in ("axis", "shape"):
@@ -108,7 +111,7 @@ class TensorOperator:
 
     def _fake(self, *arguments: Any) -> Any:
         """Tensors of the results' shapes, dtypes and strides, without numbers; sizes may be symbols."""
-        given = self._given(arguments)
+        given = self.given(arguments)
         inputs = {name: _spec(given.get(name)) for name in self.op.inputs}
         attributes = self.checked(inputs, given)
         made = [self._made(given, name, spec) for name, spec in result_specs(self.op, inputs, attributes).items()]
@@ -141,16 +144,15 @@ class TensorOperator:
         self.derivative = Derivative(self.op, self.names, gradient)
         self.eager = self.derivative.function(self.execute)
         self.dispatched = self.derivative.function(self._below)
-        self.transformed = self.derivative.transformable(self._innermost)
+        self.transformed = self.derivative.transformable(self._dispatch)
         LIBRARY.impl(self.op.name, self._autograd, "Autograd", with_keyset=True)
         LIBRARY.impl(self.op.name, self._transform, "FuncTorchDynamicLayerFrontMode")
 
     def _autograd(self, keys: Any, *arguments: Any) -> Any:
         """The dispatcher's call where autograd has its turn."""
-        arguments = self._filled(arguments)
         differentiates = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
         run = self.dispatched.apply if differentiates or forward_ad._current_level >= 0 else self._below
-        return run(*arguments, keys)
+        return run(*self._filled(arguments), keys)
 
     def _transform(self, *arguments: Any) -> Any:
         """The dispatcher's call where a transformation of torch.func is at work."""
@@ -165,11 +167,6 @@ class TensorOperator:
         *arguments, keys = arguments_and_keys
         with torch._C._AutoDispatchBelowAutograd():
             return self.overload.redispatch(keys & torch._C._after_autograd_keyset, *self._listed(arguments))
-
-    def _innermost(self, *arguments: Any) -> Any:
-        """The call that all transformations leave over."""
-        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
-        return self.overload(*self._listed(arguments)) if is_traced(tensors) else self.execute(*arguments)
 
 
 def _schema_arguments(op: Operator, dtypes: Sequence[str]) -> dict[str, str]:
