@@ -34,7 +34,7 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
         if torch.compiler.is_compiling():
             given = _plainly(op, given)
         elif not _is_plain(op, given):
-            return _unseen(_run_in_form)(op, given)
+            return unseen(_run_in_form)(op, given)
     return _run(op, given)
 
 
@@ -75,7 +75,7 @@ def form(op: Operator, given: Mapping[str, Any]) -> tuple[Operator, Mapping[str,
     return arrays.form(op, dict(given))
 
 
-def _unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as torch.compile leaves it alone: after a graph break it would compile what is called, too."""
     dynamo: Any = sys.modules.get("torch._dynamo")
     return function if dynamo is None else _hidden(dynamo, function)

@@ -38,22 +38,21 @@ class Derivative:
         self.places |= {name: place - len(op.results) for place, name in enumerate(op.results)}
 
     def function(self, run: Callable[..., Any]) -> Any:
-        """The operator, computed by `run`, as a torch.autograd.Function that is not open to torch.func."""
-        setup_context = self._setup_context()
+        """The operator, computed by `run`, as a torch.autograd.Function for the backward pass alone."""
+        return self._function(forward=_noting(run, self._setup_context()))
 
-        def forward(ctx: Any, *arguments: Any) -> Any:
-            output = run(*arguments)
-            setup_context(ctx, arguments, output)
-            return output
-
-        return self._function(forward=forward)
+    def forward_mode(self, run: Callable[..., Any]) -> Any:
+        """The same with tangents."""
+        setup_context = _keeping_all(self._setup_context())
+        return self._function(forward=_noting(run, setup_context), jvp=self._jvp)
 
     def transformable(self, run: Callable[..., Any]) -> Any:
         """The same, open to torch.func; binding its arguments costs 35 µs a call."""
-        return self._function(forward=run, setup_context=self._setup_context())
+        setup_context = _keeping_all(self._setup_context())
+        return self._function(forward=run, setup_context=setup_context, jvp=self._jvp, vmap=self._vmap)
 
     def _function(self, **methods: Callable[..., Any]) -> Any:
-        methods |= {"backward": self._backward(), "jvp": self._jvp, "vmap": self._vmap}
+        methods["backward"] = self._backward()
         static = {name: staticmethod(method) for name, method in methods.items()}
         return type(self.op.name, (torch.autograd.Function,), static)
 
@@ -71,9 +70,6 @@ class Derivative:
             ctx.kept = {name: values[place] for name, place in kept}
             for name, place, part in parts:
                 ctx.kept[name] = getattr(values[place], part)
-            if forward_ad._current_level >= 0:
-                ctx.save_for_forward(*[value if isinstance(value, Tensor) else None for value in values])
-                ctx.others = [None if isinstance(value, Tensor) else value for value in values]
 
         return setup_context
 
@@ -85,8 +81,8 @@ class Derivative:
                 return nothing
             values = ctx.kept | dict(zip(saved, ctx.saved_tensors, strict=True))
             needs = dict(zip(self.names, ctx.needs_input_grad, strict=False))
-            if any(gradient is not None and _is_batched(gradient) for gradient in gradients):
-                # Only the dispatcher knows such tensors; under a dispatch mode every call is left to it.
+            if any(gradient is not None and is_batched(gradient) for gradient in gradients):
+                # The dispatcher alone knows such tensors; under a dispatch mode every call is left to it.
                 with BaseTorchDispatchMode():
                     return self._gradients(gradients, values, needs)
             return self._gradients(gradients, values, needs)
@@ -116,10 +112,17 @@ class Derivative:
     def _jvp(self, ctx: Any, *tangents: Tensor | None) -> Any:
         if self.tangent is None:
             raise NotImplementedError(f"{self.op.name}: forward-mode differentiation is not supported; use backward()")
-        every = [b if a is None else a for a, b in zip(ctx.saved_tensors, ctx.others, strict=True)]
-        values = {name: every[place] for name, place in self.places.items()}
         given = {name: t for name, t in zip(self.names, tangents, strict=False) if t is not None}
-        found = self.tangent(given, values)
+        # PyTorch calls this with forward mode switched off, for the levels outside of this one, too.
+        with forward_ad._set_fwd_grad_enabled(True):
+            primals = [value if value is None else torch._unpack_dual(value, 0)[0] for value in ctx.saved_tensors]
+            every = [b if a is None else a for a, b in zip(primals, ctx.others, strict=True)]
+            values = {name: every[place] for name, place in self.places.items()}
+            found = self.tangent(given, values)
+            return self._tangents(found, values)
+
+    def _tangents(self, found: Any, values: Mapping[str, Any]) -> Any:
+        """The tangents of the results, in their dtypes."""
         several = found if isinstance(found, tuple) else (found,)
         results = [values[name] for name in self.op.results]
         pairs = zip(several, results, strict=True)
@@ -134,7 +137,30 @@ class Derivative:
         return self.batching(info.batch_size, in_dims, arguments)
 
 
-def _is_batched(gradient: Tensor) -> bool:
+def _noting(run: Callable[..., Any], setup_context: Callable[..., None]) -> Callable[..., Any]:
+    """A Function's `forward` that does the work of `setup_context`, too."""
+
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = run(*arguments)
+        setup_context(ctx, arguments, output)
+        return output
+
+    return forward
+
+
+def _keeping_all(setup_context: Callable[..., None]) -> Callable[..., None]:
+    """A Function's `setup_context` that gives `jvp` all arguments and results."""
+
+    def keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        setup_context(ctx, inputs, output)
+        values = (*inputs, *output) if isinstance(output, tuple | list) else (*inputs, output)
+        ctx.save_for_forward(*[value if isinstance(value, Tensor) else None for value in values])
+        ctx.others = [None if isinstance(value, Tensor) else value for value in values]
+
+    return keep
+
+
+def is_batched(gradient: Tensor) -> bool:
     """Whether it is a batch of gradients, as torch.autograd.grad(is_grads_batched=True) makes them."""
     found: bool = torch._C._functorch.is_legacy_batchedtensor(gradient)
     return found

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrad.interop.torch import is_transformed
 from opgrad.torch.operators import OPERATORS
 
 HALF = (torch.float16, torch.bfloat16)
@@ -142,25 +143,22 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *, 
     rows = weight.shape[0]
     if padding_idx is not None and not -rows <= padding_idx < rows:
         raise ValueError(f"embedding: padding_idx is {padding_idx}, expected {-rows} to {rows - 1}")
-    if padding_idx is None or not y.requires_grad:
+    if padding_idx is None or not (y.requires_grad or is_transformed()):
         return y
     is_padding = ((input - padding_idx) % rows == 0).view(*input.shape, *[1] * (weight.dim() - 1))
-    # A compiler joins the selection with what it computes next, and does not like classes of autograd's.
-    return torch.where(is_padding, y.detach(), y) if torch.compiler.is_compiling() else _padded(y, is_padding)
+    if torch.compiler.is_compiling() or is_transformed():
+        # A compiler joins the selection with what it computes next, and transformations see what it is made of.
+        return torch.where(is_padding, y.detach(), y)
+    return _padded(y, is_padding)
 
 
 class _Padding(torch.autograd.Function):
     """y itself, whose gradient is 0 where padding stands: cheaper than clearing a row of the table's gradient."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(y: Tensor, is_padding: Tensor) -> Tensor:
+    def forward(ctx: Any, y: Tensor, is_padding: Tensor) -> Tensor:
+        ctx.save_for_backward(is_padding)
         return y.view_as(y)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(inputs[1])
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:

@@ -17,13 +17,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from opgrad import contract
 from opgrad.contract import Operator, Spec
 from opgrad.interop import check_owners, library_of
 from opgrad.interop.device import model_of
-from opgrad.interop.torch import TORCH_DTYPES, execute, is_direct, is_traced, is_transformed, numpy_dtype, numpy_dtypes
+from opgrad.interop.torch import (
+    TORCH_DTYPES,
+    execute,
+    is_direct,
+    is_traced,
+    is_transformed,
+    numpy_dtype,
+    numpy_dtypes,
+    unseen,
+)
 from opgrad.plans import result_specs
 from opgrad.torch.derivative import Derivative, Gradient
 
@@ -143,20 +151,19 @@ class TensorOperator:
         """Give the operator its gradient, which `Derivative` describes."""
         self.derivative = Derivative(self.op, self.names, gradient)
         self.eager = self.derivative.function(self.execute)
-        self.dispatched = self.derivative.function(self._below)
+        self.dispatched = self.derivative.forward_mode(self._below)
         self.transformed = self.derivative.transformable(self._dispatch)
         LIBRARY.impl(self.op.name, self._autograd, "Autograd", with_keyset=True)
         LIBRARY.impl(self.op.name, self._transform, "FuncTorchDynamicLayerFrontMode")
 
     def _autograd(self, keys: Any, *arguments: Any) -> Any:
         """The dispatcher's call where autograd has its turn."""
-        differentiates = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
-        run = self.dispatched.apply if differentiates or forward_ad._current_level >= 0 else self._below
+        run = self.dispatched.apply if _differentiates(arguments) else self._below
         return run(*self._filled(arguments), keys)
 
     def _transform(self, *arguments: Any) -> Any:
         """The dispatcher's call where a transformation of torch.func is at work."""
-        return self.transformed.apply(*self._filled(arguments))
+        return unseen(self.transformed.apply)(*self._filled(arguments))
 
     def _filled(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """The arguments with the trailing defaults that the dispatcher leaves out."""
@@ -184,6 +191,20 @@ def _schema_arguments(op: Operator, dtypes: Sequence[str]) -> dict[str, str]:
             quoted = f'"{default}"' if isinstance(default, str) else default
             written[name] = f"{kind} {name}" if default is inspect.Parameter.empty else f"{kind} {name}={quoted}"
     return written
+
+
+def _differentiates(arguments: Sequence[Any]) -> bool:
+    """Whether autograd has to know of a call: an argument requires grad or has a tangent."""
+    records = torch.is_grad_enabled()
+    for each in arguments:
+        # Compiled code enters a level of forward mode that torch.autograd.forward_ad does not know of; so the tensors
+        # themselves are asked.
+        if isinstance(each, torch.Tensor) and (
+            (records and each.requires_grad)
+            or (each.is_floating_point() and torch._unpack_dual(each, 0)[1] is not None)
+        ):
+            return True
+    return False
 
 
 def _torch_dtype(op: Operator, dtype: Any) -> torch.dtype | None:
