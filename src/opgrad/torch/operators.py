@@ -109,8 +109,9 @@ class TensorOperator:
         """The inverse of `arguments`."""
         given = dict(zip(self.names, arguments, strict=False))
         for name in ("axis", "shape"):
-            if type(given.get(name)) is list:
-                given[name] = tuple(given[name])
+            value = given.get(name)
+            if type(value) is list:
+                given[name] = value[0] if name == "axis" and len(value) == 1 else tuple(value)
         if len(self.dtypes) > 1:
             dtypes = tuple(given.pop(name, None) for name in self.dtypes)
             if any(dtypes):
