@@ -171,8 +171,13 @@ def check_untraced(op: Operator) -> None:
 
 
 def _check_no_grad(op: Operator, tensors: Mapping[str, torch.Tensor]) -> None:
+    if is_transformed():
+        raise RuntimeError(
+            f"{op.name}: a call with out= is not open to torch.func, torch.vmap and forward-mode differentiation: "
+            "leave out= away"
+        )
     for name, tensor in tensors.items():
-        if (torch.is_grad_enabled() and tensor.requires_grad) or is_transformed():
+        if torch.is_grad_enabled() and tensor.requires_grad:
             raise RuntimeError(
                 f"{op.name}: {name} requires grad, and a call with out= is not differentiated: "
                 "leave out= away, or call under torch.no_grad()"
