@@ -47,17 +47,23 @@ CASES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # by forward_ad itself
 @pytest.mark.parametrize(("op", "reduction"), CASES)
 def test_every_operator_is_differentiable_twice(op, reduction, rng):
+    """In both modes, and either after the other."""
     for shape, optional in [((3, 4), False), ((2, 3, 2), True)]:
         options = {"axis": 1, "reduction": reduction, "ignore_index": 1, "optional": optional}
         function, values = differentiable_call(op, sample(op, shape, "float64", rng, indices=(2, 3), **options))
-        assert gradcheck(function, values), shape
-        assert gradgradcheck(function, values), shape
+        assert gradcheck(function, values, check_forward_ad=True), shape
+        assert gradgradcheck(function, values, check_fwd_over_rev=True, check_rev_over_rev=True), shape
 
 
 def test_every_operator_has_a_gradient():
     assert all(operator.eager is not None for operator in OPERATORS.values())
+
+
+def test_every_operator_has_tangents_and_a_batching_rule():
+    assert all(operator.derivative.tangent and operator.derivative.batching for operator in OPERATORS.values())
 
 
 @pytest.mark.parametrize("alpha", [-0.5, 0.0, 0.3])
@@ -266,17 +272,6 @@ def test_torch_func_grad():
     torch.testing.assert_close(penalty(opgrad.torch.softmax), penalty(lambda x: torch.softmax(x, -1)))
     in_place = torch.func.grad(lambda x: opgrad.torch.cross_entropy(x, labels, inplace_backward=True))(x)
     torch.testing.assert_close(in_place, torch.func.grad(lambda x: functional.cross_entropy(x, labels))(x))
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")  # by forward_ad itself
-def test_what_is_not_supported_says_so():
-    x = torch.randn(3, 4)
-    with pytest.raises(NotImplementedError, match=r"softmax: torch.vmap is not supported; give the batch as an axis"):
-        torch.vmap(opgrad.torch.softmax)(x)
-    with pytest.raises(NotImplementedError, match=r"tanh: forward-mode differentiation is not supported; use backward"):
-        torch.func.jvp(opgrad.torch.tanh, (x,), (x,))
-    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
-        opgrad.relu(torch.autograd.forward_ad.make_dual(x, x))
 
 
 def test_plain_functions_are_differentiated():

@@ -37,7 +37,7 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
         if torch.compiler.is_compiling():
             given = _plainly(op, given)
         elif not _is_plain(op, given):
-            return _unseen(_run_in_form)(op, given)
+            return unseen(_run_in_form)(op, given)
     return _run(op, given)
 
 
@@ -78,7 +78,7 @@ def form(op: Operator, given: Mapping[str, Any]) -> tuple[Operator, Mapping[str,
     return arrays.form(op, dict(given))
 
 
-def _unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as torch.compile leaves it alone: after a graph break it would compile what is called, too."""
     dynamo: Any = sys.modules.get("torch._dynamo")
     return function if dynamo is None else _hidden(dynamo, function)
@@ -174,8 +174,13 @@ def check_untraced(op: Operator) -> None:
 
 
 def _check_no_grad(op: Operator, tensors: Mapping[str, torch.Tensor]) -> None:
+    if is_transformed():
+        raise RuntimeError(
+            f"{op.name}: a call with out= is not open to torch.func, torch.vmap and forward-mode differentiation: "
+            "leave out= away"
+        )
     for name, tensor in tensors.items():
-        if (torch.is_grad_enabled() and tensor.requires_grad) or is_transformed():
+        if torch.is_grad_enabled() and tensor.requires_grad:
             raise RuntimeError(
                 f"{op.name}: {name} requires grad, and a call with out= is not differentiated: "
                 "leave out= away, or call under torch.no_grad()"

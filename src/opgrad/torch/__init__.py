@@ -6,6 +6,8 @@ its autocast rules and the losses and lookups as torch users write them.
 
 import torch
 
+import opgrad.torch.batching
+import opgrad.torch.tangents  # noqa: F401
 from opgrad.interop import library_of
 from opgrad.torch.functions import (
     embedding,

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from opgrad.interop.torch import execute, is_direct
-from opgrad.torch.operators import OPERATORS, Gradient
+from opgrad.interop.torch import execute, is_direct, is_transformed
+from opgrad.torch.derivative import Gradient
+from opgrad.torch.operators import OPERATORS
 
 Gradients = dict[str, Tensor | None]
 Needs = Mapping[str, bool]
@@ -23,7 +24,7 @@ scale = OPERATORS["scale"]
 
 
 def gradient(name: str) -> Callable[[Gradient], Gradient]:
-    """Give an operator its gradient; `TensorOperator.differentiate` says what the function is given."""
+    """Give an operator its gradient; `Derivative` says what the function is given."""
 
     def give(formula: Gradient) -> Gradient:
         OPERATORS[name].differentiate(formula)
@@ -193,15 +194,34 @@ def _loss_grad(
     ignore_index: int | None,
     reduction: str,
 ) -> Gradients:
+    by_dy = by_log_prob = None
+    if needs["dy"]:
+        by_dy = directional(g, log_prob, labels, weight, ignore_index, reduction)
+        by_dy = by_dy if reduction == "none" else by_dy.reshape(dy.shape)
+    if needs["log_prob"]:
+        f = factors(labels, weight, ignore_index, reduction, log_prob)
+        upstream = dy.unsqueeze(1) if reduction == "none" else dy.reshape(())
+        by_log_prob = torch.where(f == 0, 0, g * f * upstream * log_prob.to(f.dtype).exp())
+    return {"dy": by_dy, "log_prob": by_log_prob, "bias": g}
+
+
+def directional(
+    direction: Tensor,
+    log_prob: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    ignore_index: int | None,
+    reduction: str,
+) -> Tensor:
+    """The derivative of the loss along a direction of the logits."""
     f = factors(labels, weight, ignore_index, reduction, log_prob)
     p = log_prob.to(f.dtype).exp()
-    by_dy = None
-    if needs["dy"]:
-        each = torch.where(f == 0, 0, g * f * (p - onehot(labels, log_prob.shape[1], p.dtype)))
-        by_dy = each.sum(1) if reduction == "none" else each.sum().reshape(dy.shape)
-    upstream = dy.unsqueeze(1) if reduction == "none" else dy.reshape(())
-    by_log_prob = torch.where(f == 0, 0, g * f * upstream * p) if needs["log_prob"] else None
-    return {"dy": by_dy, "log_prob": by_log_prob, "bias": g}
+    return summed(torch.where(f == 0, 0, direction * f * (p - onehot(labels, log_prob.shape[1], p.dtype))), reduction)
+
+
+def summed(each: Tensor, reduction: str) -> Tensor:
+    """The sums over the classes, on axis 1, or over everything where the loss is one number."""
+    return each.sum(1) if reduction == "none" else each.sum()
 
 
 def scaled(dlogits: Tensor, dloss: Tensor) -> Tensor:
@@ -213,7 +233,7 @@ def scaled(dlogits: Tensor, dloss: Tensor) -> Tensor:
     if dloss.dim() == 0:
         return scale(dlogits, dloss, False)
     factor = dloss.unsqueeze(1)
-    if torch.is_grad_enabled() or factor.dtype == dlogits.dtype:
+    if torch.is_grad_enabled() or is_transformed() or factor.dtype == dlogits.dtype:
         return (dlogits * factor).to(dlogits.dtype)
     return torch.mul(dlogits, factor, out=torch.empty_like(dlogits))
 
@@ -243,11 +263,16 @@ def over(total: Tensor) -> Tensor:
 
 def factors(labels: Tensor, weight: Tensor | None, ignore_index: int | None, reduction: str, like: Tensor) -> Tensor:
     """What dlogits = f * (softmax - onehot) has for f, for broadcasting over the classes on axis 1."""
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    dtype = wide(like)
     f = sample_weights(labels, weight, ignore_index, dtype)
     if reduction == "mean":
         f = f * over(f.sum(dtype=torch.float64)).to(dtype)
     return f.unsqueeze(1)
+
+
+def wide(x: Tensor) -> torch.dtype:
+    """The dtype in which factors and sums are formed."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def onehot(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrad.interop.torch import is_transformed
 from opgrad.torch.in_place import replace
 from opgrad.torch.operators import OPERATORS, is_exported, is_recording
 from opgrad.torch.words import ERRORS, in_words
@@ -220,10 +221,11 @@ def _embedding(input: Tensor, weight: Tensor, padding_idx: int | None, check: bo
     rows, recording = weight.shape[0], is_recording()
     if not recording and not -rows <= padding_idx < rows:
         raise ValueError(f"embedding: padding_idx is {padding_idx}, expected {-rows} to {rows - 1}")
-    if not (y.requires_grad or recording):
+    if not (y.requires_grad or recording or is_transformed()):
         return y
-    # A compiler joins the selection with what it computes next; classes of autograd's neither it nor a trace likes.
-    traced = recording or torch.compiler.is_compiling()
+    # A compiler joins the selection with what it computes next, and a transformation sees what it is made of; classes
+    # of autograd's neither they nor a trace like.
+    traced = recording or torch.compiler.is_compiling() or is_transformed()
     if traced and is_exported():
         return y  # an exported model has no gradient
     is_padding = ((input - padding_idx) % rows == 0).view(*input.shape, *[1] * (weight.dim() - 1))
@@ -233,15 +235,10 @@ def _embedding(input: Tensor, weight: Tensor, padding_idx: int | None, check: bo
 class _Padding(torch.autograd.Function):
     """y itself, whose gradient is 0 where padding stands: cheaper than clearing a row of the table's gradient."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(y: Tensor, is_padding: Tensor) -> Tensor:
+    def forward(ctx: Any, y: Tensor, is_padding: Tensor) -> Tensor:
+        ctx.save_for_backward(is_padding)
         return y.view_as(y)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(inputs[1])
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from opgrad.contract import REDUCTIONS
 from opgrad.interop.torch import is_transformed
+from opgrad.torch.derivative import is_batched
 from opgrad.torch.formulas import over, sample_weights, scale_in_place
 from opgrad.torch.functions import HALF, autocasts
 from opgrad.torch.operators import OPERATORS, is_exported, is_recording
@@ -177,8 +178,9 @@ class _InPlace(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> Any:
-        if ctx.spent or torch.is_grad_enabled():
+        if ctx.spent or torch.is_grad_enabled() or is_batched(dloss):
             what = "second backward pass" if ctx.spent else "gradient of the gradient (create_graph=True)"
+            what = "batch of gradients (is_grads_batched=True)" if is_batched(dloss) else what
             raise RuntimeError(f"cross_entropy: inplace_backward=True allows no {what}; leave it False for that")
         ctx.spent = True
         (dlogits,) = ctx.saved_tensors

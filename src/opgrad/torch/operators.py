@@ -4,6 +4,11 @@ The schema follows from the declaration: arrays are tensors, attributes have the
 `out_dtype` for several results becomes a dtype for each. A compiler sees the registered operator with its fake
 implementation and its gradient. PyTorch's dispatcher spends 15 to 40 µs on an operator written in Python, so eager
 calls go round it: straight to the kernels, or through a `torch.autograd.Function` with the same gradient.
+
+Every road to a derivative leads to such a Function, with the operator's gradients as `backward`, its tangents as `jvp`
+and its batching rule as `vmap`. `torch.library.register_autograd` knows no tangents; so the dispatcher has two kernels
+that call the Function: under the key Autograd, for gradients and for the tangents of `dual_level`, and under the key
+where it meets the transformations of torch.func, which take the Function apart level by level.
 """
 
 import contextlib
@@ -11,7 +16,7 @@ import importlib
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -29,9 +34,11 @@ from opgrad.interop.torch import (
     is_transformed,
     numpy_dtype,
     numpy_dtypes,
+    unseen,
 )
 from opgrad.plain import PLAIN, is_plain, plain
 from opgrad.plans import result_specs
+from opgrad.torch.derivative import Derivative, Gradient
 
 TYPES: dict[Any, str] = {
     bool: "bool",
@@ -46,8 +53,6 @@ NAMED_TYPES = {"shape": "SymInt[]", "out_dtype": "ScalarType?"}
 TAGS = (torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
 
 LIBRARY = torch.library.Library("opgrad", "DEF")
-
-Gradient = Callable[..., Mapping[str, torch.Tensor | None]]
 
 
 class TensorOperator:
@@ -68,7 +73,9 @@ class TensorOperator:
         self.overload: Any = getattr(torch.ops.opgrad, op.name).default
         torch.library.impl(f"opgrad::{op.name}", ("cpu", "cuda"), self.execute, lib=LIBRARY)
         torch.library.register_fake(f"opgrad::{op.name}", self._fake, lib=LIBRARY)
+        self.defaults = tuple(op.attributes.get(name) for name in self.names)
         self.eager: Any = None
+        self.dispatched: Any = None
         self.transformed: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
@@ -76,12 +83,16 @@ class TensorOperator:
         if is_direct(tensors):
             return self.execute(*arguments)
         arguments = self._settled(arguments)
-        if is_traced(tensors):
-            way = self._exported if is_recording() or is_exported() else self.overload
-            return way(*self._listed(arguments))
+        if is_transformed() or is_traced(tensors):
+            if is_recording() or is_exported():
+                return self._exported(*self._listed(arguments))
+            return self._dispatch(*arguments)
         if self.eager is None:
             raise NotImplementedError(f"{self.op.name}: no gradient; detach its arguments")
-        return (self.transformed if is_transformed() else self.eager).apply(*arguments)
+        return self.eager.apply(*arguments)
+
+    def _dispatch(self, *arguments: Any) -> Any:
+        return self.overload(*self._listed(arguments))
 
     def _exported(self, *arguments: Any) -> Any:
         from opgrad.torch import export
@@ -95,7 +106,7 @@ class TensorOperator:
         for place in self.attributes:
             value = arguments[place]
             if type(value) not in PLAIN and not is_plain(value):
-                return tuple(self.arguments(plain(self.op, self._given(arguments))))
+                return tuple(self.arguments(plain(self.op, self.given(arguments))))
         return arguments
 
     def _listed(self, arguments: Sequence[Any]) -> Sequence[Any]:
@@ -106,7 +117,7 @@ class TensorOperator:
 
     def execute(self, *arguments: Any) -> Any:
         """Run the kernels. The dispatcher leaves trailing defaults out and makes lists of tuples."""
-        return execute(self.op, self._given(arguments))
+        return execute(self.op, self.given(arguments))
 
     def arguments(self, given: Mapping[str, Any]) -> list[Any]:
         """A call's arguments, given by parameter name, in the order of the schema."""
@@ -118,12 +129,13 @@ class TensorOperator:
         given = {**self.op.attributes, **given} | dict(zip(self.dtypes, dtypes, strict=True))
         return [given.get(name) for name in self.names]
 
-    def _given(self, arguments: Sequence[Any]) -> dict[str, Any]:
+    def given(self, arguments: Sequence[Any]) -> dict[str, Any]:
         """The inverse of `arguments`."""
         given = dict(zip(self.names, arguments, strict=False))
         for name in ("axis", "shape"):
-            if type(given.get(name)) is list:
-                given[name] = tuple(given[name])
+            value = given.get(name)
+            if type(value) is list:
+                given[name] = value[0] if name == "axis" and len(value) == 1 else tuple(value)
         if len(self.dtypes) > 1:
             dtypes = tuple(given.pop(name, None) for name in self.dtypes)
             if any(dtypes):
@@ -134,8 +146,15 @@ class TensorOperator:
         """Tensors of the results' shapes, dtypes and strides, without numbers; sizes may be symbols."""
         if "torch.distributed.tensor" in sys.modules:
             _register_shardings()  # DTensor asks for the results' shapes first, and then for a rule
-        op, given = self.op, self._given(arguments)
-        inputs = {name: _spec(given.get(name)) for name in op.inputs}
+        given = self.given(arguments)
+        inputs = {name: _spec(given.get(name)) for name in self.op.inputs}
+        attributes = self.checked(inputs, given)
+        made = [self._made(given, name, spec) for name, spec in result_specs(self.op, inputs, attributes).items()]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def checked(self, inputs: Mapping[str, Spec | None], given: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes in the contract's form. Raises what it raises for a wrong call; sizes may be symbols."""
+        op = self.op
         attributes = dict(op.attributes) | {name: given[name] for name in op.attributes if name in given}
         if "out_dtype" in attributes:
             attributes["out_dtype"] = numpy_dtypes(attributes["out_dtype"])
@@ -145,8 +164,7 @@ class TensorOperator:
         else:  # the contract would take its symbols for the numbers that they are now
             contract.normalise(op, attributes, {"shape": shape})
             attributes["shape"] = shape
-        made = [self._made(given, name, spec) for name, spec in result_specs(op, inputs, attributes).items()]
-        return made[0] if len(made) == 1 else tuple(made)
+        return attributes
 
     def _made(self, given: Mapping[str, Any], name: str, spec: Spec) -> torch.Tensor:
         dtype, model = TORCH_DTYPES[spec.dtype], model_of(self.op, name)
@@ -154,64 +172,35 @@ class TensorOperator:
             return torch.empty_like(given[model], dtype=dtype)
         return given[self.op.arrays[0]].new_empty(spec.shape, dtype=dtype)
 
-    # --- gradients ---
+    # --- derivatives ---
 
-    def differentiate(self, formula: Gradient) -> None:
-        """Give the operator its gradient.
+    def differentiate(self, gradient: Gradient) -> None:
+        """Give the operator its gradient, which `Derivative` describes."""
+        self.derivative = Derivative(self.op, self.names, gradient)
+        self.eager = self.derivative.function(self.execute)
+        self.dispatched = self.derivative.forward_mode(self._below)
+        self.transformed = self.derivative.transformable(self._dispatch)
+        LIBRARY.impl(self.op.name, self._autograd, "Autograd", with_keyset=True)
+        LIBRARY.impl(self.op.name, self._transform, "FuncTorchDynamicLayerFrontMode")
 
-        formula: is called with the gradients of the results (None where there is none), then by name with what
-        else its parameters name: arguments and results, which are saved; the shape or dtype of an argument x as
-        `x_shape` and `x_dtype`; `needs`, which says of each argument whether its gradient is wanted. It returns
-        gradients by argument.
-        """
-        wanted = tuple(inspect.signature(formula).parameters)[len(self.op.results) :]
-        places = {name: place for place, name in enumerate((*self.names, *self.op.results))}
-        saved = tuple(name for name in wanted if name in self.op.inputs or name in self.op.results)
-        kept = [name for name in wanted if name in places and name not in saved]
-        described = [(name, *name.rsplit("_", 1)) for name in wanted if name not in places and name != "needs"]
+    def _autograd(self, keys: Any, *arguments: Any) -> Any:
+        """The dispatcher's call where autograd has its turn."""
+        run = self.dispatched.apply if _differentiates(arguments) else self._below
+        return run(*self._filled(arguments), keys)
 
-        def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-            values = (*inputs, *output) if isinstance(output, tuple | list) else (*inputs, output)
-            ctx.set_materialize_grads(False)
-            ctx.save_for_backward(*[values[places[name]] for name in saved])
-            ctx.kept = {name: values[places[name]] for name in kept}
-            for name, argument, what in described:
-                ctx.kept[name] = getattr(values[places[argument]], what)
+    def _transform(self, *arguments: Any) -> Any:
+        """The dispatcher's call where a transformation of torch.func is at work."""
+        return unseen(self.transformed.apply)(*self._filled(arguments))
 
-        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-            if all(gradient is None for gradient in gradients):
-                return (None,) * len(self.names)
-            values = ctx.kept | dict(zip(saved, ctx.saved_tensors, strict=True))
-            # The dispatcher leaves trailing defaults out, here too.
-            needs = dict.fromkeys(self.names, False) | dict(zip(self.names, ctx.needs_input_grad, strict=False))
-            if "needs" in wanted:
-                values["needs"] = needs
-            found = formula(*gradients, **values)
-            for name in self.op.inputs:
-                if needs[name] and name not in found:
-                    raise NotImplementedError(f"{self.op.name}: no gradient with respect to {name}; detach it")
-            return tuple(found.get(name) if needs[name] else None for name in self.names)
+    def _filled(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """The arguments with the trailing defaults that the dispatcher leaves out."""
+        return *arguments, *self.defaults[len(arguments) :]
 
-        def forward(ctx: Any, *arguments: Any) -> Any:
-            output = self.execute(*arguments)
-            setup_context(ctx, arguments, output)
-            return output
-
-        torch.library.register_autograd(self.overload, backward, setup_context=setup_context, lib=LIBRARY)
-        refused = {
-            "jvp": self._refusing("forward-mode differentiation", "use backward()"),
-            "vmap": self._refusing("torch.vmap", "give the batch as an axis of its own"),
-        }
-        self.eager = _function(self.op.name, forward=forward, backward=backward, **refused)
-        # Only this form is open to torch.func; binding its arguments costs 35 µs a call.
-        parts = {"forward": self.execute, "setup_context": setup_context, "backward": backward}
-        self.transformed = _function(self.op.name, **parts, **refused)
-
-    def _refusing(self, what: str, remedy: str) -> Callable[..., Any]:
-        def refuse(*_: Any) -> Any:
-            raise NotImplementedError(f"{self.op.name}: {what} is not supported; {remedy}")
-
-        return refuse
+    def _below(self, *arguments_and_keys: Any) -> Any:
+        """The dispatcher's call of what comes after autograd."""
+        *arguments, keys = arguments_and_keys
+        with torch._C._AutoDispatchBelowAutograd():
+            return self.overload.redispatch(keys & torch._C._after_autograd_keyset, *self._listed(arguments))
 
 
 @cache
@@ -234,11 +223,6 @@ def is_exported() -> bool:
     return onnx is not None and onnx.is_in_onnx_export()
 
 
-def _function(name: str, **methods: Callable[..., Any]) -> Any:
-    """A torch.autograd.Function of these static methods."""
-    return type(name, (torch.autograd.Function,), {name: staticmethod(method) for name, method in methods.items()})
-
-
 def _schema_arguments(op: Operator, dtypes: Sequence[str]) -> dict[str, str]:
     """The schema's arguments, as it writes them, by name."""
     hints = typing.get_type_hints(op.reference)
@@ -254,6 +238,20 @@ def _schema_arguments(op: Operator, dtypes: Sequence[str]) -> dict[str, str]:
             quoted = f'"{default}"' if isinstance(default, str) else default
             written[name] = f"{kind} {name}" if default is inspect.Parameter.empty else f"{kind} {name}={quoted}"
     return written
+
+
+def _differentiates(arguments: Sequence[Any]) -> bool:
+    """Whether autograd has to know of a call: an argument requires grad or has a tangent."""
+    records = torch.is_grad_enabled()
+    for each in arguments:
+        # Compiled code enters a level of forward mode that torch.autograd.forward_ad does not know of; so the tensors
+        # themselves are asked.
+        if isinstance(each, torch.Tensor) and (
+            (records and each.requires_grad)
+            or (each.is_floating_point() and torch._unpack_dual(each, 0)[1] is not None)
+        ):
+            return True
+    return False
 
 
 def _torch_dtype(op: Operator, dtype: Any) -> torch.dtype | None:

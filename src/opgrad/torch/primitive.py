@@ -16,6 +16,7 @@ from opgrad.contract import Operator, check_arrays, operators
 from opgrad.interop.torch import check_untraced, execute, form, is_traced, is_transformed, run, spec
 from opgrad.plain import plain
 from opgrad.primitive import SCALARS, gradient_name
+from opgrad.torch.derivative import is_batched
 
 GRADIENTS = {op.forward: op for op in operators().values() if op.forward and op.general}
 ATTRIBUTES = ("axis", "where", "logit_scale", "result_scale", "dropout", "post_ops", "out_scale")  # of the gradients
@@ -79,6 +80,11 @@ class _General(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         op, named = ctx.op, ctx.named
+        if is_transformed() or any(gradient is not None and is_batched(gradient) for gradient in gradients):
+            raise NotImplementedError(
+                f"{op.name}: the gradient of a call with attributes, or of mixed or narrow dtypes, is not open to "
+                "torch.func, torch.vmap, forward-mode differentiation and batches of gradients"
+            )
         if torch.is_grad_enabled():
             raise NotImplementedError(
                 f"{op.name}: a call with attributes, or of mixed or narrow dtypes, is differentiable once, without "

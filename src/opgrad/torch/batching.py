@@ -1,0 +1,188 @@
+"""The batching rule of every operator, for torch.vmap: one call in which the batch is one more axis.
+
+Elementwise and row operators take it in front. In the losses it joins the samples, whose losses are then reduced for
+each call of its own. In lookups an axis of x moves aside for it; where every call has indices and a table of its own,
+all tables become one, and the indices are shifted to their part of it.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrad.contract import Spec
+from opgrad.interop.torch import numpy_dtype
+from opgrad.torch.formulas import factors, wide
+from opgrad.torch.operators import OPERATORS, TensorOperator
+
+Batched = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Many calls of an operator at once.
+
+    given: the arguments by name; those in `batched` have the axis of the batch, in front.
+    attributes: those of one call, checked.
+    """
+
+    operator: TensorOperator
+    size: int
+    given: dict[str, Any]
+    batched: frozenset[str]
+    attributes: dict[str, Any]
+
+    def every(self, name: str) -> Any:
+        """An argument with the axis of the batch, repeated if it has none; None if it is not given."""
+        value = self.given[name]
+        return value if value is None or name in self.batched else value.expand(self.size, *value.shape)
+
+    def call(self, **changed: Any) -> Any:
+        """The operator's results for these arguments in place of the batch's."""
+        return self.operator(*[changed.get(name, value) for name, value in self.given.items()])
+
+
+def _batching(operator: TensorOperator, rule: Callable[[Batch], Batched]) -> Callable[..., Batched]:
+    """`Derivative.batching` from a rule. One call is checked first, so that messages speak of its shapes."""
+
+    def batching(size: int, in_dims: Sequence[Any], arguments: Sequence[Any]) -> Batched:
+        given = dict(zip(operator.names, arguments, strict=True))
+        dims = dict(zip(operator.names, in_dims, strict=True))
+        batched = frozenset(name for name in operator.op.inputs if dims[name] is not None)
+        given |= {name: given[name].movedim(dims[name], 0) for name in batched}
+        specs = {name: _spec(given[name], name in batched) for name in operator.op.inputs}
+        attributes = operator.checked(specs, operator.given(arguments))
+        try:
+            return rule(Batch(operator, size, given, batched, attributes))
+        except ValueError:  # a label or an index out of range: let the call that has it speak
+            for call in range(size):
+                operator(*[value[call] if name in batched else value for name, value in given.items()])
+            raise
+
+    return batching
+
+
+def _spec(tensor: Tensor | None, batched: bool) -> Spec | None:
+    """What one call is given."""
+    return None if tensor is None else Spec(tuple(tensor.shape[batched:]), numpy_dtype(tensor.dtype))
+
+
+# --- elements and rows ----------------------------------------------------------------------------------------------
+
+
+def _elements(batch: Batch) -> Batched:
+    return batch.call(**{name: batch.every(name) for name in batch.operator.op.inputs}), 0
+
+
+def _rows(batch: Batch) -> Batched:
+    axes = [axis + 1 for axis in batch.attributes["axis"]]
+    return batch.call(**{name: batch.every(name) for name in batch.operator.op.inputs}, axis=axes), 0
+
+
+def _scale(batch: Batch) -> Batched:
+    x = batch.every("x")
+    if "factor" not in batch.batched:
+        return batch.call(x=x), 0
+    factor = batch.given["factor"].to(x.dtype).reshape(-1, *[1] * (x.dim() - 1))
+    return x / factor if batch.given["scale_down"] else x * factor, 0
+
+
+# --- cross-entropy --------------------------------------------------------------------------------------------------
+
+
+def _losses(batch: Batch) -> Batched:
+    """A loss and its gradient for each sample, which are then multiplied and reduced as each call asks for."""
+    operator, given = batch.operator, batch.given
+    logits, labels = batch.every("logits"), batch.every("labels")
+    f = _factors(batch, labels, logits)
+    multiplied = {"loss"} if f is None else {"loss", "dlogits"}
+    pairs = list(zip(operator.op.results, operator.dtypes, strict=True))
+    computed = {dtype: wide(logits) for name, dtype in pairs if name in multiplied}
+    samples = {"logits": logits.flatten(0, 1), "labels": labels.flatten(0, 1)} | _weight(batch, f)
+    found = batch.call(**samples, **computed, reduction="none")
+    results = []
+    for (name, dtype), result in zip(pairs, found if isinstance(found, tuple) else (found,), strict=True):
+        each = result.unflatten(0, logits.shape[:2])
+        if f is not None and name in multiplied:
+            each = each * (f.squeeze(2) if name == "loss" else f)
+        if name == "loss" and given["reduction"] != "none":
+            each = each.flatten(1).sum(1, dtype=torch.float64)
+        results.append(each.to(given[dtype] or logits.dtype))
+    return (results[0], 0) if len(results) == 1 else (tuple(results), (0, 0))
+
+
+def _loss_grad(batch: Batch) -> Batched:
+    log_prob, labels, bias = batch.every("log_prob"), batch.every("labels"), batch.every("bias")
+    f = _factors(batch, labels, log_prob)
+    dy = batch.every("dy")
+    if batch.given["reduction"] != "none":
+        dy = dy.reshape(-1, *[1] * (labels.dim() - 1)).expand(labels.shape)
+    if f is not None:
+        dy = dy.to(f.dtype) * f.squeeze(2)
+    samples = {"dy": dy, "log_prob": log_prob, "labels": labels} | ({} if bias is None else {"bias": bias})
+    flat = {name: each.flatten(0, 1) for name, each in samples.items()} | _weight(batch, f)
+    return batch.call(**flat, reduction="none").unflatten(0, log_prob.shape[:2]), 0
+
+
+def _factors(batch: Batch, labels: Tensor, like: Tensor) -> Tensor | None:
+    """What multiplies each sample, where that is not the operator's `weight` alone."""
+    weight, ignore_index, reduction = (batch.given[name] for name in ("weight", "ignore_index", "reduction"))
+    if reduction != "mean" and "weight" not in batch.batched:
+        return None
+    call = functools.partial(factors, ignore_index=ignore_index, reduction=reduction, like=like)
+    found: Tensor = torch.vmap(call, in_dims=(0, 0 if "weight" in batch.batched else None))(labels, weight)
+    return found
+
+
+def _weight(batch: Batch, f: Tensor | None) -> dict[str, Any]:
+    return {"weight": batch.given["weight"] if f is None else None}
+
+
+# --- gather ---------------------------------------------------------------------------------------------------------
+
+
+def _gather(batch: Batch) -> Batched:
+    axis, x, indices = batch.attributes["axis"].start, batch.given["x"], batch.given["indices"]
+    if "indices" not in batch.batched:
+        return batch.call(axis=axis + 1), 0
+    if "x" in batch.batched:
+        x = x.movedim(0, axis)
+        indices = _shifted(indices, x.shape[axis + 1])
+        x = x.flatten(axis, axis + 1)
+    return batch.call(x=x, indices=indices, axis=axis), axis
+
+
+def _gather_grad(batch: Batch) -> Batched:
+    axis, shape = batch.attributes["axis"].start, tuple(batch.given["shape"])
+    if "indices" not in batch.batched:
+        return batch.call(shape=(batch.size, *shape), axis=axis + 1), 0
+    rows = (batch.size, shape[axis])
+    shape = (*shape[:axis], math.prod(rows), *shape[axis + 1 :])
+    indices, dy = _shifted(batch.given["indices"], rows[1]), batch.every("dy").movedim(0, axis)
+    return batch.call(shape=shape, indices=indices, dy=dy, axis=axis).unflatten(axis, rows), axis
+
+
+def _shifted(indices: Tensor, size: int) -> Tensor:
+    """Indices into tables of this size as indices into all tables in a row; what is out of range stays that."""
+    indices = indices.long()
+    tables = indices.shape[0]
+    first = torch.arange(tables, device=indices.device).mul(size).view(-1, *[1] * (indices.dim() - 1))
+    inside = first + torch.where(indices < 0, indices + size, indices)
+    outside = torch.where(indices < 0, indices - tables * size, indices + tables * size)
+    return torch.where((indices < -size) | (indices >= size), outside, inside)
+
+
+RULES = {
+    "scale": _scale,
+    "softmax_cross_entropy_loss_grad": _loss_grad,
+    "gather": _gather,
+    "gather_grad": _gather_grad,
+}
+RULES_BY_KIND = {"elements": _elements, "rows": _rows, "classes": _losses}
+
+for name, operator in OPERATORS.items():
+    operator.derivative.batching = _batching(operator, RULES.get(name) or RULES_BY_KIND[operator.op.kind])
