@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
-from google.protobuf.message import DecodeError
 from onnx import helper
 from onnx.helper import get_attribute_value
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from opgrad.onnxruntime import InferenceSession
+from opgrad.onnxruntime.loading import open_session, read_model
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, Operator, operators
 from opgrad.training.artifacts import BUFFER_SUFFIX, FILES, RESET, tensor_spec
 from opgrad.training.checkpoint import Checkpoint, read_checkpoint
@@ -132,13 +130,7 @@ def _inspect_folder(folder: Path) -> Inspection:
 
 def _load(path: Path) -> onnx.ModelProto:
     """The model without the tensors that it keeps in other files."""
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except DecodeError:
-        raise ValueError(f"inspect: {path} is no ONNX model, or damaged") from None
-    if not model.graph.node:
-        raise ValueError(f"inspect: {path} has no nodes, expected an ONNX model")
-    return model
+    return read_model(path, "inspect", outside=False)
 
 
 def _run(path: Path, model: onnx.ModelProto) -> dict[str, Any]:
@@ -149,13 +141,10 @@ def _run(path: Path, model: onnx.ModelProto) -> dict[str, Any]:
     if any(each.runner == LOWERING for each in found):
         return {"operators": found, "problem": None}
     stock = all(each.runner == NATIVE for each in found)
-    session = onnxruntime.InferenceSession if stock else InferenceSession
     try:
-        session(path, session_options(1), providers=["CPUExecutionProvider"])
-    except Exception as error:
-        if not type(error).__module__.startswith("onnxruntime"):
-            raise
-        return {"operators": found, "problem": " ".join(str(error).split())}
+        open_session(path, session_options(1), f"inspect: {path}", stock)
+    except ValueError as error:
+        return {"operators": found, "problem": str(error)}
     return {"operators": found, "problem": None}
 
 
