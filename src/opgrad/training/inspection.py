@@ -11,7 +11,6 @@ import onnx
 from onnx import helper
 from onnx.helper import get_attribute_value
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from opgrad.onnxruntime.loading import open_session, read_model
@@ -225,11 +224,11 @@ def print_inspection(console: Console, found: Inspection) -> None:
     if found.operators:
         console.print(_operator_table(found))
     for problem in filter(None, (found.problem, found.optimizer_problem)):
-        console.print(f"cannot run: {problem}", style="red", markup=False, highlight=False)
+        console.print(f"cannot run: {problem}", style="red", highlight=False)
 
 
 def _facts(found: Inspection) -> Table:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=escape(found.path), title_justify="left")
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=found.path, title_justify="left")
     missing = [name for name in FILES if name not in found.files] if Path(found.path).is_dir() else []
     rows = [("files", ", ".join(f"{name} {size(count)}" for name, count in found.files.items()))]
     rows += [("missing", ", ".join(missing))] if missing else []
@@ -237,7 +236,7 @@ def _facts(found: Inspection) -> Table:
     rows += [("optimizer", _optimizer_text(node)) for node in found.optimizer]
     rows += _checkpoint_rows(found.checkpoint or {})
     for title, text in rows:
-        table.add_row(title, escape(text))
+        table.add_row(title, text)
     return table
 
 
@@ -275,7 +274,7 @@ def _parameter_table(found: Inspection) -> Table:
     table = Table("parameter", "shape", "dtype", "kind", row_styles=("", "dim"))
     table.add_column("bytes", justify="right")
     for each in found.parameters:
-        table.add_row(escape(each.name), escape(show(each.shape)), each.dtype, each.kind, f"{each.bytes:,}")
+        table.add_row(each.name, show(each.shape), each.dtype, each.kind, f"{each.bytes:,}")
     table.add_section()
     for kind in kinds(found):
         of_kind = [each for each in found.parameters if each.kind == kind]
