@@ -4,6 +4,8 @@ import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from opgrad.contract import number, shown
+
 
 @dataclass(eq=False)
 class Dropout:
@@ -25,25 +27,20 @@ class Dropout:
     __hash__: ClassVar[None] = None  # type: ignore[assignment]  # seeds change: no key of a plan
 
     def __post_init__(self) -> None:
-        if isinstance(self.probability, str | bytes):
-            raise TypeError(f"Dropout: probability is {self.probability!r}, expected a number")
-        try:
-            self.probability = float(self.probability)
-        except (TypeError, ValueError, OverflowError):
-            raise TypeError(f"Dropout: probability is {self.probability!r}, expected a number") from None
+        self.probability = number("Dropout: probability", self.probability)
         if not 0.0 <= self.probability <= 1.0:
             raise ValueError(f"Dropout: probability is {self.probability}, expected 0 to 1")
         self.seed, self.offset = _word("seed", self.seed), _word("offset", self.offset)
         if not isinstance(self.mask, bool):
-            raise TypeError(f"Dropout: mask is {self.mask!r}, expected a bool")
+            raise TypeError(f"Dropout: mask is {shown(self.mask)}, expected a bool")
 
 
 def _word(name: str, value: Any) -> int:
     """A 64-bit integer in the range of int64; the upper half of uint64 stands for the negative ones."""
     try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"Dropout: {name} is {value!r}, expected an int") from None
-    if not -(2**63) <= number < 2**64:
-        raise ValueError(f"Dropout: {name} is {number}, expected a 64-bit integer")
-    return number - 2**64 if number >= 2**63 else number
+        found = operator.index(value)
+    except Exception:  # a foreign __index__ may raise anything
+        raise TypeError(f"Dropout: {name} is {shown(value)}, expected an int") from None
+    if not -(2**63) <= found < 2**64:
+        raise ValueError(f"Dropout: {name} is {shown(found)}, expected a 64-bit integer")
+    return found - 2**64 if found >= 2**63 else found

@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from opgrad.contract import number
+
 LIMIT = 32  # operations in one list
 
 BINARY = ("add", "sub", "mul", "div", "max", "min", "ge", "gt", "le", "lt", "eq", "ne", "select")
@@ -32,17 +34,7 @@ class PostOp:
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
-            setattr(self, name, _number(self.name, name, getattr(self, name)))
-
-
-def _number(op: str, name: str, value: Any) -> float:
-    wrong = TypeError(f"post_ops.{op}: {name} is {value!r}, expected a number")
-    if isinstance(value, str | bytes):
-        raise wrong
-    try:
-        return float(value) + 0.0  # -0.0 becomes 0.0: as keys of plans they are the same
-    except (TypeError, ValueError, OverflowError):
-        raise wrong from None
+            setattr(self, name, number(f"post_ops.{self.name}: {name}", getattr(self, name)))
 
 
 # --- binary: s is the running value, t the operand, broadcast to it --------------------------------------------------
