@@ -59,7 +59,8 @@ def damaged_model(content: bytes, chance: random.Random) -> bytes:
     """The model with some fields changed, cleared, left out, or twice."""
     model = onnx.load_from_string(content)
     for _ in range(chance.choice((1, 1, 2, 5))):
-        message = chance.choice(list(_messages(model)))
+        messages = [model.graph, *model.graph.node, *model.graph.input, *model.graph.output]
+        message = chance.choice(messages if chance.random() < 0.4 else list(_messages(model)))
         fields = [field for field, _ in message.ListFields()]
         if chance.random() < 0.2 or not fields:
             fields = [field for field in message.DESCRIPTOR.fields if not _is_message(field)] or fields

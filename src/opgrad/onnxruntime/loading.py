@@ -18,7 +18,6 @@ from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_m
 from opgrad.onnxruntime import InferenceSession, register
 
 ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
-ATTRIBUTE_TYPES = frozenset(AttributeProto.AttributeType.values())
 
 Source: TypeAlias = str | bytes | PathLike[str]
 
@@ -37,6 +36,10 @@ def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProt
     except (DecodeError, UnicodeDecodeError):
         raise ValueError(f"{who}: {name} is no ONNX model, or damaged") from None
     check_model(model, f"{who}: {name}")
+    for value in model.graph.input:
+        kind = value.type.WhichOneof("value")
+        if kind is None or (kind == "tensor_type" and not value.type.tensor_type.elem_type):
+            raise ValueError(f"{who}: {name} is damaged, the input {value.name!r} has no type")
     if not model.graph.node and not model.graph.output:
         raise ValueError(f"{who}: {name} is no ONNX model, or empty")
     if outside and not isinstance(source, bytes):
@@ -108,8 +111,8 @@ def _fault(message: Any) -> str | None:
         return _fault_of_tensor(message)
     if isinstance(message, TypeProto.Tensor) and message.elem_type not in ELEMENT_TYPES:
         return f"a tensor has the unknown element type {message.elem_type}"
-    if isinstance(message, AttributeProto) and message.type not in ATTRIBUTE_TYPES:
-        return f"the attribute {message.name!r} has the unknown type {message.type}"
+    if isinstance(message, AttributeProto) and not message.type and not message.ref_attr_name:
+        return f"the attribute {message.name!r} has no type"
     for field, value in message.ListFields():
         # What is not in UTF-8 protobuf gives as bytes.
         if field.type == field.TYPE_STRING and any(

@@ -67,6 +67,8 @@ class ArtifactSet:
         training_model, eval_model, optimizer_model, checkpoint_file = (folder / name for name in FILES)
         checkpoint = read_checkpoint(checkpoint_file)
         graph = read_model(training_model, "ArtifactSet").graph
+        if not graph.output:
+            raise ValueError(f"ArtifactSet: {training_model} has no outputs, expected the loss")
         specs = {value.name: tensor_spec(value) for value in graph.input}
         check_parameters("ArtifactSet", specs, checkpoint.trainable, checkpoint.frozen)
         buffers = {name + BUFFER_SUFFIX for name in checkpoint.trainable}
@@ -107,7 +109,8 @@ def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
     try:
         dtype = np.dtype(tensor_dtype_to_np_dtype(tensor.elem_type))
     except KeyError:
-        raise ValueError(f"{value.name!r} has the element type {tensor.elem_type}, expected a known one") from None
+        number = tensor.elem_type
+        raise ValueError(f"the graph's {value.name!r} has the element type {number}, expected a known one") from None
     return TensorSpec(value.name, dtype, shape)
 
 

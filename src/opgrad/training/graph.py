@@ -72,7 +72,7 @@ class TrainingGraph:
     ):
         buffers = {name + BUFFER_SUFFIX: array for name, array in gradients.items()}
         fixed = {**parameters, **frozen, **buffers, RESET: np.zeros(1, np.bool_)}
-        flags = {node.output[0] for node in model.graph.node if node.op_type == "InPlaceAccumulatorV2"}
+        flags = {name for node in model.graph.node if node.op_type == "InPlaceAccumulatorV2" for name in node.output}
         self.inputs = tuple(declared(value) for value in model.graph.input if value.name not in fixed)
         self.outputs = tuple(declared(value) for value in model.graph.output if value.name not in flags)
         self.reset = True
