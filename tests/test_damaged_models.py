@@ -89,6 +89,14 @@ def test_models_given_as_objects_are_looked_at_too() -> None:
         lower(model)
 
 
+def test_attributes_of_another_kind() -> None:
+    for attributes in ({"alpha": [1.0, 2.0]}, {"alpha": "steep"}):
+        node = helper.make_node("LeakyReluGrad", ["dy", "y"], ["dx"], domain="com.microsoft", **attributes)
+        model = helper.make_model(helper.make_graph([node], "g", [], []), opset_imports=[helper.make_opsetid("", 17)])
+        with pytest.raises(NotImplementedError, match=r"^lower: LeakyReluGrad .*: its attribute alpha is of type"):
+            lower(model)
+
+
 def test_attributes_of_optimizers() -> None:
     for attributes, message in (
         ({"speed": 1.0}, "the attribute 'speed' is in the node AdamWOptimizer, expected none but alpha, beta"),
