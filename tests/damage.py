@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import tempfile
 import traceback
 from collections import Counter
@@ -159,7 +160,6 @@ def look_at_one(folder: Path) -> None:
     inspect(folder / "training_model.onnx")
 
 
-QUICK = (load_set, lower_all, open_module)
 ACTIONS = (load_set, make_trainer, open_module, lower_all, look, look_at_one)
 
 
@@ -183,7 +183,7 @@ def attempt(seed: int, sources: list[Path], actions: tuple[Callable[[Path], None
         try:
             chance.choice(actions)(folder)
         except REFUSED as error:
-            return None if "\n" not in str(error) else f"several lines: {error!r}"
+            return f"several lines: {error!r}" if "\n" in str(error) else None
         except Exception as error:
             ours = [each for each in traceback.extract_tb(error.__traceback__) if "/opgrad/" in each.filename][-1]
             return f"{Path(ours.filename).name}:{ours.lineno} {type(error).__name__}: {error}"
@@ -212,6 +212,7 @@ def main() -> None:
     arguments = parser.parse_args()
     found: Counter[str] = Counter()
     for seed in range(arguments.first, arguments.first + arguments.count):
+        print(f"\r{seed}", end="", file=sys.stderr)
         problem = in_a_child(seed, SETS + LARGER)
         if problem is not None:
             key = " ".join(problem[:200].split())
