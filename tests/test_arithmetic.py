@@ -6,6 +6,7 @@ import pytest
 import opgrad
 from opgrad.accuracy import error_in_ulp, tolerance
 from opgrad.contract import reference
+from opgrad.plans import MOST_DIMENSIONS
 
 rng = np.random.default_rng(5)
 
@@ -21,6 +22,23 @@ BROADCAST = [
     ((2, 1, 4, 1), (3, 1, 5), [3, 1], [2, 0]),
     ((1, 3), (0, 3), [0], []),
 ]
+
+
+@pytest.mark.parametrize("rank", [2, MOST_DIMENSIONS])
+def test_quotients_of_as_many_dimensions_as_numpy_has(rank):
+    """Beyond 32 dimensions some functions of NumPy 2 refuse what its arrays can have."""
+    lead = (1,) * (rank - 2)
+    dy, a, b = (np.ones((*lead, 2, 3), np.float32), np.full(3, 6, np.float32), np.full((*lead, 2, 1), 2, np.float32))
+    da, db = opgrad.div_grad(dy, a, b)
+    np.testing.assert_array_equal(da, np.full(3, 1, np.float32), strict=True)
+    np.testing.assert_array_equal(db, np.full(b.shape, -4.5, np.float32), strict=True)
+
+
+def test_a_result_of_more_dimensions_than_an_array_has():
+    x, indices = np.ones((2,) + (1,) * (MOST_DIMENSIONS - 1), np.float32), np.zeros((1, 1), np.int64)
+    most = MOST_DIMENSIONS
+    with pytest.raises(ValueError, match=f"^gather: y has {most + 1} dimensions, expected at most {most}$"):
+        opgrad.gather(x, indices)
 
 
 @pytest.mark.parametrize(("a", "b", "a_axes", "b_axes"), BROADCAST)

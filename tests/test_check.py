@@ -87,6 +87,12 @@ def test_what_keeps_cuda_from_running_is_told(monkeypatch):
     assert "on cuda" not in done.output
 
 
+@pytest.mark.usefixtures("one_operator")
+def test_names_of_extras_keep_their_brackets(monkeypatch):
+    monkeypatch.setattr(check, "_onnxruntime", lambda: ('not installed; pip install "opgrad[onnx]"', ""))
+    assert 'pip install "opgrad[onnx]"' in " ".join(run().output.split())
+
+
 @pytest.fixture
 def cuda(monkeypatch):
     """A CUDA device with PyTorch's CPU in its place."""

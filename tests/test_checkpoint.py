@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 import opgrad.training
 from opgrad.training import Checkpoint, odtc, read_checkpoint
-from opgrad.training.replacing import replace_file
+from opgrad.writing import replace_file
 
 DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
 

@@ -25,19 +25,21 @@ def run(*words: str | Path) -> tuple[int, str]:
 
 
 def test_train_writes_model_picture_and_metrics(tmp_path: Path) -> None:
-    status, text = run("train", EXAMPLES / "digits", "--epochs", "2", "--output", tmp_path / "out")
+    folder = tmp_path / "out [of two]"
+    status, text = run("train", EXAMPLES / "digits", "--epochs", "2", "--output", folder)
     assert status == 0, text
+    assert "out [of two]" in text
     assert re.search(r"test accuracy +\d\d\.\d\d%", text)
     assert "samples/s" in text
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+    assert sorted(path.name for path in folder.iterdir()) == [
         "last.checkpoint",
         "loss.png",
         "metrics.csv",
         "metrics.json",
         "model.onnx",
     ]
-    assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
-    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    metrics = json.loads((folder / "metrics.json").read_text())
     reference = json.loads((EXAMPLES / "digits" / "reference.json").read_text())
     assert metrics["train_loss_per_epoch"] == pytest.approx(reference["train_loss_per_epoch"][:2], rel=1e-3)
     assert metrics["exported_accuracy"] == metrics["test_accuracy"]
@@ -103,6 +105,27 @@ def test_a_missing_library_is_named_with_the_extra(monkeypatch: pytest.MonkeyPat
     status, text = run("train", EXAMPLES / "digits", "--output", tmp_path)
     assert status == 1
     assert text == 'opgrad: sklearn.datasets is not installed; pip install "opgrad[train]"\n'
+
+
+@pytest.mark.parametrize(
+    ("missing", "words", "message"),
+    [
+        ("sklearn", ("bench", "--training", EXAMPLES / "digits"), 'pip install "opgrad[train]"'),
+        ("onnx", ("lower", EXAMPLES / "digits" / "eval_model.onnx", "-o", "x"), 'pip install "opgrad[onnx]"'),
+        ("onnxruntime", ("lower", "--list"), "pip install 'opgrad[onnx]'"),
+    ],
+)
+def test_the_extra_named_is_one_with_the_library(
+    tmp_path: Path, missing: str, words: tuple[str | Path, ...], message: str
+) -> None:
+    """In a process of its own, where the library is missing from the start."""
+    command = f"import sys; sys.modules[{missing!r}] = None; from opgrad.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", command, *map(str, words)],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert message in done.stderr
 
 
 def test_ops_prints_every_operator() -> None:

@@ -45,6 +45,49 @@ def test_weights_that_sum_to_0(op, weights, dtype, rng):
 
 
 @CLASSES
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_weights_that_are_no_finite_numbers(op, reduction, dtype, rng):
+    """An infinite divisor is not 0: what the formula says of it, NaN or 0, is what comes out."""
+    for shape in [(6, 3), (6, 130), (2, 3, 40)]:
+        arguments = sample(op, shape, dtype, rng, reduction=reduction, ignore_index=1)
+        arguments.pop("bias", None)
+        arguments["labels"].flat = np.arange(arguments["labels"].size) % 3
+        for weights in itertools.product((1, 0, -np.inf, np.inf, np.nan), (1, np.inf), (1, 0, np.inf)):
+            arguments["weight"] = cast([*weights, *[1] * (shape[1] - 3)], dtype)
+            check(op, arguments, f"{shape}, weights {weights}")
+
+
+@pytest.mark.parametrize("upstream", [np.inf, np.nan, 0])
+def test_upstream_gradients_that_are_no_finite_numbers(upstream, rng):
+    for shape, reduction in itertools.product([(6, 130), (2, 3, 40)], REDUCTIONS):
+        arguments = sample(LOSS_GRAD, shape, "float32", rng, reduction=reduction, ignore_index=1)
+        arguments["labels"].flat = np.arange(arguments["labels"].size) % 3
+        arguments["dy"][...] = upstream
+        for weight in (1, 0, np.inf):
+            arguments["weight"][0] = weight
+            check(LOSS_GRAD, arguments, f"{shape}, {reduction}, weight {weight}")
+
+
+@CLASSES
+def test_weights_of_0_do_not_hide_a_sample(op, rng):
+    """Only samples that are ignored, or a mean's divisor of 0, make 0 of NaN."""
+    for shape, reduction in itertools.product([(6, 3), (6, 130), (2, 3, 40)], REDUCTIONS):
+        arguments = sample(op, shape, "float32", rng, reduction=reduction)
+        arguments["logits" if "logits" in arguments else "log_prob"][0] = np.nan
+        arguments["weight"][...] = 0
+        check(op, arguments, f"{shape}, {reduction}")
+
+
+def test_large_factors_of_a_row_meet_in_float64(rng):
+    """The weight times dy would overflow before it is divided by the sum of the weights."""
+    arguments = sample(LOSS_GRAD, (6, 130), "float32", rng)
+    arguments["weight"][...], arguments["dy"][...] = 1e-40, 1e38
+    arguments.pop("bias")
+    assert np.isfinite(check(LOSS_GRAD, arguments)[0]).all()
+
+
+@CLASSES
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_ignored_samples_may_hold_anything(op, bad, dtype, rng):
     for shape in [(6, 3), (6, 3, 40), (6, 130)]:

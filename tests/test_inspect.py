@@ -184,7 +184,11 @@ def test_one_model_with_initializers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
-    [("x.onnx", b"\xff" * 100, "is no ONNX model, or damaged"), ("x.onnx", b"", "has no nodes"), ("", b"", "has none")],
+    [
+        ("x.onnx", b"\xff" * 100, "is no ONNX model, or damaged"),
+        ("x.onnx", b"", "is no ONNX model, or empty"),
+        ("", b"", "has none"),
+    ],
 )
 def test_what_is_no_model_is_told_in_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     if name:
@@ -192,6 +196,25 @@ def test_what_is_no_model_is_told_in_one_line(tmp_path: Path, name: str, content
     status, text = run(tmp_path / name)
     assert (status, text.count("\n")) == (1, 1)
     assert message in text
+
+
+def test_what_cannot_be_loaded_is_told_and_nothing_else(tmp_path: Path) -> None:
+    """The status of the command is no message. Names keep their brackets."""
+    folder = tmp_path / "models [of mine]"
+    folder.mkdir()
+    model = onnx.parser.parse_model(f"{HEADER} g (float[2, 3] x) => (float y) {{ y = com.microsoft.Unknown_1(x) }}")
+    model.graph.node[0].op_type = "Unknown[bold]"
+    onnx.save(model, folder / "model.onnx")
+    status, text = run(folder / "model.onnx")
+    assert status == 1
+    assert "opgrad:" not in text
+    assert "nobody runs Unknown[bold]" in text
+    assert "models [of mine]" in text.replace("\n", " ")
+    model = onnx.parser.parse_model(f"{HEADER} g (float[2, 3] x) => (float[5] y) {{ y = Relu(x) }}")
+    model.graph.node.add(op_type="Add", input=["y", "missing"], output=["z"])
+    onnx.save(model, folder / "model.onnx")
+    status, text = run(folder / "model.onnx")
+    assert (status, "opgrad:" in text, text.count("cannot run:")) == (1, False, 1)
 
 
 def test_sizes_have_the_unit_that_fits() -> None:

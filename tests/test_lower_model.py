@@ -58,7 +58,7 @@ def test_missing_and_damaged_models(tmp_path):
     for damaged in (path, path.read_bytes()):
         with pytest.raises(ValueError, match="no ONNX model, or damaged"):
             lower(damaged)
-    with pytest.raises(ValueError, match="the model has no graph"):
+    with pytest.raises(ValueError, match="lower: the model is no ONNX model, or empty"):
         lower(b"")
 
 

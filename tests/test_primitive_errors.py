@@ -7,7 +7,7 @@ from samples import bits
 
 import opgrad
 from opgrad import post_ops
-from opgrad.contract import DTYPES
+from opgrad.contract import DTYPES, shown
 from opgrad.dropout_attribute import Dropout
 from opgrad.primitive import GRADIENT_TYPES, OPERAND_TYPES, TYPES
 
@@ -168,7 +168,7 @@ def test_scales(name, rng):
         for wrong in (float("nan"), float("inf"), -float("inf"), np.float32("nan")):
             fails(name, given | {scale: wrong}, ValueError, f"{scale} is {float(wrong)}, expected {expected}")
         for wrong in ("2", b"2", None, [2.0], 1j, np.ones(2), np.ones((1, 1)), given):
-            fails(name, given | {scale: wrong}, TypeError, f"{scale} is {wrong!r}, expected a number")
+            fails(name, given | {scale: wrong}, TypeError, f"{scale} is {shown(wrong)}, expected a number")
     for zero in (0, 0.0, -0.0):
         message = "out_scale is 0.0, expected a finite number other than 0"
         fails(name, given | {"out_scale": zero}, ValueError, message)

@@ -79,7 +79,7 @@ def test_tables_have_the_label_in_the_last_column(tmp_path: Path, name: str) -> 
         (np.zeros((0, 4)), np.zeros(0, int), ValueError, "no rows"),
         (np.zeros((3, 4)), np.array([0, 0.5, 1]), ValueError, "labels has values that are no int64"),
         (np.array([[0, 1, 2, np.nan]]), np.zeros(1, int), ValueError, "no finite number in row 0"),
-        (np.full((1, 4), "a"), np.zeros(1, int), TypeError, "pixels has dtype <U1, expected numbers"),
+        (np.full((1, 4), "a"), np.zeros(1, int), TypeError, "x has dtype <U1, expected numbers"),
     ],
 )
 def test_arrays_that_do_not_fit_the_graph(

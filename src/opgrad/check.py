@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 import opgrad
 from opgrad import machine
@@ -23,6 +24,7 @@ from opgrad.accuracy import error_in_ulp, reference, tolerance
 from opgrad.contract import FLOATS, GRAPH_FAMILIES, Operator, graph_operators, operators
 from opgrad.examples import Example, examples, expected, listed
 from opgrad.sample import arguments
+from opgrad.terminal import console
 
 # Kind of operator -> shapes with what else belongs to them; vectors, tails, other axes, optional arguments.
 EXAMPLES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
@@ -50,16 +52,16 @@ def check(
     Where there is a CUDA device, every operator is tested on it too. Exit
     status 0: all is right; 1: something is wrong.
     """
-    console = Console()
+    screen = console()
 
     def progress(items: list[Operator]) -> Any:
-        return items if as_json else track(items, "testing", console=console, transient=True)
+        return items if as_json else track(items, "testing", console=screen, transient=True)
 
     found = examine(progress)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
-        _show(console, found)
+        _show(screen, found)
     raise typer.Exit(0 if found["right"] else 1)
 
 
@@ -192,18 +194,18 @@ def _first_call(environment: dict[str, str]) -> float | None:
     return float(output) if output else None
 
 
-def _show(console: Console, found: dict[str, Any]) -> None:
+def _show(screen: Console, found: dict[str, Any]) -> None:
     for device in dict.fromkeys(test["device"] for test in found["operators"]):
         tested = [test for test in found["operators"] if test["device"] == device]
         where = "" if device == "cpu" else f" on {device}"
-        console.print(_operators_table(tested, where))
+        screen.print(_operators_table(tested, where))
         for test in tested:
             if not test["right"]:
                 what = f"{test['operator']} {test['dtype']}{where}"
-                console.print(f"{what}: {test['problem']}", style="red", markup=False)
-    console.print(_machine_table(found))
+                screen.print(f"{what}: {test['problem']}", style="red")
+    screen.print(_machine_table(found))
     verdict = "All is right." if found["right"] else "Something is wrong."
-    console.print(verdict, style="bold green" if found["right"] else "bold red")
+    screen.print(verdict, style="bold green" if found["right"] else "bold red")
 
 
 def _operators_table(tested: list[dict[str, Any]], where: str) -> Table:
@@ -217,8 +219,8 @@ def _operators_table(tested: list[dict[str, Any]], where: str) -> Table:
     return table
 
 
-def _entry(test: dict[str, Any]) -> str:
-    return f"{test['error_ulp']:.2f}" if test["right"] else "[bold red]wrong[/]"
+def _entry(test: dict[str, Any]) -> str | Text:
+    return f"{test['error_ulp']:.2f}" if test["right"] else Text("wrong", "bold red")
 
 
 def _machine_table(found: dict[str, Any]) -> Table:

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from opgrad.bench.command import bench
 from opgrad.check import check
+from opgrad.terminal import console
 
 F = TypeVar("F", bound=Callable[..., Any])
 USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError)
+ONNX = ("onnx", "onnxruntime", "flatbuffers", "google")
+# What the extras install, the most complete first, under the names by which it is imported.
+LIBRARIES = {"train": (*ONNX, "sklearn", "matplotlib"), "onnx": ONNX, "bench": ("matplotlib", "scipy")}
 BACKENDS = ("cpu", "cuda")
 TEXT_WIDTH = 200  # of a table in a file or a pipe
 
@@ -38,7 +40,7 @@ def main() -> None:
 def explains_errors(extra: str | None = None) -> Callable[[F], F]:
     """Decorate a command: what goes wrong on the user's side becomes one line and exit status 1.
 
-    extra: the extra of the package whose libraries the command needs.
+    extra: the extra of the package whose libraries the command needs; for a library of another, that is named.
     """
 
     def decorate(command: F) -> F:
@@ -49,9 +51,15 @@ def explains_errors(extra: str | None = None) -> Callable[[F], F]:
             except ModuleNotFoundError as error:
                 if extra is None or (error.name or "opgrad").startswith("opgrad"):
                     raise
-                message = f'{error.name} is not installed; pip install "opgrad[{extra}]"'
+                message = f'{error.name} is not installed; pip install "opgrad[{_extra_with(error.name, extra)}]"'
+            except ImportError as error:
+                if not str(error).startswith("opgrad"):
+                    raise
+                message = str(error).removeprefix("opgrad: ")
             except KeyboardInterrupt:
                 message = "interrupted"
+            except typer.Exit:  # a RuntimeError
+                raise
             except Exception as error:
                 if not isinstance(error, USER_ERRORS) and not type(error).__module__.startswith("onnxruntime"):
                     raise
@@ -62,6 +70,13 @@ def explains_errors(extra: str | None = None) -> Callable[[F], F]:
         return run  # type: ignore[return-value]
 
     return decorate
+
+
+def _extra_with(library: str | None, extra: str) -> str:
+    """The extra to install for a missing library: that of the command, unless it does not have it."""
+    package = str(library).partition(".")[0]
+    having = [name for name, libraries in LIBRARIES.items() if package in libraries]
+    return extra if extra in having or not having else having[0]
 
 
 def _positive(value: float | None) -> float | None:
@@ -135,15 +150,15 @@ def train(
     recipe = replace(saved, **given)
     artifacts = ArtifactSet.load(directory)
     folder = output or Path("runs") / artifacts.name
-    console = Console()
+    screen = console()
     try:
-        with report.TrainingBar(console, artifacts.name) as bar:
+        with report.TrainingBar(screen, artifacts.name) as bar:
             run = job.train(artifacts, recipe, data, folder, bar, resumption)
     except Interrupted as interruption:
         words = ["opgrad", "train", directory, "--resume", interruption.checkpoint]
         words += [word for name, value in (("--data", data), ("--output", output)) if value for word in (name, value)]
         raise RuntimeError(f"{interruption}; to go on: {shlex.join(map(str, words))}") from None
-    report.print_run(console, run)
+    report.print_run(screen, run)
 
 
 def _rows_or_fraction(text: str | None) -> int | float | None:
@@ -177,7 +192,7 @@ def inspect(
     if as_json:
         typer.echo(json.dumps(found.as_json(), indent=1))
     else:
-        inspection.print_inspection(Console(), found)
+        inspection.print_inspection(console(), found)
     if not found.runs:
         raise typer.Exit(1)
 
@@ -218,11 +233,11 @@ def ops() -> None:
     for title in ("operator", "formula", "dtypes", "backends", "ONNX, domain com.microsoft"):
         table.add_column(title, overflow="fold")
     for row in operator_rows():
-        table.add_row(*map(escape, row))  # formulas have brackets
-    console = Console()
-    if not console.is_terminal:
-        console.width = TEXT_WIDTH
-    console.print(table)
+        table.add_row(*row)
+    screen = console()
+    if not screen.is_terminal:
+        screen.width = TEXT_WIDTH
+    screen.print(table)
 
 
 def operator_rows() -> list[tuple[str, str, str, str, str]]:

@@ -34,6 +34,10 @@ GRAPH_FAMILIES = (
 NEEDS = "needs"  # the keyword of operators that can leave results out
 REDUCTIONS = ("none", "mean", "sum")
 ACCUMULATIONS = ("strict", "relaxed", "any")
+# What float() takes, but is no number here.
+NO_NUMBERS = (str, bytes, bytearray, complex, np.complexfloating, np.ma.MaskedArray)
+MOST_ELEMENTS = 1 << 59  # bytes of an array are counted in int64
+LONGEST = 120  # characters of a value in a message
 DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16", *BYTES, *INTEGERS, "bool")} | {
     name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", *FLOAT8)
 }
@@ -294,10 +298,10 @@ def _indexed(tensor: Tensor, index: int) -> Tensor:
     return replace(tensor, shape=shape, dtype_of=model, several=False)
 
 
-def several(made: Callable[[Mapping[str, Any], int], int] = lambda given, count: 0) -> General:
+def several(made: Callable[[Operator, Mapping[str, Any], int], int] = lambda op, given, count: 0) -> General:
     """What an operator with lists of arrays takes, all equally long; `made` gives the length of lists that it returns.
 
-    It is given the arguments and the length of the lists, 1 if there is none.
+    It is given the operator, the arguments, not checked yet, and the length of the lists, 1 if there is none.
     """
 
     def expand(op: Operator, given: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
@@ -307,7 +311,7 @@ def several(made: Callable[[Mapping[str, Any], int], int] = lambda given, count:
             arrays = flat.pop(name)
             count = _length(op, name, arrays, lists[0], count)
             flat |= {f"{name}[{i}]": array for i, array in enumerate(arrays)}
-        results = made(given, count)
+        results = made(op, given, count)
         if not results:
             return spread(op, count, 0), flat
         if isinstance(flat.get("out"), list | tuple):
@@ -368,8 +372,10 @@ def choosing() -> General:
         needs = given.get(NEEDS)
         if needs is None:
             return op, given
-        if not isinstance(needs, tuple | list) or not needs or not set(needs).issubset(op.results):
-            raise ValueError(f"{op.name}: {NEEDS} is {needs!r}, expected some of {', '.join(op.results)} in a tuple")
+        known = isinstance(needs, tuple | list) and all(isinstance(each, str) and each in op.results for each in needs)
+        if not known or not needs:
+            expected = f"some of {', '.join(op.results)} in a tuple"
+            raise ValueError(f"{op.name}: {NEEDS} is {shown(needs)}, expected {expected}")
         return only(op, needs), given
 
     def over_arrays(given: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
@@ -431,50 +437,83 @@ def normalise(op: Operator, attributes: Attributes, shapes: Shapes) -> None:
             attributes[name] = check(op, value, shapes, attributes)
 
 
-def _integer(op: Operator, name: str, value: Any) -> int:
+def shown(value: Any) -> str:
+    """A value as messages show it: in one line of bounded length, whatever it is."""
     try:
-        return arithmetic.index(value)
-    except TypeError:
-        raise TypeError(f"{op.name}: {name} is {value!r}, expected an int") from None
+        text = " ".join(repr(value).split())
+    except Exception:  # its own, or that of a number with too many digits
+        return f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def integer(op: Operator, name: str, value: Any) -> int:
+    """A number that int64 holds; a bool is none."""
+    wrong = f"{op.name}: {name} is {shown(value)}, expected"
+    if isinstance(value, bool):
+        raise TypeError(f"{wrong} an int")
+    try:
+        found = arithmetic.index(value)
+    except Exception:  # a foreign __index__ may raise anything
+        raise TypeError(f"{wrong} an int") from None
+    if not -(2**63) <= found < 2**63:
+        raise ValueError(f"{wrong} a 64-bit integer")
+    return found
+
+
+def integers(op: Operator, name: str, value: Any) -> Shape:
+    """A tuple of such numbers, from a tuple, a list or an array."""
+    try:
+        # PyTorch's own list takes no NumPy view of a tensor's memory, which would keep it from being resized.
+        array = value if isinstance(value, tuple | list) or hasattr(value, "tolist") else np.asarray(value)
+        found = array if isinstance(array, tuple | list) else array.tolist()
+    except Exception:  # a foreign __array__ may raise anything
+        found = None
+    if not isinstance(found, tuple | list):
+        raise TypeError(f"{op.name}: {name} is {shown(value)}, expected a tuple of ints")
+    return tuple(integer(op, name, each) for each in found)
+
+
+def flag(op: Operator, name: str, value: Any) -> bool:
+    """A bool, Python's or NumPy's."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{op.name}: {name} is {shown(value)}, expected a bool")
+    return bool(value)
 
 
 def read_axes(op: Operator, value: Any) -> int | tuple[int, ...]:
     """An axis, or a tuple of them, as Python's integers."""
-    if isinstance(value, tuple):
-        return tuple(_integer(op, "axis", each) for each in value)
-    return _integer(op, "axis", value)
+    return integers(op, "axis", value) if isinstance(value, tuple) else integer(op, "axis", value)
 
 
 def _axis(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> range:
     """The named axes as a range; a tuple must name adjacent axes."""
     rank = len(attributes.get("shape", next(iter(shapes.values()))))
     if op.kind in ("slices", "whole"):
-        value = _integer(op, "axis", value)
-    read = read_axes(op, value)
-    axes = read if isinstance(read, tuple) else (read,)
+        value = integer(op, "axis", value)
+    named = read_axes(op, value)
+    axes = named if isinstance(named, tuple) else (named,)
     for axis in axes:
         if not -rank <= axis < rank:
             bounds = f"{-rank} to {rank - 1}" if rank else "an array of at least one dimension"
-            raise ValueError(f"{op.name}: axis is {value}, expected {bounds} for an array of {_dimensions(rank)}")
+            raise ValueError(f"{op.name}: axis is {named}, expected {bounds} for an array of {_dimensions(rank)}")
     found = sorted(axis % rank for axis in axes)
     if not found or found != list(range(found[0], found[0] + len(found))):
-        raise ValueError(f"{op.name}: axis is {value}, expected an int or a tuple of adjacent axes")
+        raise ValueError(f"{op.name}: axis is {named}, expected an int or a tuple of adjacent axes")
     return range(found[0], found[-1] + 1)
 
 
-def _reduction(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> str:
-    if value not in REDUCTIONS:
-        raise ValueError(f"{op.name}: reduction is {value!r}, expected one of {', '.join(REDUCTIONS)}")
+def _one_of(op: Operator, name: str, value: Any, names: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(f"{op.name}: {name} is {shown(value)}, expected one of {', '.join(names)}")
     return str(value)
 
 
+def _reduction(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> str:
+    return _one_of(op, "reduction", value, REDUCTIONS)
+
+
 def _ignore_index(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> int | None:
-    if value is None:
-        return None
-    number = _integer(op, "ignore_index", value)
-    if not -(2**63) <= number < 2**63:
-        raise ValueError(f"{op.name}: ignore_index is {value}, expected a 64-bit integer")
-    return number
+    return None if value is None else integer(op, "ignore_index", value)
 
 
 def _out_dtype(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> Any:
@@ -482,9 +521,9 @@ def _out_dtype(op: Operator, value: Any, shapes: Shapes, attributes: Attributes)
     if not isinstance(value, tuple):
         return _float_dtype(op, "out_dtype", value)
     if len(op.results) == 1:
-        raise TypeError(f"{op.name}: out_dtype is {value!r}, expected one of {', '.join(FLOATS)}")
+        raise TypeError(f"{op.name}: out_dtype is {shown(value)}, expected one of {', '.join(FLOATS)}")
     if len(value) != len(op.results):
-        raise TypeError(f"{op.name}: out_dtype is {value!r}, expected one dtype or a tuple of {len(op.results)}")
+        raise TypeError(f"{op.name}: out_dtype is {shown(value)}, expected one dtype or a tuple of {len(op.results)}")
     return tuple(_float_dtype(op, f"out_dtype for {name}", each) for name, each in zip(op.results, value, strict=True))
 
 
@@ -492,34 +531,33 @@ def _float_dtype(op: Operator, what: str, value: Any) -> np.dtype[Any] | None:
     if value is None:
         return None
     try:
-        dtype = DTYPES["bfloat16"] if value == "bfloat16" else np.dtype(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{op.name}: {what} is {value!r}, expected one of {', '.join(FLOATS)}") from None
+        dtype = DTYPES["bfloat16"] if isinstance(value, str) and value == "bfloat16" else np.dtype(value)
+    except Exception:  # NumPy asks foreign objects for their dtype
+        raise TypeError(f"{op.name}: {what} is {shown(value)}, expected one of {', '.join(FLOATS)}") from None
     if dtype.name not in FLOATS or not dtype.isnative:
         raise TypeError(f"{op.name}: {what} is {dtype}, expected one of {', '.join(FLOATS)}")
     return dtype
 
 
-def _number(name: str) -> Callable[[Operator, Any, Shapes, Attributes], float]:
-    def check(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> float:
-        try:
-            # PyTorch warns of float() for a parameter, and raises RuntimeError for a tensor of several numbers.
-            if isinstance(value, str | bytes):
-                raise TypeError
-            return (
-                float(value.detach() if hasattr(value, "detach") else value) + 0.0
-            )  # -0.0 becomes 0.0: as keys of plans they are the same
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            raise TypeError(f"{op.name}: {name} is {value!r}, expected a number") from None
+def number(what: str, value: Any) -> float:
+    """A number as a float; `what` names the function and the argument."""
+    try:
+        if isinstance(value, NO_NUMBERS):
+            raise TypeError
+        # PyTorch warns of float() for a parameter.
+        found = float(value.detach() if hasattr(value, "detach") else value)
+        return found + 0.0  # -0.0 becomes 0.0: as keys of plans they are the same
+    except Exception:  # a foreign __float__ may raise anything
+        raise TypeError(f"{what} is {shown(value)}, expected a number") from None
 
-    return check
+
+def _number(name: str) -> Callable[[Operator, Any, Shapes, Attributes], float]:
+    return lambda op, value, shapes, attributes: number(f"{op.name}: {name}", value)
 
 
 def _scale(name: str, divides: bool = False) -> Callable[[Operator, Any, Shapes, Attributes], float]:
-    number = _number(name)
-
     def check(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> float:
-        found = number(op, value, shapes, attributes)
+        found = number(f"{op.name}: {name}", value)
         if not math.isfinite(found) or (divides and not found):
             expected = "a finite number other than 0" if divides else "a finite number"
             raise ValueError(f"{op.name}: {name} is {found}, expected {expected}")
@@ -529,49 +567,21 @@ def _scale(name: str, divides: bool = False) -> Callable[[Operator, Any, Shapes,
 
 
 def _accumulation(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> str:
-    if value not in ACCUMULATIONS:
-        raise ValueError(f"{op.name}: accumulation is {value!r}, expected one of {', '.join(ACCUMULATIONS)}")
-    return str(value)
-
-
-def _listed(value: Any) -> Any:
-    """An array as a list; PyTorch's makes its own, and no NumPy view of its memory."""
-    if isinstance(value, tuple | list):
-        return value
-    return value.tolist() if hasattr(value, "tolist") else np.asarray(value).tolist()
+    return _one_of(op, "accumulation", value, ACCUMULATIONS)
 
 
 def _shape(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> Shape:
-    sizes = _listed(value)
-    if not isinstance(sizes, tuple | list):
-        raise TypeError(f"{op.name}: shape is {value!r}, expected a tuple of ints")
-    shape = tuple(_integer(op, "shape", size) for size in sizes)
+    shape = integers(op, "shape", value)
     if any(size < 0 for size in shape):
         raise ValueError(f"{op.name}: shape is {shape}, expected sizes of at least 0")
+    if math.prod(size for size in shape if size) >= MOST_ELEMENTS:
+        raise ValueError(f"{op.name}: shape is {shape}, expected fewer than {MOST_ELEMENTS} elements")
     return shape
 
 
-def _flag(name: str) -> Callable[[Operator, Any, Shapes, Attributes], bool]:
-    def check(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> bool:
-        if not isinstance(value, bool | np.bool_):
-            raise TypeError(f"{op.name}: {name} is {value!r}, expected a bool")
-        return bool(value)
-
-    return check
-
-
-def _whole(name: str) -> Callable[[Operator, Any, Shapes, Attributes], int]:
-    return lambda op, value, shapes, attributes: _integer(op, name, value)
-
-
-def _integers(name: str) -> Callable[[Operator, Any, Shapes, Attributes], Shape]:
-    def check(op: Operator, value: Any, shapes: Shapes, attributes: Attributes) -> Shape:
-        found = _listed(value)
-        if not isinstance(found, tuple | list):
-            raise TypeError(f"{op.name}: {name} is {value!r}, expected a tuple of ints")
-        return tuple(_integer(op, name, each) for each in found)
-
-    return check
+def _checking(check: Callable[[Operator, str, Any], Any]) -> Callable[[str], Callable[..., Any]]:
+    """What makes the check of an attribute, by its name."""
+    return lambda name: lambda op, value, *rest: check(op, name, value)
 
 
 def _unless_none(of: Callable[[str], Callable[..., Any]]) -> Callable[[str], Callable[..., Any]]:
@@ -583,13 +593,13 @@ def _unless_none(of: Callable[[str], Callable[..., Any]]) -> Callable[[str], Cal
 
 
 _BY_TYPE: dict[Any, Callable[[str], Callable[..., Any]]] = {
-    bool: _flag,
-    int: _whole,
+    bool: _checking(flag),
+    int: _checking(integer),
     float: _number,
-    tuple[int, ...]: _integers,
-    int | None: _unless_none(_whole),
+    tuple[int, ...]: _checking(integers),
+    int | None: _unless_none(_checking(integer)),
     float | None: _unless_none(_number),
-    tuple[int, ...] | None: _unless_none(_integers),
+    tuple[int, ...] | None: _unless_none(_checking(integers)),
 }
 _ATTRIBUTES: dict[str, Callable[[Operator, Any, Shapes, Attributes], Any]] = {
     "shape": _shape,
@@ -603,7 +613,7 @@ _ATTRIBUTES: dict[str, Callable[[Operator, Any, Shapes, Attributes], Any]] = {
     "out_scale": _scale("out_scale", divides=True),
     "accumulation": _accumulation,
     **{
-        name: _flag(name)
+        name: _checking(flag)(name)
         for name in ("scale_down", "overwrite", "check", "inf_as_zero", "stats", "save", "post_op_grads")
     },
 }

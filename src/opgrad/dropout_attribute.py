@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from opgrad.contract import number, shown
+
 
 @dataclass(eq=False)
 class Dropout:
@@ -31,13 +33,7 @@ class Dropout:
 
 
 def _probability(value: Any) -> float:
-    wrong = TypeError(f"Dropout: probability is {value!r}, expected a number")
-    if isinstance(value, str | bytes):
-        raise wrong
-    try:
-        found = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise wrong from None
+    found = number("Dropout: probability", value)
     if not 0.0 <= found <= 1.0:
         raise ValueError(f"Dropout: probability is {found}, expected 0 to 1")
     return found
@@ -45,19 +41,19 @@ def _probability(value: Any) -> float:
 
 def _mask(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"Dropout: mask is {value!r}, expected a bool")
+        raise TypeError(f"Dropout: mask is {shown(value)}, expected a bool")
     return value
 
 
 def _word(name: str, value: Any) -> int:
     """A 64-bit integer in the range of int64; the upper half of uint64 stands for the negative ones."""
     try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"Dropout: {name} is {value!r}, expected an int") from None
-    if not -(2**63) <= number < 2**64:
-        raise ValueError(f"Dropout: {name} is {number}, expected a 64-bit integer")
-    return number - 2**64 if number >= 2**63 else number
+        found = operator.index(value)
+    except Exception:  # a foreign __index__ may raise anything
+        raise TypeError(f"Dropout: {name} is {shown(value)}, expected an int") from None
+    if not -(2**63) <= found < 2**64:
+        raise ValueError(f"Dropout: {name} is {shown(found)}, expected a 64-bit integer")
+    return found - 2**64 if found >= 2**63 else found
 
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {

@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from opgrad import layout
 from opgrad.contract import DTYPES, Attributes, Operator, Spec, check_arrays
 from opgrad.locks import settling
 from opgrad.problem import Operand, Pair, Problem
 from opgrad.ranges import Explain
+
+MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32  # of an array
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,10 @@ def result_specs(op: Operator, inputs: Mapping[str, Spec | None], attributes: At
     for (name, tensor), dtype in zip(op.results.items(), dtypes, strict=True):
         model = inputs[tensor.dtype_of or op.arrays[0]] if op.arrays else None
         own = model.dtype if model and model.dtype.name in tensor.dtypes else DTYPES[tensor.dtypes[0]]
-        specs[name] = Spec(tensor.shape(shapes, attributes) if tensor.shape else (), dtype or own)
+        shape = tensor.shape(shapes, attributes) if tensor.shape else ()
+        if len(shape) > MOST_DIMENSIONS:
+            raise ValueError(f"{op.name}: {name} has {len(shape)} dimensions, expected at most {MOST_DIMENSIONS}")
+        specs[name] = Spec(shape, dtype or own)
     return specs
 
 

@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from opgrad.contract import number
+
 LIMIT = 32  # operations in one list
 
 BINARY = ("add", "sub", "mul", "div", "max", "min", "ge", "gt", "le", "lt", "eq", "ne", "select")
@@ -31,17 +33,8 @@ class PostOp:
     __hash__: ClassVar[None] = None  # type: ignore[assignment]  # operands change: no key of a plan
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, _number(self.name, name, value) if name in ("alpha", "beta") else value)
-
-
-def _number(op: str, name: str, value: Any) -> float:
-    wrong = TypeError(f"post_ops.{op}: {name} is {value!r}, expected a number")
-    if isinstance(value, str | bytes):
-        raise wrong
-    try:
-        return float(value) + 0.0  # -0.0 becomes 0.0: as keys of plans they are the same
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise wrong from None
+        checked = name in ("alpha", "beta")
+        super().__setattr__(name, number(f"post_ops.{self.name}: {name}", value) if checked else value)
 
 
 # --- binary: s is the running value, t the operand, broadcast to it --------------------------------------------------

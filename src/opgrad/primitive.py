@@ -28,6 +28,7 @@ from opgrad.contract import (
     Spec,
     Tensor,
     normalise,
+    shown,
 )
 from opgrad.dropout_attribute import Dropout
 from opgrad.post_ops import PostOp
@@ -314,7 +315,7 @@ def _put_together(
     """The call's arguments by the names of the operator that computes it, and its post-ops."""
     chain, dropout = _chain(op, given.get("post_ops", ())), given.get("dropout")
     if dropout is not None and not isinstance(dropout, Dropout):
-        raise TypeError(f"{op.name}: dropout is {dropout!r}, expected an opgrad.Dropout")
+        raise TypeError(f"{op.name}: dropout is {shown(dropout)}, expected an opgrad.Dropout")
     kept = (*op.inputs, "axis", "out", *SCALARS)
     values = {name: given[name] for name in kept if name in given}
     applied = []
@@ -337,7 +338,7 @@ def _chain(op: Operator, several: Any) -> list[PostOp]:
         raise TypeError(f"{op.name}: post_ops is {type(several).__name__}, expected a list of opgrad.post_ops")
     for number, each in enumerate(several):
         if not isinstance(each, PostOp):
-            raise TypeError(f"{op.name}: post_ops[{number}] is {each!r}, expected one of opgrad.post_ops")
+            raise TypeError(f"{op.name}: post_ops[{number}] is {shown(each)}, expected one of opgrad.post_ops")
     if len(several) > post_ops.LIMIT:
         raise ValueError(f"{op.name}: post_ops has {len(several)} operations, expected at most {post_ops.LIMIT}")
     return list(several)
@@ -356,7 +357,9 @@ def _spec(op: Operator, library: interop.Arrays, name: str, array: Any) -> Spec:
         raise TypeError(f"{op.name}: {name} is a masked array, expected an array without a mask")
     try:
         return library.spec(array)
-    except ValueError as error:
+    except Exception as error:  # a foreign __array__ may raise anything
+        if isinstance(error, TypeError) and not isinstance(library, Host):
+            raise
         raise TypeError(f"{op.name}: {name} is {type(array).__name__}, expected an array") from error
 
 
@@ -366,6 +369,8 @@ def _broadcast(op: Operator, library: interop.Arrays, name: str, array: Any, lik
         return library.broadcast(array, like.shape, beside)
     except ValueError:
         raise ValueError(f"{op.name}: {name} has shape {shape}, expected one that broadcasts to {like.shape}") from None
+    except OverflowError:
+        raise ValueError(f"{op.name}: {name} is {shown(array)}, expected a number that float64 holds") from None
 
 
 def _dtype(op: Operator, value: Any, allowed: tuple[str, ...]) -> np.dtype[Any] | None:
@@ -374,8 +379,8 @@ def _dtype(op: Operator, value: Any, allowed: tuple[str, ...]) -> np.dtype[Any] 
     expected = ", ".join(allowed)
     try:
         dtype = DTYPES[value] if isinstance(value, str) and value in DTYPES else np.dtype(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{op.name}: out_dtype is {value!r}, expected one of {expected}") from None
+    except Exception:  # NumPy asks foreign objects for their dtype
+        raise TypeError(f"{op.name}: out_dtype is {shown(value)}, expected one of {expected}") from None
     if dtype.name not in allowed or not dtype.isnative:
         raise TypeError(f"{op.name}: out_dtype is {dtype}, expected one of {expected}")
     return dtype

@@ -24,6 +24,14 @@ def reduced_axes(shape: Shape, axes: Sequence[int], noop_with_empty_axes: bool) 
     return frozenset(axis % rank for axis in axes)
 
 
+def broadcast_shape(a: Shape, b: Shape) -> Shape | None:
+    """What two shapes are broadcast to, None if they are not; NumPy's function takes 32 dimensions at most."""
+    pairs = list(zip_longest(reversed(a), reversed(b), fillvalue=1))
+    if any(one != other and 1 not in (one, other) for one, other in pairs):
+        return None
+    return tuple(other if one == 1 else one for one, other in reversed(pairs))
+
+
 def broadcast_axes(a_shape: Shape, b_shape: Shape) -> tuple[list[int], list[int]]:
     """The axes along which each of two shapes is broadcast to the other, from the last to the first."""
     if any(size < 0 for size in (*a_shape, *b_shape)):

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from opgrad.contract import shown
+
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 MOST_AXES = 3
 
@@ -51,8 +53,8 @@ def axes(
     Raises the operator's ValueError for attributes that cannot be.
     """
     rank = len(sizes)
-    if auto_pad not in AUTO_PADS:
-        raise ValueError(f"{operator}: auto_pad is {auto_pad!r}, expected one of {', '.join(AUTO_PADS)}")
+    if not isinstance(auto_pad, str) or auto_pad not in AUTO_PADS:
+        raise ValueError(f"{operator}: auto_pad is {shown(auto_pad)}, expected one of {', '.join(AUTO_PADS)}")
     kernel_shape = _list(operator, "kernel_shape", kernel_shape, rank, least=1)
     strides = _list(operator, "strides", strides or (1,) * rank, rank, least=1)
     dilations = _list(operator, "dilations", dilations or (1,) * rank, rank, least=1)

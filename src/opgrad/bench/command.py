@@ -8,6 +8,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from opgrad.terminal import console
+
 
 def bench(
     folders: Annotated[
@@ -99,11 +101,11 @@ def bench(
         from opgrad.bench.plot import plot as draw
     if update and json_file is None:
         raise ValueError("bench: --update needs --json with the file to be updated")
-    console = Console()
+    screen = console()
     old = previous(json_file, update)
     options = Options(device, ops, dtypes, shapes, peers, seconds, quick, groups)
-    result = _with_bar(console, prepared(options, old))
-    show(console, result)
+    result = _with_bar(screen, prepared(options, old))
+    show(screen, result)
     if json_file is not None:
         result = store(json_file, result, old)
     if plot is not None:
@@ -135,9 +137,9 @@ def _bench_training(
         seconds = training.QUICK_SECONDS if quick else training.SECONDS
     rows = _batches(batches) if batches else training.BATCHES
     options = training.TrainingOptions(tuple(folders), rows, seconds, old_python)
-    console = Console()
-    result = _with_bar(console, partial(training.run, options))
-    show(console, result)
+    screen = console()
+    result = _with_bar(screen, partial(training.run, options))
+    show(screen, result)
     if json_file is not None:
         store(json_file, result, None)
 
@@ -149,10 +151,10 @@ def _batches(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _with_bar(console: Console, measure: Any) -> Any:
+def _with_bar(screen: Console, measure: Any) -> Any:
     """Measure with a progress bar."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, refresh_per_second=2) as bar:
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=screen, transient=True, refresh_per_second=2) as bar:
         task = bar.add_task("", total=None)
 
         def progress(done: int, total: int, cell: Any) -> None:

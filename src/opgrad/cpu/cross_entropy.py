@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from opgrad.cpu.execute import Program, Scratch, Step
-from opgrad.cpu.labels import divisor_inverse, label_steps
+from opgrad.cpu.labels import inverse_of, label_steps, mean_divisor
 from opgrad.cpu.loops import cut, kept_numbers, layout_of, precision
 from opgrad.cpu.loss_columns import (
     fused_column,
@@ -115,13 +115,14 @@ def fused_rows(
     slot = take_slot(scratch, slots)
     e = space + slot * space_size
     done = e + space_size // 2
-    inverse = divisor_inverse(scratch, mean)
+    divisor = mean_divisor(scratch, mean)
+    inverse = inverse_of(divisor)
     total = 0.0
     out, head, r = y, n, number(logits, 0.0)
     for row in range(part * per_part, min((part + 1) * per_part, count)):
         xs, label = logits + row * logits_row, load_one(classes, row)
         found = number(xs, 0.0)
-        if label < 0 or inverse == 0.0:
+        if label < 0 or divisor == 0.0:
             write_zero(y + row * y_row, 0, n, stream, xs, 0.0, 0.0)
         else:
             m, target, w = row_max(xs, 0, n), load_one(xs, label), load_one(weights, row)
@@ -130,7 +131,7 @@ def fused_rows(
             found = (row_log_of_total(xs, sum_exp, m, rounded_top(xs, m)) - (target - m)) * w
             s = number(xs, sum_exp)
             store_one(e, label, load_one(e, label) - s)
-            out, r = y + row * y_row, number(xs, inverse) * w / s
+            out, r = y + row * y_row, number(xs, inverse * w) / s
             e, done = done, e
             head = line_head(out, n, stream)
             write_times(out, 0, head, 0, done, r, 0.0)
@@ -147,17 +148,18 @@ def grad_rows(
     part, per_part, count, n, log_prob: Pointer, log_prob_row, bias: Pointer, bias_row, biased,
     dlogits: Pointer, dlogits_row, classes: Pointer, weights: Pointer, dy: Pointer, each, mean, scratch, stream,
 ):  # fmt: skip
-    inverse = divisor_inverse(scratch, mean)
+    divisor = mean_divisor(scratch, mean)
+    inverse = inverse_of(divisor)
     for row in range(part * per_part, min((part + 1) * per_part, count)):
         xs, bs, out = log_prob + row * log_prob_row, bias + row * bias_row, dlogits + row * dlogits_row
         label = load_one(classes, row)
-        if label < 0 or inverse == 0.0:
+        if label < 0 or divisor == 0.0:
             if biased:
                 write_same(out, 0, n, stream, bs, 0.0, 0.0)
             else:
                 write_zero(out, 0, n, stream, xs, 0.0, 0.0)
         else:
-            f = load_one(weights, row) * load_one(dy, row if each else 0) * number(xs, inverse)
+            f = number(xs, load_one(weights, row) * inverse * load_one(dy, row if each else 0))
             if biased:
                 write_gradient_with_bias(out, 0, n, stream, xs, bs, label, f)
             else:
@@ -171,8 +173,8 @@ def add_losses(part, made, sums, scratch, mean, each, loss: Pointer):
         total = 0.0
         for p in range(made):
             total += load_f64(sums, p)
-        inverse = divisor_inverse(scratch, mean)
-        store_one(loss, 0, total * inverse if inverse != 0.0 else 0.0)
+        divisor = mean_divisor(scratch, mean)
+        store_one(loss, 0, total / divisor if divisor != 0.0 else 0.0)
 
 
 # --- which kernels run ---------------------------------------------------------------------------------------------

@@ -56,12 +56,15 @@ def sum_labels(part, made, found, labels: Pointer, scratch):
 
 
 @inline
-def divisor_inverse(scratch: int, mean: int) -> float:
-    """1 / (sum of weights) for the mean, 0 if that sum is 0; else 1."""
-    if not mean:
-        return 1.0
-    total = load_f64(scratch, TOTAL)
-    return 0.0 if total == 0.0 else 1.0 / total
+def mean_divisor(scratch: int, mean: int) -> float:
+    """The sum of the samples' weights for the mean, else 1."""
+    return load_f64(scratch, TOTAL) if mean else 1.0
+
+
+@inline
+def inverse_of(divisor: float) -> float:
+    """1 / divisor, and 0 for 0; an infinite divisor gives 0, too, with which infinite weights make NaN."""
+    return 0.0 if divisor == 0.0 else 1.0 / divisor
 
 
 def label_steps(problem: Problem, precision: str, by_sample: bool = False) -> tuple[list[Step], dict[str, Any], int]:

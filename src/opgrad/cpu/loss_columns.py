@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from opgrad.cpu.columns import add_rest_logging_columns, column_max, column_sum_exp, get, put, streams_columns
-from opgrad.cpu.labels import divisor_inverse
+from opgrad.cpu.labels import inverse_of, mean_divisor
 from opgrad.cpu.math import exp, exp_up_to_zero, log
 from opgrad.cpu.memory import store_f64
 from opgrad.cpu.native import Kernel, inline, kernel
@@ -25,7 +25,7 @@ sum_exp_columns = column_sum_exp(minus_both, add_rounded)
 
 @inline
 def loss_column(
-    x: Any, x_n: int, n: int, whole: bool, mask: Any, label: Vector, w: Vector, inverse: float,
+    x: Any, x_n: int, n: int, whole: bool, mask: Any, label: Vector, w: Vector, divisor: float,
     e: Any, keep: int, y: Any, y_n: int, past: int,
 ) -> Vector:  # fmt: skip
     """log_prob to y; the samples' losses."""
@@ -42,7 +42,7 @@ def loss_column(
 
 @inline
 def loss_only_column(
-    x: Any, x_n: int, n: int, whole: bool, mask: Any, label: Vector, w: Vector, inverse: float,
+    x: Any, x_n: int, n: int, whole: bool, mask: Any, label: Vector, w: Vector, divisor: float,
     e: Any, keep: int, y: Any, y_n: int, past: int,
 ) -> Vector:  # fmt: skip
     """The samples' losses; y is not written.
@@ -70,7 +70,7 @@ def loss_only_column(
 
 @inline
 def fused_column(
-    x: Any, x_n: int, n: int, whole: bool, mask: Any, label: Vector, w: Vector, inverse: float,
+    x: Any, x_n: int, n: int, whole: bool, mask: Any, label: Vector, w: Vector, divisor: float,
     e: Any, keep: int, y: Any, y_n: int, past: int,
 ) -> Vector:  # fmt: skip
     """dlogits to y, by way of `e` if `keep`; the samples' losses."""
@@ -79,8 +79,8 @@ def fused_column(
     for i in range(n):
         target = select(label == i, get(x, i * x_n, whole, mask), target)
     s = sum_exp_columns(x, x_n, n, whole, mask, m, e, keep * lanes(e), y, y_n, 0, x, x_n, m, m)
-    total, f = s[0], w * inverse / s[0]
-    live = label >= (0 if inverse != 0.0 else n)
+    total, f = s[0], w * inverse_of(divisor) / s[0]
+    live = label >= (0 if divisor != 0.0 else n)
     for i in range(n):
         v = load(e, i * lanes(e)) if keep else exp_scaled(get(x, i * x_n, whole, mask), scale_for(m))
         put(y, i * y_n, select(live, select(label == i, v - total, v) * f, 0.0), whole, mask, past)
@@ -124,7 +124,7 @@ def loss_by_columns(column: Callable[..., Vector]) -> Kernel:
         w = lanes(logits)
         slot = take_slot(scratch, slots)
         buffer = space + slot * space_size
-        inverse = divisor_inverse(scratch, mean)
+        divisor = mean_divisor(scratch, mean)
         total = 0.0
         for unit in range(part * per_part, min((part + 1) * per_part, units)):
             o, j = unit // strips, unit % strips * w
@@ -132,7 +132,7 @@ def loss_by_columns(column: Callable[..., Vector]) -> Kernel:
             whole, mask, past = j + w <= inner, first(logits, inner - j), streams_columns(ys, y_n, stream)
             place = o * inner + j
             label, weight = get(classes, place, whole, mask), get(weights, place, whole, mask)
-            losses = column(xs, logits_n, n, whole, mask, label, weight, inverse, buffer + w, keep, ys, y_n, past)
+            losses = column(xs, logits_n, n, whole, mask, label, weight, divisor, buffer + w, keep, ys, y_n, past)
             total += note_losses(losses, each, loss, place, inner - j, whole, mask, buffer)
         store_f64(sums, part, total)
         release_slot(scratch, slot)
@@ -158,14 +158,14 @@ def loss_by_tiles(column: Callable[..., Vector], turn_back: Callable[..., None] 
         slot = take_slot(scratch, slots)
         buffer = space + slot * space_size
         tile = buffer + w
-        inverse = divisor_inverse(scratch, mean)
+        divisor = mean_divisor(scratch, mean)
         total = 0.0
         for unit in range(part * per_part, min((part + 1) * per_part, units)):
             row, left = unit * w, count - unit * w
             whole, mask = left >= w, first(logits, left)
             turn_in(tile, logits + row * logits_row, logits_row, n, min(left, w))
             label, weight = get(classes, row, whole, mask), get(weights, row, whole, mask)
-            losses = column(tile, w, n, True, mask, label, weight, inverse, tile, 1, tile, w, 0)
+            losses = column(tile, w, n, True, mask, label, weight, divisor, tile, 1, tile, w, 0)
             total += note_losses(losses, each, loss, row, left, whole, mask, buffer)
             turn_back(y + row * y_row, y_row, tile, n, min(left, w))
         store_f64(sums, part, total)
@@ -182,7 +182,8 @@ def grad_columns(
     scratch, stream,
 ):  # fmt: skip
     w = lanes(log_prob)
-    inverse = divisor_inverse(scratch, mean)
+    divisor = mean_divisor(scratch, mean)
+    inverse = inverse_of(divisor)
     for unit in range(part * per_part, min((part + 1) * per_part, units)):
         o, j = unit // strips, unit % strips * w
         xs, ys = log_prob + (o * log_prob_outer + j), dlogits + (o * dlogits_outer + j)
@@ -191,7 +192,7 @@ def grad_columns(
         place = o * inner + j
         label, f = get(classes, place, whole, mask), get(weights, place, whole, mask) * inverse
         f = f * get(dy, place, whole, mask) if each else f * load_one(dy, 0)
-        live = label >= (0 if inverse != 0.0 else n)
+        live = label >= (0 if divisor != 0.0 else n)
         for i in range(n):
             v = select(live, gradient_from_log_prob(get(xs, i * log_prob_n, whole, mask), label, f, i), 0.0)
             if biased:

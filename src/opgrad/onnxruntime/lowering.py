@@ -8,16 +8,15 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import AttributeProto, helper
 
 from opgrad.onnxruntime.bodies import FORMS, Call, Form, NoForm
 from opgrad.onnxruntime.bodies.build import Body, Value
 from opgrad.onnxruntime.bodies.reasons import NOT_LOWERED
+from opgrad.onnxruntime.loading import check_model, read_model
 from opgrad.onnxruntime.opset import all_nodes, raise_opset, subgraphs
 
 DOMAIN = "opgrad"
@@ -57,20 +56,11 @@ def _load(model: Any) -> onnx.ModelProto:
     if isinstance(model, onnx.ModelProto):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
+        check_model(copy, "lower: the model")
         return copy
     if not isinstance(model, (bytes, str, os.PathLike)):
         raise TypeError(f"lower: model is of type {type(model).__name__}, expected onnx.ModelProto, bytes or a path")
-    try:
-        if isinstance(model, bytes):
-            loaded = onnx.load_from_string(model)
-        else:
-            loaded = onnx.load(Path(model), load_external_data=False)
-    except DecodeError:
-        source = "the bytes are" if isinstance(model, bytes) else f"{os.fspath(model)} is"
-        raise ValueError(f"lower: {source} no ONNX model, or damaged") from None
-    if not loaded.HasField("graph"):
-        raise ValueError("lower: the model has no graph")
-    return loaded
+    return read_model(model, "lower", outside=False)
 
 
 def _names(operators: Collection[str] | None) -> frozenset[str]:

@@ -1,21 +1,19 @@
 """Who runs the operators of a model: a trial of every node, in sessions with and without opgrad's operators."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from opgrad.onnxruntime import InferenceSession
+from opgrad.onnxruntime.loading import open_session
 from opgrad.onnxruntime.lowering import lower
 
 NATIVE, OPGRAD, LOWERING, NOBODY = RUNNERS = "onnxruntime", "opgrad", "only by lowering", "nobody"
 # What a session calls a type -> that of ONNX; the names of the others are the same but for their letters' case.
 ELEMENT_TYPES = {f"tensor({name.lower()})": number for name, number in TensorProto.DataType.items()}
-
-Session = Callable[..., onnxruntime.InferenceSession]
 
 
 @dataclass(frozen=True)
@@ -96,8 +94,8 @@ class _Trials:
 
     def _try(self, model: onnx.ModelProto) -> tuple[str, list[onnx.TypeProto]]:
         """Who runs the only node, and the types of what it gives, as far as anybody knows."""
-        for runner, session in ((NATIVE, onnxruntime.InferenceSession), (OPGRAD, InferenceSession)):
-            types = _output_types(model, session)
+        for runner in (NATIVE, OPGRAD):
+            types = _output_types(model, stock=runner == NATIVE)
             if types is not None:
                 return runner, types
         types = _types_when_lowered(model)
@@ -107,17 +105,15 @@ class _Trials:
         return NOBODY, [item.type if item.HasField("type") else guess for item in model.graph.output]
 
 
-def _output_types(model: onnx.ModelProto, session: Session) -> list[onnx.TypeProto] | None:
+def _output_types(model: onnx.ModelProto, stock: bool) -> list[onnx.TypeProto] | None:
     """The types of a model's outputs, None if there is no such session."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        outputs = session(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).get_outputs()
-    except Exception as error:
-        if not type(error).__module__.startswith("onnxruntime"):
-            raise
+        outputs = open_session(model.SerializeToString(), options, "operators", stock).get_outputs()
+    except ValueError:
         return None
     declared = {item.name: item.type for item in model.graph.output if item.HasField("type")}
     return [declared.get(item.name) or _type_of(item) for item in outputs]
@@ -129,7 +125,7 @@ def _types_when_lowered(model: onnx.ModelProto) -> list[onnx.TypeProto] | None:
         lowered = lower(model)
     except (NotImplementedError, ValueError):
         return None
-    types = _output_types(lowered, onnxruntime.InferenceSession)
+    types = _output_types(lowered, stock=True)
     return None if types is None else types[: len(model.graph.output)]
 
 

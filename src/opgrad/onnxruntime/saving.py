@@ -1,6 +1,5 @@
 """Lower the model of a file into another file, and say what became of it."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from onnx.external_data_helper import uses_external_data
 
 from opgrad.onnxruntime.lowering import lower
 from opgrad.onnxruntime.runners import NATIVE, operators
+from opgrad.writing import replace_file
 
 
 def lower_file(source: Path, target: Path) -> list[str]:
@@ -27,9 +27,7 @@ def lower_file(source: Path, target: Path) -> list[str]:
         raise ValueError(f"lower: {source} keeps data in other files, expected an output in {source.parent}")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"lower: there is no folder {target.parent} to write {target.name} into")
-    partial = Path(f"{target}.partial")
-    partial.write_bytes(after.SerializeToString())
-    os.replace(partial, target)
+    replace_file(target, after.SerializeToString())
     return list(_lines(before, after, target))
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import BYTES, FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
-from opgrad.shapes import broadcast_axes, reduced_axes
+from opgrad.shapes import broadcast_axes, broadcast_shape, reduced_axes
 
 INT64 = ("int64",)
 
@@ -71,12 +71,9 @@ def reduce_sum_training(
 def _divisor_shape(shapes: Shapes, _: Attributes) -> Shape:
     """The shape of b, if that of dy is what a and b are broadcast to; ValueError otherwise."""
     dy, a, b = shapes["dy"], shapes["a"], shapes["b"]
-    try:
-        quotient = np.broadcast_shapes(a, b)
-    except ValueError:
-        raise ValueError(
-            f"div_grad: b has shape {b}, expected one that is broadcast with {a}, the shape of a"
-        ) from None
+    quotient = broadcast_shape(a, b)
+    if quotient is None:
+        raise ValueError(f"div_grad: b has shape {b}, expected one that is broadcast with {a}, the shape of a")
     if dy != quotient:
         raise ValueError(f"div_grad: dy has shape {dy}, expected {quotient}, what a and b are broadcast to")
     return b

@@ -68,7 +68,7 @@ def _reduce(loss: Array, weights: Array, reduction: str) -> Any:
     if reduction == "none":
         return loss
     total = weights.sum() if reduction == "mean" else 1.0
-    return loss.sum() / total if weights.any() and total != 0 else np.zeros(())
+    return loss.sum() / total if total != 0 else np.zeros(())
 
 
 @operator(

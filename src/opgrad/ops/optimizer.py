@@ -42,7 +42,7 @@ LikeWeights = Annotated[Sequence[Array], _list("weights")]
     kind="whole",
     results={"new_weights": _new("weights")},
     in_place={"new_weights": ("weights",)},
-    general=several(lambda given, count: count),
+    general=several(lambda op, given, count: count),
 )
 def sgd_optimizer(lr: Rate, weights: Weights, gradients: LikeWeights, *, out: Any = None) -> list[Array]:
     """One step of gradient descent.
@@ -72,7 +72,7 @@ def sgd_optimizer(lr: Rate, weights: Weights, gradients: LikeWeights, *, out: An
         "new_momentums_1": ("momentums_1",),
         "new_momentums_2": ("momentums_2",),
     },
-    general=several(lambda given, count: count),
+    general=several(lambda op, given, count: count),
 )
 def adamw_optimizer(
     lr: Rate,
@@ -130,7 +130,7 @@ def adamw_optimizer(
     kind="whole",
     results={"clipped": _new("gradients")},
     in_place={"clipped": ("gradients",)},
-    general=several(lambda given, count: count),
+    general=several(lambda op, given, count: count),
 )
 def clip_grad_norm(gradients: Weights, max_norm: float = 1.0, *, out: Any = None) -> list[Array]:
     """Gradients scaled down so that their norm, taken over all of them together, is at most max_norm.

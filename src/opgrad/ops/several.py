@@ -1,6 +1,6 @@
 """Operators on any number of arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,9 +12,12 @@ from opgrad.contract import (
     Array,
     Attributes,
     OnnxName,
+    Operator,
     Shape,
     Shapes,
     Tensor,
+    flag,
+    integers,
     operator,
     several,
 )
@@ -54,6 +57,10 @@ def _scaled(shapes: Shapes, attributes: Attributes, index: int) -> Shape:
     if not attributes["fuse_outputs"]:
         return _own(shapes, attributes, index)
     return (sum(int(np.prod(shape)) for name, shape in shapes.items() if name != "scale"),)
+
+
+def _fused(op: Operator, given: Mapping[str, Any], count: int) -> int:
+    return 1 if flag(op, "fuse_outputs", given.get("fuse_outputs", False)) else count
 
 
 Joined = Annotated[
@@ -108,7 +115,7 @@ def concat_training(arrays: Joined, axis: int = 0, *, out: Any = None) -> tuple[
         "pieces": Tensor(MOVABLE, _piece, "the shape of x but for axis", dtype_of="x", role="alone", several=True)
     },
     onnx=(OnnxName("SplitTraining", ("x", "split"), ("pieces*",), {"axis": 0}, types={"x": "T", "split": ("int64",)}),),
-    general=several(lambda given, count: len(given["split"])),
+    general=several(lambda op, given, count: len(integers(op, "split", given["split"]))),
 )
 def split_training(x: Split, split: tuple[int, ...], axis: int = 0, *, out: Any = None) -> list[Array]:
     """Part an array along an axis.
@@ -131,7 +138,7 @@ def split_training(x: Split, split: tuple[int, ...], axis: int = 0, *, out: Any 
         "copies": Tensor(MOVABLE, _own, "the shape of the array", dtype_of="arrays[]", role="alone", several=True)
     },
     onnx=(OnnxName("PassThrough", ("arrays*",), ("copies*",), types={"arrays": "T"}),),
-    general=several(lambda given, count: count),
+    general=several(lambda op, given, count: count),
 )
 def pass_through(arrays: Moved, *, out: Any = None) -> list[Array]:
     """Copies of arrays; in a graph it makes the nodes behind it wait until all of them are there.
@@ -189,7 +196,7 @@ def is_all_finite(
             types={"scale": "S", "arrays": "T"},
         ),
     ),
-    general=several(lambda given, count: 1 if given.get("fuse_outputs") else count),
+    general=several(_fused),
 )
 def mixed_precision_scale(
     scale: Scale, arrays: Numbers, fuse_outputs: bool = False, *, out_dtype: Any = None, out: Any = None

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 from onnx.helper import tensor_dtype_to_np_dtype
 
+from opgrad.onnxruntime.loading import read_model
 from opgrad.training.checkpoint import read_checkpoint
 from opgrad.training.optimizer import Rule, read_rule
 
@@ -66,7 +66,9 @@ class ArtifactSet:
             raise FileNotFoundError(f"ArtifactSet: {folder} has no {', '.join(missing)}")
         training_model, eval_model, optimizer_model, checkpoint_file = (folder / name for name in FILES)
         checkpoint = read_checkpoint(checkpoint_file)
-        graph = _load(training_model).graph
+        graph = read_model(training_model, "ArtifactSet").graph
+        if not graph.output:
+            raise ValueError(f"ArtifactSet: {training_model} has no outputs, expected the loss")
         specs = {value.name: tensor_spec(value) for value in graph.input}
         check_parameters("ArtifactSet", specs, checkpoint.trainable, checkpoint.frozen)
         buffers = {name + BUFFER_SUFFIX for name in checkpoint.trainable}
@@ -75,8 +77,8 @@ class ArtifactSet:
         return cls(
             directory=folder,
             training_model=training_model,
-            eval_model=_load(eval_model),
-            rule=read_rule(_load(optimizer_model)),
+            eval_model=read_model(eval_model, "ArtifactSet"),
+            rule=read_rule(read_model(optimizer_model, "ArtifactSet")),
             trainable=checkpoint.trainable,
             frozen=checkpoint.frozen,
             inputs=inputs,
@@ -104,7 +106,12 @@ def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
     """What a graph says about one of its tensors."""
     tensor = value.type.tensor_type
     shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "any" for dim in tensor.shape.dim)
-    return TensorSpec(value.name, np.dtype(tensor_dtype_to_np_dtype(tensor.elem_type)), shape)
+    try:
+        dtype = np.dtype(tensor_dtype_to_np_dtype(tensor.elem_type))
+    except KeyError:
+        number = tensor.elem_type
+        raise ValueError(f"the graph's {value.name!r} has the element type {number}, expected a known one") from None
+    return TensorSpec(value.name, dtype, shape)
 
 
 def find_scores(graph: onnx.GraphProto, label: str) -> str:
@@ -127,13 +134,6 @@ def find_scores(graph: onnx.GraphProto, label: str) -> str:
     if not ahead:
         raise ValueError(f"ArtifactSet: no tensor of the eval graph leads to the loss beside {label!r}")
     return ahead.pop()
-
-
-def _load(path: Path) -> onnx.ModelProto:
-    try:
-        return onnx.load(path)
-    except DecodeError:
-        raise ValueError(f"ArtifactSet: {path} is no ONNX model, or damaged") from None
 
 
 def _batch(inputs: tuple[TensorSpec, ...]) -> tuple[tuple[TensorSpec, ...], int | None]:

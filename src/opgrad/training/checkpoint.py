@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from opgrad.training import odtc
-from opgrad.training.replacing import bytes_in_use, data_path, replace_file, replace_pair
+from opgrad.training.replacing import bytes_in_use, data_path, replace_pair
+from opgrad.writing import replace_file
 
 T = TypeVar("T")
 

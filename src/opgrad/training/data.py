@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
+from opgrad.training import files
 from opgrad.training.artifacts import TensorSpec
 
 
@@ -70,7 +70,7 @@ def load_file(
 
     path: `.npz` with arrays named like the inputs, or `x` and `y` where there is one input beside the label;
         `.npy` or `.csv` with a table of numbers: the last column is the label, the others are the input's
-        values in C order. The first line of a `.csv` may hold names.
+        values in C order. A `.csv` is separated by commas, semicolons or tabs; its first line may hold names.
     inputs: the graph's inputs, the label last. Each array has their shape, with any number of rows.
     divide: by input, a number that its values are divided by.
     Float inputs take any numbers, integer ones whole numbers that their dtype holds.
@@ -80,7 +80,7 @@ def load_file(
     if path.suffix == ".npz":
         arrays = _read_npz(path, inputs)
     elif path.suffix in (".npy", ".csv"):
-        table = _read_npy(path) if path.suffix == ".npy" else _read_csv(path)
+        table = files.read_npy(path) if path.suffix == ".npy" else files.read_csv(path)
         if table.ndim != 2 or table.shape[1] < 2:
             raise ValueError(f"{path}: it has shape {table.shape}, expected rows of values and a label")
         arrays = _pair(table[:, :-1], table[:, -1], inputs, str(path))
@@ -90,42 +90,15 @@ def load_file(
 
 
 def _read_npz(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-    except (ValueError, EOFError, BadZipFile):
-        raise ValueError(f"{path}: no .npz file of plain arrays, or damaged") from None
-    if len(inputs) == 2 and arrays.keys() >= {"x", "y"}:
+    held = files.array_names(path)
+    if len(inputs) == 2 and {"x", "y"}.issubset(held):
+        arrays = files.read_npz(path, ("x", "y"))
         return {inputs[0].name: arrays["x"], inputs[1].name: arrays["y"]}
-    missing = [spec.name for spec in inputs if spec.name not in arrays]
+    missing = [spec.name for spec in inputs if spec.name not in held]
     if missing:
-        found = ", ".join(arrays) or "no arrays"
+        found = ", ".join(held) or "no arrays"
         raise ValueError(f"{path}: it holds {found}, expected an array for the input {missing[0]!r}")
-    return arrays
-
-
-def _read_npy(path: Path) -> np.ndarray:
-    try:
-        table: np.ndarray = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError):
-        raise ValueError(f"{path}: no .npy file of a plain array, or damaged") from None
-    return table
-
-
-def _read_csv(path: Path) -> np.ndarray:
-    with path.open(encoding="utf-8") as file:
-        names = not _all_numbers(file.readline())
-    try:
-        return np.loadtxt(path, delimiter=",", ndmin=2, skiprows=int(names), encoding="utf-8")
-    except ValueError as error:
-        raise ValueError(f"{path}: no table of numbers: {error}") from None
-
-
-def _all_numbers(line: str) -> bool:
-    try:
-        return bool([float(word) for word in line.split(",")])
-    except ValueError:
-        return False
+    return files.read_npz(path, [spec.name for spec in inputs])
 
 
 def _pair(x: np.ndarray, y: np.ndarray, inputs: Sequence[TensorSpec], origin: str) -> dict[str, np.ndarray]:

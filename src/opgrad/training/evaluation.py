@@ -9,12 +9,14 @@ import onnx
 import onnxruntime
 from onnx.helper import get_node_attr_value, make_opsetid
 
-from opgrad.onnxruntime import InferenceSession
-from opgrad.training.artifacts import ArtifactSet, TensorSpec
+from opgrad.onnxruntime import loading
+from opgrad.training.artifacts import FILES, ArtifactSet, TensorSpec
 from opgrad.training.data import Dataset
+from opgrad.training.graph import open_session
 
 # Where opgrad's operators are registered, onnxruntime can fuse nodes only if the model imports their domain.
 FUSED = "com.microsoft"
+EVALUATION = FILES[1]
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Evaluator:
         model.graph.output.add().name = self._scores
         if all(item.domain != FUSED for item in model.opset_import):
             model.opset_import.append(make_opsetid(FUSED, 1))
-        self._session = InferenceSession(model.SerializeToString(), options)
+        self._session = open_session(model, options, f"Evaluator: {artifacts.directory / EVALUATION}")
         self.score_type = next(item for item in self._session.get_outputs() if item.name == self._scores)
         self.classes = _classes(self._label, self.score_type.shape)
         self._ignored = _ignored_label(artifacts.eval_model.graph)
@@ -81,7 +83,7 @@ class Evaluator:
 
         model: the file. data, batch_size: as in `evaluate`. Returns None if the label is no class.
         """
-        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        session = loading.open_session(model, onnxruntime.SessionOptions(), f"exported_accuracy: {model}", stock=True)
         names = [item.name for item in session.get_inputs()]
         right = counted = 0
         for batch in _batches(data, batch_size):

@@ -1,6 +1,5 @@
 """The trained model as an ordinary ONNX inference model."""
 
-import os
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -11,6 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from opgrad.training.artifacts import ArtifactSet
+from opgrad.writing import replaced
 
 if TYPE_CHECKING:
     from onnxruntime import NodeArg
@@ -99,17 +99,16 @@ def _write(
 
 def _save(model: onnx.ModelProto, path: Path) -> None:
     """Check the model and put it in the file's place; beyond 2 GiB the parameters go into a file beside it."""
-    partial = Path(f"{path}.partial")
     size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    if size > LARGEST:
-        beside = Path(f"{path.name}.data")
-        (path.parent / beside).unlink(missing_ok=True)
-        onnx.save(model, partial, save_as_external_data=True, location=beside.name)
-        onnx.checker.check_model(partial)
-    else:
-        onnx.checker.check_model(model)
-        onnx.save(model, partial)
-    os.replace(partial, path)
+    with replaced(path) as partial:
+        if size > LARGEST:
+            beside = Path(f"{path.name}.data")
+            (path.parent / beside).unlink(missing_ok=True)
+            onnx.save(model, partial, save_as_external_data=True, location=beside.name)
+            onnx.checker.check_model(partial)
+        else:
+            onnx.checker.check_model(model)
+            onnx.save(model, partial)
 
 
 def _nodes_before(graph: onnx.GraphProto, tensors: Sequence[str]) -> list[onnx.NodeProto]:

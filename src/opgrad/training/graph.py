@@ -2,16 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from os import PathLike, fspath
-from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import onnx
 import onnxruntime
-from google.protobuf.message import DecodeError
 
-from opgrad.onnxruntime import LOWERED, InferenceSession, lower
+from opgrad.onnxruntime import LOWERED, loading, lower
+from opgrad.onnxruntime.loading import Source as Source
+from opgrad.onnxruntime.loading import read_model as read_model
 from opgrad.training import rewriting
 from opgrad.training.artifacts import BUFFER_SUFFIX, RESET
 from opgrad.training.binding import BoundGraph, Value, declared
@@ -19,65 +17,36 @@ from opgrad.training.tensors import FlatTensors
 
 UNKNOWN_OPERATOR = re.compile(r"(\S+)\(-?\d+\) is not a registered function/op|find an implementation for (\S+)\(")
 
-Source: TypeAlias = str | bytes | PathLike[str]
-
-
-def read_model(source: Source, who: str) -> onnx.ModelProto:
-    """An ONNX model from a file or from its bytes.
-
-    who: the caller, for messages.
-    Raises FileNotFoundError if there is no such file, ValueError if it is no ONNX model.
-    """
-    name = "the model" if isinstance(source, bytes) else str(fspath(source))
-    try:
-        if isinstance(source, bytes):
-            model = onnx.load_model_from_string(source)
-        elif Path(source).exists():
-            model = onnx.load(fspath(source))
-        else:
-            raise FileNotFoundError(f"{who}: there is no file {name}")
-    except DecodeError:
-        raise ValueError(f"{who}: {name} is no ONNX model, or damaged") from None
-    if not model.graph.node and not model.graph.output:
-        raise ValueError(f"{who}: {name} is no ONNX model, or empty")
-    return model
-
 
 def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions, who: str) -> onnxruntime.InferenceSession:
     """A session with opgrad's operators; those that it has no kernel for are lowered where they can be.
 
+    who: the caller, and the name of the model, for messages.
     Raises NotImplementedError, which names the operator, if nobody has it, and ValueError if onnxruntime finds the
     model wrong.
     """
     missing: list[str] = []
     while True:
         try:
-            return InferenceSession(model.SerializeToString(), options)
-        except Exception as error:
-            if found := UNKNOWN_OPERATOR.search(str(error)):
-                operator = str(found[1] or found[2])
-                name = operator.rpartition(":")[2]
-                if name not in LOWERED or name in missing:
-                    lack = f"{who}: the graph has the operator {operator}, which neither onnxruntime nor opgrad has"
-                    raise NotImplementedError(lack) from None
-                missing.append(name)
-                model = lower(model, operators=missing)
-                continue
-            if not type(error).__module__.startswith("onnxruntime"):
+            return loading.open_session(model.SerializeToString(), options, who)
+        except ValueError as error:
+            found = UNKNOWN_OPERATOR.search(str(error))
+            if not found:
                 raise
-            raise ValueError(f"{who}: onnxruntime cannot load the graph: {_reason(error)}") from None
-
-
-def _reason(error: Exception) -> str:
-    """What an exception of onnxruntime says, without where in its source."""
-    return str(error).rpartition("Status Message: ")[2].rpartition("[ONNXRuntimeError] : ")[2].strip()
+            operator = str(found[1] or found[2])
+            name = operator.rpartition(":")[2]
+            if name not in LOWERED or name in missing:
+                lack = f"{who}: the graph has the operator {operator}, which neither onnxruntime nor opgrad has"
+                raise NotImplementedError(lack) from None
+            missing.append(name)
+            model = lower(model, operators=missing)
 
 
 def run_error(error: Exception, who: str) -> Exception:
     """The exception for a run that onnxruntime ended: ValueError where a kernel refused values or shapes."""
     refused = "while running" in str(error) and "alloc" not in str(error)
     kind = ValueError if refused or type(error).__name__ == "InvalidArgument" else RuntimeError
-    return kind(f"{who}: {_reason(error)}")
+    return kind(f"{who}: {loading.reason(error)}")
 
 
 class TrainingGraph:
@@ -103,7 +72,7 @@ class TrainingGraph:
     ):
         buffers = {name + BUFFER_SUFFIX: array for name, array in gradients.items()}
         fixed = {**parameters, **frozen, **buffers, RESET: np.zeros(1, np.bool_)}
-        flags = {node.output[0] for node in model.graph.node if node.op_type == "InPlaceAccumulatorV2"}
+        flags = {name for node in model.graph.node if node.op_type == "InPlaceAccumulatorV2" for name in node.output}
         self.inputs = tuple(declared(value) for value in model.graph.input if value.name not in fixed)
         self.outputs = tuple(declared(value) for value in model.graph.output if value.name not in flags)
         self.reset = True

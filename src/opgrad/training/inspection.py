@@ -8,15 +8,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
-from google.protobuf.message import DecodeError
 from onnx import helper
 from onnx.helper import get_attribute_value
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from opgrad.onnxruntime import InferenceSession
+from opgrad.onnxruntime.loading import open_session, read_model
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, Operator, operators
 from opgrad.training.artifacts import BUFFER_SUFFIX, FILES, RESET, tensor_spec
 from opgrad.training.checkpoint import Checkpoint, read_checkpoint
@@ -132,13 +129,7 @@ def _inspect_folder(folder: Path) -> Inspection:
 
 def _load(path: Path) -> onnx.ModelProto:
     """The model without the tensors that it keeps in other files."""
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except DecodeError:
-        raise ValueError(f"inspect: {path} is no ONNX model, or damaged") from None
-    if not model.graph.node:
-        raise ValueError(f"inspect: {path} has no nodes, expected an ONNX model")
-    return model
+    return read_model(path, "inspect", outside=False)
 
 
 def _run(path: Path, model: onnx.ModelProto) -> dict[str, Any]:
@@ -149,13 +140,10 @@ def _run(path: Path, model: onnx.ModelProto) -> dict[str, Any]:
     if any(each.runner == LOWERING for each in found):
         return {"operators": found, "problem": None}
     stock = all(each.runner == NATIVE for each in found)
-    session = onnxruntime.InferenceSession if stock else InferenceSession
     try:
-        session(path, session_options(1), providers=["CPUExecutionProvider"])
-    except Exception as error:
-        if not type(error).__module__.startswith("onnxruntime"):
-            raise
-        return {"operators": found, "problem": " ".join(str(error).split())}
+        open_session(path, session_options(1), f"inspect: {path}", stock)
+    except ValueError as error:
+        return {"operators": found, "problem": str(error)}
     return {"operators": found, "problem": None}
 
 
@@ -236,11 +224,11 @@ def print_inspection(console: Console, found: Inspection) -> None:
     if found.operators:
         console.print(_operator_table(found))
     for problem in filter(None, (found.problem, found.optimizer_problem)):
-        console.print(f"cannot run: {problem}", style="red", markup=False, highlight=False)
+        console.print(f"cannot run: {problem}", style="red", highlight=False)
 
 
 def _facts(found: Inspection) -> Table:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=escape(found.path), title_justify="left")
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=found.path, title_justify="left")
     missing = [name for name in FILES if name not in found.files] if Path(found.path).is_dir() else []
     rows = [("files", ", ".join(f"{name} {size(count)}" for name, count in found.files.items()))]
     rows += [("missing", ", ".join(missing))] if missing else []
@@ -248,7 +236,7 @@ def _facts(found: Inspection) -> Table:
     rows += [("optimizer", _optimizer_text(node)) for node in found.optimizer]
     rows += _checkpoint_rows(found.checkpoint or {})
     for title, text in rows:
-        table.add_row(title, escape(text))
+        table.add_row(title, text)
     return table
 
 
@@ -286,7 +274,7 @@ def _parameter_table(found: Inspection) -> Table:
     table = Table("parameter", "shape", "dtype", "kind", row_styles=("", "dim"))
     table.add_column("bytes", justify="right")
     for each in found.parameters:
-        table.add_row(escape(each.name), escape(show(each.shape)), each.dtype, each.kind, f"{each.bytes:,}")
+        table.add_row(each.name, show(each.shape), each.dtype, each.kind, f"{each.bytes:,}")
     table.add_section()
     for kind in kinds(found):
         of_kind = [each for each in found.parameters if each.kind == kind]

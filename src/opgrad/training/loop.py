@@ -46,7 +46,8 @@ class Trainer:
         trainable, gradients = _trainable_memory(artifacts)
         frozen = {name: np.array(array, order="C") for name, array in artifacts.frozen.items()}
         model = read_model(artifacts.training_model, "Trainer")
-        self._graph = TrainingGraph(model, trainable, frozen, gradients, options, "Trainer")
+        what = f"Trainer: {artifacts.training_model}"
+        self._graph = TrainingGraph(model, trainable, frozen, gradients, options, what)
         self.evaluator = Evaluator(artifacts, options)
         self.optimizer: SGD | AdamW = artifacts.rule.start(trainable.flat, gradients.flat, learning_rate)
         self.parameters: Mapping[str, np.ndarray] = {**trainable, **frozen}

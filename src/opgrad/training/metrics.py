@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from opgrad.training.replacing import replace_file
+from opgrad.writing import replace_file
 
 
 @dataclass(frozen=True)
@@ -53,4 +53,4 @@ def write_csv(history: Sequence[EpochMetrics], path: Path) -> None:
 
 def write_text(text: str, path: Path) -> None:
     """Write a file; a crash on the way leaves an older one as it was."""
-    replace_file(path, memoryview(text.encode()))
+    replace_file(path, text.encode())

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from os import PathLike
+from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from opgrad.training.metrics import EpochMetrics, best_epoch
+from opgrad.writing import naming
 
 
 def plot_losses(
@@ -43,7 +45,8 @@ def plot_losses(
     axes.set_ylim(bottom=lowest if np.isfinite(lowest) else None)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, format="png")
+    with naming(Path(path)):
+        figure.savefig(path, format="png")
 
 
 def _plot_batches(axes: Axes, first: int, batch_losses: Sequence[Sequence[float]]) -> None:

@@ -8,7 +8,6 @@ that makes the new values the current ones. The second file takes up to about tw
 """
 
 import os
-import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -17,21 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 from opgrad.training import odtc
-
-
-def replace_file(path: Path, content: memoryview) -> None:
-    """Write a file; whenever this is interrupted, `path` has its old content or the new one."""
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            _flush(file)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    _flush_folder(path.parent)
+from opgrad.writing import flush, flush_folder, naming, replace_file
 
 
 def replace_pair(path: Path, root: odtc.Values) -> None:
@@ -47,9 +32,9 @@ def replace_pair(path: Path, root: odtc.Values) -> None:
     content = odtc.contents(root)
     data = open(data_path(path), "r+b", opener=_create)  # noqa: SIM115  (it is cut only if it could be opened)
     try:
-        with data:
+        with naming(data_path(path)), data:
             _write_pieces(data, pieces)
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
         replace_file(path, content)
     finally:
         with suppress(OSError):
@@ -100,19 +85,4 @@ def _write_pieces(file: BinaryIO, pieces: Iterable[tuple[int, np.ndarray]]) -> N
     for offset, array in pieces:
         file.seek(offset)
         file.write(odtc.raw(array).data)
-    _flush(file)
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make new names last; where folders cannot be flushed, as on Windows, the system does so itself."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    flush(file)

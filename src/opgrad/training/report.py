@@ -19,7 +19,7 @@ class TrainingBar:
 
     def __init__(self, console: Console, description: str):
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("loss {task.fields[loss]:.4f}{task.fields[validation]}"),

@@ -21,7 +21,7 @@ def fuse_losses(model: onnx.ModelProto) -> None:
     declared = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
     for node in model.graph.node:
         is_loss = node.op_type == "SoftmaxCrossEntropyLoss" and node.domain in ("", "ai.onnx")
-        if is_loss and node.output[0] in declared:
+        if is_loss and node.output and node.output[0] in declared:
             _fuse(model.graph, node, declared)
     if all(item.domain != DOMAIN for item in model.opset_import):
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
@@ -61,8 +61,8 @@ def overwriting(model: onnx.ModelProto) -> dict[str, str] | None:
     outputs = {value.name for value in graph.output}
     produced = {name for node in graph.node for name in node.output}
     for node in accumulators:
-        plain = node.input[0].endswith(BUFFER_SUFFIX) and list(node.input[2:]) == [RESET] and len(node.output) == 1
-        if not plain or used[node.output[0]] or used[node.input[0]] > 1:
+        plain = len(node.input) == 3 and node.input[0].endswith(BUFFER_SUFFIX) and node.input[2] == RESET
+        if not plain or len(node.output) != 1 or used[node.output[0]] or used[node.input[0]] > 1:
             return None
     names, taken = {}, set(outputs)
     for node in accumulators:

@@ -12,6 +12,9 @@ MICROSOFT = "com.microsoft"
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
+KINDS: tuple[Any, ...] = ((int, float), str, (list, tuple))  # of attributes
+
+
 class NoForm(NotImplementedError):
     """This node cannot be written with plain operators; the text says why."""
 
@@ -41,8 +44,12 @@ class Call:
     forward: Value | None = None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute, or the operator's default."""
-        return self.attributes.get(name, default)
+        """An attribute, or the operator's default; one of another kind than the default has no meaning."""
+        value = self.attributes.get(name, default)
+        kind = next((kind for kind in KINDS if isinstance(default, kind)), object)
+        if not isinstance(value, kind):
+            raise NoForm(f"its attribute {name} is of type {type(value).__name__}, expected one like {default!r}")
+        return value
 
     def input(self, index: int) -> Value | None:
         """An optional input."""

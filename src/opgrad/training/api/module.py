@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 
 from opgrad.cpu.parallel import get_num_threads
+from opgrad.onnxruntime.loading import name_of
 from opgrad.training import rewriting
 from opgrad.training.api.checkpoint_state import CheckpointState
 from opgrad.training.api.memory import Memory
@@ -58,8 +59,11 @@ class Module:
         self._state, self._memory = state, state._memory
         _fit(model.graph, self._memory)
         memory = self._memory
-        self._graph = TrainingGraph(model, memory.parameters, memory.frozen, memory.gradients, options, WHO)
-        self._eval_graph = None if self._eval_model is None else _open_eval(self._eval_model, memory, options)
+        what = f"{WHO}: {name_of(train_model_uri)}"
+        self._graph = TrainingGraph(model, memory.parameters, memory.frozen, memory.gradients, options, what)
+        self._eval_graph = None
+        if self._eval_model is not None and eval_model_uri is not None:
+            self._eval_graph = _open_eval(self._eval_model, memory, options, f"{WHO}: {name_of(eval_model_uri)}")
         self._order = [value.name for value in model.graph.input if value.name in state.parameters]
         self._norm: GradientNorm | None = None
         self._fitting: set[Any] = set()  # modes, dtypes and shapes of inputs that were found to fit
@@ -268,14 +272,14 @@ def _fixed(shape: Sequence[int | str]) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else 0 for size in shape)
 
 
-def _open_eval(model: onnx.ModelProto, memory: Memory, options: onnxruntime.SessionOptions) -> BoundGraph:
+def _open_eval(model: onnx.ModelProto, memory: Memory, options: onnxruntime.SessionOptions, what: str) -> BoundGraph:
     fused = onnx.ModelProto()
     fused.CopyFrom(model)
     rewriting.fuse_losses(fused)
     fixed = {**memory.parameters, **memory.frozen}
     inputs = [declared(value) for value in model.graph.input if value.name not in fixed]
     outputs = [declared(value) for value in model.graph.output]
-    return BoundGraph(open_session(fused, options, WHO), inputs, outputs, fixed, {})
+    return BoundGraph(open_session(fused, options, what), inputs, outputs, fixed, {})
 
 
 def _value(value: Any, spec: TensorSpec) -> Value:

@@ -1,0 +1,158 @@
+"""Files of data that nobody vouches for: text in every spelling, and headers that promise what is not there."""
+
+import io
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from opgrad.training import TensorSpec, load_file
+
+INPUTS = (
+    TensorSpec("pixels", np.dtype(np.float32), ("batch", 2)),
+    TensorSpec("labels", np.dtype(np.int64), ("batch",)),
+)
+ROWS = [(1.5, 2.0, 0), (3.0, 4.5, 1)]
+
+
+def text(delimiter: str = ",", end: str = "\n", header: str = "") -> str:
+    lines = [delimiter.join(map(str, row)) for row in ROWS]
+    return end.join([*([header] if header else []), *lines]) + end
+
+
+def npy(shape: object, dtype: str = "<f8", content: bytes = b"") -> bytes:
+    """An .npy file with this header."""
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + content
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        text().encode("utf-8-sig"),
+        text(header="a,b,label").encode("utf-8-sig"),
+        text("\t", "\r\n", "a\tb\tlabel").encode("utf-16"),
+        b"\xfe\xff" + text().encode("utf-16-be"),
+        text(";").encode(),
+        text("\t").encode(),
+        text(", ").encode(),
+        text(";", header='"a,b";"c";"label"').encode(),
+        text(end="\r\n", header="a,b,label").encode(),
+        text(end="\r").encode(),
+        text(header="\n  \n# made by hand\na,b,label\n").encode(),
+        text(end="\n\n").encode(),
+        text().strip().encode(),
+        text().replace("1.5", '"1.5"').encode(),
+    ],
+    ids=lambda content: repr(content)[:30],
+)
+def test_csv_in_every_spelling_keeps_all_rows(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "data.csv").write_bytes(content)
+    data = load_file(tmp_path / "data.csv", INPUTS)
+    np.testing.assert_array_equal(data.arrays["pixels"], np.array([row[:2] for row in ROWS], np.float32))
+    np.testing.assert_array_equal(data.arrays["labels"], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "it has no rows"),
+        (b"\n\n", "it has no rows"),
+        (b"a,b,label\n", "it has no rows"),
+        (b"1.5,?,0\n3,4,1\n", r"line 1 has '\?', expected numbers, or names alone in the first"),
+        (b"1.5,,0\n3,4,1\n", "line 1 has '', expected numbers"),
+        (b"a,b,c\nx,y,z\n1,2,3\n", "line 2 has 'x', expected numbers"),
+        (b"1,2,3\n4,5\n", "number of columns changed from 3 to 2"),
+        (b"1,5;2,5;0\n", "line 1 has '1,5'"),
+        (bytes(range(256)), "no text in UTF-8"),
+        (b"1,2,3\n\xff\xff,1,2\n", "no text in UTF-8"),
+        (text().encode("utf-16-le"), "no text in UTF-8"),
+        (text().encode("utf-32"), "no text in UTF-8"),
+    ],
+)
+def test_csv_that_is_no_table(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "data.csv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_file(path, INPUTS)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (npy((1 << 50,)), "it claims shape"),
+        (npy((1 << 62, 1 << 62)), "it claims shape"),
+        (npy((-1, 3), content=bytes(48)), r"it claims shape \(-1, 3\)"),
+        (npy((3, 3), content=bytes(71)), r"it claims shape \(3, 3\) of float64, and 71 bytes follow"),
+        (npy("(" * 4000), "no array in NumPy's format, or damaged"),
+        (npy("()", dtype=""), "no array in NumPy's format|expected rows of values and a label"),
+        (b"\x93NUMPY\x01\x00\xff\xff", "no array in NumPy's format, or damaged"),
+        (b"\x93NUMPY\x09\x00", "no array in NumPy's format, or damaged"),
+        (npy((1,), dtype="|O"), "has dtype object, expected numbers"),
+        (npy((1 << 50,), dtype="<U0"), "has dtype <U0, expected numbers"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True], ids=["npy", "npz"])
+def test_headers_that_claim_what_is_not_there(tmp_path: Path, packed: bool, content: bytes, message: str) -> None:
+    path = tmp_path / f"data.{'npz' if packed else 'npy'}"
+    if packed:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("x.npy", content)
+            archive.writestr("y.npy", npy((0,)))
+    else:
+        path.write_bytes(content)
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
+        load_file(path, INPUTS)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_npz_with_members_that_are_no_arrays(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    for member in (b"just text", b"", b"\x80\x04N."):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x", member)
+            archive.writestr("y", member)
+        with pytest.raises(ValueError, match="x is no array in NumPy's format") as caught:
+            load_file(path, INPUTS)
+        assert str(caught.value).startswith(f"{path}: x ")
+    np.savez(path, x=np.array([{}, None], object), y=np.zeros(2, int))
+    with pytest.raises(TypeError, match="x has dtype object, expected numbers"):
+        load_file(path, INPUTS)
+
+
+def test_npz_that_are_damaged_anywhere(tmp_path: Path, rng: np.random.Generator) -> None:
+    """A byte changed, or the end cut off: what is not found out is read, all else is one sentence."""
+    path, made = tmp_path / "data.npz", io.BytesIO()
+    np.savez_compressed(made, x=np.ones((2, 2)), y=np.zeros(2, int))
+    for _ in range(300):
+        content = bytearray(made.getvalue())
+        content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+        path.write_bytes(content[: rng.integers(len(content))] if rng.random() < 0.2 else content)
+        try:
+            load_file(path, INPUTS)
+        except (ValueError, TypeError) as error:
+            assert str(error).startswith(str(path))  # noqa: PT017
+
+
+def test_npz_members_that_claim_more_than_they_can_hold(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.zeros((2, 2)), y=np.zeros(2, int))
+    content = bytearray(path.read_bytes())
+    entry = content.index(b"PK\x01\x02")
+    content[entry + 24 : entry + 28] = (1 << 31).to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"x claims 2147483648 bytes in \d+, more than can be packed there"):
+        load_file(path, INPUTS)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("name", ["data.npy", "data.npz", "data.csv"])
+def test_a_pipe_is_no_file_of_data(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match="it is no regular file"):
+        load_file(tmp_path / name, INPUTS)
