@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
@@ -172,11 +173,10 @@ def _onnxruntime() -> tuple[str, str]:
 
 
 def _cache() -> dict[str, Any]:
-    from opgrad.cpu.native import cache_folder
+    from opgrad.cpu.native import object_cache
 
-    folder = cache_folder()
-    kernels = len(list(folder.glob("*.o"))) if folder else 0
-    return {"folder": str(folder) if folder else None, "kernels": kernels}
+    cache = object_cache()
+    return {"folder": cache.folder, "kernels": cache.count(), "problem": cache.problem()}
 
 
 def _first_calls() -> dict[str, float | None]:
@@ -230,7 +230,9 @@ def _machine_table(found: dict[str, Any]) -> Table:
         "caches", ", ".join(f"{level} {size >> 10} KiB" for level, size in here["caches"].items()) or "unknown"
     )
     table.add_row("threads", f"{found['threads']}, opgrad's own")
-    table.add_row("kernels", f"{cache['kernels']} in {cache['folder']}" if cache["folder"] else "not cached")
+    table.add_row("kernels", f"{cache['kernels']} in {cache['folder']}" if cache["folder"] else "none kept")
+    if cache["problem"]:
+        table.add_row("", f"new ones are not kept: {escape(cache['problem'])}")
     cold, warm = (f"{seconds:.2f} s" if seconds is not None else "failed" for seconds in calls.values())
     table.add_row("first call", f"{cold} compiled, {warm} from the cache")
     table.add_row("onnxruntime", found["onnxruntime"])
