@@ -25,11 +25,25 @@ from opgrad.contract import FLOATS, GRAPH_FAMILIES, Operator, graph_operators, o
 from opgrad.examples import Example, examples, expected, listed
 from opgrad.sample import arguments
 
-# Kind of operator -> shapes with what else belongs to them; vectors, tails, other axes, optional arguments.
+# Kind of operator -> shapes with what else belongs to them; vectors, tails, other axes, optional arguments. Together
+# they take every kernel that plain calls take.
 EXAMPLES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
-    "elements": [((1000,), {}), ((3, 5, 7), {})],
-    "rows": [((33, 129), {}), ((50, 10), {}), ((2, 6, 35), {"axis": 1})],
-    "classes": [((17, 130), {}), ((3, 21, 4, 5), {"optional": True, "ignore_index": 1, "reduction": "sum"})],
+    "elements": [((1000,), {}), ((3, 5, 7), {}), ((100,), {"overwrite": True, "scale_down": True})],
+    "rows": [
+        ((33, 129), {}),
+        ((50, 10), {}),
+        ((20, 25), {}),
+        ((9, 600), {}),
+        ((2, 70000), {}),
+        ((2, 6, 35), {"axis": 1}),
+    ],
+    "classes": [
+        ((17, 130), {}),
+        ((50, 10), {}),
+        ((20, 60), {}),
+        ((2, 70000), {}),
+        ((3, 21, 4, 5), {"optional": True, "ignore_index": 1, "reduction": "sum"}),
+    ],
     "slices": [((50, 24), {"indices": (80,)}), ((4, 9), {"indices": (30,), "axis": 1})],
 }
 CUDA = "cuda"  # the device, as PyTorch calls it

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from opgrad.bench.command import bench
 from opgrad.check import check
+from opgrad.compile import compile_kernels
 
 F = TypeVar("F", bound=Callable[..., Any])
 USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError)
@@ -249,3 +250,4 @@ def _backends(operator: Any) -> str:
 
 app.command()(explains_errors(extra="bench")(bench))
 app.command()(check)
+app.command("compile")(explains_errors(extra="train")(compile_kernels))

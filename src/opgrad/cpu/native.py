@@ -48,6 +48,10 @@ class Native:
 
     @functools.cached_property
     def address(self) -> int:
+        return self.link()
+
+    def link(self) -> int:
+        """Compile the function, or load it from the cache; its address."""
         return _link(self.function, f"native({self.count})")
 
     @functools.cached_property
