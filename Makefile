@@ -3,11 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: train test lint bench tables clean help
+# The oldest Python and the lowest versions of all packages that pyproject.toml allows: every operator, and training.
+OLDEST_PYTHON ?= python3.11
+MINIMUM := .venv-minimum
+MINIMUM_TESTS := tests/test_ops.py::test_fewest_dimensions tests/test_training.py tests/test_checkpoint.py \
+	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
+
+.PHONY: train test test-minimum lint bench tables clean help
 
 help:
 	@echo "make train   set up, then train a real ONNX training graph on scanned digits"
 	@echo "make test    set up, then run the tests"
+	@echo "make test-minimum  a few of them with the lowest versions of all dependencies"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   measure every operator against the peers installed"
 	@echo "make tables  rewrite the generated tables of README and docs"
@@ -18,6 +25,11 @@ train: $(VENV)/.train
 
 test: $(VENV)/.torch
 	$(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# What an old package says of newer ones that it imports is no fault of ours.
+test-minimum: $(MINIMUM)/.installed
+	$(MINIMUM)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -W ignore::DeprecationWarning \
+		$(MINIMUM_TESTS)
 
 lint: $(VENV)/.torch
 	$(RUN)/ruff check .
@@ -31,7 +43,7 @@ tables: $(VENV)/.dev
 	$(RUN)/python -m opgrad.report
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(MINIMUM)
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -45,4 +57,11 @@ $(VENV)/.torch: $(VENV)/.dev tools/install_torch.py
 
 $(VENV)/.%: $(VENV)/.python pyproject.toml
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	@touch $@
+
+$(MINIMUM)/.installed: pyproject.toml tools/minimum.py
+	$(OLDEST_PYTHON) -m venv $(MINIMUM)
+	$(OLDEST_PYTHON) tools/minimum.py > $(MINIMUM)/constraints.txt
+	$(MINIMUM)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(MINIMUM)/constraints.txt \
+		--editable ".[train,test]"
 	@touch $@

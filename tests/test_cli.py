@@ -141,8 +141,9 @@ def test_help_explains_every_command() -> None:
     assert status == 0
     for command in app.registered_commands:
         assert command.callback is not None
-        assert run(command.callback.__name__, "--help")[0] == 0
-        assert command.callback.__name__ in text
+        name = command.name or command.callback.__name__
+        assert run(name, "--help")[0] == 0
+        assert name in text
 
 
 def test_the_module_runs_as_a_command(tmp_path: Path) -> None:

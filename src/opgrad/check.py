@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
@@ -26,11 +27,25 @@ from opgrad.examples import Example, examples, expected, listed
 from opgrad.sample import arguments
 from opgrad.terminal import console
 
-# Kind of operator -> shapes with what else belongs to them; vectors, tails, other axes, optional arguments.
+# Kind of operator -> shapes with what else belongs to them; vectors, tails, other axes, optional arguments. Together
+# they take every kernel that plain calls take.
 EXAMPLES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
-    "elements": [((1000,), {}), ((3, 5, 7), {})],
-    "rows": [((33, 129), {}), ((50, 10), {}), ((2, 6, 35), {"axis": 1})],
-    "classes": [((17, 130), {}), ((3, 21, 4, 5), {"optional": True, "ignore_index": 1, "reduction": "sum"})],
+    "elements": [((1000,), {}), ((3, 5, 7), {}), ((100,), {"overwrite": True, "scale_down": True})],
+    "rows": [
+        ((33, 129), {}),
+        ((50, 10), {}),
+        ((20, 25), {}),
+        ((9, 600), {}),
+        ((2, 70000), {}),
+        ((2, 6, 35), {"axis": 1}),
+    ],
+    "classes": [
+        ((17, 130), {}),
+        ((50, 10), {}),
+        ((20, 60), {}),
+        ((2, 70000), {}),
+        ((3, 21, 4, 5), {"optional": True, "ignore_index": 1, "reduction": "sum"}),
+    ],
     "slices": [((50, 24), {"indices": (80,)}), ((4, 9), {"indices": (30,), "axis": 1})],
 }
 CUDA = "cuda"  # the device, as PyTorch calls it
@@ -174,11 +189,10 @@ def _onnxruntime() -> tuple[str, str]:
 
 
 def _cache() -> dict[str, Any]:
-    from opgrad.cpu.native import cache_folder
+    from opgrad.cpu.native import object_cache
 
-    folder = cache_folder()
-    kernels = len(list(folder.glob("*.o"))) if folder else 0
-    return {"folder": str(folder) if folder else None, "kernels": kernels}
+    cache = object_cache()
+    return {"folder": cache.folder, "kernels": cache.count(), "problem": cache.problem()}
 
 
 def _first_calls() -> dict[str, float | None]:
@@ -232,7 +246,9 @@ def _machine_table(found: dict[str, Any]) -> Table:
         "caches", ", ".join(f"{level} {size >> 10} KiB" for level, size in here["caches"].items()) or "unknown"
     )
     table.add_row("threads", f"{found['threads']}, opgrad's own")
-    table.add_row("kernels", f"{cache['kernels']} in {cache['folder']}" if cache["folder"] else "not cached")
+    table.add_row("kernels", f"{cache['kernels']} in {cache['folder']}" if cache["folder"] else "none kept")
+    if cache["problem"]:
+        table.add_row("", f"new ones are not kept: {escape(cache['problem'])}")
     cold, warm = (f"{seconds:.2f} s" if seconds is not None else "failed" for seconds in calls.values())
     table.add_row("first call", f"{cold} compiled, {warm} from the cache")
     table.add_row("onnxruntime", found["onnxruntime"])

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from opgrad.bench.command import bench
 from opgrad.check import check
+from opgrad.compile import compile_kernels
 from opgrad.terminal import console
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -264,3 +265,4 @@ def _backends(operator: Any) -> str:
 
 app.command()(explains_errors(extra="bench")(bench))
 app.command()(check)
+app.command("compile")(explains_errors(extra="train")(compile_kernels))

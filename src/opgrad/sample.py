@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import opgrad
-from opgrad.contract import DTYPES, Array, Operator, Shape, normalise, operators
+from opgrad.contract import DTYPES, Array, Operator, Shape, Spec, normalise, operators
 
 CACHE_LINE = 64
 PERIOD = 999_983  # elements after which random values repeat: a prime, so that rows differ
@@ -81,15 +81,12 @@ def arguments(
 
     What a gradient keeps from its forward operator is computed by that operator. Raises what it raises.
     """
-    if "shape" in op.attributes:
-        attributes["shape"] = shape
-    names = [name for name in op.inputs if optional or name not in op.optional]
-    shapes = _shapes(op, names, shape, indices, attributes)
+    shapes = _shapes(op, shape, indices, optional, attributes)
     high = _choices(op, shape, attributes)
     made = source(seed)
     values: dict[str, Any] = dict(attributes)
-    for name in names:
-        if DTYPES[op.inputs[name].dtypes[0]].kind == "i":
+    for name in shapes:
+        if _is_integer(op, name):
             values[name] = made.integers(1 if equal else high, shapes[name])
         elif (saved := _saved(op, name, shape, dtype, seed, source, attributes)) is not None:
             values[name] = saved
@@ -99,10 +96,28 @@ def arguments(
     return values
 
 
-def _shapes(
-    op: Operator, names: list[str], shape: Shape, indices: Shape, attributes: dict[str, Any]
-) -> dict[str, Shape]:
-    """The shape of each array, from those that decide about themselves to those that follow."""
+def signature(
+    op: Operator, shape: Shape, dtype: str, *, indices: Shape = (), optional: bool = False, **attributes: Any
+) -> tuple[list[Spec | None], dict[str, Any]]:
+    """What `arguments` would give, without the arrays: the Spec of each, None for one left out, and the attributes."""
+    shapes = _shapes(op, shape, indices, optional, attributes)
+    dtypes = {name: DTYPES["int64" if _is_integer(op, name) else dtype] for name in shapes}
+    return [Spec(shapes[name], dtypes[name]) if name in shapes else None for name in op.arrays], attributes
+
+
+def _is_integer(op: Operator, name: str) -> bool:
+    """Whether an array holds labels or indices."""
+    return DTYPES[op.inputs[name].dtypes[0]].kind == "i"
+
+
+def _shapes(op: Operator, shape: Shape, indices: Shape, optional: bool, attributes: dict[str, Any]) -> dict[str, Shape]:
+    """The shape of each array, from those that decide about themselves to those that follow.
+
+    The attribute `shape` is added to the attributes if the operator has it.
+    """
+    if "shape" in op.attributes:
+        attributes["shape"] = shape
+    names = [name for name in op.inputs if optional or name not in op.optional]
     shapes: dict[str, Shape] = dict.fromkeys(names, ())
     for name in names:
         if op.inputs[name].shape is None:

@@ -1,0 +1,202 @@
+"""The command `opgrad compile`: kernels are compiled ahead, in several processes, into the cache."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from opgrad.contract import FLOATS, GRAPH_FAMILIES, Operator, graph_operators, operators
+from opgrad.cpu.native import Native, object_cache
+from opgrad.cpu.parallel import default_threads
+
+if TYPE_CHECKING:
+    from opgrad.training import ArtifactSet
+
+FEW_ROWS = 1  # of a batch: what is left at the end of an epoch may take other kernels than a whole batch
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process compiles at a time: `work(*arguments)`."""
+
+    name: str
+    work: Callable[..., None]
+    arguments: tuple[Any, ...] = ()
+
+
+def compile_kernels(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[DIR ...]",
+            help="Artifact sets: the kernels of their graphs and optimizers.",
+            exists=True,
+            file_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+    ops: Annotated[
+        str, typer.Option(metavar="NAME,…", help="Operators; default: all, or with DIR those of the graphs.")
+    ] = "",
+    dtypes: Annotated[str, typer.Option(metavar="NAME,…", help="Of operators; default: " + ",".join(FLOATS))] = "",
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; default: one for each CPU.")
+    ] = None,
+) -> None:
+    """Compile kernels into the cache, so that no later process has to.
+
+    Without arguments the kernels that plain calls of all operators take;
+    with DIR those that training and evaluation of artifact sets take. Meant
+    for images of containers, which then start warm: docs/cache.md. Kernels
+    fit the kind of CPU that they are compiled on.
+
+    Example: opgrad compile examples/digits
+    """
+    cache = object_cache()
+    if problem := cache.problem():
+        raise RuntimeError(f"compile: compiled kernels cannot be kept: {problem}")
+    todo = [Job("calls", compile_calls), *_jobs(folders or [], _names(ops), _names(dtypes))]
+    before, start = cache.count(), time.perf_counter()
+    console = Console()
+    run(todo, jobs or default_threads(), console)
+    now, seconds = cache.count(), time.perf_counter() - start
+    console.print(f"{now - before} kernels compiled in {seconds:.0f} s, {now} in {cache.folder}", soft_wrap=True)
+
+
+def run(todo: Sequence[Job], processes: int, console: Console) -> None:
+    """Do all jobs with a progress bar; the first exception of one ends it."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    # Spawned, not forked: a fork of a process with threads may hang.
+    with (
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+        ProcessPoolExecutor(min(processes, len(todo)), get_context("spawn")) as pool,
+    ):
+        task = bar.add_task("", total=len(todo))
+        waiting: dict[Future[None], Job] = {pool.submit(_do, job): job for job in todo}
+        try:
+            for done in as_completed(waiting):
+                done.result()
+                bar.update(task, advance=1, description=waiting[done].name)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _jobs(folders: Sequence[Path], ops: Sequence[str], dtypes: Sequence[str]) -> Iterator[Job]:
+    """The jobs for artifact sets, and for operators unless only sets are named."""
+    declared = {**operators(), **graph_operators()}
+    _check("operator", ops, declared)
+    _check("dtype", dtypes, FLOATS)
+    for folder in folders:
+        yield Job(folder.resolve().name, compile_set, (folder,))
+    for name in ops or (() if folders else declared):
+        for dtype in _taken(declared[name], dtypes or FLOATS):
+            yield Job(f"{name} {dtype}", compile_operator, (name, dtype))
+
+
+def _check(what: str, names: Sequence[str], known: Any) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"compile: {what} is {name!r}, expected one of {', '.join(known)}")
+
+
+def _taken(op: Operator, dtypes: Sequence[str]) -> Sequence[str]:
+    """The dtypes that an operator takes; one of them for an operator without floats."""
+    floats = {name for tensor in op.inputs.values() for name in tensor.dtypes if name in FLOATS}
+    return [dtype for dtype in dtypes if dtype in floats] if floats else dtypes[:1]
+
+
+# --- what a process does ---------------------------------------------------------------------------------------------
+
+
+def _do(job: Job) -> None:
+    """Do a job; onnxruntime's exceptions cannot be handed to another process."""
+    try:
+        job.work(*job.arguments)
+    except Exception as error:
+        if type(error).__module__.startswith("onnxruntime"):
+            raise RuntimeError(f"{job.name}: {error}") from None
+        raise
+
+
+def compile_calls() -> None:
+    """Compile what runs the kernels: the functions for callers, those of the threads, those for onnxruntime."""
+    from opgrad.cpu import execute, parallel
+
+    modules: list[Any] = [execute, parallel]
+    if find_spec("onnxruntime"):
+        from opgrad.onnxruntime import compute
+
+        modules.append(compute)
+    for function in (each for module in modules for each in vars(module).values() if isinstance(each, Native)):
+        function.link()
+
+
+def compile_operator(name: str, dtype: str) -> None:
+    """Compile the kernels that plain calls of an operator take, by making the plans of its examples."""
+    from opgrad.check import EXAMPLES
+    from opgrad.examples import examples
+    from opgrad.plans import plan
+    from opgrad.sample import signature
+
+    op = {**operators(), **graph_operators()}[name]
+    if op.family in GRAPH_FAMILIES:
+        for example in examples(op, dtype):
+            _plan_example(op, example.arguments)
+        return
+    for shape, options in EXAMPLES[op.kind]:
+        known = {each: value for each, value in options.items() if each in {"optional", "indices", *op.attributes}}
+        plan(op, *signature(op, shape, dtype, **known))
+
+
+def _plan_example(op: Operator, arguments: Mapping[str, Any]) -> None:
+    from opgrad.arrays import Runner, as_given, form
+
+    of, given = form(op, dict(arguments))
+    Runner(of, (), as_given(of, given))
+
+
+def compile_set(folder: Path) -> None:
+    """Compile the kernels that an artifact set takes, by doing a little of all that is done with it."""
+    from opgrad.bench.training import batch_of
+    from opgrad.training import ArtifactSet, Recipe
+    from opgrad.training.loop import BATCH_ROWS
+
+    artifacts = ArtifactSet.load(folder)
+    rows = artifacts.batch_rows
+    _run_once(artifacts, batch_of(artifacts, rows or Recipe.load(folder).batch_size))
+    if rows is None:
+        _run_once(artifacts, batch_of(artifacts, BATCH_ROWS))
+        with suppress(ValueError, RuntimeError):  # a graph may refuse it; then nobody trains with it either
+            _run_once(artifacts, batch_of(artifacts, FEW_ROWS))
+
+
+def _run_once(artifacts: "ArtifactSet", batch: dict[str, np.ndarray]) -> None:
+    """Train and evaluate with a batch, through the trainer and through the API, with gradients added up, too."""
+    from opgrad.training import CheckpointState, Dataset, Module, Optimizer, Trainer
+
+    folder = artifacts.directory
+    trainer = Trainer(artifacts, learning_rate=0.0)
+    trainer.step(batch)
+    trainer.evaluate(Dataset(batch))
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(artifacts.training_model, state, folder / "eval_model.onnx")
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(0.0)
+    for _ in range(2):
+        module(*batch.values())  # the second call adds to the gradients of the first
+    optimizer.step()
+    module.eval()(*batch.values())
