@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from opgrad.cpu import execute, softmax, sources, trust
-from opgrad.cpu.cache import MOST_BYTES, ObjectCache, directory
+from opgrad.cpu import softmax
+from opgrad.cpu.compiler import sources, trust
+from opgrad.cpu.compiler.cache import MOST_BYTES, ObjectCache, directory
+from opgrad.cpu.runtime import execute
 
 pwd, resource = pytest.importorskip("pwd"), pytest.importorskip("resource")  # on Windows nothing is checked
 
@@ -295,7 +297,8 @@ def test_every_import_of_a_kernel_is_seen():
 CHANGES = """
 import sys
 from pathlib import Path
-from opgrad.cpu import native, sources
+from opgrad.cpu.compiler import native
+from opgrad.cpu.compiler import sources
 from opgrad.cpu.{module} import {name} as kernel
 
 digest = sources.digest(kernel.function)
@@ -321,7 +324,7 @@ def test_changing_any_file_that_a_kernel_uses_gives_another_digest(tmp_path, mod
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
     used = {path.relative_to(PACKAGE.parent).as_posix() for path in files_of(sources.made_from(kernel.function))}
-    assert {"opgrad/cpu/native.py", "opgrad/cpu/simd.py", "opgrad/cpu/lowering/build.py"} <= used
+    assert {"opgrad/cpu/compiler/native.py", "opgrad/cpu/compiler/simd.py", "opgrad/cpu/lowering/build.py"} <= used
     unused = {"opgrad/cli.py", "opgrad/training/fit.py"}
     done = subprocess.run(
         [sys.executable, "-c", CHANGES.format(module=module.__name__.rpartition(".")[2], name=name)],
@@ -347,7 +350,7 @@ def test_functions_that_a_kernel_was_made_from_count():
 
         return kernel
 
-    from opgrad.cpu.elements import unary
+    from opgrad.cpu.loops.elements import unary
 
     assert sources.digest(unary(other).function) != sources.digest(unary(softmax.softmax).function)
     assert {each.__name__ for each in sources.made_from(make(make(other)))} == {"kernel", "other"}

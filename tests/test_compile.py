@@ -13,7 +13,7 @@ from opgrad.bench.cells import WORKLOADS
 from opgrad.check import EXAMPLES
 from opgrad.cli import app
 from opgrad.contract import FLOATS, GRAPH_FAMILIES, graph_operators, operators
-from opgrad.cpu import native
+from opgrad.cpu.compiler import native
 from opgrad.plans import plan
 from opgrad.sample import signature
 
@@ -21,7 +21,7 @@ SETS = Path(__file__).parents[1] / "examples"
 CALL = """
 import sys
 import numpy as np, opgrad
-from opgrad.cpu import native
+from opgrad.cpu.compiler import native
 native._compile = None
 opgrad.set_num_threads(2)
 assert (opgrad.relu(np.arange(-3, 1 << 20, dtype=np.float32))[:5] == [0, 0, 0, 0, 1]).all()
@@ -29,7 +29,7 @@ assert "numba" not in sys.modules
 """
 TRAIN = """
 import sys
-from opgrad.cpu import native
+from opgrad.cpu.compiler import native
 native._compile = None
 from opgrad.cli import main
 main()

@@ -5,9 +5,9 @@ import ctypes
 import numpy as np
 import pytest
 
-from opgrad.cpu import cores
-from opgrad.cpu.native import vector_lanes
-from opgrad.cpu.tiles import group_tiles, tile_size
+from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.fused import softmax as cores
+from opgrad.cpu.loops.transpose import group_tiles, tile_size
 
 LENGTHS = [*range(1, 131), 4095, 4096, 4097]
 LAYOUTS = ["rows", "tiles", "columns"]

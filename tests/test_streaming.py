@@ -7,7 +7,6 @@ from samples import bits
 import opgrad
 import opgrad.random
 from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS
-from opgrad.cpu import parts
 
 LINE = 64
 CALLS = {

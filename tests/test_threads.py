@@ -14,7 +14,7 @@ from samples import bits, call, sample
 from subprocesses import TIMEOUT, run_python
 
 import opgrad
-from opgrad.cpu import parallel
+from opgrad.cpu.runtime import parallel
 
 SHAPES = [(7, 40_000), (3000, 37), (40, 33, 65), (1, 300_000), (20_000, 4)]
 GATHERED = 1 << 18  # elements, about, that indices name
@@ -122,7 +122,7 @@ def test_threads_that_the_system_refuses():
 REFUSED_AT_FIRST = """
 import warnings
 import numpy as np, opgrad
-from opgrad.cpu import parallel
+from opgrad.cpu.runtime import parallel
 parallel._start_thread = lambda function, argument: "no"
 warnings.simplefilter("error")
 x = np.ones((64, 20000), "float32")

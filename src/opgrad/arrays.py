@@ -190,7 +190,7 @@ class Execution:
 
     def __init__(self, plan: Plan, present: Sequence[bool], addresses: bool = False):
         with settling:  # a fork never meets these modules half imported
-            from opgrad.cpu.execute import OVERLAP, caller, threads_for
+            from opgrad.cpu.runtime.execute import OVERLAP, caller, threads_for
 
         self.plan, self.op = plan, plan.operator
         self.address, self.threads = plan.address, plan.parts_max > 1

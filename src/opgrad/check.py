@@ -189,7 +189,7 @@ def _onnxruntime() -> tuple[str, str]:
 
 
 def _cache() -> dict[str, Any]:
-    from opgrad.cpu.native import object_cache
+    from opgrad.cpu.compiler.native import object_cache
 
     cache = object_cache()
     return {"folder": cache.folder, "kernels": cache.count(), "problem": cache.problem()}

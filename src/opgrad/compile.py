@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from opgrad.contract import FLOATS, GRAPH_FAMILIES, Operator, graph_operators, operators
-from opgrad.cpu.native import Native, object_cache
-from opgrad.cpu.parallel import default_threads
+from opgrad.cpu.compiler.native import Native, object_cache
+from opgrad.cpu.runtime.parallel import default_threads
 
 if TYPE_CHECKING:
     from opgrad.training import ArtifactSet
@@ -134,7 +134,7 @@ def _do(job: Job) -> None:
 
 def compile_calls() -> None:
     """Compile what runs the kernels: the functions for callers, those of the threads, those for onnxruntime."""
-    from opgrad.cpu import execute, parallel
+    from opgrad.cpu.runtime import execute, parallel
 
     modules: list[Any] = [execute, parallel]
     if find_spec("onnxruntime"):

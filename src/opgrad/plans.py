@@ -69,7 +69,7 @@ def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out
 
 
 def _plan(prepared: Prepared) -> Plan:
-    from opgrad.cpu.execute import words
+    from opgrad.cpu.runtime.execute import words
 
     op = prepared.operator
     program = op.kernel()(prepared.problem)

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from opgrad.contract import Shape, Spec
-from opgrad.cpu import blocks, cores, post_ops
-from opgrad.cpu.execute import Program
-from opgrad.cpu.stages import drop
+from opgrad.cpu.fused import post_ops
+from opgrad.cpu.fused import program as blocks
+from opgrad.cpu.fused import softmax as cores
+from opgrad.cpu.fused.stages import drop
+from opgrad.cpu.runtime.execute import Program
 from opgrad.layout import contiguous
 from opgrad.problem import Problem
 from opgrad.random import kept_scale

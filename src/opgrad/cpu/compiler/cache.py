@@ -1,0 +1,132 @@
+"""Object code on disk, for the next process.
+
+What is read from there is executed. So it is read only from where nobody else can write (`opgrad.cpu.compiler.trust`), only from
+regular files of a sane size, and only if the checksum over code, name and folder is right: neither half a file nor one
+that took the name of another is ever loaded.
+"""
+
+import hashlib
+import os
+import stat
+import sys
+import warnings
+from contextlib import suppress
+
+from opgrad.cpu.compiler import trust
+
+VARIABLE = "OPGRAD_CACHE_DIR"
+SUFFIX = ".o"
+CHECKSUM_BYTES = 32
+MOST_BYTES = 1 << 24  # of a file; the largest have some 30 KB
+# A pipe in place of a file does not make us wait, and a link is no file.
+READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+
+
+def directory() -> str | None:
+    """The folder that holds the folders of all versions: OPGRAD_CACHE_DIR, else opgrad's in the user's cache folder.
+
+    None where neither the environment nor the system knows a home.
+    """
+    named = os.environ.get(VARIABLE)
+    if named:
+        return os.path.join(os.getcwd(), named)
+    home = os.path.expanduser("~")  # where there is none, "~" stays as it is
+    if sys.platform == "win32":
+        parent = os.environ.get("LOCALAPPDATA") or home
+    elif sys.platform == "darwin":
+        parent = os.path.join(home, "Library", "Caches")
+    else:
+        parent = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+    return os.path.join(parent, "opgrad") if os.path.isabs(parent) else None
+
+
+class ObjectCache:
+    """The object code that fits one environment: a kind of CPU, a version of the compiler, a build of Python.
+
+    environment: a name for it, which is that of its folder. `folder` is None where there is no place for one.
+    """
+
+    def __init__(self, environment: str, directory: str | None):
+        self.folder = directory and os.path.join(directory, environment)
+        self._environment = environment
+        self._warned = False
+
+    def read(self, name: str) -> bytes | None:
+        """The code of this name; None if there is none, or none that can be trusted."""
+        try:
+            data = self._contents(name + SUFFIX) if self.folder else b""
+        except trust.UntrustedError as problem:
+            self._warn(problem)
+            return None
+        except OSError:
+            return None
+        code = data[CHECKSUM_BYTES:]
+        return code if code and self._checksum(name, code) == data[:CHECKSUM_BYTES] else None
+
+    def write(self, name: str, code: bytes) -> None:
+        """Store code so that no reader ever sees half of it; a full or read-only disk is no error."""
+        try:
+            if self.folder:
+                with trust.opened(self.folder, make=True) as place:
+                    _replace(place, name + SUFFIX, self._checksum(name, code) + code)
+        except trust.UntrustedError as problem:
+            self._warn(problem)
+        except OSError:
+            return
+
+    def count(self) -> int:
+        """How many there are."""
+        try:
+            return sum(name.endswith(SUFFIX) for name in os.listdir(self.folder)) if self.folder else 0
+        except OSError:
+            return 0
+
+    def problem(self) -> str:
+        """Why new code cannot be kept, with the remedy; "" if it can. Makes the folder."""
+        if self.folder is None:
+            return f"there is no home directory; name a folder in {VARIABLE}"
+        try:
+            with trust.opened(self.folder, make=True) as place:
+                _replace(place, ".trial", b"")
+                os.unlink(place.entry(".trial"), dir_fd=place.descriptor)
+        except trust.UntrustedError as problem:
+            return str(problem)
+        except OSError as error:
+            return f"{self.folder}: {error.strerror}"
+        return ""
+
+    def _contents(self, name: str) -> bytes:
+        """What a regular file holds that only the caller and root can change; nothing if it is too large."""
+        with trust.opened(self.folder) as place:
+            descriptor = os.open(place.entry(name), READ, dir_fd=place.descriptor)
+            with os.fdopen(descriptor, "rb") as file:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+                    return b""
+                trust.check(status, os.path.join(place.path, name))
+                return file.read(status.st_size)
+
+    def _checksum(self, name: str, code: bytes) -> bytes:
+        return hashlib.sha256(f"{self._environment}/{name}\0".encode() + code).digest()
+
+    def _warn(self, problem: trust.UntrustedError) -> None:
+        """Say once why the cache is left alone."""
+        if not self._warned:
+            self._warned = True
+            text = f"opgrad keeps no kernels: {problem}; or name a folder of your own in {VARIABLE}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _replace(place: trust.Folder, name: str, data: bytes) -> None:
+    """Put a file in the place of another in one step; if that fails, nothing is left behind."""
+    temporary, at = place.entry(f".{name}.{os.urandom(8).hex()}"), place.descriptor
+    descriptor = os.open(temporary, CREATE, 0o600, dir_fd=at)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(temporary, place.entry(name), src_dir_fd=at, dst_dir_fd=at)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=at)
+        raise

@@ -1,0 +1,215 @@
+"""Compile Python functions to native code, and keep the code on disk.
+
+Numba turns a function into LLVM IR; llvmlite turns that into an object file, which is cached and linked
+straight into the process next time, so a warm start never imports Numba. A cache folder belongs to one CPU and one
+version of the compiler, and a file in it to one version of all sources that the function is made of: Numba's own cache
+notices neither an edit in another file nor a changed compile flag (numba issues 8359 and 6845).
+"""
+
+import ctypes
+import functools
+import hashlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from opgrad.cpu.compiler import sources
+from opgrad.cpu.compiler.cache import ObjectCache, directory
+from opgrad.locks import once, settling
+
+F = TypeVar("F", bound=Callable[..., Any])
+INLINE: list[Callable[..., Any]] = []
+CHOOSE: list[Callable[..., Any]] = []
+
+
+def inline(function: F) -> F:
+    """Mark a helper that kernels may call; it becomes part of each of them."""
+    INLINE.append(function)
+    return function
+
+
+def by_precision(function: F) -> F:
+    """Mark a helper that names, for 32 or 64 bits, the implementation that kernels call in its place."""
+    CHOOSE.append(function)
+    return function
+
+
+class Native:
+    """A function of int64 parameters and an int64 result, callable from C at `address`."""
+
+    def __init__(self, function: Callable[..., int], count: int):
+        self.function = function
+        self.count = count
+        functools.update_wrapper(self, function)
+
+    @once
+    def address(self) -> int:
+        return self.link()
+
+    def link(self) -> int:
+        """Compile the function, or load it from the cache; its address."""
+        return _link(self.function, f"native({self.count})")
+
+    @once
+    def call(self) -> Callable[..., int]:
+        """The function for Python callers; it releases the interpreter lock."""
+        return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * self.count)(self.address)
+
+
+def native(count: int) -> Callable[[Callable[..., int]], Native]:
+    """Decorate a function of `count` int64 parameters: it is compiled when its address is first needed."""
+    return lambda function: Native(function, count)
+
+
+class Kernel:
+    """A function `(part, …)` that does one part of the work; `task` makes it callable as `task(arguments, part)`.
+
+    Parameters annotated `Pointer` hold the address of elements of some dtype, those annotated `Float` a
+    float64, all others an int64. Each fills one 8-byte word of the arguments.
+    """
+
+    def __init__(self, function: Callable[..., None]):
+        self.function = function
+        self.parameters = {
+            name: "int" if parameter.annotation is inspect.Parameter.empty else parameter.annotation
+            for name, parameter in inspect.signature(function).parameters.items()
+            if name != "part"
+        }
+        self._tasks: dict[tuple[str, ...], int] = {}
+        functools.update_wrapper(self, function)
+
+    def task(self, dtypes: Iterable[str], form: str = "task") -> int:
+        """The address of the kernel compiled for pointers of these dtypes, in the order of its parameters.
+
+        form: "task", or "stage" for a kernel that a task calls: only a task waits for what it wrote past the cache.
+        """
+        key = (form, *dtypes)
+        found = self._tasks.get(key)
+        if found is None:
+            found = self._tasks[key] = _link(self.function, f"{form}({','.join(key[1:])})")
+        return found
+
+
+def kernel(function: Callable[..., None]) -> Kernel:
+    """Decorate a kernel; see `Kernel`."""
+    return Kernel(function)
+
+
+def host() -> tuple[str, str]:
+    """The CPU's name and features as LLVM spells them; NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override."""
+    import llvmlite.binding as llvm
+
+    name = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
+    features = os.environ.get("NUMBA_CPU_FEATURES")
+    if features is None:
+        features = "" if name == "generic" else llvm.get_host_cpu_features().flatten()
+    return name, features
+
+
+@functools.cache
+def vector_bytes() -> int:
+    """The size of the host's vector registers."""
+    features = host()[1].split(",")
+    return 64 if "+avx512f" in features else 32 if "+avx2" in features else 16
+
+
+def vector_lanes(dtype: str) -> int:
+    """Elements in a kernel's vectors when it computes in float32 or float64: two registers full."""
+    return 2 * vector_bytes() // (8 if dtype == "float64" else 4)
+
+
+@functools.cache
+def object_cache() -> ObjectCache:
+    """Where object code is kept for this CPU, this compiler and this Python."""
+    import llvmlite.binding as llvm
+
+    # Where the fields of an array are is compiled in; it differs between builds of one version of Python.
+    python = sys.implementation.cache_tag, object.__basicsize__
+    found = (_release("numba"), _release("llvmlite"), host(), llvm.get_process_triple(), python)
+    return ObjectCache(hashlib.sha256(repr(found).encode()).hexdigest()[:24], directory())
+
+
+def _release(package: str) -> str:
+    """A package's version, by the file that states it: reading it takes 0.1 ms, `importlib.metadata` 100."""
+    found = find_spec(package)
+    stated = sources.of_file(os.path.join(os.path.dirname(found.origin), "_version.py")) if found else None
+    if stated:
+        return stated.hex()
+    from importlib.metadata import version
+
+    return version(package)
+
+
+def _link(function: Callable[..., Any], form: str) -> int:
+    """The address of `function`, from the cache or newly compiled."""
+    symbol = f"{_name(function)}.{form}"
+    with settling:
+        name = _entry(symbol, function)
+        code = object_cache().read(name) if name else None
+        if code is None:
+            code = _compile(function, form, symbol)
+            if name:
+                object_cache().write(name, code)
+        return _load(code)
+
+
+def _entry(symbol: str, function: Callable[..., Any]) -> str | None:
+    """The name of a function's code in the cache; None if its sources are unknown, so that it cannot be kept."""
+    made_of = sources.digest(function)
+    return made_of and hashlib.sha256(symbol.encode() + b"\0" + made_of).hexdigest()[:32]
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """The function's name and line, with those of the functions that it was made from, at every depth."""
+    inside = [_name(cell.cell_contents) for cell in function.__closure__ or ()]
+    own = f"{function.__module__}.{function.__qualname__}:{function.__code__.co_firstlineno}"
+    return own + (f"({', '.join(inside)})" if inside else "")
+
+
+ENTRY = "opgrad_entry"  # the one exported symbol of an object file
+
+
+def assembly(function: Callable[..., Any], dtypes: Iterable[str]) -> str:
+    """The assembly text of a kernel's function for pointers of these dtypes."""
+    from opgrad.cpu.compiler import lowering
+
+    machine = _machine()
+    module = lowering.build(function, "task(" + ",".join(dtypes) + ")", ENTRY)
+    return str(machine.emit_assembly(module))
+
+
+def _compile(function: Callable[..., Any], form: str, symbol: str) -> bytes:
+    from opgrad.cpu.compiler import lowering
+
+    machine = _machine()
+    module = lowering.build(function, form, ENTRY)
+    module.name = symbol
+    return bytes(machine.emit_object(module))
+
+
+@functools.cache
+def _machine() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()
+    name, features = host()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    return target.create_target_machine(cpu=name, features=features, opt=3, jit=True)
+
+
+def _load(code: bytes) -> int:
+    import llvmlite.binding as llvm
+
+    _machine()
+    machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    address = int(engine.get_function_address(ENTRY))
+    engine.detach()  # threads may still run the code when the interpreter ends: it is never freed
+    return address
