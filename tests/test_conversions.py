@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from guards import EDGE, SENTINEL
 
-from opgrad.cpu import native
-from opgrad.cpu.native import kernel
-from opgrad.cpu.simd import (
+from opgrad.cpu.compiler import native
+from opgrad.cpu.compiler.native import kernel
+from opgrad.cpu.compiler.simd import (
     Pointer,
     at_byte,
     first,

@@ -5,15 +5,15 @@ import ctypes
 import numpy as np
 import pytest
 
-from opgrad.cpu import cores
-from opgrad.cpu.native import vector_lanes
-from opgrad.cpu.tiles import group_tiles, tile_size
+from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.loops.transpose import group_tiles, tile_size
+from opgrad.cpu.softmax import in_place
 
 LENGTHS = [*range(1, 131), 4095, 4096, 4097]
 LAYOUTS = ["rows", "tiles", "columns"]
 FORWARD_LAYOUTS = [*LAYOUTS, "groups"]
-FORWARD = {"softmax": cores.SOFTMAX, "log_softmax": cores.LOG_SOFTMAX}
-BACKWARD = {"softmax_grad": cores.SOFTMAX_GRAD, "log_softmax_grad": cores.LOG_SOFTMAX_GRAD}
+FORWARD = {"softmax": in_place.SOFTMAX, "log_softmax": in_place.LOG_SOFTMAX}
+BACKWARD = {"softmax_grad": in_place.SOFTMAX_GRAD, "log_softmax_grad": in_place.LOG_SOFTMAX_GRAD}
 WIDER = {"float32": np.float64, "float64": np.longdouble}
 GUARD = 64
 SENTINEL = -12345.0

@@ -22,8 +22,8 @@ PACKAGES = {
     "arrays.py": {"numpy"},
     "layout.py": set(),
     "cpu/": {"numpy"},
-    "cpu/native.py": {"llvmlite"},
-    "cpu/lowering/": {"numba", "llvmlite"},
+    "cpu/compiler/native.py": {"llvmlite"},
+    "cpu/compiler/lowering/": {"numba", "llvmlite"},
     "cuda/": {"numpy", "triton"},
     "interop/": set(),
     "interop/device.py": {"numpy"},
@@ -38,18 +38,18 @@ FRONT_ENDS = ("opgrad.onnxruntime", "opgrad.torch", *COMMANDS)
 FORBIDDEN = {
     "contract.py": ("opgrad.ops", "opgrad.cpu", "opgrad.layout", *FRONT_ENDS),
     "ops/": ("opgrad.arrays", "opgrad.cpu", "opgrad.layout", *FRONT_ENDS),
-    "arrays.py": ("opgrad.ops", "opgrad.cpu.lowering", *FRONT_ENDS),
+    "arrays.py": ("opgrad.ops", "opgrad.cpu.compiler.lowering", *FRONT_ENDS),
     "layout.py": ("opgrad.ops", "opgrad.cpu", "opgrad.arrays", *FRONT_ENDS),
-    "cpu/": ("opgrad.ops", "opgrad.arrays", "opgrad.cpu.lowering", *FRONT_ENDS),
-    "cpu/native.py": ("opgrad.ops", "opgrad.arrays", *FRONT_ENDS),
-    "cpu/lowering/": ("opgrad.ops", "opgrad.arrays", *FRONT_ENDS),
+    "cpu/": ("opgrad.ops", "opgrad.arrays", "opgrad.cpu.compiler.lowering", *FRONT_ENDS),
+    "cpu/compiler/native.py": ("opgrad.ops", "opgrad.arrays", *FRONT_ENDS),
+    "cpu/compiler/lowering/": ("opgrad.ops", "opgrad.arrays", *FRONT_ENDS),
     "cuda/": ("opgrad.ops", "opgrad.arrays", "opgrad.cpu", "opgrad.interop", *FRONT_ENDS),
-    "interop/": ("opgrad.ops", "opgrad.cpu.lowering", *FRONT_ENDS),
+    "interop/": ("opgrad.ops", "opgrad.cpu.compiler.lowering", *FRONT_ENDS),
     # A tensor that requires grad is handed on to where gradients are.
-    "interop/torch.py": ("opgrad.ops", "opgrad.cpu.lowering", "opgrad.onnxruntime", *COMMANDS),
+    "interop/torch.py": ("opgrad.ops", "opgrad.cpu.compiler.lowering", "opgrad.onnxruntime", *COMMANDS),
     "torch/": ("opgrad.ops", "opgrad.cpu", "opgrad.cuda", "opgrad.arrays", "opgrad.onnxruntime", *COMMANDS),
-    "onnxruntime/": ("opgrad.torch", "opgrad.training", "opgrad.cpu.lowering"),
-    "training/": ("opgrad.cpu.lowering",),
+    "onnxruntime/": ("opgrad.torch", "opgrad.training", "opgrad.cpu.compiler.lowering"),
+    "training/": ("opgrad.cpu.compiler.lowering",),
 }
 
 
@@ -73,7 +73,7 @@ def test_direction(file):
     outside = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"opgrad"}
     allowed = rule(PACKAGES, file)
     assert allowed is None or outside <= allowed
-    assert "numba" not in outside or file.startswith("cpu/lowering/")
+    assert "numba" not in outside or file.startswith("cpu/compiler/lowering/")
     assert "torch" not in outside or file.startswith(("torch/", "interop/", "bench/"))
     for forbidden in rule(FORBIDDEN, file) or ():
         assert not [name for name in names if name == forbidden or name.startswith(forbidden + ".")]

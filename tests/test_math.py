@@ -5,9 +5,9 @@ import ctypes
 import numpy as np
 import pytest
 
-from opgrad.cpu import math
-from opgrad.cpu.native import kernel
-from opgrad.cpu.simd import Pointer, first, lanes, load, load_masked, store, store_masked
+from opgrad.cpu.compiler.native import kernel
+from opgrad.cpu.compiler.simd import Pointer, first, lanes, load, load_masked, store, store_masked
+from opgrad.cpu.numerics import math
 
 WIDER = {"float32": np.float64, "float64": np.longdouble}
 ULP = 2.0

@@ -12,7 +12,7 @@ import pytest
 from samples import call, sample
 
 from opgrad.contract import FLOATS
-from opgrad.cpu import native
+from opgrad.cpu.compiler import native
 
 TESTS = Path(__file__).parent
 X86 = platform.machine() in ("x86_64", "AMD64")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from guards import Guarded
 
-from opgrad.cpu import post_ops
-from opgrad.cpu.eltwise import FORMULAS
+from opgrad.cpu.fused import post_ops
+from opgrad.cpu.numerics.eltwise import FORMULAS
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 PRECISIONS = ["float32", "float64"]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from guards import Guarded
 
-from opgrad.cpu.native import kernel
-from opgrad.cpu.random import keep_run
-from opgrad.cpu.simd import Pointer
+from opgrad.cpu.compiler.native import kernel
+from opgrad.cpu.compiler.simd import Pointer
+from opgrad.cpu.numerics.philox import keep_run
 from opgrad.random import keep_mask, keep_threshold, philox, philox_4x32
 
 WORD = 0xFFFFFFFF

@@ -1,7 +1,7 @@
 """Training kernels for NumPy arrays and, under their original names, for stock onnxruntime."""
 
 from opgrad import post_ops
-from opgrad.cpu.parallel import get_num_threads, set_num_threads
+from opgrad.cpu.runtime.parallel import get_num_threads, set_num_threads
 from opgrad.dropout_attribute import Dropout
 from opgrad.ops.accumulate import in_place_accumulator, scale
 from opgrad.ops.activation import (

@@ -182,7 +182,7 @@ class Runner:
     """Runs the calls of one signature: allocates results, makes copies where the plan asks for them."""
 
     def __init__(self, op: Operator, args: tuple[Any, ...], given: Mapping[str, Any]):
-        from opgrad.cpu.execute import OVERLAP, caller, threads_for
+        from opgrad.cpu.runtime.execute import OVERLAP, caller, threads_for
 
         arrays = [given.get(name) for name in op.arrays]
         attributes = {name: given[name] for name in op.attributes if name in given}

@@ -172,7 +172,7 @@ def _onnxruntime() -> tuple[str, str]:
 
 
 def _cache() -> dict[str, Any]:
-    from opgrad.cpu.native import cache_folder
+    from opgrad.cpu.compiler.native import cache_folder
 
     folder = cache_folder()
     kernels = len(list(folder.glob("*.o"))) if folder else 0

@@ -19,7 +19,7 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 def describe() -> dict[str, Any]:
     """The machine as a result file keeps it."""
-    from opgrad.cpu.native import host, vector_bytes
+    from opgrad.cpu.compiler.native import host, vector_bytes
 
     name, features = host()
     present = features.split(",")

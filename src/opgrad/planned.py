@@ -30,7 +30,7 @@ class PlannedCall:
     """
 
     def __init__(self, op: Operator, given: dict[str, Any]):
-        from opgrad.cpu.execute import MAX_OPERANDS, known, planned_caller
+        from opgrad.cpu.runtime.execute import MAX_OPERANDS, known, planned_caller
 
         runner = arrays.Runner(op, (), given)
         outputs = given["out"] if isinstance(given["out"], tuple) else (given["out"],)

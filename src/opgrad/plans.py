@@ -59,7 +59,7 @@ def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out
 
     `out` describes results that the caller brings. Raises what `prepare` raises.
     """
-    from opgrad.cpu.execute import words
+    from opgrad.cpu.runtime.execute import words
 
     prepared = prepare(op, specs, attributes, out)
     program = op.kernel()(prepared.problem)

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from opgrad.contract import DTYPES
-from opgrad.cpu import elements
-from opgrad.cpu.execute import execute, threads_for, words
-from opgrad.cpu.native import inline
-from opgrad.cpu.simd import Vector
+from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.loops import elements
+from opgrad.cpu.runtime.execute import execute, threads_for, words
 from opgrad.problem import Operand, Problem
 from opgrad.sample import aligned
 

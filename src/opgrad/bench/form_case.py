@@ -76,7 +76,7 @@ class Kernel:
     """A call that runs the plan of a case and does nothing else."""
 
     def __init__(self, case: FormCase):
-        from opgrad.cpu.execute import execute, threads_for
+        from opgrad.cpu.runtime.execute import execute, threads_for
 
         arrays = [case.given[name] for name in case.general.arrays] + list(case.results.values())
         self.arrays, self.plan = arrays, self._plan(case)

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from opgrad.cpu import elements
-from opgrad.cpu.elements import BLOCK
-from opgrad.cpu.execute import Program
-from opgrad.cpu.native import Kernel, inline, kernel
-from opgrad.cpu.rows import map_one, times
-from opgrad.cpu.simd import Pointer, Vector, load_one, number
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.simd import Pointer, Vector, load_one, number
+from opgrad.cpu.loops import elements
+from opgrad.cpu.loops.elements import BLOCK
+from opgrad.cpu.loops.rows import map_one, times
+from opgrad.cpu.runtime.execute import Program
 from opgrad.problem import Problem
 
 

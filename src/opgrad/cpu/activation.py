@@ -1,11 +1,11 @@
 """Activations and their gradients: the formula of one vector for each operator."""
 
-from opgrad.cpu import elements
-from opgrad.cpu.execute import Program
-from opgrad.cpu.math import sigmoid as logistic
-from opgrad.cpu.math import tanh as hyperbolic_tangent
-from opgrad.cpu.native import inline
-from opgrad.cpu.simd import Vector, fma, select
+from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.simd import Vector, fma, select
+from opgrad.cpu.loops import elements
+from opgrad.cpu.numerics.math import sigmoid as logistic
+from opgrad.cpu.numerics.math import tanh as hyperbolic_tangent
+from opgrad.cpu.runtime.execute import Program
 from opgrad.problem import Problem
 
 

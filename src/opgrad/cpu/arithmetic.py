@@ -6,16 +6,17 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from opgrad.contract import Shape
-from opgrad.cpu import elements, parts
 from opgrad.cpu.accumulate import SUM, VALUE
-from opgrad.cpu.columns import get
-from opgrad.cpu.execute import Program, Step
-from opgrad.cpu.memory import copy_bytes, load_word
-from opgrad.cpu.native import Kernel, inline, kernel
-from opgrad.cpu.pieces import Pieces
-from opgrad.cpu.reduction import grouped, sum_steps
-from opgrad.cpu.row_writer import row_writer
-from opgrad.cpu.simd import Pointer, Vector, address_of, full, like, load_one
+from opgrad.cpu.compiler.memory import copy_bytes, load_word
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.simd import Pointer, Vector, address_of, full, like, load_one
+from opgrad.cpu.loops import elements
+from opgrad.cpu.loops.columns import get
+from opgrad.cpu.loops.map import row_writer
+from opgrad.cpu.loops.reduction import grouped, sum_steps
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.execute import Program, Step
+from opgrad.cpu.runtime.pieces import Pieces
 from opgrad.problem import Problem
 from opgrad.shapes import broadcast_axes, reduced_axes
 
@@ -118,12 +119,12 @@ def div_grad(problem: Problem) -> Program:
     full_b = pieces.take(size) if b_gone else problem["db"]
     steps = []
     if size:
-        rows, blocks = size // n, parts.count(n, BLOCK)
-        per = parts.per_part(rows * blocks, problem.bytes / (rows * blocks))
+        rows, blocks = size // n, partition.count(n, BLOCK)
+        per = partition.per_part(rows * blocks, problem.bytes / (rows * blocks))
         given = {name: problem[name] for name in ("dy", "a", "b")} | {"da": full_a, "db": full_b}
         sizes = {"per_part": per, "units": rows * blocks, "blocks": blocks, "n": n, "loops": len(loops)}
-        memory = {"table": ctypes.addressof(table), "stream": parts.streams(problem.bytes)}
-        steps.append(Step(made, parts.count(rows * blocks, per), given | sizes | memory))
+        memory = {"table": ctypes.addressof(table), "stream": partition.streams(problem.bytes)}
+        steps.append(Step(made, partition.count(rows * blocks, per), given | sizes | memory))
     for gone, summed, result in ((a_gone, full_a, "da"), (b_gone, full_b, "db")):
         if gone:
             steps += sum_steps(grouped(shape, gone), summed, problem[result], pieces)

@@ -4,12 +4,13 @@ import math
 from typing import Any, Final
 
 from opgrad.contract import DTYPES
-from opgrad.cpu import elements, parts
-from opgrad.cpu.execute import Program, Step
-from opgrad.cpu.native import inline, kernel
-from opgrad.cpu.random import keep_run
-from opgrad.cpu.rows import map_one, map_two, write_same
-from opgrad.cpu.simd import Float, Pointer, Vector, load_one, select
+from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.simd import Float, Pointer, Vector, load_one, select
+from opgrad.cpu.loops import elements
+from opgrad.cpu.loops.rows import map_one, map_two, write_same
+from opgrad.cpu.numerics.philox import keep_run
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.problem import Problem
 from opgrad.random import keep_threshold, kept_scale
 
@@ -65,14 +66,14 @@ def dropout(problem: Problem) -> Program:
     if not n:
         return Program(())
     ratio, trains = problem.attributes["ratio"], problem.attributes["training_mode"]
-    units = parts.count(n, BLOCK)
-    per = parts.per_part(units, (2 * DTYPES[problem["x"].dtype].itemsize + 1) * BLOCK)
-    arguments = {"per_part": per, "units": units, "n": n, "stream": parts.streams(problem.bytes)}
+    units = partition.count(n, BLOCK)
+    per = partition.per_part(units, (2 * DTYPES[problem["x"].dtype].itemsize + 1) * BLOCK)
+    arguments = {"per_part": per, "units": units, "n": n, "stream": partition.streams(problem.bytes)}
     arguments |= {name: problem[name] for name in ("x", "seed", "y", "mask")}
     if not trains or ratio == 0.0:
-        return Program((Step(keep_all, parts.count(units, per), arguments),))
+        return Program((Step(keep_all, partition.count(units, per), arguments),))
     arguments |= {"threshold": keep_threshold(ratio), "scale": kept_scale(ratio)}
-    return Program((Step(drop, parts.count(units, per), arguments),))
+    return Program((Step(drop, partition.count(units, per), arguments),))
 
 
 def dropout_grad(problem: Problem) -> Program:

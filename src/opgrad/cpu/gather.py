@@ -9,13 +9,9 @@ import math
 from typing import Any, Final
 
 from opgrad.contract import DTYPES
-from opgrad.cpu import parts
-from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
-from opgrad.cpu.loops import precision
-from opgrad.cpu.memory import copy_bytes, load_i32, load_word, store_i32, store_word
-from opgrad.cpu.native import inline, kernel, vector_lanes
-from opgrad.cpu.rows import write_same
-from opgrad.cpu.simd import (
+from opgrad.cpu.compiler.memory import copy_bytes, load_i32, load_word, store_i32, store_word
+from opgrad.cpu.compiler.native import inline, kernel, vector_lanes
+from opgrad.cpu.compiler.simd import (
     Pointer,
     Vector,
     address_of,
@@ -33,6 +29,10 @@ from opgrad.cpu.simd import (
     store_streaming,
     to_line,
 )
+from opgrad.cpu.loops.layout import precision
+from opgrad.cpu.loops.rows import write_same
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.problem import Operand, Problem
 from opgrad.ranges import wrong_index
 
@@ -76,7 +76,7 @@ def report_indices(part, made, found, indices: Pointer, scratch):
 def index_steps(problem: Problem, size: int) -> tuple[list[Step], int]:
     """The steps that check the indices, and where their scratch ends."""
     count = math.prod(problem.specs["indices"].shape)
-    made = parts.count(count, INDICES_PER_PART)
+    made = partition.count(count, INDICES_PER_PART)
     arguments = {
         "per_part": INDICES_PER_PART,
         "count": count,
@@ -131,7 +131,7 @@ def copy_steps(problem: Problem, pre: int, size: int, post: int, count: int) -> 
     traffic = 2 * units * slice_bytes
     if not traffic:
         return []
-    per = parts.per_part(units, 2 * slice_bytes)
+    per = partition.per_part(units, 2 * slice_bytes)
     arguments = {
         "per_part": per,
         "units": units,
@@ -143,9 +143,9 @@ def copy_steps(problem: Problem, pre: int, size: int, post: int, count: int) -> 
         "x": Operand(x.number, "float32"),
         "y": Operand(y.number, "float32"),
         "indices": problem["indices"],
-        "stream": parts.streams(traffic),
+        "stream": partition.streams(traffic),
     }
-    return [Step(copy_slices, parts.count(units, per), arguments)]
+    return [Step(copy_slices, partition.count(units, per), arguments)]
 
 
 # --- backward: sort the slices by where they go --------------------------------------------------------------------
@@ -327,10 +327,10 @@ def sum_steps(problem: Problem, pre: int, size: int, post: int, count: int, star
     starts = Scratch((counts.offset + 4 * made * size + 63) & ~63)
     hot = Scratch(starts.offset + 8 * (size + 1))
     order = Scratch(hot.offset + 8 * (HOT + 2))
-    ranges = max(1, min(size, round(problem.bytes / (pre * parts.MAX_PART_BYTES))))
+    ranges = max(1, min(size, round(problem.bytes / (pre * partition.MAX_PART_BYTES))))
     units = pre * ranges
-    per = parts.per_part(units, problem.bytes / units)
-    strips = parts.count(post, WIDE * vector_lanes(precision(problem)))
+    per = partition.per_part(units, problem.bytes / units)
+    strips = partition.count(post, WIDE * vector_lanes(precision(problem)))
     sorting = {"per_part": -(-count // made), "count": count, "size": size, "made": made, "post": post}
     memory = {"indices": problem["indices"], "counts": counts, "starts": starts, "hot": hot, "order": order}
     given = sorting | memory | {"dy": problem["dy"], "dx": problem["dx"], "strips": strips}
@@ -339,7 +339,7 @@ def sum_steps(problem: Problem, pre: int, size: int, post: int, count: int, star
         Step(count_indices, made, given),
         Step(place_indices, 1, given),
         Step(sort_indices, made, given),
-        Step(sum_slices, parts.count(units, per), given | summing | {"stream": parts.streams(problem.bytes)}),
+        Step(sum_slices, partition.count(units, per), given | summing | {"stream": partition.streams(problem.bytes)}),
         Step(sum_hot_slices, pre * strips, given),
     ]
     return steps, order.offset + 4 * (count + 16)

@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable
 
 from opgrad.contract import DTYPES
-from opgrad.cpu import elements, eltwise, eltwise_grad, parts
-from opgrad.cpu.elements import BLOCK
-from opgrad.cpu.execute import Program, Step
-from opgrad.cpu.native import Kernel, inline, kernel
-from opgrad.cpu.rows import map_three
-from opgrad.cpu.simd import Pointer, Vector
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.simd import Pointer, Vector
+from opgrad.cpu.loops import elements
+from opgrad.cpu.loops.elements import BLOCK
+from opgrad.cpu.loops.rows import map_three
+from opgrad.cpu.numerics import eltwise, eltwise_grad
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.problem import Problem
 
 
@@ -87,10 +89,10 @@ def _behind_bias(problem: Problem, made: Kernel) -> Program:
     rows, n = math.prod(shape[:-1]), shape[-1]
     if not rows * n:
         return Program(())
-    blocks = parts.count(n, BLOCK)
+    blocks = partition.count(n, BLOCK)
     units = rows * blocks
     item = DTYPES[problem["dy"].dtype].itemsize
-    per = parts.per_part(units, 3 * item * min(n, BLOCK))
+    per = partition.per_part(units, 3 * item * min(n, BLOCK))
     pointers = {name: problem[name] for name in ("dy", "x", "bias", "dx")}
-    sizes = {"per_part": per, "units": units, "blocks": blocks, "n": n, "stream": parts.streams(problem.bytes)}
-    return Program((Step(made, parts.count(units, per), sizes | pointers),))
+    sizes = {"per_part": per, "units": units, "blocks": blocks, "n": n, "stream": partition.streams(problem.bytes)}
+    return Program((Step(made, partition.count(units, per), sizes | pointers),))

@@ -5,15 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from opgrad.contract import DTYPES
-from opgrad.cpu import parts
-from opgrad.cpu.cross_entropy import LOSS, gradient, loss_and_result
-from opgrad.cpu.elements import BLOCK
-from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
-from opgrad.cpu.math import exp
-from opgrad.cpu.memory import load_f64, store_f64
-from opgrad.cpu.native import inline, kernel
-from opgrad.cpu.rows import CHUNK, map_two, row_log_sum, write_log
-from opgrad.cpu.simd import (
+from opgrad.cpu.compiler.memory import load_f64, store_f64
+from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.simd import (
     Float,
     Pointer,
     Vector,
@@ -28,6 +22,12 @@ from opgrad.cpu.simd import (
     select,
     store_one,
 )
+from opgrad.cpu.cross_entropy import LOSS, gradient, loss_and_result
+from opgrad.cpu.loops.elements import BLOCK
+from opgrad.cpu.loops.rows import CHUNK, map_two, row_log_sum, write_log
+from opgrad.cpu.numerics.math import exp
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.problem import Problem
 
 
@@ -109,12 +109,12 @@ def add_up(part, made, sums, divisor: Float, loss: Pointer):
 def softmax_cross_entropy(problem: Problem) -> Program:
     samples, n = _samples(problem, "logits")
     reduction = problem.attributes["reduction"]
-    per = parts.per_part(max(samples, 1), 3 * n * DTYPES[problem["logits"].dtype].itemsize)
-    made, sums = parts.count(samples, per), Scratch(8 * STATUS_WORDS)
+    per = partition.per_part(max(samples, 1), 3 * n * DTYPES[problem["logits"].dtype].itemsize)
+    made, sums = partition.count(samples, per), Scratch(8 * STATUS_WORDS)
     arguments = {name: problem[name] for name in ("logits", "labels", "log_prob", "loss")}
     arguments |= {"per_part": per, "samples": samples, "n": n, "each": reduction == "none", "sums": sums}
     arguments |= {"made": made, "divisor": max(samples, 1) if reduction == "mean" else 1.0}
-    steps = [Step(dense_loss, made, arguments | {"stream": parts.streams(problem.bytes)})] if samples else []
+    steps = [Step(dense_loss, made, arguments | {"stream": partition.streams(problem.bytes)})] if samples else []
     if reduction != "none":
         steps.append(Step(add_up, 1, arguments))
     return Program(steps, sums.offset + 8 * made)
@@ -148,10 +148,10 @@ def softmax_cross_entropy_grad(problem: Problem) -> Program:
     reduction = problem.attributes["reduction"]
     # With one dy for all samples they are one long row.
     rows, length = (samples, n) if reduction == "none" else (1, samples * n)
-    blocks = parts.count(length, BLOCK)
+    blocks = partition.count(length, BLOCK)
     units = rows * blocks
-    per = parts.per_part(units, 3 * min(length, BLOCK) * DTYPES[problem["log_prob"].dtype].itemsize)
+    per = partition.per_part(units, 3 * min(length, BLOCK) * DTYPES[problem["log_prob"].dtype].itemsize)
     arguments = {name: problem[name] for name in ("dy", "log_prob", "labels", "dlogits")}
     arguments |= {"per_part": per, "units": units, "blocks": blocks, "n": length}
-    arguments |= {"inverse": 1.0 / samples if reduction == "mean" else 1.0, "stream": parts.streams(problem.bytes)}
-    return Program((Step(dense_gradient, parts.count(units, per), arguments),))
+    arguments |= {"inverse": 1.0 / samples if reduction == "mean" else 1.0, "stream": partition.streams(problem.bytes)}
+    return Program((Step(dense_gradient, partition.count(units, per), arguments),))

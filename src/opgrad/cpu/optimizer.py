@@ -7,13 +7,9 @@ The vectors before the last are loaded whole: with a mask at every load, AdamW o
 import math
 from typing import Any, Final
 
-from opgrad.cpu import parts
-from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
-from opgrad.cpu.math import exp
-from opgrad.cpu.memory import load_f64, store_word
-from opgrad.cpu.native import Kernel, inline, kernel
-from opgrad.cpu.rows import map_two, write_times
-from opgrad.cpu.simd import (
+from opgrad.cpu.compiler.memory import load_f64, store_word
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.simd import (
     Float,
     Pointer,
     Vector,
@@ -32,6 +28,10 @@ from opgrad.cpu.simd import (
     store_masked,
     store_one,
 )
+from opgrad.cpu.loops.rows import map_two, write_times
+from opgrad.cpu.numerics.math import exp
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.problem import Operand, Problem
 
 
@@ -213,7 +213,7 @@ def _lists(problem: Problem, *names: str) -> list[tuple[int, list[Operand]]]:
 def _steps(problem: Problem, made: Kernel, names: dict[str, str], shared: dict[str, Any]) -> list[Step]:
     """A step for each number in the lists; `names` gives the list of each of the kernel's pointers."""
     return [
-        Step(made, parts.count(size, PIECE), {**shared, "size": size, **dict(zip(names, arrays, strict=True))})
+        Step(made, partition.count(size, PIECE), {**shared, "size": size, **dict(zip(names, arrays, strict=True))})
         for size, arrays in _lists(problem, *names.values())
     ]
 
@@ -257,7 +257,7 @@ def _wrong_step(position: int, value: int) -> Exception:
 def clip_grad_norm(problem: Problem) -> Program:
     squares_of, words = [], 0
     for size, (gradient,) in _lists(problem, "gradients"):
-        count = parts.count(size, PIECE)
+        count = partition.count(size, PIECE)
         arguments = {"per_part": PIECE, "size": size, "g": gradient, "sums": Scratch(FOUND + 8 * words, "float64")}
         squares_of.append(Step(squares, count, arguments))
         words += count

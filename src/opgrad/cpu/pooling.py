@@ -10,14 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from opgrad.contract import Array
-from opgrad.cpu import parts
-from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
-from opgrad.cpu.gather import report_indices
-from opgrad.cpu.loops import precision
-from opgrad.cpu.memory import load_f64, load_word, store_word
-from opgrad.cpu.native import inline, kernel, vector_lanes
-from opgrad.cpu.rows import write_same
-from opgrad.cpu.simd import (
+from opgrad.cpu.compiler.memory import load_f64, load_word, store_word
+from opgrad.cpu.compiler.native import inline, kernel, vector_lanes
+from opgrad.cpu.compiler.simd import (
     Pointer,
     first,
     full,
@@ -30,7 +25,12 @@ from opgrad.cpu.simd import (
     store_masked,
     store_one,
 )
-from opgrad.cpu.space import release_slot, take_slot, working_space
+from opgrad.cpu.gather import report_indices
+from opgrad.cpu.loops.layout import precision
+from opgrad.cpu.loops.rows import write_same
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
+from opgrad.cpu.runtime.workspace import release_slot, take_slot, working_space
 from opgrad.problem import Problem
 from opgrad.ranges import wrong_maximum
 from opgrad.windows import MOST_AXES, Axis, average_pool_axes
@@ -106,8 +106,8 @@ def max_pool_grad(problem: Problem) -> Program:
     planes, size = math.prod(shape[:2]), math.prod(shape[2:])
     if not planes or not size + windows:
         return Program(())
-    per = parts.per_part(planes, problem.bytes / planes)
-    made = parts.count(planes, per)
+    per = partition.per_part(planes, problem.bytes / planes)
+    made = partition.count(planes, per)
     dy, dx, indices = (problem[name] for name in ("dy", "dx", "indices"))
     # Half precision would round after each addition.
     summed = Scratch((8 * (STATUS_WORDS + made) + 63) & ~63) if dx.dtype in ("float16", "bfloat16") else dx
@@ -248,8 +248,8 @@ def average_pool_grad(problem: Problem) -> Program:
     along = average_pool_axes(problem.attributes)
     deep, high, wide = (ONE_WINDOW,) * (MOST_AXES - len(along)) + along
     rows = math.prod(shape[:-1])
-    per = parts.per_part(rows, problem.bytes / rows)
-    made = parts.count(rows, per)
+    per = partition.per_part(rows, problem.bytes / rows)
+    made = partition.count(rows, per)
     dtype = precision(problem)
     # Behind each of three rows there is room for a vector that `add_times` writes in part beyond it.
     longest = max(wide.count, wide.size)

@@ -7,12 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from opgrad.cpu import parts
-from opgrad.cpu.execute import STATUS_WORDS, Program, Scratch, Step
-from opgrad.cpu.memory import copy_bytes, load_word, store_u8, store_word
-from opgrad.cpu.native import Kernel, inline, kernel
-from opgrad.cpu.rows import write_times
-from opgrad.cpu.simd import (
+from opgrad.cpu.compiler.memory import copy_bytes, load_word, store_u8, store_word
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.simd import (
     Pointer,
     Vector,
     absolute,
@@ -32,6 +29,9 @@ from opgrad.cpu.simd import (
     sqrt,
     store_one,
 )
+from opgrad.cpu.loops.rows import write_times
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.problem import Operand, Problem
 
 BLOCK: Final = 1 << 16  # bytes that are copied in one go
@@ -55,12 +55,12 @@ def copy_rows(part, per_part, units, blocks, size, x: Pointer, x_offset, x_row, 
 
 def copying(rows: int, size: int, x: Operand, x_place: tuple[int, int], y: Operand, y_place: tuple[int, int]) -> Step:
     """The step that copies so many rows of so many bytes; a place is an offset and the bytes between rows."""
-    blocks = max(1, parts.count(size, BLOCK))
+    blocks = max(1, partition.count(size, BLOCK))
     units = rows * blocks if size else 0
-    per = parts.per_part(units, 2 * min(size, BLOCK)) if units else 1
+    per = partition.per_part(units, 2 * min(size, BLOCK)) if units else 1
     sizes = {"per_part": per, "units": units, "blocks": blocks, "size": size}
     rest = {"x_offset": x_place[0], "x_row": x_place[1], "y_offset": y_place[0], "y_row": y_place[1]}
-    return Step(copy_rows, parts.count(units, per), {**sizes, "x": x, "y": y, **rest})
+    return Step(copy_rows, partition.count(units, per), {**sizes, "x": x, "y": y, **rest})
 
 
 def _names(problem: Problem, parameter: str) -> list[str]:
@@ -135,7 +135,7 @@ def _over_parts(
     for name in _names(problem, "arrays"):
         size = _elements(problem, name)
         found = Scratch(FOUND + 8 * words, word)
-        count = parts.count(size, PIECE)
+        count = partition.count(size, PIECE)
         steps.append(Step(each, count, {**arguments, "size": size, "x": problem[name], "found": found}))
         words += count
     steps.append(Step(last, 1, {"count": words, "found": Scratch(FOUND, word), "y": problem[result]}))
@@ -225,10 +225,10 @@ def scale_piece(part, size, x: Pointer, y: Pointer, offset, factor: Pointer, str
 def mixed_precision_scale(problem: Problem) -> Program:
     names, fused = _names(problem, "arrays"), problem.attributes["fuse_outputs"]
     sizes = [_elements(problem, name) for name in names]
-    stream = parts.streams(problem.bytes)
+    stream = partition.streams(problem.bytes)
     steps = []
     for i, (name, size, end) in enumerate(zip(names, sizes, accumulate(sizes), strict=True)):
         scaled, offset = (problem["scaled[0]"], end - size) if fused else (problem[f"scaled[{i}]"], 0)
         arguments = {"size": size, "x": problem[name], "y": scaled, "offset": offset, "stream": stream}
-        steps.append(Step(scale_piece, parts.count(size, PIECE), {**arguments, "factor": problem["scale"]}))
+        steps.append(Step(scale_piece, partition.count(size, PIECE), {**arguments, "factor": problem["scale"]}))
     return Program(steps)

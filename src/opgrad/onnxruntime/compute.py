@@ -4,7 +4,7 @@ It looks the plan for the inputs' shapes up among those the node has already use
 one if it is new, lets onnxruntime allocate the outputs and executes the plan. Nothing is copied.
 """
 
-from opgrad.cpu.memory import (
+from opgrad.cpu.compiler.memory import (
     atomic_load,
     call_address,
     load_i32,
@@ -14,7 +14,7 @@ from opgrad.cpu.memory import (
     store_u8,
     store_word,
 )
-from opgrad.cpu.native import inline, native
+from opgrad.cpu.compiler.native import inline, native
 from opgrad.onnxruntime.abi import (
     GET_DIMENSIONS,
     GET_DIMENSIONS_COUNT,

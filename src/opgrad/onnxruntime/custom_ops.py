@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from opgrad.cpu.execute import execute
+from opgrad.cpu.runtime.execute import execute
 from opgrad.onnxruntime import abi
 from opgrad.onnxruntime.abi import Api, CustomOp, address_of, callback, forever
 from opgrad.onnxruntime.attributes import read_attributes

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from opgrad.cpu.parallel import get_num_threads
+from opgrad.cpu.runtime.parallel import get_num_threads
 from opgrad.training.artifacts import ArtifactSet
 from opgrad.training.checkpoint import read_checkpoint, write_checkpoint
 from opgrad.training.data import Dataset, load_file, load_named

@@ -6,7 +6,7 @@ from os import PathLike
 import numpy as np
 import onnxruntime
 
-from opgrad.cpu.parallel import get_num_threads
+from opgrad.cpu.runtime.parallel import get_num_threads
 from opgrad.training.artifacts import ArtifactSet
 from opgrad.training.checkpoint import Checkpoint, OptimizerGroup
 from opgrad.training.data import Dataset, fits, show

@@ -10,8 +10,8 @@ import onnx
 from onnx.helper import get_attribute_value
 
 from opgrad.cpu import optimizer as kernels
-from opgrad.cpu import parallel, parts
-from opgrad.cpu.native import Kernel
+from opgrad.cpu.compiler.native import Kernel
+from opgrad.cpu.runtime import parallel, partition
 
 CLIP = "InplaceClipGradNorm"
 # Below, waking a worker takes longer than the pass: 7 µs against 5 for 17,000 parameters.
@@ -116,10 +116,10 @@ class _Pass:
         self._places = {name: place for place, name in enumerate(kernel.parameters)}
         self._words = np.zeros(len(self._places), np.int64)
         self._numbers = self._words.view(np.float64)
-        per_part = parts.per_part(size, traffic / size) if size else 1
+        per_part = partition.per_part(size, traffic / size) if size else 1
         # Every part but the last holds whole vectors.
         per_part = -(-per_part // 64) * 64
-        self._parts = parts.count(size, per_part)
+        self._parts = partition.count(size, per_part)
         self._shared = self._parts > 1 and traffic >= LEAST_SHARED_BYTES
         self._words[: 2 + len(addresses)] = [per_part, size, *addresses]
         self._address = self._words.ctypes.data

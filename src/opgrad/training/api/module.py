@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from opgrad.cpu.parallel import get_num_threads
+from opgrad.cpu.runtime.parallel import get_num_threads
 from opgrad.training import rewriting
 from opgrad.training.api.checkpoint_state import CheckpointState
 from opgrad.training.api.memory import Memory

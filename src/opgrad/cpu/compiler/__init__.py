@@ -1,0 +1,1 @@
+"""From Python functions to object code: the vector types, their lowering, the cache."""

@@ -1,0 +1,9 @@
+"""What the words of `opgrad.cpu.compiler.simd` and `opgrad.cpu.compiler.memory` mean to Numba and LLVM.
+
+Imported only when something has to be compiled; nothing else in opgrad imports Numba.
+"""
+
+from opgrad.cpu.compiler.lowering import arithmetic, blocks, integers, memory, vectors
+from opgrad.cpu.compiler.lowering.build import build
+
+__all__ = ["arithmetic", "blocks", "build", "integers", "memory", "vectors"]

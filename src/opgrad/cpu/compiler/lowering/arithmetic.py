@@ -1,0 +1,243 @@
+"""Arithmetic on vectors, powers of two, and reductions across lanes."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+
+from opgrad.cpu.compiler import simd
+from opgrad.cpu.compiler.lowering.vectors import element_of
+from opgrad.cpu.compiler.lowering.words import (
+    ELEMENT,
+    I32,
+    SCALAR,
+    VectorType,
+    constant,
+    defines,
+    has,
+    intrinsic,
+    splat,
+)
+
+
+def lifted(word: Any, result: Callable[[VectorType], VectorType], emit_pair: Callable[..., Any]) -> None:
+    """Define a binary operator for vector and vector, vector and number, number and vector."""
+
+    @defines(word)
+    def _(a: Any, b: Any) -> Any:
+        kind = a if isinstance(a, VectorType) else b
+        if not isinstance(kind, VectorType):
+            return None
+
+        def operand(context: Any, builder: Any, value: Any, of: Any) -> Any:
+            if isinstance(of, VectorType):
+                return value
+            return splat(builder, kind, element_of(context, builder, value, of, kind.element))
+
+        def emit(context: Any, builder: Any, x: Any, y: Any) -> Any:
+            x, y = operand(context, builder, x, a), operand(context, builder, y, b)
+            return emit_pair(builder, kind, x, y)
+
+        return result(kind), emit
+
+
+def same(kind: VectorType) -> VectorType:
+    return kind
+
+
+def mask_of(kind: VectorType) -> VectorType:
+    return kind.of("i1")
+
+
+def arithmetic(real: str, whole: str) -> Callable[..., Any]:
+    return lambda builder, kind, x, y: getattr(builder, real if kind.element[0] == "f" else whole)(x, y)
+
+
+def comparison(sign: str) -> Callable[..., Any]:
+    def emit(builder: Any, kind: VectorType, x: Any, y: Any) -> Any:
+        if kind.element[0] != "f":
+            return builder.icmp_signed(sign, x, y)
+        return builder.fcmp_unordered(sign, x, y) if sign == "!=" else builder.fcmp_ordered(sign, x, y)
+
+    return emit
+
+
+lifted(operator.add, same, arithmetic("fadd", "add"))
+lifted(operator.sub, same, arithmetic("fsub", "sub"))
+lifted(operator.mul, same, arithmetic("fmul", "mul"))
+lifted(operator.truediv, same, arithmetic("fdiv", "sdiv"))
+for word, sign in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}.items():
+    lifted(getattr(operator, word), mask_of, comparison(sign))
+
+
+def _maximum(builder: Any, kind: VectorType, x: Any, y: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", x, y), x, y)
+
+
+lifted(simd.maximum, same, _maximum)
+
+
+@defines(operator.neg)
+def _(v: Any) -> Any:
+    return (v, lambda context, builder, x: builder.fneg(x)) if isinstance(v, VectorType) else None
+
+
+@defines(simd.fma)
+def _(a: Any, b: Any, c: Any) -> Any:
+    kind = next(t for t in (a, b, c) if isinstance(t, VectorType))
+
+    def emit(context: Any, builder: Any, *values: Any) -> Any:
+        operands = [
+            x if isinstance(t, VectorType) else splat(builder, kind, element_of(context, builder, x, t, kind.element))
+            for x, t in zip(values, (a, b, c), strict=True)
+        ]
+        return intrinsic(builder, "llvm.fma", kind.llvm, operands)
+
+    return kind, emit
+
+
+@defines(simd.select)
+def _(mask: Any, a: Any, b: Any) -> Any:
+    kind = a if isinstance(a, VectorType) else b
+
+    def emit(context: Any, builder: Any, m: Any, x: Any, y: Any) -> Any:
+        operands = [
+            v if isinstance(t, VectorType) else splat(builder, kind, element_of(context, builder, v, t, kind.element))
+            for v, t in ((x, a), (y, b))
+        ]
+        return builder.select(m, *operands)
+
+    return kind, emit
+
+
+def unary(word: Any, name: str) -> None:
+    @defines(word)
+    def _(v: Any) -> Any:
+        return v, lambda context, builder, x: intrinsic(builder, name, v.llvm, [x])
+
+
+unary(simd.round_even, "llvm.rint")
+unary(simd.absolute, "llvm.fabs")
+unary(simd.sqrt, "llvm.sqrt")
+
+
+@defines(simd.copy_sign)
+def _(v: Any, sign: Any) -> Any:
+    return v, lambda context, builder, x, s: intrinsic(builder, "llvm.copysign", v.llvm, [x, s])
+
+
+MANTISSA = {"f32": 23, "f64": 52}
+BIAS = {"f32": 127, "f64": 1023}
+SQRT_HALF = {"f32": 0x3F3504F3, "f64": 0x3FE6A09E667F3BCD}
+
+
+def _power(builder: Any, v: VectorType, n: Any) -> Any:
+    """2**n for integer lanes n inside the normal range."""
+    word = v.of("i" + v.element[1:])
+    biased = builder.add(n, constant(word, BIAS[v.element]))
+    return builder.bitcast(builder.shl(biased, constant(word, MANTISSA[v.element])), v.llvm)
+
+
+@defines(simd.scale_by_power)
+def _(v: Any, n: Any) -> Any:
+    word = v.of("i" + v.element[1:])
+    bits = int(v.element[1:])
+
+    def halves(builder: Any, x: Any, n: Any) -> Any:
+        """Two multiplications, so that neither power leaves the normal range and denormals are rounded."""
+        whole = builder.fptosi(n, word.llvm)
+        half = builder.ashr(whole, constant(word, 1))
+        x = builder.fmul(x, _power(builder, v, half))
+        return builder.fmul(x, _power(builder, v, builder.sub(whole, half)))
+
+    def scalef(builder: Any, x: Any, n: Any) -> Any:
+        """AVX-512's one instruction for it, on registers of 512 bits."""
+        lanes = 512 // bits
+        part = ir.VectorType(ELEMENT[v.element], lanes)
+        suffix = "ps.512" if bits == 32 else "pd.512"
+        every = ir.Constant(ir.IntType(lanes), -1)
+        current_rounding = I32(4)
+        pieces = []
+        for start in range(0, v.lanes, lanes):
+            pick = ir.Constant(ir.VectorType(I32, lanes), list(range(start, start + lanes)))
+            a, b = (builder.shuffle_vector(t, ir.Constant(v.llvm, ir.Undefined), pick) for t in (x, n))
+            arguments = [a, b, ir.Constant(part, None), every, current_rounding]
+            pieces.append(intrinsic(builder, "llvm.x86.avx512.mask.scalef", part, arguments, suffix))
+        join = ir.Constant(ir.VectorType(I32, v.lanes), list(range(v.lanes)))
+        return builder.shuffle_vector(*pieces, join)
+
+    use_scalef = has("avx512f") and v.lanes * bits == 1024
+    return v, lambda context, builder, x, n: (scalef if use_scalef else halves)(builder, x, n)
+
+
+def _split(builder: Any, v: VectorType, x: Any) -> tuple[Any, Any]:
+    """(exponent as integer lanes, mantissa in [sqrt(1/2), sqrt(2)))."""
+    word = v.of("i" + v.element[1:])
+    bits = builder.bitcast(x, word.llvm)
+    above = builder.sub(bits, constant(word, SQRT_HALF[v.element]))
+    exponent = builder.ashr(above, constant(word, MANTISSA[v.element]))
+    mantissa = builder.sub(bits, builder.shl(exponent, constant(word, MANTISSA[v.element])))
+    return exponent, builder.bitcast(mantissa, v.llvm)
+
+
+@defines(simd.exponent_of)
+def _(v: Any) -> Any:
+    return v, lambda context, builder, x: builder.sitofp(_split(builder, v, x)[0], v.llvm)
+
+
+@defines(simd.mantissa_of)
+def _(v: Any) -> Any:
+    return v, lambda context, builder, x: _split(builder, v, x)[1]
+
+
+def fold(builder: Any, v: VectorType, x: Any, combine: Callable[..., Any]) -> Any:
+    """Combine the upper half with the lower half until one lane is left."""
+    lanes = v.lanes
+    while lanes > 1:
+        lanes //= 2
+        undefined = ir.Constant(x.type, ir.Undefined)
+        index = ir.VectorType(I32, lanes)
+        low = builder.shuffle_vector(x, undefined, ir.Constant(index, list(range(lanes))))
+        high = builder.shuffle_vector(x, undefined, ir.Constant(index, list(range(lanes, 2 * lanes))))
+        x = combine(builder, v, low, high)
+    return builder.extract_element(x, I32(0))
+
+
+@defines(simd.reduce_add)
+def _(v: Any) -> Any:
+    return SCALAR[v.element], lambda context, builder, x: fold(builder, v, x, arithmetic("fadd", "add"))
+
+
+@defines(simd.reduce_max)
+def _(v: Any) -> Any:
+    return SCALAR[v.element], lambda context, builder, x: fold(builder, v, x, _maximum)
+
+
+@defines(simd.power_of)
+def _(v: Any) -> Any:
+    word = v.of("i" + v.element[1:])
+
+    def emit(context: Any, builder: Any, x: Any) -> Any:
+        """The exponent's bits stand lowest; the rest is shifted out."""
+        bits = builder.bitcast(x, word.llvm)
+        return builder.bitcast(builder.shl(bits, constant(word, MANTISSA[v.element])), v.llvm)
+
+    return v, emit
+
+
+@defines(simd.reduce_add_wide)
+def _(v: Any, w: Any) -> Any:
+    wide = v.of("f64")
+
+    def emit(context: Any, builder: Any, *values: Any) -> Any:
+        if v.element != "f64":
+            values = tuple(builder.fpext(x, wide.llvm) for x in values)
+        return fold(builder, wide, builder.fadd(*values), arithmetic("fadd", "add"))
+
+    return SCALAR["f64"], emit
+
+
+@defines(simd.first_lane)
+def _(v: Any) -> Any:
+    return SCALAR[v.element], lambda context, builder, x: builder.extract_element(x, I32(0))

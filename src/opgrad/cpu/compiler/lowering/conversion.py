@@ -1,0 +1,143 @@
+"""Between elements as they stand in memory and the precision of the computation."""
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from opgrad.cpu.compiler.lowering import whole
+from opgrad.cpu.compiler.lowering.small_floats import (
+    E4M3FN,
+    E5M2,
+    e4m3fn_to_float,
+    e5m2_to_float,
+    float_to_half,
+    half_to_float,
+    to_small,
+)
+from opgrad.cpu.compiler.lowering.words import I1, I16, I32, PointerType, VectorType, constant, has, intrinsic
+
+
+class BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    intrinsic_name = "bf16"
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
+
+
+def float_to_bfloat(builder: Any, v: Any, lanes: int) -> Any:
+    """float32 to bfloat16 bits, to nearest even.
+
+    AVX-512 has an instruction for two registers full; as it flushes denormals, vectors with one take the long way.
+    """
+    if lanes != 32 or not has("avx512bf16"):
+        return _float_to_bfloat(builder, v, lanes)
+    result = cgutils.alloca_once(builder, ir.VectorType(I16, lanes))
+    halves = [part_of(builder, v, start, 16) for start in (0, 16)]
+    only_denormal = I32(0x20)
+    masks = [
+        intrinsic(builder, "llvm.x86.avx512.fpclass", ir.VectorType(I1, 16), [half, only_denormal], "ps.512")
+        for half in halves
+    ]
+    denormal = builder.bitcast(builder.or_(*masks), I16)
+    with builder.if_else(builder.icmp_unsigned("!=", denormal, I16(0)), likely=False) as (rare, usual):
+        with rare:
+            builder.store(_float_to_bfloat(builder, v, lanes), result)
+        with usual:
+            kind = ir.VectorType(BFloat(), lanes)
+            packed = intrinsic(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16", kind, halves[::-1], "512")
+            builder.store(builder.bitcast(packed, ir.VectorType(I16, lanes)), result)
+    return builder.load(result)
+
+
+def part_of(builder: Any, v: Any, start: int, lanes: int) -> Any:
+    """`lanes` neighbouring lanes of a vector."""
+    pick = ir.Constant(ir.VectorType(I32, lanes), list(range(start, start + lanes)))
+    return builder.shuffle_vector(v, ir.Constant(v.type, ir.Undefined), pick)
+
+
+def _float_to_bfloat(builder: Any, v: Any, lanes: int) -> Any:
+    word = VectorType("i32", lanes)
+    bits = builder.bitcast(v, word.llvm)
+    odd = builder.and_(builder.lshr(bits, constant(word, 16)), constant(word, 1))
+    rounded = builder.add(builder.add(bits, constant(word, 0x7FFF)), odd)
+    nan = builder.fcmp_unordered("uno", v, v)
+    quiet = builder.or_(bits, constant(word, 0x400000))
+    result = builder.lshr(builder.select(nan, quiet, rounded), constant(word, 16))
+    return builder.trunc(result, ir.VectorType(I16, lanes))
+
+
+def to_odd_float(builder: Any, v: Any, lanes: int) -> Any:
+    """float64 to float32 rounded to odd, so that a second rounding to 16 or 8 bits gives the value rounded once."""
+    word, number, double = (VectorType(e, lanes) for e in ("i32", "f32", "f64"))
+    near = builder.fptrunc(v, number.llvm)
+    back = builder.fpext(near, double.llvm)
+    bits = builder.bitcast(near, word.llvm)
+    even = builder.icmp_unsigned("==", builder.and_(bits, constant(word, 1)), constant(word, 0))
+    inexact = builder.and_(builder.fcmp_ordered("one", v, back), even)
+    magnitude = [intrinsic(builder, "llvm.fabs", double.llvm, [x]) for x in (v, back)]
+    larger = builder.fcmp_ordered(">", *magnitude)
+    step = builder.select(larger, constant(word, 1), constant(word, -1))
+    return builder.bitcast(builder.select(inexact, builder.add(bits, step), bits), number.llvm)
+
+
+def bfloat_to_float(builder: Any, v: Any, lanes: int) -> Any:
+    """bfloat16 bits, the upper half of a float32, to float32."""
+    word = VectorType("i32", lanes)
+    wide = builder.shl(builder.zext(v, word.llvm), constant(word, 16))
+    return builder.bitcast(wide, ir.VectorType(ir.FloatType(), lanes))
+
+
+def float_to_e5m2(builder: Any, v: Any, lanes: int) -> Any:
+    return to_small(builder, v, lanes, E5M2)
+
+
+def float_to_e4m3fn(builder: Any, v: Any, lanes: int) -> Any:
+    return to_small(builder, v, lanes, E4M3FN)
+
+
+# dtype in memory -> (to float32, from float32)
+SMALL = {
+    "float16": (half_to_float, float_to_half),
+    "bfloat16": (bfloat_to_float, float_to_bfloat),
+    "float8_e5m2": (e5m2_to_float, float_to_e5m2),
+    "float8_e4m3fn": (e4m3fn_to_float, float_to_e4m3fn),
+}
+
+
+def widen(builder: Any, p: PointerType, v: Any, lanes: int) -> Any:
+    """Elements as they stand in memory to the precision of the computation."""
+    kind = VectorType(p.element, lanes)
+    if p.element == "i32":
+        return builder.trunc(v, kind.llvm)
+    if p.element == "i64":
+        return builder.sext(v, kind.llvm)
+    if p.storage in whole.STORED:
+        return whole.from_whole(builder, p.storage, v, kind)
+    if p.storage in SMALL:
+        to_float, _ = SMALL[p.storage]
+        v = to_float(builder, v, lanes)
+    return builder.fpext(v, kind.llvm) if v.type.element == ir.FloatType() else v
+
+
+def narrow(builder: Any, p: PointerType, v: Any, lanes: int) -> Any:
+    """From the precision of the computation to elements as they stand in memory, rounded once."""
+    if p.storage in whole.STORED:
+        return whole.to_whole(builder, p.storage, v, VectorType(p.element, lanes))
+    if p.storage in SMALL:
+        if v.type.element == ir.DoubleType():
+            v = to_odd_float(builder, v, lanes)
+        _, from_float = SMALL[p.storage]
+        return from_float(builder, v, lanes)
+    target = ir.VectorType(p.memory, lanes)
+    if v.type.element == p.memory:
+        return v
+    return builder.fptrunc(v, target) if p.storage == "float32" else builder.fpext(v, target)

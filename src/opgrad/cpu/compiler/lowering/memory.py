@@ -1,0 +1,129 @@
+"""Words of memory, atomics and calls."""
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from opgrad.cpu.compiler import memory
+from opgrad.cpu.compiler.lowering.words import BYTES, CACHE_LINE, I1, I8, I32, I64, defines, intrinsic, is_x86
+
+
+def word_at(builder: Any, address: Any, index: Any, kind: Any, size: int) -> Any:
+    offset = builder.add(address, builder.mul(index, I64(size)))
+    return builder.inttoptr(offset, kind.as_pointer())
+
+
+def loads(word: Any, kind: Any, size: int, result: Any, extend: str | None = None) -> None:
+    @defines(word)
+    def _(address: Any, index: Any) -> Any:
+        def emit(context: Any, builder: Any, a: Any, i: Any) -> Any:
+            value = builder.load(word_at(builder, a, i, kind, size))
+            return getattr(builder, extend)(value, I64) if extend else value
+
+        return result, emit
+
+
+def stores(word: Any, kind: Any, size: int, taken: Any) -> None:
+    @defines(word)
+    def _(address: Any, index: Any, value: Any) -> Any:
+        def emit(context: Any, builder: Any, a: Any, i: Any, x: Any) -> None:
+            x = context.cast(builder, x, value, taken)
+            if taken is types.int64 and size < 8:
+                x = builder.trunc(x, kind)
+            builder.store(x, word_at(builder, a, i, kind, size))
+
+        return types.none, emit
+
+
+loads(memory.load_word, I64, 8, types.int64)
+loads(memory.load_i32, I32, 4, types.int64, "sext")
+loads(memory.load_u8, I8, 1, types.int64, "zext")
+loads(memory.load_f64, ir.DoubleType(), 8, types.float64)
+stores(memory.store_word, I64, 8, types.int64)
+stores(memory.store_i32, I32, 4, types.int64)
+stores(memory.store_u8, I8, 1, types.int64)
+stores(memory.store_f64, ir.DoubleType(), 8, types.float64)
+
+
+@defines(memory.copy_bytes)
+def _(target: Any, source: Any, count: Any) -> Any:
+    def emit(context: Any, builder: Any, to: Any, start: Any, n: Any) -> None:
+        addresses = [builder.inttoptr(a, BYTES) for a in (to, start)]
+        intrinsic(builder, "llvm.memcpy", ir.VoidType(), [*addresses, n, I1(0)], "p0.p0.i64")
+
+    return types.none, emit
+
+
+@defines(memory.stack_words, literal=True)
+def _(count: Any) -> Any:
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+
+    def emit(context: Any, builder: Any, _: Any) -> Any:
+        block = cgutils.alloca_once(builder, ir.ArrayType(I64, count.literal_value))
+        block.align = CACHE_LINE
+        return builder.ptrtoint(block, I64)
+
+    return types.int64, emit
+
+
+@defines(memory.call_address)
+def _(address: Any, *arguments: Any) -> Any:
+    def emit(context: Any, builder: Any, function: Any, *values: Any) -> Any:
+        kind = ir.FunctionType(I64, [I64] * len(values))
+        words = [context.cast(builder, v, t, types.int64) for v, t in zip(values, arguments, strict=True)]
+        return builder.call(builder.inttoptr(function, kind.as_pointer()), words)
+
+    return types.int64, emit
+
+
+@defines(memory.atomic_load)
+def _(address: Any) -> Any:
+    def emit(context: Any, builder: Any, a: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(a, I64.as_pointer()), "seq_cst", 8)
+
+    return types.int64, emit
+
+
+@defines(memory.atomic_store)
+def _(address: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, a: Any, x: Any) -> None:
+        x = context.cast(builder, x, value, types.int64)
+        builder.store_atomic(x, builder.inttoptr(a, I64.as_pointer()), "seq_cst", 8)
+
+    return types.none, emit
+
+
+@defines(memory.atomic_add)
+def _(address: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, a: Any, x: Any) -> Any:
+        x = context.cast(builder, x, value, types.int64)
+        return builder.atomic_rmw("add", builder.inttoptr(a, I64.as_pointer()), x, "seq_cst")
+
+    return types.int64, emit
+
+
+@defines(memory.atomic_swap_if)
+def _(address: Any, expected: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, a: Any, old: Any, new: Any) -> Any:
+        old, new = (context.cast(builder, v, t, types.int64) for v, t in ((old, expected), (new, value)))
+        pair = builder.cmpxchg(builder.inttoptr(a, I64.as_pointer()), old, new, "seq_cst", "seq_cst")
+        return builder.extract_value(pair, 1)
+
+    return types.boolean, emit
+
+
+def instruction(word: Any, text: dict[bool, str]) -> None:
+    """Define a word as one instruction without operands, on x86 (True) and elsewhere (False)."""
+
+    @defines(word)
+    def _() -> Any:
+        def emit(context: Any, builder: Any) -> None:
+            builder.asm(ir.FunctionType(ir.VoidType(), []), text[is_x86()], "~{memory}", [], side_effect=True)
+
+        return types.none, emit
+
+
+instruction(memory.spin_hint, {True: "pause", False: "yield"})
+instruction(memory.store_fence, {True: "sfence", False: ""})

@@ -1,0 +1,218 @@
+"""Loads, stores, and vectors made from numbers."""
+
+import operator
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+
+from opgrad.cpu.compiler import simd
+from opgrad.cpu.compiler.lowering.conversion import narrow, widen
+from opgrad.cpu.compiler.lowering.words import (
+    CACHE_LINE,
+    ELEMENT,
+    I1,
+    I32,
+    I64,
+    SCALAR,
+    PointerType,
+    VectorType,
+    at,
+    defines,
+    integers,
+    intrinsic,
+    mangled,
+    splat,
+)
+
+
+def vector_of(p: PointerType) -> VectorType:
+    return VectorType(p.element, p.lanes)
+
+
+@defines(simd.lanes)
+def _(p: Any) -> Any:
+    return types.int64, lambda context, builder, base: I64(p.lanes)
+
+
+@defines(simd.is_fine)
+def _(p: Any) -> Any:
+    return types.boolean, lambda context, builder, base: I1(p.size * 8 >= p.bits)
+
+
+@defines(operator.add)
+def _(p: Any, i: Any) -> Any:
+    if not isinstance(p, PointerType) or not isinstance(i, types.Integer):
+        return None
+
+    def emit(context: Any, builder: Any, base: Any, offset: Any) -> Any:
+        return builder.gep(base, [builder.mul(context.cast(builder, offset, i, types.int64), I64(p.size))])
+
+    return p, emit
+
+
+@defines(simd.at_byte)
+def _(p: Any, offset: Any) -> Any:
+    return p, lambda context, builder, base, i: builder.gep(base, [context.cast(builder, i, offset, types.int64)])
+
+
+@defines(simd.load)
+def _(p: Any, i: Any) -> Any:
+    def emit(context: Any, builder: Any, base: Any, i: Any) -> Any:
+        address = at(builder, p, base, i, ir.VectorType(p.memory, p.lanes))
+        return widen(builder, p, builder.load(address, align=1), p.lanes)
+
+    return vector_of(p), emit
+
+
+@defines(simd.load_masked)
+def _(p: Any, i: Any, mask: Any, fill: Any) -> Any:
+    def emit(context: Any, builder: Any, base: Any, i: Any, mask: Any, fill_value: Any) -> Any:
+        kind = ir.VectorType(p.memory, p.lanes)
+        address = at(builder, p, base, i, kind)
+        zero = ir.Constant(kind, None)
+        loaded = intrinsic(builder, "llvm.masked.load", kind, [address, I32(1), mask, zero], f"{mangled(kind)}.p0")
+        wide = widen(builder, p, loaded, p.lanes)
+        other = splat(builder, vector_of(p), element_of(context, builder, fill_value, fill, p.element))
+        return builder.select(mask, wide, other)
+
+    return vector_of(p), emit
+
+
+@defines(simd.load_one)
+def _(p: Any, i: Any) -> Any:
+    def emit(context: Any, builder: Any, base: Any, i: Any) -> Any:
+        if p.element[0] == "i":
+            whole = builder.load(at(builder, p, base, i, p.memory), align=1)
+            return builder.sext(whole, I64) if p.size < 8 else whole
+        one = ir.VectorType(p.memory, 1)
+        value = builder.load(at(builder, p, base, i, one), align=1)
+        return builder.extract_element(widen(builder, p, value, 1), I32(0))
+
+    return SCALAR[p.element], emit
+
+
+@defines(simd.store)
+def _(p: Any, i: Any, v: Any) -> Any:
+    def emit(context: Any, builder: Any, base: Any, i: Any, v: Any) -> None:
+        value = narrow(builder, p, v, p.lanes)
+        builder.store(value, at(builder, p, base, i, value.type), align=1)
+
+    return types.none, emit
+
+
+@defines(simd.store_streaming)
+def _(p: Any, i: Any, v: Any) -> Any:
+    def emit(context: Any, builder: Any, base: Any, i: Any, v: Any) -> None:
+        value = narrow(builder, p, v, p.lanes)
+        aligned = min(CACHE_LINE, p.lanes * p.size)
+        instruction = builder.store(value, at(builder, p, base, i, value.type), align=aligned)
+        instruction.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
+
+    return types.none, emit
+
+
+@defines(simd.store_masked)
+def _(p: Any, i: Any, v: Any, mask: Any) -> Any:
+    def emit(context: Any, builder: Any, base: Any, i: Any, v: Any, mask: Any) -> None:
+        value = narrow(builder, p, v, p.lanes)
+        address = at(builder, p, base, i, value.type)
+        suffix = f"{mangled(value.type)}.p0"
+        intrinsic(builder, "llvm.masked.store", ir.VoidType(), [value, address, I32(1), mask], suffix)
+
+    return types.none, emit
+
+
+@defines(simd.store_one)
+def _(p: Any, i: Any, x: Any) -> Any:
+    def emit(context: Any, builder: Any, base: Any, i: Any, value: Any) -> None:
+        number = context.cast(builder, value, x, SCALAR[p.element])
+        if p.element[0] == "i":
+            whole = builder.trunc(number, p.memory) if p.size < 8 else number
+            builder.store(whole, at(builder, p, base, i, p.memory), align=1)
+            return
+        one = ir.VectorType(ELEMENT[p.element], 1)
+        vector = builder.insert_element(ir.Constant(one, ir.Undefined), number, I32(0))
+        stored = narrow(builder, p, vector, 1)
+        builder.store(stored, at(builder, p, base, i, stored.type), align=1)
+
+    return types.none, emit
+
+
+@defines(simd.to_line)
+def _(p: Any, i: Any) -> Any:
+    def emit(context: Any, builder: Any, base: Any, i: Any) -> Any:
+        address = builder.ptrtoint(builder.gep(base, [builder.mul(i, I64(p.size))]), I64)
+        bytes_left = builder.and_(builder.neg(address), I64(CACHE_LINE - 1))
+        whole = builder.icmp_unsigned("==", builder.urem(bytes_left, I64(p.size)), I64(0))
+        return builder.select(whole, builder.udiv(bytes_left, I64(p.size)), I64(-1))
+
+    return types.int64, emit
+
+
+@defines(simd.address_of)
+def _(p: Any) -> Any:
+    return types.int64, lambda context, builder, base: builder.ptrtoint(base, I64)
+
+
+@defines(simd.prefetch)
+def _(p: Any, i: Any) -> Any:
+    def emit(context: Any, builder: Any, base: Any, i: Any) -> None:
+        start = builder.gep(base, [builder.mul(i, I64(p.size))])
+        read, keep_in_l2, data = I32(0), I32(2), I32(1)
+        for line in range(0, p.lanes * p.size, CACHE_LINE):
+            address = builder.gep(start, [I64(line)])
+            intrinsic(builder, "llvm.prefetch", ir.VoidType(), [address, read, keep_in_l2, data], "p0")
+
+    return types.none, emit
+
+
+@defines(simd.full)
+def _(p: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, base: Any, x: Any) -> Any:
+        return splat(builder, vector_of(p), element_of(context, builder, x, value, p.element))
+
+    return vector_of(p), emit
+
+
+@defines(simd.like)
+def _(v: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, _: Any, x: Any) -> Any:
+        return splat(builder, v, element_of(context, builder, x, value, v.element))
+
+    return v, emit
+
+
+@defines(simd.number)
+def _(p: Any, value: Any) -> Any:
+    return SCALAR[p.element], lambda context, builder, base, x: context.cast(builder, x, value, SCALAR[p.element])
+
+
+@defines(simd.first)
+def _(p: Any, count: Any) -> Any:
+    def emit(context: Any, builder: Any, base: Any, count: Any) -> Any:
+        word = VectorType("i32", p.lanes)
+        small = builder.icmp_signed("<", count, I64(p.lanes))
+        limit = builder.trunc(builder.select(small, count, I64(p.lanes)), I32)
+        negative = builder.icmp_signed("<", count, I64(0))
+        limit = splat(builder, word, builder.select(negative, I32(0), limit))
+        return builder.icmp_signed("<", integers(word, range(p.lanes)), limit)
+
+    return VectorType("i1", p.lanes), emit
+
+
+@defines(simd.index)
+def _(p: Any, i: Any) -> Any:
+    kind = VectorType(f"i{p.bits}", p.lanes)
+
+    def emit(context: Any, builder: Any, base: Any, i: Any) -> Any:
+        start = builder.trunc(i, I32) if p.bits == 32 else i
+        return builder.add(splat(builder, kind, start), integers(kind, range(p.lanes)))
+
+    return kind, emit
+
+
+def element_of(context: Any, builder: Any, value: Any, kind: Any, element: str) -> Any:
+    """A number of Numba type `kind` as an LLVM scalar for lanes of `element`."""
+    number = context.cast(builder, value, kind, SCALAR[element])
+    return builder.trunc(number, I32) if element == "i32" else number

@@ -1,0 +1,162 @@
+"""How a word of opgrad.cpu.compiler.simd or opgrad.cpu.compiler.memory gets its Numba type and its LLVM code.
+
+Each `@defines(word)` function takes the Numba types of the arguments and returns the type of the result with a
+function that emits the LLVM instructions.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.datamodel import models
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import AbstractTemplate, builtin_registry, signature
+from numba.extending import register_model
+
+from opgrad.cpu.compiler import native
+
+I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
+BYTES = I8.as_pointer()
+CACHE_LINE = 64
+
+# dtype in memory -> (type of an element in memory, its size in bytes)
+STORAGE = {
+    "float64": (ir.DoubleType(), 8),
+    "float32": (ir.FloatType(), 4),
+    "float16": (ir.HalfType(), 2),
+    "bfloat16": (I16, 2),
+    "int64": (I64, 8),
+    "int32": (I32, 4),
+    "int32_number": (I32, 4),
+    "int8": (I8, 1),
+    "uint8": (I8, 1),
+    "bool": (I8, 1),
+    "float8_e5m2": (I8, 1),
+    "float8_e4m3fn": (I8, 1),
+}
+INDICES = ("int64", "int32")  # kernels compute with these as integers, with all others as floats
+ELEMENT = {"f32": ir.FloatType(), "f64": ir.DoubleType(), "i16": I16, "i32": I32, "i64": I64, "i1": I1}
+SCALAR = {"f32": types.float32, "f64": types.float64, "i32": types.int64, "i64": types.int64}
+
+
+class PointerType(types.Type):
+    """Address of elements of `storage`; computing happens in `element` (f32, f64 or i32, i64), `lanes` at a time."""
+
+    def __init__(self, storage: str, precision: int):
+        self.storage = storage
+        self.element = ("i" if storage in INDICES else "f") + str(precision)
+        self.bits = precision
+        self.lanes = native.vector_lanes(f"float{precision}")
+        self.memory, self.size = STORAGE[storage]
+        super().__init__(f"Pointer({storage}, {precision}, {self.lanes})")
+
+
+class VectorType(types.Type):
+    """`lanes` numbers of kind f32, f64, i32, i64, or i1 (a mask)."""
+
+    def __init__(self, element: str, lanes: int):
+        self.element, self.lanes = element, lanes
+        self.llvm = ir.VectorType(ELEMENT[element], lanes)
+        super().__init__(f"Vector({element}, {lanes})")
+
+    def of(self, element: str) -> "VectorType":
+        return VectorType(element, self.lanes)
+
+
+@register_model(PointerType)
+class PointerModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: PointerType):
+        super().__init__(manager, kind, BYTES)
+
+
+@register_model(VectorType)
+class VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: VectorType):
+        super().__init__(manager, kind, kind.llvm)
+
+
+DEFINITIONS: dict[Any, list[Callable[..., Any]]] = {}
+
+
+def defines(word: Callable[..., Any], literal: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give `word` its typing and its code.
+
+    The decorated function takes the arguments' types and returns (result type, emit(context, builder, *values)),
+    or None where it does not apply; a word may have several.
+    """
+
+    def register(define: Callable[..., Any]) -> Callable[..., Any]:
+        if word not in DEFINITIONS:
+            _register_word(word, literal)
+        DEFINITIONS.setdefault(word, []).append(define)
+        return define
+
+    return register
+
+
+def _definition(word: Callable[..., Any], kinds: Any) -> Any:
+    return next((found for define in DEFINITIONS[word] if (found := define(*kinds)) is not None), None)
+
+
+def _register_word(word: Callable[..., Any], literal: bool) -> None:
+    class Template(AbstractTemplate):
+        key = word
+        prefer_literal = literal
+
+        def generic(self, args: Any, kws: Any) -> Any:
+            found = _definition(word, args)
+            return found and signature(found[0], *args)
+
+    builtin_registry.register_global(word, types.Function(Template))
+
+    def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        code = _definition(word, sig.args)[1](context, builder, *values)
+        return context.get_dummy_value() if sig.return_type == types.none else code
+
+    lower_builtin(word, types.VarArg(types.Any))(emit)
+
+
+def constant(kind: VectorType, value: float) -> ir.Constant:
+    return ir.Constant(kind.llvm, [value] * kind.lanes)
+
+
+def integers(kind: VectorType, values: Any) -> ir.Constant:
+    return ir.Constant(kind.llvm, list(values))
+
+
+def splat(builder: Any, kind: VectorType, value: Any) -> Any:
+    undefined = ir.Constant(kind.llvm, ir.Undefined)
+    one = builder.insert_element(undefined, value, I32(0))
+    return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(I32, kind.lanes), [0] * kind.lanes))
+
+
+def mangled(kind: Any) -> str:
+    """How LLVM spells a type inside the name of an intrinsic."""
+    if isinstance(kind, ir.VectorType):
+        return f"v{kind.count}{mangled(kind.element)}"
+    names = {ir.FloatType: "f32", ir.DoubleType: "f64", ir.HalfType: "f16"}
+    return names.get(type(kind)) or f"i{kind.width}"
+
+
+def intrinsic(builder: Any, name: str, result: Any, arguments: list[Any], suffix: str = "") -> Any:
+    """Call the LLVM intrinsic `name`, with `suffix` or the result's type appended to the name."""
+    full = f"{name}.{suffix or mangled(result)}"
+    kind = ir.FunctionType(result, [a.type for a in arguments])
+    function = cgutils.get_or_insert_function(builder.module, kind, full)
+    return builder.call(function, arguments)
+
+
+def is_x86() -> bool:
+    return llvm.get_process_triple().startswith(("x86_64", "i686", "amd64"))
+
+
+def has(feature: str) -> bool:
+    return "+" + feature in native.host()[1].split(",")
+
+
+def at(builder: Any, p: PointerType, base: Any, i: Any, kind: Any) -> Any:
+    """The address of element i, typed for a load or store of `kind`."""
+    offset = builder.mul(i, I64(p.size))
+    return builder.bitcast(builder.gep(base, [offset]), kind.as_pointer())

@@ -1,0 +1,89 @@
+"""Where images stand in their signals (`signals`): the grid, and the shift of each element of a window."""
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+from opgrad.windows import Axis
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How x and dy lie as signals: three axes, of which the first may have one element."""
+
+    along: tuple[Axis, ...]
+
+    @functools.cached_property
+    def elements(self) -> list[tuple[tuple[int, int], ...]]:
+        """For each element of a window and axis, q and r of its distance s * q + r from the window's first."""
+        kernels = itertools.product(*(range(axis.kernel) for axis in self.along))
+        return [
+            tuple(divmod(k * axis.dilation, axis.stride) for k, axis in zip(each, self.along, strict=True))
+            for each in kernels
+        ]
+
+    @functools.cached_property
+    def phases(self) -> list[tuple[int, ...]]:
+        """The remainders that windows have elements in."""
+        return sorted({tuple(r for _, r in element) for element in self.elements})
+
+    @functools.cached_property
+    def ranges(self) -> list[list[tuple[int, int]]]:
+        """For each phase and axis the first q that has an element of x, and the one behind the last."""
+        return [[_range(*each) for each in zip(self.along, r, strict=True)] for r in self.phases]
+
+    @functools.cached_property
+    def first(self) -> tuple[int, ...]:
+        """The q at which the grid begins, for each axis."""
+        return tuple(min(low for low, _ in each) for each in zip(*self.ranges, strict=True))
+
+    @functools.cached_property
+    def grid(self) -> tuple[int, ...]:
+        """The elements of each axis, so many that a shift beyond a row of dy, or of x, meets zeros.
+
+        They are shared by neighbouring rows: 8 for a row of 7 and windows of 3.
+        """
+        last = (max(high for _, high in each) for each in zip(*self.ranges, strict=True))
+        reach = ((axis.kernel - 1) * axis.dilation // axis.stride for axis in self.along)
+        each = zip(self.along, reach, self.first, last, strict=True)
+        return tuple(max(axis.count + more - low, high) for axis, more, low, high in each)
+
+    @functools.cached_property
+    def taps(self) -> list[tuple[int, int]]:
+        """For each element of a window the number of its phase, and its shift."""
+        found = []
+        for element in self.elements:
+            shift = 0
+            for (q, _), low, size in zip(element, self.first, self.grid, strict=True):
+                shift = shift * size + q - low
+            found.append((self.phases.index(tuple(r for _, r in element)), shift))
+        return found
+
+    @functools.cached_property
+    def reach(self) -> int:
+        return max(abs(shift) for _, shift in self.taps)
+
+    @functools.cached_property
+    def sources(self) -> list[list[tuple[int, int, int]]]:
+        """For each phase and axis the grid's first element that x has one for, the one behind the last, and x's."""
+        return [
+            [
+                (low - begin, high - begin, low * axis.stride + part - axis.begin)
+                for axis, part, (low, high), begin in zip(self.along, r, ranges, self.first, strict=True)
+            ]
+            for r, ranges in zip(self.phases, self.ranges, strict=True)
+        ]
+
+    @property
+    def covered(self) -> bool:
+        """Whether each element of x is in a signal."""
+        found = sum(math.prod(high - low for low, high in ranges) for ranges in self.ranges)
+        return found == math.prod(axis.size for axis in self.along)
+
+
+def _range(axis: Axis, r: int) -> tuple[int, int]:
+    beyond = axis.count + (axis.kernel - 1) * axis.dilation // axis.stride
+    low = max(0, -((r - axis.begin) // axis.stride))
+    high = min(beyond, -((r - axis.begin - axis.size) // axis.stride))
+    return low, max(low, high)

@@ -1,0 +1,1 @@
+"""Softmax with attributes: stages around one softmax, put together for each call."""

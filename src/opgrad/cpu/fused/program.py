@@ -1,0 +1,372 @@
+"""Programs of stages: softmax and its gradients with any dtypes, strides and attributes.
+
+Forward    read x, logit_scale, where | core | stats | saved, result_scale, dropout, post-ops, out_scale, write y
+Gradient   the same way back from dy, with the post-ops' inputs computed again from y | core | logit_scale, write dx
+"""
+
+import ctypes
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from struct import pack, unpack
+from typing import Any, Final
+
+from opgrad import layout
+from opgrad.contract import DTYPES, Spec
+from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.fused import post_ops, stages
+from opgrad.cpu.fused.stages import copy, drop, fill, keep, mask_out, multiply, read, write
+from opgrad.cpu.loops.transpose import group_tiles, tile_size
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.execute import STATUS_WORDS, Operands, Program, Scratch, Step
+from opgrad.cpu.runtime.parallel import get_num_threads
+from opgrad.cpu.runtime.workspace import MAX_SLOTS
+from opgrad.primitive import STATE, gradient_name
+from opgrad.problem import Problem
+from opgrad.random import keep_threshold, kept_scale
+
+PIECE: Final = 1 << 11  # elements, 8 KiB: with an operand's they stay in the first-level cache
+STRIP_BYTES: Final = 1 << 20  # of a strip of columns: 256 KiB, the memory read in shorter runs, took 1.5 times as long
+STRIPS: Final = 16  # made at least, for threads to share
+SHORT: Final = 24  # elements of a row, up to which rows are turned into columns
+GROUPED: Final = 128  # … and up to which they are taken as many at a time as a vector has lanes
+NARROWEST: Final = 64  # columns of a strip: as many bytes make a cache line
+PADDING: Final = 256  # bytes behind each buffer, which a whole vector may cover
+LEAST: Final = 1e-37
+MEMORY, BUFFERS = True, False
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A part's own memory, in bytes from its space on; `moves`: it holds the whole block, not a piece."""
+
+    offset: int
+    moves: bool
+
+
+@dataclass
+class Blocks:
+    """How a problem is cut into blocks, with the buffers and tables of the stages that are added."""
+
+    problem: Problem
+    first: str  # the operand whose memory order the loops follow
+    precision: str
+    columns: bool
+    per_block: int
+    piece: int
+    made: dict[str, Buffer] = field(default_factory=dict)
+    tables: list[Any] = field(default_factory=list)
+    end: int = 0
+
+    @property
+    def item(self) -> int:
+        return 8 if self.precision == "float64" else 4
+
+    @property
+    def block_elements(self) -> int:
+        return self.per_block * self.problem.n
+
+    @property
+    def piece_elements(self) -> int:
+        return self.piece * self.per_block if self.columns else min(self.piece, self.block_elements)
+
+    def reserve(self, elements: int) -> int:
+        """The offset of new memory for so many numbers."""
+        start = self.end
+        self.end += (elements * self.item + PADDING + 63) & ~63
+        return start
+
+    def block(self, name: str) -> Buffer:
+        """The buffer of this name, for a whole block."""
+        return self.made.get(name) or self.made.setdefault(name, Buffer(self.reserve(self.block_elements), True))
+
+    def chunk(self, name: str) -> Buffer:
+        """The buffer of this name, for a piece."""
+        return self.made.get(name) or self.made.setdefault(name, Buffer(self.reserve(self.piece_elements), False))
+
+    # --- stages, as lists of words ---
+
+    def read(self, name: str, to: Buffer, scale: float = 1.0) -> list[int]:
+        return self._memory(read, name, to, scale, own=0)
+
+    def write(self, name: str, source: Buffer, scale: float = 1.0) -> list[int]:
+        return self._memory(write, name, source, scale, own=partition.streams(self.problem.bytes))
+
+    def _memory(self, kernel: Kernel, name: str, values: Buffer, scale: float, own: int) -> list[int]:
+        spec = self.problem.specs[name]
+        table = self._table(spec.shape, spec.strides, own)
+        number = self.problem[name].number
+        return self._stage(kernel, MEMORY, values, storage(spec), source=number, alpha=scale, table=table)
+
+    def keep(self, to: Buffer) -> list[int]:
+        """Dropout's decisions."""
+        shape = self.problem.specs[self.first].shape
+        places = layout.contiguous(shape, tuple(range(len(shape))), 1)
+        table = self._table(shape, places, keep_threshold(self.problem.attributes["dropout"]))
+        return self._stage(keep, MEMORY, to, "int64", source=self.problem[STATE].number, table=table)
+
+    def of_buffers(
+        self,
+        kernel: Kernel,
+        values: Buffer,
+        operand: Buffer | None = None,
+        third: Buffer | None = None,
+        alpha: float = 0.0,
+        beta: float = 0.0,
+    ) -> list[int]:
+        return self._stage(kernel, BUFFERS, values, operand=operand, third=third, alpha=alpha, beta=beta)
+
+    def _stage(
+        self,
+        kernel: Kernel,
+        memory: bool,
+        values: Buffer,
+        dtype: str = "",
+        source: int = stages.BUFFER,
+        operand: Buffer | None = None,
+        third: Buffer | None = None,
+        alpha: float = 0.0,
+        beta: float = 0.0,
+        table: int = 0,
+    ) -> list[int]:
+        dtypes = (self.precision, dtype) if memory else (self.precision,) * 3
+        operand, third = operand or values, third or values
+        places = [values.offset, values.moves, source, operand.offset, operand.moves, third.offset, third.moves]
+        return [kernel.task(dtypes, "stage"), memory, *places, _bits(alpha), _bits(beta), table]
+
+    def _table(self, shape: Sequence[int], strides: Sequence[int], own: int) -> int:
+        loops = layout.steps(shape, strides, self.problem.orders[self.first])[::-1]
+        words = [own, len(loops), *(word for loop in loops for word in loop)]
+        self.tables.append((ctypes.c_int64 * len(words))(*words))
+        return ctypes.addressof(self.tables[-1])
+
+    # --- the program ---
+
+    def program(
+        self,
+        cores: Mapping[str, Kernel],
+        before: Sequence[list[int]],
+        of_rows: Sequence[list[int]],
+        after: Sequence[list[int]],
+        other: Buffer | None = None,
+        flag: bool = False,
+    ) -> Program:
+        """The one step: every block through these stages, with the core between them."""
+        problem, shape = self.problem, self._layout(cores)
+        core = cores[shape]
+        strips = partition.count(problem.inner, self.per_block)
+        units = problem.outer * strips if self.columns else partition.count(problem.outer, self.per_block)
+        width = vector_lanes(self.precision)
+        tiles = max(2 * tile_size(min(problem.n, SHORT), width), group_tiles(width))
+        keeps_stats = "stats" in problem.specs
+        buffers = [other.offset if other else 0, self.block_stats.offset, self.reserve(tiles)]
+        plan = [self.columns, self.per_block, problem.outer, problem.n, problem.inner, strips, self.piece, self.item]
+        plan += [
+            core.task((self.precision,) * 4, "stage"),
+            *buffers,
+            flag,
+            keeps_stats,
+            len(before),
+            len(of_rows),
+            len(after),
+        ]
+        for stage in (*before, *of_rows, *after):
+            plan += stage
+        self.tables.append((ctypes.c_int64 * len(plan))(*plan))
+        per = partition.per_part(units, problem.bytes / units)
+        made = partition.count(units, per)
+        # The plan is kept: there may be more threads when it runs again.
+        slots = min(made, MAX_SLOTS, max(os.cpu_count() or 1, get_num_threads()))
+        start = 8 * STATUS_WORDS + 64 & ~63
+        arguments = {"per_part": per, "units": units, "operands": Operands(), "scratch": Scratch(), "slots": slots}
+        arguments |= {"space": Scratch(start), "space_size": self.end, "plan": ctypes.addressof(self.tables[-1])}
+        step = Step(stages.blocks, made, arguments)
+        name = f"stages, {shape}, {self.precision}"
+        return Program((step,), start + slots * self.end, name=name, tables=self.tables)
+
+    def _layout(self, cores: Mapping[str, Kernel]) -> str:
+        if self.columns:
+            return "columns"
+        if self.problem.n <= SHORT:
+            return "tiles"
+        return "groups" if "groups" in cores and self.problem.n <= GROUPED else "rows"
+
+    @property
+    def block_stats(self) -> Buffer:
+        """One number for each row of a block."""
+        return self.made.get("stats") or self.made.setdefault("stats", Buffer(self.reserve(self.per_block), True))
+
+
+def storage(spec: Spec) -> str:
+    """How a stage is told of an operand's dtype; int32 would mean indices."""
+    return "int32_number" if spec.dtype.name == "int32" else spec.dtype.name
+
+
+def _bits(value: float) -> int:
+    return int(unpack("q", pack("d", value))[0])
+
+
+def cut(problem: Problem, first: str, results: Sequence[str]) -> Blocks:
+    """The problem's blocks: some rows, or a strip of columns."""
+    double = any(problem.specs[name].dtype == DTYPES["float64"] for name in (first, *results))
+    precision = "float64" if double else "float32"
+    lanes, n = vector_lanes(precision), max(problem.n, 1)
+    if problem.inner > 1:
+        item = DTYPES[precision].itemsize
+        widest = max(min(STRIP_BYTES // (n * item), problem.outer * problem.inner // STRIPS), NARROWEST)
+        per_block = min(widest, problem.inner, PIECE) // lanes * lanes or lanes
+        return Blocks(problem, first, precision, True, per_block, max(1, PIECE // per_block))
+    per_block = max(1, PIECE // n)
+    if n <= GROUPED:
+        per_block = -(-per_block // lanes) * lanes
+    return Blocks(problem, first, precision, False, per_block, PIECE)
+
+
+# --- forward ---------------------------------------------------------------------------------------------------------
+
+
+def forward(problem: Problem, cores: Mapping[str, Kernel]) -> Program:
+    """softmax or log_softmax, by its cores."""
+    # Rows without elements still have a log-sum-exp: -inf.
+    if not problem.outer * problem.inner or not (problem.n or "stats" in problem.specs):
+        return Program((), name="nothing to do")
+    blocks, attributes = cut(problem, "x", ("y",)), problem.attributes
+    values, applied = blocks.block("values"), attributes["post_ops"]
+    before = _read_scaled(blocks, "x", values, _factors(attributes["logit_scale"]))
+    before += _masked(blocks, values, float("-inf"))
+    of_rows = [blocks.write("stats", blocks.block_stats)] if "stats" in problem.specs else []
+    after = [blocks.write("saved", values)] if "saved" in problem.specs else []
+    # Scales go into the last writing; result_scale only where nothing stands between.
+    after += _scaled(blocks, values, attributes["result_scale"]) if applied else []
+    last = _quotient(1.0 if applied else attributes["result_scale"], attributes["out_scale"])
+    after += _dropped(blocks, values)
+    if "mask" in problem.specs:
+        after.append(blocks.write("mask", blocks.chunk("kept")))
+    for each in applied:
+        after += _read_operands(blocks, each, shared=True)
+        after.append(_applied(blocks, each, values, shared=True))
+    after += _write_scaled(blocks, "y", values, last)
+    flag = attributes["inf_as_zero"]
+    return blocks.program(cores, before, of_rows, after, flag=flag)
+
+
+def _quotient(scale: float, divisor: float) -> list[float]:
+    """scale / divisor as factors that are normal numbers in float32, too: 0 / 1e-40 is 0, but 0 * inf is not."""
+    if scale == 0.0 or LEAST < abs(scale / divisor) < 1 / LEAST:
+        return [scale / divisor]
+    return [*_factors(scale), *(1.0 / each for each in _factors(divisor))]
+
+
+def _factors(scale: float) -> list[float]:
+    if scale == 0.0 or LEAST < abs(scale) < 1 / LEAST:
+        return [scale]
+    root = math.sqrt(abs(scale))
+    return [*_factors(root), *_factors(math.copysign(root, scale))]
+
+
+def _read_scaled(blocks: Blocks, name: str, values: Buffer, factors: Sequence[float]) -> list[list[int]]:
+    first, *others = factors
+    return [blocks.read(name, values, first), *(blocks.of_buffers(multiply, values, alpha=each) for each in others)]
+
+
+def _write_scaled(blocks: Blocks, name: str, values: Buffer, factors: Sequence[float]) -> list[list[int]]:
+    *others, last = factors
+    return [*(blocks.of_buffers(multiply, values, alpha=each) for each in others), blocks.write(name, values, last)]
+
+
+def _scaled(blocks: Blocks, values: Buffer, by: float) -> list[list[int]]:
+    return [] if by == 1.0 else [blocks.of_buffers(multiply, values, alpha=factor) for factor in _factors(by)]
+
+
+def _masked(blocks: Blocks, values: Buffer, otherwise: float) -> list[list[int]]:
+    if "where" not in blocks.problem.specs:
+        return []
+    mask = blocks.chunk("operand 0")
+    return [blocks.read("where", mask), blocks.of_buffers(mask_out, values, mask, alpha=otherwise)]
+
+
+def _dropped(blocks: Blocks, values: Buffer) -> list[list[int]]:
+    """The decisions go to the buffer "kept"."""
+    probability = blocks.problem.attributes["dropout"]
+    if probability is None:
+        return []
+    kept = blocks.chunk("kept")
+    if probability == 0.0:
+        return [blocks.of_buffers(fill, kept, alpha=1.0)]
+    return [blocks.keep(kept), blocks.of_buffers(drop, values, kept, alpha=kept_scale(probability))]
+
+
+def _operand_buffers(blocks: Blocks, each: Any, shared: bool) -> list[Buffer]:
+    names = [f"operand {place}" if shared else operand for place, operand in enumerate(each.operands)]
+    return [blocks.chunk(name) for name in names]
+
+
+def _read_operands(blocks: Blocks, each: Any, shared: bool) -> list[list[int]]:
+    """Read a post-op's operands, into buffers that all post-ops share or into its own."""
+    buffers = _operand_buffers(blocks, each, shared)
+    return [blocks.read(name, buffer) for name, buffer in zip(each.operands, buffers, strict=True)]
+
+
+def _applied(blocks: Blocks, each: Any, values: Buffer, shared: bool) -> list[int]:
+    operands = _operand_buffers(blocks, each, shared)
+    return blocks.of_buffers(post_ops.VALUES[each.name], values, *operands, alpha=each.alpha, beta=each.beta)
+
+
+# --- backward --------------------------------------------------------------------------------------------------------
+
+
+def gradient(problem: Problem, cores: Mapping[str, Kernel]) -> Program:
+    """softmax_grad or log_softmax_grad, by its cores."""
+    if not problem.outer * problem.n * problem.inner:
+        return Program((), name="nothing to do")
+    blocks, attributes = cut(problem, "dy", ("y", "dx")), problem.attributes
+    g, y = blocks.block("values"), blocks.block("y")
+    # The scales commute with what follows, but the post-ops' operands have their gradients before.
+    first = _quotient(1.0 if attributes["post_ops"] else attributes["result_scale"], attributes["out_scale"])
+    before = [blocks.read("y", y), *_forward_again(blocks, y), *_read_scaled(blocks, "dy", g, first)]
+    for number, each in reversed(list(enumerate(attributes["post_ops"]))):
+        before += _back(blocks, number, each, g)
+    if attributes["post_ops"]:
+        before += _scaled(blocks, g, attributes["result_scale"])
+    probability = attributes["dropout"]
+    if probability:
+        before.append(blocks.of_buffers(drop, g, blocks.chunk("kept"), alpha=kept_scale(probability)))
+    before += _masked(blocks, g, 0.0)
+    after = _write_scaled(blocks, "dx", g, _factors(attributes["logit_scale"]))
+    return blocks.program(cores, before, (), after, other=y)
+
+
+def _forward_again(blocks: Blocks, y: Buffer) -> list[list[int]]:
+    """The input of every post-op, into a buffer of its own, and dropout's decisions."""
+    attributes = blocks.problem.attributes
+    found, applied = [], attributes["post_ops"]
+    if applied:
+        v = blocks.chunk("input 0")
+        found += [blocks.of_buffers(copy, v, y), *_scaled(blocks, v, attributes["result_scale"])]
+        found += _dropped(blocks, v)
+    elif attributes["dropout"]:
+        found.append(blocks.keep(blocks.chunk("kept")))
+    for number, each in enumerate(applied):
+        found += _read_operands(blocks, each, shared=False)
+        if number + 1 < len(applied):
+            v = blocks.chunk(f"input {number + 1}")
+            found.append(blocks.of_buffers(copy, v, blocks.chunk(f"input {number}")))
+            found.append(_applied(blocks, each, v, shared=False))
+    return found
+
+
+def _back(blocks: Blocks, number: int, each: Any, g: Buffer) -> list[list[int]]:
+    """g through one post-op, and its operand's gradient if that is wanted."""
+    s, operands = blocks.chunk(f"input {number}"), _operand_buffers(blocks, each, shared=False)
+    found = []
+    result = gradient_name(each.operands[-1]) if each.operands else ""
+    third = operands[0] if operands else None
+    if result in blocks.problem.specs:
+        t = blocks.chunk("operand's gradient")
+        found += [blocks.of_buffers(copy, t, g)]
+        found.append(blocks.of_buffers(post_ops.OPERAND_GRADIENTS[each.name], t, s, third))
+        found.append(blocks.write(result, t))
+    kernel = post_ops.GRADIENTS[each.name]
+    found.append(blocks.of_buffers(kernel, g, s, third, alpha=each.alpha, beta=each.beta))
+    return found

@@ -1,0 +1,343 @@
+"""Blocks of a problem that go through stages: small kernels, each called through its address.
+
+A block lies in a buffer in the first-level cache, in the precision of the computation. Stages are compiled one by one,
+not for each combination, and cost about 15 ns a call. A stage is called with words of two kinds: those of a block's
+place in memory, if it reads or writes there (`read`, `write`, `keep`), or those of buffers (opgrad.cpu.fused.post_ops).
+`read` and `write` multiply by alpha on the way, which costs nothing.
+
+An operand of any strides is described by a table: a word for the stage's own use, the number of loops over its
+elements, then size and stride in bytes of each, the innermost first. Flat indices count elements in these loops' order.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from opgrad.cpu.compiler.memory import call_address, load_word, stack_words, store_word
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.simd import (
+    Float,
+    Pointer,
+    Vector,
+    address_of,
+    at_byte,
+    first,
+    full,
+    lanes,
+    like,
+    load,
+    load_masked,
+    load_one,
+    number,
+    prefetch,
+    select,
+    store,
+    store_masked,
+    store_one,
+)
+from opgrad.cpu.loops.rows import map_one
+from opgrad.cpu.numerics.philox import keep_run
+from opgrad.cpu.runtime.workspace import release_slot, take_slot
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+OWN, LOOPS, FIRST_LOOP = 0, 1, 2
+
+
+@inline
+def _locate(table: int, flat: int) -> tuple[int, int, int]:
+    """Where element `flat` lies, in bytes; where the innermost loop that it is in starts; its place in there."""
+    loops, word, offset = load_word(table, LOOPS), FIRST_LOOP + 2, 0
+    size, rest = load_word(table, FIRST_LOOP), flat
+    if loops > 1:
+        rest = flat // size
+    inside = flat - rest * size if loops > 1 else flat
+    for loop in range(1, loops):
+        index = rest
+        if loop + 1 < loops:
+            rest = rest // load_word(table, word)
+            index -= rest * load_word(table, word)
+        offset += index * load_word(table, word + 1)
+        word += 2
+    return offset + inside * load_word(table, FIRST_LOOP + 1), offset, inside
+
+
+@inline
+def _next_start(table: int, flat: int, start: int) -> int:
+    """Where the innermost loop after the one at `start` starts, with element `flat`."""
+    if load_word(table, LOOPS) == 2:
+        return start + load_word(table, FIRST_LOOP + 3)
+    _, found, _ = _locate(table, flat)
+    return found
+
+
+def over_runs(visit: Callable[..., None]) -> Callable[..., None]:
+    """visit(values + i, offset, step, count, …) for each run of a line: elements one stride apart from an offset on."""
+
+    @inline
+    def line(values: Any, operand: Any, alpha: float, flat: int, width: int, ahead: int, table: int) -> None:
+        offset, start, inside = _locate(table, flat)
+        size, step = load_word(table, FIRST_LOOP), load_word(table, FIRST_LOOP + 1)
+        run = min(size - inside, width)
+        visit(values, operand, alpha, offset, step, run, ahead, table)
+        done = run
+        while done < width:
+            start = _next_start(table, flat + done, start)
+            run = min(size, width - done)
+            visit(values + done, operand, alpha, start, step, run, ahead, table)
+            done += run
+
+    return line
+
+
+# --- reading and writing ---------------------------------------------------------------------------------------------
+
+
+@inline
+def _times_alpha(v: Vector, alpha: Any, unused: Any, i: Any) -> Vector:
+    return v * alpha
+
+
+_copy = map_one(_times_alpha)
+
+
+@inline
+def _size(p: Any) -> int:
+    return address_of(p + 1) - address_of(p)
+
+
+AHEAD: Final = 1 << 11  # elements of a row: what the next block reads is asked for now, 5 to 10 per cent of a call
+
+
+@inline
+def _read_neighbours(values: Any, p: Any, alpha: float, count: int, ahead: int) -> None:
+    w, i = lanes(values), 0
+    while i + w <= count:
+        store(values, i, load(p, i) * alpha)
+        prefetch(p, i + ahead)
+        i += w
+    mask = first(values, count - i)
+    store_masked(values, i, load_masked(p, i, mask, 0.0) * alpha, mask)
+
+
+@inline
+def _fill(values: Any, v: Vector, count: int) -> None:
+    w, i = lanes(values), 0
+    while i + w <= count:
+        store(values, i, v)
+        i += w
+    store_masked(values, i, v, first(values, count - i))
+
+
+@inline
+def _read_run(
+    values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, ahead: int, table: int
+) -> None:
+    p = at_byte(operand, offset)
+    if step == _size(p):
+        _read_neighbours(values, p, alpha, count, ahead)
+    elif step == 0:
+        _fill(values, full(values, load_one(p, 0)) * alpha, count)
+    else:
+        for i in range(count):
+            store_one(values, i, load_one(at_byte(p, i * step), 0) * number(values, alpha))
+
+
+@inline
+def _write_run(
+    values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, ahead: int, table: int
+) -> None:
+    p = at_byte(operand, offset)
+    if step == _size(p):
+        _copy(p, 0, count, load_word(table, OWN), values, alpha, 0.0)
+    else:
+        for i in range(count):
+            store_one(at_byte(p, i * step), 0, load_one(values, i) * number(values, alpha))
+
+
+@inline
+def _keep_run(
+    values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, ahead: int, table: int
+) -> None:
+    state = address_of(operand)
+    keep_run(values, 0, count, offset, step, load_word(state, 0), load_word(state, 1), load_word(table, OWN))
+
+
+def _over_lines(visit: Callable[..., None]) -> Kernel:
+    """The stage that visits all runs of a block: `lines` lines of `width` elements from `start` on, `pitch` apart.
+
+    In the buffer they are `row` apart, as the strips of columns are; rows are one line.
+    """
+    over_line = over_runs(visit)
+
+    @kernel
+    def stage(part, values: Pointer, operand: Pointer, alpha: Float, start, lines, pitch, width, row, table):
+        for line in range(lines):
+            over_line(values + line * row, operand, alpha, start + line * pitch, width, row or AHEAD, table)
+
+    return stage
+
+
+# values[line, i] = alpha * operand at start + line * pitch + i.
+read = _over_lines(_read_run)
+# operand at start + line * pitch + i = alpha * values[line, i]; the table's own word: whether past the cache.
+write = _over_lines(_write_run)
+# values = 1 where dropout keeps an element, else 0. operand: seed and offset. The table gives the place in C order
+# of each element; its own word is the threshold.
+keep = _over_lines(_keep_run)
+
+
+# --- buffers ---------------------------------------------------------------------------------------------------------
+
+
+def _over_buffers(formula: Callable[..., Vector]) -> Kernel:
+    """The stage values = formula(values, operand, alpha)."""
+
+    @kernel
+    def stage(part, values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
+        w, i = lanes(values), 0
+        while i + w <= count:
+            store(values, i, formula(load(values, i), load(operand, i), alpha))
+            i += w
+        mask = first(values, count - i)
+        v = formula(load_masked(values, i, mask, 0.0), load_masked(operand, i, mask, 0.0), alpha)
+        store_masked(values, i, v, mask)
+
+    return stage
+
+
+@inline
+def _times(v: Vector, unused: Vector, alpha: float) -> Vector:
+    return v * alpha
+
+
+@inline
+def _where(v: Vector, mask: Vector, alpha: float) -> Vector:
+    return select(mask != 0.0, v, alpha)
+
+
+@inline
+def _drop(v: Vector, kept: Vector, alpha: float) -> Vector:
+    return select(kept != 0.0, v * alpha, 0.0)
+
+
+@inline
+def _operand(v: Vector, operand: Vector, alpha: float) -> Vector:
+    return operand
+
+
+@inline
+def _constant(v: Vector, unused: Vector, alpha: float) -> Vector:
+    return like(v, alpha)
+
+
+multiply, mask_out, drop, copy, fill = (_over_buffers(f) for f in (_times, _where, _drop, _operand, _constant))
+
+# --- the driver ------------------------------------------------------------------------------------------------------
+
+# Words of a stage.
+TASK, IN_MEMORY, VALUES, VALUES_MOVE, SOURCE, OPERAND, OPERAND_MOVE, THIRD, THIRD_MOVE, ALPHA, BETA, OWN_TABLE = range(
+    12
+)
+STAGE: Final = 12
+BUFFER: Final = -1  # the SOURCE of an operand that is a buffer
+
+# Words of a plan: its blocks, its buffers (in bytes from a part's space on), the core, then the stages.
+COLUMNS, PER_BLOCK, COUNT, N, INNER, STRIPS, PIECE, ITEM = range(8)
+CORE, CORE_OTHER, CORE_STATS, CORE_TILE, INF_AS_ZERO, KEEPS_STATS = range(8, 14)
+BEFORE, OF_ROWS, AFTER, FIRST_STAGE = range(14, 18)
+
+# What a stage is called with: words of buffers, then words of memory.
+ARGUMENTS: Final = 15
+MEMORY_WORDS: Final = 6
+
+
+@inline
+def _run(stages: int, number: int, operands: int, space: int, words: int, moved: int) -> None:
+    """Run stages whose buffers have moved by so many bytes; `words` hold the count and the place already."""
+    for each in range(number):
+        stage = stages + 8 * STAGE * each
+        values = space + load_word(stage, VALUES) + moved * load_word(stage, VALUES_MOVE)
+        source = load_word(stage, SOURCE)
+        operand = space + load_word(stage, OPERAND) + moved * load_word(stage, OPERAND_MOVE)
+        if source != BUFFER:
+            operand = load_word(operands, source)
+        store_word(words, 0, values)
+        store_word(words, 1, operand)
+        store_word(words, 2, space + load_word(stage, THIRD) + moved * load_word(stage, THIRD_MOVE))
+        store_word(words, 4, load_word(stage, ALPHA))
+        store_word(words, 5, load_word(stage, BETA))
+        store_word(words, MEMORY_WORDS, values)
+        store_word(words, MEMORY_WORDS + 1, operand)
+        store_word(words, MEMORY_WORDS + 2, load_word(stage, ALPHA))
+        store_word(words, MEMORY_WORDS + 8, load_word(stage, OWN_TABLE))
+        call_address(load_word(stage, TASK), words + 8 * MEMORY_WORDS * load_word(stage, IN_MEMORY), 0)
+
+
+@inline
+def _place(words: int, count: int, start: int, lines: int, pitch: int, width: int, row: int) -> None:
+    store_word(words, 3, count)
+    store_word(words, MEMORY_WORDS + 3, start)
+    store_word(words, MEMORY_WORDS + 4, lines)
+    store_word(words, MEMORY_WORDS + 5, pitch)
+    store_word(words, MEMORY_WORDS + 6, width)
+    store_word(words, MEMORY_WORDS + 7, row)
+
+
+@inline
+def _run_pieces(
+    stages: int, number: int, operands: int, space: int, words: int, plan: int, start: int, lines: int, width: int
+) -> None:
+    """Run stages over a block, a piece at a time, so that each piece stays in the first-level cache."""
+    piece, item = load_word(plan, PIECE), load_word(plan, ITEM)
+    if load_word(plan, COLUMNS):
+        row, pitch = load_word(plan, PER_BLOCK), load_word(plan, INNER)
+        for line in range(0, lines, piece):
+            some = min(piece, lines - line)
+            _place(words, some * row, start + line * pitch, some, pitch, width, row)
+            _run(stages, number, operands, space, words, line * row * item)
+    else:
+        for begin in range(0, width, piece):
+            some = min(piece, width - begin)
+            _place(words, some, start + begin, 1, 0, some, 0)
+            _run(stages, number, operands, space, words, begin * item)
+
+
+@inline
+def _core(plan: int, space: int, words: int, rows: int, n: int, width: int) -> None:
+    store_word(words, 0, space)
+    store_word(words, 1, space + load_word(plan, CORE_OTHER))
+    store_word(words, 2, space + load_word(plan, CORE_STATS))
+    store_word(words, 3, space + load_word(plan, CORE_TILE))
+    store_word(words, 4, rows)
+    store_word(words, 5, n)
+    store_word(words, 6, width)
+    store_word(words, 7, load_word(plan, INF_AS_ZERO))
+    store_word(words, 8, load_word(plan, KEEPS_STATS))
+    call_address(load_word(plan, CORE), words, 0)
+
+
+@kernel
+def blocks(part, per_part, units, operands, scratch, slots, space, space_size, plan):
+    """Each unit is a block: PER_BLOCK rows, or N lines of a strip of PER_BLOCK columns."""
+    words = stack_words(ARGUMENTS)
+    slot = take_slot(scratch, slots)
+    own = space + slot * space_size
+    n, inner, per_block = load_word(plan, N), load_word(plan, INNER), load_word(plan, PER_BLOCK)
+    before, of_rows, after = load_word(plan, BEFORE), load_word(plan, OF_ROWS), load_word(plan, AFTER)
+    stages = plan + 8 * FIRST_STAGE
+    row_stages = stages + 8 * STAGE * before
+    for unit in range(part * per_part, min((part + 1) * per_part, units)):
+        if load_word(plan, COLUMNS):
+            strips = load_word(plan, STRIPS)
+            o, j = unit // strips, unit % strips * per_block
+            start, of_row, lines, width = o * n * inner + j, o * inner + j, n, min(per_block, inner - j)
+            rows = width
+        else:
+            rows = min(per_block, load_word(plan, COUNT) - unit * per_block)
+            start, of_row, lines, width = unit * per_block * n, unit * per_block, 1, rows * n
+        _run_pieces(stages, before, operands, own, words, plan, start, lines, width)
+        _core(plan, own, words, rows, n, per_block)
+        _place(words, rows, of_row, 1, 0, rows, 0)
+        _run(row_stages, of_rows, operands, own, words, 0)
+        _run_pieces(row_stages + 8 * STAGE * of_rows, after, operands, own, words, plan, start, lines, width)
+    release_slot(scratch, slot)

@@ -1,0 +1,1 @@
+"""The loops that kernels share: maps, rows, columns, transposed short rows, reductions, and what chooses among them."""

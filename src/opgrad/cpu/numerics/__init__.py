@@ -1,0 +1,1 @@
+"""Elementary functions, log-sum-exp and random numbers on vectors."""

@@ -1,0 +1,1 @@
+"""Running compiled kernels: programs, threads, working memory."""

@@ -1,0 +1,264 @@
+"""Plans in the form that native code runs: a few words of memory for each step.
+
+A step is a task, the number of its parts and its arguments. The addresses of operands and of scratch memory
+are filled in at each call, so one plan serves many threads at once.
+"""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from struct import pack, unpack
+from typing import Any, Final
+
+from opgrad.cpu.compiler.memory import call_address, load_i32, load_word, stack_words, store_word
+from opgrad.cpu.compiler.native import Kernel, inline, native
+from opgrad.cpu.compiler.simd import Float, Pointer
+from opgrad.cpu.runtime import parallel
+from opgrad.problem import Operand, Pair
+from opgrad.ranges import Explain
+
+# Words of a plan: the number of steps, of pairs that must not overlap, where the steps begin; then the pairs.
+STEPS, PAIRS, FIRST_STEP, HEADER = 0, 1, 2, 3
+# Words of a pair: two operands, the bytes that each covers around its pointer, whether they may be the same.
+PAIR: Final = 7
+TASK, PARTS, ARGUMENTS, PATCHES, STEP = 0, 1, 2, 3, 4  # words of a step, before its arguments and its patches
+MAX_ARGUMENTS: Final = 64
+MAX_OPERANDS: Final = 8
+SCRATCH: Final = -1  # the operand number of scratch memory
+TABLE: Final = -2  # … and of the table of all operands' addresses
+SLOTS: Final = 8  # scratch word: one bit for each working space in use
+STATUS_WORDS: Final = 16  # scratch starts with a status (0: fine), what it is about, and SLOTS
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Scratch memory from a byte offset on."""
+
+    offset: int = 0
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The table of all operands' addresses, for kernels that find theirs by number."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel with its arguments by parameter name, to be run for part = 0 … parts - 1."""
+
+    kernel: Kernel
+    parts: int
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a kernel function returns: steps, their scratch memory, and the words for what may go wrong.
+
+    `name` tells how it is done, `tables` keeps the memory that arguments point to.
+    """
+
+    steps: Sequence[Step]
+    scratch_bytes: int = 0
+    explain: Explain | None = None
+    name: str = ""
+    tables: Sequence[Any] = ()
+
+
+def words(steps: Sequence[Step], pairs: Sequence[Pair]) -> list[int]:
+    """The plan's words."""
+    result = [len(steps), len(pairs), 0]
+    for pair in pairs:
+        result += [pair.result, pair.other, *pair.result_bytes, *pair.other_bytes, pair.same]
+    result[FIRST_STEP] = len(result)
+    for step in steps:
+        result += _step_words(step)
+    return result
+
+
+def _step_words(step: Step) -> list[int]:
+    arguments, patches, dtypes = [], [], []
+    for place, (name, kind) in enumerate(step.kernel.parameters.items()):
+        value = step.arguments[name]
+        if isinstance(value, Operand):
+            patches += [place, value.number]
+        elif isinstance(value, Scratch):
+            patches += [place, SCRATCH]
+        elif isinstance(value, Operands):
+            patches += [place, TABLE]
+        if kind == Pointer:
+            dtypes.append("float32" if value is None else value.dtype)
+        arguments.append(_word(value, kind))
+    task = step.kernel.task(dtypes)
+    return [task, step.parts, len(arguments), len(patches) // 2, *arguments, *patches]
+
+
+def _word(value: Any, kind: str) -> int:
+    if value is None or isinstance(value, Operand | Operands):
+        return 0
+    if isinstance(value, Scratch):
+        return value.offset
+    return int(unpack("q", pack("d", value))[0]) if kind == Float else int(value)
+
+
+@inline
+def run_steps(plan: int, operands: int, scratch: int, run: int, context: int) -> int:
+    arguments = stack_words(MAX_ARGUMENTS)
+    step = plan + 8 * load_word(plan, FIRST_STEP)
+    if scratch:
+        for word in range(STATUS_WORDS):
+            store_word(scratch, word, 0)
+    for _ in range(load_word(plan, STEPS)):
+        count, patches = load_word(step, ARGUMENTS), load_word(step, PATCHES)
+        given = step + 8 * STEP
+        for place in range(count):
+            store_word(arguments, place, load_word(given, place))
+        for patch in range(patches):
+            place, operand = load_word(given, count + 2 * patch), load_word(given, count + 2 * patch + 1)
+            base = scratch if operand == SCRATCH else operands
+            if operand >= 0:
+                base = load_word(operands, operand)
+            store_word(arguments, place, base + load_word(arguments, place))
+        task, parts = load_word(step, TASK), load_word(step, PARTS)
+        if run and parts > 1:
+            call_address(run, context, task, arguments, parts)
+        else:
+            for part in range(parts):
+                call_address(task, arguments, part)
+        if scratch and load_word(scratch, 0):
+            return load_word(scratch, 0)
+        step = given + 8 * (count + 2 * patches)
+    return 0
+
+
+@native(5)
+def execute(plan: int, operands: int, scratch: int, run: int, context: int) -> int:
+    """Run a plan on operands given as an array of addresses; 0, or the status that a step left in scratch.
+
+    `run` is a C function run(context, task, arguments, parts); 0 runs all parts here.
+    """
+    return run_steps(plan, operands, scratch, run, context)
+
+
+@inline
+def overlap(plan: int, operands: int) -> bool:
+    """Whether a pair covers common bytes without being the same memory where that is allowed."""
+    pair = plan + 8 * HEADER
+    for _ in range(load_word(plan, PAIRS)):
+        a, b = load_word(operands, load_word(pair, 0)), load_word(operands, load_word(pair, 1))
+        apart = a + load_word(pair, 3) <= b + load_word(pair, 4) or b + load_word(pair, 5) <= a + load_word(pair, 2)
+        if not apart and not (a == b and load_word(pair, 6)):
+            return True
+        pair += 8 * PAIR
+    return False
+
+
+OVERLAP: Final = -1  # the status of a call that did nothing because its arrays may overlap
+
+
+@native(6 + MAX_OPERANDS)
+def execute_arrays(
+    plan: int, scratch: int, run: int, context: int, trusted: int, present: int,
+    a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int,
+) -> int:  # fmt: skip
+    """The same on NumPy array objects; `present` has a bit for each that is one. OVERLAP unless `trusted`."""
+    operands = stack_words(MAX_OPERANDS)
+    store_word(operands, 0, load_word(a + DATA, 0) if present & 1 else 0)
+    store_word(operands, 1, load_word(b + DATA, 0) if present & 2 else 0)
+    store_word(operands, 2, load_word(c + DATA, 0) if present & 4 else 0)
+    store_word(operands, 3, load_word(d + DATA, 0) if present & 8 else 0)
+    store_word(operands, 4, load_word(e + DATA, 0) if present & 16 else 0)
+    store_word(operands, 5, load_word(f + DATA, 0) if present & 32 else 0)
+    store_word(operands, 6, load_word(g + DATA, 0) if present & 64 else 0)
+    store_word(operands, 7, load_word(h + DATA, 0) if present & 128 else 0)
+    if not trusted and overlap(plan, operands):
+        return OVERLAP
+    return run_steps(plan, operands, scratch, run, context)
+
+
+# An ndarray's fields behind the object header: data, dimensions' number and places, strides' place, base, dtype, flags.
+# Macros of NumPy's C interface read them inline, so their places are part of its binary interface. Reading them here
+# costs some 10 ns an array; `ndarray.ctypes` alone costs 0.6 µs.
+DATA: Final = object.__basicsize__
+TYPE: Final = DATA - 8
+RANK, SHAPE, STRIDES, DTYPE, FLAGS = DATA + 8, DATA + 16, DATA + 24, DATA + 40, DATA + 48
+WRITEABLE: Final = 0x400
+# Words of what is known of an array: type, dtype's address, flags it must have, rank; then its sizes and strides.
+KNOWN: Final = 4
+
+
+@inline
+def _is_as_planned(array: int, known: int) -> bool:
+    flags, rank = load_word(known, 2), load_word(known, 3)
+    as_planned = load_word(array + TYPE, 0) == load_word(known, 0)
+    if as_planned:
+        as_planned = load_word(array + DTYPE, 0) == load_word(known, 1) and load_i32(array + RANK, 0) == rank
+        as_planned &= load_i32(array + FLAGS, 0) & flags == flags
+    if as_planned:
+        shape, strides = load_word(array + SHAPE, 0), load_word(array + STRIDES, 0)
+        for axis in range(rank):
+            as_planned &= load_word(shape, axis) == load_word(known, KNOWN + axis)
+            as_planned &= load_word(strides, axis) == load_word(known, KNOWN + rank + axis)
+    return as_planned
+
+
+UNPLANNED: Final = -2  # the status of a call that did nothing because an array is not as planned
+
+
+@native(6 + MAX_OPERANDS)
+def execute_planned(
+    plan: int, known: int, scratch: int, run: int, context: int, count: int,
+    a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int,
+) -> int:  # fmt: skip
+    """The same on `count` array objects, if each is what `known` says of it; UNPLANNED or OVERLAP otherwise."""
+    arrays, operands = stack_words(MAX_OPERANDS), stack_words(MAX_OPERANDS)
+    for place, array in enumerate((a, b, c, d, e, f, g, h)):
+        store_word(arrays, place, array)
+    for place in range(count):
+        array = load_word(arrays, place)
+        if not _is_as_planned(array, known):
+            return UNPLANNED
+        store_word(operands, place, load_word(array + DATA, 0))
+        known += 8 * (KNOWN + 2 * load_word(known, 3))
+    if overlap(plan, operands):
+        return OVERLAP
+    return run_steps(plan, operands, scratch, run, context)
+
+
+def known(array: Any, writeable: bool) -> list[int]:
+    """What `execute_planned` is told of an array."""
+    flags = WRITEABLE if writeable else 0
+    return [id(type(array)), id(array.dtype), flags, array.ndim, *array.shape, *array.strides]
+
+
+@cache
+def planned_caller(count: int) -> Any:
+    """`execute_planned` for Python callers with `count` arrays."""
+    integer = ctypes.c_int64
+    return ctypes.CFUNCTYPE(integer, *[integer] * 6, *[ctypes.py_object] * count)(execute_planned.address)
+
+
+@cache
+def caller(count: int) -> Any:
+    """`execute_arrays` for Python callers with `count` arrays; those it leaves out are never read."""
+    if count > MAX_OPERANDS:
+        return _execute_many
+    integer = ctypes.c_int64
+    return ctypes.CFUNCTYPE(integer, *[integer] * 6, *[ctypes.py_object] * count)(execute_arrays.address)
+
+
+def _execute_many(plan: int, scratch: int, run: int, context: int, trusted: int, present: int, *arrays: Any) -> int:
+    """The same for more arrays than native code takes one by one."""
+    if not trusted:
+        return OVERLAP
+    addresses = [0 if array is None else array.ctypes.data for array in arrays]
+    table = (ctypes.c_int64 * len(arrays))(*addresses)
+    return execute.call(plan, ctypes.addressof(table), scratch, run, context)
+
+
+def threads_for() -> tuple[int, int]:
+    """The arguments `run` and `context` for work that is shared out to threads."""
+    pool = parallel.pool()
+    return (parallel.run.address, pool) if pool else (0, 0)

@@ -1,0 +1,165 @@
+"""An array that stands in a larger one of zeros, at places that ranges give on each axis.
+
+Axes that are taken whole are joined, so rows are as long as possible. A unit of work is a block of one row of the
+larger array: zeros before, the numbers of the row, zeros behind.
+"""
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from opgrad.cpu.compiler.memory import load_word
+from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.simd import Pointer, load_one, store_one
+from opgrad.cpu.loops.fill import write_zeros
+from opgrad.cpu.loops.rows import write_same
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.execute import Program, Step
+from opgrad.problem import Problem
+
+BLOCK: Final = 1 << 15  # elements of a row that one unit writes
+SHORT: Final = 256  # elements of rows that are filled in where many rows have been zeroed at once
+WORDS: Final = 4  # of an axis in the table: its size, the first place, the step, how many places
+
+
+@inline
+def taken_by(away: int, step: int) -> int:
+    """How many steps lead so far away from the first place, -1 if none do."""
+    place = away // step
+    return place if place * step == away else -1
+
+
+@inline
+def row_taken(table: int, axes: int, row: int) -> int:
+    """Which row of the smaller array stands in this row of the larger one, -1 if none; the last axis comes first."""
+    found, stride = 0, 1
+    for axis in range(axes):
+        entry = table + 8 * WORDS * axis
+        size, count = load_word(entry, 0), load_word(entry, 3)
+        place = taken_by(row % size - load_word(entry, 1), load_word(entry, 2))
+        row //= size
+        if place < 0 or place >= count:
+            return -1
+        found += place * stride
+        stride *= count
+    return found
+
+
+@inline
+def within(place: int, begin: int, end: int) -> int:
+    return min(max(place, begin), end)
+
+
+@inline
+def write_row(out: Any, begin: int, end: int, start: int, step: int, count: int, x: Any, stream: int) -> None:
+    """out[begin:end] of a row that has numbers of x in it; zeros elsewhere."""
+    first = within(start, begin, end) if step == 1 else end
+    last = within(start + count, begin, end) if step == 1 else end
+    write_zeros(out, begin, first, stream, out, 0.0, 0.0)
+    write_same(out, first, last, stream, x + -start, 0.0, 0.0)
+    write_zeros(out, last, end, stream, out, 0.0, 0.0)
+    if step != 1:
+        write_spread(out, begin, end, start, step, count, x)
+
+
+@inline
+def fill_row(out: Any, start: int, step: int, count: int, x: Any) -> None:
+    """The numbers of x in a row of zeros."""
+    if step == 1:
+        write_same(out + start, 0, count, 0, x, 0.0, 0.0)
+    else:
+        write_spread(out, 0, start + count * abs(step) + 1, start, step, count, x)
+
+
+@kernel
+def place_rows(
+    part, per_part, units, blocks, n, start, step, count,
+    rows, row_start, row_step, row_count, table, axes, x: Pointer, y: Pointer, stream,
+):  # fmt: skip
+    """Rows that differ in the last of the axes alone follow each other without a division."""
+    unit, stop = part * per_part, min((part + 1) * per_part, units)
+    short = n <= SHORT
+    while unit < stop:
+        row, begin = unit // blocks, unit % blocks * BLOCK
+        end = min(begin + BLOCK, n)
+        plane, place = row // rows, row % rows
+        following = 1 if blocks > 1 else min(stop - unit, rows - place, max(1, BLOCK // n))
+        source = row_taken(table, axes, plane)
+        if short or source < 0:
+            write_zeros(y + row * n, begin, end + (following - 1) * n, stream and source < 0, y, 0.0, 0.0)
+        if source >= 0:
+            for k in range(following):
+                out, away = y + (row + k) * n, place + k - row_start
+                taken = away if row_step == 1 else taken_by(away, row_step)
+                if taken >= 0 and taken < row_count:
+                    given = x + (source * row_count + taken) * count
+                    if short:
+                        fill_row(out, start, step, count, given)
+                    else:
+                        write_row(out, begin, end, start, step, count, given, stream)
+                elif not short:
+                    write_zeros(out, begin, end, stream, out, 0.0, 0.0)
+        unit += following
+
+
+@inline
+def write_spread(out: Any, begin: int, end: int, start: int, step: int, count: int, x: Any) -> None:
+    """out[start + i * step] = x[i] for the places in [begin, end)."""
+    low = min(start, start + (count - 1) * step)
+    away = abs(step)
+    first = (max(begin - low, 0) + away - 1) // away
+    last = min((end - low + away - 1) // away, count)
+    for k in range(first, last):
+        store_one(out, low + k * away, load_one(x, k if step > 0 else count - 1 - k))
+
+
+def program(problem: Problem, taken: Sequence[range]) -> Program:
+    """dx = 0; dx[taken] = dy, `taken` with the places of each axis."""
+    shape = problem.attributes["shape"]
+    size = math.prod(shape)
+    if not size:
+        return Program(())
+    loops, (n, row) = _joined(shape, taken)
+    rows, chosen = loops.pop() if loops else (1, range(1))
+    words = [word for length, places in reversed(loops) for word in (length, places.start, places.step, len(places))]
+    table = (ctypes.c_int64 * len(words))(*words)
+    blocks = partition.count(n, BLOCK)
+    units = size // n * blocks
+    per = partition.per_part(units, problem.bytes / units)
+    arguments = {
+        "per_part": per,
+        "units": units,
+        "blocks": blocks,
+        "n": n,
+        "start": row.start,
+        "step": row.step,
+        "count": len(row),
+        "rows": rows,
+        "row_start": chosen.start,
+        "row_step": chosen.step,
+        "row_count": len(chosen),
+        "table": ctypes.addressof(table),
+        "axes": len(loops),
+        "x": problem["dy"],
+        "y": problem["dx"],
+        "stream": partition.streams(problem.bytes) and row.step == 1,
+    }
+    return Program((Step(place_rows, partition.count(units, per), arguments),), tables=(table,))
+
+
+def _joined(shape: Sequence[int], taken: Sequence[range]) -> tuple[list[tuple[int, range]], tuple[int, range]]:
+    """(size, places) of the axes that rows are chosen by, and of the places within a row."""
+    found: list[tuple[int, range]] = [(1, range(1))]
+    for size, each in zip(shape, taken, strict=True):
+        places = each if len(each) > 1 else range(each.start, each.start + len(each))
+        before, chosen = found[-1]
+        if places == range(size) and chosen == range(before):
+            found[-1] = (before * size, range(before * size))
+        else:
+            found.append((size, places))
+    n, row = found.pop()
+    if found and row == range(n) and found[-1][1].step == 1:
+        before, chosen = found.pop()
+        n, row = before * n, range(chosen.start * n, chosen.stop * n)
+    return [axis for axis in found if axis != (1, range(1))], (n, row)
