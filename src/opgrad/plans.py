@@ -63,7 +63,7 @@ def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out
 
     prepared = prepare(op, specs, attributes, out)
     program = op.kernel()(prepared.problem)
-    code = words(program.steps, pairs(prepared) if prepared.brought else ())
+    code = words(program, pairs(prepared) if prepared.brought else ())
     return Plan(
         op,
         tuple(prepared.results.values()),

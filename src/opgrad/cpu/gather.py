@@ -30,7 +30,7 @@ from opgrad.cpu.compiler.simd import (
     to_line,
 )
 from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.rows import write_same
+from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.problem import Operand, Problem
@@ -110,7 +110,7 @@ def copy_slices(
             coming = x + source_of(min(unit + SOON, units - 1), count, size, indices) * words
             for i in range(0, min(words, LONGEST_AHEAD), lanes(x)):
                 prefetch(coming, i)
-            write_same(y + unit * words, 0, words, stream, x + source * words, 0.0, 0.0)
+            write_same(y + unit * words, 0, words, stream, (x + source * words,), ())
         else:
             copy_bytes(address_of(y) + unit * post * item, address_of(x) + source * post * item, post * item)
 

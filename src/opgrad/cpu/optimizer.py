@@ -28,7 +28,7 @@ from opgrad.cpu.compiler.simd import (
     store_masked,
     store_one,
 )
-from opgrad.cpu.loops.rows import map_two, write_times
+from opgrad.cpu.loops.map import mapped, write_times
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
@@ -171,23 +171,23 @@ def adamw_piece(
 
 
 @inline
-def _descended(p: Vector, g: Vector, rate: float, unused: float, i: Vector) -> Vector:
+def _descended(p: Vector, g: Vector, rate: float) -> Vector:
     return p - g * rate
 
 
-write_descended = map_two(_descended)
+write_descended = mapped(_descended)
 
 
 @kernel
 def sgd_piece(part, size, lr: Pointer, p: Pointer, g: Pointer, new_p: Pointer):
     begin, end = part * PIECE, min((part + 1) * PIECE, size)
-    write_descended(new_p, begin, end, 0, p, g, load_one(lr, 0), 0.0)
+    write_descended(new_p, begin, end, 0, (p, g), (load_one(lr, 0),))
 
 
 @kernel
 def clip_piece(part, size, factor, g: Pointer, new_g: Pointer):
     begin, end = part * PIECE, min((part + 1) * PIECE, size)
-    write_times(new_g, begin, end, 0, g, number(g, load_f64(factor, 0)), 0.0)
+    write_times(new_g, begin, end, 0, (g,), (number(g, load_f64(factor, 0)),))
 
 
 @kernel

@@ -27,7 +27,7 @@ from opgrad.cpu.compiler.simd import (
 )
 from opgrad.cpu.gather import report_indices
 from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.rows import write_same
+from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.cpu.runtime.workspace import release_slot, take_slot, working_space
@@ -98,7 +98,7 @@ def add_to_maxima(
 @kernel
 def copy_planes(part, per_part, planes, size, sums: Pointer, dx: Pointer):
     begin, end = part * per_part * size, min((part + 1) * per_part, planes) * size
-    write_same(dx, begin, end, 0, sums, 0.0, 0.0)
+    write_same(dx, begin, end, 0, (sums,), ())
 
 
 def max_pool_grad(problem: Problem) -> Program:
@@ -215,7 +215,7 @@ def share_out(
                     relative = load_f64(shares_w, o) / load_f64(shares_w, 0)
                     store_one(sums, o, load_one(sums, o) * number(dx, relative))
             spread(line, width, sums, wide, kernel, stride, dilation, begin, chunk)
-        write_same(dx + row * width, 0, width, 0, line, 0.0, 0.0)
+        write_same(dx + row * width, 0, width, 0, (line,), ())
     release_slot(scratch, slot)
 
 

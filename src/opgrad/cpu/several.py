@@ -29,7 +29,7 @@ from opgrad.cpu.compiler.simd import (
     sqrt,
     store_one,
 )
-from opgrad.cpu.loops.rows import write_times
+from opgrad.cpu.loops.map import write_times
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.problem import Operand, Problem
@@ -219,7 +219,7 @@ def reduce_all_l2(problem: Problem) -> Program:
 @kernel
 def scale_piece(part, size, x: Pointer, y: Pointer, offset, factor: Pointer, stream):
     begin, end = part * PIECE, min((part + 1) * PIECE, size)
-    write_times(y + offset, begin, end, stream, x, load_one(factor, 0), 0.0)
+    write_times(y + offset, begin, end, stream, (x,), (load_one(factor, 0),))
 
 
 def mixed_precision_scale(problem: Problem) -> Program:

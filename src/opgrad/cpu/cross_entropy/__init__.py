@@ -9,7 +9,7 @@ from typing import Any
 
 from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel, vector_lanes
-from opgrad.cpu.compiler.simd import Pointer, Vector, first_lane, full, load_one, number, select, store_one
+from opgrad.cpu.compiler.simd import Pointer, Vector, first_lane, full, load_one, number, store_one
 from opgrad.cpu.cross_entropy.columns import (
     fused_column,
     grad_columns,
@@ -21,20 +21,16 @@ from opgrad.cpu.cross_entropy.columns import (
     loss_only_column,
 )
 from opgrad.cpu.cross_entropy.labels import divisor_inverse, label_steps
+from opgrad.cpu.loops.fill import write_zeros
 from opgrad.cpu.loops.layout import cut, kept_numbers, layout_of, precision
+from opgrad.cpu.loops.map import mapped_by_index, next_vector, times, write_same, write_times
 from opgrad.cpu.loops.rows import (
     add_rest_logging,
-    behind_one,
     line_head,
-    map_one,
-    map_two,
     row_log_sum,
     row_max,
     row_sum_exp,
-    times,
     write_log,
-    write_same,
-    write_times,
 )
 from opgrad.cpu.numerics.logsumexp import add_rounded, rounded_top, row_log_of_sum, row_log_of_total
 from opgrad.cpu.runtime.execute import Program, Scratch, Step
@@ -46,18 +42,13 @@ from opgrad.ranges import wrong_label
 
 
 @inline
-def _from_log_prob_with_bias(log_prob: Vector, bias: Vector, label: Any, f: Any, i: Any) -> Vector:
-    return gradient_from_log_prob(log_prob, label, f, i) + bias
+def _from_log_prob_with_bias(i: Any, log_prob: Vector, bias: Vector, label: Any, f: Any) -> Vector:
+    return gradient_from_log_prob(i, log_prob, label, f) + bias
 
 
-@inline
-def _nothing(x: Vector, s: Any, t: Any, i: Vector) -> Vector:
-    return select(i < 0, x, 0.0)
-
-
-sum_exp_times = row_sum_exp(behind_one(times), add_rounded)
-write_gradient, write_gradient_with_bias = map_one(gradient_from_log_prob), map_two(_from_log_prob_with_bias)
-write_zero = map_one(_nothing)
+sum_exp_times = row_sum_exp(next_vector(times), add_rounded)
+write_gradient = mapped_by_index(gradient_from_log_prob)
+write_gradient_with_bias = mapped_by_index(_from_log_prob_with_bias)
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------
@@ -75,17 +66,17 @@ def loss_rows(
         largest = row_max(xs, 0, n)
         m, target = full(xs, largest), load_one(xs, max(label, 0)) - largest
         rest, equal, j = add_rest_logging(
-            xs, 0, n, largest, xs + logits_row, out, head, n, before, m_before, log_before
+            xs, 0, n, largest, xs + logits_row, out, head, n, (before,), (m_before, log_before)
         )
-        write_log(out, j, n, 0, before, m_before, log_before)
+        write_log(out, j, n, 0, (before,), (m_before, log_before))
         out, before, m_before, log_before = y + row * y_row, xs, m, row_log_of_sum(xs, rest, equal, largest)
         head = line_head(out, n, stream)
-        write_log(out, 0, head, 0, before, m_before, log_before)
+        write_log(out, 0, head, 0, (before,), (m_before, log_before))
         found = (first_lane(log_before) - target) * load_one(weights, row) if label >= 0 else number(xs, 0.0)
         total += found
         if each:
             store_one(loss, row, found)
-    write_log(out, head, n, stream, before, m_before, log_before)
+    write_log(out, head, n, stream, (before,), (m_before, log_before))
     store_f64(sums, part, total)
 
 
@@ -122,22 +113,22 @@ def fused_rows(
         xs, label = logits + row * logits_row, load_one(classes, row)
         found = number(xs, 0.0)
         if label < 0 or inverse == 0.0:
-            write_zero(y + row * y_row, 0, n, stream, xs, 0.0, 0.0)
+            write_zeros(y + row * y_row, 0, n, stream)
         else:
             m, target, w = row_max(xs, 0, n), load_one(xs, label), load_one(weights, row)
-            sum_exp, j = sum_exp_times(xs, 0, n, m, e, 1, xs + logits_row, out, head, n, done, r, 0.0)
-            write_times(out, j, n, 0, done, r, 0.0)
+            sum_exp, j = sum_exp_times(xs, 0, n, m, e, 1, xs + logits_row, out, head, n, (done,), (r,))
+            write_times(out, j, n, 0, (done,), (r,))
             found = (row_log_of_total(xs, sum_exp, m, rounded_top(xs, m)) - (target - m)) * w
             s = number(xs, sum_exp)
             store_one(e, label, load_one(e, label) - s)
             out, r = y + row * y_row, number(xs, inverse) * w / s
             e, done = done, e
             head = line_head(out, n, stream)
-            write_times(out, 0, head, 0, done, r, 0.0)
+            write_times(out, 0, head, 0, (done,), (r,))
         total += found
         if each:
             store_one(loss, row, found)
-    write_times(out, head, n, stream, done, r, 0.0)
+    write_times(out, head, n, stream, (done,), (r,))
     store_f64(sums, part, total)
     release_slot(scratch, slot)
 
@@ -153,15 +144,15 @@ def grad_rows(
         label = load_one(classes, row)
         if label < 0 or inverse == 0.0:
             if biased:
-                write_same(out, 0, n, stream, bs, 0.0, 0.0)
+                write_same(out, 0, n, stream, (bs,), ())
             else:
-                write_zero(out, 0, n, stream, xs, 0.0, 0.0)
+                write_zeros(out, 0, n, stream)
         else:
             f = load_one(weights, row) * load_one(dy, row if each else 0) * number(xs, inverse)
             if biased:
-                write_gradient_with_bias(out, 0, n, stream, xs, bs, label, f)
+                write_gradient_with_bias(out, 0, n, stream, (xs, bs), (label, f))
             else:
-                write_gradient(out, 0, n, stream, xs, label, f)
+                write_gradient(out, 0, n, stream, (xs,), (label, f))
 
 
 @kernel

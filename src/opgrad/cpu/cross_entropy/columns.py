@@ -42,7 +42,7 @@ def loss_column(
 ) -> Vector:  # fmt: skip
     """log_prob to y; the samples' losses."""
     m = column_max(x, x_n, n, whole, mask)
-    rest, equal = add_rest_logging_columns(x, x_n, n, whole, mask, m, y, y_n, 0, x, x_n, m, m)
+    rest, equal = add_rest_logging_columns(x, x_n, n, whole, mask, m, y, y_n, 0, x, x_n, (m, m))
     log_s = column_log_of_sum(rest, equal, m)
     losses = full(x, 0.0)
     for i in range(n):
@@ -90,7 +90,7 @@ def fused_column(
     target = full(x, 0.0)
     for i in range(n):
         target = select(label == i, get(x, i * x_n, whole, mask), target)
-    s = sum_exp_columns(x, x_n, n, whole, mask, m, e, keep * lanes(e), y, y_n, 0, x, x_n, m, m)
+    s = sum_exp_columns(x, x_n, n, whole, mask, m, e, keep * lanes(e), y, y_n, 0, x, x_n, (m, m))
     total, f = s[0], w * inverse / s[0]
     live = label >= (0 if inverse != 0.0 else n)
     for i in range(n):
@@ -100,7 +100,7 @@ def fused_column(
 
 
 @inline
-def gradient_from_log_prob(log_prob: Vector, label: Any, f: Any, i: Any) -> Vector:
+def gradient_from_log_prob(i: Any, log_prob: Vector, label: Any, f: Any) -> Vector:
     p = exp(log_prob)
     return select(i == label, p - 1.0, p) * f
 
@@ -205,7 +205,7 @@ def grad_columns(
         f = f * get(dy, place, whole, mask) if each else f * load_one(dy, 0)
         live = label >= (0 if inverse != 0.0 else n)
         for i in range(n):
-            v = select(live, gradient_from_log_prob(get(xs, i * log_prob_n, whole, mask), label, f, i), 0.0)
+            v = select(live, gradient_from_log_prob(i, get(xs, i * log_prob_n, whole, mask), label, f), 0.0)
             if biased:
                 v = v + get(bs, i * bias_n, whole, mask)
             put(ys, i * dlogits_n, v, whole, mask, past)

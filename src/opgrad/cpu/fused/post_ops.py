@@ -15,16 +15,10 @@ from opgrad.cpu.compiler.simd import (
     Float,
     Pointer,
     Vector,
-    first,
-    lanes,
-    load,
-    load_masked,
     maximum,
     select,
-    store,
-    store_masked,
 )
-from opgrad.cpu.loops.rows import map_one, map_two
+from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics import eltwise, eltwise_grad
 
 # --- kernels ---------------------------------------------------------------------------------------------------------
@@ -32,16 +26,11 @@ from opgrad.cpu.numerics import eltwise, eltwise_grad
 
 def of_values(formula: Callable[..., Vector]) -> Kernel:
     """values = formula(values, alpha, beta)."""
-
-    @inline
-    def at_index(v: Vector, alpha: float, beta: float, i: Vector) -> Vector:
-        return formula(v, alpha, beta)
-
-    write = map_one(at_index)
+    write = mapped(formula)
 
     @kernel
     def post_op(part, values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
-        write(values, 0, count, 0, values, alpha, beta)
+        write(values, 0, count, 0, (values,), (alpha, beta))
 
     return post_op
 
@@ -58,16 +47,11 @@ def _third(operand: Any, third: Any) -> Any:
 
 def with_one(formula: Callable[..., Vector], chosen: Callable[..., Any]) -> Kernel:
     """values = formula(values, operand or third, alpha, beta)."""
-
-    @inline
-    def at_index(v: Vector, other: Vector, alpha: float, beta: float, i: Vector) -> Vector:
-        return formula(v, other, alpha, beta)
-
-    write = map_two(at_index)
+    write = mapped(formula)
 
     @kernel
     def post_op(part, values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
-        write(values, 0, count, 0, values, chosen(operand, third), alpha, beta)
+        write(values, 0, count, 0, (values, chosen(operand, third)), (alpha, beta))
 
     return post_op
 
@@ -82,17 +66,11 @@ def with_third(formula: Callable[..., Vector]) -> Kernel:
 
 def with_both(formula: Callable[..., Vector]) -> Kernel:
     """values = formula(values, operand, third)."""
+    write = mapped(formula)
 
     @kernel
     def post_op(part, values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
-        w, i = lanes(values), 0
-        while i + w <= count:
-            store(values, i, formula(load(values, i), load(operand, i), load(third, i)))
-            i += w
-        if i < count:
-            mask = first(values, count - i)
-            left, right = load_masked(operand, i, mask, 0.0), load_masked(third, i, mask, 0.0)
-            store_masked(values, i, formula(load_masked(values, i, mask, 0.0), left, right), mask)
+        write(values, 0, count, 0, (values, operand, third), ())
 
     return post_op
 

@@ -34,7 +34,7 @@ from opgrad.cpu.compiler.simd import (
     store_masked,
     store_one,
 )
-from opgrad.cpu.loops.rows import map_one
+from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics.philox import keep_run
 from opgrad.cpu.runtime.workspace import release_slot, take_slot
 
@@ -93,11 +93,11 @@ def over_runs(visit: Callable[..., None]) -> Callable[..., None]:
 
 
 @inline
-def _times_alpha(v: Vector, alpha: Any, unused: Any, i: Any) -> Vector:
+def _times_alpha(v: Vector, alpha: Any) -> Vector:
     return v * alpha
 
 
-_copy = map_one(_times_alpha)
+_copy = mapped(_times_alpha)
 
 
 @inline
@@ -148,7 +148,7 @@ def _write_run(
 ) -> None:
     p = at_byte(operand, offset)
     if step == _size(p):
-        _copy(p, 0, count, load_word(table, OWN), values, alpha, 0.0)
+        _copy(p, 0, count, load_word(table, OWN), (values,), (alpha,))
     else:
         for i in range(count):
             store_one(at_byte(p, i * step), 0, load_one(values, i) * number(values, alpha))

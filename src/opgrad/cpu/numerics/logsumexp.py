@@ -261,7 +261,7 @@ def column_divisor(s: Any, m: Vector) -> Any:
 
 
 @inline
-def scaled(e: Vector, divisor: Any, fine: Any, i: Vector) -> Vector:
+def scaled(e: Vector, divisor: Any, fine: Any) -> Vector:
     """e / sum. The largest exponential's quotient is known without e's own rounding: 1 stays 1, and 1/n is 1/n."""
     high, low, top, largest = divisor
     if fine:

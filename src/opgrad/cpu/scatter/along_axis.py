@@ -16,7 +16,7 @@ from opgrad.cpu.compiler.simd import Pointer, Vector, load_one, number, select, 
 from opgrad.cpu.gather import CHUNK
 from opgrad.cpu.loops.fill import write_zeros, zero_step
 from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.rows import map_two
+from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step
 from opgrad.cpu.runtime.workspace import release_slot, take_slot, working_space
@@ -146,7 +146,7 @@ def zero_strip(dx: Any, size: int, x_step: int, columns: int) -> None:
     """dx = 0 in the strip."""
     count, length = pieces(size, x_step, columns)
     for k in range(count):
-        write_zeros(dx + k * x_step, 0, length, 0, dx, 0.0, 0.0)
+        write_zeros(dx + k * x_step, 0, length, 0)
 
 
 @inline
@@ -189,12 +189,12 @@ def add_exactly(total: Any, lost: Any, i: int, value: float) -> None:
 
 
 @inline
-def _with_lost(total: Vector, lost: Vector, s: float, t: float, i: Vector) -> Vector:
+def _with_lost(total: Vector, lost: Vector) -> Vector:
     # What infinity took is NaN.
     return select(lost == lost, total + lost, total)
 
 
-write_sums = map_two(_with_lost)
+write_sums = mapped(_with_lost)
 
 
 @inline
@@ -202,9 +202,9 @@ def write_strip(dx: Any, size: int, x_step: int, columns: int, total: Any, lost:
     """dx = total + lost in the strip, and both are 0 again."""
     count, length = pieces(size, x_step, columns)
     for k in range(count):
-        write_sums(dx + k * x_step, 0, length, stream, total + k * columns, lost + k * columns, 0.0, 0.0)
-    write_zeros(total, 0, size * columns, 0, total, 0.0, 0.0)
-    write_zeros(lost, 0, size * columns, 0, lost, 0.0, 0.0)
+        write_sums(dx + k * x_step, 0, length, stream, (total + k * columns, lost + k * columns), ())
+    write_zeros(total, 0, size * columns, 0)
+    write_zeros(lost, 0, size * columns, 0)
 
 
 @inline
@@ -233,7 +233,7 @@ def add_apart(
     slot = take_slot(scratch, slots)
     total = space + slot * space_size
     lost = total + space_size // 2
-    write_zeros(total, 0, space_size, 0, total, 0.0, 0.0)
+    write_zeros(total, 0, space_size, 0)
     for unit in range(part * per_part, min((part + 1) * per_part, units)):
         row, column = unit // strips, unit % strips * width
         place = place_of(table, axes, row, 1) + column

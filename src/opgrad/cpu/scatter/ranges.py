@@ -13,7 +13,7 @@ from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.simd import Pointer, load_one, store_one
 from opgrad.cpu.loops.fill import write_zeros
-from opgrad.cpu.loops.rows import write_same
+from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.problem import Problem
@@ -56,9 +56,9 @@ def write_row(out: Any, begin: int, end: int, start: int, step: int, count: int,
     """out[begin:end] of a row that has numbers of x in it; zeros elsewhere."""
     first = within(start, begin, end) if step == 1 else end
     last = within(start + count, begin, end) if step == 1 else end
-    write_zeros(out, begin, first, stream, out, 0.0, 0.0)
-    write_same(out, first, last, stream, x + -start, 0.0, 0.0)
-    write_zeros(out, last, end, stream, out, 0.0, 0.0)
+    write_zeros(out, begin, first, stream)
+    write_same(out, first, last, stream, (x + -start,), ())
+    write_zeros(out, last, end, stream)
     if step != 1:
         write_spread(out, begin, end, start, step, count, x)
 
@@ -67,7 +67,7 @@ def write_row(out: Any, begin: int, end: int, start: int, step: int, count: int,
 def fill_row(out: Any, start: int, step: int, count: int, x: Any) -> None:
     """The numbers of x in a row of zeros."""
     if step == 1:
-        write_same(out + start, 0, count, 0, x, 0.0, 0.0)
+        write_same(out + start, 0, count, 0, (x,), ())
     else:
         write_spread(out, 0, start + count * abs(step) + 1, start, step, count, x)
 
@@ -87,7 +87,7 @@ def place_rows(
         following = 1 if blocks > 1 else min(stop - unit, rows - place, max(1, BLOCK // n))
         source = row_taken(table, axes, plane)
         if short or source < 0:
-            write_zeros(y + row * n, begin, end + (following - 1) * n, stream and source < 0, y, 0.0, 0.0)
+            write_zeros(y + row * n, begin, end + (following - 1) * n, stream and source < 0)
         if source >= 0:
             for k in range(following):
                 out, away = y + (row + k) * n, place + k - row_start
@@ -99,7 +99,7 @@ def place_rows(
                     else:
                         write_row(out, begin, end, start, step, count, given, stream)
                 elif not short:
-                    write_zeros(out, begin, end, stream, out, 0.0, 0.0)
+                    write_zeros(out, begin, end, stream)
         unit += following
 
 

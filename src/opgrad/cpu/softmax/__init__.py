@@ -18,11 +18,10 @@ from opgrad.cpu.loops.columns import (
     write_scaled_column,
 )
 from opgrad.cpu.loops.layout import cut, kept_numbers, layout_of, precision
+from opgrad.cpu.loops.map import mapped, next_vector
 from opgrad.cpu.loops.rows import (
     add_rest_logging,
-    behind_two,
     line_head,
-    map_two,
     row_max,
     row_sum,
     sum_exp_scaling,
@@ -66,13 +65,13 @@ def softmax_rows(
         xs = x + row * x_row
         m = row_max(xs, 0, n)
         # The row before is written while this one is computed; the first has none before it: head is n.
-        s, j = sum_exp_scaling(xs, 0, n, m, e, 1, xs + x_row, out, head, stop, done, divisor, is_fine(x))
-        write_scaled(out, j, n, 0, done, divisor, is_fine(x))
+        s, j = sum_exp_scaling(xs, 0, n, m, e, 1, xs + x_row, out, head, stop, (done,), (divisor, is_fine(x)))
+        write_scaled(out, j, n, 0, (done,), (divisor, is_fine(x)))
         out, divisor = y + row * y_row, row_divisor(x, s, m)
         e, done = done, e
         head = 0 if late else line_head(out, n, stream)
-        write_scaled(out, 0, head, 0, done, divisor, is_fine(x))
-    write_scaled(out, head, n, stream, done, divisor, is_fine(x))
+        write_scaled(out, 0, head, 0, (done,), (divisor, is_fine(x)))
+    write_scaled(out, head, n, stream, (done,), (divisor, is_fine(x)))
     release_slot(scratch, slot)
 
 
@@ -84,30 +83,30 @@ def log_softmax_rows(part, per_part, count, n, x: Pointer, x_row, y: Pointer, y_
     for row in range(part * per_part, min((part + 1) * per_part, count)):
         xs = x + row * x_row
         m = row_max(xs, 0, n)
-        rest, equal, j = add_rest_logging(xs, 0, n, m, xs + x_row, out, head, stop, before, m_before, log_before)
-        write_log(out, j, n, 0, before, m_before, log_before)
+        rest, equal, j = add_rest_logging(xs, 0, n, m, xs + x_row, out, head, stop, (before,), (m_before, log_before))
+        write_log(out, j, n, 0, (before,), (m_before, log_before))
         out, before = y + row * y_row, xs
         m_before, log_before = full(x, m), row_log_of_sum(x, rest, equal, m)
         head = 0 if late else line_head(out, n, stream)
-        write_log(out, 0, head, 0, before, m_before, log_before)
-    write_log(out, head, n, stream, before, m_before, log_before)
+        write_log(out, 0, head, 0, (before,), (m_before, log_before))
+    write_log(out, head, n, stream, (before,), (m_before, log_before))
 
 
 def gradient_rows(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
     """dx = formula(dy, y, sum(term(dy, y))) along contiguous rows."""
-    add_up, write = row_sum(term, behind_two(formula)), map_two(formula)
+    add_up, write = row_sum(term, next_vector(formula)), mapped(formula)
 
     @kernel
     def by_rows(part, per_part, count, n, dy: Pointer, dy_row, y: Pointer, y_row, dx: Pointer, dx_row, stream):
         out, head, dy_before, y_before, s_before = dx, n, dy, y, number(dy, 0.0)
         for row in range(part * per_part, min((part + 1) * per_part, count)):
             dys, ys = dy + row * dy_row, y + row * y_row
-            s, j = add_up(dys, ys, 0, n, out, head, n, dy_before, y_before, s_before)
-            write(out, j, n, 0, dy_before, y_before, s_before, 0.0)
+            s, j = add_up(dys, ys, 0, n, out, head, n, (dy_before, y_before), (s_before,))
+            write(out, j, n, 0, (dy_before, y_before), (s_before,))
             out, dy_before, y_before, s_before = dx + row * dx_row, dys, ys, s
             head = line_head(out, n, stream)
-            write(out, 0, head, 0, dy_before, y_before, s_before, 0.0)
-        write(out, head, n, stream, dy_before, y_before, s_before, 0.0)
+            write(out, 0, head, 0, (dy_before, y_before), (s_before,))
+        write(out, head, n, stream, (dy_before, y_before), (s_before,))
 
     return by_rows
 
@@ -129,7 +128,7 @@ def softmax_columns(
         whole, mask = j + w <= inner, first(x, inner - j)
         m = column_max(xs, x_n, n, whole, mask)
         s = sum_exp_scaling_columns(
-            xs, x_n, n, whole, mask, m, e, keep * w, out, y_n, pending, done, w, divisor, is_fine(x)
+            xs, x_n, n, whole, mask, m, e, keep * w, out, y_n, pending, done, w, (divisor, is_fine(x))
         )
         out, divisor = ys, column_divisor(s, m)
         e, done = done, e
@@ -138,9 +137,9 @@ def softmax_columns(
         if not pending:
             for i in range(n):
                 v = load(done, i * w) if keep else exp_scaled(get(xs, i * x_n, whole, mask), scale_for(m))
-                put(ys, i * y_n, scaled(v, divisor, is_fine(x), i), whole, mask, past)
+                put(ys, i * y_n, scaled(v, divisor, is_fine(x)), whole, mask, past)
     if pending:
-        write_scaled_column(out, y_n, n, done, w, divisor, is_fine(x))
+        write_scaled_column(out, y_n, n, done, w, (divisor, is_fine(x)))
     release_slot(scratch, slot)
 
 
@@ -156,7 +155,7 @@ def log_softmax_columns(
         whole, mask = j + w <= inner, first(x, inner - j)
         m = column_max(xs, x_n, n, whole, mask)
         rest, count = add_rest_logging_columns(
-            xs, x_n, n, whole, mask, m, out, y_n, pending, before, x_n, m_before, log_before
+            xs, x_n, n, whole, mask, m, out, y_n, pending, before, x_n, (m_before, log_before)
         )
         out, before, m_before, log_before = ys, xs, m, column_log_of_sum(rest, count, m)
         pending = streams_columns(ys, y_n, stream) if whole else 0
@@ -164,7 +163,7 @@ def log_softmax_columns(
             for i in range(n):
                 put(ys, i * y_n, (get(xs, i * x_n, whole, mask) - m) - log_before, whole, mask, 0)
     if pending:
-        write_log_column(out, y_n, n, before, x_n, m_before, log_before)
+        write_log_column(out, y_n, n, before, x_n, (m_before, log_before))
 
 
 def gradient_columns(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
@@ -187,11 +186,11 @@ def gradient_columns(term: Callable[..., Vector], formula: Callable[..., Vector]
             pending = streams_columns(dxs, dx_n, stream) if whole else 0
             if not pending:
                 for i in range(n):
-                    v = formula(get(dys, i * dy_n, whole, mask), get(ys, i * y_n, whole, mask), s, 0.0, i)
+                    v = formula(get(dys, i * dy_n, whole, mask), get(ys, i * y_n, whole, mask), s)
                     put(dxs, i * dx_n, v, whole, mask, 0)
         if pending:
             for i in range(n):
-                v = formula(load(dy_before, i * dy_n), load(y_before, i * y_n), s_before, 0.0, i)
+                v = formula(load(dy_before, i * dy_n), load(y_before, i * y_n), s_before)
                 store_streaming(out, i * dx_n, v)
 
     return by_columns
@@ -210,10 +209,10 @@ def softmax_tiles(
         mask = first(x, w)
         turn_in(tile, x + row * x_row, x_row, n, filled)
         m = column_max(tile, w, n, True, mask)
-        s = sum_exp_scaling_columns(tile, w, n, True, mask, m, tile, w, tile, w, 0, tile, w, (m, m, m, m), 0)
+        s = sum_exp_scaling_columns(tile, w, n, True, mask, m, tile, w, tile, w, 0, tile, w, ((m, m, m, m), 0))
         divisor = column_divisor(s, m)
         for i in range(n):
-            store(tile, i * w, scaled(load(tile, i * w), divisor, is_fine(x), i))
+            store(tile, i * w, scaled(load(tile, i * w), divisor, is_fine(x)))
         turn_out(y + row * y_row, y_row, tile, n, filled)
     release_slot(scratch, slot)
 
@@ -231,7 +230,7 @@ def log_softmax_tiles(
         mask = first(x, w)
         turn_in(tile, x + row * x_row, x_row, n, filled)
         m = column_max(tile, w, n, True, mask)
-        rest, equal = add_rest_logging_columns(tile, w, n, True, mask, m, tile, w, 0, tile, w, m, m)
+        rest, equal = add_rest_logging_columns(tile, w, n, True, mask, m, tile, w, 0, tile, w, (m, m))
         log_s = column_log_of_sum(rest, equal, m)
         for i in range(n):
             store(tile, i * w, (load(tile, i * w) - m) - log_s)
@@ -259,7 +258,7 @@ def gradient_tiles(term: Callable[..., Vector], formula: Callable[..., Vector]) 
             for i in range(n):
                 s = s + term(load(dy_tile, i * w), load(y_tile, i * w))
             for i in range(n):
-                store(dy_tile, i * w, formula(load(dy_tile, i * w), load(y_tile, i * w), s, 0.0, i))
+                store(dy_tile, i * w, formula(load(dy_tile, i * w), load(y_tile, i * w), s))
             turn_out(dx + row * dx_row, dx_row, dy_tile, n, filled)
         release_slot(scratch, slot)
 

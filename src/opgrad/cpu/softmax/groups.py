@@ -170,7 +170,7 @@ def softmax_groups(
         keep_numbers(numbers, column_divisor(sums_across(x, high, low, turned, filled), m))
         for r in range(filled):
             divisor = divisor_of_row(x, numbers, r)
-            write_scaled(ys + r * y_row, 0, n, stream, e + r * e_row, divisor, is_fine(x))
+            write_scaled(ys + r * y_row, 0, n, stream, (e + r * e_row,), (divisor, is_fine(x)))
     release_slot(scratch, slot)
 
 
@@ -200,5 +200,5 @@ def log_softmax_groups(
         store(numbers, 0, column_log_of_sum(rests[0] + rests[1], equal, m))
         for r in range(filled):
             m_row, log_s = of_row(x, numbers, 3, r), of_row(x, numbers, 0, r)
-            write_log(ys + r * y_row, 0, n, stream, xs + r * x_row, m_row, log_s)
+            write_log(ys + r * y_row, 0, n, stream, (xs + r * x_row,), (m_row, log_s))
     release_slot(scratch, slot)

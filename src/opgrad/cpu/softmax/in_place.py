@@ -28,11 +28,10 @@ from opgrad.cpu.compiler.simd import (
     store_one,
 )
 from opgrad.cpu.loops.columns import add_rest_logging_columns, column_max, column_sum, sum_exp_scaling_columns
+from opgrad.cpu.loops.map import mapped, next_vector
 from opgrad.cpu.loops.rows import (
     MINUS_INFINITY,
     add_rest_logging,
-    behind_two,
-    map_two,
     row_max,
     row_sum,
     sum_exp_scaling,
@@ -82,12 +81,12 @@ def _softmax_row(x: Any, n: int, inf_as_zero: int, keeps_stats: int) -> Any:
     m, s = _scale_of(largest, x), 0.0
     for begin in range(0, n, PIECE):
         end = min(begin + PIECE, n)
-        added, _ = sum_exp_scaling(x, begin, end, m, x, 1, x, x, 0, 0, x, (zero, zero, zero, zero), 0)
+        added, _ = sum_exp_scaling(x, begin, end, m, x, 1, x, x, 0, 0, (x,), ((zero, zero, zero, zero), 0))
         s += added
     divisor = row_divisor(x, s, m)
     if s < 1.0:
         divisor = _empty(full(x, s), divisor, inf_as_zero)
-    write_scaled(x, 0, n, 0, x, divisor, True)
+    write_scaled(x, 0, n, 0, (x,), (divisor, True))
     if not keeps_stats:
         return largest
     return largest + (row_log_of_total(x, s, m, exp_added(x, m, m)) if s >= 1.0 else number(x, s))
@@ -99,10 +98,10 @@ def _log_softmax_row(x: Any, n: int, inf_as_zero: int, keeps_stats: int) -> Any:
     m, rest, count, zero = _scale_of(largest, x), 0.0, 0.0, full(x, 0.0)
     for begin in range(0, n, PIECE):
         end = min(begin + PIECE, n)
-        added, equal, _ = add_rest_logging(x, begin, end, m, x, x, 0, 0, x, zero, zero)
+        added, equal, _ = add_rest_logging(x, begin, end, m, x, x, 0, 0, (x,), (zero, zero))
         rest, count = rest + added, count + equal
     log_s = first_lane(row_log_of_sum(x, rest, count if largest > MINUS_INFINITY else 1.0, m))
-    write_log(x, 0, n, 0, x, largest, log_s)
+    write_log(x, 0, n, 0, (x,), (largest, log_s))
     return largest + log_s
 
 
@@ -123,10 +122,10 @@ def _softmax_lines(x: Any, x_n: int, n: int, inf_as_zero: int) -> Vector:
     mask, zero = first(x, lanes(x)), full(x, 0.0)
     largest = column_max(x, x_n, n, True, mask)
     m = select(largest > MINUS_INFINITY, largest, 0.0)
-    s = sum_exp_scaling_columns(x, x_n, n, True, mask, m, x, x_n, x, x_n, 0, x, x_n, (zero, zero, zero, zero), 0)
+    s = sum_exp_scaling_columns(x, x_n, n, True, mask, m, x, x_n, x, x_n, 0, x, x_n, ((zero, zero, zero, zero), 0))
     divisor = _empty(s[0], column_divisor(s, m), inf_as_zero)
     for i in range(n):
-        store(x, i * x_n, scaled(load(x, i * x_n), divisor, True, i))
+        store(x, i * x_n, scaled(load(x, i * x_n), divisor, True))
     return largest + _log_of_total(s, m)
 
 
@@ -141,7 +140,7 @@ def _log_softmax_lines(x: Any, x_n: int, n: int, inf_as_zero: int) -> Vector:
     mask = first(x, lanes(x))
     largest = column_max(x, x_n, n, True, mask)
     m = select(largest > MINUS_INFINITY, largest, 0.0)
-    rest, count = add_rest_logging_columns(x, x_n, n, True, mask, m, x, x_n, 0, x, x_n, m, m)
+    rest, count = add_rest_logging_columns(x, x_n, n, True, mask, m, x, x_n, 0, x, x_n, (m, m))
     log_s = column_log_of_sum(rest, select(largest > MINUS_INFINITY, count, 1.0), m)
     for i in range(n):
         store(x, i * x_n, (load(x, i * x_n) - largest) - log_s)
@@ -166,7 +165,7 @@ def _softmax_group(x: Any, n: int, filled: int, tile: Any, inf_as_zero: int, kee
     s = sums_across(x, tile, low, turned, filled)
     keep_numbers(numbers, _empty(s[0], column_divisor(s, m), inf_as_zero))
     for r in range(filled):
-        write_scaled(x + r * n, 0, n, 0, x + r * n, divisor_of_row(x, numbers, r), True)
+        write_scaled(x + r * n, 0, n, 0, (x + r * n,), (divisor_of_row(x, numbers, r), True))
     return largest + _log_of_total(s, m) if keeps_stats else largest
 
 
@@ -189,7 +188,7 @@ def _log_softmax_group(x: Any, n: int, filled: int, tile: Any, inf_as_zero: int,
     log_s = column_log_of_sum(rest + lost, count, m)
     keep_numbers(numbers, (largest, log_s))
     for r in range(filled):
-        write_log(x + r * n, 0, n, 0, x + r * n, of_row(x, numbers, 0, r), of_row(x, numbers, 1, r))
+        write_log(x + r * n, 0, n, 0, (x + r * n,), (of_row(x, numbers, 0, r), of_row(x, numbers, 1, r)))
     return largest + log_s
 
 
@@ -253,7 +252,7 @@ def softmax_term(dy: Vector, y: Vector) -> Vector:
 
 
 @inline
-def softmax_slope(dy: Vector, y: Vector, s: Any, unused: Any, i: Any) -> Vector:
+def softmax_slope(dy: Vector, y: Vector, s: Any) -> Vector:
     return y * (dy - s)
 
 
@@ -263,7 +262,7 @@ def log_softmax_term(dy: Vector, y: Vector) -> Vector:
 
 
 @inline
-def log_softmax_slope(dy: Vector, y: Vector, s: Any, unused: Any, i: Any) -> Vector:
+def log_softmax_slope(dy: Vector, y: Vector, s: Any) -> Vector:
     return dy - exp(y) * s
 
 
@@ -276,13 +275,13 @@ def gradient_lines(term: Callable[..., Vector], formula: Callable[..., Vector]) 
         mask = first(dy, lanes(dy))
         s = add_up(dy, step, y, step, n, True, mask, dy, step, 0, dy, y, full(dy, 0.0))
         for i in range(n):
-            store(dy, i * step, formula(load(dy, i * step), load(y, i * step), s, 0.0, i))
+            store(dy, i * step, formula(load(dy, i * step), load(y, i * step), s))
 
     return lines
 
 
 def gradient_rows(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
-    add_up, write = row_sum(term, behind_two(formula)), map_two(formula)
+    add_up, write = row_sum(term, next_vector(formula)), mapped(formula)
 
     @kernel
     def core(
@@ -290,8 +289,8 @@ def gradient_rows(term: Callable[..., Vector], formula: Callable[..., Vector]) -
     ):
         for r in range(rows):
             dy, y = values + r * n, other + r * n
-            s, _ = add_up(dy, y, 0, n, dy, 0, 0, dy, y, number(dy, 0.0))
-            write(dy, 0, n, 0, dy, y, s, 0.0)
+            s, _ = add_up(dy, y, 0, n, dy, 0, 0, (dy, y), (number(dy, 0.0),))
+            write(dy, 0, n, 0, (dy, y), (s,))
 
     return core
 

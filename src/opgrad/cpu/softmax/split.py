@@ -7,11 +7,9 @@ from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.simd import Pointer, Vector, first_lane, full, is_fine, load_one, number, store_one
 from opgrad.cpu.loops.layout import BLOCK
+from opgrad.cpu.loops.map import mapped, next_vector
 from opgrad.cpu.loops.rows import (
     MINUS_INFINITY,
-    behind_two,
-    map_one,
-    map_two,
     rest_of_block,
     row_max,
     row_sum,
@@ -37,7 +35,7 @@ TOTAL: Final = 2  # for each row: its maximum, and the sum or its logarithm
 def _sum_exp(x: Any, begin: int, end: int, m: float) -> Any:
     top = max(m, number(x, LOWEST))  # a block of -inf adds 0, not NaN: only the row as a whole decides
     zero = full(x, 0.0)
-    s, _ = sum_exp_scaling(x, begin, end, top, x, 0, x, x, end, end, x, (zero, zero, zero, zero), 0)
+    s, _ = sum_exp_scaling(x, begin, end, top, x, 0, x, x, end, end, (x,), ((zero, zero, zero, zero), 0))
     return s, 0.0
 
 
@@ -87,30 +85,22 @@ def log_softmax_combine(part, blocks, x: Pointer, stats, total):
 
 
 @inline
-def _exp_over_sum(x: Vector, scale: Any, divisor: Any, i: Vector) -> Vector:
-    return scaled(exp_scaled(x, scale), divisor, True, i)
+def _exp_over_sum(x: Vector, scale: Any, divisor: Any, fine: Any) -> Vector:
+    return scaled(exp_scaled(x, scale), divisor, fine)
 
 
-@inline
-def _coarse_exp_over_sum(x: Vector, scale: Any, divisor: Any, i: Vector) -> Vector:
-    return scaled(exp_scaled(x, scale), divisor, False, i)
-
-
-_write_exp_over_sum, _write_coarse_exp_over_sum = map_one(_exp_over_sum), map_one(_coarse_exp_over_sum)
+_write_exp_over_sum = mapped(_exp_over_sum)
 
 
 @inline
 def _write_softmax(y: Any, begin: int, end: int, stream: int, x: Any, m: float, s: float) -> None:
     scale, divisor = scale_for(full(x, m)), row_divisor(x, s, m)
-    if is_fine(x):
-        _write_exp_over_sum(y, begin, end, stream, x, scale, divisor)
-    else:
-        _write_coarse_exp_over_sum(y, begin, end, stream, x, scale, divisor)
+    _write_exp_over_sum(y, begin, end, stream, (x,), (scale, divisor, is_fine(x)))
 
 
 @inline
 def _write_log_softmax(y: Any, begin: int, end: int, stream: int, x: Any, m: float, log_s: float) -> None:
-    write_log(y, begin, end, stream, x, m, number(x, log_s))
+    write_log(y, begin, end, stream, (x,), (m, number(x, log_s)))
 
 
 def split_write(write: Callable[..., None]) -> Kernel:
@@ -133,7 +123,7 @@ LOG_SOFTMAX_SPLIT = split_sums(_rest), log_softmax_combine, split_write(_write_l
 
 def gradient_split(term: Callable[..., Vector], formula: Callable[..., Vector]) -> tuple[Kernel, Kernel]:
     """The two steps of a split gradient: the blocks' sums, and the blocks of dx."""
-    add_up, write = row_sum(term, behind_two(formula)), map_two(formula)
+    add_up, write = row_sum(term, next_vector(formula)), mapped(formula)
 
     @kernel
     def sums(part, per_part, units, blocks, n, dy: Pointer, dy_row, y: Pointer, y_row, stats: Pointer):
@@ -141,7 +131,7 @@ def gradient_split(term: Callable[..., Vector], formula: Callable[..., Vector]) 
             row, begin = unit // blocks, unit % blocks * BLOCK
             end = min(begin + BLOCK, n)
             dys, ys = dy + row * dy_row, y + row * y_row
-            s, _ = add_up(dys, ys, begin, end, dys, end, end, dys, ys, number(dy, 0.0))
+            s, _ = add_up(dys, ys, begin, end, dys, end, end, (dys, ys), (number(dy, 0.0),))
             store_one(stats, unit, s)
 
     @kernel
@@ -155,6 +145,6 @@ def gradient_split(term: Callable[..., Vector], formula: Callable[..., Vector]) 
             for block in range(blocks):
                 s += load_one(stats, row * blocks + block)
             end = min(begin + BLOCK, n)
-            write(dx + row * dx_row, begin, end, stream, dy + row * dy_row, y + row * y_row, s, 0.0)
+            write(dx + row * dx_row, begin, end, stream, (dy + row * dy_row, y + row * y_row), (s,))
 
     return sums, by_blocks
