@@ -20,7 +20,7 @@ from opgrad.cpu.runtime.pieces import Pieces
 from opgrad.problem import Problem
 from opgrad.shapes import broadcast_axes, reduced_axes
 
-# --- sums ----------------------------------------------------------------------------------------------------------
+# --- sums -----------------------------------------------------------------------------------------------------------
 
 
 def reduce_sum_training(problem: Problem) -> Program:
@@ -163,7 +163,7 @@ def zero_gradient(problem: Problem) -> Program:
     return program(problem, ZERO, "y", "x")
 
 
-# --- accumulation ---------------------------------------------------------------------------------------------------
+# --- accumulation --------------------------------------------------------------------------------------------------
 
 
 def accumulate(problem: Problem) -> Program:

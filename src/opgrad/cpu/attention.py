@@ -9,7 +9,7 @@ from opgrad.cpu.fused import post_ops
 from opgrad.cpu.fused import program as fused
 from opgrad.cpu.fused.stages import drop
 from opgrad.cpu.runtime.execute import Program
-from opgrad.cpu.softmax import in_place
+from opgrad.cpu.softmax import SOFTMAX_GRAD_IN_PLACE, SOFTMAX_IN_PLACE
 from opgrad.layout import contiguous
 from opgrad.problem import Problem
 from opgrad.random import kept_scale
@@ -48,7 +48,7 @@ def bias_softmax(problem: Problem) -> Program:
     values, bias = work.block("values"), work.chunk("bias")
     added = work.of_buffers(post_ops.VALUES["add"], values, bias)
     before = [work.read("x", values), work.read("bias", bias), added]
-    return work.program(in_place.SOFTMAX, before, (), [work.write("y", values)])
+    return work.program(SOFTMAX_IN_PLACE, before, (), [work.write("y", values)])
 
 
 def softmax_dropout_grad(problem: Problem) -> Program:
@@ -59,4 +59,4 @@ def softmax_dropout_grad(problem: Problem) -> Program:
     g, y, kept = work.block("values"), work.block("y"), work.chunk("kept")
     dropped = work.of_buffers(drop, g, kept, alpha=kept_scale(problem.attributes["ratio"]))
     before = [work.read("y", y), work.read("dy", g), work.read("mask", kept), dropped]
-    return work.program(in_place.SOFTMAX_GRAD, before, (), [work.write("dx", g)], other=y)
+    return work.program(SOFTMAX_GRAD_IN_PLACE, before, (), [work.write("dx", g)], other=y)

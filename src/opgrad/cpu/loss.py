@@ -38,7 +38,7 @@ def _samples(problem: Problem, name: str) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1]
 
 
-# --- sparse labels ---------------------------------------------------------------------------------------------------
+# --- sparse labels -------------------------------------------------------------------------------------------------
 
 
 def _by_samples(problem: Problem, like: str) -> Problem:
@@ -58,7 +58,7 @@ def sparse_softmax_cross_entropy_grad(problem: Problem) -> Program:
     return gradient(work, "sparse_softmax_cross_entropy_grad", by_sample=True)
 
 
-# --- dense labels ----------------------------------------------------------------------------------------------------
+# --- dense labels --------------------------------------------------------------------------------------------------
 
 
 @inline

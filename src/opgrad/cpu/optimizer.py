@@ -109,7 +109,7 @@ def squares(part, per_part, size, g: Pointer, sums: Pointer):
     store_one(sums, part, reduce_add(total))
 
 
-# --- the operators on lists of arrays --------------------------------------------------------------------------------
+# --- the operators on lists of arrays ------------------------------------------------------------------------------
 
 PIECE: Final = 1 << 15  # elements that one part works on
 FOUND = 8 * STATUS_WORDS  # where in scratch memory the words of the parts begin

@@ -41,7 +41,7 @@ INFINITY: Final = float("inf")
 FOUND = 8 * STATUS_WORDS  # where in scratch memory the words of the parts begin
 
 
-# --- moving ---------------------------------------------------------------------------------------------------------
+# --- moving --------------------------------------------------------------------------------------------------------
 
 
 @kernel
@@ -120,7 +120,7 @@ def pass_through(problem: Problem) -> Program:
     return Program(steps)
 
 
-# --- one number for all of them -------------------------------------------------------------------------------------
+# --- one number for all of them ------------------------------------------------------------------------------------
 
 
 def _elements(problem: Problem, name: str) -> int:
@@ -213,7 +213,7 @@ def reduce_all_l2(problem: Problem) -> Program:
     return _over_parts(problem, sum_squares, root_of_sum, {}, "norm", "float64")
 
 
-# --- scaling --------------------------------------------------------------------------------------------------------
+# --- scaling -------------------------------------------------------------------------------------------------------
 
 
 @kernel

@@ -45,6 +45,13 @@ class Columns(NamedTuple):
     step: int
 
 
+class Strips(NamedTuple):
+    """Columns cut into strips as wide as a vector: how many strips, and how many columns, an outer index has."""
+
+    count: int
+    inner: int
+
+
 # Words before the arguments of a kernel with units, and those of one with private memory after them: the memory's
 # address and size in bytes for each slot, the address of the word that tells which slots are in use, their number.
 PER_PART, UNITS, UNITS_HEADER = 0, 1, 2

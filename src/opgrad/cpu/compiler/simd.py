@@ -88,7 +88,7 @@ def to_line(p: Any, i: int) -> int:
     _compiled_only()
 
 
-def turn_block_in(tile: Any, stride: int, x: Any, row: int, rows: int, columns: int) -> None:
+def transpose_block_in(tile: Any, stride: int, x: Any, row: int, rows: int, columns: int) -> None:
     """tile[c * stride + r] = x[r * row + c] for a block of half as many rows and columns as a vector has lanes.
 
     Only the first `rows` and `columns` of x are read; what has no source in the tile becomes 0.
@@ -96,7 +96,7 @@ def turn_block_in(tile: Any, stride: int, x: Any, row: int, rows: int, columns: 
     _compiled_only()
 
 
-def turn_block_out(y: Any, row: int, tile: Any, stride: int, rows: int, columns: int) -> None:
+def transpose_block_out(y: Any, row: int, tile: Any, stride: int, rows: int, columns: int) -> None:
     """y[r * row + c] = tile[c * stride + r] for the first `rows` and `columns` of such a block."""
     _compiled_only()
 

@@ -153,7 +153,7 @@ class _Steps:
     def spread(self, made: Any, units: int, per: int, arguments: Mapping[str, Any]) -> None:
         self.steps.append(Step(made, partition.count(units, per), {**arguments, "per_part": per, "units": units}))
 
-    # --- images to signals and back ---
+    # --- images to signals and back ---------------------------------------------------------------------------------
 
     def lay_out(self, name: str, to: Scratch, first: int, images: int) -> None:
         s = self.sizes
@@ -209,7 +209,7 @@ class _Steps:
             "filled": all(math.prod(high - low for low, high, _ in each) == self.sizes.grid for each in ranges),
         }
 
-    # --- products ---
+    # --- products ---------------------------------------------------------------------------------------------------
 
     def per_part(self, units: int, unit_products: int) -> int:
         """How many units of so many products make a part."""

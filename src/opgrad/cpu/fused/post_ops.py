@@ -21,7 +21,7 @@ from opgrad.cpu.compiler.simd import (
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics import eltwise, eltwise_grad
 
-# --- kernels ---------------------------------------------------------------------------------------------------------
+# --- kernels --------------------------------------------------------------------------------------------------------
 
 
 def of_values(formula: Callable[..., Vector]) -> Kernel:
@@ -29,7 +29,7 @@ def of_values(formula: Callable[..., Vector]) -> Kernel:
     write = mapped(formula)
 
     @kernel
-    def post_op(part, values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
+    def post_op(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
         write(values, 0, count, 0, (values,), (alpha, beta))
 
     return post_op
@@ -50,7 +50,7 @@ def with_one(formula: Callable[..., Vector], chosen: Callable[..., Any]) -> Kern
     write = mapped(formula)
 
     @kernel
-    def post_op(part, values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
+    def post_op(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
         write(values, 0, count, 0, (values, chosen(operand, third)), (alpha, beta))
 
     return post_op
@@ -69,13 +69,13 @@ def with_both(formula: Callable[..., Vector]) -> Kernel:
     write = mapped(formula)
 
     @kernel
-    def post_op(part, values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
+    def post_op(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
         write(values, 0, count, 0, (values, operand, third), ())
 
     return post_op
 
 
-# --- binary ----------------------------------------------------------------------------------------------------------
+# --- binary --------------------------------------------------------------------------------------------------------
 
 
 @inline
@@ -143,7 +143,7 @@ def _select(s: Vector, condition: Vector, t: Vector) -> Vector:
     return select(condition != 0.0, s, t)
 
 
-# --- their gradients -------------------------------------------------------------------------------------------------
+# --- their gradients -----------------------------------------------------------------------------------------------
 
 
 @inline
@@ -182,7 +182,7 @@ def _where_not(g: Vector, condition: Vector, alpha: float, beta: float) -> Vecto
     return select(condition == 0.0, g, 0.0)
 
 
-# --- tables ----------------------------------------------------------------------------------------------------------
+# --- tables --------------------------------------------------------------------------------------------------------
 
 BINARY = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "max": _max, "min": _min,

@@ -27,7 +27,7 @@ from opgrad.cpu.compiler.simd import (
 )
 from opgrad.cpu.numerics.math import LOG2_E, expm1_parts, expm1_reduced, log, remainder
 
-# --- exp on a row's own scale --------------------------------------------------------------------------------------
+# --- exp on a row's own scale ---------------------------------------------------------------------------------------
 
 # The largest exponential of a row is near 2**TOP, so that none that counts is denormal, nor 1 / sum.
 TOP_SINGLE, TOP_DOUBLE = 64, 256

@@ -23,7 +23,7 @@ from opgrad.problem import Problem
 from opgrad.ranges import Explain, wrong_index
 from opgrad.shapes import slice_ranges
 
-# --- tuples of indices ---------------------------------------------------------------------------------------------
+# --- tuples of indices ----------------------------------------------------------------------------------------------
 
 
 @kernel
