@@ -6,7 +6,11 @@ from opgrad.cpu.compiler.native import inline
 
 @inline
 def take_slot(in_use: int, slots: int) -> int:
-    """The number of a slot that no other part uses; the word at `in_use` has a bit for each."""
+    """The number of a slot that no other part uses; the word at `in_use` has a bit for each.
+
+    Where more threads than slots are at work, which have been set since the call was planned, a part waits for one
+    that is done; whoever has a slot waits for nobody.
+    """
     while True:
         taken = atomic_load(in_use)
         for slot in range(slots):

@@ -66,11 +66,11 @@ class Program:
     explain: Explain | None = None
     name: str = ""
     tables: Sequence[Any] = ()
+    slots: int = field(init=False)  # how many parts can have private memory at a time, settled once
 
-    @property
-    def slots(self) -> int:
-        """How many parts can have private memory at a time."""
-        return slots_for(max((step.parts for step in self.steps if step.kernel.takes_private), default=0))
+    def __post_init__(self) -> None:
+        parts = max((step.parts for step in self.steps if step.kernel.takes_private), default=0)
+        object.__setattr__(self, "slots", slots_for(parts))
 
     @property
     def scratch_bytes(self) -> int:
