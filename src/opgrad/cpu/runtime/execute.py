@@ -36,6 +36,14 @@ class Operands:
 
 
 @dataclass(frozen=True)
+class Address:
+    """Memory that outlives the program, at a fixed address."""
+
+    value: int
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Step:
     """One kernel with its arguments by parameter name, to be run for all units, so many in each part."""
 
@@ -128,6 +136,8 @@ def _word(value: Any, kind: Any) -> int:
         return 0
     if isinstance(value, Scratch):
         return value.offset
+    if isinstance(value, Address):
+        return value.value
     return int(unpack("q", pack("d", value))[0]) if kind is Float else int(value)
 
 
