@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from opgrad.cpu.compiler.native import vector_lanes
-from opgrad.cpu.fused import softmax as cores
+from opgrad.cpu import softmax as kernels
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
 
 LENGTHS = [*range(1, 131), 4095, 4096, 4097]
 LAYOUTS = ["rows", "tiles", "columns"]
 FORWARD_LAYOUTS = [*LAYOUTS, "groups"]
-FORWARD = {"softmax": cores.SOFTMAX, "log_softmax": cores.LOG_SOFTMAX}
-BACKWARD = {"softmax_grad": cores.SOFTMAX_GRAD, "log_softmax_grad": cores.LOG_SOFTMAX_GRAD}
+FORWARD = {"softmax": kernels.SOFTMAX_IN_PLACE, "log_softmax": kernels.LOG_SOFTMAX_IN_PLACE}
+BACKWARD = {"softmax_grad": kernels.SOFTMAX_GRAD_IN_PLACE, "log_softmax_grad": kernels.LOG_SOFTMAX_GRAD_IN_PLACE}
 WIDER = {"float32": np.float64, "float64": np.longdouble}
 GUARD = 64
 SENTINEL = -12345.0

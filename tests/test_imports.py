@@ -27,7 +27,7 @@ PACKAGES = {
     "cpu/compiler/cache.py": set(),
     "cpu/compiler/sources.py": set(),
     "cpu/compiler/trust.py": set(),
-    "cpu/lowering/": {"numba", "llvmlite"},
+    "cpu/compiler/lowering/": {"numba", "llvmlite"},
     "cuda/": {"numpy", "triton"},
     "interop/": set(),
     "interop/device.py": {"numpy"},
@@ -47,7 +47,7 @@ FORBIDDEN = {
     "layout.py": ("opgrad.ops", "opgrad.cpu", "opgrad.arrays", *FRONT_ENDS),
     "cpu/": ("opgrad.ops", "opgrad.arrays", "opgrad.cpu.compiler.lowering", *FRONT_ENDS),
     "cpu/compiler/native.py": ("opgrad.ops", "opgrad.arrays", *FRONT_ENDS),
-    "cpu/lowering/": ("opgrad.ops", "opgrad.arrays", *FRONT_ENDS),
+    "cpu/compiler/lowering/": ("opgrad.ops", "opgrad.arrays", *FRONT_ENDS),
     "cuda/": ("opgrad.ops", "opgrad.arrays", "opgrad.cpu", "opgrad.interop", *FRONT_ENDS),
     "interop/": ("opgrad.ops", "opgrad.cpu.compiler.lowering", *FRONT_ENDS),
     # A tensor that requires grad is handed on to where gradients are.
@@ -79,7 +79,7 @@ def test_direction(file):
     outside = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"opgrad"}
     allowed = rule(PACKAGES, file)
     assert allowed is None or outside <= allowed
-    assert "numba" not in outside or file.startswith("cpu/lowering/")
+    assert "numba" not in outside or file.startswith("cpu/compiler/lowering/")
     assert "torch" not in outside or file.startswith(("torch/", "interop/", "bench/"))
     for forbidden in rule(FORBIDDEN, file) or ():
         assert not [name for name in names if name == forbidden or name.startswith(forbidden + ".")]

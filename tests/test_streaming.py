@@ -7,6 +7,7 @@ from samples import bits
 import opgrad
 import opgrad.random
 from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS
+from opgrad.cpu.runtime import partition
 
 LINE = 64
 CALLS = {
@@ -17,7 +18,7 @@ CALLS = {
 
 @pytest.fixture
 def streaming(monkeypatch):
-    monkeypatch.setattr(parts, "streams", lambda size: True)
+    monkeypatch.setattr(partition, "streams", lambda size: True)
 
 
 def placed(shape, dtype, offset):

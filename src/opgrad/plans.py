@@ -73,7 +73,7 @@ def _plan(prepared: Prepared) -> Plan:
 
     op = prepared.operator
     program = op.kernel()(prepared.problem)
-    code = words(program.steps, pairs(prepared) if prepared.brought else ())
+    code = words(program, pairs(prepared) if prepared.brought else ())
     return Plan(
         op,
         tuple(prepared.results.values()),

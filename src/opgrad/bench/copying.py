@@ -1,14 +1,13 @@
 """How fast memory is: a copy with opgrad's own vectors and threads, of as many bytes as a cell moves."""
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from opgrad.contract import DTYPES
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops import elements
+from opgrad.cpu.loops.elements import elementwise, program
 from opgrad.cpu.runtime.execute import execute, threads_for, words
 from opgrad.problem import Operand, Problem
 from opgrad.sample import aligned
@@ -17,11 +16,11 @@ MOST_COPIED = 1 << 28  # bytes moved: beyond the cache, more of them are not slo
 
 
 @inline
-def _same(x: Vector, _: Any) -> Vector:
+def _same(x: Vector, alpha: float) -> Vector:
     return x
 
 
-COPY = elements.unary(_same)
+COPY = elementwise(_same)
 
 
 class Copy:
@@ -38,9 +37,9 @@ class Copy:
         x, y = Operand(0, "float32"), Operand(1, "float32")
         operands = {"x": x, "y": y}
         problem = Problem(1, n, 1, operands, attributes={}, specs={}, orders={}, bytes=self.bytes)
-        steps = elements.program(problem, COPY, "y", x=x).steps
-        self._parts = max(step.parts for step in steps)
-        self._plan = np.array(words(steps, ()), np.int64)
+        copying = program(problem, COPY, "y", "x")
+        self._parts = max(step.parts for step in copying.steps)
+        self._plan = np.array(words(copying, ()), np.int64)
         self._operands = np.array([self.source.ctypes.data, self.target.ctypes.data])
         self._addresses = self._plan.ctypes.data, self._operands.ctypes.data
 

@@ -2,7 +2,7 @@
 
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector, fma, select
-from opgrad.cpu.loops import elements
+from opgrad.cpu.loops.elements import elementwise, program
 from opgrad.cpu.numerics.math import sigmoid as logistic
 from opgrad.cpu.numerics.math import tanh as hyperbolic_tangent
 from opgrad.cpu.runtime.execute import Program
@@ -61,49 +61,47 @@ def _leaky_relu_grad(dy: Vector, y: Vector, alpha: float) -> Vector:
     return select(y > 0.0, dy, dy * alpha)
 
 
-RELU, SIGMOID, TANH = (elements.unary(f) for f in (_relu, _sigmoid, _tanh))
-QUICK_GELU, LEAKY_RELU = (elements.unary(f) for f in (_quick_gelu, _leaky_relu))
-RELU_GRAD, SIGMOID_GRAD, TANH_GRAD = (elements.binary(f) for f in (_relu_grad, _sigmoid_grad, _tanh_grad))
-QUICK_GELU_GRAD, LEAKY_RELU_GRAD = (elements.binary(f) for f in (_quick_gelu_grad, _leaky_relu_grad))
+RELU, SIGMOID, TANH = (elementwise(f) for f in (_relu, _sigmoid, _tanh))
+QUICK_GELU, LEAKY_RELU = (elementwise(f) for f in (_quick_gelu, _leaky_relu))
+RELU_GRAD, SIGMOID_GRAD, TANH_GRAD = (elementwise(f) for f in (_relu_grad, _sigmoid_grad, _tanh_grad))
+QUICK_GELU_GRAD, LEAKY_RELU_GRAD = (elementwise(f) for f in (_quick_gelu_grad, _leaky_relu_grad))
 
 
 def relu(problem: Problem) -> Program:
-    return elements.program(problem, RELU, "y", x=problem["x"])
+    return program(problem, RELU, "y", "x")
 
 
 def relu_grad(problem: Problem) -> Program:
-    return elements.program(problem, RELU_GRAD, "dx", a=problem["dy"], b=problem["x"])
+    return program(problem, RELU_GRAD, "dx", "dy", "x")
 
 
 def sigmoid(problem: Problem) -> Program:
-    return elements.program(problem, SIGMOID, "y", x=problem["x"])
+    return program(problem, SIGMOID, "y", "x")
 
 
 def sigmoid_grad(problem: Problem) -> Program:
-    return elements.program(problem, SIGMOID_GRAD, "dx", a=problem["dy"], b=problem["y"])
+    return program(problem, SIGMOID_GRAD, "dx", "dy", "y")
 
 
 def tanh(problem: Problem) -> Program:
-    return elements.program(problem, TANH, "y", x=problem["x"])
+    return program(problem, TANH, "y", "x")
 
 
 def tanh_grad(problem: Problem) -> Program:
-    return elements.program(problem, TANH_GRAD, "dx", a=problem["dy"], b=problem["y"])
+    return program(problem, TANH_GRAD, "dx", "dy", "y")
 
 
 def quick_gelu(problem: Problem) -> Program:
-    return elements.program(problem, QUICK_GELU, "y", problem.attributes["alpha"], x=problem["x"])
+    return program(problem, QUICK_GELU, "y", "x", alpha=problem.attributes["alpha"])
 
 
 def quick_gelu_grad(problem: Problem) -> Program:
-    alpha = problem.attributes["alpha"]
-    return elements.program(problem, QUICK_GELU_GRAD, "dx", alpha, a=problem["dy"], b=problem["x"])
+    return program(problem, QUICK_GELU_GRAD, "dx", "dy", "x", alpha=problem.attributes["alpha"])
 
 
 def leaky_relu(problem: Problem) -> Program:
-    return elements.program(problem, LEAKY_RELU, "y", problem.attributes["alpha"], x=problem["x"])
+    return program(problem, LEAKY_RELU, "y", "x", alpha=problem.attributes["alpha"])
 
 
 def leaky_relu_grad(problem: Problem) -> Program:
-    alpha = problem.attributes["alpha"]
-    return elements.program(problem, LEAKY_RELU_GRAD, "dx", alpha, a=problem["dy"], b=problem["y"])
+    return program(problem, LEAKY_RELU_GRAD, "dx", "dy", "y", alpha=problem.attributes["alpha"])

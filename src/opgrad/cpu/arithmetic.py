@@ -10,8 +10,8 @@ from opgrad.cpu.accumulate import SUM, VALUE
 from opgrad.cpu.compiler.memory import copy_bytes, load_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.simd import Pointer, Vector, address_of, full, like, load_one
-from opgrad.cpu.loops import elements
 from opgrad.cpu.loops.columns import get
+from opgrad.cpu.loops.elements import elementwise, program
 from opgrad.cpu.loops.map import row_writer
 from opgrad.cpu.loops.reduction import grouped, sum_steps
 from opgrad.cpu.runtime import partition
@@ -20,7 +20,7 @@ from opgrad.cpu.runtime.pieces import Pieces
 from opgrad.problem import Problem
 from opgrad.shapes import broadcast_axes, reduced_axes
 
-# --- sums ----------------------------------------------------------------------------------------------------------
+# --- sums -----------------------------------------------------------------------------------------------------------
 
 
 def reduce_sum_training(problem: Problem) -> Program:
@@ -156,17 +156,17 @@ def _zero(x: Vector, alpha: float) -> Vector:
     return like(x, 0.0)
 
 
-ZERO = elements.unary(_zero)
+ZERO = elementwise(_zero)
 
 
 def zero_gradient(problem: Problem) -> Program:
-    return elements.program(problem, ZERO, "y", x=problem["x"])
+    return program(problem, ZERO, "y", "x")
 
 
-# --- accumulation ---------------------------------------------------------------------------------------------------
+# --- accumulation --------------------------------------------------------------------------------------------------
 
 
 def accumulate(problem: Problem) -> Program:
     if problem.attributes["update"]:
-        return elements.program(problem, SUM, "sum", a=problem["buffer"], b=problem["value"])
-    return elements.program(problem, VALUE, "sum", x=problem["buffer"])
+        return program(problem, SUM, "sum", "buffer", "value")
+    return program(problem, VALUE, "sum", "buffer")

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from opgrad.contract import Shape, Spec
 from opgrad.cpu.fused import post_ops
-from opgrad.cpu.fused import program as blocks
-from opgrad.cpu.fused import softmax as cores
+from opgrad.cpu.fused import program as fused
 from opgrad.cpu.fused.stages import drop
 from opgrad.cpu.runtime.execute import Program
+from opgrad.cpu.softmax import SOFTMAX_GRAD_IN_PLACE, SOFTMAX_IN_PLACE
 from opgrad.layout import contiguous
 from opgrad.problem import Problem
 from opgrad.random import kept_scale
@@ -44,19 +44,19 @@ def bias_softmax(problem: Problem) -> Program:
     count = math.prod(problem.specs["bias"].shape) // n
     inner = problem.attributes["is_inner_broadcast"]
     shape = (count, rows // count, n) if inner else (rows // count, count, n)
-    work = blocks.cut(_as_rows(problem, shape, {"bias": 1 if inner else 0}), "x", ("y",))
+    work = fused.cut(_as_rows(problem, shape, {"bias": 1 if inner else 0}), "x", ("y",))
     values, bias = work.block("values"), work.chunk("bias")
     added = work.of_buffers(post_ops.VALUES["add"], values, bias)
     before = [work.read("x", values), work.read("bias", bias), added]
-    return work.program(cores.SOFTMAX, before, (), [work.write("y", values)])
+    return work.program(SOFTMAX_IN_PLACE, before, (), [work.write("y", values)])
 
 
 def softmax_dropout_grad(problem: Problem) -> Program:
     rows, n = _row_sizes(problem, "dy")
     if not rows * n:
         return Program(())
-    work = blocks.cut(_as_rows(problem, (1, rows, n), {}), "dy", ("y", "dx"))
+    work = fused.cut(_as_rows(problem, (1, rows, n), {}), "dy", ("y", "dx"))
     g, y, kept = work.block("values"), work.block("y"), work.chunk("kept")
     dropped = work.of_buffers(drop, g, kept, alpha=kept_scale(problem.attributes["ratio"]))
     before = [work.read("y", y), work.read("dy", g), work.read("mask", kept), dropped]
-    return work.program(cores.SOFTMAX_GRAD, before, (), [work.write("dx", g)], other=y)
+    return work.program(SOFTMAX_GRAD_IN_PLACE, before, (), [work.write("dx", g)], other=y)

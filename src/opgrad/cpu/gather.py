@@ -6,13 +6,13 @@ registers and written once, in an order that depends on the arguments alone.
 """
 
 import math
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opgrad.contract import DTYPES
 from opgrad.cpu.compiler.memory import copy_bytes, load_i32, load_word, store_i32, store_word
-from opgrad.cpu.compiler.native import inline, kernel, vector_lanes
+from opgrad.cpu.compiler.native import Kernel, inline, kernel, vector_lanes
+from opgrad.cpu.compiler.parameters import Part, Pointer, Units
 from opgrad.cpu.compiler.simd import (
-    Pointer,
     Vector,
     address_of,
     first,
@@ -29,14 +29,17 @@ from opgrad.cpu.compiler.simd import (
     store_streaming,
     to_line,
 )
+from opgrad.cpu.loops.fill import zero_step
 from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.rows import write_same
+from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
+from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.workspace import Scratch, Workspace
 from opgrad.problem import Operand, Problem
 from opgrad.ranges import wrong_index
 
 INDICES_PER_PART = 1 << 13
+SORTING_PARTS: Final = 8  # at most, since each needs a count for every slice of dx
 CHUNK: Final = 64  # addends that are added to each other before they join the total
 AHEAD: Final = 16  # addends between a prefetch and its use
 SOON: Final = 3  # the same for slices that are copied
@@ -50,10 +53,10 @@ LONGEST_AHEAD: Final = 1024  # elements of a slice that are asked for at once
 
 
 @kernel
-def check_indices(part, per_part, count, size, indices: Pointer, found):
+def check_indices(places: Units, part: Part, size, indices: Pointer, found):
     """found[part] = the first place in this part whose index is outside [-size, size), or -1."""
     wrong = -1
-    for j in range(part * per_part, min((part + 1) * per_part, count)):
+    for j in places:
         index = load_one(indices, j)
         if index < -size or index >= size:
             wrong = j
@@ -62,31 +65,28 @@ def check_indices(part, per_part, count, size, indices: Pointer, found):
 
 
 @kernel
-def report_indices(part, made, found, indices: Pointer, scratch):
+def report_indices(parts, found, indices: Pointer, status):
     """Leave the first wrong index as status."""
-    for p in range(made):
-        wrong = load_word(found, p)
+    for part in range(parts):
+        wrong = load_word(found, part)
         if wrong >= 0:
-            store_word(scratch, 0, 1)
-            store_word(scratch, 1, wrong)
-            store_word(scratch, 2, load_one(indices, wrong))
+            store_word(status, 0, 1)
+            store_word(status, 1, wrong)
+            store_word(status, 2, load_one(indices, wrong))
             break
 
 
-def index_steps(problem: Problem, size: int) -> tuple[list[Step], int]:
-    """The steps that check the indices, and where their scratch ends."""
+def checking(kernel: Kernel, workspace: Workspace, units: int, per_part: int, arguments: dict[str, Any]) -> list[Step]:
+    """The steps in which every part looks for a wrong index, and the first one is reported."""
+    parts = partition.count(units, per_part)
+    given = {**arguments, "parts": parts, "found": workspace.shared(parts, "int64"), "status": Scratch()}
+    return [Step(kernel, units, given, per_part), Step(report_indices, 1, given)]
+
+
+def index_steps(problem: Problem, workspace: Workspace, size: int) -> list[Step]:
+    """The steps that check the indices."""
     count = math.prod(problem.specs["indices"].shape)
-    made = partition.count(count, INDICES_PER_PART)
-    arguments = {
-        "per_part": INDICES_PER_PART,
-        "count": count,
-        "size": size,
-        "indices": problem["indices"],
-        "found": Scratch(8 * STATUS_WORDS),
-        "made": made,
-        "scratch": Scratch(),
-    }
-    return [Step(check_indices, made, arguments), Step(report_indices, 1, arguments)], 8 * (STATUS_WORDS + made)
+    return checking(check_indices, workspace, count, INDICES_PER_PART, {"size": size, "indices": problem["indices"]})
 
 
 # --- forward -------------------------------------------------------------------------------------------------------
@@ -99,18 +99,25 @@ def source_of(unit: int, count: int, size: int, indices: Any) -> int:
     return unit // count * size + (index + size if index < 0 else index)
 
 
+class Slices(NamedTuple):
+    """Slices of dy: how many there are for an index before the axis, of x, and the elements of each."""
+
+    count: int
+    size: int
+    post: int
+
+
 @kernel
-def copy_slices(
-    part, per_part, units, count, size, post, item, words, x: Pointer, y: Pointer, indices: Pointer, stream
-):
-    """A unit is one slice of y; slices of whole 4-byte words are copied as vectors of them."""
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
+def copy_slices(units: Units, slices: Slices, item, words, x: Pointer, y: Pointer, indices: Pointer, last, stream):
+    """A unit is one slice of y, `last` the last of them; slices of whole 4-byte words are copied as vectors of them."""
+    count, size, post = slices
+    for unit in units:
         source = source_of(unit, count, size, indices)
         if words:
-            coming = x + source_of(min(unit + SOON, units - 1), count, size, indices) * words
+            coming = x + source_of(min(unit + SOON, last), count, size, indices) * words
             for i in range(0, min(words, LONGEST_AHEAD), lanes(x)):
                 prefetch(coming, i)
-            write_same(y + unit * words, 0, words, stream, x + source * words, 0.0, 0.0)
+            write_same(y + unit * words, 0, words, stream, (x + source * words,), ())
         else:
             copy_bytes(address_of(y) + unit * post * item, address_of(x) + source * post * item, post * item)
 
@@ -118,53 +125,49 @@ def copy_slices(
 def gather(problem: Problem) -> Program:
     shape, axis = problem.specs["x"].shape, problem.attributes["axis"].start
     pre, size, post = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    count = math.prod(problem.specs["indices"].shape)
-    steps, scratch = index_steps(problem, size)
-    return Program(steps + copy_steps(problem, pre, size, post, count), scratch, wrong_index(problem, "gather", size))
+    count, workspace = math.prod(problem.specs["indices"].shape), Workspace()
+    steps = index_steps(problem, workspace, size) + copy_steps(problem, pre, Slices(count, size, post))
+    return Program(steps, workspace, wrong_index(problem, "gather", size))
 
 
-def copy_steps(problem: Problem, pre: int, size: int, post: int, count: int) -> list[Step]:
+def copy_steps(problem: Problem, pre: int, slices: Slices) -> list[Step]:
     """The step that copies slices of x to y, none if there is nothing to copy."""
     x, y = problem["x"], problem["y"]
     item = DTYPES[x.dtype].itemsize
-    slice_bytes, units = post * item, pre * count
+    slice_bytes, units = slices.post * item, pre * slices.count
     traffic = 2 * units * slice_bytes
     if not traffic:
         return []
-    per = partition.per_part(units, 2 * slice_bytes)
     arguments = {
-        "per_part": per,
-        "units": units,
-        "count": count,
-        "size": size,
-        "post": post,
+        "slices": slices,
         "item": item,
         "words": 0 if slice_bytes % 4 else slice_bytes // 4,
         "x": Operand(x.number, "float32"),
         "y": Operand(y.number, "float32"),
         "indices": problem["indices"],
+        "last": units - 1,
         "stream": partition.streams(traffic),
     }
-    return [Step(copy_slices, partition.count(units, per), arguments)]
+    return [shared_out(copy_slices, units, 2 * slice_bytes, arguments)]
 
 
 # --- backward: sort the slices by where they go --------------------------------------------------------------------
 
 
 @kernel
-def count_indices(part, per_part, count, size, indices: Pointer, counts):
+def count_indices(places: Units, part: Part, size, indices: Pointer, counts):
     """counts[part, v] = how many of this part's indices name slice v."""
     mine = counts + 4 * part * size
     for v in range(size):
         store_i32(mine, v, 0)
-    for j in range(part * per_part, min((part + 1) * per_part, count)):
+    for j in places:
         v = load_one(indices, j)
         v += size if v < 0 else 0
         store_i32(mine, v, load_i32(mine, v) + 1)
 
 
 @kernel
-def place_indices(part, made, count, size, counts, starts, hot):
+def place_indices(parts, count, size, counts, starts, hot):
     """Turn counts into the place where each part's slices for v begin; starts[v] is where v's begin.
 
     hot[0] counts the slices of dx that more than an eighth of all slices of dy go to; their numbers follow.
@@ -172,8 +175,8 @@ def place_indices(part, made, count, size, counts, starts, hot):
     place, found_hot = 0, 0
     for v in range(size):
         store_word(starts, v, place)
-        for p in range(made):
-            mine = counts + 4 * p * size
+        for part in range(parts):
+            mine = counts + 4 * part * size
             found = load_i32(mine, v)
             store_i32(mine, v, place)
             place += found
@@ -185,10 +188,10 @@ def place_indices(part, made, count, size, counts, starts, hot):
 
 
 @kernel
-def sort_indices(part, per_part, count, size, indices: Pointer, counts, order):
+def sort_indices(places: Units, part: Part, size, indices: Pointer, counts, order):
     """order = the numbers of dy's slices, sorted by v and, for one v, as they come."""
     mine = counts + 4 * part * size
-    for j in range(part * per_part, min((part + 1) * per_part, count)):
+    for j in places:
         v = load_one(indices, j)
         v += size if v < 0 else 0
         place = load_i32(mine, v)
@@ -283,11 +286,10 @@ def sum_slice(
 
 
 @kernel
-def sum_slices(
-    part, per_part, units, ranges, per_range, count, size, post, dy: Pointer, dx: Pointer, starts, order, stream
-):
+def sum_slices(units: Units, ranges, per_range, slices: Slices, dy: Pointer, dx: Pointer, starts, order, stream):
     """A unit is a range of slices of dx, for one index before the axis; those that many slices go to are left out."""
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
+    count, size, post = slices
+    for unit in units:
         p, block = unit // ranges, unit % ranges
         for v in range(block * per_range, min((block + 1) * per_range, size)):
             begin, end = load_word(starts, v), load_word(starts, v + 1)
@@ -297,49 +299,62 @@ def sum_slices(
 
 
 @kernel
-def sum_hot_slices(part, strips, count, size, post, dy: Pointer, dx: Pointer, starts, order, hot):
-    """The slices left out, a strip of columns in each part, so that threads share even a single one."""
+def sum_hot_slices(units: Units, strips, slices: Slices, dy: Pointer, dx: Pointer, starts, order, hot):
+    """The slices left out; a unit is a strip of columns, so that threads share even a single one."""
+    count, size, post = slices
     width = WIDE * lanes(dy)
-    p, column = part // strips, part % strips * width
-    for place in range(1, load_word(hot, 0) + 1):
-        v = load_word(hot, place)
-        out, last = dx + (p * size + v) * post, count - 1
-        begin, end = load_word(starts, v), load_word(starts, v + 1)
-        columns = min(column + width, post)
-        sum_slice(out, dy + p * count * post, post, column, columns, order, begin, end, last, 0)
+    for unit in units:
+        p, column = unit // strips, unit % strips * width
+        for place in range(1, load_word(hot, 0) + 1):
+            v = load_word(hot, place)
+            out, last = dx + (p * size + v) * post, count - 1
+            begin, end = load_word(starts, v), load_word(starts, v + 1)
+            columns = min(column + width, post)
+            sum_slice(out, dy + p * count * post, post, column, columns, order, begin, end, last, 0)
 
 
 def gather_grad(problem: Problem) -> Program:
     shape, axis = problem.attributes["shape"], problem.attributes["axis"].start
     pre, size, post = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    count = math.prod(problem.specs["indices"].shape)
-    steps, scratch = index_steps(problem, size)
+    count, workspace = math.prod(problem.specs["indices"].shape), Workspace(precision(problem))
+    steps = index_steps(problem, workspace, size)
     if pre * size * post:
-        more, scratch = sum_steps(problem, pre, size, post, count, scratch)
-        steps += more
-    return Program(steps, scratch, wrong_index(problem, "gather_grad", size))
+        steps += sum_steps(problem, workspace, pre, Slices(count, size, post))
+    return Program(steps, workspace, wrong_index(problem, "gather_grad", size))
 
 
-def sum_steps(problem: Problem, pre: int, size: int, post: int, count: int, start: int) -> tuple[list[Step], int]:
-    """The steps that sort and sum, and where their scratch ends."""
-    made = max(1, min(8, count // max(size, 1 << 14)))
-    counts = Scratch((start + 63) & ~63)
-    starts = Scratch((counts.offset + 4 * made * size + 63) & ~63)
-    hot = Scratch(starts.offset + 8 * (size + 1))
-    order = Scratch(hot.offset + 8 * (HOT + 2))
+def sum_steps(problem: Problem, workspace: Workspace, pre: int, slices: Slices) -> list[Step]:
+    """The steps that sort and sum."""
+    count, size, post = slices
+    if not count:
+        elements = pre * size * post
+        return [zero_step(problem["dx"], elements, elements * DTYPES[problem["dx"].dtype].itemsize)]
+    per_part = -(-count // max(1, min(SORTING_PARTS, count // max(size, 1 << 14))))
+    parts = partition.count(count, per_part)
     ranges = max(1, min(size, round(problem.bytes / (pre * partition.MAX_PART_BYTES))))
     units = pre * ranges
-    per = partition.per_part(units, problem.bytes / units)
     strips = partition.count(post, WIDE * vector_lanes(precision(problem)))
-    sorting = {"per_part": -(-count // made), "count": count, "size": size, "made": made, "post": post}
-    memory = {"indices": problem["indices"], "counts": counts, "starts": starts, "hot": hot, "order": order}
-    given = sorting | memory | {"dy": problem["dy"], "dx": problem["dx"], "strips": strips}
-    summing = {"per_part": per, "units": units, "ranges": ranges, "per_range": -(-size // ranges)}
-    steps = [
-        Step(count_indices, made, given),
+    given = {
+        "parts": parts,
+        "count": count,
+        "size": size,
+        "slices": slices,
+        "indices": problem["indices"],
+        "dy": problem["dy"],
+        "dx": problem["dx"],
+        "counts": workspace.shared(parts * size, "int32"),
+        "starts": workspace.shared(size + 1, "int64"),
+        "hot": workspace.shared(HOT + 2, "int64"),
+        "order": workspace.shared(count + AHEAD, "int32"),
+        "ranges": ranges,
+        "per_range": -(-size // ranges),
+        "strips": strips,
+        "stream": partition.streams(problem.bytes),
+    }
+    return [
+        Step(count_indices, count, given, per_part),
         Step(place_indices, 1, given),
-        Step(sort_indices, made, given),
-        Step(sum_slices, partition.count(units, per), given | summing | {"stream": partition.streams(problem.bytes)}),
+        Step(sort_indices, count, given, per_part),
+        shared_out(sum_slices, units, problem.bytes / units, given),
         Step(sum_hot_slices, pre * strips, given),
     ]
-    return steps, order.offset + 4 * (count + 16)

@@ -5,13 +5,12 @@ from collections.abc import Callable
 
 from opgrad.contract import DTYPES
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
-from opgrad.cpu.compiler.simd import Pointer, Vector
-from opgrad.cpu.loops import elements
-from opgrad.cpu.loops.elements import BLOCK
-from opgrad.cpu.loops.rows import map_three
+from opgrad.cpu.compiler.simd import Pointer, Units, Vector
+from opgrad.cpu.loops.elements import BLOCK, elementwise, program
+from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics import eltwise, eltwise_grad
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, Step
+from opgrad.cpu.runtime.execute import Program, shared_out
 from opgrad.problem import Problem
 
 
@@ -22,7 +21,7 @@ def _value(formula: Callable[..., Vector]) -> Kernel:
     def value(x: Vector, alpha: float) -> Vector:
         return formula(x, alpha, 0.0)
 
-    return elements.unary(value)
+    return elementwise(value)
 
 
 def _gradient(formula: Callable[..., Vector]) -> Kernel:
@@ -32,23 +31,23 @@ def _gradient(formula: Callable[..., Vector]) -> Kernel:
     def gradient(dy: Vector, x: Vector, alpha: float) -> Vector:
         return formula(dy, x, alpha, 0.0)
 
-    return elements.binary(gradient)
+    return elementwise(gradient)
 
 
 def _gradient_behind_bias(formula: Callable[..., Vector]) -> Kernel:
     """The kernel dx = formula(dy, x + bias), by rows of the bias's length."""
 
     @inline
-    def gradient(dy: Vector, x: Vector, bias: Vector, unused: float) -> Vector:
+    def gradient(dy: Vector, x: Vector, bias: Vector) -> Vector:
         return formula(dy, x + bias, 0.0, 0.0)
 
-    write = map_three(gradient)
+    write = mapped(gradient)
 
     @kernel
-    def bias_gradient(part, per_part, units, blocks, n, dy: Pointer, x: Pointer, bias: Pointer, dx: Pointer, stream):
-        for unit in range(part * per_part, min((part + 1) * per_part, units)):
+    def bias_gradient(units: Units, blocks, n, dy: Pointer, x: Pointer, bias: Pointer, dx: Pointer, stream):
+        for unit in units:
             row, begin = unit // blocks * n, unit % blocks * BLOCK
-            write(dx + row, begin, min(begin + BLOCK, n), stream, dy + row, x + row, bias, 0.0)
+            write(dx + row, begin, min(begin + BLOCK, n), stream, (dy + row, x + row, bias), ())
 
     return bias_gradient
 
@@ -61,19 +60,19 @@ BIAS_GELU_GRAD, BIAS_FAST_GELU_GRAD = (
 
 
 def gelu(problem: Problem) -> Program:
-    return elements.program(problem, GELU, "y", x=problem["x"])
+    return program(problem, GELU, "y", "x")
 
 
 def gelu_grad(problem: Problem) -> Program:
-    return elements.program(problem, GELU_GRAD, "dx", a=problem["dy"], b=problem["x"])
+    return program(problem, GELU_GRAD, "dx", "dy", "x")
 
 
 def fast_gelu(problem: Problem) -> Program:
-    return elements.program(problem, FAST_GELU, "y", x=problem["x"])
+    return program(problem, FAST_GELU, "y", "x")
 
 
 def fast_gelu_grad(problem: Problem) -> Program:
-    return elements.program(problem, FAST_GELU_GRAD, "dx", a=problem["dy"], b=problem["x"])
+    return program(problem, FAST_GELU_GRAD, "dx", "dy", "x")
 
 
 def bias_gelu_grad_dx(problem: Problem) -> Program:
@@ -90,9 +89,7 @@ def _behind_bias(problem: Problem, made: Kernel) -> Program:
     if not rows * n:
         return Program(())
     blocks = partition.count(n, BLOCK)
-    units = rows * blocks
     item = DTYPES[problem["dy"].dtype].itemsize
-    per = partition.per_part(units, 3 * item * min(n, BLOCK))
     pointers = {name: problem[name] for name in ("dy", "x", "bias", "dx")}
-    sizes = {"per_part": per, "units": units, "blocks": blocks, "n": n, "stream": partition.streams(problem.bytes)}
-    return Program((Step(made, partition.count(units, per), sizes | pointers),))
+    sizes = {"blocks": blocks, "n": n, "stream": partition.streams(problem.bytes)}
+    return Program([shared_out(made, rows * blocks, 3 * item * min(n, BLOCK), sizes | pointers)])

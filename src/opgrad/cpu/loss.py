@@ -24,7 +24,8 @@ from opgrad.cpu.compiler.simd import (
 )
 from opgrad.cpu.cross_entropy import LOSS, gradient, loss_and_result
 from opgrad.cpu.loops.elements import BLOCK
-from opgrad.cpu.loops.rows import CHUNK, map_two, row_log_sum, write_log
+from opgrad.cpu.loops.map import mapped
+from opgrad.cpu.loops.rows import CHUNK, row_log_sum, write_log
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
@@ -37,7 +38,7 @@ def _samples(problem: Problem, name: str) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1]
 
 
-# --- sparse labels ---------------------------------------------------------------------------------------------------
+# --- sparse labels -------------------------------------------------------------------------------------------------
 
 
 def _by_samples(problem: Problem, like: str) -> Problem:
@@ -57,7 +58,7 @@ def sparse_softmax_cross_entropy_grad(problem: Problem) -> Program:
     return gradient(work, "sparse_softmax_cross_entropy_grad", by_sample=True)
 
 
-# --- dense labels ----------------------------------------------------------------------------------------------------
+# --- dense labels --------------------------------------------------------------------------------------------------
 
 
 @inline
@@ -90,7 +91,7 @@ def dense_loss(
         xs = logits + row * n
         m, log_s = row_log_sum(xs, n, xs + n)
         found = _loss_of_row(xs, labels + row * n, n, m, log_s)
-        write_log(log_prob + row * n, 0, n, stream, xs, m, log_s)
+        write_log(log_prob + row * n, 0, n, stream, (xs,), (m, log_s))
         total += found
         if each:
             store_one(loss, row, found)
@@ -121,11 +122,11 @@ def softmax_cross_entropy(problem: Problem) -> Program:
 
 
 @inline
-def _slope(log_prob: Vector, label: Vector, factor: Any, unused: Any, i: Any) -> Vector:
+def _slope(log_prob: Vector, label: Vector, factor: Any) -> Vector:
     return (exp(log_prob) - label) * factor
 
 
-write_slope = map_two(_slope)
+write_slope = mapped(_slope)
 
 
 @kernel
@@ -138,7 +139,7 @@ def dense_gradient(
         row, begin = unit // blocks, unit % blocks * BLOCK
         factor = load_one(dy, row) * number(dlogits, inverse)
         end, start = min(begin + BLOCK, n), row * n
-        write_slope(dlogits + start, begin, end, stream, log_prob + start, labels + start, factor, 0.0)
+        write_slope(dlogits + start, begin, end, stream, (log_prob + start, labels + start), (factor,))
 
 
 def softmax_cross_entropy_grad(problem: Problem) -> Program:

@@ -1,18 +1,18 @@
 """The optimizers' passes over parameters p, gradients g and moments m and v; each touches every array once.
 
 The vectors before the last are loaded whole: with a mask at every load, AdamW on arrays that exceed the cache reached
-64 % of the speed of a copy, without 116 %. Gradients are multiplied by `clip`, and written back if `clips`.
+64 % of the speed of a copy, without 116 %. The same kernels run for the operators on lists of arrays, whose results
+lie apart, and for opgrad.training, in place over all parameters at once.
 """
 
 import math
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler.memory import load_f64, store_word
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
 from opgrad.cpu.compiler.simd import (
-    Float,
-    Pointer,
-    Vector,
     first,
     first_lane,
     fma,
@@ -28,92 +28,124 @@ from opgrad.cpu.compiler.simd import (
     store_masked,
     store_one,
 )
-from opgrad.cpu.loops.rows import map_two, write_times
+from opgrad.cpu.loops.map import write_times
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
+from opgrad.cpu.runtime.execute import Program, Step
+from opgrad.cpu.runtime.workspace import Scratch, Workspace
 from opgrad.problem import Operand, Problem
 
+BLOCK: Final = 1 << 15  # elements of an array in a list that one part works on
+# What a step multiplies with, as float64 numbers in memory: the learning rate with AdamW's bias correction, epsilon,
+# the factors of p around the step in which its decay lies, the factor of the gradients (written if it is not 1).
+RATE, EPSILON, BEFORE, AFTER, CLIP = range(5)
+FACTORS: Final = 5
 
-@kernel
-def sgd(part, per_part, size, p: Pointer, g: Pointer, clips, clip: Float, rate: Float):
-    end = min((part + 1) * per_part, size)
-    whole = end - (end - part * per_part) % lanes(p)
-    for i in range(part * per_part, whole, lanes(p)):
-        gradient = load(g, i) * clip
-        store(p, i, load(p, i) - gradient * rate)
-        if clips:
-            store(g, i, gradient)
-    if whole < end:
-        mask = first(p, end - whole)
-        gradient = load_masked(g, whole, mask, 0.0) * clip
-        store_masked(p, whole, load_masked(p, whole, mask, 0.0) - gradient * rate, mask)
-        if clips:
-            store_masked(g, whole, gradient, mask)
+
+class State(NamedTuple):
+    """Parameters, gradients and moments, before a step or after it."""
+
+    p: Pointer
+    g: Pointer
+    m: Pointer
+    v: Pointer
+
+
+class Rates(NamedTuple):
+    """The decay rates of the first and the second moment."""
+
+    alpha: Float
+    beta: Float
 
 
 @inline
-def _adamw(p, g, m, v, alpha, beta, rate, epsilon, before, after):
+def _factor(p: Any, factors: int, which: int) -> Any:
+    return number(p, load_f64(factors, which))
+
+
+@kernel
+def sgd(elements: Units, p: Pointer, g: Pointer, new_p: Pointer, new_g: Pointer, factors):
+    i, end, w = elements.start, elements.stop, lanes(p)
+    rate, clip, clips = _factor(p, factors, RATE), _factor(p, factors, CLIP), load_f64(factors, CLIP) != 1.0
+    while i + w <= end:
+        gradient = load(g, i) * clip
+        store(new_p, i, load(p, i) - gradient * rate)
+        if clips:
+            store(new_g, i, gradient)
+        i += w
+    if i < end:
+        mask = first(p, end - i)
+        gradient = load_masked(g, i, mask, 0.0) * clip
+        store_masked(new_p, i, load_masked(p, i, mask, 0.0) - gradient * rate, mask)
+        if clips:
+            store_masked(new_g, i, gradient, mask)
+
+
+@inline
+def _adamw(p, g, m, v, rates, rate, epsilon, before, after):
     """The new moments and parameters of vectors."""
-    moment = m * alpha + g * (1.0 - alpha)
-    square = v * beta + g * g * (1.0 - beta)
+    moment = m * rates.alpha + g * (1.0 - rates.alpha)
+    square = v * rates.beta + g * g * (1.0 - rates.beta)
     return moment, square, (p * before - moment * rate / (sqrt(square) + epsilon)) * after
 
 
 @kernel
-def adamw(
-    part, per_part, size, p: Pointer, g: Pointer, m: Pointer, v: Pointer, clips,
-    clip: Float, alpha: Float, beta: Float, rate: Float, epsilon: Float, before: Float, after: Float,
-):  # fmt: skip
-    """`before` and `after` are the factors of p around the step, in which its decay lies."""
-    end = min((part + 1) * per_part, size)
-    whole = end - (end - part * per_part) % lanes(p)
-    for i in range(part * per_part, whole, lanes(p)):
-        gradient = load(g, i) * clip
+def adamw(elements: Units, old: State, new: State, rates: Rates, factors):
+    p, i, end, w = old.p, elements.start, elements.stop, lanes(old.p)
+    rate, epsilon = _factor(p, factors, RATE), _factor(p, factors, EPSILON)
+    before, after = _factor(p, factors, BEFORE), _factor(p, factors, AFTER)
+    clip, clips = _factor(p, factors, CLIP), load_f64(factors, CLIP) != 1.0
+    while i + w <= end:
+        gradient = load(old.g, i) * clip
         moment, square, value = _adamw(
-            load(p, i), gradient, load(m, i), load(v, i), alpha, beta, rate, epsilon, before, after
+            load(p, i), gradient, load(old.m, i), load(old.v, i), rates, rate, epsilon, before, after
         )
-        store(m, i, moment)
-        store(v, i, square)
-        store(p, i, value)
+        store(new.m, i, moment)
+        store(new.v, i, square)
+        store(new.p, i, value)
         if clips:
-            store(g, i, gradient)
-    if whole < end:
-        mask = first(p, end - whole)
-        gradient = load_masked(g, whole, mask, 0.0) * clip
-        value, moment, square = (
-            load_masked(p, whole, mask, 0.0),
-            load_masked(m, whole, mask, 0.0),
-            load_masked(v, whole, mask, 0.0),
-        )
-        moment, square, value = _adamw(value, gradient, moment, square, alpha, beta, rate, epsilon, before, after)
-        store_masked(m, whole, moment, mask)
-        store_masked(v, whole, square, mask)
-        store_masked(p, whole, value, mask)
+            store(new.g, i, gradient)
+        i += w
+    if i < end:
+        mask = first(p, end - i)
+        gradient = load_masked(old.g, i, mask, 0.0) * clip
+        value, moment = load_masked(p, i, mask, 0.0), load_masked(old.m, i, mask, 0.0)
+        square = load_masked(old.v, i, mask, 0.0)
+        moment, square, value = _adamw(value, gradient, moment, square, rates, rate, epsilon, before, after)
+        store_masked(new.m, i, moment, mask)
+        store_masked(new.v, i, square, mask)
+        store_masked(new.p, i, value, mask)
         if clips:
-            store_masked(g, whole, gradient, mask)
+            store_masked(new.g, i, gradient, mask)
 
 
 @kernel
-def squares(part, per_part, size, g: Pointer, sums: Pointer):
+def squares(elements: Units, part: Part, g: Pointer, sums: Pointer):
     """sums[part] = sum of g**2; float64 sums make it compute in float64."""
-    end = min((part + 1) * per_part, size)
-    whole = end - (end - part * per_part) % lanes(g)
-    total = full(g, 0.0)
-    for i in range(part * per_part, whole, lanes(g)):
+    i, end, w, total = elements.start, elements.stop, lanes(g), full(g, 0.0)
+    while i + w <= end:
         gradient = load(g, i)
         total = fma(gradient, gradient, total)
-    if whole < end:
-        gradient = load_masked(g, whole, first(g, end - whole), 0.0)
+        i += w
+    if i < end:
+        gradient = load_masked(g, i, first(g, end - i), 0.0)
         total = fma(gradient, gradient, total)
     store_one(sums, part, reduce_add(total))
 
 
-# --- the operators on lists of arrays --------------------------------------------------------------------------------
+def sgd_in_place(operands: Sequence[Operand], factors: int) -> dict[str, Any]:
+    """The arguments of `sgd` for parameters and gradients that it overwrites."""
+    p, g = operands
+    return {"p": p, "g": g, "new_p": p, "new_g": g, "factors": factors}
 
-PIECE: Final = 1 << 15  # elements that one part works on
-FOUND = 8 * STATUS_WORDS  # where in scratch memory the words of the parts begin
-RATE, EPSILON, BEFORE, AFTER = range(4)  # places of a step's factors
+
+def adamw_in_place(operands: Sequence[Operand], alpha: float, beta: float, factors: int) -> dict[str, Any]:
+    """The arguments of `adamw` for parameters, gradients and moments that it overwrites."""
+    state = State(*operands)
+    return {"old": state, "new": state, "rates": Rates(alpha, beta), "factors": factors}
+
+
+# --- the operators on lists of arrays --------------------------------------------------------------------------------
 
 
 @inline
@@ -122,77 +154,50 @@ def power(p: Any, log_of_base: float, exponent: int) -> float:
     return first_lane(exp(full(p, exponent * log_of_base)))
 
 
+class LogRates(NamedTuple):
+    """The logarithms of the moments' decay rates."""
+
+    alpha: Float
+    beta: Float
+
+
+@kernel
+def sgd_factors(lr: Pointer, factors: Pointer):
+    store_one(factors, RATE, load_one(lr, 0))
+    store_one(factors, CLIP, 1.0)
+
+
 @kernel
 def adamw_factors(
-    part, lr: Pointer, step: Pointer, factors: Pointer, scratch,
-    log_alpha: Float, log_beta: Float, epsilon: Float, weight_decay: Float, mode, corrects,
+    lr: Pointer, step: Pointer, factors: Pointer, status, log_rates: LogRates, epsilon: Float, weight_decay: Float,
+    mode, corrects,
 ):  # fmt: skip
     """What a step multiplies with, in float64 as `factors` are; a status if `step` counts none."""
     rate, count = load_one(lr, 0), load_one(step, 0)
     if count < 1:
-        store_word(scratch, 0, 1)
-        store_word(scratch, 2, count)
+        store_word(status, 0, 1)
+        store_word(status, 2, count)
         count = 1
     root, first_correction = number(factors, 1.0), number(factors, 1.0)
     if corrects:
-        root = first_lane(sqrt(full(factors, 1.0 - power(factors, log_beta, count))))
-        first_correction = 1.0 - power(factors, log_alpha, count)
+        root = first_lane(sqrt(full(factors, 1.0 - power(factors, log_rates.beta, count))))
+        first_correction = 1.0 - power(factors, log_rates.alpha, count)
     decay = 1.0 - rate * weight_decay
     store_one(factors, RATE, rate * root / first_correction)
     store_one(factors, EPSILON, epsilon if mode else epsilon * root)
     store_one(factors, BEFORE, 1.0 if mode else decay)
     store_one(factors, AFTER, decay if mode else 1.0)
+    store_one(factors, CLIP, 1.0)
 
 
 @kernel
-def adamw_piece(
-    part, size, factors, p: Pointer, g: Pointer, m: Pointer, v: Pointer,
-    new_p: Pointer, new_m: Pointer, new_v: Pointer, alpha: Float, beta: Float,
-):  # fmt: skip
-    rate, epsilon = number(p, load_f64(factors, RATE)), number(p, load_f64(factors, EPSILON))
-    before, after = number(p, load_f64(factors, BEFORE)), number(p, load_f64(factors, AFTER))
-    i, end = part * PIECE, min((part + 1) * PIECE, size)
-    while i + lanes(p) <= end:
-        moment, square, value = _adamw(
-            load(p, i), load(g, i), load(m, i), load(v, i), alpha, beta, rate, epsilon, before, after
-        )
-        store(new_m, i, moment)
-        store(new_v, i, square)
-        store(new_p, i, value)
-        i += lanes(p)
-    if i < end:
-        mask = first(p, end - i)
-        value, gradient = load_masked(p, i, mask, 0.0), load_masked(g, i, mask, 0.0)
-        moment, square = load_masked(m, i, mask, 0.0), load_masked(v, i, mask, 0.0)
-        moment, square, value = _adamw(value, gradient, moment, square, alpha, beta, rate, epsilon, before, after)
-        store_masked(new_m, i, moment, mask)
-        store_masked(new_v, i, square, mask)
-        store_masked(new_p, i, value, mask)
-
-
-@inline
-def _descended(p: Vector, g: Vector, rate: float, unused: float, i: Vector) -> Vector:
-    return p - g * rate
-
-
-write_descended = map_two(_descended)
+def clip(elements: Units, factor, g: Pointer, new_g: Pointer):
+    write_times(new_g, elements.start, elements.stop, 0, (g,), (_factor(g, factor, 0),))
 
 
 @kernel
-def sgd_piece(part, size, lr: Pointer, p: Pointer, g: Pointer, new_p: Pointer):
-    begin, end = part * PIECE, min((part + 1) * PIECE, size)
-    write_descended(new_p, begin, end, 0, p, g, load_one(lr, 0), 0.0)
-
-
-@kernel
-def clip_piece(part, size, factor, g: Pointer, new_g: Pointer):
-    begin, end = part * PIECE, min((part + 1) * PIECE, size)
-    write_times(new_g, begin, end, 0, g, number(g, load_f64(factor, 0)), 0.0)
-
-
-@kernel
-def clip_factor(part, count, found: Pointer, factor: Pointer, max_norm: Float):
-    """min(1, max_norm / (norm + 1e-6)) of the pieces' sums of squares; NaN for NaN."""
+def clip_factor(count, found: Pointer, factor: Pointer, max_norm: Float):
+    """min(1, max_norm / (norm + 1e-6)) of the parts' sums of squares; NaN for NaN."""
     total = number(found, 0.0)
     for i in range(count):
         total += load_one(found, i)
@@ -210,44 +215,51 @@ def _lists(problem: Problem, *names: str) -> list[tuple[int, list[Operand]]]:
     return found
 
 
-def _steps(problem: Problem, made: Kernel, names: dict[str, str], shared: dict[str, Any]) -> list[Step]:
-    """A step for each number in the lists; `names` gives the list of each of the kernel's pointers."""
-    return [
-        Step(made, partition.count(size, PIECE), {**shared, "size": size, **dict(zip(names, arrays, strict=True))})
-        for size, arrays in _lists(problem, *names.values())
-    ]
-
-
 def sgd_optimizer(problem: Problem) -> Program:
-    names = {"p": "weights", "g": "gradients", "new_p": "new_weights"}
-    return Program(_steps(problem, sgd_piece, names, {"lr": problem["lr"]}))
+    workspace = Workspace("float64")
+    factors = workspace.shared(FACTORS)
+    steps = [Step(sgd_factors, 1, {"lr": problem["lr"], "factors": factors})]
+    for size, (p, g, new_p) in _lists(problem, "weights", "gradients", "new_weights"):
+        arguments = {"p": p, "g": g, "new_p": new_p, "new_g": None, "factors": factors}
+        steps.append(Step(sgd, size, arguments, BLOCK))
+    return Program(steps, workspace)
 
 
 def adamw_optimizer(problem: Problem) -> Program:
-    given = problem.attributes
-    if given["adam_mode"] not in (0, 1):
-        raise ValueError(f"adamw_optimizer: adam_mode is {given['adam_mode']}, expected 0 or 1")
-    if given["adam_mode"] == 0 and not given["correct_bias"]:
-        raise ValueError("adamw_optimizer: correct_bias is False, expected True with adam_mode 0")
-    rates = {name: given[name] for name in ("alpha", "beta")}
-    for name, rate in rates.items():
-        if not 0 <= rate <= 1:
-            raise ValueError(f"adamw_optimizer: {name} is {rate}, expected 0 to 1")
-    factors = {
-        **{f"log_{name}": math.log(rate) if rate else -math.inf for name, rate in rates.items()},
-        **{name: problem[name] for name in ("lr", "step")},
-        "factors": Scratch(FOUND, "float64"),
-        "scratch": Scratch(),
-        **rates,
+    rates = _rates(problem)
+    workspace = Workspace("float64")
+    given, factors = problem.attributes, workspace.shared(FACTORS)
+    arguments = {
+        "lr": problem["lr"],
+        "step": problem["step"],
+        "factors": factors,
+        "status": Scratch(),
+        "log_rates": LogRates(*(math.log(rate) if rate else -math.inf for rate in rates)),
         "epsilon": given["epsilon"],
         "weight_decay": given["weight_decay"],
         "mode": given["adam_mode"],
         "corrects": given["correct_bias"],
     }
-    names = {"p": "weights", "g": "gradients", "m": "momentums_1", "v": "momentums_2"}
-    names |= {f"new_{pointer}": f"new_{names[pointer]}" for pointer in "pmv"}
-    steps = _steps(problem, adamw_piece, names, {"factors": Scratch(FOUND), **rates})
-    return Program([Step(adamw_factors, 1, factors), *steps], FOUND + 8 * 4, _wrong_step)
+    steps = [Step(adamw_factors, 1, arguments)]
+    old, new = ("weights", "gradients", "momentums_1", "momentums_2"), ("weights", "momentums_1", "momentums_2")
+    for size, arrays in _lists(problem, *old, *(f"new_{name}" for name in new)):
+        p, m, v = arrays[len(old) :]
+        states = {"old": State(*arrays[: len(old)]), "new": State(p, None, m, v)}
+        steps.append(Step(adamw, size, {**states, "rates": rates, "factors": factors}, BLOCK))
+    return Program(steps, workspace, _wrong_step)
+
+
+def _rates(problem: Problem) -> Rates:
+    """The moments' decay rates. Raises ValueError for attributes that have no meaning."""
+    given = problem.attributes
+    if given["adam_mode"] not in (0, 1):
+        raise ValueError(f"adamw_optimizer: adam_mode is {given['adam_mode']}, expected 0 or 1")
+    if given["adam_mode"] == 0 and not given["correct_bias"]:
+        raise ValueError("adamw_optimizer: correct_bias is False, expected True with adam_mode 0")
+    for name in ("alpha", "beta"):
+        if not 0 <= given[name] <= 1:
+            raise ValueError(f"adamw_optimizer: {name} is {given[name]}, expected 0 to 1")
+    return Rates(given["alpha"], given["beta"])
 
 
 def _wrong_step(position: int, value: int) -> Exception:
@@ -255,15 +267,16 @@ def _wrong_step(position: int, value: int) -> Exception:
 
 
 def clip_grad_norm(problem: Problem) -> Program:
-    squares_of, words = [], 0
-    for size, (gradient,) in _lists(problem, "gradients"):
-        count = partition.count(size, PIECE)
-        arguments = {"per_part": PIECE, "size": size, "g": gradient, "sums": Scratch(FOUND + 8 * words, "float64")}
-        squares_of.append(Step(squares, count, arguments))
-        words += count
-    behind = FOUND + 8 * words
-    arguments = {"count": words, "found": Scratch(FOUND, "float64"), "factor": Scratch(behind, "float64")}
-    factor = Step(clip_factor, 1, {**arguments, "max_norm": problem.attributes["max_norm"]})
-    names = {"g": "gradients", "new_g": "clipped"}
-    clipped = _steps(problem, clip_piece, names, {"factor": Scratch(behind)})
-    return Program([*squares_of, factor, *clipped], behind + 8)
+    workspace, lists = Workspace("float64"), _lists(problem, "gradients", "clipped")
+    parts = [partition.count(size, BLOCK) for size, _ in lists]
+    found, factor = workspace.shared(sum(parts)), workspace.shared(1)
+    steps, first_part = [], 0
+    for (size, (gradient, _)), count in zip(lists, parts, strict=True):
+        sums = Scratch(found.offset + 8 * first_part, "float64")
+        steps.append(Step(squares, size, {"g": gradient, "sums": sums}, BLOCK))
+        first_part += count
+    arguments = {"count": sum(parts), "found": found, "factor": factor, "max_norm": problem.attributes["max_norm"]}
+    steps.append(Step(clip_factor, 1, arguments))
+    for size, (gradient, clipped) in lists:
+        steps.append(Step(clip, size, {"factor": factor, "g": gradient, "new_g": clipped}, BLOCK))
+    return Program(steps, workspace)

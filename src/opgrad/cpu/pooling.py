@@ -5,32 +5,31 @@ A plane of x has `depth` x `height` x `width` elements, of which the first ones 
 
 import itertools
 import math
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from opgrad.contract import Array
 from opgrad.cpu.compiler.memory import load_f64, load_word, store_word
 from opgrad.cpu.compiler.native import inline, kernel, vector_lanes
+from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Units
 from opgrad.cpu.compiler.simd import (
-    Pointer,
     first,
-    full,
     lanes,
     load,
     load_masked,
     load_one,
     number,
     store,
-    store_masked,
     store_one,
 )
-from opgrad.cpu.gather import report_indices
+from opgrad.cpu.gather import checking
+from opgrad.cpu.loops.fill import write_zeros
 from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.rows import write_same
+from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
-from opgrad.cpu.runtime.workspace import release_slot, take_slot, working_space
+from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.problem import Problem
 from opgrad.ranges import wrong_maximum
 from opgrad.windows import MOST_AXES, Axis, average_pool_axes
@@ -39,24 +38,14 @@ CHUNK: Final = 64  # terms that are added to each other before they join the tot
 ONE_WINDOW: Final = Axis(1, 1, 1)
 
 
-@inline
-def clear(x: Any, n: int) -> None:
-    w, i = lanes(x), 0
-    while i + w <= n:
-        store(x, i, full(x, 0.0))
-        i += w
-    if i < n:
-        store_masked(x, i, full(x, 0.0), first(x, n - i))
-
-
 # --- max pooling ---------------------------------------------------------------------------------------------------
 
 
 @kernel
-def check_planes(part, per_part, planes, windows, size, indices: Pointer, found):
+def check_planes(planes: Units, part: Part, windows, size, indices: Pointer, found):
     """found[part] = the first place in this part whose index lies outside its plane, or -1."""
     wrong = -1
-    for plane in range(part * per_part, min((part + 1) * per_part, planes)):
+    for plane in planes:
         outside = 0
         for j in range(plane * windows, (plane + 1) * windows):
             place = load_one(indices, j) - plane * size
@@ -71,34 +60,38 @@ def check_planes(part, per_part, planes, windows, size, indices: Pointer, found)
     store_word(found, part, wrong)
 
 
+class Sizes(NamedTuple):
+    """The sizes of a plane; those that an image lacks are 1."""
+
+    depth: int
+    height: int
+    width: int
+
+
 @inline
-def in_rows(place: int, depth: int, height: int, width: int) -> int:
+def in_rows(place: int, sizes: Any) -> int:
     """Where the element stands that is number `place` of a plane counted with the first axis fastest."""
-    d, h, w = place % depth, place // depth % height, place // (depth * height)
-    return (d * height + h) * width + w
+    d, h, w = place % sizes.depth, place // sizes.depth % sizes.height, place // (sizes.depth * sizes.height)
+    return (d * sizes.height + h) * sizes.width + w
 
 
 @kernel
-def add_to_maxima(
-    part, per_part, planes, windows, depth, height, width, columns_first,
-    dy: Pointer, indices: Pointer, sums: Pointer,
-):  # fmt: skip
+def add_to_maxima(planes: Units, windows, sizes: Sizes, columns_first, dy: Pointer, indices: Pointer, sums: Pointer):
     """sums = 0; sums[indices[j]] += dy[j], plane by plane."""
-    size = depth * height * width
-    for plane in range(part * per_part, min((part + 1) * per_part, planes)):
+    size = sizes.depth * sizes.height * sizes.width
+    for plane in planes:
         into = sums + plane * size
-        clear(into, size)
+        write_zeros(into, 0, size, 0)
         for j in range(plane * windows, (plane + 1) * windows):
             place = load_one(indices, j) - plane * size
             if columns_first:
-                place = in_rows(place, depth, height, width)
+                place = in_rows(place, sizes)
             store_one(into, place, load_one(into, place) + load_one(dy, j))
 
 
 @kernel
-def copy_planes(part, per_part, planes, size, sums: Pointer, dx: Pointer):
-    begin, end = part * per_part * size, min((part + 1) * per_part, planes) * size
-    write_same(dx, begin, end, 0, sums, 0.0, 0.0)
+def copy_planes(planes: Units, size, sums: Pointer, dx: Pointer):
+    write_same(dx, planes.start * size, planes.stop * size, 0, (sums,), ())
 
 
 def max_pool_grad(problem: Problem) -> Program:
@@ -106,35 +99,25 @@ def max_pool_grad(problem: Problem) -> Program:
     planes, size = math.prod(shape[:2]), math.prod(shape[2:])
     if not planes or not size + windows:
         return Program(())
-    per = partition.per_part(planes, problem.bytes / planes)
-    made = partition.count(planes, per)
-    dy, dx, indices = (problem[name] for name in ("dy", "dx", "indices"))
+    workspace, per_part = Workspace(precision(problem)), partition.per_part(planes, problem.bytes / planes)
+    dx = problem["dx"]
     # Half precision would round after each addition.
-    summed = Scratch((8 * (STATUS_WORDS + made) + 63) & ~63) if dx.dtype in ("float16", "bfloat16") else dx
-    depth, height, width = (1,) * (2 + MOST_AXES - len(shape)) + shape[2:]
+    apart = dx.dtype in ("float16", "bfloat16")
     given = {
-        "per_part": per,
-        "planes": planes,
         "windows": windows,
         "size": size,
-        "indices": indices,
-        "found": Scratch(8 * STATUS_WORDS),
-        "made": made,
-        "scratch": Scratch(),
-        "depth": depth,
-        "height": height,
-        "width": width,
+        "sizes": Sizes(*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:]),
         "columns_first": problem.attributes["storage_order"],
-        "dy": dy,
-        "sums": summed,
+        "indices": problem["indices"],
+        "dy": problem["dy"],
+        "sums": workspace.shared(planes * size) if apart else dx,
         "dx": dx,
     }
-    steps = [Step(check_planes, made, given), Step(report_indices, 1, given), Step(add_to_maxima, made, given)]
-    end = 8 * (STATUS_WORDS + made)
-    if isinstance(summed, Scratch):
-        steps.append(Step(copy_planes, made, given))
-        end = summed.offset + 4 * planes * size
-    return Program(steps, end, wrong_maximum(problem, "max_pool_grad"))
+    steps = checking(check_planes, workspace, planes, per_part, given)
+    steps.append(Step(add_to_maxima, planes, given, per_part))
+    if apart:
+        steps.append(Step(copy_planes, planes, given, per_part))
+    return Program(steps, workspace, wrong_maximum(problem, "max_pool_grad"))
 
 
 # --- average pooling -----------------------------------------------------------------------------------------------
@@ -156,7 +139,7 @@ def spread_some(
     line: Any, width: int, sums: Any, count: int, from_k: int, to_k: int, stride: int, dilation: int, begin: int
 ) -> None:
     """line[i] = the sum of the sums of the windows whose elements from_k to to_k i is, along one axis."""
-    clear(line, width)
+    write_zeros(line, 0, width, 0)
     for k in range(from_k, to_k):
         offset = k * dilation - begin
         low = max(0, -(offset // stride))
@@ -181,42 +164,65 @@ def spread(
         add_times(line, chunk, width, 1.0)
 
 
+class Along(NamedTuple):
+    """Windows along an axis: elements, windows; which windows an element is in, as `starts` into `windows`; the shares.
+
+    Shares are 1 / elements of each window. `new` tells whether an element's windows differ from those of the last one.
+    """
+
+    size: int
+    count: int
+    starts: int
+    windows: int
+    new: int
+    shares: int
+
+
+class Row(NamedTuple):
+    """Windows along a row: elements, windows, their form, where the first begins; the shares, and if they are equal."""
+
+    size: int
+    count: int
+    kernel: int
+    stride: int
+    dilation: int
+    begin: int
+    shares: int
+    same: int
+
+
 @kernel
 def share_out(
-    part, per_part, rows, depth, height, width, deep, high, wide, kernel, stride, dilation, begin,
-    starts_d, windows_d, shares_d, starts_h, windows_h, shares_h, new_h, shares_w, same_w,
-    dy: Pointer, dx: Pointer, space: Pointer, space_size, scratch, slots,
+    rows: Units, depth: Along, height: Along, width: Row, dy: Pointer, dx: Pointer,
+    sums: Private, line: Private, chunk: Private,
 ):  # fmt: skip
-    """Rows of dx: first the rows of dy are added whose windows it is in, then the sums are spread along the row.
-
-    Along the first two axes, windows[starts[i]:starts[i+1]] are those that i is in; shares are 1 / elements of each
-    window, new_h tells whether a row's windows differ from those of the row before.
-    """
-    slot = take_slot(scratch, slots)
-    sums = space + slot * space_size
-    line = sums + (wide + lanes(dx))
-    chunk = line + (width + lanes(dx))  # long enough for a row of sums, too
-    from_row = part * per_part
-    for row in range(from_row, min(from_row + per_part, rows)):
-        plane, d, h = row // (depth * height), row // height % depth, row % height
-        if row == from_row or load_word(new_h, h):
-            clear(sums, wide)
-            for a in range(load_word(starts_d, d), load_word(starts_d, d + 1)):
-                end_h = load_word(starts_h, h + 1)
-                for b in range(load_word(starts_h, h), end_h, CHUNK):
-                    clear(chunk, wide)
-                    for c in range(b, min(b + CHUNK, end_h)):
-                        od, oh = load_word(windows_d, a), load_word(windows_h, c)
-                        share = load_f64(shares_d, od) * load_f64(shares_h, oh) * load_f64(shares_w, 0)
-                        add_times(chunk, dy + ((plane * deep + od) * high + oh) * wide, wide, number(dx, share))
-                    add_times(sums, chunk, wide, 1.0)
-            if not same_w:
-                for o in range(wide):
-                    relative = load_f64(shares_w, o) / load_f64(shares_w, 0)
+    """Rows of dx: first the rows of dy are added whose windows it is in, then the sums are spread along the row."""
+    for row in rows:
+        plane, d, h = row // (depth.size * height.size), row // height.size % depth.size, row % height.size
+        if row == rows.start or load_word(height.new, h):
+            add_rows(sums, dy, plane, d, h, depth, height, width, chunk)
+            if not width.same:
+                for o in range(width.count):
+                    relative = load_f64(width.shares, o) / load_f64(width.shares, 0)
                     store_one(sums, o, load_one(sums, o) * number(dx, relative))
-            spread(line, width, sums, wide, kernel, stride, dilation, begin, chunk)
-        write_same(dx + row * width, 0, width, 0, line, 0.0, 0.0)
-    release_slot(scratch, slot)
+            spread(line, width.size, sums, width.count, width.kernel, width.stride, width.dilation, width.begin, chunk)
+        write_same(dx + row * width.size, 0, width.size, 0, (line,), ())
+
+
+@inline
+def add_rows(sums: Any, dy: Any, plane: int, d: int, h: int, depth: Any, height: Any, width: Any, chunk: Any) -> None:
+    """sums = the rows of dy whose windows element (d, h) of a plane is in, times their shares."""
+    n, end_h = width.count, load_word(height.starts, h + 1)
+    write_zeros(sums, 0, n, 0)
+    for a in range(load_word(depth.starts, d), load_word(depth.starts, d + 1)):
+        od = load_word(depth.windows, a)
+        for b in range(load_word(height.starts, h), end_h, CHUNK):
+            write_zeros(chunk, 0, n, 0)
+            for c in range(b, min(b + CHUNK, end_h)):
+                oh = load_word(height.windows, c)
+                share = load_f64(depth.shares, od) * load_f64(height.shares, oh) * load_f64(width.shares, 0)
+                add_times(chunk, dy + ((plane * depth.count + od) * height.count + oh) * n, n, number(sums, share))
+            add_times(sums, chunk, n, 1.0)
 
 
 def _shares(axis: Axis, count_padding: bool) -> Array:
@@ -241,48 +247,27 @@ def _windows(axis: Axis) -> tuple[Array, Array, Array]:
     return starts, window[order], np.array(new, np.int64)
 
 
+def _along(axis: Axis, padding: bool, tables: list[Array]) -> Along:
+    """What kernels are told of an axis; its tables are added to the others."""
+    found = [np.ascontiguousarray(table) for table in (*_windows(axis), _shares(axis, padding))]
+    tables += found
+    return Along(axis.size, axis.count, *(table.ctypes.data for table in found))
+
+
 def average_pool_grad(problem: Problem) -> Program:
     shape = problem.attributes["shape"]
     if not math.prod(shape):
         return Program(())
-    along = average_pool_axes(problem.attributes)
+    along, padding = average_pool_axes(problem.attributes), problem.attributes["count_include_pad"]
     deep, high, wide = (ONE_WINDOW,) * (MOST_AXES - len(along)) + along
+    workspace, shares, tables = Workspace(precision(problem)), _shares(wide, padding), []
+    # Behind each row there is room for a vector that `add_times` writes in part beyond it.
+    longest = max(wide.count, wide.size) + vector_lanes(workspace.precision)
+    same = bool((shares == shares[:1]).all())
+    width = Row(wide.size, wide.count, wide.kernel, wide.stride, wide.dilation, wide.begin, shares.ctypes.data, same)
+    given = {name: workspace.private(longest) for name in ("sums", "line", "chunk")}
+    given |= {"depth": _along(deep, padding, tables), "height": _along(high, padding, tables), "width": width}
+    given |= {"dy": problem["dy"], "dx": problem["dx"]}
     rows = math.prod(shape[:-1])
-    per = partition.per_part(rows, problem.bytes / rows)
-    made = partition.count(rows, per)
-    dtype = precision(problem)
-    # Behind each of three rows there is room for a vector that `add_times` writes in part beyond it.
-    longest = max(wide.count, wide.size)
-    space, end = working_space(3 * (longest + vector_lanes(dtype)), dtype, made)
-    padding = problem.attributes["count_include_pad"]
-    (starts_d, windows_d, _), (starts_h, windows_h, new_h) = _windows(deep), _windows(high)
-    shares_d, shares_h, shares_w = (_shares(axis, padding) for axis in (deep, high, wide))
-    tables = {
-        "starts_d": starts_d,
-        "windows_d": windows_d,
-        "starts_h": starts_h,
-        "windows_h": windows_h,
-        "new_h": new_h,
-        "shares_d": shares_d,
-        "shares_h": shares_h,
-        "shares_w": shares_w,
-    }
-    tables = {name: np.ascontiguousarray(table) for name, table in tables.items()}
-    given = {name: table.ctypes.data for name, table in tables.items()} | {
-        "per_part": per,
-        "rows": rows,
-        "depth": deep.size,
-        "height": high.size,
-        "width": wide.size,
-        "deep": deep.count,
-        "high": high.count,
-        "wide": wide.count,
-        "kernel": wide.kernel,
-        "stride": wide.stride,
-        "dilation": wide.dilation,
-        "begin": wide.begin,
-        "same_w": bool((shares_w == shares_w[:1]).all()),
-        "dy": problem["dy"],
-        "dx": problem["dx"],
-    }
-    return Program([Step(share_out, made, given | space)], end, tables=list(tables.values()))
+    step = shared_out(share_out, rows, problem.bytes / rows, given)
+    return Program([step], workspace, tables=[*tables, shares])

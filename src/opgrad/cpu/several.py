@@ -29,7 +29,7 @@ from opgrad.cpu.compiler.simd import (
     sqrt,
     store_one,
 )
-from opgrad.cpu.loops.rows import write_times
+from opgrad.cpu.loops.map import write_times
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
 from opgrad.problem import Operand, Problem
@@ -41,7 +41,7 @@ INFINITY: Final = float("inf")
 FOUND = 8 * STATUS_WORDS  # where in scratch memory the words of the parts begin
 
 
-# --- moving ---------------------------------------------------------------------------------------------------------
+# --- moving --------------------------------------------------------------------------------------------------------
 
 
 @kernel
@@ -120,7 +120,7 @@ def pass_through(problem: Problem) -> Program:
     return Program(steps)
 
 
-# --- one number for all of them -------------------------------------------------------------------------------------
+# --- one number for all of them ------------------------------------------------------------------------------------
 
 
 def _elements(problem: Problem, name: str) -> int:
@@ -213,13 +213,13 @@ def reduce_all_l2(problem: Problem) -> Program:
     return _over_parts(problem, sum_squares, root_of_sum, {}, "norm", "float64")
 
 
-# --- scaling --------------------------------------------------------------------------------------------------------
+# --- scaling -------------------------------------------------------------------------------------------------------
 
 
 @kernel
 def scale_piece(part, size, x: Pointer, y: Pointer, offset, factor: Pointer, stream):
     begin, end = part * PIECE, min((part + 1) * PIECE, size)
-    write_times(y + offset, begin, end, stream, x, load_one(factor, 0), 0.0)
+    write_times(y + offset, begin, end, stream, (x,), (load_one(factor, 0),))
 
 
 def mixed_precision_scale(problem: Problem) -> Program:

@@ -1,8 +1,8 @@
 """AdamW and SGD as an optimizer model describes them: in place, over all parameters at once."""
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ from onnx.helper import get_attribute_value
 
 from opgrad.cpu import optimizer as kernels
 from opgrad.cpu.compiler.native import Kernel
-from opgrad.cpu.runtime import parallel, partition
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.execute import Address, Program, Step, execute, threads_for, words
+from opgrad.problem import Operand
 
 CLIP = "InplaceClipGradNorm"
 # Below, waking a worker takes longer than the pass: 7 µs against 5 for 17,000 parameters.
@@ -64,7 +66,6 @@ class AdamWRule:
 
 
 Rule = SGDRule | AdamWRule
-ADAMW = tuple(field.name for field in fields(AdamWRule) if field.name != "max_norm")
 
 
 def read_rule(model: onnx.ModelProto) -> Rule:
@@ -78,27 +79,20 @@ def read_rule(model: onnx.ModelProto) -> Rule:
     found = ", ".join(node.op_type for node in nodes) or "none"
     clip: dict[str, Any] = {}
     if nodes and nodes[0].op_type == CLIP:
-        clip = {"max_norm": 1.0, **_attributes(nodes.pop(0), ("max_norm",))}
+        clip = {"max_norm": _attributes(nodes.pop(0)).get("max_norm", 1.0)}
     kinds = [node.op_type for node in nodes]
     if kinds == ["SGDOptimizerV2"]:
         return SGDRule(**clip)
     if kinds == ["AdamWOptimizer"]:
-        return AdamWRule(**_attributes(nodes[0], ADAMW), **clip)
+        return AdamWRule(**_attributes(nodes[0]), **clip)
     raise NotImplementedError(
         f"optimizer model: it has the nodes {found}, expected one AdamWOptimizer or SGDOptimizerV2, "
         f"or one {CLIP} and one of these"
     )
 
 
-def _attributes(node: onnx.NodeProto, known: Collection[str]) -> dict[str, Any]:
-    """The attributes of a node, which must be numbers of these names."""
-    found = {item.name: get_attribute_value(item) for item in node.attribute}
-    for name, value in found.items():
-        if name not in known or not isinstance(value, int | float):
-            what = f"{value!r}" if name in known else f"in the node {node.op_type}"
-            expected = "a number" if name in known else f"none but {', '.join(known)}"
-            raise ValueError(f"optimizer model: the attribute {name!r} is {what}, expected {expected}")
-    return found
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {item.name: get_attribute_value(item) for item in node.attribute}
 
 
 # --- passes over memory ----------------------------------------------------------------------------------------------
@@ -107,40 +101,29 @@ def _attributes(node: onnx.NodeProto, known: Collection[str]) -> dict[str, Any]:
 class _Pass:
     """A kernel of `opgrad.cpu.optimizer` over arrays of one length and dtype, shared out to opgrad's threads.
 
-    Keyword arguments give the kernel's other parameters; a call sets those that change.
+    `arguments` gives the kernel's arguments from the operands that stand for the arrays.
     """
 
-    def __init__(self, kernel: Kernel, *arrays: np.ndarray, **numbers: float):
+    def __init__(
+        self, kernel: Kernel, arrays: Sequence[np.ndarray], arguments: Callable[[list[Operand]], dict[str, Any]]
+    ):
         for array in arrays:
             _check(array, arrays[0])
-        self._arrays = arrays
-        self._kernel_task = kernel.task(array.dtype.name for array in arrays)
-        size = arrays[0].size
-        traffic = size * sum(array.itemsize for array in arrays)
-        self._set_up(kernel, size, traffic, [array.ctypes.data for array in arrays])
-        self._set(numbers)
+        size, traffic = arrays[0].size, sum(array.nbytes for array in arrays)
+        operands = [Operand(number, array.dtype.name) for number, array in enumerate(arrays)]
+        step = Step(kernel, size, arguments(operands), _per_part(size, traffic))
+        self._shared = step.parts > 1 and traffic >= LEAST_SHARED_BYTES
+        self._plan = np.array(words(Program([step]), ()), np.int64)
+        self._table = np.array([array.ctypes.data for array in arrays], np.int64)
+        self._arrays, self._addresses = arrays, (self._plan.ctypes.data, self._table.ctypes.data)
 
-    def _set_up(self, kernel: Kernel, size: int, traffic: int, addresses: list[int]) -> None:
-        self._places = {name: place for place, name in enumerate(kernel.parameters)}
-        self._words = np.zeros(len(self._places), np.int64)
-        self._numbers = self._words.view(np.float64)
-        per_part = partition.per_part(size, traffic / size) if size else 1
-        # Every part but the last holds whole vectors.
-        per_part = -(-per_part // 64) * 64
-        self._parts = partition.count(size, per_part)
-        self._shared = self._parts > 1 and traffic >= LEAST_SHARED_BYTES
-        self._words[: 2 + len(addresses)] = [per_part, size, *addresses]
-        self._address = self._words.ctypes.data
+    def __call__(self) -> None:
+        execute.call(*self._addresses, 0, *(threads_for() if self._shared else (0, 0)))
 
-    def _set(self, numbers: Mapping[str, float]) -> None:
-        for name, number in numbers.items():
-            words = self._words if isinstance(number, int) else self._numbers
-            words[self._places[name]] = number
 
-    def __call__(self, **numbers: float) -> None:
-        self._set(numbers)
-        team = parallel.team() if self._shared else 0
-        parallel.run.call(team, self._kernel_task, self._address, self._parts)
+def _per_part(size: int, traffic: int) -> int:
+    """How many elements make a part; every part but the last holds whole vectors."""
+    return -(-partition.per_part(size, traffic / size) // 64) * 64 if size else 1
 
 
 def _check(array: np.ndarray, model: np.ndarray) -> None:
@@ -153,23 +136,21 @@ def _check(array: np.ndarray, model: np.ndarray) -> None:
         raise ValueError("optimizer: an array is read-only or strided, expected contiguous memory to write to")
 
 
-class GradientNorm(_Pass):
+class GradientNorm:
     """The Euclidean norm of all gradients together, summed in float64; the same with any number of threads.
 
     gradients: float32 or float64 [n], read by every call.
     """
 
     def __init__(self, gradients: np.ndarray):
-        _check(gradients, gradients)
-        self._arrays = (gradients,)
-        self._kernel_task = kernels.squares.task((gradients.dtype.name, "float64"))
-        self._set_up(kernels.squares, gradients.size, gradients.nbytes, [gradients.ctypes.data, 0])
-        self._sums = np.zeros(self._parts)
-        self._words[self._places["sums"]] = self._sums.ctypes.data
+        parts = partition.count(gradients.size, _per_part(gradients.size, gradients.nbytes))
+        self._sums = np.zeros(parts)
+        sums = Address(self._sums.ctypes.data, "float64")
+        self._pass = _Pass(kernels.squares, [gradients], lambda given: {"g": given[0], "sums": sums})
 
     def measure(self) -> float:
         """The norm of the gradients as they are now."""
-        self()
+        self._pass()
         return math.sqrt(float(self._sums.sum()))
 
 
@@ -180,7 +161,7 @@ def clip_factor(norm: float, max_norm: float) -> float:
 
 
 class _Clip:
-    """The arguments `clips` and `clip` of a pass."""
+    """What the gradients of a step are multiplied by."""
 
     def __init__(self, gradients: np.ndarray, max_norm: float | None):
         self._max_norm = max_norm
@@ -213,7 +194,9 @@ class SGD:
         self.rule = rule or SGDRule()
         self.steps = 0
         self._clip = _Clip(gradients, self.rule.max_norm)
-        self._pass = _Pass(kernels.sgd, parameters, gradients)
+        self._factors = np.ones(kernels.FACTORS)
+        factors = self._factors.ctypes.data
+        self._pass = _Pass(kernels.sgd, [parameters, gradients], lambda given: kernels.sgd_in_place(given, factors))
 
     @property
     def moments(self) -> dict[str, np.ndarray]:
@@ -222,9 +205,10 @@ class SGD:
 
     def step(self) -> None:
         """Change the parameters in place."""
-        clip = self._clip.factor()
+        self._factors[kernels.CLIP] = self._clip.factor()
         self.steps += 1
-        self._pass(rate=float(self.learning_rate), clip=clip, clips=int(clip != 1))
+        self._factors[kernels.RATE] = self.learning_rate
+        self._pass()
 
 
 class AdamW:
@@ -264,7 +248,11 @@ class AdamW:
         self.second_moment = np.zeros_like(parameters)
         arrays = parameters, gradients, self.first_moment, self.second_moment
         self._clip = _Clip(gradients, rule.max_norm)
-        self._pass = _Pass(kernels.adamw, *arrays, alpha=float(rule.alpha), beta=float(rule.beta))
+        self._factors = np.ones(kernels.FACTORS)
+        factors = self._factors.ctypes.data
+        self._pass = _Pass(
+            kernels.adamw, arrays, lambda given: kernels.adamw_in_place(given, rule.alpha, rule.beta, factors)
+        )
 
     @property
     def moments(self) -> dict[str, np.ndarray]:
@@ -278,7 +266,8 @@ class AdamW:
         rate, epsilon = self._rate_and_epsilon()
         decay = 1.0 - self.learning_rate * self.rule.weight_decay
         before, after = (decay, 1.0) if self.rule.adam_mode == 0 else (1.0, decay)
-        self._pass(rate=rate, epsilon=epsilon, before=before, after=after, clip=clip, clips=int(clip != 1))
+        self._factors[:] = rate, epsilon, before, after, clip
+        self._pass()
 
     def _rate_and_epsilon(self) -> tuple[float, float]:
         """Step size and epsilon of `rate * m / (sqrt(v) + epsilon)`, with the bias correction in them."""

@@ -1,8 +1,8 @@
 """Object code on disk, for the next process.
 
-What is read from there is executed. So it is read only from where nobody else can write (`opgrad.cpu.compiler.trust`), only from
-regular files of a sane size, and only if the checksum over code, name and folder is right: neither half a file nor one
-that took the name of another is ever loaded.
+What is read from there is executed. So it is read only from where nobody else can write (`trust`), only from regular
+files of a sane size, and only if the checksum over code, name and folder is right: neither half a file nor one that
+took the name of another is ever loaded.
 """
 
 import hashlib

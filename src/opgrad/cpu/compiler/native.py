@@ -9,7 +9,6 @@ notices neither an edit in another file nor a changed compile flag (numba issues
 import ctypes
 import functools
 import hashlib
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 from opgrad.cpu.compiler import sources
 from opgrad.cpu.compiler.cache import ObjectCache, directory
+from opgrad.cpu.compiler.parameters import Part, Private, Units, annotations, leaves
 from opgrad.locks import once, settling
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,19 +65,19 @@ def native(count: int) -> Callable[[Callable[..., int]], Native]:
 
 
 class Kernel:
-    """A function `(part, …)` that does one part of the work; `task` makes it callable as `task(arguments, part)`.
+    """A function that does some units of the work; `task` makes it callable as `task(arguments, part)`.
 
-    Parameters annotated `Pointer` hold the address of elements of some dtype, those annotated `Float` a
-    float64, all others an int64. Each fills one 8-byte word of the arguments.
+    Its parameters are those of opgrad.cpu.compiler.parameters; each fills one or more 8-byte words of the arguments.
     """
 
     def __init__(self, function: Callable[..., None]):
         self.function = function
-        self.parameters = {
-            name: "int" if parameter.annotation is inspect.Parameter.empty else parameter.annotation
-            for name, parameter in inspect.signature(function).parameters.items()
-            if name != "part"
-        }
+        kinds = annotations(function)
+        self.takes_units = Units in kinds.values()
+        self.takes_part = Part in kinds.values() or "part" in kinds
+        given = (Units, Part)
+        self.parameters = {name: kind for name, kind in kinds.items() if kind not in given and name != "part"}
+        self.takes_private = any(leaf is Private for kind in self.parameters.values() for leaf in leaves(kind))
         self._tasks: dict[tuple[str, ...], int] = {}
         functools.update_wrapper(self, function)
 

@@ -11,12 +11,14 @@ nearest even; int8, uint8 and int32_number, written as the nearest integer, half
 for NaN; and bool, a byte that is 0 or not. Elements of int64 and int32 stay integers and are only read as vectors.
 """
 
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from opgrad.cpu.compiler.memory import _compiled_only
+from opgrad.cpu.compiler.parameters import Float as Float
+from opgrad.cpu.compiler.parameters import Pointer as Pointer
+from opgrad.cpu.compiler.parameters import Private as Private
+from opgrad.cpu.compiler.parameters import Units as Units
 
-Pointer: Final = "pointer"  # annotation of a kernel parameter: address of elements
-Float: Final = "float"  # annotation: a float64 attribute
 Vector: TypeAlias = Any
 Mask: TypeAlias = Any
 
@@ -38,6 +40,21 @@ def load(p: Any, i: int) -> Vector:
 
 def load_masked(p: Any, i: int, mask: Mask, fill: float) -> Vector:
     """The same where `mask` holds, without touching memory elsewhere; `fill` elsewhere."""
+    _compiled_only()
+
+
+def load_each(pointers: Any, i: int) -> Any:
+    """`load` of each pointer in a tuple, as a tuple."""
+    _compiled_only()
+
+
+def load_each_masked(pointers: Any, i: int, mask: Mask, fill: float) -> Any:
+    """`load_masked` of each pointer in a tuple, as a tuple."""
+    _compiled_only()
+
+
+def each_row(operands: Any, row: int) -> Any:
+    """Where this row of each operand in a tuple of `Rows` begins, as a tuple."""
     _compiled_only()
 
 
@@ -71,7 +88,7 @@ def to_line(p: Any, i: int) -> int:
     _compiled_only()
 
 
-def turn_block_in(tile: Any, stride: int, x: Any, row: int, rows: int, columns: int) -> None:
+def transpose_block_in(tile: Any, stride: int, x: Any, row: int, rows: int, columns: int) -> None:
     """tile[c * stride + r] = x[r * row + c] for a block of half as many rows and columns as a vector has lanes.
 
     Only the first `rows` and `columns` of x are read; what has no source in the tile becomes 0.
@@ -79,7 +96,7 @@ def turn_block_in(tile: Any, stride: int, x: Any, row: int, rows: int, columns: 
     _compiled_only()
 
 
-def turn_block_out(y: Any, row: int, tile: Any, stride: int, rows: int, columns: int) -> None:
+def transpose_block_out(y: Any, row: int, tile: Any, stride: int, rows: int, columns: int) -> None:
     """y[r * row + c] = tile[c * stride + r] for the first `rows` and `columns` of such a block."""
     _compiled_only()
 

@@ -2,7 +2,7 @@
 
 Numba compiles the constants that a kernel reads into its code, wherever they were imported from. So a kernel depends on
 its own file, on those of the functions that it was made from, and on every file of opgrad that one of these imports,
-directly or not; through `opgrad.cpu.compiler.native` the compiler is among them.
+directly or not; through `native` the compiler is among them.
 """
 
 import functools
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # the folder that holds opgrad/
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))  # the folder that holds opgrad/
 # They begin with fixed text, for which `re` searches a fifth as long as for the beginning of a line.
 FROM = re.compile(rb"from (opgrad[\w.]*) import (\([^)]*\)|[^\n]*)")
 IMPORT = re.compile(rb"import (opgrad[\w.]*)")

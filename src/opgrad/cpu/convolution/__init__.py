@@ -1,4 +1,4 @@
-"""The gradient of convolution, as products of signals (opgrad.cpu.convolution.signals, opgrad.cpu.convolution.products).
+"""The gradient of convolution, as products of signals (`signals`, `products`).
 
 With the channels of dy and x laid out as signals, a window's element k stands at a fixed shift from the window, so
 dx is a sum of shifted signals of dy times filters, dw holds dot products of signals of dy with shifted signals of x,
@@ -153,7 +153,7 @@ class _Steps:
     def spread(self, made: Any, units: int, per: int, arguments: Mapping[str, Any]) -> None:
         self.steps.append(Step(made, partition.count(units, per), {**arguments, "per_part": per, "units": units}))
 
-    # --- images to signals and back ---
+    # --- images to signals and back ---------------------------------------------------------------------------------
 
     def lay_out(self, name: str, to: Scratch, first: int, images: int) -> None:
         s = self.sizes
@@ -209,7 +209,7 @@ class _Steps:
             "filled": all(math.prod(high - low for low, high, _ in each) == self.sizes.grid for each in ranges),
         }
 
-    # --- products ---
+    # --- products ---------------------------------------------------------------------------------------------------
 
     def per_part(self, units: int, unit_products: int) -> int:
         """How many units of so many products make a part."""

@@ -1,4 +1,4 @@
-"""Where images stand in their signals (opgrad.cpu.convolution.signals): the grid, and the shift of each element of a window."""
+"""Where images stand in their signals (`signals`): the grid, and the shift of each element of a window."""
 
 import itertools
 import math

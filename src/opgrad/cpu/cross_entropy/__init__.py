@@ -1,194 +1,59 @@
 """Softmax cross-entropy from integer labels: loss, gradient, and both in one pass over the logits.
 
-Labels are read first: `classes` and `weights` then hold a class (-1: ignored) and a weight for each sample.
-Layouts are those of opgrad.cpu.loops.layout: rows, here; columns and tiles, in opgrad.cpu.cross_entropy.columns.
+Labels are read first (`labels`). A layout of opgrad.cpu.loops.layout a file; short rows are columns once transposed.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from opgrad.cpu.compiler.memory import load_f64, store_f64
-from opgrad.cpu.compiler.native import Kernel, inline, kernel, vector_lanes
-from opgrad.cpu.compiler.simd import Pointer, Vector, first_lane, full, load_one, number, select, store_one
+from opgrad.cpu.compiler.memory import load_f64
+from opgrad.cpu.compiler.native import Kernel, kernel, vector_lanes
+from opgrad.cpu.compiler.parameters import Pointer
+from opgrad.cpu.compiler.simd import store_one
+from opgrad.cpu.cross_entropy import rows
 from opgrad.cpu.cross_entropy.columns import (
+    Caching,
     fused_column,
     grad_columns,
-    gradient_from_log_prob,
     leave,
     loss_by_columns,
-    loss_by_tiles,
     loss_column,
     loss_only_column,
+    loss_transposed,
 )
-from opgrad.cpu.cross_entropy.labels import inverse_of, label_steps, mean_divisor
-from opgrad.cpu.loops.layout import cut, kept_numbers, layout_of, precision
-from opgrad.cpu.loops.rows import (
-    add_rest_logging,
-    behind_one,
-    line_head,
-    map_one,
-    map_two,
-    row_log_sum,
-    row_max,
-    row_sum_exp,
-    times,
-    write_log,
-    write_same,
-    write_times,
-)
-from opgrad.cpu.numerics.logsumexp import add_rounded, rounded_top, row_log_of_sum, row_log_of_total
-from opgrad.cpu.runtime.execute import Program, Scratch, Step
-from opgrad.cpu.runtime.workspace import release_slot, take_slot, working_space
+from opgrad.cpu.cross_entropy.labels import Reduction, Samples, label_steps, mean_divisor
+from opgrad.cpu.loops import layout as layouts
+from opgrad.cpu.loops.layout import Limits, Loops, keeps_column, layout_of, loops_of, precision
+from opgrad.cpu.loops.transpose import tile_size
+from opgrad.cpu.runtime.execute import Program, Step
+from opgrad.cpu.runtime.workspace import Scratch, Workspace
 from opgrad.problem import Operand, Problem
 from opgrad.ranges import wrong_label
 
-# --- what a vector along a row contributes -------------------------------------------------------------------------
-
-
-@inline
-def _from_log_prob_with_bias(log_prob: Vector, bias: Vector, label: Any, f: Any, i: Any) -> Vector:
-    return gradient_from_log_prob(log_prob, label, f, i) + bias
-
-
-@inline
-def _nothing(x: Vector, s: Any, t: Any, i: Vector) -> Vector:
-    return select(i < 0, x, 0.0)
-
-
-sum_exp_times = row_sum_exp(behind_one(times), add_rounded)
-write_gradient, write_gradient_with_bias = map_one(gradient_from_log_prob), map_two(_from_log_prob_with_bias)
-write_zero = map_one(_nothing)
-
-
-# --- rows ----------------------------------------------------------------------------------------------------------
-
 
 @kernel
-def loss_rows(
-    part, per_part, count, n, logits: Pointer, logits_row, y: Pointer, y_row,
-    classes: Pointer, weights: Pointer, loss: Pointer, each, sums, stream,
-):  # fmt: skip
-    total = 0.0
-    out, head, before, m_before, log_before = y, n, logits, full(logits, 0.0), full(logits, 0.0)
-    for row in range(part * per_part, min((part + 1) * per_part, count)):
-        xs, label = logits + row * logits_row, load_one(classes, row)
-        largest = row_max(xs, 0, n)
-        m, target = full(xs, largest), load_one(xs, max(label, 0)) - largest
-        rest, equal, j = add_rest_logging(
-            xs, 0, n, largest, xs + logits_row, out, head, n, before, m_before, log_before
-        )
-        write_log(out, j, n, 0, before, m_before, log_before)
-        out, before, m_before, log_before = y + row * y_row, xs, m, row_log_of_sum(xs, rest, equal, largest)
-        head = line_head(out, n, stream)
-        write_log(out, 0, head, 0, before, m_before, log_before)
-        found = (first_lane(log_before) - target) * load_one(weights, row) if label >= 0 else number(xs, 0.0)
-        total += found
-        if each:
-            store_one(loss, row, found)
-    write_log(out, head, n, stream, before, m_before, log_before)
-    store_f64(sums, part, total)
-
-
-@kernel
-def loss_only_rows(
-    part, per_part, count, n, logits: Pointer, logits_row, classes: Pointer, weights: Pointer, loss: Pointer, each, sums
-):
-    total = 0.0
-    for row in range(part * per_part, min((part + 1) * per_part, count)):
-        xs, label = logits + row * logits_row, load_one(classes, row)
-        found = number(xs, 0.0)
-        if label >= 0:
-            m, log_s = row_log_sum(xs, n, xs + logits_row)
-            found = (log_s - (load_one(xs, label) - m)) * load_one(weights, row)
-        total += found
-        if each:
-            store_one(loss, row, found)
-    store_f64(sums, part, total)
-
-
-@kernel
-def fused_rows(
-    part, per_part, count, n, logits: Pointer, logits_row, y: Pointer, y_row,
-    classes: Pointer, weights: Pointer, loss: Pointer, each, sums, mean,
-    scratch, slots, space: Pointer, space_size, stream,
-):  # fmt: skip
-    slot = take_slot(scratch, slots)
-    e = space + slot * space_size
-    done = e + space_size // 2
-    divisor = mean_divisor(scratch, mean)
-    inverse = inverse_of(divisor)
-    total = 0.0
-    out, head, r = y, n, number(logits, 0.0)
-    for row in range(part * per_part, min((part + 1) * per_part, count)):
-        xs, label = logits + row * logits_row, load_one(classes, row)
-        found = number(xs, 0.0)
-        if label < 0 or divisor == 0.0:
-            write_zero(y + row * y_row, 0, n, stream, xs, 0.0, 0.0)
-        else:
-            m, target, w = row_max(xs, 0, n), load_one(xs, label), load_one(weights, row)
-            sum_exp, j = sum_exp_times(xs, 0, n, m, e, 1, xs + logits_row, out, head, n, done, r, 0.0)
-            write_times(out, j, n, 0, done, r, 0.0)
-            found = (row_log_of_total(xs, sum_exp, m, rounded_top(xs, m)) - (target - m)) * w
-            s = number(xs, sum_exp)
-            store_one(e, label, load_one(e, label) - s)
-            out, r = y + row * y_row, number(xs, inverse * w) / s
-            e, done = done, e
-            head = line_head(out, n, stream)
-            write_times(out, 0, head, 0, done, r, 0.0)
-        total += found
-        if each:
-            store_one(loss, row, found)
-    write_times(out, head, n, stream, done, r, 0.0)
-    store_f64(sums, part, total)
-    release_slot(scratch, slot)
-
-
-@kernel
-def grad_rows(
-    part, per_part, count, n, log_prob: Pointer, log_prob_row, bias: Pointer, bias_row, biased,
-    dlogits: Pointer, dlogits_row, classes: Pointer, weights: Pointer, dy: Pointer, each, mean, scratch, stream,
-):  # fmt: skip
-    divisor = mean_divisor(scratch, mean)
-    inverse = inverse_of(divisor)
-    for row in range(part * per_part, min((part + 1) * per_part, count)):
-        xs, bs, out = log_prob + row * log_prob_row, bias + row * bias_row, dlogits + row * dlogits_row
-        label = load_one(classes, row)
-        if label < 0 or divisor == 0.0:
-            if biased:
-                write_same(out, 0, n, stream, bs, 0.0, 0.0)
-            else:
-                write_zero(out, 0, n, stream, xs, 0.0, 0.0)
-        else:
-            f = number(xs, load_one(weights, row) * inverse * load_one(dy, row if each else 0))
-            if biased:
-                write_gradient_with_bias(out, 0, n, stream, xs, bs, label, f)
-            else:
-                write_gradient(out, 0, n, stream, xs, label, f)
-
-
-@kernel
-def add_losses(part, made, sums, scratch, mean, each, loss: Pointer):
+def add_losses(parts, reduction: Reduction, loss: Pointer):
     """The reduced loss from the parts' sums."""
-    if not each:
+    if not reduction.each:
         total = 0.0
-        for p in range(made):
-            total += load_f64(sums, p)
-        divisor = mean_divisor(scratch, mean)
+        for part in range(parts):
+            total += load_f64(reduction.sums, part)
+        divisor = mean_divisor(reduction)
         store_one(loss, 0, total / divisor if divisor != 0.0 else 0.0)
 
 
-# --- which kernels run ---------------------------------------------------------------------------------------------
-
-SHORT, SHORT_ONLY = 64, 96  # classes up to which tiles beat rows; those of the loss alone are not turned back
-
-LOSS = {"rows": loss_rows, "columns": loss_by_columns(loss_column), "tiles": loss_by_tiles(loss_column)}
+LOSS = {"rows": rows.loss_rows, "columns": loss_by_columns(loss_column), "transposed": loss_transposed(loss_column)}
 LOSS_ONLY = {
-    "rows": loss_only_rows,
+    "rows": rows.loss_only_rows,
     "columns": loss_by_columns(loss_only_column),
-    "tiles": loss_by_tiles(loss_only_column, leave),
+    "transposed": loss_transposed(loss_only_column, leave),
 }
-FUSED = {"rows": fused_rows, "columns": loss_by_columns(fused_column), "tiles": loss_by_tiles(fused_column)}
-GRAD = {"rows": grad_rows, "columns": grad_columns}
+FUSED = {
+    "rows": rows.fused_rows,
+    "columns": loss_by_columns(fused_column),
+    "transposed": loss_transposed(fused_column),
+}
+GRAD = {"rows": rows.grad_rows, "columns": grad_columns}
 
 
 def loss_and_result(
@@ -196,30 +61,36 @@ def loss_and_result(
     operator: str,
     kernels: Mapping[str, Kernel],
     result: str,
-    short: int = SHORT,
+    limits: Limits = layouts.LOSS,
     by_sample: bool = False,
 ) -> Program:
     """The loss and `result`, which is of the logits' shape; where it is the logits, no kernel writes it."""
-    dtype = precision(problem)
-    steps, given, start = label_steps(problem, dtype, by_sample)
-    layout = layout_of(problem, kernels, short)
-    arguments, made = cut(problem, layout, logits=problem["logits"], y=problem[result])
-    sums, end = Scratch(start), start + 8 * made
-    space, keep = {}, False
-    if "space" in kernels[layout].parameters:
-        kept = 0
-        if layout == "tiles" or kernels is FUSED:
-            kept, keep = kept_numbers(problem.n, layout, vector_lanes(dtype))
-        space, end = working_space(kept + vector_lanes(dtype), dtype, made, end)
-    reduction = problem.attributes["reduction"]
-    options = {"sums": sums, "made": made, "mean": reduction == "mean", "each": reduction == "none", "keep": keep}
-    arguments |= given | options | space | {"loss": problem["loss"]}
+    workspace = Workspace(precision(problem))
+    steps, classes, weights = label_steps(problem, workspace, by_sample)
+    layout = layout_of(problem, kernels, limits)
+    loops = loops_of(problem, layout, logits=problem["logits"], y=problem[result])
+    samples, made = Samples(classes, weights, problem["loss"]), loops.step(kernels[layout]).parts
+    reduction = _reduction(problem, workspace.shared(made, "float64"))
+    given = {"samples": samples, "reduction": reduction} | _private(workspace, loops, layout, kernels)
     if problem.outer * problem.inner:
-        steps.append(Step(kernels[layout], made, arguments))
-    else:
-        arguments["made"] = 0
-    steps.append(Step(add_losses, 1, arguments))
-    return Program(steps, end, wrong_label(problem, operator))
+        steps.append(loops.step(kernels[layout], **given))
+    steps.append(Step(add_losses, 1, {"parts": made, "reduction": reduction, "loss": problem["loss"]}))
+    return Program(steps, workspace, wrong_label(problem, operator))
+
+
+def _reduction(problem: Problem, sums: Scratch | None = None) -> Reduction:
+    reduction = problem.attributes["reduction"]
+    return Reduction(reduction == "none", reduction == "mean", Scratch(), sums)
+
+
+def _private(workspace: Workspace, loops: Loops, layout: str, kernels: Mapping[str, Kernel]) -> dict[str, Any]:
+    """What each part works on: the exponentials of rows; a vector of losses, with a tile or a strip's exponentials."""
+    n, width = loops.arguments["n"], vector_lanes(workspace.precision)
+    if layout == "rows":
+        return {name: workspace.private(n + width) for name in ("e", "done") if name in kernels[layout].parameters}
+    keep = layout == "columns" and kernels is FUSED and keeps_column(n, width)
+    more = tile_size(n, width) if layout == "transposed" else n * width if keep else 0
+    return {"buffer": workspace.private(width + more), "caching": Caching(keep, loops.arguments["stream"])}
 
 
 def softmax_cross_entropy_loss(problem: Problem) -> Program:
@@ -227,7 +98,7 @@ def softmax_cross_entropy_loss(problem: Problem) -> Program:
 
 
 def softmax_cross_entropy_loss_only(problem: Problem) -> Program:
-    return loss_and_result(problem, "softmax_cross_entropy_loss_only", LOSS_ONLY, "logits", SHORT_ONLY)
+    return loss_and_result(problem, "softmax_cross_entropy_loss_only", LOSS_ONLY, "logits", layouts.LOSS_ALONE)
 
 
 def softmax_cross_entropy_loss_and_grad(problem: Problem) -> Program:
@@ -240,13 +111,12 @@ def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
 
 def gradient(problem: Problem, operator: str, bias: Operand | None = None, by_sample: bool = False) -> Program:
     """The gradient from log_prob, with `bias` added."""
-    steps, given, size = label_steps(problem, precision(problem), by_sample)
+    workspace = Workspace(precision(problem))
+    steps, classes, weights = label_steps(problem, workspace, by_sample)
     layout = layout_of(problem, GRAD)
-    operands = {"log_prob": problem["log_prob"], "dlogits": problem["dlogits"]}
-    arguments, made = cut(problem, layout, **operands, bias=bias or problem["log_prob"])
-    reduction = problem.attributes["reduction"]
-    options = {"mean": reduction == "mean", "each": reduction == "none", "biased": bias is not None}
-    arguments |= given | options | {"dy": problem["dy"]}
+    operands = {"log_prob": problem["log_prob"], "dlogits": problem["dlogits"], "bias": bias or problem["log_prob"]}
     if problem.outer * problem.n * problem.inner:
-        steps.append(Step(GRAD[layout], made, arguments))
-    return Program(steps, size, wrong_label(problem, operator))
+        samples = Samples(classes, weights, problem["dy"])
+        more = {"biased": bias is not None, "samples": samples, "reduction": _reduction(problem)}
+        steps.append(loops_of(problem, layout, **operands).step(GRAD[layout], **more))
+    return Program(steps, workspace, wrong_label(problem, operator))

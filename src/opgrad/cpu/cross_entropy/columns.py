@@ -1,15 +1,12 @@
-"""Softmax cross-entropy where each lane of a vector holds another sample: columns, and tiles of short rows.
-
-`classes` and `weights` are those of opgrad.cpu.cross_entropy.
-"""
+"""Softmax cross-entropy where each lane of a vector holds another sample: columns, and short rows transposed."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler.memory import store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.parameters import Columns, Part, Private, Rows, Strips, Units
 from opgrad.cpu.compiler.simd import (
-    Pointer,
     Vector,
     first,
     full,
@@ -21,15 +18,14 @@ from opgrad.cpu.compiler.simd import (
     select,
     store,
 )
-from opgrad.cpu.cross_entropy.labels import inverse_of, mean_divisor
+from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor
 from opgrad.cpu.loops.columns import add_rest_logging_columns, column_max, column_sum_exp, get, put, streams_columns
 from opgrad.cpu.loops.rows import CHUNK, MINUS_INFINITY, minus_both
-from opgrad.cpu.loops.transpose import turn_in, turn_out
+from opgrad.cpu.loops.transpose import transpose_in, transpose_out
 from opgrad.cpu.numerics.logsumexp import add_rounded, column_log_of_sum, column_log_of_total, exp_scaled, scale_for
 from opgrad.cpu.numerics.math import exp, exp_up_to_zero, log
-from opgrad.cpu.runtime.workspace import release_slot, take_slot
 
-# --- what one vector of samples contributes ------------------------------------------------------------------------
+# --- what one vector of samples contributes -------------------------------------------------------------------------
 
 
 sum_exp_columns = column_sum_exp(minus_both, add_rounded)
@@ -42,7 +38,7 @@ def loss_column(
 ) -> Vector:  # fmt: skip
     """log_prob to y; the samples' losses."""
     m = column_max(x, x_n, n, whole, mask)
-    rest, equal = add_rest_logging_columns(x, x_n, n, whole, mask, m, y, y_n, 0, x, x_n, m, m)
+    rest, equal = add_rest_logging_columns(x, x_n, n, whole, mask, m, y, y_n, 0, x, x_n, (m, m))
     log_s = column_log_of_sum(rest, equal, m)
     losses = full(x, 0.0)
     for i in range(n):
@@ -90,7 +86,7 @@ def fused_column(
     target = full(x, 0.0)
     for i in range(n):
         target = select(label == i, get(x, i * x_n, whole, mask), target)
-    s = sum_exp_columns(x, x_n, n, whole, mask, m, e, keep * lanes(e), y, y_n, 0, x, x_n, m, m)
+    s = sum_exp_columns(x, x_n, n, whole, mask, m, e, keep * lanes(e), y, y_n, 0, x, x_n, (m, m))
     total, f = s[0], w * inverse_of(divisor) / s[0]
     live = label >= (0 if divisor != 0.0 else n)
     for i in range(n):
@@ -100,7 +96,7 @@ def fused_column(
 
 
 @inline
-def gradient_from_log_prob(log_prob: Vector, label: Any, f: Any, i: Any) -> Vector:
+def gradient_from_log_prob(i: Any, log_prob: Vector, label: Any, f: Any) -> Vector:
     p = exp(log_prob)
     return select(i == label, p - 1.0, p) * f
 
@@ -123,90 +119,82 @@ def note_losses(
 # --- the kernels ---------------------------------------------------------------------------------------------------
 
 
+class Caching(NamedTuple):
+    """Whether a strip's exponentials are kept, and whether results are written past the cache."""
+
+    keep: int
+    stream: int
+
+
 def loss_by_columns(column: Callable[..., Vector]) -> Kernel:
     """The losses, and y as `column` writes it, along axes behind that of the classes."""
 
     @kernel
     def by_columns(
-        part, per_part, units, strips, n, inner,
-        logits: Pointer, logits_outer, logits_n, y: Pointer, y_outer, y_n,
-        classes: Pointer, weights: Pointer, loss: Pointer, each, sums, mean,
-        scratch, slots, space: Pointer, space_size, keep, stream,
+        units: Units, part: Part, strips: Strips, n, logits: Columns, y: Columns,
+        samples: Samples, reduction: Reduction, buffer: Private, caching: Caching,
     ):  # fmt: skip
-        w = lanes(logits)
-        slot = take_slot(scratch, slots)
-        buffer = space + slot * space_size
-        divisor = mean_divisor(scratch, mean)
-        total = 0.0
-        for unit in range(part * per_part, min((part + 1) * per_part, units)):
-            o, j = unit // strips, unit % strips * w
-            xs, ys = logits + (o * logits_outer + j), y + (o * y_outer + j)
-            whole, mask, past = j + w <= inner, first(logits, inner - j), streams_columns(ys, y_n, stream)
-            place = o * inner + j
-            label, weight = get(classes, place, whole, mask), get(weights, place, whole, mask)
-            losses = column(xs, logits_n, n, whole, mask, label, weight, divisor, buffer + w, keep, ys, y_n, past)
-            total += note_losses(losses, each, loss, place, inner - j, whole, mask, buffer)
-        store_f64(sums, part, total)
-        release_slot(scratch, slot)
+        w, divisor, total = lanes(buffer), mean_divisor(reduction), 0.0
+        for unit in units:
+            o, j = unit // strips.count, unit % strips.count * w
+            xs, ys = logits.data + (o * logits.outer + j), y.data + (o * y.outer + j)
+            left, place = strips.inner - j, o * strips.inner + j
+            whole, mask, past = left >= w, first(xs, left), streams_columns(ys, y.step, caching.stream)
+            label, weight = get(samples.classes, place, whole, mask), get(samples.weights, place, whole, mask)
+            losses = column(
+                xs, logits.step, n, whole, mask, label, weight, divisor, buffer + w, caching.keep, ys, y.step, past
+            )
+            total += note_losses(losses, reduction.each, samples.loss, place, left, whole, mask, buffer)
+        store_f64(reduction.sums, part, total)
 
     return by_columns
 
 
 @inline
 def leave(y: Any, y_row: int, tile: Any, n: int, count: int) -> None:
-    """In the place of turn_out: there is no y."""
+    """In the place of transpose_out: there is no y."""
 
 
-def loss_by_tiles(column: Callable[..., Vector], turn_back: Callable[..., None] = turn_out) -> Kernel:
+def loss_transposed(column: Callable[..., Vector], transpose_back: Callable[..., None] = transpose_out) -> Kernel:
     """The losses, and y as `column` writes it, for rows too short for vectors."""
 
     @kernel
-    def by_tiles(
-        part, per_part, units, count, n, logits: Pointer, logits_row, y: Pointer, y_row,
-        classes: Pointer, weights: Pointer, loss: Pointer, each, sums, mean,
-        scratch, slots, space: Pointer, space_size,
+    def transposed(
+        units: Units, part: Part, count, n, logits: Rows, y: Rows, samples: Samples, reduction: Reduction,
+        buffer: Private,
     ):  # fmt: skip
-        w = lanes(logits)
-        slot = take_slot(scratch, slots)
-        buffer = space + slot * space_size
+        w, divisor, total = lanes(buffer), mean_divisor(reduction), 0.0
         tile = buffer + w
-        divisor = mean_divisor(scratch, mean)
-        total = 0.0
-        for unit in range(part * per_part, min((part + 1) * per_part, units)):
+        for unit in units:
             row, left = unit * w, count - unit * w
-            whole, mask = left >= w, first(logits, left)
-            turn_in(tile, logits + row * logits_row, logits_row, n, min(left, w))
-            label, weight = get(classes, row, whole, mask), get(weights, row, whole, mask)
+            whole, mask = left >= w, first(logits.data, left)
+            transpose_in(tile, logits.data + row * logits.step, logits.step, n, min(left, w))
+            label, weight = get(samples.classes, row, whole, mask), get(samples.weights, row, whole, mask)
             losses = column(tile, w, n, True, mask, label, weight, divisor, tile, 1, tile, w, 0)
-            total += note_losses(losses, each, loss, row, left, whole, mask, buffer)
-            turn_back(y + row * y_row, y_row, tile, n, min(left, w))
-        store_f64(sums, part, total)
-        release_slot(scratch, slot)
+            total += note_losses(losses, reduction.each, samples.loss, row, left, whole, mask, buffer)
+            transpose_back(y.data + row * y.step, y.step, tile, n, min(left, w))
+        store_f64(reduction.sums, part, total)
 
-    return by_tiles
+    return transposed
 
 
 @kernel
 def grad_columns(
-    part, per_part, units, strips, n, inner,
-    log_prob: Pointer, log_prob_outer, log_prob_n, bias: Pointer, bias_outer, bias_n, biased,
-    dlogits: Pointer, dlogits_outer, dlogits_n, classes: Pointer, weights: Pointer, dy: Pointer, each, mean,
-    scratch, stream,
+    units: Units, strips: Strips, n, log_prob: Columns, bias: Columns, biased, dlogits: Columns,
+    samples: Samples, reduction: Reduction, stream,
 ):  # fmt: skip
-    w = lanes(log_prob)
-    divisor = mean_divisor(scratch, mean)
+    w, divisor = lanes(log_prob.data), mean_divisor(reduction)
     inverse = inverse_of(divisor)
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        o, j = unit // strips, unit % strips * w
-        xs, ys = log_prob + (o * log_prob_outer + j), dlogits + (o * dlogits_outer + j)
-        bs = bias + (o * bias_outer + j)
-        whole, mask, past = j + w <= inner, first(log_prob, inner - j), streams_columns(ys, dlogits_n, stream)
-        place = o * inner + j
-        label, f = get(classes, place, whole, mask), get(weights, place, whole, mask) * inverse
-        f = f * get(dy, place, whole, mask) if each else f * load_one(dy, 0)
+    for unit in units:
+        o, j = unit // strips.count, unit % strips.count * w
+        xs, ys = log_prob.data + (o * log_prob.outer + j), dlogits.data + (o * dlogits.outer + j)
+        bs, place, left = bias.data + (o * bias.outer + j), o * strips.inner + j, strips.inner - j
+        whole, mask, past = left >= w, first(xs, left), streams_columns(ys, dlogits.step, stream)
+        label, f = get(samples.classes, place, whole, mask), get(samples.weights, place, whole, mask) * inverse
+        f = f * get(samples.loss, place, whole, mask) if reduction.each else f * load_one(samples.loss, 0)
         live = label >= (0 if divisor != 0.0 else n)
         for i in range(n):
-            v = select(live, gradient_from_log_prob(get(xs, i * log_prob_n, whole, mask), label, f, i), 0.0)
+            v = select(live, gradient_from_log_prob(i, get(xs, i * log_prob.step, whole, mask), label, f), 0.0)
             if biased:
-                v = v + get(bs, i * bias_n, whole, mask)
-            put(ys, i * dlogits_n, v, whole, mask, past)
+                v = v + get(bs, i * bias.step, whole, mask)
+            put(ys, i * dlogits.step, v, whole, mask, past)

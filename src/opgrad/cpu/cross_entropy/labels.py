@@ -1,39 +1,76 @@
-"""Integer labels and indices: read and checked before anything is written."""
+"""Integer labels: read and checked before anything is written."""
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler.memory import load_f64, load_word, store_f64, store_word
 from opgrad.cpu.compiler.native import inline, kernel
-from opgrad.cpu.compiler.simd import Pointer, load_one, number, store_one
+from opgrad.cpu.compiler.parameters import Part, Pointer, Units
+from opgrad.cpu.compiler.simd import load_one, number, store_one
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import STATUS_WORDS, Scratch, Step
+from opgrad.cpu.runtime.execute import Step
+from opgrad.cpu.runtime.workspace import Scratch, Workspace
 from opgrad.problem import Problem
 
-TOTAL: Final = 3  # scratch word: the sum of the samples' weights, a float64
-LABELS_PER_PART = 1 << 13
+TOTAL: Final = 3  # status word: the sum of the samples' weights, a float64
+LABELS_PER_PART: Final = 1 << 13
+AFTER: Final = 64  # numbers behind the last, which a whole vector may cover
+
+
+class Ignored(NamedTuple):
+    """The label that is ignored, if `is_set`."""
+
+    label: int
+    is_set: int
+
+
+class Weighting(NamedTuple):
+    """Weights of classes, or of samples if `by_sample`, unless they are all 1."""
+
+    weight: Pointer
+    is_given: int
+    by_sample: int
+
+
+class Samples(NamedTuple):
+    """Of each sample its class, -1 if ignored, and its weight, 0 if ignored; and its loss, or in gradients dy.
+
+    Of a reduced loss there is only one.
+    """
+
+    classes: Pointer
+    weights: Pointer
+    loss: Pointer
+
+
+class Reduction(NamedTuple):
+    """How losses become one, unless `each` stays: the parts' sums, the status words with the weights' sum."""
+
+    each: int
+    mean: int
+    status: int
+    sums: int
 
 
 @kernel
 def read_labels(
-    part, per_part, samples, count, ignore, ignores, labels: Pointer, weight: Pointer, weighted, by_sample,
-    classes: Pointer, weights: Pointer, found,
+    samples: Units, part: Part, count, ignored: Ignored, labels: Pointer, weighting: Weighting, classes: Pointer,
+    weights: Pointer, found,
 ):  # fmt: skip
-    """classes[i] = the label, -1 if ignored; weights[i] = its weight, 0 if ignored.
-
-    found[2 * part] = the first sample whose label is out of range, or -1; found[2 * part + 1] = the weights' sum.
-    """
+    """found[2 * part] = the first sample whose label is out of range, or -1; found[2 * part + 1] = the weights' sum."""
     wrong = -1
     total = 0.0
-    for i in range(part * per_part, min((part + 1) * per_part, samples)):
+    for i in samples:
         label = load_one(labels, i)
-        ignored = ignores != 0 and label == ignore
-        if (label < 0 or label >= count) and not ignored:
+        is_ignored = ignored.is_set != 0 and label == ignored.label
+        if (label < 0 or label >= count) and not is_ignored:
             wrong = i
             break
         w = number(weights, 0.0)
-        if not ignored:
-            w = number(weights, load_one(weight, i if by_sample else label)) if weighted else number(weights, 1.0)
-        store_one(classes, i, -1 if ignored else label)
+        if not is_ignored:
+            w = number(weights, 1.0)
+            if weighting.is_given:
+                w = number(weights, load_one(weighting.weight, i if weighting.by_sample else label))
+        store_one(classes, i, -1 if is_ignored else label)
         store_one(weights, i, w)
         total += w
     store_word(found, 2 * part, wrong)
@@ -41,24 +78,24 @@ def read_labels(
 
 
 @kernel
-def sum_labels(part, made, found, labels: Pointer, scratch):
+def sum_labels(parts, found, labels: Pointer, status):
     """Leave the first wrong label as status, or the sum of the weights."""
     total = 0.0
-    for p in range(made):
-        wrong = load_word(found, 2 * p)
+    for part in range(parts):
+        wrong = load_word(found, 2 * part)
         if wrong >= 0:
-            store_word(scratch, 0, 1)
-            store_word(scratch, 1, wrong)
-            store_word(scratch, 2, load_one(labels, wrong))
+            store_word(status, 0, 1)
+            store_word(status, 1, wrong)
+            store_word(status, 2, load_one(labels, wrong))
             break
-        total += load_f64(found, 2 * p + 1)
-    store_f64(scratch, TOTAL, total)
+        total += load_f64(found, 2 * part + 1)
+    store_f64(status, TOTAL, total)
 
 
 @inline
-def mean_divisor(scratch: int, mean: int) -> float:
+def mean_divisor(reduction: Any) -> float:
     """The sum of the samples' weights for the mean, else 1."""
-    return load_f64(scratch, TOTAL) if mean else 1.0
+    return load_f64(reduction.status, TOTAL) if reduction.mean else 1.0
 
 
 @inline
@@ -67,33 +104,27 @@ def inverse_of(divisor: float) -> float:
     return 0.0 if divisor == 0.0 else 1.0 / divisor
 
 
-def label_steps(problem: Problem, precision: str, by_sample: bool = False) -> tuple[list[Step], dict[str, Any], int]:
-    """The steps that read the labels, the arguments `classes`, `weights` they make, and the scratch they take.
+def label_steps(problem: Problem, workspace: Workspace, by_sample: bool = False) -> tuple[list[Step], Any, Any]:
+    """The steps that read the labels, and the classes and weights that they leave.
 
     `by_sample`: there is a weight for each sample, not for each class.
     """
     samples = problem.outer * problem.inner
-    made = max(partition.count(samples, LABELS_PER_PART), 1)
-    found = Scratch(8 * STATUS_WORDS)
-    classes = Scratch(found.offset + 16 * made, "int32" if problem.n < 2**31 else "int64")
-    weights = Scratch(classes.offset + 8 * (samples + 16), precision)
-    ignore = problem.attributes.get("ignore_index")
+    parts = partition.count(samples, LABELS_PER_PART)
+    found = workspace.shared(2 * parts, "int64")
+    classes = workspace.shared(samples + AFTER, "int32" if problem.n < 2**31 else "int64")
+    weights = workspace.shared(samples + AFTER)
+    ignore, weight = problem.attributes.get("ignore_index"), problem["weight"]
     arguments = {
-        "per_part": LABELS_PER_PART,
-        "samples": samples,
+        "parts": parts,
         "count": problem.n,
-        "ignore": ignore or 0,
-        "ignores": ignore is not None,
+        "ignored": Ignored(ignore or 0, ignore is not None),
         "labels": problem["labels"],
-        "weight": problem["weight"],
-        "weighted": problem["weight"] is not None,
-        "by_sample": by_sample,
+        "weighting": Weighting(weight, weight is not None, by_sample),
         "classes": classes,
         "weights": weights,
         "found": found,
-        "made": made,
-        "scratch": Scratch(),
+        "status": Scratch(),
     }
-    steps = [Step(read_labels, made, arguments), Step(sum_labels, 1, arguments)]
-    end = weights.offset + 8 * (samples + 64)
-    return steps, {"classes": classes, "weights": weights, "scratch": Scratch()}, (end + 63) & ~63
+    reading = Step(read_labels, samples, arguments, LABELS_PER_PART)
+    return [reading, Step(sum_labels, 1, arguments)], classes, weights

@@ -15,33 +15,22 @@ from opgrad.cpu.compiler.simd import (
     Float,
     Pointer,
     Vector,
-    first,
-    lanes,
-    load,
-    load_masked,
     maximum,
     select,
-    store,
-    store_masked,
 )
-from opgrad.cpu.loops.rows import map_one, map_two
+from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics import eltwise, eltwise_grad
 
-# --- kernels ---------------------------------------------------------------------------------------------------------
+# --- kernels --------------------------------------------------------------------------------------------------------
 
 
 def of_values(formula: Callable[..., Vector]) -> Kernel:
     """values = formula(values, alpha, beta)."""
-
-    @inline
-    def at_index(v: Vector, alpha: float, beta: float, i: Vector) -> Vector:
-        return formula(v, alpha, beta)
-
-    write = map_one(at_index)
+    write = mapped(formula)
 
     @kernel
-    def post_op(part, values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
-        write(values, 0, count, 0, values, alpha, beta)
+    def post_op(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
+        write(values, 0, count, 0, (values,), (alpha, beta))
 
     return post_op
 
@@ -58,16 +47,11 @@ def _third(operand: Any, third: Any) -> Any:
 
 def with_one(formula: Callable[..., Vector], chosen: Callable[..., Any]) -> Kernel:
     """values = formula(values, operand or third, alpha, beta)."""
-
-    @inline
-    def at_index(v: Vector, other: Vector, alpha: float, beta: float, i: Vector) -> Vector:
-        return formula(v, other, alpha, beta)
-
-    write = map_two(at_index)
+    write = mapped(formula)
 
     @kernel
-    def post_op(part, values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
-        write(values, 0, count, 0, values, chosen(operand, third), alpha, beta)
+    def post_op(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
+        write(values, 0, count, 0, (values, chosen(operand, third)), (alpha, beta))
 
     return post_op
 
@@ -82,22 +66,16 @@ def with_third(formula: Callable[..., Vector]) -> Kernel:
 
 def with_both(formula: Callable[..., Vector]) -> Kernel:
     """values = formula(values, operand, third)."""
+    write = mapped(formula)
 
     @kernel
-    def post_op(part, values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
-        w, i = lanes(values), 0
-        while i + w <= count:
-            store(values, i, formula(load(values, i), load(operand, i), load(third, i)))
-            i += w
-        if i < count:
-            mask = first(values, count - i)
-            left, right = load_masked(operand, i, mask, 0.0), load_masked(third, i, mask, 0.0)
-            store_masked(values, i, formula(load_masked(values, i, mask, 0.0), left, right), mask)
+    def post_op(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
+        write(values, 0, count, 0, (values, operand, third), ())
 
     return post_op
 
 
-# --- binary ----------------------------------------------------------------------------------------------------------
+# --- binary --------------------------------------------------------------------------------------------------------
 
 
 @inline
@@ -165,7 +143,7 @@ def _select(s: Vector, condition: Vector, t: Vector) -> Vector:
     return select(condition != 0.0, s, t)
 
 
-# --- their gradients -------------------------------------------------------------------------------------------------
+# --- their gradients -----------------------------------------------------------------------------------------------
 
 
 @inline
@@ -204,7 +182,7 @@ def _where_not(g: Vector, condition: Vector, alpha: float, beta: float) -> Vecto
     return select(condition == 0.0, g, 0.0)
 
 
-# --- tables ----------------------------------------------------------------------------------------------------------
+# --- tables --------------------------------------------------------------------------------------------------------
 
 BINARY = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "max": _max, "min": _min,

@@ -1,7 +1,7 @@
 """Programs of stages: softmax and its gradients with any dtypes, strides and attributes.
 
-Forward    read x, logit_scale, where | core | stats | saved, result_scale, dropout, post-ops, out_scale, write y
-Gradient   the same way back from dy, with the post-ops' inputs computed again from y | core | logit_scale, write dx
+Forward    read x, logit_scale, where | softmax | stats | saved, result_scale, dropout, post-ops, out_scale, write y
+Gradient   the same way back from dy, with the post-ops' inputs computed again from y | softmax | logit_scale, write dx
 """
 
 import ctypes
@@ -16,10 +16,11 @@ from opgrad.contract import DTYPES, Spec
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.fused import post_ops, stages
 from opgrad.cpu.fused.stages import copy, drop, fill, keep, mask_out, multiply, read, write
+from opgrad.cpu.loops.layout import IN_PLACE
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import STATUS_WORDS, Operands, Program, Scratch, Step
-from opgrad.cpu.runtime.workspace import slots_for
+from opgrad.cpu.runtime.execute import Operands, Program, shared_out
+from opgrad.cpu.runtime.workspace import Scratch, Workspace
 from opgrad.primitive import STATE, gradient_name
 from opgrad.problem import Problem
 from opgrad.random import keep_threshold, kept_scale
@@ -27,10 +28,7 @@ from opgrad.random import keep_threshold, kept_scale
 PIECE: Final = 1 << 11  # elements, 8 KiB: with an operand's they stay in the first-level cache
 STRIP_BYTES: Final = 1 << 20  # of a strip of columns: 256 KiB, the memory read in shorter runs, took 1.5 times as long
 STRIPS: Final = 16  # made at least, for threads to share
-SHORT: Final = 24  # elements of a row, up to which rows are turned into columns
-GROUPED: Final = 128  # … and up to which they are taken as many at a time as a vector has lanes
 NARROWEST: Final = 64  # columns of a strip: as many bytes make a cache line
-PADDING: Final = 256  # bytes behind each buffer, which a whole vector may cover
 LEAST: Final = 1e-37
 MEMORY, BUFFERS = True, False
 
@@ -55,7 +53,9 @@ class Blocks:
     piece: int
     made: dict[str, Buffer] = field(default_factory=dict)
     tables: list[Any] = field(default_factory=list)
-    end: int = 0
+
+    def __post_init__(self) -> None:
+        self.workspace = Workspace(self.precision)
 
     @property
     def item(self) -> int:
@@ -70,10 +70,8 @@ class Blocks:
         return self.piece * self.per_block if self.columns else min(self.piece, self.block_elements)
 
     def reserve(self, elements: int) -> int:
-        """The offset of new memory for so many numbers."""
-        start = self.end
-        self.end += (elements * self.item + PADDING + 63) & ~63
-        return start
+        """The offset of new memory for so many numbers, in bytes from the start of a part's own."""
+        return self.workspace.private(elements).offset
 
     def block(self, name: str) -> Buffer:
         """The buffer of this name, for a whole block."""
@@ -83,7 +81,7 @@ class Blocks:
         """The buffer of this name, for a piece."""
         return self.made.get(name) or self.made.setdefault(name, Buffer(self.reserve(self.piece_elements), False))
 
-    # --- stages, as lists of words ---
+    # --- stages, as lists of words ----------------------------------------------------------------------------------
 
     def read(self, name: str, to: Buffer, scale: float = 1.0) -> list[int]:
         return self._memory(read, name, to, scale, own=0)
@@ -139,55 +137,41 @@ class Blocks:
         self.tables.append((ctypes.c_int64 * len(words))(*words))
         return ctypes.addressof(self.tables[-1])
 
-    # --- the program ---
+    # --- the program ------------------------------------------------------------------------------------------------
 
     def program(
         self,
-        cores: Mapping[str, Kernel],
+        kernels: Mapping[str, Kernel],
         before: Sequence[list[int]],
         of_rows: Sequence[list[int]],
         after: Sequence[list[int]],
         other: Buffer | None = None,
-        flag: bool = False,
+        inf_as_zero: bool = False,
     ) -> Program:
-        """The one step: every block through these stages, with the core between them."""
-        problem, shape = self.problem, self._layout(cores)
-        core = cores[shape]
+        """The one step: every block through these stages, with one of the kernels, by layout, between them."""
+        problem, layout = self.problem, self._layout(kernels)
         strips = partition.count(problem.inner, self.per_block)
-        units = problem.outer * strips if self.columns else partition.count(problem.outer, self.per_block)
         width = vector_lanes(self.precision)
-        tiles = max(2 * tile_size(min(problem.n, SHORT), width), group_tiles(width))
-        keeps_stats = "stats" in problem.specs
-        buffers = [other.offset if other else 0, self.block_stats.offset, self.reserve(tiles)]
+        tiles = max(2 * tile_size(min(problem.n, IN_PLACE.transposed), width), group_tiles(width))
         plan = [self.columns, self.per_block, problem.outer, problem.n, problem.inner, strips, self.piece, self.item]
-        plan += [
-            core.task((self.precision,) * 4, "stage"),
-            *buffers,
-            flag,
-            keeps_stats,
-            len(before),
-            len(of_rows),
-            len(after),
-        ]
+        plan += [kernels[layout].task((self.precision,) * 4, "stage"), other.offset if other else 0]
+        plan += [self.block_stats.offset, self.reserve(tiles), inf_as_zero, "stats" in problem.specs]
+        plan += [len(before), len(of_rows), len(after)]
         for stage in (*before, *of_rows, *after):
             plan += stage
         self.tables.append((ctypes.c_int64 * len(plan))(*plan))
-        per = partition.per_part(units, problem.bytes / units)
-        made = partition.count(units, per)
-        slots = slots_for(made)
-        start = 8 * STATUS_WORDS + 64 & ~63
-        arguments = {"per_part": per, "units": units, "operands": Operands(), "scratch": Scratch(), "slots": slots}
-        arguments |= {"space": Scratch(start), "space_size": self.end, "plan": ctypes.addressof(self.tables[-1])}
-        step = Step(stages.blocks, made, arguments)
-        name = f"stages, {shape}, {self.precision}"
-        return Program((step,), start + slots * self.end, name=name, tables=self.tables)
+        units = problem.outer * strips if self.columns else partition.count(problem.outer, self.per_block)
+        arguments = {"operands": Operands(), "space": Scratch(0, "uint8", private=True)}
+        arguments["plan"] = ctypes.addressof(self.tables[-1])
+        step = shared_out(stages.blocks, units, problem.bytes / units, arguments)
+        return Program((step,), self.workspace, name=f"stages, {layout}, {self.precision}", tables=self.tables)
 
-    def _layout(self, cores: Mapping[str, Kernel]) -> str:
+    def _layout(self, kernels: Mapping[str, Kernel]) -> str:
         if self.columns:
             return "columns"
-        if self.problem.n <= SHORT:
-            return "tiles"
-        return "groups" if "groups" in cores and self.problem.n <= GROUPED else "rows"
+        if self.problem.n <= IN_PLACE.transposed:
+            return "transposed"
+        return "groups" if "groups" in kernels and self.problem.n <= IN_PLACE.grouped else "rows"
 
     @property
     def block_stats(self) -> Buffer:
@@ -215,16 +199,16 @@ def cut(problem: Problem, first: str, results: Sequence[str]) -> Blocks:
         per_block = min(widest, problem.inner, PIECE) // lanes * lanes or lanes
         return Blocks(problem, first, precision, True, per_block, max(1, PIECE // per_block))
     per_block = max(1, PIECE // n)
-    if n <= GROUPED:
+    if n <= IN_PLACE.grouped:
         per_block = -(-per_block // lanes) * lanes
     return Blocks(problem, first, precision, False, per_block, PIECE)
 
 
-# --- forward ---------------------------------------------------------------------------------------------------------
+# --- forward -------------------------------------------------------------------------------------------------------
 
 
-def forward(problem: Problem, cores: Mapping[str, Kernel]) -> Program:
-    """softmax or log_softmax, by its cores."""
+def forward(problem: Problem, kernels: Mapping[str, Kernel]) -> Program:
+    """softmax or log_softmax, by its kernels in place."""
     # Rows without elements still have a log-sum-exp: -inf.
     if not problem.outer * problem.inner or not (problem.n or "stats" in problem.specs):
         return Program((), name="nothing to do")
@@ -244,8 +228,7 @@ def forward(problem: Problem, cores: Mapping[str, Kernel]) -> Program:
         after += _read_operands(blocks, each, shared=True)
         after.append(_applied(blocks, each, values, shared=True))
     after += _write_scaled(blocks, "y", values, last)
-    flag = attributes["inf_as_zero"]
-    return blocks.program(cores, before, of_rows, after, flag=flag)
+    return blocks.program(kernels, before, of_rows, after, inf_as_zero=attributes["inf_as_zero"])
 
 
 def _quotient(scale: float, divisor: float) -> list[float]:
@@ -310,11 +293,11 @@ def _applied(blocks: Blocks, each: Any, values: Buffer, shared: bool) -> list[in
     return blocks.of_buffers(post_ops.VALUES[each.name], values, *operands, alpha=each.alpha, beta=each.beta)
 
 
-# --- backward --------------------------------------------------------------------------------------------------------
+# --- backward ------------------------------------------------------------------------------------------------------
 
 
-def gradient(problem: Problem, cores: Mapping[str, Kernel]) -> Program:
-    """softmax_grad or log_softmax_grad, by its cores."""
+def gradient(problem: Problem, kernels: Mapping[str, Kernel]) -> Program:
+    """softmax_grad or log_softmax_grad, by its kernels in place."""
     if not problem.outer * problem.n * problem.inner:
         return Program((), name="nothing to do")
     blocks, attributes = cut(problem, "dy", ("y", "dx")), problem.attributes
@@ -331,7 +314,7 @@ def gradient(problem: Problem, cores: Mapping[str, Kernel]) -> Program:
         before.append(blocks.of_buffers(drop, g, blocks.chunk("kept"), alpha=kept_scale(probability)))
     before += _masked(blocks, g, 0.0)
     after = _write_scaled(blocks, "dx", g, _factors(attributes["logit_scale"]))
-    return blocks.program(cores, before, (), after, other=y)
+    return blocks.program(kernels, before, (), after, other=y)
 
 
 def _forward_again(blocks: Blocks, y: Buffer) -> list[list[int]]:

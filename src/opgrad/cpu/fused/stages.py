@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from opgrad.cpu.compiler.memory import call_address, load_word, stack_words, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.parameters import Private, Units
 from opgrad.cpu.compiler.simd import (
     Float,
     Pointer,
@@ -34,11 +35,10 @@ from opgrad.cpu.compiler.simd import (
     store_masked,
     store_one,
 )
-from opgrad.cpu.loops.rows import map_one
+from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics.philox import keep_run
-from opgrad.cpu.runtime.workspace import release_slot, take_slot
 
-# --- tables ----------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------------------------
 
 OWN, LOOPS, FIRST_LOOP = 0, 1, 2
 
@@ -89,15 +89,15 @@ def over_runs(visit: Callable[..., None]) -> Callable[..., None]:
     return line
 
 
-# --- reading and writing ---------------------------------------------------------------------------------------------
+# --- reading and writing -------------------------------------------------------------------------------------------
 
 
 @inline
-def _times_alpha(v: Vector, alpha: Any, unused: Any, i: Any) -> Vector:
+def _times_alpha(v: Vector, alpha: Any) -> Vector:
     return v * alpha
 
 
-_copy = map_one(_times_alpha)
+_copy = mapped(_times_alpha)
 
 
 @inline
@@ -148,7 +148,7 @@ def _write_run(
 ) -> None:
     p = at_byte(operand, offset)
     if step == _size(p):
-        _copy(p, 0, count, load_word(table, OWN), values, alpha, 0.0)
+        _copy(p, 0, count, load_word(table, OWN), (values,), (alpha,))
     else:
         for i in range(count):
             store_one(at_byte(p, i * step), 0, load_one(values, i) * number(values, alpha))
@@ -170,7 +170,7 @@ def _over_lines(visit: Callable[..., None]) -> Kernel:
     over_line = over_runs(visit)
 
     @kernel
-    def stage(part, values: Pointer, operand: Pointer, alpha: Float, start, lines, pitch, width, row, table):
+    def stage(values: Pointer, operand: Pointer, alpha: Float, start, lines, pitch, width, row, table):
         for line in range(lines):
             over_line(values + line * row, operand, alpha, start + line * pitch, width, row or AHEAD, table)
 
@@ -186,21 +186,17 @@ write = _over_lines(_write_run)
 keep = _over_lines(_keep_run)
 
 
-# --- buffers ---------------------------------------------------------------------------------------------------------
+# --- buffers -------------------------------------------------------------------------------------------------------
 
 
 def _over_buffers(formula: Callable[..., Vector]) -> Kernel:
     """The stage values = formula(values, operand, alpha)."""
 
+    write = mapped(formula)
+
     @kernel
-    def stage(part, values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
-        w, i = lanes(values), 0
-        while i + w <= count:
-            store(values, i, formula(load(values, i), load(operand, i), alpha))
-            i += w
-        mask = first(values, count - i)
-        v = formula(load_masked(values, i, mask, 0.0), load_masked(operand, i, mask, 0.0), alpha)
-        store_masked(values, i, v, mask)
+    def stage(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
+        write(values, 0, count, 0, (values, operand), (alpha,))
 
     return stage
 
@@ -232,7 +228,7 @@ def _constant(v: Vector, unused: Vector, alpha: float) -> Vector:
 
 multiply, mask_out, drop, copy, fill = (_over_buffers(f) for f in (_times, _where, _drop, _operand, _constant))
 
-# --- the driver ------------------------------------------------------------------------------------------------------
+# --- the driver -----------------------------------------------------------------------------------------------------
 
 # Words of a stage.
 TASK, IN_MEMORY, VALUES, VALUES_MOVE, SOURCE, OPERAND, OPERAND_MOVE, THIRD, THIRD_MOVE, ALPHA, BETA, OWN_TABLE = range(
@@ -241,9 +237,9 @@ TASK, IN_MEMORY, VALUES, VALUES_MOVE, SOURCE, OPERAND, OPERAND_MOVE, THIRD, THIR
 STAGE: Final = 12
 BUFFER: Final = -1  # the SOURCE of an operand that is a buffer
 
-# Words of a plan: its blocks, its buffers (in bytes from a part's space on), the core, then the stages.
+# Words of a plan: its blocks, the softmax kernel with its buffers (in bytes from a part's space on), then the stages.
 COLUMNS, PER_BLOCK, COUNT, N, INNER, STRIPS, PIECE, ITEM = range(8)
-CORE, CORE_OTHER, CORE_STATS, CORE_TILE, INF_AS_ZERO, KEEPS_STATS = range(8, 14)
+SOFTMAX, OTHER, STATS, TILE, INF_AS_ZERO, KEEPS_STATS = range(8, 14)
 BEFORE, OF_ROWS, AFTER, FIRST_STAGE = range(14, 18)
 
 # What a stage is called with: words of buffers, then words of memory.
@@ -303,30 +299,28 @@ def _run_pieces(
 
 
 @inline
-def _core(plan: int, space: int, words: int, rows: int, n: int, width: int) -> None:
+def _softmax(plan: int, space: int, words: int, rows: int, n: int, width: int) -> None:
     store_word(words, 0, space)
-    store_word(words, 1, space + load_word(plan, CORE_OTHER))
-    store_word(words, 2, space + load_word(plan, CORE_STATS))
-    store_word(words, 3, space + load_word(plan, CORE_TILE))
+    store_word(words, 1, space + load_word(plan, OTHER))
+    store_word(words, 2, space + load_word(plan, STATS))
+    store_word(words, 3, space + load_word(plan, TILE))
     store_word(words, 4, rows)
     store_word(words, 5, n)
     store_word(words, 6, width)
     store_word(words, 7, load_word(plan, INF_AS_ZERO))
     store_word(words, 8, load_word(plan, KEEPS_STATS))
-    call_address(load_word(plan, CORE), words, 0)
+    call_address(load_word(plan, SOFTMAX), words, 0)
 
 
 @kernel
-def blocks(part, per_part, units, operands, scratch, slots, space, space_size, plan):
+def blocks(units: Units, operands, space: Private, plan):
     """Each unit is a block: PER_BLOCK rows, or N lines of a strip of PER_BLOCK columns."""
-    words = stack_words(ARGUMENTS)
-    slot = take_slot(scratch, slots)
-    own = space + slot * space_size
+    words, own = stack_words(ARGUMENTS), address_of(space)
     n, inner, per_block = load_word(plan, N), load_word(plan, INNER), load_word(plan, PER_BLOCK)
     before, of_rows, after = load_word(plan, BEFORE), load_word(plan, OF_ROWS), load_word(plan, AFTER)
     stages = plan + 8 * FIRST_STAGE
     row_stages = stages + 8 * STAGE * before
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
+    for unit in units:
         if load_word(plan, COLUMNS):
             strips = load_word(plan, STRIPS)
             o, j = unit // strips, unit % strips * per_block
@@ -336,8 +330,7 @@ def blocks(part, per_part, units, operands, scratch, slots, space, space_size, p
             rows = min(per_block, load_word(plan, COUNT) - unit * per_block)
             start, of_row, lines, width = unit * per_block * n, unit * per_block, 1, rows * n
         _run_pieces(stages, before, operands, own, words, plan, start, lines, width)
-        _core(plan, own, words, rows, n, per_block)
+        _softmax(plan, own, words, rows, n, per_block)
         _place(words, rows, of_row, 1, 0, rows, 0)
         _run(row_stages, of_rows, operands, own, words, 0)
         _run_pieces(row_stages + 8 * STAGE * of_rows, after, operands, own, words, plan, start, lines, width)
-    release_slot(scratch, slot)

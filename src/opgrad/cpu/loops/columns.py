@@ -68,14 +68,14 @@ def column_sum_exp(formula: Callable[..., Vector], add: Callable[..., Any] = add
 
     The exponentials go to `e`, `keep` numbers from one to the next; nowhere if it is 0.
 
-    If `pending`, it also writes the strip before past the cache: out[i] = formula(a[i], s, t, i). Writing apart
+    If `pending`, it also writes the strip before past the cache: out[i] = formula(a[i], *numbers). Writing apart
     from reading and computing leaves the memory idle meanwhile.
     """
 
     @inline
     def sum_exp(
         x: Any, x_n: int, n: int, whole: bool, mask: Any, m: Vector, e: Any, keep: int,
-        out: Any, out_n: int, pending: int, a: Any, a_n: int, s: Any, t: Any,
+        out: Any, out_n: int, pending: int, a: Any, a_n: int, numbers: Any,
     ) -> Any:  # fmt: skip
         w, scale, zero, piece = lanes(x), scale_for(m), full(x, 0.0), PIECE if is_fine(x) else CHUNK
         sums = zero, zero
@@ -87,7 +87,7 @@ def column_sum_exp(formula: Callable[..., Vector], add: Callable[..., Any] = add
                 if keep:
                     store(e, i * keep, v)
                 if pending:
-                    store_streaming(out, i * out_n, formula(load(a, i * a_n), s, t, i))
+                    store_streaming(out, i * out_n, formula(load(a, i * a_n), *numbers))
             sums = add_pairs(sums, sum_end(x, total, lost))
         return sums
 
@@ -100,7 +100,7 @@ def column_rest(formula: Callable[..., Vector]) -> Callable[..., Any]:
     @inline
     def add_rest(
         x: Any, x_n: int, n: int, whole: bool, mask: Any, m: Vector,
-        out: Any, out_n: int, pending: int, a: Any, a_n: int, s: Any, t: Any,
+        out: Any, out_n: int, pending: int, a: Any, a_n: int, numbers: Any,
     ) -> Any:  # fmt: skip
         w, scale, zero, one = lanes(x), scale_for(m), full(x, 0.0), full(x, 1.0)
         piece = PIECE if is_fine(x) else CHUNK
@@ -113,7 +113,7 @@ def column_rest(formula: Callable[..., Vector]) -> Callable[..., Any]:
                 added, lost = add_below(x, added, lost, v, m, scale)
                 count = count + select(v == m, one, 0.0)
                 if pending:
-                    store_streaming(out, i * out_n, formula(load(a, i * a_n), s, t, i))
+                    store_streaming(out, i * out_n, formula(load(a, i * a_n), *numbers))
             rest = add_pairs(rest, (added, lost))
         high, low = rest
         return high + low, count
@@ -122,12 +122,12 @@ def column_rest(formula: Callable[..., Vector]) -> Callable[..., Any]:
 
 
 def write_column(formula: Callable[..., Vector]) -> Callable[..., None]:
-    """out[i] = formula(a[i], s, t, i) down a whole strip, past the cache."""
+    """out[i] = formula(a[i], *numbers) down a whole strip, past the cache."""
 
     @inline
-    def write(out: Any, out_n: int, n: int, a: Any, a_n: int, s: Any, t: Any) -> None:
+    def write(out: Any, out_n: int, n: int, a: Any, a_n: int, numbers: Any) -> None:
         for i in range(n):
-            store_streaming(out, i * out_n, formula(load(a, i * a_n), s, t, i))
+            store_streaming(out, i * out_n, formula(load(a, i * a_n), *numbers))
 
     return write
 
@@ -149,7 +149,7 @@ def column_sum(term: Callable[..., Vector], formula: Callable[..., Vector]) -> C
                 prefetch(dy, i * dy_n + w)
                 prefetch(y, i * y_n + w)
                 if pending:
-                    store_streaming(out, i * out_n, formula(load(a, i * dy_n), load(b, i * y_n), s, 0.0, i))
+                    store_streaming(out, i * out_n, formula(load(a, i * dy_n), load(b, i * y_n), s))
             total = total + chunk
         return total
 

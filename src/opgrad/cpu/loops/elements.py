@@ -3,79 +3,55 @@
 Arrays are outer x n, each with its own row stride. A unit of work is a block of one row.
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+import inspect
+from collections.abc import Callable
 from typing import Any, Final
 
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
-from opgrad.cpu.compiler.simd import Float, Pointer, Vector
-from opgrad.cpu.loops.rows import map_one, map_two
+from opgrad.cpu.compiler.native import Kernel, kernel
+from opgrad.cpu.compiler.parameters import Float, Rows, Units
+from opgrad.cpu.compiler.simd import Vector, each_row
+from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, Step
-from opgrad.problem import Operand, Problem
+from opgrad.cpu.runtime.execute import Program, shared_out
+from opgrad.problem import Problem
 
 BLOCK: Final = 1 << 15  # elements: long enough that starting a block costs nothing, short enough to share out
 
 
-def unary(formula: Callable[..., Vector]) -> Kernel:
-    """The kernel y = formula(x, alpha)."""
-
-    @inline
-    def with_alpha(x: Vector, alpha: float, unused: float, i: Vector) -> Vector:
-        return formula(x, alpha)
-
-    write = map_one(with_alpha)
+def elementwise(formula: Callable[..., Vector]) -> Kernel:
+    """The kernel y = formula(a, b, …, alpha)."""
+    count = len(inspect.signature(formula).parameters) - 1
+    write = mapped(formula)
 
     @kernel
-    def elements(part, per_part, units, blocks, n, x: Pointer, x_row, y: Pointer, y_row, alpha: Float, stream):
-        for unit in range(part * per_part, min((part + 1) * per_part, units)):
+    def elements(units: Units, blocks, n, inputs: (Rows,) * count, y: Rows, alpha: Float, stream):
+        for unit in units:
             row, begin = unit // blocks, unit % blocks * BLOCK
             end = min(begin + BLOCK, n)
-            write(y + row * y_row, begin, end, stream, x + row * x_row, alpha, 0.0)
+            write(y.data + row * y.step, begin, end, stream, each_row(inputs, row), (alpha,))
 
     return elements
 
 
-def binary(formula: Callable[..., Vector]) -> Kernel:
-    """The kernel y = formula(a, b, alpha)."""
-
-    @inline
-    def with_alpha(a: Vector, b: Vector, alpha: float, unused: float, i: Vector) -> Vector:
-        return formula(a, b, alpha)
-
-    write = map_two(with_alpha)
-
-    @kernel
-    def elements(
-        part, per_part, units, blocks, n,
-        a: Pointer, a_row, b: Pointer, b_row, y: Pointer, y_row, alpha: Float, stream,
-    ):  # fmt: skip
-        for unit in range(part * per_part, min((part + 1) * per_part, units)):
-            row, begin = unit // blocks, unit % blocks * BLOCK
-            end = min(begin + BLOCK, n)
-            write(y + row * y_row, begin, end, stream, a + row * a_row, b + row * b_row, alpha, 0.0)
-
-    return elements
-
-
-def program(
-    problem: Problem,
-    made: Kernel,
-    result: str,
-    alpha: float = 0.0,
-    extra: Mapping[str, Any] = MappingProxyType({}),
-    **inputs: Operand,
-) -> Program:
-    """The one step of an elementwise operator; `inputs` maps the kernel's pointers to operands."""
+def program(problem: Problem, made: Kernel, result: str, *inputs: str, alpha: float = 0.0, **extra: Any) -> Program:
+    """The one step of an elementwise operator, which computes a result from inputs in the formula's order."""
     blocks = partition.count(problem.n, BLOCK)
     units = problem.outer * blocks
-    if not problem.outer * problem.n:
+    if not units:
         return Program(())
-    per = partition.per_part(units, problem.bytes / units)
-    pointers = {**inputs, "y": problem[result]}
-    rows = {f"{name}_row": operand.outer for name, operand in pointers.items()}
-    sizes = {"per_part": per, "units": units, "blocks": blocks, "n": problem.n}
-    stream = partition.streams(problem.bytes)
-    arguments = {**sizes, **pointers, **rows, **extra, "alpha": alpha, "stream": stream}
-    step = Step(made, partition.count(units, per), arguments)
-    return Program((step,))
+    arguments = {
+        "blocks": blocks,
+        "n": problem.n,
+        "inputs": [rows(problem, name) for name in inputs],
+        "y": rows(problem, result),
+        "alpha": alpha,
+        "stream": partition.streams(problem.bytes),
+        **extra,
+    }
+    return Program([shared_out(made, units, problem.bytes / units, arguments)])
+
+
+def rows(problem: Problem, name: str) -> Rows:
+    """An operand as rows."""
+    operand: Any = problem[name]
+    return Rows(operand, operand.outer)

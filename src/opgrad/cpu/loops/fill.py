@@ -1,31 +1,34 @@
 """Filling with zeros."""
 
+from typing import Any
+
 from opgrad.cpu.compiler.native import inline, kernel
-from opgrad.cpu.compiler.simd import Pointer, Vector, like
-from opgrad.cpu.loops.rows import map_one
+from opgrad.cpu.compiler.simd import Pointer, Units, Vector, like
+from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Step
+from opgrad.cpu.runtime.execute import Step, shared_out
 from opgrad.problem import Operand
 
 
 @inline
-def _zero(x: Vector, s: float, t: float, i: Vector) -> Vector:
+def zero(x: Vector) -> Vector:
     return like(x, 0.0)
 
 
-write_zeros = map_one(_zero)
+_write = mapped(zero)
+
+
+@inline
+def write_zeros(out: Any, begin: int, end: int, stream: int) -> None:
+    """out[begin:end] = 0"""
+    _write(out, begin, end, stream, (out,), ())
 
 
 @kernel
-def fill_zeros(part, per_part, n, y: Pointer, stream):
-    """y[0:n] = 0"""
-    begin, end = part * per_part, min((part + 1) * per_part, n)
-    write_zeros(y, begin, end, stream, y, 0.0, 0.0)
+def fill_zeros(elements: Units, y: Pointer, stream):
+    write_zeros(y, elements.start, elements.stop, stream)
 
 
 def zero_step(y: Operand, n: int, size: int) -> Step:
     """The step that writes n zeros, `size` bytes in all."""
-    per = partition.per_part(n, size / n)
-    return Step(
-        fill_zeros, partition.count(n, per), {"per_part": per, "n": n, "y": y, "stream": partition.streams(size)}
-    )
+    return shared_out(fill_zeros, n, size / n, {"y": y, "stream": partition.streams(size)})

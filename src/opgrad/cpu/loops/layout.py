@@ -1,32 +1,48 @@
-"""Which layout a shape asks for, and how its loops are cut into parts.
+"""Which layout a shape asks for, and how its loops are cut into units of work.
 
-rows     vectors run along the reduced axis, which is contiguous
-columns  vectors run along the axes behind the reduced one
-tiles    rows too short for vectors: as many rows as a vector has lanes are turned into columns
-groups   short rows: as many at a time as a vector has lanes, so that what each takes is done for all at once
-split    few long rows: blocks of a row are reduced apart, combined, and written apart
+rows        vectors run along the reduced axis, which is contiguous
+columns     vectors run along the axes behind the reduced one
+transposed  rows too short for vectors: as many rows as a vector has lanes are transposed into columns
+groups      short rows: as many at a time as a vector has lanes, so that what each takes is done for all at once
+split       few long rows: blocks of a row are reduced apart, combined, and written apart
 
 The choice depends on the shape alone, so results do not depend on the number of threads.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from opgrad.cpu.compiler.native import vector_lanes
-from opgrad.cpu.loops.transpose import group_size, tile_size
+from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
 from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.execute import Step, shared_out
 from opgrad.problem import Operand, Problem
 
-KEEP = 1 << 17  # numbers, 512 KiB: the exponentials of a longer strip of columns are computed twice, not kept
+KEEP: Final = 1 << 17  # numbers, 512 KiB: the exponentials of a longer strip of columns are computed twice, not kept
+LONGEST_ROW: Final = 1 << 16  # elements: such a row and its exponentials, 512 KiB, still fit the second-level cache
+SPLIT_FROM: Final = 1 << 17  # elements: two threads gain from here on
+BLOCK: Final = 1 << 14  # elements of a split row that one unit handles
+FEWEST_ROWS: Final = 8  # rows that are worth transposing or grouping
 
 
-LONGEST_ROW = 1 << 16  # elements: such a row and its exponentials, 512 KiB, still fit the second-level cache
+@dataclass(frozen=True)
+class Limits:
+    """The row lengths, in elements, up to which rows are transposed, and up to which they are grouped."""
+
+    transposed: int = 0
+    grouped: int = 0
 
 
-SPLIT_FROM = 1 << 17  # elements: two threads gain from here on
+LOSS: Final = Limits(transposed=64)
+LOSS_ALONE: Final = Limits(transposed=96)  # nothing is transposed back
+GRADIENT: Final = Limits(transposed=16)  # what each row takes is little
+IN_PLACE: Final = Limits(transposed=24, grouped=128)  # on a buffer in the first-level cache
 
 
-BLOCK: Final = 1 << 14  # elements of a split row that one part handles
+def forward_limits(width: int, sixteen_bits: bool) -> Limits:
+    """Those of softmax and log-softmax: the arithmetic of 16-bit rows is short, so what each row takes counts more."""
+    return Limits(3 * width // 2, 16 * width) if sixteen_bits else Limits(3 * width // 4, 2 * width)
 
 
 def precision(problem: Any) -> str:
@@ -35,19 +51,16 @@ def precision(problem: Any) -> str:
     return "float64" if "float64" in dtypes else "float32"
 
 
-def layout_of(problem: Problem, kernels: Mapping[str, Any], short: int = 0, grouped: int = 0) -> str:
-    """The layout that the shape asks for, among those that there are kernels for.
-
-    `short` is the row length up to which turning rows into columns beats all else, `grouped` that up to which
-    groups beat taking rows one by one.
-    """
+def layout_of(problem: Problem, kernels: Mapping[str, Any], limits: Limits = Limits()) -> str:
+    """The layout that the shape asks for, among those that there are kernels for."""
     if problem.inner > 1:
         return "columns"
     if "split" in kernels and few(problem.outer, problem.n):
         return "split"
-    if problem.n <= short and problem.outer >= 8:
-        return "tiles"
-    return "groups" if problem.n <= grouped and problem.outer >= 8 else "rows"
+    many = problem.outer >= FEWEST_ROWS
+    if many and problem.n <= limits.transposed:
+        return "transposed"
+    return "groups" if many and problem.n <= limits.grouped else "rows"
 
 
 def few(rows: int, n: int) -> bool:
@@ -59,49 +72,44 @@ def blocks_of(n: int) -> int:
     return partition.count(n, BLOCK)
 
 
-def cut(problem: Problem, layout: str, **operands: Operand) -> tuple[dict[str, Any], int]:
-    """All arguments but working space, and the number of parts."""
-    width = vector_lanes(precision(problem))
-    sizes = _units(problem, layout, width)
-    per = partition.per_part(sizes["units"], problem.bytes / max(sizes["units"], 1))
-    arguments = {"per_part": per, "n": problem.n, **sizes, **_operands(problem, layout, **operands)}
-    return arguments, partition.count(sizes["units"], per)
+@dataclass(frozen=True)
+class Loops:
+    """The units of work of a layout, and what all its kernels are given: sizes, and operands with their strides."""
+
+    units: int
+    unit_bytes: float
+    arguments: Mapping[str, Any]
+
+    def step(self, kernel: Kernel, **more: Any) -> Step:
+        """The step that runs a kernel over all units."""
+        return shared_out(kernel, self.units, self.unit_bytes, {**self.arguments, **more})
 
 
-def _units(problem: Problem, layout: str, width: int) -> dict[str, int]:
-    """The loop sizes of a layout whose vectors have `width` lanes."""
+def loops_of(problem: Problem, layout: str, **operands: Operand) -> Loops:
+    """The loops over a problem in this layout."""
+    units, sizes = _units(problem, layout, vector_lanes(precision(problem)))
+    strided = {name: _with_strides(operand, layout) for name, operand in operands.items()}
     stream = partition.streams(problem.bytes)
+    return Loops(units, problem.bytes / max(units, 1), {"n": problem.n, "stream": stream, **sizes, **strided})
+
+
+def _units(problem: Problem, layout: str, width: int) -> tuple[int, dict[str, Any]]:
+    """How many units there are, and the sizes that kernels need beside n, with vectors of `width` lanes."""
     if layout == "columns":
         strips = partition.count(problem.inner, width)
-        return {"units": problem.outer * strips, "strips": strips, "inner": problem.inner, "stream": stream}
+        return problem.outer * strips, {"strips": Strips(strips, problem.inner)}
     if layout == "split":
         blocks = blocks_of(problem.n)
-        return {"units": problem.outer * blocks, "blocks": blocks, "stream": stream}
-    if layout in ("tiles", "groups"):
-        return {"units": partition.count(problem.outer, width), "count": problem.outer, "stream": stream}
-    return {"units": problem.outer, "count": problem.outer, "stream": stream}
+        return problem.outer * blocks, {"blocks": blocks}
+    if layout in ("transposed", "groups"):
+        return partition.count(problem.outer, width), {"count": problem.outer}
+    return problem.outer, {}
 
 
-def _operands(problem: Problem, layout: str, **operands: Operand) -> dict[str, Any]:
-    """The operands with their strides, as the kernels of a layout name them."""
-    arguments: dict[str, Any] = {}
-    for name, operand in operands.items():
-        strides = (
-            {f"{name}_outer": operand.outer, f"{name}_n": operand.n}
-            if layout == "columns"
-            else {f"{name}_row": operand.outer}
-        )
-        arguments |= {name: operand} | strides
-    return arguments
+def _with_strides(operand: Operand, layout: str) -> Any:
+    return Columns(operand, operand.outer, operand.n) if layout == "columns" else Rows(operand, operand.outer)
 
 
-def kept_numbers(n: int, layout: str, width: int) -> tuple[int, bool]:
-    """The numbers that a part keeps at work on rows of length n, and whether the exponentials are among them."""
-    if layout == "tiles":
-        return tile_size(n, width), True
-    if layout == "groups":
-        return group_size(n, width), True
-    if layout == "columns":
-        keep = n * width <= KEEP
-        return 2 * (n + 1) * width if keep else width, keep
-    return 2 * (n + width), True  # this row and the one before, which is written meanwhile
+def keeps_column(n: int, width: int) -> bool:
+    """Whether the exponentials of a strip of columns are kept."""
+    return n * width <= KEEP

@@ -1,16 +1,52 @@
-"""Writing a row of a result that is computed from any number of arrays."""
+"""out[i] = formula(a[i], b[i], …, numbers): the vector loop that writes a row, for any number of arrays."""
 
 from collections.abc import Callable
 from typing import Any
 
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import Vector, first, full, lanes, store, store_masked, store_streaming, to_line
+from opgrad.cpu.compiler.simd import (
+    Vector,
+    first,
+    full,
+    index,
+    lanes,
+    load_each,
+    load_each_masked,
+    store,
+    store_masked,
+    store_streaming,
+    to_line,
+)
+
+
+def mapped(formula: Callable[..., Vector]) -> Callable[..., None]:
+    """The row writer of out[i] = formula(a[i], b[i], …, *numbers)."""
+
+    @inline
+    def value(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
+        if whole:
+            return formula(*(load_each(arrays, i) + numbers))
+        return formula(*(load_each_masked(arrays, i, mask, 0.0) + numbers))
+
+    return row_writer(value)
+
+
+def mapped_by_index(formula: Callable[..., Vector]) -> Callable[..., None]:
+    """The row writer of out[i] = formula(i, a[i], b[i], …, *numbers)."""
+
+    @inline
+    def value(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
+        if whole:
+            return formula(index(arrays[0], i), *(load_each(arrays, i) + numbers))
+        return formula(index(arrays[0], i), *(load_each_masked(arrays, i, mask, 0.0) + numbers))
+
+    return row_writer(value)
 
 
 def row_writer(value: Callable[..., Vector]) -> Callable[..., None]:
     """out[i] = value(arrays, i, whole, mask, numbers) for i in [begin, end); past the cache if `stream`.
 
-    `value` reads its arrays with `opgrad.cpu.loops.columns.get`: a whole vector, or the lanes of the mask.
+    `value` reads its arrays itself: a whole vector, or the lanes of the mask.
     """
 
     @inline
@@ -36,3 +72,33 @@ def row_writer(value: Callable[..., Vector]) -> Callable[..., None]:
             store_masked(out, i, value(arrays, i, False, mask, numbers), mask)
 
     return write
+
+
+def next_vector(formula: Callable[..., Vector]) -> Callable[..., int]:
+    """One vector of `mapped`, past the cache, for a row that is written while another is read; how far that came.
+
+    Writing apart from reading and computing leaves the memory idle meanwhile: 18 ms against 16 for 2048 x 32000.
+    """
+
+    @inline
+    def step(out: Any, i: int, end: int, arrays: Any, numbers: Any) -> int:
+        w = lanes(out)
+        if i + w <= end:
+            store_streaming(out, i, formula(*(load_each(arrays, i) + numbers)))
+            return i + w
+        return i
+
+    return step
+
+
+@inline
+def same(x: Vector) -> Vector:
+    return x
+
+
+@inline
+def times(x: Vector, factor: Any) -> Vector:
+    return x * factor
+
+
+write_same, write_times = mapped(same), mapped(times)

@@ -9,7 +9,6 @@ from opgrad.cpu.compiler.simd import (
     first,
     first_lane,
     full,
-    index,
     lanes,
     load,
     load_masked,
@@ -22,9 +21,9 @@ from opgrad.cpu.compiler.simd import (
     select,
     store,
     store_masked,
-    store_streaming,
     to_line,
 )
+from opgrad.cpu.loops.map import mapped, next_vector
 from opgrad.cpu.numerics.logsumexp import (
     LOWEST,
     add_below,
@@ -48,111 +47,6 @@ CHUNK: Final = 64  # terms that are added to each other before they join the tot
 MINUS_INFINITY: Final = float("-inf")
 
 
-def map_one(formula: Callable[..., Vector]) -> Callable[..., None]:
-    """out[i] = formula(a[i], s, t, i) for i in [begin, end); past the cache if `stream`."""
-
-    @inline
-    def masked(out: Any, i: int, count: int, a: Any, s: Any, t: Any) -> None:
-        mask = first(out, count)
-        store_masked(out, i, formula(load_masked(a, i, mask, 0.0), s, t, index(out, i)), mask)
-
-    @inline
-    def write(out: Any, begin: int, end: int, stream: int, a: Any, s: Any, t: Any) -> None:
-        w, i = lanes(out), begin
-        if stream:
-            head = min(to_line(out, i), end - i)
-            if head >= 0:
-                body = i + head
-                while i < body:  # twice where a line holds more elements than a vector
-                    masked(out, i, body - i, a, s, t)
-                    i = min(i + w, body)
-                while i + w <= end:
-                    store_streaming(out, i, formula(load(a, i), s, t, index(out, i)))
-                    i += w
-        while i + w <= end:
-            store(out, i, formula(load(a, i), s, t, index(out, i)))
-            i += w
-        if i < end:
-            masked(out, i, end - i, a, s, t)
-
-    return write
-
-
-def map_two(formula: Callable[..., Vector]) -> Callable[..., None]:
-    """out[i] = formula(a[i], b[i], s, t, i) for i in [begin, end); past the cache if `stream`."""
-
-    @inline
-    def masked(out: Any, i: int, count: int, a: Any, b: Any, s: Any, t: Any) -> None:
-        mask = first(out, count)
-        value = formula(load_masked(a, i, mask, 0.0), load_masked(b, i, mask, 0.0), s, t, index(out, i))
-        store_masked(out, i, value, mask)
-
-    @inline
-    def write(out: Any, begin: int, end: int, stream: int, a: Any, b: Any, s: Any, t: Any) -> None:
-        w, i = lanes(out), begin
-        if stream:
-            head = min(to_line(out, i), end - i)
-            if head >= 0:
-                body = i + head
-                while i < body:  # twice where a line holds more elements than a vector
-                    masked(out, i, body - i, a, b, s, t)
-                    i = min(i + w, body)
-                while i + w <= end:
-                    store_streaming(out, i, formula(load(a, i), load(b, i), s, t, index(out, i)))
-                    i += w
-        while i + w <= end:
-            store(out, i, formula(load(a, i), load(b, i), s, t, index(out, i)))
-            i += w
-        if i < end:
-            masked(out, i, end - i, a, b, s, t)
-
-    return write
-
-
-def map_three(formula: Callable[..., Vector]) -> Callable[..., None]:
-    """out[i] = formula(a[i], b[i], c[i], s) for i in [begin, end); past the cache if `stream`."""
-
-    @inline
-    def masked(out: Any, i: int, count: int, a: Any, b: Any, c: Any, s: Any) -> None:
-        mask = first(out, count)
-        value = formula(load_masked(a, i, mask, 0.0), load_masked(b, i, mask, 0.0), load_masked(c, i, mask, 0.0), s)
-        store_masked(out, i, value, mask)
-
-    @inline
-    def write(out: Any, begin: int, end: int, stream: int, a: Any, b: Any, c: Any, s: Any) -> None:
-        w, i = lanes(out), begin
-        if stream:
-            head = min(to_line(out, i), end - i)
-            if head >= 0:
-                body = i + head
-                while i < body:  # twice where a line holds more elements than a vector
-                    masked(out, i, body - i, a, b, c, s)
-                    i = min(i + w, body)
-                while i + w <= end:
-                    store_streaming(out, i, formula(load(a, i), load(b, i), load(c, i), s))
-                    i += w
-        while i + w <= end:
-            store(out, i, formula(load(a, i), load(b, i), load(c, i), s))
-            i += w
-        if i < end:
-            masked(out, i, end - i, a, b, c, s)
-
-    return write
-
-
-@inline
-def same(x: Vector, s: Any, t: Any, i: Vector) -> Vector:
-    return x
-
-
-@inline
-def times(x: Vector, s: Any, t: Any, i: Vector) -> Vector:
-    return x * s
-
-
-write_same, write_times = map_one(same), map_one(times)
-
-
 @inline
 def row_max(x: Any, begin: int, end: int) -> Any:
     """The largest of x[begin:end]; NaN may be passed over."""
@@ -167,23 +61,6 @@ def row_max(x: Any, begin: int, end: int) -> Any:
     return reduce_max(m)
 
 
-def behind_one(formula: Callable[..., Vector]) -> Callable[..., int]:
-    """One vector of map_one, past the cache, for a row that is written while the next one is read.
-
-    Writing apart from reading and computing leaves the memory idle meanwhile: 18 ms against 16 for 2048 x 32000.
-    """
-
-    @inline
-    def step(out: Any, j: int, stop: int, a: Any, s: Any, t: Any) -> int:
-        w = lanes(out)
-        if j + w <= stop:
-            store_streaming(out, j, formula(load(a, j), s, t, index(out, j)))
-            return j + w
-        return j
-
-    return step
-
-
 def row_sum_exp(step: Callable[..., int], add: Callable[..., Any] = add_exact) -> Callable[..., Any]:
     """The sum of the exponentials of x[begin:end], which go to `e` if `keep`.
 
@@ -193,7 +70,7 @@ def row_sum_exp(step: Callable[..., int], add: Callable[..., Any] = add_exact) -
     @inline
     def sum_exp(
         x: Any, begin: int, end: int, m: float, e: Any, keep: int, ahead: Any,
-        out: Any, j: int, stop: int, a: Any, s: Any, t: Any,
+        out: Any, j: int, stop: int, arrays: Any, numbers: Any,
     ) -> Any:  # fmt: skip
         w, scale = lanes(x), scale_for(full(x, m))
         total, lost = sum_start(x)
@@ -205,7 +82,7 @@ def row_sum_exp(step: Callable[..., int], add: Callable[..., Any] = add_exact) -
                 prefetch(ahead, i)
                 if keep:
                     store(e, i, v)
-                j = step(out, j, stop, a, s, t)
+                j = step(out, j, stop, arrays, numbers)
                 i += w
             total, lost = next_chunk(x, total, lost)
         if i < end:
@@ -226,7 +103,7 @@ def row_rest(step: Callable[..., int]) -> Callable[..., Any]:
 
     @inline
     def add_rest(
-        x: Any, begin: int, end: int, m: float, ahead: Any, out: Any, j: int, stop: int, a: Any, s: Any, t: Any
+        x: Any, begin: int, end: int, m: float, ahead: Any, out: Any, j: int, stop: int, arrays: Any, numbers: Any
     ) -> Any:
         w, largest, zero, one = lanes(x), full(x, m), full(x, 0.0), full(x, 1.0)
         scale = scale_for(largest)
@@ -239,7 +116,7 @@ def row_rest(step: Callable[..., int]) -> Callable[..., Any]:
                 prefetch(ahead, i)
                 rest, lost = add_below(x, rest, lost, v, largest, scale)
                 count = count + select(v == largest, one, 0.0)
-                j = step(out, j, stop, a, s, t)
+                j = step(out, j, stop, arrays, numbers)
                 i += w
             rest, lost = next_chunk(x, rest, lost)
         if i < end:
@@ -259,12 +136,12 @@ def line_head(out: Any, n: int, stream: int) -> int:
 
 
 @inline
-def minus_both(x: Vector, m: Any, log_s: Any, i: Vector) -> Vector:
+def minus_both(x: Vector, m: Any, log_s: Any) -> Vector:
     return (x - m) - log_s
 
 
-write_scaled, write_log = map_one(scaled), map_one(minus_both)
-step_scaled, step_log = behind_one(scaled), behind_one(minus_both)
+write_scaled, write_log = mapped(scaled), mapped(minus_both)
+step_scaled, step_log = next_vector(scaled), next_vector(minus_both)
 sum_exp_scaling, add_rest_logging = row_sum_exp(step_scaled), row_rest(step_log)
 
 
@@ -272,7 +149,7 @@ sum_exp_scaling, add_rest_logging = row_sum_exp(step_scaled), row_rest(step_log)
 def rest_of_block(x: Any, begin: int, end: int, m: float, ahead: Any) -> Any:
     """`row_rest` for a piece of a row; of -inf alone it is 0, not NaN: only the whole row decides."""
     top = max(m, number(x, LOWEST))
-    rest, count, _ = add_rest_logging(x, begin, end, top, ahead, x, end, end, x, full(x, top), full(x, top))
+    rest, count, _ = add_rest_logging(x, begin, end, top, ahead, x, end, end, (x,), (full(x, top), full(x, top)))
     return rest, count
 
 
@@ -295,25 +172,11 @@ def row_log_sum(x: Any, n: int, ahead: Any) -> Any:
     return m, first_lane(row_log_of_sum(x, rest, count, m))
 
 
-def behind_two(formula: Callable[..., Vector]) -> Callable[..., int]:
-    """As behind_one, for map_two."""
-
-    @inline
-    def step(out: Any, j: int, stop: int, a: Any, b: Any, s: Any) -> int:
-        w = lanes(out)
-        if j + w <= stop:
-            store_streaming(out, j, formula(load(a, j), load(b, j), s, 0.0, index(out, j)))
-            return j + w
-        return j
-
-    return step
-
-
 def row_sum(term: Callable[..., Vector], step: Callable[..., int]) -> Callable[..., Any]:
     """The sum of term(dy[i], y[i]) over [begin, end); meanwhile it writes out[j:stop] with `step`, as row_sum_exp."""
 
     @inline
-    def add_up(dy: Any, y: Any, begin: int, end: int, out: Any, j: int, stop: int, a: Any, b: Any, s: Any) -> Any:
+    def add_up(dy: Any, y: Any, begin: int, end: int, out: Any, j: int, stop: int, arrays: Any, numbers: Any) -> Any:
         w = lanes(dy)
         total = full(dy, 0.0)
         i = begin
@@ -324,7 +187,7 @@ def row_sum(term: Callable[..., Vector], step: Callable[..., int]) -> Callable[.
                 prefetch(dy, i + AHEAD)
                 prefetch(y, i + AHEAD)
                 chunk = chunk + term(load(dy, i), load(y, i))
-                j = step(out, j, stop, a, b, s)
+                j = step(out, j, stop, arrays, numbers)
                 i += w
             total = total + chunk
         if i < end:

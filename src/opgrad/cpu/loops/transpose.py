@@ -1,29 +1,29 @@
-"""Rows too short for vectors: as many as a vector has lanes are turned into columns."""
+"""Rows too short for vectors: as many as a vector has lanes are transposed into columns."""
 
 from typing import Any, Final
 
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import lanes, turn_block_in, turn_block_out
+from opgrad.cpu.compiler.simd import lanes, transpose_block_in, transpose_block_out
 
 
 @inline
-def turn_in(tile: Any, x: Any, x_row: int, n: int, count: int) -> None:
+def transpose_in(tile: Any, x: Any, x_row: int, n: int, count: int) -> None:
     """tile[c, r] = x[r, c] for `count` rows; the other lanes become 0. A tile has room for whole blocks."""
     w = lanes(x)
     block = w // 2
     for r in range(0, w, block):
         for c in range(0, n, block):
-            turn_block_in(tile + (c * w + r), w, x + (r * x_row + c), x_row, count - r, n - c)
+            transpose_block_in(tile + (c * w + r), w, x + (r * x_row + c), x_row, count - r, n - c)
 
 
 @inline
-def turn_out(y: Any, y_row: int, tile: Any, n: int, count: int) -> None:
+def transpose_out(y: Any, y_row: int, tile: Any, n: int, count: int) -> None:
     """y[r, c] = tile[c, r] for `count` rows."""
     w = lanes(y)
     block = w // 2
     for r in range(0, w, block):
         for c in range(0, n, block):
-            turn_block_out(y + (r * y_row + c), y_row, tile + (c * w + r), w, count - r, n - c)
+            transpose_block_out(y + (r * y_row + c), y_row, tile + (c * w + r), w, count - r, n - c)
 
 
 def tile_size(n: int, width: int) -> int:
@@ -38,10 +38,5 @@ VECTORS: Final = 4
 
 
 def group_tiles(width: int) -> int:
-    """The numbers that a group of as many rows as a vector has lanes takes besides its rows (opgrad.cpu.softmax.groups)."""
+    """The numbers that a group of as many rows as a vector has lanes takes besides its rows."""
     return (TILES * width + VECTORS) * width
-
-
-def group_size(n: int, width: int) -> int:
-    """The same with the exponentials of rows of length n."""
-    return group_tiles(width) + (n + width) * width

@@ -1,8 +1,8 @@
 """Kernels of batch normalization where planes are shorter than a vector: vectors run across channels and planes.
 
 Arrays are samples x columns, contiguous; a column is an element of a channel's plane. Sums over samples are formed
-in blocks of BLOCK samples and strips of STRIP columns. `wide` is the table of opgrad.cpu.normalization.batch_planes with each number
-once for every column of its channel, `pitch` from one row to the next.
+in blocks of BLOCK samples and strips of STRIP columns. `wide` is the table of `batch_planes` with each number once
+for every column of its channel, `pitch` from one row to the next.
 """
 
 from typing import Any, Final

@@ -40,7 +40,7 @@ def unless_infinite(v: Vector, x: Vector) -> Vector:
     return select(absolute(x) < INFINITY, v, x * 0.0)
 
 
-# --- numbers and products in two parts -------------------------------------------------------------------------------
+# --- numbers and products in two parts -----------------------------------------------------------------------------
 
 REST_COUNTS = 4096.0  # the rest of a larger number is left out: exp of it is 0 or infinite, and the rest may be large
 
@@ -73,7 +73,7 @@ def square(x: Vector) -> tuple[Vector, Vector]:
     return high, fma(x, x, -high)
 
 
-# --- exp(high + low) = (1 + p) * 2**n -------------------------------------------------------------------------------
+# --- exp(high + low) = (1 + p) * 2**n ------------------------------------------------------------------------------
 
 # Times any finite number these powers of e are 0, and infinite.
 FAR_SINGLE, FAR_DOUBLE = 200.0, 1460.0
@@ -128,7 +128,7 @@ def expm1_up_to_zero(x: Vector) -> Vector:
     return fma(power, p, power - 1.0)
 
 
-# --- logistic function -----------------------------------------------------------------------------------------------
+# --- logistic function ---------------------------------------------------------------------------------------------
 
 
 @inline
@@ -139,7 +139,7 @@ def logistic_times(v: Vector, high: Vector, low: Vector) -> Vector:
     return select(high >= 0.0, above, unless_infinite(times_parts(above, p, n), v))
 
 
-# --- logarithms ------------------------------------------------------------------------------------------------------
+# --- logarithms ----------------------------------------------------------------------------------------------------
 
 
 @inline
@@ -186,7 +186,7 @@ def softplus(s: Vector, factor: float) -> Vector:
     return select(high > 0.0, s, 0.0) + small
 
 
-# --- the normal distribution -----------------------------------------------------------------------------------------
+# --- the normal distribution ---------------------------------------------------------------------------------------
 
 # P(X < -x) = exp(-x*x/2) * h(t) / (x + K), t = (x - K) / (x + K).
 TAIL_K = 4.5

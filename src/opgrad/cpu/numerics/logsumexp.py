@@ -27,7 +27,7 @@ from opgrad.cpu.compiler.simd import (
 )
 from opgrad.cpu.numerics.math import LOG2_E, expm1_parts, expm1_reduced, log, remainder
 
-# --- exp on a row's own scale --------------------------------------------------------------------------------------
+# --- exp on a row's own scale ---------------------------------------------------------------------------------------
 
 # The largest exponential of a row is near 2**TOP, so that none that counts is denormal, nor 1 / sum.
 TOP_SINGLE, TOP_DOUBLE = 64, 256
@@ -261,7 +261,7 @@ def column_divisor(s: Any, m: Vector) -> Any:
 
 
 @inline
-def scaled(e: Vector, divisor: Any, fine: Any, i: Vector) -> Vector:
+def scaled(e: Vector, divisor: Any, fine: Any) -> Vector:
     """e / sum. The largest exponential's quotient is known without e's own rounding: 1 stays 1, and 1/n is 1/n."""
     high, low, top, largest = divisor
     if fine:

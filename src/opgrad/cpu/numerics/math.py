@@ -26,7 +26,7 @@ from opgrad.cpu.compiler.simd import (
 
 LOG2_E = 1.44269504088896341
 
-# --- exp(x) = 2**n * exp(r), n = round(x / ln 2), |r| <= ln(2)/2; exp(r) - 1 = r + r*r*q(r) ------------------------
+# --- exp(x) = 2**n * exp(r), n = round(x / ln 2), |r| <= ln(2)/2; exp(r) - 1 = r + r*r*q(r) -------------------------
 
 
 @inline

@@ -6,7 +6,7 @@ from opgrad.cpu.compiler.native import by_precision, inline
 from opgrad.cpu.compiler.simd import Vector, absolute, copy_sign, exponent_of, fma, like, mantissa_of, select
 from opgrad.cpu.numerics.functions import INFINITY, REST_COUNTS, exp_times, normal, rest_of
 
-# --- log(x) = e * ln 2 + 2 * atanh(q), q = (m - 1) / (m + 1), m in [sqrt(1/2), sqrt(2)) ----------------------------
+# --- log(x) = e * ln 2 + 2 * atanh(q), q = (m - 1) / (m + 1), m in [sqrt(1/2), sqrt(2)) -----------------------------
 
 TWO_THIRDS = 0.66666666666666666667
 TWO_THIRDS_REST = 3.7007434154171884681e-17  # beyond float64
@@ -79,7 +79,7 @@ def log_parts(x: Vector) -> tuple[Vector, Vector]:
     return total, ((whole - total) + part) + (part_low + whole_low)
 
 
-# --- powers ----------------------------------------------------------------------------------------------------------
+# --- powers --------------------------------------------------------------------------------------------------------
 
 EXACT_INTEGERS = 2.0**53  # from here on every float64 is an even integer
 

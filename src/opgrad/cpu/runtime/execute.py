@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from opgrad.cpu.compiler.memory import call_address, load_i32, load_word, stack_words, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, native
-from opgrad.cpu.compiler.simd import Float, Pointer
-from opgrad.cpu.runtime import parallel
+from opgrad.cpu.compiler.parameters import POINTERS, Float, Private, values
+from opgrad.cpu.runtime import parallel, partition
+from opgrad.cpu.runtime.workspace import IN_USE, STATUS_WORDS, Scratch, Workspace, slots_for
 from opgrad.problem import Operand, Pair
 from opgrad.ranges import Explain
 
@@ -27,16 +28,6 @@ MAX_ARGUMENTS: Final = 64
 MAX_OPERANDS: Final = 8
 SCRATCH: Final = -1  # the operand number of scratch memory
 TABLE: Final = -2  # … and of the table of all operands' addresses
-SLOTS: Final = 8  # scratch word: one bit for each working space in use
-STATUS_WORDS: Final = 16  # scratch starts with a status (0: fine), what it is about, and SLOTS
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """Scratch memory from a byte offset on."""
-
-    offset: int = 0
-    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -45,62 +36,109 @@ class Operands:
 
 
 @dataclass(frozen=True)
+class Address:
+    """Memory that outlives the program, at a fixed address."""
+
+    value: int
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Step:
-    """One kernel with its arguments by parameter name, to be run for part = 0 … parts - 1."""
+    """One kernel with its arguments by parameter name, to be run for all units, so many in each part."""
 
     kernel: Kernel
-    parts: int
+    units: int = 1
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    per_part: int = 1
+
+    @property
+    def parts(self) -> int:
+        return partition.count(self.units, self.per_part)
+
+
+def shared_out(kernel: Kernel, units: int, unit_bytes: float, arguments: Mapping[str, Any]) -> Step:
+    """The step whose parts are worth a thread's attention, a unit touching so many bytes."""
+    return Step(kernel, units, arguments, partition.per_part(units, unit_bytes))
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a kernel function returns: steps, their scratch memory, and the words for what may go wrong.
+    """What a kernel function returns: steps, their working memory, and the words for what may go wrong.
 
     `name` tells how it is done, `tables` keeps the memory that arguments point to.
     """
 
     steps: Sequence[Step]
-    scratch_bytes: int = 0
+    workspace: Workspace | int | None = None
     explain: Explain | None = None
     name: str = ""
     tables: Sequence[Any] = ()
+    slots: int = field(init=False)  # how many parts can have private memory at a time, settled once
+
+    def __post_init__(self) -> None:
+        parts = max((step.parts for step in self.steps if step.kernel.takes_private), default=0)
+        object.__setattr__(self, "slots", slots_for(parts))
+
+    @property
+    def scratch_bytes(self) -> int:
+        if isinstance(self.workspace, Workspace):
+            return self.workspace.bytes(self.slots)
+        return self.workspace or 0
 
 
-def words(steps: Sequence[Step], pairs: Sequence[Pair]) -> list[int]:
+def words(program: Program, pairs: Sequence[Pair]) -> list[int]:
     """The plan's words."""
-    result = [len(steps), len(pairs), 0]
+    result = [len(program.steps), len(pairs), 0]
     for pair in pairs:
         result += [pair.result, pair.other, *pair.result_bytes, *pair.other_bytes, pair.same]
     result[FIRST_STEP] = len(result)
-    for step in steps:
-        result += _step_words(step)
+    for step in program.steps:
+        result += _step_words(step, program)
     return result
 
 
-def _step_words(step: Step) -> list[int]:
-    arguments, patches, dtypes = [], [], []
-    for place, (name, kind) in enumerate(step.kernel.parameters.items()):
-        value = step.arguments[name]
-        if isinstance(value, Operand):
-            patches += [place, value.number]
-        elif isinstance(value, Scratch):
-            patches += [place, SCRATCH]
-        elif isinstance(value, Operands):
-            patches += [place, TABLE]
-        if kind == Pointer:
-            dtypes.append("float32" if value is None else value.dtype)
-        arguments.append(_word(value, kind))
-    task = step.kernel.task(dtypes)
-    return [task, step.parts, len(arguments), len(patches) // 2, *arguments, *patches]
+def _step_words(step: Step, program: Program) -> list[int]:
+    given = _header(step, program)
+    for name, kind in step.kernel.parameters.items():
+        given += values(kind, step.arguments[name])
+    dtypes = ["float32" if value is None else value.dtype for kind, value in given if kind in POINTERS]
+    patches = [word for place, (kind, value) in enumerate(given) for word in _patch(place, kind, value)]
+    arguments = [_word(value, kind) for kind, value in given]
+    return [step.kernel.task(dtypes), step.parts, len(given), len(patches) // 2, *arguments, *patches]
 
 
-def _word(value: Any, kind: str) -> int:
+def _header(step: Step, program: Program) -> list[tuple[Any, Any]]:
+    """The words before a kernel's own arguments, as opgrad.cpu.compiler.parameters lays them out."""
+    if not step.kernel.takes_units:
+        return []
+    header: list[Any] = [step.per_part, step.units]
+    if step.kernel.takes_private:
+        workspace: Any = program.workspace
+        memory = Scratch(workspace.slots_begin), workspace.slot_bytes, Scratch(8 * IN_USE), program.slots
+        header += memory
+    return [(int, value) for value in header]
+
+
+def _patch(place: int, kind: Any, value: Any) -> list[int]:
+    """Which address is added to the word at `place` when a call starts, if one is."""
+    if kind is Private or value is None:
+        return []
+    if isinstance(value, Operand):
+        return [place, value.number]
+    if isinstance(value, Operands):
+        return [place, TABLE]
+    return [place, SCRATCH] if isinstance(value, Scratch) else []
+
+
+def _word(value: Any, kind: Any) -> int:
     if value is None or isinstance(value, Operand | Operands):
         return 0
     if isinstance(value, Scratch):
         return value.offset
-    return int(unpack("q", pack("d", value))[0]) if kind == Float else int(value)
+    if isinstance(value, Address):
+        return value.value
+    return int(unpack("q", pack("d", value))[0]) if kind is Float else int(value)
 
 
 @inline

@@ -1,42 +1,95 @@
-"""Working space for kernels: each part takes a slot of scratch memory and gives it back."""
+"""The working memory of a program, taken piece by piece before anything runs, as oneDNN's scratchpad registry does.
+
+A shared piece is there once for a call: what a step leaves for the next. A private piece is there once for each part
+that runs at a time: it lies in a slot that the part takes when it starts.
+"""
 
 import os
+from dataclasses import dataclass
 from typing import Any, Final
 
-from opgrad.cpu.compiler.memory import atomic_add, atomic_load, atomic_swap_if, spin_hint
-from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.runtime.execute import SLOTS, STATUS_WORDS, Scratch
+from opgrad.contract import DTYPES
+from opgrad.cpu.compiler import slots
+from opgrad.cpu.compiler.native import inline, vector_lanes
 from opgrad.cpu.runtime.parallel import get_num_threads
 
 MAX_SLOTS: Final = 63
+LINE: Final = 64
+PADDING: Final = 256  # bytes behind each piece: a masked tail may be stored whole, and pieces are no power of two apart
+STATUS_WORDS: Final = 16  # working memory starts with a status (0: fine), what it is about, and IN_USE
+IN_USE: Final = 8  # the word with a bit for each slot in use
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A piece of working memory; a private one counts from the start of a slot."""
+
+    offset: int = 0
+    dtype: str = "float32"
+    private: bool = False
+
+
+class Workspace:
+    """Working memory of a program whose computations have this precision."""
+
+    def __init__(self, precision: str = "float32"):
+        self.precision = precision
+        self.shared_bytes, self.private_bytes = 8 * STATUS_WORDS, 0
+
+    def shared(self, count: int, dtype: str | None = None) -> Scratch:
+        """Memory for so many numbers, of the precision unless a dtype is given."""
+        dtype = dtype or self.precision
+        start, self.shared_bytes = _behind(self.shared_bytes, count, dtype)
+        return Scratch(start, dtype)
+
+    def private(self, count: int, dtype: str | None = None) -> Scratch:
+        """The same for each part that runs at a time."""
+        dtype = dtype or self.precision
+        start, self.private_bytes = _behind(self.private_bytes, count, dtype)
+        return Scratch(start, dtype, private=True)
+
+    @property
+    def slots_begin(self) -> int:
+        return _to_line(self.shared_bytes)
+
+    @property
+    def slot_bytes(self) -> int:
+        return _to_line(self.private_bytes)
+
+    def bytes(self, slots: int) -> int:
+        """The size of all of it."""
+        return self.slots_begin + slots * self.slot_bytes
+
+
+def _to_line(offset: int) -> int:
+    return (offset + LINE - 1) & -LINE
+
+
+def _behind(end: int, count: int, dtype: str) -> tuple[int, int]:
+    """Where the next piece starts and ends."""
+    start = _to_line(end)
+    return start, start + count * DTYPES[dtype].itemsize + PADDING
+
+
+def slots_for(parts: int) -> int:
+    """How many parts get memory of their own; the plan is kept, and there may be more threads when it runs again."""
+    return min(parts, MAX_SLOTS, max(os.cpu_count() or 1, get_num_threads()))
+
+
+def whole_vectors(count: int, precision: str) -> int:
+    """The count rounded up to whole vectors."""
+    width = vector_lanes(precision)
+    return -(-count // width) * width
 
 
 @inline
-def take_slot(scratch: int, slots: int) -> int:
-    """A working space that no other part uses; give it back with `release_slot`.
-
-    Where more threads than slots are at work, which have been set since the call was planned, a part waits for one
-    that is done; whoever has a slot waits for nobody.
-    """
-    word = scratch + 8 * SLOTS
-    while True:
-        taken = atomic_load(word)
-        for slot in range(slots):
-            if not taken >> slot & 1:
-                if atomic_swap_if(word, taken, taken | 1 << slot):
-                    return slot
-                break
-        spin_hint()
+def take_slot(scratch: int, count: int) -> int:
+    return slots.take_slot(scratch + 8 * IN_USE, count)
 
 
 @inline
 def release_slot(scratch: int, slot: int) -> None:
-    atomic_add(scratch + 8 * SLOTS, -(1 << slot))
-
-
-def slots_for(made: int) -> int:
-    """How many of so many parts may have working space at once. It is asked for once, and the plan keeps it."""
-    return min(made, MAX_SLOTS, max(os.cpu_count() or 1, get_num_threads()))
+    slots.release_slot(scratch + 8 * IN_USE, slot)
 
 
 def working_space(elements: int, dtype: str, made: int, start: int = 8 * STATUS_WORDS) -> tuple[dict[str, Any], int]:

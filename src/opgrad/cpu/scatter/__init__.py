@@ -1,7 +1,7 @@
 """Elements and slices picked by index or by range, and their gradients: what is laid out how.
 
 Tuples of indices become numbers of slices, and then it is gather with axis 0. Elements along an axis of a one-axis
-array are such slices, too; all others go to `opgrad.cpu.scatter.along_axis`, ranges to `opgrad.cpu.scatter.ranges`.
+array are such slices, too; all others go to `along_axis`, ranges to `ranges`.
 """
 
 import ctypes
@@ -12,25 +12,26 @@ from dataclasses import replace
 from opgrad.contract import Shape
 from opgrad.cpu.compiler.memory import load_word, store_word
 from opgrad.cpu.compiler.native import kernel
-from opgrad.cpu.compiler.simd import Pointer, load_one
-from opgrad.cpu.gather import INDICES_PER_PART, copy_steps, index_steps, report_indices, sum_steps
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
-from opgrad.cpu.scatter import along_axis
-from opgrad.cpu.scatter import ranges as strided
+from opgrad.cpu.compiler.parameters import Part, Pointer, Units
+from opgrad.cpu.compiler.simd import load_one
+from opgrad.cpu.gather import INDICES_PER_PART, Slices, checking, copy_steps, index_steps, sum_steps
+from opgrad.cpu.loops.layout import precision
+from opgrad.cpu.runtime.execute import Program, Step
+from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.scatter import along_axis, ranges
 from opgrad.cpu.scatter.radix_sort import FEW, sorted_sum_steps
 from opgrad.problem import Problem
 from opgrad.ranges import Explain, wrong_index
 from opgrad.shapes import slice_ranges
 
-# --- tuples of indices ---------------------------------------------------------------------------------------------
+# --- tuples of indices ----------------------------------------------------------------------------------------------
 
 
 @kernel
-def number_tuples(part, per_part, count, per_batch, named, sizes, indices: Pointer, numbers, found):
+def number_tuples(tuples: Units, part: Part, per_batch, named, sizes, indices: Pointer, numbers, found):
     """numbers[j] = the number of the slice that tuple j names; found[part] = the first wrong index's place, or -1."""
     wrong = -1
-    for j in range(part * per_part, min((part + 1) * per_part, count)):
+    for j in tuples:
         place = j // per_batch
         for k in range(named):
             size, index = load_word(sizes, k), load_one(indices, j * named + k)
@@ -45,27 +46,25 @@ class Numbered:
     """The steps that turn tuples of indices into numbers of slices, and the problem with these as its indices."""
 
     def __init__(self, problem: Problem, operator: str, batches: int, sizes: Shape, count: int):
-        made = max(1, partition.count(count, INDICES_PER_PART))
         table = (ctypes.c_int64 * len(sizes))(*sizes)
-        numbers = (8 * (STATUS_WORDS + made) + 63) & ~63
+        self.workspace = Workspace(precision(problem))
+        self.numbers = self.workspace.shared(count, "int64")
         arguments = {
-            "per_part": INDICES_PER_PART,
-            "count": count,
             "per_batch": count // max(batches, 1),
             "named": len(sizes),
             "sizes": ctypes.addressof(table),
             "indices": problem["indices"],
-            "numbers": Scratch(numbers),
-            "found": Scratch(8 * STATUS_WORDS),
-            "made": made,
-            "scratch": Scratch(),
+            "numbers": self.numbers,
         }
-        self.steps = [Step(number_tuples, made, arguments), Step(report_indices, 1, arguments)]
-        self.problem = replace(problem, operands={**problem.operands, "indices": Scratch(numbers, "int64")})
-        self.numbers, self.end = numbers, numbers + 8 * count
+        self.steps = checking(number_tuples, self.workspace, count, INDICES_PER_PART, arguments)
+        self.problem = replace(problem, operands={**problem.operands, "indices": self.numbers})
         self.size = batches * math.prod(sizes)
         self.tables = (table,)
         self.explain = _wrong_in_tuple(problem, operator, sizes)
+
+    def program(self, more: Sequence[Step]) -> Program:
+        """These steps and then others."""
+        return Program([*self.steps, *more], self.workspace, self.explain, tables=self.tables)
 
 
 def _wrong_in_tuple(problem: Problem, operator: str, sizes: Sequence[int]) -> Explain:
@@ -84,10 +83,9 @@ def _tuples(problem: Problem, operator: str, shape: Shape) -> tuple[Numbered, in
 def gather_nd(problem: Problem) -> Program:
     numbered, post, count = _tuples(problem, "gather_nd", problem.specs["x"].shape)
     if post == 1:
-        more, _ = along_axis.copy_steps(numbered.problem, along_axis.Lines((numbered.size,), (count,), 0), numbered.end)
-    else:
-        more = copy_steps(numbered.problem, 1, numbered.size, post, count)
-    return Program(numbered.steps + more, numbered.end, numbered.explain, tables=numbered.tables)
+        lines = along_axis.Lines((numbered.size,), (count,), 0)
+        return numbered.program(along_axis.copy_steps(numbered.problem, numbered.workspace, lines))
+    return numbered.program(copy_steps(numbered.problem, 1, Slices(count, numbered.size, post)))
 
 
 def gather_nd_grad(problem: Problem) -> Program:
@@ -99,17 +97,15 @@ def _summed(numbered: Numbered, post: int, count: int) -> Program:
 
     Single elements are added where they go: sorting them first takes five times as long.
     """
-    problem, size = numbered.problem, numbered.size
-    more: list[Step] = []
-    scratch = numbered.end
-    if size * post:
-        if size > FEW * count and count:
-            more, scratch = sorted_sum_steps(problem, numbered.numbers, size, post, count)
-        elif post == 1:
-            more, scratch = along_axis.sum_steps(problem, along_axis.Lines((size,), (count,), 0), scratch)
-        else:
-            more, scratch = sum_steps(problem, 1, size, post, count, scratch)
-    return Program(numbered.steps + more, scratch, numbered.explain, tables=numbered.tables)
+    problem, workspace, slices = numbered.problem, numbered.workspace, Slices(count, numbered.size, post)
+    if not slices.size * post:
+        return numbered.program([])
+    if slices.size > FEW * count and count:
+        return numbered.program(sorted_sum_steps(problem, workspace, numbered.numbers, slices))
+    if post == 1:
+        lines = along_axis.Lines((slices.size,), (count,), 0)
+        return numbered.program(along_axis.sum_steps(problem, workspace, lines))
+    return numbered.program(sum_steps(problem, workspace, 1, slices))
 
 
 # --- elements along an axis ----------------------------------------------------------------------------------------
@@ -133,16 +129,16 @@ def _along_axis(
     operator: str,
     shape: Shape,
     axis: int,
-    work: Callable[[Problem, along_axis.Lines, int], tuple[list[Step], int]],
+    work: Callable[[Problem, Workspace, along_axis.Lines], list[Step]],
 ) -> Program:
-    steps, scratch = index_steps(problem, shape[axis])
+    workspace = Workspace(precision(problem))
     lines = along_axis.Lines(shape, problem.specs["indices"].shape, axis)
-    more, scratch = work(problem, lines, scratch)
-    return Program(steps + more, scratch, wrong_index(problem, operator, shape[axis]), tables=(lines.table,))
+    steps = index_steps(problem, workspace, shape[axis]) + work(problem, workspace, lines)
+    return Program(steps, workspace, wrong_index(problem, operator, shape[axis]), tables=(lines.table,))
 
 
 # --- ranges --------------------------------------------------------------------------------------------------------
 
 
 def slice_grad(problem: Problem) -> Program:
-    return strided.program(problem, slice_ranges(dict(problem.attributes)))
+    return ranges.program(problem, slice_ranges(dict(problem.attributes)))

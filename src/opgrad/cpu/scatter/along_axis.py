@@ -7,25 +7,40 @@ are added as they come along the axis; the rounding errors of long sums are adde
 
 import ctypes
 import math
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opgrad.contract import Shape
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
-from opgrad.cpu.compiler.simd import Pointer, Vector, load_one, number, select, store_one
+from opgrad.cpu.compiler.parameters import Pointer, Private, Units
+from opgrad.cpu.compiler.simd import Vector, load_one, number, select, store_one
 from opgrad.cpu.gather import CHUNK
 from opgrad.cpu.loops.fill import write_zeros, zero_step
-from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.rows import map_two
+from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Step
-from opgrad.cpu.runtime.workspace import release_slot, take_slot, working_space
+from opgrad.cpu.runtime.execute import Step, shared_out
+from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.problem import Problem
 
 WORDS: Final = 3  # of an axis in the table: its size, and its strides in the indices and in x
 CACHED = 1 << 17  # bytes of a strip of x that stay in the second-level cache with all that goes through it
 NARROW = 16  # lines of a strip at least, if there are so many side by side: a cache line of float32
 FEW: Final = 4  # elements for each index from which on only the elements named are written, the others zeroed
+
+
+class LineStrips(NamedTuple):
+    """Strips of lines: how many there are in a row of them, how many lines a strip and a row have, the axes' table;
+    the indices and the elements of x of a line, and the steps from one to the next of both."""
+
+    strips: int
+    width: int
+    run: int
+    table: int
+    axes: int
+    n: int
+    size: int
+    step: int
+    x_step: int
 
 
 class Lines:
@@ -49,21 +64,13 @@ class Lines:
         self.axes, self.table = len(others), (ctypes.c_int64 * len(words))(*words)
         self.covers = all(indices[place] == x[place] for place in range(len(x)) if place != axis)
 
-    def strips(self, width: int) -> dict[str, Any]:
-        """What kernels are told of the lines, so many of them in a strip."""
+    def strips(self, width: int) -> tuple[int, "LineStrips"]:
+        """How many strips of so many lines there are, and what kernels are told of them."""
         strips = partition.count(self.run, width)
-        return {
-            "units": self.rows * strips,
-            "strips": strips,
-            "width": width,
-            "run": self.run,
-            "table": ctypes.addressof(self.table),
-            "axes": self.axes,
-            "n": self.n,
-            "size": self.size,
-            "step": self.steps[0],
-            "x_step": self.steps[1],
-        }
+        address = ctypes.addressof(self.table)
+        return self.rows * strips, LineStrips(
+            strips, width, self.run, address, self.axes, self.n, self.size, *self.steps
+        )
 
 
 @inline
@@ -79,6 +86,14 @@ def place_of(table: int, axes: int, row: int, which: int) -> int:
 
 
 @inline
+def strip_at(lines: Any, strip: int) -> tuple[int, int, int]:
+    """Where a strip starts in the indices and in x, and how many lines it has."""
+    row, column = strip // lines.strips, strip % lines.strips * lines.width
+    place = place_of(lines.table, lines.axes, row, 1) + column
+    return place, place_of(lines.table, lines.axes, row, 2) + column, min(lines.width, lines.run - column)
+
+
+@inline
 def element(indices: Any, i: int, size: int) -> int:
     """The element that index i names."""
     index = load_one(indices, i)
@@ -89,42 +104,36 @@ def element(indices: Any, i: int, size: int) -> int:
 
 
 @kernel
-def copy_elements(
-    part, per_part, units, strips, width, run, table, axes, n, size, step, x_step, per_block, blocks,
-    indices: Pointer, x: Pointer, y: Pointer,
-):  # fmt: skip
+def copy_elements(units: Units, lines: LineStrips, per_block, blocks, indices: Pointer, x: Pointer, y: Pointer):
     """A unit is a block of indices along the axis, for a strip of lines."""
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        block, strip = unit % blocks * per_block, unit // blocks
-        row, column = strip // strips, strip % strips * width
-        place = place_of(table, axes, row, 1) + column
-        source = x + (place_of(table, axes, row, 2) + column)
-        out, names = y + place, indices + place
-        columns, end = min(width, run - column), min(block + per_block, n)
+    n, size, step, x_step = lines.n, lines.size, lines.step, lines.x_step
+    for unit in units:
+        begin = unit % blocks * per_block
+        place, x_place, columns = strip_at(lines, unit // blocks)
+        source, out, names, end = x + x_place, y + place, indices + place, min(begin + per_block, n)
         if columns == 1:
-            for j in range(block, end):
+            for j in range(begin, end):
                 store_one(out, j * step, load_one(source, element(names, j * step, size) * x_step))
         else:
-            for j in range(block, end):
+            for j in range(begin, end):
                 for q in range(columns):
                     i = j * step + q
                     store_one(out, i, load_one(source, element(names, i, size) * x_step + q))
 
 
-def copy_steps(problem: Problem, lines: Lines, scratch: int) -> tuple[list[Step], int]:
+def copy_steps(problem: Problem, workspace: Workspace, lines: Lines) -> list[Step]:
     count = math.prod(problem.specs["indices"].shape)
     if not count:
-        return [], scratch
+        return []
     item = problem.specs["x"].dtype.itemsize
-    given = lines.strips(_width(lines, item))
-    blocks = max(1, round(count * 2 * item / (given["units"] * partition.MAX_PART_BYTES)))
+    strips, given = lines.strips(_width(lines, item))
+    blocks = max(1, round(count * 2 * item / (strips * partition.MAX_PART_BYTES)))
     per_block = -(-lines.n // blocks)
     blocks = partition.count(lines.n, per_block)
-    units = given["units"] * blocks
-    per = partition.per_part(units, count / units * (2 * item + problem.specs["indices"].dtype.itemsize))
-    operands = {name: problem[name] for name in ("indices", "x", "y")}
-    arguments = given | operands | {"per_block": per_block, "blocks": blocks, "units": units, "per_part": per}
-    return [Step(copy_elements, partition.count(units, per), arguments)], scratch
+    arguments = {name: problem[name] for name in ("indices", "x", "y")}
+    arguments |= {"lines": given, "per_block": per_block, "blocks": blocks}
+    unit_bytes = count / (strips * blocks) * (2 * item + problem.specs["indices"].dtype.itemsize)
+    return [shared_out(copy_elements, strips * blocks, unit_bytes, arguments)]
 
 
 def _width(lines: Lines, item: int) -> int:
@@ -136,17 +145,17 @@ def _width(lines: Lines, item: int) -> int:
 
 
 @inline
-def pieces(size: int, x_step: int, columns: int) -> tuple[int, int]:
-    """How many pieces a strip of x has in memory, and their length: one if nothing lies between its rows."""
+def runs_of_strip(size: int, x_step: int, columns: int) -> tuple[int, int]:
+    """How many runs a strip of x has in memory, and their length: one if nothing lies between its rows."""
     return (1, size * columns) if columns == x_step else (size, columns)
 
 
 @inline
 def zero_strip(dx: Any, size: int, x_step: int, columns: int) -> None:
     """dx = 0 in the strip."""
-    count, length = pieces(size, x_step, columns)
+    count, length = runs_of_strip(size, x_step, columns)
     for k in range(count):
-        write_zeros(dx + k * x_step, 0, length, 0, dx, 0.0, 0.0)
+        write_zeros(dx + k * x_step, 0, length, 0)
 
 
 @inline
@@ -156,17 +165,12 @@ def add_one(total: Any, i: int, value: float) -> None:
 
 
 @kernel
-def add_in_place(
-    part, per_part, units, strips, width, run, table, axes, n, size, step, x_step,
-    indices: Pointer, dy: Pointer, dx: Pointer,
-):  # fmt: skip
+def add_in_place(units: Units, lines: LineStrips, indices: Pointer, dy: Pointer, dx: Pointer):
     """For few numbers along the axis, where dx has the precision of the sums."""
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        row, column = unit // strips, unit % strips * width
-        place = place_of(table, axes, row, 1) + column
-        total = dx + (place_of(table, axes, row, 2) + column)
-        given, names = dy + place, indices + place
-        columns = min(width, run - column)
+    n, size, step, x_step = lines.n, lines.size, lines.step, lines.x_step
+    for unit in units:
+        place, x_place, columns = strip_at(lines, unit)
+        total, given, names = dx + x_place, dy + place, indices + place
         zero_strip(total, size, x_step, columns)
         if columns == 1:
             for j in range(n):
@@ -179,95 +183,89 @@ def add_in_place(
 
 
 @inline
-def add_exactly(total: Any, lost: Any, i: int, value: float) -> None:
-    """total[i] += value; lost[i] += what the rounding took."""
+def add_exactly(total: Any, compensation: Any, i: int, value: float) -> None:
+    """total[i] += value; compensation[i] += what the rounding took (TwoSum, Knuth 1969)."""
     before = load_one(total, i)
     after = before + value
     added = after - before
     store_one(total, i, after)
-    store_one(lost, i, load_one(lost, i) + ((before - (after - added)) + (value - added)))
+    store_one(compensation, i, load_one(compensation, i) + ((before - (after - added)) + (value - added)))
 
 
 @inline
-def _with_lost(total: Vector, lost: Vector, s: float, t: float, i: Vector) -> Vector:
+def _compensated(total: Vector, compensation: Vector) -> Vector:
     # What infinity took is NaN.
-    return select(lost == lost, total + lost, total)
+    return select(compensation == compensation, total + compensation, total)
 
 
-write_sums = map_two(_with_lost)
+write_sums = mapped(_compensated)
 
 
 @inline
-def write_strip(dx: Any, size: int, x_step: int, columns: int, total: Any, lost: Any, stream: int) -> None:
-    """dx = total + lost in the strip, and both are 0 again."""
-    count, length = pieces(size, x_step, columns)
+def write_strip(dx: Any, size: int, x_step: int, columns: int, total: Any, compensation: Any, stream: int) -> None:
+    """dx = total + compensation in the strip, and both are 0 again."""
+    count, length = runs_of_strip(size, x_step, columns)
     for k in range(count):
-        write_sums(dx + k * x_step, 0, length, stream, total + k * columns, lost + k * columns, 0.0, 0.0)
-    write_zeros(total, 0, size * columns, 0, total, 0.0, 0.0)
-    write_zeros(lost, 0, size * columns, 0, lost, 0.0, 0.0)
+        write_sums(dx + k * x_step, 0, length, stream, (total + k * columns, compensation + k * columns), ())
+    write_zeros(total, 0, size * columns, 0)
+    write_zeros(compensation, 0, size * columns, 0)
 
 
 @inline
 def write_named(
-    dx: Any, n: int, size: int, step: int, x_step: int, columns: int, names: Any, total: Any, lost: Any
+    dx: Any, n: int, size: int, step: int, x_step: int, columns: int, names: Any, total: Any, compensation: Any
 ) -> None:
     """The same, but only for the elements that indices name; all others of dx are zeros already."""
     for j in range(n):
         for q in range(columns):
             v = element(names, j * step + q, size)
-            t, r = load_one(total, v * columns + q), load_one(lost, v * columns + q)
+            t, r = load_one(total, v * columns + q), load_one(compensation, v * columns + q)
             store_one(dx, v * x_step + q, t + r if r == r else t)
     for j in range(n):
         for q in range(columns):
             i = element(names, j * step + q, size) * columns + q
             store_one(total, i, number(total, 0.0))
-            store_one(lost, i, number(total, 0.0))
+            store_one(compensation, i, number(total, 0.0))
 
 
 @kernel
 def add_apart(
-    part, per_part, units, strips, width, run, table, axes, n, size, step, x_step,
-    indices: Pointer, dy: Pointer, dx: Pointer, scratch, slots, space: Pointer, space_size, stream,
+    units: Units, lines: LineStrips, indices: Pointer, dy: Pointer, dx: Pointer,
+    total: Private, compensation: Private, most, stream,
 ):  # fmt: skip
-    """For many numbers along the axis, or where dx is in half precision: sums and what they lost in working space."""
-    slot = take_slot(scratch, slots)
-    total = space + slot * space_size
-    lost = total + space_size // 2
-    write_zeros(total, 0, space_size, 0, total, 0.0, 0.0)
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        row, column = unit // strips, unit % strips * width
-        place = place_of(table, axes, row, 1) + column
-        out = dx + (place_of(table, axes, row, 2) + column)
-        given, names = dy + place, indices + place
-        columns = min(width, run - column)
+    """For many numbers along the axis, or where dx is in half precision: sums in memory of the part's own."""
+    n, size, step, x_step = lines.n, lines.size, lines.step, lines.x_step
+    write_zeros(total, 0, most, 0)
+    write_zeros(compensation, 0, most, 0)
+    for unit in units:
+        place, x_place, columns = strip_at(lines, unit)
+        out, given, names = dx + x_place, dy + place, indices + place
         for j in range(n):
             for q in range(columns):
                 i = j * step + q
-                add_exactly(total, lost, element(names, i, size) * columns + q, load_one(given, i))
+                add_exactly(total, compensation, element(names, i, size) * columns + q, load_one(given, i))
         if size > FEW * n:
             zero_strip(out, size, x_step, columns)
-            write_named(out, n, size, step, x_step, columns, names, total, lost)
+            write_named(out, n, size, step, x_step, columns, names, total, compensation)
         else:
-            write_strip(out, size, x_step, columns, total, lost, stream)
-    release_slot(scratch, slot)
+            write_strip(out, size, x_step, columns, total, compensation, stream)
 
 
-def sum_steps(problem: Problem, lines: Lines, scratch: int) -> tuple[list[Step], int]:
-    """The steps that add dy up in dx, and where their scratch ends."""
+def sum_steps(problem: Problem, workspace: Workspace, lines: Lines) -> list[Step]:
+    """The steps that add dy up in dx."""
     spec, count = problem.specs["dx"], math.prod(problem.specs["dy"].shape)
     elements = math.prod(spec.shape)
     if not elements:
-        return [], scratch
+        return []
     zeros = [zero_step(problem["dx"], elements, elements * spec.dtype.itemsize)]
     if not count:
-        return zeros, scratch
-    given = lines.strips(_width(lines, 4))
-    per = partition.per_part(given["units"], problem.bytes / given["units"])
-    made = partition.count(given["units"], per)
-    operands = {name: problem[name] for name in ("indices", "dy", "dx")}
-    arguments = given | operands | {"per_part": per, "stream": partition.streams(problem.bytes)}
+        return zeros
+    strips, given = lines.strips(_width(lines, 4))
+    arguments = {name: problem[name] for name in ("indices", "dy", "dx")} | {"lines": given}
     first = [] if lines.covers else zeros
     if lines.n == 1 or (lines.n <= CHUNK and spec.dtype.itemsize > 2):
-        return [*first, Step(add_in_place, made, arguments)], scratch
-    space, end = working_space(2 * lines.size * given["width"], precision(problem), made, scratch)
-    return [*first, Step(add_apart, made, arguments | space)], end
+        return [*first, shared_out(add_in_place, strips, problem.bytes / strips, arguments)]
+    most = lines.size * given.width
+    arguments |= {"total": workspace.private(most), "compensation": workspace.private(most), "most": most}
+    arguments["stream"] = partition.streams(problem.bytes)
+    return [*first, shared_out(add_apart, strips, problem.bytes / strips, arguments)]

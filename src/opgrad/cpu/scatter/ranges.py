@@ -7,15 +7,16 @@ larger array: zeros before, the numbers of the row, zeros behind.
 import ctypes
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
-from opgrad.cpu.compiler.simd import Pointer, load_one, store_one
+from opgrad.cpu.compiler.parameters import Pointer, Units
+from opgrad.cpu.compiler.simd import load_one, store_one
 from opgrad.cpu.loops.fill import write_zeros
-from opgrad.cpu.loops.rows import write_same
+from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, Step
+from opgrad.cpu.runtime.execute import Program, shared_out
 from opgrad.problem import Problem
 
 BLOCK: Final = 1 << 15  # elements of a row that one unit writes
@@ -56,9 +57,9 @@ def write_row(out: Any, begin: int, end: int, start: int, step: int, count: int,
     """out[begin:end] of a row that has numbers of x in it; zeros elsewhere."""
     first = within(start, begin, end) if step == 1 else end
     last = within(start + count, begin, end) if step == 1 else end
-    write_zeros(out, begin, first, stream, out, 0.0, 0.0)
-    write_same(out, first, last, stream, x + -start, 0.0, 0.0)
-    write_zeros(out, last, end, stream, out, 0.0, 0.0)
+    write_zeros(out, begin, first, stream)
+    write_same(out, first, last, stream, (x + -start,), ())
+    write_zeros(out, last, end, stream)
     if step != 1:
         write_spread(out, begin, end, start, step, count, x)
 
@@ -67,39 +68,52 @@ def write_row(out: Any, begin: int, end: int, start: int, step: int, count: int,
 def fill_row(out: Any, start: int, step: int, count: int, x: Any) -> None:
     """The numbers of x in a row of zeros."""
     if step == 1:
-        write_same(out + start, 0, count, 0, x, 0.0, 0.0)
+        write_same(out + start, 0, count, 0, (x,), ())
     else:
         write_spread(out, 0, start + count * abs(step) + 1, start, step, count, x)
 
 
+class Places(NamedTuple):
+    """Places on an axis: the first one, the step, how many."""
+
+    start: int
+    step: int
+    count: int
+
+
+class Plane(NamedTuple):
+    """The axes that rows are chosen by: the last one's rows and places, the table of the others, and their number."""
+
+    rows: int
+    places: Places
+    table: int
+    axes: int
+
+
 @kernel
-def place_rows(
-    part, per_part, units, blocks, n, start, step, count,
-    rows, row_start, row_step, row_count, table, axes, x: Pointer, y: Pointer, stream,
-):  # fmt: skip
+def place_rows(units: Units, blocks, n, columns: Places, plane: Plane, x: Pointer, y: Pointer, stream):
     """Rows that differ in the last of the axes alone follow each other without a division."""
-    unit, stop = part * per_part, min((part + 1) * per_part, units)
-    short = n <= SHORT
-    while unit < stop:
+    unit, short, rows, places = units.start, n <= SHORT, plane.rows, plane.places
+    start, step, count = columns
+    while unit < units.stop:
         row, begin = unit // blocks, unit % blocks * BLOCK
-        end = min(begin + BLOCK, n)
-        plane, place = row // rows, row % rows
-        following = 1 if blocks > 1 else min(stop - unit, rows - place, max(1, BLOCK // n))
-        source = row_taken(table, axes, plane)
+        end, place = min(begin + BLOCK, n), row % rows
+        following = 1 if blocks > 1 else min(units.stop - unit, rows - place, max(1, BLOCK // n))
+        source = row_taken(plane.table, plane.axes, row // rows)
         if short or source < 0:
-            write_zeros(y + row * n, begin, end + (following - 1) * n, stream and source < 0, y, 0.0, 0.0)
+            write_zeros(y + row * n, begin, end + (following - 1) * n, stream and source < 0)
         if source >= 0:
             for k in range(following):
-                out, away = y + (row + k) * n, place + k - row_start
-                taken = away if row_step == 1 else taken_by(away, row_step)
-                if taken >= 0 and taken < row_count:
-                    given = x + (source * row_count + taken) * count
+                out, away = y + (row + k) * n, place + k - places.start
+                taken = away if places.step == 1 else taken_by(away, places.step)
+                if taken >= 0 and taken < places.count:
+                    given = x + (source * places.count + taken) * count
                     if short:
                         fill_row(out, start, step, count, given)
                     else:
                         write_row(out, begin, end, start, step, count, given, stream)
                 elif not short:
-                    write_zeros(out, begin, end, stream, out, 0.0, 0.0)
+                    write_zeros(out, begin, end, stream)
         unit += following
 
 
@@ -126,26 +140,20 @@ def program(problem: Problem, taken: Sequence[range]) -> Program:
     table = (ctypes.c_int64 * len(words))(*words)
     blocks = partition.count(n, BLOCK)
     units = size // n * blocks
-    per = partition.per_part(units, problem.bytes / units)
     arguments = {
-        "per_part": per,
-        "units": units,
         "blocks": blocks,
         "n": n,
-        "start": row.start,
-        "step": row.step,
-        "count": len(row),
-        "rows": rows,
-        "row_start": chosen.start,
-        "row_step": chosen.step,
-        "row_count": len(chosen),
-        "table": ctypes.addressof(table),
-        "axes": len(loops),
+        "columns": _places(row),
+        "plane": Plane(rows, _places(chosen), ctypes.addressof(table), len(loops)),
         "x": problem["dy"],
         "y": problem["dx"],
         "stream": partition.streams(problem.bytes) and row.step == 1,
     }
-    return Program((Step(place_rows, partition.count(units, per), arguments),), tables=(table,))
+    return Program([shared_out(place_rows, units, problem.bytes / units, arguments)], tables=(table,))
+
+
+def _places(taken: range) -> Places:
+    return Places(taken.start, taken.step, len(taken))
 
 
 def _joined(shape: Sequence[int], taken: Sequence[range]) -> tuple[list[tuple[int, range]], tuple[int, range]]:

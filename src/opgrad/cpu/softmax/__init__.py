@@ -1,368 +1,161 @@
-"""Softmax and log-softmax, forward and backward, in the four layouts of opgrad.cpu.loops.layout."""
+"""Softmax and log-softmax, forward and backward: which kernels a shape asks for, and their working memory.
 
-from collections.abc import Callable
-from typing import Any, Final
+A layout of opgrad.cpu.loops.layout a file, each with the plain kernel and the one for calls with attributes.
+"""
 
-from opgrad.cpu.compiler.native import Kernel, kernel, vector_lanes
-from opgrad.cpu.compiler.simd import Pointer, Vector, first, full, is_fine, lanes, load, number, store, store_streaming
-from opgrad.cpu.fused import program as blocks
-from opgrad.cpu.fused import softmax as cores
-from opgrad.cpu.loops.columns import (
-    add_rest_logging_columns,
-    column_max,
-    column_sum,
-    get,
-    put,
-    streams_columns,
-    sum_exp_scaling_columns,
-    write_log_column,
-    write_scaled_column,
-)
-from opgrad.cpu.loops.layout import cut, kept_numbers, layout_of, precision
-from opgrad.cpu.loops.rows import (
-    add_rest_logging,
-    behind_two,
-    line_head,
-    map_two,
-    row_max,
-    row_sum,
-    sum_exp_scaling,
-    write_log,
-    write_scaled,
-)
-from opgrad.cpu.loops.transpose import tile_size, turn_in, turn_out
-from opgrad.cpu.numerics.logsumexp import (
-    column_divisor,
-    column_log_of_sum,
-    exp_scaled,
-    row_divisor,
-    row_log_of_sum,
-    scale_for,
-    scaled,
-)
-from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
-from opgrad.cpu.runtime.workspace import release_slot, take_slot, working_space
-from opgrad.cpu.softmax.groups import log_softmax_groups, softmax_groups
-from opgrad.cpu.softmax.split import LOG_SOFTMAX_SPLIT, SOFTMAX_SPLIT, STATS, TOTAL, gradient_split
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from opgrad.cpu.compiler.native import inline, vector_lanes
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.fused import program as fused
+from opgrad.cpu.loops.layout import GRADIENT, Loops, forward_limits, keeps_column, layout_of, loops_of, precision
+from opgrad.cpu.loops.transpose import group_tiles, tile_size
+from opgrad.cpu.numerics.math import exp
+from opgrad.cpu.runtime.execute import Program
+from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.softmax import columns, groups, rows, split, transposed
 from opgrad.problem import Problem
 
-# Shorter rows are written after the next one's exponentials even if not past the cache: the divisor comes at the end of
-# a long chain, which rows of 1,000 waited for (1.31 times as long as before it was exact; now 1.2).
-LATE: Final = 2048
+
+@inline
+def _product(dy: Vector, y: Vector) -> Vector:
+    return dy * y
 
 
-@kernel
-def softmax_rows(
-    part, per_part, count, n, x: Pointer, x_row, y: Pointer, y_row, scratch, slots, space: Pointer, space_size, stream
-):
-    slot = take_slot(scratch, slots)
-    e = space + slot * space_size
-    done = e + space_size // 2
-    zero = full(x, 0.0)
-    late = n <= LATE and not stream
-    stop = 0 if late else n
-    out, head, divisor = y, n, (zero, zero, zero, zero)
-    for row in range(part * per_part, min((part + 1) * per_part, count)):
-        xs = x + row * x_row
-        m = row_max(xs, 0, n)
-        # The row before is written while this one is computed; the first has none before it: head is n.
-        s, j = sum_exp_scaling(xs, 0, n, m, e, 1, xs + x_row, out, head, stop, done, divisor, is_fine(x))
-        write_scaled(out, j, n, 0, done, divisor, is_fine(x))
-        out, divisor = y + row * y_row, row_divisor(x, s, m)
-        e, done = done, e
-        head = 0 if late else line_head(out, n, stream)
-        write_scaled(out, 0, head, 0, done, divisor, is_fine(x))
-    write_scaled(out, head, n, stream, done, divisor, is_fine(x))
-    release_slot(scratch, slot)
+@inline
+def _softmax_slope(dy: Vector, y: Vector, s: Any) -> Vector:
+    return y * (dy - s)
 
 
-@kernel
-def log_softmax_rows(part, per_part, count, n, x: Pointer, x_row, y: Pointer, y_row, stream):
-    late = n <= LATE and not stream
-    stop = 0 if late else n
-    out, head, before, m_before, log_before = y, n, x, full(x, 0.0), full(x, 0.0)
-    for row in range(part * per_part, min((part + 1) * per_part, count)):
-        xs = x + row * x_row
-        m = row_max(xs, 0, n)
-        rest, equal, j = add_rest_logging(xs, 0, n, m, xs + x_row, out, head, stop, before, m_before, log_before)
-        write_log(out, j, n, 0, before, m_before, log_before)
-        out, before = y + row * y_row, xs
-        m_before, log_before = full(x, m), row_log_of_sum(x, rest, equal, m)
-        head = 0 if late else line_head(out, n, stream)
-        write_log(out, 0, head, 0, before, m_before, log_before)
-    write_log(out, head, n, stream, before, m_before, log_before)
+@inline
+def _summand(dy: Vector, y: Vector) -> Vector:
+    return dy
 
 
-def gradient_rows(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
-    """dx = formula(dy, y, sum(term(dy, y))) along contiguous rows."""
-    add_up, write = row_sum(term, behind_two(formula)), map_two(formula)
+@inline
+def _log_softmax_slope(dy: Vector, y: Vector, s: Any) -> Vector:
+    return dy - exp(y) * s
 
-    @kernel
-    def by_rows(part, per_part, count, n, dy: Pointer, dy_row, y: Pointer, y_row, dx: Pointer, dx_row, stream):
-        out, head, dy_before, y_before, s_before = dx, n, dy, y, number(dy, 0.0)
-        for row in range(part * per_part, min((part + 1) * per_part, count)):
-            dys, ys = dy + row * dy_row, y + row * y_row
-            s, j = add_up(dys, ys, 0, n, out, head, n, dy_before, y_before, s_before)
-            write(out, j, n, 0, dy_before, y_before, s_before, 0.0)
-            out, dy_before, y_before, s_before = dx + row * dx_row, dys, ys, s
-            head = line_head(out, n, stream)
-            write(out, 0, head, 0, dy_before, y_before, s_before, 0.0)
-        write(out, head, n, stream, dy_before, y_before, s_before, 0.0)
-
-    return by_rows
-
-
-@kernel
-def softmax_columns(
-    part, per_part, units, strips, n, inner, x: Pointer, x_outer, x_n, y: Pointer, y_outer, y_n,
-    scratch, slots, space: Pointer, space_size, keep, stream,
-):  # fmt: skip
-    w = lanes(x)
-    slot = take_slot(scratch, slots)
-    e = space + slot * space_size
-    done = e + n * w * keep
-    zero = full(x, 0.0)
-    out, pending, divisor = y, 0, (zero, zero, zero, zero)
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        j = unit % strips * w
-        xs, ys = x + (unit // strips * x_outer + j), y + (unit // strips * y_outer + j)
-        whole, mask = j + w <= inner, first(x, inner - j)
-        m = column_max(xs, x_n, n, whole, mask)
-        s = sum_exp_scaling_columns(
-            xs, x_n, n, whole, mask, m, e, keep * w, out, y_n, pending, done, w, divisor, is_fine(x)
-        )
-        out, divisor = ys, column_divisor(s, m)
-        e, done = done, e
-        past = streams_columns(ys, y_n, stream)
-        pending = past if whole and keep else 0
-        if not pending:
-            for i in range(n):
-                v = load(done, i * w) if keep else exp_scaled(get(xs, i * x_n, whole, mask), scale_for(m))
-                put(ys, i * y_n, scaled(v, divisor, is_fine(x), i), whole, mask, past)
-    if pending:
-        write_scaled_column(out, y_n, n, done, w, divisor, is_fine(x))
-    release_slot(scratch, slot)
-
-
-@kernel
-def log_softmax_columns(
-    part, per_part, units, strips, n, inner, x: Pointer, x_outer, x_n, y: Pointer, y_outer, y_n, stream
-):
-    w = lanes(x)
-    out, pending, before, m_before, log_before = y, 0, x, full(x, 0.0), full(x, 0.0)
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        j = unit % strips * w
-        xs, ys = x + (unit // strips * x_outer + j), y + (unit // strips * y_outer + j)
-        whole, mask = j + w <= inner, first(x, inner - j)
-        m = column_max(xs, x_n, n, whole, mask)
-        rest, count = add_rest_logging_columns(
-            xs, x_n, n, whole, mask, m, out, y_n, pending, before, x_n, m_before, log_before
-        )
-        out, before, m_before, log_before = ys, xs, m, column_log_of_sum(rest, count, m)
-        pending = streams_columns(ys, y_n, stream) if whole else 0
-        if not pending:
-            for i in range(n):
-                put(ys, i * y_n, (get(xs, i * x_n, whole, mask) - m) - log_before, whole, mask, 0)
-    if pending:
-        write_log_column(out, y_n, n, before, x_n, m_before, log_before)
-
-
-def gradient_columns(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
-    """dx = formula(dy, y, sum(term(dy, y))) along axes that are not the last in memory."""
-    add_up = column_sum(term, formula)
-
-    @kernel
-    def by_columns(
-        part, per_part, units, strips, n, inner,
-        dy: Pointer, dy_outer, dy_n, y: Pointer, y_outer, y_n, dx: Pointer, dx_outer, dx_n, stream,
-    ):  # fmt: skip
-        w = lanes(dy)
-        out, pending, dy_before, y_before, s_before = dx, 0, dy, y, full(dy, 0.0)
-        for unit in range(part * per_part, min((part + 1) * per_part, units)):
-            o, j = unit // strips, unit % strips * w
-            dys, ys, dxs = dy + (o * dy_outer + j), y + (o * y_outer + j), dx + (o * dx_outer + j)
-            whole, mask = j + w <= inner, first(dy, inner - j)
-            s = add_up(dys, dy_n, ys, y_n, n, whole, mask, out, dx_n, pending, dy_before, y_before, s_before)
-            out, dy_before, y_before, s_before = dxs, dys, ys, s
-            pending = streams_columns(dxs, dx_n, stream) if whole else 0
-            if not pending:
-                for i in range(n):
-                    v = formula(get(dys, i * dy_n, whole, mask), get(ys, i * y_n, whole, mask), s, 0.0, i)
-                    put(dxs, i * dx_n, v, whole, mask, 0)
-        if pending:
-            for i in range(n):
-                v = formula(load(dy_before, i * dy_n), load(y_before, i * y_n), s_before, 0.0, i)
-                store_streaming(out, i * dx_n, v)
-
-    return by_columns
-
-
-@kernel
-def softmax_tiles(
-    part, per_part, units, count, n, x: Pointer, x_row, y: Pointer, y_row, scratch, slots, space: Pointer,
-    space_size,
-):  # fmt: skip
-    w = lanes(x)
-    slot = take_slot(scratch, slots)
-    tile = space + slot * space_size
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        row, filled = unit * w, min(w, count - unit * w)
-        mask = first(x, w)
-        turn_in(tile, x + row * x_row, x_row, n, filled)
-        m = column_max(tile, w, n, True, mask)
-        s = sum_exp_scaling_columns(tile, w, n, True, mask, m, tile, w, tile, w, 0, tile, w, (m, m, m, m), 0)
-        divisor = column_divisor(s, m)
-        for i in range(n):
-            store(tile, i * w, scaled(load(tile, i * w), divisor, is_fine(x), i))
-        turn_out(y + row * y_row, y_row, tile, n, filled)
-    release_slot(scratch, slot)
-
-
-@kernel
-def log_softmax_tiles(
-    part, per_part, units, count, n, x: Pointer, x_row, y: Pointer, y_row, scratch, slots, space: Pointer,
-    space_size,
-):  # fmt: skip
-    w = lanes(x)
-    slot = take_slot(scratch, slots)
-    tile = space + slot * space_size
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        row, filled = unit * w, min(w, count - unit * w)
-        mask = first(x, w)
-        turn_in(tile, x + row * x_row, x_row, n, filled)
-        m = column_max(tile, w, n, True, mask)
-        rest, equal = add_rest_logging_columns(tile, w, n, True, mask, m, tile, w, 0, tile, w, m, m)
-        log_s = column_log_of_sum(rest, equal, m)
-        for i in range(n):
-            store(tile, i * w, (load(tile, i * w) - m) - log_s)
-        turn_out(y + row * y_row, y_row, tile, n, filled)
-    release_slot(scratch, slot)
-
-
-def gradient_tiles(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
-    """dx = formula(dy, y, sum(term(dy, y))) along rows shorter than a vector."""
-
-    @kernel
-    def by_tiles(
-        part, per_part, units, count, n, dy: Pointer, dy_row, y: Pointer, y_row, dx: Pointer, dx_row,
-        scratch, slots, space: Pointer, space_size,
-    ):  # fmt: skip
-        w = lanes(dy)
-        slot = take_slot(scratch, slots)
-        dy_tile = space + slot * space_size
-        y_tile = dy_tile + space_size // 2
-        for unit in range(part * per_part, min((part + 1) * per_part, units)):
-            row, filled = unit * w, min(w, count - unit * w)
-            turn_in(dy_tile, dy + row * dy_row, dy_row, n, filled)
-            turn_in(y_tile, y + row * y_row, y_row, n, filled)
-            s = full(dy, 0.0)
-            for i in range(n):
-                s = s + term(load(dy_tile, i * w), load(y_tile, i * w))
-            for i in range(n):
-                store(dy_tile, i * w, formula(load(dy_tile, i * w), load(y_tile, i * w), s, 0.0, i))
-            turn_out(dx + row * dx_row, dx_row, dy_tile, n, filled)
-        release_slot(scratch, slot)
-
-    return by_tiles
-
-
-# Row lengths, in vectors, up to which tiles beat groups, and groups beat rows: the arithmetic of 16-bit rows is short,
-# so that what each row takes counts for more. A gradient's row takes little.
-TILED, GROUPED = 0.75, 2
-TILED_16, GROUPED_16 = 1.5, 16
-SHORT_GRAD = 16
 
 SOFTMAX = {
-    "rows": softmax_rows,
-    "columns": softmax_columns,
-    "tiles": softmax_tiles,
-    "groups": softmax_groups,
-    "split": SOFTMAX_SPLIT,
+    "rows": rows.softmax_rows,
+    "columns": columns.softmax_columns,
+    "transposed": transposed.softmax_transposed,
+    "groups": groups.softmax_groups,
+    "split": split.SOFTMAX,
 }
 LOG_SOFTMAX = {
-    "rows": log_softmax_rows,
-    "columns": log_softmax_columns,
-    "tiles": log_softmax_tiles,
-    "groups": log_softmax_groups,
-    "split": LOG_SOFTMAX_SPLIT,
+    "rows": rows.log_softmax_rows,
+    "columns": columns.log_softmax_columns,
+    "transposed": transposed.log_softmax_transposed,
+    "groups": groups.log_softmax_groups,
+    "split": split.LOG_SOFTMAX,
+}
+SOFTMAX_IN_PLACE = {
+    "rows": rows.softmax_rows_in_place,
+    "columns": columns.softmax_columns_in_place,
+    "transposed": transposed.softmax_transposed_in_place,
+    "groups": groups.softmax_groups_in_place,
+}
+LOG_SOFTMAX_IN_PLACE = {
+    "rows": rows.log_softmax_rows_in_place,
+    "columns": columns.log_softmax_columns_in_place,
+    "transposed": transposed.log_softmax_transposed_in_place,
+    "groups": groups.log_softmax_groups_in_place,
 }
 
 
-def _gradients(term: Callable[..., Vector], formula: Callable[..., Vector]) -> dict[str, Any]:
-    layouts = {
-        "rows": gradient_rows,
-        "columns": gradient_columns,
-        "tiles": gradient_tiles,
-        "split": gradient_split,
+def _gradient_kernels(term: Callable[..., Vector], formula: Callable[..., Vector]) -> tuple[dict[str, Any], ...]:
+    """The plain kernels of dx = formula(dy, y, sum(term(dy, y))), and those in place."""
+    plain = {
+        "rows": rows.gradient_rows(term, formula),
+        "columns": columns.gradient_columns(term, formula),
+        "transposed": transposed.gradient_transposed(term, formula),
+        "split": split.gradient(term, formula),
     }
-    return {layout: made(term, formula) for layout, made in layouts.items()}
+    in_place = {
+        "rows": rows.gradient_rows_in_place(term, formula),
+        "columns": columns.gradient_columns_in_place(term, formula),
+        "transposed": transposed.gradient_transposed_in_place(term, formula),
+    }
+    return plain, in_place
 
 
-SOFTMAX_GRAD = _gradients(cores.softmax_term, cores.softmax_slope)
-LOG_SOFTMAX_GRAD = _gradients(cores.log_softmax_term, cores.log_softmax_slope)
+SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(_product, _softmax_slope)
+LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(_summand, _log_softmax_slope)
 
 
 def softmax(problem: Problem) -> Program:
     if problem.is_general:
-        return blocks.forward(problem, cores.SOFTMAX)
+        return fused.forward(problem, SOFTMAX_IN_PLACE)
     return _forward(problem, SOFTMAX)
 
 
 def log_softmax(problem: Problem) -> Program:
     if problem.is_general:
-        return blocks.forward(problem, cores.LOG_SOFTMAX)
+        return fused.forward(problem, LOG_SOFTMAX_IN_PLACE)
     return _forward(problem, LOG_SOFTMAX)
 
 
 def softmax_grad(problem: Problem) -> Program:
     if problem.is_general:
-        return blocks.gradient(problem, cores.SOFTMAX_GRAD)
+        return fused.gradient(problem, SOFTMAX_GRAD_IN_PLACE)
     return _gradient(problem, SOFTMAX_GRAD)
 
 
 def log_softmax_grad(problem: Problem) -> Program:
     if problem.is_general:
-        return blocks.gradient(problem, cores.LOG_SOFTMAX_GRAD)
+        return fused.gradient(problem, LOG_SOFTMAX_GRAD_IN_PLACE)
     return _gradient(problem, LOG_SOFTMAX_GRAD)
 
 
-def _forward(problem: Problem, kernels: dict[str, Any]) -> Program:
+def _forward(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program(())
     dtype = precision(problem)
-    width, coarse = vector_lanes(dtype), problem["x"].dtype in ("float16", "bfloat16")
-    tiled, grouped = (TILED_16, GROUPED_16) if coarse else (TILED, GROUPED)
-    layout = layout_of(problem, kernels, int(tiled * width), int(grouped * width))
-    arguments, made = cut(problem, layout, x=problem["x"], y=problem["y"])
+    sixteen_bits = problem["x"].dtype in ("float16", "bfloat16")
+    layout = layout_of(problem, kernels, forward_limits(vector_lanes(dtype), sixteen_bits))
+    loops = loops_of(problem, layout, x=problem["x"], y=problem["y"])
+    workspace = Workspace(dtype)
     if layout == "split":
-        return _split_forward(problem, kernels[layout], arguments, made)
-    if "space" not in kernels[layout].parameters:
-        return Program((Step(kernels[layout], made, arguments),))
-    size, keep = kept_numbers(problem.n, layout, width)
-    space, end = working_space(size, dtype, made)
-    return Program((Step(kernels[layout], made, arguments | space | {"keep": keep}),), end)
+        return _split_forward(problem, kernels[layout], loops, workspace)
+    memory = _private(workspace, layout, problem.n) if kernels[layout].takes_private else {}
+    return Program((loops.step(kernels[layout], **memory),), workspace)
 
 
-def _split_forward(problem: Problem, kernels: Any, arguments: dict[str, Any], made: int) -> Program:
-    stats = Scratch(8 * STATUS_WORDS)
-    total = Scratch(stats.offset + 8 * STATS * arguments["units"])
-    given = arguments | {"stats": stats, "total": total}
+def _private(workspace: Workspace, layout: str, n: int) -> dict[str, Any]:
+    """What each part of a forward kernel works on: transposed numbers, the exponentials of this row and the last."""
+    width = vector_lanes(workspace.precision)
+    if layout == "transposed":
+        return {"tile": workspace.private(tile_size(n, width))}
+    if layout == "groups":
+        return {"tile": workspace.private(group_tiles(width)), "e": workspace.private((n + width) * width)}
+    if layout == "rows":
+        return {"e": workspace.private(n + width), "done": workspace.private(n + width)}
+    keep = keeps_column(n, width)
+    strip = n * width if keep else width
+    return {"e": workspace.private(strip), "done": workspace.private(strip), "keep": keep}
+
+
+def _split_forward(problem: Problem, kernels: Any, loops: Loops, workspace: Workspace) -> Program:
     sums, combine, write = kernels
-    steps = (Step(sums, made, given), Step(combine, problem.outer, given), Step(write, made, given))
-    return Program(steps, total.offset + 8 * TOTAL * problem.outer)
+    stats = workspace.shared(split.STATS * loops.units, "float64")
+    memory = {"stats": stats, "total": workspace.shared(split.TOTAL * problem.outer, "float64")}
+    combining = split.combining(combine, problem.outer, {**loops.arguments, **memory})
+    return Program((loops.step(sums, **memory), combining, loops.step(write, **memory)), workspace)
 
 
-def _gradient(problem: Problem, kernels: dict[str, Any]) -> Program:
+def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program(())
-    layout, dtype = layout_of(problem, kernels, SHORT_GRAD), precision(problem)
-    arguments, made = cut(problem, layout, dy=problem["dy"], y=problem["y"], dx=problem["dx"])
+    layout, workspace = layout_of(problem, kernels, GRADIENT), Workspace(precision(problem))
+    loops = loops_of(problem, layout, dy=problem["dy"], y=problem["y"], dx=problem["dx"])
     if layout == "split":
-        stats = Scratch(8 * STATUS_WORDS, dtype)
-        given = arguments | {"stats": stats}
-        sums, write = kernels[layout]
-        return Program((Step(sums, made, given), Step(write, made, given)), stats.offset + 8 * arguments["units"])
-    space, size = ({}, 0)
-    if layout == "tiles":
-        space, size = working_space(2 * tile_size(problem.n, vector_lanes(dtype)), dtype, made)
-    return Program((Step(kernels[layout], made, arguments | space),), size)
+        memory = {"stats": workspace.shared(loops.units)}
+        return Program([loops.step(kernel, **memory) for kernel in kernels[layout]], workspace)
+    memory = {}
+    if layout == "transposed":
+        size = tile_size(problem.n, vector_lanes(workspace.precision))
+        memory = {"dy_tile": workspace.private(size), "y_tile": workspace.private(size)}
+    return Program((loops.step(kernels[layout], **memory),), workspace)

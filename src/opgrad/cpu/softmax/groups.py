@@ -1,14 +1,15 @@
 """Rows of middling length, as many at a time as a vector has lanes.
 
 What is done once for each row, which would take as long as some hundred elements, is done for the whole group in one
-vector: a row leaves a vector of maxima or of sums, and the group's vectors are turned, so that each lane is a row.
+vector: a row leaves a vector of maxima or of sums, and the group's vectors are transposed, so that each lane is a row.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.parameters import Pointer, Private, Rows, Units
 from opgrad.cpu.compiler.simd import (
-    Pointer,
     Vector,
     first,
     full,
@@ -25,20 +26,20 @@ from opgrad.cpu.compiler.simd import (
 )
 from opgrad.cpu.loops.columns import column_max
 from opgrad.cpu.loops.rows import MINUS_INFINITY, write_log, write_scaled
-from opgrad.cpu.loops.transpose import TILES, VECTORS, turn_in
+from opgrad.cpu.loops.transpose import TILES, transpose_in
 from opgrad.cpu.numerics.logsumexp import (
     add_below,
     add_exact,
     add_pairs,
-    column_divisor,
     column_log_of_sum,
     scale_for,
     sum_end,
     sum_start,
 )
-from opgrad.cpu.runtime.workspace import release_slot, take_slot
+from opgrad.cpu.softmax import forms
+from opgrad.cpu.softmax.columns import log_sum_exp
 
-# --- one row: what is left to be done across the lanes ---------------------------------------------------------------
+# --- one row: what is left to be done across the lanes --------------------------------------------------------------
 
 
 @inline
@@ -85,7 +86,7 @@ def row_rest(x: Any, n: int, m: Vector, scale: Any, ahead: Any) -> Any:
     return rest, lost, count
 
 
-# --- a group ---------------------------------------------------------------------------------------------------------
+# --- a group -------------------------------------------------------------------------------------------------------
 
 
 @inline
@@ -113,92 +114,147 @@ def divisor_of_row(x: Any, numbers: Any, row: int) -> Any:
 
 
 @inline
-def group_maxima(x: Any, x_row: int, n: int, filled: int, tile: Any, turned: Any) -> Vector:
+def group_maxima(x: Any, x_row: int, n: int, filled: int, tile: Any, transposed: Any) -> Vector:
     w = lanes(x)
     for r in range(filled):
         store(tile, r * w, _top(x + r * x_row, n))
-    turn_in(turned, tile, w, w, filled)
-    return column_max(turned, w, w, True, first(x, w))
+    transpose_in(transposed, tile, w, w, filled)
+    return column_max(transposed, w, w, True, first(x, w))
 
 
 @inline
-def sums_across(x: Any, high: Any, low: Any, turned: Any, filled: int) -> Any:
+def sums_across(x: Any, high: Any, low: Any, transposed: Any, filled: int) -> Any:
     """The sums across the lanes of two-part numbers, for each row."""
     w, zero = lanes(x), full(x, 0.0)
-    turn_in(turned, high, w, w, filled)
+    transpose_in(transposed, high, w, w, filled)
     if is_fine(x):
-        turn_in(high, low, w, w, filled)
+        transpose_in(high, low, w, w, filled)
         sums = zero, zero
         for i in range(w):
-            sums = add_pairs(sums, (load(turned, i * w), load(high, i * w)))
+            sums = add_pairs(sums, (load(transposed, i * w), load(high, i * w)))
         return sums
     for i in range(w):
-        zero = zero + load(turned, i * w)
+        zero = zero + load(transposed, i * w)
     return zero, full(x, 0.0)
 
 
 @inline
-def counts_across(x: Any, counts: Any, turned: Any, filled: int) -> Vector:
+def counts_across(x: Any, counts: Any, transposed: Any, filled: int) -> Vector:
     """The sums across the lanes of whole numbers, for each row."""
     w, total = lanes(x), full(x, 0.0)
-    turn_in(turned, counts, w, w, filled)
+    transpose_in(transposed, counts, w, w, filled)
     for i in range(w):
-        total = total + load(turned, i * w)
+        total = total + load(transposed, i * w)
     return total
 
 
-@kernel
-def softmax_groups(
-    part, per_part, units, count, n, x: Pointer, x_row, y: Pointer, y_row, scratch, slots, space: Pointer, space_size,
-    stream,
-):  # fmt: skip
-    w = lanes(x)
-    slot = take_slot(scratch, slots)
-    high = space + slot * space_size
-    low, turned, numbers = high + w * w, high + 2 * w * w, high + TILES * w * w
-    e, e_row = numbers + VECTORS * w, (n + w - 1) // w * w
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        filled = min(w, count - unit * w)
-        xs, ys = x + unit * w * x_row, y + unit * w * y_row
-        m = group_maxima(xs, x_row, n, filled, high, turned)
+# --- the kernels ---------------------------------------------------------------------------------------------------
+
+
+def softmax_group(
+    buffer: Callable[..., Any], subtracted: Callable[..., Vector], divide: Callable[..., Any]
+) -> Callable[..., Any]:
+    """y = softmax(x) for as many rows as a vector has lanes, or fewer, in one of the forms.
+
+    `e` has room for the exponentials, `e_row` from one row to the next. Returns the largest of each row, what was
+    subtracted, the sums.
+    """
+
+    @inline
+    def group(
+        x: Any, x_row: int, y: Any, y_row: int, n: int, filled: int, tile: Any, e: Any, e_row: int, fine: Any,
+        stream: int, inf_as_zero: int,
+    ) -> Any:  # fmt: skip
+        w = lanes(x)
+        low, transposed, numbers = tile + w * w, tile + 2 * w * w, tile + TILES * w * w
+        largest = group_maxima(x, x_row, n, filled, tile, transposed)
+        m = subtracted(largest)
         keep_numbers(numbers, scale_for(m))
         for r in range(filled):
-            scale, row = scale_of_row(x, numbers, r), xs + r * x_row
-            sums = row_exponentials(row, n, scale, e + r * e_row, row + w * x_row)
-            store(high, r * w, sums[0])
+            row = x + r * x_row
+            exps = buffer(row, e + r * e_row)
+            sums = row_exponentials(row, n, scale_of_row(x, numbers, r), exps, row + w * x_row)
+            store(tile, r * w, sums[0])
             store(low, r * w, sums[1])
-        keep_numbers(numbers, column_divisor(sums_across(x, high, low, turned, filled), m))
+        s = sums_across(x, tile, low, transposed, filled)
+        keep_numbers(numbers, divide(s, m, inf_as_zero))
         for r in range(filled):
-            divisor = divisor_of_row(x, numbers, r)
-            write_scaled(ys + r * y_row, 0, n, stream, e + r * e_row, divisor, is_fine(x))
-    release_slot(scratch, slot)
+            exps = buffer(x + r * x_row, e + r * e_row)
+            write_scaled(y + r * y_row, 0, n, stream, (exps,), (divisor_of_row(x, numbers, r), fine))
+        return largest, m, s
+
+    return group
 
 
-@kernel
-def log_softmax_groups(
-    part, per_part, units, count, n, x: Pointer, x_row, y: Pointer, y_row, scratch, slots, space: Pointer, space_size,
-    stream,
-):  # fmt: skip
-    w = lanes(x)
-    slot = take_slot(scratch, slots)
-    high = space + slot * space_size
-    low, counts, turned, numbers = high + w * w, high + 2 * w * w, high + 3 * w * w, high + TILES * w * w
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        filled = min(w, count - unit * w)
-        xs, ys = x + unit * w * x_row, y + unit * w * y_row
-        m = group_maxima(xs, x_row, n, filled, high, turned)
+def log_softmax_group(subtracted: Callable[..., Vector], count_of: Callable[..., Vector]) -> Callable[..., Vector]:
+    """y = log_softmax(x) for as many rows as a vector has lanes, or fewer, in one of the forms; their log-sum-exp."""
+
+    @inline
+    def group(x: Any, x_row: int, y: Any, y_row: int, n: int, filled: int, tile: Any, stream: int) -> Vector:
+        w = lanes(x)
+        low, counts, transposed, numbers = tile + w * w, tile + 2 * w * w, tile + 3 * w * w, tile + TILES * w * w
+        largest = group_maxima(x, x_row, n, filled, tile, transposed)
+        m = subtracted(largest)
         scale = scale_for(m)
         keep_numbers(numbers, (scale[0], scale[1], scale[2], m))
         for r in range(filled):
-            scale, row = scale_of_row(x, numbers, r), xs + r * x_row
-            rest, lost, equal = row_rest(row, n, of_row(x, numbers, 3, r), scale, row + w * x_row)
-            store(high, r * w, rest)
-            store(low, r * w, lost)
+            row = x + r * x_row
+            rest, low_rest, equal = row_rest(
+                row, n, of_row(x, numbers, 3, r), scale_of_row(x, numbers, r), row + w * x_row
+            )
+            store(tile, r * w, rest)
+            store(low, r * w, low_rest)
             store(counts, r * w, equal)
-        rests = sums_across(x, high, low, turned, filled)
-        equal = counts_across(x, counts, turned, filled)
-        store(numbers, 0, column_log_of_sum(rests[0] + rests[1], equal, m))
+        rests = sums_across(x, tile, low, transposed, filled)
+        count = count_of(largest, counts_across(x, counts, transposed, filled))
+        log_s = column_log_of_sum(rests[0] + rests[1], count, m)
+        keep_numbers(numbers, (largest, log_s))
         for r in range(filled):
-            m_row, log_s = of_row(x, numbers, 3, r), of_row(x, numbers, 0, r)
-            write_log(ys + r * y_row, 0, n, stream, xs + r * x_row, m_row, log_s)
-    release_slot(scratch, slot)
+            numbers_of_row = of_row(x, numbers, 0, r), of_row(x, numbers, 1, r)
+            write_log(y + r * y_row, 0, n, stream, (x + r * x_row,), numbers_of_row)
+        return largest + log_s
+
+    return group
+
+
+_softmax = softmax_group(forms.beside, forms.largest_of_column, forms.divisor_of_column)
+_softmax_in_place = softmax_group(forms.over, forms.finite_of_column, forms.divisor_of_column_or_zero)
+_log_softmax = log_softmax_group(forms.largest_of_column, forms.count_of_column)
+_log_softmax_in_place = log_softmax_group(forms.finite_of_column, forms.count_of_column_or_one)
+
+
+@kernel
+def softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, e: Private, stream):
+    w, e_row = lanes(tile), (n + lanes(tile) - 1) // lanes(tile) * lanes(tile)
+    for row in range(units.start * w, units.stop * w, w):
+        xs, ys = x.data + row * x.step, y.data + row * y.step
+        _softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, e, e_row, is_fine(xs), stream, 0)
+
+
+@kernel
+def log_softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, stream):
+    w = lanes(tile)
+    for row in range(units.start * w, units.stop * w, w):
+        xs, ys = x.data + row * x.step, y.data + row * y.step
+        _log_softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, stream)
+
+
+@kernel
+def softmax_groups_in_place(
+    values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
+):
+    w = lanes(values)
+    for row in range(0, rows, w):
+        xs, filled = values + row * n, min(w, rows - row)
+        largest, m, s = _softmax_in_place(xs, n, xs, n, n, filled, tile, xs, n, True, 0, inf_as_zero)
+        store_masked(stats, row, log_sum_exp(largest, m, s) if keeps_stats else largest, first(stats, filled))
+
+
+@kernel
+def log_softmax_groups_in_place(
+    values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
+):
+    w = lanes(values)
+    for row in range(0, rows, w):
+        xs, filled = values + row * n, min(w, rows - row)
+        store_masked(stats, row, _log_softmax_in_place(xs, n, xs, n, n, filled, tile, 0), first(stats, filled))

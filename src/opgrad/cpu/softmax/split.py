@@ -1,17 +1,16 @@
 """Few long rows: blocks of a row are reduced apart, combined, and written apart."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
-from opgrad.cpu.compiler.simd import Pointer, Vector, first_lane, full, is_fine, load_one, number, store_one
+from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
+from opgrad.cpu.compiler.simd import Vector, first_lane, full, is_fine, load_one, number, store_one
 from opgrad.cpu.loops.layout import BLOCK
+from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.loops.rows import (
     MINUS_INFINITY,
-    behind_two,
-    map_one,
-    map_two,
     rest_of_block,
     row_max,
     row_sum,
@@ -28,6 +27,8 @@ from opgrad.cpu.numerics.logsumexp import (
     scale_for,
     scaled,
 )
+from opgrad.cpu.runtime.execute import Step
+from opgrad.cpu.softmax import forms
 
 STATS: Final = 3  # float64 numbers for each block: its maximum, and what its sum is made of
 TOTAL: Final = 2  # for each row: its maximum, and the sum or its logarithm
@@ -37,7 +38,7 @@ TOTAL: Final = 2  # for each row: its maximum, and the sum or its logarithm
 def _sum_exp(x: Any, begin: int, end: int, m: float) -> Any:
     top = max(m, number(x, LOWEST))  # a block of -inf adds 0, not NaN: only the row as a whole decides
     zero = full(x, 0.0)
-    s, _ = sum_exp_scaling(x, begin, end, top, x, 0, x, x, end, end, x, (zero, zero, zero, zero), 0)
+    s, _ = sum_exp_scaling(x, begin, end, top, x, 0, x, x, end, end, (x,), ((zero, zero, zero, zero), 0))
     return s, 0.0
 
 
@@ -50,9 +51,9 @@ def split_sums(add_up: Callable[..., Any]) -> Kernel:
     """The first step: for each block its maximum, and the two numbers that `add_up` makes of it."""
 
     @kernel
-    def sums(part, per_part, units, blocks, n, x: Pointer, x_row, stats):
-        for unit in range(part * per_part, min((part + 1) * per_part, units)):
-            xs, begin = x + unit // blocks * x_row, unit % blocks * BLOCK
+    def sums(units: Units, blocks, n, x: Rows, stats):
+        for unit in units:
+            xs, begin = x.data + unit // blocks * x.step, unit % blocks * BLOCK
             end = min(begin + BLOCK, n)
             m = row_max(xs, begin, end)
             first, second = add_up(xs, begin, end, m)
@@ -64,97 +65,93 @@ def split_sums(add_up: Callable[..., Any]) -> Kernel:
 
 
 @kernel
-def softmax_combine(part, blocks, x: Pointer, stats, total):
-    """For row `part` its maximum, and the sum of its exponentials."""
-    m, s = number(x, MINUS_INFINITY), 0.0
-    for b in range(blocks * part, blocks * (part + 1)):
-        m = max(m, number(x, load_f64(stats, STATS * b)))
-    for b in range(blocks * part, blocks * (part + 1)):
-        s += load_f64(stats, STATS * b + 1) * rescale(x, number(x, load_f64(stats, STATS * b)), m)
-    store_f64(total, TOTAL * part, m)
-    store_f64(total, TOTAL * part + 1, s)
+def softmax_combine(rows: Units, blocks, x: Rows, stats, total):
+    """For each row its maximum, and the sum of its exponentials."""
+    for row in rows:
+        m, s = number(x.data, MINUS_INFINITY), 0.0
+        for b in range(blocks * row, blocks * (row + 1)):
+            m = max(m, number(x.data, load_f64(stats, STATS * b)))
+        for b in range(blocks * row, blocks * (row + 1)):
+            s += load_f64(stats, STATS * b + 1) * rescale(x.data, number(x.data, load_f64(stats, STATS * b)), m)
+        store_f64(total, TOTAL * row, m)
+        store_f64(total, TOTAL * row + 1, s)
 
 
 @kernel
-def log_softmax_combine(part, blocks, x: Pointer, stats, total):
-    """For row `part` its maximum, and the logarithm of the sum of exp(x - maximum)."""
-    m, rest, count = number(x, MINUS_INFINITY), 0.0, 0.0
-    for b in range(blocks * part, blocks * (part + 1)):
-        top, added, equal = load_f64(stats, STATS * b), load_f64(stats, STATS * b + 1), load_f64(stats, STATS * b + 2)
-        m, rest, count = joined_rests(x, m, rest, count, number(x, top), added, equal)
-    store_f64(total, TOTAL * part, m)
-    store_f64(total, TOTAL * part + 1, first_lane(row_log_of_sum(x, rest, count, m)))
+def log_softmax_combine(rows: Units, blocks, x: Rows, stats, total):
+    """For each row its maximum, and the logarithm of the sum of exp(x - maximum)."""
+    for row in rows:
+        m, rest, count = number(x.data, MINUS_INFINITY), 0.0, 0.0
+        for b in range(blocks * row, blocks * (row + 1)):
+            top, added = number(x.data, load_f64(stats, STATS * b)), load_f64(stats, STATS * b + 1)
+            m, rest, count = joined_rests(x.data, m, rest, count, top, added, load_f64(stats, STATS * b + 2))
+        store_f64(total, TOTAL * row, m)
+        store_f64(total, TOTAL * row + 1, first_lane(row_log_of_sum(x.data, rest, count, m)))
 
 
 @inline
-def _exp_over_sum(x: Vector, scale: Any, divisor: Any, i: Vector) -> Vector:
-    return scaled(exp_scaled(x, scale), divisor, True, i)
+def _exp_over_sum(x: Vector, scale: Any, divisor: Any, fine: Any) -> Vector:
+    return scaled(exp_scaled(x, scale), divisor, fine)
 
 
-@inline
-def _coarse_exp_over_sum(x: Vector, scale: Any, divisor: Any, i: Vector) -> Vector:
-    return scaled(exp_scaled(x, scale), divisor, False, i)
-
-
-_write_exp_over_sum, _write_coarse_exp_over_sum = map_one(_exp_over_sum), map_one(_coarse_exp_over_sum)
+_write_exp_over_sum = mapped(_exp_over_sum)
 
 
 @inline
 def _write_softmax(y: Any, begin: int, end: int, stream: int, x: Any, m: float, s: float) -> None:
     scale, divisor = scale_for(full(x, m)), row_divisor(x, s, m)
-    if is_fine(x):
-        _write_exp_over_sum(y, begin, end, stream, x, scale, divisor)
-    else:
-        _write_coarse_exp_over_sum(y, begin, end, stream, x, scale, divisor)
+    _write_exp_over_sum(y, begin, end, stream, (x,), (scale, divisor, is_fine(x)))
 
 
 @inline
 def _write_log_softmax(y: Any, begin: int, end: int, stream: int, x: Any, m: float, log_s: float) -> None:
-    write_log(y, begin, end, stream, x, m, number(x, log_s))
+    write_log(y, begin, end, stream, (x,), (m, number(x, log_s)))
+
+
+def combining(kernel: Kernel, rows: int, arguments: Mapping[str, Any]) -> Step:
+    """The second step, a part for each row."""
+    return Step(kernel, rows, arguments)
 
 
 def split_write(write: Callable[..., None]) -> Kernel:
     """The last step: each block of y from x and the row's two numbers."""
 
     @kernel
-    def by_blocks(part, per_part, units, blocks, n, x: Pointer, x_row, y: Pointer, y_row, total, stream):
-        for unit in range(part * per_part, min((part + 1) * per_part, units)):
+    def by_blocks(units: Units, blocks, n, x: Rows, y: Rows, total, stream):
+        for unit in units:
             row, begin = unit // blocks, unit % blocks * BLOCK
             end = min(begin + BLOCK, n)
-            m, t = number(x, load_f64(total, TOTAL * row)), load_f64(total, TOTAL * row + 1)
-            write(y + row * y_row, begin, end, stream, x + row * x_row, m, t)
+            m, t = number(x.data, load_f64(total, TOTAL * row)), load_f64(total, TOTAL * row + 1)
+            write(y.data + row * y.step, begin, end, stream, x.data + row * x.step, m, t)
 
     return by_blocks
 
 
-SOFTMAX_SPLIT = split_sums(_sum_exp), softmax_combine, split_write(_write_softmax)
-LOG_SOFTMAX_SPLIT = split_sums(_rest), log_softmax_combine, split_write(_write_log_softmax)
+SOFTMAX = split_sums(_sum_exp), softmax_combine, split_write(_write_softmax)
+LOG_SOFTMAX = split_sums(_rest), log_softmax_combine, split_write(_write_log_softmax)
 
 
-def gradient_split(term: Callable[..., Vector], formula: Callable[..., Vector]) -> tuple[Kernel, Kernel]:
+def gradient(term: Callable[..., Vector], formula: Callable[..., Vector]) -> tuple[Kernel, Kernel]:
     """The two steps of a split gradient: the blocks' sums, and the blocks of dx."""
-    add_up, write = row_sum(term, behind_two(formula)), map_two(formula)
+    add_up, write = row_sum(term, forms.no_step), mapped(formula)
 
     @kernel
-    def sums(part, per_part, units, blocks, n, dy: Pointer, dy_row, y: Pointer, y_row, stats: Pointer):
-        for unit in range(part * per_part, min((part + 1) * per_part, units)):
+    def sums(units: Units, blocks, n, dy: Rows, y: Rows, stats: Pointer):
+        for unit in units:
             row, begin = unit // blocks, unit % blocks * BLOCK
             end = min(begin + BLOCK, n)
-            dys, ys = dy + row * dy_row, y + row * y_row
-            s, _ = add_up(dys, ys, begin, end, dys, end, end, dys, ys, number(dy, 0.0))
+            dys, ys = dy.data + row * dy.step, y.data + row * y.step
+            s, _ = add_up(dys, ys, begin, end, dys, end, end, (dys, ys), (number(stats, 0.0),))
             store_one(stats, unit, s)
 
     @kernel
-    def by_blocks(
-        part, per_part, units, blocks, n,
-        dy: Pointer, dy_row, y: Pointer, y_row, dx: Pointer, dx_row, stats: Pointer, stream,
-    ):  # fmt: skip
-        for unit in range(part * per_part, min((part + 1) * per_part, units)):
+    def by_blocks(units: Units, blocks, n, dy: Rows, y: Rows, dx: Rows, stats: Pointer, stream):
+        for unit in units:
             row, begin = unit // blocks, unit % blocks * BLOCK
             s = number(stats, 0.0)
             for block in range(blocks):
                 s += load_one(stats, row * blocks + block)
-            end = min(begin + BLOCK, n)
-            write(dx + row * dx_row, begin, end, stream, dy + row * dy_row, y + row * y_row, s, 0.0)
+            arrays = (dy.data + row * dy.step, y.data + row * y.step)
+            write(dx.data + row * dx.step, begin, min(begin + BLOCK, n), stream, arrays, (s,))
 
     return sums, by_blocks

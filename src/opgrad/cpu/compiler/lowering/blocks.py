@@ -56,7 +56,7 @@ def plain(builder: Any, base: Any, p: PointerType, i: Any, size: int) -> Any:
     return at(builder, p, base, i, ir.VectorType(ELEMENT[p.element], size))
 
 
-@defines(simd.turn_block_in)
+@defines(simd.transpose_block_in)
 def _(tile: Any, stride: Any, x: Any, row: Any, rows: Any, columns: Any) -> Any:
     size = x.lanes // 2
 
@@ -74,7 +74,7 @@ def _(tile: Any, stride: Any, x: Any, row: Any, rows: Any, columns: Any) -> Any:
     return types.none, emit
 
 
-@defines(simd.turn_block_out)
+@defines(simd.transpose_block_out)
 def _(y: Any, row: Any, tile: Any, stride: Any, rows: Any, columns: Any) -> Any:
     size = y.lanes // 2
 

@@ -1,7 +1,7 @@
 """From a Python function to an LLVM module."""
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -9,9 +9,24 @@ import numba
 from numba.core import types
 from numba.extending import overload, register_jitable
 
-from opgrad.cpu.compiler import memory, native, simd
+from opgrad.cpu.compiler import memory, native
 from opgrad.cpu.compiler.lowering.memory import word_at
 from opgrad.cpu.compiler.lowering.words import I64, PointerType, VectorType, defines
+from opgrad.cpu.compiler.parameters import (
+    IN_USE,
+    PER_PART,
+    POINTERS,
+    PRIVATE,
+    PRIVATE_BYTES,
+    PRIVATE_HEADER,
+    SLOTS,
+    UNITS,
+    UNITS_HEADER,
+    Float,
+    Private,
+    fields,
+)
+from opgrad.cpu.compiler.slots import release_slot, take_slot
 
 OPTIONS = {"error_model": "numpy", "boundscheck": False, "no_rewrites": True, "_nrt": False}
 # Helpers are only called from compiled code; without their Python wrappers they compile a tenth faster.
@@ -33,34 +48,39 @@ def register_helpers() -> None:
         _choose(native.CHOOSE.pop())
 
 
-def argument_types(function: Callable[..., Any], dtypes: list[str]) -> list[Any]:
-    """The Numba types of a kernel's parameters after `part`, given the dtypes of its pointers in order."""
-    precision = 64 if "float64" in dtypes else 32
-    pointers = iter(dtypes)
-    kinds = []
-    for parameter in list(inspect.signature(function).parameters.values())[1:]:
-        if parameter.annotation == simd.Pointer:
-            kinds.append(PointerType(next(pointers), precision))
-        else:
-            kinds.append(types.float64 if parameter.annotation == simd.Float else types.int64)
-    return kinds
+def type_of(annotation: Any, dtypes: Iterator[str], precision: int) -> Any:
+    """The Numba type of a parameter, given the dtypes of the pointers in it and behind it."""
+    inside = [type_of(each, dtypes, precision) for each in fields(annotation)]
+    if inside:
+        return types.NamedTuple(inside, annotation) if isinstance(annotation, type) else types.Tuple(inside)
+    if annotation in POINTERS:
+        return PointerType(next(dtypes), precision)
+    return types.float64 if annotation is Float else types.int64
 
 
-def unpack(kinds: list[Any]) -> Callable[..., Any]:
-    """A word that reads a tuple of these types from consecutive 8-byte words."""
+def unpack(kinds: list[Any], dtypes: list[str]) -> Callable[..., Any]:
+    """A word that reads a tuple of parameters from consecutive 8-byte words; private memory begins at `private`."""
+    pointers, precision = iter(dtypes), 64 if "float64" in dtypes else 32
+    result = types.Tuple([type_of(kind, pointers, precision) for kind in kinds])
 
-    def read(address: int) -> Any:
+    def read(address: int, private: int) -> Any:
         raise TypeError
 
     @defines(read)
-    def _(address: Any) -> Any:
-        result = types.Tuple(kinds)
+    def _(address: Any, private: Any) -> Any:
+        def emit(context: Any, builder: Any, a: Any, own: Any) -> Any:
+            places = count()
 
-        def emit(context: Any, builder: Any, a: Any) -> Any:
-            values = [
-                builder.load(word_at(builder, a, I64(i), context.get_value_type(kind), 8))
-                for i, kind in enumerate(kinds)
-            ]
+            def value(annotation: Any, kind: Any) -> Any:
+                if fields(annotation):
+                    values = [value(*each) for each in zip(fields(annotation), kind, strict=True)]
+                    return context.make_tuple(builder, kind, values)
+                word = word_at(builder, a, I64(next(places)), I64, 8)
+                if annotation is Private:
+                    return builder.inttoptr(builder.add(builder.load(word), own), context.get_value_type(kind))
+                return builder.load(builder.bitcast(word, context.get_value_type(kind).as_pointer()))
+
+            values = [value(*each) for each in zip(kinds, result, strict=True)]
             return context.make_tuple(builder, result, values)
 
         return result, emit
@@ -68,17 +88,65 @@ def unpack(kinds: list[Any]) -> Callable[..., Any]:
     return read
 
 
-def _task(function: Callable[..., Any], dtypes: list[str], fences: bool) -> Any:
-    compute = numba.njit(**INLINED)(function)
-    read, fence = unpack(argument_types(function, dtypes)), memory.store_fence
+def _task(kernel: native.Kernel, dtypes: list[str], fences: bool) -> Any:
+    call = numba.njit(**INLINED)(_call(kernel))
+    read, fence = unpack(list(kernel.parameters.values()), dtypes), memory.store_fence
+    made = _task_with_private if kernel.takes_private else _task_with_units if kernel.takes_units else _task_alone
+    inside = numba.njit(**INLINED)(made(call, read))
 
     def task(arguments: int, part: int) -> int:
-        compute(part, *read(arguments))
+        inside(arguments, part)
         if fences:
             fence()
         return 0
 
-    return numba.cfunc(types.int64(types.int64, types.int64), **OPTIONS)(task)
+    return numba.cfunc(types.int64(types.int64, types.int64), **OPTIONS, forceinline=True)(task)
+
+
+def _call(kernel: native.Kernel) -> Any:
+    """The kernel's call with units, part and its own arguments, whichever of the first two it takes."""
+    compute = numba.njit(**INLINED)(kernel.function)
+    if kernel.takes_units and kernel.takes_part:
+        return lambda units, part, given: compute(units, part, *given)
+    if kernel.takes_units:
+        return lambda units, part, given: compute(units, *given)
+    if kernel.takes_part:
+        return lambda units, part, given: compute(part, *given)
+    return lambda units, part, given: compute(*given)
+
+
+def _task_alone(call: Any, read: Any) -> Any:
+    def task(arguments: int, part: int) -> None:
+        call(0, part, read(arguments, 0))
+
+    return task
+
+
+def _task_with_units(call: Any, read: Any) -> Any:
+    def task(arguments: int, part: int) -> None:
+        call(units_of(arguments, part), part, read(arguments + 8 * UNITS_HEADER, 0))
+
+    return task
+
+
+def _task_with_private(call: Any, read: Any) -> Any:
+    def task(arguments: int, part: int) -> None:
+        given = arguments + 8 * UNITS_HEADER
+        in_use = memory.load_word(given, IN_USE)
+        slot = take_slot(in_use, memory.load_word(given, SLOTS))
+        own = memory.load_word(given, PRIVATE) + slot * memory.load_word(given, PRIVATE_BYTES)
+        call(units_of(arguments, part), part, read(given + 8 * PRIVATE_HEADER, own))
+        release_slot(in_use, slot)
+
+    return task
+
+
+@native.inline
+def units_of(arguments: int, part: int) -> Any:
+    """The units of a part, as a range."""
+    per_part = memory.load_word(arguments, PER_PART)
+    begin = part * per_part
+    return range(begin, min(begin + per_part, memory.load_word(arguments, UNITS)))
 
 
 def _native(function: Callable[..., Any], count: int) -> Any:
@@ -90,7 +158,7 @@ def build(function: Callable[..., Any], form: str, entry: str) -> Any:
     register_helpers()
     kind, _, inside = form.rstrip(")").partition("(")
     if kind in ("task", "stage"):
-        compiled = _task(function, [name for name in inside.split(",") if name], fences=kind == "task")
+        compiled = _task(native.Kernel(function), [name for name in inside.split(",") if name], fences=kind == "task")
     else:
         compiled = _native(function, int(inside))
     parsed = llvm.parse_assembly(compiled.inspect_llvm())

@@ -4,7 +4,7 @@ import operator
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 
 from opgrad.cpu.compiler import simd
 from opgrad.cpu.compiler.lowering.conversion import narrow, widen
@@ -19,6 +19,7 @@ from opgrad.cpu.compiler.lowering.words import (
     VectorType,
     at,
     defines,
+    definition,
     integers,
     intrinsic,
     mangled,
@@ -77,6 +78,40 @@ def _(p: Any, i: Any, mask: Any, fill: Any) -> Any:
         return builder.select(mask, wide, other)
 
     return vector_of(p), emit
+
+
+def for_each(word: Any, one: Any) -> None:
+    """`word` as what `one` is for each element of a tuple."""
+
+    @defines(word)
+    def _(several: Any, *rest: Any) -> Any:
+        found = [definition(one, (each, *rest)) for each in several]
+        result = types.BaseTuple.from_types([kind for kind, _ in found])
+
+        def emit(context: Any, builder: Any, given: Any, *others: Any) -> Any:
+            inside = cgutils.unpack_tuple(builder, given, len(found))
+            made = [code(context, builder, value, *others) for (_, code), value in zip(found, inside, strict=True)]
+            return context.make_tuple(builder, result, made)
+
+        return result, emit
+
+
+def _row_of(operand: Any, row: int) -> Any:
+    """The pointer to a row of one operand."""
+
+
+@defines(_row_of)
+def _(operand: Any, row: Any) -> Any:
+    def emit(context: Any, builder: Any, given: Any, row: Any) -> Any:
+        data, step = cgutils.unpack_tuple(builder, given, 2)
+        return builder.gep(data, [builder.mul(builder.mul(row, step), I64(operand[0].size))])
+
+    return operand[0], emit
+
+
+for_each(simd.load_each, simd.load)
+for_each(simd.load_each_masked, simd.load_masked)
+for_each(simd.each_row, _row_of)
 
 
 @defines(simd.load_one)

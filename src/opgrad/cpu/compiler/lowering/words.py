@@ -96,7 +96,7 @@ def defines(word: Callable[..., Any], literal: bool = False) -> Callable[[Callab
     return register
 
 
-def _definition(word: Callable[..., Any], kinds: Any) -> Any:
+def definition(word: Callable[..., Any], kinds: Any) -> Any:
     return next((found for define in DEFINITIONS[word] if (found := define(*kinds)) is not None), None)
 
 
@@ -106,13 +106,13 @@ def _register_word(word: Callable[..., Any], literal: bool) -> None:
         prefer_literal = literal
 
         def generic(self, args: Any, kws: Any) -> Any:
-            found = _definition(word, args)
+            found = definition(word, args)
             return found and signature(found[0], *args)
 
     builtin_registry.register_global(word, types.Function(Template))
 
     def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        code = _definition(word, sig.args)[1](context, builder, *values)
+        code = definition(word, sig.args)[1](context, builder, *values)
         return context.get_dummy_value() if sig.return_type == types.none else code
 
     lower_builtin(word, types.VarArg(types.Any))(emit)
