@@ -14,7 +14,7 @@ import numpy as np
 
 from opgrad import arrays
 from opgrad.contract import DTYPES, NEEDS, Operator, Shape, Spec, only, spread
-from opgrad.cpu.runtime.execute import STATUS_WORDS
+from opgrad.cpu.runtime.workspace import STATUS_WORDS
 from opgrad.onnxruntime.abi import Api, forever
 from opgrad.onnxruntime.attributes import SPATIAL
 from opgrad.onnxruntime.compute import (

@@ -1,0 +1,84 @@
+"""total = visit(total, …): the vector loop that reduces a row, for any number of arrays; and the one down columns.
+
+A total is a tuple of vectors. What is visited may also write: then a row is read once for both.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.simd import Vector, add_each, first, full, lanes, load
+
+CHUNK: Final = 64  # terms that are added to each other before they join the total: the error grows with n/64 + 64
+
+
+def fold(visit: Callable[..., Any]) -> Callable[..., Any]:
+    """total = visit(total, arrays, i, whole, mask, numbers) for each vector of [begin, end).
+
+    `visit` reads its arrays itself: a whole vector, or the lanes of the mask.
+    """
+
+    @inline
+    def along(total: Any, begin: int, end: int, arrays: Any, numbers: Any) -> Any:
+        p = arrays[0]
+        w, i = lanes(p), begin
+        every = first(p, w)
+        while i + w <= end:
+            total = visit(total, arrays, i, True, every, numbers)
+            i += w
+        if i < end:
+            total = visit(total, arrays, i, False, first(p, end - i), numbers)
+        return total
+
+    return along
+
+
+def fold_in_chunks(visit: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for sums, each of which starts at `zeros`: CHUNK vectors are added up before they join the total."""
+
+    @inline
+    def along(zeros: Any, begin: int, end: int, arrays: Any, numbers: Any) -> Any:
+        p = arrays[0]
+        w, i, total = lanes(p), begin, zeros
+        every = first(p, w)
+        while i + w <= end:
+            chunk_end, chunk = min(i + CHUNK * w, end), zeros
+            while i + w <= chunk_end:
+                chunk = visit(chunk, arrays, i, True, every, numbers)
+                i += w
+            total = add_each(total, chunk)
+        if i < end:
+            total = visit(total, arrays, i, False, first(p, end - i), numbers)
+        return total
+
+    return along
+
+
+def fold_down(visit: Callable[..., Any]) -> Callable[..., Any]:
+    """The same down columns, for a vector of them at a time: total = visit(total, arrays, k, numbers) for each row."""
+
+    @inline
+    def down(zeros: Any, begin: int, end: int, arrays: Any, numbers: Any) -> Any:
+        total = zeros
+        for chunk_begin in range(begin, end, CHUNK):
+            chunk = zeros
+            for k in range(chunk_begin, min(chunk_begin + CHUNK, end)):
+                chunk = visit(chunk, arrays, k, numbers)
+            total = add_each(total, chunk)
+        return total
+
+    return down
+
+
+@inline
+def _add_row(total: Any, arrays: Any, k: int, step: int) -> Any:
+    return (total[0] + load(arrays[0], k * step),)
+
+
+_add_rows = fold_down(_add_row)
+
+
+@inline
+def column_sum_of(x: Any, count: int, step: int) -> Vector:
+    """The sum of `count` vectors, `step` elements from one to the next."""
+    return _add_rows((full(x, 0.0),), 0, count, (x,), step)[0]
