@@ -5,12 +5,12 @@ import ctypes
 import numpy as np
 import pytest
 
-from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu import softmax as kernels
+from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
 
 LENGTHS = [*range(1, 131), 4095, 4096, 4097]
-LAYOUTS = ["rows", "tiles", "columns"]
+LAYOUTS = ["rows", "transposed", "columns"]
 FORWARD_LAYOUTS = [*LAYOUTS, "groups"]
 FORWARD = {"softmax": kernels.SOFTMAX_IN_PLACE, "log_softmax": kernels.LOG_SOFTMAX_IN_PLACE}
 BACKWARD = {"softmax_grad": kernels.SOFTMAX_GRAD_IN_PLACE, "log_softmax_grad": kernels.LOG_SOFTMAX_GRAD_IN_PLACE}

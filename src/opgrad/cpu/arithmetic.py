@@ -3,20 +3,22 @@
 import ctypes
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opgrad.contract import Shape
 from opgrad.cpu.accumulate import SUM, VALUE
 from opgrad.cpu.compiler.memory import copy_bytes, load_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
-from opgrad.cpu.compiler.simd import Pointer, Vector, address_of, full, like, load_one
+from opgrad.cpu.compiler.parameters import Pointer, Units
+from opgrad.cpu.compiler.simd import Vector, address_of, full, like, load_one
 from opgrad.cpu.loops.columns import get
 from opgrad.cpu.loops.elements import elementwise, program
+from opgrad.cpu.loops.layout import precision
 from opgrad.cpu.loops.map import row_writer
 from opgrad.cpu.loops.reduction import grouped, sum_steps
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, Step
-from opgrad.cpu.runtime.pieces import Pieces
+from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.problem import Problem
 from opgrad.shapes import broadcast_axes, reduced_axes
 
@@ -25,15 +27,33 @@ from opgrad.shapes import broadcast_axes, reduced_axes
 
 def reduce_sum_training(problem: Problem) -> Program:
     shape, of = problem.specs["x"].shape, problem.attributes
-    gone = reduced_axes(shape, of["axes"], of["noop_with_empty_axes"])
-    pieces = Pieces(problem)
-    steps = sum_steps(grouped(shape, gone), problem["x"], problem["y"], pieces)
-    return Program(steps, pieces.bytes)
+    summed = reduced_axes(shape, of["axes"], of["noop_with_empty_axes"])
+    workspace = Workspace(precision(problem))
+    return Program(sum_steps(grouped(shape, summed), problem["x"], problem["y"], workspace), workspace)
 
 
 # --- division ------------------------------------------------------------------------------------------------------
 
 BLOCK: Final = 1 << 14  # elements of a row that a unit writes
+
+
+class Broadcast(NamedTuple):
+    """The loops around rows: how many, and the address of their sizes and strides of a and b, the last loop first."""
+
+    loops: int
+    table: int
+
+
+@inline
+def offsets_of(row: int, broadcast: Any) -> Any:
+    """Where the elements of a and b begin that a row takes."""
+    a, b, rest = 0, 0, row
+    for loop in range(broadcast.loops):
+        size = load_word(broadcast.table, 3 * loop)
+        a += rest % size * load_word(broadcast.table, 3 * loop + 1)
+        b += rest % size * load_word(broadcast.table, 3 * loop + 2)
+        rest //= size
+    return a, b
 
 
 @inline
@@ -64,21 +84,16 @@ def quotient_kernel(a_of: Callable[..., Vector], b_of: Callable[..., Vector]) ->
 
     @kernel
     def quotients(
-        part, per_part, units, blocks, n, loops, table, dy: Pointer, a: Pointer, b: Pointer, da: Pointer, db: Pointer,
-        stream,
+        units: Units, blocks, n, broadcast: Broadcast,
+        dy: Pointer, a: Pointer, b: Pointer, da: Pointer, db: Pointer, stream,
     ):  # fmt: skip
-        for unit in range(part * per_part, min((part + 1) * per_part, units)):
+        for unit in units:
             row, begin = unit // blocks, unit % blocks * BLOCK
-            a_at, b_at, rest = 0, 0, row
-            for loop in range(loops):
-                size = load_word(table, 3 * loop)
-                a_at += rest % size * load_word(table, 3 * loop + 1)
-                b_at += rest % size * load_word(table, 3 * loop + 2)
-                rest //= size
+            a_at, b_at = offsets_of(row, broadcast)
             at, end = row * n, min(begin + BLOCK, n)
             arrays = (dy + at, a + a_at, b + b_at)
-            write_dividend(da + at, begin, end, stream, arrays, 0)
-            write_divisor(db + at, begin, end, stream, arrays, 0)
+            write_dividend(da + at, begin, end, stream, arrays, ())
+            write_divisor(db + at, begin, end, stream, arrays, ())
 
     return quotients
 
@@ -110,32 +125,32 @@ def broadcast_loops(shape: Shape, a: Shape, b: Shape) -> list[tuple[int, int, in
 
 def div_grad(problem: Problem) -> Program:
     a, b, shape = (problem.specs[name].shape for name in ("a", "b", "dy"))
-    pieces, size = Pieces(problem), math.prod(shape)
-    (n, a_each, b_each), *loops = broadcast_loops(shape, a, b)
+    workspace, size = Workspace(precision(problem)), math.prod(shape)
+    (n, a_step, b_step), *loops = broadcast_loops(shape, a, b)
     table = (ctypes.c_int64 * max(1, 3 * len(loops)))(*(word for loop in loops for word in loop))
-    a_gone, b_gone = (frozenset(broadcast_axes(each, shape)[0]) for each in (a, b))
-    made = EACH if a_each and b_each else ONE_DIVISOR if a_each else ONE_DIVIDEND
-    full_a = pieces.take(size) if a_gone else problem["da"]
-    full_b = pieces.take(size) if b_gone else problem["db"]
+    a_summed, b_summed = (frozenset(broadcast_axes(each, shape)[0]) for each in (a, b))
+    kernel = EACH if a_step and b_step else ONE_DIVISOR if a_step else ONE_DIVIDEND
+    full_a = workspace.shared(size) if a_summed else problem["da"]
+    full_b = workspace.shared(size) if b_summed else problem["db"]
     steps = []
     if size:
-        rows, blocks = size // n, partition.count(n, BLOCK)
-        per = partition.per_part(rows * blocks, problem.bytes / (rows * blocks))
-        given = {name: problem[name] for name in ("dy", "a", "b")} | {"da": full_a, "db": full_b}
-        sizes = {"per_part": per, "units": rows * blocks, "blocks": blocks, "n": n, "loops": len(loops)}
-        memory = {"table": ctypes.addressof(table), "stream": partition.streams(problem.bytes)}
-        steps.append(Step(made, partition.count(rows * blocks, per), given | sizes | memory))
-    for gone, summed, result in ((a_gone, full_a, "da"), (b_gone, full_b, "db")):
-        if gone:
-            steps += sum_steps(grouped(shape, gone), summed, problem[result], pieces)
-    return Program(steps, pieces.bytes, tables=(table,))
+        blocks = partition.count(n, BLOCK)
+        units = size // n * blocks
+        arguments = {name: problem[name] for name in ("dy", "a", "b")} | {"da": full_a, "db": full_b}
+        arguments |= {"blocks": blocks, "n": n, "broadcast": Broadcast(len(loops), ctypes.addressof(table))}
+        arguments["stream"] = partition.streams(problem.bytes)
+        steps.append(shared_out(kernel, units, problem.bytes / units, arguments))
+    for summed, terms, result in ((a_summed, full_a, "da"), (b_summed, full_b, "db")):
+        if summed:
+            steps += sum_steps(grouped(shape, summed), terms, problem[result], workspace)
+    return Program(steps, workspace, tables=(table,))
 
 
 # --- shapes and zeros ----------------------------------------------------------------------------------------------
 
 
 @kernel
-def copy_words(part, source, count, target: Pointer):
+def copy_words(source, count, target: Pointer):
     copy_bytes(address_of(target), source, 8 * count)
 
 
@@ -146,8 +161,8 @@ def broadcast_gradient_args(problem: Problem) -> Program:
         if axes:
             table = (ctypes.c_int64 * len(axes))(*axes)
             tables.append(table)
-            given = {"source": ctypes.addressof(table), "count": len(axes), "target": problem[name]}
-            steps.append(Step(copy_words, 1, given))
+            arguments = {"source": ctypes.addressof(table), "count": len(axes), "target": problem[name]}
+            steps.append(Step(copy_words, 1, arguments))
     return Program(steps, tables=tables)
 
 

@@ -2,33 +2,24 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from opgrad.contract import DTYPES
 from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import inline, kernel
-from opgrad.cpu.compiler.simd import (
-    Float,
-    Pointer,
-    Vector,
-    first,
-    full,
-    lanes,
-    load,
-    load_masked,
-    load_one,
-    number,
-    reduce_add,
-    select,
-    store_one,
-)
+from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
+from opgrad.cpu.compiler.simd import Vector, full, load_one, number, reduce_add, select, store_one
 from opgrad.cpu.cross_entropy import LOSS, gradient, loss_and_result
+from opgrad.cpu.loops.columns import get
 from opgrad.cpu.loops.elements import BLOCK
+from opgrad.cpu.loops.fold import fold_in_chunks
+from opgrad.cpu.loops.layout import precision
 from opgrad.cpu.loops.map import mapped
-from opgrad.cpu.loops.rows import CHUNK, row_log_sum, write_log
+from opgrad.cpu.loops.rows import row_log_sum, write_log
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import STATUS_WORDS, Program, Scratch, Step
+from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.problem import Problem
 
 
@@ -68,57 +59,59 @@ def _term(x: Vector, label: Vector, m: Any, log_s: Any) -> Vector:
 
 
 @inline
-def _loss_of_row(x: Any, labels: Any, n: int, m: Any, log_s: Any) -> Any:
-    w, total, i = lanes(x), full(x, 0.0), 0
-    while i + w <= n:
-        chunk, chunk_end = full(x, 0.0), min(i + CHUNK * w, n)
-        while i + w <= chunk_end:
-            chunk = chunk + _term(load(x, i), load(labels, i), m, log_s)
-            i += w
-        total = total + chunk
-    if i < n:
-        mask = first(x, n - i)
-        total = total + _term(load_masked(x, i, mask, 0.0), load_masked(labels, i, mask, 0.0), m, log_s)
-    return reduce_add(total)
+def _add_term(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+    x, labels = arrays
+    m, log_s = numbers
+    return (total[0] + _term(get(x, i, whole, mask), get(labels, i, whole, mask), m, log_s),)
+
+
+_add_terms = fold_in_chunks(_add_term)
+
+
+class Losses(NamedTuple):
+    """The losses, one for each sample if `each`, otherwise one; and the address of the parts' sums, float64."""
+
+    loss: Pointer
+    each: int
+    sums: int
 
 
 @kernel
-def dense_loss(
-    part, per_part, samples, n, logits: Pointer, labels: Pointer, log_prob: Pointer, loss: Pointer, each, sums, stream
-):
+def dense_loss(rows: Units, part: Part, n, logits: Pointer, labels: Pointer, log_prob: Pointer, losses: Losses, stream):
     total = 0.0
-    for row in range(part * per_part, min((part + 1) * per_part, samples)):
+    for row in rows:
         xs = logits + row * n
         m, log_s = row_log_sum(xs, n, xs + n)
-        found = _loss_of_row(xs, labels + row * n, n, m, log_s)
+        found = reduce_add(_add_terms((full(xs, 0.0),), 0, n, (xs, labels + row * n), (m, log_s))[0])
         write_log(log_prob + row * n, 0, n, stream, (xs,), (m, log_s))
         total += found
-        if each:
-            store_one(loss, row, found)
-    store_f64(sums, part, total)
+        if losses.each:
+            store_one(losses.loss, row, found)
+    store_f64(losses.sums, part, total)
 
 
 @kernel
-def add_up(part, made, sums, divisor: Float, loss: Pointer):
+def add_losses(parts, divisor: Float, losses: Losses):
     """The reduced loss from the parts' sums."""
     total = 0.0
-    for p in range(made):
-        total += load_f64(sums, p)
-    store_one(loss, 0, total / divisor)
+    for part in range(parts):
+        total += load_f64(losses.sums, part)
+    store_one(losses.loss, 0, total / divisor)
 
 
 def softmax_cross_entropy(problem: Problem) -> Program:
     samples, n = _samples(problem, "logits")
-    reduction = problem.attributes["reduction"]
-    per = partition.per_part(max(samples, 1), 3 * n * DTYPES[problem["logits"].dtype].itemsize)
-    made, sums = partition.count(samples, per), Scratch(8 * STATUS_WORDS)
-    arguments = {name: problem[name] for name in ("logits", "labels", "log_prob", "loss")}
-    arguments |= {"per_part": per, "samples": samples, "n": n, "each": reduction == "none", "sums": sums}
-    arguments |= {"made": made, "divisor": max(samples, 1) if reduction == "mean" else 1.0}
-    steps = [Step(dense_loss, made, arguments | {"stream": partition.streams(problem.bytes)})] if samples else []
+    reduction, workspace = problem.attributes["reduction"], Workspace(precision(problem))
+    per_part = partition.per_part(max(samples, 1), 3 * n * DTYPES[problem["logits"].dtype].itemsize)
+    parts = partition.count(samples, per_part)
+    arguments = {name: problem[name] for name in ("logits", "labels", "log_prob")}
+    arguments |= {"n": n, "parts": parts, "divisor": max(samples, 1) if reduction == "mean" else 1.0}
+    arguments["losses"] = Losses(problem["loss"], reduction == "none", workspace.shared(parts, "float64"))
+    arguments["stream"] = partition.streams(problem.bytes)
+    steps = [Step(dense_loss, samples, arguments, per_part)] if samples else []
     if reduction != "none":
-        steps.append(Step(add_up, 1, arguments))
-    return Program(steps, sums.offset + 8 * made)
+        steps.append(Step(add_losses, 1, arguments))
+    return Program(steps, workspace)
 
 
 @inline
@@ -131,11 +124,10 @@ write_slope = mapped(_slope)
 
 @kernel
 def dense_gradient(
-    part, per_part, units, blocks, n, dy: Pointer, log_prob: Pointer, labels: Pointer, dlogits: Pointer,
-    inverse: Float, stream,
-):  # fmt: skip
+    units: Units, blocks, n, dy: Pointer, log_prob: Pointer, labels: Pointer, dlogits: Pointer, inverse: Float, stream
+):
     """Each row has its own dy; a unit is a block of one."""
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
+    for unit in units:
         row, begin = unit // blocks, unit % blocks * BLOCK
         factor = load_one(dy, row) * number(dlogits, inverse)
         end, start = min(begin + BLOCK, n), row * n
@@ -150,9 +142,8 @@ def softmax_cross_entropy_grad(problem: Problem) -> Program:
     # With one dy for all samples they are one long row.
     rows, length = (samples, n) if reduction == "none" else (1, samples * n)
     blocks = partition.count(length, BLOCK)
-    units = rows * blocks
-    per = partition.per_part(units, 3 * min(length, BLOCK) * DTYPES[problem["log_prob"].dtype].itemsize)
+    unit_bytes = 3 * min(length, BLOCK) * DTYPES[problem["log_prob"].dtype].itemsize
     arguments = {name: problem[name] for name in ("dy", "log_prob", "labels", "dlogits")}
-    arguments |= {"per_part": per, "units": units, "blocks": blocks, "n": length}
-    arguments |= {"inverse": 1.0 / samples if reduction == "mean" else 1.0, "stream": partition.streams(problem.bytes)}
-    return Program((Step(dense_gradient, partition.count(units, per), arguments),))
+    arguments |= {"blocks": blocks, "n": length, "inverse": 1.0 / samples if reduction == "mean" else 1.0}
+    arguments["stream"] = partition.streams(problem.bytes)
+    return Program([shared_out(dense_gradient, rows * blocks, unit_bytes, arguments)])

@@ -46,7 +46,7 @@ class Columns(NamedTuple):
 
 
 class Strips(NamedTuple):
-    """Columns cut into strips as wide as a vector: how many strips, and how many columns, an outer index has."""
+    """Columns cut into strips of one or more vectors: how many strips, and how many columns, an outer index has."""
 
     count: int
     inner: int

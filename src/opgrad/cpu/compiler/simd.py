@@ -53,6 +53,11 @@ def load_each_masked(pointers: Any, i: int, mask: Mask, fill: float) -> Any:
     _compiled_only()
 
 
+def add_each(a: Any, b: Any) -> Any:
+    """The sums of the vectors of two tuples, as a tuple."""
+    _compiled_only()
+
+
 def each_row(operands: Any, row: int) -> Any:
     """Where this row of each operand in a tuple of `Rows` begins, as a tuple."""
     _compiled_only()

@@ -20,7 +20,8 @@ from opgrad.cpu.compiler.simd import (
 )
 from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor
 from opgrad.cpu.loops.columns import add_rest_logging_columns, column_max, column_sum_exp, get, put, streams_columns
-from opgrad.cpu.loops.rows import CHUNK, MINUS_INFINITY, minus_both
+from opgrad.cpu.loops.fold import CHUNK
+from opgrad.cpu.loops.rows import MINUS_INFINITY, minus_both
 from opgrad.cpu.loops.transpose import transpose_in, transpose_out
 from opgrad.cpu.numerics.logsumexp import add_rounded, column_log_of_sum, column_log_of_total, exp_scaled, scale_for
 from opgrad.cpu.numerics.math import exp, exp_up_to_zero, log

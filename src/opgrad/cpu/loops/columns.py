@@ -19,7 +19,8 @@ from opgrad.cpu.compiler.simd import (
     store_streaming,
     to_line,
 )
-from opgrad.cpu.loops.rows import CHUNK, MINUS_INFINITY, minus_both
+from opgrad.cpu.loops.fold import CHUNK
+from opgrad.cpu.loops.rows import MINUS_INFINITY, minus_both
 from opgrad.cpu.numerics.logsumexp import (
     add_below,
     add_exact,
@@ -36,7 +37,13 @@ PIECE: Final = 1024  # terms of a sum that starts anew, so that what it loses st
 @inline
 def get(p: Any, i: int, whole: bool, mask: Any) -> Vector:
     """A vector at i; zeros outside the mask unless it is whole."""
-    return load(p, i) if whole else load_masked(p, i, mask, 0.0)
+    return get_or(p, i, whole, mask, 0.0)
+
+
+@inline
+def get_or(p: Any, i: int, whole: bool, mask: Any, fill: Any) -> Vector:
+    """The same with `fill` outside the mask."""
+    return load(p, i) if whole else load_masked(p, i, mask, fill)
 
 
 @inline

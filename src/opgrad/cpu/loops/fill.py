@@ -3,7 +3,7 @@
 from typing import Any
 
 from opgrad.cpu.compiler.native import inline, kernel
-from opgrad.cpu.compiler.simd import Pointer, Units, Vector, like
+from opgrad.cpu.compiler.simd import Pointer, Units, Vector, full, lanes, like, store
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
@@ -22,6 +22,13 @@ _write = mapped(zero)
 def write_zeros(out: Any, begin: int, end: int, stream: int) -> None:
     """out[begin:end] = 0"""
     _write(out, begin, end, stream, (out,), ())
+
+
+@inline
+def clear(out: Any, n: int) -> None:
+    """out[0:n] = 0, in whole vectors: up to a vector more may be written."""
+    for i in range(0, n, lanes(out)):
+        store(out, i, full(out, 0.0))
 
 
 @kernel

@@ -1,10 +1,77 @@
-"""total = term(total, x[i], numbers): the vector loop that sums over an array."""
+"""total = visit(total, …): the vector loop that reduces a row, for any number of arrays; and the one down columns.
+
+A total is a tuple of vectors. What is visited may also write: then a row is read once for both.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import Vector, first, full, lanes, load, load_masked
+from opgrad.cpu.compiler.simd import Vector, add_each, first, full, lanes, load, load_masked
+
+CHUNK: Final = 64  # terms that are added to each other before they join the total: the error grows with n/64 + 64
+
+
+def fold(visit: Callable[..., Any]) -> Callable[..., Any]:
+    """total = visit(total, arrays, i, whole, mask, numbers) for each vector of [begin, end).
+
+    `visit` reads its arrays itself: a whole vector, or the lanes of the mask.
+    """
+
+    @inline
+    def along(total: Any, begin: int, end: int, arrays: Any, numbers: Any) -> Any:
+        p = arrays[0]
+        w, i = lanes(p), begin
+        every = first(p, w)
+        while i + w <= end:
+            total = visit(total, arrays, i, True, every, numbers)
+            i += w
+        if i < end:
+            total = visit(total, arrays, i, False, first(p, end - i), numbers)
+        return total
+
+    return along
+
+
+def fold_in_chunks(visit: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for sums, each of which starts at `zeros`: some vectors are added up before they join the total.
+
+    Pairwise summation in two levels: the error grows with a chunk's length and the number of chunks, not their product.
+    """
+
+    @inline
+    def along(zeros: Any, begin: int, end: int, arrays: Any, numbers: Any, vectors: int = CHUNK) -> Any:
+        p = arrays[0]
+        w, i, total = lanes(p), begin, zeros
+        every = first(p, w)
+        while i + w <= end:
+            chunk_end, chunk = min(i + vectors * w, end), zeros
+            while i + w <= chunk_end:
+                chunk = visit(chunk, arrays, i, True, every, numbers)
+                i += w
+            total = add_each(total, chunk)
+        if i < end:
+            total = visit(total, arrays, i, False, first(p, end - i), numbers)
+        return total
+
+    return along
+
+
+def folded(term: Callable[..., Vector]) -> Callable[..., Vector]:
+    """The sum over x[begin:end], lane by lane, where term(total, x[i], *numbers) adds to a total; a term of 0 nothing."""
+
+    @inline
+    def visit(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+        value = load(arrays[0], i) if whole else load_masked(arrays[0], i, mask, 0.0)
+        return (term(total[0], value, *numbers),)
+
+    along = fold_in_chunks(visit)
+
+    @inline
+    def fold_row(x: Any, begin: int, end: int, vectors: int, numbers: Any) -> Vector:
+        return along((full(x, 0.0),), begin, end, (x,), numbers, vectors)[0]
+
+    return fold_row
 
 
 @inline
@@ -12,27 +79,34 @@ def plus(total: Vector, x: Vector) -> Vector:
     return total + x
 
 
-def folded(term: Callable[..., Vector]) -> Callable[..., Vector]:
-    """The sum over x[begin:end], lane by lane, where term(total, x[i], *numbers) adds to a total.
+sum_range = folded(plus)
 
-    Pairwise summation in two levels: `chunk` vectors are added to each other before they join the total, so that the
-    error grows with a chunk's length and the number of chunks, not with their product. A term of 0 adds nothing.
-    """
+
+def fold_down(visit: Callable[..., Any]) -> Callable[..., Any]:
+    """The same down columns, for a vector of them at a time: total = visit(total, arrays, k, numbers) for each row."""
 
     @inline
-    def fold(x: Any, begin: int, end: int, chunk: int, numbers: Any) -> Vector:
-        w, i, total = lanes(x), begin, full(x, 0.0)
-        while i + w <= end:
-            partial, chunk_end = full(x, 0.0), min(i + chunk * w, end)
-            while i + w <= chunk_end:
-                partial = term(partial, load(x, i), *numbers)
-                i += w
-            total = total + partial
-        if i < end:
-            total = term(total, load_masked(x, i, first(x, end - i), 0.0), *numbers)
+    def down(zeros: Any, begin: int, end: int, arrays: Any, numbers: Any) -> Any:
+        total = zeros
+        for chunk_begin in range(begin, end, CHUNK):
+            chunk = zeros
+            for k in range(chunk_begin, min(chunk_begin + CHUNK, end)):
+                chunk = visit(chunk, arrays, k, numbers)
+            total = add_each(total, chunk)
         return total
 
-    return fold
+    return down
 
 
-sum_range = folded(plus)
+@inline
+def _add_row(total: Any, arrays: Any, k: int, step: int) -> Any:
+    return (total[0] + load(arrays[0], k * step),)
+
+
+_add_rows = fold_down(_add_row)
+
+
+@inline
+def column_sum_of(x: Any, count: int, step: int) -> Vector:
+    """The sum of `count` vectors, `step` elements from one to the next."""
+    return _add_rows((full(x, 0.0),), 0, count, (x,), step)[0]

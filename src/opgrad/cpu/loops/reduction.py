@@ -7,11 +7,11 @@ computation. Long sums are formed in blocks, so that their order depends on the 
 import math
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from opgrad.cpu.compiler.native import Kernel, inline, kernel, vector_lanes
+from opgrad.cpu.compiler.native import inline, kernel, vector_lanes
+from opgrad.cpu.compiler.parameters import Pointer, Strips, Units
 from opgrad.cpu.compiler.simd import (
-    Pointer,
     first,
     full,
     lanes,
@@ -24,84 +24,94 @@ from opgrad.cpu.compiler.simd import (
     store_one,
 )
 from opgrad.cpu.loops.columns import get
+from opgrad.cpu.loops.fold import fold_down, fold_in_chunks
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Step
-from opgrad.cpu.runtime.pieces import Pieces
+from opgrad.cpu.runtime.execute import Step, shared_out
+from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.problem import Operand
 
-CHUNK: Final = 64  # terms that are added to each other before they join the total
 BLOCK: Final = 1 << 14  # elements of a row that one part sums
 DEEP: Final = 1 << 10  # terms of a column that one part sums
 WIDE: Final = 4  # vectors of columns that are summed at once
 AHEAD: Final = 8  # rows between a prefetch and its use
 
 
-@kernel
-def sum_rows(part, per_part, units, blocks, n, per_block, x: Pointer, y: Pointer):
-    """y[row, block] = the sum of that block of x[row]."""
-    w = lanes(x)
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        row, begin = unit // blocks, unit % blocks * per_block
-        source, count = x + (row * n + begin), min(per_block, n - begin)
-        total, i = full(x, 0.0), 0
-        while i + w <= count:
-            end, chunk = min(i + CHUNK * w, count), full(x, 0.0)
-            while i + w <= end:
-                chunk = chunk + load(source, i)
-                i += w
-            total = total + chunk
-        if i < count:
-            total = total + load_masked(source, i, first(x, count - i), 0.0)
-        store_one(y, unit, reduce_add(total))
+class Blocks(NamedTuple):
+    """The blocks in which n terms are summed: how many there are, and the terms of each but perhaps the last."""
+
+    count: int
+    size: int
 
 
 @inline
-def sum_wide(x: Any, row: int, begin: int, end: int, y: Any) -> None:
-    """y[0 : 4 w] = the sums of x[begin:end, 0 : 4 w]."""
-    w = lanes(x)
-    every, zero = first(x, w), full(x, 0.0)
-    a = b = c = d = zero
-    for chunk in range(begin, end, CHUNK):
-        s = t = u = v = zero
-        for k in range(chunk, min(chunk + CHUNK, end)):
-            source = x + k * row
-            for i in range(0, WIDE * w, w):
-                prefetch(source, AHEAD * row + i)
-            s, t = s + load(source, 0), t + load(source, w)
-            u, v = u + load(source, 2 * w), v + load(source, 3 * w)
-        a, b, c, d = a + s, b + t, c + u, d + v
-    store_masked(y, 0, a, every)
-    store_masked(y, w, b, every)
-    store_masked(y, 2 * w, c, every)
-    store_masked(y, 3 * w, d, every)
+def _add(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+    return (total[0] + get(arrays[0], i, whole, mask),)
+
+
+_sum_row = fold_in_chunks(_add)
 
 
 @kernel
-def sum_columns(part, per_part, units, blocks, strips, n, per_block, after, x: Pointer, y: Pointer):
+def sum_rows(units: Units, n, blocks: Blocks, x: Pointer, y: Pointer):
+    """y[row, block] = the sum of that block of x[row]."""
+    for unit in units:
+        row, begin = unit // blocks.count, unit % blocks.count * blocks.size
+        end = min(begin + blocks.size, n)
+        total = _sum_row((full(x, 0.0),), begin, end, (x + row * n,), ())
+        store_one(y, unit, reduce_add(total[0]))
+
+
+@inline
+def _add_wide(total: Any, arrays: Any, k: int, step: int) -> Any:
+    source = arrays[0] + k * step
+    w = lanes(source)
+    for i in range(0, WIDE * w, w):
+        prefetch(source, AHEAD * step + i)
+    a, b, c, d = total
+    return a + load(source, 0), b + load(source, w), c + load(source, 2 * w), d + load(source, 3 * w)
+
+
+@inline
+def _add_narrow(total: Any, arrays: Any, k: int, numbers: Any) -> Any:
+    step, mask = numbers
+    return (total[0] + load_masked(arrays[0], k * step, mask, 0.0),)
+
+
+_sum_wide, _sum_narrow = fold_down(_add_wide), fold_down(_add_narrow)
+
+
+@inline
+def sum_strip(x: Any, step: int, begin: int, end: int, width: int, y: Any) -> None:
+    """y[0:width] = the sums of x[begin:end, 0:width]."""
+    w, zero = lanes(x), full(x, 0.0)
+    if width == WIDE * w:
+        every = first(x, w)
+        a, b, c, d = _sum_wide((zero, zero, zero, zero), begin, end, (x,), step)
+        store_masked(y, 0, a, every)
+        store_masked(y, w, b, every)
+        store_masked(y, 2 * w, c, every)
+        store_masked(y, 3 * w, d, every)
+    else:
+        for i in range(0, width, w):
+            mask = first(x, width - i)
+            total = _sum_narrow((zero,), begin, end, (x + i,), (step, mask))
+            store_masked(y, i, total[0], mask)
+
+
+@kernel
+def sum_columns(units: Units, n, blocks: Blocks, strips: Strips, x: Pointer, y: Pointer):
     """y[before, block, column] = the sum of that block of x[before, :, column]; a unit is a strip of columns."""
-    w = lanes(x)
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        outer, column = unit // strips, unit % strips * WIDE * w
-        before, block = outer // blocks, outer % blocks
+    after, widest = strips.inner, WIDE * lanes(x)
+    for unit in units:
+        outer, column = unit // strips.count, unit % strips.count * widest
+        before, begin = outer // blocks.count, outer % blocks.count * blocks.size
         source, result = x + (before * n * after + column), y + (outer * after + column)
-        begin, end, width = block * per_block, min((block + 1) * per_block, n), min(WIDE * w, after - column)
-        if width == WIDE * w:
-            sum_wide(source, after, begin, end, result)
-        else:
-            for i in range(0, width, w):
-                mask = first(x, width - i)
-                total = full(x, 0.0)
-                for chunk in range(begin, end, CHUNK):
-                    s = full(x, 0.0)
-                    for k in range(chunk, min(chunk + CHUNK, end)):
-                        s = s + get(source, k * after + i, False, mask)
-                    total = total + s
-                store_masked(result, i, total, mask)
+        sum_strip(source, after, begin, min(begin + blocks.size, n), min(widest, after - column), result)
 
 
 @kernel
-def sum_integers(part, per_part, units, n, after, x: Pointer, y: Pointer):
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
+def sum_integers(units: Units, n, after, x: Pointer, y: Pointer):
+    for unit in units:
         source = x + (unit // after * n * after + unit % after)
         total = 0
         for k in range(n):
@@ -109,25 +119,25 @@ def sum_integers(part, per_part, units, n, after, x: Pointer, y: Pointer):
         store_one(y, unit, total)
 
 
-def grouped(shape: Iterable[int], gone: frozenset[int]) -> list[tuple[int, bool]]:
+def grouped(shape: Iterable[int], summed: frozenset[int]) -> list[tuple[int, bool]]:
     """The sizes of groups of adjacent axes that are all summed over, or all kept; axes of size 1 belong to any."""
-    axes = [(size, axis in gone) for axis, size in enumerate(shape) if size != 1]
+    axes = [(size, axis in summed) for axis, size in enumerate(shape) if size != 1]
     return [(math.prod(size for size, _ in group), over) for over, group in groupby(axes, key=lambda each: each[1])]
 
 
-def sum_steps(groups: list[tuple[int, bool]], x: Any, y: Operand, pieces: Pieces) -> list[Step]:
-    """The steps that sum x, an operand or scratch memory, over the groups that are to go, into y."""
+def sum_steps(groups: list[tuple[int, bool]], x: Any, y: Operand, workspace: Workspace) -> list[Step]:
+    """The steps that sum x, an operand or working memory, over the groups that are summed, into y."""
     if not any(over for _, over in groups):
         groups = [*groups, (1, True)]
     steps: list[Step] = []
     sizes = [size for size, _ in groups]
-    places = [place for place in reversed(range(len(groups))) if groups[place][1]]
-    for place in places:
-        before, n, after = math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :])
-        sizes[place] = 1
-        is_last = place == places[-1]
-        result = y if is_last else pieces.take(before * after, x.dtype if _is_integer(y) else None)
-        steps += _sum(before, n, after, x, result, pieces)
+    summed = [axis for axis in reversed(range(len(groups))) if groups[axis][1]]
+    for axis in summed:
+        before, n, after = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
+        sizes[axis] = 1
+        is_last = axis == summed[-1]
+        result = y if is_last else workspace.shared(before * after, x.dtype if _is_integer(y) else None)
+        steps += _sum(before, n, after, x, result, workspace)
         x = result
     return steps
 
@@ -136,30 +146,25 @@ def _is_integer(operand: Operand) -> bool:
     return operand.dtype in ("int32", "int64")
 
 
-def _sum(before: int, n: int, after: int, x: Any, y: Any, pieces: Pieces) -> list[Step]:
+def _sum(before: int, n: int, after: int, x: Any, y: Any, workspace: Workspace) -> list[Step]:
     if not before * after:
         return []
-    if x.dtype in ("int32", "int64"):
-        return [_step(sum_integers, before * after, n * 8, x=x, y=y, n=n, after=after)]
-    per_block = BLOCK if after == 1 else DEEP
-    blocks = partition.count(n, per_block)
+    if _is_integer(x):
+        return [shared_out(sum_integers, before * after, n * 8, {"n": n, "after": after, "x": x, "y": y})]
+    size = BLOCK if after == 1 else DEEP
+    blocks = partition.count(n, size)
     if blocks > 1:
-        partial = pieces.take(before * blocks * after)
-        first_sums = _blocks(before, n, after, per_block, x, partial)
-        return [first_sums, *_sum(before, blocks, after, partial, y, pieces)]
-    return [_blocks(before, n, after, max(n, 1), x, y)]
+        partial = workspace.shared(before * blocks * after)
+        first_sums = _blocks(before, n, after, Blocks(blocks, size), x, partial)
+        return [first_sums, *_sum(before, blocks, after, partial, y, workspace)]
+    return [_blocks(before, n, after, Blocks(1, max(n, 1)), x, y)]
 
 
-def _blocks(before: int, n: int, after: int, per_block: int, x: Any, y: Any) -> Step:
-    blocks = partition.count(max(n, 1), per_block)
+def _blocks(before: int, n: int, after: int, blocks: Blocks, x: Any, y: Any) -> Step:
+    units, arguments = before * blocks.count, {"n": n, "blocks": blocks, "x": x, "y": y}
     if after == 1:
-        return _step(sum_rows, before * blocks, 4 * per_block, x=x, y=y, blocks=blocks, n=n, per_block=per_block)
+        return shared_out(sum_rows, units, 4 * blocks.size, arguments)
     precise = "float64" in (x.dtype, y.dtype)
     strips = partition.count(after, WIDE * vector_lanes("float64" if precise else "float32"))
-    sizes = {"blocks": blocks, "strips": strips, "n": n, "per_block": per_block, "after": after}
-    return _step(sum_columns, before * blocks * strips, 4 * per_block * after / strips, x=x, y=y, **sizes)
-
-
-def _step(made: Kernel, units: int, unit_bytes: float, **arguments: Any) -> Step:
-    per = partition.per_part(units, unit_bytes)
-    return Step(made, partition.count(units, per), {"per_part": per, "units": units, **arguments})
+    arguments["strips"] = Strips(strips, after)
+    return shared_out(sum_columns, units * strips, 4 * blocks.size * after / strips, arguments)

@@ -23,6 +23,7 @@ from opgrad.cpu.compiler.simd import (
     store_masked,
     to_line,
 )
+from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.map import mapped, next_vector
 from opgrad.cpu.numerics.logsumexp import (
     LOWEST,
@@ -41,7 +42,6 @@ AHEAD: Final = 2048  # elements between a prefetch and its use: the hardware's o
 # Elements of a row that are read twice in turn: 128 KiB of float32 stay in the second-level cache. Rows of 262,144 took
 # 1.29 times as long in one go; blocks for the first-level cache 1.18 times as long at 32,000.
 READ_TWICE: Final = 1 << 15
-CHUNK: Final = 64  # terms that are added to each other before they join the total: the error grows with n/64 + 64
 
 
 MINUS_INFINITY: Final = float("-inf")

@@ -1,51 +1,38 @@
 """Normalization: which kernels a shape asks for, and their working memory."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from opgrad.cpu.compiler.native import Kernel
-from opgrad.cpu.normalization import batch as channel_program
-from opgrad.cpu.normalization import layer as row_norm
-from opgrad.cpu.normalization import layer_grad as row_grad
+from opgrad.cpu.compiler.parameters import Rows
+from opgrad.cpu.loops.fold import CHUNK
+from opgrad.cpu.loops.layout import precision
+from opgrad.cpu.normalization import batch, layer, layer_grad
+from opgrad.cpu.normalization.bundles import Affine, Statistics
+from opgrad.cpu.normalization.layer_grad import GradientKernels, Matrix
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, Step
-from opgrad.cpu.runtime.pieces import Pieces, whole_vectors
+from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.workspace import Workspace, whole_vectors
 from opgrad.problem import Problem
 
 LONGEST_ROW = 1 << 15  # elements: three arrays' rows of float32 still fit the second-level cache
 FEW_ROWS = 16
 
 
-@dataclass(frozen=True)
-class RowKernels:
-    rows: Kernel
-    row_sums: Kernel
-    strips: Kernel
-    blocks: Kernel
-
-
-LAYER = RowKernels(row_grad.LAYER_ROWS, row_grad.LAYER_ROW_SUMS, row_grad.LAYER_STRIPS, row_grad.LAYER_BLOCKS)
-SIMPLIFIED = RowKernels(
-    row_grad.SIMPLIFIED_ROWS, row_grad.SIMPLIFIED_ROW_SUMS, row_grad.SIMPLIFIED_STRIPS, row_grad.SIMPLIFIED_BLOCKS
-)
-
-
 def layer_normalization(problem: Problem) -> Program:
-    made = row_norm.LAYER if problem["bias"] is not None else row_norm.LAYER_NO_BIAS
-    return _forward(problem, made)
+    return _forward(problem, layer.LAYER if problem["bias"] is not None else layer.LAYER_NO_BIAS)
 
 
 def simplified_layer_normalization(problem: Problem) -> Program:
-    return _forward(problem, row_norm.SIMPLIFIED)
+    return _forward(problem, layer.SIMPLIFIED)
 
 
 def layer_normalization_grad(problem: Problem) -> Program:
-    return _backward(problem, LAYER)
+    return _backward(problem, layer_grad.LAYER)
 
 
 def simplified_layer_normalization_grad(problem: Problem) -> Program:
-    return _backward(problem, SIMPLIFIED)
+    return _backward(problem, layer_grad.SIMPLIFIED)
 
 
 def _sizes(problem: Problem) -> tuple[int, int]:
@@ -54,79 +41,64 @@ def _sizes(problem: Problem) -> tuple[int, int]:
     return math.prod(shape[:axis]), math.prod(shape[axis:])
 
 
-def _given(problem: Problem, *names: str) -> dict[str, Any]:
-    return {name: problem.operands.get(name) for name in names}
+def _arguments(problem: Problem, *names: str) -> dict[str, Any]:
+    """What all kernels are given: operands, the statistics, whether to write past the cache."""
+    operands = {name: problem.operands.get(name) for name in names}
+    statistics = Statistics(problem.operands.get("mean"), problem["inv_std"])
+    return {**operands, "statistics": statistics, "stream": partition.streams(problem.bytes)}
 
 
-def _forward(problem: Problem, made: Kernel) -> Program:
+def _forward(problem: Problem, kernel: Kernel) -> Program:
     rows, n = _sizes(problem)
     if not rows:
         return Program(())
-    per = partition.per_part(rows, problem.bytes / rows)
-    arguments = {
-        **_given(problem, "x", "scale", "bias", "y", "mean", "inv_std"),
-        "per_part": per,
-        "units": rows,
-        "n": n,
-        "inverse": 1 / max(n, 1),
-        "epsilon": problem.attributes["epsilon"],
-        "stream": partition.streams(problem.bytes),
-    }
-    return Program([Step(made, partition.count(rows, per), arguments)])
+    arguments = _arguments(problem, "x", "y") | {"n": n, "epsilon": problem.attributes["epsilon"]}
+    arguments["affine"] = Affine(problem["scale"], problem.operands.get("bias"))
+    return Program([shared_out(kernel, rows, problem.bytes / rows, arguments)])
 
 
-def _backward(problem: Problem, made: RowKernels) -> Program:
+def _backward(problem: Problem, kernels: GradientKernels) -> Program:
     rows, n = _sizes(problem)
     if not n:
         return Program(())
-    space, stride = Pieces(problem), whole_vectors(n, problem)
-    per_unit = row_grad.CHUNK if rows >= FEW_ROWS * row_grad.CHUNK else FEW_ROWS
-    blocks = partition.count(rows, per_unit)
-    given = {
-        **_given(problem, "dy", "x", "scale", "mean", "inv_std", "dx", "dscale", "dbias"),
-        "rows": rows,
-        "per_unit": per_unit,
-        "blocks": blocks,
+    workspace = Workspace(precision(problem))
+    per_block = CHUNK if rows >= FEW_ROWS * CHUNK else FEW_ROWS
+    blocks, step = partition.count(rows, per_block), whole_vectors(n, workspace.precision)
+    arguments = {
+        **_arguments(problem, "dy", "x", "scale", "dx", "dscale", "dbias"),
+        "matrix": Matrix(rows, n, per_block),
         "n": n,
-        "stride": stride,
-        "inverse": 1 / n,
-        "sums": space.take(blocks * 2 * stride),
-        "stream": partition.streams(problem.bytes),
+        "blocks": blocks,
+        "sums": Rows(workspace.shared(blocks * 2 * step), step),
     }
-    split = n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * row_grad.STRIP)
-    steps = _split_rows(problem, made, space, given) if split else _whole_rows(problem, made, given)
-    steps.append(Step(made.blocks, partition.count(n, row_grad.STRIP), given))
-    return Program(steps, space.bytes)
+    split = n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * layer_grad.STRIP)
+    steps = []
+    if split and rows:
+        steps = _split_rows(problem, kernels, workspace, arguments)
+    elif blocks:
+        steps = [shared_out(kernels.rows, blocks, problem.bytes / blocks, arguments)]
+    steps.append(Step(kernels.add_blocks, n, arguments, layer_grad.STRIP))
+    return Program(steps, workspace)
 
 
-def _whole_rows(problem: Problem, made: RowKernels, given: dict[str, Any]) -> list[Step]:
-    units = given["blocks"]
-    if not units:
-        return []
-    per = partition.per_part(units, problem.bytes / units)
-    return [Step(made.rows, partition.count(units, per), given | {"per_part": per, "units": units})]
-
-
-def _split_rows(problem: Problem, made: RowKernels, space: Pieces, given: dict[str, Any]) -> list[Step]:
-    rows, n = given["rows"], given["n"]
-    if not rows:
-        return []
-    blocks, strips = partition.count(n, row_grad.BLOCK), partition.count(n, row_grad.STRIP)
-    given = given | {"partial": space.take(2 * rows * blocks), "coefficients": space.take(2 * rows)}
-    units = given["blocks"] * strips
-    summing = {"per_part": 1, "units": rows * blocks, "blocks": blocks}
-    per = partition.per_part(units, problem.bytes / units)
-    writing = {"per_part": per, "units": units, "strips": strips}
+def _split_rows(
+    problem: Problem, kernels: GradientKernels, workspace: Workspace, arguments: dict[str, Any]
+) -> list[Step]:
+    rows, n, _ = arguments["matrix"]
+    per_row = partition.count(n, layer_grad.BLOCK)
+    partial, coefficients = workspace.shared(2 * rows * per_row), workspace.shared(2 * rows)
+    arguments = arguments | {"per_row": per_row, "partial": partial, "coefficients": coefficients}
+    units = arguments["blocks"] * partition.count(n, layer_grad.STRIP)
     return [
-        Step(made.row_sums, rows * blocks, given | summing),
-        Step(row_grad.row_coefficients, 1, given | summing),
-        Step(made.strips, partition.count(units, per), given | writing),
+        Step(kernels.row_sums, rows * per_row, arguments),
+        Step(layer_grad.row_coefficients, 1, arguments),
+        shared_out(kernels.strips, units, problem.bytes / units, arguments),
     ]
 
 
 def batch_norm_internal(problem: Problem) -> Program:
-    return channel_program.forward(problem)
+    return batch.forward(problem)
 
 
 def batch_normalization_grad(problem: Problem) -> Program:
-    return channel_program.backward(problem)
+    return batch.backward(problem)

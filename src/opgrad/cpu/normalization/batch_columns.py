@@ -1,205 +1,188 @@
 """Kernels of batch normalization where planes are shorter than a vector: vectors run across channels and planes.
 
 Arrays are samples x columns, contiguous; a column is an element of a channel's plane. Sums over samples are formed
-in blocks of BLOCK samples and strips of STRIP columns. `wide` is the table of `batch_planes` with each number once
-for every column of its channel, `pitch` from one row to the next.
+in blocks of BLOCK samples and strips of STRIP columns: `partial` has two rows for each block. `wide` is the table of
+`batch_planes` with each number once for every column of its channel.
 """
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler.native import inline, kernel
-from opgrad.cpu.compiler.simd import (
-    Float,
-    Pointer,
-    Vector,
-    first,
-    fma,
-    full,
-    lanes,
-    load,
-    load_one,
-    number,
-    store,
-    store_one,
-)
+from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
+from opgrad.cpu.compiler.simd import fma, full, lanes, load, load_one, number, store, store_one
 from opgrad.cpu.loops.columns import get
-from opgrad.cpu.loops.map import row_writer
-from opgrad.cpu.normalization.batch_planes import BIAS, normalized
-from opgrad.cpu.normalization.batch_planes_grad import FACTOR, FROM_BIAS, FROM_SCALE, MEAN, gradient
-from opgrad.cpu.normalization.layer_grad import column_total
+from opgrad.cpu.loops.fill import clear
+from opgrad.cpu.loops.fold import column_sum_of, fold, fold_down
+from opgrad.cpu.normalization.batch_planes import BIAS, write_normalized
+from opgrad.cpu.normalization.batch_planes_grad import FACTOR, FROM_BIAS, FROM_SCALE, MEAN, write_gradient
 
 BLOCK: Final = 64
 STRIP: Final = 1024
 
 
-@kernel
-def spread(part, begin, end, channels, size, stride, pitch, table: Pointer, wide: Pointer):
-    """Rows [begin, end) of the wide table."""
-    for row in range(begin, end):
-        for channel in range(channels):
-            value = load_one(table, row * stride + channel)
-            for column in range(channel * size, (channel + 1) * size):
-                store_one(wide, row * pitch + column, value)
+class Matrix(NamedTuple):
+    """Samples x columns, and how many strips of columns there are."""
+
+    samples: int
+    columns: int
+    strips: int
 
 
 @inline
-def clear(sums: Any, columns: int) -> None:
-    for i in range(0, columns, lanes(sums)):
-        store(sums, i, full(sums, 0.0))
+def block_of(unit: int, matrix: Any) -> Any:
+    """A unit's block, the column that it begins with, and how many columns it has."""
+    begin = unit % matrix.strips * STRIP
+    return unit // matrix.strips, begin, min(STRIP, matrix.columns - begin)
+
+
+@inline
+def samples_of(block: int, matrix: Any) -> Any:
+    return range(block * BLOCK, min((block + 1) * BLOCK, matrix.samples))
+
+
+@inline
+def row_of(rows: Any, row: int, begin: int) -> Any:
+    """The row from column `begin` on."""
+    return rows.data + (row * rows.step + begin)
+
+
+@kernel
+def spread(begin, end, channels, size, table: Rows, wide: Rows):
+    """Rows [begin, end) of the wide table."""
+    for row in range(begin, end):
+        for channel in range(channels):
+            value = load_one(table.data, row * table.step + channel)
+            for column in range(channel * size, (channel + 1) * size):
+                store_one(wide.data, row * wide.step + column, value)
 
 
 # --- backward ------------------------------------------------------------------------------------------------------
 
 
 @inline
-def add_gradient(dy: Any, x: Any, mean: Any, g: Any, t: Any, i: int, whole: bool, mask: Any) -> None:
+def _add_gradient(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+    dy, x, mean, g, t = arrays
     v = get(dy, i, whole, mask)
     store(g, i, load(g, i) + v)
     store(t, i, fma(v, get(x, i, whole, mask) - load(mean, i), load(t, i)))
+    return total
+
+
+_add_gradients = fold(_add_gradient)
 
 
 @kernel
-def grad_sums(
-    part, per_part, units, strips, samples, columns, pitch, dy: Pointer, x: Pointer, wide: Pointer, partial: Pointer
-):
+def grad_sums(units: Units, matrix: Matrix, dy: Pointer, x: Pointer, wide: Rows, partial: Rows):
     """The sums of dy and of dy * (x - mean) over a block of samples."""
-    w = lanes(x)
-    every = first(x, w)
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        block, begin = unit // strips, unit % strips * STRIP
-        count = min(STRIP, columns - begin)
-        g, mean = partial + (block * 2 * pitch + begin), wide + (MEAN * pitch + begin)
-        t = g + pitch
+    for unit in units:
+        block, begin, count = block_of(unit, matrix)
+        g, mean = row_of(partial, 2 * block, begin), row_of(wide, MEAN, begin)
+        t = g + partial.step
         clear(g, count)
         clear(t, count)
-        for sample in range(block * BLOCK, min((block + 1) * BLOCK, samples)):
-            dy_row, x_row = dy + (sample * columns + begin), x + (sample * columns + begin)
-            i = 0
-            while i + w <= count:
-                add_gradient(dy_row, x_row, mean, g, t, i, True, every)
-                i += w
-            if i < count:
-                add_gradient(dy_row, x_row, mean, g, t, i, False, first(x, count - i))
+        for sample in samples_of(block, matrix):
+            at = sample * matrix.columns + begin
+            _add_gradients((), 0, count, (dy + at, x + at, mean, g, t), ())
 
 
 @kernel
-def join_sums(part, blocks, columns, pitch, partial: Pointer, joined: Pointer):
-    """The sums of all blocks added up, a strip of columns in each part."""
-    for i in range(part * STRIP, min((part + 1) * STRIP, columns), lanes(partial)):
-        store(joined, i, column_total(partial + i, blocks, 2 * pitch))
-        store(joined, pitch + i, column_total(partial + (pitch + i), blocks, 2 * pitch))
-
-
-@inline
-def _gradient(arrays: Any, i: int, whole: bool, mask: Any, pitch: int) -> Vector:
-    dy, x, wide = arrays
-    mean, factor = load(wide, MEAN * pitch + i), load(wide, FACTOR * pitch + i)
-    from_scale, from_bias = load(wide, FROM_SCALE * pitch + i), load(wide, FROM_BIAS * pitch + i)
-    return gradient(get(dy, i, whole, mask), get(x, i, whole, mask), mean, factor, from_scale, from_bias)
-
-
-write_gradient = row_writer(_gradient)
+def join_sums(columns: Units, blocks, partial: Rows, joined: Rows):
+    """The sums of all blocks added up."""
+    for i in range(columns.start, columns.stop, lanes(partial.data)):
+        first, second = partial.data + i, row_of(partial, 1, i)
+        store(joined.data, i, column_sum_of(first, blocks, 2 * partial.step))
+        store(joined.data, joined.step + i, column_sum_of(second, blocks, 2 * partial.step))
 
 
 @kernel
-def grad_columns(
-    part, per_part, units, strips, samples, columns, pitch, dy: Pointer, x: Pointer, dx: Pointer, wide: Pointer, stream
-):
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        block, begin = unit // strips, unit % strips * STRIP
-        count = min(STRIP, columns - begin)
-        for sample in range(block * BLOCK, min((block + 1) * BLOCK, samples)):
-            at = sample * columns + begin
-            write_gradient(dx + at, 0, count, stream, (dy + at, x + at, wide + begin), pitch)
+def grad_columns(units: Units, matrix: Matrix, dy: Pointer, x: Pointer, dx: Pointer, wide: Rows, stream):
+    for unit in units:
+        block, begin, count = block_of(unit, matrix)
+        mean, factor = row_of(wide, MEAN, begin), row_of(wide, FACTOR, begin)
+        from_scale, from_bias = (
+            row_of(wide, FROM_SCALE, begin),
+            row_of(wide, FROM_BIAS, begin),
+        )
+        for sample in samples_of(block, matrix):
+            at = sample * matrix.columns + begin
+            write_gradient(dx + at, 0, count, stream, (dy + at, x + at, mean, factor, from_scale, from_bias), ())
 
 
 # --- forward -------------------------------------------------------------------------------------------------------
 
 
 @inline
-def add_value(x: Any, total: Any, i: int, whole: bool, mask: Any) -> None:
-    store(total, i, load(total, i) + get(x, i, whole, mask))
+def _add_value(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+    x, sums = arrays
+    store(sums, i, load(sums, i) + get(x, i, whole, mask))
+    return total
 
 
 @inline
-def add_square(x: Any, mean: Any, total: Any, i: int, whole: bool, mask: Any) -> None:
-    away = get(x, i, whole, mask) - load(mean, i)
-    store(total, i, fma(away, away, load(total, i)))
+def _add_square(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+    x, mean, sums = arrays
+    deviation = get(x, i, whole, mask) - load(mean, i)
+    store(sums, i, fma(deviation, deviation, load(sums, i)))
+    return total
+
+
+_add_values, _add_squares = fold(_add_value), fold(_add_square)
 
 
 @kernel
-def moments_of_columns(part, per_part, units, strips, samples, columns, pitch, x: Pointer, partial: Pointer):
+def moments_of_columns(units: Units, matrix: Matrix, x: Pointer, partial: Rows):
     """The mean over a block of samples, and the squares around it, which are read from the cache."""
-    w = lanes(x)
-    every = first(x, w)
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        block, begin = unit // strips, unit % strips * STRIP
-        count = min(STRIP, columns - begin)
-        last = min((block + 1) * BLOCK, samples)
-        mean = partial + (block * 2 * pitch + begin)
-        squares = mean + pitch
+    for unit in units:
+        block, begin, count = block_of(unit, matrix)
+        samples = samples_of(block, matrix)
+        mean = row_of(partial, 2 * block, begin)
+        squares = mean + partial.step
         clear(mean, count)
         clear(squares, count)
-        for sample in range(block * BLOCK, last):
-            row, i = x + (sample * columns + begin), 0
-            while i + w <= count:
-                add_value(row, mean, i, True, every)
-                i += w
-            if i < count:
-                add_value(row, mean, i, False, first(x, count - i))
-        each = number(x, 1.0 / (last - block * BLOCK))
-        for i in range(0, count, w):
-            store(mean, i, load(mean, i) * each)
-        for sample in range(block * BLOCK, last):
-            row, i = x + (sample * columns + begin), 0
-            while i + w <= count:
-                add_square(row, mean, squares, i, True, every)
-                i += w
-            if i < count:
-                add_square(row, mean, squares, i, False, first(x, count - i))
-
-
-@kernel
-def join_moments(part, blocks, samples, columns, pitch, inverse_samples: Float, partial: Pointer, joined: Pointer):
-    """The moments of all blocks joined, a strip of columns in each part."""
-    for i in range(part * STRIP, min((part + 1) * STRIP, columns), lanes(partial)):
-        mean = full(partial, 0.0)
-        for begin in range(0, blocks, BLOCK):
-            chunk = full(partial, 0.0)
-            for block in range(begin, min(begin + BLOCK, blocks)):
-                count = number(partial, min(BLOCK, samples - block * BLOCK))
-                chunk = fma(load(partial, block * 2 * pitch + i), count, chunk)
-            mean = mean + chunk
-        mean = mean * number(partial, inverse_samples)
-        squares = full(partial, 0.0)
-        for begin in range(0, blocks, BLOCK):
-            chunk = full(partial, 0.0)
-            for block in range(begin, min(begin + BLOCK, blocks)):
-                count = number(partial, min(BLOCK, samples - block * BLOCK))
-                away = load(partial, block * 2 * pitch + i) - mean
-                chunk = chunk + fma(away * count, away, load(partial, block * 2 * pitch + (pitch + i)))
-            squares = squares + chunk
-        store(joined, i, mean)
-        store(joined, pitch + i, squares)
+        for sample in samples:
+            _add_values((), 0, count, (x + (sample * matrix.columns + begin), mean), ())
+        inverse = number(x, 1.0 / len(samples))
+        for i in range(0, count, lanes(x)):
+            store(mean, i, load(mean, i) * inverse)
+        for sample in samples:
+            _add_squares((), 0, count, (x + (sample * matrix.columns + begin), mean, squares), ())
 
 
 @inline
-def _normalized(arrays: Any, i: int, whole: bool, mask: Any, pitch: int) -> Vector:
-    x, wide = arrays
-    mean, factor, bias = load(wide, MEAN * pitch + i), load(wide, FACTOR * pitch + i), load(wide, BIAS * pitch + i)
-    return normalized(get(x, i, whole, mask), mean, factor, bias)
+def _add_mean(total: Any, arrays: Any, block: int, numbers: Any) -> Any:
+    (partial,), (samples, step) = arrays, numbers
+    count = number(partial, min(BLOCK, samples - block * BLOCK))
+    return (fma(load(partial, 2 * block * step), count, total[0]),)
 
 
-write_normalized = row_writer(_normalized)
+@inline
+def _add_moments(total: Any, arrays: Any, block: int, numbers: Any) -> Any:
+    (partial,), (samples, step, mean) = arrays, numbers
+    count = number(partial, min(BLOCK, samples - block * BLOCK))
+    deviation = load(partial, 2 * block * step) - mean
+    return (total[0] + fma(deviation * count, deviation, load(partial, (2 * block + 1) * step)),)
+
+
+_sum_means, _sum_moments = fold_down(_add_mean), fold_down(_add_moments)
 
 
 @kernel
-def normalize_columns(
-    part, per_part, units, strips, samples, columns, pitch, x: Pointer, y: Pointer, wide: Pointer, stream
-):
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        block, begin = unit // strips, unit % strips * STRIP
-        count = min(STRIP, columns - begin)
-        for sample in range(block * BLOCK, min((block + 1) * BLOCK, samples)):
-            at = sample * columns + begin
-            write_normalized(y + at, 0, count, stream, (x + at, wide + begin), pitch)
+def join_moments(columns: Units, blocks, samples, partial: Rows, joined: Rows):
+    """The moments of all blocks joined."""
+    step, zeros = partial.step, (full(partial.data, 0.0),)
+    for i in range(columns.start, columns.stop, lanes(partial.data)):
+        arrays = (partial.data + i,)
+        mean = _sum_means(zeros, 0, blocks, arrays, (samples, step))[0] * number(partial.data, 1.0 / samples)
+        store(joined.data, i, mean)
+        store(joined.data, joined.step + i, _sum_moments(zeros, 0, blocks, arrays, (samples, step, mean))[0])
+
+
+@kernel
+def normalize_columns(units: Units, matrix: Matrix, x: Pointer, y: Pointer, wide: Rows, stream):
+    for unit in units:
+        block, begin, count = block_of(unit, matrix)
+        mean, factor = row_of(wide, MEAN, begin), row_of(wide, FACTOR, begin)
+        bias = row_of(wide, BIAS, begin)
+        for sample in samples_of(block, matrix):
+            at = sample * matrix.columns + begin
+            write_normalized(y + at, 0, count, stream, (x + at, mean, factor, bias), ())

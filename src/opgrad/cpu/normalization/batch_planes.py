@@ -1,128 +1,212 @@
 """Kernels of batch normalization for planes: arrays N x C x size, contiguous, the planes no shorter than a vector.
 
-The elements of a channel are summed in blocks: whole planes of it, or a piece of CUT elements where planes are longer.
-`partial` holds two numbers for each block. `table` holds some numbers for each channel, `stride` from one kind to
-the next.
+Planes are cut into tiles of at most TILE elements. The elements of a channel are summed in blocks: whole planes of it,
+or a tile where planes are longer. `table` holds some numbers for each channel, a row for each kind.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.parameters import Float, Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import (
-    Float,
-    Pointer,
     Vector,
-    first,
     first_lane,
     fma,
     full,
-    lanes,
-    load,
-    load_masked,
     load_one,
     number,
     reduce_add,
     sqrt,
     store_one,
 )
-from opgrad.cpu.loops.columns import get
-from opgrad.cpu.loops.map import row_writer
+from opgrad.cpu.loops.fold import fold
+from opgrad.cpu.loops.map import mapped
+from opgrad.cpu.normalization.bundles import add_square, add_value
 
-CUT: Final = 1 << 13  # elements of a block, which are read twice: they stay in the first-level cache
+TILE: Final = 1 << 13  # elements of a block, which are read twice: they stay in the first-level cache
 MEAN, INV_STD, FACTOR, BIAS, NEW_MEAN, NEW_VAR = range(6)  # the rows of the table
 ROWS: Final = 6
 
 
-@inline
-def _plus(x: Vector, mean: Any, total: Vector) -> Vector:
-    return total + x
+class Planes(NamedTuple):
+    """Channels of `samples` planes of `size` elements, the tiles of a plane, and those of a block of a channel."""
+
+    samples: int
+    channels: int
+    size: int
+    tiles: int
+    per_block: int
+
+
+class Sums(NamedTuple):
+    """Two sums for each block of a channel, at data[block * block_step + channel * channel_step + k], k < count.
+
+    The second sum stands `second` numbers behind the first.
+    """
+
+    data: Pointer
+    blocks: int
+    block_step: int
+    channel_step: int
+    count: int
+    second: int
+
+
+class Running(NamedTuple):
+    """1 / elements of a channel, what is added to its variance, and the weight of the statistics so far."""
+
+    inverse: Float
+    epsilon: Float
+    momentum: Float
+
+
+# --- the table, the planes, and sums of blocks -----------------------------------------------------------------------
 
 
 @inline
-def _plus_square(x: Vector, mean: Any, total: Vector) -> Vector:
-    return fma(x - mean, x - mean, total)
+def load_number(table: Any, row: int, channel: int) -> Any:
+    return load_one(table.data, row * table.step + channel)
 
 
-def block_total(term: Callable[..., Vector]) -> Callable[..., Any]:
-    """The sum of term(x, mean, total) over a block of a channel, whose terms for x = mean are 0."""
+@inline
+def store_number(table: Any, row: int, channel: int, value: Any) -> None:
+    store_one(table.data, row * table.step + channel, value)
+
+
+@inline
+def tile_of_plane(plane: int, tile: int, size: int) -> Any:
+    """Where a tile of a plane begins and ends."""
+    begin = tile * TILE
+    return plane * size + begin, plane * size + min(begin + TILE, size)
+
+
+def block_sum(visit: Callable[..., Any]) -> Callable[..., Any]:
+    """total = visit(total, arrays, …) over the elements of a block of a channel, as in opgrad.cpu.loops.fold."""
+    over_tile = fold(visit)
 
     @inline
-    def add_up(
-        x: Any, mean: Any, channel: int, block: int, channels: int, samples: int, size: int, cuts: int, planes: int
-    ) -> Any:
-        w = lanes(x)
-        total = full(x, 0.0)
-        for piece in range(block * planes, min((block + 1) * planes, samples * cuts)):
-            at = (piece // cuts * channels + channel) * size + piece % cuts * CUT
-            n = min(CUT, size - piece % cuts * CUT)
-            source = x + at
-            i = 0
-            while i + w <= n:
-                total = term(load(source, i), mean, total)
-                i += w
-            if i < n:
-                total = term(load_masked(source, i, first(x, n - i), mean), mean, total)
-        return reduce_add(total)
+    def over_block(total: Any, planes: Any, channel: int, block: int, arrays: Any, numbers: Any) -> Any:
+        begin, end = block * planes.per_block, min((block + 1) * planes.per_block, planes.samples * planes.tiles)
+        for tile in range(begin, end):
+            plane = tile // planes.tiles * planes.channels + channel
+            first, last = tile_of_plane(plane, tile % planes.tiles, planes.size)
+            total = over_tile(total, first, last, arrays, numbers)
+        return total
 
-    return add_up
-
-
-block_sum, block_squares = block_total(_plus), block_total(_plus_square)
+    return over_block
 
 
 @inline
-def elements_of(block: int, planes: int, samples: int, size: int, cuts: int) -> int:
+def elements_of(block: int, planes: Any) -> int:
     """How many elements of its channel a block has."""
-    if cuts > 1:
-        return min(CUT, size - block % cuts * CUT)
-    return min(planes, samples - block * planes) * size
+    if planes.tiles > 1:
+        return min(TILE, planes.size - block % planes.tiles * TILE)
+    return min(planes.per_block, planes.samples - block * planes.per_block) * planes.size
 
 
 @inline
-def moments_of_block(
-    x: Any, partial: Any, channel: int, block: int, channels: int, samples: int, size: int, cuts: int, planes: int
-) -> None:
-    blocks = (samples * cuts + planes - 1) // planes
-    count = elements_of(block, planes, samples, size, cuts)
-    zero = number(x, 0.0)
-    mean = block_sum(x, zero, channel, block, channels, samples, size, cuts, planes) * number(x, 1.0 / count)
-    place = 2 * (channel * blocks + block)
-    store_one(partial, place, mean)
-    store_one(partial, place + 1, block_squares(x, mean, channel, block, channels, samples, size, cuts, planes))
+def store_sums(sums: Any, channel: int, block: int, first: Any, second: Any) -> None:
+    place = block * sums.block_step + channel * sums.channel_step
+    store_one(sums.data, place, first)
+    store_one(sums.data, place + sums.second, second)
+
+
+# --- statistics ----------------------------------------------------------------------------------------------------
+
+
+_sum_of_block, _squares_of_block = block_sum(add_value), block_sum(add_square)
 
 
 @inline
-def moments_of_channel(
-    table: Any, stride: int, partial: Any, channel: int, blocks: int, jump: int, pitch: int, each: int, second: int,
-    planes: int, samples: int, size: int, cuts: int, inverse: float, epsilon: float, momentum: float,
-) -> None:  # fmt: skip
+def moments_of_block(x: Any, sums: Any, channel: int, block: int, planes: Any) -> None:
+    zeros, inverse = (full(x, 0.0),), number(x, 1.0 / elements_of(block, planes))
+    mean = reduce_add(_sum_of_block(zeros, planes, channel, block, (x,), ())[0]) * inverse
+    store_sums(sums, channel, block, mean, reduce_add(_squares_of_block(zeros, planes, channel, block, (x,), mean)[0]))
+
+
+@inline
+def moments_of_channel(table: Any, sums: Any, channel: int, planes: Any, running: Any) -> None:
     """Join the moments of a channel's blocks; mix the mean and the variance with those so far."""
     total, squares = 0.0, 0.0
-    for block in range(blocks):
-        count = elements_of(block, planes, samples, size, cuts)
-        for place in range(block * jump + channel * pitch, block * jump + channel * pitch + each):
-            total += load_one(partial, place) * count
-    mean = total * inverse
-    for block in range(blocks):
-        count = elements_of(block, planes, samples, size, cuts)
-        for place in range(block * jump + channel * pitch, block * jump + channel * pitch + each):
-            away = load_one(partial, place) - mean
-            squares += load_one(partial, place + second) + count * away * away
-    var = squares * inverse
-    put_statistics(table, stride, channel, mean, var, epsilon)
-    old_mean, old_var = load_one(table, NEW_MEAN * stride + channel), load_one(table, NEW_VAR * stride + channel)
-    store_one(table, NEW_MEAN * stride + channel, momentum * old_mean + (1.0 - momentum) * mean)
-    store_one(table, NEW_VAR * stride + channel, momentum * old_var + (1.0 - momentum) * var)
+    for block in range(sums.blocks):
+        elements, begin = elements_of(block, planes), block * sums.block_step + channel * sums.channel_step
+        for place in range(begin, begin + sums.count):
+            total += load_one(sums.data, place) * elements
+    mean = total * running.inverse
+    for block in range(sums.blocks):
+        elements, begin = elements_of(block, planes), block * sums.block_step + channel * sums.channel_step
+        for place in range(begin, begin + sums.count):
+            deviation = load_one(sums.data, place) - mean
+            squares += load_one(sums.data, place + sums.second) + elements * deviation * deviation
+    var = squares * running.inverse
+    put_statistics(table, channel, mean, var, running.epsilon)
+    mix(table, NEW_MEAN, channel, mean, running.momentum)
+    mix(table, NEW_VAR, channel, var, running.momentum)
 
 
 @inline
-def put_statistics(table: Any, stride: int, channel: int, mean: float, var: float, epsilon: float) -> None:
+def mix(table: Any, row: int, channel: int, value: float, momentum: float) -> None:
+    store_number(table, row, channel, momentum * load_number(table, row, channel) + (1.0 - momentum) * value)
+
+
+@inline
+def put_statistics(table: Any, channel: int, mean: Any, var: Any, epsilon: float) -> None:
     """The rows MEAN, INV_STD and FACTOR, which holds the scale before."""
-    s = first_lane(1.0 / sqrt(full(table, var + epsilon)))
-    store_one(table, MEAN * stride + channel, mean)
-    store_one(table, INV_STD * stride + channel, s)
-    store_one(table, FACTOR * stride + channel, load_one(table, FACTOR * stride + channel) * s)
+    inv_std = first_lane(1.0 / sqrt(full(table.data, var + epsilon)))
+    store_number(table, MEAN, channel, mean)
+    store_number(table, INV_STD, channel, inv_std)
+    store_number(table, FACTOR, channel, load_number(table, FACTOR, channel) * inv_std)
+
+
+@kernel
+def prepare_forward(channels, scale: Pointer, bias: Pointer, running_mean: Pointer, running_var: Pointer, table: Rows):
+    for channel in range(channels):
+        store_number(table, FACTOR, channel, load_one(scale, channel))
+        store_number(table, BIAS, channel, load_one(bias, channel))
+        store_number(table, NEW_MEAN, channel, load_one(running_mean, channel))
+        store_number(table, NEW_VAR, channel, load_one(running_var, channel))
+
+
+@kernel
+def take_running(channels, running: Running, table: Rows):
+    """Normalize with the statistics so far."""
+    for channel in range(channels):
+        mean, var = load_number(table, NEW_MEAN, channel), load_number(table, NEW_VAR, channel)
+        put_statistics(table, channel, mean, var, running.epsilon)
+
+
+@kernel
+def take_none(channels, running: Running, table: Rows):
+    """The statistics of an empty batch: mean and variance are 0."""
+    for channel in range(channels):
+        put_statistics(table, channel, 0.0, 0.0, running.epsilon)
+
+
+@kernel
+def put_statistics_of_all(
+    channels, table: Rows, new_mean: Pointer, new_var: Pointer, saved_mean: Pointer, saved_inv_std: Pointer
+):
+    for channel in range(channels):
+        store_one(new_mean, channel, load_number(table, NEW_MEAN, channel))
+        store_one(new_var, channel, load_number(table, NEW_VAR, channel))
+        store_one(saved_mean, channel, load_number(table, MEAN, channel))
+        store_one(saved_inv_std, channel, load_number(table, INV_STD, channel))
+
+
+@kernel
+def moments_of_blocks(units: Units, planes: Planes, x: Pointer, sums: Sums):
+    for unit in units:
+        moments_of_block(x, sums, unit // sums.blocks, unit % sums.blocks, planes)
+
+
+@kernel
+def moments_of_channels(planes: Planes, running: Running, table: Rows, sums: Sums):
+    for channel in range(planes.channels):
+        moments_of_channel(table, sums, channel, planes, running)
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
 
 
 @inline
@@ -130,106 +214,35 @@ def normalized(x: Vector, mean: Any, factor: Any, bias: Any) -> Vector:
     return fma(x - mean, factor, bias)
 
 
-@inline
-def _plane_normalized(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
-    (x,) = arrays
-    mean, factor, bias = numbers
-    return normalized(get(x, i, whole, mask), mean, factor, bias)
-
-
-write_normalized = row_writer(_plane_normalized)
+write_normalized = mapped(normalized)
 
 
 @inline
-def write_piece(y: Any, x: Any, table: Any, stride: int, channel: int, at: int, n: int, stream: int) -> None:
-    mean, factor = load_one(table, MEAN * stride + channel), load_one(table, FACTOR * stride + channel)
-    bias = load_one(table, BIAS * stride + channel)
-    write_normalized(y + at, 0, n, stream, (x + at,), (mean, factor, bias))
+def numbers_of(table: Any, channel: int) -> Any:
+    """What `normalized` takes of a channel."""
+    mean, factor = load_number(table, MEAN, channel), load_number(table, FACTOR, channel)
+    return mean, factor, load_number(table, BIAS, channel)
 
 
 @kernel
-def prepare_forward(
-    part, channels, stride, scale: Pointer, bias: Pointer, running_mean: Pointer, running_var: Pointer, table: Pointer
-):
-    for c in range(channels):
-        store_one(table, FACTOR * stride + c, load_one(scale, c))
-        store_one(table, BIAS * stride + c, load_one(bias, c))
-        store_one(table, NEW_MEAN * stride + c, load_one(running_mean, c))
-        store_one(table, NEW_VAR * stride + c, load_one(running_var, c))
-
-
-@kernel
-def take_running(part, channels, stride, epsilon: Float, table: Pointer):
-    """Normalize with the statistics so far."""
-    for c in range(channels):
-        put_statistics(
-            table, stride, c, load_one(table, NEW_MEAN * stride + c), load_one(table, NEW_VAR * stride + c), epsilon
-        )
-
-
-@kernel
-def take_none(part, channels, stride, epsilon: Float, table: Pointer):
-    """The statistics of an empty batch: mean and variance are 0."""
-    for c in range(channels):
-        put_statistics(table, stride, c, 0.0, 0.0, epsilon)
-
-
-@kernel
-def put_statistics_of_all(
-    part, channels, stride, table: Pointer,
-    new_mean: Pointer, new_var: Pointer, saved_mean: Pointer, saved_inv_std: Pointer,
-):  # fmt: skip
-    for c in range(channels):
-        store_one(new_mean, c, load_one(table, NEW_MEAN * stride + c))
-        store_one(new_var, c, load_one(table, NEW_VAR * stride + c))
-        store_one(saved_mean, c, load_one(table, MEAN * stride + c))
-        store_one(saved_inv_std, c, load_one(table, INV_STD * stride + c))
-
-
-@kernel
-def moments_of_blocks(
-    part, per_part, units, channels, samples, size, cuts, planes, blocks, x: Pointer, partial: Pointer
-):
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        moments_of_block(x, partial, unit // blocks, unit % blocks, channels, samples, size, cuts, planes)
-
-
-@kernel
-def moments_of_channels(
-    part, channels, blocks, jump, pitch, each, second, stride, planes, samples, size, cuts,
-    inverse: Float, epsilon: Float, momentum: Float, table: Pointer, partial: Pointer,
-):  # fmt: skip
-    for channel in range(channels):
-        moments_of_channel(
-            table, stride, partial, channel, blocks, jump, pitch, each, second,
-            planes, samples, size, cuts, inverse, epsilon, momentum,
-        )  # fmt: skip
-
-
-@kernel
-def normalize_planes(
-    part, per_part, units, channels, size, cuts, stride, x: Pointer, y: Pointer, table: Pointer, stream
-):
-    """A unit is a piece of a plane, in the order of memory."""
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        plane, begin = unit // cuts, unit % cuts * CUT
-        n = min(CUT, size - begin)
-        write_piece(y, x, table, stride, plane % channels, plane * size + begin, n, stream)
+def normalize_planes(tiles: Units, planes: Planes, x: Pointer, y: Pointer, table: Rows, stream):
+    """Tiles of planes in the order of memory."""
+    for tile in tiles:
+        plane = tile // planes.tiles
+        begin, end = tile_of_plane(plane, tile % planes.tiles, planes.size)
+        write_normalized(y, begin, end, stream, (x,), numbers_of(table, plane % planes.channels))
 
 
 @kernel
 def normalize_channels(
-    part, per_part, units, channels, samples, size, cuts, planes, blocks, jump, pitch, each, second, stride,
-    inverse: Float, epsilon: Float, momentum: Float, x: Pointer, y: Pointer, table: Pointer, partial: Pointer, stream,
-):  # fmt: skip
+    channels: Units, planes: Planes, running: Running, x: Pointer, y: Pointer, table: Rows, sums: Sums, stream
+):
     """The three steps for one channel after the other, while it is in the cache."""
-    for channel in range(part * per_part, min((part + 1) * per_part, units)):
-        for block in range(blocks):
-            moments_of_block(x, partial, channel, block, channels, samples, size, cuts, planes)
-        moments_of_channel(
-            table, stride, partial, channel, blocks, jump, pitch, each, second,
-            planes, samples, size, cuts, inverse, epsilon, momentum,
-        )  # fmt: skip
-        for sample in range(samples):
-            at = (sample * channels + channel) * size
-            write_piece(y, x, table, stride, channel, at, size, stream)
+    for channel in channels:
+        for block in range(sums.blocks):
+            moments_of_block(x, sums, channel, block, planes)
+        moments_of_channel(table, sums, channel, planes, running)
+        numbers = numbers_of(table, channel)
+        for sample in range(planes.samples):
+            begin = (sample * planes.channels + channel) * planes.size
+            write_normalized(y, begin, begin + planes.size, stream, (x,), numbers)

@@ -1,80 +1,61 @@
 """Kernels of batch normalization's gradients for planes: arrays N x C x size, contiguous.
 
-The planes are no shorter than a vector; blocks, `partial` and `table` are as in opgrad.cpu.normalization.batch_planes.
+The planes are no shorter than a vector; tiles, blocks and `table` are as in opgrad.cpu.normalization.batch_planes.
 """
 
 from typing import Any, Final
 
 from opgrad.cpu.compiler.native import inline, kernel
-from opgrad.cpu.compiler.simd import (
-    Float,
-    Pointer,
-    Vector,
-    first,
-    fma,
-    full,
-    lanes,
-    load,
-    load_masked,
-    load_one,
-    reduce_add,
-    store_one,
+from opgrad.cpu.compiler.parameters import Float, Pointer, Rows, Units
+from opgrad.cpu.compiler.simd import Vector, fma, full, load_one, reduce_add, store_one
+from opgrad.cpu.loops.columns import get, get_or
+from opgrad.cpu.loops.map import mapped
+from opgrad.cpu.normalization.batch_planes import (
+    Planes,
+    Sums,
+    block_sum,
+    load_number,
+    store_number,
+    store_sums,
+    tile_of_plane,
 )
-from opgrad.cpu.loops.columns import get
-from opgrad.cpu.loops.map import row_writer
-from opgrad.cpu.normalization.batch_planes import CUT
 
 MEAN, INV_STD, FACTOR, FROM_SCALE, FROM_BIAS, DSCALE, DBIAS = range(7)  # the rows of the table
 ROWS: Final = 7
 
 
 @inline
-def grad_block(
-    dy: Any, x: Any, partial: Any, table: Any, stride: int, channel: int, block: int, channels: int, samples: int,
-    size: int, cuts: int, planes: int,
-) -> None:  # fmt: skip
-    """The sums of one block of a channel: of `planes` pieces, of which a plane has `cuts`."""
-    w = lanes(x)
-    mean = load_one(table, MEAN * stride + channel)
-    g = t = full(x, 0.0)
-    blocks = (samples * cuts + planes - 1) // planes
-    for piece in range(block * planes, min((block + 1) * planes, samples * cuts)):
-        at = (piece // cuts * channels + channel) * size + piece % cuts * CUT
-        n = min(CUT, size - piece % cuts * CUT)
-        dy_piece, x_piece = dy + at, x + at
-        i = 0
-        while i + w <= n:
-            v = load(dy_piece, i)
-            g, t = g + v, fma(v, load(x_piece, i) - mean, t)
-            i += w
-        if i < n:
-            mask = first(x, n - i)
-            v = load_masked(dy_piece, i, mask, 0.0)
-            g, t = g + v, fma(v, load_masked(x_piece, i, mask, mean) - mean, t)
-    place = 2 * (channel * blocks + block)
-    store_one(partial, place, reduce_add(g))
-    store_one(partial, place + 1, reduce_add(t))
+def _add_gradient(total: Any, arrays: Any, i: int, whole: bool, mask: Any, mean: Any) -> Any:
+    dy, x = arrays
+    v = get(dy, i, whole, mask)
+    return total[0] + v, fma(v, get_or(x, i, whole, mask, mean) - mean, total[1])
+
+
+_sums_of_block = block_sum(_add_gradient)
 
 
 @inline
-def grad_channel(
-    table: Any, stride: int, partial: Any, channel: int, blocks: int, jump: int, pitch: int, each: int, second: int,
-    inverse: float,
-) -> None:  # fmt: skip
-    """What a channel's dx takes from dy, x and its sums, which stand at partial[block * jump + channel * pitch + k].
+def grad_block(dy: Any, x: Any, sums: Any, table: Any, channel: int, block: int, planes: Any) -> None:
+    """The sums of dy and of dy * (x - mean) over a block of a channel."""
+    zero, mean = full(x, 0.0), load_number(table, MEAN, channel)
+    g, t = _sums_of_block((zero, zero), planes, channel, block, (dy, x), mean)
+    store_sums(sums, channel, block, reduce_add(g), reduce_add(t))
 
-    k < each; the second sum is `second` numbers behind the first.
-    """
+
+@inline
+def grad_channel(table: Any, sums: Any, channel: int, inverse: float) -> None:
+    """What a channel's dx takes from dy, x and its sums."""
     g, t = 0.0, 0.0
-    for block in range(blocks):
-        for place in range(block * jump + channel * pitch, block * jump + channel * pitch + each):
-            g += load_one(partial, place)
-            t += load_one(partial, place + second)
-    inv_std = load_one(table, INV_STD * stride + channel)
-    store_one(table, DSCALE * stride + channel, t * inv_std)
-    store_one(table, DBIAS * stride + channel, g)
-    store_one(table, FROM_SCALE * stride + channel, -t * inv_std * inv_std * inverse)
-    store_one(table, FROM_BIAS * stride + channel, -g * inverse)
+    for block in range(sums.blocks):
+        begin = block * sums.block_step + channel * sums.channel_step
+        for place in range(begin, begin + sums.count):
+            g += load_one(sums.data, place)
+            t += load_one(sums.data, place + sums.second)
+    inv_std = load_number(table, INV_STD, channel)
+    store_number(table, DSCALE, channel, t * inv_std)
+    store_number(table, DBIAS, channel, g)
+    store_number(table, FROM_SCALE, channel, -t * inv_std * inv_std * inverse)
+    store_number(table, FROM_BIAS, channel, -g * inverse)
 
 
 @inline
@@ -82,90 +63,73 @@ def gradient(dy: Vector, x: Vector, mean: Any, factor: Any, from_scale: Any, fro
     return (dy + fma(x - mean, from_scale, from_bias)) * factor
 
 
-@inline
-def _plane_gradient(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
-    dy, x = arrays
-    mean, factor, from_scale, from_bias = numbers
-    return gradient(get(dy, i, whole, mask), get(x, i, whole, mask), mean, factor, from_scale, from_bias)
-
-
-write_gradient = row_writer(_plane_gradient)
+write_gradient = mapped(gradient)
 
 
 @inline
-def write_grad_piece(
-    dx: Any, dy: Any, x: Any, table: Any, stride: int, channel: int, at: int, n: int, stream: int
-) -> None:
-    mean, factor = load_one(table, MEAN * stride + channel), load_one(table, FACTOR * stride + channel)
-    from_scale = load_one(table, FROM_SCALE * stride + channel)
-    from_bias = load_one(table, FROM_BIAS * stride + channel)
-    write_gradient(dx + at, 0, n, stream, (dy + at, x + at), (mean, factor, from_scale, from_bias))
+def numbers_of(table: Any, channel: int) -> Any:
+    """What `gradient` takes of a channel."""
+    mean, factor = load_number(table, MEAN, channel), load_number(table, FACTOR, channel)
+    return mean, factor, load_number(table, FROM_SCALE, channel), load_number(table, FROM_BIAS, channel)
 
 
 @kernel
-def prepare_grad(part, channels, stride, scale: Pointer, mean: Pointer, inv_std: Pointer, table: Pointer):
+def prepare_grad(channels, scale: Pointer, mean: Pointer, inv_std: Pointer, table: Rows):
     """The table's first rows, from the arguments in whatever dtypes they come."""
-    for c in range(channels):
-        s = load_one(inv_std, c)
-        store_one(table, MEAN * stride + c, load_one(mean, c))
-        store_one(table, INV_STD * stride + c, s)
-        store_one(table, FACTOR * stride + c, load_one(scale, c) * s)
-
-
-@kernel
-def no_grads(part, channels, stride, table: Pointer):
-    """The gradients of scale and bias from an empty array."""
-    for c in range(channels):
-        store_one(table, DSCALE * stride + c, 0.0)
-        store_one(table, DBIAS * stride + c, 0.0)
-
-
-@kernel
-def put_grads(part, channels, stride, table: Pointer, dscale: Pointer, dbias: Pointer):
-    for c in range(channels):
-        store_one(dscale, c, load_one(table, DSCALE * stride + c))
-        store_one(dbias, c, load_one(table, DBIAS * stride + c))
-
-
-@kernel
-def grad_blocks(
-    part, per_part, units, channels, samples, size, cuts, planes, blocks, stride,
-    dy: Pointer, x: Pointer, table: Pointer, partial: Pointer,
-):  # fmt: skip
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        channel, block = unit // blocks, unit % blocks
-        grad_block(dy, x, partial, table, stride, channel, block, channels, samples, size, cuts, planes)
-
-
-@kernel
-def grad_coefficients(
-    part, channels, blocks, jump, pitch, each, second, stride, inverse: Float, table: Pointer, partial: Pointer
-):
     for channel in range(channels):
-        grad_channel(table, stride, partial, channel, blocks, jump, pitch, each, second, inverse)
+        s = load_one(inv_std, channel)
+        store_number(table, MEAN, channel, load_one(mean, channel))
+        store_number(table, INV_STD, channel, s)
+        store_number(table, FACTOR, channel, load_one(scale, channel) * s)
 
 
 @kernel
-def grad_planes(
-    part, per_part, units, channels, size, cuts, stride, dy: Pointer, x: Pointer, dx: Pointer, table: Pointer, stream
-):
-    """A unit is a piece of a plane, in the order of memory."""
-    for unit in range(part * per_part, min((part + 1) * per_part, units)):
-        plane, begin = unit // cuts, unit % cuts * CUT
-        n = min(CUT, size - begin)
-        write_grad_piece(dx, dy, x, table, stride, plane % channels, plane * size + begin, n, stream)
+def no_grads(channels, table: Rows):
+    """The gradients of scale and bias from an empty array."""
+    for channel in range(channels):
+        store_number(table, DSCALE, channel, 0.0)
+        store_number(table, DBIAS, channel, 0.0)
+
+
+@kernel
+def put_grads(channels, table: Rows, dscale: Pointer, dbias: Pointer):
+    for channel in range(channels):
+        store_one(dscale, channel, load_number(table, DSCALE, channel))
+        store_one(dbias, channel, load_number(table, DBIAS, channel))
+
+
+@kernel
+def grad_blocks(units: Units, planes: Planes, dy: Pointer, x: Pointer, table: Rows, sums: Sums):
+    for unit in units:
+        grad_block(dy, x, sums, table, unit // sums.blocks, unit % sums.blocks, planes)
+
+
+@kernel
+def grad_coefficients(channels, inverse: Float, table: Rows, sums: Sums):
+    for channel in range(channels):
+        grad_channel(table, sums, channel, inverse)
+
+
+@kernel
+def grad_planes(tiles: Units, planes: Planes, dy: Pointer, x: Pointer, dx: Pointer, table: Rows, stream):
+    """Tiles of planes in the order of memory."""
+    for tile in tiles:
+        plane = tile // planes.tiles
+        begin, end = tile_of_plane(plane, tile % planes.tiles, planes.size)
+        write_gradient(dx, begin, end, stream, (dy, x), numbers_of(table, plane % planes.channels))
 
 
 @kernel
 def grad_channels(
-    part, per_part, units, channels, samples, size, cuts, planes, blocks, jump, pitch, each, second, stride,
-    inverse: Float, dy: Pointer, x: Pointer, dx: Pointer, table: Pointer, partial: Pointer, stream,
+    channels: Units, planes: Planes, inverse: Float, dy: Pointer, x: Pointer, dx: Pointer,
+    table: Rows, sums: Sums, stream,
 ):  # fmt: skip
     """The three steps for one channel after the other, while it is in the cache."""
-    for channel in range(part * per_part, min((part + 1) * per_part, units)):
-        for block in range(blocks):
-            grad_block(dy, x, partial, table, stride, channel, block, channels, samples, size, cuts, planes)
-        grad_channel(table, stride, partial, channel, blocks, jump, pitch, each, second, inverse)
-        for sample in range(samples):
-            at = (sample * channels + channel) * size
-            write_grad_piece(dx, dy, x, table, stride, channel, at, size, stream)
+    for channel in channels:
+        for block in range(sums.blocks):
+            grad_block(dy, x, sums, table, channel, block, planes)
+        grad_channel(table, sums, channel, inverse)
+        numbers = numbers_of(table, channel)
+        for sample in range(planes.samples):
+            begin = (sample * planes.channels + channel) * planes.size
+            write_gradient(dx, begin, begin + planes.size, stream, (dy, x), numbers)

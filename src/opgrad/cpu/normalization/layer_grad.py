@@ -1,23 +1,22 @@
 """Kernels of the gradients of layer normalization, with a mean and without.
 
 Arrays are rows x n, contiguous. Sums over rows are formed apart for each block of rows, so that their order depends
-on the shape alone; `sums` holds two for each block and column, `stride` numbers from one to the next.
+on the shape alone; `sums` has two rows for each block: dscale and dbias.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import (
-    Float,
-    Pointer,
     Vector,
     first,
     fma,
     full,
     lanes,
     load,
-    load_masked,
     load_one,
     number,
     prefetch,
@@ -26,24 +25,35 @@ from opgrad.cpu.compiler.simd import (
     store_masked,
     store_one,
 )
-from opgrad.cpu.loops.columns import get
-from opgrad.cpu.loops.map import row_writer
-from opgrad.cpu.normalization.layer import CHUNK, dropped, kept
+from opgrad.cpu.loops.columns import get, get_or
+from opgrad.cpu.loops.fill import clear
+from opgrad.cpu.loops.fold import column_sum_of, fold_in_chunks
+from opgrad.cpu.loops.map import mapped
+from opgrad.cpu.normalization.bundles import Statistics
+from opgrad.cpu.normalization.layer import itself, zero_instead
 
 STRIP: Final = 1024  # columns of a part where rows are split: its sums, 8 KiB, stay in the first-level cache
 BLOCK: Final = 1 << 14  # elements of a split row that one part sums
+
+
+class Matrix(NamedTuple):
+    """Rows of n elements, and how many of them a block has."""
+
+    rows: int
+    n: int
+    per_block: int
 
 
 # --- what layer normalization has and its simplified form lacks ----------------------------------------------------
 
 
 @inline
-def less_mean(x: Vector, mean: Any) -> Vector:
+def centered(x: Vector, mean: Any) -> Vector:
     return x - mean
 
 
 @inline
-def as_it_is(x: Vector, mean: Any) -> Vector:
+def uncentered(x: Vector, mean: Any) -> Vector:
     return x
 
 
@@ -67,104 +77,106 @@ def add_nowhere(sums: Any, i: int, v: Vector) -> None:
     pass
 
 
+@inline
+def store_bias(p: Any, i: int, v: Vector, mask: Any) -> None:
+    store_masked(p, i, v, mask)
+
+
+@inline
+def store_no_bias(p: Any, i: int, v: Vector, mask: Any) -> None:
+    pass
+
+
 # --- whole rows ----------------------------------------------------------------------------------------------------
 
 
-def gradient_sums(centre: Callable[..., Vector], add: Callable[..., None], add_bias: Callable[..., None]) -> Any:
-    """The sums of g = dy * scale and of g * normalized x over a row; adds up dscale and dbias meanwhile."""
+def gradient_sums(center: Callable[..., Vector], add: Callable[..., None], add_bias: Callable[..., None]) -> Any:
+    """The sums of g = dy * scale and of g * normalized x over a row; adds up dscale and dbias meanwhile.
+
+    It asks for what lies `ahead` elements ahead.
+    """
 
     @inline
-    def add_up(
-        dy: Any, x: Any, scale: Any, n: int, mean: Any, inv_std: Any, dscale: Any, dbias: Any, ahead: int
-    ) -> Any:
-        w, i = lanes(x), 0
-        zero = full(x, 0.0)
-        g_total = t_total = zero
-        while i + w <= n:
-            end = min(i + CHUNK * w, n)
-            g_chunk = t_chunk = zero
-            while i + w <= end:
-                v = load(dy, i)
-                t = v * (centre(load(x, i), mean) * inv_std)
-                add(dscale, i, t)
-                add_bias(dbias, i, v)
-                factor = load(scale, i)
-                g_chunk = fma(v, factor, g_chunk)
-                t_chunk = fma(t, factor, t_chunk)
-                prefetch(dy, i + ahead)
-                prefetch(x, i + ahead)
-                i += w
-            g_total, t_total = g_total + g_chunk, t_total + t_chunk
-        if i < n:
-            mask = first(x, n - i)
-            v = load_masked(dy, i, mask, 0.0)
-            t = v * (centre(load_masked(x, i, mask, mean), mean) * inv_std)
-            add(dscale, i, t)
-            add_bias(dbias, i, v)
-            factor = load_masked(scale, i, mask, 0.0)
-            g_total, t_total = fma(v, factor, g_total), fma(t, factor, t_total)
-        return reduce_add(g_total), reduce_add(t_total)
+    def visit(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+        dy, x, scale, dscale, dbias = arrays
+        mean, inv_std, ahead = numbers
+        v = get(dy, i, whole, mask)
+        t = v * (center(get_or(x, i, whole, mask, mean), mean) * inv_std)
+        add(dscale, i, t)
+        add_bias(dbias, i, v)
+        factor = get(scale, i, whole, mask)
+        if whole:
+            prefetch(dy, i + ahead)
+            prefetch(x, i + ahead)
+        return fma(v, factor, total[0]), fma(t, factor, total[1])
+
+    sums = fold_in_chunks(visit)
+
+    @inline
+    def add_up(n: int, arrays: Any, numbers: Any) -> Any:
+        zero = full(arrays[0], 0.0)
+        g, t = sums((zero, zero), 0, n, arrays, numbers)
+        return reduce_add(g), reduce_add(t)
 
     return add_up
 
 
-def gradient_value(centre: Callable[..., Vector]) -> Callable[..., Vector]:
+def gradient_value(center: Callable[..., Vector]) -> Callable[..., Vector]:
     """dx = inv_std * (dy * scale + (from_bias + from_scale * normalized x)); 0 for a row of one element."""
 
     @inline
-    def value(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
-        dy, x, scale = arrays
-        mean, inv_std, from_bias, from_scale = numbers
-        n = centre(get(x, i, whole, mask), mean) * inv_std
-        return (get(dy, i, whole, mask) * get(scale, i, whole, mask) + fma(n, from_scale, from_bias)) * inv_std
+    def value(dy: Vector, x: Vector, scale: Vector, mean: Any, inv_std: Any, from_bias: Any, from_scale: Any) -> Vector:
+        return (dy * scale + fma(center(x, mean) * inv_std, from_scale, from_bias)) * inv_std
 
     return value
 
 
 def rows_kernel(
-    centre: Callable[..., Vector],
+    center: Callable[..., Vector],
     mean_of: Callable[..., Any],
-    keep: Callable[..., Any],
+    mean_or_zero: Callable[..., Any],
     add_bias: Callable[..., None],
 ) -> Kernel:
     """dx of whole rows, and dscale and dbias of each block of rows."""
-    add_up, write = gradient_sums(centre, add_to, add_bias), row_writer(gradient_value(centre))
+    add_up, write = gradient_sums(center, add_to, add_bias), mapped(gradient_value(center))
 
     @kernel
     def grad_rows(
-        part, per_part, units, rows, per_unit, n, stride, inverse: Float, dy: Pointer, x: Pointer, scale: Pointer,
-        mean: Pointer, inv_std: Pointer, dx: Pointer, sums: Pointer, stream,
+        blocks: Units, matrix: Matrix, dy: Pointer, x: Pointer, scale: Pointer, statistics: Statistics, dx: Pointer,
+        sums: Rows, stream,
     ):  # fmt: skip
-        each, zero = number(x, inverse), number(x, 0.0)
-        for unit in range(part * per_part, min((part + 1) * per_part, units)):
-            dscale = sums + unit * 2 * stride
-            dbias = dscale + stride
-            for i in range(0, 2 * stride, lanes(x)):
-                store(dscale, i, full(x, 0.0))
-            for row in range(unit * per_unit, min((unit + 1) * per_unit, rows)):
-                dy_row, x_row = dy + row * n, x + row * n
-                m, s = mean_of(mean, row), load_one(inv_std, row)
-                g, t = add_up(dy_row, x_row, scale, n, m, s, dscale, dbias, n)
-                numbers = (m, s, keep(-each * g, zero), -each * t)
-                write(dx + row * n, 0, n, stream, (dy_row, x_row, scale), numbers)
+        rows, n, per_block = matrix
+        inverse, zero = number(x, 1.0 / n), number(x, 0.0)
+        for block in blocks:
+            dscale = sums.data + 2 * block * sums.step
+            dbias = dscale + sums.step
+            clear(dscale, 2 * sums.step)
+            for row in range(block * per_block, min((block + 1) * per_block, rows)):
+                arrays = dy + row * n, x + row * n, scale
+                mean, inv_std = mean_of(statistics.mean, row), load_one(statistics.inv_std, row)
+                g, t = add_up(n, (*arrays, dscale, dbias), (mean, inv_std, n))
+                numbers = mean, inv_std, mean_or_zero(-inverse * g, zero), -inverse * t
+                write(dx + row * n, 0, n, stream, arrays, numbers)
 
     return grad_rows
 
 
-def row_sums_kernel(centre: Callable[..., Vector], mean_of: Callable[..., Any]) -> Kernel:
+# --- split rows ----------------------------------------------------------------------------------------------------
+
+
+def row_sums_kernel(center: Callable[..., Vector], mean_of: Callable[..., Any]) -> Kernel:
     """The two sums of each block of a split row."""
-    add_up = gradient_sums(centre, add_nowhere, add_nowhere)
+    add_up = gradient_sums(center, add_nowhere, add_nowhere)
 
     @kernel
     def sum_row_blocks(
-        part, per_part, units, blocks, n, dy: Pointer, x: Pointer, scale: Pointer, mean: Pointer, inv_std: Pointer,
-        partial: Pointer,
-    ):  # fmt: skip
-        for unit in range(part * per_part, min((part + 1) * per_part, units)):
-            row, begin = unit // blocks, unit % blocks * BLOCK
+        units: Units, per_row, n, dy: Pointer, x: Pointer, scale: Pointer, statistics: Statistics, partial: Pointer
+    ):
+        for unit in units:
+            row, begin = unit // per_row, unit % per_row * BLOCK
             at = row * n + begin
-            m, s = mean_of(mean, row), load_one(inv_std, row)
-            g, t = add_up(dy + at, x + at, scale + begin, min(BLOCK, n - begin), m, s, partial, partial, BLOCK)
+            numbers = mean_of(statistics.mean, row), load_one(statistics.inv_std, row), BLOCK
+            g, t = add_up(min(BLOCK, n - begin), (dy + at, x + at, scale + begin, partial, partial), numbers)
             store_one(partial, 2 * unit, g)
             store_one(partial, 2 * unit + 1, t)
 
@@ -172,11 +184,12 @@ def row_sums_kernel(centre: Callable[..., Vector], mean_of: Callable[..., Any]) 
 
 
 @kernel
-def row_coefficients(part, rows, blocks, inverse: Float, partial: Pointer, coefficients: Pointer):
+def row_coefficients(matrix: Matrix, per_row, partial: Pointer, coefficients: Pointer):
     """What dx of each split row takes from the gradients of bias and scale."""
-    for row in range(rows):
+    inverse = 1.0 / matrix.n
+    for row in range(matrix.rows):
         g, t = 0.0, 0.0
-        for block in range(row * blocks, (row + 1) * blocks):
+        for block in range(row * per_row, (row + 1) * per_row):
             g += load_one(partial, 2 * block)
             t += load_one(partial, 2 * block + 1)
         store_one(coefficients, 2 * row, -g * inverse)
@@ -184,78 +197,71 @@ def row_coefficients(part, rows, blocks, inverse: Float, partial: Pointer, coeff
 
 
 def strips_kernel(
-    centre: Callable[..., Vector],
+    center: Callable[..., Vector],
     mean_of: Callable[..., Any],
     from_bias_of: Callable[..., Any],
     add_bias: Callable[..., None],
 ) -> Kernel:
     """dx of a strip of columns, and dscale and dbias of each block of its rows."""
-    add_up, write = gradient_sums(centre, add_to, add_bias), row_writer(gradient_value(centre))
+    add_up, write = gradient_sums(center, add_to, add_bias), mapped(gradient_value(center))
 
     @kernel
     def grad_strips(
-        part, per_part, units, strips, rows, per_unit, n, stride, dy: Pointer, x: Pointer, scale: Pointer,
-        mean: Pointer, inv_std: Pointer, coefficients: Pointer, dx: Pointer, sums: Pointer, stream,
+        units: Units, matrix: Matrix, dy: Pointer, x: Pointer, scale: Pointer, statistics: Statistics,
+        coefficients: Pointer, dx: Pointer, sums: Rows, stream,
     ):  # fmt: skip
-        for unit in range(part * per_part, min((part + 1) * per_part, units)):
+        rows, n, per_block = matrix
+        strips = (n + STRIP - 1) // STRIP
+        for unit in units:
             block, begin = unit // strips, unit % strips * STRIP
             columns = min(STRIP, n - begin)
-            dscale = sums + (block * 2 * stride + begin)
-            dbias = dscale + stride
-            for i in range(0, columns, lanes(x)):
-                store(dscale, i, full(x, 0.0))
-                store(dbias, i, full(x, 0.0))
-            for row in range(block * per_unit, min((block + 1) * per_unit, rows)):
+            dscale = sums.data + (2 * block * sums.step + begin)
+            dbias = dscale + sums.step
+            clear(dscale, columns)
+            clear(dbias, columns)
+            for row in range(block * per_block, min((block + 1) * per_block, rows)):
                 at = row * n + begin
-                m, s = mean_of(mean, row), load_one(inv_std, row)
-                add_up(dy + at, x + at, scale + begin, columns, m, s, dscale, dbias, n)
-                numbers = (m, s, from_bias_of(coefficients, 2 * row), load_one(coefficients, 2 * row + 1))
-                write(dx + at, 0, columns, stream, (dy + at, x + at, scale + begin), numbers)
+                arrays = dy + at, x + at, scale + begin
+                mean, inv_std = mean_of(statistics.mean, row), load_one(statistics.inv_std, row)
+                add_up(columns, (*arrays, dscale, dbias), (mean, inv_std, n))
+                numbers = mean, inv_std, from_bias_of(coefficients, 2 * row), load_one(coefficients, 2 * row + 1)
+                write(dx + at, 0, columns, stream, arrays, numbers)
 
     return grad_strips
 
 
 def add_blocks_kernel(put_bias: Callable[..., None]) -> Kernel:
-    """dscale and dbias: the sums of all blocks of rows added up, a strip of columns in each part."""
+    """dscale and dbias: the sums of all blocks of rows added up."""
 
     @kernel
-    def add_blocks(part, blocks, n, stride, sums: Pointer, dscale: Pointer, dbias: Pointer):
-        begin, end = part * STRIP, min((part + 1) * STRIP, n)
-        for i in range(begin, end, lanes(sums)):
-            mask = first(sums, end - i)
-            store_masked(dscale, i, column_total(sums + i, blocks, 2 * stride), mask)
-            put_bias(dbias, i, column_total(sums + (stride + i), blocks, 2 * stride), mask)
+    def add_blocks(columns: Units, blocks, sums: Rows, dscale: Pointer, dbias: Pointer):
+        for i in range(columns.start, columns.stop, lanes(sums.data)):
+            mask = first(sums.data, columns.stop - i)
+            store_masked(dscale, i, column_sum_of(sums.data + i, blocks, 2 * sums.step), mask)
+            put_bias(dbias, i, column_sum_of(sums.data + (sums.step + i), blocks, 2 * sums.step), mask)
 
     return add_blocks
 
 
-@inline
-def column_total(sums: Any, count: int, stride: int) -> Vector:
-    """The sum of `count` vectors, `stride` numbers from one to the next."""
-    total = full(sums, 0.0)
-    for begin in range(0, count, CHUNK):
-        chunk = full(sums, 0.0)
-        for j in range(begin, min(begin + CHUNK, count)):
-            chunk = chunk + load(sums, j * stride)
-        total = total + chunk
-    return total
+@dataclass(frozen=True)
+class GradientKernels:
+    """Whole rows: dx and the sums of blocks; split rows: their sums, then the same by strips; the blocks added up."""
+
+    rows: Kernel
+    row_sums: Kernel
+    strips: Kernel
+    add_blocks: Kernel
 
 
-@inline
-def put_vector(p: Any, i: int, v: Vector, mask: Any) -> None:
-    store_masked(p, i, v, mask)
-
-
-@inline
-def put_no_vector(p: Any, i: int, v: Vector, mask: Any) -> None:
-    pass
-
-
-LAYER_ROWS = rows_kernel(less_mean, number_at, kept, add_to)
-LAYER_ROW_SUMS = row_sums_kernel(less_mean, number_at)
-LAYER_STRIPS = strips_kernel(less_mean, number_at, number_at, add_to)
-LAYER_BLOCKS = add_blocks_kernel(put_vector)
-SIMPLIFIED_ROWS = rows_kernel(as_it_is, zero_at, dropped, add_nowhere)
-SIMPLIFIED_ROW_SUMS = row_sums_kernel(as_it_is, zero_at)
-SIMPLIFIED_STRIPS = strips_kernel(as_it_is, zero_at, zero_at, add_nowhere)
-SIMPLIFIED_BLOCKS = add_blocks_kernel(put_no_vector)
+LAYER = GradientKernels(
+    rows_kernel(centered, number_at, itself, add_to),
+    row_sums_kernel(centered, number_at),
+    strips_kernel(centered, number_at, number_at, add_to),
+    add_blocks_kernel(store_bias),
+)
+SIMPLIFIED = GradientKernels(
+    rows_kernel(uncentered, zero_at, zero_instead, add_nowhere),
+    row_sums_kernel(uncentered, zero_at),
+    strips_kernel(uncentered, zero_at, zero_at, add_nowhere),
+    add_blocks_kernel(store_no_bias),
+)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
+from numba.core import cgutils
 
 from opgrad.cpu.compiler import simd
 from opgrad.cpu.compiler.lowering.vectors import element_of
@@ -81,6 +82,15 @@ lifted(simd.maximum, same, _maximum)
 @defines(operator.neg)
 def _(v: Any) -> Any:
     return (v, lambda context, builder, x: builder.fneg(x)) if isinstance(v, VectorType) else None
+
+
+@defines(simd.add_each)
+def _(several: Any, others: Any) -> Any:
+    def emit(context: Any, builder: Any, a: Any, b: Any) -> Any:
+        pairs = zip(cgutils.unpack_tuple(builder, a), cgutils.unpack_tuple(builder, b), strict=True)
+        return context.make_tuple(builder, several, [builder.fadd(*pair) for pair in pairs])
+
+    return several, emit
 
 
 @defines(simd.fma)
