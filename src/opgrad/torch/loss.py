@@ -9,8 +9,8 @@ from torch import Tensor
 from opgrad.contract import REDUCTIONS
 from opgrad.interop.torch import is_transformed
 from opgrad.torch.derivative import is_batched
-from opgrad.torch.formulas import over, sample_weights, scale_in_place
-from opgrad.torch.functions import HALF, autocasts
+from opgrad.torch.formulas import over, sample_weights, scale_in_place, wide
+from opgrad.torch.functions import autocasts
 from opgrad.torch.operators import OPERATORS
 
 _loss, _loss_only = OPERATORS["softmax_cross_entropy_loss"], OPERATORS["softmax_cross_entropy_loss_only"]
@@ -153,14 +153,14 @@ def _smoothed(
     check: bool,
 ) -> Tensor:
     """The loss of the labels and that of all classes, in the ratio of 1 - smoothing to smoothing."""
-    wide = _wide(input)
-    loss, log_prob = _loss(input, labels, weight, ignore_index, reduction, wide, dtype, check)
-    spread = -_over_classes(log_prob, weight, wide).masked_fill(labels == ignore_index, 0)
+    sums = wide(input.dtype)
+    loss, log_prob = _loss(input, labels, weight, ignore_index, reduction, sums, dtype, check)
+    spread = -_over_classes(log_prob, weight, sums).masked_fill(labels == ignore_index, 0)
     if reduction != "none":
         spread = spread.sum()
     if reduction == "mean":
-        counted = sample_weights(labels, weight, ignore_index, wide).sum(dtype=torch.float64)
-        spread = spread * over(counted).to(wide)
+        counted = sample_weights(labels, weight, ignore_index, sums).sum(dtype=torch.float64)
+        spread = spread * over(counted).to(sums)
     return ((1 - smoothing) * loss + smoothing / max(input.shape[1], 1) * spread).to(dtype)
 
 
@@ -170,7 +170,7 @@ def _from_probabilities(
     classes = input.shape[1]
     if smoothing:
         target = target * (1 - smoothing) + smoothing / max(classes, 1)
-    loss = -_over_classes(_log_softmax(input.to(dtype), 1) * target, weight, _wide(input))
+    loss = -_over_classes(_log_softmax(input.to(dtype), 1) * target, weight, wide(input.dtype))
     if reduction == "mean":
         loss = loss.sum() / max(loss.numel(), 1)
     elif reduction == "sum":
@@ -183,8 +183,3 @@ def _over_classes(x: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tenso
     if weight is not None:
         x = x * weight.to(x.dtype).view(-1, *[1] * (x.dim() - 2))
     return x.sum(1, dtype=dtype)
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    """The dtype of sums."""
-    return torch.float32 if x.dtype in HALF else x.dtype
