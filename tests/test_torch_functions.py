@@ -643,6 +643,7 @@ def test_a_device_that_is_not_current():
 # --- the documentation ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # PyTorch's own, in forward mode
 def test_the_examples_run():
     text = (Path(__file__).parents[1] / "docs" / "pytorch.md").read_text(encoding="utf-8")
     examples = [part.partition("```")[0] for part in text.split("```python\n")[1:]]

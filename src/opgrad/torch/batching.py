@@ -101,7 +101,7 @@ def _losses(batch: Batch) -> Batched:
     f = _factors(batch, labels, logits)
     multiplied = {"loss"} if f is None else {"loss", "dlogits"}
     pairs = list(zip(operator.op.results, operator.dtypes, strict=True))
-    computed = {dtype: wide(logits) for name, dtype in pairs if name in multiplied}
+    computed = {dtype: wide(logits.dtype) for name, dtype in pairs if name in multiplied}
     samples = {"logits": logits.flatten(0, 1), "labels": labels.flatten(0, 1)} | _weight(batch, f)
     found = batch.call(**samples, **computed, reduction="none")
     results = []

@@ -263,16 +263,16 @@ def over(total: Tensor) -> Tensor:
 
 def factors(labels: Tensor, weight: Tensor | None, ignore_index: int | None, reduction: str, like: Tensor) -> Tensor:
     """What dlogits = f * (softmax - onehot) has for f, for broadcasting over the classes on axis 1."""
-    dtype = wide(like)
+    dtype = wide(like.dtype)
     f = sample_weights(labels, weight, ignore_index, dtype)
     if reduction == "mean":
         f = f * over(f.sum(dtype=torch.float64)).to(dtype)
     return f.unsqueeze(1)
 
 
-def wide(x: Tensor) -> torch.dtype:
-    """The dtype in which factors and sums are formed."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which factors and sums of this one are formed."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def onehot(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:

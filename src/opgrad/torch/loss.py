@@ -10,8 +10,8 @@ from torch import Tensor
 from opgrad.contract import REDUCTIONS
 from opgrad.interop.torch import is_transformed
 from opgrad.torch.derivative import is_batched
-from opgrad.torch.formulas import over, sample_weights, scale_in_place
-from opgrad.torch.functions import HALF, autocasts
+from opgrad.torch.formulas import over, sample_weights, scale_in_place, wide
+from opgrad.torch.functions import autocasts
 from opgrad.torch.operators import OPERATORS, is_exported, is_recording
 from opgrad.torch.words import ERRORS, in_words
 
@@ -201,14 +201,14 @@ def _smoothed(
     check: bool,
 ) -> Tensor:
     """The loss of the labels and that of all classes, in the ratio of 1 - smoothing to smoothing."""
-    wide = _wide(input.dtype)
-    loss, log_prob = _loss(input, labels, weight, ignore_index, reduction, wide, dtype, check)
-    spread = -_over_classes(log_prob, weight, wide).masked_fill(labels == ignore_index, 0)
+    sums = wide(input.dtype)
+    loss, log_prob = _loss(input, labels, weight, ignore_index, reduction, sums, dtype, check)
+    spread = -_over_classes(log_prob, weight, sums).masked_fill(labels == ignore_index, 0)
     if reduction != "none":
         spread = spread.sum()
     if reduction == "mean":
-        counted = sample_weights(labels, weight, ignore_index, wide).sum(dtype=torch.float64)
-        spread = spread * over(counted).to(wide)
+        counted = sample_weights(labels, weight, ignore_index, sums).sum(dtype=torch.float64)
+        spread = spread * over(counted).to(sums)
     return ((1 - smoothing) * loss + smoothing / max(input.shape[1], 1) * spread).to(dtype)
 
 
@@ -220,7 +220,7 @@ def _from_probabilities(
         target = target * (1 - smoothing) + smoothing / max(classes, 1)
     product = _log_softmax(input.to(dtype), 1) * target
     dtype = product.dtype if weight is None else torch.promote_types(product.dtype, weight.dtype)
-    loss = -_over_classes(product.to(dtype), weight, _wide(dtype))
+    loss = -_over_classes(product.to(dtype), weight, wide(dtype))
     if reduction == "mean":
         loss = loss.sum() / max(loss.numel(), 1)
     elif reduction == "sum":
@@ -233,8 +233,3 @@ def _over_classes(x: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tenso
     if weight is not None:
         x = x * weight.to(x.dtype).view(-1, *[1] * (x.dim() - 2))
     return x.sum(1, dtype=dtype)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums."""
-    return torch.float32 if dtype in HALF else dtype

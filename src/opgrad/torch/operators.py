@@ -53,6 +53,7 @@ NAMED_TYPES = {"shape": "SymInt[]", "out_dtype": "ScalarType?"}
 TAGS = (torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
 
 LIBRARY = torch.library.Library("opgrad", "DEF")
+AFTER_AUTOGRAD = torch._C._after_autograd_keyset
 
 
 class TensorOperator:
@@ -185,8 +186,10 @@ class TensorOperator:
 
     def _autograd(self, keys: Any, *arguments: Any) -> Any:
         """The dispatcher's call where autograd has its turn."""
-        run = self.dispatched.apply if _differentiates(arguments) else self._below
-        return run(*self._filled(arguments), keys)
+        if _differentiates(arguments):
+            return self.dispatched.apply(*self._filled(arguments), keys)
+        with torch._C._AutoDispatchBelowAutograd():
+            return self.overload.redispatch(keys & AFTER_AUTOGRAD, *arguments)
 
     def _transform(self, *arguments: Any) -> Any:
         """The dispatcher's call where a transformation of torch.func is at work."""
@@ -197,10 +200,10 @@ class TensorOperator:
         return *arguments, *self.defaults[len(arguments) :]
 
     def _below(self, *arguments_and_keys: Any) -> Any:
-        """The dispatcher's call of what comes after autograd."""
+        """The dispatcher's call of what comes after autograd, for a Function, which passes the keys last."""
         *arguments, keys = arguments_and_keys
         with torch._C._AutoDispatchBelowAutograd():
-            return self.overload.redispatch(keys & torch._C._after_autograd_keyset, *self._listed(arguments))
+            return self.overload.redispatch(keys & AFTER_AUTOGRAD, *self._listed(arguments))
 
 
 @cache

@@ -17,6 +17,7 @@ from opgrad.interop.torch import check_untraced, execute, form, is_traced, is_tr
 from opgrad.plain import plain
 from opgrad.primitive import SCALARS, gradient_name
 from opgrad.torch.derivative import is_batched
+from opgrad.torch.formulas import wide
 
 GRADIENTS = {op.forward: op for op in operators().values() if op.forward and op.general}
 ATTRIBUTES = ("axis", "where", "logit_scale", "result_scale", "dropout", "post_ops", "out_scale")  # of the gradients
@@ -117,16 +118,12 @@ _general: Callable[..., Any] = _General.apply
 
 def _by_stats(op: Operator, dstats: Tensor, saved: Tensor, logit_scale: float) -> Tensor:
     """The gradient of the log-sum-exp: the probabilities."""
-    wide = saved.to(_wide(saved.dtype))
-    return (wide.exp() if op.name == "log_softmax" else wide) * (dstats * logit_scale)
+    exact = saved.to(wide(saved.dtype))
+    return (exact.exp() if op.name == "log_softmax" else exact) * (dstats * logit_scale)
 
 
 def _sum(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     """The sum of gradients, formed in float32 or float64."""
     if len(parts) < 2 and all(part.dtype == dtype for part in parts):
         return parts[0] if parts else None
-    return sum((part.to(_wide(dtype)) for part in parts[1:]), parts[0].to(_wide(dtype))).to(dtype)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    return sum((part.to(wide(dtype)) for part in parts[1:]), parts[0].to(wide(dtype))).to(dtype)

@@ -135,14 +135,14 @@ def _loss_only(
     ignore_index: int | None,
     reduction: str,
 ) -> Tensor:
-    _, dlogits = loss_and_grad(logits, labels, weight, ignore_index, reduction, None, wide(logits), False)
+    _, dlogits = loss_and_grad(logits, labels, weight, ignore_index, reduction, None, wide(logits.dtype), False)
     return summed(dlogits * t_logits, reduction)
 
 
 @tangent("softmax_cross_entropy_loss_and_grad")
 def _loss_and_grad(t_logits: Tensor, values: Mapping[str, Any]) -> tuple[Tensor, Tangent]:
     by_dlogits = multiplied("softmax_cross_entropy_loss_and_grad", "logits", t_logits, values, of="dlogits")
-    if values["dlogits"].dtype == wide(values["logits"]):
+    if values["dlogits"].dtype == wide(values["logits"].dtype):
         return summed(values["dlogits"] * t_logits, values["reduction"]), by_dlogits
     names = ("logits", "labels", "weight", "ignore_index", "reduction")
     return _loss_only(t_logits, **{name: values[name] for name in names}), by_dlogits

@@ -74,9 +74,8 @@ class Kernel:
         self.function = function
         kinds = annotations(function)
         self.takes_units = Units in kinds.values()
-        self.takes_part = Part in kinds.values() or "part" in kinds
-        given = (Units, Part)
-        self.parameters = {name: kind for name, kind in kinds.items() if kind not in given and name != "part"}
+        self.takes_part = Part in kinds.values()
+        self.parameters = {name: kind for name, kind in kinds.items() if kind not in (Units, Part)}
         self.takes_private = any(leaf is Private for kind in self.parameters.values() for leaf in leaves(kind))
         self._tasks: dict[tuple[str, ...], int] = {}
         functools.update_wrapper(self, function)

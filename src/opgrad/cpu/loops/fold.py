@@ -58,7 +58,7 @@ def fold_in_chunks(visit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def folded(term: Callable[..., Vector]) -> Callable[..., Vector]:
-    """The sum over x[begin:end], lane by lane, where term(total, x[i], *numbers) adds to a total; a term of 0 nothing."""
+    """The sum over x[begin:end], lane by lane: term(total, x[i], *numbers) adds to a total, for a 0 nothing."""
 
     @inline
     def visit(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:

@@ -70,7 +70,7 @@ class Program:
     """
 
     steps: Sequence[Step]
-    workspace: Workspace | int | None = None
+    workspace: Workspace | None = None
     explain: Explain | None = None
     name: str = ""
     tables: Sequence[Any] = ()
@@ -82,9 +82,7 @@ class Program:
 
     @property
     def scratch_bytes(self) -> int:
-        if isinstance(self.workspace, Workspace):
-            return self.workspace.bytes(self.slots)
-        return self.workspace or 0
+        return self.workspace.bytes(self.slots) if self.workspace else 0
 
 
 def words(program: Program, pairs: Sequence[Pair]) -> list[int]:

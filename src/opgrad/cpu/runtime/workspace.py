@@ -6,11 +6,10 @@ that runs at a time: it lies in a slot that the part takes when it starts.
 
 import os
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from opgrad.contract import DTYPES
-from opgrad.cpu.compiler import slots
-from opgrad.cpu.compiler.native import inline, vector_lanes
+from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu.runtime.parallel import get_num_threads
 
 MAX_SLOTS: Final = 63
@@ -80,24 +79,3 @@ def whole_vectors(count: int, precision: str) -> int:
     """The count rounded up to whole vectors."""
     width = vector_lanes(precision)
     return -(-count // width) * width
-
-
-@inline
-def take_slot(scratch: int, count: int) -> int:
-    return slots.take_slot(scratch + 8 * IN_USE, count)
-
-
-@inline
-def release_slot(scratch: int, slot: int) -> None:
-    slots.release_slot(scratch + 8 * IN_USE, slot)
-
-
-def working_space(elements: int, dtype: str, made: int, start: int = 8 * STATUS_WORDS) -> tuple[dict[str, Any], int]:
-    """Arguments `scratch`, `slots`, `space`, `space_size` for kernels that need `elements` numbers in each of
-    `made` parts, from byte `start` of scratch on; and where it ends."""
-    size = elements + 64  # not a power of two apart, and a masked tail may be stored whole
-    slots = slots_for(made)
-    item = 8 if dtype == "float64" else 4
-    start = (start + 63) & ~63
-    arguments = {"scratch": Scratch(), "slots": slots, "space": Scratch(start, dtype), "space_size": size}
-    return arguments, start + slots * size * item

@@ -110,8 +110,6 @@ def _call(kernel: native.Kernel) -> Any:
         return lambda units, part, given: compute(units, part, *given)
     if kernel.takes_units:
         return lambda units, part, given: compute(units, *given)
-    if kernel.takes_part:
-        return lambda units, part, given: compute(part, *given)
     return lambda units, part, given: compute(*given)
 
 
