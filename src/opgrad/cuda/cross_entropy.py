@@ -186,8 +186,8 @@ def loss_share(
 
     m, d = no_rows(ROWS, NUMBER)
     if PEEL:
-        k, inside = ends(head, body, n, only_if(part == 0, exists), VECTOR)
-        m, d = fold(m, d, read(x, x_row, k, x_n, inside, MINUS_INFINITY).to(NUMBER))
+        k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
+        m, d = fold(m, d, read(x, x_row, k_end, x_n, inside_end, MINUS_INFINITY).to(NUMBER))
     for step in range(0, per_part, BLOCK):
         k = columns_from(part * per_part + step, BLOCK, INDEX)
         inside = exists[:, None] & (k < body[:, None])
@@ -219,9 +219,9 @@ def loss_finish(
         head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
         x_body, y_body, f = body_of(x_row, head, VECTOR), body_of(y_row, head, VECTOR), factor.to(NUMBER)
         if PEEL:
-            k, inside = ends(head, body, n, only_if(part == 0, exists), VECTOR)
-            end = read(x, x_row, k, x_n, inside, MINUS_INFINITY).to(NUMBER)
-            write(y, y_row, k, y_n, inside, outcome(end, m, d, k, target, f, silent, GRADIENT))
+            k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
+            end = read(x, x_row, k_end, x_n, inside_end, MINUS_INFINITY).to(NUMBER)
+            write(y, y_row, k_end, y_n, inside_end, outcome(end, m, d, k_end, target, f, silent, GRADIENT))
         for step in range(0, per_part, BLOCK):
             k = columns_from(part * per_part + step, BLOCK, INDEX)
             inside = exists[:, None] & (k < body[:, None])
