@@ -195,6 +195,8 @@ def forward(problem: Problem, log: bool) -> Program:
     kernels = {"tile": forward_tile, "loop": forward_loop}
     constants = {"LOG": log, "INF_AS_ZERO": attributes["inf_as_zero"]}
     held = 2 if attributes["post_ops"] or attributes["dropout"] else 1
+    if any(not each.operands for each in attributes["post_ops"]):
+        held = 4  # functions need more registers on the way than their arguments and values
     return _program(problem, "x", ("y", "where", STATE, "stats", "saved", "mask"), kernels, constants, held)
 
 
