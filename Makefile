@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: train test lint bench tables clean help
+.PHONY: train test test-gate lint bench tables clean help
 
 help:
 	@echo "make train   set up, then train a real ONNX training graph on scanned digits"
 	@echo "make test    set up, then run the tests"
+	@echo "make test-gate  set up, then compile CUDA kernels for many more kinds of calls"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   measure every operator against the peers installed"
 	@echo "make tables  rewrite the generated tables of README and docs"
@@ -18,6 +19,9 @@ train: $(VENV)/.train
 
 test: $(VENV)/.torch
 	$(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+test-gate: $(VENV)/.torch
+	OPGRAD_GATE=full $(RUN)/python -m pytest tests/test_cuda_compile*.py
 
 lint: $(VENV)/.torch
 	$(RUN)/ruff check .

@@ -14,7 +14,8 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ FULL = os.environ.get("OPGRAD_GATE") == "full"
 PROCESSES = (os.cpu_count() or 1) if FULL else 1
 CANDIDATES = 4  # completions of a combination, of which the one with most that is new is taken
 TRIES = 40  # to find them
+REGISTERS, MOST_REGISTERS = 65536, 255  # of a multiprocessor, of a thread
+CHOSEN = (
+    24  # bytes of a thread that are no fault where it could have more registers: the compiler lets more threads run
+)
 # Levels that stand there several times are taken as often where there is a choice.
 POINTERS, ARCHITECTURES = ("aligned",) * 4 + ("unaligned",), (90,) * 4 + (80, 100)
 DEVICES = {80: (108, 166912, 80), 90: (132, 232448, 90), 100: (148, 232448, 100)}  # A100; H100 and H200; B200
@@ -81,24 +86,19 @@ def _combinations(kind: Kind, groups: Sequence[Mapping[str, Any]]) -> set[Any]:
 # --- the script ------------------------------------------------------------------------------------------------------
 
 
-class on:
+@contextmanager
+def on(arch: int) -> Iterator[None]:
     """As if on a device of this architecture."""
+    from opgrad.cuda import execute, regimes, slices
 
-    def __init__(self, arch: int):
-        self.arch = arch
-
-    def __enter__(self) -> None:
-        from opgrad.cuda import execute, regimes, slices
-
-        found = execute.Device(*DEVICES[self.arch])
-        for module in (regimes, slices):
-            module.device = lambda: found
-        regimes.clusters.cache_clear()
-
-    def __exit__(self, *_: object) -> None:
-        from opgrad.cuda import execute, regimes, slices
-
-        for module in (regimes, slices):
+    found, users = execute.Device(*DEVICES[arch]), (regimes, slices)
+    for module in users:
+        module.device = lambda: found
+    regimes.clusters.cache_clear()
+    try:
+        yield
+    finally:
+        for module in users:
             module.device = execute.device
         regimes.clusters.cache_clear()
 
@@ -151,7 +151,7 @@ def report(launch: Any, aligned: bool, arch: int) -> dict[str, Any]:
         (found,) = compiled(Program([launch]), aligned, arch)
     except Exception as error:
         return {"name": launch.kernel.fn.__name__, "error": str(error.__cause__ or error)[-500:]}
-    return vars(found) | {"ptx": ""}
+    return vars(found) | {"ptx": "", "warps": launch.warps}
 
 
 # --- the tests -------------------------------------------------------------------------------------------------------
@@ -165,14 +165,9 @@ class Compiled:
     vector: int
     kernels: Sequence[Mapping[str, Any]]
 
-    def over(self, resource: str, most: int) -> str:
-        """The kernels that take more of a resource, in words."""
-        found = {each["name"]: each[resource] for each in self.kernels if each.get(resource, 0) > most}
-        return ", ".join(f"{name}: {amount} {resource}" for name, amount in found.items())
-
     def widest(self, way: str) -> int:
         """Bytes of the widest of its loads or stores."""
-        return max(int(width) for each in self.kernels for width in each[way])
+        return max((int(width) for each in self.kernels for width in each.get(way, ())), default=0)
 
 
 def compile_all(file: str, folder: Path) -> dict[str, Compiled]:
@@ -195,9 +190,38 @@ def errors(kinds: Mapping[str, Compiled]) -> dict[str, list[str]]:
     return {name: said for name, said in found.items() if said}
 
 
-def excessive(kinds: Mapping[str, Compiled], resource: str, most: Callable[[Kind], int]) -> dict[str, str]:
-    """The kinds whose kernels take more of a resource than they may."""
-    found = {name: kind.over(resource, most(kind.kind)) for name, kind in kinds.items()}
+def spills(kinds: Mapping[str, Compiled]) -> dict[str, list[str]]:
+    """The kinds with kernels that put registers by for want of them, and how many bytes of a thread."""
+
+    def most(kind: Kind, kernel: Mapping[str, Any]) -> int:
+        return CHOSEN if kernel["registers"] < min(MOST_REGISTERS, REGISTERS // (32 * kernel["warps"])) else 0
+
+    return _over(kinds, "spilled", most)
+
+
+def over_registers(kinds: Mapping[str, Compiled], most: int = 128) -> dict[str, list[str]]:
+    """The kinds whose kernels take more registers: of 128 a thread, a multiprocessor holds 512 threads.
+
+    In few rows it has two programs to run at most, however many registers they take. Whether arrays begin at aligned
+    addresses is not known when tiles are chosen.
+    """
+
+    def limit(kind: Kind, kernel: Mapping[str, Any]) -> int:
+        few = str(kind.get("regime", "")).startswith("few")
+        return most + 32 if few or kind["pointers"] == "unaligned" else most
+
+    return _over(kinds, "registers", limit)
+
+
+def _over(kinds: Mapping[str, Compiled], resource: str, most: Callable[..., int]) -> dict[str, list[str]]:
+    found = {
+        name: [
+            f"{kernel['name']}: {kernel[resource]} {resource}"
+            for kernel in each.kernels
+            if "error" not in kernel and kernel[resource] > most(each.kind, kernel)
+        ]
+        for name, each in kinds.items()
+    }
     return {name: over for name, over in found.items() if over}
 
 

@@ -10,7 +10,7 @@ from opgrad.contract import DTYPES, Operator, Spec, normalise
 from opgrad.plans import prepare
 
 # Where a regime is reached: the length of rows (the first of some that belongs to it), and how many rows there are,
-# or before and behind the reduced axis: as few as possible, an odd number, a multiple of 16.
+# or before and behind the reduced axis: as few as possible (0: none), an odd number, a multiple of 16.
 ROWS = {
     "short rows": ((128,), (2, 8191, 8192)),
     "short rows, longer": ((512,), (2, 8191, 8192)),
@@ -36,9 +36,10 @@ ELEMENTS = {
     "rows": ((1024,), (1, 301, 304)),
     "rows, short": ((32,), (1, 8191, 8192)),
 }
-SAMPLES = ("fewest", "odd", "whole")
+SAMPLES = ("fewest", "odd", "whole", "huge")
 OWN = "own"  # instead of a dtype: that of the first array
-REST = {"whole": 16, "part": 12, "odd": 15, "one": 0}
+HUGE = (1 << 31) + 15  # elements of a row, or rows
+REST = {"whole": 16, "part": 12, "odd": 15, "one": 0, "huge": 0}
 
 # How operands lie: all in C order; rows of all at multiples of 16 elements; those of the first at other distances from
 # an aligned address; its elements apart; the last input's all the same; the first's beyond 32 bits; the others' axes
@@ -49,13 +50,18 @@ LAYOUTS = ("contiguous", "spaced", "apart", "stepped", "repeated", "wide", "cros
 def shapes_of(kind: Kind, regimes: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
     """The shapes that may belong to a kind's regime: rows along axis 1, or along axis 3."""
     lengths, samples = regimes[kind["regime"]]
-    at = samples[SAMPLES.index(kind["samples"])]
-    for length in lengths:
-        n = length - 16 + REST[kind["length"]] if REST[kind["length"]] else 1
-        if isinstance(at, int):
-            yield at, n
-        else:
-            yield (at[0], n, at[1]) if len(at) == 2 else (*at, n)
+    huge = kind["samples"] == "huge"
+    if huge and kind["layout"] == "wide":
+        return  # offsets beyond 64 bits
+    before, *others = _numbers(samples[-1] if huge else samples[SAMPLES.index(kind["samples"])])
+    before = HUGE if huge else before
+    for length in {"one": (1,), "huge": () if huge else (HUGE,)}.get(kind["length"], lengths):
+        n = length - 16 + REST[kind["length"]] if REST[kind["length"]] else length
+        yield (before, n, *others) if len(others) < 2 else (before, *others, n)
+
+
+def _numbers(samples: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (samples,) if isinstance(samples, int) else samples
 
 
 def program_of(op: Operator, kind: Kind, attributes: Mapping[str, Any], dtypes: Mapping[str, str]) -> Any:
@@ -115,26 +121,10 @@ def laid_out(shape: Sequence[int], how: str, first: bool, last: bool) -> tuple[i
     return tuple(strides)
 
 
-# --- limits ----------------------------------------------------------------------------------------------------------
-
-
-def most_registers(kind: Kind) -> int:
-    """Of 128 registers a thread, a multiprocessor holds 512 threads. In few rows it has two programs to run at most,
-    however many registers they take.
-    """
-    return 160 if kind["regime"].startswith("few") else 128
-
-
-def most_spilled(kind: Kind) -> int:
-    """The compiler aims at a number of registers that lets more threads run, and puts by what is needed behind a loop
-    only.
-    """
-    return 24 if kind["regime"].startswith("long") else 0
-
-
 def is_wide(kind: Kind) -> bool:
-    """Whether rows can be read in vectors: they are contiguous, and all begin at aligned addresses."""
-    return kind["pointers"] == "aligned" and kind["layout"] in ("contiguous", "spaced", "apart")
+    """Whether rows can be read in vectors: they are contiguous, not too few for the threads, and arrays are aligned."""
+    there = kind["samples"] != "fewest" and kind["length"] != "one"
+    return there and kind["pointers"] == "aligned" and kind["layout"] in ("contiguous", "spaced", "apart")
 
 
 def clusters() -> bool:

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_all, compile_share, errors, excessive, missing
+from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_all, compile_share, errors, missing, over_registers, spills
 from cuda_gate_rows import ELEMENTS, LAYOUTS, OWN, REST, SAMPLES, program_of
 
 from opgrad.contract import DTYPES, FLOATS, operators
@@ -59,11 +59,11 @@ def test_every_kind_compiles(kinds):
 
 
 def test_registers(kinds):
-    assert excessive(kinds, "registers", lambda kind: 64) == {}
+    assert over_registers(kinds, most=64) == {}
 
 
 def test_spills(kinds):
-    assert excessive(kinds, "spilled", lambda kind: 0) == {}
+    assert spills(kinds) == {}
 
 
 def test_accesses_are_wide(kinds):

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_all, compile_share, errors, excessive, missing
+from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_all, compile_share, errors, missing, over_registers, spills
 from cuda_gate_rows import (
     COLUMNS,
     LAYOUTS,
@@ -14,8 +14,6 @@ from cuda_gate_rows import (
     SAMPLES,
     clusters,
     is_wide,
-    most_registers,
-    most_spilled,
     program_of,
 )
 
@@ -76,15 +74,15 @@ def test_every_kind_compiles(kinds):
     regimes = [regime for regime in (*ROWS, *COLUMNS) if regime != "cluster" or clusters()]
     assert missing(kinds, op=LOSSES, regime=regimes, length=lengths) == []
     assert missing(kinds, op=[LOSS_GRAD], regime=PIECES, length=lengths) == []
-    assert missing(kinds, regime=["few rows"], length=["odd"], dtype=FLOATS) == []
+    assert missing(kinds, regime=regimes, dtype=FLOATS) == []
 
 
 def test_registers(kinds):
-    assert excessive(kinds, "registers", most_registers) == {}
+    assert over_registers(kinds) == {}
 
 
 def test_spills(kinds):
-    assert excessive(kinds, "spilled", most_spilled) == {}
+    assert spills(kinds) == {}
 
 
 def test_accesses_are_wide(kinds):

@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 import pytest
-from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_all, compile_share, errors, excessive, missing
-from cuda_gate_rows import LAYOUTS, OWN, REST, SAMPLES, laid_out, most_spilled, shapes_of
+from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_all, compile_share, errors, missing, over_registers, spills
+from cuda_gate_rows import LAYOUTS, OWN, REST, SAMPLES, laid_out, shapes_of
 
 from opgrad import arrays, post_ops
 from opgrad.contract import BYTES, DTYPES, Spec, operators
@@ -168,11 +168,11 @@ def test_accesses_are_wide(kinds):
 
 
 def test_registers(kinds):
-    assert excessive(kinds, "registers", lambda kind: 128) == {}
+    assert over_registers(kinds) == {}
 
 
 def test_spills(kinds):
-    assert excessive(kinds, "spilled", most_spilled) == {}
+    assert spills(kinds) == {}
 
 
 if __name__ == "__main__":

@@ -3,7 +3,18 @@
 import sys
 
 import pytest
-from cuda_gate import ARCHITECTURES, DEVICES, POINTERS, Gate, compile_all, compile_share, errors, excessive, missing
+from cuda_gate import (
+    ARCHITECTURES,
+    DEVICES,
+    POINTERS,
+    Gate,
+    compile_all,
+    compile_share,
+    errors,
+    missing,
+    over_registers,
+    spills,
+)
 from cuda_gate_rows import (
     COLUMNS,
     LAYOUTS,
@@ -12,8 +23,6 @@ from cuda_gate_rows import (
     SAMPLES,
     clusters,
     is_wide,
-    most_registers,
-    most_spilled,
     program_of,
 )
 
@@ -56,14 +65,15 @@ def test_every_kind_compiles(kinds):
     lengths = ("whole", "odd")
     regimes = [regime for regime in (*ROWS, *COLUMNS) if regime != "cluster" or clusters()]
     assert missing(kinds, op=CHOICE["op"], regime=regimes, length=lengths) == []
+    assert missing(kinds, regime=regimes, dtype=FLOATS) == []
 
 
 def test_registers(kinds):
-    assert excessive(kinds, "registers", most_registers) == {}
+    assert over_registers(kinds) == {}
 
 
 def test_spills(kinds):
-    assert excessive(kinds, "spilled", most_spilled) == {}
+    assert spills(kinds) == {}
 
 
 def test_accesses_are_wide(kinds):

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_all, compile_share, errors, excessive, missing
+from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_all, compile_share, errors, missing, over_registers, spills
 
 from opgrad.contract import DTYPES, FLOATS, Spec, operators
 from opgrad.plans import prepare
@@ -53,11 +53,11 @@ def test_every_kind_compiles(kinds):
 
 
 def test_registers(kinds):
-    assert excessive(kinds, "registers", lambda kind: 128) == {}
+    assert over_registers(kinds) == {}
 
 
 def test_spills(kinds):
-    assert excessive(kinds, "spilled", lambda kind: 0) == {}
+    assert spills(kinds) == {}
 
 
 def test_accesses_are_wide(kinds):
