@@ -9,11 +9,12 @@ MINIMUM := .venv-minimum
 MINIMUM_TESTS := tests/test_ops.py::test_fewest_dimensions tests/test_training.py tests/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
-.PHONY: train test test-minimum lint bench tables clean help
+.PHONY: train test test-gate test-minimum lint bench tables clean help
 
 help:
 	@echo "make train   set up, then train a real ONNX training graph on scanned digits"
 	@echo "make test    set up, then run the tests"
+	@echo "make test-gate  set up, then compile CUDA kernels for many more kinds of calls"
 	@echo "make test-minimum  a few of them with the lowest versions of all dependencies"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   measure every operator against the peers installed"
@@ -25,6 +26,9 @@ train: $(VENV)/.train
 
 test: $(VENV)/.torch
 	$(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+test-gate: $(VENV)/.torch
+	OPGRAD_GATE=full $(RUN)/python -m pytest tests/test_cuda_compile*.py
 
 # What an old package says of newer ones that it imports is no fault of ours.
 test-minimum: $(MINIMUM)/.installed

@@ -1,9 +1,8 @@
-"""Every operator's CUDA kernels, in every dtype, against the float64 reference: sizes, regimes, layouts.
+"""Every operator's CUDA kernels, in every dtype, against the float64 reference: sizes, layouts, options.
 
-The interpreter takes milliseconds for a program: shapes are small, and limits between regimes are lowered.
+The interpreter takes milliseconds for a program: shapes are small.
 """
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -19,9 +18,7 @@ from opgrad.contract import DTYPES, FLOATS, operators
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from cuda_backend import ON_GPU, call, check, for_kernels, forget, has_kernel, program
-
-from opgrad.cuda import regimes
+from cuda_backend import ON_GPU, call, check, for_kernels, forget, program
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 
@@ -69,71 +66,6 @@ def test_empty_arrays(op, dtype, rng):
             arguments = sample(op, shape, dtype, rng, axis=1, reduction=reduction)
             if op.kind != "classes" or shape[1] or not arguments["labels"].size:
                 check(op, arguments, f"{shape}, {reduction}")
-
-
-# --- regimes -------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """Shapes that reach a regime of these operators once the limits are lowered.
-
-    limits: replaces those of opgrad.cuda.regimes. attributes: of the operators, and options of `sample`. clusters:
-    as if Triton and the device had them; the interpreter takes a cluster for one program.
-    """
-
-    regime: str
-    operators: str
-    shapes: list
-    limits: dict = dataclasses.field(default_factory=dict)
-    attributes: dict = dataclasses.field(default_factory=dict)
-    clusters: bool = False
-
-
-NEVER = 1 << 30
-SMALL = {"row": 128, "tile": 32, "piece": 64, "peel": 32}
-REDUCING = "softmax log_softmax softmax_grad log_softmax_grad softmax_cross_entropy_loss "
-REDUCING += "softmax_cross_entropy_loss_only softmax_cross_entropy_loss_and_grad"
-ACROSS = {"axis": 1}
-CASES = [
-    Case("short rows", REDUCING, [(9, 7), (35, 33), (67, 2)]),
-    Case("one row", REDUCING, [(3, 33), (5, 24), (3, 25)], {"tile": 16, "peel": 24}),
-    Case("long rows", REDUCING, [(3, 129), (2, 515)], {**SMALL, "share": NEVER}),
-    Case("cluster", REDUCING, [(3, 129), (2, 200)], {**SMALL, "share": NEVER}, clusters=True),
-    Case("few rows", REDUCING, [(1, 259), (2, 131)], {**SMALL, "share": 64}),
-    Case("columns", REDUCING, [(2, 5, 33), (3, 7, 4), (70, 3, 2)], {}, ACROSS),
-    Case("long columns", REDUCING, [(2, 35, 5), (1, 41, 9)], {**SMALL, "share": NEVER}, ACROSS),
-    Case("few columns", REDUCING, [(1, 131, 3), (1, 40, 9)], {**SMALL, "share": 64}, ACROSS),
-    Case("whole slices", "gather", [(5, 7), (40, 33)]),
-    Case("parts of slices", "gather", [(3, 5000)]),
-    Case("few indices", "gather_grad", [(5, 7), (40, 33)]),
-    Case("one run", "gather_grad", [(5, 7), (40, 33)], {}, {"indices": (300,)}),
-    Case("merged runs", "gather_grad", [(2, 3), (150, 9)], {}, {"indices": (1500,)}),
-]
-
-
-@pytest.fixture
-def lowered(monkeypatch):
-    """Lower the limits between regimes for a while."""
-
-    def lower(limits, clusters=False):
-        monkeypatch.setattr(regimes, "LIMITS", dataclasses.replace(regimes.Limits(), **limits))
-        monkeypatch.setattr(regimes, "clusters", lambda: clusters)
-        forget()
-
-    yield lower
-    monkeypatch.undo()
-    forget()
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.regime)
-def test_regimes(case, dtype, rng, lowered):
-    lowered(case.limits, case.clusters)
-    for op in (operators()[name] for name in case.operators.split()):
-        for shape in case.shapes if has_kernel(op) else ():
-            arguments = sample(op, shape, dtype, rng, **case.attributes)
-            assert program(op, arguments).regime == case.regime, f"{op.name}, {shape}"
-            check(op, arguments, f"{shape}, {case.regime}")
 
 
 # --- special values ------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from opgrad.cuda import elements
 from opgrad.cuda.execute import Program
+from opgrad.cuda.numbers import divide
 from opgrad.problem import Problem
 
 
@@ -25,10 +26,7 @@ def _times(x, factor):
 
 @triton.jit
 def _divided(x, factor):
-    """x / factor, rounded as division is: in float32 Triton's own operator may err by two digits."""
-    if x.dtype == tl.float64:
-        return x / factor
-    return tl.div_rn(x, tl.broadcast_to(factor, x.shape))
+    return divide(x, tl.broadcast_to(factor, x.shape))
 
 
 def in_place_accumulator(problem: Problem) -> Program:

@@ -194,7 +194,9 @@ def forward(problem: Problem, log: bool) -> Program:
     attributes = problem.attributes
     kernels = {"tile": forward_tile, "loop": forward_loop}
     constants = {"LOG": log, "INF_AS_ZERO": attributes["inf_as_zero"]}
-    held = 2 if attributes["post_ops"] or attributes["dropout"] else 1
+    held = 2 if attributes["post_ops"] else 1
+    if attributes["dropout"] or any(not each.operands for each in attributes["post_ops"]):
+        held = 4  # random numbers and functions need more registers on the way than what they begin and end with
     return _program(problem, "x", ("y", "where", STATE, "stats", "saved", "mask"), kernels, constants, held)
 
 
@@ -293,7 +295,9 @@ def gradient(problem: Problem, log: bool) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program([])
     kernels = {"tile": gradient_tile, "loop": gradient_loop}
-    held = power_of_2(2 + len(problem.attributes["post_ops"]))  # the input of each post-op is needed on the way back
+    # The input of each post-op is needed on the way back; random numbers need registers on the way.
+    attributes = problem.attributes
+    held = power_of_2(2 + len(attributes["post_ops"]) + (2 if attributes["dropout"] else 0))
     return _program(problem, "dy", ("dx", "where", STATE, "y"), kernels, {"LOG": log}, held)
 
 

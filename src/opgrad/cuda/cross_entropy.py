@@ -34,6 +34,7 @@ from opgrad.problem import Operand, Problem
 from opgrad.ranges import wrong_label
 
 SUMMED = 4096  # losses or weights that one program adds up
+WARPS = 8  # of such a program
 
 
 @triton.jit
@@ -186,8 +187,8 @@ def loss_share(
 
     m, d = no_rows(ROWS, NUMBER)
     if PEEL:
-        k, inside = ends(head, body, n, only_if(part == 0, exists), VECTOR)
-        m, d = fold(m, d, read(x, x_row, k, x_n, inside, MINUS_INFINITY).to(NUMBER))
+        k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
+        m, d = fold(m, d, read(x, x_row, k_end, x_n, inside_end, MINUS_INFINITY).to(NUMBER))
     for step in range(0, per_part, BLOCK):
         k = columns_from(part * per_part + step, BLOCK, INDEX)
         inside = exists[:, None] & (k < body[:, None])
@@ -219,9 +220,9 @@ def loss_finish(
         head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
         x_body, y_body, f = body_of(x_row, head, VECTOR), body_of(y_row, head, VECTOR), factor.to(NUMBER)
         if PEEL:
-            k, inside = ends(head, body, n, only_if(part == 0, exists), VECTOR)
-            end = read(x, x_row, k, x_n, inside, MINUS_INFINITY).to(NUMBER)
-            write(y, y_row, k, y_n, inside, outcome(end, m, d, k, target, f, silent, GRADIENT))
+            k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
+            end = read(x, x_row, k_end, x_n, inside_end, MINUS_INFINITY).to(NUMBER)
+            write(y, y_row, k_end, y_n, inside_end, outcome(end, m, d, k_end, target, f, silent, GRADIENT))
         for step in range(0, per_part, BLOCK):
             k = columns_from(part * per_part + step, BLOCK, INDEX)
             inside = exists[:, None] & (k < body[:, None])
@@ -262,12 +263,12 @@ def weigh(problem: Problem, given: dict[str, Any], space: Space) -> tuple[list[L
     blocks = max(-(-samples // SUMMED), 1)
     sums = space.take(blocks, "float64")
     arguments = {**given, "sums": sums, "samples": samples, "n": problem.n, "BLOCK": SUMMED}
-    launches = [Launch(sum_weights, (blocks,), arguments)]
+    launches = [Launch(sum_weights, (blocks,), arguments, WARPS)]
     if blocks == 1:
         return launches, sums
     total = space.take(1, "float64")
     arguments = {"numbers": sums, "total": total, "count": blocks, "BLOCK": SUMMED}
-    return [*launches, Launch(sum_sums, (1,), arguments)], total
+    return [*launches, Launch(sum_sums, (1,), arguments, WARPS)], total
 
 
 def reducing(
@@ -280,10 +281,10 @@ def reducing(
         count = -(-samples // SUMMED)
         sums = space.take(count, "float64")
         arguments = {"numbers": losses, "sums": sums, "count": samples, "BLOCK": SUMMED}
-        launches, losses = [Launch(sum_blocks, (count,), arguments)], sums
+        launches, losses = [Launch(sum_blocks, (count,), arguments, WARPS)], sums
     arguments = {"losses": losses, "total": total, "loss": problem["loss"], "count": count, "samples": samples}
     arguments |= {"REDUCTION": given["REDUCTION"], "BLOCK": SUMMED}
-    return [*launches, Launch(reduce_losses, (1,), arguments)]
+    return [*launches, Launch(reduce_losses, (1,), arguments, WARPS)]
 
 
 def with_loss(problem: Problem, operator: str, second: Operand | None, gradient: bool) -> Program:

@@ -106,8 +106,10 @@ def program(
     length = _vector_length(outer, n, operands, widest)
     per_row = triton.cdiv(n, length)
     vectors = outer * per_row
-    block = min(VECTORS * widest // length, MOST)
     reach = max(vectors, *(abs(each.outer) * outer + abs(each.n) * n for each in operands))
+    block = min(VECTORS * widest // length, MOST)
+    if reach >= REACH and outer > 1:
+        block //= 4  # a vector's row and place take twice the registers, and so does each address
     arguments = {
         **_pointer("a", a, length), **_pointer("b", b, length), **_pointer("y", y, length), "number": number,
         "vectors": vectors, "per_row": per_row, "whole_per_row": n // length,

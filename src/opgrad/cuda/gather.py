@@ -34,6 +34,7 @@ from opgrad.problem import Operand, Problem
 from opgrad.ranges import wrong_index
 
 COPIED = 8192  # bytes of a program that copies: 64 for each thread
+SINGLES = 2048  # elements of one that copies them one by one: 16 for each thread, as each needs an address
 QUIET_NAN = {"float32": 0x7FC00000, "float64": 0x7FF8 << 48, "float16": 0x7E00, "bfloat16": 0x7FC0}
 
 FEW = 64  # most indices that every program goes through by itself
@@ -81,10 +82,12 @@ def gather(problem: Problem) -> Program:
     if sizes.pre * sizes.count * sizes.post:
         item = DTYPES[x.dtype].itemsize
         words = f"int{8 * item}"
-        tiles = tile(sizes.pre, sizes.count, sizes.post, COPIED // item)
+        known = vectors(sizes.post, x.dtype)
+        elements = COPIED // item if known["VECTOR"] > 1 else min(COPIED // item, SINGLES)
+        tiles = tile(sizes.pre, sizes.count, sizes.post, elements)
         arguments = {"x": Operand(x.number, words), "indices": problem["indices"], "y": Operand(y.number, words)}
         arguments |= {"pre": sizes.pre, "size": sizes.size, "count": sizes.count, "NAN": QUIET_NAN[x.dtype]}
-        launches.append(tiles.launch(copy_slices, arguments | vectors(sizes.post, x.dtype), item))
+        launches.append(tiles.launch(copy_slices, arguments | known, item))
         regime = "parts of slices" if tiles.blocks > 1 else "whole slices"
     return Program(launches, space.size, regime, checking, wrong_index(problem, "gather", sizes.size))
 
@@ -174,10 +177,10 @@ def _summing(problem: Problem, sizes: Sizes, space: Space) -> tuple[list[Launch]
     pre, size, count, post = sizes.pre, sizes.size, sizes.count, sizes.post
     dy, dx, indices = problem["dy"], problem["dx"], problem["indices"]
     item = DTYPES[dx.dtype].itemsize
-    density = DENSE if count >= size else SPARSE
-    tiles = tile(pre, size, post, density.sums // max(item // 4, 1))
-    arguments: dict[str, Any] = {"dy": dy, "dx": dx, "pre": pre, "size": size, "count": count}
-    arguments |= vectors(post, dx.dtype)
+    density, known = DENSE if count >= size else SPARSE, vectors(post, dx.dtype)
+    each = max(item // 4, 1) * (2 if known["VECTOR"] == 1 else 1)  # registers of a sum, with those of its address
+    tiles = tile(pre, size, post, density.sums // each)
+    arguments: dict[str, Any] = {"dy": dy, "dx": dx, "pre": pre, "size": size, "count": count} | known
     own = {"SUM": tl.float64 if dx.dtype == "float64" else tl.float32, "UNROLL": density.unroll}
     if count <= FEW and power_of_2(count) * tiles.slices <= FEW_PAIRS:
         own |= {"indices": indices, "COUNT": power_of_2(count)}

@@ -17,7 +17,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-from opgrad.cuda.execute import Launch, Program, addressed
+from opgrad.cuda.execute import Launch, Program, Scratch, addressed
+from opgrad.problem import Operand
 
 WARP_SIZE = 32
 BASE = 1 << 12  # an address that stands for aligned memory; it is never used
@@ -48,7 +49,7 @@ class Report:
 def compiled(program: Program, addresses_aligned: bool = True, arch: int = 90) -> list[Report]:
     """Compile the kernels of a program for an architecture (90: H100 and H200) and report on each.
 
-    addresses_aligned: all arrays begin at multiples of 16 bytes, as new ones do; otherwise none does.
+    addresses_aligned: all arrays begin at multiples of 16 bytes, as new ones do; otherwise only scratch memory.
 
     Raises RuntimeError under TRITON_INTERPRET, where nothing is compiled. For example, the PTX of softmax_grad:
 
@@ -113,7 +114,10 @@ def _driver(driver: DriverBase) -> Iterator[None]:
 
 
 def _compile(launch: Launch, address: int) -> Any:
-    values = [addressed(launch.arguments[name], lambda _: address) for name in launch.kernel.arg_names]
+    def address_of(array: Operand | Scratch) -> int:
+        return BASE if isinstance(array, Scratch) else address
+
+    values = [addressed(launch.arguments[name], address_of) for name in launch.kernel.arg_names]
     return launch.kernel.warmup(*values, grid=(*launch.grid, 1, 1)[:3], **launch.options)
 
 

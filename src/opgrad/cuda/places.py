@@ -149,7 +149,7 @@ class Places:
         """The slot of an operand, which may not have been given."""
         spec = self.problem.specs.get(name)
         if spec is None:
-            self.pointers.append(self.problem[self.first])
+            self.pointers.append(self.pointers[0])  # as it is added: older devices know no float8, not even by name
             self.places.append(ABSENT)
         else:
             self._add(name, spec.shape, _strides(spec, self.problem.orders[name]))

@@ -26,18 +26,21 @@ from opgrad.cuda.execute import device
 from opgrad.problem import Operand, Problem
 
 WIDE = 1 << 31  # offsets from here on need 64 bits
+ALIGNED = 16  # elements: multiples of them are what Triton knows of sizes and strides
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Elements in float32, for one array kept in registers; two arrays or float64 halve them.
+    """Elements in float32, for one array kept in registers; two arrays, float64 or scattered elements halve them.
 
     row: most elements of a tile. 32,768 fit 16 warps without spilling on sm_90, twice as many do not. Where longer
-        rows can go to a cluster, half as many: Triton 3.9 takes a few registers more.
+        rows can go to a cluster, half as many: Triton 3.9 takes a few registers more. Of float64 too: its functions do.
     tile: elements of a tile of short rows or narrow columns. 16 KiB; a multiprocessor needs about 32 KiB in flight.
     piece: elements of a step in a loop over long rows.
     ahead: bytes of the pieces that are on their way to shared memory, which holds 227 KiB on sm_90.
     peel: shortest row whose unaligned ends are taken apart so that the rest can be read in whole vectors.
+    rows: most rows of a tile, which need registers each: for where they lie, what was found of them; with labels,
+        half as many.
     column_bytes: the fewest bytes of neighbouring columns in a tile that are read at a good speed.
     share: the fewest elements of a row worth a program of their own.
     """
@@ -47,6 +50,7 @@ class Limits:
     piece: int = 8192
     ahead: int = 128 << 10
     peel: int = 256
+    rows: int = 1024
     column_bytes: int = 64
     share: int = 4096
 
@@ -55,6 +59,7 @@ LIMITS = Limits()
 CLUSTERS_SINCE = (3, 9)  # the first Triton whose compiler reduces a [1, N] tile across a cluster
 MOST_CTAS = 16
 LONG_WARPS = 16
+MOST_AHEAD = 8  # pieces: the code for each of them stands before the loop
 STAGES_WITHOUT_BUFFER = 2  # Triton keeps two pieces fewer in shared memory than a loop has stages
 
 
@@ -92,17 +97,17 @@ def choose(
     """
     samples = problem.outer * problem.inner
     double = any(operand.dtype == "float64" for operand in operands)
-    share = streams * (2 if double else 1)
+    share = streams * (2 if double else 1) * _scattering(problem, operands)
     most, tile, piece = LIMITS.row // share, max(LIMITS.tile // share, 1), max(LIMITS.piece // share, 1)
     if labelled or vectors(problem, operands).peel:
         tile //= 2  # so do the ends of a tile's rows, as many as the rest
     block = power_of_2(problem.n)
     least = 1 if problem.inner == 1 else _least_columns(problem, operands)
-    rows = min(max(least, tile // block), power_of_2(samples))
+    rows = min(max(least, tile // block), LIMITS.rows // (2 if labelled else 1), power_of_2(samples))
     kind = "rows" if problem.inner == 1 else "columns"
     held = share * (2 if labelled else 1)
     in_clusters = kind == "rows" and not alone and clusters()
-    if (labelled and (double or kind == "columns")) or in_clusters:
+    if double or (labelled and kind == "columns") or in_clusters:
         most //= 2
     programs = -(-samples // rows)
     parts = min(2 * device().multiprocessors // max(programs, 1), problem.n * rows // LIMITS.share)
@@ -117,17 +122,33 @@ def choose(
         return Regime("cluster", 1, block, 16, ctas=block // most)
     step = max(piece // rows, 1)
     size = rows * step * streams * max(DTYPES[operand.dtype].itemsize for operand in operands)
-    ahead = max(min(LIMITS.ahead, device().shared_memory // 2) // size, 1)
+    ahead = min(max(min(LIMITS.ahead, device().shared_memory // 2) // size, 1), MOST_AHEAD)
     return Regime(f"long {kind}", rows, step, LONG_WARPS, stages=ahead + STAGES_WITHOUT_BUFFER)
 
 
 def pieces(problem: Problem, operands: Sequence[Operand]) -> Regime:
     """The tiles for a problem whose elements need nothing of each other."""
-    tile = LIMITS.tile if problem.inner == 1 else LIMITS.tile // 2
+    double = any(operand.dtype == "float64" for operand in operands)
+    share = (2 if double else 1) * (2 if problem.inner > 1 else 1) * min(_scattering(problem, operands), 2)
+    tile = max(LIMITS.tile // share, 1)
     block = min(power_of_2(problem.n), tile)
     least = 1 if problem.inner == 1 else _least_columns(problem, operands)
-    rows = min(max(least, tile // block), power_of_2(problem.outer * problem.inner))
+    rows = min(max(least, tile // block), LIMITS.rows // 2, power_of_2(problem.outer * problem.inner))
     return Regime("pieces", rows, min(block, max(tile // rows, 1)), 8)
+
+
+def _scattering(problem: Problem, operands: Sequence[Operand]) -> int:
+    """How many times the registers an element takes because its address needs some of its own.
+
+    It does where elements are no neighbours in memory or offsets need 64 bits; in columns, of which a thread has
+    several, also where the compiler cannot see that neighbours begin at aligned addresses.
+    """
+    columns = problem.inner > 1
+    apart = any((operand.inner if columns else operand.n) not in (0, 1) for operand in operands)
+    steps = [problem.inner, *(step for operand in operands for step in (operand.outer, operand.n))]
+    if apart or wide(problem, operands) or (columns and any(step % ALIGNED for step in steps)):
+        return 4 if columns else 2
+    return 1
 
 
 def _least_columns(problem: Problem, operands: Sequence[Operand]) -> int:

@@ -112,8 +112,8 @@ def forward_share(
 
     m, d = no_rows(ROWS, NUMBER)
     if PEEL:
-        k, inside = ends(head, body, n, only_if(part == 0, exists), VECTOR)
-        m, d = fold(m, d, read(x, x_row, k, x_n, inside, MINUS_INFINITY))
+        k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
+        m, d = fold(m, d, read(x, x_row, k_end, x_n, inside_end, MINUS_INFINITY))
     for step in range(0, per_part, BLOCK):
         k = columns_from(part * per_part + step, BLOCK, INDEX)
         m, d = fold(m, d, read(x, x_body, k, x_n, exists[:, None] & (k < body[:, None]), MINUS_INFINITY))
@@ -134,8 +134,8 @@ def forward_finish(
     head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
     x_body, y_body = body_of(x_row, head, VECTOR), body_of(y_row, head, VECTOR)
     if PEEL:
-        k, inside = ends(head, body, n, only_if(part == 0, exists), VECTOR)
-        write(y, y_row, k, y_n, inside, RESULT(read(x, x_row, k, x_n, inside, MINUS_INFINITY), m, d))
+        k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
+        write(y, y_row, k_end, y_n, inside_end, RESULT(read(x, x_row, k_end, x_n, inside_end, MINUS_INFINITY), m, d))
     for step in range(0, per_part, BLOCK):
         k = columns_from(part * per_part + step, BLOCK, INDEX)
         inside = exists[:, None] & (k < body[:, None])
@@ -264,8 +264,9 @@ def gradient_share(
 
     total = tl.zeros([ROWS], NUMBER)
     if PEEL:
-        k, inside = ends(head, body, n, only_if(part == 0, exists), VECTOR)
-        total += tl.sum(TERM(read(dy, dy_row, k, dy_n, inside, 0.0), read(y, y_row, k, y_n, inside, 0.0)), 1)
+        k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
+        dy_end, y_end = read(dy, dy_row, k_end, dy_n, inside_end, 0.0), read(y, y_row, k_end, y_n, inside_end, 0.0)
+        total += tl.sum(TERM(dy_end, y_end), 1)
     for step in range(0, per_part, BLOCK):
         k = columns_from(part * per_part + step, BLOCK, INDEX)
         inside = exists[:, None] & (k < body[:, None])
@@ -289,9 +290,9 @@ def gradient_finish(
     dy_body, y_body = body_of(dy_row, head, VECTOR), body_of(y_row, head, VECTOR)
     dx_body = body_of(dx_row, head, VECTOR)
     if PEEL:
-        k, inside = ends(head, body, n, only_if(part == 0, exists), VECTOR)
-        dy_end, y_end = read(dy, dy_row, k, dy_n, inside, 0.0), read(y, y_row, k, y_n, inside, 0.0)
-        write(dx, dx_row, k, dx_n, inside, RESULT(dy_end, y_end, total))
+        k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
+        dy_end, y_end = read(dy, dy_row, k_end, dy_n, inside_end, 0.0), read(y, y_row, k_end, y_n, inside_end, 0.0)
+        write(dx, dx_row, k_end, dx_n, inside_end, RESULT(dy_end, y_end, total))
     for step in range(0, per_part, BLOCK):
         k = columns_from(part * per_part + step, BLOCK, INDEX)
         inside = exists[:, None] & (k < body[:, None])

@@ -1,0 +1,96 @@
+"""Softmax cross-entropy and its gradients, as compiled: see cuda_gate."""
+
+import sys
+
+import pytest
+from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_all, compile_share, errors, missing, over_registers, spills
+from cuda_gate_rows import (
+    COLUMNS,
+    LAYOUTS,
+    OWN,
+    PIECES,
+    REST,
+    ROWS,
+    SAMPLES,
+    clusters,
+    is_wide,
+    program_of,
+)
+
+from opgrad.contract import DTYPES, FLOATS, operators
+
+LOSS_GRAD = "softmax_cross_entropy_loss_grad"
+LOSSES = ("softmax_cross_entropy_loss", "softmax_cross_entropy_loss_only", "softmax_cross_entropy_loss_and_grad")
+
+
+def program(kind):
+    op = operators()[kind["op"]]
+    if (op.name == LOSS_GRAD) != (kind["regime"] in PIECES) or (kind["bias"] and "bias" not in op.inputs):
+        return None
+    given = {name: kind[name] for name in ("labels", "weight", "bias", "dy") if name in kind}
+    given = {name: given.get(name, OWN) for name in op.inputs} | dict.fromkeys(op.results, kind["results"])
+    dtypes = {name: kind["dtype"] if dtype == OWN else dtype for name, dtype in given.items() if dtype}
+    attributes = {"reduction": kind["reduction"], "ignore_index": kind["ignore"]}
+    if kind["results"] != OWN:
+        attributes["out_dtype"] = kind["results"]
+    return program_of(op, kind, attributes, dtypes)
+
+
+CHOICE = {
+    "op": (*LOSSES, LOSS_GRAD),
+    "regime": (*ROWS, *COLUMNS, *PIECES),
+}
+GATE = Gate(
+    factors=CHOICE
+    | {
+        "length": tuple(REST),
+        "dtype": FLOATS,
+        "layout": LAYOUTS,
+        "samples": SAMPLES,
+        "labels": ("int32", "int64"),
+        "weight": ("", OWN, "float64"),
+        "bias": ("", OWN, "float64"),
+        "ignore": (None, 1, -100),
+        "reduction": ("none", "mean", "sum"),
+        "results": (OWN, "float32", "float64"),
+        "pointers": POINTERS,
+        "arch": ARCHITECTURES,
+    },
+    program=program,
+    together=CHOICE | {"length": ("whole", "odd")},
+    full=CHOICE | {"length": tuple(REST), "dtype": FLOATS},
+)
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory):
+    pytest.importorskip("triton", reason="needs Triton")
+    return compile_all(__file__, tmp_path_factory.mktemp("compiled"))
+
+
+def test_every_kind_compiles(kinds):
+    assert errors(kinds) == {}
+    lengths = ("whole", "odd")
+    regimes = [regime for regime in (*ROWS, *COLUMNS) if regime != "cluster" or clusters()]
+    assert missing(kinds, op=LOSSES, regime=regimes, length=lengths) == []
+    assert missing(kinds, op=[LOSS_GRAD], regime=PIECES, length=lengths) == []
+    assert missing(kinds, regime=regimes, dtype=FLOATS) == []
+
+
+def test_registers(kinds):
+    assert over_registers(kinds) == {}
+
+
+def test_spills(kinds):
+    assert spills(kinds) == {}
+
+
+def test_accesses_are_wide(kinds):
+    """Some kernel reads as many bytes at a time as the rows' vectors hold."""
+    for name, each in kinds.items():
+        if is_wide(each.kind) and each.kind["results"] == OWN:
+            assert each.widest("loads") >= each.vector * DTYPES[each.kind["dtype"]].itemsize, name
+
+
+if __name__ == "__main__":
+    compile_share(GATE, int(sys.argv[1]))
