@@ -156,15 +156,21 @@ class Operator:
         return f"\ndef {self.name}(" in Path(found.origin).read_text(encoding="utf-8")
 
     def kernel(self, backend: str = "cpu") -> Callable[..., Any]:
-        """The function of the same name in the backend's file of the same family.
+        """The function of the same name in the backend's file, or folder, of the same family.
 
         Raises NotImplementedError if there is none.
         """
-        if not self.has_kernel(backend):
+        module = f"opgrad.{backend}.{self.family}"
+        try:
+            found = getattr(importlib.import_module(module), self.name, None)
+        except ModuleNotFoundError as error:
+            if not module.startswith(error.name or "?"):
+                raise
+            found = None
+        if found is None:
             message = f"{self.name}: no kernel for {backend}; it would stand in opgrad/{backend}/{self.family}.py"
             raise NotImplementedError(message)
-        module = importlib.import_module(f"opgrad.{backend}.{self.family}")
-        return typing.cast(Callable[..., Any], getattr(module, self.name))
+        return typing.cast(Callable[..., Any], found)
 
 
 _declared: dict[str, Operator] = {}
