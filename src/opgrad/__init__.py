@@ -1,5 +1,6 @@
 """Training kernels for NumPy arrays and, under their original names, for stock onnxruntime."""
 
+from opgrad import arrays as arrays  # before the declarations, whose calls it answers
 from opgrad import post_ops
 from opgrad.cpu.runtime.parallel import get_num_threads, set_num_threads
 from opgrad.dropout_attribute import Dropout

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from opgrad import interop
-from opgrad.contract import Array, Operator, Spec
+from opgrad.contract import Array, Operator, Spec, answer_with
 from opgrad.locks import settling
 from opgrad.plain import is_plain, plain
 from opgrad.plans import Plan as Plan
@@ -339,3 +339,6 @@ def _span(array: Array) -> tuple[int, int]:
         return start, start + array.nbytes
     steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
     return start + sum(min(step, 0) for step in steps), start + sum(max(step, 0) for step in steps) + array.itemsize
+
+
+answer_with(dispatcher)

@@ -219,12 +219,17 @@ def operator(
     def declare(function: F) -> F:
         declared = _declaration(function, kind, formula, results, forward, onnx, in_place or {}, general)
         _declared[declared.name] = declared
-
-        from opgrad.arrays import dispatcher
-
-        return typing.cast(F, functools.wraps(function)(dispatcher(declared)))
+        return typing.cast(F, functools.wraps(function)(_front_end[0](declared)))
 
     return declare
+
+
+_front_end: list[Callable[[Operator], Callable[..., Any]]] = []
+
+
+def answer_with(dispatcher: Callable[[Operator], Callable[..., Any]]) -> None:
+    """Name what makes the public function of each operator that is declared from now on."""
+    _front_end[:] = [dispatcher]
 
 
 def _declaration(
