@@ -132,7 +132,7 @@ def compile_share(gate: Gate, share: int) -> None:
     numbers: dict[str, int] = {}
     for name, (kind, program) in gate.kinds().items():
         aligned, own = kind["pointers"] == "aligned", []
-        for launch in (*program.checks, *program.launches):
+        for launch in (*(program.checks if kind.get("check") else ()), *program.launches):
             key, arch = key_of(launch, aligned, kind["arch"]), kind["arch"]
             if key not in numbers and len(numbers) % PROCESSES == share:
                 print(json.dumps(["kernel", len(numbers), report(launch, aligned, arch)]), flush=True)

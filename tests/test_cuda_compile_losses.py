@@ -53,6 +53,7 @@ GATE = Gate(
         "ignore": (None, 1, -100),
         "reduction": ("none", "mean", "sum"),
         "results": (OWN, "float32", "float64"),
+        "check": (False, False, False, True),
         "pointers": POINTERS,
         "arch": ARCHITECTURES,
     },

@@ -41,6 +41,7 @@ class Case:
 
 NEVER = 1 << 30
 SMALL = {"row": 128, "tile": 32, "piece": 64, "peel": 32}
+SMALL_COLUMNS = {"row": 512, "tile": 128, "piece": 256}  # whose number is odd: they take four times the registers
 REDUCING = "softmax log_softmax softmax_grad log_softmax_grad softmax_cross_entropy_loss "
 REDUCING += "softmax_cross_entropy_loss_only softmax_cross_entropy_loss_and_grad"
 ACROSS = {"axis": 1}
@@ -49,10 +50,10 @@ CASES = [
     Case("one row", REDUCING, [(3, 33), (5, 24), (3, 25)], {"tile": 16, "peel": 24}),
     Case("long rows", REDUCING, [(3, 129), (2, 515)], {**SMALL, "share": NEVER}),
     Case("cluster", REDUCING, [(3, 129), (2, 200)], {**SMALL, "share": NEVER}, clusters=True),
-    Case("few rows", REDUCING, [(1, 256), (1, 259), (2, 131), (9, 133)], {**SMALL, "share": 64}),
+    Case("few rows", REDUCING, [(1, 259), (2, 131)], {**SMALL, "share": 64}),
     Case("columns", REDUCING, [(2, 5, 33), (3, 7, 4), (70, 3, 2)], {}, ACROSS),
-    Case("long columns", REDUCING, [(2, 35, 5), (1, 41, 9)], {**SMALL, "share": NEVER}, ACROSS),
-    Case("few columns", REDUCING, [(1, 131, 3), (1, 40, 9)], {**SMALL, "share": 64}, ACROSS),
+    Case("long columns", REDUCING, [(2, 35, 5), (1, 41, 9)], {**SMALL_COLUMNS, "share": NEVER}, ACROSS),
+    Case("few columns", REDUCING, [(1, 131, 3), (1, 40, 9)], {**SMALL_COLUMNS, "share": 64}, ACROSS),
     Case("whole slices", "gather", [(5, 7), (40, 33)]),
     Case("parts of slices", "gather", [(3, 5000)]),
     Case("few indices", "gather_grad", [(5, 7), (40, 33)]),
@@ -89,9 +90,9 @@ def test_regimes(case, dtype, rng, lowered):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_few_odd_rows_in_place_and_apart(name, dtype, rng, lowered):
     """Programs share rows that each begin at another distance from an aligned address: each end has one writer."""
-    lowered({**SMALL, "share": 64})
+    lowered({**SMALL, "share": 32})
     op = operators()[name]
-    arguments = sample(op, (9, 133), dtype, rng, reduction="none", ignore_index=2)
+    arguments = sample(op, (5, 67), dtype, rng, reduction="none", ignore_index=2)
     assert program(op, arguments).regime == "few rows"
     expected = check(op, arguments)
     for result, argument in in_place_pairs(op, arguments):

@@ -194,9 +194,7 @@ def forward(problem: Problem, log: bool) -> Program:
     attributes = problem.attributes
     kernels = {"tile": forward_tile, "loop": forward_loop}
     constants = {"LOG": log, "INF_AS_ZERO": attributes["inf_as_zero"]}
-    held = 2 if attributes["post_ops"] else 1
-    if attributes["dropout"] or any(not each.operands for each in attributes["post_ops"]):
-        held = 4  # random numbers and functions need more registers on the way than what they begin and end with
+    held = 2 if attributes["post_ops"] or attributes["dropout"] else 1
     return _program(problem, "x", ("y", "where", STATE, "stats", "saved", "mask"), kernels, constants, held)
 
 
@@ -295,9 +293,7 @@ def gradient(problem: Problem, log: bool) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program([])
     kernels = {"tile": gradient_tile, "loop": gradient_loop}
-    # The input of each post-op is needed on the way back; random numbers need registers on the way.
-    attributes = problem.attributes
-    held = power_of_2(2 + len(attributes["post_ops"]) + (2 if attributes["dropout"] else 0))
+    held = power_of_2(2 + len(problem.attributes["post_ops"]))  # the input of each post-op is needed on the way back
     return _program(problem, "dy", ("dx", "where", STATE, "y"), kernels, {"LOG": log}, held)
 
 
@@ -322,7 +318,10 @@ def _program(
             places.add(name)
     chain = [_slots(places, each) for each in attributes["post_ops"]]
     elements = [each for name, each in problem.operands.items() if each and name not in (STATE, "stats")]
-    regime = choose(problem, elements, held, alone=True)
+    if problem.inner == 1 < problem.n:
+        elements = [each for each in elements if each.n]  # of the others a row has one number
+    functions = bool(attributes["dropout"]) or any(not each.operands for each in attributes["post_ops"])
+    regime = choose(problem, elements, held, alone=True, functions=functions)
     number = _precision(problem, first, names[0])
     arguments = {
         "pointers": tuple(places.pointers), "numbers": tuple(places.numbers), "PLACES": tuple(places.places),

@@ -87,18 +87,26 @@ def power_of_2(n: int) -> int:
 
 
 def choose(
-    problem: Problem, operands: Sequence[Operand], streams: int, labelled: bool = False, alone: bool = False
+    problem: Problem,
+    operands: Sequence[Operand],
+    streams: int,
+    labelled: bool = False,
+    alone: bool = False,
+    functions: bool = False,
 ) -> Regime:
     """The regime for a problem whose kernel keeps `streams` arrays of a tile in registers.
 
     operands: those that have an entry for each element. labelled: rows have labels, whose classes, weights and
     factors take registers too; in columns, where a thread has a part of many rows, as many as the elements.
-    alone: no row is shared out to several programs or to the blocks of a cluster.
+    alone: no row is shared out to several programs or to the blocks of a cluster. functions: what is computed of an
+    element needs registers on the way, as much as to hold it; not in a loop's pieces, which are small.
     """
     samples = problem.outer * problem.inner
     double = any(operand.dtype == "float64" for operand in operands)
     share = streams * (2 if double else 1) * _scattering(problem, operands)
-    most, tile, piece = LIMITS.row // share, max(LIMITS.tile // share, 1), max(LIMITS.piece // share, 1)
+    piece = max(LIMITS.piece // share, 1)
+    share *= 2 if functions else 1
+    most, tile = LIMITS.row // share, max(LIMITS.tile // share, 1)
     if labelled or vectors(problem, operands).peel:
         tile //= 2  # so do the ends of a tile's rows, as many as the rest
     block = power_of_2(problem.n)
@@ -140,15 +148,14 @@ def pieces(problem: Problem, operands: Sequence[Operand]) -> Regime:
 def _scattering(problem: Problem, operands: Sequence[Operand]) -> int:
     """How many times the registers an element takes because its address needs some of its own.
 
-    It does where elements are no neighbours in memory or offsets need 64 bits; in columns, of which a thread has
-    several, also where the compiler cannot see that neighbours begin at aligned addresses.
+    It does where offsets need 64 bits, where elements are no neighbours in memory, or where the compiler cannot see
+    that neighbours begin at aligned addresses; in columns twice as many, since a thread has several.
     """
-    columns = problem.inner > 1
-    apart = any((operand.inner if columns else operand.n) not in (0, 1) for operand in operands)
+    if problem.inner == 1:
+        return 2 if wide(problem, operands) or vectors(problem, operands).width == 1 else 1
     steps = [problem.inner, *(step for operand in operands for step in (operand.outer, operand.n))]
-    if apart or wide(problem, operands) or (columns and any(step % ALIGNED for step in steps)):
-        return 4 if columns else 2
-    return 1
+    apart = any(operand.inner not in (0, 1) for operand in operands) or any(step % ALIGNED for step in steps)
+    return 4 if apart or wide(problem, operands) else 1
 
 
 def _least_columns(problem: Problem, operands: Sequence[Operand]) -> int:
