@@ -39,7 +39,7 @@ PRECISIONS = ["float32", "float64"]
 
 
 @kernel
-def by_vectors(part, n, x: Pointer, y: Pointer):
+def by_vectors(n, x: Pointer, y: Pointer):
     w, i = lanes(x), 0
     while i + w <= n:
         store(y, i, load(x, i))
@@ -50,27 +50,27 @@ def by_vectors(part, n, x: Pointer, y: Pointer):
 
 
 @kernel
-def by_masks(part, n, x: Pointer, y: Pointer):
+def by_masks(n, x: Pointer, y: Pointer):
     """The first n lanes of one vector."""
     mask = first(x, n)
     store_masked(y, 0, load_masked(x, 0, mask, 1.0), mask)
 
 
 @kernel
-def by_ones(part, n, x: Pointer, y: Pointer):
+def by_ones(n, x: Pointer, y: Pointer):
     for i in range(n):
         store_one(y, i, load_one(x, i))
 
 
 @kernel
-def by_streams(part, n, x: Pointer, y: Pointer):
+def by_streams(n, x: Pointer, y: Pointer):
     w = lanes(x)
     for i in range(n // w):
         store_streaming(y, i * w, load(x, i * w))
 
 
 @kernel
-def moved(part, offset, x: Pointer, y: Pointer):
+def moved(offset, x: Pointer, y: Pointer):
     store_one(y, 0, load_one(at_byte(x, offset), 0))
 
 

@@ -17,7 +17,7 @@ def on_arrays(formula):
     """The kernel y = formula(x) over whole arrays."""
 
     @kernel
-    def apply(part, n, x: Pointer, y: Pointer):
+    def apply(n, x: Pointer, y: Pointer):
         w, i = lanes(x), 0
         while i + w <= n:
             store(y, i, formula(load(x, i)))

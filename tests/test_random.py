@@ -31,7 +31,7 @@ SEEDS = [(0, 0), (843921, 1238976), (-1, -(2**40) + 3), (2**63 - 12345, 2**62 + 
 
 
 @kernel
-def keep(part, values: Pointer, begin, count, index, step, seed, offset, threshold):
+def keep(values: Pointer, begin, count, index, step, seed, offset, threshold):
     keep_run(values, begin, count, index, step, seed, offset, threshold)
 
 
