@@ -350,9 +350,9 @@ def test_functions_that_a_kernel_was_made_from_count():
 
         return kernel
 
-    from opgrad.cpu.loops.elements import unary
+    from opgrad.cpu.loops.elements import elementwise
 
-    assert sources.digest(unary(other).function) != sources.digest(unary(softmax.softmax).function)
+    assert sources.digest(elementwise(other).function) != sources.digest(elementwise(softmax.softmax).function)
     assert {each.__name__ for each in sources.made_from(make(make(other)))} == {"kernel", "other"}
 
 
