@@ -236,7 +236,7 @@ def test_half_precision(reduction, half):
 def test_errors_are_those_of_a_single_call():
     labels, indices = torch.tensor([[0, 1, 2], [3, 4, 1]]), torch.tensor([[0, 2], [-5, 1]])
     cases = [
-        (lambda x, n: opgrad.torch.cross_entropy(x, n), labels, r"labels\[1\] is 4, expected 0 to 3"),
+        (lambda x, n: opgrad.torch.cross_entropy(x, n), labels, r"cross_entropy: target\[1\] is 4, expected 0 to 3"),
         (lambda x, n: opgrad.torch.gather(x, n, 1), indices, r"indices\[0\] is -5, expected -4 to 3"),
         (lambda x, n: opgrad.softmax(x, axis=2), labels, "axis is 2, expected -2 to 1 for an array of 2 dimensions"),
         (lambda x, n: opgrad.softmax_grad(x, x[0]), labels, r"y has shape \(4,\), expected \(3, 4\), the shape of dy"),

@@ -150,7 +150,9 @@ def _links(op: Operator, backends: list[str], root: Path, folder: Path) -> str:
     """Links to the declaration and to the kernels, relative to the folder of the document."""
     above = Path(os.path.relpath(root, folder))
     files = {"declaration": SOURCES / "ops" / f"{op.family}.py"}
-    files |= {backend: SOURCES / backend / f"{op.family}.py" for backend in backends if backend}
+    for backend in filter(None, backends):
+        package = SOURCES / backend / op.family / "__init__.py"
+        files[backend] = package if (root / package).is_file() else SOURCES / backend / f"{op.family}.py"
     return ", ".join(f"[{name}]({(above / path).as_posix()})" for name, path in files.items())
 
 

@@ -1,8 +1,8 @@
 """AdamW and SGD as an optimizer model describes them: in place, over all parameters at once."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,7 @@ class AdamWRule:
 
 
 Rule = SGDRule | AdamWRule
+ADAMW = tuple(field.name for field in fields(AdamWRule) if field.name != "max_norm")
 
 
 def read_rule(model: onnx.ModelProto) -> Rule:
@@ -79,20 +80,27 @@ def read_rule(model: onnx.ModelProto) -> Rule:
     found = ", ".join(node.op_type for node in nodes) or "none"
     clip: dict[str, Any] = {}
     if nodes and nodes[0].op_type == CLIP:
-        clip = {"max_norm": _attributes(nodes.pop(0)).get("max_norm", 1.0)}
+        clip = {"max_norm": 1.0, **_attributes(nodes.pop(0), ("max_norm",))}
     kinds = [node.op_type for node in nodes]
     if kinds == ["SGDOptimizerV2"]:
         return SGDRule(**clip)
     if kinds == ["AdamWOptimizer"]:
-        return AdamWRule(**_attributes(nodes[0]), **clip)
+        return AdamWRule(**_attributes(nodes[0], ADAMW), **clip)
     raise NotImplementedError(
         f"optimizer model: it has the nodes {found}, expected one AdamWOptimizer or SGDOptimizerV2, "
         f"or one {CLIP} and one of these"
     )
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {item.name: get_attribute_value(item) for item in node.attribute}
+def _attributes(node: onnx.NodeProto, known: Collection[str]) -> dict[str, Any]:
+    """The attributes of a node, which must be numbers of these names."""
+    found = {item.name: get_attribute_value(item) for item in node.attribute}
+    for name, value in found.items():
+        if name not in known or not isinstance(value, int | float):
+            what = f"{value!r}" if name in known else f"in the node {node.op_type}"
+            expected = "a number" if name in known else f"none but {', '.join(known)}"
+            raise ValueError(f"optimizer model: the attribute {name!r} is {what}, expected {expected}")
+    return found
 
 
 # --- passes over memory ----------------------------------------------------------------------------------------------

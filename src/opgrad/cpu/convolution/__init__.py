@@ -5,7 +5,6 @@ dx is a sum of shifted signals of dy times filters, dw holds dot products of sig
 and no matrix of windows is written. A batch is taken in chunks of images whose signals stay in the cache.
 """
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from opgrad.cpu.loops.layout import precision
 from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.locks import once
 from opgrad.problem import Problem
 from opgrad.windows import MOST_AXES, Axis, convolution_axes
 
@@ -185,12 +185,12 @@ class _Steps:
         unit_bytes = 2 * self.item * s.grid * s.phases
         self.steps.append(shared_out(signals.from_signals, units, unit_bytes, {**self.x_images, **own}))
 
-    @functools.cached_property
+    @once
     def dy_images(self) -> dict[str, Any]:
         counts = [axis.count for axis in self.layout.along]
         return self.images([[(0, count, 0) for count in counts]], counts, (1, 1, 1), self.sizes.filters)
 
-    @functools.cached_property
+    @once
     def x_images(self) -> dict[str, Any]:
         along = self.layout.along
         sizes, strides = [axis.size for axis in along], tuple(axis.stride for axis in along)
@@ -221,7 +221,7 @@ class _Steps:
         arguments = {"length": length, "add": images.first, "signals": self.dy, "sums": self.sums["db"]}
         self.steps.append(shared_out(products.sum_signals, s.group * s.filters, length * self.item, arguments))
 
-    @functools.cached_property
+    @once
     def x_shifts(self) -> int:
         """The table of where each channel's signal begins for each tap."""
         s = self.sizes

@@ -69,12 +69,12 @@ def loss_and_result(
     steps, classes, weights = label_steps(problem, workspace, by_sample)
     layout = layout_of(problem, kernels, limits)
     loops = loops_of(problem, layout, logits=problem["logits"], y=problem[result])
-    samples, made = Samples(classes, weights, problem["loss"]), loops.step(kernels[layout]).parts
-    reduction = _reduction(problem, workspace.shared(made, "float64"))
-    given = {"samples": samples, "reduction": reduction} | _private(workspace, loops, layout, kernels)
-    if problem.outer * problem.inner:
-        steps.append(loops.step(kernels[layout], **given))
-    steps.append(Step(add_losses, 1, {"parts": made, "reduction": reduction, "loss": problem["loss"]}))
+    parts = loops.step(kernels[layout]).parts if problem.outer * problem.inner else 0
+    reduction = _reduction(problem, workspace.shared(parts, "float64"))
+    if parts:
+        given = {"samples": Samples(classes, weights, problem["loss"]), "reduction": reduction}
+        steps.append(loops.step(kernels[layout], **given, **_private(workspace, loops, layout, kernels)))
+    steps.append(Step(add_losses, 1, {"parts": parts, "reduction": reduction, "loss": problem["loss"]}))
     return Program(steps, workspace, wrong_label(problem, operator))
 
 
