@@ -209,7 +209,8 @@ def test_what_cannot_be_loaded_is_told_and_nothing_else(tmp_path: Path) -> None:
     assert status == 1
     assert "opgrad:" not in text
     assert "nobody runs Unknown[bold]" in text
-    assert "models [of mine]" in text.replace("\n", " ")
+    # A long path is broken where the table ends.
+    assert "models[ofmine]" in "".join(text.split())
     model = onnx.parser.parse_model(f"{HEADER} g (float[2, 3] x) => (float[5] y) {{ y = Relu(x) }}")
     model.graph.node.add(op_type="Add", input=["y", "missing"], output=["z"])
     onnx.save(model, folder / "model.onnx")
