@@ -77,9 +77,9 @@ def forget():
     """Make new plans for all calls from here on, after a change of what decides about regimes."""
     _runners._plans.clear()
     if ON_GPU:
-        from opgrad.interop import torch
+        from opgrad.interop import torch_tensors
 
-        torch._cuda._plans.clear()
+        torch_tensors._cuda._plans.clear()
 
 
 # --- in the interpreter --------------------------------------------------------------------------------------------
