@@ -11,8 +11,8 @@ from samples import bits, cast
 import opgrad
 from opgrad import post_ops
 from opgrad.contract import DTYPES
-from opgrad.dropout_attribute import Dropout
-from opgrad.primitive import CONDITION_TYPES, OPERAND_TYPES, TYPES
+from opgrad.fused.dropout import Dropout
+from opgrad.fused.primitive import CONDITION_TYPES, OPERAND_TYPES, TYPES
 
 ELTWISE = [
     post_ops.abs(), post_ops.clip(-0.5, 0.25), post_ops.clip_v2(0.01, 2), post_ops.elu(0.7), post_ops.elu(-2),

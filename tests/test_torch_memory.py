@@ -6,7 +6,7 @@ import pytest
 
 import opgrad
 from opgrad import post_ops
-from opgrad.dropout_attribute import Dropout
+from opgrad.fused.dropout import Dropout
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional

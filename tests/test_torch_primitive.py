@@ -7,7 +7,7 @@ from samples import bits, cast
 import opgrad
 from opgrad import Dropout, post_ops
 from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS
-from opgrad.primitive import TYPES
+from opgrad.fused.primitive import TYPES
 
 torch = pytest.importorskip("torch")
 

@@ -19,13 +19,14 @@ from opgrad.interop.torch_tensors import (
     is_traced,
     is_transformed,
     library,
+    owns,
     spec,
     state,
     total,
     unseen,
 )
 
-__all__ = ["NAME", "broadcast", "run", "spec", "state", "total"]  # a `Library`, and `Arrays`
+__all__ = ["NAME", "broadcast", "owns", "run", "spec", "state", "total"]  # a `Library`, and `Arrays`
 
 
 def run(op: Operator, given: Mapping[str, Any]) -> Any:

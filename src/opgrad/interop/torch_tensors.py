@@ -6,20 +6,20 @@ Kernels get addresses: the NumPy kernels on the CPU, the Triton kernels on CUDA.
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from opgrad import arrays, interop, plain
-from opgrad.contract import DTYPES, FLOATS, Operator, Shape, Spec
+from opgrad import arrays, interop
+from opgrad.contract import DTYPES, FLOATS, Operator, Shape, Spec, plain
+from opgrad.contract.layout import contiguous
+from opgrad.contract.libraries import HOST, NUMBERS, Arrays
 from opgrad.cuda import ALIGNMENT
 from opgrad.interop.device import Runners, extent
 from opgrad.interop.host import HostPlan
-from opgrad.layout import contiguous
-from opgrad.primitive import NUMBERS, Host
 
 plain.PLAIN.update((torch.dtype, torch.Size))
 
@@ -35,7 +35,7 @@ def form(op: Operator, given: Mapping[str, Any]) -> tuple[Operator, Mapping[str,
         return op, given
     if given.get("out_dtype") is not None:
         given = {**given, "out_dtype": numpy_dtypes(given["out_dtype"])}
-    return arrays.form(op, dict(given))
+    return arrays.form(op, dict(given), cast(Arrays, library()))
 
 
 def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,14 +152,19 @@ def _check_layout(op: Operator, name: str, tensor: torch.Tensor) -> None:
         )
 
 
-# --- what general calls are put together from: `interop.Arrays` ------------------------------------------------------
+# --- what general calls are put together from: `contract.libraries.Arrays` -------------------------------------------
+
+
+def owns(value: Any) -> bool:
+    """Whether a value belongs to PyTorch."""
+    return interop.library_of(type(value)) is library()
 
 
 def spec(array: Any) -> Spec:
     """The shape and the dtype of a tensor, or of what NumPy takes for one."""
     if isinstance(array, torch.Tensor):
         return Spec(tuple(array.shape), numpy_dtype(array.dtype))
-    return Host.spec(array)
+    return HOST.spec(array)
 
 
 def broadcast(array: Any, shape: Shape, like: torch.Tensor) -> Any:
@@ -186,7 +191,7 @@ def total(array: torch.Tensor, axes: tuple[int, ...], shape: Shape, dtype: str) 
     """The sum over these axes in float64; on the CPU NumPy's, whose order does not depend on the threads."""
     if array.device.type == "cpu":
         made = torch.empty(shape, dtype=TORCH_DTYPES[DTYPES[dtype]])
-        np.copyto(view_of(made), Host.total(view_of(array), axes, shape, dtype))
+        np.copyto(view_of(made), HOST.total(view_of(array), axes, shape, dtype))
         return made
     summed = array.sum(axes, dtype=torch.float64).reshape(shape) if axes else array
     return summed.to(TORCH_DTYPES[DTYPES[dtype]])

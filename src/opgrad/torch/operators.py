@@ -21,6 +21,8 @@ import torch
 
 from opgrad import contract
 from opgrad.contract import Operator, Spec
+from opgrad.contract.plain import PLAIN, is_plain, plain
+from opgrad.contract.signature import result_specs
 from opgrad.interop import check_owners, library_of
 from opgrad.interop.device import model_of
 from opgrad.interop.torch_tensors import (
@@ -33,8 +35,6 @@ from opgrad.interop.torch_tensors import (
     numpy_dtypes,
     unseen,
 )
-from opgrad.plain import PLAIN, is_plain, plain
-from opgrad.plans import result_specs
 from opgrad.torch.derivative import Derivative, Gradient
 from opgrad.torch.schema import LIBRARY, REGISTERED, Registered, is_recording
 
