@@ -181,7 +181,7 @@ def select(
             asked = not shapes and (not groups or GRAPH in groups)
             cells += [Cell(op, EXAMPLE, dtype) for dtype in _taken(op, dtypes or DTYPES, quick) if asked]
             continue
-        for workload in _workloads(op, workloads[op.kind or ""], shapes, quick) if plain else []:
+        for workload in _workloads(op, workloads[op.kind], shapes, quick) if plain else []:
             cells += [Cell(op, workload, dtype) for dtype in dtypes or DTYPES]
         for workload in workloads.get(op.name, ()):
             if (not groups or workload.group in groups) and _is_asked(workload, shapes, quick):

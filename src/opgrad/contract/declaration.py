@@ -18,8 +18,8 @@ from opgrad.contract.dtypes import Shape
 from opgrad.contract.libraries import Arrays
 
 # What the loops run over: single elements, rows along `axis`, the classes on axis 1, slices named by indices, or
-# blocks of rows that go through stages. Without one the kernel itself decides, from the shapes of contiguous arrays.
-Kind = Literal["elements", "rows", "classes", "slices", "blocks"]
+# blocks of rows that go through stages; or the whole: the kernel itself decides, from the shapes of contiguous arrays.
+Kind = Literal["elements", "rows", "classes", "slices", "blocks", "whole"]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Operator:
 
     name: str
     family: str
-    kind: Kind | None
+    kind: Kind
     formula: str
     reference: Callable[..., Any]
     forward: str | None
@@ -173,7 +173,7 @@ def operator(
     formula: str,
     *,
     results: Mapping[str, Tensor],
-    kind: Kind | None = None,
+    kind: Kind = "whole",
     support: Support = EVERYWHERE,
     forward: str | None = None,
     onnx: tuple[OnnxName, ...] = (),

@@ -11,10 +11,12 @@ NUMBERS = (bool, int, float)  # what stands for an array beside the arrays of an
 
 
 class Arrays(Protocol):
-    """What `opgrad.fused.primitive` needs of a library to put the arrays of a general call together.
+    """What the form of a call needs of the library that its arrays belong to, to put its operator's arrays together."""
 
-    A library has these too, unless, as JAX, it lends the arrays of a call to another one first.
-    """
+    def __hash__(self) -> int: ...
+
+    def owns(self, value: Any) -> bool:
+        """Whether a value is one of the library's arrays."""
 
     def spec(self, array: Any) -> Spec:
         """The shape and the dtype of an array, or of what NumPy takes for one."""

@@ -144,7 +144,7 @@ def _covered(spec: Spec) -> tuple[int, int]:
 
 def _loops(op: Operator, elements: Mapping[str, Spec], attributes: Attributes, any_stride: bool) -> layout.Layout:
     """The loops over the arrays that have an entry for each element."""
-    if op.kind in ("slices", None):
+    if op.kind in ("slices", "whole"):
         return layout.Layout(1, 1, 1, (), {})
     shape = next(iter(elements.values())).shape
     strides = {name: (_strides(spec), spec.dtype.itemsize) for name, spec in elements.items()}

@@ -182,6 +182,5 @@ def options_of(op: Operator) -> list[tuple[Shape, dict[str, Any]]]:
     """The shapes of an operator's examples, each with the options of `arguments` that belong to it."""
     known = {"optional", "indices", *op.attributes}
     return [
-        (shape, {name: value for name, value in options.items() if name in known})
-        for shape, options in SHAPES[op.kind or ""]
+        (shape, {name: value for name, value in options.items() if name in known}) for shape, options in SHAPES[op.kind]
     ]
