@@ -1,4 +1,4 @@
-"""Imports point one way: contract, operators, kernels, front ends, commands; `import opgrad` loads NumPy and little more."""
+"""Imports point one way, contract, operators, kernels, front ends, commands; `import opgrad` loads little but NumPy."""
 
 import ast
 import graphlib

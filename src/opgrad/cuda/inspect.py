@@ -55,8 +55,8 @@ def compiled(program: Program, addresses_aligned: bool = True, arch: int = 90) -
 
         import numpy as np
         from opgrad.contract import Spec, operators
-        from opgrad.cuda.inspect import compiled
         from opgrad.contract.signature import prepare
+        from opgrad.cuda.inspect import compiled
 
         op = operators()["softmax_grad"]
         array = Spec((4096, 1024), np.dtype("float32"))
