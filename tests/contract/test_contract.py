@@ -1,15 +1,18 @@
 """The declarations are complete, and everything else follows from them."""
 
+import ast
 import importlib
 import inspect
+import math
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pytest
 from samples import call, for_operators, sample
 
 import opgrad
-from opgrad import arrays, contract
+from opgrad import arrays, contract, interop
 from opgrad.contract import DTYPES, FLOATS, INTEGERS, Spec, graph_operators, operators
 from opgrad.ops import FAMILIES
 
@@ -99,6 +102,38 @@ def test_kernel_has_the_operator_s_name_and_family(op):
     assert kernel is getattr(importlib.import_module(f"opgrad.cpu.{op.family}"), op.name)
     with pytest.raises(NotImplementedError, match=f"^{op.name}: no kernel for vpu"):
         op.kernel("vpu")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_kernels_are_where_the_declarations_say(backend):
+    """By their sources: what a backend's files import need not be installed."""
+    for op in {**operators(), **graph_operators()}.values():
+        files = [PACKAGE / backend / f"{op.family}.py", PACKAGE / backend / op.family / "__init__.py"]
+        nodes = [node for file in files if file.exists() for node in ast.parse(file.read_text(encoding="utf-8")).body]
+        functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        assert (op.name in functions) == (backend in op.support.backends), op.name
+
+
+def test_operators_of_every_front_end():
+    assert all({"numpy", "torch", "cupy", "jax"} <= set(op.support.front_ends) for op in operators().values())
+    for op in graph_operators().values():
+        assert "numpy" in op.support.front_ends
+        with pytest.raises(NotImplementedError, match=f"^{op.name}: no kernel for other arrays than NumPy's"):
+            interop.run(op, {})
+
+
+def test_an_annotation_names_its_check():
+    """A type alone has the check of the type; the message is the same for every operator."""
+    softmax, gelu = operators()["softmax"], operators()["quick_gelu"]
+    for op, name in ((gelu, "alpha"), (softmax, "logit_scale")):
+        with pytest.raises(TypeError, match=f"^{op.name}: {name} is 'x', expected a number$"):
+            contract.normalise(op, {name: "x"}, {})
+    contract.normalise(gelu, {"alpha": math.inf}, {})
+    with pytest.raises(ValueError, match=r"^softmax: logit_scale is inf, expected a finite number"):
+        contract.normalise(softmax, {"logit_scale": math.inf}, {})
+    even = contract.one_of("even", "odd")
+    assert contract.check_of(Annotated[str, even]) is even
+    assert contract.check_of(str) is None
 
 
 def test_plan_of_specs(op, rng):

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import opgrad
-from opgrad.contract import DTYPES, FLOATS, INTEGERS, normalise, operators
+from opgrad.contract import DTYPES, FLOATS, operators
 from opgrad.fused import primitive
+from opgrad.testing.arguments import arguments
 
 
 def for_operators(wanted):
@@ -14,53 +15,43 @@ def for_operators(wanted):
     return pytest.mark.parametrize("op", chosen, ids=[op.name for op in chosen])
 
 
-def sample(op, shape, dtype, rng, *, optional=True, integer="int64", indices=(5,), size=1.0, **attributes):
-    """Keyword arguments of `op` for a first forward array of `shape`.
+class Drawn:
+    """Random NumPy arrays from a generator: labels and indices of type `integer`, numbers that spread by `size`.
 
-    Labels and indices are in range; what a gradient takes from its forward operator (an input or an output)
-    comes from a sample of that. `size` is the spread of the numbers, `indices` the shape of indices;
-    attributes that the operator does not have are left out.
+    negative: what indices name may also be counted from the end.
     """
-    options = {"optional": optional, "integer": integer, "indices": indices, "size": size}
-    known = {}
-    if op.forward:
-        forward = operators()[op.forward]
-        known = sample(forward, shape, dtype, rng, **options, **attributes)
-        results = reference(forward, known)
-        known |= {name: cast(result, dtype) for name, result in zip(forward.results, results, strict=True)}
-        if "x" in known:
-            attributes["shape"] = known["x"].shape
+
+    def __init__(self, rng, integer, size, negative):
+        self.rng, self.integer, self.size, self.negative = rng, integer, size, negative
+
+    def integers(self, high, shape):
+        return self.rng.integers(-high if self.negative else 0, max(high, 1), shape).astype(self.integer)
+
+    def normal(self, shape, dtype):
+        return cast(self.rng.normal(0, self.size, shape), dtype)
+
+    def factors(self, shape, dtype):
+        return cast(self.rng.uniform(0.5, 2, shape), dtype)
+
+
+def sample(op, shape, dtype, rng, *, optional=True, integer="int64", indices=(5,), size=1.0, **attributes):
+    """Keyword arguments of `op` for a first forward array of `shape`, as `arguments` of opgrad.testing makes them.
+
+    Labels and indices are in range; what a gradient takes from its forward operator comes from that one's reference.
+    `size` is the spread of the numbers, `indices` the shape of indices; attributes that the operator does not have are
+    left out.
+    """
     attributes = {name: value for name, value in attributes.items() if name in op.attributes}
-    arrays = {name: known[name] for name in op.inputs if name in known}
-    for name, tensor in op.inputs.items():
-        if name not in arrays and (optional or name not in op.optional):
-            lengths = _shape(op, name, tensor, arrays, attributes, indices if name == "indices" else shape)
-            arrays[name] = _numbers(op, tensor, lengths, arrays, attributes, dtype, integer, size, rng)
-    return arrays | attributes
+    slices = op.kind == "slices"
+    if slices and not shape[attributes.get("axis", 0)]:
+        indices = (0,)
+    drawn = Drawn(rng, integer, size, slices)
+    options = {"indices": indices, "optional": optional, "source": lambda seed: drawn}
 
+    def forward(op, given):
+        return [cast(result, dtype) for result in reference(op, given)]
 
-def _shape(op, name, tensor, arrays, attributes, default):
-    if tensor.shape is None:
-        return default
-    shapes = {name: ()} | {known: array.shape for known, array in arrays.items()}
-    return tensor.shape(shapes, _normalised(op, attributes, shapes))
-
-
-def _normalised(op, attributes, shapes):
-    attributes = dict(op.attributes) | attributes
-    normalise(op, attributes, shapes)
-    return attributes
-
-
-def _numbers(op, tensor, shape, arrays, attributes, dtype, integer, size, rng):
-    if tensor.dtypes == INTEGERS:
-        first = next(iter(arrays.values())).shape
-        if op.kind == "classes":
-            return rng.integers(0, max(first[1], 1), shape).astype(integer)
-        length = first[_normalised(op, attributes, {"x": first})["axis"].start]
-        return rng.integers(-length, max(length, 1), shape if length else (0,)).astype(integer)
-    numbers = rng.uniform(0.5, 2, shape) if tensor.role == "alone" else rng.normal(0, size, shape)
-    return cast(numbers, dtype)
+    return arguments(op, tuple(shape), str(dtype), forward=forward, **options, **attributes)
 
 
 def cast(values, dtype):

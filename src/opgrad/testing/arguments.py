@@ -1,7 +1,7 @@
 """Arguments for an operator, made from its declaration."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -82,6 +82,12 @@ def _repeated(draw: Callable[[int], Array], shape: Shape, dtype: np.dtype[Any]) 
     return made
 
 
+def _called(op: Operator, given: dict[str, Any]) -> Sequence[Any]:
+    """The results of the public function."""
+    results = getattr(opgrad, op.name)(**given)
+    return results if isinstance(results, tuple) else (results,)
+
+
 def arguments(
     op: Operator,
     shape: Shape,
@@ -92,6 +98,7 @@ def arguments(
     optional: bool = False,
     seed: int = 0,
     source: Callable[[int], Source] = Numpy,
+    forward: Callable[[Operator, dict[str, Any]], Sequence[Any]] = _called,
     **attributes: Any,
 ) -> dict[str, Any]:
     """Arguments of an operator by name, with random arrays.
@@ -100,22 +107,23 @@ def arguments(
     dtype: the dtype of its floating-point arrays. indices: the shape of `indices`, for gather.
     equal: all labels and indices are the same. optional: give the optional arrays too.
     seed: decides the values. source: makes the arrays, from a seed. attributes: passed on.
+    forward: computes what a gradient keeps from its forward operator; that operator itself unless told.
 
-    What a gradient keeps from its forward operator is computed by that operator. Raises what it raises.
+    Raises what the operator raises.
     """
     shapes = _shapes(op, shape, indices, optional, attributes)
     high = _choices(op, shape, attributes)
     made = source(seed)
-    values: dict[str, Any] = dict(attributes)
+    values: dict[str, Any] = {}
     for name in shapes:
         if _is_integer(op, name):
             values[name] = made.integers(1 if equal else high, shapes[name])
-        elif (saved := _saved(op, name, shape, dtype, seed, source, attributes)) is not None:
+        elif (saved := _saved(op, name, shape, dtype, seed, source, forward, attributes)) is not None:
             values[name] = saved
         else:
             draw = made.factors if op.inputs[name].role == "alone" else made.normal
             values[name] = draw(shapes[name], dtype)
-    return values
+    return values | attributes
 
 
 def signature(
@@ -166,6 +174,7 @@ def _saved(
     dtype: str,
     seed: int,
     source: Callable[[int], Source],
+    compute: Callable[[Operator, dict[str, Any]], Sequence[Any]],
     attributes: dict[str, Any],
 ) -> Any:
     """What the forward operator returned under this name; None if it returns no such thing."""
@@ -173,9 +182,8 @@ def _saved(
     if forward is None or name not in forward.results or name in forward.inputs:
         return None
     known = {key: value for key, value in attributes.items() if key in forward.attributes}
-    results = getattr(opgrad, forward.name)(**arguments(forward, shape, dtype, seed=seed + 1, source=source, **known))
-    several = results if isinstance(results, tuple) else (results,)
-    return several[list(forward.results).index(name)]
+    given = arguments(forward, shape, dtype, seed=seed + 1, source=source, forward=compute, **known)
+    return compute(forward, given)[list(forward.results).index(name)]
 
 
 def options_of(op: Operator) -> list[tuple[Shape, dict[str, Any]]]:
