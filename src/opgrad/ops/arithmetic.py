@@ -4,19 +4,8 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import (
-    BYTES,
-    FLOATS,
-    IN_GRAPHS,
-    INTEGERS,
-    Array,
-    Attributes,
-    OnnxName,
-    Shape,
-    Shapes,
-    Tensor,
-    operator,
-)
+from opgrad.contract import BYTES, FLOATS, IN_GRAPHS, INTEGERS, OnnxName, Tensor, operator
+from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
 from opgrad.contract.shapes import broadcast_axes, broadcast_shape, reduced_axes
 
 INT64 = ("int64",)

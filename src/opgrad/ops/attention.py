@@ -5,18 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import (
-    FLOATS,
-    IN_GRAPHS,
-    Array,
-    Attributes,
-    Axis,
-    OnnxName,
-    Shape,
-    Shapes,
-    Tensor,
-    operator,
-)
+from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, Axis, OnnxName, Shape, Shapes, Tensor, operator
 from opgrad.ops.dropout import ratio_checked
 from opgrad.random import kept_scale
 

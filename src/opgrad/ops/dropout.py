@@ -5,18 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import (
-    FLOATS,
-    IN_GRAPHS,
-    INTEGERS,
-    Array,
-    Attributes,
-    OnnxName,
-    Shape,
-    Shapes,
-    Tensor,
-    operator,
-)
+from opgrad.contract import FLOATS, IN_GRAPHS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
 from opgrad.random import keep_mask, kept_scale
 
 

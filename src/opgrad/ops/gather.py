@@ -4,19 +4,7 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import (
-    FLOATS,
-    INTEGERS,
-    Array,
-    Attributes,
-    Axis,
-    OnnxName,
-    Shape,
-    Shapes,
-    Sizes,
-    Tensor,
-    operator,
-)
+from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, Axis, OnnxName, Shape, Shapes, Sizes, Tensor, operator
 
 
 def _gathered(shape: Shape, shapes: Shapes, attributes: Attributes) -> Shape:

@@ -2,14 +2,7 @@
 
 from typing import Annotated
 
-from opgrad.contract import (
-    FLOATS,
-    IN_GRAPHS,
-    Array,
-    OnnxName,
-    Tensor,
-    operator,
-)
+from opgrad.contract import FLOATS, IN_GRAPHS, Array, OnnxName, Tensor, operator
 from opgrad.post_ops import SLOPES, VALUES
 
 X = Annotated[Array, Tensor(FLOATS)]

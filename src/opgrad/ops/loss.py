@@ -4,19 +4,8 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import (
-    FLOATS,
-    IN_GRAPHS,
-    INTEGERS,
-    Array,
-    Attributes,
-    OnnxName,
-    Reduction,
-    Shape,
-    Shapes,
-    Tensor,
-    operator,
-)
+from opgrad.contract import FLOATS, IN_GRAPHS, INTEGERS, OnnxName, Reduction, Tensor, operator
+from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
 
 LogProb = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65), role="alone")]
 

@@ -5,18 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import (
-    FLOATS,
-    IN_GRAPHS,
-    Array,
-    Attributes,
-    Axis,
-    OnnxName,
-    Shape,
-    Shapes,
-    Tensor,
-    operator,
-)
+from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, Axis, OnnxName, Shape, Shapes, Tensor, operator
 
 STATISTICS = ("float32", "float64")  # a result's dtype: that of x if it is one of these, else the first
 
@@ -48,6 +37,9 @@ LIKE_X = Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_o
 ROW_STATISTIC = Tensor(STATISTICS, _rows, "the shape of x with 1 from axis on", dtype_of="x", role="alone")
 CHANNEL_STATISTIC = Tensor(FLOATS, _channels, "the size of axis 1 of x", dtype_of="running_mean", role="alone")
 LIKE_SCALE = Tensor(FLOATS, lambda shapes, _: shapes["scale"], "the shape of scale", dtype_of="scale", role="alone")
+
+# The dtypes of a gradient's inputs in ONNX.
+GRADIENT_TYPES = {"dy": "T", "x": "T", "scale": "T", "mean": "U", "inv_std": "U"}
 
 
 def _over(x: Array, axis: int) -> tuple[int, ...]:
@@ -110,7 +102,7 @@ def layer_normalization(
             ("dy", "x", "scale", "mean", "inv_std"),
             ("dx", "dscale?", "dbias?"),
             {"axis": -1},
-            types={"dy": "T", "x": "T", "scale": "T", "mean": "U", "inv_std": "U"},
+            types=GRADIENT_TYPES,
         ),
     ),
 )
@@ -259,17 +251,9 @@ def _by_channel(values: Array, x: Array) -> Array:
     ),
 )
 def batch_norm_internal(
-    x: Image,
-    scale: OfChannel,
-    bias: OfChannel,
-    running_mean: OfChannel,
-    running_var: OfChannel,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
-    training_mode: bool = True,
-    *,
-    out: tuple[Array, ...] | None = None,
-) -> tuple[Array, Array, Array, Array, Array]:
+    x: Image, scale: OfChannel, bias: OfChannel, running_mean: OfChannel, running_var: OfChannel,
+    epsilon: float = 1e-5, momentum: float = 0.9, training_mode: bool = True, *, out: tuple[Array, ...] | None = None,
+) -> tuple[Array, Array, Array, Array, Array]:  # fmt: skip
     """Batch normalization, with what its gradient needs.
 
     x: shape (N, C, ..) of at least two dimensions; float32, float64, float16 or bfloat16.
@@ -311,7 +295,7 @@ def batch_norm_internal(
             "BatchNormalizationGrad",
             ("dy", "x", "scale", "mean", "inv_std"),
             ("dx", "dscale?", "dbias?"),
-            types={"dy": "T", "x": "T", "scale": "T", "mean": "U", "inv_std": "U"},
+            types=GRADIENT_TYPES,
         ),
     ),
 )

@@ -5,17 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import (
-    FLOATS,
-    IN_GRAPHS,
-    Array,
-    Attributes,
-    Shape,
-    Shapes,
-    Tensor,
-    operator,
-    several,
-)
+from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, Shape, Shapes, Tensor, operator, several
 
 
 def _of(name: str) -> Any:
@@ -85,21 +75,10 @@ def sgd_optimizer(lr: Rate, weights: Weights, gradients: LikeWeights, *, out: An
     general=several(lambda op, given, count: count),
 )
 def adamw_optimizer(
-    lr: Rate,
-    step: Step,
-    weights: Weights,
-    gradients: LikeWeights,
-    momentums_1: LikeWeights,
-    momentums_2: LikeWeights,
-    alpha: float = 0.9,
-    beta: float = 0.999,
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.01,
-    adam_mode: int = 0,
-    correct_bias: bool = True,
-    *,
-    out: Any = None,
-) -> tuple[list[Array], list[Array], list[Array]]:
+    lr: Rate, step: Step, weights: Weights, gradients: LikeWeights, momentums_1: LikeWeights,
+    momentums_2: LikeWeights, alpha: float = 0.9, beta: float = 0.999, epsilon: float = 1e-8,
+    weight_decay: float = 0.01, adam_mode: int = 0, correct_bias: bool = True, *, out: Any = None,
+) -> tuple[list[Array], list[Array], list[Array]]:  # fmt: skip
     """One step of AdamW.
 
     lr: the learning rate, float32 of shape () or (1,).

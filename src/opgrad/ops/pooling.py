@@ -8,18 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import (
-    FLOATS,
-    IN_GRAPHS,
-    Array,
-    Attributes,
-    OnnxName,
-    Shape,
-    Shapes,
-    Sizes,
-    Tensor,
-    operator,
-)
+from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, OnnxName, Shape, Shapes, Sizes, Tensor, operator
 from opgrad.contract.windows import MOST_AXES, average_pool_axes, axes
 
 ONNX_ATTRIBUTES = {
@@ -108,18 +97,10 @@ def max_pool_grad(
     onnx=(OnnxName("AveragePoolGrad", ("dy",), ("dx",), ONNX_ATTRIBUTES, origin="", shape_of="dx"),),
 )
 def average_pool_grad(
-    dy: Averaged,
-    shape: Sizes,
-    kernel_shape: tuple[int, ...],
-    strides: tuple[int, ...] = (),
-    pads: tuple[int, ...] = (),
-    auto_pad: str = "NOTSET",
-    ceil_mode: bool = False,
-    count_include_pad: bool = False,
-    dilations: tuple[int, ...] = (),
-    *,
-    out: Array | None = None,
-) -> Array:
+    dy: Averaged, shape: Sizes, kernel_shape: tuple[int, ...], strides: tuple[int, ...] = (),
+    pads: tuple[int, ...] = (), auto_pad: str = "NOTSET", ceil_mode: bool = False, count_include_pad: bool = False,
+    dilations: tuple[int, ...] = (), *, out: Array | None = None,
+) -> Array:  # fmt: skip
     """Gradient of average pooling: each window's gradient is shared out evenly among its elements.
 
     dy: gradient with respect to AveragePool's output, N x C x one to three axes, as many windows as the attributes

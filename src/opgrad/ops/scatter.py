@@ -5,20 +5,8 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import (
-    FLOATS,
-    IN_GRAPHS,
-    INTEGERS,
-    Array,
-    Attributes,
-    Axis,
-    OnnxName,
-    Shape,
-    Shapes,
-    Sizes,
-    Tensor,
-    operator,
-)
+from opgrad.contract import FLOATS, IN_GRAPHS, INTEGERS, Axis, OnnxName, Sizes, Tensor, operator
+from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
 from opgrad.contract.shapes import slice_ranges
 
 # --- checks --------------------------------------------------------------------------------------------------------

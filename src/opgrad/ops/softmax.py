@@ -6,17 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad import post_ops as chain
-from opgrad.contract import (
-    FLOATS,
-    Array,
-    Axes,
-    OnnxName,
-    Tensor,
-    divisor,
-    finite,
-    one_of,
-    operator,
-)
+from opgrad.contract import FLOATS, Array, Axes, OnnxName, Tensor, divisor, finite, one_of, operator
 from opgrad.fused import primitive
 from opgrad.fused.dropout import Dropout
 from opgrad.post_ops import PostOp
@@ -43,22 +33,11 @@ LIKE_DY = Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtyp
     general=primitive.SOFTMAX,
 )
 def softmax(
-    x: X,
-    axis: Axes = -1,
-    *,
-    out: Array | tuple[Array, ...] | None = None,
-    out_dtype: Any = None,
-    where: Array | None = None,
-    logit_scale: Factor = 1.0,
-    inf_as_zero: bool = False,
-    result_scale: Factor = 1.0,
-    dropout: Dropout | None = None,
-    post_ops: Sequence[PostOp] = (),
-    out_scale: Divisor = 1.0,
-    accumulation: Accumulation = "strict",
-    stats: bool = False,
-    save: bool = False,
-) -> Any:
+    x: X, axis: Axes = -1, *, out: Array | tuple[Array, ...] | None = None, out_dtype: Any = None,
+    where: Array | None = None, logit_scale: Factor = 1.0, inf_as_zero: bool = False, result_scale: Factor = 1.0,
+    dropout: Dropout | None = None, post_ops: Sequence[PostOp] = (), out_scale: Divisor = 1.0,
+    accumulation: Accumulation = "strict", stats: bool = False, save: bool = False,
+) -> Any:  # fmt: skip
     """Probabilities from logits.
 
     x: any shape of at least one dimension; float32, float64, float16, bfloat16, float8_e5m2, float8_e4m3fn, int8
@@ -101,21 +80,11 @@ def softmax(
     general=primitive.SOFTMAX,
 )
 def log_softmax(
-    x: X,
-    axis: Axes = -1,
-    *,
-    out: Array | tuple[Array, ...] | None = None,
-    out_dtype: Any = None,
-    where: Array | None = None,
-    logit_scale: Factor = 1.0,
-    result_scale: Factor = 1.0,
-    dropout: Dropout | None = None,
-    post_ops: Sequence[PostOp] = (),
-    out_scale: Divisor = 1.0,
-    accumulation: Accumulation = "strict",
-    stats: bool = False,
-    save: bool = False,
-) -> Any:
+    x: X, axis: Axes = -1, *, out: Array | tuple[Array, ...] | None = None, out_dtype: Any = None,
+    where: Array | None = None, logit_scale: Factor = 1.0, result_scale: Factor = 1.0,
+    dropout: Dropout | None = None, post_ops: Sequence[PostOp] = (), out_scale: Divisor = 1.0,
+    accumulation: Accumulation = "strict", stats: bool = False, save: bool = False,
+) -> Any:  # fmt: skip
     """Logarithms of the softmax probabilities.
 
     x: any shape of at least one dimension; the dtypes of softmax.
@@ -218,20 +187,10 @@ def _summed_to(full: Array, operand: Any) -> Array:
     general=primitive.SOFTMAX_GRAD,
 )
 def softmax_grad(
-    dy: X,
-    y: Y,
-    axis: Axes = -1,
-    *,
-    out: Array | None = None,
-    out_dtype: Any = None,
-    where: Array | None = None,
-    logit_scale: Factor = 1.0,
-    result_scale: Factor = 1.0,
-    dropout: Dropout | None = None,
-    post_ops: Sequence[PostOp] = (),
-    out_scale: Divisor = 1.0,
-    post_op_grads: bool = False,
-) -> Any:
+    dy: X, y: Y, axis: Axes = -1, *, out: Array | None = None, out_dtype: Any = None, where: Array | None = None,
+    logit_scale: Factor = 1.0, result_scale: Factor = 1.0, dropout: Dropout | None = None,
+    post_ops: Sequence[PostOp] = (), out_scale: Divisor = 1.0, post_op_grads: bool = False,
+) -> Any:  # fmt: skip
     """Gradient of softmax.
 
     dy: gradient of the loss with respect to the result; float32, float64, float16, bfloat16 or a float8.
@@ -268,20 +227,10 @@ def softmax_grad(
     general=primitive.SOFTMAX_GRAD,
 )
 def log_softmax_grad(
-    dy: X,
-    y: Y,
-    axis: Axes = -1,
-    *,
-    out: Array | None = None,
-    out_dtype: Any = None,
-    where: Array | None = None,
-    logit_scale: Factor = 1.0,
-    result_scale: Factor = 1.0,
-    dropout: Dropout | None = None,
-    post_ops: Sequence[PostOp] = (),
-    out_scale: Divisor = 1.0,
-    post_op_grads: bool = False,
-) -> Any:
+    dy: X, y: Y, axis: Axes = -1, *, out: Array | None = None, out_dtype: Any = None, where: Array | None = None,
+    logit_scale: Factor = 1.0, result_scale: Factor = 1.0, dropout: Dropout | None = None,
+    post_ops: Sequence[PostOp] = (), out_scale: Divisor = 1.0, post_op_grads: bool = False,
+) -> Any:  # fmt: skip
     """Gradient of log_softmax.
 
     dy: gradient of the loss with respect to the result; float32, float64, float16, bfloat16 or a float8.
