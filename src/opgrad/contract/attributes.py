@@ -1,13 +1,13 @@
 """What an attribute must be, by its annotation in the declaration.
 
 `alpha: float` has the check of its type; `logit_scale: Annotated[float, finite]` has the check that it names: a
-function that is given what is asked and the value, and returns the value in the one form that kernels see.
+function that is given the value and what it stands beside, and returns it in the one form that kernels see.
 """
 
 import math
 import operator as arithmetic
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -21,22 +21,15 @@ MOST_ELEMENTS = 1 << 59  # bytes of an array are counted in int64
 LONGEST = 120  # characters of a value in a message
 
 
-class Asked(NamedTuple):
-    """An attribute of a call: whose it is, its name, and what it stands beside."""
+class Beside(NamedTuple):
+    """What an attribute stands beside in its call: the results by name, the shapes of arrays, the other attributes."""
 
-    operator: str
-    name: str
-    results: tuple[str, ...]
+    results: Collection[str]
     shapes: Shapes
     attributes: Attributes
 
-    @property
-    def what(self) -> str:
-        """The beginning of a message."""
-        return f"{self.operator}: {self.name}"
 
-
-Check = Callable[[Asked, Any], Any]
+Check = Callable[[str, Any, Beside], Any]  # `what` names the operator and the attribute, then comes the value
 
 
 def check_of(hint: Any) -> Check | None:
@@ -118,11 +111,11 @@ def read_axes(what: str, value: Any) -> int | tuple[int, ...]:
 
 
 def _checking(read: Callable[[str, Any], Any]) -> Check:
-    return lambda asked, value: read(asked.what, value)
+    return lambda what, value, beside: read(what, value)
 
 
 def _unless_none(read: Callable[[str, Any], Any]) -> Check:
-    return lambda asked, value: None if value is None else read(asked.what, value)
+    return lambda what, value, beside: None if value is None else read(what, value)
 
 
 _BY_TYPE: dict[Any, Check] = {
@@ -139,74 +132,72 @@ _BY_TYPE: dict[Any, Check] = {
 # --- the checks that annotations name --------------------------------------------------------------------------------
 
 
-def axis(asked: Asked, value: Any) -> range:
+def axis(what: str, value: Any, beside: Beside) -> range:
     """One axis of the first array, as a range."""
-    return axes(asked, integer(asked.what, value))
+    return axes(what, integer(what, value), beside)
 
 
-def axes(asked: Asked, value: Any) -> range:
+def axes(what: str, value: Any, beside: Beside) -> range:
     """The named axes of the first array as a range; a tuple must name adjacent axes."""
-    rank = len(asked.attributes.get("shape", next(iter(asked.shapes.values()))))
-    named = read_axes(asked.what, value)
+    rank = len(beside.attributes.get("shape", next(iter(beside.shapes.values()))))
+    named = read_axes(what, value)
     several = named if isinstance(named, tuple) else (named,)
     for each in several:
         if not -rank <= each < rank:
             bounds = f"{-rank} to {rank - 1}" if rank else "an array of at least one dimension"
-            raise ValueError(f"{asked.what} is {named}, expected {bounds} for an array of {dimensions(rank)}")
+            raise ValueError(f"{what} is {named}, expected {bounds} for an array of {dimensions(rank)}")
     found = sorted(each % rank for each in several)
     if not found or found != list(range(found[0], found[0] + len(found))):
-        raise ValueError(f"{asked.what} is {named}, expected an int or a tuple of adjacent axes")
+        raise ValueError(f"{what} is {named}, expected an int or a tuple of adjacent axes")
     return range(found[0], found[-1] + 1)
 
 
-def sizes(asked: Asked, value: Any) -> Shape:
+def sizes(what: str, value: Any, beside: Beside) -> Shape:
     """The shape of an array that is made."""
-    shape = integers(asked.what, value)
+    shape = integers(what, value)
     if any(size < 0 for size in shape):
-        raise ValueError(f"{asked.what} is {shape}, expected sizes of at least 0")
+        raise ValueError(f"{what} is {shape}, expected sizes of at least 0")
     if math.prod(size for size in shape if size) >= MOST_ELEMENTS:
-        raise ValueError(f"{asked.what} is {shape}, expected fewer than {MOST_ELEMENTS} elements")
+        raise ValueError(f"{what} is {shape}, expected fewer than {MOST_ELEMENTS} elements")
     return shape
 
 
 def one_of(*names: str) -> Check:
     """One of these words."""
 
-    def check(asked: Asked, value: Any) -> str:
+    def check(what: str, value: Any, beside: Beside) -> str:
         if not isinstance(value, str) or value not in names:
-            raise ValueError(f"{asked.what} is {shown(value)}, expected one of {', '.join(names)}")
+            raise ValueError(f"{what} is {shown(value)}, expected one of {', '.join(names)}")
         return str(value)
 
     return check
 
 
-def finite(asked: Asked, value: Any) -> float:
+def finite(what: str, value: Any, beside: Beside) -> float:
     """A finite number."""
-    found = number(asked.what, value)
+    found = number(what, value)
     if not math.isfinite(found):
-        raise ValueError(f"{asked.what} is {found}, expected a finite number")
+        raise ValueError(f"{what} is {found}, expected a finite number")
     return found
 
 
-def divisor(asked: Asked, value: Any) -> float:
+def divisor(what: str, value: Any, beside: Beside) -> float:
     """A finite number to divide by."""
-    found = number(asked.what, value)
+    found = number(what, value)
     if not math.isfinite(found) or not found:
-        raise ValueError(f"{asked.what} is {found}, expected a finite number other than 0")
+        raise ValueError(f"{what} is {found}, expected a finite number other than 0")
     return found
 
 
-def float_dtypes(asked: Asked, value: Any) -> Any:
+def float_dtypes(what: str, value: Any, beside: Beside) -> Any:
     """A dtype for all results, or a tuple with one for each; None stands for the result's own."""
     if not isinstance(value, tuple):
-        return _float_dtype(asked.what, value)
-    if len(asked.results) == 1:
-        raise TypeError(f"{asked.what} is {shown(value)}, expected one of {', '.join(FLOATS)}")
-    if len(value) != len(asked.results):
-        raise TypeError(f"{asked.what} is {shown(value)}, expected one dtype or a tuple of {len(asked.results)}")
-    return tuple(
-        _float_dtype(f"{asked.what} for {name}", each) for name, each in zip(asked.results, value, strict=True)
-    )
+        return _float_dtype(what, value)
+    if len(beside.results) == 1:
+        raise TypeError(f"{what} is {shown(value)}, expected one of {', '.join(FLOATS)}")
+    if len(value) != len(beside.results):
+        raise TypeError(f"{what} is {shown(value)}, expected one dtype or a tuple of {len(beside.results)}")
+    return tuple(_float_dtype(f"{what} for {name}", each) for name, each in zip(beside.results, value, strict=True))
 
 
 def _float_dtype(what: str, value: Any) -> np.dtype[Any] | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from opgrad.contract.attributes import Asked, dimensions
+from opgrad.contract.attributes import Beside, dimensions
 from opgrad.contract.declaration import Operator, Tensor
 from opgrad.contract.dtypes import Attributes, Shapes, Spec
 
@@ -44,8 +44,9 @@ def _check_dtype(op: Operator, name: str, spec: Spec, tensor: Tensor, specs: Map
 
 def normalise(op: Operator, attributes: Attributes, shapes: Shapes) -> None:
     """Check the attributes and bring them, in place, to one form: axis to a range, dtypes to np.dtype."""
+    beside = Beside(op.results, shapes, attributes)
     for name, value in attributes.items():
         if isinstance(value, str) and type(value) is not str:
             value = attributes[name] = str.__str__(value)  # an enumeration's own form of it is another
         if name in op.checks:
-            attributes[name] = op.checks[name](Asked(op.name, name, tuple(op.results), shapes, attributes), value)
+            attributes[name] = op.checks[name](f"{op.name}: {name}", value, beside)
