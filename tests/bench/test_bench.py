@@ -15,7 +15,6 @@ from graph_cases import arrays_of, check_close, each_operator
 from rich.console import Console
 from typer.testing import CliRunner
 
-from opgrad.accuracy import error_in_ulp, last_place, reference
 from opgrad.bench import measure, peers
 from opgrad.bench.case import Case
 from opgrad.bench.cells import DTYPES, EXAMPLE, GRAPH, GROUPS, PLAIN, PLANS, WORKLOADS, Cell, Workload, select
@@ -29,7 +28,8 @@ from opgrad.bench.tables import TITLES, duration, full_table, headline_table, sh
 from opgrad.bench.targets import Cpu, target
 from opgrad.contract import DTYPES as NUMPY_DTYPES
 from opgrad.contract import FLOATS, operators
-from opgrad.examples import examples, listed
+from opgrad.testing.accuracy import error_in_ulp, last_place, reference
+from opgrad.testing.examples import examples, listed
 
 TINY = {
     "elements": (Workload((37,)),),

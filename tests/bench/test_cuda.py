@@ -14,13 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 from opgrad import machine, report
-from opgrad.accuracy import error_in_ulp, reference
 from opgrad.bench.cells import Cell, Workload
 from opgrad.bench.figures import figures, read
 from opgrad.bench.run import run
 from opgrad.bench.tables import full_table, left_out, machine_line
 from opgrad.cli import app
 from opgrad.contract import DTYPES, operators
+from opgrad.testing.accuracy import error_in_ulp, reference
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")

@@ -8,7 +8,7 @@ from samples import sample
 import opgrad
 from opgrad import Dropout, arrays, post_ops
 from opgrad.contract import graph_operators, operators
-from opgrad.plans import prepare
+from opgrad.contract.signature import prepare
 
 OPERATORS = [*operators().values(), *graph_operators().values()]
 

@@ -9,8 +9,8 @@ import pytest
 import opgrad
 from opgrad import post_ops
 from opgrad.contract import operators
-from opgrad.dropout_attribute import Dropout
-from opgrad.plain import is_plain, plain
+from opgrad.contract.plain import is_plain, plain
+from opgrad.fused.dropout import Dropout
 
 
 class Number:

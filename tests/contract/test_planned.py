@@ -9,7 +9,7 @@ from samples import bits
 import opgrad
 from opgrad import post_ops
 from opgrad.contract import DTYPES
-from opgrad.dropout_attribute import Dropout
+from opgrad.fused.dropout import Dropout
 
 SHAPE = (6, 50)
 

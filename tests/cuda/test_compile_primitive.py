@@ -10,10 +10,10 @@ from cuda_gate_rows import LAYOUTS, OWN, REST, SAMPLES, laid_out, shapes_of
 
 from opgrad import arrays, post_ops
 from opgrad.contract import BYTES, DTYPES, Spec, operators
+from opgrad.contract.signature import prepare
 from opgrad.cuda import ALIGNMENT
-from opgrad.dropout_attribute import Dropout
-from opgrad.plans import prepare
-from opgrad.primitive import TYPES
+from opgrad.fused.dropout import Dropout
+from opgrad.fused.primitive import TYPES
 
 REGIMES = {
     "short rows": ((128,), (2, 8191, 8192)),

@@ -6,7 +6,7 @@ import pytest
 from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_all, compile_share, errors, missing, over_registers, spills
 
 from opgrad.contract import DTYPES, FLOATS, Spec, operators
-from opgrad.plans import prepare
+from opgrad.contract.signature import prepare
 
 
 def program(kind):

@@ -50,8 +50,8 @@ def test_kinds_contain_every_pair():
 def test_kernels_are_told_apart_as_triton_does():
     """By the dtypes and the alignment of arrays; of numbers, by 1, multiples of 16, and how many bits they need."""
     pytest.importorskip("triton", reason="needs Triton")
+    from opgrad.contract.problem import Operand
     from opgrad.cuda.execute import Scratch
-    from opgrad.problem import Operand
 
     arrays = [Operand(0, "float32"), Operand(0, "float16"), Scratch(0, "float32")]
     assert len({specialised(each, aligned) for each in arrays for aligned in (False, True)}) == 4

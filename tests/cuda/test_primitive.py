@@ -35,8 +35,8 @@ import opgrad
 from opgrad import post_ops
 from opgrad.contract import DTYPES, operators
 from opgrad.cuda import regimes
-from opgrad.dropout_attribute import Dropout
-from opgrad.primitive import CONDITION_TYPES, GRADIENT_TYPES, OPERAND_TYPES, TYPES
+from opgrad.fused.dropout import Dropout
+from opgrad.fused.primitive import CONDITION_TYPES, GRADIENT_TYPES, OPERAND_TYPES, TYPES
 from opgrad.random import keep_mask
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []

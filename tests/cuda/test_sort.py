@@ -8,9 +8,9 @@ pytest.importorskip("triton", reason="needs Triton")
 
 from cuda_backend import ON_GPU
 
+from opgrad.contract.problem import Operand
 from opgrad.cuda import sort as sorting
 from opgrad.cuda.execute import ALIGNMENT, Compiled, Program, Space
-from opgrad.problem import Operand
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 

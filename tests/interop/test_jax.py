@@ -13,8 +13,8 @@ from samples import bits, call, cast, sample
 import opgrad
 from opgrad import post_ops
 from opgrad.contract import BYTES, FLOATS
+from opgrad.fused.primitive import TYPES
 from opgrad.post_ops import PostOp
-from opgrad.primitive import TYPES
 
 jax = pytest.importorskip("jax")
 jax.config.update("jax_num_cpu_devices", 2)

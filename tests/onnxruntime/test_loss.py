@@ -6,7 +6,7 @@ from graph_cases import check_close
 from onnx_models import one_node, run
 
 from opgrad.contract import DTYPES, FLOATS, graph_operators
-from opgrad.examples import expected as reference
+from opgrad.testing.examples import expected as reference
 
 REDUCTIONS = ("mean", "sum", "none")
 OUTPUTS = (["loss"], ["loss", "log_prob"], ["loss"])

@@ -6,8 +6,8 @@ from graph_cases import check_close
 from onnx_models import one_node, run
 
 from opgrad.contract import DTYPES, FLOATS, INTEGERS, graph_operators
-from opgrad.examples import expected
 from opgrad.onnxruntime.overloads import overloads
+from opgrad.testing.examples import expected
 
 OPERATORS = graph_operators()
 NAMES = {"GatherElementsGrad": "gather_elements_grad", "GatherNDGrad": "gather_nd_grad", "SliceGrad": "slice_grad"}

@@ -5,9 +5,9 @@ import pytest
 from graph_cases import call, check_close
 
 import opgrad
-from opgrad.accuracy import tolerance
 from opgrad.contract import graph_operators
-from opgrad.examples import expected as reference
+from opgrad.testing.accuracy import tolerance
+from opgrad.testing.examples import expected as reference
 
 NAN, INF = np.nan, np.inf
 

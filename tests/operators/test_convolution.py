@@ -9,10 +9,10 @@ from graph_cases import call, check_close
 
 import opgrad
 from opgrad.contract import graph_operators
+from opgrad.contract.windows import axes
 from opgrad.cpu import convolution
-from opgrad.examples import expected as expected_of
-from opgrad.examples.convolution import _convolution as convolved
-from opgrad.windows import axes
+from opgrad.testing.examples import expected as expected_of
+from opgrad.testing.examples.convolution import _convolution as convolved
 
 OP = graph_operators()["conv_grad"]
 

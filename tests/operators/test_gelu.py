@@ -5,9 +5,9 @@ import pytest
 from graph_cases import call, check_close
 
 import opgrad
-from opgrad.accuracy import last_place
 from opgrad.contract import graph_operators
-from opgrad.examples import expected as reference
+from opgrad.testing.accuracy import last_place
+from opgrad.testing.examples import expected as reference
 
 GRADIENTS = [("gelu_grad", "gelu"), ("fast_gelu_grad", "fast_gelu")]
 BEHIND_BIAS = [("bias_gelu_grad_dx", "gelu_grad"), ("bias_fast_gelu_grad_dx", "fast_gelu_grad")]

@@ -10,10 +10,10 @@ from graph_cases import call, check_close
 
 import opgrad
 from opgrad.contract import graph_operators
-from opgrad.examples import examples
-from opgrad.examples import expected as expected_of
-from opgrad.examples.pooling import average_pool_grad as averages
-from opgrad.windows import axes
+from opgrad.contract.windows import axes
+from opgrad.testing.examples import examples
+from opgrad.testing.examples import expected as expected_of
+from opgrad.testing.examples.pooling import average_pool_grad as averages
 
 MAX, AVERAGE = (graph_operators()[name] for name in ("max_pool_grad", "average_pool_grad"))
 

@@ -22,8 +22,8 @@ from samples import bits, cast
 
 import opgrad
 from opgrad.contract import BYTES, DTYPES
-from opgrad.dropout_attribute import Dropout
-from opgrad.primitive import TYPES
+from opgrad.fused.dropout import Dropout
+from opgrad.fused.primitive import TYPES
 
 
 @forms

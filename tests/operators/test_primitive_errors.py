@@ -8,8 +8,8 @@ from samples import bits
 import opgrad
 from opgrad import post_ops
 from opgrad.contract import DTYPES, shown
-from opgrad.dropout_attribute import Dropout
-from opgrad.primitive import GRADIENT_TYPES, OPERAND_TYPES, TYPES
+from opgrad.fused.dropout import Dropout
+from opgrad.fused.primitive import GRADIENT_TYPES, OPERAND_TYPES, TYPES
 
 FORWARD, GRADIENT = ("softmax", "log_softmax"), ("softmax_grad", "log_softmax_grad")
 NAMES = FORWARD + GRADIENT

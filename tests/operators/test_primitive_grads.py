@@ -11,8 +11,8 @@ from samples import bits, cast
 import opgrad
 from opgrad import post_ops
 from opgrad.contract import DTYPES, operators
-from opgrad.dropout_attribute import Dropout
-from opgrad.primitive import GRADIENT_TYPES, OPERAND_TYPES
+from opgrad.fused.dropout import Dropout
+from opgrad.fused.primitive import GRADIENT_TYPES, OPERAND_TYPES
 
 NAMES = ("softmax_grad", "log_softmax_grad")
 names = pytest.mark.parametrize("name", NAMES)

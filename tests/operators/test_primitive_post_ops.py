@@ -12,8 +12,8 @@ from samples import bits, cast
 import opgrad
 from opgrad import post_ops
 from opgrad.contract import DTYPES
-from opgrad.dropout_attribute import Dropout
-from opgrad.primitive import CONDITION_TYPES, OPERAND_TYPES, TYPES
+from opgrad.fused.dropout import Dropout
+from opgrad.fused.primitive import CONDITION_TYPES, OPERAND_TYPES, TYPES
 
 names = pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 

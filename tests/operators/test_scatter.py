@@ -9,7 +9,7 @@ from graph_cases import call, check_close
 
 import opgrad
 from opgrad.contract import DTYPES, INTEGERS, graph_operators
-from opgrad.examples import expected
+from opgrad.testing.examples import expected
 
 OPERATORS = graph_operators()
 FORWARD = {"gather_elements_grad": "gather_elements", "gather_nd_grad": "gather_nd"}

@@ -17,11 +17,11 @@ from guards import EDGE, Guarded
 from samples import bits
 
 import opgrad
-from opgrad import arrays, layout
-from opgrad.contract import DTYPES, Spec, operators
+from opgrad import arrays
+from opgrad.contract import DTYPES, Spec, layout, operators
+from opgrad.contract.signature import prepare
 from opgrad.cuda import ALIGNMENT
 from opgrad.interop.device import Runners
-from opgrad.plans import prepare
 from opgrad.post_ops import PostOp
 
 PUBLIC = {name: getattr(opgrad, name) for name in operators()}
@@ -77,9 +77,9 @@ def forget():
     """Make new plans for all calls from here on, after a change of what decides about regimes."""
     _runners._plans.clear()
     if ON_GPU:
-        from opgrad.interop import torch
+        from opgrad.interop import torch_tensors
 
-        torch._cuda._plans.clear()
+        torch_tensors._cuda._plans.clear()
 
 
 # --- in the interpreter --------------------------------------------------------------------------------------------

@@ -106,8 +106,8 @@ def on(arch: int) -> Iterator[None]:
 
 def specialised(value: Any, aligned: bool) -> Any:
     """What Triton compiles a kernel for, of an argument that is no constant."""
+    from opgrad.contract.problem import Operand
     from opgrad.cuda.execute import Scratch
-    from opgrad.problem import Operand
 
     if isinstance(value, Operand | Scratch):
         return value.dtype, aligned or isinstance(value, Scratch)

@@ -5,9 +5,8 @@ from typing import Any
 
 from cuda_gate import Kind
 
-from opgrad import layout
-from opgrad.contract import DTYPES, Operator, Spec, normalise
-from opgrad.plans import prepare
+from opgrad.contract import DTYPES, Operator, Spec, layout, normalise
+from opgrad.contract.signature import prepare
 
 # Where a regime is reached: the length of rows (the first of some that belongs to it), and how many rows there are,
 # or before and behind the reduced axis: as few as possible (0: none), an odd number, a multiple of 16.

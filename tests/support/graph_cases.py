@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import opgrad
-from opgrad.accuracy import error_in_ulp, tolerance
 from opgrad.contract import FLOATS, graph_operators
-from opgrad.examples import listed
+from opgrad.testing.accuracy import error_in_ulp, tolerance
+from opgrad.testing.examples import listed
 
 OPERATORS = list(graph_operators().values())
 each_operator = pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)

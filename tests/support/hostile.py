@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from opgrad.contract import NEEDS, Operator
-from opgrad.examples import examples
+from opgrad.testing.examples import examples
 
 
 class Raising:

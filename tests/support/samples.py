@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import opgrad
-from opgrad import primitive
 from opgrad.contract import DTYPES, FLOATS, INTEGERS, normalise, operators
+from opgrad.fused import primitive
 
 
 def for_operators(wanted):

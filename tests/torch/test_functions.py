@@ -17,7 +17,7 @@ functional = torch.nn.functional
 
 import opgrad.torch  # noqa: E402
 from opgrad.interop import device, host, library_of  # noqa: E402
-from opgrad.interop import torch as tensors  # noqa: E402
+from opgrad.interop import torch_tensors as tensors  # noqa: E402
 from opgrad.torch.operators import OPERATORS  # noqa: E402
 
 

@@ -7,8 +7,19 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import FLOATS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, choosing, operator
-from opgrad.windows import MOST_AXES, axes, convolution_axes
+from opgrad.contract import (
+    FLOATS,
+    IN_GRAPHS,
+    Array,
+    Attributes,
+    OnnxName,
+    Shape,
+    Shapes,
+    Tensor,
+    choosing,
+    operator,
+)
+from opgrad.contract.windows import MOST_AXES, axes, convolution_axes
 
 RANKS = range(3, 3 + MOST_AXES)
 NAME = "conv_grad"
@@ -40,7 +51,7 @@ Weights = Annotated[
 
 @operator(
     "dx[i] = sum of w[k] * dy[o], dw[k] = sum of x[i] * dy[o] where window o has i as element k, db = sum of dy",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "dx": Alone(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="dy"),
         "dw": Alone(FLOATS, lambda shapes, _: shapes["w"], "the shape of w", dtype_of="dy"),

@@ -4,7 +4,20 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator, reference
+from opgrad.contract import (
+    FLOATS,
+    INTEGERS,
+    Array,
+    Attributes,
+    FloatDtypes,
+    OnnxName,
+    Reduction,
+    Shape,
+    Shapes,
+    Tensor,
+    operator,
+    reference,
+)
 
 
 def _label_shape(logits: Shape) -> Shape:
@@ -91,8 +104,8 @@ def softmax_cross_entropy_loss(
     weight: Weight | None = None,
     *,
     ignore_index: int | None = None,
-    reduction: str = "mean",
-    out_dtype: Any = None,
+    reduction: Reduction = "mean",
+    out_dtype: FloatDtypes = None,
     check: bool = False,
     out: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
@@ -137,8 +150,8 @@ def softmax_cross_entropy_loss_only(
     weight: Weight | None = None,
     *,
     ignore_index: int | None = None,
-    reduction: str = "mean",
-    out_dtype: Any = None,
+    reduction: Reduction = "mean",
+    out_dtype: FloatDtypes = None,
     check: bool = False,
     out: Array | None = None,
 ) -> Array:
@@ -184,8 +197,8 @@ def softmax_cross_entropy_loss_grad(
     bias: Bias | None = None,
     *,
     ignore_index: int | None = None,
-    reduction: str = "mean",
-    out_dtype: Any = None,
+    reduction: Reduction = "mean",
+    out_dtype: FloatDtypes = None,
     check: bool = False,
     out: Array | None = None,
 ) -> Array:
@@ -233,8 +246,8 @@ def softmax_cross_entropy_loss_and_grad(
     weight: Weight | None = None,
     *,
     ignore_index: int | None = None,
-    reduction: str = "mean",
-    out_dtype: Any = None,
+    reduction: Reduction = "mean",
+    out_dtype: FloatDtypes = None,
     check: bool = False,
     out: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:

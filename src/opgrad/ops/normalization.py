@@ -5,7 +5,18 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
+from opgrad.contract import (
+    FLOATS,
+    IN_GRAPHS,
+    Array,
+    Attributes,
+    Axis,
+    OnnxName,
+    Shape,
+    Shapes,
+    Tensor,
+    operator,
+)
 
 STATISTICS = ("float32", "float64")  # a result's dtype: that of x if it is one of these, else the first
 
@@ -54,14 +65,14 @@ def _mean(x: Array, axes: tuple[int, ...]) -> Array:
 
 @operator(
     "y = (x - mean) * inv_std * scale + bias",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"y": LIKE_X, "mean": ROW_STATISTIC, "inv_std": ROW_STATISTIC},
 )
 def layer_normalization(
     x: X,
     scale: Weight,
     bias: Weight | None = None,
-    axis: int = -1,
+    axis: Axis = -1,
     epsilon: float = 1e-5,
     *,
     out: tuple[Array, ...] | None = None,
@@ -91,7 +102,7 @@ def layer_normalization(
 @operator(
     "dx = inv_std * (g - mean(g) - n * mean(g * n)), g = dy * scale, n = (x - mean) * inv_std",
     forward="layer_normalization",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"dx": LIKE_X, "dscale": LIKE_SCALE, "dbias": LIKE_SCALE},
     onnx=(
         OnnxName(
@@ -109,7 +120,7 @@ def layer_normalization_grad(
     scale: Weight,
     mean: OfRow,
     inv_std: OfRow,
-    axis: int = -1,
+    axis: Axis = -1,
     *,
     out: tuple[Array, ...] | None = None,
 ) -> tuple[Array, Array, Array]:
@@ -139,13 +150,13 @@ def layer_normalization_grad(
 
 @operator(
     "y = x * inv_std * scale",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"y": LIKE_X, "inv_std": ROW_STATISTIC},
 )
 def simplified_layer_normalization(
     x: X,
     scale: Weight,
-    axis: int = -1,
+    axis: Axis = -1,
     epsilon: float = 1e-5,
     *,
     out: tuple[Array, ...] | None = None,
@@ -170,7 +181,7 @@ def simplified_layer_normalization(
 @operator(
     "dx = inv_std * (g - n * mean(g * n)), g = dy * scale, n = x * inv_std",
     forward="simplified_layer_normalization",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"dx": LIKE_X, "dscale": LIKE_SCALE},
     onnx=(
         OnnxName(
@@ -187,7 +198,7 @@ def simplified_layer_normalization_grad(
     x: Saved,
     scale: Weight,
     inv_std: OfRow,
-    axis: int = -1,
+    axis: Axis = -1,
     *,
     out: tuple[Array, ...] | None = None,
 ) -> tuple[Array, Array]:
@@ -227,7 +238,7 @@ def _by_channel(values: Array, x: Array) -> Array:
 
 @operator(
     "y = (x - mean) * inv_std * scale + bias",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "y": LIKE_X,
         "new_mean": CHANNEL_STATISTIC,
@@ -293,7 +304,7 @@ def batch_norm_internal(
 @operator(
     "dx = scale * inv_std * (dy - mean(dy) - n * mean(dy * n)), n = (x - mean) * inv_std",
     forward="batch_norm_internal",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"dx": LIKE_X, "dscale": LIKE_SCALE, "dbias": LIKE_SCALE},
     onnx=(
         OnnxName(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from opgrad.contract import Spec
-from opgrad.interop.torch import numpy_dtype
+from opgrad.interop.torch_tensors import numpy_dtype
 from opgrad.torch.formulas import factors, wide
 from opgrad.torch.operators import OPERATORS, TensorOperator
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from opgrad.interop.torch import execute, is_direct, is_transformed
+from opgrad.interop.torch_tensors import execute, is_direct, is_transformed
 from opgrad.torch.derivative import Gradient
 from opgrad.torch.operators import OPERATORS
 

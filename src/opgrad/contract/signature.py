@@ -1,6 +1,5 @@
-"""Plans: a call's signature checked and laid out; for the CPU, turned into the words that native code runs."""
+"""A call's signature: checked against the declaration, laid out, and put as the problem that kernels see."""
 
-import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from opgrad import layout
-from opgrad.contract import DTYPES, Attributes, Operator, Spec, check_arrays
-from opgrad.locks import settling
-from opgrad.problem import Operand, Pair, Problem
-from opgrad.ranges import Explain
+from opgrad.contract import layout
+from opgrad.contract.checks import check_arrays
+from opgrad.contract.declaration import Operator
+from opgrad.contract.dtypes import DTYPES, Attributes, Spec
+from opgrad.contract.problem import Operand, Pair, Problem
 
 MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32  # of an array
 
@@ -31,62 +30,6 @@ class Prepared:
     copies: tuple[tuple[int, tuple[int, ...]], ...]
     present: Mapping[str, Spec]
     brought: bool
-
-
-@dataclass
-class Plan:
-    """All that a call needs to know beforehand; `words` is what native code reads, `tables` what they point to."""
-
-    operator: Operator
-    results: tuple[Spec, ...]
-    orders: tuple[tuple[int, ...] | None, ...]
-    copies: tuple[tuple[int, tuple[int, ...]], ...]
-    scratch_bytes: int
-    parts_max: int
-    words: Any
-    explain: Explain
-    implementation: str
-    bytes_moved: int
-    tables: Sequence[Any]
-
-    @property
-    def address(self) -> int:
-        return ctypes.addressof(self.words)
-
-    def error(self, scratch: int) -> Exception:
-        """The exception for a run that returned a status, from what it left in scratch."""
-        status = (ctypes.c_int64 * 3).from_address(scratch)
-        return self.explain(status[1], status[2])
-
-
-def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out: Sequence[Spec] | None = None) -> Plan:
-    """The plan of a signature on the CPU: its loops chosen, what they need compiled, all put together.
-
-    `out` describes results that the caller brings. Raises what `prepare` raises.
-    """
-    with settling:
-        return _plan(prepare(op, specs, attributes, out))
-
-
-def _plan(prepared: Prepared) -> Plan:
-    from opgrad.cpu.runtime.execute import words
-
-    op = prepared.operator
-    program = op.kernel()(prepared.problem)
-    code = words(program, pairs(prepared) if prepared.brought else ())
-    return Plan(
-        op,
-        tuple(prepared.results.values()),
-        tuple(_unless_c_order(prepared.problem.orders[name]) for name in prepared.results),
-        prepared.copies,
-        program.scratch_bytes,
-        max((step.parts for step in program.steps), default=1),
-        (ctypes.c_int64 * len(code))(*code),
-        program.explain or _unexplained,
-        program.name or " + ".join(dict.fromkeys(step.kernel.__name__ for step in program.steps)),
-        prepared.problem.bytes,
-        program.tables,
-    )
 
 
 def result_specs(op: Operator, inputs: Mapping[str, Spec | None], attributes: Attributes) -> dict[str, Spec]:
@@ -199,17 +142,9 @@ def _covered(spec: Spec) -> tuple[int, int]:
     return sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps) + spec.dtype.itemsize
 
 
-def _unexplained(position: int, value: int) -> Exception:
-    return RuntimeError(f"opgrad: a kernel left a status that it does not explain ({position}, {value})")
-
-
-def _unless_c_order(order: tuple[int, ...]) -> tuple[int, ...] | None:
-    return None if order == tuple(range(len(order))) else order
-
-
 def _loops(op: Operator, elements: Mapping[str, Spec], attributes: Attributes, any_stride: bool) -> layout.Layout:
     """The loops over the arrays that have an entry for each element."""
-    if op.kind in ("slices", "whole"):
+    if op.kind in ("slices", None):
         return layout.Layout(1, 1, 1, (), {})
     shape = next(iter(elements.values())).shape
     strides = {name: (_strides(spec), spec.dtype.itemsize) for name, spec in elements.items()}

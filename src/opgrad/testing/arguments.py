@@ -1,4 +1,4 @@
-"""Arguments for any operator, made from its declaration: what the benchmark and the self-test run on."""
+"""Arguments for an operator, made from its declaration."""
 
 import math
 from collections.abc import Callable
@@ -11,6 +11,28 @@ from opgrad.contract import DTYPES, Array, Operator, Shape, Spec, normalise, ope
 
 CACHE_LINE = 64
 PERIOD = 999_983  # elements after which random values repeat: a prime, so that rows differ
+
+# Kind of operator -> shapes with what else belongs to them; vectors, tails, other axes, optional arguments. Together
+# they take every kernel that plain calls take.
+SHAPES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
+    "elements": [((1000,), {}), ((3, 5, 7), {}), ((100,), {"overwrite": True, "scale_down": True})],
+    "rows": [
+        ((33, 129), {}),
+        ((50, 10), {}),
+        ((20, 25), {}),
+        ((9, 600), {}),
+        ((2, 70000), {}),
+        ((2, 6, 35), {"axis": 1}),
+    ],
+    "classes": [
+        ((17, 130), {}),
+        ((50, 10), {}),
+        ((20, 60), {}),
+        ((2, 70000), {}),
+        ((3, 21, 4, 5), {"optional": True, "ignore_index": 1, "reduction": "sum"}),
+    ],
+    "slices": [((50, 24), {"indices": (80,)}), ((4, 9), {"indices": (30,), "axis": 1})],
+}
 
 
 class Source(Protocol):
@@ -154,3 +176,12 @@ def _saved(
     results = getattr(opgrad, forward.name)(**arguments(forward, shape, dtype, seed=seed + 1, source=source, **known))
     several = results if isinstance(results, tuple) else (results,)
     return several[list(forward.results).index(name)]
+
+
+def options_of(op: Operator) -> list[tuple[Shape, dict[str, Any]]]:
+    """The shapes of an operator's examples, each with the options of `arguments` that belong to it."""
+    known = {"optional", "indices", *op.attributes}
+    return [
+        (shape, {name: value for name, value in options.items() if name in known})
+        for shape, options in SHAPES[op.kind or ""]
+    ]

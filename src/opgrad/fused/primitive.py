@@ -9,17 +9,16 @@ too, so that they are the key of its plan. The kernels of these operators proces
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from opgrad import interop, post_ops
+from opgrad import post_ops
 from opgrad.contract import (
     BYTES,
     DTYPES,
     FLOAT8,
     FLOATS,
-    Array,
     Attributes,
     General,
     Operator,
@@ -30,7 +29,8 @@ from opgrad.contract import (
     normalise,
     shown,
 )
-from opgrad.dropout_attribute import Dropout
+from opgrad.contract.libraries import HOST, NUMBERS, Arrays, is_masked
+from opgrad.fused.dropout import Dropout
 from opgrad.post_ops import PostOp
 
 TYPES = FLOATS + FLOAT8 + BYTES  # of x and y
@@ -39,7 +39,6 @@ OPERAND_TYPES = (*TYPES, "int32")  # of post-ops' operands
 CONDITION_TYPES = (*OPERAND_TYPES, "bool")
 
 RANKS = range(1, 65)
-NUMBERS = (bool, int, float)  # what stands for an array beside the arrays of any library
 SCALARS: Mapping[str, Any] = {"logit_scale": 1.0, "result_scale": 1.0, "out_scale": 1.0}
 FORWARD = (
     "out_dtype", "where", *SCALARS, "inf_as_zero", "dropout", "post_ops", "accumulation", "stats", "save",
@@ -55,36 +54,6 @@ class Applied(NamedTuple):
     alpha: float
     beta: float
     operands: tuple[str, ...]
-
-
-class Host:
-    """`interop.Arrays` for NumPy's."""
-
-    @staticmethod
-    def spec(array: Any) -> Spec:
-        found = np.asarray(array)
-        return Spec(found.shape, found.dtype)
-
-    @staticmethod
-    def broadcast(array: Any, shape: Shape, like: Any) -> Array:
-        found = np.asarray(float(array) if isinstance(array, int) and not isinstance(array, bool) else array)
-        return found if found.shape == shape else np.broadcast_to(found, shape)
-
-    @staticmethod
-    def state(seed: int, offset: int, like: Any) -> Array:
-        return np.array((seed, offset), np.int64)
-
-    @staticmethod
-    def total(array: Array, axes: tuple[int, ...], shape: Shape, dtype: str) -> Array:
-        summed = array.sum(axes, dtype=np.float64).reshape(shape) if axes else array
-        with np.errstate(all="ignore"):  # what is too large becomes infinite, as in kernels
-            return np.asarray(summed, DTYPES[dtype])  # a sum over all axes is no array
-
-
-def _arrays(array: Any) -> interop.Arrays:
-    """What is known of the library that this array belongs to."""
-    library = interop.library_of(type(array))
-    return Host() if library is None else cast(interop.Arrays, library)
 
 
 def over_arrays(given: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
@@ -109,11 +78,10 @@ def _with_operands(number: int, op: Any, change: Callable[[str, Any], Any]) -> A
 # --- the forward operators -------------------------------------------------------------------------------------------
 
 
-def expand_forward(op: Operator, given: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
+def expand_forward(op: Operator, given: dict[str, Any], library: Arrays) -> tuple[Operator, dict[str, Any]]:
     """softmax or log_softmax with attributes, with other dtypes than the four floats, or of mixed dtypes."""
     if given.get("x") is None:
         return op, _without(given, FORWARD)
-    library = _arrays(given["x"])
     x = _spec(op, library, "x", given["x"])
     own = x.dtype if x.dtype.name not in BYTES else DTYPES["float32"]
     asked = _dtype(op, given.get("out_dtype"), TYPES)
@@ -157,11 +125,10 @@ def _forward(
 # --- the gradients ---------------------------------------------------------------------------------------------------
 
 
-def expand_gradient(op: Operator, given: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
+def expand_gradient(op: Operator, given: dict[str, Any], library: Arrays) -> tuple[Operator, dict[str, Any]]:
     """softmax_grad or log_softmax_grad with the forward operator's attributes, or of mixed dtypes."""
     if given.get("dy") is None or given.get("y") is None:
         return op, _without(given, GRADIENT)
-    library = _arrays(given["dy"])
     dy, y = (_spec(op, library, name, given[name]) for name in ("dy", "y"))
     asked = _dtype(op, given.get("out_dtype"), GRADIENT_TYPES)
     dtype = asked or _dtype_of_out(op, library, given.get("out"), GRADIENT_TYPES) or dy.dtype
@@ -180,7 +147,8 @@ def expand_gradient(op: Operator, given: dict[str, Any]) -> tuple[Operator, dict
         shapes = _operand_specs(library, given.get("post_ops", ()))
         wanted = tuple((name, *shapes[name]) for each in applied for name in each.operands[-1:] if name in shapes)
     values |= {"out_dtype": dtype, "post_op_grads": wanted}
-    return _gradient(op, applied, "where" in values, given.get("dropout") is not None, dtype.name, wanted), values
+    drops = given.get("dropout") is not None
+    return _gradient(op, applied, "where" in values, drops, dtype.name, wanted, library), values
 
 
 @functools.lru_cache(1024)
@@ -191,6 +159,7 @@ def _gradient(
     drops: bool,
     dtype: str,
     wanted: tuple[tuple[str, Shape, str], ...],
+    library: Arrays,
 ) -> Operator:
     shape, as_in = _like("dy")
     results = {"dx": Tensor((dtype,), shape, as_in)}
@@ -201,7 +170,8 @@ def _gradient(
         "y": Tensor(GRADIENT_TYPES, shape, as_in, ranks=RANKS),
         **_inputs("dy", applied, masked, drops),
     }
-    finish = functools.partial(_summed, tuple((shape, dtype) for _, shape, dtype in wanted)) if wanted else None
+    operands = tuple((shape, dtype) for _, shape, dtype in wanted)
+    finish = functools.partial(_summed, library, operands) if wanted else None
     return _operator(op, inputs, results, {}, in_place={"dx": ("dy", "y")}, finish=finish)
 
 
@@ -210,7 +180,7 @@ def gradient_name(operand: str) -> str:
     return f"gradient of {operand}"
 
 
-def _operand_specs(library: interop.Arrays, several: Any) -> dict[str, tuple[Shape, str]]:
+def _operand_specs(library: Arrays, several: Any) -> dict[str, tuple[Shape, str]]:
     """The shapes and dtypes of floating-point operands as they were given, by input name."""
     found = {}
     for number, each in enumerate(several):
@@ -220,11 +190,11 @@ def _operand_specs(library: interop.Arrays, several: Any) -> dict[str, tuple[Sha
     return found
 
 
-def _summed(operands: tuple[tuple[Shape, str], ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
+def _summed(library: Arrays, operands: tuple[tuple[Shape, str], ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
     """dx, and the operands' gradients summed to their shapes in float64."""
     sums = []
     for (shape, dtype), full in zip(operands, results[1:], strict=True):
-        sums.append(_arrays(full).total(full, repeated_axes(shape, tuple(full.shape)), shape, dtype))
+        sums.append(library.total(full, repeated_axes(shape, tuple(full.shape)), shape, dtype))
     return (results[0], *sums)
 
 
@@ -271,6 +241,8 @@ def _operator(
         attributes={"axis": -1, **SCALARS, **optional, **attributes},
         parameters=op.parameters,
         results=results,
+        checks=op.checks,
+        support=op.support,
         finish=finish,
     )
 
@@ -310,7 +282,7 @@ def _without(given: dict[str, Any], keywords: tuple[str, ...]) -> dict[str, Any]
 
 
 def _put_together(
-    op: Operator, library: interop.Arrays, given: Mapping[str, Any], like: Spec, first: str
+    op: Operator, library: Arrays, given: Mapping[str, Any], like: Spec, first: str
 ) -> tuple[dict[str, Any], tuple[Applied, ...]]:
     """The call's arguments by the names of the operator that computes it, and its post-ops."""
     chain, dropout = _chain(op, given.get("post_ops", ())), given.get("dropout")
@@ -351,19 +323,19 @@ def operand_names(number: int, op: PostOp) -> tuple[str, ...]:
     return (f"post_ops[{number}]'s operand",) * len(op.operands)
 
 
-def _spec(op: Operator, library: interop.Arrays, name: str, array: Any) -> Spec:
+def _spec(op: Operator, library: Arrays, name: str, array: Any) -> Spec:
     """The shape and dtype of an argument. Raises TypeError for what is no array."""
-    if interop.is_masked(array):
+    if is_masked(array):
         raise TypeError(f"{op.name}: {name} is a masked array, expected an array without a mask")
     try:
         return library.spec(array)
     except Exception as error:  # a foreign __array__ may raise anything
-        if isinstance(error, TypeError) and not isinstance(library, Host):
+        if isinstance(error, TypeError) and library is not HOST:
             raise
         raise TypeError(f"{op.name}: {name} is {type(array).__name__}, expected an array") from error
 
 
-def _broadcast(op: Operator, library: interop.Arrays, name: str, array: Any, like: Spec, beside: Any) -> Any:
+def _broadcast(op: Operator, library: Arrays, name: str, array: Any, like: Spec, beside: Any) -> Any:
     shape = _spec(op, library, name, array).shape
     try:
         return library.broadcast(array, like.shape, beside)
@@ -386,11 +358,10 @@ def _dtype(op: Operator, value: Any, allowed: tuple[str, ...]) -> np.dtype[Any] 
     return dtype
 
 
-def _dtype_of_out(op: Operator, library: interop.Arrays, out: Any, allowed: tuple[str, ...]) -> np.dtype[Any] | None:
+def _dtype_of_out(op: Operator, library: Arrays, out: Any, allowed: tuple[str, ...]) -> np.dtype[Any] | None:
     """The dtype of the first array in `out`; None if there is none, or what no call takes for one."""
     first = out[0] if isinstance(out, tuple) and out else out
-    owner: Any = interop.library_of(type(first))
-    if not (isinstance(first, np.ndarray) if owner is None else owner is library):
+    if not (isinstance(first, np.ndarray) or library.owns(first)):
         return None
     dtype = library.spec(first).dtype
     if dtype.name not in allowed or not dtype.isnative:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.contract import Array
-from opgrad.examples import Example
+from opgrad.testing.examples import Example
 
 # Shapes with the axis from which on they are normalized: single elements, tails around vectors, many rows, few long
 # ones, empty ones.

@@ -6,7 +6,7 @@ Errors are those of the operators that the functions serve.
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from opgrad.contract import Attributes, Shape
+from opgrad.contract.dtypes import Attributes, Shape
 
 
 def reduced_axes(shape: Shape, axes: Sequence[int], noop_with_empty_axes: bool) -> frozenset[int]:

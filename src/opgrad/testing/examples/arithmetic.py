@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from opgrad.examples import Example
+from opgrad.testing.examples import Example
 
 # Shape, axes and attributes: rows, columns, groups of axes, long sums, nothing to sum, empty arrays.
 SUMS = [

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from opgrad.examples import Example
+from opgrad.testing.examples import Example
 
 LARGE = (4, 16, 256, 256)  # samples, heads, queries, keys: 16 MiB of float32
 # The shapes of scores and bias, the axis, and is_inner_broadcast.

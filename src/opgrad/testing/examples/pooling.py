@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from opgrad.contract import Array
-from opgrad.examples import Example
-from opgrad.windows import axes
+from opgrad.contract.windows import axes
+from opgrad.testing.examples import Example
 
 LARGE = (32, 64, 56, 56)  # images, channels, and the axes along which windows lie
 

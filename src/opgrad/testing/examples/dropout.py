@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.contract import Array
-from opgrad.examples import Example
+from opgrad.testing.examples import Example
 
 LARGE = (4096, 1024)
 SMALL = ((), (0, 3), (37,), (3, 65), (2, 3, 4, 5), (3, 1, 5, 2, 417))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.contract import Array, Shape
-from opgrad.examples import Example
+from opgrad.testing.examples import Example
 
 Rng = np.random.Generator
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.random import Generator
 
 from opgrad.contract import Array
-from opgrad.examples import Example
+from opgrad.testing.examples import Example
 
 SHAPES = ((0,), (), (7,), (16, 3), (1000,), (3, 0), (33, 65))
 LARGE = ((1 << 19,),) * 6

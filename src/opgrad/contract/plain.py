@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.contract import Attributes, Operator, normalise, read_axes
+from opgrad.contract.attributes import read_axes
+from opgrad.contract.checks import normalise
+from opgrad.contract.declaration import Operator
+from opgrad.contract.dtypes import Attributes
 
 # The types themselves: a class derived from one of them may say anything of its value.
 # A library adds its own when it is first met.
@@ -34,6 +37,6 @@ def plain(op: Operator, given: Mapping[str, Any], names: Iterable[str] | None = 
     changing: Attributes = {name: given[name] for name in attributes if name in given and not is_plain(given[name])}
     if not changing:
         return given
-    axis = {"axis": read_axes(op, changing.pop("axis"))} if "axis" in changing else {}
+    axis = {"axis": read_axes(f"{op.name}: axis", changing.pop("axis"))} if "axis" in changing else {}
     normalise(op, changing, {})
     return {**given, **changing, **axis}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from opgrad.problem import Problem
+from opgrad.contract.problem import Problem
 
 Explain = Callable[[int, int], Exception]  # from the place of a wrong number in memory order, and the number
 

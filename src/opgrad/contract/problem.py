@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from opgrad.contract import Spec
+from opgrad.contract.dtypes import Spec
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Problem:
 
     @property
     def is_general(self) -> bool:
-        """Whether the call has attributes, or dtypes, that the operator's plain form lacks (opgrad.primitive)."""
+        """Whether the call has attributes, or dtypes, that the operator's plain form lacks (opgrad.fused.primitive)."""
         return "post_ops" in self.attributes
 
     def __getitem__(self, name: str) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from opgrad.contract import Array
-from opgrad.examples import Example
-from opgrad.windows import axes
+from opgrad.contract.windows import axes
+from opgrad.testing.examples import Example
 
 
 def conv_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:

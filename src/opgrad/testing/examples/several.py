@@ -6,7 +6,7 @@ import numpy as np
 from numpy.random import Generator
 
 from opgrad.contract import Array
-from opgrad.examples import Example
+from opgrad.testing.examples import Example
 
 SIZES = (0, 1, 7, 16, 17, 63, 64, 65, 1000, 4097)
 LARGE = 32  # arrays of 2**18 elements, for the benchmark

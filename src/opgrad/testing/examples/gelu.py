@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from opgrad.contract import Array
-from opgrad.examples import Example
+from opgrad.testing.examples import Example
 
 LARGE = (4096, 1024)  # what a layer of a transformer gives: 16 MiB of float32
 SMALL = ((), (1,), (0, 3), (37,), (3, 65), (2, 3, 4, 5), (2, 1, 3, 2, 33))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.contract import REDUCTIONS, Array
-from opgrad.examples import Example
+from opgrad.testing.examples import Example
 
 LARGE = (2048, 4096)  # samples and classes: 32 MiB of float32
 SHAPES = ((7,), (0, 5), (3, 65), (40, 10), (2, 3, 4), (2, 1, 3, 1, 33))
