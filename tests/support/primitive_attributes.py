@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from primitive_cases import step_of
-
 from opgrad.dropout_attribute import Dropout
+from primitive_cases import step_of
 
 FORMS = [("softmax", False), ("softmax", True), ("log_softmax", False)]
 NAMES = [name + " inf_as_zero" * flag for name, flag in FORMS]

@@ -153,7 +153,7 @@ def _native(function: Callable[..., Any], count: int) -> Any:
 
 
 def build(function: Callable[..., Any], form: str, entry: str, machine: Any) -> Any:
-    """The LLVM module of `function` as a task, a stage or a native function (`form`), exported as `entry`, for a machine."""
+    """The optimised LLVM module of `function` as a task, a stage or a native function (`form`), exported as `entry`."""
     register_helpers()
     kind, _, inside = form.rstrip(")").partition("(")
     with unoptimised():
