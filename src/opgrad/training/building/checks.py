@@ -35,6 +35,9 @@ def _without_values(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.GraphProto(name=graph.name or "graph", node=graph.node, initializer=small)
     copy.input.extend([*graph.input, *inputs])
     copy.output.extend(graph.output)
+    for value in (*copy.input, *copy.output):
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()  # onnx takes none without, onnxruntime does
     copy.sparse_initializer.extend(graph.sparse_initializer)
     result = onnx.ModelProto(ir_version=model.ir_version, graph=copy, opset_import=model.opset_import)
     result.functions.extend(model.functions)

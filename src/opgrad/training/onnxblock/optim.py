@@ -31,11 +31,10 @@ class ClipGradNorm(Block):
 class SGDOptimizer(Block):
     """The node of gradient descent."""
 
-    def build(self, learning_rate_name: str, gradients_name: str, params_name: str) -> str:
-        """Append the node; gradients and parameters are sequences."""
-        return append(
-            "SGDOptimizerV2", [learning_rate_name, gradients_name, params_name], "update_completed", domain=MICROSOFT
-        )
+    def build(self, learning_rate_name: str, params_name: str, gradients_name: str) -> str:
+        """Append the node; parameters and gradients are sequences."""
+        inputs = [learning_rate_name, params_name, gradients_name]
+        return append("SGDOptimizerV2", inputs, "update_completed", domain=MICROSOFT)
 
 
 class AdamWOptimizer(Block):
@@ -168,4 +167,4 @@ class SGD(_Optimizer):
         self._node = SGDOptimizer()
 
     def _update(self, gradients: str) -> str:
-        return str(self._node("learning_rate", gradients, "params"))
+        return str(self._node("learning_rate", "params", gradients))
