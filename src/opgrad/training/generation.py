@@ -13,6 +13,7 @@ from opgrad.onnxruntime.loading import check_model, read_model
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed
 from opgrad.training.building.models import TrainingModels
+from opgrad.training.building.ort_format import convert
 from opgrad.training.building.saving import LARGEST_MODEL, write_model
 from opgrad.training.building.selection import Selection, select
 from opgrad.training.onnxblock.accessor import ModelAccessor, building, empty_model
@@ -71,7 +72,7 @@ class _Artifacts(TrainingBlock):
         names = request.loss_inputs
         self._set_batch_norm()
         current = [each.name for each in model.graph.output] if names is None else list(names)
-        outputs = names_of(_called(request.loss, current))
+        outputs = names_of(_called(request.loss, current), type(request.loss).__name__)
         self.selection = select(model, outputs[0], request.requires_grad, request.frozen_params, WHO)
         for name in self.selection.trainable:
             self.requires_grad(name)
@@ -149,28 +150,30 @@ class Files:
     """The files of an artifact set.
 
     folder: where they come. prefix: of their names. nominal: whether there is a nominal checkpoint. ort_format: whether
-    models are in ORT format, too. largest: bytes that a model file may have. library: with operators of the user's.
+    models are in ORT format, too. library: with operators of the user's.
     """
 
     folder: Path
     prefix: str = ""
     nominal: bool = False
     ort_format: bool = False
-    largest: int = LARGEST_MODEL
     library: str | None = None
 
     def write(self, made: Made) -> list[str]:
         """Write all files, and return their names; an exception leaves the folder as it was."""
         models = made.models
         with staged(self.folder) as folder:
-            write_model(models.training, models.values, folder / f"{self.prefix}training_model.onnx", self.largest)
-            write_model(models.evaluation, models.values, folder / f"{self.prefix}eval_model.onnx", self.largest)
+            write_model(models.training, models.values, folder / f"{self.prefix}training_model.onnx")
+            write_model(models.evaluation, models.values, folder / f"{self.prefix}eval_model.onnx")
             save_checkpoint(models.parameters, folder / f"{self.prefix}checkpoint")
             if self.nominal:
                 save_checkpoint(models.parameters, folder / f"{self.prefix}nominal_checkpoint", True)
             if made.optimizer is not None:
                 content = made.optimizer.SerializeToString(deterministic=True)
                 replace_file(folder / f"{self.prefix}optimizer_model.onnx", content)
+            if self.ort_format:
+                for file in sorted(folder.glob("*.onnx")):
+                    convert(file, self.library, WHO)
             names = sorted((file.name for file in folder.iterdir()), key=_order)
         for name in names:
             if f"{name}.data" not in names and not name.endswith(".data"):

@@ -56,7 +56,8 @@ def _seed(forward: Forward, body: GraphBody, loss: str) -> Value:
     if any(size != 1 for size in sizes):
         shape = ", ".join("?" if size is None else str(size) for size in sizes)
         raise ValueError(
-            f"the loss {loss!r} has shape ({shape}), expected one number; reduce it, as blocks.ReduceMean does"
+            f"the loss {loss!r} has shape ({shape}), expected one number: a loss of the model's outputs, or a block such "
+            "as ReduceMean that reduces it"
         )
     name = body.free(loss + SUFFIX)
     body.initializers.append(helper.make_tensor(name, kind, [1] * len(sizes), [1.0]))
