@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.onnxruntime.loading import check_model, read_model
+from opgrad.onnxruntime.reading import check_model, read_model
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed
 from opgrad.training.building.models import TrainingModels
@@ -23,6 +23,7 @@ from opgrad.training.onnxblock.training import TrainingBlock
 from opgrad.writing import replace_file, staged
 
 WHO = "generate_artifacts"
+ORDER = ("training_model", "eval_model", "checkpoint", "nominal_checkpoint", "optimizer_model")
 Names = str | Iterable[str] | None
 
 
@@ -172,17 +173,15 @@ class Files:
                 content = made.optimizer.SerializeToString(deterministic=True)
                 replace_file(folder / f"{self.prefix}optimizer_model.onnx", content)
             if self.ort_format:
-                for file in sorted(folder.glob("*.onnx")):
+                for file in sorted(folder.glob("*.onnx"), key=self._order):
                     convert(file, self.library, WHO)
-            names = sorted((file.name for file in folder.iterdir()), key=_order)
+            names = [file.name for file in sorted(folder.iterdir(), key=self._order)]
         for name in names:
             if f"{name}.data" not in names and not name.endswith(".data"):
                 (self.folder / f"{name}.data").unlink(missing_ok=True)
         return names
 
-
-ORDER = ("training_model", "eval_model", "nominal_checkpoint", "checkpoint", "optimizer_model")
-
-
-def _order(name: str) -> tuple[int, str]:
-    return next((place for place, part in enumerate(ORDER) if part in name), len(ORDER)), name
+    def _order(self, file: Path) -> tuple[int, str]:
+        """The place of a file: behind those that are made before it."""
+        name = file.name.removeprefix(self.prefix)
+        return next(place for place, part in enumerate(ORDER) if name.startswith(part)), name

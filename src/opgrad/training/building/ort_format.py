@@ -26,8 +26,10 @@ def convert(path: Path, library: str | None, who: str) -> None:
                 custom_op_library_path=Path(library) if library else None,
             )
     except Exception as error:  # its exceptions have no base class
-        reason = " ".join(str(error).rpartition("Status Message: ")[2].rpartition("[ONNXRuntimeError] : ")[2].split())
+        from opgrad.onnxruntime.loading import reason
+
         raise NotImplementedError(
-            f"{who}: the installed onnxruntime cannot convert {path.name} to ORT format ({reason}); leave ort_format out, "
-            f"and run python -m {CONVERTER} where the onnxruntime is installed that shall read it"
+            f"{who}: the installed onnxruntime cannot convert {path.name} to ORT format "
+            f"({reason(error).rpartition('Fatal error: ')[2]}); leave ort_format out, and run python -m {CONVERTER} "
+            "where the onnxruntime is installed that shall read it"
         ) from None
