@@ -1,6 +1,7 @@
 """Recognition of layer normalization and its form without mean (RMS), in the forms that exporters write them."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,7 +11,8 @@ from opgrad.gradients.forward import domain_of
 from opgrad.gradients.passes.graph import Graph
 from opgrad.gradients.passes.patterns import is_near, mean_axes, plus, power
 
-LAYER_FROM, RMS_FROM = 17, 23  # the first opsets with LayerNormalization and RMSNormalization
+LAYER_FROM, RMS_FROM = 17, 23  # the first opsets with LayerNormalization and RMSNormalization; …
+RAISED_FROM = 13  # … onnxruntime has them in older ones, too, but onnx converts none below this that has them
 TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)  # that onnxruntime has kernels for, but for those of float64
 
 
@@ -33,7 +35,7 @@ class Normalized:
 def fuse_layer_normalization(graph: Graph) -> bool:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias becomes LayerNormalization."""
     changed = False
-    if graph.plain and graph.opset < LAYER_FROM:
+    if graph.opset < (LAYER_FROM if graph.plain else RAISED_FROM):
         return False
     for node in list(graph.nodes()):
         found = _layer(graph, node)
@@ -45,7 +47,7 @@ def fuse_layer_normalization(graph: Graph) -> bool:
 def fuse_rms_normalization(graph: Graph) -> bool:
     """x / sqrt(mean(x * x) + epsilon) * scale becomes SimplifiedLayerNormalization, or RMSNormalization of ONNX."""
     changed = False
-    if graph.plain and graph.opset < RMS_FROM:
+    if graph.opset < (RMS_FROM if graph.plain else RAISED_FROM):
         return False
     for node in list(graph.nodes()):
         found = _rms(graph, node)
@@ -169,12 +171,12 @@ def _write(graph: Graph, found: Normalized, what: str) -> bool:
     if kind not in TYPES or widths is None:
         return False
     scale = found.scale or _ones(graph, found, widths)
-    name, domain = f"{what}Normalization", ""
+    name = f"{what}Normalization"
     if what == "RMS" and not graph.plain:
         name = "SimplifiedLayerNormalization"
     inputs = [found.x, scale, *([found.bias] if found.bias else [])]
-    attributes = {"axis": found.axis, "epsilon": found.epsilon, "stash_type": int(TensorProto.FLOAT)}
-    node = graph.node(name, inputs, [found.name], domain, **attributes)
+    attributes: dict[str, Any] = {"axis": found.axis, "epsilon": found.epsilon, "stash_type": int(TensorProto.FLOAT)}
+    node = graph.node(name, inputs, [found.name], **attributes)
     graph.substitute(found.last, [node])
     return True
 

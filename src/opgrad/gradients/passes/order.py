@@ -16,13 +16,33 @@ from opgrad.onnxruntime.opset import captured
 
 
 def order_ends(graph: Graph) -> bool:
-    """Put the nodes whose results no other one reads behind all others, the earliest last."""
+    """Put what leads to one result alone behind everything else, what can be computed first at the very end."""
     nodes = list(graph.nodes())
-    ends = [node for node in nodes if not any(graph.readers.get(name) for name in node.output if name)]
-    last = {id(node) for node in ends}
-    ordered = [*(node for node in nodes if id(node) not in last), *ends[::-1]]
+    ends = _ends(graph, nodes)
+    places = {name: place for place, node in enumerate(nodes) if id(node) not in ends for name in node.output if name}
+    groups: dict[int, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        if id(node) in ends:
+            groups.setdefault(ends[id(node)], []).append(node)
+    ready = {
+        end: max((places.get(x, -1) for each in own for x in captured(each)), default=-1) for end, own in groups.items()
+    }
+    ordered = [node for node in nodes if id(node) not in ends]
+    for end in sorted(groups, key=lambda end: (-ready[end], -end)):
+        ordered += groups[end]
     graph.reorder(ordered)
     return ordered != nodes
+
+
+def _ends(graph: Graph, nodes: list[onnx.NodeProto]) -> dict[int, int]:
+    """The place of the end that a node leads to, by the node's id, for those that lead to one alone."""
+    ends: dict[int, int] = {}
+    for place in reversed(range(len(nodes))):
+        readers = [reader for name in nodes[place].output for reader in graph.readers.get(name, ())]
+        found = {ends.get(id(reader), -1) for reader in readers} or {place}
+        if len(found) == 1 and -1 not in found:
+            ends[id(nodes[place])] = found.pop()
+    return ends
 
 
 def sorted_nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:

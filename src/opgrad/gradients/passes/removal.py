@@ -14,7 +14,7 @@ Test = Callable[[Graph, onnx.NodeProto], bool]
 TESTS: dict[str, Test] = {}
 DROPOUT_TRAINS_FROM = 12  # the first opset with a Dropout that can train
 # Types, and those that hold all of their values.
-WIDER = {
+WIDER: dict[int, tuple[int, ...]] = {
     TensorProto.FLOAT16: (TensorProto.FLOAT, TensorProto.DOUBLE),
     TensorProto.BFLOAT16: (TensorProto.FLOAT, TensorProto.DOUBLE),
     TensorProto.FLOAT: (TensorProto.DOUBLE,),
@@ -95,17 +95,25 @@ def _reshape(graph: Graph, node: onnx.NodeProto) -> bool:
     if before is None or after is None or len(before) != len(after):
         return False
     # One size of several follows from the others, unless one of them is 0.
-    apart = [pair for pair in zip(terms_of(graph, node.input[0]) or [], after, strict=True) if pair[0] is None]
-    numbers = sum(a == b and a is not None for a, b in zip(before, after, strict=True))
-    return _sizes_stay(graph, node) or (len(apart) == 1 and numbers == len(before) - 1 and 0 not in before)
+    equal = sum(a == b and isinstance(a, int) and a > 0 for a, b in zip(before, after, strict=True))
+    return equal >= len(before) - 1 if before else True
 
 
-@unchanged("Flatten", "Expand", "Tile")
+@unchanged("Flatten", "Squeeze", "Unsqueeze")
 def _same_sizes(graph: Graph, node: onnx.NodeProto) -> bool:
-    if _sizes_stay(graph, node):
-        return True
-    target = Shapes(graph)(node.input[1]) if node.op_type == "Expand" else None
-    return target is not None and _covers(terms_of(graph, node.input[0]), target)
+    return _sizes_stay(graph, node)
+
+
+@unchanged("Tile")
+def _tile(graph: Graph, node: onnx.NodeProto) -> bool:
+    copies = Shapes(graph).numbers(node.input[1])
+    return copies is not None and set(copies) <= {1}
+
+
+@unchanged("Expand")
+def _expand(graph: Graph, node: onnx.NodeProto) -> bool:
+    target = Shapes(graph)(node.input[1])
+    return _sizes_stay(graph, node) or (target is not None and _covers(terms_of(graph, node.input[0]), target))
 
 
 def _covers(sizes: Terms | None, target: Terms) -> bool:
@@ -156,11 +164,6 @@ def _pad(graph: Graph, node: onnx.NodeProto) -> bool:
     given = graph.attributes(node).get("pads", graph.attributes(node).get("paddings"))
     pads = given if given is not None else graph.constant(node.input[1]) if len(node.input) > 1 else None
     return pads is not None and not np.any(pads)
-
-
-@unchanged("Squeeze", "Unsqueeze")
-def _no_axes(graph: Graph, node: onnx.NodeProto) -> bool:
-    return _sizes_stay(graph, node)
 
 
 @unchanged("Add", "Sub")

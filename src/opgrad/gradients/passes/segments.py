@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import onnx
 from onnx import helper
@@ -31,7 +32,7 @@ class Segments:
         ends = self._balanced(wanted) if isinstance(wanted, int) else self._after(wanted)
         self.kept = frozenset(name for end in ends for name in self._crossing(end))
         limits = [0, *ends, len(self.forward)]
-        self.spans = list(zip(limits[:-1], limits[1:], strict=True))
+        self.spans = list(pairwise(limits))
 
     def _crossing(self, end: int) -> list[str]:
         """The values that are made before a place and read behind it."""
