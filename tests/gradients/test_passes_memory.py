@@ -1,21 +1,16 @@
 """Segments whose activations are computed again, and the order of nodes: what is alive at once, in onnxruntime."""
 
-import json
-import math
-
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 from passes_cases import build, close, floats, operators, run, same_gradients, without_passes
 
+from opgrad.bench.liveness import peak_bytes
 from opgrad.gradients import gradients
-from opgrad.onnxruntime import InferenceSession
 
 WIDTH, LAYERS, ROWS = 16, 12, 256
 IN_USE = 4  # gradients and intermediate results of the layer at work
-SHARING = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")  # whose result is the memory of the first input
 
 
 def layered(layer, layers=LAYERS, inputs=""):
@@ -29,49 +24,11 @@ def layered(layer, layers=LAYERS, inputs=""):
 DENSE = "m{n} = MatMul({i}, w{n})\n t{n} = Tanh(m{n})\n s{n} = Sin(t{n})\n {o} = Add(s{n}, {i})"
 
 
-def peak(model, feeds, tmp_path):
-    """The most bytes of results that are alive at once, in the order in which onnxruntime runs the optimized graph."""
-    named = onnx.ModelProto()
-    named.CopyFrom(model)
-    for place, node in enumerate(named.graph.node):
-        node.name = f"node_{place}"
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
-    session = InferenceSession(named.SerializeToString(), options)
-    session.run(None, feeds)
-    with open(session.end_profiling()) as file:
-        events = [each for each in json.load(file) if each["name"].endswith("_kernel_time")]
-    optimized = onnx.load(options.optimized_model_filepath)
-    nodes = {node.name: node for node in optimized.graph.node}
-    order = [nodes[each["name"].removesuffix("_kernel_time")] for each in events]
-    return _most_alive(order, events, [each.name for each in optimized.graph.output])
-
-
-def _most_alive(order, events, outputs):
-    sizes, owner = {}, {}
-    for node, event in zip(order, events, strict=True):
-        kinds = [next(iter(each.items())) for each in event["args"]["output_type_shape"]]
-        for name, (kind, shape) in zip(filter(None, node.output), kinds, strict=True):
-            sizes[name] = math.prod(shape) * {"float": 4, "int64": 8, "bool": 1}[kind]
-        if node.op_type in SHARING:
-            owner[node.output[0]] = owner.get(node.input[0], node.input[0])
-    last = {owner.get(name, name): place for place, node in enumerate(order) for name in node.input}
-    last |= {owner.get(name, name): len(order) for name in outputs}
-    alive, most = {}, 0
-    for place, node in enumerate(order):
-        alive |= {name: sizes[name] for name in node.output if name and name not in owner}
-        most = max(most, sum(alive.values()))
-        alive = {name: size for name, size in alive.items() if last.get(name, place) > place}
-    return most
-
-
-def test_activations_that_are_computed_again_halve_the_memory(tmp_path):
+def test_activations_that_are_computed_again_halve_the_memory():
     model, weights = layered(DENSE)
     feeds = {"x": floats(ROWS, WIDTH)}
     everything = gradients(model, "loss", weights)
-    expected, before = run(everything, feeds), peak(everything, feeds, tmp_path)
+    expected, before = run(everything, feeds), peak_bytes(everything, feeds)
     for segments in (2, 4, ["h3", "h6", "h9"]):
         found = gradients(model, "loss", weights, checkpoint_segments=segments)
         for one, other in zip(run(found, feeds), expected, strict=True):
@@ -79,17 +36,17 @@ def test_activations_that_are_computed_again_halve_the_memory(tmp_path):
         # All but one of k segments are forgotten; one tensor between each two stays, and some that are in use.
         count = segments if isinstance(segments, int) else len(segments) + 1
         most = before / count + (count - 1 + IN_USE) * ROWS * WIDTH * 4
-        assert peak(found, feeds, tmp_path) <= most < 0.75 * before
+        assert peak_bytes(found, feeds) <= most < 0.75 * before
     assert operators(gradients(model, "loss", weights, checkpoint_segments=1)) == operators(everything)
 
 
-def test_gradients_of_weights_are_computed_as_soon_as_they_can_be(tmp_path):
+def test_gradients_of_weights_are_computed_as_soon_as_they_can_be():
     """In the order of the file alone, the one of the first layer would wait for none of the others."""
     model, weights = layered("m{n} = MatMul({i}, w{n})\n {o} = Tanh(m{n})")
     feeds = {"x": floats(ROWS, WIDTH)}
     with without_passes():
-        before = peak(gradients(model, "loss", weights), feeds, tmp_path)
-    assert peak(gradients(model, "loss", weights), feeds, tmp_path) < 0.8 * before
+        before = peak_bytes(gradients(model, "loss", weights), feeds)
+    assert peak_bytes(gradients(model, "loss", weights), feeds) < 0.8 * before
 
 
 def test_dropout_is_computed_again_with_its_mask():
@@ -156,7 +113,7 @@ def test_other_segments_are_refused(segments, error, message):
         gradients(model, "loss", weights, checkpoint_segments=segments)
 
 
-def test_accumulated_gradients_are_ready_in_the_order_of_the_layers(tmp_path):
+def test_accumulated_gradients_are_ready_in_the_order_of_the_layers():
     """Also where each of them goes into a buffer, in the order of the parameters."""
     from opgrad.gradients.passes import finish
 
@@ -177,5 +134,5 @@ def test_accumulated_gradients_are_ready_in_the_order_of_the_layers(tmp_path):
     keep = [f"{name}_grad" for name in weights]
     done = finish(whole, ["loss"], keep=keep)
     saved = finish(whole, ["loss"], keep=keep, checkpoint_segments=4)
-    most = [peak(each, feeds, tmp_path) for each in (done, saved)]
+    most = [peak_bytes(each, feeds) for each in (done, saved)]
     assert most[1] < 0.6 * most[0]
