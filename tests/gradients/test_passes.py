@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from passes_cases import build, floats, operators, prepared, run, same_gradients
 
 from opgrad.gradients import gradients
@@ -190,6 +190,17 @@ def test_dead_nodes_go_with_their_constants():
     assert not simple.graph.value_info
 
 
+def test_weights_in_other_files_are_left_there():
+    model = build("g (float[N, 4] x) => (float[N, 3] y) { t = Transpose <perm = [1, 0]> (w)\n y = MatMul(x, t) }")
+    tensor = numpy_helper.from_array(floats(3, 4), "w")
+    external_data_helper.set_external_data(tensor, "weights.bin")
+    tensor.ClearField("raw_data")
+    model.graph.initializer.append(tensor)
+    simple = prepare(model)
+    assert operators(simple) == ["MatMul", "Transpose"]
+    assert simple.graph.initializer[0].data_location == TensorProto.EXTERNAL
+
+
 # --- shapes ---
 
 VIEW = """s = Shape(x)\n b = Gather(s, i0)\n u = Unsqueeze(b, zero)\n t = Gather(s, i1)\n w = Unsqueeze(t, zero)\n
@@ -230,6 +241,15 @@ def test_a_broadcast_to_the_own_shape_is_nothing():
     body = """s = Shape(x)\n e = Equal(s, minus)\n o = ConstantOfShape <value = int64[1] {1}> (three)
         t = Where(e, o, s)\n r = Expand(x, t)\n y = Sin(r)"""
     assert left(body, constants={**SHAPES, "three": np.array([3])}, batches=[floats(5, 3, 4)]) == ["Sin"]
+
+
+def test_sizes_that_are_never_negative_are_chosen_at_once():
+    body = """s = Shape(x)\n b = Gather(s, zero)\n p = Concat <axis = 0> (b, three, four)\n e = Equal(p, minus)
+        t = Where(e, ones, p)\n r = Expand(w, t)\n y = Add(x, r)"""
+    constants = {**SHAPES, "ones": np.array([1, 1, 1]), "w": floats(1, 1, 4), "three": np.array([3])}
+    constants["four"] = np.array([4])
+    found = left(body, constants=constants, batches=[floats(5, 3, 4)])
+    assert found == ["Add", "Concat", "Expand", "Gather", "Shape"]
 
 
 def test_sizes_that_runs_decide_stay():

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx.external_data_helper import uses_external_data
 
 from opgrad.gradients.body import Sizes
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
@@ -97,7 +98,8 @@ class Forward:
         if name in self._variable:
             return None
         if name in self.initializers:
-            return numpy_helper.to_array(self.initializers[name])
+            tensor = self.initializers[name]
+            return None if uses_external_data(tensor) else numpy_helper.to_array(tensor)
         node = self.producers.get(name)
         if node is None or domain_of(node):
             return None

@@ -20,7 +20,9 @@ def simplify_shapes(graph: Graph) -> bool:
     for node in list(graph.nodes()):
         if domain_of(node):
             continue
-        if node.op_type in RULES and len(node.output) == 1:
+        if node.op_type == "Where" and _chosen(graph, shapes, node):
+            changed = True
+        elif node.op_type in RULES and len(node.output) == 1:
             changed |= _value(graph, shapes, node)
         elif node.op_type == "Reshape":
             changed |= _target(graph, shapes, node)
@@ -39,6 +41,16 @@ def _value(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:
     array = np.array(found if sizes else found[0], helper.tensor_dtype_to_np_dtype(kind))
     graph.become_constants(node, {name: numpy_helper.from_array(array)})
     return True
+
+
+def _chosen(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:
+    """Let the sizes that Where chooses stand for its result, if they are those of one operand."""
+    found = shapes(node.output[0])
+    if found is None or None in found or not graph.readers.get(node.output[0]):
+        return False
+    equal = [name for name in node.input[1:] if shapes(name) == found and graph.sizes(name) is not None]
+    same = [name for name in equal if len(graph.sizes(name) or ()) == len(graph.sizes(node.output[0]) or ())]
+    return bool(same) and graph.alias(node.output[0], same[0])
 
 
 def _target(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:

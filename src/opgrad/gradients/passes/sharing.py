@@ -4,12 +4,14 @@ import hashlib
 from collections.abc import Hashable
 
 import onnx
+from onnx.external_data_helper import uses_external_data
 
 from opgrad.gradients.forward import domain_of
 from opgrad.gradients.passes.graph import Graph
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
 from opgrad.onnxruntime.opset import subgraphs
 
+LARGEST_SHARED = 1 << 16  # bytes of a constant that is compared with others
 RANDOM = frozenset(
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout")
 )
@@ -71,7 +73,7 @@ def share_constants(graph: Graph) -> bool:
     first: dict[Hashable, str] = {}
     changed = False
     for tensor in list(graph.graph.initializer):
-        if tensor.name in graph.kept or tensor.data_location == onnx.TensorProto.EXTERNAL:
+        if tensor.name in graph.kept or uses_external_data(tensor) or tensor.ByteSize() > LARGEST_SHARED:
             continue
         own = first.setdefault(_content(tensor), tensor.name)
         if own != tensor.name and tensor.name in graph.readers:
