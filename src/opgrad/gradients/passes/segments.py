@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import onnx
 from onnx import helper
@@ -52,19 +52,14 @@ class Segments:
 
     def _balanced(self, count: int) -> list[int]:
         """Places that share what the backward part reads equally, as far as few bytes cross them."""
-        total, ends, sums = sum(self._bytes), [], [0]
-        for each in self._bytes:
-            sums.append(sums[-1] + each)
-        crossing = self._crossing_bytes()
-        for number in range(1, count):
-            near = [
-                place
-                for place in range(1, len(self.forward))
-                if abs(sums[place] - total * number / count) <= total / (2 * count)
-            ]
-            if near:
-                ends.append(min(near, key=lambda place: (crossing[place], abs(sums[place] - total * number / count))))
-        return sorted(set(ends))
+        sums, crossing = [0, *accumulate(self._bytes)], self._crossing_bytes()
+        targets = [sums[-1] * number / count for number in range(1, count)]
+        places = range(1, len(self.forward))
+        if not places:
+            return []
+        return sorted(
+            {min(places, key=lambda place: crossing[place] + abs(sums[place] - target)) for target in targets}
+        )
 
     def _crossing_bytes(self) -> list[int]:
         """How many bytes cross each place."""
