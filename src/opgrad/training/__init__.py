@@ -1,7 +1,7 @@
 """Train the artifact sets of onnxruntime-training in stock onnxruntime."""
 
 from opgrad.training.api import CheckpointState, LinearLRScheduler, Module, Optimizer, Parameter
-from opgrad.training.artifacts import ArtifactSet, TensorSpec
+from opgrad.training.artifact_set import ArtifactSet, TensorSpec
 from opgrad.training.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint, write_checkpoint
 from opgrad.training.data import Dataset, load_file, load_named
 from opgrad.training.evaluation import Evaluation

@@ -11,7 +11,7 @@ from opgrad.onnxruntime import LOWERED, loading, lower
 from opgrad.onnxruntime.loading import Source as Source
 from opgrad.onnxruntime.loading import read_model as read_model
 from opgrad.training import rewriting
-from opgrad.training.artifacts import BUFFER_SUFFIX, RESET
+from opgrad.training.artifact_set import BUFFER_SUFFIX, RESET
 from opgrad.training.binding import BoundGraph, Value, declared
 from opgrad.training.tensors import FlatTensors
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from opgrad.onnxruntime.loading import open_session, read_model
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, Operator, operators
-from opgrad.training.artifacts import BUFFER_SUFFIX, FILES, RESET, tensor_spec
+from opgrad.training.artifact_set import BUFFER_SUFFIX, FILES, RESET, tensor_spec
 from opgrad.training.checkpoint import Checkpoint, read_checkpoint
 from opgrad.training.data import show
 from opgrad.training.loop import session_options

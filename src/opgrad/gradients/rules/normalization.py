@@ -210,7 +210,8 @@ def batch_norm_internal(node: Node) -> Gradients:
     kind = node.required(3).element_type
     suffixes = ("_running_mean", "_running_var", "_saved_mean", "_saved_inv_std")
     mean, inv_std = [node.output(index, suffix, kind) for index, suffix in enumerate(suffixes, 1)][2:]
-    return node.results("BatchNormalizationGrad", 3, node.dy, node.x, node.required(1), mean, inv_std)
+    epsilon = node.get("epsilon", 1e-5)
+    return node.results("BatchNormalizationGrad", 3, node.dy, node.x, node.required(1), mean, inv_std, epsilon=epsilon)
 
 
 def _of_given_statistics(node: Node) -> Gradients:
