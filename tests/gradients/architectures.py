@@ -1,5 +1,9 @@
 """Small models of the architectures that people export from PyTorch, with arguments for them."""
 
+import io
+import warnings
+
+import onnx
 import torch
 from torch import nn
 from torch.nn import functional
@@ -325,3 +329,20 @@ MODELS = (
     *(Perceptron, Convolutional, ResNet18, MobileNetV2, ConvNeXt, UNet, BilinearUNet),
     *(ViT, Bert, GPT2, Text, GatedText, Recommender),
 )
+
+
+def exported(whole, given, opset, *, dynamo=False):
+    """The model as PyTorch writes it."""
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if dynamo:
+            whole.eval()  # in which parameters keep their names only without optimization
+            program = torch.onnx.export(whole, given, dynamo=True, opset_version=opset, verbose=False, optimize=False)
+            return program.model_proto
+        names = [f"in{place}" for place in range(len(given))]
+        torch.onnx.export(
+            whole, given, file, dynamo=False, opset_version=opset, training=torch.onnx.TrainingMode.TRAINING,
+            do_constant_folding=False, input_names=names, output_names=["loss"],
+        )  # fmt: skip
+    return onnx.load_from_string(file.getvalue())

@@ -200,7 +200,6 @@ DIFFERENCES, NOTHING = "central differences", "dx = 0, nothing to differ"
 RUNTIME = "in onnxruntime, against"
 ELSEWHERE = {
     ("", "If"): "against known values",
-    **{("", op): f"{MODELS}: all directions, lengths, initial states" for op in ("RNN", "GRU", "LSTM")},
     **{("", op): "straight through, against known values" for op in ("QuantizeLinear", "DequantizeLinear")},
     ("", "SparseSoftmaxCrossEntropy"): f"{RUNTIME} SoftmaxCrossEntropyLoss",
     ("", "SimplifiedLayerNormalization"): "by SkipSimplifiedLayerNormalization",

@@ -171,7 +171,32 @@ for p in (1, 2, 3):
         p=p,
         form=f"p {p}",
     )
+TWOS = {"kernel_shape": [2, 2], "strides": [2, 2]}
+add("MaxPool", 12, numbers(1, 2, 4, 5), storage_order=1, outputs=2, form="storage_order 1", **TWOS)
 add("MaxUnpool", (9, 11), numbers(1, 1, 2, 2), np.array([[[[5, 7], [13, 15]]]]), kernel_shape=[2, 2], strides=[2, 2])
+
+# --- recurrent layers ---
+SEQUENCE, LENGTHS = numbers(3, 2, 2), np.array([3, 2], np.int32)
+for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4)):
+    weights = {count: (numbers(count, 2 * gates, 2), numbers(count, 2 * gates, 2, seed=1)) for count in (1, 2)}
+    biases = numbers(2, 4 * gates, seed=2)
+    states = [numbers(2, 2, 2, seed=seed) for seed in range(3, 5 if op == "LSTM" else 4)]
+    places = tuple(range(5, 5 + len(states)))
+    add(op, (7, 14, 22), SEQUENCE, *weights[1], wanted=(0, 1, 2), hidden_size=2)
+    back, both = {"hidden_size": 2, "direction": "reverse"}, {"hidden_size": 2, "direction": "bidirectional"}
+    add(op, 14, SEQUENCE, *weights[1], biases[:1], LENGTHS, wanted=(0, 1, 2, 3), form="reverse, lengths", **back)
+    everything = SEQUENCE, *weights[2], biases, LENGTHS, *states
+    wanted = (0, 1, 2, 3, *places)
+    add(op, (7, 22), *everything, wanted=wanted, form="both directions, lengths, initial states", **both)
+    turned = [each.swapaxes(0, 1) for each in states]
+    batch_first = SEQUENCE.swapaxes(0, 1), *weights[2], None, None, *turned
+    add(op, 14, *batch_first, wanted=(0, 1, *places), form="layout 1", layout=1, **both)
+names = {"activations": ["Relu", "Sigmoid"], "direction": "bidirectional", "hidden_size": 2}
+add("RNN", 14, SEQUENCE, numbers(2, 2, 2), numbers(2, 2, 2, seed=1), wanted=(0, 1, 2), form="activations", **names)
+LAYER = SEQUENCE, numbers(1, 6, 2), numbers(1, 6, 2, seed=1), numbers(1, 12)
+add("GRU", 14, *LAYER, linear_before_reset=1, hidden_size=2, wanted=(0, 1, 2, 3), form="linear_before_reset")
+LAYER = SEQUENCE, numbers(1, 8, 2), numbers(1, 8, 2, seed=1), None, None, None, None, numbers(1, 6)
+add("LSTM", 14, *LAYER, hidden_size=2, wanted=(0, 1, 2, 7), form="peepholes")
 
 # --- resizing ---
 PICTURE = numbers(1, 2, 3, 4)

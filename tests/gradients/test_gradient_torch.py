@@ -1,10 +1,6 @@
 """Models exported by PyTorch, by both of its exporters: the gradients of all parameters are those of its autograd."""
 
-import io
-import warnings
-
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 
@@ -35,23 +31,6 @@ def weighed(name):
     return Weighed(model), (factors, *given)
 
 
-def exported(whole, given, opset, *, dynamo=False):
-    """The model as PyTorch writes it."""
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if dynamo:
-            whole.eval()  # in which parameters keep their names only without optimization
-            program = torch.onnx.export(whole, given, dynamo=True, opset_version=opset, verbose=False, optimize=False)
-            return program.model_proto
-        names = [f"in{place}" for place in range(len(given))]
-        torch.onnx.export(
-            whole, given, file, dynamo=False, opset_version=opset, training=torch.onnx.TrainingMode.TRAINING,
-            do_constant_folding=False, input_names=names, output_names=["loss"],
-        )  # fmt: skip
-    return onnx.load_from_string(file.getvalue())
-
-
 def compare(whole, given, model):
     """The gradients of all parameters of the exported model, in stock onnxruntime, with those of autograd."""
     loss = whole(*given)
@@ -80,7 +59,7 @@ def test_models_of_the_old_exporter(name):
     whole, given = weighed(name)
     for opset in (14, 17) if name == "ViT" else (12, 17):
         whole.zero_grad()
-        compare(whole, given, exported(whole, given, opset))
+        compare(whole, given, architectures.exported(whole, given, opset))
 
 
 @pytest.mark.parametrize(("name", "opset"), [("ViT", 23), ("GPT2", 18), ("BilinearUNet", 18)])
@@ -88,6 +67,6 @@ def test_models_of_the_old_exporter(name):
 def test_models_of_the_new_exporter(name, opset):
     pytest.importorskip("onnxscript")
     whole, given = weighed(name)
-    model = exported(whole, given, opset, dynamo=True)
+    model = architectures.exported(whole, given, opset, dynamo=True)
     assert opset < 23 or "Attention" in {node.op_type for node in model.graph.node}
     compare(whole, given, model)

@@ -1,6 +1,7 @@
 """What is known of the values of a model: element types, sizes, and the values of constants."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from opgrad.gradients.body import Sizes
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
-from opgrad.onnxruntime.opset import all_nodes
+from opgrad.onnxruntime.opset import all_nodes, raise_opset
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+KNOWN_BEST = 17  # opset whose shapes onnx infers where those of an older one are the same
 LARGEST_READ = 1024  # elements of a tensor whose values can matter to shapes
 LARGEST_FOLDED = 1 << 16  # elements of a constant that is computed here
 # Operators that onnx infers nothing of, and the one of ai.onnx that gives results of the same types and shapes: its
@@ -156,6 +158,8 @@ def evaluate(node: onnx.NodeProto, inputs: list[np.ndarray], opset: int) -> list
 def infer(model: onnx.ModelProto) -> dict[str, TensorProto]:
     """The types of all values of a model's graph that can be known, by name."""
     stand_in = _stand_in(model)
+    with suppress(NotImplementedError):  # of older opsets onnx knows less of how shapes are computed
+        raise_opset(stand_in, KNOWN_BEST)
     inferred = shape_inference.infer_shapes(stand_in, data_prop=True).graph
     found = {each.name: each.type.tensor_type for each in (*inferred.input, *inferred.output, *inferred.value_info)}
     for tensor in model.graph.initializer:
