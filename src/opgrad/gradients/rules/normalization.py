@@ -177,7 +177,9 @@ def lrn(node: Node) -> Value:
 
 def _window_mean(values: Value, node: Node, below: int, above: int) -> Value:
     """The sums of so many channels before and behind each, divided by the size of the window."""
-    body, size = node.body, node.get("size")
+    body, size, kind = node.body, node.get("size"), values.element_type
+    if kind == TensorProto.BFLOAT16:  # of which pooling takes none
+        return _window_mean(values.cast(TensorProto.FLOAT), node, below, above).cast(kind)
     columns = values.reshape(body.concat(node.x.shape(0, 2), body.ints([-1])))
     image = columns.unsqueeze(1)
     pooled = body.node("AveragePool", image, kernel_shape=[size, 1], pads=[below, 0, above, 0], count_include_pad=1)
