@@ -157,21 +157,23 @@ def _links(op: Operator, backends: list[str], root: Path, folder: Path) -> str:
 
 
 def gradient_rules(root: Path, folder: Path) -> str:
-    """One row for each operator with a gradient rule: the rule, and in which opsets and forms it is checked."""
+    """One row for each operator that has a gradient: the rule, and in which opsets and forms it is checked, and how."""
     from opgrad.gradients.registry import RULES
 
     cases = _gradient_cases(root)
-    lines = ["| operator | gradient | opsets checked | forms checked |", "|---|---|---|---|"]
-    for (domain, name), declared in sorted(RULES.items(), key=lambda item: (item[0][0], item[0][1])):
+    lines = ["| operator | gradient | opsets checked | forms checked | how |", "|---|---|---|---|---|"]
+    for domain, name in sorted({*RULES, *((case.domain, case.op) for case in cases.CASES), *cases.EXPANDED}):
         own = [case for case in cases.CASES if (case.domain, case.op) == (domain, name)]
         opsets = ", ".join(map(str, sorted({case.opset for case in own})))
         forms = "; ".join(dict.fromkeys(case.form for case in own if case.form))
-        elsewhere = cases.ELSEWHERE.get((domain, name), "")
-        source = declared.rule.__module__.rpartition(".")[2]
-        link = (Path(os.path.relpath(root, folder)) / SOURCES / "gradients" / "rules" / f"{source}.py").as_posix()
-        text = " ".join((inspect.getdoc(declared.rule) or "").split()).replace("|", "\\|").replace("*", "\\*")
+        how = cases.DIFFERENCES if own else cases.ELSEWHERE.get((domain, name), cases.NOTHING)
+        declared = RULES.get((domain, name))
+        source = f"rules/{declared.rule.__module__.rpartition('.')[2]}.py" if declared else "expansion.py"
+        link = (Path(os.path.relpath(root, folder)) / SOURCES / "gradients" / source).as_posix()
+        given = inspect.getdoc(declared.rule) if declared else cases.EXPANDED.get((domain, name), cases.FUNCTION)
+        text = " ".join((given or "").split()).replace("|", "\\|").replace("*", "\\*")
         title = f"{domain}.{name}" if domain else name
-        lines.append(f"| [{title}]({link}) | {text} | {opsets} | {forms or elsewhere} |")
+        lines.append(f"| [{title}]({link}) | {text} | {opsets} | {forms} | {how} |")
     return "\n".join(lines)
 
 

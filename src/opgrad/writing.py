@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -58,3 +59,21 @@ def flush_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A new folder inside another, whose files take their places there together at the end of the block.
+
+    An exception removes them all: `folder` is as it was.
+    """
+    with naming(folder):
+        temporary = folder / f".{secrets.token_hex(8)}.tmp"
+        temporary.mkdir()
+        try:
+            yield temporary
+            for file in sorted(temporary.iterdir()):
+                os.replace(file, folder / file.name)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    flush_folder(folder)

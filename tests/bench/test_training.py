@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 import opgrad
 from opgrad import report
-from opgrad.bench import training
+from opgrad.bench import generated, training
 from opgrad.bench.training import TrainingOptions, batch_of, examples, measure, old_step, run
-from opgrad.bench.training_tables import markdown, rows
+from opgrad.bench.training_tables import GENERATED_COLUMNS, generated_rows, markdown, rows
 from opgrad.bench.training_torch import chain, torch_step
 from opgrad.cli import app
 from opgrad.training import ArtifactSet, Trainer
@@ -211,3 +211,25 @@ def test_documents_get_the_table_and_keep_it_apart_from_the_cells(tmp_path: Path
     assert report.training_steps(tmp_path, tmp_path).startswith("#### training-x\n\nA CPU")
     assert report.results(tmp_path, "cpu") == {}
     assert report.benchmark_cells(tmp_path, tmp_path) == report.NO_RESULT
+
+
+def test_gradients_are_generated_anew_beside_the_old_graph() -> None:
+    artifacts = ArtifactSet.load(EXAMPLES / "digits")
+    cell = training._generated(artifacts, 3, 0.0)
+    assert set(cell["times"]) == {"generated", "segments", "old graph"}
+    assert "notes" not in cell
+    assert cell["peak"]["generated"] > 0
+    (row,) = generated_rows({"generated": [cell]})
+    assert len(row) == len(GENERATED_COLUMNS)
+    assert "| 2 segments' peak |" in markdown({**made_up_training(), "generated": [cell]})
+
+
+def test_models_of_torch_are_exported_and_differentiated() -> None:
+    pytest.importorskip("torch")
+    subjects = {each.name: each for each in training._modules(3)}
+    assert set(subjects) == {"perceptron", "convolutions", "transformer"}
+    cell = generated.measure(subjects["perceptron"], 0.0)
+    assert set(cell["times"]) == {"generated", "segments", "torch"}
+    assert "notes" not in cell
+    for subject in subjects.values():
+        assert set(subject.parameters) <= {each.name for each in subject.model.graph.initializer}

@@ -72,6 +72,19 @@ def test_cold_then_warm(tmp_path):
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".o"}
 
 
+def test_code_that_could_fail_is_refused():
+    """A report of an error calls Numba, which a process with a warm cache has not loaded."""
+
+    def steps(a: int, b: int) -> int:
+        total = 0
+        for i in range(0, a, b):
+            total += i
+        return total
+
+    with pytest.raises(RuntimeError, match="numba_unpickle"):
+        native.native(2)(steps).link()
+
+
 def test_no_home_and_an_unknown_user():
     code = f"""
 try:

@@ -110,7 +110,7 @@ def test_gradients_have_the_type_of_their_values(kind):
 def test_no_node_is_written_that_no_gradient_needs():
     model = build("g (float[2, 3] x, float[3, 4] w) => (float[2, 4] y) { h = MatMul(x, w)\n y = Relu(h) }")
     operators = [node.op_type for node in gradients(model, "y", "w").graph.node]
-    assert operators == ["MatMul", "Relu", "Expand", "ReluGrad", "Gemm"]
+    assert sorted(operators) == ["Gemm", "MatMul", "Relu", "ReluGrad"]
 
 
 def test_results_of_kernels_that_nobody_needs_are_left_out():
@@ -180,15 +180,13 @@ def test_all_nodes_without_a_rule_are_named_at_once():
 
 def test_all_reasons_of_rules_are_told_at_once():
     model = build(
-        """g (float[3, 3] x, float[4] s) => (float[1] y) {
-            a = Einsum <equation = "ii->i"> (x)
-            b = Unsqueeze(a, axes)
-            c = Resize <mode = "linear"> (b, , s)
-            y = ReduceSum(c)
+        """g (float[3, 3] x, float[1, 12, 3] w, float[1, 12, 3] r) => (float[1] y) {
+            a = Einsum <equation = "ij,jk->ik"> (x)
+            b = LSTM <hidden_size = 3, clip = 1.0> (a, w, r)
+            y = ReduceSum(b)
         }"""
     )
-    model.graph.initializer.append(numpy_helper.from_array(np.array([0, 1, 2]), "axes"))
-    with pytest.raises(NotImplementedError, match=r"2 nodes .*scales are computed at run time.*takes a diagonal"):
+    with pytest.raises(NotImplementedError, match=r"2 nodes .*attribute clip is 1\.0.*has 2 operands, the node 1"):
         gradients(model, "y", "x")
 
 
@@ -202,9 +200,9 @@ def test_what_is_trained_is_no_constant():
 
 
 def test_a_composition_that_has_no_gradient_tells_why():
-    text = "y = com.microsoft.FusedMatMul <transBatchA = 1> (x, x)"
-    with pytest.raises(NotImplementedError, match=r"FusedMatMul .*: its attribute transBatchA is set"):
-        gradients(build(f"g (float[3, 3, 3] x) => (float[3, 3, 3] y) {{ {text} }}"), "y", "x")
+    text = 'y = com.microsoft.FusedGemm <activation = "Sin"> (x, x)'
+    with pytest.raises(NotImplementedError, match=r"FusedGemm .*: its activation is 'Sin', expected one of , Clip"):
+        gradients(build(f"g (float[3, 3] x) => (float[3, 3] y) {{ {text} }}"), "y", "x")
 
 
 ANY_SIZE = {
@@ -270,7 +268,7 @@ def test_users_add_rules():
 
     try:
         found = gradients(build("g (float[3] x) => (float[3] y) { y = my.Cube(x) }"), "y", "x")
-        assert [node.op_type for node in found.graph.node[-3:]] == ["Mul", "Mul", "Mul"]
+        assert sorted(node.op_type for node in found.graph.node) == ["Cube", "Mul", "Mul"]  # 3 * dy is a constant
     finally:
         del RULES["my", "Cube"]
     with pytest.raises(TypeError, match="expected text"):

@@ -23,7 +23,7 @@ from opgrad.onnxruntime import lower
 from opgrad.onnxruntime.saving import lower_file
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module, Optimizer
-from opgrad.training.artifacts import FILES
+from opgrad.training.artifact_set import FILES
 from opgrad.training.inspection import inspect
 
 ROOT = Path(__file__).parents[2]

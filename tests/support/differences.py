@@ -8,6 +8,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from recurrent_reference import GRU, LSTM, RNN, Scan
 
 from opgrad.gradients import gradients
 from opgrad.onnxruntime import lower
@@ -112,12 +113,12 @@ class SimplifiedLayerNormalization(OpRun):
 
 MICROSOFT = {"Gelu": _gelu, "BiasGelu": _gelu, "FastGelu": _fast_gelu, "QuickGelu": _quick_gelu}
 OTHERS = (SimplifiedLayerNormalization, *(_microsoft(name, function) for name, function in MICROSOFT.items()))
-OWN = (Erf, Gelu, GroupNormalization, GlobalLpPool, LpNormalization, LRN, MeanVarianceNormalization)
+OWN = (Erf, Gelu, GroupNormalization, GlobalLpPool, LpNormalization, LRN, MeanVarianceNormalization, RNN, GRU, LSTM)
 
 
 def reference(model):
     """What evaluates a model in NumPy."""
-    return ReferenceEvaluator(model, new_ops=[*OWN, *OTHERS])
+    return ReferenceEvaluator(model, new_ops=[*OWN, *OTHERS, Scan])
 
 
 def in_float32(model):

@@ -58,6 +58,8 @@ add("Where", (9, 16), np.array([[True], [False]]), SMALL, numbers(3), wanted=(1,
 add("Expand", (8, 13), numbers(3, 1), ints(2, 3, 4))
 add("Clip", (11, 12, 13), SMALL, np.array(-1.0), np.array(1.2), wanted=(0, 1, 2), form="bounds as inputs")
 add("Clip", 13, SMALL, None, np.array(1.2), form="upper bound alone")
+add("Clip", (7, 10), SMALL, min=-1.0, max=1.2, form="bounds as attributes")
+add("Clip", 7, SMALL, max=1.2, form="upper bound alone")
 
 # --- reductions ---
 REDUCED = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare")
@@ -109,6 +111,13 @@ EQUATIONS = {
     "i,j->ij": ((3,), (4,)),
     "ij,jk": ((2, 3), (3, 4)),
     "ij,jk,kl->il": ((2, 3), (3, 2), (2, 4)),
+    "ij,ij->": ((2, 3), (2, 3)),
+    "ij->": ((2, 3),),
+    "ii->i": ((3, 3),),
+    "ii->": ((3, 3),),
+    "bii,ij->bj": ((2, 3, 3), (3, 2)),
+    "b...i,ij->b...j": ((2, 2, 3), (3, 4)),
+    "...ij,...k->...ik": ((1, 2, 3), (2, 4)),
 }
 for equation, shapes in EQUATIONS.items():
     operands = [numbers(*shape, seed=place) for place, shape in enumerate(shapes)]
@@ -178,12 +187,24 @@ for reduction in ("add", "mul", "max", "min"):
     )
 add("ScatterND", (11, 13, 16), numbers(4, 2), np.array([[1], [3]]), numbers(2, 2, seed=1), wanted=(0, 2))
 
+# Operators without a rule that have gradients all the same: what they become.
+FUNCTION = "That of the operators by which ONNX defines it."
+EXPANDED = {
+    ("", "Upsample"): "That of Resize, which it becomes.",
+    ("", "If"): "That of the branch that a constant condition takes.",
+}
+
 # What other tests check: operators by domain, and how.
 MODELS = "models against PyTorch"
+DIFFERENCES, NOTHING = "central differences", "dx = 0, nothing to differ"
+RUNTIME = "in onnxruntime, against"
 ELSEWHERE = {
-    **{("", op): f"{MODELS}: both directions, lengths, initial states" for op in ("RNN", "GRU", "LSTM")},
+    ("", "If"): "against known values",
     **{("", op): "straight through, against known values" for op in ("QuantizeLinear", "DequantizeLinear")},
+    ("", "SparseSoftmaxCrossEntropy"): f"{RUNTIME} SoftmaxCrossEntropyLoss",
     ("", "SimplifiedLayerNormalization"): "by SkipSimplifiedLayerNormalization",
     (MICROSOFT, "SoftmaxCrossEntropyLossInternal"): "against SoftmaxCrossEntropyLoss",
     (MICROSOFT, "BatchNormInternal"): f"by BatchNormalization, and {MODELS}",
+    (MICROSOFT, "FakeQuant"): f"{RUNTIME} QuantizeLinear and DequantizeLinear",
+    **{(MICROSOFT, f"{op}Training"): f"{RUNTIME} {op}" for op in ("GRU", "LSTM")},
 }

@@ -62,6 +62,9 @@ add(
     wanted=(0, 1, 2),
     form="trains",
 )
+add(
+    "BatchNormalization", 9, IMAGE, SCALE, BIAS, *STATISTICS, outputs=5, wanted=(0, 1, 2), form="trains, by its outputs"
+)
 add("Dropout", (7, 10, 12, 13), SMALL, form="does not train")
 
 # --- windows ---
@@ -168,13 +171,42 @@ for p in (1, 2, 3):
         p=p,
         form=f"p {p}",
     )
+TWOS = {"kernel_shape": [2, 2], "strides": [2, 2]}
+add("MaxPool", 12, numbers(1, 2, 4, 5), storage_order=1, outputs=2, form="storage_order 1", **TWOS)
 add("MaxUnpool", (9, 11), numbers(1, 1, 2, 2), np.array([[[[5, 7], [13, 15]]]]), kernel_shape=[2, 2], strides=[2, 2])
+
+# --- recurrent layers ---
+SEQUENCE, LENGTHS = numbers(3, 2, 2), np.array([3, 2], np.int32)
+for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4)):
+    weights = {count: (numbers(count, 2 * gates, 2), numbers(count, 2 * gates, 2, seed=1)) for count in (1, 2)}
+    biases = numbers(2, 4 * gates, seed=2)
+    states = [numbers(2, 2, 2, seed=seed) for seed in range(3, 5 if op == "LSTM" else 4)]
+    places = tuple(range(5, 5 + len(states)))
+    add(op, (7, 14, 22), SEQUENCE, *weights[1], wanted=(0, 1, 2), hidden_size=2)
+    back, both = {"hidden_size": 2, "direction": "reverse"}, {"hidden_size": 2, "direction": "bidirectional"}
+    add(op, 14, SEQUENCE, *weights[1], biases[:1], LENGTHS, wanted=(0, 1, 2, 3), form="reverse, lengths", **back)
+    everything = SEQUENCE, *weights[2], biases, LENGTHS, *states
+    wanted = (0, 1, 2, 3, *places)
+    add(op, (7, 22), *everything, wanted=wanted, form="both directions, lengths, initial states", **both)
+    turned = [each.swapaxes(0, 1) for each in states]
+    batch_first = SEQUENCE.swapaxes(0, 1), *weights[2], None, None, *turned
+    add(op, 14, *batch_first, wanted=(0, 1, *places), form="layout 1", layout=1, **both)
+names = {"activations": ["Relu", "Sigmoid"], "direction": "bidirectional", "hidden_size": 2}
+add("RNN", 14, SEQUENCE, numbers(2, 2, 2), numbers(2, 2, 2, seed=1), wanted=(0, 1, 2), form="activations", **names)
+LAYER = SEQUENCE, numbers(1, 6, 2), numbers(1, 6, 2, seed=1), numbers(1, 12)
+add("GRU", 14, *LAYER, linear_before_reset=1, hidden_size=2, wanted=(0, 1, 2, 3), form="linear_before_reset")
+LAYER = SEQUENCE, numbers(1, 8, 2), numbers(1, 8, 2, seed=1), None, None, None, None, numbers(1, 6)
+add("LSTM", 14, *LAYER, hidden_size=2, wanted=(0, 1, 2, 7), form="peepholes")
 
 # --- resizing ---
 PICTURE = numbers(1, 2, 3, 4)
 add("Upsample", 7, PICTURE, scales=[1.0, 1.0, 2.0, 3.0], mode="nearest", form="scales as attribute")
 add("Upsample", 9, PICTURE, floats(1, 1, 2, 3), mode="nearest")
-add("Resize", (10,), PICTURE, floats(1, 1, 2, 2), mode="nearest")
+add("Upsample", 7, PICTURE, scales=[1.0, 1.0, 2.0, 1.5], mode="linear", form="linear, scales as attribute")
+add("Upsample", 9, PICTURE, floats(1, 1, 1.5, 3), mode="nearest", form="broken scales")
+add("Resize", 10, PICTURE, floats(1, 1, 2, 2), mode="nearest")
+add("Resize", 10, PICTURE, floats(1, 1, 2.5, 1.5), mode="linear", form="linear")
+add("Resize", 10, PICTURE, floats(1, 1, 1, 0.6), mode="nearest", form="smaller")
 for opset in (11, 13, 18, 19):
     add("Resize", opset, PICTURE, floats(), floats(1, 1, 2, 2), mode="nearest", form="nearest")
     add("Resize", opset, PICTURE, floats(), floats(1, 1, 2.5, 0.7), mode="linear", form="linear")
@@ -186,6 +218,27 @@ add("Resize", 13, PICTURE, None, floats(1, 1, 1.6, 2), mode="cubic", cubic_coeff
 add("Resize", 13, PICTURE, None, floats(1, 1, 0.7, 2), mode="cubic", exclude_outside=1, form="cubic, exclude_outside")
 add("Resize", 18, PICTURE, None, floats(0.6, 0.6), axes=[2, 3], mode="linear", antialias=1, form="axes, antialias")
 add("Resize", 13, numbers(1, 2, 3, 2, 2), None, floats(1, 1, 1.5, 2, 2.5), mode="linear", form="three axes")
+for nearest in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
+    given = {"nearest_mode": nearest, "coordinate_transformation_mode": "asymmetric"}
+    add("Resize", 13, PICTURE, None, floats(1, 1, 2.5, 0.6), mode="nearest", form=nearest, **given)
+crop = {"coordinate_transformation_mode": "tf_crop_and_resize"}
+REGION = floats(0, 0, 0.2, 0.1, 1, 1, 0.9, 1.3)
+add(
+    "Resize",
+    (11, 13),
+    PICTURE,
+    REGION,
+    floats(),
+    ints(1, 2, 4, 5),
+    mode="linear",
+    form="linear, tf_crop_and_resize",
+    **crop,
+)
+even = {"coordinate_transformation_mode": "half_pixel_symmetric"}
+add("Resize", 19, PICTURE, None, floats(1, 1, 2.3, 1.6), mode="linear", form="half_pixel_symmetric", **even)
+for policy in ("not_larger", "not_smaller"):
+    given = {"keep_aspect_ratio_policy": policy, "axes": [2, 3]}
+    add("Resize", 18, PICTURE, None, None, ints(5, 9), mode="linear", form=f"linear, {policy}", **given)
 GRID = numbers(1, 3, 2, 2, low=-1.3, high=1.3)
 for padding, corners in (("zeros", 0), ("zeros", 1), ("border", 0), ("reflection", 0), ("reflection", 1)):
     given = {"padding_mode": padding, "align_corners": corners}
@@ -254,11 +307,92 @@ add(
 add("BiasSoftmax", 17, TOKENS, numbers(1, 3, 4), axis=2, is_inner_broadcast=0, wanted=(0, 1), domain=MICROSOFT)
 SKIPPED = TOKENS, numbers(2, 3, 4, seed=1), numbers(4, low=0.5)
 everything = (0, 1, 2, 3, 4)
+add(
+    "FusedMatMul",
+    17,
+    numbers(3, 2, 4),
+    numbers(2, 4, 5),
+    transBatchA=1,
+    wanted=(0, 1),
+    domain=MICROSOFT,
+    form="transBatchA",
+)
+add(
+    "FusedGemm",
+    17,
+    numbers(3, 4),
+    numbers(2, 4),
+    numbers(2),
+    transB=1,
+    activation="LeakyRelu",
+    activation_alpha=0.2,
+    wanted=(0, 1, 2),
+    domain=MICROSOFT,
+)
+FILTER = numbers(1, 2, 5, 4), numbers(3, 2, 3, 3, seed=1), BIAS[:3]
+add(
+    "FusedConv", 17, *FILTER, activation="HardSigmoid", activation_params=[0.1, 0.5], wanted=(0, 1, 2), domain=MICROSOFT
+)
+WORDS = ints(0, 2, 2, 1, 1, 0).reshape(2, 3).astype(np.int32)
+TABLES = [numbers(3, 4, seed=seed) for seed in range(3)]
+add(
+    "EmbedLayerNormalization",
+    17,
+    WORDS,
+    2 - WORDS,
+    *TABLES,
+    SCALE,
+    BIAS,
+    wanted=(2, 3, 4, 5, 6),
+    outputs=2,
+    epsilon=1e-5,
+    domain=MICROSOFT,
+)
 add("SkipLayerNormalization", 17, *SKIPPED, BIAS, SCALE, epsilon=1e-5, wanted=everything, domain=MICROSOFT)
 add("SkipSimplifiedLayerNormalization", 17, *SKIPPED, BIAS, epsilon=1e-5, wanted=(0, 1, 2, 3), domain=MICROSOFT)
 QUERIES = [numbers(2, 3, 8, seed=seed) for seed in range(3)]
 add("MultiHeadAttention", 17, *QUERIES, numbers(24), num_heads=2, wanted=(0, 1, 2, 3), domain=MICROSOFT)
 add("MultiHeadAttention", 17, *QUERIES, num_heads=2, scale=0.3, wanted=(0, 1, 2), domain=MICROSOFT, form="scale")
+packed = {"num_heads": 2, "domain": MICROSOFT}
+LENGTHS, KEYS = np.array([2, 3], np.int32), np.array([[1, 1, 0], [1, 0, 1]], np.int32)
+MASKS = {"lengths": LENGTHS, "mask of keys": KEYS, "mask of each query": np.stack([KEYS, 1 - KEYS, KEYS * 0 + 1], 1)}
+for form, mask in MASKS.items():
+    add("MultiHeadAttention", 17, *QUERIES, None, mask, wanted=(0, 1, 2), form=form, **packed)
+PAST = numbers(2, 2, 2, 4, seed=3), numbers(2, 2, 2, 4, seed=4)
+SCORES = numbers(2, 2, 3, 5, seed=5)
+given = {"unidirectional": 1, "outputs": 3, **packed}
+add(
+    "MultiHeadAttention",
+    17,
+    *QUERIES,
+    None,
+    None,
+    SCORES,
+    *PAST,
+    wanted=(0, 1, 2, 5, 6, 7),
+    form="past, bias, unidirectional",
+    **given,
+)
 PACKED = WIDE, numbers(8, 24, low=-0.5, high=0.5), numbers(24)
-add("Attention", 17, *PACKED, num_heads=2, wanted=(0, 1, 2), domain=MICROSOFT)
+add("Attention", 17, *PACKED, wanted=(0, 1, 2), **packed)
+for form, mask in MASKS.items():
+    add("Attention", 17, *PACKED, mask, wanted=(0, 1, 2), form=form, **packed)
+past = numbers(2, 2, 2, 2, 4, seed=6)
+add(
+    "Attention",
+    17,
+    *PACKED,
+    None,
+    past,
+    unidirectional=1,
+    outputs=2,
+    wanted=(0, 1, 4),
+    form="past, unidirectional",
+    **packed,
+)
+OWN = WIDE, numbers(8, 20, low=-0.5, high=0.5), numbers(20)
+add("Attention", 17, *OWN, qkv_hidden_sizes=[8, 8, 4], wanted=(0, 1, 2), form="qkv_hidden_sizes", **packed)
 add("ConcatTraining", 17, SMALL, numbers(2, 2), axis=1, wanted=(0, 1), domain=MICROSOFT)
+shares = np.abs(numbers(3, 4)) / np.abs(numbers(3, 4)).sum(1, keepdims=True)
+for reduction in ("mean", "sum"):
+    add("SoftmaxCrossEntropy", 17, numbers(3, 4), shares, reduction=reduction, form=reduction, domain=MICROSOFT)

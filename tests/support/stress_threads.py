@@ -1,6 +1,6 @@
 """Several threads call mixed operators while another sets the number of threads and the first one forks.
 
-python tests/support/stress_threads.py SECONDS prints the numbers of calls and of forked children; it fails for one wrong bit.
+python tests/support/stress_threads.py SECONDS prints the numbers of calls and of forked children; one wrong bit fails.
 """
 
 import os

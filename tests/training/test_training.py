@@ -19,7 +19,7 @@ from opgrad.training import (
     load_named,
     read_checkpoint,
 )
-from opgrad.training.artifacts import find_scores
+from opgrad.training.artifact_set import find_scores
 from opgrad.training.job import train
 
 

@@ -21,13 +21,11 @@ BOOLEAN = ("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less"
 INTEGER = ("ArgMax", "ArgMin", "BroadcastGradientArgs", "NonZero", "Shape", "Size")
 OF_SECOND = ("CastLike", "SoftmaxCrossEntropyLossInternalGrad", "Where")  # type of input 1 …
 OF_THIRD = ("GatherGrad", "GatherNDGrad", "OneHot")  # … and of input 2
-# Gradient operators whose results may be left out one by one, and the first of them that may.
+# Gradient operators whose results may be left out one by one, and the first of them that may. Of those of
+# normalization onnxruntime-training 1.19.2 demands all results.
 OPTIONAL_RESULTS = {
     "ConvGrad": 0,
     "DivGrad": 0,
-    "LayerNormalizationGrad": 1,
-    "SimplifiedLayerNormalizationGrad": 1,
-    "BatchNormalizationGrad": 1,
     "BroadcastGradientArgs": 0,
 }
 

@@ -1,29 +1,37 @@
 """What is known of the values of a model: element types, sizes, and the values of constants."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx.external_data_helper import uses_external_data
 
 from opgrad.gradients.body import Sizes
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
-from opgrad.onnxruntime.opset import all_nodes
+from opgrad.onnxruntime.opset import all_nodes, raise_opset
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+KNOWN_BEST = 17  # opset whose shapes onnx infers where those of an older one are the same
 LARGEST_READ = 1024  # elements of a tensor whose values can matter to shapes
 LARGEST_FOLDED = 1 << 16  # elements of a constant that is computed here
-# Operators of com.microsoft, and the one of ai.onnx that gives a result of the same type and shape.
-SHAPED_LIKE = {
+# Operators that onnx infers nothing of, and the one of ai.onnx that gives results of the same types and shapes: its
+# name, how many inputs and outputs it takes of theirs, and which attributes.
+STANDING_FOR: dict[str, tuple[str, int, int, tuple[str, ...]]] = {
     **dict.fromkeys(
-        ("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasSoftmax", "BatchNormInternal", "SkipLayerNormalization"),
-        "Identity",
+        (
+            *("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasSoftmax", "BatchNormInternal", "FakeQuant"),
+            *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"),
+            *("RotaryEmbedding", "GroupNormalization"),
+        ),
+        ("Identity", 1, 1, ()),
     ),
-    **dict.fromkeys(
-        ("SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "RotaryEmbedding"), "Identity"
-    ),
+    "ConcatTraining": ("Concat", 2**31, 1, ("axis",)),
+    "SoftmaxCrossEntropyLossInternal": ("SoftmaxCrossEntropyLoss", 3, 2, ("reduction",)),
 }
+OF_AI_ONNX = ("SimplifiedLayerNormalization", "GroupNormalization")  # among these; the others are com.microsoft's
 FOLDED = (
     *("Shape", "Size", "Gather", "Concat", "Unsqueeze", "Squeeze", "Slice", "Cast", "Add", "Sub", "Mul", "Div"),
     *("Neg", "Floor", "Ceil", "Range", "ConstantOfShape", "Identity", "Reshape", "Min", "Max", "Equal", "Where"),
@@ -97,7 +105,8 @@ class Forward:
         if name in self._variable:
             return None
         if name in self.initializers:
-            return numpy_helper.to_array(self.initializers[name])
+            tensor = self.initializers[name]
+            return None if uses_external_data(tensor) else numpy_helper.to_array(tensor)
         node = self.producers.get(name)
         if node is None or domain_of(node):
             return None
@@ -118,6 +127,8 @@ class Forward:
             inputs = [value for value in found if value is not None]
             if sum(value.size for value in inputs) > LARGEST_FOLDED or len(inputs) < len(found):
                 return None
+            if not is_exact(node, inputs):
+                return None
         return evaluate(node, inputs, self.opset)[0]
 
 
@@ -131,6 +142,15 @@ def constant_value(node: onnx.NodeProto) -> np.ndarray | None:
     }  # fmt: skip
     kind = kinds.get(attribute.name)
     return np.array(helper.get_attribute_value(attribute), kind) if kind else None
+
+
+def is_exact(node: onnx.NodeProto, inputs: list[np.ndarray]) -> bool:
+    """Whether the reference evaluator gives what runtimes give."""
+    if node.op_type in ("Div", "Mod") and inputs[0].dtype.kind == "i":
+        return bool((inputs[1] > 0).all() and (inputs[0] >= 0).all())  # how negative ones are rounded differs
+    if node.op_type in ("Cast", "CastLike") and inputs[0].dtype.kind not in "iub":
+        return bool(np.isfinite(inputs[0].astype(np.float64)).all())  # NaN as an integer is anything
+    return True
 
 
 def evaluate(node: onnx.NodeProto, inputs: list[np.ndarray], opset: int) -> list[np.ndarray]:
@@ -151,6 +171,8 @@ def evaluate(node: onnx.NodeProto, inputs: list[np.ndarray], opset: int) -> list
 def infer(model: onnx.ModelProto) -> dict[str, TensorProto]:
     """The types of all values of a model's graph that can be known, by name."""
     stand_in = _stand_in(model)
+    with suppress(NotImplementedError):  # of older opsets onnx knows less of how shapes are computed
+        raise_opset(stand_in, KNOWN_BEST)
     inferred = shape_inference.infer_shapes(stand_in, data_prop=True).graph
     found = {each.name: each.type.tensor_type for each in (*inferred.input, *inferred.output, *inferred.value_info)}
     for tensor in model.graph.initializer:
@@ -181,8 +203,11 @@ def _stand_in(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _stand_in_for(node: onnx.NodeProto) -> onnx.NodeProto:
-    other = SHAPED_LIKE.get(node.op_type)
-    known = domain_of(node) == MICROSOFT or node.op_type == "SimplifiedLayerNormalization"
-    if other is None or not known:
+    standing = STANDING_FOR.get(node.op_type)
+    named = {each.name: each for each in node.attribute}
+    if standing is None or not (domain_of(node) == MICROSOFT or node.op_type in OF_AI_ONNX) or "output_type" in named:
         return node
-    return helper.make_node(other, [node.input[0]], [node.output[0]])
+    op, inputs, outputs, attributes = standing
+    other = helper.make_node(op, node.input[:inputs], node.output[:outputs])
+    other.attribute.extend(named[name] for name in attributes if name in named)
+    return other

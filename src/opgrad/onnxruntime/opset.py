@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 
 import onnx
-from onnx import version_converter
+
+from opgrad.onnxruntime.conversion import converted
 
 LEAST = 16  # the first whose ScatterND and ScatterElements add
 LAYER_NORMALIZATION = 17  # the first that has it; onnxruntime-training wrote it into older opsets
@@ -64,9 +65,8 @@ def raise_opset(model: onnx.ModelProto, least: int = LEAST, who: str = "lower") 
 
 def _convert(model: onnx.ModelProto, version: int, wanted: int, who: str) -> None:
     try:
-        converted = version_converter.convert_version(model, wanted)
+        model.CopyFrom(converted(model, version, wanted))
     except Exception as error:
         raise NotImplementedError(
             f"{who}: the model imports opset {version} of ai.onnx, and onnx cannot convert it to {wanted}: {error}"
         ) from error
-    model.CopyFrom(converted)

@@ -1,15 +1,19 @@
-"""Sessions of the stock onnxruntime that know opgrad's operators."""
+"""Sessions of the stock onnxruntime with opgrad's operators."""
 
 import functools
 import os
 import weakref
 from typing import Any
 
-import onnxruntime
-
 from opgrad.locks import settling
 from opgrad.onnxruntime import abi, library
 from opgrad.onnxruntime.abi import Api
+
+try:
+    import onnxruntime
+except ImportError as error:
+    missing = "opgrad.onnxruntime: onnxruntime cannot be imported; install it with: pip install 'opgrad[onnx]'"
+    raise ImportError(missing) from error
 
 # What helps when onnxruntime says that it cannot load a model, by a part of its message.
 REMEDIES = {

@@ -1,187 +1,198 @@
-"""The four files that onnxruntime-training makes of a model, and what they say about each other."""
+"""Make training artifacts of an ONNX model; the names are those of onnxruntime.training.artifacts."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from os import PathLike
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import numpy as np
 import onnx
-from onnx.helper import tensor_dtype_to_np_dtype
 
-from opgrad.onnxruntime.loading import read_model
-from opgrad.training.checkpoint import read_checkpoint
-from opgrad.training.optimizer import Rule, read_rule
+from opgrad.training.building.saving import LARGEST_MODEL
+from opgrad.training.building.values import size_of
+from opgrad.training.generation import WHO, Files, Made, Request, make, names_in
+from opgrad.training.onnxblock import blocks, optim
+from opgrad.training.onnxblock import loss as losses
+from opgrad.training.onnxblock.accessor import custom_op_library as named_library
+from opgrad.training.onnxblock.block import Block
 
-BUFFER_SUFFIX = "_grad.accumulation.buffer"
-RESET = "lazy_reset_grad"
-FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
+__all__ = ["USE_PATH_THRESHOLD", "Artifacts", "BatchNorm", "LossType", "OptimType", "generate_artifacts"]
+
+USE_PATH_THRESHOLD = LARGEST_MODEL + 1  # bytes from which on a model has to be given as a path
+logger = logging.getLogger(__name__)
+
+
+class LossType(Enum):
+    """Losses with their default arguments; those of `onnxblock.loss` take arguments."""
+
+    MSELoss = 1
+    CrossEntropyLoss = 2
+    BCEWithLogitsLoss = 3
+    L1Loss = 4
+    NLLLoss = 5
+    HuberLoss = 6
+    SmoothL1Loss = 7
+    KLDivLoss = 8
+
+
+class OptimType(Enum):
+    """Optimizers with their default arguments; those of `onnxblock.optim` take arguments."""
+
+    AdamW = 1
+    SGD = 2
+
+
+class BatchNorm(Enum):
+    """Whose statistics batch normalization takes in training.
+
+    MODEL: as each node says, but given ones where these are in `frozen_params`. TRAIN: those of the batch, as
+    onnxruntime-training always did. FREEZE: the given ones.
+    """
+
+    MODEL = "model"
+    TRAIN = "train"
+    FREEZE = "freeze"
 
 
 @dataclass(frozen=True)
-class TensorSpec:
-    """A graph's input: its name, dtype and shape; a name in place of a size stands for any size."""
+class Artifacts:
+    """What was made.
 
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int | str, ...]
-
-
-@dataclass(frozen=True)
-class ArtifactSet:
-    """An artifact set of onnxruntime-training.
-
-    directory: where it was read from.
-    training_model: the file of the graph that computes loss and gradients.
-    eval_model: the graph that computes the loss alone.
-    rule: how the optimizer changes the parameters.
-    trainable, frozen: the initial parameters, read-only, by name; only the trainable ones have gradients.
-    inputs: what a batch holds, in the graph's order. `label` is the last of them.
-    loss: the graphs' output.
-    batch_rows: the only number of rows that the graphs take; None if any will do.
+    directory: where it is. files: the names of the files, in the order in which they were made.
+    trainable, frozen: the names of the parameters, in the order in which the models have them as inputs.
+    constants: float tensors of more than one number that the model keeps as they are.
+    inputs: what a batch holds, in the models' order. outputs: of the models; the loss is the first.
+    sizes: the numbers of elements of the parameters.
     """
 
     directory: Path
-    training_model: Path
-    eval_model: onnx.ModelProto
-    rule: Rule
-    trainable: Mapping[str, np.ndarray]
-    frozen: Mapping[str, np.ndarray]
-    inputs: tuple[TensorSpec, ...]
-    loss: str
-    batch_rows: int | None = None
-
-    @classmethod
-    def load(cls, directory: str | PathLike[str]) -> "ArtifactSet":
-        """Read an artifact set.
-
-        directory: the folder with training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint.
-        Raises FileNotFoundError if one is missing, ValueError if one is damaged or belongs to another model,
-        and NotImplementedError if the optimizer is none that opgrad has.
-        """
-        folder = Path(directory)
-        missing = [name for name in FILES if not (folder / name).is_file()]
-        if missing:
-            raise FileNotFoundError(f"ArtifactSet: {folder} has no {', '.join(missing)}")
-        training_model, eval_model, optimizer_model, checkpoint_file = (folder / name for name in FILES)
-        checkpoint = read_checkpoint(checkpoint_file)
-        graph = read_model(training_model, "ArtifactSet").graph
-        if not graph.output:
-            raise ValueError(f"ArtifactSet: {training_model} has no outputs, expected the loss")
-        specs = {value.name: tensor_spec(value) for value in graph.input}
-        check_parameters("ArtifactSet", specs, checkpoint.trainable, checkpoint.frozen)
-        buffers = {name + BUFFER_SUFFIX for name in checkpoint.trainable}
-        others = checkpoint.parameters.keys() | buffers | {RESET}
-        inputs, batch_rows = _batch(tuple(spec for name, spec in specs.items() if name not in others))
-        return cls(
-            directory=folder,
-            training_model=training_model,
-            eval_model=read_model(eval_model, "ArtifactSet"),
-            rule=read_rule(read_model(optimizer_model, "ArtifactSet")),
-            trainable=checkpoint.trainable,
-            frozen=checkpoint.frozen,
-            inputs=inputs,
-            batch_rows=batch_rows,
-            loss=graph.output[0].name,
-        )
+    files: tuple[str, ...]
+    trainable: tuple[str, ...]
+    frozen: tuple[str, ...]
+    constants: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    sizes: dict[str, int]
 
     @property
-    def name(self) -> str:
-        """The folder's name."""
-        return self.directory.resolve().name
+    def loss(self) -> str:
+        """The name of the loss."""
+        return self.outputs[0]
 
-    @property
-    def label(self) -> TensorSpec:
-        """The batch's last input, which only the loss reads."""
-        return self.inputs[-1]
+    def __str__(self) -> str:
+        lines = [f"artifacts in {self.directory}: {', '.join(self.files)}"]
+        lines += [f"batch: {', '.join(self.inputs)}", f"outputs: {', '.join(self.outputs)}"]
+        for what, names in (("trainable", self.trainable), ("frozen", self.frozen)):
+            count = sum(self.sizes.get(name, 0) for name in names)
+            lines.append(f"{what}: {len(names)} tensors, {count:,} numbers: {', '.join(names) or 'none'}")
+        if self.constants:
+            lines.append(f"constants, not trained: {', '.join(self.constants)}")
+        return "\n".join(lines)
 
-    @property
-    def scores(self) -> str:
-        """The tensor that the loss compares with the label: the output of the model proper."""
-        return find_scores(self.eval_model.graph, self.label.name)
+
+def generate_artifacts(
+    model: onnx.ModelProto | str | os.PathLike[str],
+    requires_grad: Sequence[str] | str | None = None,
+    frozen_params: Sequence[str] | str | None = None,
+    loss: LossType | Block | None = None,
+    optimizer: OptimType | Block | None = None,
+    artifact_directory: str | bytes | os.PathLike[str] | None = None,
+    prefix: str = "",
+    ort_format: bool = False,
+    custom_op_library: str | bytes | os.PathLike[str] | None = None,
+    additional_output_names: Sequence[str] | None = None,
+    nominal_checkpoint: bool = False,
+    loss_input_names: Sequence[str] | None = None,
+    *,
+    batch_norm: BatchNorm | str = BatchNorm.MODEL,
+) -> Artifacts:
+    """Make a training model, an eval model, a checkpoint and an optimizer model.
+
+    model: an onnx.ModelProto, which is not changed, or the path of a file.
+    requires_grad: what is trained, names of initializers, of Constant nodes or of inputs, or patterns such as
+        "head.*", which stand for the weights that they match. None: all weights on which the loss depends.
+    frozen_params: names or patterns of parameters that the checkpoint has, too, and that stay as they are.
+    loss: a `LossType`, a block of `onnxblock.loss`, or a block of one's own that returns the name of the loss, or
+        several names, of which the loss is the first. None: the model's first output is the loss.
+    optimizer: an `OptimType` or a block of `onnxblock.optim`. None: no optimizer model.
+    artifact_directory: the folder, which must exist. None: the current one.
+    prefix: in front of the names of all files.
+    ort_format: whether the models are written in ORT format, too.
+    custom_op_library: the library with the operators of one's own that the model has, for `ort_format`.
+    additional_output_names: values that both models have as outputs behind the loss.
+    nominal_checkpoint: whether a checkpoint without values is written, too.
+    loss_input_names: what the loss is called with. None: the model's outputs, in their order.
+    batch_norm: whose statistics batch normalization takes; see `BatchNorm`.
+
+    Returns `Artifacts`, which says what was chosen and written; nothing is written unless everything could be made.
+
+    Raises TypeError and ValueError for other arguments, for a model that is damaged or has no way from the parameters
+    to the loss, and for names that it does not have; LookupError for outputs that it does not have; FileNotFoundError;
+    NotImplementedError, which names all nodes that have no gradient.
+    """
+    request = Request(
+        requires_grad=requires_grad,
+        frozen_params=frozen_params,
+        loss=_block("loss", loss, LossType, losses) or blocks.PassThrough(),
+        loss_inputs=None if loss_input_names is None else names_in("loss_input_names", loss_input_names),
+        outputs=names_in("additional_output_names", additional_output_names or ()),
+        batch_norm=_batch_norm(batch_norm).value,
+    )
+    files = Files(_folder(artifact_directory), _prefix(prefix), bool(nominal_checkpoint), bool(ort_format))
+    with ExitStack() as stack:
+        if custom_op_library is not None:
+            files.library = stack.enter_context(named_library(os.fsdecode(custom_op_library)))
+        made = make(model, request, _block("optimizer", optimizer, OptimType, optim))
+        written = files.write(made)
+    result = _result(files.folder, written, made)
+    logger.info("%s", result)
+    return result
 
 
-def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
-    """What a graph says about one of its tensors."""
-    tensor = value.type.tensor_type
-    shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "any" for dim in tensor.shape.dim)
+def _block(what: str, given: Any, kinds: type[Enum], module: ModuleType) -> Block | None:
+    """A block as it was given, or of the kind that was given, None for None."""
+    if given is None or isinstance(given, Block):
+        return given
+    if isinstance(given, kinds):
+        made: Block = getattr(module, given.name)()
+        return made
+    raise TypeError(f"{WHO}: {what} is {given!r}, expected {kinds.__name__}, a block of onnxblock, or None")
+
+
+def _batch_norm(given: BatchNorm | str) -> BatchNorm:
     try:
-        dtype = np.dtype(tensor_dtype_to_np_dtype(tensor.elem_type))
-    except KeyError:
-        number = tensor.elem_type
-        raise ValueError(f"the graph's {value.name!r} has the element type {number}, expected a known one") from None
-    return TensorSpec(value.name, dtype, shape)
+        return BatchNorm(given)
+    except ValueError:
+        raise ValueError(f"{WHO}: batch_norm is {given!r}, expected 'model', 'train' or 'freeze'") from None
 
 
-def find_scores(graph: onnx.GraphProto, label: str) -> str:
-    """The last tensor that every way from the data to the loss passes before it meets the label.
-
-    Raises ValueError if there is none.
-    """
-    position: dict[str, int] = {output: index for index, node in enumerate(graph.node) for output in node.output}
-    behind_label = {label}
-    for node in graph.node:
-        if behind_label.intersection(node.input):
-            behind_label.update(node.output)
-    computed = position.keys() - behind_label
-    loss_nodes = [node for node in graph.node if behind_label.intersection(node.input)]
-    ahead = computed.intersection(name for node in loss_nodes for name in node.input)
-    while len(ahead) > 1:
-        last = max(ahead, key=lambda name: position[name])
-        ahead.remove(last)
-        ahead |= computed.intersection(graph.node[position[last]].input)
-    if not ahead:
-        raise ValueError(f"ArtifactSet: no tensor of the eval graph leads to the loss beside {label!r}")
-    return ahead.pop()
+def _folder(given: str | bytes | os.PathLike[str] | None) -> Path:
+    folder = Path(os.fsdecode(given)) if given is not None else Path()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{WHO}: there is no folder {folder}")
+    return folder
 
 
-def _batch(inputs: tuple[TensorSpec, ...]) -> tuple[tuple[TensorSpec, ...], int | None]:
-    """The inputs for any number of rows, and the only number of rows that they take, None if any will do.
-
-    Raises ValueError unless a batch holds data and a label, with as many rows.
-    """
-    if len(inputs) < 2:
-        names = ", ".join(spec.name for spec in inputs) or "none"
-        raise ValueError(f"ArtifactSet: the training graph has the inputs {names}, expected data and a label")
-    for spec in inputs:
-        if not spec.shape:
-            raise NotImplementedError(f"ArtifactSet: {spec.name} has shape (), expected one row for each example")
-    fixed = {spec.shape[0] for spec in inputs if isinstance(spec.shape[0], int)}
-    if len(fixed) > 1:
-        raise NotImplementedError(f"ArtifactSet: the inputs have {sorted(fixed)} rows, expected one number of them")
-    varying = tuple(replace(spec, shape=("rows" if fixed else spec.shape[0], *spec.shape[1:])) for spec in inputs)
-    return varying, int(fixed.pop()) if fixed else None
+def _prefix(given: str) -> str:
+    if not isinstance(given, str) or Path(given + "checkpoint").name != given + "checkpoint":
+        raise ValueError(f"{WHO}: prefix is {given!r}, expected the beginning of file names, without folders")
+    return given
 
 
-def check_parameters(
-    who: str,
-    specs: Mapping[str, TensorSpec],
-    trainable: Mapping[str, np.ndarray],
-    frozen: Mapping[str, np.ndarray],
-) -> None:
-    """Raise ValueError unless checkpoint and training graph tell of the same parameters.
-
-    who: the caller, for messages. specs: the training graph's inputs by name.
-    """
-    if RESET not in specs:
-        raise ValueError(f"{who}: the graph has no input {RESET}, expected a training graph")
-    have = {name.removesuffix(BUFFER_SUFFIX) for name in specs if name.endswith(BUFFER_SUFFIX)}
-    if have != trainable.keys():
-        raise ValueError(
-            f"{who}: the checkpoint has the trainable parameters {_list(trainable)}, "
-            f"expected those of the training graph, {_list(have)}"
-        )
-    for name, array in (*trainable.items(), *frozen.items()):
-        if name not in specs:
-            raise ValueError(f"{who}: the checkpoint has {name!r}, expected inputs of the training graph")
-        spec = specs[name]
-        if array.shape != spec.shape or array.dtype != spec.dtype:
-            raise ValueError(
-                f"{who}: the checkpoint's {name!r} is {array.dtype} of shape {array.shape}, "
-                f"expected {spec.dtype} of shape {spec.shape}, as in the training graph"
-            )
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "none"
+def _result(folder: Path, files: Sequence[str], made: Made) -> Artifacts:
+    graph, chosen = made.models.evaluation.graph, made.selection
+    parameters = {each.name: size_of(each) for each in (*made.models.trainable, *made.models.frozen)}
+    return Artifacts(
+        directory=folder,
+        files=tuple(files),
+        trainable=chosen.trainable,
+        frozen=chosen.frozen,
+        constants=chosen.constants,
+        inputs=tuple(each.name for each in graph.input if each.name not in parameters),
+        outputs=tuple(each.name for each in graph.output),
+        sizes=parameters,
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from opgrad.training import files
-from opgrad.training.artifacts import TensorSpec
+from opgrad.training.artifact_set import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import onnxruntime
 from onnx.helper import get_node_attr_value, make_opsetid
 
 from opgrad.onnxruntime import loading
-from opgrad.training.artifacts import FILES, ArtifactSet, TensorSpec
+from opgrad.training.artifact_set import FILES, ArtifactSet, TensorSpec
 from opgrad.training.data import Dataset
 from opgrad.training.graph import open_session
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from opgrad.training.artifacts import ArtifactSet
+from opgrad.training.artifact_set import ArtifactSet
 from opgrad.writing import replaced
 
 if TYPE_CHECKING:

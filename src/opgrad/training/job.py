@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 
 from opgrad.cpu.runtime.parallel import get_num_threads
-from opgrad.training.artifacts import ArtifactSet
+from opgrad.training.artifact_set import ArtifactSet
 from opgrad.training.checkpoint import read_checkpoint, write_checkpoint
 from opgrad.training.data import Dataset, load_file, load_named
 from opgrad.training.evaluation import Evaluation

@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime
 
 from opgrad.cpu.runtime.parallel import get_num_threads
-from opgrad.training.artifacts import ArtifactSet
+from opgrad.training.artifact_set import ArtifactSet
 from opgrad.training.checkpoint import Checkpoint, OptimizerGroup
 from opgrad.training.data import Dataset, fits, show
 from opgrad.training.evaluation import Evaluation, Evaluator

@@ -134,7 +134,7 @@ def assembly(function: Callable[..., Any], dtypes: Iterable[str]) -> str:
     from opgrad.cpu.compiler import lowering
 
     machine = _machine()
-    module = lowering.build(function, "task(" + ",".join(dtypes) + ")", ENTRY)
+    module = lowering.build(function, "task(" + ",".join(dtypes) + ")", ENTRY, machine)
     return str(machine.emit_assembly(module))
 
 
@@ -142,7 +142,7 @@ def _compile(function: Callable[..., Any], form: str, symbol: str) -> bytes:
     from opgrad.cpu.compiler import lowering
 
     machine = _machine()
-    module = lowering.build(function, form, ENTRY)
+    module = lowering.build(function, form, ENTRY, machine)
     module.name = symbol
     return bytes(machine.emit_object(module))
 

@@ -3,7 +3,9 @@
 from opgrad.gradients.rules import (
     activation,
     arithmetic,
+    attention,
     convolution,
+    einsum,
     elementary,
     extrema,
     indexing,
@@ -24,6 +26,7 @@ from opgrad.gradients.rules import (
 )
 
 FAMILIES = (
-    *(elementary, arithmetic, extrema, activation, reduction, matrix, softmax, losses, normalization, convolution),
-    *(pooling, layout, indexing, scatter, resize, sampling, recurrent, microsoft, quantization, zero),
+    *(elementary, arithmetic, extrema, activation, reduction, matrix, einsum, softmax, losses, normalization),
+    *(convolution, pooling, layout, indexing, scatter, resize, sampling, recurrent, attention, microsoft),
+    *(quantization, zero),
 )

@@ -60,7 +60,7 @@ def power(node: Node) -> Gradients:
 def mod(node: Node) -> Gradients:
     """da = dy, db = -dy * (a - y) / b, which is a whole number."""
     a, b = node.x, node.required(1)
-    whole = ((a - node.y) / b).apply("Round")
+    whole = ((a - node.y) / b + 0.5).apply("Floor")  # rounded, which bfloat16 cannot be by one operator
     return [node.unbroadcast(node.dy, 0), -node.unbroadcast(node.dy * whole, 1)]
 
 

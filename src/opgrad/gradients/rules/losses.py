@@ -3,7 +3,7 @@
 from onnx import TensorProto
 
 from opgrad.gradients.node import Node
-from opgrad.gradients.registry import Gradients, gradient
+from opgrad.gradients.registry import Gradients, NoGradient, gradient
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
 
@@ -28,6 +28,27 @@ def softmax_cross_entropy_loss_internal(node: Node) -> Gradients:
         op, reduction = "SoftmaxCrossEntropyLossInternalGrad", node.get("reduction", "mean")
         dx = node.microsoft(op, node.dy, log_prob, *node.inputs[1:], reduction=reduction, **kind)
     return _with_log_prob(node, dx, log_prob)
+
+
+@gradient("SoftmaxCrossEntropy", domain=MICROSOFT, constant=(1,))
+def softmax_cross_entropy(node: Node) -> Value:
+    """dlogits = dy * (exp(log_prob) - labels) / number of samples, for labels that are probabilities."""
+    return _of_rows(node, node.required(1))
+
+
+@gradient("SparseSoftmaxCrossEntropy", constant=(1, 2))
+def sparse_softmax_cross_entropy(node: Node) -> Value:
+    """dlogits = weight * dy * (exp(log_prob) - onehot(label)) / sum of weights."""
+    return _of_rows(node, node.required(1), node.input(2))
+
+
+def _of_rows(node: Node, *given: Value | None) -> Value:
+    """The gradient of a loss over the last axis; given: labels and weights."""
+    if node.dys[1:] != [None] * len(node.dys[1:]):
+        raise NoGradient("what is differentiated depends on its second output")
+    op, reduction = f"{node.proto.op_type}Grad", node.get("reduction", "mean")
+    log_prob = node.output(1, "_log_prob")
+    return node.body.node(op, node.dy, log_prob, *given, reduction=reduction, domain=node.proto.domain)
 
 
 def _with_log_prob(node: Node, dx: Value | None, log_prob: Value) -> Value | None:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from opgrad.gradients.node import Node
-from opgrad.gradients.registry import Gradients, NoGradient, gradient
-from opgrad.gradients.shaping import broadcast_to, reshape_like, sizes_of, unbroadcast
+from opgrad.gradients.registry import Gradients, gradient
+from opgrad.gradients.shaping import reshape_like, sizes_of, unbroadcast
 from opgrad.onnxruntime.bodies.build import Value
 
 GEMM = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0}
@@ -79,60 +79,3 @@ def gemm(node: Node) -> Gradients:
     if node.input(2) is None:
         return [da, db]
     return [da, db, node.unbroadcast(dy if beta == 1 else dy * beta, 2)]
-
-
-@gradient("Einsum")
-def einsum(node: Node) -> Gradients:
-    """dx = einsum of dy and all other operands, to the axes of x."""
-    terms, result = _terms(node.get("equation"), len(node.inputs))
-    return [_einsum_gradient(node, terms, result, place) for place in range(len(terms))]
-
-
-def _terms(equation: str, operands: int) -> tuple[list[str], str]:
-    """The letters of each operand and those of the result."""
-    left, arrow, result = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
-    if not arrow:
-        letters = "".join(terms).replace("...", "")
-        result = ("..." if "..." in left else "") + "".join(
-            each for each in sorted(set(letters)) if letters.count(each) == 1
-        )
-    if len(terms) != operands:
-        raise NoGradient(f"its equation {equation!r} has {len(terms)} operands, the node {operands}")
-    for term in terms:
-        plain = term.replace("...", "")
-        if len(set(plain)) < len(plain):
-            raise NoGradient(f"its equation {equation!r} takes a diagonal in {term!r}")
-    return terms, result
-
-
-def _einsum_gradient(node: Node, terms: list[str], result: str, place: int) -> Value | None:
-    if place not in node.needed:
-        return None
-    own, others = terms[place], [term for index, term in enumerate(terms) if index != place]
-    there = {*result.replace("...", ""), *"".join(others).replace("...", "")}
-    kept = "".join(each for each in own.replace("...", "") if each in there)
-    operands = [node.dy, *(node.required(index) for index in range(len(terms)) if index != place)]
-    ellipsis = "..." if "..." in result or any("..." in term for term in others) else ""
-    dx = node.body.node("Einsum", *operands, equation=f"{','.join([result, *others])}->{ellipsis}{kept}")
-    x = node.required(place)
-    if ellipsis or "..." in own:
-        return _without_ellipsis(node, dx, x, own, kept)
-    alone = [index for index, each in enumerate(own) if each not in there]
-    return broadcast_to(dx.unsqueeze(*alone), x) if alone else dx
-
-
-def _without_ellipsis(node: Node, dx: Value, x: Value, own: str, kept: str) -> Value:
-    """The axes of `...` moved to where the operand has them, and summed where it was broadcast along them."""
-    first, _, last = own.partition("...")
-    if first or kept != last:
-        raise NoGradient(
-            f"its equation {node.get('equation')!r} has axes before '...' or sums some of one operand alone"
-        )
-    letters = [
-        len(term.replace("...", "")) for term in node.get("equation").replace(" ", "").partition("->")[0].split(",")
-    ]
-    lead = max(node.rank(place) - count for place, count in enumerate(letters))
-    outer = [None] * lead if node.y.sizes is None else list(node.y.sizes)[:lead]
-    whole = [*outer, *list(sizes_of(x))[len(sizes_of(x)) - len(last) :]]
-    return unbroadcast(dx, Value(dx.body, dx.name, dx.element_type, whole), x)

@@ -1,5 +1,7 @@
 """Operators of com.microsoft that onnxruntime's optimizers and the exporters for it write."""
 
+from itertools import zip_longest
+
 from onnx import TensorProto
 
 from opgrad.gradients.node import Node
@@ -7,6 +9,13 @@ from opgrad.gradients.registry import Gradients, NoGradient, decomposition, grad
 from opgrad.gradients.shaping import sizes_of
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
+
+# Activations of fused operators, and their attributes.
+ACTIVATIONS = {
+    **dict.fromkeys(("", "Relu", "Sigmoid", "Tanh", "Softplus", "Softsign", "HardSwish"), ()),
+    **dict.fromkeys(("LeakyRelu", "Elu", "ThresholdedRelu"), ("alpha",)),
+    "HardSigmoid": ("alpha", "beta"),
+}
 
 
 def _over_rows(node: Node, dx: Value) -> Value:
@@ -58,13 +67,58 @@ def fused_matmul(node: Node) -> Value:
 
 
 def _operand(node: Node, index: int, side: str) -> Value:
+    """An operand with its axes in the order of a product: its rows may come before the axes of the batch."""
     value = node.required(index)
+    order = list(range(len(sizes_of(value))))
     if node.get(f"transBatch{side}", 0):
-        raise NoGradient(f"its attribute transBatch{side} is set")
-    if not node.get(f"trans{side}", 0):
-        return value
-    rank = len(sizes_of(value))
-    return value.transpose(*range(rank - 2), rank - 1, rank - 2)
+        order = [*order[1:-1], order[0], order[-1]]
+    if node.get(f"trans{side}", 0):
+        order = [*order[:-2], order[-1], order[-2]]
+    return value if order == sorted(order) else value.transpose(*order)
+
+
+@decomposition("FusedGemm", domain=MICROSOFT)
+def fused_gemm(node: Node) -> Value:
+    """y = activation(gemm(a, b, c))."""
+    names = ("alpha", "beta", "transA", "transB")
+    y = node.body.node("Gemm", *node.inputs, **{name: node.get(name) for name in names if name in node.attributes})
+    return _activated(node, y)
+
+
+@decomposition("FusedConv", domain=MICROSOFT)
+def fused_conv(node: Node) -> Value:
+    """y = activation(conv(x, w, b) + z)."""
+    own = ("activation", "activation_params")
+    attributes = {name: value for name, value in node.attributes.items() if name not in own}
+    y, z = node.body.node("Conv", *node.inputs[:3], **attributes), node.input(3)
+    return _activated(node, y if z is None else y + z)
+
+
+def _activated(node: Node, y: Value) -> Value:
+    """With the activation that a node names."""
+    op, given = node.get("activation", ""), node.get("activation_params") or []
+    alpha, beta = (node.get(f"activation_{name}", value) for name, value in zip_longest(("alpha", "beta"), given[:2]))
+    if op == "Clip":
+        return y.body.node("Clip", y, *(y.body.number(each, y) for each in (alpha, beta)))
+    if op not in ACTIVATIONS:
+        raise NoGradient(f"its activation is {op!r}, expected one of {', '.join(['', 'Clip', *ACTIVATIONS])}")
+    named = zip(ACTIVATIONS[op], (alpha, beta), strict=False)
+    return y.apply(op, **{name: value for name, value in named if value is not None}) if op else y
+
+
+@decomposition("EmbedLayerNormalization", domain=MICROSOFT)
+def embed_layer_normalization(node: Node) -> Gradients:
+    """y = layer_normalization(word + position + segment), the rows of tables; the third result is the sum."""
+    body, tokens, segments = node.body, node.x, node.input(1)
+    places = node.input(8) or body.range(tokens.shape(1, 2).squeeze(0))
+    total = body.node("Gather", node.required(2), tokens) + body.node("Gather", node.required(3), places)
+    if segments is not None:
+        total = total + body.node("Gather", node.required(4), segments)
+    epsilon = node.get("epsilon", 1e-12)
+    y = body.node("LayerNormalization", total, node.required(5), node.input(6), axis=-1, epsilon=epsilon)
+    mask = node.input(7)
+    lengths = tokens.slice(0, 1, 1).squeeze(1) * 0 if mask is None else mask.sum([1], keepdims=False)
+    return [y, lengths.cast(TensorProto.INT32), total]
 
 
 @decomposition("BiasSoftmax", domain=MICROSOFT)
@@ -104,55 +158,3 @@ def _skip_sum(node: Node, place: int) -> Value:
     bias = node.input(place)
     total = node.x + node.required(1)
     return total if bias is None else total + bias
-
-
-@decomposition("MultiHeadAttention", domain=MICROSOFT)
-def multi_head_attention(node: Node) -> Value:
-    """y = softmax(scale * q @ k.T + bias) @ v, of each head; q, k and v are [N, L, heads * H]."""
-    for place, what in ((4, "key_padding_mask"), (6, "past_key"), (7, "past_value")):
-        if node.input(place) is not None:
-            raise NoGradient(f"it has a {what}")
-    if node.get("unidirectional", 0) or len([each for each in node.proto.output if each]) > 1:
-        raise NoGradient("it is unidirectional or has more outputs than one")
-    q, k, v = node.x, node.input(1), node.input(2)
-    if k is None or v is None or {len(sizes_of(each)) for each in (q, k, v)} != {3}:
-        raise NoGradient("its query, key and value are packed, expected three inputs of three axes")
-    bias = node.input(3)
-    if bias is not None:
-        width = sizes_of(bias)[0]
-        if not isinstance(width, int) or width % 3:
-            raise NoGradient("the graph does not tell the size of its bias")
-        parts = [bias.slice(index * width // 3, (index + 1) * width // 3) for index in range(3)]
-        q, k, v = (each + part for each, part in zip((q, k, v), parts, strict=True))
-    return _attention(node, q, k, v, node.input(5))
-
-
-@decomposition("Attention", domain=MICROSOFT)
-def attention(node: Node) -> Value:
-    """y = softmax(scale * q @ k.T + bias) @ v, q, k and v being parts of x @ weights + bias."""
-    for place, what in ((3, "mask_index"), (4, "past")):
-        if node.input(place) is not None:
-            raise NoGradient(f"it has a {what}")
-    if node.get("unidirectional", 0) or node.get("qkv_hidden_sizes") or node.get("do_rotary", 0):
-        raise NoGradient("it is unidirectional, rotary or has hidden sizes of its own")
-    weights, bias = node.required(1), node.input(2)
-    width = sizes_of(weights)[1]
-    if not isinstance(width, int):
-        raise NoGradient("the graph does not tell the size of its weights")
-    packed = node.body.node("MatMul", node.x, weights)
-    packed = packed if bias is None else packed + bias
-    q, k, v = (packed.slice(index * width // 3, (index + 1) * width // 3, 2) for index in range(3))
-    return _attention(node, q, k, v, node.input(5))
-
-
-def _attention(node: Node, q: Value, k: Value, v: Value, bias: Value | None) -> Value:
-    heads, body = node.get("num_heads"), node.body
-    q, k, v = (each.reshape([0, 0, heads, -1]).transpose(0, 2, 1, 3) for each in (q, k, v))
-    kind = node.x.element_type or TensorProto.FLOAT
-    scale: Value | float = node.get("scale", 0.0)
-    if not scale:
-        scale = 1 / q.shape(3, 4).cast(kind).reshape([]).apply("Sqrt")
-    scores = body.node("MatMul", q, k.transpose(0, 1, 3, 2)) * scale
-    scores = scores if bias is None else scores + bias
-    y = body.node("MatMul", scores.apply("Softmax", axis=-1 if node.opset >= 13 else 3), v)
-    return y.transpose(0, 2, 1, 3).reshape([0, 0, -1])

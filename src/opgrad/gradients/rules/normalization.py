@@ -177,7 +177,9 @@ def lrn(node: Node) -> Value:
 
 def _window_mean(values: Value, node: Node, below: int, above: int) -> Value:
     """The sums of so many channels before and behind each, divided by the size of the window."""
-    body, size = node.body, node.get("size")
+    body, size, kind = node.body, node.get("size"), values.element_type
+    if kind == TensorProto.BFLOAT16:  # of which pooling takes none
+        return _window_mean(values.cast(TensorProto.FLOAT), node, below, above).cast(kind)
     columns = values.reshape(body.concat(node.x.shape(0, 2), body.ints([-1])))
     image = columns.unsqueeze(1)
     pooled = body.node("AveragePool", image, kernel_shape=[size, 1], pads=[below, 0, above, 0], count_include_pad=1)
@@ -208,7 +210,8 @@ def batch_norm_internal(node: Node) -> Gradients:
     kind = node.required(3).element_type
     suffixes = ("_running_mean", "_running_var", "_saved_mean", "_saved_inv_std")
     mean, inv_std = [node.output(index, suffix, kind) for index, suffix in enumerate(suffixes, 1)][2:]
-    return node.results("BatchNormalizationGrad", 3, node.dy, node.x, node.required(1), mean, inv_std)
+    epsilon = node.get("epsilon", 1e-5)
+    return node.results("BatchNormalizationGrad", 3, node.dy, node.x, node.required(1), mean, inv_std, epsilon=epsilon)
 
 
 def _of_given_statistics(node: Node) -> Gradients:

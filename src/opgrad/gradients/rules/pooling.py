@@ -15,11 +15,11 @@ from opgrad.onnxruntime.bodies.convolution import Window
 @gradient("MaxPool")
 def max_pool(node: Node) -> Value:
     """dx = 0; dx[indices] += dy."""
-    if node.get("storage_order", 0):
-        if len(node.outputs) > 1 and node.outputs[1] is not None:
-            raise NoGradient("its indices count in the order of columns, expected storage_order 0")
-        node.become("MaxPool", "", **{**node.attributes, "storage_order": 0})
-    indices = node.output(1, "_mask", TensorProto.INT64)
+    if node.get("storage_order", 0):  # whose indices, if it has them, count in the order of columns
+        attributes = {**node.attributes, "storage_order": 0}
+        indices = node.body.nodes_of("MaxPool", 2, node.x, **attributes)[1]
+    else:
+        indices = node.output(1, "_mask", TensorProto.INT64)
     return node.body.node("MaxPoolGrad", node.dy, indices)
 
 

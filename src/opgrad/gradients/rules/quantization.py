@@ -6,15 +6,19 @@ What stands between the two are integers; their gradient is that of the numbers 
 from onnx import TensorProto
 
 from opgrad.gradients.node import Node
-from opgrad.gradients.registry import Gradients, NoGradient, gradient
+from opgrad.gradients.registry import Gradients, NoGradient, decomposition, gradient
 from opgrad.onnxruntime.bodies.build import Value
+from opgrad.onnxruntime.bodies.forms import MICROSOFT
 
 LIMITS: dict[int, tuple[int, int]] = {
     TensorProto.UINT8: (0, 255),
     TensorProto.INT8: (-128, 127),
     TensorProto.UINT16: (0, 65535),
     TensorProto.INT16: (-32768, 32767),
+    TensorProto.UINT4: (0, 15),
+    TensorProto.INT4: (-8, 7),
 }
+EIGHT_BITS = {(0, 255): TensorProto.UINT8, (-128, 127): TensorProto.INT8}
 
 
 @gradient("QuantizeLinear", constant=(1, 2))
@@ -22,7 +26,7 @@ def quantize(node: Node) -> Value:
     """dx = dy where x lies within what the integers reach."""
     limits = LIMITS.get(node.y.element_type or 0)
     if limits is None:
-        raise NoGradient("its integers are neither of 8 nor of 16 bits")
+        raise NoGradient("its integers are not of 4, 8 or 16 bits")
     if node.get("block_size", 0):
         raise NoGradient("it has a scale for each block")
     x, scale, zero = node.x, _column(node, node.required(1)), node.input(2)
@@ -47,3 +51,13 @@ def _column(node: Node, values: Value) -> Value:
 def dequantize(node: Node) -> Gradients:
     """The gradient of the numbers that the integers stand for: dy."""
     return node.dy
+
+
+@decomposition("FakeQuant", domain=MICROSOFT)
+def fake_quant(node: Node) -> Value:
+    """y = dequantize(quantize(x))."""
+    kind = EIGHT_BITS.get((node.get("quant_min", 0), node.get("quant_max", 255)))
+    if kind is None:
+        raise NoGradient("its limits are not those of 8 bits")
+    given = node.required(1), node.required(2).cast(kind)
+    return node.body.node("DequantizeLinear", node.body.node("QuantizeLinear", node.x, *given), *given)

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from onnx import TensorProto
 
 from opgrad.gradients.node import Node
-from opgrad.gradients.registry import Gradients, NoGradient, gradient
+from opgrad.gradients.registry import Gradients, NoGradient, decomposition, gradient
 from opgrad.gradients.rules.steps import Steps
 from opgrad.onnxruntime.bodies.build import Body, Value
+from opgrad.onnxruntime.bodies.forms import MICROSOFT
 
 LENGTHS = 4  # the place of the input with the lengths of the sequences
 ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
@@ -41,6 +42,14 @@ def gru(node: Node) -> Gradients:
 def lstm(node: Node) -> Gradients:
     """dh and dc go to the gates of c = f * c before + i * g, h = o * tanh(c), and from them to x, W and R."""
     return _layer(node, 4, _lstm_direction)
+
+
+@decomposition("GRUTraining", "LSTMTraining", domain=MICROSOFT)
+def of_training_graphs(node: Node) -> Gradients:
+    """The layer of ai.onnx, without the outputs that a gradient of its own would read."""
+    op, count = node.proto.op_type.removesuffix("Training"), 2 + (node.proto.op_type == "LSTMTraining")
+    attributes = {name: value for name, value in node.attributes.items() if name not in ("output_sequence",)}
+    return node.body.nodes_of(op, count, *node.inputs, **attributes)
 
 
 def _layer(node: Node, gates: int, write: Callable[[Steps], Parts]) -> Gradients:

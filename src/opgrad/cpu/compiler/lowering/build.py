@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
-import llvmlite.binding as llvm
 import numba
 from numba.core import types
 from numba.extending import overload, register_jitable
 
 from opgrad.cpu.compiler import helpers, memory
 from opgrad.cpu.compiler.lowering.memory import word_at
+from opgrad.cpu.compiler.lowering.modules import optimised, unoptimised
 from opgrad.cpu.compiler.lowering.words import I64, PointerType, VectorType, defines
 from opgrad.cpu.compiler.parameters import (
     IN_USE,
@@ -152,14 +152,13 @@ def _native(function: Callable[..., Any], count: int) -> Any:
     return numba.cfunc(types.int64(*[types.int64] * count), **OPTIONS)(function)
 
 
-def build(function: Callable[..., Any], form: str, entry: str) -> Any:
+def build(function: Callable[..., Any], form: str, entry: str, machine: Any) -> Any:
     """The optimised LLVM module of `function` as a task, a stage or a native function (`form`), exported as `entry`."""
     register_helpers()
     kind, _, inside = form.rstrip(")").partition("(")
-    if kind in ("task", "stage"):
-        compiled = _task(Parameters(function), [name for name in inside.split(",") if name], fences=kind == "task")
-    else:
-        compiled = _native(function, int(inside))
-    parsed = llvm.parse_assembly(compiled.inspect_llvm())
-    parsed.get_function(compiled.native_name).name = entry
-    return parsed
+    with unoptimised():
+        if kind in ("task", "stage"):
+            compiled = _task(Parameters(function), [name for name in inside.split(",") if name], fences=kind == "task")
+        else:
+            compiled = _native(function, int(inside))
+    return optimised(compiled.inspect_llvm(), compiled.native_name, entry, machine)

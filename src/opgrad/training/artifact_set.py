@@ -1,0 +1,186 @@
+"""The four files that onnxruntime-training makes of a model, and what they say about each other."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.helper import tensor_dtype_to_np_dtype
+
+from opgrad.onnxruntime.reading import read_model
+from opgrad.training.checkpoint import read_checkpoint
+from opgrad.training.names import BUFFER_SUFFIX, RESET
+from opgrad.training.optimizer import Rule, read_rule
+
+FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A graph's input: its name, dtype and shape; a name in place of a size stands for any size."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class ArtifactSet:
+    """An artifact set of onnxruntime-training.
+
+    directory: where it was read from.
+    training_model: the file of the graph that computes loss and gradients.
+    eval_model: the graph that computes the loss alone.
+    rule: how the optimizer changes the parameters.
+    trainable, frozen: the initial parameters, read-only, by name; only the trainable ones have gradients.
+    inputs: what a batch holds, in the graph's order. `label` is the last of them.
+    loss: the graphs' output.
+    batch_rows: the only number of rows that the graphs take; None if any will do.
+    """
+
+    directory: Path
+    training_model: Path
+    eval_model: onnx.ModelProto
+    rule: Rule
+    trainable: Mapping[str, np.ndarray]
+    frozen: Mapping[str, np.ndarray]
+    inputs: tuple[TensorSpec, ...]
+    loss: str
+    batch_rows: int | None = None
+
+    @classmethod
+    def load(cls, directory: str | PathLike[str]) -> "ArtifactSet":
+        """Read an artifact set.
+
+        directory: the folder with training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint.
+        Raises FileNotFoundError if one is missing, ValueError if one is damaged or belongs to another model,
+        and NotImplementedError if the optimizer is none that opgrad has.
+        """
+        folder = Path(directory)
+        missing = [name for name in FILES if not (folder / name).is_file()]
+        if missing:
+            raise FileNotFoundError(f"ArtifactSet: {folder} has no {', '.join(missing)}")
+        training_model, eval_model, optimizer_model, checkpoint_file = (folder / name for name in FILES)
+        checkpoint = read_checkpoint(checkpoint_file)
+        graph = read_model(training_model, "ArtifactSet").graph
+        if not graph.output:
+            raise ValueError(f"ArtifactSet: {training_model} has no outputs, expected the loss")
+        specs = {value.name: tensor_spec(value) for value in graph.input}
+        check_parameters("ArtifactSet", specs, checkpoint.trainable, checkpoint.frozen)
+        buffers = {name + BUFFER_SUFFIX for name in checkpoint.trainable}
+        others = checkpoint.parameters.keys() | buffers | {RESET}
+        inputs, batch_rows = _batch(tuple(spec for name, spec in specs.items() if name not in others))
+        return cls(
+            directory=folder,
+            training_model=training_model,
+            eval_model=read_model(eval_model, "ArtifactSet"),
+            rule=read_rule(read_model(optimizer_model, "ArtifactSet")),
+            trainable=checkpoint.trainable,
+            frozen=checkpoint.frozen,
+            inputs=inputs,
+            batch_rows=batch_rows,
+            loss=graph.output[0].name,
+        )
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.directory.resolve().name
+
+    @property
+    def label(self) -> TensorSpec:
+        """The batch's last input, which only the loss reads."""
+        return self.inputs[-1]
+
+    @property
+    def scores(self) -> str:
+        """The tensor that the loss compares with the label: the output of the model proper."""
+        return find_scores(self.eval_model.graph, self.label.name)
+
+
+def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    """What a graph says about one of its tensors."""
+    tensor = value.type.tensor_type
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "any" for dim in tensor.shape.dim)
+    try:
+        dtype = np.dtype(tensor_dtype_to_np_dtype(tensor.elem_type))
+    except KeyError:
+        number = tensor.elem_type
+        raise ValueError(f"the graph's {value.name!r} has the element type {number}, expected a known one") from None
+    return TensorSpec(value.name, dtype, shape)
+
+
+def find_scores(graph: onnx.GraphProto, label: str) -> str:
+    """The last tensor that every way from the data to the loss passes before it meets the label.
+
+    Raises ValueError if there is none.
+    """
+    position: dict[str, int] = {output: index for index, node in enumerate(graph.node) for output in node.output}
+    behind_label = {label}
+    for node in graph.node:
+        if behind_label.intersection(node.input):
+            behind_label.update(node.output)
+    computed = position.keys() - behind_label
+    loss_nodes = [node for node in graph.node if behind_label.intersection(node.input)]
+    ahead = computed.intersection(name for node in loss_nodes for name in node.input)
+    while len(ahead) > 1:
+        last = max(ahead, key=lambda name: position[name])
+        ahead.remove(last)
+        ahead |= computed.intersection(graph.node[position[last]].input)
+    if not ahead:
+        raise ValueError(f"ArtifactSet: no tensor of the eval graph leads to the loss beside {label!r}")
+    return ahead.pop()
+
+
+def _batch(inputs: tuple[TensorSpec, ...]) -> tuple[tuple[TensorSpec, ...], int | None]:
+    """The inputs for any number of rows, and the only number of rows that they take, None if any will do.
+
+    Raises ValueError unless a batch holds data and a label, with as many rows.
+    """
+    if len(inputs) < 2:
+        names = ", ".join(spec.name for spec in inputs) or "none"
+        raise ValueError(f"ArtifactSet: the training graph has the inputs {names}, expected data and a label")
+    for spec in inputs:
+        if not spec.shape:
+            raise NotImplementedError(f"ArtifactSet: {spec.name} has shape (), expected one row for each example")
+    fixed = {spec.shape[0] for spec in inputs if isinstance(spec.shape[0], int)}
+    if len(fixed) > 1:
+        raise NotImplementedError(f"ArtifactSet: the inputs have {sorted(fixed)} rows, expected one number of them")
+    varying = tuple(replace(spec, shape=("rows" if fixed else spec.shape[0], *spec.shape[1:])) for spec in inputs)
+    return varying, int(fixed.pop()) if fixed else None
+
+
+def check_parameters(
+    who: str,
+    specs: Mapping[str, TensorSpec],
+    trainable: Mapping[str, np.ndarray],
+    frozen: Mapping[str, np.ndarray],
+) -> None:
+    """Raise ValueError unless checkpoint and training graph tell of the same parameters.
+
+    who: the caller, for messages. specs: the training graph's inputs by name.
+    """
+    if RESET not in specs:
+        raise ValueError(f"{who}: the graph has no input {RESET}, expected a training graph")
+    have = {name.removesuffix(BUFFER_SUFFIX) for name in specs if name.endswith(BUFFER_SUFFIX)}
+    if have != trainable.keys():
+        raise ValueError(
+            f"{who}: the checkpoint has the trainable parameters {_list(trainable)}, "
+            f"expected those of the training graph, {_list(have)}"
+        )
+    for name, array in (*trainable.items(), *frozen.items()):
+        if name not in specs:
+            raise ValueError(f"{who}: the checkpoint has {name!r}, expected inputs of the training graph")
+        spec = specs[name]
+        if array.shape != spec.shape or array.dtype != spec.dtype:
+            raise ValueError(
+                f"{who}: the checkpoint's {name!r} is {array.dtype} of shape {array.shape}, "
+                f"expected {spec.dtype} of shape {spec.shape}, as in the training graph"
+            )
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

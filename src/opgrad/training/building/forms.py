@@ -1,0 +1,148 @@
+"""A model as training needs it, and what becomes of it when it is evaluated."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from opgrad.gradients.forward import domain_of
+from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.opset import all_nodes, raise_opset
+
+LEAST_OPSET = 12  # the first with SoftmaxCrossEntropyLoss
+LEAST_IR_VERSION = 4  # the first whose initializers are no inputs
+TRAINING_MODE_FROM = 14  # the first opset whose batch normalization says whether it trains
+STATISTICS = (3, 4)  # the places of a batch normalization's mean and variance
+RESULTS = ("running_mean", "running_var", "saved_mean", "saved_inv_std")
+
+
+def normalize(model: onnx.ModelProto, who: str) -> None:
+    """Change a model in place: opset 12 at least, no inputs with default values, node names that differ."""
+    if opset_of(model) < LEAST_OPSET:
+        raise_opset(model, LEAST_OPSET, who)
+    model.ir_version = max(model.ir_version, LEAST_IR_VERSION)
+    held = {each.name for each in model.graph.initializer}
+    keep(model.graph.input, [each for each in model.graph.input if each.name not in held])
+    taken: set[str] = set()
+    for node in all_nodes(model.graph.node):
+        if node.name:
+            node.name = free(node.name, taken)
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of ai.onnx that a model imports."""
+    return next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
+
+
+def free(name: str, taken: set[str]) -> str:
+    """A name that is not taken, and from now on is."""
+    found, number = name, 1
+    while found in taken:
+        found, number = f"{name}_token_{number}", number + 1
+    taken.add(found)
+    return found
+
+
+def keep(values: Any, kept: list[Any]) -> None:
+    """Let a repeated field hold these of its values and no others."""
+    if len(kept) < len(values):
+        copies = [type(each).FromString(each.SerializeToString()) for each in kept]
+        del values[:]
+        values.extend(copies)
+
+
+# --- batch normalization and dropout ---------------------------------------------------------------------------------
+
+
+def batch_norms(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """The nodes that normalize by the statistics of a batch, or by given ones."""
+    return (node for node in _nodes(model) if node.op_type == "BatchNormalization" and not domain_of(node))
+
+
+def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    yield from all_nodes(model.graph.node)
+    for function in model.functions:
+        yield from all_nodes(function.node)
+
+
+def trains(node: onnx.NodeProto, opset: int) -> bool:
+    """Whether a batch normalization takes the statistics of the batch."""
+    if opset < TRAINING_MODE_FROM:
+        return len(node.output) > 1
+    return any(each.name == "training_mode" and each.i for each in node.attribute)
+
+
+def statistics(model: onnx.ModelProto, training: bool = False) -> list[str]:
+    """The means and variances of batch normalizations, of those alone that train if asked for."""
+    nodes = [node for node in batch_norms(model) if not training or trains(node, opset_of(model))]
+    return list(dict.fromkeys(node.input[place] for node in nodes for place in STATISTICS if place < len(node.input)))
+
+
+def freeze(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Let batch normalizations take the statistics that they are given."""
+    lost: dict[str, str] = {}
+    for node in nodes:
+        set_attribute(node, "training_mode", 0, TRAINING_MODE_FROM, opset_of(model))
+        lost |= {name: node.input[place] for name, place in zip(node.output[1:], STATISTICS, strict=False) if name}
+        del node.output[1:]
+    _repeat(model.graph, lost)
+
+
+def train(model: onnx.ModelProto, who: str) -> None:
+    """Let all batch normalizations take the statistics of the batch."""
+    if opset_of(model) < TRAINING_MODE_FROM and any(batch_norms(model)):
+        raise_opset(model, TRAINING_MODE_FROM, who)
+    for node in batch_norms(model):
+        set_attribute(node, "training_mode", 1, TRAINING_MODE_FROM, opset_of(model))
+
+
+def set_attribute(node: onnx.NodeProto, name: str, value: int, since: int, opset: int) -> None:
+    """Set an attribute that the operator has since some opset."""
+    keep(node.attribute, [each for each in node.attribute if each.name != name])
+    if opset >= since:
+        node.attribute.append(helper.make_attribute(name, value))
+
+
+def _repeat(graph: onnx.GraphProto, lost: dict[str, str]) -> None:
+    """Give values that nothing makes any more those of others, where somebody reads them."""
+    read = {name for node in all_nodes(graph.node) for name in node.input} | {each.name for each in graph.output}
+    for name, source in lost.items():
+        if name in read:
+            graph.node.insert(0, helper.make_node("Identity", [source], [name]))
+
+
+def evaluated(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model in which nothing is dropped at random, and batch normalization takes its running statistics."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    _import_microsoft(copy)  # onnxruntime needs it for what it fuses where operators of that domain are registered
+    for node in _nodes(copy):
+        if node.op_type == "Dropout" and not domain_of(node) and len(node.input) > 2:
+            node.input[2] = ""
+    freeze(copy, [node for node in batch_norms(copy) if trains(node, opset_of(copy))])
+    return copy
+
+
+def with_running_statistics(model: onnx.ModelProto) -> None:
+    """Let batch normalizations that train change their running statistics where they are, in place."""
+    taken = {name for node in all_nodes(model.graph.node) for name in node.output}
+    for node in list(batch_norms(model)):
+        if trains(node, opset_of(model)):
+            given = {each.name: each.f for each in node.attribute if each.name in ("epsilon", "momentum")}
+            names = [*node.output[1:3], *[""] * (3 - len(node.output))]
+            results = [
+                name or free(f"{node.output[0]}_{kind}", taken) for name, kind in zip(names, RESULTS, strict=False)
+            ]
+            results += [free(f"{node.output[0]}_{kind}", taken) for kind in RESULTS[2:]]
+            del node.output[1:], node.attribute[:]
+            node.output.extend(results)
+            node.op_type, node.domain = "BatchNormInternal", MICROSOFT
+            settings = {"epsilon": 1e-5, "momentum": 0.9, "training_mode": 1} | given
+            node.attribute.extend(helper.make_attribute(name, value) for name, value in settings.items())
+            _import_microsoft(model)
+
+
+def _import_microsoft(model: onnx.ModelProto) -> None:
+    if all(each.domain != MICROSOFT for each in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))

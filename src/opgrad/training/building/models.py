@@ -1,0 +1,124 @@
+"""From a model with a loss to what training needs: training model, eval model, parameters."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto, helper
+
+from opgrad.gradients.forward import FLOATS, domain_of
+from opgrad.training.building import forms
+from opgrad.training.building.checks import listed, near
+from opgrad.training.building.graph import training_graph
+from opgrad.training.building.outputs import declare_types, set_outputs
+from opgrad.training.building.values import attached, detach
+
+
+@dataclass(frozen=True)
+class TrainingModels:
+    """What a model became.
+
+    training, evaluation: the models; large constants are not in them but in `values`.
+    trainable, frozen: the parameters, which the models have as inputs, in the order of these.
+    values: the large tensors of the model by name.
+    """
+
+    training: onnx.ModelProto
+    evaluation: onnx.ModelProto
+    trainable: list[TensorProto]
+    frozen: list[TensorProto]
+    values: dict[str, TensorProto]
+
+    def whole(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+        """Both models with all of their values."""
+        return attached(self.training, self.values), attached(self.evaluation, self.values)
+
+    @property
+    def parameters(self) -> tuple[list[TensorProto], list[TensorProto]]:
+        """The trainable and the frozen parameters with their values."""
+        trainable, frozen = (
+            [self.values.get(each.name, each) for each in own] for own in (self.trainable, self.frozen)
+        )
+        return trainable, frozen
+
+
+def training_models(
+    model: onnx.ModelProto, outputs: Sequence[str], trainable: Collection[str], frozen: Collection[str], who: str
+) -> TrainingModels:
+    """Build training and eval model.
+
+    model: with the loss, the first of `outputs`; changed. trainable: names of initializers, Constant nodes or inputs.
+    frozen: names of initializers or Constant nodes.
+
+    Raises what `training_graph` raises, LookupError for outputs and ValueError for names that the model does not have.
+    """
+    if not trainable:
+        raise ValueError(
+            f"{who}: nothing is trainable, expected at least one parameter or input that requires a gradient"
+        )
+    as_initializers(model, [*trainable, *frozen])
+    _check_names(model, trainable, frozen, who)
+    values = detach(model)
+    set_outputs(model, outputs, who)
+    declare_types(model)
+    held = take_parameters(model, {*trainable, *frozen})
+    evaluation = forms.evaluated(model)
+    order = [each.name for each in model.graph.input if each.name in trainable]
+    try:
+        training = training_graph(model, outputs[0], order)
+    except (ValueError, NotImplementedError) as error:
+        kind = ValueError if isinstance(error, ValueError) else NotImplementedError
+        raise kind(f"{who}: {str(error).removeprefix('gradients: ')}") from None
+    own, still = ([each for each in held if each.name in names] for names in (trainable, frozen))
+    return TrainingModels(training, evaluation, own, still, values)
+
+
+def as_initializers(model: onnx.ModelProto, names: Iterable[str]) -> None:
+    """Let the tensors of these Constant nodes be initializers."""
+    wanted, graph = set(names), model.graph
+    for node in list(graph.node):
+        if node.op_type == "Constant" and not domain_of(node) and node.output[0] in wanted:
+            tensor = graph.initializer.add()
+            tensor.CopyFrom(constant_tensor(node))
+            tensor.name = node.output[0]
+            graph.node.remove(node)
+
+
+def constant_tensor(node: onnx.NodeProto) -> TensorProto:
+    """The tensor of a Constant node."""
+    (attribute,) = node.attribute
+    if attribute.name == "value":
+        return attribute.t
+    value = helper.get_attribute_value(attribute)
+    kind = TensorProto.FLOAT if "float" in attribute.name else TensorProto.INT64
+    single = isinstance(value, int | float)
+    return helper.make_tensor("", kind, [] if single else [len(value)], [value] if single else value)
+
+
+def _check_names(model: onnx.ModelProto, trainable: Collection[str], frozen: Collection[str], who: str) -> None:
+    graph = model.graph
+    held = {each.name: each.data_type for each in graph.initializer}
+    given = {each.name: each.type.tensor_type.elem_type for each in graph.input}
+    for what, names, kinds in (("requires_grad", trainable, held | given), ("frozen_params", frozen, held)):
+        for name in names:
+            if name not in kinds:
+                raise ValueError(f"{who}: {what} has {name!r}, which is no initializer of the model{near(name, kinds)}")
+            if what == "requires_grad" and kinds[name] not in FLOATS:
+                kind = TensorProto.DataType.Name(kinds[name])
+                raise ValueError(
+                    f"{who}: requires_grad has {name!r} with elements of type {kind}, expected a float type"
+                )
+    both = [name for name in trainable if name in set(frozen)]
+    if both:
+        raise ValueError(f"{who}: {listed(both)} in requires_grad and in frozen_params, expected in one of them")
+
+
+def take_parameters(model: onnx.ModelProto, names: Collection[str]) -> list[TensorProto]:
+    """Let initializers be inputs, behind those of the graph, in their order; returns them."""
+    graph = model.graph
+    tensors = list(graph.initializer)
+    held = [each for each in tensors if each.name in names]
+    del graph.initializer[:]
+    graph.initializer.extend(each for each in tensors if each.name not in names)
+    graph.input.extend(helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in held)
+    return held

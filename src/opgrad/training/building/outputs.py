@@ -1,0 +1,62 @@
+"""The outputs of a graph, and the types of its values."""
+
+from collections.abc import Sequence
+
+import onnx
+from onnx import helper
+
+from opgrad.gradients.forward import Forward
+from opgrad.training.building.checks import near
+
+
+def inferred_model(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model that tells the types and shapes of all values that can be known."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    declare_types(copy)
+    return copy
+
+
+def declare_types(model: onnx.ModelProto) -> None:
+    """Let a graph tell the types and shapes of what its nodes compute, as far as they can be known."""
+    forward, graph = Forward(model), model.graph
+    told = {each.name for each in (*graph.input, *graph.output)}
+    before = {each.name: each for each in graph.value_info}
+    del graph.value_info[:]
+    for node in graph.node:
+        for name in node.output:
+            if name and name not in told:
+                told.add(name)
+                found = value_info(forward, name) or before.get(name)
+                graph.value_info.extend([found] if found is not None else [])
+
+
+def value_info(forward: Forward, name: str) -> onnx.ValueInfoProto | None:
+    """What is known of a value; None if not even its type is."""
+    kind = forward.element_type(name)
+    return helper.make_tensor_value_info(name, kind, forward.sizes(name)) if kind else None
+
+
+def set_outputs(model: onnx.ModelProto, names: Sequence[str], who: str) -> None:
+    """Let a graph have these outputs and no others. Raises LookupError for a name without a value or a type."""
+    graph, forward = model.graph, Forward(model)
+    before = {each.name: each for each in graph.output}
+    found = [_output(forward, before, name, who) for name in dict.fromkeys(names)]
+    copies = [onnx.ValueInfoProto.FromString(each.SerializeToString()) for each in found]
+    del graph.output[:]
+    graph.output.extend(copies)
+    kept = [each for each in graph.value_info if each.name not in set(names)]
+    copies = [onnx.ValueInfoProto.FromString(each.SerializeToString()) for each in kept]
+    del graph.value_info[:]
+    graph.value_info.extend(copies)
+
+
+def _output(forward: Forward, before: dict[str, onnx.ValueInfoProto], name: str, who: str) -> onnx.ValueInfoProto:
+    graph = forward.graph
+    values = {*forward.producers, *(each.name for each in graph.input), *forward.initializers}
+    if name not in values and name not in before:
+        raise LookupError(f"{who}: the graph has no value {name!r} to be an output{near(name, values)}")
+    found = value_info(forward, name) or before.get(name)
+    if found is None:
+        raise LookupError(f"{who}: nothing tells the type of {name!r}, expected it in the graph's value_info")
+    return found

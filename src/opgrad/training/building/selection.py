@@ -1,0 +1,212 @@
+"""Which tensors of a model are its weights, and which of them are trained."""
+
+import fnmatch
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from opgrad.gradients.backward import differentiable_inputs
+from opgrad.gradients.forward import FLOATS, Forward, domain_of
+from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.training.building import forms
+from opgrad.training.building.checks import listed, near
+from opgrad.training.building.models import constant_tensor
+from opgrad.training.building.values import array_of, size_of
+
+ALL = tuple(range(64))
+# The places of weights among the inputs of operators.
+WEIGHTS: dict[str, Sequence[int]] = {
+    **dict.fromkeys(("MatMul", "Gemm", "Einsum", "FusedMatMul"), ALL),
+    **dict.fromkeys(("Conv", "ConvTranspose", "FusedConv", "BiasGelu", "FastGelu", "PRelu", "BiasSoftmax"), (1, 2)),
+    **dict.fromkeys(
+        (
+            "BatchNormalization",
+            "BatchNormInternal",
+            "InstanceNormalization",
+            "GroupNormalization",
+            "LayerNormalization",
+        ),
+        (1, 2),
+    ),
+    **dict.fromkeys(("RMSNormalization", "SimplifiedLayerNormalization"), (1,)),
+    "SkipLayerNormalization": (2, 3, 4),
+    "SkipSimplifiedLayerNormalization": (2, 3),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3, 7)),
+    **dict.fromkeys(("Attention",), (1, 2)),
+    "MultiHeadAttention": (3,),
+    "Gather": (0,),
+    "Concat": ALL,
+}
+SCALES = ("Add", "Mul")  # whose constants are weights if they are more than one number
+LARGEST_SCALE = 1e4  # numbers beyond, in what is added, hide elements from a softmax
+# What hands its first input on.
+HANDING_ON = ("Identity", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Slice", "Tile")
+PATTERN = "*?["
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Names of parameters, in the order of the model.
+
+    trainable: those that get gradients. frozen: those that stay as they are.
+    held: those of them that were named in frozen_params.
+    constants: float tensors that are no parameters, of more than one number.
+    """
+
+    trainable: tuple[str, ...]
+    frozen: tuple[str, ...]
+    held: tuple[str, ...]
+    constants: tuple[str, ...]
+
+
+class Candidates:
+    """The tensors of a model that could be parameters.
+
+    tensors: initializers and what Constant nodes hold, by name. weights: the names of those that the model multiplies,
+    adds or looks up. statistics: the names of means and variances of batch normalization.
+    """
+
+    def __init__(self, model: onnx.ModelProto):
+        self.tensors = {each.name: each for each in model.graph.initializer}
+        for node in model.graph.node:
+            if node.op_type == "Constant" and not domain_of(node) and node.attribute[0].name.startswith("value"):
+                self.tensors[node.output[0]] = constant_tensor(node)
+        self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+        for node in model.graph.node:
+            for place, name in enumerate(node.input):
+                self._readers.setdefault(name, []).append((node, place))
+        self.statistics = [name for name in forms.statistics(model) if self._is_float(name)]
+        self.weights = [
+            name
+            for name in self.tensors
+            if name not in self.statistics and self._is_float(name) and self._is_weight(name)
+        ]
+
+    def _is_float(self, name: str) -> bool:
+        return name in self.tensors and self.tensors[name].data_type in FLOATS
+
+    def _is_weight(self, name: str) -> bool:
+        seen, waiting = set(), [name]
+        several = size_of(self.tensors[name]) > 1
+        while waiting:
+            value = waiting.pop()
+            for node, place in self._readers.get(value, ()):
+                if place in _places(node) or (node.op_type in SCALES and several and self._is_scale(name)):
+                    return True
+                if node.op_type in HANDING_ON and not place and node.output[0] not in seen:
+                    seen.add(node.output[0])
+                    waiting.append(node.output[0])
+        return False
+
+    def _is_scale(self, name: str) -> bool:
+        """Whether what is added or multiplied is no mask."""
+        values = array_of(self.tensors[name])
+        with np.errstate(invalid="ignore", over="ignore"):
+            return bool(np.all(np.abs(values) < LARGEST_SCALE))
+
+
+def _places(node: onnx.NodeProto) -> Sequence[int]:
+    domain = domain_of(node)
+    if domain not in ("", MICROSOFT) or (node.op_type == "Attention" and not domain):
+        return ()
+    return WEIGHTS.get(node.op_type, ())
+
+
+def reaching(model: onnx.ModelProto, loss: str) -> set[str]:
+    """The values on which a loss depends in a way that can be differentiated."""
+    forward, found = Forward(model), {loss}
+    for node in reversed(model.graph.node):
+        if found.intersection(node.output):
+            found.update(differentiable_inputs(forward, node))
+    return found
+
+
+def select(
+    model: onnx.ModelProto,
+    loss: str,
+    requires_grad: Iterable[str] | None,
+    frozen_params: Iterable[str] | None,
+    who: str,
+) -> Selection:
+    """Choose the parameters of a model with a loss.
+
+    requires_grad: names or patterns; None: all weights on which the loss depends. frozen_params: names or patterns.
+    Batch normalization that trains gets its statistics as frozen parameters, which each step changes.
+
+    Raises ValueError for names and patterns that match nothing, and for a model without weights.
+    """
+    candidates = Candidates(model)
+    inputs = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
+    floats = {name for name, each in candidates.tensors.items() if each.data_type in FLOATS}
+    exact, loose = _matching(
+        "requires_grad", requires_grad or (), [*candidates.tensors, *inputs], candidates.weights, who
+    )
+    parameters = [*candidates.weights, *candidates.statistics]
+    still, stiller = _matching("frozen_params", frozen_params or (), candidates.tensors, parameters, who)
+    if both := [name for name in exact if name in set(still)]:
+        raise ValueError(f"{who}: {listed(both)} in requires_grad and in frozen_params, expected in one of them")
+    held = {*still, *(name for name in stiller if name not in exact)}
+    if requires_grad is None:
+        depended = reaching(model, loss)
+        loose = [name for name in candidates.weights if name in depended]
+        stiller = [*stiller, *candidates.statistics]
+        _check_weights(loose, candidates.weights, loss, who)
+    frozen = {*still, *(name for name in stiller if name not in exact)}
+    trainable = {*exact, *(name for name in loose if name not in frozen)}
+    frozen |= {name for name in forms.statistics(model, training=True) if name in candidates.tensors} - trainable
+    order = [*inputs, *candidates.tensors]
+    others = [name for name in candidates.tensors if name in floats and size_of(candidates.tensors[name]) > 1]
+    return Selection(
+        tuple(name for name in order if name in trainable),
+        tuple(name for name in order if name in frozen),
+        tuple(name for name in order if name in held),
+        tuple(name for name in others if name not in trainable | frozen),
+    )
+
+
+def _check_weights(chosen: Collection[str], weights: Collection[str], loss: str, who: str) -> None:
+    """Raise ValueError if nothing was found that can be trained."""
+    if not weights:
+        raise ValueError(
+            f"{who}: the model has no weights, expected float tensors that it multiplies, adds or looks up"
+        )
+    if not chosen:
+        raise ValueError(
+            f"{who}: the loss {loss!r} depends on no weight of the model, of which it has {listed(weights)}"
+        )
+
+
+def _matching(
+    what: str, given: Iterable[str], names: Iterable[str], weights: Sequence[str], who: str
+) -> tuple[list[str], list[str]]:
+    """The names that were given, and the weights that patterns match. Raises ValueError for what matches nothing."""
+    known, exact, loose = dict.fromkeys(names), [], []
+    for each in _texts(what, given, who):
+        if each in known:
+            exact.append(each)
+            continue
+        found = fnmatch.filter(weights, each) if set(PATTERN) & set(each) else []
+        if not found:
+            raise ValueError(f"{who}: {what} has {each!r}, {_nothing(each, list(known))}")
+        loose += found
+    return list(dict.fromkeys(exact)), list(dict.fromkeys(loose))
+
+
+def _nothing(given: str, names: list[str]) -> str:
+    """Why a name or a pattern stands for nothing."""
+    if not set(PATTERN) & set(given):
+        return f"which is no initializer of the model{near(given, names)}"
+    others = fnmatch.filter(names, given)
+    if others:
+        return f"which matches no weight, but {listed(others)}: name those in full"
+    return f"which matches no weight of the model{near(given, names)}"
+
+
+def _texts(what: str, given: Iterable[str], who: str) -> list[str]:
+    names = [given] if isinstance(given, str) else list(given)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"{who}: {what} has {name!r}, expected names")
+    return names

@@ -1,0 +1,138 @@
+"""Gradients against onnxruntime's own results, for forms that the reference evaluator does not compute."""
+
+import numpy as np
+import onnxruntime
+import pytest
+from differences import in_float32
+from gradient_case import Case, floats
+from gradient_cases import CASES, numbers
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from opgrad.gradients import gradients
+
+
+def build(text, constants=(), opset=17):
+    """A model from the text of its graph, with initializers."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]> {text}')
+    arrays = dict(constants).items()
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), key) for key, each in arrays)
+    return model
+
+
+def session(model):
+    """A session of stock onnxruntime."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    for value in model.graph.output:
+        if not value.type.WhichOneof("value"):  # which the reference evaluator does without
+            value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None))
+    return onnxruntime.InferenceSession(model.SerializeToString(), options)
+
+
+def run(model, feeds):
+    """The results of a model in stock onnxruntime."""
+    return session(model).run(None, feeds)
+
+
+# --- resizing ---
+
+FOR_NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "tf_half_pixel_for_nn"}
+RESIZED = [case for case in CASES if case.op in ("Resize", "Upsample") and case.arrays[0].ndim == 4]
+RESIZED.append(Case("Resize", 11, (RESIZED[0].arrays[0], floats(), floats(1, 1, 2.5, 1.6)), FOR_NEAREST, form="tf"))
+
+
+@pytest.mark.parametrize("case", RESIZED, ids=str)
+def test_resizing_has_the_gradient_of_what_onnxruntime_does(case):
+    """Also where the graph tells no sizes; the operator is linear, so its results for unit vectors tell all of it."""
+    model = constant_but_first(in_float32(case.model()), case.feeds)
+    x = case.arrays[0].astype(np.float32)
+    forward = session(model)
+    units = np.eye(x.size, dtype=np.float32).reshape(-1, *x.shape)
+    results = np.stack([forward.run(None, {"x0": unit})[0] for unit in units])
+    dy = numbers(*results.shape[1:], seed=4).astype(np.float32)
+    model.graph.node.append(helper.make_node("Mul", ["y0", "dy"], ["z"]))
+    model.graph.input.append(helper.make_tensor_value_info("dy", TensorProto.FLOAT, dy.shape))
+    check_resized(model, x, dy, results)
+    for axis, dim in enumerate(model.graph.input[0].type.tensor_type.shape.dim):
+        dim.dim_param = f"d{axis}"
+    if "keep_aspect_ratio_policy" not in case.attributes:
+        check_resized(model, x, dy, results)
+    else:
+        with pytest.raises(NotImplementedError, match="it needs sizes that the graph tells"):
+            gradients(model, "z", "x0")
+
+
+def constant_but_first(model, feeds):
+    """The model with all its inputs but the first as constants of float32 and integers."""
+    for value in list(model.graph.input)[1:]:
+        array = feeds[value.name]
+        model.graph.initializer.append(numpy_helper.from_array(array, value.name))
+        model.graph.input.remove(value)
+    return model
+
+
+def check_resized(model, x, dy, results):
+    dx = run(gradients(model, "z", "x0", plain=True), {"x0": x, "dy": dy})[-1]
+    expected = (results * dy).reshape(len(results), -1).sum(1).reshape(x.shape)
+    np.testing.assert_allclose(dx, expected, rtol=1e-4, atol=1e-5)
+
+
+# --- operators of com.microsoft ---
+
+SAME = {
+    "SparseSoftmaxCrossEntropy": (
+        "m = Reshape(x, rows) y, p = SparseSoftmaxCrossEntropy(m, labels)",
+        "m = Reshape(x, rows) y, p = SoftmaxCrossEntropyLoss(m, labels)",
+    ),
+    "FakeQuant": (
+        "y, mask = com.microsoft.FakeQuant <quant_min = -128, quant_max = 127> (x, scale, zero)",
+        "q = QuantizeLinear(x, scale, whole) y = DequantizeLinear(q, scale, whole)",
+    ),
+    "GRUTraining": (
+        "y, h, gates = com.microsoft.GRUTraining <hidden_size = 3, linear_before_reset = 1> (x, w3, r3, b3, , h0)",
+        "y, h = GRU <hidden_size = 3, linear_before_reset = 1> (x, w3, r3, b3, , h0)",
+    ),
+    "LSTMTraining": (
+        "y, h, c, all, gates = com.microsoft.LSTMTraining <hidden_size = 3> (x, w4, r4, b4)",
+        "y, h, c = LSTM <hidden_size = 3> (x, w4, r4, b4)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_operators_of_training_graphs_have_the_gradients_of_those_they_stand_for(name):
+    constants = {"scale": np.float32(0.01), "zero": np.float32(0), "whole": np.int8(0)}
+    constants |= {"rows": np.array([-1, 4]), "labels": np.arange(10) % 4}
+    for gates in (3, 4):
+        shapes = {f"w{gates}": (1, 3 * gates, 2), f"r{gates}": (1, 3 * gates, 3), f"b{gates}": (1, 6 * gates)}
+        constants |= {key: numbers(*shape).astype(np.float32) for key, shape in shapes.items()}
+    constants["h0"] = numbers(1, 4, 3).astype(np.float32)
+    x = numbers(5, 4, 2).astype(np.float32)
+    found = []
+    for text in SAME[name]:
+        model = build(f"g (float[5, 4, 2] x) => (float z) {{ {text} s = Mul(y, y) z = ReduceSum(s) }}", constants)
+        found.append(run(gradients(model, "z", "x", plain=True), {"x": x}))
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("packed", [3, 2])
+def test_packed_projections_have_the_gradients_of_those_in_them(packed):
+    values = [numbers(2, 3, 2, 4, seed=seed).astype(np.float32) for seed in range(3)]
+    bias, attention = numbers(24).astype(np.float32), "y = com.microsoft.MultiHeadAttention <num_heads = 2>"
+    q, k, v = (each.reshape(2, 3, 8) for each in values)
+    together = np.stack(values[-packed:], 3)
+    whole = f"float[2, 3, 2, {packed}, 4] p"
+    texts = {
+        "p": (f"g ({whole}, float[2, 3, 8] q)", f"{attention} ({'p, , ' if packed == 3 else 'q, p, '}, bias)"),
+        "all": ("g (float[2, 3, 8] q, float[2, 3, 8] k, float[2, 3, 8] v)", f"{attention} (q, k, v, bias)"),
+    }
+    feeds = {"p": {"p": together, "q": q}, "all": {"q": q, "k": k, "v": v}}
+    wanted = {"p": ["p"], "all": ["q", "k", "v"][-packed:]}
+    found = {}
+    for name, (head, node) in texts.items():
+        model = build(f"{head} => (float z) {{ {node} s = Mul(y, y) z = ReduceSum(s) }}", {"bias": bias})
+        found[name] = run(gradients(model, "z", wanted[name], plain=True), feeds[name])
+    np.testing.assert_allclose(found["p"][0], found["all"][0], rtol=1e-5)
+    theirs = np.stack([each.reshape(2, 3, 2, 4) for each in found["all"][1:]], 3)
+    np.testing.assert_allclose(found["p"][1], theirs, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,100 @@
+"""Recurrent layers, and scans from the end, for the reference evaluator, which has them for one direction alone."""
+
+import numpy as np
+import onnx
+from onnx.reference.op_run import OpRun
+from onnx.reference.ops import op_scan
+
+
+class Scan(op_scan.Scan):
+    """A scan whose sequences run in either direction."""
+
+    def __init__(self, node, run_params):
+        plain = onnx.NodeProto()
+        plain.CopyFrom(node)
+        self.turned = {}
+        for attribute in node.attribute:
+            if attribute.name.endswith("_directions"):
+                self.turned[attribute.name] = list(attribute.ints)
+                plain.attribute.remove(attribute)
+        super().__init__(plain, run_params)
+
+    def _run(self, *args, **attributes):
+        first = len(args) - self.num_scan_inputs
+        inputs = _turned(args, first, self.turned.get("scan_input_directions"))
+        return tuple(_turned(super()._run(*inputs, **attributes), first, self.turned.get("scan_output_directions")))
+
+
+def _turned(values, first, directions):
+    """Values from the first sequence on, those from the end turned round."""
+    backward = [0] * first + list(directions or [0] * len(values))
+    return [value[::-1] if turn else value for value, turn in zip(values, backward, strict=False)]
+
+
+def _sigmoid(z):
+    return 1 / (1 + np.exp(-z))
+
+
+class Recurrent(OpRun):
+    """A layer; `step` takes a row of W @ x with its bias, the states, R and its bias, and gives new states."""
+
+    def _run(self, x, w, r, b=None, lengths=None, h0=None, c0=None, p=None, **attributes):
+        layout, directions = attributes.get("layout") or 0, len(w)
+        if layout:
+            x, h0, c0 = (None if each is None else each.swapaxes(0, 1) for each in (x, h0, c0))
+        steps, rows, hidden = *x.shape[:2], r.shape[2]
+        zeros = np.zeros((directions, rows, hidden), x.dtype)
+        y, h, c = np.zeros((steps, *zeros.shape), x.dtype), *(zeros if s is None else s for s in (h0, c0))
+        h, c, b = h.copy(), c.copy(), np.zeros((directions, 2 * w.shape[1]), x.dtype) if b is None else b
+        for d in range(directions):
+            wb, rb = np.split(b[d], 2)
+            for n in range(rows):
+                order = range(steps if lengths is None else lengths[n])
+                for t in order[::-1] if d or attributes.get("direction") == "reverse" else order:
+                    given = {**attributes, "p": np.zeros(3 * hidden) if p is None else p[d], "place": d}
+                    h[d, n], c[d, n] = self.step(x[t, n] @ w[d].T + wb, h[d, n], c[d, n], r[d], rb, given)
+                    y[t, d, n] = h[d, n]
+        if layout:
+            y, h, c = y.transpose(2, 0, 1, 3), h.swapaxes(0, 1), c.swapaxes(0, 1)
+        return y, h, c
+
+
+class RNN(Recurrent):
+    """One gate, with an activation."""
+
+    def _run(self, *inputs, **attributes):
+        return super()._run(*inputs, **attributes)[:2]
+
+    def step(self, z, h, c, r, rb, given):
+        """The new state."""
+        known = {"Tanh": np.tanh, "Sigmoid": _sigmoid, "Relu": lambda z: np.maximum(z, 0)}
+        names = given.get("activations") or ["Tanh"] * 2
+        return known[names[given["place"]]](z + r @ h + rb), c
+
+
+class GRU(Recurrent):
+    """An update gate, a reset gate, a new state."""
+
+    def _run(self, *inputs, **attributes):
+        return super()._run(*inputs, **attributes)[:2]
+
+    def step(self, z, h, c, r, rb, given):
+        """The new state."""
+        (zu, zr, zn), (ru, rr, rn), (bu, br, bn) = (np.split(each, 3) for each in (z, r, rb))
+        update, reset = _sigmoid(zu + ru @ h + bu), _sigmoid(zr + rr @ h + br)
+        if given.get("linear_before_reset"):
+            new = np.tanh(zn + reset * (rn @ h + bn))
+        else:
+            new = np.tanh(zn + rn @ (reset * h) + bn)
+        return (1 - update) * new + update * h, c
+
+
+class LSTM(Recurrent):
+    """Gates for input, output and forgetting, and cells."""
+
+    def step(self, z, h, c, r, rb, given):
+        """The new state and cell."""
+        zi, zo, zf, zg = np.split(z + r @ h + rb, 4)
+        pi, po, pf = np.split(given["p"], 3)
+        new = _sigmoid(zf + pf * c) * c + _sigmoid(zi + pi * c) * np.tanh(zg)
+        return _sigmoid(zo + po * new) * np.tanh(new), new
