@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto
 
 from opgrad.gradients.passes.graph import Graph
-from opgrad.gradients.passes.order import sorted_nodes
+from opgrad.gradients.passes.order import sorted_nodes, writes_last
 from opgrad.gradients.passes.segments import Segments
 from opgrad.gradients.passes.sharing import is_repeatable
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
@@ -39,7 +39,7 @@ def checkpoint(graph: Graph, forward: Sequence[str], segments: int | Sequence[st
         later = {name for node in cut.forward[end:] for name in node.output if name}
         segment = _Segment(graph, inside, backward, cut.kept | graph.kept)
         new = segment.recompute(later)
-        nodes, backward = sorted_nodes([*nodes, *new]), [*backward, *new]
+        nodes, backward = writes_last(graph, sorted_nodes([*nodes, *new]), nodes), [*backward, *new]
         graph.reorder(nodes)
         backward = [node for node in nodes if id(node) in {id(each) for each in backward}]
 
