@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from small_models import build, images, normal, perceptron, run
+from small_models import LABELS, build, images, normal, perceptron, run
 
 from opgrad.training import read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
@@ -52,6 +52,28 @@ def test_weights_are_told_from_numbers(tmp_path):
     np.testing.assert_array_equal(read_checkpoint(tmp_path / "checkpoint").trainable["c"][0], [1, 2, 3])
 
 
+def test_weights_inside_of_functions_and_branches(tmp_path):
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "own": 1]>
+        g (float[n, 4] x) => (float[n, 3] y) {
+            yes = Constant<value = bool {1}>()
+            h = own.layer(x, w)
+            y = If (yes) <then_branch = a () => (float[n, 3] p) { p = MatMul(h, v) },
+                          else_branch = b () => (float[n, 3] q) { q = Identity(h) }>
+        }
+        <domain: "own", opset_import: ["": 17]> layer (a, b) => (c) {
+            yes = Constant<value = bool {1}>()  ratio = Constant<value_float = 0.5>()
+            m = MatMul(a, b)  c, mask = Dropout(m, ratio, yes)
+        }""")
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array, name) for name, array in normal(w=(4, 3), v=(3, 3)).items()
+    )
+    made = generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
+    assert made.trainable == ("w", "v")
+    feeds = {"x": np.ones((6, 4), np.float32), "labels": LABELS, **read_checkpoint(tmp_path / "checkpoint").trainable}
+    first, second = (run(tmp_path / "eval_model.onnx", feeds) for _ in range(2))
+    assert first == second  # nothing is dropped
+
+
 def test_initializers_that_are_inputs_too_are_constants(tmp_path):
     model = perceptron()
     for name in ("w0", "b1"):
@@ -82,6 +104,12 @@ def test_names_that_stand_for_nothing(requires_grad, frozen_params, message, tmp
         generate_artifacts(model, requires_grad, frozen_params, CE, artifact_directory=tmp_path)
     assert message in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_names_that_are_none(tmp_path):
+    for given in (3, [3]):
+        with pytest.raises(TypeError, match="requires_grad has 3, expected names"):
+            generate_artifacts(perceptron(), given, loss=CE, artifact_directory=tmp_path)
 
 
 def test_models_without_weights(tmp_path):

@@ -8,10 +8,12 @@ import numpy as np
 import onnx
 
 from opgrad.gradients.backward import differentiable_inputs
+from opgrad.gradients.expansion import inline_functions
 from opgrad.gradients.forward import FLOATS, Forward, domain_of
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.opset import all_nodes
 from opgrad.training.building import forms
-from opgrad.training.building.checks import listed, near
+from opgrad.training.building.checks import listed, near, without_values
 from opgrad.training.building.models import constant_tensor
 from opgrad.training.building.values import array_of, size_of
 
@@ -74,7 +76,8 @@ class Candidates:
             if node.op_type == "Constant" and not domain_of(node) and node.attribute[0].name.startswith("value"):
                 self.tensors[node.output[0]] = constant_tensor(node)
         self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
-        for node in model.graph.node:
+        inlined = inline_functions(without_values(model)) if model.functions else model
+        for node in all_nodes(inlined.graph.node):
             for place, name in enumerate(node.input):
                 self._readers.setdefault(name, []).append((node, place))
         self.statistics = [name for name in forms.statistics(model) if self._is_float(name)]
@@ -205,7 +208,7 @@ def _nothing(given: str, names: list[str]) -> str:
 
 
 def _texts(what: str, given: Iterable[str], who: str) -> list[str]:
-    names = [given] if isinstance(given, str) else list(given)
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"{who}: {what} has {name!r}, expected names")
