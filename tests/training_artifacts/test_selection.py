@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from small_models import LABELS, build, images, normal, perceptron, run
 
-from opgrad.training import read_checkpoint
+from opgrad.training import ArtifactSet, Trainer, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 CE = LossType.CrossEntropyLoss
@@ -121,6 +121,25 @@ def test_models_without_weights(tmp_path):
     )
     with pytest.raises(ValueError, match="depends on no weight of the model, of which it has 'w'"):
         generate_artifacts(apart, loss=CE, loss_input_names=["y"], artifact_directory=tmp_path)
+
+
+def test_all_that_is_not_trained_may_be_frozen(tmp_path):
+    text = """g (float[n, 2, 6] x) => (float[n, 3] scores) {
+        part = Slice(x, starts, ends, axes)  rows = Reshape(part, shape)  s = Unsqueeze(rows, axes)
+        t = Squeeze(s, axes)  h = MatMul(t, w)  k = Clip(h, low)  scores = Add(k, b)
+    }"""
+    numbers = {"starts": [1], "ends": [6], "axes": [2], "shape": [0, -1]}
+    arrays = {**{name: np.array(each) for name, each in numbers.items()}, "low": np.float32(-1)}
+    model = build(text, {**arrays, **normal(w=(10, 3), b=(3,))})
+    others = [each.name for each in model.graph.initializer if each.name != "w"]
+    made = generate_artifacts(model, ["w"], others, CE, OptimType.SGD, tmp_path)
+    assert set(made.frozen) == set(others)
+    training = onnx.load(tmp_path / "training_model.onnx").graph
+    assert [each.name for each in training.input][1:-2] == ["labels", *(each.name for each in model.graph.initializer)]
+    trainer = Trainer(ArtifactSet.load(tmp_path), 0.1)
+    feeds = {"x": np.random.default_rng(0).standard_normal((6, 2, 6)).astype(np.float32), "labels": LABELS}
+    found = [trainer.step(feeds) for _ in range(3)]
+    assert found[-1] < found[0]
 
 
 # --- batch normalization ---

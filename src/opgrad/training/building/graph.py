@@ -14,16 +14,21 @@ from opgrad.gradients.model import LEAST_OPSET, append, differentiate, prepared
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
 from opgrad.training.building.checks import listed
-from opgrad.training.building.forms import with_running_statistics
+from opgrad.training.building.forms import keep, with_running_statistics
 from opgrad.training.names import BUFFER_SUFFIX, RESET, RESULT_SUFFIX
 
 
 def training_graph(
-    model: onnx.ModelProto, loss: str, wanted: Sequence[str], checkpoint_segments: int | Sequence[str] | None = None
+    model: onnx.ModelProto,
+    loss: str,
+    wanted: Sequence[str],
+    known: Sequence[TensorProto] = (),
+    checkpoint_segments: int | Sequence[str] | None = None,
 ) -> onnx.ModelProto:
     """The model with the gradients of a loss: what is added to their buffers in each run.
 
-    model: changed. loss: one number. wanted: inputs of the graph. checkpoint_segments: as for `gradients`.
+    model: changed. loss: one number. wanted: inputs of the graph. known: the values of other inputs, on which shapes
+        depend. checkpoint_segments: as for `gradients`.
 
     Behind its outputs the graph has `<name>_grad.accumulation.out`, bool [1], for each of `wanted`; behind its inputs
     `<name>_grad.accumulation.buffer`, to which the gradient is added, or which becomes it where `lazy_reset_grad`,
@@ -34,6 +39,8 @@ def training_graph(
     """
     segments = passes.checked_segments(checkpoint_segments)
     with_running_statistics(model)
+    inputs = [onnx.ValueInfoProto.FromString(each.SerializeToString()) for each in model.graph.input]
+    _replace_inputs(model.graph, known)
     simple = passes.prepare(inline_functions(model), [loss, *([] if isinstance(segments, int) else segments)])
     forward = prepared(simple, [loss], wanted, LEAST_OPSET)
     outputs = [each.name for each in forward.graph.output]
@@ -42,8 +49,24 @@ def training_graph(
     found = differentiate(forward, body, {loss: seed}, wanted)
     append(forward, body, [_gradient(forward, body, name, found[name]) for name in wanted])
     finished = passes.finish(forward.model, outputs, keep=[seed.name], checkpoint_segments=segments)
+    _restore_inputs(finished.graph, inputs)
     accumulate(finished.graph, wanted)
     return finished
+
+
+def _replace_inputs(graph: onnx.GraphProto, known: Sequence[TensorProto]) -> None:
+    """Let inputs be initializers with these values, so that what depends on them is known before it runs."""
+    names = {each.name for each in known}
+    keep(graph.input, [each for each in graph.input if each.name not in names])
+    graph.initializer.extend(known)
+
+
+def _restore_inputs(graph: onnx.GraphProto, inputs: Sequence[onnx.ValueInfoProto]) -> None:
+    """Let a graph have these inputs, and no values of its own for them."""
+    names = {each.name for each in inputs}
+    keep(graph.initializer, [each for each in graph.initializer if each.name not in names])
+    del graph.input[:]
+    graph.input.extend(inputs)
 
 
 def _seed(forward: Forward, body: GraphBody, loss: str) -> Value:

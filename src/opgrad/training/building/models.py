@@ -70,7 +70,8 @@ def training_models(
     evaluation = forms.evaluated(model)
     order = [each.name for each in model.graph.input if each.name in trainable]
     try:
-        training = training_graph(model, outputs[0], order, checkpoint_segments)
+        known = [values.get(each.name, each) for each in held if each.data_type not in FLOATS]
+        training = training_graph(model, outputs[0], order, known, checkpoint_segments)
     except (ValueError, NotImplementedError) as error:
         kind = ValueError if isinstance(error, ValueError) else NotImplementedError
         raise kind(f"{who}: {str(error).removeprefix('gradients: ')}") from None
