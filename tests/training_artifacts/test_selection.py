@@ -178,6 +178,26 @@ def test_whose_statistics_batch_normalization_takes(training, frozen_params, bat
     )
 
 
+def test_gradients_of_normalization_have_what_the_old_package_demands(tmp_path):
+    generate_artifacts(images(), loss=CE, artifact_directory=tmp_path, batch_norm="train")
+    nodes = {node.op_type: node for node in onnx.load(tmp_path / "training_model.onnx").graph.node}
+    assert [each.name for each in nodes["BatchNormalizationGrad"].attribute] == ["epsilon"]
+    text = "g (float[n, 4] x) => (float[n, 4] y) { h = MatMul(x, w) y = LayerNormalization(h, scale) }"
+    generate_artifacts(build(text, normal(w=(4, 4), scale=(4,))), ["w"], loss=CE, artifact_directory=tmp_path)
+    nodes = {node.op_type: node for node in onnx.load(tmp_path / "training_model.onnx").graph.node}
+    assert all(nodes["LayerNormalizationGrad"].output[:3])
+    assert len(nodes["LayerNormalizationGrad"].output) == 3
+
+
+def test_old_batch_normalizations_can_be_trained(tmp_path):
+    text = """g (float[4, 2, 6, 6] x) => (float[4, 2] y) {
+        n = BatchNormalization(x, scale, bias, mean, var)  p = GlobalAveragePool(n)  y = Flatten(p)
+    }"""
+    weights = {name: np.ones(2, np.float32) for name in ("scale", "bias", "mean", "var")}
+    generate_artifacts(build(text, weights, opset=9), loss=CE, artifact_directory=tmp_path, batch_norm="train")
+    assert modes(tmp_path) == "BatchNormInternal"
+
+
 def test_statistics_of_a_batch_normalization_that_trains_are_parameters(tmp_path):
     made = generate_artifacts(images(True), ["w1"], None, CE, artifact_directory=tmp_path)
     assert (made.trainable, made.frozen) == (("w1",), ("mean", "var"))
