@@ -62,14 +62,15 @@ LAYERS = {
     "gradients/": ("numpy onnx google", "onnxruntime/"),
     "training/": (
         f"{ONNX} flatbuffers matplotlib ml_dtypes rich sklearn",
-        "contract/ cpu/ cpu/compiler/native cpu/runtime/ onnxruntime/ writing",
+        "contract/ cpu/ cpu/compiler/native cpu/runtime/ gradients/ onnxruntime/ writing",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),
     "testing/": ("numpy ml_dtypes", "opgrad arrays contract/"),
     "bench/": (
         f"{ONNX} matplotlib ml_dtypes rich torch typer",
-        f"opgrad arrays {KERNELS} cpu/loops/ fused/ interop/torch_tensors machine post_ops terminal testing/ training/",
+        f"opgrad arrays {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine onnxruntime/ post_ops"
+        " terminal testing/ training/",
     ),
     "check": ("numpy rich typer", "opgrad bench/ contract/ cpu/compiler/native machine onnxruntime/ terminal testing/"),
     "compile": (
