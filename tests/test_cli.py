@@ -112,7 +112,7 @@ def test_a_missing_library_is_named_with_the_extra(monkeypatch: pytest.MonkeyPat
     [
         ("sklearn", ("bench", "--training", EXAMPLES / "digits"), 'pip install "opgrad[train]"'),
         ("onnx", ("lower", EXAMPLES / "digits" / "eval_model.onnx", "-o", "x"), 'pip install "opgrad[onnx]"'),
-        ("onnxruntime", ("lower", "--list"), "pip install 'opgrad[onnx]'"),
+        ("onnxruntime", ("lower", "--list"), 'pip install "opgrad[onnx]"'),
     ],
 )
 def test_the_extra_named_is_one_with_the_library(

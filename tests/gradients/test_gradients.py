@@ -104,7 +104,7 @@ def test_gradients_have_the_type_of_their_values(kind):
 def test_no_node_is_written_that_no_gradient_needs():
     model = build("g (float[2, 3] x, float[3, 4] w) => (float[2, 4] y) { h = MatMul(x, w)\n y = Relu(h) }")
     operators = [node.op_type for node in gradients(model, "y", "w").graph.node]
-    assert operators == ["MatMul", "Relu", "Expand", "ReluGrad", "Gemm"]
+    assert sorted(operators) == ["Gemm", "MatMul", "Relu", "ReluGrad"]
 
 
 def test_results_of_kernels_that_nobody_needs_are_left_out():
@@ -191,7 +191,7 @@ def test_users_add_rules():
 
     try:
         found = gradients(build("g (float[3] x) => (float[3] y) { y = my.Cube(x) }"), "y", "x")
-        assert [node.op_type for node in found.graph.node[-3:]] == ["Mul", "Mul", "Mul"]
+        assert sorted(node.op_type for node in found.graph.node) == ["Cube", "Mul", "Mul"]  # 3 * dy is a constant
     finally:
         del RULES["my", "Cube"]
     with pytest.raises(TypeError, match="expected text"):

@@ -16,7 +16,7 @@ import numpy as np
 
 import opgrad
 from opgrad import machine
-from opgrad.bench import old_runtime
+from opgrad.bench import generated, old_runtime
 from opgrad.bench.measure import take_turns, turns
 from opgrad.bench.training_torch import torch_step
 from opgrad.training import ArtifactSet, CheckpointState, Module, Optimizer, Recipe
@@ -68,11 +68,20 @@ def run(options: TrainingOptions, progress: Progress) -> dict[str, Any]:
     began = time.perf_counter()
     sets = [ArtifactSet.load(folder) for folder in (options.folders or examples())]
     cells = [(artifacts, batch) for artifacts in sets for batch in options.batches]
+    modules = [] if options.folders else list(_modules(options.batches[0]))
+    count = 2 * len(cells) + len(modules)
     measured: list[dict[str, Any]] = []
+    made: list[dict[str, Any]] = []
     try:
         for done, (artifacts, batch) in enumerate(cells):
-            progress(done, len(cells), f"{artifacts.name}, batch {batch}")
+            progress(done, count, f"{artifacts.name}, batch {batch}")
             measured.append(measure(artifacts, batch, options.seconds, options.old_python))
+        for artifacts, batch in cells:
+            progress(len(cells) + len(made), count, f"{artifacts.name}, generated, batch {batch}")
+            made.append(_generated(artifacts, batch, options.seconds))
+        for subject in modules:
+            progress(len(cells) + len(made), count, f"{subject.name}, generated")
+            made.append(generated.measure(subject, options.seconds))
     except KeyboardInterrupt:
         if not measured:
             raise
@@ -86,7 +95,25 @@ def run(options: TrainingOptions, progress: Progress) -> dict[str, Any]:
         "options": {"batches": list(options.batches), "seconds": options.seconds},
         "cells": [],
         "training": measured,
+        "generated": made,
     }
+
+
+def _modules(rows: int) -> Iterator[generated.Subject]:
+    """The models in PyTorch, none without it."""
+    try:
+        yield from generated.of_modules(rows)
+    except ImportError:
+        return
+
+
+def _generated(artifacts: ArtifactSet, batch: int, seconds: float) -> dict[str, Any]:
+    """The gradients of a set's model, generated anew, beside its own training graph; or why there are none."""
+    data = batch_of(artifacts, batch)
+    try:
+        return generated.measure(generated.of_set(artifacts, data, _graph(artifacts, data)), seconds)
+    except (ValueError, RuntimeError) as error:
+        return {"model": artifacts.name, "batch": batch, "left_out": " ".join(str(error).split())}
 
 
 def measure(artifacts: ArtifactSet, batch: int, seconds: float, old_python: Path | None) -> dict[str, Any]:

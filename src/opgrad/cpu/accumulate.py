@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector, each_row, load_one, number
 from opgrad.cpu.loops.elements import BLOCK, elementwise, program
 from opgrad.cpu.loops.map import mapped, times
 from opgrad.cpu.runtime.execute import Program
-from opgrad.problem import Problem
 
 
 @inline

@@ -1,12 +1,12 @@
 """Activations and their gradients: the formula of one vector for each operator."""
 
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector, fma, select
 from opgrad.cpu.loops.elements import elementwise, program
 from opgrad.cpu.numerics.math import sigmoid as logistic
 from opgrad.cpu.numerics.math import tanh as hyperbolic_tangent
 from opgrad.cpu.runtime.execute import Program
-from opgrad.problem import Problem
 
 
 @inline

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from opgrad.contract import DTYPES
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.simd import Pointer, Units, Vector
 from opgrad.cpu.loops.elements import BLOCK, elementwise, program
@@ -11,7 +12,6 @@ from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics import eltwise, eltwise_grad
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, shared_out
-from opgrad.problem import Problem
 
 
 def _value(formula: Callable[..., Vector]) -> Kernel:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler.memory import load_f64, store_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
@@ -33,7 +34,6 @@ from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
-from opgrad.problem import Operand, Problem
 
 BLOCK: Final = 1 << 15  # elements of an array in a list that one part works on
 # What a step multiplies with, as float64 numbers in memory: the learning rate with AdamW's bias correction, epsilon,

@@ -10,6 +10,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from opgrad.contract import Array
+from opgrad.contract.problem import Problem
+from opgrad.contract.ranges import wrong_maximum
+from opgrad.contract.windows import MOST_AXES, Axis, average_pool_axes
 from opgrad.cpu.compiler.memory import load_f64, load_word, store_word
 from opgrad.cpu.compiler.native import inline, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Units
@@ -30,9 +33,6 @@ from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
-from opgrad.problem import Problem
-from opgrad.ranges import wrong_maximum
-from opgrad.windows import MOST_AXES, Axis, average_pool_axes
 
 CHUNK: Final = 64  # terms that are added to each other before they join the total
 ONE_WINDOW: Final = Axis(1, 1, 1)

@@ -36,9 +36,10 @@ def expand(forward: Forward, of: Iterable[str], wanted: Iterable[str]) -> Forwar
     The forward graph is changed in place as long as nothing but nodes is replaced.
     """
     of, wanted = list(of), list(wanted)
+    taken: set[str] = set()  # also what the names of earlier rounds start with
     while True:
         nodes = paths(forward, of, wanted)
-        taken = forward.names()
+        taken |= forward.names()
         written = {node.output[0]: _replacement(forward, node, taken) for node in nodes if node.output}
         if _replace(forward.graph, {name: each for name, each in written.items() if each is not None}):
             forward.refresh()

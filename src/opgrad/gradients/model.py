@@ -10,7 +10,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper
 
-from opgrad.gradients import rules
+from opgrad.gradients import passes, rules
 from opgrad.gradients.backward import SUFFIX, Backward, missing, paths, problem_text
 from opgrad.gradients.body import GraphBody
 from opgrad.gradients.expansion import expand, inline_functions
@@ -37,6 +37,7 @@ def gradients(
     with_respect_to: str | Sequence[str],
     *,
     plain: bool = False,
+    checkpoint_segments: int | Sequence[str] | None = None,
 ) -> onnx.ModelProto:
     """The same model with gradients among its outputs.
 
@@ -46,6 +47,8 @@ def gradients(
     with_respect_to: inputs, initializers or other values of the graph, of float type.
     plain: write operators of ONNX alone, for places without opgrad. Otherwise the model also has operators of
         com.microsoft, which sessions of `opgrad.onnxruntime.InferenceSession` run, faster.
+    checkpoint_segments: how many segments the graph is cut into, or the names of values at whose nodes one ends: less
+        memory for more time, as what is inside of all but the last is forgotten and computed again.
 
     Returns the new model: behind the outputs of the given one it has `<name>_grad` for each of with_respect_to, in
     their order, of the shape and type of that value. Its opset is the given one, but at least 11, and at least 16 in
@@ -56,16 +59,31 @@ def gradients(
     and says why.
     """
     sources, targets = _names("of", of), _names("with_respect_to", with_respect_to)
-    forward = prepared(load(model, WHO), sources, targets, PLAIN_OPSET if plain else LEAST_OPSET)
+    segments = passes.checked_segments(checkpoint_segments)
+    named = [] if isinstance(segments, int) else segments
+    opset = PLAIN_OPSET if plain else LEAST_OPSET
+    simple = _simplified(load(model, WHO), [*sources, *named], targets, opset, plain)
+    forward = prepared(simple, sources, targets, opset)
+    before = [*sources, *(each.name for each in forward.graph.output)]
     body = GraphBody(forward.opset, forward.names())
     found = differentiate(forward, body, {name: _seed(forward, body, name) for name in sources}, targets)
     outputs = [_output(forward, body, name, value) for name, value in found.items()]
     append(forward, body, outputs)
+    finished = passes.finish(forward.model, before, keep=targets, variable=targets, checkpoint_segments=segments)
     if not plain:
-        return forward.model
+        return finished
     from opgrad.onnxruntime.lowering import lower
 
-    return lower(forward.model)
+    return lower(finished)
+
+
+def _simplified(
+    model: onnx.ModelProto, keep: Sequence[str], wanted: Sequence[str], opset: int, plain: bool
+) -> onnx.ModelProto:
+    """The model as the passes leave it, with at least this opset of ai.onnx."""
+    model = inline_functions(model)
+    raise_opset(model, opset, WHO)
+    return passes.prepare(model, [*keep, *wanted], variable=wanted, plain=plain)
 
 
 def load(model: onnx.ModelProto | str | os.PathLike[str], who: str) -> onnx.ModelProto:

@@ -16,8 +16,8 @@ from onnx import AttributeProto, helper
 from opgrad.onnxruntime.bodies import FORMS, Call, Form, NoForm
 from opgrad.onnxruntime.bodies.build import Body, Value
 from opgrad.onnxruntime.bodies.reasons import NOT_LOWERED
-from opgrad.onnxruntime.loading import check_model, read_model
 from opgrad.onnxruntime.opset import all_nodes, raise_opset, subgraphs
+from opgrad.onnxruntime.reading import check_model, read_model
 
 DOMAIN = "opgrad"
 FEEDBACK = "opgrad.feedback"

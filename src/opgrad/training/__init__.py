@@ -1,13 +1,20 @@
-"""Train the artifact sets of onnxruntime-training in stock onnxruntime."""
+"""Train the artifact sets of onnxruntime-training in stock onnxruntime.
 
-from opgrad.training.api import CheckpointState, LinearLRScheduler, Module, Optimizer, Parameter
-from opgrad.training.artifact_set import ArtifactSet, TensorSpec
-from opgrad.training.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint, write_checkpoint
-from opgrad.training.data import Dataset, load_file, load_named
-from opgrad.training.evaluation import Evaluation
-from opgrad.training.loop import Trainer
-from opgrad.training.optimizer import SGD, AdamW, AdamWRule, SGDRule, read_rule
-from opgrad.training.recipe import Recipe
+What is here is imported when it is asked for: making artifacts needs onnx alone.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opgrad.training.api import CheckpointState, LinearLRScheduler, Module, Optimizer, Parameter
+    from opgrad.training.artifact_set import ArtifactSet, TensorSpec
+    from opgrad.training.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint, write_checkpoint
+    from opgrad.training.data import Dataset, load_file, load_named
+    from opgrad.training.evaluation import Evaluation
+    from opgrad.training.loop import Trainer
+    from opgrad.training.optimizer import SGD, AdamW, AdamWRule, SGDRule, read_rule
+    from opgrad.training.recipe import Recipe
 
 __all__ = [
     "SGD",
@@ -33,3 +40,22 @@ __all__ = [
     "read_rule",
     "write_checkpoint",
 ]
+
+PLACES = {
+    "api": ("CheckpointState", "LinearLRScheduler", "Module", "Optimizer", "Parameter"),
+    "artifact_set": ("ArtifactSet", "TensorSpec"),
+    "checkpoint": ("Checkpoint", "OptimizerGroup", "read_checkpoint", "write_checkpoint"),
+    "data": ("Dataset", "load_file", "load_named"),
+    "evaluation": ("Evaluation",),
+    "loop": ("Trainer",),
+    "optimizer": ("SGD", "AdamW", "AdamWRule", "SGDRule", "read_rule"),
+    "recipe": ("Recipe",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for."""
+    for place, names in PLACES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{place}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,12 +10,11 @@ import numpy as np
 import onnx
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from opgrad.onnxruntime.loading import read_model
+from opgrad.onnxruntime.reading import read_model
 from opgrad.training.checkpoint import read_checkpoint
+from opgrad.training.names import BUFFER_SUFFIX, RESET
 from opgrad.training.optimizer import Rule, read_rule
 
-BUFFER_SUFFIX = "_grad.accumulation.buffer"
-RESET = "lazy_reset_grad"
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 
 

@@ -109,7 +109,6 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     *,
     batch_norm: BatchNorm | str = BatchNorm.MODEL,
-    largest_model: int = LARGEST_MODEL,
 ) -> Artifacts:
     """Make a training model, an eval model, a checkpoint and an optimizer model.
 
@@ -128,7 +127,6 @@ def generate_artifacts(
     nominal_checkpoint: whether a checkpoint without values is written, too.
     loss_input_names: what the loss is called with. None: the model's outputs, in their order.
     batch_norm: whose statistics batch normalization takes; see `BatchNorm`.
-    largest_model: bytes from which on a model keeps its constants in a file beside it.
 
     Returns `Artifacts`, which says what was chosen and written; nothing is written unless everything could be made.
 
@@ -144,7 +142,7 @@ def generate_artifacts(
         outputs=names_in("additional_output_names", additional_output_names or ()),
         batch_norm=_batch_norm(batch_norm).value,
     )
-    files = Files(_folder(artifact_directory), prefix, bool(nominal_checkpoint), bool(ort_format), largest_model)
+    files = Files(_folder(artifact_directory), _prefix(prefix), bool(nominal_checkpoint), bool(ort_format))
     with ExitStack() as stack:
         if custom_op_library is not None:
             files.library = stack.enter_context(named_library(os.fsdecode(custom_op_library)))
@@ -177,6 +175,12 @@ def _folder(given: str | bytes | os.PathLike[str] | None) -> Path:
     if not folder.is_dir():
         raise FileNotFoundError(f"{WHO}: there is no folder {folder}")
     return folder
+
+
+def _prefix(given: str) -> str:
+    if not isinstance(given, str) or Path(given + "checkpoint").name != given + "checkpoint":
+        raise ValueError(f"{WHO}: prefix is {given!r}, expected the beginning of file names, without folders")
+    return given
 
 
 def _result(folder: Path, files: Sequence[str], made: Made) -> Artifacts:

@@ -9,10 +9,11 @@ from pathlib import Path
 import onnx
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.onnxruntime.loading import check_model, read_model
+from opgrad.onnxruntime.reading import check_model, read_model
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed
 from opgrad.training.building.models import TrainingModels
+from opgrad.training.building.ort_format import convert
 from opgrad.training.building.saving import LARGEST_MODEL, write_model
 from opgrad.training.building.selection import Selection, select
 from opgrad.training.onnxblock.accessor import ModelAccessor, building, empty_model
@@ -22,6 +23,7 @@ from opgrad.training.onnxblock.training import TrainingBlock
 from opgrad.writing import replace_file, staged
 
 WHO = "generate_artifacts"
+ORDER = ("training_model", "eval_model", "checkpoint", "nominal_checkpoint", "optimizer_model")
 Names = str | Iterable[str] | None
 
 
@@ -71,7 +73,7 @@ class _Artifacts(TrainingBlock):
         names = request.loss_inputs
         self._set_batch_norm()
         current = [each.name for each in model.graph.output] if names is None else list(names)
-        outputs = names_of(_called(request.loss, current))
+        outputs = names_of(_called(request.loss, current), type(request.loss).__name__)
         self.selection = select(model, outputs[0], request.requires_grad, request.frozen_params, WHO)
         for name in self.selection.trainable:
             self.requires_grad(name)
@@ -149,37 +151,37 @@ class Files:
     """The files of an artifact set.
 
     folder: where they come. prefix: of their names. nominal: whether there is a nominal checkpoint. ort_format: whether
-    models are in ORT format, too. largest: bytes that a model file may have. library: with operators of the user's.
+    models are in ORT format, too. library: with operators of the user's.
     """
 
     folder: Path
     prefix: str = ""
     nominal: bool = False
     ort_format: bool = False
-    largest: int = LARGEST_MODEL
     library: str | None = None
 
     def write(self, made: Made) -> list[str]:
         """Write all files, and return their names; an exception leaves the folder as it was."""
         models = made.models
         with staged(self.folder) as folder:
-            write_model(models.training, models.values, folder / f"{self.prefix}training_model.onnx", self.largest)
-            write_model(models.evaluation, models.values, folder / f"{self.prefix}eval_model.onnx", self.largest)
+            write_model(models.training, models.values, folder / f"{self.prefix}training_model.onnx")
+            write_model(models.evaluation, models.values, folder / f"{self.prefix}eval_model.onnx")
             save_checkpoint(models.parameters, folder / f"{self.prefix}checkpoint")
             if self.nominal:
                 save_checkpoint(models.parameters, folder / f"{self.prefix}nominal_checkpoint", True)
             if made.optimizer is not None:
                 content = made.optimizer.SerializeToString(deterministic=True)
                 replace_file(folder / f"{self.prefix}optimizer_model.onnx", content)
-            names = sorted((file.name for file in folder.iterdir()), key=_order)
+            if self.ort_format:
+                for file in sorted(folder.glob("*.onnx"), key=self._order):
+                    convert(file, self.library, WHO)
+            names = [file.name for file in sorted(folder.iterdir(), key=self._order)]
         for name in names:
             if f"{name}.data" not in names and not name.endswith(".data"):
                 (self.folder / f"{name}.data").unlink(missing_ok=True)
         return names
 
-
-ORDER = ("training_model", "eval_model", "nominal_checkpoint", "checkpoint", "optimizer_model")
-
-
-def _order(name: str) -> tuple[int, str]:
-    return next((place for place, part in enumerate(ORDER) if part in name), len(ORDER)), name
+    def _order(self, file: Path) -> tuple[int, str]:
+        """The place of a file: behind those that are made before it."""
+        name = file.name.removeprefix(self.prefix)
+        return next(place for place, part in enumerate(ORDER) if name.startswith(part)), name

@@ -8,11 +8,11 @@ import onnx
 import onnxruntime
 
 from opgrad.onnxruntime import LOWERED, loading, lower
-from opgrad.onnxruntime.loading import Source as Source
-from opgrad.onnxruntime.loading import read_model as read_model
+from opgrad.onnxruntime.reading import Source as Source
+from opgrad.onnxruntime.reading import read_model as read_model
 from opgrad.training import rewriting
-from opgrad.training.artifact_set import BUFFER_SUFFIX, RESET
 from opgrad.training.binding import BoundGraph, Value, declared
+from opgrad.training.names import BUFFER_SUFFIX, RESET
 from opgrad.training.tensors import FlatTensors
 
 UNKNOWN_OPERATOR = re.compile(r"(\S+)\(-?\d+\) is not a registered function/op|find an implementation for (\S+)\(")

@@ -13,12 +13,14 @@ from onnx.helper import get_attribute_value
 from rich.console import Console
 from rich.table import Table
 
-from opgrad.onnxruntime.loading import open_session, read_model
+from opgrad.onnxruntime.loading import open_session
+from opgrad.onnxruntime.reading import read_model
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, Operator, operators
-from opgrad.training.artifact_set import BUFFER_SUFFIX, FILES, RESET, tensor_spec
+from opgrad.training.artifact_set import FILES, tensor_spec
 from opgrad.training.checkpoint import Checkpoint, read_checkpoint
 from opgrad.training.data import show
 from opgrad.training.loop import session_options
+from opgrad.training.names import BUFFER_SUFFIX, RESET
 from opgrad.training.optimizer import read_rule
 from opgrad.training.replacing import bytes_in_use, data_path
 

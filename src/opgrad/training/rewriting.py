@@ -6,7 +6,7 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from opgrad.training.artifact_set import BUFFER_SUFFIX, RESET
+from opgrad.training.names import BUFFER_SUFFIX, RESET
 
 DOMAIN = "com.microsoft"
 DIRECT_SUFFIX = "_grad.direct"  # of a gradient that is an output of the graph

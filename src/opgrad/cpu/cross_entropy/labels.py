@@ -2,6 +2,7 @@
 
 from typing import Any, Final, NamedTuple
 
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.memory import load_f64, load_word, store_f64, store_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
@@ -9,7 +10,6 @@ from opgrad.cpu.compiler.simd import load_one, number, store_one
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
-from opgrad.problem import Problem
 
 TOTAL: Final = 3  # status word: the sum of the samples' weights, a float64
 LABELS_PER_PART: Final = 1 << 13

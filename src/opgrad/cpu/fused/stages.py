@@ -284,7 +284,7 @@ def _run_pieces(
     stages: int, number: int, operands: int, space: int, words: int, plan: int, start: int, lines: int, width: int
 ) -> None:
     """Run stages over a block, a piece at a time, so that each piece stays in the first-level cache."""
-    piece, item = load_word(plan, PIECE), load_word(plan, ITEM)
+    piece, item = max(load_word(plan, PIECE), 1), load_word(plan, ITEM)
     if load_word(plan, COLUMNS):
         row, pitch = load_word(plan, PER_BLOCK), load_word(plan, INNER)
         for line in range(0, lines, piece):

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from opgrad.contract.problem import Operand
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.simd import Pointer, Units, Vector, full, lanes, like, store
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
-from opgrad.problem import Operand
 
 
 @inline

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
+from opgrad.contract.problem import Operand
 from opgrad.cpu.compiler.native import inline, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Pointer, Strips, Units
 from opgrad.cpu.compiler.simd import (
@@ -28,7 +29,6 @@ from opgrad.cpu.loops.fold import fold_down, fold_in_chunks
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
-from opgrad.problem import Operand
 
 BLOCK: Final = 1 << 14  # elements of a row that one part sums
 DEEP: Final = 1 << 10  # terms of a column that one part sums

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
@@ -17,7 +18,6 @@ from opgrad.cpu.loops.fill import write_zeros
 from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, shared_out
-from opgrad.problem import Problem
 
 BLOCK: Final = 1 << 15  # elements of a row that one unit writes
 SHORT: Final = 256  # elements of rows that are filled in where many rows have been zeroed at once

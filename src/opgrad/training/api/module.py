@@ -9,14 +9,15 @@ import onnx
 import onnxruntime
 
 from opgrad.cpu.runtime.parallel import get_num_threads
-from opgrad.onnxruntime.loading import name_of
+from opgrad.onnxruntime.reading import name_of
 from opgrad.training import rewriting
 from opgrad.training.api.checkpoint_state import CheckpointState
 from opgrad.training.api.memory import Memory
-from opgrad.training.artifact_set import BUFFER_SUFFIX, TensorSpec, check_parameters, tensor_spec
+from opgrad.training.artifact_set import TensorSpec, check_parameters, tensor_spec
 from opgrad.training.binding import BoundGraph, Value, check_inputs, declared, ort_value
 from opgrad.training.export import write_inference_model
 from opgrad.training.graph import Source, TrainingGraph, open_session, read_model, run_error, session_options
+from opgrad.training.names import BUFFER_SUFFIX
 from opgrad.training.optimizer import GradientNorm, clip_factor
 
 WHO = "Module"

@@ -4,9 +4,13 @@ import difflib
 from collections.abc import Collection, Iterable
 
 import onnx
-from onnx import checker, helper
+from onnx import checker, defs, helper
 
+from opgrad.gradients.forward import domain_of
+from opgrad.onnxruntime.opset import all_nodes
 from opgrad.training.building.values import LARGE, size_of
+
+UNKNOWN = "opgrad.unknown"  # the domain of what onnx is not asked about
 
 
 def check_built(model: onnx.ModelProto, who: str) -> None:
@@ -24,7 +28,7 @@ def sentence(error: Exception) -> str:
 
 
 def _without_values(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model with inputs in the places of large initializers."""
+    """A model with inputs in the places of large initializers, and without operators that onnx refuses to know."""
     graph = model.graph
     small = [each for each in graph.initializer if size_of(each) <= LARGE]
     large = [each for each in graph.initializer if size_of(each) > LARGE]
@@ -32,16 +36,29 @@ def _without_values(model: onnx.ModelProto) -> onnx.ModelProto:
     inputs = [
         helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in large if each.name not in given
     ]
-    copy = onnx.GraphProto(name=graph.name or "graph", node=graph.node, initializer=small)
+    copy = onnx.GraphProto(name=graph.name or "graph", node=graph.node, initializer=small, output=graph.output)
     copy.input.extend([*graph.input, *inputs])
-    copy.output.extend(graph.output)
+    copy.sparse_initializer.extend(graph.sparse_initializer)
     for value in (*copy.input, *copy.output):
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()  # onnx takes none without, onnxruntime does
-    copy.sparse_initializer.extend(graph.sparse_initializer)
+    imports = {each.domain or "ai.onnx": each.version for each in model.opset_import}
+    for node in all_nodes(copy.node):
+        if domain_of(node) == "" and not _is_known(node, imports.get("ai.onnx", 1)):
+            node.domain = UNKNOWN
     result = onnx.ModelProto(ir_version=model.ir_version, graph=copy, opset_import=model.opset_import)
+    domains = {node.domain for node in all_nodes(copy.node)} - imports.keys() - {"", "ai.onnx"}
+    result.opset_import.extend(helper.make_opsetid(domain, 1) for domain in sorted(domains))
     result.functions.extend(model.functions)
     return result
+
+
+def _is_known(node: onnx.NodeProto, opset: int) -> bool:
+    """Whether onnx has the operator; onnxruntime has others in its domain, and some in older opsets."""
+    try:
+        return not defs.get_schema(node.op_type, opset, "").deprecated
+    except defs.SchemaError:
+        return False
 
 
 def near(name: str, names: Iterable[str]) -> str:

@@ -116,6 +116,7 @@ def evaluated(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of a model in which nothing is dropped at random, and batch normalization takes its running statistics."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
+    _import_microsoft(copy)  # onnxruntime needs it for what it fuses where operators of that domain are registered
     for node in _nodes(copy):
         if node.op_type == "Dropout" and not domain_of(node) and len(node.input) > 2:
             node.input[2] = ""

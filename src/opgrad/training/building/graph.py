@@ -11,11 +11,9 @@ from opgrad.gradients.forward import FLOATS, Forward
 from opgrad.gradients.model import LEAST_OPSET, append, differentiate, prepared
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
-from opgrad.training.artifact_set import BUFFER_SUFFIX, RESET
 from opgrad.training.building.checks import listed
 from opgrad.training.building.forms import with_running_statistics
-
-RESULT_SUFFIX = "_grad.accumulation.out"
+from opgrad.training.names import BUFFER_SUFFIX, RESET, RESULT_SUFFIX
 
 
 def training_graph(model: onnx.ModelProto, loss: str, wanted: Sequence[str]) -> onnx.ModelProto:
@@ -56,7 +54,8 @@ def _seed(forward: Forward, body: GraphBody, loss: str) -> Value:
     if any(size != 1 for size in sizes):
         shape = ", ".join("?" if size is None else str(size) for size in sizes)
         raise ValueError(
-            f"the loss {loss!r} has shape ({shape}), expected one number; reduce it, as blocks.ReduceMean does"
+            f"the loss {loss!r} has shape ({shape}), expected one number: a loss of the model's outputs, or a block "
+            "such as ReduceMean that reduces it"
         )
     name = body.free(loss + SUFFIX)
     body.initializers.append(helper.make_tensor(name, kind, [1] * len(sizes), [1.0]))

@@ -67,7 +67,8 @@ def training_models(
     try:
         training = training_graph(model, outputs[0], order)
     except (ValueError, NotImplementedError) as error:
-        raise type(error)(f"{who}: {error}") from None
+        kind = ValueError if isinstance(error, ValueError) else NotImplementedError
+        raise kind(f"{who}: {str(error).removeprefix('gradients: ')}") from None
     own, still = ([each for each in held if each.name in names] for names in (trainable, frozen))
     return TrainingModels(training, evaluation, own, still, values)
 

@@ -14,16 +14,13 @@ LARGEST_MODEL = 2**31 - 1  # bytes of a message of protobuf
 ALIGNMENT = 4096  # of tensors in another file, so that it can be mapped into memory
 
 
-def write_model(model: onnx.ModelProto, values: Mapping[str, TensorProto], path: Path, largest: int) -> None:
-    """Write a model with the values of its placeholders, which are in `<name>.data` if one file cannot hold them.
-
-    largest: bytes that a model may have.
-    """
+def write_model(model: onnx.ModelProto, values: Mapping[str, TensorProto], path: Path) -> None:
+    """Write a model with the values of its placeholders, which are in `<name>.data` if one file cannot hold them."""
     own = [each for each in model.graph.initializer if is_placeholder(each)]
     size = model.ByteSize() + sum(values[each.name].ByteSize() for each in own)
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    if size > largest:
+    if size > LARGEST_MODEL:
         _write_beside(copy, values, path.with_name(path.name + ".data"))
     else:
         for tensor in copy.graph.initializer:

@@ -2,6 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 import onnx
@@ -72,7 +73,7 @@ class ForwardBlock(Block):
         accessor = current()
         output = self._built(accessor, args, kwargs)
         self._model = self.infer_shapes_on_base()
-        set_outputs(self._model, names_of(output), self._who)
+        set_outputs(self._model, names_of(output, self._who), self._who)
         accessor.model.CopyFrom(self._model)
         accessor.forget()
         return output
@@ -84,6 +85,9 @@ class ForwardBlock(Block):
         return self._model
 
 
-def names_of(output: Any) -> list[str]:
-    """What a block returned, as a list of names."""
-    return [output] if isinstance(output, str) else list(output)
+def names_of(output: Any, who: str) -> list[str]:
+    """What a block returned, as a list of names. Raises TypeError for anything else."""
+    names = [output] if isinstance(output, str) else list(output) if isinstance(output, Iterable) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{who}: build returned {output!r}, expected the name of a value, or several")
+    return names

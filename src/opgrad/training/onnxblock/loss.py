@@ -139,20 +139,17 @@ class BCEWithLogitsLoss(Block):
         return reduced(loss, self._reduction)
 
 
-SMALLEST_EXPONENT = -700.0  # whose exponential float64 still holds
+LINEAR_FROM = 36.0  # where log(1 + exp(x)) is x in float64
 
 
 def _softplus(x: str, kind: int) -> str:
-    """log(1 + exp(x)); onnxruntime has no Softplus of float64, which is put together there.
-
-    From 700 on it is x, below -log(sigmoid(-x)).
-    """
+    """log(1 + exp(x)); onnxruntime has no Softplus of float64, and its Sigmoid is 0 from -37 on."""
     if kind != TensorProto.DOUBLE:
         return append("Softplus", [x])
-    negated, bound = append("Neg", [x]), number("softplus.bound", SMALLEST_EXPONENT, kind)
-    inner = append("Neg", [append("Log", [append("Sigmoid", [append("Max", [negated, bound])])])])
-    beyond = append("Relu", [append("Sub", [bound, negated])])
-    return append("Add", [inner, beyond])
+    bound, one = number("softplus.bound", LINEAR_FROM, kind), number("softplus.one", 1.0, kind)
+    exponential = append("Exp", [append("Min", [x, bound])])
+    beyond = append("Relu", [append("Sub", [x, bound])])
+    return append("Add", [append("Log", [append("Add", [exponential, one])]), beyond])
 
 
 class KLDivLoss(Block):

@@ -57,7 +57,7 @@ class TrainingBlock(Block):
         trainable, frozen = (
             [name for name, grad in self._grad_names.items() if grad is kind] for kind in (True, False)
         )
-        self._models = training_models(accessor.model, names_of(output), trainable, frozen, self._who)
+        self._models = training_models(accessor.model, names_of(output, self._who), trainable, frozen, self._who)
         return output
 
     def _trained(self) -> TrainingModels:

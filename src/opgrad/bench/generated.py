@@ -1,0 +1,128 @@
+"""Graphs with gradients as opgrad generates them, beside the graphs of onnxruntime-training and torch eager."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+import opgrad
+from opgrad.bench.liveness import peak_bytes
+from opgrad.bench.measure import take_turns, turns
+from opgrad.bench.training_modules import CLASSES, eager, exported, modules
+from opgrad.gradients import gradients
+from opgrad.gradients.backward import SUFFIX
+from opgrad.training import ArtifactSet, rewriting
+from opgrad.training.binding import BoundGraph, declared
+from opgrad.training.graph import open_session, session_options
+from opgrad.training.tensors import FlatTensors
+
+GENERATED, RECOMPUTED = "generated", "segments"  # ours, and ours with a part of the activations
+OLD_GRAPH, TORCH = "old graph", "torch"
+SEGMENTS = 2
+SAME_LOSS = 1e-3  # relative
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to generate gradients for.
+
+    model: with a loss as its first output; its parameters are inputs or initializers. parameters: by name.
+    feeds: of one batch. others: contestants that compute the same.
+    """
+
+    name: str
+    model: onnx.ModelProto
+    parameters: Mapping[str, np.ndarray]
+    feeds: Mapping[str, np.ndarray]
+    others: Mapping[str, Callable[[], object]]
+
+
+def of_modules(rows: int) -> Iterator[Subject]:
+    """The models that are written in PyTorch, with batches of so many rows. Raises ImportError without torch."""
+    for name, make in modules().items():
+        module, batch = make()
+        model = exported(module, batch(2))
+        x, labels = batch(rows), np.random.default_rng(0).integers(0, CLASSES, rows)
+        names = {name for name, _ in module.named_parameters()}
+        found = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer if each.name in names}
+        others = {f"{TORCH} {count}": eager(module, x, labels, count) for count in {1, opgrad.get_num_threads()}}
+        yield Subject(name, model, found, {"x": x.numpy(), "labels": labels}, others)
+
+
+def of_set(artifacts: ArtifactSet, feeds: Mapping[str, np.ndarray], graph: Callable[[], object]) -> Subject:
+    """The model of an artifact set, whose gradients are generated anew. graph: runs the set's own training graph."""
+    model = onnx.ModelProto()
+    model.CopyFrom(artifacts.eval_model)
+    parameters = {**artifacts.frozen, **artifacts.trainable}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in parameters.items())
+    for value in [value for value in model.graph.input if value.name in parameters]:
+        model.graph.input.remove(value)
+    return Subject(artifacts.name, model, artifacts.trainable, feeds, {OLD_GRAPH: graph})
+
+
+def measure(subject: Subject, seconds: float) -> dict[str, Any]:
+    """The times of a subject's graphs, which take turns, and the most bytes that are alive in ours."""
+    began = time.perf_counter()
+    whole = gradients(subject.model, subject.model.graph.output[0].name, list(subject.parameters))
+    took = time.perf_counter() - began
+    segments = gradients(
+        subject.model, subject.model.graph.output[0].name, list(subject.parameters), checkpoint_segments=SEGMENTS
+    )
+    graphs = {GENERATED: whole, RECOMPUTED: segments}
+    ours = {name: _runner(subject, model) for name, model in graphs.items()}
+    contestants = {name: turns(call) for name, call in {**ours, **subject.others}.items()}
+    times = take_turns(contestants, seconds)
+    best = min((name for name in times if name.startswith(TORCH)), key=lambda name: times[name]["median"], default=None)
+    kept = {name: taken for name, taken in times.items() if not name.startswith(TORCH)}
+    return {
+        "model": subject.name,
+        "batch": len(next(iter(subject.feeds.values()))),
+        "nodes": len(whole.graph.node),
+        "generating": round(took, 3),
+        "peak": {name: peak_bytes(_fused(model), subject.feeds) for name, model in graphs.items()},
+        "times": kept | ({TORCH: times[best]} if best else {}),
+        **_disagreement(subject, ours),
+    }
+
+
+def _fused(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph as a training step has it: with opgrad's loss in place of onnxruntime's ten nodes."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    rewriting.fuse_losses(copy)
+    return copy
+
+
+def _runner(subject: Subject, model: onnx.ModelProto) -> Callable[[], float]:
+    """Runs a graph on bound memory, with parameters that are inputs, as a training step does; returns the loss."""
+    bound = _fused(model)
+    shapes = {name: array.shape for name, array in subject.parameters.items()}
+    graph, written = bound.graph, FlatTensors({f"{name}{SUFFIX}": shape for name, shape in shapes.items()})
+    fixed = {name: array.copy() for name, array in subject.parameters.items()}
+    for tensor in [tensor for tensor in graph.initializer if tensor.name in fixed]:
+        graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        graph.initializer.remove(tensor)
+    inputs = [declared(value) for value in graph.input if value.name in subject.feeds]
+    session = open_session(bound, session_options(opgrad.get_num_threads()), "bench")
+    runner = BoundGraph(session, inputs, [declared(graph.output[0])], fixed, dict(written))
+    runner([subject.feeds[spec.name] for spec in inputs])
+
+    def run() -> float:
+        runner.run()
+        return runner.loss
+
+    return run
+
+
+def _disagreement(subject: Subject, ours: Mapping[str, Callable[[], float]]) -> dict[str, Any]:
+    """A note where others compute another loss."""
+    mine, notes = ours[GENERATED](), {}
+    for name, call in subject.others.items():
+        loss = call()
+        if loss is not None and abs(float(np.asarray(loss)) - mine) > SAME_LOSS * abs(mine):
+            notes[name] = f"its loss is {float(np.asarray(loss)):.6g}, ours {mine:.6g}: it computes something else"
+    return {"notes": notes} if notes else {}

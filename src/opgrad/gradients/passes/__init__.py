@@ -1,0 +1,127 @@
+"""Passes over graphs: before differentiation, so that there is less and faster to differentiate, and after it.
+
+Each pass is a function of a `Graph`, which it changes, and says whether it did; `prepare` and `finish` run lists of
+them over a copy of a model until nothing changes any more. Inputs, outputs and parameters stay under their names.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import onnx
+
+from opgrad.gradients.passes.activation import fuse_gelu, fuse_swish
+from opgrad.gradients.passes.dead import remove_dead
+from opgrad.gradients.passes.folding import fold_constants
+from opgrad.gradients.passes.graph import Graph
+from opgrad.gradients.passes.losses import fuse_cross_entropy
+from opgrad.gradients.passes.normalization import fuse_layer_normalization, fuse_rms_normalization
+from opgrad.gradients.passes.order import order_ends
+from opgrad.gradients.passes.products import transpose_products
+from opgrad.gradients.passes.recompute import checkpoint
+from opgrad.gradients.passes.removal import join_pairs, remove_no_ops
+from opgrad.gradients.passes.segments import WHO
+from opgrad.gradients.passes.shapes import simplify_shapes
+from opgrad.gradients.passes.sharing import share_constants, share_nodes
+from opgrad.gradients.passes.splitting import split_parts
+from opgrad.gradients.passes.sums import chain_sums
+
+Pass = Callable[[Graph], bool]
+
+CLEANING: tuple[Pass, ...] = (
+    *(fold_constants, share_constants, simplify_shapes, remove_no_ops, join_pairs, share_nodes, remove_dead),
+)
+FUSIONS: tuple[Pass, ...] = (
+    *(fuse_layer_normalization, fuse_rms_normalization, fuse_gelu, fuse_swish, fuse_cross_entropy, split_parts),
+    remove_dead,
+)
+MOST_ROUNDS = 8  # of cleaning; what a round leaves to the next becomes less
+
+
+def prepare(
+    model: onnx.ModelProto, keep: Iterable[str] = (), *, variable: Iterable[str] = (), plain: bool = False
+) -> onnx.ModelProto:
+    """A model that is about to be differentiated, simpler and with fewer values to save.
+
+    model: which is not changed. Its inputs and outputs, their names, types and order stay; a batch of any size stays
+        one.
+    keep: names of other values that stay, such as additional outputs. variable: initializers that will be trained:
+        they stay, too, and nothing is computed from them.
+    plain: write operators of ai.onnx alone. Otherwise layer normalization, Gelu and others become operators that
+        onnxruntime has, or opgrad, in older opsets and in com.microsoft.
+
+    Returns the new model. Equal calls give equal bytes.
+    """
+    graph = Graph(_copied(model), keep, variable, plain)
+    clean(graph)
+    if apply(graph, FUSIONS):
+        graph.refresh()
+        clean(graph)
+    return graph.model
+
+
+def finish(
+    model: onnx.ModelProto,
+    forward: Iterable[str],
+    *,
+    keep: Iterable[str] = (),
+    variable: Iterable[str] = (),
+    checkpoint_segments: int | Sequence[str] | None = None,
+) -> onnx.ModelProto:
+    """A model with gradients among its outputs, without what nobody needs and in an order that needs little memory.
+
+    model: which is not changed; its inputs and outputs stay. The gradients are outputs, not yet accumulated.
+    forward: the values that the model computed before it was differentiated: the loss, and other outputs.
+    keep, variable: as for `prepare`.
+    checkpoint_segments: into how many segments to cut the forward part; or names of values, behind each of which one
+        ends. Only what is between segments, and the last one, is kept for the backward part, which computes the rest
+        again: memory for one forward part more. What was drawn at random is kept. None: keep everything.
+
+    Returns the new model. Equal calls give equal bytes.
+    Raises TypeError and ValueError for other segments, and for names that no node of the forward part makes.
+    """
+    segments = checked_segments(checkpoint_segments)
+    named = [] if isinstance(segments, int) else segments
+    forward = list(forward)
+    graph = Graph(_copied(model), {*keep, *forward, *named}, variable)
+    clean(graph)
+    if apply(graph, (chain_sums, transpose_products)):
+        apply(graph, (remove_dead,))
+    if segments != 1:
+        checkpoint(graph, forward, segments)
+    order_ends(graph)
+    graph.commit()
+    return graph.model
+
+
+def checked_segments(given: int | Sequence[str] | None) -> int | list[str]:
+    """A number of segments, 1 if there is nothing to cut, or names. Raises TypeError and ValueError for others."""
+    if given is None:
+        return 1
+    if isinstance(given, int) and not isinstance(given, bool):
+        if given < 1:
+            raise ValueError(f"{WHO}: the number of segments is {given}, expected at least 1")
+        return given
+    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{WHO} is {given!r}, expected a number of segments or names of values")
+    return names
+
+
+def clean(graph: Graph) -> None:
+    """Run the passes that need no patterns until nothing changes."""
+    for _ in range(MOST_ROUNDS):
+        changed = apply(graph, CLEANING)
+        graph.refresh()
+        if not changed:
+            return
+
+
+def apply(graph: Graph, passes: Sequence[Pass]) -> bool:
+    """Run passes in their order; whether one of them changed something."""
+    changes = [each(graph) for each in passes]
+    return any(changes)
+
+
+def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy

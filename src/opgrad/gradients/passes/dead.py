@@ -1,0 +1,43 @@
+"""Dead code: nodes, results and initializers that nothing needs."""
+
+import onnx
+
+from opgrad.gradients.body import OPTIONAL_RESULTS
+from opgrad.gradients.passes.graph import Graph
+from opgrad.onnxruntime.opset import captured
+
+WRITES = ("InPlaceAccumulatorV2", "InPlaceAccumulator")  # into an input
+
+
+def remove_dead(graph: Graph) -> bool:
+    """Nodes that no output, and nothing that is kept, depends on."""
+    needed, changed = set(graph.kept), False
+    for node in reversed(list(graph.nodes())):
+        if needed.intersection(node.output) or node.op_type in WRITES:
+            needed.update(captured(node))
+            changed |= _trim(node, needed)
+        else:
+            graph.substitute(node, [])
+            changed = True
+    return _remove_initializers(graph, needed) or changed
+
+
+def _trim(node: onnx.NodeProto, needed: set[str]) -> bool:
+    """Leave out the results that nothing needs, of operators that take note of it."""
+    before = len(node.output)
+    first = OPTIONAL_RESULTS.get(node.op_type, before)
+    for index in range(first, before):
+        if node.output[index] not in needed:
+            node.output[index] = ""
+    while len(node.output) > 1 and not node.output[-1]:
+        node.output.pop()
+    return len(node.output) < before
+
+
+def _remove_initializers(graph: Graph, needed: set[str]) -> bool:
+    tensors, changed = graph.graph.initializer, False
+    for index in reversed(range(len(tensors))):
+        if tensors[index].name not in needed:
+            del graph.initializers[tensors[index].name], tensors[index]
+            changed = True
+    return changed

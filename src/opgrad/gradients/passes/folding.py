@@ -1,0 +1,83 @@
+"""Constant folding: what does not depend on inputs is computed once, here."""
+
+import math
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from opgrad.gradients.forward import FOLDED, domain_of, evaluate, is_exact
+from opgrad.gradients.passes.graph import Graph
+from opgrad.onnxruntime.opset import subgraphs
+
+GROWTH = 1 << 12  # bytes by which a folded value may be larger than what it is computed from
+FOLDABLE = frozenset(FOLDED) | frozenset(
+    (
+        *("Abs", "Exp", "Log", "Sign", "Sin", "Cos", "Tanh", "Sigmoid", "Round", "GreaterOrEqual", "LessOrEqual"),
+        *("Trilu", "Tile", "Split", "Flatten", "Clip", "MatMul", "Gemm", "CumSum", "ReduceSum", "ReduceMax"),
+        *("ReduceMin", "ReduceMean", "ScatterND", "ScatterElements", "GatherND", "GatherElements", "OneHot"),
+        *("CastLike", "Sum", "Mean", "Xor", "EyeLike", "ArgMax", "ArgMin", "Relu", "IsNaN", "IsInf"),
+    )
+)  # fmt: skip
+
+
+def fold_constants(graph: Graph) -> bool:
+    """Constant nodes, and nodes that read nothing else, become initializers."""
+    changed = False
+    for node in list(graph.nodes()):
+        if domain_of(node) or graph.kept.intersection(node.output) or any(subgraphs(node)):
+            continue
+        tensors = _constant(node) if node.op_type == "Constant" else _computed(graph, node)
+        if tensors is not None:
+            graph.become_constants(node, tensors)
+            changed = True
+    return changed
+
+
+def _constant(node: onnx.NodeProto) -> dict[str, onnx.TensorProto] | None:
+    """The tensor of a Constant node; None if it is text or sparse."""
+    (attribute,) = node.attribute
+    if attribute.name == "value":
+        tensor = onnx.TensorProto()
+        tensor.CopyFrom(attribute.t)
+        return {node.output[0]: tensor}
+    kinds = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    kind = kinds.get(attribute.name)
+    if kind is None:
+        return None
+    return {node.output[0]: numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), kind))}
+
+
+def _computed(graph: Graph, node: onnx.NodeProto) -> dict[str, onnx.TensorProto] | None:
+    """The results of a node whose inputs are all constants; None if they are not, or would be large."""
+    if node.op_type not in FOLDABLE:
+        return None
+    if node.op_type in ("Shape", "Size"):
+        value = graph.constant(node.output[0])
+        return None if value is None else {node.output[0]: numpy_helper.from_array(value)}
+    names = [name for name in node.input if name]
+    if not all(name in graph.initializers for name in names):
+        return None
+    inputs = [value for name in names if (value := graph.constant(name)) is not None]
+    if len(inputs) < len(names) or not is_exact(node, inputs) or _too_large(graph, node, inputs):
+        return None
+    try:
+        results = evaluate(node, inputs, graph.opset)
+    except Exception:  # the reference evaluator lacks the type, or the node is wrong: what runs the model tells of it
+        return None
+    if sum(each.nbytes for each in results) > GROWTH + sum(each.nbytes for each in inputs):
+        return None
+    outputs = [name for name in node.output if name]
+    kinds = [graph.element_type(name) for name in outputs]
+    if any(kind != helper.np_dtype_to_tensor_dtype(each.dtype) for kind, each in zip(kinds, results, strict=True)):
+        return None
+    return {name: numpy_helper.from_array(each) for name, each in zip(outputs, results, strict=True)}
+
+
+def _too_large(graph: Graph, node: onnx.NodeProto, inputs: list[np.ndarray]) -> bool:
+    """Whether the sizes tell that the results are too large, before they are computed."""
+    count = 0
+    for name in filter(None, node.output):
+        sizes = graph.known(name)
+        count += math.prod(sizes) if sizes is not None else 0
+    return count > GROWTH + sum(each.nbytes for each in inputs)

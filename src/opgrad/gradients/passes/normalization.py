@@ -1,0 +1,187 @@
+"""Recognition of layer normalization and its form without mean (RMS), in the forms that exporters write them."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from opgrad.gradients.forward import domain_of
+from opgrad.gradients.passes.graph import Graph
+from opgrad.gradients.passes.patterns import is_near, mean_axes, plus, power
+
+LAYER_FROM, RMS_FROM = 17, 23  # the first opsets with LayerNormalization and RMSNormalization; …
+RAISED_FROM = 13  # … onnxruntime has them in older ones, too, but onnx converts none below this that has them
+TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)  # that onnxruntime has kernels for, but for those of float64
+
+
+@dataclass(frozen=True)
+class Normalized:
+    """What was recognized: `name` is x without mean, divided by its deviation, over the axes from `axis` on.
+
+    last: the node that makes it. scale, bias: initializers or others, of the shape of these axes.
+    """
+
+    x: str
+    name: str
+    last: onnx.NodeProto
+    axis: int
+    epsilon: float
+    scale: str = ""
+    bias: str = ""
+
+
+def fuse_layer_normalization(graph: Graph) -> bool:
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias becomes LayerNormalization."""
+    changed = False
+    if graph.opset < (LAYER_FROM if graph.plain else RAISED_FROM):
+        return False
+    for node in list(graph.nodes()):
+        found = _layer(graph, node)
+        if found is not None:
+            changed |= _write(graph, _with_bias(graph, _with_scale(graph, _with_casts(graph, found))), "Layer")
+    return changed
+
+
+def fuse_rms_normalization(graph: Graph) -> bool:
+    """x / sqrt(mean(x * x) + epsilon) * scale becomes SimplifiedLayerNormalization, or RMSNormalization of ONNX."""
+    changed = False
+    if graph.opset < (RMS_FROM if graph.plain else RAISED_FROM):
+        return False
+    for node in list(graph.nodes()):
+        found = _rms(graph, node)
+        if found is not None:
+            changed |= _write(graph, _with_scale(graph, _with_casts(graph, found)), "RMS")
+    return changed
+
+
+# --- x by its deviation ---
+
+
+def _layer(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
+    """What a node that takes off the mean is the beginning of."""
+    if domain_of(node) or node.op_type != "Sub":
+        return None
+    mean = graph.maker(node.input[1], "ReduceMean") if graph.inner(node.input[1]) else None
+    axis = mean_axes(graph, mean) if mean is not None and mean.input[0] == node.input[0] else None
+    if axis is None or not graph.inner(node.output[0], 2):
+        return None
+    found = _divided(graph, node.output[0], axis)
+    return None if found is None else replace(found, x=node.input[0])
+
+
+def _rms(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
+    """What a mean of squares is the beginning of."""
+    if domain_of(node) or node.op_type != "ReduceMean":
+        return None
+    x, axis = power(graph, node.input[0], 2), mean_axes(graph, node)
+    return _divided(graph, x, axis) if x is not None and axis is not None else None
+
+
+def _divided(graph: Graph, x: str, axis: int) -> Normalized | None:
+    """x / sqrt(mean(x * x) + epsilon), if the graph computes it."""
+    for reader in graph.readers.get(x, ()):
+        found = None if domain_of(reader) else _root(graph, reader, x)
+        if found is not None and _is_mean_of_squares(graph, found[0], x, axis):
+            return Normalized(x, reader.output[0], reader, axis, found[1])
+    return None
+
+
+def _root(graph: Graph, node: onnx.NodeProto, x: str) -> tuple[str, float] | None:
+    """v and epsilon of a node that is x / sqrt(v + epsilon) or x * (1 / sqrt(v + epsilon))."""
+    under = None
+    if node.op_type == "Div" and node.input[0] == x:
+        under = _under_root(graph, node.input[1])
+    elif node.op_type == "Mul" and node.input[0] != node.input[1]:
+        under = _under_inverse_root(graph, node.input[int(node.input[0] == x)])
+    return plus(graph, under) if under is not None else None
+
+
+def _under_root(graph: Graph, name: str) -> str | None:
+    """v of sqrt(v), which one node needs."""
+    node = graph.maker(name, "Sqrt", "Pow") if graph.inner(name) else None
+    if node is None or (node.op_type == "Pow" and not is_near(graph, node.input[1], 0.5)):
+        return None
+    return node.input[0]
+
+
+def _under_inverse_root(graph: Graph, name: str) -> str | None:
+    """v of 1 / sqrt(v), which one node needs."""
+    node = graph.maker(name, "Reciprocal", "Div", "Pow") if graph.inner(name) else None
+    if node is None:
+        return None
+    if node.op_type == "Pow":
+        return node.input[0] if is_near(graph, node.input[1], -0.5) else None
+    if node.op_type == "Div" and not is_near(graph, node.input[0], 1):
+        return None
+    return _under_root(graph, node.input[-1])
+
+
+def _is_mean_of_squares(graph: Graph, name: str, x: str, axis: int) -> bool:
+    node = graph.maker(name, "ReduceMean") if graph.inner(name) else None
+    return node is not None and mean_axes(graph, node) == axis and power(graph, node.input[0], 2) == x
+
+
+# --- what is around it ---
+
+
+def _with_casts(graph: Graph, found: Normalized) -> Normalized:
+    """Computed in float32 for a narrow x: the node itself does that."""
+    before, after = graph.maker(found.x, "Cast"), graph.reader(found.name, "Cast")
+    if before is None or after is None or graph.element_type(found.x) != TensorProto.FLOAT:
+        return found
+    kind = graph.element_type(before.input[0])
+    if kind != TensorProto.FLOAT16 or graph.attributes(after)["to"] != kind:
+        return found
+    return replace(found, x=before.input[0], name=after.output[0], last=after)
+
+
+def _with_scale(graph: Graph, found: Normalized) -> Normalized:
+    node = graph.reader(found.name, "Mul")
+    factor = _other(graph, node, found) if node is not None else ""
+    return replace(found, scale=factor, last=node, name=node.output[0]) if node is not None and factor else found
+
+
+def _with_bias(graph: Graph, found: Normalized) -> Normalized:
+    node = graph.reader(found.name, "Add") if found.scale else None
+    addend = _other(graph, node, found) if node is not None else ""
+    return replace(found, bias=addend, last=node, name=node.output[0]) if node is not None and addend else found
+
+
+def _other(graph: Graph, node: onnx.NodeProto, found: Normalized) -> str:
+    """The other operand of a node, if it has the shape and type that scale and bias have; else ''."""
+    names = [name for name in node.input if name != found.name]
+    fits = len(names) == 1 and graph.known(names[0]) == _widths(graph, found)
+    return names[0] if fits and graph.element_type(names[0]) == graph.element_type(found.x) else ""
+
+
+def _widths(graph: Graph, found: Normalized) -> list[int] | None:
+    """The sizes of the normalized axes, if they are known."""
+    sizes = (graph.sizes(found.x) or [])[found.axis :]
+    numbers = [size for size in sizes if isinstance(size, int)]
+    return numbers if sizes and len(numbers) == -found.axis else None
+
+
+# --- the node that stands for it ---
+
+
+def _write(graph: Graph, found: Normalized, what: str) -> bool:
+    kind, widths = graph.element_type(found.x), _widths(graph, found)
+    if kind not in TYPES or widths is None:
+        return False
+    scale = found.scale or _ones(graph, found, widths)
+    name = f"{what}Normalization"
+    if what == "RMS" and not graph.plain:
+        name = "SimplifiedLayerNormalization"
+    inputs = [found.x, scale, *([found.bias] if found.bias else [])]
+    attributes: dict[str, Any] = {"axis": found.axis, "epsilon": found.epsilon, "stash_type": int(TensorProto.FLOAT)}
+    node = graph.node(name, inputs, [found.name], **attributes)
+    graph.substitute(found.last, [node])
+    return True
+
+
+def _ones(graph: Graph, found: Normalized, widths: list[int]) -> str:
+    """A scale that changes nothing."""
+    kind = helper.tensor_dtype_to_np_dtype(graph.element_type(found.x) or TensorProto.FLOAT)
+    return graph.add_constant(np.ones(widths, kind), f"{found.name}/ones")

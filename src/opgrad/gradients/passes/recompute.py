@@ -1,0 +1,228 @@
+"""Checkpointing: activations inside segments are forgotten after the forward part and computed again for the backward
+part (Chen et al. 2016).
+
+What is computed again waits for the gradient at the end of its segment. Otherwise a runtime would compute it at once,
+or find that it has it already: onnxruntime joins common subexpressions. So the values that a segment begins with pass
+through a Reshape to their own shape, which costs nothing, as it shares their memory; its second input depends on that
+gradient, although it is always zeros, which stand for sizes that stay.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from opgrad.gradients.passes.graph import Graph
+from opgrad.gradients.passes.order import sorted_nodes
+from opgrad.gradients.passes.segments import Segments
+from opgrad.gradients.passes.sharing import is_repeatable
+from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.opset import captured
+
+SUFFIX = "_recompute"
+STATISTICS = (3, 4)  # the results of BatchNormInternal with the batch's mean and 1 / deviation
+
+
+def checkpoint(graph: Graph, forward: Sequence[str], segments: int | Sequence[str]) -> None:
+    """Let the backward part compute again what it reads, except in the last segment and between segments.
+
+    forward: what the model computed before it was differentiated: its loss and other outputs.
+    segments: how many, or the names of values behind whose nodes one ends.
+    """
+    cut = Segments(graph, forward, segments)
+    nodes = list(graph.nodes())
+    backward = cut.backward
+    for start, end in reversed(cut.spans[:-1]):
+        inside = cut.forward[start:end]
+        later = {name for node in cut.forward[end:] for name in node.output if name}
+        segment = _Segment(graph, inside, backward, cut.kept | graph.kept)
+        new = segment.recompute(later)
+        nodes, backward = sorted_nodes([*nodes, *new]), [*backward, *new]
+        graph.reorder(nodes)
+        backward = [node for node in nodes if id(node) in {id(each) for each in backward}]
+
+
+@dataclass
+class _Segment:
+    """One segment, whose values are computed again.
+
+    inside: its nodes. backward: the nodes that may read what is computed again. kept: values that stay.
+    """
+
+    graph: Graph
+    inside: Sequence[onnx.NodeProto]
+    backward: Sequence[onnx.NodeProto]
+    kept: frozenset[str]
+    again: dict[str, str] = field(default_factory=dict)  # the names of values that are computed again
+    new: list[onnx.NodeProto] = field(default_factory=list)
+
+    def recompute(self, later: set[str]) -> list[onnx.NodeProto]:
+        """The new nodes, not yet in the graph, whose results the backward part reads.
+
+        later: the values that later segments make.
+        """
+        copied = self._copied()
+        values = {name for node in copied for name in node.output if name and name not in self.kept}
+        readers = [node for node in self.backward if values.intersection(captured(node))]
+        token = _token(self.backward, readers, later)
+        if token is None:
+            return []
+        for node in copied:
+            self.new += COPIES.get(node.op_type, _plain_copy)(self, node)
+        for node in readers:
+            _rename(node, self.again)
+        _Gates(self.graph, token, self.new).close()
+        return self.new
+
+    def _copied(self) -> list[onnx.NodeProto]:
+        """The nodes of the segment that have to run again."""
+        needed = {name for node in self.backward for name in captured(node)} - self.kept
+        copied = []
+        for node in reversed(self.inside):
+            if needed.intersection(node.output) and (is_repeatable(node) or node.op_type in COPIES):
+                stays = node.op_type in COPIES and node.output[0] not in needed
+                if not stays:
+                    copied.append(node)
+                    needed |= set(captured(node)) - self.kept
+        return copied[::-1]
+
+    def name(self, name: str) -> str:
+        """The name of a value where it is computed again; its own if it is not."""
+        return self.again.get(name, name)
+
+    def anew(self, name: str) -> str:
+        """A name for a value that is now computed again."""
+        if not name or name in self.kept:
+            return self.graph.free(f"{name}{SUFFIX}") if name else ""
+        self.again[name] = self.graph.free(f"{name}{SUFFIX}")
+        self.graph.declare_like(self.again[name], name)
+        return self.again[name]
+
+
+# --- copies of nodes ---
+
+
+def _plain_copy(segment: _Segment, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.name = segment.graph.free(f"{node.name or node.op_type}{SUFFIX}")
+    copy.input[:] = [segment.name(name) for name in node.input]
+    copy.output[:] = [segment.anew(name) for name in node.output]
+    return [copy]
+
+
+def _dropout(segment: _Segment, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """What dropout gave, by the mask that it drew; its gradient is the same function."""
+    if len(node.output) < 2 or not node.output[1]:
+        node.output[1:] = [segment.graph.free(f"{node.output[0]}_mask")]
+        segment.graph.declare(node.output[1], TensorProto.BOOL, segment.graph.sizes(node.output[0]))
+    inputs = [segment.name(node.input[0]), node.output[1], *node.input[1:]]
+    return [segment.graph.node("DropoutGrad", inputs, [segment.anew(node.output[0])], MICROSOFT)]
+
+
+def _batch_norm(segment: _Segment, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """What batch normalization gave, by the statistics that it found; the running ones are not moved again."""
+    graph, (mean, inv_std) = segment.graph, (node.output[place] for place in STATISTICS)
+    epsilon = graph.attributes(node).get("epsilon", 1e-5)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(graph.element_type(inv_std) or TensorProto.FLOAT)
+    constant = graph.add_constant(np.array(epsilon, dtype), f"{node.output[0]}/epsilon")
+    square, both, variance = (graph.free(f"{inv_std}{SUFFIX}_{what}") for what in ("square", "sum", "variance"))
+    inputs = [segment.name(node.input[0]), *node.input[1:3], mean, variance]
+    return [
+        graph.node("Mul", [inv_std, inv_std], [square]),
+        graph.node("Reciprocal", [square], [both]),
+        graph.node("Sub", [both, constant], [variance]),
+        graph.node("BatchNormalization", inputs, [segment.anew(node.output[0])], epsilon=epsilon),
+    ]
+
+
+COPIES: dict[str, Callable[[_Segment, onnx.NodeProto], list[onnx.NodeProto]]] = {
+    "Dropout": _dropout,
+    "BatchNormInternal": _batch_norm,
+}
+
+
+def _rename(node: onnx.NodeProto, names: dict[str, str]) -> None:
+    node.input[:] = [names.get(name, name) for name in node.input]
+
+
+# --- waiting for a gradient ---
+
+
+def _token(backward: Sequence[onnx.NodeProto], readers: Sequence[onnx.NodeProto], later: set[str]) -> str | None:
+    """The last value of the backward part that needs nothing of a segment, and something of later ones."""
+    after = _descendants(backward, readers)
+    behind = _descendants(backward, [node for node in backward if later.intersection(captured(node))])
+    needed = {name for node in backward if id(node) in after for name in captured(node)}
+    made = [
+        (name, id(node) in behind)
+        for node in backward
+        if id(node) not in after
+        for name in node.output
+        if name in needed
+    ]
+    late = [name for name, is_late in made if is_late] or [name for name, _ in made]
+    return late[-1] if late else None
+
+
+def _descendants(nodes: Sequence[onnx.NodeProto], first: Iterable[onnx.NodeProto]) -> set[int]:
+    """The ids of nodes and of all that depend on them."""
+    found, values = {id(node) for node in first}, set()  # type: tuple[set[int], set[str]]
+    for node in nodes:
+        if id(node) in found or values.intersection(captured(node)):
+            found.add(id(node))
+            values.update(filter(None, node.output))
+    return found
+
+
+class _Gates:
+    """Nodes that wait for a value.
+
+    token: the value. nodes: those that wait, in their order, which get what they need into their list.
+    """
+
+    def __init__(self, graph: Graph, token: str, nodes: list[onnx.NodeProto]):
+        self._graph, self._token, self._nodes = graph, token, nodes
+        self._zero = ""
+        self._gates: dict[str, str] = {}
+        self._added: list[onnx.NodeProto] = []
+
+    def close(self) -> None:
+        """Let each node wait that waits for none of the others."""
+        made = {name for node in self._nodes for name in node.output}
+        for node in self._nodes:
+            if not made.intersection(node.input):
+                self._wait(node)
+        self._nodes[:0] = self._added
+
+    def _wait(self, node: onnx.NodeProto) -> None:
+        """Let the first input that is no parameter and whose rank is known come through a gate."""
+        names = [name for name in node.input if name and self._graph.sizes(name) is not None]
+        activations = [name for name in names if name in self._graph.producers] or names
+        if activations:
+            _rename(node, {activations[0]: self._gate(activations[0])})
+
+    def _gate(self, name: str) -> str:
+        if name not in self._gates:
+            graph = self._graph
+            gated, shape = graph.free(f"{name}_gated"), graph.free(f"{name}_gated/shape")
+            graph.declare_like(gated, name)
+            zeros = graph.add_constant(np.zeros(len(graph.sizes(name) or ()), np.int64), f"{gated}/zeros")
+            zero = self._zero or self._open()
+            self._added.append(graph.node("Add", [zeros, zero], [shape]))
+            self._added.append(graph.node("Reshape", [name, shape], [gated]))
+            self._gates[name] = gated
+        return self._gates[name]
+
+    def _open(self) -> str:
+        """A zero that is not known before the token is: the size of nothing of it."""
+        graph, token = self._graph, self._token
+        flat, nothing, self._zero = (graph.free(f"{token}_token/{what}") for what in ("flat", "nothing", "zero"))
+        row = graph.add_constant(np.array([-1]), f"{flat}/row")
+        first = graph.add_constant(np.array([0]), f"{nothing}/first")
+        self._added.append(graph.node("Reshape", [token, row], [flat]))
+        self._added.append(graph.node("Slice", [flat, first, first, first], [nothing]))
+        self._added.append(graph.node("Size", [nothing], [self._zero]))
+        return self._zero

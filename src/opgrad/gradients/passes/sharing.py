@@ -1,0 +1,91 @@
+"""Common subexpressions: what is computed twice is computed once, equal constants are one."""
+
+import hashlib
+from collections.abc import Hashable
+
+import onnx
+from onnx.external_data_helper import uses_external_data
+
+from opgrad.gradients.forward import domain_of
+from opgrad.gradients.passes.graph import Graph
+from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.opset import subgraphs
+
+LARGEST_SHARED = 1 << 16  # bytes of a constant that is compared with others
+RANDOM = frozenset(
+    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout")
+)
+# Operators of com.microsoft that write into their inputs, or draw random numbers.
+STATEFUL = frozenset(("InPlaceAccumulatorV2", "InPlaceAccumulator", "BatchNormInternal", "BiasDropout", "PassThrough"))
+
+
+def share_nodes(graph: Graph) -> bool:
+    """Of nodes with the same operator, attributes and inputs the first one stays."""
+    first: dict[Hashable, onnx.NodeProto] = {}
+    changed = False
+    for node in list(graph.nodes()):
+        if is_repeatable(node):
+            own = first.setdefault(_key(node), node)
+            changed |= own is not node and _merge(graph, own, node)
+    return changed
+
+
+def is_repeatable(node: onnx.NodeProto) -> bool:
+    """Whether a node gives the same whenever it is given the same."""
+    known = domain_of(node) in ("", MICROSOFT) and node.op_type not in RANDOM | STATEFUL
+    trains = node.op_type == "BatchNormalization" and len(node.output) > 1
+    return known and not trains and not any(subgraphs(node))
+
+
+def _key(node: onnx.NodeProto) -> Hashable:
+    attributes = sorted(each.SerializeToString(deterministic=True) for each in node.attribute)
+    inputs = list(node.input)
+    while inputs and not inputs[-1]:
+        inputs.pop()
+    return domain_of(node), node.op_type, tuple(inputs), tuple(attributes)
+
+
+def _merge(graph: Graph, own: onnx.NodeProto, node: onnx.NodeProto) -> bool:
+    """Let the results of one node stand for those of another."""
+    if graph.kept.intersection(node.output):
+        return False
+    for place, name in enumerate(node.output):
+        if name:
+            _result(graph, own, place, name)
+    graph.substitute(node, [])
+    return True
+
+
+def _result(graph: Graph, own: onnx.NodeProto, place: int, name: str) -> None:
+    """Let one result be read in place of a value, which it becomes if the node lacks it."""
+    own.output.extend([""] * (place + 1 - len(own.output)))
+    if own.output[place]:
+        graph.alias(name, own.output[place])
+    else:
+        own.output[place] = graph.free(name)
+        graph.producers[own.output[place]] = own
+        graph.declare_like(own.output[place], name)
+        graph.alias(name, own.output[place])
+
+
+def share_constants(graph: Graph) -> bool:
+    """Of equal initializers that are no parameters the first one stays."""
+    first: dict[Hashable, str] = {}
+    changed = False
+    for tensor in list(graph.graph.initializer):
+        if tensor.name in graph.kept or uses_external_data(tensor) or tensor.ByteSize() > LARGEST_SHARED:
+            continue
+        own = first.setdefault(_content(tensor), tensor.name)
+        if own != tensor.name and tensor.name in graph.readers:
+            graph.alias(tensor.name, own)
+            changed = True
+    return changed
+
+
+def _content(tensor: onnx.TensorProto) -> Hashable:
+    bare = onnx.TensorProto()
+    if tensor.HasField("raw_data"):
+        return tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest()
+    bare.CopyFrom(tensor)
+    bare.name = bare.doc_string = ""
+    return hashlib.sha256(bare.SerializeToString(deterministic=True)).digest()

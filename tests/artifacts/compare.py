@@ -1,0 +1,148 @@
+"""Make artifacts with opgrad and with onnxruntime-training 1.19.2, train both in 1.19.2, and compare.
+
+    PYTHONPATH=src:tests/training_artifacts python tests/artifacts/compare.py
+
+Needs onnxruntime-training-cpu 1.19.2 with torch (Python 3.8 to 3.12), onnx 1.16, ml_dtypes and flatbuffers. Of every
+model it prints the largest difference between the losses of six steps and one evaluation, and fails where the graphs
+have other inputs or outputs, or the losses differ by more than float32 rounds.
+"""
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper, parser
+
+# Both packages count names from 1 in a process of their own; here the second one would count on.
+RANDOM = np.random.default_rng(0)
+STEPS, TOLERANCE = 6, 1e-6
+
+
+@dataclass
+class Case:
+    """A model and the arguments that both generators get.
+
+    trainable, frozen: names. old: arguments for 1.19.2 alone; new: for opgrad alone.
+    """
+
+    model: onnx.ModelProto
+    trainable: list
+    batch: list
+    loss: str = "CrossEntropyLoss"
+    optimizer: str = "AdamW"
+    frozen: list = field(default_factory=list)
+    more: dict = field(default_factory=dict)
+    new: dict = field(default_factory=dict)
+
+
+def build(text, opset=15, **shapes):
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]>\n{text}')
+    for name, shape in shapes.items():
+        array = RANDOM.standard_normal(shape) * 0.4 if isinstance(shape, tuple) else shape
+        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    for index, node in enumerate(model.graph.node):
+        node.name = f"n{index}"
+    return model
+
+
+def floats(*shape):
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def cases():
+    layers = {"w0": (4, 5), "b0": (5,), "w1": (5, 3), "b1": (3,)}
+    names, labels = list(layers), np.array([0, 1, 2, 2, 1, 0])
+    start = "g (float[n, 4] x) => (float[n, 3] y"
+    body = "{ h = Gemm(x, w0, b0) a = Relu(h) m = MatMul(a, w1) y = Add(m, b1) }"
+    plain = build(f"{start}) {body}", **layers)
+    yield "mse", Case(plain, names, [floats(6, 4), floats(6, 3)], "MSELoss")
+    yield "l1, sgd", Case(plain, names, [floats(6, 4), floats(6, 3)], "L1Loss", "SGD")
+    yield "bce", Case(plain, names, [floats(6, 4), (floats(6, 3) > 0).astype(np.float32)], "BCEWithLogitsLoss")
+    more = {"additional_output_names": ["y", "a"]}
+    yield "cross entropy", Case(plain, names[:3], [floats(6, 4), labels], frozen=["b1"], more=more)
+    two = build(f"{start}, float[n, 5] h) {body}", **layers)
+    yield "two outputs", Case(two, names, [floats(6, 4), labels], more={"loss_input_names": ["y"]})
+    convolution = """g (float[4, 2, 8, 8] x) => (float[4, 3] y) {
+        c = Conv<pads = [1, 1, 1, 1]>(x, w0, b0) k = BatchNormalization(c, s, b, mean, var) a = Relu(k)
+        p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(a) f = Flatten(p) y = MatMul(f, w1) }"""
+    net = build(convolution, w0=(4, 2, 3, 3), b0=(4,), s=(4,), b=(4,), w1=(64, 3), mean=np.zeros(4), var=np.ones(4))
+    yield "images", Case(net, ["w0", "b0", "s", "b", "w1"], [floats(4, 2, 8, 8), labels[:4]],
+                         frozen=["mean", "var"], new={"batch_norm": "train"})  # fmt: skip
+    words = """g (int64[n, 7] x) => (float[n, 3] y) {
+        e = Gather(table, x) q = MatMul(e, wq) k = MatMul(e, wk) t = Transpose<perm = [0, 2, 1]>(k) s = MatMul(q, t)
+        p = Softmax(s) o = MatMul(p, e) r = Add(o, e) m = ReduceMean<axes = [1], keepdims = 0>(r) y = MatMul(m, w) }"""
+    attention = build(words, table=(9, 8), wq=(8, 8), wk=(8, 8), w=(8, 3))
+    yield "words", Case(attention, ["table", "wq", "wk", "w"], [RANDOM.integers(0, 9, (6, 7)), labels])
+
+
+def make(artifacts, case, folder, **more):
+    artifacts.generate_artifacts(
+        case.model, case.trainable, case.frozen, artifacts.LossType[case.loss], artifacts.OptimType[case.optimizer],
+        folder, **case.more, **more,
+    )  # fmt: skip
+
+
+def losses(api, folder, batch):
+    """The losses of some steps, and of an evaluation."""
+    state = api.CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = api.Module(str(folder / "training_model.onnx"), state, str(folder / "eval_model.onnx"))
+    optimizer, found = api.Optimizer(str(folder / "optimizer_model.onnx"), module), []
+    for _ in range(STEPS):
+        module.train()
+        found.append(first(module(*batch)))
+        optimizer.step()
+        module.lazy_reset_grad()
+    module.eval()
+    return np.array([*found, first(module(*batch))])
+
+
+def first(results):
+    return float(results[0] if isinstance(results, list | tuple) else results)
+
+
+def ports(path):
+    """The types of a graph's inputs and outputs, by name but for that of the loss."""
+    graph = onnx.load(path).graph
+    return [(each.name, each.type) for each in graph.input], [(each.name, each.type) for each in graph.output[1:]]
+
+
+def compare(name, case):
+    import onnxruntime.training.api as api
+    from onnxruntime.training import artifacts as old
+
+    from opgrad.training import artifacts as new
+
+    with tempfile.TemporaryDirectory() as place:
+        folders = [Path(place, each) for each in ("old", "new")]
+        for folder in folders:
+            folder.mkdir()
+        make(old, case, folders[0])
+        make(new, case, folders[1], **case.new)
+        for file in ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"):
+            assert ports(folders[0] / file) == ports(folders[1] / file), file
+        theirs, mine = (losses(api, folder, case.batch) for folder in folders)
+        difference = np.abs(mine - theirs).max()
+        print(f"{name}: {theirs[0]:.6f} to {theirs[-1]:.6f}, difference {difference:.1e}")
+        assert difference <= TOLERANCE * np.abs(theirs).max()
+
+
+def main():
+    """Each case in a process of its own: 1.19.2 ends some."""
+    failed = []
+    for name, case in cases():
+        child = os.fork()
+        if not child:
+            compare(name, case)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            failed.append(name)
+    if failed:
+        sys.exit(f"differs: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""What tests of passes share: models from text, their results in onnxruntime, what passes make of them."""
+
+from unittest import mock
+
+import numpy as np
+import onnxruntime
+from onnx import numpy_helper, parser
+
+from opgrad.gradients import gradients, model
+from opgrad.gradients.passes import prepare
+from opgrad.onnxruntime import InferenceSession
+
+
+def build(text, initializers=(), opset=17):
+    """A model from the text of its graph, with initializers."""
+    found = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]> {text}')
+    found.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(array), name) for name, array in dict(initializers).items()
+    )
+    return found
+
+
+def floats(*shape, seed=0):
+    """Float32 numbers between -1 and 1."""
+    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
+
+
+def run(found, feeds, as_it_is=False):
+    """The results of a model in onnxruntime with opgrad.
+
+    as_it_is: without onnxruntime's own fusions, of which that of layer normalization takes fourth powers for squares,
+        and epsilon for 1e-5 where it is the first operand.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if as_it_is:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return InferenceSession(found.SerializeToString(), options).run(None, feeds)
+
+
+def operators(found):
+    """The operators of a model, sorted."""
+    return sorted(node.op_type for node in found.graph.node)
+
+
+def close(actual, expected, terms=64):
+    """Equal but for roundings of sums of so many terms."""
+    for one, other in zip(actual, expected, strict=True):
+        one, other = np.asarray(one), np.asarray(other)
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
+        if one.dtype.kind == "f" and one.size:
+            scale = max(float(np.abs(other.astype(np.float64)).max()), 1)
+            np.testing.assert_allclose(one, other, rtol=0, atol=terms * np.finfo(one.dtype).eps * scale)
+        else:
+            np.testing.assert_array_equal(one, other)
+
+
+def prepared(found, *batches, **options):
+    """What `prepare` makes of a model; it gives the same for each of these feeds."""
+    simple = prepare(found, **options)
+    again = prepare(found, **options)
+    assert simple.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
+    for feeds in batches:
+        close(run(simple, feeds, as_it_is=True), run(found, feeds, as_it_is=True))
+    return simple
+
+
+def without_passes():
+    """As long as it is entered, `gradients` differentiates graphs as they are."""
+    keep = lambda found, *_, **__: found  # noqa: E731
+    return mock.patch.multiple(model.passes, prepare=keep, finish=keep)
+
+
+def same_gradients(found, wanted, feeds, **options):
+    """The model with gradients, which are the same as those of the graph as it is."""
+    with_passes = gradients(found, "loss", wanted, **options)
+    with without_passes():
+        expected = gradients(found, "loss", wanted)
+    close(run(with_passes, feeds), run(expected, feeds, as_it_is=True))
+    return with_passes

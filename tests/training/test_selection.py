@@ -1,0 +1,142 @@
+"""What is trained, what stays, and what is said of names that stand for nothing."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from small_models import build, images, normal, perceptron, run
+
+from opgrad.training import read_checkpoint
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+
+CE = LossType.CrossEntropyLoss
+
+
+@pytest.mark.parametrize(
+    ("requires_grad", "frozen_params", "trainable", "frozen"),
+    [
+        (None, None, "w0 b0 w1 b1", ""),
+        (None, ["*0"], "w1 b1", "w0 b0"),
+        (["w?"], ["b1"], "w0 w1", "b1"),
+        ("w1", None, "w1", ""),
+        (["*"], ["w*"], "b0 b1", "w0 w1"),
+        (["w1", "b1"], ["*"], "w1 b1", "w0 b0"),
+        (["x", "w1"], None, "x w1", ""),
+    ],
+)
+def test_names_and_patterns(requires_grad, frozen_params, trainable, frozen, tmp_path):
+    made = generate_artifacts(perceptron(), requires_grad, frozen_params, CE, artifact_directory=tmp_path)
+    assert (made.trainable, made.frozen) == (tuple(trainable.split()), tuple(frozen.split()))
+    checkpoint = read_checkpoint(tmp_path / "checkpoint")
+    assert list(checkpoint.trainable) == [name for name in made.trainable if name != "x"]
+    assert list(checkpoint.frozen) == list(made.frozen)
+    assert f"trainable: {len(made.trainable)} tensors" in str(made)
+
+
+def test_weights_are_told_from_numbers(tmp_path):
+    text = """g (int64[n, 6] tokens, float[n, 6, 8] mask) => (float[n, 3] scores) {
+        e = Gather(table, tokens)  p = Add(e, positions)  masked = Mul(p, mask)  m = Add(masked, minus)
+        n = LayerNormalization(m, scale, shift)  t = Transpose<perm = [1, 0]>(turned)  h = MatMul(n, t)
+        g = Mul(h, half)  q = Pow(g, two)  pool = ReduceMean<axes = [1], keepdims = 0>(q)
+        c = Constant<value = float[8, 3] {1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3}>()
+        k = Clip(pool, low)  scores = MatMul(k, c)
+    }"""
+    numbers = {"half": np.float32(0.5), "two": np.float32(2), "low": np.float32(-9)}
+    shapes = {"table": (9, 8), "positions": (6, 8), "scale": (8,), "shift": (8,), "turned": (8, 8), "unused": (2, 2)}
+    hiding = {"minus": np.array([[0] * 7 + [-1e9]], np.float32)}
+    weights = {**normal(**shapes), **{name: np.array(each) for name, each in numbers.items()}, **hiding}
+    made = generate_artifacts(build(text, weights), loss=CE, optimizer=OptimType.SGD, artifact_directory=tmp_path)
+    assert made.trainable == ("table", "positions", "scale", "shift", "turned", "c")
+    assert (made.frozen, made.constants) == ((), ("unused", "minus"))
+    assert made.sizes["c"] == 24
+    np.testing.assert_array_equal(read_checkpoint(tmp_path / "checkpoint").trainable["c"][0], [1, 2, 3])
+
+
+def test_initializers_that_are_inputs_too_are_constants(tmp_path):
+    model = perceptron()
+    for name in ("w0", "b1"):
+        model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    made = generate_artifacts(model, ["w0"], loss=CE, artifact_directory=tmp_path)
+    assert made.inputs == ("x", "labels")
+    assert [each.name for each in onnx.load(tmp_path / "eval_model.onnx").graph.input] == ["x", "labels", "w0"]
+
+
+@pytest.mark.parametrize(
+    ("requires_grad", "frozen_params", "message"),
+    [
+        (["w"], None, "requires_grad has 'w', which is no initializer of the model; did you mean 'w1' or 'w0'?"),
+        (["w0"], ["bias0"], "frozen_params has 'bias0', which is no initializer of the model"),
+        (["w0", "b0"], ["b0"], "'b0' in requires_grad and in frozen_params, expected in one of them"),
+        (["layer*"], None, "requires_grad has 'layer*', which matches no weight of the model"),
+        (["unu*"], None, "which matches no weight, but 'unused': name those in full"),
+        ([], None, "nothing is trainable, expected at least one parameter or input"),
+        (["unused"], None, "cannot be differentiated with respect to 'unused': no differentiable way"),
+        (["steps"], None, "requires_grad has 'steps' with elements of type INT64, expected a float type"),
+    ],
+)
+def test_names_that_stand_for_nothing(requires_grad, frozen_params, message, tmp_path):
+    model = perceptron()
+    more = {"unused": np.ones((2, 2), np.float32), "steps": np.arange(3)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in more.items())
+    with pytest.raises(ValueError, match=r"^generate_artifacts: ") as caught:
+        generate_artifacts(model, requires_grad, frozen_params, CE, artifact_directory=tmp_path)
+    assert message in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_without_weights(tmp_path):
+    numbers = build("g (int64[n, 3] x) => (float[n, 3] y) { y = Cast<to = 1>(x) }")
+    with pytest.raises(ValueError, match="the model has no weights, expected float tensors"):
+        generate_artifacts(numbers, loss=CE, artifact_directory=tmp_path)
+    apart = build(
+        "g (float[n, 3] x) => (float[n, 3] y, float[n, 2] z) { y = Relu(x) z = MatMul(x, w) }", normal(w=(3, 2))
+    )
+    with pytest.raises(ValueError, match="depends on no weight of the model, of which it has 'w'"):
+        generate_artifacts(apart, loss=CE, loss_input_names=["y"], artifact_directory=tmp_path)
+
+
+# --- batch normalization ---
+
+
+def modes(folder):
+    """What batch normalization became in the training model, and whether the eval model loads and trains not."""
+    training, evaluation = (onnx.load(folder / f"{kind}_model.onnx").graph for kind in ("training", "eval"))
+    (own,) = (node for node in evaluation.node if node.op_type == "BatchNormalization")
+    assert len(own.output) == 1
+    assert [each.i for each in own.attribute if each.name == "training_mode"] == [0]
+    (name,) = (
+        node.op_type for node in training.node if node.op_type.startswith("BatchNorm") and "Grad" not in node.op_type
+    )
+    return name
+
+
+@pytest.mark.parametrize(
+    ("training", "frozen_params", "batch_norm", "expected"),
+    [
+        (False, None, "model", "BatchNormalization"),
+        (True, None, "model", "BatchNormInternal"),
+        (True, ["mean", "var"], "model", "BatchNormalization"),
+        (True, None, "freeze", "BatchNormalization"),
+        (False, ["mean", "var"], "train", "BatchNormInternal"),
+    ],
+)
+def test_whose_statistics_batch_normalization_takes(training, frozen_params, batch_norm, expected, tmp_path):
+    generate_artifacts(images(training), None, frozen_params, CE, OptimType.SGD, tmp_path, batch_norm=batch_norm)
+    assert modes(tmp_path) == expected
+    checkpoint = read_checkpoint(tmp_path / "checkpoint")
+    assert set(checkpoint.frozen) == {"mean", "var"}
+    x = np.random.default_rng(0).standard_normal((4, 2, 6, 6)).astype(np.float32)
+    assert np.isfinite(
+        run(tmp_path / "eval_model.onnx", {"x": x, "labels": np.arange(4) % 3, **checkpoint.parameters})[0]
+    )
+
+
+def test_statistics_of_a_batch_normalization_that_trains_are_parameters(tmp_path):
+    made = generate_artifacts(images(True), ["w1"], None, CE, artifact_directory=tmp_path)
+    assert (made.trainable, made.frozen) == (("w1",), ("mean", "var"))
+    assert modes(tmp_path) == "BatchNormInternal"  # although nothing before it is trained
+
+
+def test_another_word_for_batch_norm(tmp_path):
+    with pytest.raises(ValueError, match="batch_norm is 'eval', expected 'model', 'train' or 'freeze'"):
+        generate_artifacts(images(), loss=CE, artifact_directory=tmp_path, batch_norm="eval")
