@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
-from opgrad.cpu.compiler.simd import Vector, each_row, load_one, number
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.elements import BLOCK, elementwise, program
 from opgrad.cpu.loops.map import mapped, times
 from opgrad.cpu.runtime.execute import Program
@@ -32,11 +33,11 @@ def scaling(formula: Callable[..., Vector]) -> Kernel:
 
     @kernel
     def elements(units: Units, blocks, n, inputs: (Rows,), y: Rows, factor: Pointer, stream):
-        multiplier = number(y.data, load_one(factor, 0))
+        multiplier = v.number(y.data, v.load_one(factor, 0))
         for unit in units:
             row, begin = unit // blocks, unit % blocks * BLOCK
             end = min(begin + BLOCK, n)
-            write(y.data + row * y.step, begin, end, stream, each_row(inputs, row), (multiplier,))
+            write(y.data + row * y.step, begin, end, stream, v.each_row(inputs, row), (multiplier,))
 
     return elements
 

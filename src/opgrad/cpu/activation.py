@@ -1,7 +1,8 @@
 """Activations and their gradients: the formula of one vector for each operator."""
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import Vector, fma, select
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.elements import elementwise, program
 from opgrad.cpu.numerics.math import sigmoid as logistic
 from opgrad.cpu.numerics.math import tanh as hyperbolic_tangent
@@ -11,12 +12,12 @@ from opgrad.problem import Problem
 
 @inline
 def _relu(x: Vector, alpha: float) -> Vector:
-    return select(x <= 0.0, 0.0, x)
+    return v.select(x <= 0.0, 0.0, x)
 
 
 @inline
 def _relu_grad(dy: Vector, x: Vector, alpha: float) -> Vector:
-    return select(x > 0.0, dy, 0.0)
+    return v.select(x > 0.0, dy, 0.0)
 
 
 @inline
@@ -36,7 +37,7 @@ def _tanh(x: Vector, alpha: float) -> Vector:
 
 @inline
 def _tanh_grad(dy: Vector, y: Vector, alpha: float) -> Vector:
-    return dy * fma(-y, y, 1.0)
+    return dy * v.fma(-y, y, 1.0)
 
 
 @inline
@@ -46,19 +47,19 @@ def _quick_gelu(x: Vector, alpha: float) -> Vector:
 
 @inline
 def _quick_gelu_grad(dy: Vector, x: Vector, alpha: float) -> Vector:
-    v = x * alpha
-    s = logistic(v)
-    return dy * s * fma(v, 1.0 - s, 1.0)
+    value = x * alpha
+    s = logistic(value)
+    return dy * s * v.fma(value, 1.0 - s, 1.0)
 
 
 @inline
 def _leaky_relu(x: Vector, alpha: float) -> Vector:
-    return select(x > 0.0, x, x * alpha)
+    return v.select(x > 0.0, x, x * alpha)
 
 
 @inline
 def _leaky_relu_grad(dy: Vector, y: Vector, alpha: float) -> Vector:
-    return select(y > 0.0, dy, dy * alpha)
+    return v.select(y > 0.0, dy, dy * alpha)
 
 
 RELU, SIGMOID, TANH = (elementwise(f) for f in (_relu, _sigmoid, _tanh))

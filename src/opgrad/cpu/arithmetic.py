@@ -7,10 +7,11 @@ from typing import Any, Final, NamedTuple
 
 from opgrad.contract import Shape
 from opgrad.cpu.accumulate import SUM, VALUE
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import copy_bytes, load_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
-from opgrad.cpu.compiler.simd import Vector, address_of, full, like, load_one
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.columns import get
 from opgrad.cpu.loops.elements import elementwise, program
 from opgrad.cpu.loops.layout import precision
@@ -63,7 +64,7 @@ def _each(p: Any, i: int, whole: bool, mask: Any) -> Vector:
 
 @inline
 def _one(p: Any, i: int, whole: bool, mask: Any) -> Vector:
-    return full(p, load_one(p, 0))
+    return v.full(p, v.load_one(p, 0))
 
 
 def quotient_kernel(a_of: Callable[..., Vector], b_of: Callable[..., Vector]) -> Kernel:
@@ -77,8 +78,8 @@ def quotient_kernel(a_of: Callable[..., Vector], b_of: Callable[..., Vector]) ->
     @inline
     def divisor(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
         dy, a, b = arrays
-        v = b_of(b, i, whole, mask)
-        return -(get(dy, i, whole, mask) / v) * (a_of(a, i, whole, mask) / v)
+        value = b_of(b, i, whole, mask)
+        return -(get(dy, i, whole, mask) / value) * (a_of(a, i, whole, mask) / value)
 
     write_dividend, write_divisor = row_writer(dividend), row_writer(divisor)
 
@@ -151,7 +152,7 @@ def div_grad(problem: Problem) -> Program:
 
 @kernel
 def copy_words(source, count, target: Pointer):
-    copy_bytes(address_of(target), source, 8 * count)
+    copy_bytes(v.address_of(target), source, 8 * count)
 
 
 def broadcast_gradient_args(problem: Problem) -> Program:
@@ -168,7 +169,7 @@ def broadcast_gradient_args(problem: Problem) -> Program:
 
 @inline
 def _zero(x: Vector, alpha: float) -> Vector:
-    return like(x, 0.0)
+    return v.like(x, 0.0)
 
 
 ZERO = elementwise(_zero)

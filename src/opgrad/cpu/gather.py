@@ -9,26 +9,11 @@ import math
 from typing import Any, Final, NamedTuple
 
 from opgrad.contract import DTYPES
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import copy_bytes, load_i32, load_word, store_i32, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    address_of,
-    first,
-    full,
-    lanes,
-    load,
-    load_masked,
-    load_one,
-    number,
-    prefetch,
-    store,
-    store_masked,
-    store_one,
-    store_streaming,
-    to_line,
-)
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.fill import zero_step
 from opgrad.cpu.loops.layout import precision
 from opgrad.cpu.loops.map import write_same
@@ -57,7 +42,7 @@ def check_indices(places: Units, part: Part, size, indices: Pointer, found):
     """found[part] = the first place in this part whose index is outside [-size, size), or -1."""
     wrong = -1
     for j in places:
-        index = load_one(indices, j)
+        index = v.load_one(indices, j)
         if index < -size or index >= size:
             wrong = j
             break
@@ -72,7 +57,7 @@ def report_indices(parts, found, indices: Pointer, status):
         if wrong >= 0:
             store_word(status, 0, 1)
             store_word(status, 1, wrong)
-            store_word(status, 2, load_one(indices, wrong))
+            store_word(status, 2, v.load_one(indices, wrong))
             break
 
 
@@ -95,7 +80,7 @@ def index_steps(problem: Problem, workspace: Workspace, size: int) -> list[Step]
 @inline
 def source_of(unit: int, count: int, size: int, indices: Any) -> int:
     """Which slice of x, as pre * size + index, slice `unit` of y comes from."""
-    index = load_one(indices, unit % count)
+    index = v.load_one(indices, unit % count)
     return unit // count * size + (index + size if index < 0 else index)
 
 
@@ -115,11 +100,11 @@ def copy_slices(units: Units, slices: Slices, item, words, x: Pointer, y: Pointe
         source = source_of(unit, count, size, indices)
         if words:
             coming = x + source_of(min(unit + SOON, last), count, size, indices) * words
-            for i in range(0, min(words, LONGEST_AHEAD), lanes(x)):
-                prefetch(coming, i)
+            for i in range(0, min(words, LONGEST_AHEAD), v.lanes(x)):
+                v.prefetch(coming, i)
             write_same(y + unit * words, 0, words, stream, (x + source * words,), ())
         else:
-            copy_bytes(address_of(y) + unit * post * item, address_of(x) + source * post * item, post * item)
+            copy_bytes(v.address_of(y) + unit * post * item, v.address_of(x) + source * post * item, post * item)
 
 
 def gather(problem: Problem) -> Program:
@@ -156,46 +141,46 @@ def copy_steps(problem: Problem, pre: int, slices: Slices) -> list[Step]:
 
 @kernel
 def count_indices(places: Units, part: Part, size, indices: Pointer, counts):
-    """counts[part, v] = how many of this part's indices name slice v."""
+    """counts[part, value] = how many of this part's indices name slice v."""
     mine = counts + 4 * part * size
-    for v in range(size):
-        store_i32(mine, v, 0)
+    for value in range(size):
+        store_i32(mine, value, 0)
     for j in places:
-        v = load_one(indices, j)
-        v += size if v < 0 else 0
-        store_i32(mine, v, load_i32(mine, v) + 1)
+        value = v.load_one(indices, j)
+        value += size if value < 0 else 0
+        store_i32(mine, value, load_i32(mine, value) + 1)
 
 
 @kernel
 def place_indices(parts, count, size, counts, starts, hot):
-    """Turn counts into the place where each part's slices for v begin; starts[v] is where v's begin.
+    """Turn counts into the place where each part's slices for value begin; starts[value] is where value's begin.
 
     hot[0] counts the slices of dx that more than an eighth of all slices of dy go to; their numbers follow.
     """
     place, found_hot = 0, 0
-    for v in range(size):
-        store_word(starts, v, place)
+    for value in range(size):
+        store_word(starts, value, place)
         for part in range(parts):
             mine = counts + 4 * part * size
-            found = load_i32(mine, v)
-            store_i32(mine, v, place)
+            found = load_i32(mine, value)
+            store_i32(mine, value, place)
             place += found
-        if place - load_word(starts, v) > count // HOT:
+        if place - load_word(starts, value) > count // HOT:
             found_hot += 1
-            store_word(hot, found_hot, v)
+            store_word(hot, found_hot, value)
     store_word(hot, 0, found_hot)
     store_word(starts, size, place)
 
 
 @kernel
 def sort_indices(places: Units, part: Part, size, indices: Pointer, counts, order):
-    """order = the numbers of dy's slices, sorted by v and, for one v, as they come."""
+    """order = the numbers of dy's slices, sorted by value and, for one value, as they come."""
     mine = counts + 4 * part * size
     for j in places:
-        v = load_one(indices, j)
-        v += size if v < 0 else 0
-        place = load_i32(mine, v)
-        store_i32(mine, v, place + 1)
+        value = v.load_one(indices, j)
+        value += size if value < 0 else 0
+        place = load_i32(mine, value)
+        store_i32(mine, value, place + 1)
         store_i32(order, place, j)
 
 
@@ -203,29 +188,29 @@ def sort_indices(places: Units, part: Part, size, indices: Pointer, counts, orde
 
 
 @inline
-def put_sum(dx: Any, i: int, v: Vector, past: int) -> None:
+def put_sum(dx: Any, i: int, value: Vector, past: int) -> None:
     if past:
-        store_streaming(dx, i, v)
+        v.store_streaming(dx, i, value)
     else:
-        store(dx, i, v)
+        v.store(dx, i, value)
 
 
 @inline
 def sum_wide(dx: Any, dy: Any, post: int, order: int, begin: int, end: int, last: int, ahead: int, past: int) -> None:
     """dx[0:4 w] = the sum of the slices order[begin:end] of dy; asks for `ahead` elements of the slices to come."""
-    w = lanes(dy)
-    a = b = c = d = full(dy, 0.0)
+    w = v.lanes(dy)
+    a = b = c = d = v.full(dy, 0.0)
     k = begin
     while k < end:
-        s = t = u = v = full(dy, 0.0)
+        s = t = u = value = v.full(dy, 0.0)
         for place in range(k, min(k + CHUNK, end)):
             source = dy + load_i32(order, place) * post
             coming = dy + load_i32(order, min(place + AHEAD, last)) * post
             for i in range(0, ahead, w):
-                prefetch(coming, i)
-            s, t = s + load(source, 0), t + load(source, w)
-            u, v = u + load(source, 2 * w), v + load(source, 3 * w)
-        a, b, c, d = a + s, b + t, c + u, d + v
+                v.prefetch(coming, i)
+            s, t = s + v.load(source, 0), t + v.load(source, w)
+            u, value = u + v.load(source, 2 * w), value + v.load(source, 3 * w)
+        a, b, c, d = a + s, b + t, c + u, d + value
         k += CHUNK
     put_sum(dx, 0, a, past)
     put_sum(dx, w, b, past)
@@ -236,31 +221,31 @@ def sum_wide(dx: Any, dy: Any, post: int, order: int, begin: int, end: int, last
 @inline
 def sum_narrow(dx: Any, dy: Any, post: int, order: int, begin: int, end: int, width: int) -> None:
     """dx[0:width] = the sum of the slices order[begin:end] of dy; width is at most one vector."""
-    mask = first(dy, width)
-    total = full(dy, 0.0)
+    mask = v.first(dy, width)
+    total = v.full(dy, 0.0)
     k = begin
     while k < end:
-        s = full(dy, 0.0)
+        s = v.full(dy, 0.0)
         for place in range(k, min(k + CHUNK, end)):
-            s = s + load_masked(dy, load_i32(order, place) * post, mask, 0.0)
+            s = s + v.load_masked(dy, load_i32(order, place) * post, mask, 0.0)
         total = total + s
         k += CHUNK
-    store_masked(dx, 0, total, mask)
+    v.store_masked(dx, 0, total, mask)
 
 
 @inline
 def sum_single(dx: Any, dy: Any, post: int, order: int, begin: int, end: int, width: int) -> None:
     """The same for slices of a few elements, one by one."""
     for i in range(width):
-        total = number(dy, 0.0)
+        total = v.number(dy, 0.0)
         k = begin
         while k < end:
-            s = number(dy, 0.0)
+            s = v.number(dy, 0.0)
             for place in range(k, min(k + CHUNK, end)):
-                s += load_one(dy, load_i32(order, place) * post + i)
+                s += v.load_one(dy, load_i32(order, place) * post + i)
             total += s
             k += CHUNK
-        store_one(dx, i, total)
+        v.store_one(dx, i, total)
 
 
 @inline
@@ -268,7 +253,7 @@ def sum_slice(
     dx: Any, dy: Any, post: int, column: int, columns: int, order: int, begin: int, end: int, last: int, stream: int
 ) -> None:
     """dx[column:columns] = the sum of those columns of the slices order[begin:end] of dy."""
-    w = lanes(dy)
+    w = v.lanes(dy)
     if post < SINGLE:
         sum_single(dx, dy, post, order, begin, end, post)
     else:
@@ -276,7 +261,7 @@ def sum_slice(
         ahead = min(columns, LONGEST_AHEAD)
         i = column
         while i + WIDE * w <= columns:
-            past = stream and to_line(dx, i) == 0
+            past = stream and v.to_line(dx, i) == 0
             sum_wide(dx + i, dy + i, post, order, begin, end, last, ahead - i, past)
             ahead = 0
             i += WIDE * w
@@ -291,10 +276,10 @@ def sum_slices(units: Units, ranges, per_range, slices: Slices, dy: Pointer, dx:
     count, size, post = slices
     for unit in units:
         p, block = unit // ranges, unit % ranges
-        for v in range(block * per_range, min((block + 1) * per_range, size)):
-            begin, end = load_word(starts, v), load_word(starts, v + 1)
+        for value in range(block * per_range, min((block + 1) * per_range, size)):
+            begin, end = load_word(starts, value), load_word(starts, value + 1)
             if end - begin <= count // HOT:
-                out = dx + (p * size + v) * post
+                out = dx + (p * size + value) * post
                 sum_slice(out, dy + p * count * post, post, 0, post, order, begin, end, count - 1, stream)
 
 
@@ -302,13 +287,13 @@ def sum_slices(units: Units, ranges, per_range, slices: Slices, dy: Pointer, dx:
 def sum_hot_slices(units: Units, strips, slices: Slices, dy: Pointer, dx: Pointer, starts, order, hot):
     """The slices left out; a unit is a strip of columns, so that threads share even a single one."""
     count, size, post = slices
-    width = WIDE * lanes(dy)
+    width = WIDE * v.lanes(dy)
     for unit in units:
         p, column = unit // strips, unit % strips * width
         for place in range(1, load_word(hot, 0) + 1):
-            v = load_word(hot, place)
-            out, last = dx + (p * size + v) * post, count - 1
-            begin, end = load_word(starts, v), load_word(starts, v + 1)
+            value = load_word(hot, place)
+            out, last = dx + (p * size + value) * post, count - 1
+            begin, end = load_word(starts, value), load_word(starts, value + 1)
             columns = min(column + width, post)
             sum_slice(out, dy + p * count * post, post, column, columns, order, begin, end, last, 0)
 

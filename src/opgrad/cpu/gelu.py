@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from opgrad.contract import DTYPES
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
-from opgrad.cpu.compiler.simd import Pointer, Units, Vector
+from opgrad.cpu.compiler.parameters import Pointer, Units
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.elements import BLOCK, elementwise, program
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics import eltwise, eltwise_grad

@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from opgrad.contract import DTYPES
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
-from opgrad.cpu.compiler.simd import Vector, full, load_one, number, reduce_add, select, store_one
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.cross_entropy import LOSS, gradient, loss_and_result
 from opgrad.cpu.loops.columns import get
 from opgrad.cpu.loops.elements import BLOCK
@@ -55,7 +56,7 @@ def sparse_softmax_cross_entropy_grad(problem: Problem) -> Program:
 @inline
 def _term(x: Vector, label: Vector, m: Any, log_s: Any) -> Vector:
     """What a class adds to the loss: nothing where its label is 0, even if its probability is."""
-    return select(label == 0.0, 0.0, label * (log_s - (x - m)))
+    return v.select(label == 0.0, 0.0, label * (log_s - (x - m)))
 
 
 @inline
@@ -82,11 +83,11 @@ def dense_loss(rows: Units, part: Part, n, logits: Pointer, labels: Pointer, log
     for row in rows:
         xs = logits + row * n
         m, log_s = row_log_sum(xs, n, xs + n)
-        found = reduce_add(_add_terms((full(xs, 0.0),), 0, n, (xs, labels + row * n), (m, log_s))[0])
+        found = v.reduce_add(_add_terms((v.full(xs, 0.0),), 0, n, (xs, labels + row * n), (m, log_s))[0])
         write_log(log_prob + row * n, 0, n, stream, (xs,), (m, log_s))
         total += found
         if losses.each:
-            store_one(losses.loss, row, found)
+            v.store_one(losses.loss, row, found)
     store_f64(losses.sums, part, total)
 
 
@@ -96,7 +97,7 @@ def add_losses(parts, divisor: Float, losses: Losses):
     total = 0.0
     for part in range(parts):
         total += load_f64(losses.sums, part)
-    store_one(losses.loss, 0, total / divisor)
+    v.store_one(losses.loss, 0, total / divisor)
 
 
 def softmax_cross_entropy(problem: Problem) -> Program:
@@ -129,7 +130,7 @@ def dense_gradient(
     """Each row has its own dy; a unit is a block of one."""
     for unit in units:
         row, begin = unit // blocks, unit % blocks * BLOCK
-        factor = load_one(dy, row) * number(dlogits, inverse)
+        factor = v.load_one(dy, row) * v.number(dlogits, inverse)
         end, start = min(begin + BLOCK, n), row * n
         write_slope(dlogits + start, begin, end, stream, (log_prob + start, labels + start), (factor,))
 

@@ -9,25 +9,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, store_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
-from opgrad.cpu.compiler.simd import (
-    first,
-    first_lane,
-    fma,
-    full,
-    lanes,
-    load,
-    load_masked,
-    load_one,
-    number,
-    reduce_add,
-    sqrt,
-    store,
-    store_masked,
-    store_one,
-)
 from opgrad.cpu.loops.map import write_times
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime import partition
@@ -60,77 +45,77 @@ class Rates(NamedTuple):
 
 @inline
 def _factor(p: Any, factors: int, which: int) -> Any:
-    return number(p, load_f64(factors, which))
+    return v.number(p, load_f64(factors, which))
 
 
 @kernel
 def sgd(elements: Units, p: Pointer, g: Pointer, new_p: Pointer, new_g: Pointer, factors):
-    i, end, w = elements.start, elements.stop, lanes(p)
+    i, end, w = elements.start, elements.stop, v.lanes(p)
     rate, clip, clips = _factor(p, factors, RATE), _factor(p, factors, CLIP), load_f64(factors, CLIP) != 1.0
     while i + w <= end:
-        gradient = load(g, i) * clip
-        store(new_p, i, load(p, i) - gradient * rate)
+        gradient = v.load(g, i) * clip
+        v.store(new_p, i, v.load(p, i) - gradient * rate)
         if clips:
-            store(new_g, i, gradient)
+            v.store(new_g, i, gradient)
         i += w
     if i < end:
-        mask = first(p, end - i)
-        gradient = load_masked(g, i, mask, 0.0) * clip
-        store_masked(new_p, i, load_masked(p, i, mask, 0.0) - gradient * rate, mask)
+        mask = v.first(p, end - i)
+        gradient = v.load_masked(g, i, mask, 0.0) * clip
+        v.store_masked(new_p, i, v.load_masked(p, i, mask, 0.0) - gradient * rate, mask)
         if clips:
-            store_masked(new_g, i, gradient, mask)
+            v.store_masked(new_g, i, gradient, mask)
 
 
 @inline
-def _adamw(p, g, m, v, rates, rate, epsilon, before, after):
+def _adamw(p, g, m, value, rates, rate, epsilon, before, after):
     """The new moments and parameters of vectors."""
     moment = m * rates.alpha + g * (1.0 - rates.alpha)
-    square = v * rates.beta + g * g * (1.0 - rates.beta)
-    return moment, square, (p * before - moment * rate / (sqrt(square) + epsilon)) * after
+    square = value * rates.beta + g * g * (1.0 - rates.beta)
+    return moment, square, (p * before - moment * rate / (v.sqrt(square) + epsilon)) * after
 
 
 @kernel
 def adamw(elements: Units, old: State, new: State, rates: Rates, factors):
-    p, i, end, w = old.p, elements.start, elements.stop, lanes(old.p)
+    p, i, end, w = old.p, elements.start, elements.stop, v.lanes(old.p)
     rate, epsilon = _factor(p, factors, RATE), _factor(p, factors, EPSILON)
     before, after = _factor(p, factors, BEFORE), _factor(p, factors, AFTER)
     clip, clips = _factor(p, factors, CLIP), load_f64(factors, CLIP) != 1.0
     while i + w <= end:
-        gradient = load(old.g, i) * clip
+        gradient = v.load(old.g, i) * clip
         moment, square, value = _adamw(
-            load(p, i), gradient, load(old.m, i), load(old.v, i), rates, rate, epsilon, before, after
+            v.load(p, i), gradient, v.load(old.m, i), v.load(old.v, i), rates, rate, epsilon, before, after
         )
-        store(new.m, i, moment)
-        store(new.v, i, square)
-        store(new.p, i, value)
+        v.store(new.m, i, moment)
+        v.store(new.v, i, square)
+        v.store(new.p, i, value)
         if clips:
-            store(new.g, i, gradient)
+            v.store(new.g, i, gradient)
         i += w
     if i < end:
-        mask = first(p, end - i)
-        gradient = load_masked(old.g, i, mask, 0.0) * clip
-        value, moment = load_masked(p, i, mask, 0.0), load_masked(old.m, i, mask, 0.0)
-        square = load_masked(old.v, i, mask, 0.0)
+        mask = v.first(p, end - i)
+        gradient = v.load_masked(old.g, i, mask, 0.0) * clip
+        value, moment = v.load_masked(p, i, mask, 0.0), v.load_masked(old.m, i, mask, 0.0)
+        square = v.load_masked(old.v, i, mask, 0.0)
         moment, square, value = _adamw(value, gradient, moment, square, rates, rate, epsilon, before, after)
-        store_masked(new.m, i, moment, mask)
-        store_masked(new.v, i, square, mask)
-        store_masked(new.p, i, value, mask)
+        v.store_masked(new.m, i, moment, mask)
+        v.store_masked(new.v, i, square, mask)
+        v.store_masked(new.p, i, value, mask)
         if clips:
-            store_masked(new.g, i, gradient, mask)
+            v.store_masked(new.g, i, gradient, mask)
 
 
 @kernel
 def squares(elements: Units, part: Part, g: Pointer, sums: Pointer):
     """sums[part] = sum of g**2; float64 sums make it compute in float64."""
-    i, end, w, total = elements.start, elements.stop, lanes(g), full(g, 0.0)
+    i, end, w, total = elements.start, elements.stop, v.lanes(g), v.full(g, 0.0)
     while i + w <= end:
-        gradient = load(g, i)
-        total = fma(gradient, gradient, total)
+        gradient = v.load(g, i)
+        total = v.fma(gradient, gradient, total)
         i += w
     if i < end:
-        gradient = load_masked(g, i, first(g, end - i), 0.0)
-        total = fma(gradient, gradient, total)
-    store_one(sums, part, reduce_add(total))
+        gradient = v.load_masked(g, i, v.first(g, end - i), 0.0)
+        total = v.fma(gradient, gradient, total)
+    v.store_one(sums, part, v.reduce_add(total))
 
 
 def sgd_in_place(operands: Sequence[Operand], factors: int) -> dict[str, Any]:
@@ -151,7 +136,7 @@ def adamw_in_place(operands: Sequence[Operand], alpha: float, beta: float, facto
 @inline
 def power(p: Any, log_of_base: float, exponent: int) -> float:
     """base**exponent; by repeated squares its relative error would grow with the exponent."""
-    return first_lane(exp(full(p, exponent * log_of_base)))
+    return v.first_lane(exp(v.full(p, exponent * log_of_base)))
 
 
 class LogRates(NamedTuple):
@@ -163,8 +148,8 @@ class LogRates(NamedTuple):
 
 @kernel
 def sgd_factors(lr: Pointer, factors: Pointer):
-    store_one(factors, RATE, load_one(lr, 0))
-    store_one(factors, CLIP, 1.0)
+    v.store_one(factors, RATE, v.load_one(lr, 0))
+    v.store_one(factors, CLIP, 1.0)
 
 
 @kernel
@@ -173,21 +158,21 @@ def adamw_factors(
     mode, corrects,
 ):  # fmt: skip
     """What a step multiplies with, in float64 as `factors` are; a status if `step` counts none."""
-    rate, count = load_one(lr, 0), load_one(step, 0)
+    rate, count = v.load_one(lr, 0), v.load_one(step, 0)
     if count < 1:
         store_word(status, 0, 1)
         store_word(status, 2, count)
         count = 1
-    root, first_correction = number(factors, 1.0), number(factors, 1.0)
+    root, first_correction = v.number(factors, 1.0), v.number(factors, 1.0)
     if corrects:
-        root = first_lane(sqrt(full(factors, 1.0 - power(factors, log_rates.beta, count))))
+        root = v.first_lane(v.sqrt(v.full(factors, 1.0 - power(factors, log_rates.beta, count))))
         first_correction = 1.0 - power(factors, log_rates.alpha, count)
     decay = 1.0 - rate * weight_decay
-    store_one(factors, RATE, rate * root / first_correction)
-    store_one(factors, EPSILON, epsilon if mode else epsilon * root)
-    store_one(factors, BEFORE, 1.0 if mode else decay)
-    store_one(factors, AFTER, decay if mode else 1.0)
-    store_one(factors, CLIP, 1.0)
+    v.store_one(factors, RATE, rate * root / first_correction)
+    v.store_one(factors, EPSILON, epsilon if mode else epsilon * root)
+    v.store_one(factors, BEFORE, 1.0 if mode else decay)
+    v.store_one(factors, AFTER, decay if mode else 1.0)
+    v.store_one(factors, CLIP, 1.0)
 
 
 @kernel
@@ -198,11 +183,11 @@ def clip(elements: Units, factor, g: Pointer, new_g: Pointer):
 @kernel
 def clip_factor(count, found: Pointer, factor: Pointer, max_norm: Float):
     """min(1, max_norm / (norm + 1e-6)) of the parts' sums of squares; NaN for NaN."""
-    total = number(found, 0.0)
+    total = v.number(found, 0.0)
     for i in range(count):
-        total += load_one(found, i)
-    ratio = max_norm / (first_lane(sqrt(full(found, total))) + 1e-6)
-    store_one(factor, 0, 1.0 if ratio > 1.0 else ratio)
+        total += v.load_one(found, i)
+    ratio = max_norm / (v.first_lane(v.sqrt(v.full(found, total))) + 1e-6)
+    v.store_one(factor, 0, 1.0 if ratio > 1.0 else ratio)
 
 
 def _lists(problem: Problem, *names: str) -> list[tuple[int, list[Operand]]]:
@@ -243,8 +228,8 @@ def adamw_optimizer(problem: Problem) -> Program:
     steps = [Step(adamw_factors, 1, arguments)]
     old, new = ("weights", "gradients", "momentums_1", "momentums_2"), ("weights", "momentums_1", "momentums_2")
     for size, arrays in _lists(problem, *old, *(f"new_{name}" for name in new)):
-        p, m, v = arrays[len(old) :]
-        states = {"old": State(*arrays[: len(old)]), "new": State(p, None, m, v)}
+        p, m, value = arrays[len(old) :]
+        states = {"old": State(*arrays[: len(old)]), "new": State(p, None, m, value)}
         steps.append(Step(adamw, size, {**states, "rates": rates, "factors": factors}, BLOCK))
     return Program(steps, workspace, _wrong_step)
 

@@ -10,19 +10,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from opgrad.contract import Array
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, load_word, store_word
 from opgrad.cpu.compiler.native import inline, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Units
-from opgrad.cpu.compiler.simd import (
-    first,
-    lanes,
-    load,
-    load_masked,
-    load_one,
-    number,
-    store,
-    store_one,
-)
 from opgrad.cpu.gather import checking
 from opgrad.cpu.loops.fill import write_zeros
 from opgrad.cpu.loops.layout import precision
@@ -48,11 +39,11 @@ def check_planes(planes: Units, part: Part, windows, size, indices: Pointer, fou
     for plane in planes:
         outside = 0
         for j in range(plane * windows, (plane + 1) * windows):
-            place = load_one(indices, j) - plane * size
+            place = v.load_one(indices, j) - plane * size
             outside |= place | (size - 1 - place)  # negative if one of them is
         if outside < 0:
             for j in range(plane * windows, (plane + 1) * windows):
-                place = load_one(indices, j) - plane * size
+                place = v.load_one(indices, j) - plane * size
                 if place < 0 or place >= size:
                     wrong = j
                     break
@@ -83,10 +74,10 @@ def add_to_maxima(planes: Units, windows, sizes: Sizes, columns_first, dy: Point
         into = sums + plane * size
         write_zeros(into, 0, size, 0)
         for j in range(plane * windows, (plane + 1) * windows):
-            place = load_one(indices, j) - plane * size
+            place = v.load_one(indices, j) - plane * size
             if columns_first:
                 place = in_rows(place, sizes)
-            store_one(into, place, load_one(into, place) + load_one(dy, j))
+            v.store_one(into, place, v.load_one(into, place) + v.load_one(dy, j))
 
 
 @kernel
@@ -126,12 +117,12 @@ def max_pool_grad(problem: Problem) -> Program:
 @inline
 def add_times(sums: Any, x: Any, n: int, factor: Any) -> None:
     """sums[0:n] += x * factor; up to a vector more of the sums may be written."""
-    w, i = lanes(x), 0
+    w, i = v.lanes(x), 0
     while i + w <= n:
-        store(sums, i, load(sums, i) + load(x, i) * factor)
+        v.store(sums, i, v.load(sums, i) + v.load(x, i) * factor)
         i += w
     if i < n:
-        store(sums, i, load(sums, i) + load_masked(x, i, first(x, n - i), 0.0) * factor)
+        v.store(sums, i, v.load(sums, i) + v.load_masked(x, i, v.first(x, n - i), 0.0) * factor)
 
 
 @inline
@@ -150,7 +141,7 @@ def spread_some(
         else:
             for o in range(low, high):
                 i = o * stride + offset
-                store_one(line, i, load_one(line, i) + load_one(sums, o))
+                v.store_one(line, i, v.load_one(line, i) + v.load_one(sums, o))
 
 
 @inline
@@ -204,7 +195,7 @@ def share_out(
             if not width.same:
                 for o in range(width.count):
                     relative = load_f64(width.shares, o) / load_f64(width.shares, 0)
-                    store_one(sums, o, load_one(sums, o) * number(dx, relative))
+                    v.store_one(sums, o, v.load_one(sums, o) * v.number(dx, relative))
             spread(line, width.size, sums, width.count, width.kernel, width.stride, width.dilation, width.begin, chunk)
         write_same(dx + row * width.size, 0, width.size, 0, (line,), ())
 
@@ -221,7 +212,7 @@ def add_rows(sums: Any, dy: Any, plane: int, d: int, h: int, depth: Any, height:
             for c in range(b, min(b + CHUNK, end_h)):
                 oh = load_word(height.windows, c)
                 share = load_f64(depth.shares, od) * load_f64(height.shares, oh) * load_f64(width.shares, 0)
-                add_times(chunk, dy + ((plane * depth.count + od) * height.count + oh) * n, n, number(sums, share))
+                add_times(chunk, dy + ((plane * depth.count + od) * height.count + oh) * n, n, v.number(sums, share))
             add_times(sums, chunk, n, 1.0)
 
 

@@ -7,24 +7,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import copy_bytes, load_word, store_u8, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    absolute,
-    address_of,
-    first_lane,
-    fma,
-    full,
-    like,
-    load_one,
-    number,
-    reduce_add,
-    select,
-    sqrt,
-    store_one,
-)
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.fold import folded
 from opgrad.cpu.loops.map import write_times
 from opgrad.cpu.runtime import partition
@@ -54,8 +41,8 @@ def copy_rows(units: Units, blocks, size, x: ByteRows, y: ByteRows):
     """Copy rows of `size` bytes; a unit is a block of one row."""
     for unit in units:
         row, begin = unit // blocks, unit % blocks * BLOCK
-        source = address_of(x.data) + x.offset + row * x.step + begin
-        copy_bytes(address_of(y.data) + y.offset + row * y.step + begin, source, min(BLOCK, size - begin))
+        source = v.address_of(x.data) + x.offset + row * x.step + begin
+        copy_bytes(v.address_of(y.data) + y.offset + row * y.step + begin, source, min(BLOCK, size - begin))
 
 
 def copying(rows: int, size: int, x: ByteRows, y: ByteRows) -> Step:
@@ -93,7 +80,7 @@ def _concatenated(problem: Problem, whole: str, parameter: str) -> Iterator[tupl
 
 @kernel
 def store_lengths(count, table, lengths: Pointer):
-    copy_bytes(address_of(lengths), table, 8 * count)
+    copy_bytes(v.address_of(lengths), table, 8 * count)
 
 
 def concat_training(problem: Problem) -> Program:
@@ -143,17 +130,17 @@ def _reduction(problem: Problem, each: Kernel, last: Kernel, result: str, word: 
 @inline
 def count_nonfinite(count: Vector, x: Vector, infinities: int, nans: int) -> Vector:
     """Add 1 in each lane that holds what is looked for."""
-    found = like(x, 0.0)
+    found = v.like(x, 0.0)
     if infinities:
-        found = select(absolute(x) == INFINITY, 1.0, found)
+        found = v.select(v.absolute(x) == INFINITY, 1.0, found)
     if nans:
-        found = select(x != x, 1.0, found)
+        found = v.select(x != x, 1.0, found)
     return count + found
 
 
 @inline
 def add_square(total: Vector, x: Vector) -> Vector:
-    return fma(x, x, total)
+    return v.fma(x, x, total)
 
 
 nonfinite_in_range, squares_of_range = folded(count_nonfinite), folded(add_square)
@@ -163,7 +150,7 @@ nonfinite_in_range, squares_of_range = folded(count_nonfinite), folded(add_squar
 def find_nonfinite(elements: Units, part: Part, x: Pointer, infinities, nans, partial, place):
     """partial[place + part] = whether one of these elements is what is looked for."""
     found = nonfinite_in_range(x, elements.start, elements.stop, CHUNK, (infinities, nans))
-    store_word(partial, place + part, 1 if reduce_add(found) > 0.0 else 0)
+    store_word(partial, place + part, 1 if v.reduce_add(found) > 0.0 else 0)
 
 
 @kernel
@@ -172,22 +159,22 @@ def none_found(count, partial, y: Pointer):
     for i in range(count):
         if load_word(partial, i):
             finite = 0
-    store_u8(address_of(y), 0, finite)
+    store_u8(v.address_of(y), 0, finite)
 
 
 @kernel
 def sum_squares(elements: Units, part: Part, x: Pointer, partial: Pointer, place):
     """partial[place + part] = the sum of the squares of these elements, in float64 as `partial` is."""
     total = squares_of_range(x, elements.start, elements.stop, CHUNK, ())
-    store_one(partial, place + part, reduce_add(total))
+    v.store_one(partial, place + part, v.reduce_add(total))
 
 
 @kernel
 def root_of_sum(count, partial: Pointer, y: Pointer):
-    total = number(partial, 0.0)
+    total = v.number(partial, 0.0)
     for i in range(count):
-        total += load_one(partial, i)
-    store_one(y, 0, first_lane(sqrt(full(partial, total))))
+        total += v.load_one(partial, i)
+    v.store_one(y, 0, v.first_lane(v.sqrt(v.full(partial, total))))
 
 
 def is_all_finite(problem: Problem) -> Program:
@@ -206,7 +193,7 @@ def reduce_all_l2(problem: Problem) -> Program:
 
 @kernel
 def scale_elements(elements: Units, x: Pointer, y: Pointer, offset, factor: Pointer, stream):
-    write_times(y + offset, elements.start, elements.stop, stream, (x,), (load_one(factor, 0),))
+    write_times(y + offset, elements.start, elements.stop, stream, (x,), (v.load_one(factor, 0),))
 
 
 def mixed_precision_scale(problem: Problem) -> Program:

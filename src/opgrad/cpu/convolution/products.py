@@ -7,10 +7,10 @@ Both are what convolution's gradients come to (opgrad.cpu.convolution).
 import platform
 from typing import Any, Final, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel, vector_bytes
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
-from opgrad.cpu.compiler.simd import fma, full, lanes, load, load_one, number, reduce_add, store, store_one
 from opgrad.cpu.convolution.signals import Signals
 from opgrad.cpu.loops.fold import sum_range
 
@@ -24,19 +24,19 @@ BLOCK: Final = 32
 
 
 @inline
-def store_or_add(out: Any, i: int, v: Any, add: int) -> None:
+def store_or_add(out: Any, i: int, value: Any, add: int) -> None:
     if add:
-        store(out, i, load(out, i) + v)
+        v.store(out, i, v.load(out, i) + value)
     else:
-        store(out, i, v)
+        v.store(out, i, value)
 
 
 @inline
-def store_three(out: Any, u: Any, v: Any, t: Any, add: int) -> None:
+def store_three(out: Any, u: Any, value: Any, t: Any, add: int) -> None:
     """Store three vectors side by side, or add them to what stands there."""
-    w = lanes(out)
+    w = v.lanes(out)
     store_or_add(out, 0, u, add)
-    store_or_add(out, w, v, add)
+    store_or_add(out, w, value, add)
     store_or_add(out, 2 * w, t, add)
 
 
@@ -45,17 +45,17 @@ def correlate_four(
     out: Any, pitch: int, rows: int, signals: Any, shifts: int, weights: Any, j: int, end: int, add: int
 ) -> None:
     """out[r, 0:3 vectors] (+)= the sum over j of weights[4 j + r] * signals[shifts[j]:]."""
-    w = lanes(out)
-    a0 = a1 = a2 = b0 = b1 = b2 = c0 = c1 = c2 = d0 = d1 = d2 = full(out, 0.0)
+    w = v.lanes(out)
+    a0 = a1 = a2 = b0 = b1 = b2 = c0 = c1 = c2 = d0 = d1 = d2 = v.full(out, 0.0)
     while j < end:
         source = signals + load_word(shifts, j)
-        x, y, z = load(source, 0), load(source, w), load(source, 2 * w)
-        a, b = load_one(weights, 4 * j), load_one(weights, 4 * j + 1)
-        c, d = load_one(weights, 4 * j + 2), load_one(weights, 4 * j + 3)
-        a0, a1, a2 = fma(x, a, a0), fma(y, a, a1), fma(z, a, a2)
-        b0, b1, b2 = fma(x, b, b0), fma(y, b, b1), fma(z, b, b2)
-        c0, c1, c2 = fma(x, c, c0), fma(y, c, c1), fma(z, c, c2)
-        d0, d1, d2 = fma(x, d, d0), fma(y, d, d1), fma(z, d, d2)
+        x, y, z = v.load(source, 0), v.load(source, w), v.load(source, 2 * w)
+        a, b = v.load_one(weights, 4 * j), v.load_one(weights, 4 * j + 1)
+        c, d = v.load_one(weights, 4 * j + 2), v.load_one(weights, 4 * j + 3)
+        a0, a1, a2 = v.fma(x, a, a0), v.fma(y, a, a1), v.fma(z, a, a2)
+        b0, b1, b2 = v.fma(x, b, b0), v.fma(y, b, b1), v.fma(z, b, b2)
+        c0, c1, c2 = v.fma(x, c, c0), v.fma(y, c, c1), v.fma(z, c, c2)
+        d0, d1, d2 = v.fma(x, d, d0), v.fma(y, d, d1), v.fma(z, d, d2)
         j += 1
     store_three(out, a0, a1, a2, add)
     if rows > 1:
@@ -71,17 +71,17 @@ def correlate_two(
     out: Any, pitch: int, rows: int, signals: Any, shifts: int, weights: Any, j: int, end: int, add: int
 ) -> None:
     """The same for two rows of four."""
-    w = lanes(out)
-    a0 = a1 = a2 = b0 = b1 = b2 = full(out, 0.0)
+    w = v.lanes(out)
+    a0 = a1 = a2 = b0 = b1 = b2 = v.full(out, 0.0)
     while j < end:
         source = signals + load_word(shifts, j)
-        a, b = load_one(weights, 4 * j), load_one(weights, 4 * j + 1)
-        x = load(source, 0)
-        a0, b0 = fma(x, a, a0), fma(x, b, b0)
-        x = load(source, w)
-        a1, b1 = fma(x, a, a1), fma(x, b, b1)
-        x = load(source, 2 * w)
-        a2, b2 = fma(x, a, a2), fma(x, b, b2)
+        a, b = v.load_one(weights, 4 * j), v.load_one(weights, 4 * j + 1)
+        x = v.load(source, 0)
+        a0, b0 = v.fma(x, a, a0), v.fma(x, b, b0)
+        x = v.load(source, w)
+        a1, b1 = v.fma(x, a, a1), v.fma(x, b, b1)
+        x = v.load(source, 2 * w)
+        a2, b2 = v.fma(x, a, a2), v.fma(x, b, b2)
         j += 1
     store_three(out, a0, a1, a2, add)
     if rows > 1:
@@ -101,12 +101,16 @@ def correlate_two_twice(
 @inline
 def correlate_one(out: Any, signals: Any, shifts: int, weights: Any, j: int, end: int, add: int) -> None:
     """The same for a single row, whose weights stand side by side."""
-    w = lanes(out)
-    a0 = a1 = a2 = full(out, 0.0)
+    w = v.lanes(out)
+    a0 = a1 = a2 = v.full(out, 0.0)
     while j < end:
         source = signals + load_word(shifts, j)
-        a = load_one(weights, j)
-        a0, a1, a2 = fma(load(source, 0), a, a0), fma(load(source, w), a, a1), fma(load(source, 2 * w), a, a2)
+        a = v.load_one(weights, j)
+        a0, a1, a2 = (
+            v.fma(v.load(source, 0), a, a0),
+            v.fma(v.load(source, w), a, a1),
+            v.fma(v.load(source, 2 * w), a, a2),
+        )
         j += 1
     store_three(out, a0, a1, a2, add)
 
@@ -135,7 +139,7 @@ class Tiles(NamedTuple):
 @kernel
 def correlate(units: Units, blocks, tiles: Tiles, shifts, single, dy: Signals, weights: Rows, dx: Signals):
     """A unit is a block of positions in one group: all tiles of rows, so that its signals are read from the cache."""
-    width = COLUMNS * lanes(dx.data)
+    width = COLUMNS * v.lanes(dx.data)
     for unit in units:
         group, begin = unit // blocks, unit % blocks * width
         signals = dy.data + (group * dy.group + begin)
@@ -172,41 +176,41 @@ def pack_weights(units: Units, tiles: Tiles, sources, rows, w: Filters, weights:
         for j in range(load_word(tile, TERMS)):
             source, to = filters + load_word(offsets, j), packed + rows * j
             if tile_rows == ROWS:
-                a, b = load_one(source, 0), load_one(source, step)
-                c, d = load_one(source, 2 * step), load_one(source, 3 * step)
-                store_one(to, 0, a)
-                store_one(to, 1, b)
-                store_one(to, 2, c)
-                store_one(to, 3, d)
+                a, b = v.load_one(source, 0), v.load_one(source, step)
+                c, d = v.load_one(source, 2 * step), v.load_one(source, 3 * step)
+                v.store_one(to, 0, a)
+                v.store_one(to, 1, b)
+                v.store_one(to, 2, c)
+                v.store_one(to, 3, d)
             else:
                 for r in range(rows):
-                    store_one(to, r, load_one(source, r * step) if r < tile_rows else number(to, 0.0))
+                    v.store_one(to, r, v.load_one(source, r * step) if r < tile_rows else v.number(to, 0.0))
 
 
 @inline
-def store_or_add_sum(sums: Any, i: int, v: Any, add: int) -> None:
-    x = reduce_add(v)
+def store_or_add_sum(sums: Any, i: int, value: Any, add: int) -> None:
+    x = v.reduce_add(value)
     if add:
-        x += load_one(sums, i)
-    store_one(sums, i, x)
+        x += v.load_one(sums, i)
+    v.store_one(sums, i, x)
 
 
 @inline
 def dots_four(sums: Any, pitch: int, rows: int, columns: int, a: Any, a_row: int, x: Any, n: int, add: int) -> None:
     """sums[r, c] (+)= the dot product of row r of a and signal c of three, over n numbers, whole vectors."""
-    w, i, (x0, x1, x2) = lanes(a), 0, x
+    w, i, (x0, x1, x2) = v.lanes(a), 0, x
     b, c, d = a + min(1, rows - 1) * a_row, a + min(2, rows - 1) * a_row, a + min(3, rows - 1) * a_row
-    a0 = a1 = a2 = b0 = b1 = b2 = c0 = c1 = c2 = d0 = d1 = d2 = full(a, 0.0)
+    a0 = a1 = a2 = b0 = b1 = b2 = c0 = c1 = c2 = d0 = d1 = d2 = v.full(a, 0.0)
     while i < n:
-        u, v, t = load(x0, i), load(x1, i), load(x2, i)
-        f = load(a, i)
-        a0, a1, a2 = fma(f, u, a0), fma(f, v, a1), fma(f, t, a2)
-        f = load(b, i)
-        b0, b1, b2 = fma(f, u, b0), fma(f, v, b1), fma(f, t, b2)
-        f = load(c, i)
-        c0, c1, c2 = fma(f, u, c0), fma(f, v, c1), fma(f, t, c2)
-        f = load(d, i)
-        d0, d1, d2 = fma(f, u, d0), fma(f, v, d1), fma(f, t, d2)
+        u, value, t = v.load(x0, i), v.load(x1, i), v.load(x2, i)
+        f = v.load(a, i)
+        a0, a1, a2 = v.fma(f, u, a0), v.fma(f, value, a1), v.fma(f, t, a2)
+        f = v.load(b, i)
+        b0, b1, b2 = v.fma(f, u, b0), v.fma(f, value, b1), v.fma(f, t, b2)
+        f = v.load(c, i)
+        c0, c1, c2 = v.fma(f, u, c0), v.fma(f, value, c1), v.fma(f, t, c2)
+        f = v.load(d, i)
+        d0, d1, d2 = v.fma(f, u, d0), v.fma(f, value, d1), v.fma(f, t, d2)
         i += w
     store_dots(sums, columns, a0, a1, a2, add)
     if rows > 1:
@@ -218,10 +222,10 @@ def dots_four(sums: Any, pitch: int, rows: int, columns: int, a: Any, a_row: int
 
 
 @inline
-def store_dots(sums: Any, columns: int, u: Any, v: Any, t: Any, add: int) -> None:
+def store_dots(sums: Any, columns: int, u: Any, value: Any, t: Any, add: int) -> None:
     store_or_add_sum(sums, 0, u, add)
     if columns > 1:
-        store_or_add_sum(sums, 1, v, add)
+        store_or_add_sum(sums, 1, value, add)
     if columns > 2:
         store_or_add_sum(sums, 2, t, add)
 
@@ -229,17 +233,17 @@ def store_dots(sums: Any, columns: int, u: Any, v: Any, t: Any, add: int) -> Non
 @inline
 def dots_two(sums: Any, pitch: int, rows: int, columns: int, a: Any, a_row: int, x: Any, n: int, add: int) -> None:
     """The same for two rows."""
-    w, i, (x0, x1, x2) = lanes(a), 0, x
+    w, i, (x0, x1, x2) = v.lanes(a), 0, x
     b = a + min(1, rows - 1) * a_row
-    a0 = a1 = a2 = b0 = b1 = b2 = full(a, 0.0)
+    a0 = a1 = a2 = b0 = b1 = b2 = v.full(a, 0.0)
     while i < n:
-        f, g = load(a, i), load(b, i)
-        u = load(x0, i)
-        a0, b0 = fma(f, u, a0), fma(g, u, b0)
-        u = load(x1, i)
-        a1, b1 = fma(f, u, a1), fma(g, u, b1)
-        u = load(x2, i)
-        a2, b2 = fma(f, u, a2), fma(g, u, b2)
+        f, g = v.load(a, i), v.load(b, i)
+        u = v.load(x0, i)
+        a0, b0 = v.fma(f, u, a0), v.fma(g, u, b0)
+        u = v.load(x1, i)
+        a1, b1 = v.fma(f, u, a1), v.fma(g, u, b1)
+        u = v.load(x2, i)
+        a2, b2 = v.fma(f, u, a2), v.fma(g, u, b2)
         i += w
     store_dots(sums, columns, a0, a1, a2, add)
     if rows > 1:
@@ -259,11 +263,11 @@ def dots_two_twice(
 @inline
 def dots_one(sums: Any, columns: int, a: Any, x: Any, n: int, add: int) -> None:
     """The same for a single row."""
-    w, i, (x0, x1, x2) = lanes(a), 0, x
-    a0 = a1 = a2 = full(a, 0.0)
+    w, i, (x0, x1, x2) = v.lanes(a), 0, x
+    a0 = a1 = a2 = v.full(a, 0.0)
     while i < n:
-        f = load(a, i)
-        a0, a1, a2 = fma(f, load(x0, i), a0), fma(f, load(x1, i), a1), fma(f, load(x2, i), a2)
+        f = v.load(a, i)
+        a0, a1, a2 = v.fma(f, v.load(x0, i), a0), v.fma(f, v.load(x1, i), a1), v.fma(f, v.load(x2, i), a2)
         i += w
     store_dots(sums, columns, a0, a1, a2, add)
 
@@ -288,7 +292,7 @@ def dot_products(
     A unit is a range of rows and a range of columns in one group. A block of each of its columns stays in the
     second-level cache while all its rows pass by.
     """
-    block = BLOCK * lanes(dy.data)
+    block = BLOCK * v.lanes(dy.data)
     for unit in units:
         group = unit // (rows.count * columns.count)
         first_row = unit // columns.count % rows.count * rows.per_range

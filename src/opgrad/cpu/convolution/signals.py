@@ -7,10 +7,10 @@ elements of neighbouring windows always stand side by side.
 
 from typing import Any, Final, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
-from opgrad.cpu.compiler.simd import load_one, store_one
 from opgrad.cpu.loops.fill import write_zeros
 from opgrad.cpu.loops.map import write_same
 
@@ -82,7 +82,7 @@ def copy_strided(y: Any, y_step: int, x: Any, x_step: int, n: int) -> None:
         write_same(y, 0, n, 0, (x,), ())
     else:
         for i in range(n):
-            store_one(y, i * y_step, load_one(x, i * x_step))
+            v.store_one(y, i * y_step, v.load_one(x, i * x_step))
 
 
 @inline

@@ -6,10 +6,10 @@ Labels are read first (`labels`). A layout of opgrad.cpu.loops.layout a file; sh
 from collections.abc import Mapping
 from typing import Any
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64
 from opgrad.cpu.compiler.native import Kernel, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Pointer
-from opgrad.cpu.compiler.simd import store_one
 from opgrad.cpu.cross_entropy import rows
 from opgrad.cpu.cross_entropy.columns import (
     Caching,
@@ -39,7 +39,7 @@ def add_losses(parts, reduction: Reduction, loss: Pointer):
         for part in range(parts):
             total += load_f64(reduction.sums, part)
         divisor = mean_divisor(reduction)
-        store_one(loss, 0, total / divisor if divisor != 0.0 else 0.0)
+        v.store_one(loss, 0, total / divisor if divisor != 0.0 else 0.0)
 
 
 LOSS = {"rows": rows.loss_rows, "columns": loss_by_columns(loss_column), "transposed": loss_transposed(loss_column)}

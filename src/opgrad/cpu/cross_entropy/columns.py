@@ -3,21 +3,11 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Part, Private, Rows, Strips, Units
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    first,
-    full,
-    lanes,
-    load,
-    load_one,
-    maximum,
-    prefetch,
-    select,
-    store,
-)
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor
 from opgrad.cpu.loops.columns import add_rest_logging_columns, column_max, column_sum_exp, get, put, streams_columns
 from opgrad.cpu.loops.fold import CHUNK
@@ -41,12 +31,12 @@ def loss_column(
     m = column_max(x, x_n, n, whole, mask)
     rest, equal = add_rest_logging_columns(x, x_n, n, whole, mask, m, y, y_n, 0, x, x_n, (m, m))
     log_s = column_log_of_sum(rest, equal, m)
-    losses = full(x, 0.0)
+    losses = v.full(x, 0.0)
     for i in range(n):
-        v = (get(x, i * x_n, whole, mask) - m) - log_s
-        losses = select(label == i, v, losses)
-        put(y, i * y_n, v, whole, mask, past)
-    return select(label >= 0, -losses * w, 0.0)
+        value = (get(x, i * x_n, whole, mask) - m) - log_s
+        losses = v.select(label == i, value, losses)
+        put(y, i * y_n, value, whole, mask, past)
+    return v.select(label >= 0, -losses * w, 0.0)
 
 
 @inline
@@ -58,23 +48,23 @@ def loss_only_column(
 
     A few classes at a time, so that x is in the cache when it is read again, however many classes there are.
     """
-    m, s, target = full(x, MINUS_INFINITY), full(x, 0.0), full(x, 0.0)
+    m, s, target = v.full(x, MINUS_INFINITY), v.full(x, 0.0), v.full(x, 0.0)
     for begin in range(0, n, CHUNK):
         end = min(begin + CHUNK, n)
         top = m
         for i in range(begin, end):
-            v = get(x, i * x_n, whole, mask)
-            top = maximum(v, top)
-            target = select(label == i, v, target)
-        shift = select(top > MINUS_INFINITY, top, 0.0)  # so far all -inf: the sum is 0, not NaN
-        ahead = x + (end * x_n if end < n else lanes(x))
-        chunk = full(x, 0.0)
+            value = get(x, i * x_n, whole, mask)
+            top = v.maximum(value, top)
+            target = v.select(label == i, value, target)
+        shift = v.select(top > MINUS_INFINITY, top, 0.0)  # so far all -inf: the sum is 0, not NaN
+        ahead = x + (end * x_n if end < n else v.lanes(x))
+        chunk = v.full(x, 0.0)
         for i in range(begin, end):
             chunk = chunk + exp_up_to_zero(get(x, i * x_n, whole, mask) - shift)
-            prefetch(ahead, (i - begin) * x_n)
+            v.prefetch(ahead, (i - begin) * x_n)
         s = s * exp_up_to_zero(m - shift) + chunk
         m = top
-    return select(label >= 0, (log(s) - (target - m)) * w, 0.0)
+    return v.select(label >= 0, (log(s) - (target - m)) * w, 0.0)
 
 
 @inline
@@ -84,22 +74,22 @@ def fused_column(
 ) -> Vector:  # fmt: skip
     """dlogits to y, by way of `e` if `keep`; the samples' losses."""
     m = column_max(x, x_n, n, whole, mask)
-    target = full(x, 0.0)
+    target = v.full(x, 0.0)
     for i in range(n):
-        target = select(label == i, get(x, i * x_n, whole, mask), target)
-    s = sum_exp_columns(x, x_n, n, whole, mask, m, e, keep * lanes(e), y, y_n, 0, x, x_n, (m, m))
+        target = v.select(label == i, get(x, i * x_n, whole, mask), target)
+    s = sum_exp_columns(x, x_n, n, whole, mask, m, e, keep * v.lanes(e), y, y_n, 0, x, x_n, (m, m))
     total, f = s[0], w * inverse_of(divisor) / s[0]
     live = label >= (0 if divisor != 0.0 else n)
     for i in range(n):
-        v = load(e, i * lanes(e)) if keep else exp_scaled(get(x, i * x_n, whole, mask), scale_for(m))
-        put(y, i * y_n, select(live, select(label == i, v - total, v) * f, 0.0), whole, mask, past)
-    return select(live, (column_log_of_total(s, m, exp_scaled(m, scale_for(m)), 0.0) - (target - m)) * w, 0.0)
+        value = v.load(e, i * v.lanes(e)) if keep else exp_scaled(get(x, i * x_n, whole, mask), scale_for(m))
+        put(y, i * y_n, v.select(live, v.select(label == i, value - total, value) * f, 0.0), whole, mask, past)
+    return v.select(live, (column_log_of_total(s, m, exp_scaled(m, scale_for(m)), 0.0) - (target - m)) * w, 0.0)
 
 
 @inline
 def gradient_from_log_prob(i: Any, log_prob: Vector, label: Any, f: Any) -> Vector:
     p = exp(log_prob)
-    return select(i == label, p - 1.0, p) * f
+    return v.select(i == label, p - 1.0, p) * f
 
 
 @inline
@@ -111,9 +101,9 @@ def note_losses(
     if each:
         put(loss, place, losses, whole, mask, 0)
     else:
-        store(buffer, 0, losses)
-        for lane in range(min(count, lanes(buffer))):
-            total += load_one(buffer, lane)
+        v.store(buffer, 0, losses)
+        for lane in range(min(count, v.lanes(buffer))):
+            total += v.load_one(buffer, lane)
     return total
 
 
@@ -135,12 +125,12 @@ def loss_by_columns(column: Callable[..., Vector]) -> Kernel:
         units: Units, part: Part, strips: Strips, n, logits: Columns, y: Columns,
         samples: Samples, reduction: Reduction, buffer: Private, caching: Caching,
     ):  # fmt: skip
-        w, divisor, total = lanes(buffer), mean_divisor(reduction), 0.0
+        w, divisor, total = v.lanes(buffer), mean_divisor(reduction), 0.0
         for unit in units:
             o, j = unit // strips.count, unit % strips.count * w
             xs, ys = logits.data + (o * logits.outer + j), y.data + (o * y.outer + j)
             left, place = strips.inner - j, o * strips.inner + j
-            whole, mask, past = left >= w, first(xs, left), streams_columns(ys, y.step, caching.stream)
+            whole, mask, past = left >= w, v.first(xs, left), streams_columns(ys, y.step, caching.stream)
             label, weight = get(samples.classes, place, whole, mask), get(samples.weights, place, whole, mask)
             losses = column(
                 xs, logits.step, n, whole, mask, label, weight, divisor, buffer + w, caching.keep, ys, y.step, past
@@ -164,11 +154,11 @@ def loss_transposed(column: Callable[..., Vector], transpose_back: Callable[...,
         units: Units, part: Part, count, n, logits: Rows, y: Rows, samples: Samples, reduction: Reduction,
         buffer: Private,
     ):  # fmt: skip
-        w, divisor, total = lanes(buffer), mean_divisor(reduction), 0.0
+        w, divisor, total = v.lanes(buffer), mean_divisor(reduction), 0.0
         tile = buffer + w
         for unit in units:
             row, left = unit * w, count - unit * w
-            whole, mask = left >= w, first(logits.data, left)
+            whole, mask = left >= w, v.first(logits.data, left)
             transpose_in(tile, logits.data + row * logits.step, logits.step, n, min(left, w))
             label, weight = get(samples.classes, row, whole, mask), get(samples.weights, row, whole, mask)
             losses = column(tile, w, n, True, mask, label, weight, divisor, tile, 1, tile, w, 0)
@@ -184,18 +174,18 @@ def grad_columns(
     units: Units, strips: Strips, n, log_prob: Columns, bias: Columns, biased, dlogits: Columns,
     samples: Samples, reduction: Reduction, stream,
 ):  # fmt: skip
-    w, divisor = lanes(log_prob.data), mean_divisor(reduction)
+    w, divisor = v.lanes(log_prob.data), mean_divisor(reduction)
     inverse = inverse_of(divisor)
     for unit in units:
         o, j = unit // strips.count, unit % strips.count * w
         xs, ys = log_prob.data + (o * log_prob.outer + j), dlogits.data + (o * dlogits.outer + j)
         bs, place, left = bias.data + (o * bias.outer + j), o * strips.inner + j, strips.inner - j
-        whole, mask, past = left >= w, first(xs, left), streams_columns(ys, dlogits.step, stream)
+        whole, mask, past = left >= w, v.first(xs, left), streams_columns(ys, dlogits.step, stream)
         label, f = get(samples.classes, place, whole, mask), get(samples.weights, place, whole, mask) * inverse
-        f = f * get(samples.loss, place, whole, mask) if reduction.each else f * load_one(samples.loss, 0)
+        f = f * get(samples.loss, place, whole, mask) if reduction.each else f * v.load_one(samples.loss, 0)
         live = label >= (0 if divisor != 0.0 else n)
         for i in range(n):
-            v = select(live, gradient_from_log_prob(i, get(xs, i * log_prob.step, whole, mask), label, f), 0.0)
+            value = v.select(live, gradient_from_log_prob(i, get(xs, i * log_prob.step, whole, mask), label, f), 0.0)
             if biased:
-                v = v + get(bs, i * bias.step, whole, mask)
-            put(ys, i * dlogits.step, v, whole, mask, past)
+                value = value + get(bs, i * bias.step, whole, mask)
+            put(ys, i * dlogits.step, value, whole, mask, past)

@@ -2,10 +2,10 @@
 
 from typing import Any, Final, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, load_word, store_f64, store_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
-from opgrad.cpu.compiler.simd import load_one, number, store_one
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
@@ -60,18 +60,18 @@ def read_labels(
     wrong = -1
     total = 0.0
     for i in samples:
-        label = load_one(labels, i)
+        label = v.load_one(labels, i)
         is_ignored = ignored.is_set != 0 and label == ignored.label
         if (label < 0 or label >= count) and not is_ignored:
             wrong = i
             break
-        w = number(weights, 0.0)
+        w = v.number(weights, 0.0)
         if not is_ignored:
-            w = number(weights, 1.0)
+            w = v.number(weights, 1.0)
             if weighting.is_given:
-                w = number(weights, load_one(weighting.weight, i if weighting.by_sample else label))
-        store_one(classes, i, -1 if is_ignored else label)
-        store_one(weights, i, w)
+                w = v.number(weights, v.load_one(weighting.weight, i if weighting.by_sample else label))
+        v.store_one(classes, i, -1 if is_ignored else label)
+        v.store_one(weights, i, w)
         total += w
     store_word(found, 2 * part, wrong)
     store_f64(found, 2 * part + 1, total)
@@ -86,7 +86,7 @@ def sum_labels(parts, found, labels: Pointer, status):
         if wrong >= 0:
             store_word(status, 0, 1)
             store_word(status, 1, wrong)
-            store_word(status, 2, load_one(labels, wrong))
+            store_word(status, 2, v.load_one(labels, wrong))
             break
         total += load_f64(found, 2 * part + 1)
     store_f64(status, TOTAL, total)

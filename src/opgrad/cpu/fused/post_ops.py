@@ -10,14 +10,10 @@ f(s), or the gradient g of f(s), which becomes that of s or of the operand t.
 from collections.abc import Callable
 from typing import Any
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
-from opgrad.cpu.compiler.simd import (
-    Float,
-    Pointer,
-    Vector,
-    maximum,
-    select,
-)
+from opgrad.cpu.compiler.parameters import Float, Pointer
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics import eltwise, eltwise_grad
 
@@ -100,12 +96,12 @@ def _div(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
 
 @inline
 def _max(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
-    return select(s == s, maximum(s, t), s)
+    return v.select(s == s, v.maximum(s, t), s)
 
 
 @inline
 def _min(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
-    return select(s == s, select(s < t, s, t), s)
+    return v.select(s == s, v.select(s < t, s, t), s)
 
 
 @inline
@@ -140,7 +136,7 @@ def _ne(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
 
 @inline
 def _select(s: Vector, condition: Vector, t: Vector) -> Vector:
-    return select(condition != 0.0, s, t)
+    return v.select(condition != 0.0, s, t)
 
 
 # --- their gradients -----------------------------------------------------------------------------------------------
@@ -159,7 +155,7 @@ def _negative(g: Vector, alpha: float, beta: float) -> Vector:
 @inline
 def _larger(g: Vector, s: Vector, t: Vector) -> Vector:
     """The share of the gradient that goes to the larger one, if that is s; on a tie half."""
-    return select(s > t, g, select(s == t, g * 0.5, 0.0))
+    return v.select(s > t, g, v.select(s == t, g * 0.5, 0.0))
 
 
 @inline
@@ -174,12 +170,12 @@ def _div_operand(g: Vector, s: Vector, t: Vector) -> Vector:
 
 @inline
 def _where(g: Vector, condition: Vector, alpha: float, beta: float) -> Vector:
-    return select(condition != 0.0, g, 0.0)
+    return v.select(condition != 0.0, g, 0.0)
 
 
 @inline
 def _where_not(g: Vector, condition: Vector, alpha: float, beta: float) -> Vector:
-    return select(condition == 0.0, g, 0.0)
+    return v.select(condition == 0.0, g, 0.0)
 
 
 # --- tables --------------------------------------------------------------------------------------------------------

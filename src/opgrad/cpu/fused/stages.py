@@ -12,29 +12,11 @@ elements, then size and stride in bytes of each, the innermost first. Flat indic
 from collections.abc import Callable
 from typing import Any, Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import call_address, load_word, stack_words, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
-from opgrad.cpu.compiler.parameters import Private, Units
-from opgrad.cpu.compiler.simd import (
-    Float,
-    Pointer,
-    Vector,
-    address_of,
-    at_byte,
-    first,
-    full,
-    lanes,
-    like,
-    load,
-    load_masked,
-    load_one,
-    number,
-    prefetch,
-    select,
-    store,
-    store_masked,
-    store_one,
-)
+from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics.philox import keep_run
 
@@ -93,8 +75,8 @@ def over_runs(visit: Callable[..., None]) -> Callable[..., None]:
 
 
 @inline
-def _times_alpha(v: Vector, alpha: Any) -> Vector:
-    return v * alpha
+def _times_alpha(value: Vector, alpha: Any) -> Vector:
+    return value * alpha
 
 
 _copy = mapped(_times_alpha)
@@ -102,7 +84,7 @@ _copy = mapped(_times_alpha)
 
 @inline
 def _size(p: Any) -> int:
-    return address_of(p + 1) - address_of(p)
+    return v.address_of(p + 1) - v.address_of(p)
 
 
 AHEAD: Final = 1 << 11  # elements of a row: what the next block reads is asked for now, 5 to 10 per cent of a call
@@ -110,55 +92,55 @@ AHEAD: Final = 1 << 11  # elements of a row: what the next block reads is asked 
 
 @inline
 def _read_neighbours(values: Any, p: Any, alpha: float, count: int, ahead: int) -> None:
-    w, i = lanes(values), 0
+    w, i = v.lanes(values), 0
     while i + w <= count:
-        store(values, i, load(p, i) * alpha)
-        prefetch(p, i + ahead)
+        v.store(values, i, v.load(p, i) * alpha)
+        v.prefetch(p, i + ahead)
         i += w
-    mask = first(values, count - i)
-    store_masked(values, i, load_masked(p, i, mask, 0.0) * alpha, mask)
+    mask = v.first(values, count - i)
+    v.store_masked(values, i, v.load_masked(p, i, mask, 0.0) * alpha, mask)
 
 
 @inline
-def _fill(values: Any, v: Vector, count: int) -> None:
-    w, i = lanes(values), 0
+def _fill(values: Any, value: Vector, count: int) -> None:
+    w, i = v.lanes(values), 0
     while i + w <= count:
-        store(values, i, v)
+        v.store(values, i, value)
         i += w
-    store_masked(values, i, v, first(values, count - i))
+    v.store_masked(values, i, value, v.first(values, count - i))
 
 
 @inline
 def _read_run(
     values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, ahead: int, table: int
 ) -> None:
-    p = at_byte(operand, offset)
+    p = v.at_byte(operand, offset)
     if step == _size(p):
         _read_neighbours(values, p, alpha, count, ahead)
     elif step == 0:
-        _fill(values, full(values, load_one(p, 0)) * alpha, count)
+        _fill(values, v.full(values, v.load_one(p, 0)) * alpha, count)
     else:
         for i in range(count):
-            store_one(values, i, load_one(at_byte(p, i * step), 0) * number(values, alpha))
+            v.store_one(values, i, v.load_one(v.at_byte(p, i * step), 0) * v.number(values, alpha))
 
 
 @inline
 def _write_run(
     values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, ahead: int, table: int
 ) -> None:
-    p = at_byte(operand, offset)
+    p = v.at_byte(operand, offset)
     if step == _size(p):
         _copy(p, 0, count, load_word(table, OWN), (values,), (alpha,))
     else:
         for i in range(count):
-            store_one(at_byte(p, i * step), 0, load_one(values, i) * number(values, alpha))
+            v.store_one(v.at_byte(p, i * step), 0, v.load_one(values, i) * v.number(values, alpha))
 
 
 @inline
 def _keep_run(
     values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, ahead: int, table: int
 ) -> None:
-    state = address_of(operand)
+    state = v.address_of(operand)
     keep_run(values, 0, count, offset, step, load_word(state, 0), load_word(state, 1), load_word(table, OWN))
 
 
@@ -202,28 +184,28 @@ def _over_buffers(formula: Callable[..., Vector]) -> Kernel:
 
 
 @inline
-def _times(v: Vector, unused: Vector, alpha: float) -> Vector:
-    return v * alpha
+def _times(value: Vector, unused: Vector, alpha: float) -> Vector:
+    return value * alpha
 
 
 @inline
-def _where(v: Vector, mask: Vector, alpha: float) -> Vector:
-    return select(mask != 0.0, v, alpha)
+def _where(value: Vector, mask: Vector, alpha: float) -> Vector:
+    return v.select(mask != 0.0, value, alpha)
 
 
 @inline
-def _drop(v: Vector, kept: Vector, alpha: float) -> Vector:
-    return select(kept != 0.0, v * alpha, 0.0)
+def _drop(value: Vector, kept: Vector, alpha: float) -> Vector:
+    return v.select(kept != 0.0, value * alpha, 0.0)
 
 
 @inline
-def _operand(v: Vector, operand: Vector, alpha: float) -> Vector:
+def _operand(value: Vector, operand: Vector, alpha: float) -> Vector:
     return operand
 
 
 @inline
-def _constant(v: Vector, unused: Vector, alpha: float) -> Vector:
-    return like(v, alpha)
+def _constant(value: Vector, unused: Vector, alpha: float) -> Vector:
+    return v.like(value, alpha)
 
 
 multiply, mask_out, drop, copy, fill = (_over_buffers(f) for f in (_times, _where, _drop, _operand, _constant))
@@ -315,7 +297,7 @@ def _softmax(plan: int, space: int, words: int, rows: int, n: int, width: int) -
 @kernel
 def blocks(units: Units, operands, space: Private, plan):
     """Each unit is a block: PER_BLOCK rows, or N lines of a strip of PER_BLOCK columns."""
-    words, own = stack_words(ARGUMENTS), address_of(space)
+    words, own = stack_words(ARGUMENTS), v.address_of(space)
     n, inner, per_block = load_word(plan, N), load_word(plan, INNER), load_word(plan, PER_BLOCK)
     before, of_rows, after = load_word(plan, BEFORE), load_word(plan, OF_ROWS), load_word(plan, AFTER)
     stages = plan + 8 * FIRST_STAGE

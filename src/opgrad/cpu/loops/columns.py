@@ -3,22 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    full,
-    is_fine,
-    lanes,
-    load,
-    load_masked,
-    maximum,
-    prefetch,
-    select,
-    store,
-    store_masked,
-    store_streaming,
-    to_line,
-)
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.rows import MINUS_INFINITY, minus_both
 from opgrad.cpu.numerics.logsumexp import (
@@ -43,30 +30,30 @@ def get(p: Any, i: int, whole: bool, mask: Any) -> Vector:
 @inline
 def get_or(p: Any, i: int, whole: bool, mask: Any, fill: Any) -> Vector:
     """The same with `fill` outside the mask."""
-    return load(p, i) if whole else load_masked(p, i, mask, fill)
+    return v.load(p, i) if whole else v.load_masked(p, i, mask, fill)
 
 
 @inline
-def put(p: Any, i: int, v: Vector, whole: bool, mask: Any, stream: int) -> None:
+def put(p: Any, i: int, value: Vector, whole: bool, mask: Any, stream: int) -> None:
     if not whole:
-        store_masked(p, i, v, mask)
+        v.store_masked(p, i, value, mask)
     elif stream:
-        store_streaming(p, i, v)
+        v.store_streaming(p, i, value)
     else:
-        store(p, i, v)
+        v.store(p, i, value)
 
 
 @inline
 def streams_columns(p: Any, p_n: int, stream: int) -> int:
     """Whether to write past the cache: if asked, and every vector of the strip starts a cache line."""
-    return stream and to_line(p, 0) == 0 and to_line(p, p_n) == 0
+    return stream and v.to_line(p, 0) == 0 and v.to_line(p, p_n) == 0
 
 
 @inline
 def column_max(x: Any, x_n: int, n: int, whole: bool, mask: Any) -> Vector:
-    m = full(x, MINUS_INFINITY)
+    m = v.full(x, MINUS_INFINITY)
     for i in range(n):
-        m = maximum(get(x, i * x_n, whole, mask), m)
+        m = v.maximum(get(x, i * x_n, whole, mask), m)
     return m
 
 
@@ -84,17 +71,17 @@ def column_sum_exp(formula: Callable[..., Vector], add: Callable[..., Any] = add
         x: Any, x_n: int, n: int, whole: bool, mask: Any, m: Vector, e: Any, keep: int,
         out: Any, out_n: int, pending: int, a: Any, a_n: int, numbers: Any,
     ) -> Any:  # fmt: skip
-        w, scale, zero, piece = lanes(x), scale_for(m), full(x, 0.0), PIECE if is_fine(x) else CHUNK
+        w, scale, zero, piece = v.lanes(x), scale_for(m), v.full(x, 0.0), PIECE if v.is_fine(x) else CHUNK
         sums = zero, zero
         for begin in range(0, n, piece):
             total, lost = sum_start(x)
             for i in range(begin, min(begin + piece, n)):
-                v, total, lost = add(x, total, lost, get(x, i * x_n, whole, mask), scale)
-                prefetch(x, i * x_n + w)
+                value, total, lost = add(x, total, lost, get(x, i * x_n, whole, mask), scale)
+                v.prefetch(x, i * x_n + w)
                 if keep:
-                    store(e, i * keep, v)
+                    v.store(e, i * keep, value)
                 if pending:
-                    store_streaming(out, i * out_n, formula(load(a, i * a_n), *numbers))
+                    v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
             sums = add_pairs(sums, sum_end(x, total, lost))
         return sums
 
@@ -109,18 +96,18 @@ def column_rest(formula: Callable[..., Vector]) -> Callable[..., Any]:
         x: Any, x_n: int, n: int, whole: bool, mask: Any, m: Vector,
         out: Any, out_n: int, pending: int, a: Any, a_n: int, numbers: Any,
     ) -> Any:  # fmt: skip
-        w, scale, zero, one = lanes(x), scale_for(m), full(x, 0.0), full(x, 1.0)
-        piece = PIECE if is_fine(x) else CHUNK
+        w, scale, zero, one = v.lanes(x), scale_for(m), v.full(x, 0.0), v.full(x, 1.0)
+        piece = PIECE if v.is_fine(x) else CHUNK
         rest, count = (zero, zero), zero
         for begin in range(0, n, piece):
             added, lost = zero, zero
             for i in range(begin, min(begin + piece, n)):
-                v = get(x, i * x_n, whole, mask)
-                prefetch(x, i * x_n + w)
-                added, lost = add_below(x, added, lost, v, m, scale)
-                count = count + select(v == m, one, 0.0)
+                value = get(x, i * x_n, whole, mask)
+                v.prefetch(x, i * x_n + w)
+                added, lost = add_below(x, added, lost, value, m, scale)
+                count = count + v.select(value == m, one, 0.0)
                 if pending:
-                    store_streaming(out, i * out_n, formula(load(a, i * a_n), *numbers))
+                    v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
             rest = add_pairs(rest, (added, lost))
         high, low = rest
         return high + low, count
@@ -134,7 +121,7 @@ def write_column(formula: Callable[..., Vector]) -> Callable[..., None]:
     @inline
     def write(out: Any, out_n: int, n: int, a: Any, a_n: int, numbers: Any) -> None:
         for i in range(n):
-            store_streaming(out, i * out_n, formula(load(a, i * a_n), *numbers))
+            v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
 
     return write
 
@@ -147,16 +134,16 @@ def column_sum(term: Callable[..., Vector], formula: Callable[..., Vector]) -> C
         dy: Any, dy_n: int, y: Any, y_n: int, n: int, whole: bool, mask: Any,
         out: Any, out_n: int, pending: int, a: Any, b: Any, s: Vector,
     ) -> Vector:  # fmt: skip
-        w = lanes(dy)
-        total = full(dy, 0.0)
+        w = v.lanes(dy)
+        total = v.full(dy, 0.0)
         for begin in range(0, n, CHUNK):
-            chunk = full(dy, 0.0)
+            chunk = v.full(dy, 0.0)
             for i in range(begin, min(begin + CHUNK, n)):
                 chunk = chunk + term(get(dy, i * dy_n, whole, mask), get(y, i * y_n, whole, mask))
-                prefetch(dy, i * dy_n + w)
-                prefetch(y, i * y_n + w)
+                v.prefetch(dy, i * dy_n + w)
+                v.prefetch(y, i * y_n + w)
                 if pending:
-                    store_streaming(out, i * out_n, formula(load(a, i * dy_n), load(b, i * y_n), s))
+                    v.store_streaming(out, i * out_n, formula(v.load(a, i * dy_n), v.load(b, i * y_n), s))
             total = total + chunk
         return total
 

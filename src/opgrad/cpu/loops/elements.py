@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, kernel
 from opgrad.cpu.compiler.parameters import Float, Rows, Units
-from opgrad.cpu.compiler.simd import Vector, each_row
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, shared_out
@@ -28,7 +29,7 @@ def elementwise(formula: Callable[..., Vector]) -> Kernel:
         for unit in units:
             row, begin = unit // blocks, unit % blocks * BLOCK
             end = min(begin + BLOCK, n)
-            write(y.data + row * y.step, begin, end, stream, each_row(inputs, row), (alpha,))
+            write(y.data + row * y.step, begin, end, stream, v.each_row(inputs, row), (alpha,))
 
     return elements
 

@@ -6,8 +6,9 @@ A total is a tuple of vectors. What is visited may also write: then a row is rea
 from collections.abc import Callable
 from typing import Any, Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import Vector, add_each, first, full, lanes, load, load_masked
+from opgrad.cpu.compiler.simd import Vector
 
 CHUNK: Final = 64  # terms that are added to each other before they join the total: the error grows with n/64 + 64
 
@@ -21,13 +22,13 @@ def fold(visit: Callable[..., Any]) -> Callable[..., Any]:
     @inline
     def along(total: Any, begin: int, end: int, arrays: Any, numbers: Any) -> Any:
         p = arrays[0]
-        w, i = lanes(p), begin
-        every = first(p, w)
+        w, i = v.lanes(p), begin
+        every = v.first(p, w)
         while i + w <= end:
             total = visit(total, arrays, i, True, every, numbers)
             i += w
         if i < end:
-            total = visit(total, arrays, i, False, first(p, end - i), numbers)
+            total = visit(total, arrays, i, False, v.first(p, end - i), numbers)
         return total
 
     return along
@@ -42,16 +43,16 @@ def fold_in_chunks(visit: Callable[..., Any]) -> Callable[..., Any]:
     @inline
     def along(zeros: Any, begin: int, end: int, arrays: Any, numbers: Any, vectors: int = CHUNK) -> Any:
         p = arrays[0]
-        w, i, total = lanes(p), begin, zeros
-        every = first(p, w)
+        w, i, total = v.lanes(p), begin, zeros
+        every = v.first(p, w)
         while i + w <= end:
             chunk_end, chunk = min(i + vectors * w, end), zeros
             while i + w <= chunk_end:
                 chunk = visit(chunk, arrays, i, True, every, numbers)
                 i += w
-            total = add_each(total, chunk)
+            total = v.add_each(total, chunk)
         if i < end:
-            total = visit(total, arrays, i, False, first(p, end - i), numbers)
+            total = visit(total, arrays, i, False, v.first(p, end - i), numbers)
         return total
 
     return along
@@ -62,14 +63,14 @@ def folded(term: Callable[..., Vector]) -> Callable[..., Vector]:
 
     @inline
     def visit(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
-        value = load(arrays[0], i) if whole else load_masked(arrays[0], i, mask, 0.0)
+        value = v.load(arrays[0], i) if whole else v.load_masked(arrays[0], i, mask, 0.0)
         return (term(total[0], value, *numbers),)
 
     along = fold_in_chunks(visit)
 
     @inline
     def fold_row(x: Any, begin: int, end: int, vectors: int, numbers: Any) -> Vector:
-        return along((full(x, 0.0),), begin, end, (x,), numbers, vectors)[0]
+        return along((v.full(x, 0.0),), begin, end, (x,), numbers, vectors)[0]
 
     return fold_row
 
@@ -92,7 +93,7 @@ def fold_down(visit: Callable[..., Any]) -> Callable[..., Any]:
             chunk = zeros
             for k in range(chunk_begin, min(chunk_begin + CHUNK, end)):
                 chunk = visit(chunk, arrays, k, numbers)
-            total = add_each(total, chunk)
+            total = v.add_each(total, chunk)
         return total
 
     return down
@@ -100,7 +101,7 @@ def fold_down(visit: Callable[..., Any]) -> Callable[..., Any]:
 
 @inline
 def _add_row(total: Any, arrays: Any, k: int, step: int) -> Any:
-    return (total[0] + load(arrays[0], k * step),)
+    return (total[0] + v.load(arrays[0], k * step),)
 
 
 _add_rows = fold_down(_add_row)
@@ -109,4 +110,4 @@ _add_rows = fold_down(_add_row)
 @inline
 def column_sum_of(x: Any, count: int, step: int) -> Vector:
     """The sum of `count` vectors, `step` elements from one to the next."""
-    return _add_rows((full(x, 0.0),), 0, count, (x,), step)[0]
+    return _add_rows((v.full(x, 0.0),), 0, count, (x,), step)[0]

@@ -3,20 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    first,
-    full,
-    index,
-    lanes,
-    load_each,
-    load_each_masked,
-    store,
-    store_masked,
-    store_streaming,
-    to_line,
-)
+from opgrad.cpu.compiler.simd import Vector
 
 
 def mapped(formula: Callable[..., Vector]) -> Callable[..., None]:
@@ -25,8 +14,8 @@ def mapped(formula: Callable[..., Vector]) -> Callable[..., None]:
     @inline
     def value(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
         if whole:
-            return formula(*(load_each(arrays, i) + numbers))
-        return formula(*(load_each_masked(arrays, i, mask, 0.0) + numbers))
+            return formula(*(v.load_each(arrays, i) + numbers))
+        return formula(*(v.load_each_masked(arrays, i, mask, 0.0) + numbers))
 
     return row_writer(value)
 
@@ -37,8 +26,8 @@ def mapped_by_index(formula: Callable[..., Vector]) -> Callable[..., None]:
     @inline
     def value(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
         if whole:
-            return formula(index(arrays[0], i), *(load_each(arrays, i) + numbers))
-        return formula(index(arrays[0], i), *(load_each_masked(arrays, i, mask, 0.0) + numbers))
+            return formula(v.index(arrays[0], i), *(v.load_each(arrays, i) + numbers))
+        return formula(v.index(arrays[0], i), *(v.load_each_masked(arrays, i, mask, 0.0) + numbers))
 
     return row_writer(value)
 
@@ -51,25 +40,25 @@ def row_writer(value: Callable[..., Vector]) -> Callable[..., None]:
 
     @inline
     def write(out: Any, begin: int, end: int, stream: int, arrays: Any, numbers: Any) -> None:
-        w, i = lanes(out), begin
-        every = full(out, 0.0) == full(out, 0.0)
+        w, i = v.lanes(out), begin
+        every = v.full(out, 0.0) == v.full(out, 0.0)
         if stream:
-            head = min(to_line(out, i), end - i)
+            head = min(v.to_line(out, i), end - i)
             if head >= 0:
                 body = i + head
                 while i < body:  # twice where a line holds more elements than a vector
-                    mask = first(out, body - i)
-                    store_masked(out, i, value(arrays, i, False, mask, numbers), mask)
+                    mask = v.first(out, body - i)
+                    v.store_masked(out, i, value(arrays, i, False, mask, numbers), mask)
                     i = min(i + w, body)
                 while i + w <= end:
-                    store_streaming(out, i, value(arrays, i, True, every, numbers))
+                    v.store_streaming(out, i, value(arrays, i, True, every, numbers))
                     i += w
         while i + w <= end:
-            store(out, i, value(arrays, i, True, every, numbers))
+            v.store(out, i, value(arrays, i, True, every, numbers))
             i += w
         if i < end:
-            mask = first(out, end - i)
-            store_masked(out, i, value(arrays, i, False, mask, numbers), mask)
+            mask = v.first(out, end - i)
+            v.store_masked(out, i, value(arrays, i, False, mask, numbers), mask)
 
     return write
 
@@ -82,9 +71,9 @@ def next_vector(formula: Callable[..., Vector]) -> Callable[..., int]:
 
     @inline
     def step(out: Any, i: int, end: int, arrays: Any, numbers: Any) -> int:
-        w = lanes(out)
+        w = v.lanes(out)
         if i + w <= end:
-            store_streaming(out, i, formula(*(load_each(arrays, i) + numbers)))
+            v.store_streaming(out, i, formula(*(v.load_each(arrays, i) + numbers)))
             return i + w
         return i
 

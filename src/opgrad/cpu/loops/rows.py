@@ -3,26 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    first,
-    first_lane,
-    full,
-    lanes,
-    load,
-    load_masked,
-    maximum,
-    number,
-    prefetch,
-    reduce_add,
-    reduce_add_wide,
-    reduce_max,
-    select,
-    store,
-    store_masked,
-    to_line,
-)
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.map import mapped, next_vector
 from opgrad.cpu.numerics.logsumexp import (
@@ -50,15 +33,15 @@ MINUS_INFINITY: Final = float("-inf")
 @inline
 def row_max(x: Any, begin: int, end: int) -> Any:
     """The largest of x[begin:end]; NaN may be passed over."""
-    w = lanes(x)
-    m = full(x, MINUS_INFINITY)
+    w = v.lanes(x)
+    m = v.full(x, MINUS_INFINITY)
     i = begin
     while i + w <= end:
-        m = maximum(load(x, i), m)
+        m = v.maximum(v.load(x, i), m)
         i += w
     if i < end:
-        m = maximum(load_masked(x, i, first(x, end - i), MINUS_INFINITY), m)
-    return reduce_max(m)
+        m = v.maximum(v.load_masked(x, i, v.first(x, end - i), MINUS_INFINITY), m)
+    return v.reduce_max(m)
 
 
 def row_sum_exp(step: Callable[..., int], add: Callable[..., Any] = add_exact) -> Callable[..., Any]:
@@ -72,24 +55,24 @@ def row_sum_exp(step: Callable[..., int], add: Callable[..., Any] = add_exact) -
         x: Any, begin: int, end: int, m: float, e: Any, keep: int, ahead: Any,
         out: Any, j: int, stop: int, arrays: Any, numbers: Any,
     ) -> Any:  # fmt: skip
-        w, scale = lanes(x), scale_for(full(x, m))
+        w, scale = v.lanes(x), scale_for(v.full(x, m))
         total, lost = sum_start(x)
         i = begin
         while i + w <= end:
             chunk_end = min(i + CHUNK * w, end)
             while i + w <= chunk_end:
-                v, total, lost = add(x, total, lost, load(x, i), scale)
-                prefetch(ahead, i)
+                value, total, lost = add(x, total, lost, v.load(x, i), scale)
+                v.prefetch(ahead, i)
                 if keep:
-                    store(e, i, v)
+                    v.store(e, i, value)
                 j = step(out, j, stop, arrays, numbers)
                 i += w
             total, lost = next_chunk(x, total, lost)
         if i < end:
-            mask = first(x, end - i)
-            v, total, lost = add(x, total, lost, load_masked(x, i, mask, MINUS_INFINITY), scale)
+            mask = v.first(x, end - i)
+            value, total, lost = add(x, total, lost, v.load_masked(x, i, mask, MINUS_INFINITY), scale)
             if keep:
-                store_masked(e, i, v, mask)
+                v.store_masked(e, i, value, mask)
         return sum_lanes(x, total, lost), j
 
     return sum_exp
@@ -105,25 +88,25 @@ def row_rest(step: Callable[..., int]) -> Callable[..., Any]:
     def add_rest(
         x: Any, begin: int, end: int, m: float, ahead: Any, out: Any, j: int, stop: int, arrays: Any, numbers: Any
     ) -> Any:
-        w, largest, zero, one = lanes(x), full(x, m), full(x, 0.0), full(x, 1.0)
+        w, largest, zero, one = v.lanes(x), v.full(x, m), v.full(x, 0.0), v.full(x, 1.0)
         scale = scale_for(largest)
         rest, lost, count = zero, zero, zero
         i = begin
         while i + w <= end:
             chunk_end = min(i + CHUNK * w, end)
             while i + w <= chunk_end:
-                v = load(x, i)
-                prefetch(ahead, i)
-                rest, lost = add_below(x, rest, lost, v, largest, scale)
-                count = count + select(v == largest, one, 0.0)
+                value = v.load(x, i)
+                v.prefetch(ahead, i)
+                rest, lost = add_below(x, rest, lost, value, largest, scale)
+                count = count + v.select(value == largest, one, 0.0)
                 j = step(out, j, stop, arrays, numbers)
                 i += w
             rest, lost = next_chunk(x, rest, lost)
         if i < end:
-            v = load_masked(x, i, first(x, end - i), MINUS_INFINITY)
-            rest, lost = add_below(x, rest, lost, v, largest, scale)
-            count = count + select(v == largest, one, 0.0)
-        return reduce_add_wide(rest, lost), reduce_add_wide(count, zero), j
+            value = v.load_masked(x, i, v.first(x, end - i), MINUS_INFINITY)
+            rest, lost = add_below(x, rest, lost, value, largest, scale)
+            count = count + v.select(value == largest, one, 0.0)
+        return v.reduce_add_wide(rest, lost), v.reduce_add_wide(count, zero), j
 
     return add_rest
 
@@ -131,7 +114,7 @@ def row_rest(step: Callable[..., int]) -> Callable[..., Any]:
 @inline
 def line_head(out: Any, n: int, stream: int) -> int:
     """How many elements of a row stand before its first cache line; n if it is not to be written past the cache."""
-    head = to_line(out, 0)
+    head = v.to_line(out, 0)
     return min(head, n) if stream and head >= 0 else n
 
 
@@ -148,8 +131,8 @@ sum_exp_scaling, add_rest_logging = row_sum_exp(step_scaled), row_rest(step_log)
 @inline
 def rest_of_block(x: Any, begin: int, end: int, m: float, ahead: Any) -> Any:
     """`row_rest` for a piece of a row; of -inf alone it is 0, not NaN: only the whole row decides."""
-    top = max(m, number(x, LOWEST))
-    rest, count, _ = add_rest_logging(x, begin, end, top, ahead, x, end, end, (x,), (full(x, top), full(x, top)))
+    top = max(m, v.number(x, LOWEST))
+    rest, count, _ = add_rest_logging(x, begin, end, top, ahead, x, end, end, (x,), (v.full(x, top), v.full(x, top)))
     return rest, count
 
 
@@ -159,7 +142,7 @@ def row_log_sum(x: Any, n: int, ahead: Any) -> Any:
 
     A block at a time, so that x is in the cache when it is read again.
     """
-    m, rest, count = number(x, MINUS_INFINITY), 0.0, 0.0
+    m, rest, count = v.number(x, MINUS_INFINITY), 0.0, 0.0
     for begin in range(0, n, READ_TWICE):
         block, size = x + begin, min(READ_TWICE, n - begin)
         coming = block + READ_TWICE if begin + READ_TWICE < n else ahead
@@ -169,7 +152,7 @@ def row_log_sum(x: Any, n: int, ahead: Any) -> Any:
             m, rest, count = joined_rests(x, m, rest, count, top, added, equal)
         else:
             m, rest, count = top, added, equal
-    return m, first_lane(row_log_of_sum(x, rest, count, m))
+    return m, v.first_lane(row_log_of_sum(x, rest, count, m))
 
 
 def row_sum(term: Callable[..., Vector], step: Callable[..., int]) -> Callable[..., Any]:
@@ -177,22 +160,22 @@ def row_sum(term: Callable[..., Vector], step: Callable[..., int]) -> Callable[.
 
     @inline
     def add_up(dy: Any, y: Any, begin: int, end: int, out: Any, j: int, stop: int, arrays: Any, numbers: Any) -> Any:
-        w = lanes(dy)
-        total = full(dy, 0.0)
+        w = v.lanes(dy)
+        total = v.full(dy, 0.0)
         i = begin
         while i + w <= end:
-            chunk = full(dy, 0.0)
+            chunk = v.full(dy, 0.0)
             chunk_end = min(i + CHUNK * w, end)
             while i + w <= chunk_end:
-                prefetch(dy, i + AHEAD)
-                prefetch(y, i + AHEAD)
-                chunk = chunk + term(load(dy, i), load(y, i))
+                v.prefetch(dy, i + AHEAD)
+                v.prefetch(y, i + AHEAD)
+                chunk = chunk + term(v.load(dy, i), v.load(y, i))
                 j = step(out, j, stop, arrays, numbers)
                 i += w
             total = total + chunk
         if i < end:
-            mask = first(dy, end - i)
-            total = total + term(load_masked(dy, i, mask, 0.0), load_masked(y, i, mask, 0.0))
-        return reduce_add(total), j
+            mask = v.first(dy, end - i)
+            total = total + term(v.load_masked(dy, i, mask, 0.0), v.load_masked(y, i, mask, 0.0))
+        return v.reduce_add(total), j
 
     return add_up

@@ -7,9 +7,9 @@ in blocks of BLOCK samples and strips of STRIP columns: `partial` has two rows f
 
 from typing import Any, Final, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
-from opgrad.cpu.compiler.simd import fma, full, lanes, load, load_one, number, store, store_one
 from opgrad.cpu.loops.columns import get
 from opgrad.cpu.loops.fill import clear
 from opgrad.cpu.loops.fold import column_sum_of, fold, fold_down
@@ -51,9 +51,9 @@ def spread(begin, end, channels, size, table: Rows, wide: Rows):
     """Rows [begin, end) of the wide table."""
     for row in range(begin, end):
         for channel in range(channels):
-            value = load_one(table.data, row * table.step + channel)
+            value = v.load_one(table.data, row * table.step + channel)
             for column in range(channel * size, (channel + 1) * size):
-                store_one(wide.data, row * wide.step + column, value)
+                v.store_one(wide.data, row * wide.step + column, value)
 
 
 # --- backward ------------------------------------------------------------------------------------------------------
@@ -62,9 +62,9 @@ def spread(begin, end, channels, size, table: Rows, wide: Rows):
 @inline
 def _add_gradient(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
     dy, x, mean, g, t = arrays
-    v = get(dy, i, whole, mask)
-    store(g, i, load(g, i) + v)
-    store(t, i, fma(v, get(x, i, whole, mask) - load(mean, i), load(t, i)))
+    value = get(dy, i, whole, mask)
+    v.store(g, i, v.load(g, i) + value)
+    v.store(t, i, v.fma(value, get(x, i, whole, mask) - v.load(mean, i), v.load(t, i)))
     return total
 
 
@@ -88,10 +88,10 @@ def grad_sums(units: Units, matrix: Matrix, dy: Pointer, x: Pointer, wide: Rows,
 @kernel
 def join_sums(columns: Units, blocks, partial: Rows, joined: Rows):
     """The sums of all blocks added up."""
-    for i in range(columns.start, columns.stop, lanes(partial.data)):
+    for i in range(columns.start, columns.stop, v.lanes(partial.data)):
         first, second = partial.data + i, row_of(partial, 1, i)
-        store(joined.data, i, column_sum_of(first, blocks, 2 * partial.step))
-        store(joined.data, joined.step + i, column_sum_of(second, blocks, 2 * partial.step))
+        v.store(joined.data, i, column_sum_of(first, blocks, 2 * partial.step))
+        v.store(joined.data, joined.step + i, column_sum_of(second, blocks, 2 * partial.step))
 
 
 @kernel
@@ -114,15 +114,15 @@ def grad_columns(units: Units, matrix: Matrix, dy: Pointer, x: Pointer, dx: Poin
 @inline
 def _add_value(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
     x, sums = arrays
-    store(sums, i, load(sums, i) + get(x, i, whole, mask))
+    v.store(sums, i, v.load(sums, i) + get(x, i, whole, mask))
     return total
 
 
 @inline
 def _add_square(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
     x, mean, sums = arrays
-    deviation = get(x, i, whole, mask) - load(mean, i)
-    store(sums, i, fma(deviation, deviation, load(sums, i)))
+    deviation = get(x, i, whole, mask) - v.load(mean, i)
+    v.store(sums, i, v.fma(deviation, deviation, v.load(sums, i)))
     return total
 
 
@@ -141,9 +141,9 @@ def moments_of_columns(units: Units, matrix: Matrix, x: Pointer, partial: Rows):
         clear(squares, count)
         for sample in samples:
             _add_values((), 0, count, (x + (sample * matrix.columns + begin), mean), ())
-        inverse = number(x, 1.0 / len(samples))
-        for i in range(0, count, lanes(x)):
-            store(mean, i, load(mean, i) * inverse)
+        inverse = v.number(x, 1.0 / len(samples))
+        for i in range(0, count, v.lanes(x)):
+            v.store(mean, i, v.load(mean, i) * inverse)
         for sample in samples:
             _add_squares((), 0, count, (x + (sample * matrix.columns + begin), mean, squares), ())
 
@@ -151,16 +151,16 @@ def moments_of_columns(units: Units, matrix: Matrix, x: Pointer, partial: Rows):
 @inline
 def _add_mean(total: Any, arrays: Any, block: int, numbers: Any) -> Any:
     (partial,), (samples, step) = arrays, numbers
-    count = number(partial, min(BLOCK, samples - block * BLOCK))
-    return (fma(load(partial, 2 * block * step), count, total[0]),)
+    count = v.number(partial, min(BLOCK, samples - block * BLOCK))
+    return (v.fma(v.load(partial, 2 * block * step), count, total[0]),)
 
 
 @inline
 def _add_moments(total: Any, arrays: Any, block: int, numbers: Any) -> Any:
     (partial,), (samples, step, mean) = arrays, numbers
-    count = number(partial, min(BLOCK, samples - block * BLOCK))
-    deviation = load(partial, 2 * block * step) - mean
-    return (total[0] + fma(deviation * count, deviation, load(partial, (2 * block + 1) * step)),)
+    count = v.number(partial, min(BLOCK, samples - block * BLOCK))
+    deviation = v.load(partial, 2 * block * step) - mean
+    return (total[0] + v.fma(deviation * count, deviation, v.load(partial, (2 * block + 1) * step)),)
 
 
 _sum_means, _sum_moments = fold_down(_add_mean), fold_down(_add_moments)
@@ -169,12 +169,12 @@ _sum_means, _sum_moments = fold_down(_add_mean), fold_down(_add_moments)
 @kernel
 def join_moments(columns: Units, blocks, samples, partial: Rows, joined: Rows):
     """The moments of all blocks joined."""
-    step, zeros = partial.step, (full(partial.data, 0.0),)
-    for i in range(columns.start, columns.stop, lanes(partial.data)):
+    step, zeros = partial.step, (v.full(partial.data, 0.0),)
+    for i in range(columns.start, columns.stop, v.lanes(partial.data)):
         arrays = (partial.data + i,)
-        mean = _sum_means(zeros, 0, blocks, arrays, (samples, step))[0] * number(partial.data, 1.0 / samples)
-        store(joined.data, i, mean)
-        store(joined.data, joined.step + i, _sum_moments(zeros, 0, blocks, arrays, (samples, step, mean))[0])
+        mean = _sum_means(zeros, 0, blocks, arrays, (samples, step))[0] * v.number(partial.data, 1.0 / samples)
+        v.store(joined.data, i, mean)
+        v.store(joined.data, joined.step + i, _sum_moments(zeros, 0, blocks, arrays, (samples, step, mean))[0])
 
 
 @kernel

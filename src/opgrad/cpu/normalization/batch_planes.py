@@ -7,19 +7,10 @@ or a tile where planes are longer. `table` holds some numbers for each channel, 
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Rows, Units
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    first_lane,
-    fma,
-    full,
-    load_one,
-    number,
-    reduce_add,
-    sqrt,
-    store_one,
-)
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.fold import fold
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.normalization.bundles import add_square, add_value
@@ -66,12 +57,12 @@ class Running(NamedTuple):
 
 @inline
 def load_number(table: Any, row: int, channel: int) -> Any:
-    return load_one(table.data, row * table.step + channel)
+    return v.load_one(table.data, row * table.step + channel)
 
 
 @inline
 def store_number(table: Any, row: int, channel: int, value: Any) -> None:
-    store_one(table.data, row * table.step + channel, value)
+    v.store_one(table.data, row * table.step + channel, value)
 
 
 @inline
@@ -108,8 +99,8 @@ def elements_of(block: int, planes: Any) -> int:
 @inline
 def store_sums(sums: Any, channel: int, block: int, first: Any, second: Any) -> None:
     place = block * sums.block_step + channel * sums.channel_step
-    store_one(sums.data, place, first)
-    store_one(sums.data, place + sums.second, second)
+    v.store_one(sums.data, place, first)
+    v.store_one(sums.data, place + sums.second, second)
 
 
 # --- statistics ----------------------------------------------------------------------------------------------------
@@ -120,9 +111,11 @@ _sum_of_block, _squares_of_block = block_sum(add_value), block_sum(add_square)
 
 @inline
 def moments_of_block(x: Any, sums: Any, channel: int, block: int, planes: Any) -> None:
-    zeros, inverse = (full(x, 0.0),), number(x, 1.0 / elements_of(block, planes))
-    mean = reduce_add(_sum_of_block(zeros, planes, channel, block, (x,), ())[0]) * inverse
-    store_sums(sums, channel, block, mean, reduce_add(_squares_of_block(zeros, planes, channel, block, (x,), mean)[0]))
+    zeros, inverse = (v.full(x, 0.0),), v.number(x, 1.0 / elements_of(block, planes))
+    mean = v.reduce_add(_sum_of_block(zeros, planes, channel, block, (x,), ())[0]) * inverse
+    store_sums(
+        sums, channel, block, mean, v.reduce_add(_squares_of_block(zeros, planes, channel, block, (x,), mean)[0])
+    )
 
 
 @inline
@@ -132,13 +125,13 @@ def moments_of_channel(table: Any, sums: Any, channel: int, planes: Any, running
     for block in range(sums.blocks):
         elements, begin = elements_of(block, planes), block * sums.block_step + channel * sums.channel_step
         for place in range(begin, begin + sums.count):
-            total += load_one(sums.data, place) * elements
+            total += v.load_one(sums.data, place) * elements
     mean = total * running.inverse
     for block in range(sums.blocks):
         elements, begin = elements_of(block, planes), block * sums.block_step + channel * sums.channel_step
         for place in range(begin, begin + sums.count):
-            deviation = load_one(sums.data, place) - mean
-            squares += load_one(sums.data, place + sums.second) + elements * deviation * deviation
+            deviation = v.load_one(sums.data, place) - mean
+            squares += v.load_one(sums.data, place + sums.second) + elements * deviation * deviation
     var = squares * running.inverse
     put_statistics(table, channel, mean, var, running.epsilon)
     mix(table, NEW_MEAN, channel, mean, running.momentum)
@@ -153,7 +146,7 @@ def mix(table: Any, row: int, channel: int, value: float, momentum: float) -> No
 @inline
 def put_statistics(table: Any, channel: int, mean: Any, var: Any, epsilon: float) -> None:
     """The rows MEAN, INV_STD and FACTOR, which holds the scale before."""
-    inv_std = first_lane(1.0 / sqrt(full(table.data, var + epsilon)))
+    inv_std = v.first_lane(1.0 / v.sqrt(v.full(table.data, var + epsilon)))
     store_number(table, MEAN, channel, mean)
     store_number(table, INV_STD, channel, inv_std)
     store_number(table, FACTOR, channel, load_number(table, FACTOR, channel) * inv_std)
@@ -162,10 +155,10 @@ def put_statistics(table: Any, channel: int, mean: Any, var: Any, epsilon: float
 @kernel
 def prepare_forward(channels, scale: Pointer, bias: Pointer, running_mean: Pointer, running_var: Pointer, table: Rows):
     for channel in range(channels):
-        store_number(table, FACTOR, channel, load_one(scale, channel))
-        store_number(table, BIAS, channel, load_one(bias, channel))
-        store_number(table, NEW_MEAN, channel, load_one(running_mean, channel))
-        store_number(table, NEW_VAR, channel, load_one(running_var, channel))
+        store_number(table, FACTOR, channel, v.load_one(scale, channel))
+        store_number(table, BIAS, channel, v.load_one(bias, channel))
+        store_number(table, NEW_MEAN, channel, v.load_one(running_mean, channel))
+        store_number(table, NEW_VAR, channel, v.load_one(running_var, channel))
 
 
 @kernel
@@ -188,10 +181,10 @@ def put_statistics_of_all(
     channels, table: Rows, new_mean: Pointer, new_var: Pointer, saved_mean: Pointer, saved_inv_std: Pointer
 ):
     for channel in range(channels):
-        store_one(new_mean, channel, load_number(table, NEW_MEAN, channel))
-        store_one(new_var, channel, load_number(table, NEW_VAR, channel))
-        store_one(saved_mean, channel, load_number(table, MEAN, channel))
-        store_one(saved_inv_std, channel, load_number(table, INV_STD, channel))
+        v.store_one(new_mean, channel, load_number(table, NEW_MEAN, channel))
+        v.store_one(new_var, channel, load_number(table, NEW_VAR, channel))
+        v.store_one(saved_mean, channel, load_number(table, MEAN, channel))
+        v.store_one(saved_inv_std, channel, load_number(table, INV_STD, channel))
 
 
 @kernel
@@ -211,7 +204,7 @@ def moments_of_channels(planes: Planes, running: Running, table: Rows, sums: Sum
 
 @inline
 def normalized(x: Vector, mean: Any, factor: Any, bias: Any) -> Vector:
-    return fma(x - mean, factor, bias)
+    return v.fma(x - mean, factor, bias)
 
 
 write_normalized = mapped(normalized)

@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.parameters import Pointer
-from opgrad.cpu.compiler.simd import fma
 from opgrad.cpu.loops.columns import get, get_or
 
 
@@ -31,4 +31,4 @@ def add_value(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: 
 def add_square(total: Any, arrays: Any, i: int, whole: bool, mask: Any, mean: Any) -> Any:
     """Adds (x - mean)²."""
     deviation = get_or(arrays[0], i, whole, mask, mean) - mean
-    return (fma(deviation, deviation, total[0]),)
+    return (v.fma(deviation, deviation, total[0]),)

@@ -8,23 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    first,
-    fma,
-    full,
-    lanes,
-    load,
-    load_one,
-    number,
-    prefetch,
-    reduce_add,
-    store,
-    store_masked,
-    store_one,
-)
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.columns import get, get_or
 from opgrad.cpu.loops.fill import clear
 from opgrad.cpu.loops.fold import column_sum_of, fold_in_chunks
@@ -59,31 +46,31 @@ def uncentered(x: Vector, mean: Any) -> Vector:
 
 @inline
 def number_at(p: Any, row: int) -> Any:
-    return load_one(p, row)
+    return v.load_one(p, row)
 
 
 @inline
 def zero_at(p: Any, row: int) -> Any:
-    return number(p, 0.0)
+    return v.number(p, 0.0)
 
 
 @inline
-def add_to(sums: Any, i: int, v: Vector) -> None:
-    store(sums, i, load(sums, i) + v)
+def add_to(sums: Any, i: int, value: Vector) -> None:
+    v.store(sums, i, v.load(sums, i) + value)
 
 
 @inline
-def add_nowhere(sums: Any, i: int, v: Vector) -> None:
+def add_nowhere(sums: Any, i: int, value: Vector) -> None:
     pass
 
 
 @inline
-def store_bias(p: Any, i: int, v: Vector, mask: Any) -> None:
-    store_masked(p, i, v, mask)
+def store_bias(p: Any, i: int, value: Vector, mask: Any) -> None:
+    v.store_masked(p, i, value, mask)
 
 
 @inline
-def store_no_bias(p: Any, i: int, v: Vector, mask: Any) -> None:
+def store_no_bias(p: Any, i: int, value: Vector, mask: Any) -> None:
     pass
 
 
@@ -100,23 +87,23 @@ def gradient_sums(center: Callable[..., Vector], add: Callable[..., None], add_b
     def visit(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
         dy, x, scale, dscale, dbias = arrays
         mean, inv_std, ahead = numbers
-        v = get(dy, i, whole, mask)
-        t = v * (center(get_or(x, i, whole, mask, mean), mean) * inv_std)
+        value = get(dy, i, whole, mask)
+        t = value * (center(get_or(x, i, whole, mask, mean), mean) * inv_std)
         add(dscale, i, t)
-        add_bias(dbias, i, v)
+        add_bias(dbias, i, value)
         factor = get(scale, i, whole, mask)
         if whole:
-            prefetch(dy, i + ahead)
-            prefetch(x, i + ahead)
-        return fma(v, factor, total[0]), fma(t, factor, total[1])
+            v.prefetch(dy, i + ahead)
+            v.prefetch(x, i + ahead)
+        return v.fma(value, factor, total[0]), v.fma(t, factor, total[1])
 
     sums = fold_in_chunks(visit)
 
     @inline
     def add_up(n: int, arrays: Any, numbers: Any) -> Any:
-        zero = full(arrays[0], 0.0)
+        zero = v.full(arrays[0], 0.0)
         g, t = sums((zero, zero), 0, n, arrays, numbers)
-        return reduce_add(g), reduce_add(t)
+        return v.reduce_add(g), v.reduce_add(t)
 
     return add_up
 
@@ -126,7 +113,7 @@ def gradient_value(center: Callable[..., Vector]) -> Callable[..., Vector]:
 
     @inline
     def value(dy: Vector, x: Vector, scale: Vector, mean: Any, inv_std: Any, from_bias: Any, from_scale: Any) -> Vector:
-        return (dy * scale + fma(center(x, mean) * inv_std, from_scale, from_bias)) * inv_std
+        return (dy * scale + v.fma(center(x, mean) * inv_std, from_scale, from_bias)) * inv_std
 
     return value
 
@@ -146,14 +133,14 @@ def rows_kernel(
         sums: Rows, stream,
     ):  # fmt: skip
         rows, n, per_block = matrix
-        inverse, zero = number(x, 1.0 / n), number(x, 0.0)
+        inverse, zero = v.number(x, 1.0 / n), v.number(x, 0.0)
         for block in blocks:
             dscale = sums.data + 2 * block * sums.step
             dbias = dscale + sums.step
             clear(dscale, 2 * sums.step)
             for row in range(block * per_block, min((block + 1) * per_block, rows)):
                 arrays = dy + row * n, x + row * n, scale
-                mean, inv_std = mean_of(statistics.mean, row), load_one(statistics.inv_std, row)
+                mean, inv_std = mean_of(statistics.mean, row), v.load_one(statistics.inv_std, row)
                 g, t = add_up(n, (*arrays, dscale, dbias), (mean, inv_std, n))
                 numbers = mean, inv_std, mean_or_zero(-inverse * g, zero), -inverse * t
                 write(dx + row * n, 0, n, stream, arrays, numbers)
@@ -175,10 +162,10 @@ def row_sums_kernel(center: Callable[..., Vector], mean_of: Callable[..., Any]) 
         for unit in units:
             row, begin = unit // per_row, unit % per_row * BLOCK
             at = row * n + begin
-            numbers = mean_of(statistics.mean, row), load_one(statistics.inv_std, row), BLOCK
+            numbers = mean_of(statistics.mean, row), v.load_one(statistics.inv_std, row), BLOCK
             g, t = add_up(min(BLOCK, n - begin), (dy + at, x + at, scale + begin, partial, partial), numbers)
-            store_one(partial, 2 * unit, g)
-            store_one(partial, 2 * unit + 1, t)
+            v.store_one(partial, 2 * unit, g)
+            v.store_one(partial, 2 * unit + 1, t)
 
     return sum_row_blocks
 
@@ -190,10 +177,10 @@ def row_coefficients(matrix: Matrix, per_row, partial: Pointer, coefficients: Po
     for row in range(matrix.rows):
         g, t = 0.0, 0.0
         for block in range(row * per_row, (row + 1) * per_row):
-            g += load_one(partial, 2 * block)
-            t += load_one(partial, 2 * block + 1)
-        store_one(coefficients, 2 * row, -g * inverse)
-        store_one(coefficients, 2 * row + 1, -t * inverse)
+            g += v.load_one(partial, 2 * block)
+            t += v.load_one(partial, 2 * block + 1)
+        v.store_one(coefficients, 2 * row, -g * inverse)
+        v.store_one(coefficients, 2 * row + 1, -t * inverse)
 
 
 def strips_kernel(
@@ -222,9 +209,9 @@ def strips_kernel(
             for row in range(block * per_block, min((block + 1) * per_block, rows)):
                 at = row * n + begin
                 arrays = dy + at, x + at, scale + begin
-                mean, inv_std = mean_of(statistics.mean, row), load_one(statistics.inv_std, row)
+                mean, inv_std = mean_of(statistics.mean, row), v.load_one(statistics.inv_std, row)
                 add_up(columns, (*arrays, dscale, dbias), (mean, inv_std, n))
-                numbers = mean, inv_std, from_bias_of(coefficients, 2 * row), load_one(coefficients, 2 * row + 1)
+                numbers = mean, inv_std, from_bias_of(coefficients, 2 * row), v.load_one(coefficients, 2 * row + 1)
                 write(dx + at, 0, columns, stream, arrays, numbers)
 
     return grad_strips
@@ -235,9 +222,9 @@ def add_blocks_kernel(put_bias: Callable[..., None]) -> Kernel:
 
     @kernel
     def add_blocks(columns: Units, blocks, sums: Rows, dscale: Pointer, dbias: Pointer):
-        for i in range(columns.start, columns.stop, lanes(sums.data)):
-            mask = first(sums.data, columns.stop - i)
-            store_masked(dscale, i, column_sum_of(sums.data + i, blocks, 2 * sums.step), mask)
+        for i in range(columns.start, columns.stop, v.lanes(sums.data)):
+            mask = v.first(sums.data, columns.stop - i)
+            v.store_masked(dscale, i, column_sum_of(sums.data + i, blocks, 2 * sums.step), mask)
             put_bias(dbias, i, column_sum_of(sums.data + (sums.step + i), blocks, 2 * sums.step), mask)
 
     return add_blocks

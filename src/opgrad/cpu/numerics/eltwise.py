@@ -1,7 +1,8 @@
 """Eltwise post-ops: the formula f(s, alpha, beta) of one vector for each."""
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import Mask, Vector, absolute, copy_sign, like, round_even, select, sqrt
+from opgrad.cpu.compiler.simd import Mask, Vector
 from opgrad.cpu.numerics import math
 from opgrad.cpu.numerics.functions import (
     NO_TAIL,
@@ -29,12 +30,12 @@ GELU_IS_LINEAR, MISH_IS_LINEAR = 10.0, 20.0
 @inline
 def truth(s: Vector, holds: Mask) -> Vector:
     """1 where the mask holds, else 0."""
-    return select(holds, like(s, 1.0), 0.0)
+    return v.select(holds, v.like(s, 1.0), 0.0)
 
 
 @inline
 def _abs(s: Vector, alpha: float, beta: float) -> Vector:
-    return absolute(s)
+    return v.absolute(s)
 
 
 @inline
@@ -44,7 +45,7 @@ def _clip(s: Vector, alpha: float, beta: float) -> Vector:
 
 @inline
 def _elu(s: Vector, alpha: float, beta: float) -> Vector:
-    return select(s > 0.0, s, expm1_up_to_zero(minimum(s, 0.0)) * alpha)
+    return v.select(s > 0.0, s, expm1_up_to_zero(minimum(s, 0.0)) * alpha)
 
 
 @inline
@@ -55,9 +56,9 @@ def _exp(s: Vector, alpha: float, beta: float) -> Vector:
 @inline
 def _gelu_erf(s: Vector, alpha: float, beta: float) -> Vector:
     """s * P(X < s), where the probability on the far side is computed: 1 less it for positive s."""
-    x = minimum(absolute(s), NO_TAIL)
-    tail = unless_infinite(bell_times(absolute(s) * tail_ratio(x), x), s)
-    return select(s > GELU_IS_LINEAR, s, select(s > 0.0, s - tail, copy_sign(tail, s)))
+    x = minimum(v.absolute(s), NO_TAIL)
+    tail = unless_infinite(bell_times(v.absolute(s) * tail_ratio(x), x), s)
+    return v.select(s > GELU_IS_LINEAR, s, v.select(s > 0.0, s - tail, v.copy_sign(tail, s)))
 
 
 @inline
@@ -95,28 +96,28 @@ def _logistic(s: Vector, alpha: float, beta: float) -> Vector:
 @inline
 def _mish(s: Vector, alpha: float, beta: float) -> Vector:
     """With e = exp(s), tanh(log(1 + e)) is e * (e + 2) / (e * (e + 2) + 2)."""
-    p, n = exp_parts(minimum(s, MISH_IS_LINEAR), like(s, 0.0))
-    e = times_parts(like(s, 1.0), p, n)
+    p, n = exp_parts(minimum(s, MISH_IS_LINEAR), v.like(s, 0.0))
+    e = times_parts(v.like(s, 1.0), p, n)
     ratio = (e + 2.0) / (e * (e + 2.0) + 2.0)
-    return select(s > MISH_IS_LINEAR, s, unless_infinite(times_parts(s * ratio, p, n), s))
+    return v.select(s > MISH_IS_LINEAR, s, unless_infinite(times_parts(s * ratio, p, n), s))
 
 
 @inline
 def _pow(s: Vector, alpha: float, beta: float) -> Vector:
-    return power(s, like(s, alpha), beta)
+    return power(s, v.like(s, alpha), beta)
 
 
 @inline
 def _relu(s: Vector, alpha: float, beta: float) -> Vector:
     """The slope 0 takes -inf to 0, too."""
     if alpha == 0.0:
-        return select(s <= 0.0, 0.0, s)
-    return select(s > 0.0, s, s * alpha)
+        return v.select(s <= 0.0, 0.0, s)
+    return v.select(s > 0.0, s, s * alpha)
 
 
 @inline
 def _round(s: Vector, alpha: float, beta: float) -> Vector:
-    return round_even(s)
+    return v.round_even(s)
 
 
 @inline
@@ -126,7 +127,7 @@ def _soft_relu(s: Vector, alpha: float, beta: float) -> Vector:
 
 @inline
 def _sqrt(s: Vector, alpha: float, beta: float) -> Vector:
-    return sqrt(s)
+    return v.sqrt(s)
 
 
 @inline

@@ -3,8 +3,9 @@
 Where a slope jumps at a * s + b = 0 or 1, that sum is rounded as anyone would compute it: hardswish bends at -3 and 3.
 """
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import Vector, absolute, fma, like, select, sqrt
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.numerics import math
 from opgrad.cpu.numerics.eltwise import MISH_IS_LINEAR
 from opgrad.cpu.numerics.functions import (
@@ -36,55 +37,55 @@ def logistic_complement(x: Vector) -> Vector:
 
 @inline
 def _abs(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
-    return select(s > 0.0, g, select(s < 0.0, -g, s * 0.0))
+    return v.select(s > 0.0, g, v.select(s < 0.0, -g, s * 0.0))
 
 
 @inline
 def _clip(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
-    return select(s > alpha, select(s <= beta, g, 0.0), 0.0)
+    return v.select(s > alpha, v.select(s <= beta, g, 0.0), 0.0)
 
 
 @inline
 def _clip_v2(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
-    return select(s > alpha, select(s < beta, g, 0.0), 0.0)
+    return v.select(s > alpha, v.select(s < beta, g, 0.0), 0.0)
 
 
 @inline
 def _elu(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
-    return select(s > 0.0, g, g * (math.exp_up_to_zero(minimum(s, 0.0)) * alpha))
+    return v.select(s > 0.0, g, g * (math.exp_up_to_zero(minimum(s, 0.0)) * alpha))
 
 
 @inline
 def _exp(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
-    return exp_times(g, s, like(s, 0.0))
+    return exp_times(g, s, v.like(s, 0.0))
 
 
 @inline
 def _gelu_erf(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
     """P(X < s) + s * density(s), of which exp(-s*s/2) is a common factor."""
-    x = minimum(absolute(s), NO_TAIL)
-    tail = bell_times(g * fma(x, like(x, -BELL_PEAK), tail_ratio(x)), x)
-    return unless_infinite(select(s > 0.0, g - tail, tail), s)
+    x = minimum(v.absolute(s), NO_TAIL)
+    tail = bell_times(g * v.fma(x, v.like(x, -BELL_PEAK), tail_ratio(x)), x)
+    return unless_infinite(v.select(s > 0.0, g - tail, tail), s)
 
 
 @inline
 def _gelu_tanh(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
     high, low = gelu_argument(s)
     growth = between(s, -NO_TAIL, NO_TAIL) * gelu_argument_slope(s)
-    slope = fma(growth, logistic_complement(high), 1.0)
+    slope = v.fma(growth, logistic_complement(high), 1.0)
     return unless_infinite(logistic_times(g * slope, high, low), s)
 
 
 @inline
 def _hardsigmoid(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
     y = s * alpha + beta
-    return select(y > 0.0, select(y < 1.0, g * alpha, 0.0), 0.0)
+    return v.select(y > 0.0, v.select(y < 1.0, g * alpha, 0.0), 0.0)
 
 
 @inline
 def _hardswish(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
     y = s * alpha + beta
-    return select(y <= 0.0, 0.0, select(y >= 1.0, g, g * (y + s * alpha)))
+    return v.select(y <= 0.0, 0.0, v.select(y >= 1.0, g, g * (y + s * alpha)))
 
 
 @inline
@@ -99,7 +100,7 @@ def _log(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
 
 @inline
 def _logistic(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
-    e = math.exp_up_to_zero(-absolute(s))
+    e = math.exp_up_to_zero(-v.absolute(s))
     return g / (e + 1.0) * (e / (e + 1.0))
 
 
@@ -107,11 +108,11 @@ def _logistic(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
 def _mish(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
     """With e = exp(s) and d = e*e + 2*e + 2: e * (e + 2 + 4 s (1 + e) / d) / d."""
     x = between(s, -FAR, MISH_IS_LINEAR)
-    p, n = exp_parts(x, like(x, 0.0))
-    e = times_parts(like(x, 1.0), p, n)
+    p, n = exp_parts(x, v.like(x, 0.0))
+    e = times_parts(v.like(x, 1.0), p, n)
     d = e * (e + 2.0) + 2.0
     slope = ((e + 2.0) + x * 4.0 * (e + 1.0) / d) / d
-    return unless_infinite(select(s > MISH_IS_LINEAR, g, times_parts(g * slope, p, n)), s)
+    return unless_infinite(v.select(s > MISH_IS_LINEAR, g, times_parts(g * slope, p, n)), s)
 
 
 @inline
@@ -123,7 +124,7 @@ def _pow(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
 
 @inline
 def _relu(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
-    return select(s > 0.0, g, g * alpha)
+    return v.select(s > 0.0, g, g * alpha)
 
 
 @inline
@@ -134,7 +135,7 @@ def _soft_relu(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
 
 @inline
 def _sqrt(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
-    return g * 0.5 / sqrt(s)
+    return g * 0.5 / v.sqrt(s)
 
 
 @inline
@@ -145,14 +146,14 @@ def _square(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
 @inline
 def _swish(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
     high, low = product(s, alpha)
-    slope = fma(between(high, -FAR, FAR), logistic_complement(high), 1.0)
+    slope = v.fma(between(high, -FAR, FAR), logistic_complement(high), 1.0)
     return unless_infinite(logistic_times(g * slope, high, low), s)
 
 
 @inline
 def _tanh(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
     """1 - tanh(s)**2 = 4 * logistic(2 s) * logistic(-2 s)."""
-    e = math.exp_up_to_zero(absolute(s) * -2.0)
+    e = math.exp_up_to_zero(v.absolute(s) * -2.0)
     return g / (e + 1.0) * (e * 4.0 / (e + 1.0))
 
 

@@ -8,23 +8,9 @@ of m, so that x - m is exact. Whatever the scale is, it cancels in exp / sum.
 from collections.abc import Callable
 from typing import Any, Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import by_precision, inline
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    absolute,
-    first_lane,
-    fma,
-    full,
-    is_fine,
-    lanes,
-    like,
-    maximum,
-    number,
-    power_of,
-    reduce_add_wide,
-    round_even,
-    select,
-)
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.numerics.math import LOG2_E, expm1_parts, expm1_reduced, log, remainder
 
 # --- exp on a row's own scale ---------------------------------------------------------------------------------------
@@ -40,9 +26,9 @@ ROUNDER_SINGLE, ROUNDER_DOUBLE = 1.5 * 2**23 + 127, 1.5 * 2**52 + 1023
 
 @inline
 def _scale(m: Vector, near: float, lowest: float, top: int, rounder: float) -> Any:
-    close = absolute(m) < near
-    a = select(close, m, 0.0)
-    return select(close, 0.0, m), a + lowest, rounder + top - round_even(a * LOG2_E)
+    close = v.absolute(m) < near
+    a = v.select(close, m, 0.0)
+    return v.select(close, 0.0, m), a + lowest, rounder + top - v.round_even(a * LOG2_E)
 
 
 @inline
@@ -64,9 +50,9 @@ def scale_for(bits: int) -> Callable[..., Any]:
 @inline
 def _reduced(x: Vector, scale: Any) -> Any:
     subtracted, lowest, rounder = scale
-    d = maximum(lowest, x - subtracted)
-    rounded = fma(d, LOG2_E, rounder)
-    return power_of(rounded), d, rounded - rounder
+    d = v.maximum(lowest, x - subtracted)
+    rounded = v.fma(d, LOG2_E, rounder)
+    return v.power_of(rounded), d, rounded - rounder
 
 
 @inline
@@ -79,15 +65,15 @@ def exp_parts(x: Vector, scale: Any) -> Any:
 @inline
 def exp_scaled(x: Vector, scale: Any) -> Vector:
     power, p = exp_parts(x, scale)
-    return fma(p, power, power)
+    return v.fma(p, power, power)
 
 
 @inline
 def exp_pair(x: Vector, scale: Any) -> Any:
     """exp_scaled, and what its last rounding loses."""
     power, p = exp_parts(x, scale)
-    e = fma(p, power, power)
-    return e, fma(p, power, power - e)
+    e = v.fma(p, power, power)
+    return e, v.fma(p, power, power - e)
 
 
 @inline
@@ -106,14 +92,14 @@ def in_float64(x: Any) -> float:
 @inline
 def exp_added(p: Any, x: float, m: float) -> float:
     """One exponential on the scale for m, as sums have it."""
-    e, lost = exp_pair(full(p, x), scale_for(full(p, m)))
-    return in_float64(first_lane(e)) + first_lane(lost)
+    e, lost = exp_pair(v.full(p, x), scale_for(v.full(p, m)))
+    return in_float64(v.first_lane(e)) + v.first_lane(lost)
 
 
 @inline
 def exp_wide(p: Any, x: float, m: float) -> float:
     """One exponential on the scale for m, with what its roundings lose."""
-    return exp_added(p, x, m) + first_lane(exp_residue(full(p, x), scale_for(full(p, m))))
+    return exp_added(p, x, m) + v.first_lane(exp_residue(v.full(p, x), scale_for(v.full(p, m))))
 
 
 # --- adding up -----------------------------------------------------------------------------------------------------
@@ -123,13 +109,13 @@ START_SINGLE, START_DOUBLE = 2.0 ** (TOP_SINGLE + 1), 2.0 ** (TOP_DOUBLE + 1)
 
 
 @inline
-def _start_single(v: Vector) -> Vector:
-    return like(v, START_SINGLE)
+def _start_single(value: Vector) -> Vector:
+    return v.like(value, START_SINGLE)
 
 
 @inline
-def _start_double(v: Vector) -> Vector:
-    return like(v, START_DOUBLE)
+def _start_double(value: Vector) -> Vector:
+    return v.like(value, START_DOUBLE)
 
 
 @by_precision
@@ -143,45 +129,45 @@ def sum_start(x: Any) -> Any:
 
     Sums are corrected only where x has all the digits of the arithmetic: a result of 16 bits does not show them.
     """
-    zero = full(x, 0.0)
-    return start_for(zero) if is_fine(x) else zero, zero
+    zero = v.full(x, 0.0)
+    return start_for(zero) if v.is_fine(x) else zero, zero
 
 
 @inline
-def add_exact(x: Any, total: Vector, lost: Vector, v: Vector, scale: Any) -> Any:
-    """exp(v), and the sum with it: what is lost by rounding the sum and the exponential itself is kept."""
-    if is_fine(x):
-        power, p = exp_parts(v, scale)
-        e = fma(p, power, power)
+def add_exact(x: Any, total: Vector, lost: Vector, value: Vector, scale: Any) -> Any:
+    """exp(value), and the sum with it: what is lost by rounding the sum and the exponential itself is kept."""
+    if v.is_fine(x):
+        power, p = exp_parts(value, scale)
+        e = v.fma(p, power, power)
         added = total + e
-        return e, added, lost + fma(p, power, power - (added - total))
-    e = exp_scaled(v, scale)
+        return e, added, lost + v.fma(p, power, power - (added - total))
+    e = exp_scaled(value, scale)
     return e, total + e, lost
 
 
 @inline
-def add_rounded(x: Any, total: Vector, lost: Vector, v: Vector, scale: Any) -> Any:
-    """exp(v), and the sum of the exponentials as they are rounded."""
-    if is_fine(x):
-        e = exp_scaled(v, scale)
+def add_rounded(x: Any, total: Vector, lost: Vector, value: Vector, scale: Any) -> Any:
+    """exp(value), and the sum of the exponentials as they are rounded."""
+    if v.is_fine(x):
+        e = exp_scaled(value, scale)
         added = total + e
         return e, added, lost + (e - (added - total))
-    e = exp_scaled(v, scale)
+    e = exp_scaled(value, scale)
     return e, total + e, lost
 
 
 @inline
 def next_chunk(x: Any, total: Vector, lost: Vector) -> Any:
     """A sum that is not corrected starts anew after every chunk; what it came to is kept with `lost`."""
-    if is_fine(x):
+    if v.is_fine(x):
         return total, lost
-    return full(x, 0.0), lost + total
+    return v.full(x, 0.0), lost + total
 
 
 @inline
 def sum_end(x: Any, total: Vector, lost: Vector) -> Any:
     """The sum as two numbers for each lane."""
-    if is_fine(x):
+    if v.is_fine(x):
         start = start_for(total)
         high = total - start
         return high, lost + ((total - high) - start)
@@ -191,14 +177,14 @@ def sum_end(x: Any, total: Vector, lost: Vector) -> Any:
 @inline
 def _lanes_single(x: Any, total: Vector, lost: Vector) -> float:
     """In float64 the start is taken away last, without an error."""
-    s = reduce_add_wide(total, lost)
-    return s - lanes(x) * START_SINGLE if is_fine(x) else s
+    s = v.reduce_add_wide(total, lost)
+    return s - v.lanes(x) * START_SINGLE if v.is_fine(x) else s
 
 
 @inline
 def _lanes_double(x: Any, total: Vector, lost: Vector) -> float:
     high, low = sum_end(x, total, lost)
-    return reduce_add_wide(high, low)
+    return v.reduce_add_wide(high, low)
 
 
 @by_precision
@@ -208,14 +194,14 @@ def sum_lanes(bits: int) -> Callable[..., float]:
 
 
 @inline
-def add_below(x: Any, rest: Vector, lost: Vector, v: Vector, m: Vector, scale: Any) -> Any:
-    """A sum of the exponentials of those v that are not m; NaN is none of them. It starts at 0: it may stay tiny."""
-    if is_fine(x):
-        power, p = exp_parts(v, scale)
-        power = select(v == m, 0.0, power)
-        added = rest + fma(p, power, power)
-        return added, lost + fma(p, power, power - (added - rest))
-    return rest + select(v == m, 0.0, exp_scaled(v, scale)), lost
+def add_below(x: Any, rest: Vector, lost: Vector, value: Vector, m: Vector, scale: Any) -> Any:
+    """A sum of the exponentials of those values that are not m, nor NaN. It starts at 0: it may stay tiny."""
+    if v.is_fine(x):
+        power, p = exp_parts(value, scale)
+        power = v.select(value == m, 0.0, power)
+        added = rest + v.fma(p, power, power)
+        return added, lost + v.fma(p, power, power - (added - rest))
+    return rest + v.select(value == m, 0.0, exp_scaled(value, scale)), lost
 
 
 @inline
@@ -241,10 +227,15 @@ UP, DOWN = 2.0**32, 2.0**-32
 @inline
 def row_divisor(x: Any, s: float, m: float) -> Any:
     """The divisor for the sum s over a row whose largest element is m."""
-    scale = scale_for(full(x, m))
-    r = 1.0 / (s + first_lane(exp_residue(full(x, m), scale)))
-    high = number(x, r)
-    return full(x, high * UP), full(x, (r - high) * UP), exp_scaled(full(x, m), scale), full(x, exp_added(x, m, m) / s)
+    scale = scale_for(v.full(x, m))
+    r = 1.0 / (s + v.first_lane(exp_residue(v.full(x, m), scale)))
+    high = v.number(x, r)
+    return (
+        v.full(x, high * UP),
+        v.full(x, (r - high) * UP),
+        exp_scaled(v.full(x, m), scale),
+        v.full(x, exp_added(x, m, m) / s),
+    )
 
 
 @inline
@@ -254,10 +245,10 @@ def column_divisor(s: Any, m: Vector) -> Any:
     top, lost = exp_pair(m, scale)
     high, low = s
     r = 1.0 / high
-    missing = fma(-high, r, 1.0)
-    rest = fma(-low, r, missing) * r
-    largest = fma(top, r, fma(top, rest, lost * r))
-    return r * UP, fma(-(low + exp_residue(m, scale)), r, missing) * r * UP, top, largest
+    missing = v.fma(-high, r, 1.0)
+    rest = v.fma(-low, r, missing) * r
+    largest = v.fma(top, r, v.fma(top, rest, lost * r))
+    return r * UP, v.fma(-(low + exp_residue(m, scale)), r, missing) * r * UP, top, largest
 
 
 @inline
@@ -265,7 +256,7 @@ def scaled(e: Vector, divisor: Any, fine: Any) -> Vector:
     """e / sum. The largest exponential's quotient is known without e's own rounding: 1 stays 1, and 1/n is 1/n."""
     high, low, top, largest = divisor
     if fine:
-        return select(e == top, largest, fma(e, high, e * low) * DOWN)
+        return v.select(e == top, largest, v.fma(e, high, e * low) * DOWN)
     return e * (high * DOWN)
 
 
@@ -276,14 +267,14 @@ def scaled(e: Vector, divisor: Any, fine: Any) -> Vector:
 def log_of_sum(count: Vector, t: Vector) -> Vector:
     """log(count + t) for a whole count; right to a few digits relative to itself, however small t is beside 1."""
     s = count + t
-    lost = select(count > t, t - (s - count), count - (s - t))
+    lost = v.select(count > t, t - (s - count), count - (s - t))
     return log(s) + lost / s
 
 
 @inline
 def row_log_of_sum(x: Any, rest: float, count: float, m: float) -> Vector:
     """log(sum of exp(x - m)): `count` of the x are m, the scaled exponentials of the others add up to `rest`."""
-    return log_of_sum(full(x, count), full(x, rest / exp_wide(x, m, m)))
+    return log_of_sum(v.full(x, count), v.full(x, rest / exp_wide(x, m, m)))
 
 
 @inline
@@ -292,26 +283,26 @@ def column_log_of_sum(rest: Vector, count: Vector, m: Vector) -> Vector:
     scale = scale_for(m)
     top, lost = exp_pair(m, scale)
     t = rest / top
-    return log_of_sum(count, fma(-t, (lost + exp_residue(m, scale)) / top, t))
+    return log_of_sum(count, v.fma(-t, (lost + exp_residue(m, scale)) / top, t))
 
 
 @inline
 def rounded_top(x: Any, m: float) -> float:
     """The exponential of a row's largest element m as `add_rounded` adds it."""
-    return in_float64(first_lane(exp_scaled(full(x, m), scale_for(full(x, m)))))
+    return in_float64(v.first_lane(exp_scaled(v.full(x, m), scale_for(v.full(x, m)))))
 
 
 @inline
 def row_log_of_total(x: Any, s: float, m: float, top: float) -> float:
     """log(sum of exp(x - m)) from the sum of all scaled exponentials, of which `top` is that of m."""
-    return first_lane(log_of_sum(full(x, 1.0), full(x, max((s - top) / top, 0.0) if s == s else s)))
+    return v.first_lane(log_of_sum(v.full(x, 1.0), v.full(x, max((s - top) / top, 0.0) if s == s else s)))
 
 
 @inline
 def column_log_of_total(s: Any, m: Vector, top: Vector, lost: Any) -> Vector:
     """The same for each lane; `top` has lost `lost` to rounding, or nothing if that is not in the sum."""
     high, low = s
-    return log_of_sum(like(m, 1.0), maximum(0.0, ((high - top) + (low - lost)) / top))
+    return log_of_sum(v.like(m, 1.0), v.maximum(0.0, ((high - top) + (low - lost)) / top))
 
 
 # --- pieces of a row -----------------------------------------------------------------------------------------------
@@ -322,7 +313,7 @@ LOWEST: Final = -3.4e38  # in the place of -inf, where that would make NaN
 @inline
 def rescale(p: Any, m: float, new_m: float) -> float:
     """What takes sums of exponentials from the scale for m to that for a larger one."""
-    top = max(m, number(p, LOWEST))
+    top = max(m, v.number(p, LOWEST))
     return exp_wide(p, m, new_m) / exp_wide(p, top, top)
 
 

@@ -7,22 +7,9 @@ precision to 2 ulp. Infinities, NaN and denormal results come out as IEEE arithm
 from collections.abc import Callable
 from typing import Any
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import by_precision, inline
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    absolute,
-    copy_sign,
-    exponent_of,
-    fma,
-    full,
-    like,
-    mantissa_of,
-    maximum,
-    reduce_max,
-    round_even,
-    scale_by_power,
-    select,
-)
+from opgrad.cpu.compiler.simd import Vector
 
 LOG2_E = 1.44269504088896341
 
@@ -31,70 +18,70 @@ LOG2_E = 1.44269504088896341
 
 @inline
 def _expm1_tail_single(r: Vector) -> Vector:
-    q = fma(r, 1.38636273683e-3, 8.36765432407e-3)
-    q = fma(q, r, 4.1667243967e-2)
-    q = fma(q, r, 1.66665326837e-1)
-    return fma(q, r, 0.5)
+    q = v.fma(r, 1.38636273683e-3, 8.36765432407e-3)
+    q = v.fma(q, r, 4.1667243967e-2)
+    q = v.fma(q, r, 1.66665326837e-1)
+    return v.fma(q, r, 0.5)
 
 
 @inline
 def _expm1_reduced_single(r: Vector) -> Vector:
-    return fma(r * r, _expm1_tail_single(r), r)
+    return v.fma(r * r, _expm1_tail_single(r), r)
 
 
 @inline
 def _remainder_single(x: Vector, n: Vector) -> Vector:
     """x - n * ln 2, with ln 2 in two parts so that the first product is exact."""
-    return fma(n, -1.42860682030941723e-6, fma(n, -0.693145751953125, x))
+    return v.fma(n, -1.42860682030941723e-6, v.fma(n, -0.693145751953125, x))
 
 
 @inline
 def _exp_single(x: Vector) -> Vector:
-    n = round_even(x * LOG2_E)
-    return scale_by_power(_expm1_reduced_single(_remainder_single(x, n)) + 1.0, n)
+    n = v.round_even(x * LOG2_E)
+    return v.scale_by_power(_expm1_reduced_single(_remainder_single(x, n)) + 1.0, n)
 
 
 @inline
 def _expm1_tail_double(r: Vector) -> Vector:
-    q = fma(r, 2.5100472505694996003e-8, 2.7620201591031548792e-7)
-    q = fma(q, r, 2.7557268276905696187e-6)
-    q = fma(q, r, 2.4801521057868205199e-5)
-    q = fma(q, r, 1.9841269863171556026e-4)
-    q = fma(q, r, 1.3888888917367080562e-3)
-    q = fma(q, r, 8.3333333333300381973e-3)
-    q = fma(q, r, 4.1666666666623820532e-2)
-    q = fma(q, r, 1.666666666666666746e-1)
-    return fma(q, r, 0.50000000000000010314)
+    q = v.fma(r, 2.5100472505694996003e-8, 2.7620201591031548792e-7)
+    q = v.fma(q, r, 2.7557268276905696187e-6)
+    q = v.fma(q, r, 2.4801521057868205199e-5)
+    q = v.fma(q, r, 1.9841269863171556026e-4)
+    q = v.fma(q, r, 1.3888888917367080562e-3)
+    q = v.fma(q, r, 8.3333333333300381973e-3)
+    q = v.fma(q, r, 4.1666666666623820532e-2)
+    q = v.fma(q, r, 1.666666666666666746e-1)
+    return v.fma(q, r, 0.50000000000000010314)
 
 
 @inline
 def _expm1_reduced_double(r: Vector) -> Vector:
-    return fma(r * r, _expm1_tail_double(r), r)
+    return v.fma(r * r, _expm1_tail_double(r), r)
 
 
 @inline
 def _remainder_double(x: Vector, n: Vector) -> Vector:
-    return fma(n, -1.90821492927058770002e-10, fma(n, -0.693147180369123816490, x))
+    return v.fma(n, -1.90821492927058770002e-10, v.fma(n, -0.693147180369123816490, x))
 
 
 @inline
 def _exp_double(x: Vector) -> Vector:
-    n = round_even(x * LOG2_E)
-    return scale_by_power(_expm1_reduced_double(_remainder_double(x, n)) + 1.0, n)
+    n = v.round_even(x * LOG2_E)
+    return v.scale_by_power(_expm1_reduced_double(_remainder_double(x, n)) + 1.0, n)
 
 
 @inline
 def _expm1_parts_single(x: Vector, n: Vector) -> Any:
-    high, low = fma(n, -0.693145751953125, x), n * -1.42860682030941723e-6
+    high, low = v.fma(n, -0.693145751953125, x), n * -1.42860682030941723e-6
     r = high + low
-    return high, fma(r * r, _expm1_tail_single(r), low)
+    return high, v.fma(r * r, _expm1_tail_single(r), low)
 
 
 @inline
 def _expm1_parts_double(x: Vector, n: Vector) -> Any:
-    high, low = fma(n, -0.693147180369123816490, x), n * -1.90821492927058770002e-10
+    high, low = v.fma(n, -0.693147180369123816490, x), n * -1.90821492927058770002e-10
     r = high + low
-    return high, fma(r * r, _expm1_tail_double(r), low)
+    return high, v.fma(r * r, _expm1_tail_double(r), low)
 
 
 @by_precision
@@ -122,12 +109,12 @@ LOWEST_DOUBLE, HIGHEST_DOUBLE = -746.0, 710.5
 
 @inline
 def _exp_up_to_zero_single(x: Vector) -> Vector:
-    return _exp_single(maximum(LOWEST_SINGLE, x))
+    return _exp_single(v.maximum(LOWEST_SINGLE, x))
 
 
 @inline
 def _exp_up_to_zero_double(x: Vector) -> Vector:
-    return _exp_double(maximum(LOWEST_DOUBLE, x))
+    return _exp_double(v.maximum(LOWEST_DOUBLE, x))
 
 
 @by_precision
@@ -138,12 +125,12 @@ def exp_up_to_zero(bits: int) -> Callable[..., Vector]:
 
 @inline
 def _exp_any_single(x: Vector) -> Vector:
-    return _exp_single(maximum(LOWEST_SINGLE, select(x > HIGHEST_SINGLE, HIGHEST_SINGLE, x)))
+    return _exp_single(v.maximum(LOWEST_SINGLE, v.select(x > HIGHEST_SINGLE, HIGHEST_SINGLE, x)))
 
 
 @inline
 def _exp_any_double(x: Vector) -> Vector:
-    return _exp_double(maximum(LOWEST_DOUBLE, select(x > HIGHEST_DOUBLE, HIGHEST_DOUBLE, x)))
+    return _exp_double(v.maximum(LOWEST_DOUBLE, v.select(x > HIGHEST_DOUBLE, HIGHEST_DOUBLE, x)))
 
 
 @by_precision
@@ -157,36 +144,36 @@ def exp(bits: int) -> Callable[..., Vector]:
 
 @inline
 def _log_single(x: Vector) -> Vector:
-    e, f = exponent_of(x), mantissa_of(x) - 1.0
-    p = fma(f, 0.0697161147145, -0.114797338466)
-    p = fma(p, f, 0.116854199235)
-    p = fma(p, f, -0.124256873315)
-    p = fma(p, f, 0.142490576457)
-    p = fma(p, f, -0.166678023195)
-    p = fma(p, f, 0.200007157489)
-    p = fma(p, f, -0.24999996958)
-    p = fma(p, f, 0.3333333118)
+    e, f = v.exponent_of(x), v.mantissa_of(x) - 1.0
+    p = v.fma(f, 0.0697161147145, -0.114797338466)
+    p = v.fma(p, f, 0.116854199235)
+    p = v.fma(p, f, -0.124256873315)
+    p = v.fma(p, f, 0.142490576457)
+    p = v.fma(p, f, -0.166678023195)
+    p = v.fma(p, f, 0.200007157489)
+    p = v.fma(p, f, -0.24999996958)
+    p = v.fma(p, f, 0.3333333118)
     square = f * f
-    tail = fma(square * f, p, e * 1.42860682030941723e-6)
-    return fma(e, 0.693145751953125, fma(square, -0.5, tail) + f)
+    tail = v.fma(square * f, p, e * 1.42860682030941723e-6)
+    return v.fma(e, 0.693145751953125, v.fma(square, -0.5, tail) + f)
 
 
 @inline
 def _log_double(x: Vector) -> Vector:
-    e, f = exponent_of(x), mantissa_of(x) - 1.0
+    e, f = v.exponent_of(x), v.mantissa_of(x) - 1.0
     s = f / (f + 2.0)
     z = s * s
-    p = fma(z, 0.1308803485092755383, 0.13268638369266823879)
-    p = fma(p, z, 0.15386244737621666606)
-    p = fma(p, z, 0.18181795547521136235)
-    p = fma(p, z, 0.22222222392581045097)
-    p = fma(p, z, 0.28571428570799785031)
-    p = fma(p, z, 0.40000000000000883236)
-    p = fma(p, z, 0.66666666666666666463)
+    p = v.fma(z, 0.1308803485092755383, 0.13268638369266823879)
+    p = v.fma(p, z, 0.15386244737621666606)
+    p = v.fma(p, z, 0.18181795547521136235)
+    p = v.fma(p, z, 0.22222222392581045097)
+    p = v.fma(p, z, 0.28571428570799785031)
+    p = v.fma(p, z, 0.40000000000000883236)
+    p = v.fma(p, z, 0.66666666666666666463)
     # log(m) = f - (f*f/2 - s*(f*f/2 + z*p)): the small corrections are added to the exact f last.
     half_square = f * f * 0.5
-    tail = fma(e, 1.90821492927058770002e-10, s * fma(z, p, half_square))
-    return fma(e, 0.693147180369123816490, f - (half_square - tail))
+    tail = v.fma(e, 1.90821492927058770002e-10, s * v.fma(z, p, half_square))
+    return v.fma(e, 0.693147180369123816490, f - (half_square - tail))
 
 
 @by_precision
@@ -197,12 +184,12 @@ def log(bits: int) -> Callable[..., Vector]:
 
 @inline
 def _log_finite_single(x: Vector) -> Vector:
-    return select(absolute(x) < float("inf"), _log_single(x), x)
+    return v.select(v.absolute(x) < float("inf"), _log_single(x), x)
 
 
 @inline
 def _log_finite_double(x: Vector) -> Vector:
-    return select(absolute(x) < float("inf"), _log_double(x), x)
+    return v.select(v.absolute(x) < float("inf"), _log_double(x), x)
 
 
 # --- sigmoid and tanh ----------------------------------------------------------------------------------------------
@@ -211,40 +198,40 @@ def _log_finite_double(x: Vector) -> Vector:
 @inline
 def sigmoid(x: Vector) -> Vector:
     """1 / (1 + exp(-x)), without cancellation or overflow on either side."""
-    e = exp_up_to_zero(-absolute(x))
-    return select(x >= 0.0, 1.0, e) / (e + 1.0)
+    e = exp_up_to_zero(-v.absolute(x))
+    return v.select(x >= 0.0, 1.0, e) / (e + 1.0)
 
 
 @inline
 def _tanh_single(x: Vector) -> Vector:
-    double = _below(absolute(x), 9.1) * 2.0
-    n = round_even(double * LOG2_E)
+    double = _below(v.absolute(x), 9.1) * 2.0
+    n = v.round_even(double * LOG2_E)
     return _tanh(x, n, _expm1_reduced_single(_remainder_single(double, n)))
 
 
 @inline
 def _tanh_double(x: Vector) -> Vector:
-    double = _below(absolute(x), 19.1) * 2.0
-    n = round_even(double * LOG2_E)
+    double = _below(v.absolute(x), 19.1) * 2.0
+    n = v.round_even(double * LOG2_E)
     return _tanh(x, n, _expm1_reduced_double(_remainder_double(double, n)))
 
 
 @inline
 def _below(x: Vector, limit: float) -> Vector:
-    return select(x > limit, limit, x)
+    return v.select(x > limit, limit, x)
 
 
 @inline
 def _tanh(x: Vector, n: Vector, expm1_reduced: Vector) -> Vector:
     """y = expm1(2x) / (expm1(2x) + 2), with the sign of x; the rounding of the divisor is made good."""
-    power = scale_by_power(like(n, 1.0), n)
-    expm1 = fma(power, expm1_reduced, power - 1.0)
+    power = v.scale_by_power(v.like(n, 1.0), n)
+    expm1 = v.fma(power, expm1_reduced, power - 1.0)
     divisor = expm1 + 2.0
     two = divisor - expm1
     lost = (expm1 - (divisor - two)) + (2.0 - two)
     y = expm1 / divisor
     # The quotient is too large by y * lost / divisor, and 1 / divisor = (1 - y) / 2.
-    return copy_sign(fma(y * lost, fma(y, 0.5, -0.5), y), x)
+    return v.copy_sign(v.fma(y * lost, v.fma(y, 0.5, -0.5), y), x)
 
 
 @by_precision
@@ -256,4 +243,4 @@ def tanh(bits: int) -> Callable[..., Vector]:
 @inline
 def log_one(p: Any, x: float) -> Any:
     """log of one number, in the precision of pointer p's kernel."""
-    return reduce_max(log(full(p, x)))
+    return v.reduce_max(log(v.full(p, x)))

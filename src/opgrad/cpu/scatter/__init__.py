@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from opgrad.contract import Shape
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word, store_word
 from opgrad.cpu.compiler.native import kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
-from opgrad.cpu.compiler.simd import load_one
 from opgrad.cpu.gather import INDICES_PER_PART, Slices, checking, copy_steps, index_steps, sum_steps
 from opgrad.cpu.loops.layout import precision
 from opgrad.cpu.runtime.execute import Program, Step
@@ -34,7 +34,7 @@ def number_tuples(tuples: Units, part: Part, per_batch, named, sizes, indices: P
     for j in tuples:
         place = j // per_batch
         for k in range(named):
-            size, index = load_word(sizes, k), load_one(indices, j * named + k)
+            size, index = load_word(sizes, k), v.load_one(indices, j * named + k)
             if wrong < 0 and (index < -size or index >= size):
                 wrong = j * named + k
             place = place * size + (index + size if index < 0 else index)

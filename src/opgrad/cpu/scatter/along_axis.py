@@ -10,10 +10,11 @@ import math
 from typing import Any, Final, NamedTuple
 
 from opgrad.contract import Shape
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Units
-from opgrad.cpu.compiler.simd import Vector, load_one, number, select, store_one
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.gather import CHUNK
 from opgrad.cpu.loops.fill import write_zeros, zero_step
 from opgrad.cpu.loops.map import mapped
@@ -96,7 +97,7 @@ def strip_at(lines: Any, strip: int) -> tuple[int, int, int]:
 @inline
 def element(indices: Any, i: int, size: int) -> int:
     """The element that index i names."""
-    index = load_one(indices, i)
+    index = v.load_one(indices, i)
     return index + size if index < 0 else index
 
 
@@ -113,12 +114,12 @@ def copy_elements(units: Units, lines: LineStrips, per_block, blocks, indices: P
         source, out, names, end = x + x_place, y + place, indices + place, min(begin + per_block, n)
         if columns == 1:
             for j in range(begin, end):
-                store_one(out, j * step, load_one(source, element(names, j * step, size) * x_step))
+                v.store_one(out, j * step, v.load_one(source, element(names, j * step, size) * x_step))
         else:
             for j in range(begin, end):
                 for q in range(columns):
                     i = j * step + q
-                    store_one(out, i, load_one(source, element(names, i, size) * x_step + q))
+                    v.store_one(out, i, v.load_one(source, element(names, i, size) * x_step + q))
 
 
 def copy_steps(problem: Problem, workspace: Workspace, lines: Lines) -> list[Step]:
@@ -161,7 +162,7 @@ def zero_strip(dx: Any, size: int, x_step: int, columns: int) -> None:
 @inline
 def add_one(total: Any, i: int, value: float) -> None:
     """total[i] += value"""
-    store_one(total, i, load_one(total, i) + value)
+    v.store_one(total, i, v.load_one(total, i) + value)
 
 
 @kernel
@@ -174,28 +175,28 @@ def add_in_place(units: Units, lines: LineStrips, indices: Pointer, dy: Pointer,
         zero_strip(total, size, x_step, columns)
         if columns == 1:
             for j in range(n):
-                add_one(total, element(names, j * step, size) * x_step, load_one(given, j * step))
+                add_one(total, element(names, j * step, size) * x_step, v.load_one(given, j * step))
         else:
             for j in range(n):
                 for q in range(columns):
                     i = j * step + q
-                    add_one(total, element(names, i, size) * x_step + q, load_one(given, i))
+                    add_one(total, element(names, i, size) * x_step + q, v.load_one(given, i))
 
 
 @inline
 def add_exactly(total: Any, compensation: Any, i: int, value: float) -> None:
     """total[i] += value; compensation[i] += what the rounding took (TwoSum, Knuth 1969)."""
-    before = load_one(total, i)
+    before = v.load_one(total, i)
     after = before + value
     added = after - before
-    store_one(total, i, after)
-    store_one(compensation, i, load_one(compensation, i) + ((before - (after - added)) + (value - added)))
+    v.store_one(total, i, after)
+    v.store_one(compensation, i, v.load_one(compensation, i) + ((before - (after - added)) + (value - added)))
 
 
 @inline
 def _compensated(total: Vector, compensation: Vector) -> Vector:
     # What infinity took is NaN.
-    return select(compensation == compensation, total + compensation, total)
+    return v.select(compensation == compensation, total + compensation, total)
 
 
 write_sums = mapped(_compensated)
@@ -218,14 +219,14 @@ def write_named(
     """The same, but only for the elements that indices name; all others of dx are zeros already."""
     for j in range(n):
         for q in range(columns):
-            v = element(names, j * step + q, size)
-            t, r = load_one(total, v * columns + q), load_one(compensation, v * columns + q)
-            store_one(dx, v * x_step + q, t + r if r == r else t)
+            value = element(names, j * step + q, size)
+            t, r = v.load_one(total, value * columns + q), v.load_one(compensation, value * columns + q)
+            v.store_one(dx, value * x_step + q, t + r if r == r else t)
     for j in range(n):
         for q in range(columns):
             i = element(names, j * step + q, size) * columns + q
-            store_one(total, i, number(total, 0.0))
-            store_one(compensation, i, number(total, 0.0))
+            v.store_one(total, i, v.number(total, 0.0))
+            v.store_one(compensation, i, v.number(total, 0.0))
 
 
 @kernel
@@ -243,7 +244,7 @@ def add_apart(
         for j in range(n):
             for q in range(columns):
                 i = j * step + q
-                add_exactly(total, compensation, element(names, i, size) * columns + q, load_one(given, i))
+                add_exactly(total, compensation, element(names, i, size) * columns + q, v.load_one(given, i))
         if size > FEW * n:
             zero_strip(out, size, x_step, columns)
             write_named(out, n, size, step, x_step, columns, names, total, compensation)

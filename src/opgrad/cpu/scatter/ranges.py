@@ -9,10 +9,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
-from opgrad.cpu.compiler.simd import load_one, store_one
 from opgrad.cpu.loops.fill import write_zeros
 from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime import partition
@@ -125,7 +125,7 @@ def write_spread(out: Any, begin: int, end: int, start: int, step: int, count: i
     first = (max(begin - low, 0) + away - 1) // away
     last = min((end - low + away - 1) // away, count)
     for k in range(first, last):
-        store_one(out, low + k * away, load_one(x, k if step > 0 else count - 1 - k))
+        v.store_one(out, low + k * away, v.load_one(x, k if step > 0 else count - 1 - k))
 
 
 def program(problem: Problem, taken: Sequence[range]) -> Program:

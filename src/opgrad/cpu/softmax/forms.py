@@ -7,8 +7,9 @@ In place  A buffer that stages fill and empty (opgrad.cpu.fused): exponentials o
 
 from typing import Any, Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import Vector, full, number, select
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.rows import MINUS_INFINITY
 from opgrad.cpu.numerics.logsumexp import column_divisor, row_divisor
 
@@ -45,7 +46,7 @@ def largest_of_row(x: Any, largest: Any) -> Any:
 @inline
 def finite_of_row(x: Any, largest: Any) -> Any:
     """The same for a row that may be -inf everywhere: 0."""
-    return largest if largest > MINUS_INFINITY else number(x, 0.0)
+    return largest if largest > MINUS_INFINITY else v.number(x, 0.0)
 
 
 @inline
@@ -57,7 +58,7 @@ def divisor_of_row(x: Any, s: float, m: Any, inf_as_zero: int) -> Any:
 def divisor_of_row_or_zero(x: Any, s: float, m: Any, inf_as_zero: int) -> Any:
     divisor = row_divisor(x, s, m)
     if s < 1.0:
-        divisor = _empty(full(x, s), divisor, inf_as_zero)
+        divisor = _empty(v.full(x, s), divisor, inf_as_zero)
     return divisor
 
 
@@ -83,7 +84,7 @@ def largest_of_column(largest: Vector) -> Vector:
 
 @inline
 def finite_of_column(largest: Vector) -> Vector:
-    return select(largest > MINUS_INFINITY, largest, 0.0)
+    return v.select(largest > MINUS_INFINITY, largest, 0.0)
 
 
 @inline
@@ -103,7 +104,7 @@ def count_of_column(largest: Vector, count: Vector) -> Vector:
 
 @inline
 def count_of_column_or_one(largest: Vector, count: Vector) -> Vector:
-    return select(largest > MINUS_INFINITY, count, 1.0)
+    return v.select(largest > MINUS_INFINITY, count, 1.0)
 
 
 @inline
@@ -112,4 +113,4 @@ def _empty(s: Vector, divisor: Any, inf_as_zero: int) -> Any:
     high, low, top, largest = divisor
     empty = s < 1.0
     value = 0.0 if inf_as_zero else NAN
-    return select(empty, value, high), select(empty, value, low), select(empty, NAN, top), largest
+    return v.select(empty, value, high), v.select(empty, value, low), v.select(empty, NAN, top), largest

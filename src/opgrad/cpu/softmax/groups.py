@@ -7,23 +7,10 @@ vector: a row leaves a vector of maxima or of sums, and the group's vectors are 
 from collections.abc import Callable
 from typing import Any
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Rows, Units
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    first,
-    full,
-    is_fine,
-    lanes,
-    load,
-    load_masked,
-    load_one,
-    maximum,
-    prefetch,
-    select,
-    store,
-    store_masked,
-)
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.columns import column_max
 from opgrad.cpu.loops.rows import MINUS_INFINITY, write_log, write_scaled
 from opgrad.cpu.loops.transpose import TILES, transpose_in
@@ -44,45 +31,45 @@ from opgrad.cpu.softmax.columns import log_sum_exp
 
 @inline
 def _top(x: Any, n: int) -> Vector:
-    w, m, i = lanes(x), full(x, MINUS_INFINITY), 0
+    w, m, i = v.lanes(x), v.full(x, MINUS_INFINITY), 0
     while i + w <= n:
-        m = maximum(load(x, i), m)
+        m = v.maximum(v.load(x, i), m)
         i += w
-    return maximum(load_masked(x, i, first(x, n - i), MINUS_INFINITY), m) if i < n else m
+    return v.maximum(v.load_masked(x, i, v.first(x, n - i), MINUS_INFINITY), m) if i < n else m
 
 
 @inline
 def row_exponentials(x: Any, n: int, scale: Any, e: Any, ahead: Any) -> Any:
     """Their sums; they go to `e`."""
-    w, i = lanes(x), 0
+    w, i = v.lanes(x), 0
     total, lost = sum_start(x)
     while i + w <= n:
-        v, total, lost = add_exact(x, total, lost, load(x, i), scale)
-        prefetch(ahead, i)
-        store(e, i, v)
+        value, total, lost = add_exact(x, total, lost, v.load(x, i), scale)
+        v.prefetch(ahead, i)
+        v.store(e, i, value)
         i += w
     if i < n:
-        mask = first(x, n - i)
-        v, total, lost = add_exact(x, total, lost, load_masked(x, i, mask, MINUS_INFINITY), scale)
-        store_masked(e, i, v, mask)
+        mask = v.first(x, n - i)
+        value, total, lost = add_exact(x, total, lost, v.load_masked(x, i, mask, MINUS_INFINITY), scale)
+        v.store_masked(e, i, value, mask)
     return sum_end(x, total, lost)
 
 
 @inline
 def row_rest(x: Any, n: int, m: Vector, scale: Any, ahead: Any) -> Any:
     """The sums of the exponentials of what is not m, and how many are m."""
-    w, i, zero, one = lanes(x), 0, full(x, 0.0), full(x, 1.0)
+    w, i, zero, one = v.lanes(x), 0, v.full(x, 0.0), v.full(x, 1.0)
     rest, lost, count = zero, zero, zero
     while i + w <= n:
-        v = load(x, i)
-        prefetch(ahead, i)
-        rest, lost = add_below(x, rest, lost, v, m, scale)
-        count = count + select(v == m, one, 0.0)
+        value = v.load(x, i)
+        v.prefetch(ahead, i)
+        rest, lost = add_below(x, rest, lost, value, m, scale)
+        count = count + v.select(value == m, one, 0.0)
         i += w
     if i < n:
-        v = load_masked(x, i, first(x, n - i), MINUS_INFINITY)
-        rest, lost = add_below(x, rest, lost, v, m, scale)
-        count = count + select(v == m, one, 0.0)
+        value = v.load_masked(x, i, v.first(x, n - i), MINUS_INFINITY)
+        rest, lost = add_below(x, rest, lost, value, m, scale)
+        count = count + v.select(value == m, one, 0.0)
     return rest, lost, count
 
 
@@ -92,14 +79,14 @@ def row_rest(x: Any, n: int, m: Vector, scale: Any, ahead: Any) -> Any:
 @inline
 def keep_numbers(numbers: Any, vectors: Any) -> None:
     """Put vectors of numbers of rows where `_of_row` finds them."""
-    w = lanes(numbers)
-    for place, v in enumerate(vectors):
-        store(numbers, place * w, v)
+    w = v.lanes(numbers)
+    for place, value in enumerate(vectors):
+        v.store(numbers, place * w, value)
 
 
 @inline
 def of_row(x: Any, numbers: Any, place: int, row: int) -> Vector:
-    return full(x, load_one(numbers, place * lanes(x) + row))
+    return v.full(x, v.load_one(numbers, place * v.lanes(x) + row))
 
 
 @inline
@@ -115,36 +102,36 @@ def divisor_of_row(x: Any, numbers: Any, row: int) -> Any:
 
 @inline
 def group_maxima(x: Any, x_row: int, n: int, filled: int, tile: Any, transposed: Any) -> Vector:
-    w = lanes(x)
+    w = v.lanes(x)
     for r in range(filled):
-        store(tile, r * w, _top(x + r * x_row, n))
+        v.store(tile, r * w, _top(x + r * x_row, n))
     transpose_in(transposed, tile, w, w, filled)
-    return column_max(transposed, w, w, True, first(x, w))
+    return column_max(transposed, w, w, True, v.first(x, w))
 
 
 @inline
 def sums_across(x: Any, high: Any, low: Any, transposed: Any, filled: int) -> Any:
     """The sums across the lanes of two-part numbers, for each row."""
-    w, zero = lanes(x), full(x, 0.0)
+    w, zero = v.lanes(x), v.full(x, 0.0)
     transpose_in(transposed, high, w, w, filled)
-    if is_fine(x):
+    if v.is_fine(x):
         transpose_in(high, low, w, w, filled)
         sums = zero, zero
         for i in range(w):
-            sums = add_pairs(sums, (load(transposed, i * w), load(high, i * w)))
+            sums = add_pairs(sums, (v.load(transposed, i * w), v.load(high, i * w)))
         return sums
     for i in range(w):
-        zero = zero + load(transposed, i * w)
-    return zero, full(x, 0.0)
+        zero = zero + v.load(transposed, i * w)
+    return zero, v.full(x, 0.0)
 
 
 @inline
 def counts_across(x: Any, counts: Any, transposed: Any, filled: int) -> Vector:
     """The sums across the lanes of whole numbers, for each row."""
-    w, total = lanes(x), full(x, 0.0)
+    w, total = v.lanes(x), v.full(x, 0.0)
     transpose_in(transposed, counts, w, w, filled)
     for i in range(w):
-        total = total + load(transposed, i * w)
+        total = total + v.load(transposed, i * w)
     return total
 
 
@@ -165,7 +152,7 @@ def softmax_group(
         x: Any, x_row: int, y: Any, y_row: int, n: int, filled: int, tile: Any, e: Any, e_row: int, fine: Any,
         stream: int, inf_as_zero: int,
     ) -> Any:  # fmt: skip
-        w = lanes(x)
+        w = v.lanes(x)
         low, transposed, numbers = tile + w * w, tile + 2 * w * w, tile + TILES * w * w
         largest = group_maxima(x, x_row, n, filled, tile, transposed)
         m = subtracted(largest)
@@ -174,8 +161,8 @@ def softmax_group(
             row = x + r * x_row
             exps = buffer(row, e + r * e_row)
             sums = row_exponentials(row, n, scale_of_row(x, numbers, r), exps, row + w * x_row)
-            store(tile, r * w, sums[0])
-            store(low, r * w, sums[1])
+            v.store(tile, r * w, sums[0])
+            v.store(low, r * w, sums[1])
         s = sums_across(x, tile, low, transposed, filled)
         keep_numbers(numbers, divide(s, m, inf_as_zero))
         for r in range(filled):
@@ -191,7 +178,7 @@ def log_softmax_group(subtracted: Callable[..., Vector], count_of: Callable[...,
 
     @inline
     def group(x: Any, x_row: int, y: Any, y_row: int, n: int, filled: int, tile: Any, stream: int) -> Vector:
-        w = lanes(x)
+        w = v.lanes(x)
         low, counts, transposed, numbers = tile + w * w, tile + 2 * w * w, tile + 3 * w * w, tile + TILES * w * w
         largest = group_maxima(x, x_row, n, filled, tile, transposed)
         m = subtracted(largest)
@@ -202,9 +189,9 @@ def log_softmax_group(subtracted: Callable[..., Vector], count_of: Callable[...,
             rest, low_rest, equal = row_rest(
                 row, n, of_row(x, numbers, 3, r), scale_of_row(x, numbers, r), row + w * x_row
             )
-            store(tile, r * w, rest)
-            store(low, r * w, low_rest)
-            store(counts, r * w, equal)
+            v.store(tile, r * w, rest)
+            v.store(low, r * w, low_rest)
+            v.store(counts, r * w, equal)
         rests = sums_across(x, tile, low, transposed, filled)
         count = count_of(largest, counts_across(x, counts, transposed, filled))
         log_s = column_log_of_sum(rests[0] + rests[1], count, m)
@@ -225,15 +212,15 @@ _log_softmax_in_place = log_softmax_group(forms.finite_of_column, forms.count_of
 
 @kernel
 def softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, e: Private, stream):
-    w, e_row = lanes(tile), (n + lanes(tile) - 1) // lanes(tile) * lanes(tile)
+    w, e_row = v.lanes(tile), (n + v.lanes(tile) - 1) // v.lanes(tile) * v.lanes(tile)
     for row in range(units.start * w, units.stop * w, w):
         xs, ys = x.data + row * x.step, y.data + row * y.step
-        _softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, e, e_row, is_fine(xs), stream, 0)
+        _softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, e, e_row, v.is_fine(xs), stream, 0)
 
 
 @kernel
 def log_softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, stream):
-    w = lanes(tile)
+    w = v.lanes(tile)
     for row in range(units.start * w, units.stop * w, w):
         xs, ys = x.data + row * x.step, y.data + row * y.step
         _log_softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, stream)
@@ -243,18 +230,18 @@ def log_softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, 
 def softmax_groups_in_place(
     values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
 ):
-    w = lanes(values)
+    w = v.lanes(values)
     for row in range(0, rows, w):
         xs, filled = values + row * n, min(w, rows - row)
         largest, m, s = _softmax_in_place(xs, n, xs, n, n, filled, tile, xs, n, True, 0, inf_as_zero)
-        store_masked(stats, row, log_sum_exp(largest, m, s) if keeps_stats else largest, first(stats, filled))
+        v.store_masked(stats, row, log_sum_exp(largest, m, s) if keeps_stats else largest, v.first(stats, filled))
 
 
 @kernel
 def log_softmax_groups_in_place(
     values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
 ):
-    w = lanes(values)
+    w = v.lanes(values)
     for row in range(0, rows, w):
         xs, filled = values + row * n, min(w, rows - row)
-        store_masked(stats, row, _log_softmax_in_place(xs, n, xs, n, n, filled, tile, 0), first(stats, filled))
+        v.store_masked(stats, row, _log_softmax_in_place(xs, n, xs, n, n, filled, tile, 0), v.first(stats, filled))

@@ -7,9 +7,10 @@ memory idle meanwhile: 18 ms against 16 for 2048 x 32000.
 from collections.abc import Callable
 from typing import Any, Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Rows, Units
-from opgrad.cpu.compiler.simd import Vector, first_lane, full, is_fine, number, store_one
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.map import mapped, next_vector
 from opgrad.cpu.loops.rows import (
     line_head,
@@ -51,10 +52,10 @@ def _no_statistics(stats: Any, row: int, x: Any, s: float, largest: Any, m: Any,
 @inline
 def _log_sum_exp(stats: Any, row: int, x: Any, s: float, largest: Any, m: Any, keeps: int) -> None:
     if keeps:
-        log_s = row_log_of_total(x, s, m, exp_added(x, m, m)) if s >= 1.0 else number(x, s)
-        store_one(stats, row, largest + log_s)
+        log_s = row_log_of_total(x, s, m, exp_added(x, m, m)) if s >= 1.0 else v.number(x, s)
+        v.store_one(stats, row, largest + log_s)
     else:
-        store_one(stats, row, largest)
+        v.store_one(stats, row, largest)
 
 
 def in_blocks(add_up: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +91,7 @@ def softmax_body(
         rows: Any, n: int, x: Any, x_row: int, y: Any, y_row: int, e: Any, done: Any, stream: int,
         stats: Any, inf_as_zero: int, keeps_stats: int,
     ) -> None:  # fmt: skip
-        zero, is_late = full(x, 0.0), late(n, stream)
+        zero, is_late = v.full(x, 0.0), late(n, stream)
         stop = 0 if is_late else n
         out, head, divisor = y, n, (zero, zero, zero, zero)
         for row in rows:
@@ -98,14 +99,14 @@ def softmax_body(
             largest, exps = row_max(xs, 0, n), buffer(xs, e)
             m = subtracted(xs, largest)
             # The row before is written while this one is computed; the first has none before it: head is n.
-            s, j = sum_exp(xs, 0, n, m, exps, 1, xs + x_row, out, head, stop, (done,), (divisor, is_fine(x)))
-            write_scaled(out, j, n, 0, (done,), (divisor, is_fine(x)))
+            s, j = sum_exp(xs, 0, n, m, exps, 1, xs + x_row, out, head, stop, (done,), (divisor, v.is_fine(x)))
+            write_scaled(out, j, n, 0, (done,), (divisor, v.is_fine(x)))
             out, divisor = y + row * y_row, divide(x, s, m, inf_as_zero)
             e, done = done, exps
             head = 0 if is_late else line_head(out, n, stream)
-            write_scaled(out, 0, head, 0, (done,), (divisor, is_fine(x)))
+            write_scaled(out, 0, head, 0, (done,), (divisor, v.is_fine(x)))
             note(stats, row, x, s, largest, m, keeps_stats)
-        write_scaled(out, head, n, stream, (done,), (divisor, is_fine(x)))
+        write_scaled(out, head, n, stream, (done,), (divisor, v.is_fine(x)))
 
     return body
 
@@ -162,7 +163,7 @@ def _no_sum(stats: Any, row: int, log_sum_exp: Any) -> None:
 
 @inline
 def _sum(stats: Any, row: int, log_sum_exp: Any) -> None:
-    store_one(stats, row, log_sum_exp)
+    v.store_one(stats, row, log_sum_exp)
 
 
 def log_softmax_body(
@@ -178,7 +179,7 @@ def log_softmax_body(
     def body(rows: Any, n: int, x: Any, x_row: int, y: Any, y_row: int, stream: int, stats: Any) -> None:
         is_late = late(n, stream)
         stop = 0 if is_late else n
-        out, head, before, largest_before, log_before = y, n, x, full(x, 0.0), full(x, 0.0)
+        out, head, before, largest_before, log_before = y, n, x, v.full(x, 0.0), v.full(x, 0.0)
         for row in rows:
             xs = x + row * x_row
             largest = row_max(xs, 0, n)
@@ -186,10 +187,10 @@ def log_softmax_body(
             rest, equal, j = add_rest(xs, 0, n, m, xs + x_row, out, head, stop, (before,), (largest_before, log_before))
             write_log(out, j, n, 0, (before,), (largest_before, log_before))
             out, before = y + row * y_row, xs
-            largest_before, log_before = full(x, largest), row_log_of_sum(x, rest, count_of(largest, equal), m)
+            largest_before, log_before = v.full(x, largest), row_log_of_sum(x, rest, count_of(largest, equal), m)
             head = 0 if is_late else line_head(out, n, stream)
             write_log(out, 0, head, 0, (before,), (largest_before, log_before))
-            note(stats, row, largest + first_lane(log_before))
+            note(stats, row, largest + v.first_lane(log_before))
         write_log(out, head, n, stream, (before,), (largest_before, log_before))
 
     return body
@@ -224,7 +225,7 @@ def gradient_body(add_up: Callable[..., Any], formula: Callable[..., Vector]) ->
 
     @inline
     def body(rows: Any, n: int, dy: Any, dy_row: int, y: Any, y_row: int, dx: Any, dx_row: int, stream: int) -> None:
-        out, head, before, s_before = dx, n, (dy, y), number(dy, 0.0)
+        out, head, before, s_before = dx, n, (dy, y), v.number(dy, 0.0)
         for row in rows:
             dys, ys = dy + row * dy_row, y + row * y_row
             s, j = add_up(dys, ys, 0, n, out, head, n, before, (s_before,))

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
-from opgrad.cpu.compiler.simd import Vector, first_lane, full, is_fine, load_one, number, store_one
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.layout import BLOCK
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.loops.rows import (
@@ -36,8 +37,8 @@ TOTAL: Final = 2  # for each row: its maximum, and the sum or its logarithm
 
 @inline
 def _sum_exp(x: Any, begin: int, end: int, m: float) -> Any:
-    top = max(m, number(x, LOWEST))  # a block of -inf adds 0, not NaN: only the row as a whole decides
-    zero = full(x, 0.0)
+    top = max(m, v.number(x, LOWEST))  # a block of -inf adds 0, not NaN: only the row as a whole decides
+    zero = v.full(x, 0.0)
     s, _ = sum_exp_scaling(x, begin, end, top, x, 0, x, x, end, end, (x,), ((zero, zero, zero, zero), 0))
     return s, 0.0
 
@@ -68,11 +69,11 @@ def split_sums(add_up: Callable[..., Any]) -> Kernel:
 def softmax_combine(rows: Units, blocks, x: Rows, stats, total):
     """For each row its maximum, and the sum of its exponentials."""
     for row in rows:
-        m, s = number(x.data, MINUS_INFINITY), 0.0
+        m, s = v.number(x.data, MINUS_INFINITY), 0.0
         for b in range(blocks * row, blocks * (row + 1)):
-            m = max(m, number(x.data, load_f64(stats, STATS * b)))
+            m = max(m, v.number(x.data, load_f64(stats, STATS * b)))
         for b in range(blocks * row, blocks * (row + 1)):
-            s += load_f64(stats, STATS * b + 1) * rescale(x.data, number(x.data, load_f64(stats, STATS * b)), m)
+            s += load_f64(stats, STATS * b + 1) * rescale(x.data, v.number(x.data, load_f64(stats, STATS * b)), m)
         store_f64(total, TOTAL * row, m)
         store_f64(total, TOTAL * row + 1, s)
 
@@ -81,12 +82,12 @@ def softmax_combine(rows: Units, blocks, x: Rows, stats, total):
 def log_softmax_combine(rows: Units, blocks, x: Rows, stats, total):
     """For each row its maximum, and the logarithm of the sum of exp(x - maximum)."""
     for row in rows:
-        m, rest, count = number(x.data, MINUS_INFINITY), 0.0, 0.0
+        m, rest, count = v.number(x.data, MINUS_INFINITY), 0.0, 0.0
         for b in range(blocks * row, blocks * (row + 1)):
-            top, added = number(x.data, load_f64(stats, STATS * b)), load_f64(stats, STATS * b + 1)
+            top, added = v.number(x.data, load_f64(stats, STATS * b)), load_f64(stats, STATS * b + 1)
             m, rest, count = joined_rests(x.data, m, rest, count, top, added, load_f64(stats, STATS * b + 2))
         store_f64(total, TOTAL * row, m)
-        store_f64(total, TOTAL * row + 1, first_lane(row_log_of_sum(x.data, rest, count, m)))
+        store_f64(total, TOTAL * row + 1, v.first_lane(row_log_of_sum(x.data, rest, count, m)))
 
 
 @inline
@@ -99,13 +100,13 @@ _write_exp_over_sum = mapped(_exp_over_sum)
 
 @inline
 def _write_softmax(y: Any, begin: int, end: int, stream: int, x: Any, m: float, s: float) -> None:
-    scale, divisor = scale_for(full(x, m)), row_divisor(x, s, m)
-    _write_exp_over_sum(y, begin, end, stream, (x,), (scale, divisor, is_fine(x)))
+    scale, divisor = scale_for(v.full(x, m)), row_divisor(x, s, m)
+    _write_exp_over_sum(y, begin, end, stream, (x,), (scale, divisor, v.is_fine(x)))
 
 
 @inline
 def _write_log_softmax(y: Any, begin: int, end: int, stream: int, x: Any, m: float, log_s: float) -> None:
-    write_log(y, begin, end, stream, (x,), (m, number(x, log_s)))
+    write_log(y, begin, end, stream, (x,), (m, v.number(x, log_s)))
 
 
 def combining(kernel: Kernel, rows: int, arguments: Mapping[str, Any]) -> Step:
@@ -121,7 +122,7 @@ def split_write(write: Callable[..., None]) -> Kernel:
         for unit in units:
             row, begin = unit // blocks, unit % blocks * BLOCK
             end = min(begin + BLOCK, n)
-            m, t = number(x.data, load_f64(total, TOTAL * row)), load_f64(total, TOTAL * row + 1)
+            m, t = v.number(x.data, load_f64(total, TOTAL * row)), load_f64(total, TOTAL * row + 1)
             write(y.data + row * y.step, begin, end, stream, x.data + row * x.step, m, t)
 
     return by_blocks
@@ -141,16 +142,16 @@ def gradient(term: Callable[..., Vector], formula: Callable[..., Vector]) -> tup
             row, begin = unit // blocks, unit % blocks * BLOCK
             end = min(begin + BLOCK, n)
             dys, ys = dy.data + row * dy.step, y.data + row * y.step
-            s, _ = add_up(dys, ys, begin, end, dys, end, end, (dys, ys), (number(stats, 0.0),))
-            store_one(stats, unit, s)
+            s, _ = add_up(dys, ys, begin, end, dys, end, end, (dys, ys), (v.number(stats, 0.0),))
+            v.store_one(stats, unit, s)
 
     @kernel
     def by_blocks(units: Units, blocks, n, dy: Rows, y: Rows, dx: Rows, stats: Pointer, stream):
         for unit in units:
             row, begin = unit // blocks, unit % blocks * BLOCK
-            s = number(stats, 0.0)
+            s = v.number(stats, 0.0)
             for block in range(blocks):
-                s += load_one(stats, row * blocks + block)
+                s += v.load_one(stats, row * blocks + block)
             arrays = (dy.data + row * dy.step, y.data + row * y.step)
             write(dx.data + row * dx.step, begin, min(begin + BLOCK, n), stream, arrays, (s,))
 

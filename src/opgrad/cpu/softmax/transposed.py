@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Rows, Units
-from opgrad.cpu.compiler.simd import Vector, first, is_fine, lanes, store_masked
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.transpose import transpose_in, transpose_out
 from opgrad.cpu.softmax import forms
 from opgrad.cpu.softmax.columns import (
@@ -23,17 +24,17 @@ _log_softmax = log_softmax_lines(forms.largest_of_column, forms.count_of_column)
 
 @kernel
 def softmax_transposed(units: Units, count, n, x: Rows, y: Rows, tile: Private):
-    w = lanes(tile)
+    w = v.lanes(tile)
     for row in range(units.start * w, units.stop * w, w):
         filled = min(w, count - row)
         transpose_in(tile, x.data + row * x.step, x.step, n, filled)
-        _softmax(tile, w, n, is_fine(x.data), 0)
+        _softmax(tile, w, n, v.is_fine(x.data), 0)
         transpose_out(y.data + row * y.step, y.step, tile, n, filled)
 
 
 @kernel
 def log_softmax_transposed(units: Units, count, n, x: Rows, y: Rows, tile: Private):
-    w = lanes(tile)
+    w = v.lanes(tile)
     for row in range(units.start * w, units.stop * w, w):
         filled = min(w, count - row)
         transpose_in(tile, x.data + row * x.step, x.step, n, filled)
@@ -45,12 +46,12 @@ def log_softmax_transposed(units: Units, count, n, x: Rows, y: Rows, tile: Priva
 def softmax_transposed_in_place(
     values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
 ):
-    w = lanes(values)
+    w = v.lanes(values)
     for row in range(0, rows, w):
         xs, filled = values + row * n, min(w, rows - row)
         transpose_in(tile, xs, n, n, filled)
         largest, m, s = softmax_in_place(tile, w, n, True, inf_as_zero)
-        store_masked(stats, row, log_sum_exp(largest, m, s), first(stats, filled))
+        v.store_masked(stats, row, log_sum_exp(largest, m, s), v.first(stats, filled))
         transpose_out(xs, n, tile, n, filled)
 
 
@@ -58,11 +59,11 @@ def softmax_transposed_in_place(
 def log_softmax_transposed_in_place(
     values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
 ):
-    w = lanes(values)
+    w = v.lanes(values)
     for row in range(0, rows, w):
         xs, filled = values + row * n, min(w, rows - row)
         transpose_in(tile, xs, n, n, filled)
-        store_masked(stats, row, log_softmax_in_place(tile, w, n), first(stats, filled))
+        v.store_masked(stats, row, log_softmax_in_place(tile, w, n), v.first(stats, filled))
         transpose_out(xs, n, tile, n, filled)
 
 
@@ -76,7 +77,7 @@ def gradient_body(term: Callable[..., Vector], formula: Callable[..., Vector]) -
     ) -> None:
         transpose_in(dy_tile, dy, dy_row, n, filled)
         transpose_in(y_tile, y, y_row, n, filled)
-        lines(dy_tile, y_tile, lanes(dy_tile), n)
+        lines(dy_tile, y_tile, v.lanes(dy_tile), n)
         transpose_out(dx, dx_row, dy_tile, n, filled)
 
     return body
@@ -87,7 +88,7 @@ def gradient_transposed(term: Callable[..., Vector], formula: Callable[..., Vect
 
     @kernel
     def transposed(units: Units, count, n, dy: Rows, y: Rows, dx: Rows, dy_tile: Private, y_tile: Private):
-        w = lanes(dy_tile)
+        w = v.lanes(dy_tile)
         for row in range(units.start * w, units.stop * w, w):
             dys, ys, dxs = dy.data + row * dy.step, y.data + row * y.step, dx.data + row * dx.step
             body(dys, dy.step, ys, y.step, dxs, dx.step, n, min(w, count - row), dy_tile, y_tile)
@@ -102,7 +103,7 @@ def gradient_transposed_in_place(term: Callable[..., Vector], formula: Callable[
     def transposed_in_place(
         values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
     ):
-        w = lanes(values)
+        w = v.lanes(values)
         block = w // 2
         y_tile = tile + (n + block - 1) // block * block * w
         for row in range(0, rows, w):
