@@ -7,7 +7,6 @@ from dataclasses import replace
 from opgrad.contract import Shape, Spec
 from opgrad.cpu.fused import post_ops
 from opgrad.cpu.fused import program as fused
-from opgrad.cpu.fused.stages import drop
 from opgrad.cpu.runtime.execute import Program
 from opgrad.cpu.softmax import SOFTMAX_GRAD_IN_PLACE, SOFTMAX_IN_PLACE
 from opgrad.layout import contiguous
@@ -57,6 +56,6 @@ def softmax_dropout_grad(problem: Problem) -> Program:
         return Program(())
     work = fused.cut(_as_rows(problem, (1, rows, n), {}), "dy", ("y", "dx"))
     g, y, kept = work.block("values"), work.block("y"), work.chunk("kept")
-    dropped = work.of_buffers(drop, g, kept, alpha=kept_scale(problem.attributes["ratio"]))
+    dropped = work.of_buffers(post_ops.drop, g, kept, alpha=kept_scale(problem.attributes["ratio"]))
     before = [work.read("y", y), work.read("dy", g), work.read("mask", kept), dropped]
     return work.program(SOFTMAX_GRAD_IN_PLACE, before, (), [work.write("dx", g)], other=y)

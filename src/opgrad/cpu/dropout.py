@@ -24,18 +24,8 @@ def _kept(x: Vector, mask: Vector, scale: float) -> Vector:
     return v.select(mask != 0.0, x * scale, 0.0)
 
 
-@inline
-def _true(x: Vector) -> Vector:
-    return v.like(x, 1.0)
-
-
-@inline
-def _whole_gradient(dy: Vector, unused: float) -> Vector:
-    return dy
-
-
-write_kept, write_true = mapped(_kept), mapped(_true)
-GRADIENT, WHOLE_GRADIENT = elementwise(_kept), elementwise(_whole_gradient)
+write_kept, write_true = mapped(_kept), mapped(lambda x: v.like(x, 1.0))
+GRADIENT, WHOLE_GRADIENT = elementwise(_kept), elementwise(lambda dy, unused: dy)
 
 
 @kernel

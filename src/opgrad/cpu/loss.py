@@ -11,11 +11,10 @@ from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.cross_entropy import LOSS, gradient, loss_and_result
-from opgrad.cpu.loops.columns import get
 from opgrad.cpu.loops.elements import BLOCK
 from opgrad.cpu.loops.fold import fold_in_chunks
 from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.map import mapped
+from opgrad.cpu.loops.map import get, mapped
 from opgrad.cpu.loops.rows import row_log_sum, write_log
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime import partition

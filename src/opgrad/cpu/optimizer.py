@@ -13,14 +13,15 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, store_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
-from opgrad.cpu.loops.map import write_times
+from opgrad.cpu.loops.elements import BLOCK
+from opgrad.cpu.loops.fold import fold
+from opgrad.cpu.loops.map import get, put, write_times
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
 from opgrad.problem import Operand, Problem
 
-BLOCK: Final = 1 << 15  # elements of an array in a list that one part works on
 # What a step multiplies with, as float64 numbers in memory: the learning rate with AdamW's bias correction, epsilon,
 # the factors of p around the step in which its decay lies, the factor of the gradients (written if it is not 1).
 RATE, EPSILON, BEFORE, AFTER, CLIP = range(5)
@@ -48,74 +49,63 @@ def _factor(p: Any, factors: int, which: int) -> Any:
     return v.number(p, load_f64(factors, which))
 
 
-@kernel
-def sgd(elements: Units, p: Pointer, g: Pointer, new_p: Pointer, new_g: Pointer, factors):
-    i, end, w = elements.start, elements.stop, v.lanes(p)
-    rate, clip, clips = _factor(p, factors, RATE), _factor(p, factors, CLIP), load_f64(factors, CLIP) != 1.0
-    while i + w <= end:
-        gradient = v.load(g, i) * clip
-        v.store(new_p, i, v.load(p, i) - gradient * rate)
-        if clips:
-            v.store(new_g, i, gradient)
-        i += w
-    if i < end:
-        mask = v.first(p, end - i)
-        gradient = v.load_masked(g, i, mask, 0.0) * clip
-        v.store_masked(new_p, i, v.load_masked(p, i, mask, 0.0) - gradient * rate, mask)
-        if clips:
-            v.store_masked(new_g, i, gradient, mask)
+@inline
+def _sgd(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+    (p, g, new_p, new_g), (rate, clip, clips) = arrays, numbers
+    gradient = get(g, i, whole, mask) * clip
+    put(new_p, i, get(p, i, whole, mask) - gradient * rate, whole, mask, 0)
+    if clips:
+        put(new_g, i, gradient, whole, mask, 0)
+    return total
 
 
 @inline
-def _adamw(p, g, m, value, rates, rate, epsilon, before, after):
-    """The new moments and parameters of vectors."""
-    moment = m * rates.alpha + g * (1.0 - rates.alpha)
-    square = value * rates.beta + g * g * (1.0 - rates.beta)
-    return moment, square, (p * before - moment * rate / (v.sqrt(square) + epsilon)) * after
+def _adamw(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+    p, g, m, s, new_p, new_g, new_m, new_s = arrays
+    rates, rate, epsilon, before, after, clip, clips = numbers
+    gradient = get(g, i, whole, mask) * clip
+    value, moment, square = get(p, i, whole, mask), get(m, i, whole, mask), get(s, i, whole, mask)
+    moment = moment * rates.alpha + gradient * (1.0 - rates.alpha)
+    square = square * rates.beta + gradient * gradient * (1.0 - rates.beta)
+    value = (value * before - moment * rate / (v.sqrt(square) + epsilon)) * after
+    put(new_m, i, moment, whole, mask, 0)
+    put(new_s, i, square, whole, mask, 0)
+    put(new_p, i, value, whole, mask, 0)
+    if clips:
+        put(new_g, i, gradient, whole, mask, 0)
+    return total
+
+
+@inline
+def _add_square(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+    gradient = get(arrays[0], i, whole, mask)
+    return (v.fma(gradient, gradient, total[0]),)
+
+
+_sgd_range, _adamw_range, _squares_of_range = fold(_sgd), fold(_adamw), fold(_add_square)
+
+
+@kernel
+def sgd(elements: Units, p: Pointer, g: Pointer, new_p: Pointer, new_g: Pointer, factors):
+    numbers = _factor(p, factors, RATE), _factor(p, factors, CLIP), load_f64(factors, CLIP) != 1.0
+    _sgd_range((), elements.start, elements.stop, (p, g, new_p, new_g), numbers)
 
 
 @kernel
 def adamw(elements: Units, old: State, new: State, rates: Rates, factors):
-    p, i, end, w = old.p, elements.start, elements.stop, v.lanes(old.p)
+    p = old.p
     rate, epsilon = _factor(p, factors, RATE), _factor(p, factors, EPSILON)
     before, after = _factor(p, factors, BEFORE), _factor(p, factors, AFTER)
     clip, clips = _factor(p, factors, CLIP), load_f64(factors, CLIP) != 1.0
-    while i + w <= end:
-        gradient = v.load(old.g, i) * clip
-        moment, square, value = _adamw(
-            v.load(p, i), gradient, v.load(old.m, i), v.load(old.v, i), rates, rate, epsilon, before, after
-        )
-        v.store(new.m, i, moment)
-        v.store(new.v, i, square)
-        v.store(new.p, i, value)
-        if clips:
-            v.store(new.g, i, gradient)
-        i += w
-    if i < end:
-        mask = v.first(p, end - i)
-        gradient = v.load_masked(old.g, i, mask, 0.0) * clip
-        value, moment = v.load_masked(p, i, mask, 0.0), v.load_masked(old.m, i, mask, 0.0)
-        square = v.load_masked(old.v, i, mask, 0.0)
-        moment, square, value = _adamw(value, gradient, moment, square, rates, rate, epsilon, before, after)
-        v.store_masked(new.m, i, moment, mask)
-        v.store_masked(new.v, i, square, mask)
-        v.store_masked(new.p, i, value, mask)
-        if clips:
-            v.store_masked(new.g, i, gradient, mask)
+    arrays = p, old.g, old.m, old.v, new.p, new.g, new.m, new.v
+    _adamw_range((), elements.start, elements.stop, arrays, (rates, rate, epsilon, before, after, clip, clips))
 
 
 @kernel
 def squares(elements: Units, part: Part, g: Pointer, sums: Pointer):
     """sums[part] = sum of g**2; float64 sums make it compute in float64."""
-    i, end, w, total = elements.start, elements.stop, v.lanes(g), v.full(g, 0.0)
-    while i + w <= end:
-        gradient = v.load(g, i)
-        total = v.fma(gradient, gradient, total)
-        i += w
-    if i < end:
-        gradient = v.load_masked(g, i, v.first(g, end - i), 0.0)
-        total = v.fma(gradient, gradient, total)
-    v.store_one(sums, part, v.reduce_add(total))
+    total = _squares_of_range((v.full(g, 0.0),), elements.start, elements.stop, (g,), ())
+    v.store_one(sums, part, v.reduce_add(total[0]))
 
 
 def sgd_in_place(operands: Sequence[Operand], factors: int) -> dict[str, Any]:
@@ -213,17 +203,17 @@ def sgd_optimizer(problem: Problem) -> Program:
 def adamw_optimizer(problem: Problem) -> Program:
     rates = _rates(problem)
     workspace = Workspace("float64")
-    given, factors = problem.attributes, workspace.shared(FACTORS)
+    attributes, factors = problem.attributes, workspace.shared(FACTORS)
     arguments = {
         "lr": problem["lr"],
         "step": problem["step"],
         "factors": factors,
         "status": Scratch(),
         "log_rates": LogRates(*(math.log(rate) if rate else -math.inf for rate in rates)),
-        "epsilon": given["epsilon"],
-        "weight_decay": given["weight_decay"],
-        "mode": given["adam_mode"],
-        "corrects": given["correct_bias"],
+        "epsilon": attributes["epsilon"],
+        "weight_decay": attributes["weight_decay"],
+        "mode": attributes["adam_mode"],
+        "corrects": attributes["correct_bias"],
     }
     steps = [Step(adamw_factors, 1, arguments)]
     old, new = ("weights", "gradients", "momentums_1", "momentums_2"), ("weights", "momentums_1", "momentums_2")
@@ -236,15 +226,15 @@ def adamw_optimizer(problem: Problem) -> Program:
 
 def _rates(problem: Problem) -> Rates:
     """The moments' decay rates. Raises ValueError for attributes that have no meaning."""
-    given = problem.attributes
-    if given["adam_mode"] not in (0, 1):
-        raise ValueError(f"adamw_optimizer: adam_mode is {given['adam_mode']}, expected 0 or 1")
-    if given["adam_mode"] == 0 and not given["correct_bias"]:
+    attributes = problem.attributes
+    if attributes["adam_mode"] not in (0, 1):
+        raise ValueError(f"adamw_optimizer: adam_mode is {attributes['adam_mode']}, expected 0 or 1")
+    if attributes["adam_mode"] == 0 and not attributes["correct_bias"]:
         raise ValueError("adamw_optimizer: correct_bias is False, expected True with adam_mode 0")
     for name in ("alpha", "beta"):
-        if not 0 <= given[name] <= 1:
-            raise ValueError(f"adamw_optimizer: {name} is {given[name]}, expected 0 to 1")
-    return Rates(given["alpha"], given["beta"])
+        if not 0 <= attributes[name] <= 1:
+            raise ValueError(f"adamw_optimizer: {name} is {attributes[name]}, expected 0 to 1")
+    return Rates(attributes["alpha"], attributes["beta"])
 
 
 def _wrong_step(position: int, value: int) -> Exception:

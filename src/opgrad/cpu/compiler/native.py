@@ -22,19 +22,31 @@ from opgrad.locks import once, settling
 
 F = TypeVar("F", bound=Callable[..., Any])
 INLINE: list[Callable[..., Any]] = []
+KNOWN: set[Callable[..., Any]] = set()
 CHOOSE: list[Callable[..., Any]] = []
 
 
 def inline(function: F) -> F:
-    """Mark a helper that kernels may call; it becomes part of each of them."""
-    INLINE.append(function)
+    """Mark a helper that kernels may call; it becomes part of each of them. Marking it again changes nothing."""
+    if function not in KNOWN:
+        KNOWN.add(function)
+        INLINE.append(function)
     return function
 
 
-def by_precision(function: F) -> F:
-    """Mark a helper that names, for 32 or 64 bits, the implementation that kernels call in its place."""
-    CHOOSE.append(function)
-    return function
+def by_precision(single: Callable[..., Any], double: Callable[..., Any]) -> Callable[..., Any]:
+    """A helper of vectors that is one function where they hold float32, another where they hold float64."""
+
+    def chosen(bits: int) -> Callable[..., Any]:
+        return single if bits == 32 else double
+
+    CHOOSE.append(chosen)
+    return chosen
+
+
+def constant(single: float, double: float) -> Callable[..., float]:
+    """A number that depends on the precision: constant(vector)."""
+    return by_precision(inline(lambda x: single), inline(lambda x: double))
 
 
 class Native:
@@ -162,9 +174,13 @@ def _entry(symbol: str, function: Callable[..., Any]) -> str | None:
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """The function's name and line, with those of the functions that it was made from, at every depth."""
-    inside = [_name(cell.cell_contents) for cell in function.__closure__ or ()]
-    own = f"{function.__module__}.{function.__qualname__}:{function.__code__.co_firstlineno}"
+    """The function's name and line, with what it was made from: functions, at every depth, and numbers."""
+    made_from = [cell.cell_contents for cell in function.__closure__ or ()]
+    inside = [_name(each) if callable(each) else repr(each) for each in made_from]
+    code = function.__code__
+    own = f"{function.__module__}.{function.__qualname__}:{code.co_firstlineno}"
+    if function.__name__ == "<lambda>":  # there may be several in a line
+        own += hashlib.sha256(repr((code.co_code, code.co_names, code.co_consts)).encode()).hexdigest()[:16]
     return own + (f"({', '.join(inside)})" if inside else "")
 
 

@@ -20,7 +20,7 @@ COLUMNS: Final = 3
 CHUNK: Final = 128  # products that are added to each other before they join the total
 # Vectors of a signal that are multiplied at a time: seven signals of them, 28 KiB, stay in the first-level cache. With
 # 64, windows of one element took 1.4 times as long.
-BLOCK: Final = 32
+BLOCK_VECTORS: Final = 32
 
 
 @inline
@@ -292,7 +292,7 @@ def dot_products(
     A unit is a range of rows and a range of columns in one group. A block of each of its columns stays in the
     second-level cache while all its rows pass by.
     """
-    block = BLOCK * v.lanes(dy.data)
+    block = BLOCK_VECTORS * v.lanes(dy.data)
     for unit in units:
         group = unit // (rows.count * columns.count)
         first_row = unit // columns.count % rows.count * rows.per_range
@@ -323,4 +323,4 @@ def sum_signals(rows: Units, length, add, signals: Signals, sums: Pointer):
     """sums[r] (+)= the sum of row r of the signals, over whole vectors."""
     for row in rows:
         signal = signals.data + (row * signals.pitch + signals.pad)
-        store_or_add_sum(sums, row, sum_range(signal, 0, length, BLOCK, ()), add)
+        store_or_add_sum(sums, row, sum_range(signal, 0, length, BLOCK_VECTORS, ()), add)

@@ -9,8 +9,9 @@ from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Part, Private, Rows, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor
-from opgrad.cpu.loops.columns import add_rest_logging_columns, column_max, column_sum_exp, get, put, streams_columns
+from opgrad.cpu.loops.columns import add_rest_logging_columns, column_max, column_sum_exp, streams_columns
 from opgrad.cpu.loops.fold import CHUNK
+from opgrad.cpu.loops.map import get, put
 from opgrad.cpu.loops.rows import MINUS_INFINITY, minus_both
 from opgrad.cpu.loops.transpose import transpose_in, transpose_out
 from opgrad.cpu.numerics.logsumexp import add_rounded, column_log_of_sum, column_log_of_total, exp_scaled, scale_for

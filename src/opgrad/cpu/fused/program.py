@@ -15,7 +15,8 @@ from opgrad import layout
 from opgrad.contract import DTYPES, Spec
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.fused import post_ops, stages
-from opgrad.cpu.fused.stages import copy, drop, fill, keep, mask_out, multiply, read, write
+from opgrad.cpu.fused.post_ops import copy, drop, fill, mask_out, multiply
+from opgrad.cpu.fused.stages import keep, read, write
 from opgrad.cpu.loops.layout import IN_PLACE
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.runtime import partition

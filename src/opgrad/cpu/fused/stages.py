@@ -16,8 +16,8 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import call_address, load_word, stack_words, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
-from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.map import mapped
+from opgrad.cpu.loops.fold import fold
+from opgrad.cpu.loops.map import get, mapped, put, times
 from opgrad.cpu.numerics.philox import keep_run
 
 # --- tables ---------------------------------------------------------------------------------------------------------
@@ -75,14 +75,6 @@ def over_runs(visit: Callable[..., None]) -> Callable[..., None]:
 
 
 @inline
-def _times_alpha(value: Vector, alpha: Any) -> Vector:
-    return value * alpha
-
-
-_copy = mapped(_times_alpha)
-
-
-@inline
 def _size(p: Any) -> int:
     return v.address_of(p + 1) - v.address_of(p)
 
@@ -91,23 +83,15 @@ AHEAD: Final = 1 << 11  # elements of a row: what the next block reads is asked 
 
 
 @inline
-def _read_neighbours(values: Any, p: Any, alpha: float, count: int, ahead: int) -> None:
-    w, i = v.lanes(values), 0
-    while i + w <= count:
-        v.store(values, i, v.load(p, i) * alpha)
+def _read_vector(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+    (values, p), (alpha, ahead) = arrays, numbers
+    put(values, i, get(p, i, whole, mask) * alpha, whole, mask, 0)
+    if whole:
         v.prefetch(p, i + ahead)
-        i += w
-    mask = v.first(values, count - i)
-    v.store_masked(values, i, v.load_masked(p, i, mask, 0.0) * alpha, mask)
+    return total
 
 
-@inline
-def _fill(values: Any, value: Vector, count: int) -> None:
-    w, i = v.lanes(values), 0
-    while i + w <= count:
-        v.store(values, i, value)
-        i += w
-    v.store_masked(values, i, value, v.first(values, count - i))
+_read_neighbours, _write_times, _fill = fold(_read_vector), mapped(times), mapped(lambda values, value: value)
 
 
 @inline
@@ -116,9 +100,9 @@ def _read_run(
 ) -> None:
     p = v.at_byte(operand, offset)
     if step == _size(p):
-        _read_neighbours(values, p, alpha, count, ahead)
+        _read_neighbours((), 0, count, (values, p), (alpha, ahead))
     elif step == 0:
-        _fill(values, v.full(values, v.load_one(p, 0)) * alpha, count)
+        _fill(values, 0, count, 0, (values,), (v.full(values, v.load_one(p, 0)) * alpha,))
     else:
         for i in range(count):
             v.store_one(values, i, v.load_one(v.at_byte(p, i * step), 0) * v.number(values, alpha))
@@ -130,7 +114,7 @@ def _write_run(
 ) -> None:
     p = v.at_byte(operand, offset)
     if step == _size(p):
-        _copy(p, 0, count, load_word(table, OWN), (values,), (alpha,))
+        _write_times(p, 0, count, load_word(table, OWN), (values,), (alpha,))
     else:
         for i in range(count):
             v.store_one(v.at_byte(p, i * step), 0, v.load_one(values, i) * v.number(values, alpha))
@@ -167,48 +151,6 @@ write = _over_lines(_write_run)
 # of each element; its own word is the threshold.
 keep = _over_lines(_keep_run)
 
-
-# --- buffers -------------------------------------------------------------------------------------------------------
-
-
-def _over_buffers(formula: Callable[..., Vector]) -> Kernel:
-    """The stage values = formula(values, operand, alpha)."""
-
-    write = mapped(formula)
-
-    @kernel
-    def stage(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
-        write(values, 0, count, 0, (values, operand), (alpha,))
-
-    return stage
-
-
-@inline
-def _times(value: Vector, unused: Vector, alpha: float) -> Vector:
-    return value * alpha
-
-
-@inline
-def _where(value: Vector, mask: Vector, alpha: float) -> Vector:
-    return v.select(mask != 0.0, value, alpha)
-
-
-@inline
-def _drop(value: Vector, kept: Vector, alpha: float) -> Vector:
-    return v.select(kept != 0.0, value * alpha, 0.0)
-
-
-@inline
-def _operand(value: Vector, operand: Vector, alpha: float) -> Vector:
-    return operand
-
-
-@inline
-def _constant(value: Vector, unused: Vector, alpha: float) -> Vector:
-    return v.like(value, alpha)
-
-
-multiply, mask_out, drop, copy, fill = (_over_buffers(f) for f in (_times, _where, _drop, _operand, _constant))
 
 # --- the driver -----------------------------------------------------------------------------------------------------
 

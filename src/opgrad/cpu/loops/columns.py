@@ -7,40 +7,11 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.fold import CHUNK
-from opgrad.cpu.loops.rows import MINUS_INFINITY, minus_both
-from opgrad.cpu.numerics.logsumexp import (
-    add_below,
-    add_exact,
-    add_pairs,
-    scale_for,
-    scaled,
-    sum_end,
-    sum_start,
-)
+from opgrad.cpu.loops.map import get
+from opgrad.cpu.loops.rows import MINUS_INFINITY, add_to_rest, minus_both
+from opgrad.cpu.numerics.logsumexp import add_exact, add_pairs, scale_for, scaled, sum_end, sum_start
 
-PIECE: Final = 1024  # terms of a sum that starts anew, so that what it loses stays small beside it
-
-
-@inline
-def get(p: Any, i: int, whole: bool, mask: Any) -> Vector:
-    """A vector at i; zeros outside the mask unless it is whole."""
-    return get_or(p, i, whole, mask, 0.0)
-
-
-@inline
-def get_or(p: Any, i: int, whole: bool, mask: Any, fill: Any) -> Vector:
-    """The same with `fill` outside the mask."""
-    return v.load(p, i) if whole else v.load_masked(p, i, mask, fill)
-
-
-@inline
-def put(p: Any, i: int, value: Vector, whole: bool, mask: Any, stream: int) -> None:
-    if not whole:
-        v.store_masked(p, i, value, mask)
-    elif stream:
-        v.store_streaming(p, i, value)
-    else:
-        v.store(p, i, value)
+EXACT_CHUNK: Final = 1024  # terms of a compensated sum that starts anew, so that the compensation stays small
 
 
 @inline
@@ -71,18 +42,18 @@ def column_sum_exp(formula: Callable[..., Vector], add: Callable[..., Any] = add
         x: Any, x_n: int, n: int, whole: bool, mask: Any, m: Vector, e: Any, keep: int,
         out: Any, out_n: int, pending: int, a: Any, a_n: int, numbers: Any,
     ) -> Any:  # fmt: skip
-        w, scale, zero, piece = v.lanes(x), scale_for(m), v.full(x, 0.0), PIECE if v.is_fine(x) else CHUNK
+        w, scale, zero, chunk = v.lanes(x), scale_for(m), v.full(x, 0.0), EXACT_CHUNK if v.is_fine(x) else CHUNK
         sums = zero, zero
-        for begin in range(0, n, piece):
-            total, lost = sum_start(x)
-            for i in range(begin, min(begin + piece, n)):
-                value, total, lost = add(x, total, lost, get(x, i * x_n, whole, mask), scale)
+        for begin in range(0, n, chunk):
+            total, compensation = sum_start(x)
+            for i in range(begin, min(begin + chunk, n)):
+                value, total, compensation = add(x, total, compensation, get(x, i * x_n, whole, mask), scale)
                 v.prefetch(x, i * x_n + w)
                 if keep:
                     v.store(e, i * keep, value)
                 if pending:
                     v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
-            sums = add_pairs(sums, sum_end(x, total, lost))
+            sums = add_pairs(sums, sum_end(x, total, compensation))
         return sums
 
     return sum_exp
@@ -96,20 +67,19 @@ def column_rest(formula: Callable[..., Vector]) -> Callable[..., Any]:
         x: Any, x_n: int, n: int, whole: bool, mask: Any, m: Vector,
         out: Any, out_n: int, pending: int, a: Any, a_n: int, numbers: Any,
     ) -> Any:  # fmt: skip
-        w, scale, zero, one = v.lanes(x), scale_for(m), v.full(x, 0.0), v.full(x, 1.0)
-        piece = PIECE if v.is_fine(x) else CHUNK
-        rest, count = (zero, zero), zero
-        for begin in range(0, n, piece):
-            added, lost = zero, zero
-            for i in range(begin, min(begin + piece, n)):
+        w, scale, zero = v.lanes(x), scale_for(m), v.full(x, 0.0)
+        chunk = EXACT_CHUNK if v.is_fine(x) else CHUNK
+        sums, count = (zero, zero), zero
+        for begin in range(0, n, chunk):
+            rest, compensation = zero, zero
+            for i in range(begin, min(begin + chunk, n)):
                 value = get(x, i * x_n, whole, mask)
                 v.prefetch(x, i * x_n + w)
-                added, lost = add_below(x, added, lost, value, m, scale)
-                count = count + v.select(value == m, one, 0.0)
+                rest, compensation, count = add_to_rest(x, (rest, compensation, count), value, m, scale)
                 if pending:
                     v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
-            rest = add_pairs(rest, (added, lost))
-        high, low = rest
+            sums = add_pairs(sums, (rest, compensation))
+        high, low = sums
         return high + low, count
 
     return add_rest

@@ -5,19 +5,12 @@ from typing import Any
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
-from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
 from opgrad.problem import Operand
 
-
-@inline
-def zero(x: Vector) -> Vector:
-    return v.like(x, 0.0)
-
-
-_write = mapped(zero)
+_write = mapped(lambda x: v.like(x, 0.0))
 
 
 @inline

@@ -16,8 +16,9 @@ CHUNK: Final = 64  # terms that are added to each other before they join the tot
 def fold(visit: Callable[..., Any]) -> Callable[..., Any]:
     """total = visit(total, arrays, i, whole, mask, numbers) for each vector of [begin, end).
 
-    `visit` reads its arrays itself: a whole vector, or the lanes of the mask.
+    `visit` reads its arrays itself: a whole vector, or the lanes of the mask. The total may be empty: then it writes.
     """
+    inline(visit)
 
     @inline
     def along(total: Any, begin: int, end: int, arrays: Any, numbers: Any) -> Any:
@@ -39,6 +40,7 @@ def fold_in_chunks(visit: Callable[..., Any]) -> Callable[..., Any]:
 
     Pairwise summation in two levels: the error grows with a chunk's length and the number of chunks, not their product.
     """
+    inline(visit)
 
     @inline
     def along(zeros: Any, begin: int, end: int, arrays: Any, numbers: Any, vectors: int = CHUNK) -> Any:
@@ -60,6 +62,7 @@ def fold_in_chunks(visit: Callable[..., Any]) -> Callable[..., Any]:
 
 def folded(term: Callable[..., Vector]) -> Callable[..., Vector]:
     """The sum over x[begin:end], lane by lane: term(total, x[i], *numbers) adds to a total, for a 0 nothing."""
+    inline(term)
 
     @inline
     def visit(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
@@ -75,16 +78,12 @@ def folded(term: Callable[..., Vector]) -> Callable[..., Vector]:
     return fold_row
 
 
-@inline
-def plus(total: Vector, x: Vector) -> Vector:
-    return total + x
-
-
-sum_range = folded(plus)
+sum_range = folded(lambda total, x: total + x)
 
 
 def fold_down(visit: Callable[..., Any]) -> Callable[..., Any]:
     """The same down columns, for a vector of them at a time: total = visit(total, arrays, k, numbers) for each row."""
+    inline(visit)
 
     @inline
     def down(zeros: Any, begin: int, end: int, arrays: Any, numbers: Any) -> Any:
@@ -99,12 +98,7 @@ def fold_down(visit: Callable[..., Any]) -> Callable[..., Any]:
     return down
 
 
-@inline
-def _add_row(total: Any, arrays: Any, k: int, step: int) -> Any:
-    return (total[0] + v.load(arrays[0], k * step),)
-
-
-_add_rows = fold_down(_add_row)
+_add_rows = fold_down(lambda total, arrays, k, step: (total[0] + v.load(arrays[0], k * step),))
 
 
 @inline

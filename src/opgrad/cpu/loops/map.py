@@ -8,8 +8,31 @@ from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 
 
+@inline
+def get(p: Any, i: int, whole: bool, mask: Any) -> Vector:
+    """A vector at i; zeros outside the mask unless it is whole."""
+    return get_or(p, i, whole, mask, 0.0)
+
+
+@inline
+def get_or(p: Any, i: int, whole: bool, mask: Any, fill: Any) -> Vector:
+    """The same with `fill` outside the mask."""
+    return v.load(p, i) if whole else v.load_masked(p, i, mask, fill)
+
+
+@inline
+def put(p: Any, i: int, value: Vector, whole: bool, mask: Any, stream: int) -> None:
+    if not whole:
+        v.store_masked(p, i, value, mask)
+    elif stream:
+        v.store_streaming(p, i, value)
+    else:
+        v.store(p, i, value)
+
+
 def mapped(formula: Callable[..., Vector]) -> Callable[..., None]:
     """The row writer of out[i] = formula(a[i], b[i], …, *numbers)."""
+    inline(formula)
 
     @inline
     def value(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
@@ -22,6 +45,7 @@ def mapped(formula: Callable[..., Vector]) -> Callable[..., None]:
 
 def mapped_by_index(formula: Callable[..., Vector]) -> Callable[..., None]:
     """The row writer of out[i] = formula(i, a[i], b[i], …, *numbers)."""
+    inline(formula)
 
     @inline
     def value(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
@@ -37,6 +61,7 @@ def row_writer(value: Callable[..., Vector]) -> Callable[..., None]:
 
     `value` reads its arrays itself: a whole vector, or the lanes of the mask.
     """
+    inline(value)
 
     @inline
     def write(out: Any, begin: int, end: int, stream: int, arrays: Any, numbers: Any) -> None:
@@ -81,13 +106,8 @@ def next_vector(formula: Callable[..., Vector]) -> Callable[..., int]:
 
 
 @inline
-def same(x: Vector) -> Vector:
-    return x
-
-
-@inline
 def times(x: Vector, factor: Any) -> Vector:
     return x * factor
 
 
-write_same, write_times = mapped(same), mapped(times)
+write_same, write_times = mapped(lambda x: x), mapped(times)

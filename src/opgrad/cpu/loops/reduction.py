@@ -12,14 +12,14 @@ from typing import Any, Final, NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Pointer, Strips, Units
-from opgrad.cpu.loops.columns import get
 from opgrad.cpu.loops.fold import fold_down, fold_in_chunks
+from opgrad.cpu.loops.layout import BLOCK
+from opgrad.cpu.loops.map import get
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.problem import Operand
 
-BLOCK: Final = 1 << 14  # elements of a row that one part sums
 DEEP: Final = 1 << 10  # terms of a column that one part sums
 WIDE: Final = 4  # vectors of columns that are summed at once
 AHEAD: Final = 8  # rows between a prefetch and its use

@@ -6,8 +6,8 @@ from typing import Any, Final
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.fold import CHUNK
-from opgrad.cpu.loops.map import mapped, next_vector
+from opgrad.cpu.loops.fold import CHUNK, fold
+from opgrad.cpu.loops.map import get_or, mapped, next_vector
 from opgrad.cpu.numerics.logsumexp import (
     LOWEST,
     add_below,
@@ -31,17 +31,23 @@ MINUS_INFINITY: Final = float("-inf")
 
 
 @inline
+def _larger(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+    return (v.maximum(get_or(arrays[0], i, whole, mask, MINUS_INFINITY), total[0]),)
+
+
+_largest = fold(_larger)
+
+
+@inline
+def row_top(x: Any, begin: int, end: int) -> Vector:
+    """The largest of x[begin:end] lane by lane; NaN may be passed over."""
+    return _largest((v.full(x, MINUS_INFINITY),), begin, end, (x,), ())[0]
+
+
+@inline
 def row_max(x: Any, begin: int, end: int) -> Any:
     """The largest of x[begin:end]; NaN may be passed over."""
-    w = v.lanes(x)
-    m = v.full(x, MINUS_INFINITY)
-    i = begin
-    while i + w <= end:
-        m = v.maximum(v.load(x, i), m)
-        i += w
-    if i < end:
-        m = v.maximum(v.load_masked(x, i, v.first(x, end - i), MINUS_INFINITY), m)
-    return v.reduce_max(m)
+    return v.reduce_max(row_top(x, begin, end))
 
 
 def row_sum_exp(step: Callable[..., int], add: Callable[..., Any] = add_exact) -> Callable[..., Any]:
@@ -56,26 +62,35 @@ def row_sum_exp(step: Callable[..., int], add: Callable[..., Any] = add_exact) -
         out: Any, j: int, stop: int, arrays: Any, numbers: Any,
     ) -> Any:  # fmt: skip
         w, scale = v.lanes(x), scale_for(v.full(x, m))
-        total, lost = sum_start(x)
+        total, compensation = sum_start(x)
         i = begin
         while i + w <= end:
             chunk_end = min(i + CHUNK * w, end)
             while i + w <= chunk_end:
-                value, total, lost = add(x, total, lost, v.load(x, i), scale)
+                value, total, compensation = add(x, total, compensation, v.load(x, i), scale)
                 v.prefetch(ahead, i)
                 if keep:
                     v.store(e, i, value)
                 j = step(out, j, stop, arrays, numbers)
                 i += w
-            total, lost = next_chunk(x, total, lost)
+            total, compensation = next_chunk(x, total, compensation)
         if i < end:
             mask = v.first(x, end - i)
-            value, total, lost = add(x, total, lost, v.load_masked(x, i, mask, MINUS_INFINITY), scale)
+            value = v.load_masked(x, i, mask, MINUS_INFINITY)
+            value, total, compensation = add(x, total, compensation, value, scale)
             if keep:
                 v.store_masked(e, i, value, mask)
-        return sum_lanes(x, total, lost), j
+        return sum_lanes(x, total, compensation), j
 
     return sum_exp
+
+
+@inline
+def add_to_rest(x: Any, total: Any, value: Vector, m: Vector, scale: Any) -> Any:
+    """The sum of the exponentials of what is not m, its compensation, and how many are m: one vector more."""
+    rest, compensation, count = total
+    rest, compensation = add_below(x, rest, compensation, value, m, scale)
+    return rest, compensation, count + v.select(value == m, v.like(m, 1.0), 0.0)
 
 
 def row_rest(step: Callable[..., int]) -> Callable[..., Any]:
@@ -88,25 +103,23 @@ def row_rest(step: Callable[..., int]) -> Callable[..., Any]:
     def add_rest(
         x: Any, begin: int, end: int, m: float, ahead: Any, out: Any, j: int, stop: int, arrays: Any, numbers: Any
     ) -> Any:
-        w, largest, zero, one = v.lanes(x), v.full(x, m), v.full(x, 0.0), v.full(x, 1.0)
+        w, largest, zero = v.lanes(x), v.full(x, m), v.full(x, 0.0)
         scale = scale_for(largest)
-        rest, lost, count = zero, zero, zero
+        rest, compensation, count = zero, zero, zero
         i = begin
         while i + w <= end:
             chunk_end = min(i + CHUNK * w, end)
             while i + w <= chunk_end:
                 value = v.load(x, i)
                 v.prefetch(ahead, i)
-                rest, lost = add_below(x, rest, lost, value, largest, scale)
-                count = count + v.select(value == largest, one, 0.0)
+                rest, compensation, count = add_to_rest(x, (rest, compensation, count), value, largest, scale)
                 j = step(out, j, stop, arrays, numbers)
                 i += w
-            rest, lost = next_chunk(x, rest, lost)
+            rest, compensation = next_chunk(x, rest, compensation)
         if i < end:
             value = v.load_masked(x, i, v.first(x, end - i), MINUS_INFINITY)
-            rest, lost = add_below(x, rest, lost, value, largest, scale)
-            count = count + v.select(value == largest, one, 0.0)
-        return v.reduce_add_wide(rest, lost), v.reduce_add_wide(count, zero), j
+            rest, compensation, count = add_to_rest(x, (rest, compensation, count), value, largest, scale)
+        return v.reduce_add_wide(rest, compensation), v.reduce_add_wide(count, zero), j
 
     return add_rest
 
@@ -130,7 +143,7 @@ sum_exp_scaling, add_rest_logging = row_sum_exp(step_scaled), row_rest(step_log)
 
 @inline
 def rest_of_block(x: Any, begin: int, end: int, m: float, ahead: Any) -> Any:
-    """`row_rest` for a piece of a row; of -inf alone it is 0, not NaN: only the whole row decides."""
+    """`row_rest` for a block of a row; of -inf alone it is 0, not NaN: only the whole row decides."""
     top = max(m, v.number(x, LOWEST))
     rest, count, _ = add_rest_logging(x, begin, end, top, ahead, x, end, end, (x,), (v.full(x, top), v.full(x, top)))
     return rest, count

@@ -6,10 +6,10 @@ from typing import Any
 from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.loops.fold import CHUNK
-from opgrad.cpu.loops.layout import precision
+from opgrad.cpu.loops.layout import BLOCK, precision
 from opgrad.cpu.normalization import batch, layer, layer_grad
 from opgrad.cpu.normalization.bundles import Affine, Statistics
-from opgrad.cpu.normalization.layer_grad import GradientKernels, Matrix
+from opgrad.cpu.normalization.layer_grad import GradientKernels, RowBlocks
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace, whole_vectors
@@ -66,7 +66,7 @@ def _backward(problem: Problem, kernels: GradientKernels) -> Program:
     blocks, step = partition.count(rows, per_block), whole_vectors(n, workspace.precision)
     arguments = {
         **_arguments(problem, "dy", "x", "scale", "dx", "dscale", "dbias"),
-        "matrix": Matrix(rows, n, per_block),
+        "shape": RowBlocks(rows, n, per_block),
         "n": n,
         "blocks": blocks,
         "sums": Rows(workspace.shared(blocks * 2 * step), step),
@@ -84,8 +84,8 @@ def _backward(problem: Problem, kernels: GradientKernels) -> Program:
 def _split_rows(
     problem: Problem, kernels: GradientKernels, workspace: Workspace, arguments: dict[str, Any]
 ) -> list[Step]:
-    rows, n, _ = arguments["matrix"]
-    per_row = partition.count(n, layer_grad.BLOCK)
+    rows, n, _ = arguments["shape"]
+    per_row = partition.count(n, BLOCK)
     partial, coefficients = workspace.shared(2 * rows * per_row), workspace.shared(2 * rows)
     arguments = arguments | {"per_row": per_row, "partial": partial, "coefficients": coefficients}
     units = arguments["blocks"] * partition.count(n, layer_grad.STRIP)

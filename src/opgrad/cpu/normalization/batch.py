@@ -114,10 +114,10 @@ class _Steps:
         """Add what kernels by columns are given: sizes and memory."""
         samples, channels, size, *_ = self.planes
         columns = channels * size
-        blocks, strips = partition.count(samples, by_columns.BLOCK), partition.count(columns, by_columns.STRIP)
+        blocks, strips = partition.count(samples, by_columns.SAMPLES), partition.count(columns, by_columns.STRIP)
         self.columns, self.units = columns, blocks * strips
         self.arguments |= {
-            "matrix": by_columns.Matrix(samples, columns, strips),
+            "shape": by_columns.ColumnStrips(samples, columns, strips),
             "blocks": blocks,
             "partial": self._rows(2 * blocks, columns),
             "joined": self._rows(2, columns),
@@ -133,8 +133,8 @@ class _Steps:
         joining = Step(join, self.columns, self.arguments, by_columns.STRIP)
         return [joining, self._step(coefficients, sums=sums, planes=planes)]
 
-    def _spread(self, first: int, last: int) -> Step:
-        return self._step(by_columns.spread, begin=first, end=last + 1)
+    def _widen(self, first: int, last: int) -> Step:
+        return self._step(by_columns.widen, begin=first, end=last + 1)
 
 
 class _Forward(_Steps):
@@ -166,8 +166,8 @@ class _Forward(_Steps):
             return []
         if not self.is_short:
             return [self._write_planes(by_planes.normalize_planes)]
-        spreading = self._spread(by_planes.MEAN, by_planes.BIAS)
-        return [spreading, self._shared_out(by_columns.normalize_columns, self.units)]
+        widening = self._widen(by_planes.MEAN, by_planes.BIAS)
+        return [widening, self._shared_out(by_columns.normalize_columns, self.units)]
 
 
 class _Backward(_Steps):
@@ -182,9 +182,9 @@ class _Backward(_Steps):
 
     def _by_columns(self) -> list[Step]:
         return [
-            self._spread(by_planes_grad.MEAN, by_planes_grad.MEAN),
+            self._widen(by_planes_grad.MEAN, by_planes_grad.MEAN),
             self._shared_out(by_columns.grad_sums, self.units),
             *self._join_columns(by_columns.join_sums, by_planes_grad.grad_coefficients),
-            self._spread(by_planes_grad.FACTOR, by_planes_grad.FROM_BIAS),
+            self._widen(by_planes_grad.FACTOR, by_planes_grad.FROM_BIAS),
             self._shared_out(by_columns.grad_columns, self.units),
         ]

@@ -1,7 +1,7 @@
 """Kernels of batch normalization where planes are shorter than a vector: vectors run across channels and planes.
 
 Arrays are samples x columns, contiguous; a column is an element of a channel's plane. Sums over samples are formed
-in blocks of BLOCK samples and strips of STRIP columns: `partial` has two rows for each block. `wide` is the table of
+in blocks of SAMPLES samples and strips of STRIP columns: `partial` has two rows for each block. `wide` is the table of
 `batch_planes` with each number once for every column of its channel.
 """
 
@@ -10,17 +10,17 @@ from typing import Any, Final, NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
-from opgrad.cpu.loops.columns import get
 from opgrad.cpu.loops.fill import clear
 from opgrad.cpu.loops.fold import column_sum_of, fold, fold_down
+from opgrad.cpu.loops.map import get
 from opgrad.cpu.normalization.batch_planes import BIAS, write_normalized
 from opgrad.cpu.normalization.batch_planes_grad import FACTOR, FROM_BIAS, FROM_SCALE, MEAN, write_gradient
 
-BLOCK: Final = 64
-STRIP: Final = 1024
+SAMPLES: Final = 64  # of a block
+STRIP: Final = 1024  # columns
 
 
-class Matrix(NamedTuple):
+class ColumnStrips(NamedTuple):
     """Samples x columns, and how many strips of columns there are."""
 
     samples: int
@@ -29,15 +29,15 @@ class Matrix(NamedTuple):
 
 
 @inline
-def block_of(unit: int, matrix: Any) -> Any:
+def block_of(unit: int, shape: Any) -> Any:
     """A unit's block, the column that it begins with, and how many columns it has."""
-    begin = unit % matrix.strips * STRIP
-    return unit // matrix.strips, begin, min(STRIP, matrix.columns - begin)
+    begin = unit % shape.strips * STRIP
+    return unit // shape.strips, begin, min(STRIP, shape.columns - begin)
 
 
 @inline
-def samples_of(block: int, matrix: Any) -> Any:
-    return range(block * BLOCK, min((block + 1) * BLOCK, matrix.samples))
+def samples_of(block: int, shape: Any) -> Any:
+    return range(block * SAMPLES, min((block + 1) * SAMPLES, shape.samples))
 
 
 @inline
@@ -47,7 +47,7 @@ def row_of(rows: Any, row: int, begin: int) -> Any:
 
 
 @kernel
-def spread(begin, end, channels, size, table: Rows, wide: Rows):
+def widen(begin, end, channels, size, table: Rows, wide: Rows):
     """Rows [begin, end) of the wide table."""
     for row in range(begin, end):
         for channel in range(channels):
@@ -72,16 +72,16 @@ _add_gradients = fold(_add_gradient)
 
 
 @kernel
-def grad_sums(units: Units, matrix: Matrix, dy: Pointer, x: Pointer, wide: Rows, partial: Rows):
+def grad_sums(units: Units, shape: ColumnStrips, dy: Pointer, x: Pointer, wide: Rows, partial: Rows):
     """The sums of dy and of dy * (x - mean) over a block of samples."""
     for unit in units:
-        block, begin, count = block_of(unit, matrix)
+        block, begin, count = block_of(unit, shape)
         g, mean = row_of(partial, 2 * block, begin), row_of(wide, MEAN, begin)
         t = g + partial.step
         clear(g, count)
         clear(t, count)
-        for sample in samples_of(block, matrix):
-            at = sample * matrix.columns + begin
+        for sample in samples_of(block, shape):
+            at = sample * shape.columns + begin
             _add_gradients((), 0, count, (dy + at, x + at, mean, g, t), ())
 
 
@@ -95,16 +95,13 @@ def join_sums(columns: Units, blocks, partial: Rows, joined: Rows):
 
 
 @kernel
-def grad_columns(units: Units, matrix: Matrix, dy: Pointer, x: Pointer, dx: Pointer, wide: Rows, stream):
+def grad_columns(units: Units, shape: ColumnStrips, dy: Pointer, x: Pointer, dx: Pointer, wide: Rows, stream):
     for unit in units:
-        block, begin, count = block_of(unit, matrix)
+        block, begin, count = block_of(unit, shape)
         mean, factor = row_of(wide, MEAN, begin), row_of(wide, FACTOR, begin)
-        from_scale, from_bias = (
-            row_of(wide, FROM_SCALE, begin),
-            row_of(wide, FROM_BIAS, begin),
-        )
-        for sample in samples_of(block, matrix):
-            at = sample * matrix.columns + begin
+        from_scale, from_bias = row_of(wide, FROM_SCALE, begin), row_of(wide, FROM_BIAS, begin)
+        for sample in samples_of(block, shape):
+            at = sample * shape.columns + begin
             write_gradient(dx + at, 0, count, stream, (dy + at, x + at, mean, factor, from_scale, from_bias), ())
 
 
@@ -130,35 +127,35 @@ _add_values, _add_squares = fold(_add_value), fold(_add_square)
 
 
 @kernel
-def moments_of_columns(units: Units, matrix: Matrix, x: Pointer, partial: Rows):
+def moments_of_columns(units: Units, shape: ColumnStrips, x: Pointer, partial: Rows):
     """The mean over a block of samples, and the squares around it, which are read from the cache."""
     for unit in units:
-        block, begin, count = block_of(unit, matrix)
-        samples = samples_of(block, matrix)
+        block, begin, count = block_of(unit, shape)
+        samples = samples_of(block, shape)
         mean = row_of(partial, 2 * block, begin)
         squares = mean + partial.step
         clear(mean, count)
         clear(squares, count)
         for sample in samples:
-            _add_values((), 0, count, (x + (sample * matrix.columns + begin), mean), ())
+            _add_values((), 0, count, (x + (sample * shape.columns + begin), mean), ())
         inverse = v.number(x, 1.0 / len(samples))
         for i in range(0, count, v.lanes(x)):
             v.store(mean, i, v.load(mean, i) * inverse)
         for sample in samples:
-            _add_squares((), 0, count, (x + (sample * matrix.columns + begin), mean, squares), ())
+            _add_squares((), 0, count, (x + (sample * shape.columns + begin), mean, squares), ())
 
 
 @inline
 def _add_mean(total: Any, arrays: Any, block: int, numbers: Any) -> Any:
     (partial,), (samples, step) = arrays, numbers
-    count = v.number(partial, min(BLOCK, samples - block * BLOCK))
+    count = v.number(partial, min(SAMPLES, samples - block * SAMPLES))
     return (v.fma(v.load(partial, 2 * block * step), count, total[0]),)
 
 
 @inline
 def _add_moments(total: Any, arrays: Any, block: int, numbers: Any) -> Any:
     (partial,), (samples, step, mean) = arrays, numbers
-    count = v.number(partial, min(BLOCK, samples - block * BLOCK))
+    count = v.number(partial, min(SAMPLES, samples - block * SAMPLES))
     deviation = v.load(partial, 2 * block * step) - mean
     return (total[0] + v.fma(deviation * count, deviation, v.load(partial, (2 * block + 1) * step)),)
 
@@ -178,11 +175,11 @@ def join_moments(columns: Units, blocks, samples, partial: Rows, joined: Rows):
 
 
 @kernel
-def normalize_columns(units: Units, matrix: Matrix, x: Pointer, y: Pointer, wide: Rows, stream):
+def normalize_columns(units: Units, shape: ColumnStrips, x: Pointer, y: Pointer, wide: Rows, stream):
     for unit in units:
-        block, begin, count = block_of(unit, matrix)
+        block, begin, count = block_of(unit, shape)
         mean, factor = row_of(wide, MEAN, begin), row_of(wide, FACTOR, begin)
         bias = row_of(wide, BIAS, begin)
-        for sample in samples_of(block, matrix):
-            at = sample * matrix.columns + begin
+        for sample in samples_of(block, shape):
+            at = sample * shape.columns + begin
             write_normalized(y + at, 0, count, stream, (x + at, mean, factor, bias), ())

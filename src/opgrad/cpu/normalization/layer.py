@@ -10,32 +10,10 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.columns import get
 from opgrad.cpu.loops.fold import fold_in_chunks
-from opgrad.cpu.loops.map import row_writer
-from opgrad.cpu.normalization.bundles import Affine, Statistics, add_square, add_value
-
-# --- what layer normalization has and its simplified form lacks ----------------------------------------------------
-
-
-@inline
-def store_mean(p: Any, row: int, value: Any) -> None:
-    v.store_one(p, row, value)
-
-
-@inline
-def store_no_mean(p: Any, row: int, value: Any) -> None:
-    pass
-
-
-@inline
-def itself(value: Any, zero: Any) -> Any:
-    return value
-
-
-@inline
-def zero_instead(value: Any, zero: Any) -> Any:
-    return zero
+from opgrad.cpu.loops.map import get, row_writer
+from opgrad.cpu.normalization import bundles
+from opgrad.cpu.normalization.bundles import FULL, Affine, Form, Statistics, add_square, add_value
 
 
 @inline
@@ -55,11 +33,9 @@ def _without_bias(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> 
 _sum, _squares = fold_in_chunks(add_value), fold_in_chunks(add_square)
 
 
-def forward_kernel(
-    value: Callable[..., Vector], mean_or_zero: Callable[..., Any], put_mean: Callable[..., None]
-) -> Kernel:
-    """y and the statistics of rows; `mean_or_zero` makes the mean 0 where there is none."""
-    write = row_writer(value)
+def forward_kernel(value: Callable[..., Vector], form: Form) -> Kernel:
+    """y and the statistics of rows."""
+    write, mean_or_zero, put_mean = row_writer(value), form.or_zero, form.store
 
     @kernel
     def normalize_rows(
@@ -78,6 +54,6 @@ def forward_kernel(
     return normalize_rows
 
 
-LAYER = forward_kernel(_with_bias, itself, store_mean)
-LAYER_NO_BIAS = forward_kernel(_without_bias, itself, store_mean)
-SIMPLIFIED = forward_kernel(_without_bias, zero_instead, store_no_mean)
+LAYER = forward_kernel(_with_bias, FULL)
+LAYER_NO_BIAS = forward_kernel(_without_bias, FULL)
+SIMPLIFIED = forward_kernel(_without_bias, bundles.SIMPLIFIED)

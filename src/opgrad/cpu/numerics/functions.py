@@ -5,33 +5,23 @@ are kept as two vectors, the rounded product and what the rounding lost; and a f
 two, so that nothing overflows or loses bits as a denormal on the way.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import by_precision, inline
+from opgrad.cpu.compiler.native import by_precision, constant, inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.numerics.math import (
-    LOG2_E,
-    _expm1_reduced_double,
-    _expm1_reduced_single,
-    _remainder_double,
-    _remainder_single,
-    log,
-)
+from opgrad.cpu.numerics.math import LOG2_E, expm1_reduced, log, remainder
 
 INFINITY = float("inf")
 
 
 @inline
 def minimum(value: Vector, limit: float) -> Vector:
-    """The smaller of each pair; NaN where value is."""
+    """The smaller of each pair; NaN where the value is."""
     return v.select(value > limit, limit, value)
 
 
 @inline
 def between(value: Vector, low: float, high: float) -> Vector:
-    """min(max(value, low), high); NaN where value is."""
+    """min(max(value, low), high); NaN where the value is."""
     return v.select(value < low, low, minimum(value, high))
 
 
@@ -76,28 +66,15 @@ def square(x: Vector) -> tuple[Vector, Vector]:
 
 # --- exp(high + low) = (1 + p) * 2**n ------------------------------------------------------------------------------
 
-# Times any finite number these powers of e are 0, and infinite.
-FAR_SINGLE, FAR_DOUBLE = 200.0, 1460.0
+FAR_AWAY = constant(200.0, 1460.0)  # e to this power, and to its opposite: infinite, and 0, times any finite number
 
 
 @inline
-def _exp_parts_single(high: Vector, low: Vector) -> tuple[Vector, Vector]:
-    x = between(high, -FAR_SINGLE, FAR_SINGLE)
-    n = v.round_even(x * LOG2_E)
-    return _expm1_reduced_single(_remainder_single(x, n) + low), n
-
-
-@inline
-def _exp_parts_double(high: Vector, low: Vector) -> tuple[Vector, Vector]:
-    x = between(high, -FAR_DOUBLE, FAR_DOUBLE)
-    n = v.round_even(x * LOG2_E)
-    return _expm1_reduced_double(_remainder_double(x, n) + low), n
-
-
-@by_precision
-def exp_parts(bits: int) -> Callable[..., Any]:
+def exp_parts(high: Vector, low: Vector) -> tuple[Vector, Vector]:
     """p and n of e**(high + low) = (1 + p) * 2**n, with |p| < 0.42."""
-    return _exp_parts_single if bits == 32 else _exp_parts_double
+    x = between(high, -FAR_AWAY(high), FAR_AWAY(high))
+    n = v.round_even(x * LOG2_E)
+    return expm1_reduced(remainder(x, n) + low), n
 
 
 @inline
@@ -109,7 +86,7 @@ def scaled(value: Vector, n: Vector) -> Vector:
 
 @inline
 def times_parts(value: Vector, p: Vector, n: Vector) -> Vector:
-    """value * (1 + p) * 2**n, where value may be as large as numbers get."""
+    """value * (1 + p) * 2**n, where the value may be as large as numbers get."""
     half = value * 0.5
     return scaled(v.fma(half, p, half), n + 1.0)
 
@@ -134,7 +111,7 @@ def expm1_up_to_zero(x: Vector) -> Vector:
 
 @inline
 def logistic_times(value: Vector, high: Vector, low: Vector) -> Vector:
-    """value / (1 + e**-(high + low)); NaN for infinite value where the quotient is small."""
+    """value / (1 + e**-(high + low)); NaN for an infinite value where the quotient is small."""
     p, n = exp_parts(-v.absolute(high), v.select(high > 0.0, -low, low))
     above = value / (times_parts(v.like(value, 1.0), p, n) + 1.0)
     return v.select(high >= 0.0, above, unless_infinite(times_parts(above, p, n), value))
@@ -143,22 +120,15 @@ def logistic_times(value: Vector, high: Vector, low: Vector) -> Vector:
 # --- logarithms ----------------------------------------------------------------------------------------------------
 
 
-@inline
-def _normal_single(x: Vector) -> tuple[Vector, Vector]:
-    tiny = x < 1.17549435e-38
-    return v.select(tiny, x * 2.0**25, x), v.select(tiny, v.like(x, -25.0), 0.0)
+SMALLEST_NORMAL = constant(1.17549435e-38, 2.2250738585072014e-308)
+DENORMAL_BITS, DENORMAL_SCALE = constant(25.0, 54.0), constant(2.0**25, 2.0**54)  # what makes any denormal normal
 
 
 @inline
-def _normal_double(x: Vector) -> tuple[Vector, Vector]:
-    tiny = x < 2.2250738585072014e-308
-    return v.select(tiny, x * 2.0**54, x), v.select(tiny, v.like(x, -54.0), 0.0)
-
-
-@by_precision
-def normal(bits: int) -> Callable[..., Any]:
+def normal(x: Vector) -> tuple[Vector, Vector]:
     """y and n of x = y * 2**n for positive x, where y is no denormal."""
-    return _normal_single if bits == 32 else _normal_double
+    tiny = x < SMALLEST_NORMAL(x)
+    return v.select(tiny, x * DENORMAL_SCALE(x), x), v.select(tiny, v.like(x, -DENORMAL_BITS(x)), 0.0)
 
 
 @inline
@@ -235,10 +205,7 @@ def _tail_double(t: Vector) -> Vector:
     return v.fma(h, t, 0.763230528970203128231)
 
 
-@by_precision
-def _tail(bits: int) -> Callable[..., Vector]:
-    return _tail_single if bits == 32 else _tail_double
-
+_tail = by_precision(_tail_single, _tail_double)
 
 # From here on a tail times any finite number is 0, and exp(-x*x/2) in the range of exp_parts or beyond it.
 NO_TAIL = 54.0
@@ -276,8 +243,8 @@ def gelu_argument(s: Vector) -> tuple[Vector, Vector]:
     cubic_low = v.fma(z, v.like(z, CUBIC), -cubic) + (z * (rest_of(z, CUBIC) + CUBIC_REST) + z_low * CUBIC)
     total = cubic + LINEAR
     added = total - cubic
-    lost = (cubic - (total - added)) + (v.like(z, LINEAR) - added)
-    total_low = lost + (cubic_low + (rest_of(z, LINEAR) + LINEAR_REST))
+    compensation = (cubic - (total - added)) + (v.like(z, LINEAR) - added)
+    total_low = compensation + (cubic_low + (rest_of(z, LINEAR) + LINEAR_REST))
     high = x * total
     return high, v.fma(x, total, -high) + x * total_low
 

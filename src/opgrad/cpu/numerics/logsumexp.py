@@ -5,46 +5,30 @@ of two, which costs no digit: exp(x) * 2**-k for |m| < NEAR. For larger |m| ever
 of m, so that x - m is exact. Whatever the scale is, it cancels in exp / sum.
 """
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import by_precision, inline
+from opgrad.cpu.compiler.native import by_precision, constant, inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.numerics.math import LOG2_E, expm1_parts, expm1_reduced, log, remainder
 
 # --- exp on a row's own scale ---------------------------------------------------------------------------------------
 
-# The largest exponential of a row is near 2**TOP, so that none that counts is denormal, nor 1 / sum.
 TOP_SINGLE, TOP_DOUBLE = 64, 256
+TOP = constant(TOP_SINGLE, TOP_DOUBLE)  # the largest exponential of a row is near 2**TOP: none that counts is denormal
 # Exponentials this far below the largest one add nothing to its sum, and their quotients round to 0.
-LOWEST_SINGLE, LOWEST_DOUBLE = -130.0, -800.0
-NEAR_SINGLE, NEAR_DOUBLE = 256.0, 1024.0
+LOWEST_DIFFERENCE = constant(-130.0, -800.0)
+NEAR = constant(256.0, 1024.0)
 # Added to a number, they leave its nearest integer plus the exponent's bias in the lowest bits.
-ROUNDER_SINGLE, ROUNDER_DOUBLE = 1.5 * 2**23 + 127, 1.5 * 2**52 + 1023
+ROUNDER = constant(1.5 * 2**23 + 127, 1.5 * 2**52 + 1023)
 
 
 @inline
-def _scale(m: Vector, near: float, lowest: float, top: int, rounder: float) -> Any:
-    close = v.absolute(m) < near
-    a = v.select(close, m, 0.0)
-    return v.select(close, 0.0, m), a + lowest, rounder + top - v.round_even(a * LOG2_E)
-
-
-@inline
-def _scale_single(m: Vector) -> Any:
-    return _scale(m, NEAR_SINGLE, LOWEST_SINGLE, TOP_SINGLE, ROUNDER_SINGLE)
-
-
-@inline
-def _scale_double(m: Vector) -> Any:
-    return _scale(m, NEAR_DOUBLE, LOWEST_DOUBLE, TOP_DOUBLE, ROUNDER_DOUBLE)
-
-
-@by_precision
-def scale_for(bits: int) -> Callable[..., Any]:
+def scale_for(m: Vector) -> Any:
     """The scale for rows whose largest element is m: what is subtracted from x, the lowest difference, the rounder."""
-    return _scale_single if bits == 32 else _scale_double
+    close = v.absolute(m) < NEAR(m)
+    a = v.select(close, m, 0.0)
+    return v.select(close, 0.0, m), a + LOWEST_DIFFERENCE(m), ROUNDER(m) + TOP(m) - v.round_even(a * LOG2_E)
 
 
 @inline
@@ -92,8 +76,8 @@ def in_float64(x: Any) -> float:
 @inline
 def exp_added(p: Any, x: float, m: float) -> float:
     """One exponential on the scale for m, as sums have it."""
-    e, lost = exp_pair(v.full(p, x), scale_for(v.full(p, m)))
-    return in_float64(v.first_lane(e)) + v.first_lane(lost)
+    e, compensation = exp_pair(v.full(p, x), scale_for(v.full(p, m)))
+    return in_float64(v.first_lane(e)) + v.first_lane(compensation)
 
 
 @inline
@@ -105,103 +89,87 @@ def exp_wide(p: Any, x: float, m: float) -> float:
 # --- adding up -----------------------------------------------------------------------------------------------------
 
 # Sums start here, above every term: what an addition rounds off is then exact.
-START_SINGLE, START_DOUBLE = 2.0 ** (TOP_SINGLE + 1), 2.0 ** (TOP_DOUBLE + 1)
-
-
-@inline
-def _start_single(value: Vector) -> Vector:
-    return v.like(value, START_SINGLE)
-
-
-@inline
-def _start_double(value: Vector) -> Vector:
-    return v.like(value, START_DOUBLE)
-
-
-@by_precision
-def start_for(bits: int) -> Callable[..., Vector]:
-    return _start_single if bits == 32 else _start_double
+START_SINGLE = 2.0 ** (TOP_SINGLE + 1)
+START = constant(START_SINGLE, 2.0 ** (TOP_DOUBLE + 1))
 
 
 @inline
 def sum_start(x: Any) -> Any:
-    """A sum of the exponentials of x: its running total, and what rounding has lost.
+    """A sum of the exponentials of x: its running total, and what rounding has taken from it.
 
     Sums are corrected only where x has all the digits of the arithmetic: a result of 16 bits does not show them.
     """
     zero = v.full(x, 0.0)
-    return start_for(zero) if v.is_fine(x) else zero, zero
+    return v.like(zero, START(zero)) if v.is_fine(x) else zero, zero
 
 
 @inline
-def add_exact(x: Any, total: Vector, lost: Vector, value: Vector, scale: Any) -> Any:
-    """exp(value), and the sum with it: what is lost by rounding the sum and the exponential itself is kept."""
+def add_exact(x: Any, total: Vector, compensation: Vector, value: Vector, scale: Any) -> Any:
+    """exp(value), and the sum with it: what rounding takes from the sum and from the exponential itself is kept."""
     if v.is_fine(x):
         power, p = exp_parts(value, scale)
         e = v.fma(p, power, power)
         added = total + e
-        return e, added, lost + v.fma(p, power, power - (added - total))
+        return e, added, compensation + v.fma(p, power, power - (added - total))
     e = exp_scaled(value, scale)
-    return e, total + e, lost
+    return e, total + e, compensation
 
 
 @inline
-def add_rounded(x: Any, total: Vector, lost: Vector, value: Vector, scale: Any) -> Any:
+def add_rounded(x: Any, total: Vector, compensation: Vector, value: Vector, scale: Any) -> Any:
     """exp(value), and the sum of the exponentials as they are rounded."""
     if v.is_fine(x):
         e = exp_scaled(value, scale)
         added = total + e
-        return e, added, lost + (e - (added - total))
+        return e, added, compensation + (e - (added - total))
     e = exp_scaled(value, scale)
-    return e, total + e, lost
+    return e, total + e, compensation
 
 
 @inline
-def next_chunk(x: Any, total: Vector, lost: Vector) -> Any:
-    """A sum that is not corrected starts anew after every chunk; what it came to is kept with `lost`."""
+def next_chunk(x: Any, total: Vector, compensation: Vector) -> Any:
+    """A sum that is not corrected starts anew after every chunk; what it came to is kept with `compensation`."""
     if v.is_fine(x):
-        return total, lost
-    return v.full(x, 0.0), lost + total
+        return total, compensation
+    return v.full(x, 0.0), compensation + total
 
 
 @inline
-def sum_end(x: Any, total: Vector, lost: Vector) -> Any:
+def sum_end(x: Any, total: Vector, compensation: Vector) -> Any:
     """The sum as two numbers for each lane."""
     if v.is_fine(x):
-        start = start_for(total)
+        start = v.like(total, START(total))
         high = total - start
-        return high, lost + ((total - high) - start)
-    return total, lost
+        return high, compensation + ((total - high) - start)
+    return total, compensation
 
 
 @inline
-def _lanes_single(x: Any, total: Vector, lost: Vector) -> float:
+def _lanes_single(x: Any, total: Vector, compensation: Vector) -> float:
     """In float64 the start is taken away last, without an error."""
-    s = v.reduce_add_wide(total, lost)
+    s = v.reduce_add_wide(total, compensation)
     return s - v.lanes(x) * START_SINGLE if v.is_fine(x) else s
 
 
 @inline
-def _lanes_double(x: Any, total: Vector, lost: Vector) -> float:
-    high, low = sum_end(x, total, lost)
+def _lanes_double(x: Any, total: Vector, compensation: Vector) -> float:
+    high, low = sum_end(x, total, compensation)
     return v.reduce_add_wide(high, low)
 
 
-@by_precision
-def sum_lanes(bits: int) -> Callable[..., float]:
-    """The sum over all lanes."""
-    return _lanes_single if bits == 32 else _lanes_double
+# sum_lanes(x, total, compensation): the sum over all lanes.
+sum_lanes = by_precision(_lanes_single, _lanes_double)
 
 
 @inline
-def add_below(x: Any, rest: Vector, lost: Vector, value: Vector, m: Vector, scale: Any) -> Any:
+def add_below(x: Any, rest: Vector, compensation: Vector, value: Vector, m: Vector, scale: Any) -> Any:
     """A sum of the exponentials of those values that are not m, nor NaN. It starts at 0: it may stay tiny."""
     if v.is_fine(x):
         power, p = exp_parts(value, scale)
         power = v.select(value == m, 0.0, power)
         added = rest + v.fma(p, power, power)
-        return added, lost + v.fma(p, power, power - (added - rest))
-    return rest + v.select(value == m, 0.0, exp_scaled(value, scale)), lost
+        return added, compensation + v.fma(p, power, power - (added - rest))
+    return rest + v.select(value == m, 0.0, exp_scaled(value, scale)), compensation
 
 
 @inline
@@ -242,12 +210,12 @@ def row_divisor(x: Any, s: float, m: float) -> Any:
 def column_divisor(s: Any, m: Vector) -> Any:
     """The divisors for the sums s over columns whose largest elements are m."""
     scale = scale_for(m)
-    top, lost = exp_pair(m, scale)
+    top, compensation = exp_pair(m, scale)
     high, low = s
     r = 1.0 / high
     missing = v.fma(-high, r, 1.0)
     rest = v.fma(-low, r, missing) * r
-    largest = v.fma(top, r, v.fma(top, rest, lost * r))
+    largest = v.fma(top, r, v.fma(top, rest, compensation * r))
     return r * UP, v.fma(-(low + exp_residue(m, scale)), r, missing) * r * UP, top, largest
 
 
@@ -267,8 +235,8 @@ def scaled(e: Vector, divisor: Any, fine: Any) -> Vector:
 def log_of_sum(count: Vector, t: Vector) -> Vector:
     """log(count + t) for a whole count; right to a few digits relative to itself, however small t is beside 1."""
     s = count + t
-    lost = v.select(count > t, t - (s - count), count - (s - t))
-    return log(s) + lost / s
+    compensation = v.select(count > t, t - (s - count), count - (s - t))
+    return log(s) + compensation / s
 
 
 @inline
@@ -281,9 +249,9 @@ def row_log_of_sum(x: Any, rest: float, count: float, m: float) -> Vector:
 def column_log_of_sum(rest: Vector, count: Vector, m: Vector) -> Vector:
     """The same for each lane."""
     scale = scale_for(m)
-    top, lost = exp_pair(m, scale)
+    top, compensation = exp_pair(m, scale)
     t = rest / top
-    return log_of_sum(count, v.fma(-t, (lost + exp_residue(m, scale)) / top, t))
+    return log_of_sum(count, v.fma(-t, (compensation + exp_residue(m, scale)) / top, t))
 
 
 @inline
@@ -299,10 +267,10 @@ def row_log_of_total(x: Any, s: float, m: float, top: float) -> float:
 
 
 @inline
-def column_log_of_total(s: Any, m: Vector, top: Vector, lost: Any) -> Vector:
-    """The same for each lane; `top` has lost `lost` to rounding, or nothing if that is not in the sum."""
+def column_log_of_total(s: Any, m: Vector, top: Vector, compensation: Any) -> Vector:
+    """The same for each lane; `compensation`: what rounding took from `top`, or 0 if that is not in the sum."""
     high, low = s
-    return log_of_sum(v.like(m, 1.0), v.maximum(0.0, ((high - top) + (low - lost)) / top))
+    return log_of_sum(v.like(m, 1.0), v.maximum(0.0, ((high - top) + (low - compensation)) / top))
 
 
 # --- pieces of a row -----------------------------------------------------------------------------------------------

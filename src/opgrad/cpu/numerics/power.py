@@ -1,11 +1,10 @@
 """Powers by the rules of C's pow: exp(exponent * log|s|), with the logarithm in two parts, and what it leaves out."""
 
-from collections.abc import Callable
-
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import by_precision, inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.numerics.functions import INFINITY, REST_COUNTS, exp_times, normal, rest_of
+from opgrad.cpu.numerics.math import LN2_HIGH, LN2_LOW
 
 # --- log(x) = e * ln 2 + 2 * atanh(q), q = (m - 1) / (m + 1), m in [sqrt(1/2), sqrt(2)) -----------------------------
 
@@ -31,26 +30,7 @@ def _series_double(z: Vector) -> Vector:
     return v.fma(p, z, 0.399999999999999998173)
 
 
-@by_precision
-def _series(bits: int) -> Callable[..., Vector]:
-    """(2 atanh(q) / q - 2 - 2/3 z) / z**2, z = q*q."""
-    return _series_single if bits == 32 else _series_double
-
-
-@inline
-def _log2_parts_single(e: Vector) -> tuple[Vector, Vector]:
-    return e * 0.693145751953125, e * 1.42860682030941723e-6
-
-
-@inline
-def _log2_parts_double(e: Vector) -> tuple[Vector, Vector]:
-    return e * 0.693147180369123816490, e * 1.90821492927058770002e-10
-
-
-@by_precision
-def _times_log2(bits: int) -> Callable[..., tuple[Vector, Vector]]:
-    """e * ln 2 for whole e as an exact product and the rest."""
-    return _log2_parts_single if bits == 32 else _log2_parts_double
+_series = by_precision(_series_single, _series_double)  # (2 atanh(q) / q - 2 - 2/3 z) / z**2, z = q*q
 
 
 @inline
@@ -75,9 +55,10 @@ def log_parts(x: Vector) -> tuple[Vector, Vector]:
     linear = q * 2.0
     part = linear + cubic
     part_low = ((linear - part) + cubic) + (cubic_low + q_low * 2.0)
-    whole, whole_low = _times_log2(v.exponent_of(y) + shift)
+    e = v.exponent_of(y) + shift
+    whole = e * LN2_HIGH(e)  # exact
     total = whole + part
-    return total, ((whole - total) + part) + (part_low + whole_low)
+    return total, ((whole - total) + part) + (part_low + e * LN2_LOW(e))
 
 
 # --- powers --------------------------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.gather import CHUNK
+from opgrad.cpu.gather import named
 from opgrad.cpu.loops.fill import write_zeros, zero_step
+from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
@@ -94,13 +95,6 @@ def strip_at(lines: Any, strip: int) -> tuple[int, int, int]:
     return place, place_of(lines.table, lines.axes, row, 2) + column, min(lines.width, lines.run - column)
 
 
-@inline
-def element(indices: Any, i: int, size: int) -> int:
-    """The element that index i names."""
-    index = v.load_one(indices, i)
-    return index + size if index < 0 else index
-
-
 # --- forward -------------------------------------------------------------------------------------------------------
 
 
@@ -114,12 +108,12 @@ def copy_elements(units: Units, lines: LineStrips, per_block, blocks, indices: P
         source, out, names, end = x + x_place, y + place, indices + place, min(begin + per_block, n)
         if columns == 1:
             for j in range(begin, end):
-                v.store_one(out, j * step, v.load_one(source, element(names, j * step, size) * x_step))
+                v.store_one(out, j * step, v.load_one(source, named(names, j * step, size) * x_step))
         else:
             for j in range(begin, end):
                 for q in range(columns):
                     i = j * step + q
-                    v.store_one(out, i, v.load_one(source, element(names, i, size) * x_step + q))
+                    v.store_one(out, i, v.load_one(source, named(names, i, size) * x_step + q))
 
 
 def copy_steps(problem: Problem, workspace: Workspace, lines: Lines) -> list[Step]:
@@ -127,12 +121,12 @@ def copy_steps(problem: Problem, workspace: Workspace, lines: Lines) -> list[Ste
     if not count:
         return []
     item = problem.specs["x"].dtype.itemsize
-    strips, given = lines.strips(_width(lines, item))
+    strips, bundle = lines.strips(_width(lines, item))
     blocks = max(1, round(count * 2 * item / (strips * partition.MAX_PART_BYTES)))
     per_block = -(-lines.n // blocks)
     blocks = partition.count(lines.n, per_block)
     arguments = {name: problem[name] for name in ("indices", "x", "y")}
-    arguments |= {"lines": given, "per_block": per_block, "blocks": blocks}
+    arguments |= {"lines": bundle, "per_block": per_block, "blocks": blocks}
     unit_bytes = count / (strips * blocks) * (2 * item + problem.specs["indices"].dtype.itemsize)
     return [shared_out(copy_elements, strips * blocks, unit_bytes, arguments)]
 
@@ -171,16 +165,16 @@ def add_in_place(units: Units, lines: LineStrips, indices: Pointer, dy: Pointer,
     n, size, step, x_step = lines.n, lines.size, lines.step, lines.x_step
     for unit in units:
         place, x_place, columns = strip_at(lines, unit)
-        total, given, names = dx + x_place, dy + place, indices + place
+        total, addends, names = dx + x_place, dy + place, indices + place
         zero_strip(total, size, x_step, columns)
         if columns == 1:
             for j in range(n):
-                add_one(total, element(names, j * step, size) * x_step, v.load_one(given, j * step))
+                add_one(total, named(names, j * step, size) * x_step, v.load_one(addends, j * step))
         else:
             for j in range(n):
                 for q in range(columns):
                     i = j * step + q
-                    add_one(total, element(names, i, size) * x_step + q, v.load_one(given, i))
+                    add_one(total, named(names, i, size) * x_step + q, v.load_one(addends, i))
 
 
 @inline
@@ -219,12 +213,12 @@ def write_named(
     """The same, but only for the elements that indices name; all others of dx are zeros already."""
     for j in range(n):
         for q in range(columns):
-            value = element(names, j * step + q, size)
+            value = named(names, j * step + q, size)
             t, r = v.load_one(total, value * columns + q), v.load_one(compensation, value * columns + q)
             v.store_one(dx, value * x_step + q, t + r if r == r else t)
     for j in range(n):
         for q in range(columns):
-            i = element(names, j * step + q, size) * columns + q
+            i = named(names, j * step + q, size) * columns + q
             v.store_one(total, i, v.number(total, 0.0))
             v.store_one(compensation, i, v.number(total, 0.0))
 
@@ -240,11 +234,11 @@ def add_apart(
     write_zeros(compensation, 0, most, 0)
     for unit in units:
         place, x_place, columns = strip_at(lines, unit)
-        out, given, names = dx + x_place, dy + place, indices + place
+        out, addends, names = dx + x_place, dy + place, indices + place
         for j in range(n):
             for q in range(columns):
                 i = j * step + q
-                add_exactly(total, compensation, element(names, i, size) * columns + q, v.load_one(given, i))
+                add_exactly(total, compensation, named(names, i, size) * columns + q, v.load_one(addends, i))
         if size > FEW * n:
             zero_strip(out, size, x_step, columns)
             write_named(out, n, size, step, x_step, columns, names, total, compensation)
@@ -261,12 +255,12 @@ def sum_steps(problem: Problem, workspace: Workspace, lines: Lines) -> list[Step
     zeros = [zero_step(problem["dx"], elements, elements * spec.dtype.itemsize)]
     if not count:
         return zeros
-    strips, given = lines.strips(_width(lines, 4))
-    arguments = {name: problem[name] for name in ("indices", "dy", "dx")} | {"lines": given}
+    strips, bundle = lines.strips(_width(lines, 4))
+    arguments = {name: problem[name] for name in ("indices", "dy", "dx")} | {"lines": bundle}
     first = [] if lines.covers else zeros
     if lines.n == 1 or (lines.n <= CHUNK and spec.dtype.itemsize > 2):
         return [*first, shared_out(add_in_place, strips, problem.bytes / strips, arguments)]
-    most = lines.size * given.width
+    most = lines.size * bundle.width
     arguments |= {"total": workspace.private(most), "compensation": workspace.private(most), "most": most}
     arguments["stream"] = partition.streams(problem.bytes)
     return [*first, shared_out(add_apart, strips, problem.bytes / strips, arguments)]

@@ -13,13 +13,13 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
+from opgrad.cpu.loops.elements import BLOCK
 from opgrad.cpu.loops.fill import write_zeros
 from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, shared_out
 from opgrad.problem import Problem
 
-BLOCK: Final = 1 << 15  # elements of a row that one unit writes
 SHORT: Final = 256  # elements of rows that are filled in where many rows have been zeroed at once
 WORDS: Final = 4  # of an axis in the table: its size, the first place, the step, how many places
 
@@ -61,7 +61,7 @@ def write_row(out: Any, begin: int, end: int, start: int, step: int, count: int,
     write_same(out, first, last, stream, (x + -start,), ())
     write_zeros(out, last, end, stream)
     if step != 1:
-        write_spread(out, begin, end, start, step, count, x)
+        write_strided(out, begin, end, start, step, count, x)
 
 
 @inline
@@ -70,7 +70,7 @@ def fill_row(out: Any, start: int, step: int, count: int, x: Any) -> None:
     if step == 1:
         write_same(out + start, 0, count, 0, (x,), ())
     else:
-        write_spread(out, 0, start + count * abs(step) + 1, start, step, count, x)
+        write_strided(out, 0, start + count * abs(step) + 1, start, step, count, x)
 
 
 class Places(NamedTuple):
@@ -107,18 +107,18 @@ def place_rows(units: Units, blocks, n, columns: Places, plane: Plane, x: Pointe
                 out, away = y + (row + k) * n, place + k - places.start
                 taken = away if places.step == 1 else taken_by(away, places.step)
                 if taken >= 0 and taken < places.count:
-                    given = x + (source * places.count + taken) * count
+                    numbers = x + (source * places.count + taken) * count
                     if short:
-                        fill_row(out, start, step, count, given)
+                        fill_row(out, start, step, count, numbers)
                     else:
-                        write_row(out, begin, end, start, step, count, given, stream)
+                        write_row(out, begin, end, start, step, count, numbers, stream)
                 elif not short:
                     write_zeros(out, begin, end, stream)
         unit += following
 
 
 @inline
-def write_spread(out: Any, begin: int, end: int, start: int, step: int, count: int, x: Any) -> None:
+def write_strided(out: Any, begin: int, end: int, start: int, step: int, count: int, x: Any) -> None:
     """out[start + i * step] = x[i] for the places in [begin, end)."""
     low = min(start, start + (count - 1) * step)
     away = abs(step)

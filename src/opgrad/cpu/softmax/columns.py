@@ -9,19 +9,18 @@ from typing import Any
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
-from opgrad.cpu.compiler.parameters import Columns, Pointer, Private, Strips, Units
+from opgrad.cpu.compiler.parameters import Columns, Private, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.columns import (
     add_rest_logging_columns,
     column_max,
     column_sum,
-    get,
-    put,
     streams_columns,
     sum_exp_scaling_columns,
     write_log_column,
     write_scaled_column,
 )
+from opgrad.cpu.loops.map import get, put
 from opgrad.cpu.numerics.logsumexp import (
     column_divisor,
     column_log_of_sum,
@@ -36,34 +35,43 @@ from opgrad.cpu.softmax import forms
 # --- a strip in place: a buffer, or a tile of transposed rows -------------------------------------------------------
 
 
-def softmax_lines(subtracted: Callable[..., Vector], divide: Callable[..., Any]) -> Callable[..., Any]:
-    """x = softmax(x) down as many columns as a vector has lanes; the largest of each, what was subtracted, the sums.
+@inline
+def log_sum_exp(largest: Vector, m: Vector, s: Any) -> Vector:
+    """The log-sum-exp by the largest of each row, what was subtracted, and the sums."""
+    top, compensation = exp_pair(m, scale_for(m))
+    return largest + v.select(s[0] < 1.0, 0.0, column_log_of_total(s, m, top, compensation))
+
+
+def softmax_lines(form: forms.Form) -> Callable[..., Vector]:
+    """x = softmax(x) down as many columns as a vector has lanes; the log-sum-exp of each.
 
     `fine`: whether the result shows the sums' last digits.
     """
+    subtracted, divide = form.subtracted, form.divide
 
     @inline
-    def lines(x: Any, x_n: int, n: int, fine: Any, inf_as_zero: int) -> Any:
+    def lines(x: Any, x_n: int, n: int, fine: Any, inf_as_zero: int) -> Vector:
         mask, zero = v.first(x, v.lanes(x)), v.full(x, 0.0)
         largest = column_max(x, x_n, n, True, mask)
-        m = subtracted(largest)
+        m = subtracted(x, largest)
         s = sum_exp_scaling_columns(x, x_n, n, True, mask, m, x, x_n, x, x_n, 0, x, x_n, ((zero, zero, zero, zero), 0))
-        divisor = divide(s, m, inf_as_zero)
+        divisor = divide(x, s, m, inf_as_zero)
         for i in range(n):
             v.store(x, i * x_n, scaled(v.load(x, i * x_n), divisor, fine))
-        return largest, m, s
+        return log_sum_exp(largest, m, s)
 
     return lines
 
 
-def log_softmax_lines(subtracted: Callable[..., Vector], count_of: Callable[..., Vector]) -> Callable[..., Vector]:
+def log_softmax_lines(form: forms.Form) -> Callable[..., Vector]:
     """x = log_softmax(x) down as many columns as a vector has lanes; the log-sum-exp of each."""
+    subtracted, count_of = form.subtracted, form.count_of
 
     @inline
-    def lines(x: Any, x_n: int, n: int) -> Vector:
+    def lines(x: Any, x_n: int, n: int, fine: Any, inf_as_zero: int) -> Vector:
         mask = v.first(x, v.lanes(x))
         largest = column_max(x, x_n, n, True, mask)
-        m = subtracted(largest)
+        m = subtracted(x, largest)
         rest, count = add_rest_logging_columns(x, x_n, n, True, mask, m, x, x_n, 0, x, x_n, (m, m))
         log_s = column_log_of_sum(rest, count_of(largest, count), m)
         for i in range(n):
@@ -87,43 +95,30 @@ def gradient_lines(term: Callable[..., Vector], formula: Callable[..., Vector]) 
     return lines
 
 
-softmax_in_place = softmax_lines(forms.finite_of_column, forms.divisor_of_column_or_zero)
-log_softmax_in_place = log_softmax_lines(forms.finite_of_column, forms.count_of_column_or_one)
+softmax_in_place = softmax_lines(forms.COLUMNS_IN_PLACE)
+log_softmax_in_place = log_softmax_lines(forms.COLUMNS_IN_PLACE)
 
 
-@inline
-def log_sum_exp(largest: Vector, m: Vector, s: Any) -> Vector:
-    """The log-sum-exp by what `softmax_lines` returns."""
-    top, compensation = exp_pair(m, scale_for(m))
-    return largest + v.select(s[0] < 1.0, 0.0, column_log_of_total(s, m, top, compensation))
+def columns_in_place(lines: Callable[..., Vector]) -> Kernel:
+    @kernel
+    def by_columns_in_place(block: forms.Block):
+        for j in range(0, block.width, v.lanes(block.values)):
+            v.store(block.stats, j, lines(block.values + j, block.width, block.n, True, block.inf_as_zero))
+
+    return by_columns_in_place
 
 
-@kernel
-def softmax_columns_in_place(
-    values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
-):
-    for j in range(0, width, v.lanes(values)):
-        largest, m, s = softmax_in_place(values + j, width, n, True, inf_as_zero)
-        v.store(stats, j, log_sum_exp(largest, m, s))
-
-
-@kernel
-def log_softmax_columns_in_place(
-    values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
-):
-    for j in range(0, width, v.lanes(values)):
-        v.store(stats, j, log_softmax_in_place(values + j, width, n))
+softmax_columns_in_place = columns_in_place(softmax_in_place)
+log_softmax_columns_in_place = columns_in_place(log_softmax_in_place)
 
 
 def gradient_columns_in_place(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
     lines = gradient_lines(term, formula)
 
     @kernel
-    def by_columns_in_place(
-        values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
-    ):
-        for j in range(0, width, v.lanes(values)):
-            lines(values + j, other + j, width, n)
+    def by_columns_in_place(block: forms.Block):
+        for j in range(0, block.width, v.lanes(block.values)):
+            lines(block.values + j, block.other + j, block.width, block.n)
 
     return by_columns_in_place
 

@@ -5,10 +5,12 @@ In place  A buffer that stages fill and empty (opgrad.cpu.fused): exponentials o
           may count as zeros, and the log-sum-exp of each row is kept.
 """
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.parameters import Pointer
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.rows import MINUS_INFINITY
 from opgrad.cpu.numerics.logsumexp import column_divisor, row_divisor
@@ -16,95 +18,31 @@ from opgrad.cpu.numerics.logsumexp import column_divisor, row_divisor
 NAN: Final = float("nan")
 
 
-@inline
-def beside(x: Any, buffer: Any) -> Any:
-    """Where a plain kernel keeps exponentials: in its own memory."""
-    return buffer
+class Block(NamedTuple):
+    """What a kernel in place is given: rows of length n, or n lines of a strip of columns, that wide, in a buffer."""
+
+    values: Pointer
+    other: Pointer  # y, in gradients
+    stats: Pointer
+    tile: Pointer
+    rows: int
+    n: int
+    width: int
+    inf_as_zero: int
+    keeps_stats: int
 
 
-@inline
-def over(x: Any, buffer: Any) -> Any:
-    """Where they are in place: where x was."""
-    return x
+class Form(NamedTuple):
+    """The choices, for rows (numbers) or columns (vectors of rows); x is a pointer of the kernel's."""
+
+    buffer: Callable[..., Any]  # (x, memory): where the exponentials of x are kept
+    subtracted: Callable[..., Any]  # (x, largest): what is subtracted, so that exponentials are at most 1
+    divide: Callable[..., Any]  # (x, s, m, inf_as_zero): the divisor
+    count_of: Callable[..., Any]  # (largest, count): how many elements of a row are its largest
 
 
-@inline
-def no_step(out: Any, i: int, end: int, arrays: Any, numbers: Any) -> int:
-    """In the place of `next_vector`: nothing is written meanwhile."""
-    return i
-
-
-# --- rows: numbers -------------------------------------------------------------------------------------------------
-
-
-@inline
-def largest_of_row(x: Any, largest: Any) -> Any:
-    """What is subtracted from a row, so that its exponentials are at most 1."""
-    return largest
-
-
-@inline
-def finite_of_row(x: Any, largest: Any) -> Any:
-    """The same for a row that may be -inf everywhere: 0."""
-    return largest if largest > MINUS_INFINITY else v.number(x, 0.0)
-
-
-@inline
-def divisor_of_row(x: Any, s: float, m: Any, inf_as_zero: int) -> Any:
-    return row_divisor(x, s, m)
-
-
-@inline
-def divisor_of_row_or_zero(x: Any, s: float, m: Any, inf_as_zero: int) -> Any:
-    divisor = row_divisor(x, s, m)
-    if s < 1.0:
-        divisor = _empty(v.full(x, s), divisor, inf_as_zero)
-    return divisor
-
-
-@inline
-def count_of_row(largest: Any, count: float) -> float:
-    """How many elements of a row are its largest."""
-    return count
-
-
-@inline
-def count_of_row_or_one(largest: Any, count: float) -> float:
-    """The same; 1 for a row of -inf, whose log-sum-exp is -inf."""
-    return count if largest > MINUS_INFINITY else 1.0
-
-
-# --- columns: a vector of rows -------------------------------------------------------------------------------------
-
-
-@inline
-def largest_of_column(largest: Vector) -> Vector:
-    return largest
-
-
-@inline
-def finite_of_column(largest: Vector) -> Vector:
-    return v.select(largest > MINUS_INFINITY, largest, 0.0)
-
-
-@inline
-def divisor_of_column(s: Any, m: Vector, inf_as_zero: int) -> Any:
-    return column_divisor(s, m)
-
-
-@inline
-def divisor_of_column_or_zero(s: Any, m: Vector, inf_as_zero: int) -> Any:
-    return _empty(s[0], column_divisor(s, m), inf_as_zero)
-
-
-@inline
-def count_of_column(largest: Vector, count: Vector) -> Vector:
-    return count
-
-
-@inline
-def count_of_column_or_one(largest: Vector, count: Vector) -> Vector:
-    return v.select(largest > MINUS_INFINITY, count, 1.0)
+def _form(*choices: Callable[..., Any]) -> Form:
+    return Form(*map(inline, choices))
 
 
 @inline
@@ -114,3 +52,39 @@ def _empty(s: Vector, divisor: Any, inf_as_zero: int) -> Any:
     empty = s < 1.0
     value = 0.0 if inf_as_zero else NAN
     return v.select(empty, value, high), v.select(empty, value, low), v.select(empty, NAN, top), largest
+
+
+@inline
+def _divisor_of_row(x: Any, s: float, m: Any, inf_as_zero: int) -> Any:
+    divisor = row_divisor(x, s, m)
+    if s < 1.0:
+        divisor = _empty(v.full(x, s), divisor, inf_as_zero)
+    return divisor
+
+
+PLAIN_ROWS = _form(
+    lambda x, memory: memory,
+    lambda x, largest: largest,
+    lambda x, s, m, inf_as_zero: row_divisor(x, s, m),
+    lambda largest, count: count,
+)
+PLAIN_COLUMNS = PLAIN_ROWS._replace(divide=inline(lambda x, s, m, inf_as_zero: column_divisor(s, m)))
+# A row may be -inf everywhere: 0 is subtracted, and one element is the largest, so that its log-sum-exp is -inf.
+ROWS_IN_PLACE = _form(
+    lambda x, memory: x,
+    lambda x, largest: largest if largest > MINUS_INFINITY else v.number(x, 0.0),
+    _divisor_of_row,
+    lambda largest, count: count if largest > MINUS_INFINITY else 1.0,
+)
+COLUMNS_IN_PLACE = _form(
+    lambda x, memory: x,
+    lambda x, largest: v.select(largest > MINUS_INFINITY, largest, 0.0),
+    lambda x, s, m, inf_as_zero: _empty(s[0], column_divisor(s, m), inf_as_zero),
+    lambda largest, count: v.select(largest > MINUS_INFINITY, count, 1.0),
+)
+
+
+@inline
+def no_step(out: Any, i: int, end: int, arrays: Any, numbers: Any) -> int:
+    """In the place of `next_vector`: nothing is written meanwhile."""
+    return i

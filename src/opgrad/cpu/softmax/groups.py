@@ -8,21 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, kernel
-from opgrad.cpu.compiler.parameters import Pointer, Private, Rows, Units
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.columns import column_max
-from opgrad.cpu.loops.rows import MINUS_INFINITY, write_log, write_scaled
+from opgrad.cpu.loops.fold import fold
+from opgrad.cpu.loops.map import get_or, put
+from opgrad.cpu.loops.rows import MINUS_INFINITY, add_to_rest, row_top, write_log, write_scaled
 from opgrad.cpu.loops.transpose import TILES, transpose_in
-from opgrad.cpu.numerics.logsumexp import (
-    add_below,
-    add_exact,
-    add_pairs,
-    column_log_of_sum,
-    scale_for,
-    sum_end,
-    sum_start,
-)
+from opgrad.cpu.numerics.logsumexp import add_exact, add_pairs, column_log_of_sum, scale_for, sum_end, sum_start
 from opgrad.cpu.softmax import forms
 from opgrad.cpu.softmax.columns import log_sum_exp
 
@@ -30,47 +24,39 @@ from opgrad.cpu.softmax.columns import log_sum_exp
 
 
 @inline
-def _top(x: Any, n: int) -> Vector:
-    w, m, i = v.lanes(x), v.full(x, MINUS_INFINITY), 0
-    while i + w <= n:
-        m = v.maximum(v.load(x, i), m)
-        i += w
-    return v.maximum(v.load_masked(x, i, v.first(x, n - i), MINUS_INFINITY), m) if i < n else m
+def _add_exponential(total: Any, arrays: Any, i: int, whole: bool, mask: Any, scale: Any) -> Any:
+    x, e, ahead = arrays
+    value, s, compensation = add_exact(x, total[0], total[1], get_or(x, i, whole, mask, MINUS_INFINITY), scale)
+    if whole:
+        v.prefetch(ahead, i)
+    put(e, i, value, whole, mask, 0)
+    return s, compensation
+
+
+@inline
+def _add_to_rest(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+    (x, ahead), (m, scale) = arrays, numbers
+    value = get_or(x, i, whole, mask, MINUS_INFINITY)
+    if whole:
+        v.prefetch(ahead, i)
+    return add_to_rest(x, total, value, m, scale)
+
+
+_add_exponentials, _add_rest = fold(_add_exponential), fold(_add_to_rest)
 
 
 @inline
 def row_exponentials(x: Any, n: int, scale: Any, e: Any, ahead: Any) -> Any:
     """Their sums; they go to `e`."""
-    w, i = v.lanes(x), 0
-    total, lost = sum_start(x)
-    while i + w <= n:
-        value, total, lost = add_exact(x, total, lost, v.load(x, i), scale)
-        v.prefetch(ahead, i)
-        v.store(e, i, value)
-        i += w
-    if i < n:
-        mask = v.first(x, n - i)
-        value, total, lost = add_exact(x, total, lost, v.load_masked(x, i, mask, MINUS_INFINITY), scale)
-        v.store_masked(e, i, value, mask)
-    return sum_end(x, total, lost)
+    total, compensation = _add_exponentials(sum_start(x), 0, n, (x, e, ahead), scale)
+    return sum_end(x, total, compensation)
 
 
 @inline
 def row_rest(x: Any, n: int, m: Vector, scale: Any, ahead: Any) -> Any:
-    """The sums of the exponentials of what is not m, and how many are m."""
-    w, i, zero, one = v.lanes(x), 0, v.full(x, 0.0), v.full(x, 1.0)
-    rest, lost, count = zero, zero, zero
-    while i + w <= n:
-        value = v.load(x, i)
-        v.prefetch(ahead, i)
-        rest, lost = add_below(x, rest, lost, value, m, scale)
-        count = count + v.select(value == m, one, 0.0)
-        i += w
-    if i < n:
-        value = v.load_masked(x, i, v.first(x, n - i), MINUS_INFINITY)
-        rest, lost = add_below(x, rest, lost, value, m, scale)
-        count = count + v.select(value == m, one, 0.0)
-    return rest, lost, count
+    """The sums of the exponentials of what is not m, with their compensation, and how many are m."""
+    zero = v.full(x, 0.0)
+    return _add_rest((zero, zero, zero), 0, n, (x, ahead), (m, scale))
 
 
 # --- a group -------------------------------------------------------------------------------------------------------
@@ -104,7 +90,7 @@ def divisor_of_row(x: Any, numbers: Any, row: int) -> Any:
 def group_maxima(x: Any, x_row: int, n: int, filled: int, tile: Any, transposed: Any) -> Vector:
     w = v.lanes(x)
     for r in range(filled):
-        v.store(tile, r * w, _top(x + r * x_row, n))
+        v.store(tile, r * w, row_top(x + r * x_row, 0, n))
     transpose_in(transposed, tile, w, w, filled)
     return column_max(transposed, w, w, True, v.first(x, w))
 
@@ -138,24 +124,22 @@ def counts_across(x: Any, counts: Any, transposed: Any, filled: int) -> Vector:
 # --- the kernels ---------------------------------------------------------------------------------------------------
 
 
-def softmax_group(
-    buffer: Callable[..., Any], subtracted: Callable[..., Vector], divide: Callable[..., Any]
-) -> Callable[..., Any]:
-    """y = softmax(x) for as many rows as a vector has lanes, or fewer, in one of the forms.
+def softmax_group(form: forms.Form) -> Callable[..., Vector]:
+    """y = softmax(x) for as many rows as a vector has lanes, or fewer; their log-sum-exp, or the largest.
 
-    `e` has room for the exponentials, `e_row` from one row to the next. Returns the largest of each row, what was
-    subtracted, the sums.
+    `e` has room for the exponentials, `e_row` from one row to the next.
     """
+    buffer, subtracted, divide, _ = form
 
     @inline
     def group(
         x: Any, x_row: int, y: Any, y_row: int, n: int, filled: int, tile: Any, e: Any, e_row: int, fine: Any,
-        stream: int, inf_as_zero: int,
-    ) -> Any:  # fmt: skip
+        stream: int, inf_as_zero: int, keeps_stats: int,
+    ) -> Vector:  # fmt: skip
         w = v.lanes(x)
         low, transposed, numbers = tile + w * w, tile + 2 * w * w, tile + TILES * w * w
         largest = group_maxima(x, x_row, n, filled, tile, transposed)
-        m = subtracted(largest)
+        m = subtracted(x, largest)
         keep_numbers(numbers, scale_for(m))
         for r in range(filled):
             row = x + r * x_row
@@ -164,24 +148,28 @@ def softmax_group(
             v.store(tile, r * w, sums[0])
             v.store(low, r * w, sums[1])
         s = sums_across(x, tile, low, transposed, filled)
-        keep_numbers(numbers, divide(s, m, inf_as_zero))
+        keep_numbers(numbers, divide(x, s, m, inf_as_zero))
         for r in range(filled):
             exps = buffer(x + r * x_row, e + r * e_row)
             write_scaled(y + r * y_row, 0, n, stream, (exps,), (divisor_of_row(x, numbers, r), fine))
-        return largest, m, s
+        return log_sum_exp(largest, m, s) if keeps_stats else largest
 
     return group
 
 
-def log_softmax_group(subtracted: Callable[..., Vector], count_of: Callable[..., Vector]) -> Callable[..., Vector]:
-    """y = log_softmax(x) for as many rows as a vector has lanes, or fewer, in one of the forms; their log-sum-exp."""
+def log_softmax_group(form: forms.Form) -> Callable[..., Vector]:
+    """y = log_softmax(x) for as many rows as a vector has lanes, or fewer; their log-sum-exp."""
+    subtracted, count_of = form.subtracted, form.count_of
 
     @inline
-    def group(x: Any, x_row: int, y: Any, y_row: int, n: int, filled: int, tile: Any, stream: int) -> Vector:
+    def group(
+        x: Any, x_row: int, y: Any, y_row: int, n: int, filled: int, tile: Any, e: Any, e_row: int, fine: Any,
+        stream: int, inf_as_zero: int, keeps_stats: int,
+    ) -> Vector:  # fmt: skip
         w = v.lanes(x)
         low, counts, transposed, numbers = tile + w * w, tile + 2 * w * w, tile + 3 * w * w, tile + TILES * w * w
         largest = group_maxima(x, x_row, n, filled, tile, transposed)
-        m = subtracted(largest)
+        m = subtracted(x, largest)
         scale = scale_for(m)
         keep_numbers(numbers, (scale[0], scale[1], scale[2], m))
         for r in range(filled):
@@ -204,10 +192,21 @@ def log_softmax_group(subtracted: Callable[..., Vector], count_of: Callable[...,
     return group
 
 
-_softmax = softmax_group(forms.beside, forms.largest_of_column, forms.divisor_of_column)
-_softmax_in_place = softmax_group(forms.over, forms.finite_of_column, forms.divisor_of_column_or_zero)
-_log_softmax = log_softmax_group(forms.largest_of_column, forms.count_of_column)
-_log_softmax_in_place = log_softmax_group(forms.finite_of_column, forms.count_of_column_or_one)
+def groups_in_place(group: Callable[..., Vector]) -> Kernel:
+    @kernel
+    def by_groups_in_place(block: forms.Block):
+        w, n, keeps = v.lanes(block.values), block.n, block.keeps_stats
+        for row in range(0, block.rows, w):
+            xs, filled = block.values + row * n, min(w, block.rows - row)
+            found = group(xs, n, xs, n, n, filled, block.tile, xs, n, True, 0, block.inf_as_zero, keeps)
+            v.store_masked(block.stats, row, found, v.first(block.stats, filled))
+
+    return by_groups_in_place
+
+
+_softmax, _log_softmax = softmax_group(forms.PLAIN_COLUMNS), log_softmax_group(forms.PLAIN_COLUMNS)
+softmax_groups_in_place = groups_in_place(softmax_group(forms.COLUMNS_IN_PLACE))
+log_softmax_groups_in_place = groups_in_place(log_softmax_group(forms.COLUMNS_IN_PLACE))
 
 
 @kernel
@@ -215,7 +214,7 @@ def softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, e: P
     w, e_row = v.lanes(tile), (n + v.lanes(tile) - 1) // v.lanes(tile) * v.lanes(tile)
     for row in range(units.start * w, units.stop * w, w):
         xs, ys = x.data + row * x.step, y.data + row * y.step
-        _softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, e, e_row, v.is_fine(xs), stream, 0)
+        _softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, e, e_row, v.is_fine(xs), stream, 0, 0)
 
 
 @kernel
@@ -223,25 +222,4 @@ def log_softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, 
     w = v.lanes(tile)
     for row in range(units.start * w, units.stop * w, w):
         xs, ys = x.data + row * x.step, y.data + row * y.step
-        _log_softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, stream)
-
-
-@kernel
-def softmax_groups_in_place(
-    values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
-):
-    w = v.lanes(values)
-    for row in range(0, rows, w):
-        xs, filled = values + row * n, min(w, rows - row)
-        largest, m, s = _softmax_in_place(xs, n, xs, n, n, filled, tile, xs, n, True, 0, inf_as_zero)
-        v.store_masked(stats, row, log_sum_exp(largest, m, s) if keeps_stats else largest, v.first(stats, filled))
-
-
-@kernel
-def log_softmax_groups_in_place(
-    values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
-):
-    w = v.lanes(values)
-    for row in range(0, rows, w):
-        xs, filled = values + row * n, min(w, rows - row)
-        v.store_masked(stats, row, _log_softmax_in_place(xs, n, xs, n, n, filled, tile, 0), v.first(stats, filled))
+        _log_softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, xs, 0, v.is_fine(xs), stream, 0, 0)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
-from opgrad.cpu.compiler.parameters import Pointer, Private, Rows, Units
+from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.map import mapped, next_vector
 from opgrad.cpu.loops.rows import (
@@ -77,14 +77,10 @@ def in_blocks(add_up: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def softmax_body(
-    sum_exp: Callable[..., Any],
-    late: Callable[..., bool],
-    buffer: Callable[..., Any],
-    subtracted: Callable[..., Any],
-    divide: Callable[..., Any],
-    note: Callable[..., None],
+    sum_exp: Callable[..., Any], late: Callable[..., bool], form: forms.Form, note: Callable[..., None]
 ) -> Callable[..., None]:
     """y = softmax(x) for a range of rows, in one of the forms; `e` and `done` hold a row's exponentials."""
+    buffer, subtracted, divide, _ = form
 
     @inline
     def body(
@@ -111,17 +107,8 @@ def softmax_body(
     return body
 
 
-_softmax = softmax_body(
-    row_sum_exp(next_vector(scaled)), _late, forms.beside, forms.largest_of_row, forms.divisor_of_row, _no_statistics
-)
-_softmax_in_place = softmax_body(
-    in_blocks(row_sum_exp(forms.no_step)),
-    _at_once,
-    forms.over,
-    forms.finite_of_row,
-    forms.divisor_of_row_or_zero,
-    _log_sum_exp,
-)
+_softmax = softmax_body(row_sum_exp(next_vector(scaled)), _late, forms.PLAIN_ROWS, _no_statistics)
+_softmax_in_place = softmax_body(in_blocks(row_sum_exp(forms.no_step)), _at_once, forms.ROWS_IN_PLACE, _log_sum_exp)
 
 
 @kernel
@@ -130,10 +117,9 @@ def softmax_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, st
 
 
 @kernel
-def softmax_rows_in_place(
-    values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
-):
-    _softmax_in_place(range(rows), n, values, n, values, n, values, values, 0, stats, inf_as_zero, keeps_stats)
+def softmax_rows_in_place(block: forms.Block):
+    x, n, inf_as_zero, keeps = block.values, block.n, block.inf_as_zero, block.keeps_stats
+    _softmax_in_place(range(block.rows), n, x, n, x, n, x, x, 0, block.stats, inf_as_zero, keeps)
 
 
 # --- log-softmax ---------------------------------------------------------------------------------------------------
@@ -167,13 +153,10 @@ def _sum(stats: Any, row: int, log_sum_exp: Any) -> None:
 
 
 def log_softmax_body(
-    add_rest: Callable[..., Any],
-    late: Callable[..., bool],
-    subtracted: Callable[..., Any],
-    count_of: Callable[..., float],
-    note: Callable[..., None],
+    add_rest: Callable[..., Any], late: Callable[..., bool], form: forms.Form, note: Callable[..., None]
 ) -> Callable[..., None]:
     """y = log_softmax(x) for a range of rows, in one of the forms."""
+    subtracted, count_of = form.subtracted, form.count_of
 
     @inline
     def body(rows: Any, n: int, x: Any, x_row: int, y: Any, y_row: int, stream: int, stats: Any) -> None:
@@ -196,12 +179,8 @@ def log_softmax_body(
     return body
 
 
-_log_softmax = log_softmax_body(
-    row_rest(next_vector(minus_both)), _late, forms.largest_of_row, forms.count_of_row, _no_sum
-)
-_log_softmax_in_place = log_softmax_body(
-    rest_in_blocks(row_rest(forms.no_step)), _at_once, forms.finite_of_row, forms.count_of_row_or_one, _sum
-)
+_log_softmax = log_softmax_body(row_rest(next_vector(minus_both)), _late, forms.PLAIN_ROWS, _no_sum)
+_log_softmax_in_place = log_softmax_body(rest_in_blocks(row_rest(forms.no_step)), _at_once, forms.ROWS_IN_PLACE, _sum)
 
 
 @kernel
@@ -210,10 +189,9 @@ def log_softmax_rows(rows: Units, n, x: Rows, y: Rows, stream):
 
 
 @kernel
-def log_softmax_rows_in_place(
-    values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
-):
-    _log_softmax_in_place(range(rows), n, values, n, values, n, 0, stats)
+def log_softmax_rows_in_place(block: forms.Block):
+    x, n = block.values, block.n
+    _log_softmax_in_place(range(block.rows), n, x, n, x, n, 0, block.stats)
 
 
 # --- gradients -----------------------------------------------------------------------------------------------------
@@ -252,9 +230,8 @@ def gradient_rows_in_place(term: Callable[..., Vector], formula: Callable[..., V
     body = gradient_body(row_sum(term, forms.no_step), formula)
 
     @kernel
-    def by_rows_in_place(
-        values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
-    ):
-        body(range(rows), n, values, n, other, n, values, n, 0)
+    def by_rows_in_place(block: forms.Block):
+        dy, n = block.values, block.n
+        body(range(block.rows), n, dy, n, block.other, n, dy, n, 0)
 
     return by_rows_in_place

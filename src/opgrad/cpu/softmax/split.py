@@ -10,14 +10,7 @@ from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.layout import BLOCK
 from opgrad.cpu.loops.map import mapped
-from opgrad.cpu.loops.rows import (
-    MINUS_INFINITY,
-    rest_of_block,
-    row_max,
-    row_sum,
-    sum_exp_scaling,
-    write_log,
-)
+from opgrad.cpu.loops.rows import MINUS_INFINITY, rest_of_block, row_max, row_sum, sum_exp_scaling, write_log
 from opgrad.cpu.numerics.logsumexp import (
     LOWEST,
     exp_scaled,
