@@ -43,7 +43,7 @@ class Broadcast(NamedTuple):
 
 
 @inline
-def offsets_of(row: int, broadcast: Any) -> Any:
+def offsets_of(row: int, broadcast):
     """Where the elements of a and b begin that a row takes."""
     a, b, rest = 0, 0, row
     for loop in range(broadcast.loops):
@@ -55,7 +55,7 @@ def offsets_of(row: int, broadcast: Any) -> Any:
 
 
 @inline
-def _one(p: Any, i: int, whole: bool, mask: Any) -> Vector:
+def _one(p, i: int, whole: bool, mask) -> Vector:
     return v.full(p, v.load_one(p, 0))
 
 

@@ -77,14 +77,14 @@ def index_steps(problem: Problem, workspace: Workspace, size: int) -> list[Step]
 
 
 @inline
-def named(indices: Any, i: int, size: int) -> int:
+def named(indices, i: int, size: int) -> int:
     """Which of `size` index i names."""
     index = v.load_one(indices, i)
     return index + size if index < 0 else index
 
 
 @inline
-def source_of(unit: int, count: int, size: int, indices: Any) -> int:
+def source_of(unit: int, count: int, size: int, indices) -> int:
     """Which slice of x, as pre * size + index, slice `unit` of y comes from."""
     return unit // count * size + named(indices, unit % count, size)
 
@@ -195,7 +195,7 @@ def sort_indices(positions: Units, part: Part, size, indices: Pointer, counts, o
 
 
 @inline
-def _add_wide(total: Any, arrays: Any, k: int, numbers: Any) -> Any:
+def _add_wide(total, arrays, k: int, numbers):
     """Adds four vectors of slice order[k]; asks for `ahead` elements of a slice to come, which is `last` at most."""
     (dy,), (post, order, last, ahead), (s, t, u, z) = arrays, numbers, total
     w, source = v.lanes(dy), dy + load_i32(order, k) * post
@@ -206,13 +206,13 @@ def _add_wide(total: Any, arrays: Any, k: int, numbers: Any) -> Any:
 
 
 @inline
-def _add_narrow(total: Any, arrays: Any, k: int, numbers: Any) -> Any:
+def _add_narrow(total, arrays, k: int, numbers):
     post, order, mask = numbers
     return (total[0] + v.load_masked(arrays[0], load_i32(order, k) * post, mask, 0.0),)
 
 
 @inline
-def _add_element(total: Any, arrays: Any, k: int, numbers: Any) -> Any:
+def _add_element(total, arrays, k: int, numbers):
     post, order, i = numbers
     return (total[0] + v.load_one(arrays[0], load_i32(order, k) * post + i),)
 
@@ -222,7 +222,7 @@ _sum_wide, _sum_narrow, _sum_elements = fold_down(_add_wide), fold_down(_add_nar
 
 @inline
 def sum_slice(
-    dx: Any, dy: Any, post: int, column: int, columns: int, order: int, begin: int, end: int, last: int, stream: int
+    dx, dy, post: int, column: int, columns: int, order: int, begin: int, end: int, last: int, stream: int
 ) -> None:
     """dx[column:columns] = the sum of those columns of the slices order[begin:end] of dy."""
     w, zero = v.lanes(dy), v.full(dy, 0.0)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from opgrad.contract import DTYPES
 from opgrad.cpu.compiler import simd as v
@@ -53,13 +53,13 @@ def sparse_softmax_cross_entropy_grad(problem: Problem) -> Program:
 
 
 @inline
-def _term(x: Vector, label: Vector, m: Any, log_s: Any) -> Vector:
+def _term(x: Vector, label: Vector, m, log_s) -> Vector:
     """What a class adds to the loss: nothing where its label is 0, even if its probability is."""
     return v.select(label == 0.0, 0.0, label * (log_s - (x - m)))
 
 
 @inline
-def _add_term(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+def _add_term(total, arrays, i: int, whole: bool, mask, numbers):
     x, labels = arrays
     m, log_s = numbers
     return (total[0] + _term(get(x, i, whole, mask), get(labels, i, whole, mask), m, log_s),)
@@ -115,7 +115,7 @@ def softmax_cross_entropy(problem: Problem) -> Program:
 
 
 @inline
-def _slope(log_prob: Vector, label: Vector, factor: Any) -> Vector:
+def _slope(log_prob: Vector, label: Vector, factor) -> Vector:
     return (exp(log_prob) - label) * factor
 
 

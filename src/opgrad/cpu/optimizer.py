@@ -45,12 +45,12 @@ class Rates(NamedTuple):
 
 
 @inline
-def _factor(p: Any, factors: int, which: int) -> Any:
+def _factor(p, factors: int, which: int):
     return v.number(p, load_f64(factors, which))
 
 
 @inline
-def _sgd(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+def _sgd(total, arrays, i: int, whole: bool, mask, numbers):
     (p, g, new_p, new_g), (rate, clip, clips) = arrays, numbers
     gradient = get(g, i, whole, mask) * clip
     put(new_p, i, get(p, i, whole, mask) - gradient * rate, whole, mask, 0)
@@ -60,7 +60,7 @@ def _sgd(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) 
 
 
 @inline
-def _adamw(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+def _adamw(total, arrays, i: int, whole: bool, mask, numbers):
     p, g, m, s, new_p, new_g, new_m, new_s = arrays
     rates, rate, epsilon, before, after, clip, clips = numbers
     gradient = get(g, i, whole, mask) * clip
@@ -77,7 +77,7 @@ def _adamw(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any
 
 
 @inline
-def _add_square(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+def _add_square(total, arrays, i: int, whole: bool, mask, numbers):
     gradient = get(arrays[0], i, whole, mask)
     return (v.fma(gradient, gradient, total[0]),)
 
@@ -124,7 +124,7 @@ def adamw_in_place(operands: Sequence[Operand], alpha: float, beta: float, facto
 
 
 @inline
-def power(p: Any, log_of_base: float, exponent: int) -> float:
+def power(p, log_of_base: float, exponent: int) -> float:
     """base**exponent; by repeated squares its relative error would grow with the exponent."""
     return v.first_lane(exp(v.full(p, exponent * log_of_base)))
 

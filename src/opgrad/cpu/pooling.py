@@ -5,7 +5,7 @@ A plane of x has `depth` x `height` x `width` elements, of which the first ones 
 
 import itertools
 import math
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class Sizes(NamedTuple):
 
 
 @inline
-def in_rows(element: int, sizes: Any) -> int:
+def in_rows(element: int, sizes) -> int:
     """The number, by rows, of an element of a plane that is counted with the first axis fastest."""
     d, h, w = element % sizes.depth, element // sizes.depth % sizes.height, element // (sizes.depth * sizes.height)
     return (d * sizes.height + h) * sizes.width + w
@@ -118,13 +118,13 @@ _write_sum = mapped(lambda sums, x, factor: sums + x * factor)
 
 
 @inline
-def add_times(sums: Any, x: Any, n: int, factor: Any) -> None:
+def add_times(sums, x, n: int, factor) -> None:
     """sums[0:n] += x * factor"""
     _write_sum(sums, 0, n, 0, (sums, x), (factor,))
 
 
 @inline
-def sum_some_windows(line: Any, row: Any, sums: Any, from_k: int, to_k: int) -> None:
+def sum_some_windows(line, row, sums, from_k: int, to_k: int) -> None:
     """line[i] = the sum of the sums of the windows whose elements from_k to to_k i is, along one axis."""
     write_zeros(line, 0, row.size, 0)
     for k in range(from_k, to_k):
@@ -141,7 +141,7 @@ def sum_some_windows(line: Any, row: Any, sums: Any, from_k: int, to_k: int) -> 
 
 
 @inline
-def sum_windows(line: Any, row: Any, sums: Any, chunk: Any) -> None:
+def sum_windows(line, row, sums, chunk) -> None:
     """line[i] = the sum of the sums of all windows that i is in."""
     sum_some_windows(line, row, sums, 0, min(row.kernel, CHUNK))
     for k in range(CHUNK, row.kernel, CHUNK):
@@ -195,7 +195,7 @@ def share_out(
 
 
 @inline
-def add_rows(sums: Any, dy: Any, plane: int, d: int, h: int, depth: Any, height: Any, width: Any, chunk: Any) -> None:
+def add_rows(sums, dy, plane: int, d: int, h: int, depth, height, width, chunk) -> None:
     """sums = the rows of dy whose windows element (d, h) of a plane is in, times their shares."""
     n, end_h = width.count, load_word(height.starts, h + 1)
     write_zeros(sums, 0, n, 0)

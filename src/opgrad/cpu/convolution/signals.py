@@ -5,7 +5,7 @@ decomposition: with a stride s, the elements u = s * q + r of an axis make s sig
 elements of neighbouring windows always stand side by side.
 """
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
@@ -64,7 +64,7 @@ class Phases(NamedTuple):
 
 
 @inline
-def axis_range(phase: int, axis: int) -> Any:
+def axis_range(phase: int, axis: int):
     """The elements of the grid's axis that have a source in the phase."""
     return range(load_word(phase, 3 * axis), load_word(phase, 3 * axis + 1))
 
@@ -76,7 +76,7 @@ def source_of(phase: int, axis: int, q: int, step: int) -> int:
 
 
 @inline
-def copy_strided(y: Any, y_step: int, x: Any, x_step: int, n: int) -> None:
+def copy_strided(y, y_step: int, x, x_step: int, n: int) -> None:
     """y[i * y_step] = x[i * x_step]"""
     if x_step == 1 and y_step == 1:
         write_same(y, 0, n, 0, (x,), ())
@@ -86,7 +86,7 @@ def copy_strided(y: Any, y_step: int, x: Any, x_step: int, n: int) -> None:
 
 
 @inline
-def copy_phase(x: Any, plane: int, planes: Any, signal: Any, grid: Any, phase: int, back: bool) -> None:
+def copy_phase(x, plane: int, planes, signal, grid, phase: int, back: bool) -> None:
     """Copy the elements of a phase from a channel of an image to its part of the signal, or back.
 
     The words of the phase are read again for each row: in registers all of them would spill.

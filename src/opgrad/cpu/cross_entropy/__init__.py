@@ -10,17 +10,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64
 from opgrad.cpu.compiler.native import Kernel, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Pointer
-from opgrad.cpu.cross_entropy import rows
-from opgrad.cpu.cross_entropy.columns import (
-    Caching,
-    fused_column,
-    grad_columns,
-    leave,
-    loss_by_columns,
-    loss_column,
-    loss_only_column,
-    loss_transposed,
-)
+from opgrad.cpu.cross_entropy import columns, rows
 from opgrad.cpu.cross_entropy.labels import Reduction, Samples, label_steps, mean_divisor
 from opgrad.cpu.loops import layout as layouts
 from opgrad.cpu.loops.layout import Limits, Loops, keeps_column, layout_of, loops_of, precision
@@ -42,18 +32,22 @@ def add_losses(parts, reduction: Reduction, loss: Pointer):
         v.store_one(loss, 0, total / divisor if divisor != 0.0 else 0.0)
 
 
-LOSS = {"rows": rows.loss_rows, "columns": loss_by_columns(loss_column), "transposed": loss_transposed(loss_column)}
+LOSS = {
+    "rows": rows.loss_rows,
+    "columns": columns.loss_by_columns(columns.loss_column),
+    "transposed": columns.loss_transposed(columns.loss_column),
+}
 LOSS_ONLY = {
     "rows": rows.loss_only_rows,
-    "columns": loss_by_columns(loss_only_column),
-    "transposed": loss_transposed(loss_only_column, leave),
+    "columns": columns.loss_by_columns(columns.loss_only_column),
+    "transposed": columns.loss_transposed(columns.loss_only_column, columns.no_transpose),
 }
 FUSED = {
     "rows": rows.fused_rows,
-    "columns": loss_by_columns(fused_column),
-    "transposed": loss_transposed(fused_column),
+    "columns": columns.loss_by_columns(columns.fused_column),
+    "transposed": columns.loss_transposed(columns.fused_column),
 }
-GRAD = {"rows": rows.grad_rows, "columns": grad_columns}
+GRAD = {"rows": rows.grad_rows, "columns": columns.grad_columns}
 
 
 def loss_and_result(
@@ -72,8 +66,9 @@ def loss_and_result(
     parts = loops.step(kernels[layout]).parts if problem.outer * problem.inner else 0
     reduction = _reduction(problem, workspace.shared(parts, "float64"))
     if parts:
-        given = {"samples": Samples(classes, weights, problem["loss"]), "reduction": reduction}
-        steps.append(loops.step(kernels[layout], **given, **_private(workspace, loops, layout, kernels)))
+        samples = Samples(classes, weights, problem["loss"])
+        memory = _private(workspace, loops, layout, kernels)
+        steps.append(loops.step(kernels[layout], samples=samples, reduction=reduction, **memory))
     steps.append(Step(add_losses, 1, {"parts": parts, "reduction": reduction, "loss": problem["loss"]}))
     return Program(steps, workspace, wrong_label(problem, operator))
 
@@ -90,7 +85,7 @@ def _private(workspace: Workspace, loops: Loops, layout: str, kernels: Mapping[s
         return {name: workspace.private(n + width) for name in ("e", "done") if name in kernels[layout].parameters}
     keep = layout == "columns" and kernels is FUSED and keeps_column(n, width)
     more = tile_size(n, width) if layout == "transposed" else n * width if keep else 0
-    return {"buffer": workspace.private(width + more), "caching": Caching(keep, loops.arguments["stream"])}
+    return {"buffer": workspace.private(width + more), "caching": columns.Caching(keep, loops.arguments["stream"])}
 
 
 def softmax_cross_entropy_loss(problem: Problem) -> Program:

@@ -1,7 +1,7 @@
 """Softmax cross-entropy where each lane of a vector holds another sample: columns, and short rows transposed."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import store_f64
@@ -9,29 +9,29 @@ from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Part, Private, Rows, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor
-from opgrad.cpu.loops.columns import add_rest_logging_columns, column_max, column_sum_exp, streams_columns
+from opgrad.cpu.loops import columns as loops
 from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.map import get, put
 from opgrad.cpu.loops.rows import MINUS_INFINITY, minus_both
 from opgrad.cpu.loops.transpose import transpose_in, transpose_out
-from opgrad.cpu.numerics.logsumexp import add_rounded, column_log_of_sum, column_log_of_total, exp_scaled, scale_for
+from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.numerics.math import exp, exp_up_to_zero, log
 
 # --- what one vector of samples contributes -------------------------------------------------------------------------
 
 
-sum_exp_columns = column_sum_exp(minus_both, add_rounded)
+sum_exp_columns = loops.column_sum_exp(minus_both, lse.add_rounded)
 
 
 @inline
 def loss_column(
-    x: Any, x_n: int, n: int, whole: bool, mask: Any, label: Vector, w: Vector, divisor: float,
-    e: Any, keep: int, y: Any, y_n: int, past: int,
+    x, x_n: int, n: int, whole: bool, mask, label: Vector, w: Vector, divisor: float,
+    e, keep: int, y, y_n: int, past: int,
 ) -> Vector:  # fmt: skip
     """log_prob to y; the samples' losses."""
-    m = column_max(x, x_n, n, whole, mask)
-    rest, equal = add_rest_logging_columns(x, x_n, n, whole, mask, m, y, y_n, 0, x, x_n, (m, m))
-    log_s = column_log_of_sum(rest, equal, m)
+    m = loops.column_max(x, x_n, n, whole, mask)
+    rest, equal = loops.add_rest_logging_columns(x, x_n, n, whole, mask, m, y, y_n, 0, x, x_n, (m, m))
+    log_s = lse.column_log_of_sum(rest, equal, m)
     losses = v.full(x, 0.0)
     for i in range(n):
         value = (get(x, i * x_n, whole, mask) - m) - log_s
@@ -42,8 +42,8 @@ def loss_column(
 
 @inline
 def loss_only_column(
-    x: Any, x_n: int, n: int, whole: bool, mask: Any, label: Vector, w: Vector, divisor: float,
-    e: Any, keep: int, y: Any, y_n: int, past: int,
+    x, x_n: int, n: int, whole: bool, mask, label: Vector, w: Vector, divisor: float,
+    e, keep: int, y, y_n: int, past: int,
 ) -> Vector:  # fmt: skip
     """The samples' losses; y is not written.
 
@@ -70,11 +70,11 @@ def loss_only_column(
 
 @inline
 def fused_column(
-    x: Any, x_n: int, n: int, whole: bool, mask: Any, label: Vector, w: Vector, divisor: float,
-    e: Any, keep: int, y: Any, y_n: int, past: int,
+    x, x_n: int, n: int, whole: bool, mask, label: Vector, w: Vector, divisor: float,
+    e, keep: int, y, y_n: int, past: int,
 ) -> Vector:  # fmt: skip
     """dlogits to y, by way of `e` if `keep`; the samples' losses."""
-    m = column_max(x, x_n, n, whole, mask)
+    m = loops.column_max(x, x_n, n, whole, mask)
     target = v.full(x, 0.0)
     for i in range(n):
         target = v.select(label == i, get(x, i * x_n, whole, mask), target)
@@ -82,21 +82,20 @@ def fused_column(
     total, f = s[0], w * inverse_of(divisor) / s[0]
     live = label >= (0 if divisor != 0.0 else n)
     for i in range(n):
-        value = v.load(e, i * v.lanes(e)) if keep else exp_scaled(get(x, i * x_n, whole, mask), scale_for(m))
+        value = v.load(e, i * v.lanes(e)) if keep else lse.exp_scaled(get(x, i * x_n, whole, mask), lse.scale_for(m))
         put(y, i * y_n, v.select(live, v.select(label == i, value - total, value) * f, 0.0), whole, mask, past)
-    return v.select(live, (column_log_of_total(s, m, exp_scaled(m, scale_for(m)), 0.0) - (target - m)) * w, 0.0)
+    log_s = lse.column_log_of_total(s, m, lse.exp_scaled(m, lse.scale_for(m)), 0.0)
+    return v.select(live, (log_s - (target - m)) * w, 0.0)
 
 
 @inline
-def gradient_from_log_prob(i: Any, log_prob: Vector, label: Any, f: Any) -> Vector:
+def gradient_from_log_prob(i, log_prob: Vector, label, f) -> Vector:
     p = exp(log_prob)
     return v.select(i == label, p - 1.0, p) * f
 
 
 @inline
-def note_losses(
-    losses: Vector, each: int, loss: Any, place: int, count: int, whole: bool, mask: Any, buffer: Any
-) -> float:
+def note_losses(losses: Vector, each: int, loss, place: int, count: int, whole: bool, mask, buffer) -> float:
     """Store one loss for each sample, or return their sum in float64."""
     total = 0.0
     if each:
@@ -131,7 +130,7 @@ def loss_by_columns(column: Callable[..., Vector]) -> Kernel:
             o, j = unit // strips.count, unit % strips.count * w
             xs, ys = logits.data + (o * logits.outer + j), y.data + (o * y.outer + j)
             left, place = strips.inner - j, o * strips.inner + j
-            whole, mask, past = left >= w, v.first(xs, left), streams_columns(ys, y.step, caching.stream)
+            whole, mask, past = left >= w, v.first(xs, left), loops.streams_columns(ys, y.step, caching.stream)
             label, weight = get(samples.classes, place, whole, mask), get(samples.weights, place, whole, mask)
             losses = column(
                 xs, logits.step, n, whole, mask, label, weight, divisor, buffer + w, caching.keep, ys, y.step, past
@@ -143,7 +142,7 @@ def loss_by_columns(column: Callable[..., Vector]) -> Kernel:
 
 
 @inline
-def leave(y: Any, y_row: int, tile: Any, n: int, count: int) -> None:
+def no_transpose(y, y_row: int, tile, n: int, count: int) -> None:
     """In the place of transpose_out: there is no y."""
 
 
@@ -181,7 +180,7 @@ def grad_columns(
         o, j = unit // strips.count, unit % strips.count * w
         xs, ys = log_prob.data + (o * log_prob.outer + j), dlogits.data + (o * dlogits.outer + j)
         bs, place, left = bias.data + (o * bias.outer + j), o * strips.inner + j, strips.inner - j
-        whole, mask, past = left >= w, v.first(xs, left), streams_columns(ys, dlogits.step, stream)
+        whole, mask, past = left >= w, v.first(xs, left), loops.streams_columns(ys, dlogits.step, stream)
         label, f = get(samples.classes, place, whole, mask), get(samples.weights, place, whole, mask) * inverse
         f = f * get(samples.loss, place, whole, mask) if reduction.each else f * v.load_one(samples.loss, 0)
         live = label >= (0 if divisor != 0.0 else n)

@@ -93,7 +93,7 @@ def sum_labels(parts, found, labels: Pointer, status):
 
 
 @inline
-def mean_divisor(reduction: Any) -> float:
+def mean_divisor(reduction) -> float:
     """The sum of the samples' weights for the mean, else 1."""
     return load_f64(reduction.status, TOTAL) if reduction.mean else 1.0
 

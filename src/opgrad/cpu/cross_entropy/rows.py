@@ -1,7 +1,5 @@
 """Softmax cross-entropy of contiguous rows of classes: vectors run along a row."""
 
-from typing import Any
-
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import store_f64
 from opgrad.cpu.compiler.native import inline, kernel
@@ -9,18 +7,18 @@ from opgrad.cpu.compiler.parameters import Part, Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.cross_entropy.columns import gradient_from_log_prob
 from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor
+from opgrad.cpu.loops import rows as loops
 from opgrad.cpu.loops.fill import write_zeros
 from opgrad.cpu.loops.map import mapped_by_index, next_vector, times, write_same, write_times
-from opgrad.cpu.loops.rows import add_rest_logging, line_head, row_log_sum, row_max, row_sum_exp, write_log
-from opgrad.cpu.numerics.logsumexp import add_rounded, rounded_top, row_log_of_sum, row_log_of_total
+from opgrad.cpu.numerics import logsumexp as lse
 
 
 @inline
-def _from_log_prob_with_bias(i: Any, log_prob: Vector, bias: Vector, label: Any, f: Any) -> Vector:
+def _from_log_prob_with_bias(i, log_prob: Vector, bias: Vector, label, f) -> Vector:
     return gradient_from_log_prob(i, log_prob, label, f) + bias
 
 
-sum_exp_times = row_sum_exp(next_vector(times), add_rounded)
+sum_exp_times = loops.row_sum_exp(next_vector(times), lse.add_rounded)
 write_gradient = mapped_by_index(gradient_from_log_prob)
 write_gradient_with_bias = mapped_by_index(_from_log_prob_with_bias)
 
@@ -32,22 +30,22 @@ def loss_rows(rows: Units, part: Part, n, logits: Rows, y: Rows, samples: Sample
     out, head, before, m_before, log_before = y.data, n, logits.data, zero, zero
     for row in rows:
         xs, label = logits.data + row * logits.step, v.load_one(samples.classes, row)
-        largest = row_max(xs, 0, n)
+        largest = loops.row_max(xs, 0, n)
         m, target = v.full(xs, largest), v.load_one(xs, max(label, 0)) - largest
-        rest, equal, j = add_rest_logging(
+        rest, equal, j = loops.add_rest_logging(
             xs, 0, n, largest, xs + logits.step, out, head, n, (before,), (m_before, log_before)
         )
-        write_log(out, j, n, 0, (before,), (m_before, log_before))
-        out, before, m_before, log_before = y.data + row * y.step, xs, m, row_log_of_sum(xs, rest, equal, largest)
-        head = line_head(out, n, stream)
-        write_log(out, 0, head, 0, (before,), (m_before, log_before))
+        loops.write_log(out, j, n, 0, (before,), (m_before, log_before))
+        out, before, m_before, log_before = y.data + row * y.step, xs, m, lse.row_log_of_sum(xs, rest, equal, largest)
+        head = loops.line_head(out, n, stream)
+        loops.write_log(out, 0, head, 0, (before,), (m_before, log_before))
         found = (
             (v.first_lane(log_before) - target) * v.load_one(samples.weights, row) if label >= 0 else v.number(xs, 0.0)
         )
         total += found
         if reduction.each:
             v.store_one(samples.loss, row, found)
-    write_log(out, head, n, stream, (before,), (m_before, log_before))
+    loops.write_log(out, head, n, stream, (before,), (m_before, log_before))
     store_f64(reduction.sums, part, total)
 
 
@@ -58,7 +56,7 @@ def loss_only_rows(rows: Units, part: Part, n, logits: Rows, samples: Samples, r
         xs, label = logits.data + row * logits.step, v.load_one(samples.classes, row)
         found = v.number(xs, 0.0)
         if label >= 0:
-            m, log_s = row_log_sum(xs, n, xs + logits.step)
+            m, log_s = loops.row_log_sum(xs, n, xs + logits.step)
             found = (log_s - (v.load_one(xs, label) - m)) * v.load_one(samples.weights, row)
         total += found
         if reduction.each:
@@ -82,15 +80,15 @@ def fused_rows(
         if label < 0 or divisor == 0.0:
             write_zeros(y.data + row * y.step, 0, n, stream)
         else:
-            m, target, w = row_max(xs, 0, n), v.load_one(xs, label), v.load_one(samples.weights, row)
+            m, target, w = loops.row_max(xs, 0, n), v.load_one(xs, label), v.load_one(samples.weights, row)
             sum_exp, j = sum_exp_times(xs, 0, n, m, e, 1, xs + logits.step, out, head, n, (done,), (r,))
             write_times(out, j, n, 0, (done,), (r,))
-            found = (row_log_of_total(xs, sum_exp, m, rounded_top(xs, m)) - (target - m)) * w
+            found = (lse.row_log_of_total(xs, sum_exp, m, lse.rounded_top(xs, m)) - (target - m)) * w
             s = v.number(xs, sum_exp)
             v.store_one(e, label, v.load_one(e, label) - s)
             out, r = y.data + row * y.step, v.number(xs, inverse * w) / s
             e, done = done, e
-            head = line_head(out, n, stream)
+            head = loops.line_head(out, n, stream)
             write_times(out, 0, head, 0, (done,), (r,))
         total += found
         if reduction.each:

@@ -53,7 +53,7 @@ drop = with_operand(lambda s, kept, alpha, beta: v.select(kept != 0.0, s * alpha
 
 
 @inline
-def _truth(s: Vector, holds: Any) -> Vector:
+def _truth(s: Vector, holds) -> Vector:
     """1 where the mask holds, else 0."""
     return v.select(holds, v.like(s, 1.0), 0.0)
 

@@ -10,7 +10,7 @@ elements, then size and stride in bytes of each, the innermost first. Flat indic
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import call_address, load_word, stack_words, store_word
@@ -56,7 +56,7 @@ def over_runs(visit: Callable[..., None]) -> Callable[..., None]:
     """visit(values + i, offset, step, count, …) for each run of a line: elements one stride apart from an offset on."""
 
     @inline
-    def line(values: Any, operand: Any, alpha: float, flat: int, width: int, ahead: int, table: int) -> None:
+    def line(values, operand, alpha: float, flat: int, width: int, ahead: int, table: int) -> None:
         offset, start, inside = _locate(table, flat)
         size, step = load_word(table, FIRST_LOOP), load_word(table, FIRST_LOOP + 1)
         run = min(size - inside, width)
@@ -75,7 +75,7 @@ def over_runs(visit: Callable[..., None]) -> Callable[..., None]:
 
 
 @inline
-def _size(p: Any) -> int:
+def _size(p) -> int:
     return v.address_of(p + 1) - v.address_of(p)
 
 
@@ -83,7 +83,7 @@ AHEAD: Final = 1 << 11  # elements of a row: what the next block reads is asked 
 
 
 @inline
-def _read_vector(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+def _read_vector(total, arrays, i: int, whole: bool, mask, numbers):
     (values, p), (alpha, ahead) = arrays, numbers
     put(values, i, get(p, i, whole, mask) * alpha, whole, mask, 0)
     if whole:
@@ -95,9 +95,7 @@ _read_neighbours, _write_times, _fill = fold(_read_vector), mapped(times), mappe
 
 
 @inline
-def _read_run(
-    values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, ahead: int, table: int
-) -> None:
+def _read_run(values, operand, alpha: float, offset: int, step: int, count: int, ahead: int, table: int) -> None:
     p = v.at_byte(operand, offset)
     if step == _size(p):
         _read_neighbours((), 0, count, (values, p), (alpha, ahead))
@@ -109,9 +107,7 @@ def _read_run(
 
 
 @inline
-def _write_run(
-    values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, ahead: int, table: int
-) -> None:
+def _write_run(values, operand, alpha: float, offset: int, step: int, count: int, ahead: int, table: int) -> None:
     p = v.at_byte(operand, offset)
     if step == _size(p):
         _write_times(p, 0, count, load_word(table, OWN), (values,), (alpha,))
@@ -121,9 +117,7 @@ def _write_run(
 
 
 @inline
-def _keep_run(
-    values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, ahead: int, table: int
-) -> None:
+def _keep_run(values, operand, alpha: float, offset: int, step: int, count: int, ahead: int, table: int) -> None:
     state = v.address_of(operand)
     keep_run(values, 0, count, offset, step, load_word(state, 0), load_word(state, 1), load_word(table, OWN))
 

@@ -9,26 +9,26 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.map import get
 from opgrad.cpu.loops.rows import MINUS_INFINITY, add_to_rest, minus_both
-from opgrad.cpu.numerics.logsumexp import add_exact, add_pairs, scale_for, scaled, sum_end, sum_start
+from opgrad.cpu.numerics import logsumexp as lse
 
 EXACT_CHUNK: Final = 1024  # terms of a compensated sum that starts anew, so that the compensation stays small
 
 
 @inline
-def streams_columns(p: Any, p_n: int, stream: int) -> int:
+def streams_columns(p, p_n: int, stream: int) -> int:
     """Whether to write past the cache: if asked, and every vector of the strip starts a cache line."""
     return stream and v.to_line(p, 0) == 0 and v.to_line(p, p_n) == 0
 
 
 @inline
-def column_max(x: Any, x_n: int, n: int, whole: bool, mask: Any) -> Vector:
+def column_max(x, x_n: int, n: int, whole: bool, mask) -> Vector:
     m = v.full(x, MINUS_INFINITY)
     for i in range(n):
         m = v.maximum(get(x, i * x_n, whole, mask), m)
     return m
 
 
-def column_sum_exp(formula: Callable[..., Vector], add: Callable[..., Any] = add_exact) -> Callable[..., Any]:
+def column_sum_exp(formula: Callable[..., Vector], add: Callable[..., Any] = lse.add_exact) -> Callable[..., Any]:
     """The sums of the exponentials as two vectors; asks for the next strip meanwhile.
 
     The exponentials go to `e`, `keep` numbers from one to the next; nowhere if it is 0.
@@ -39,13 +39,13 @@ def column_sum_exp(formula: Callable[..., Vector], add: Callable[..., Any] = add
 
     @inline
     def sum_exp(
-        x: Any, x_n: int, n: int, whole: bool, mask: Any, m: Vector, e: Any, keep: int,
-        out: Any, out_n: int, pending: int, a: Any, a_n: int, numbers: Any,
-    ) -> Any:  # fmt: skip
-        w, scale, zero, chunk = v.lanes(x), scale_for(m), v.full(x, 0.0), EXACT_CHUNK if v.is_fine(x) else CHUNK
+        x, x_n: int, n: int, whole: bool, mask, m: Vector, e, keep: int,
+        out, out_n: int, pending: int, a, a_n: int, numbers,
+    ):  # fmt: skip
+        w, scale, zero, chunk = v.lanes(x), lse.scale_for(m), v.full(x, 0.0), EXACT_CHUNK if v.is_fine(x) else CHUNK
         sums = zero, zero
         for begin in range(0, n, chunk):
-            total, compensation = sum_start(x)
+            total, compensation = lse.sum_start(x)
             for i in range(begin, min(begin + chunk, n)):
                 value, total, compensation = add(x, total, compensation, get(x, i * x_n, whole, mask), scale)
                 v.prefetch(x, i * x_n + w)
@@ -53,7 +53,7 @@ def column_sum_exp(formula: Callable[..., Vector], add: Callable[..., Any] = add
                     v.store(e, i * keep, value)
                 if pending:
                     v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
-            sums = add_pairs(sums, sum_end(x, total, compensation))
+            sums = lse.add_pairs(sums, lse.sum_end(x, total, compensation))
         return sums
 
     return sum_exp
@@ -64,10 +64,9 @@ def column_rest(formula: Callable[..., Vector]) -> Callable[..., Any]:
 
     @inline
     def add_rest(
-        x: Any, x_n: int, n: int, whole: bool, mask: Any, m: Vector,
-        out: Any, out_n: int, pending: int, a: Any, a_n: int, numbers: Any,
-    ) -> Any:  # fmt: skip
-        w, scale, zero = v.lanes(x), scale_for(m), v.full(x, 0.0)
+        x, x_n: int, n: int, whole: bool, mask, m: Vector, out, out_n: int, pending: int, a, a_n: int, numbers
+    ):
+        w, scale, zero = v.lanes(x), lse.scale_for(m), v.full(x, 0.0)
         chunk = EXACT_CHUNK if v.is_fine(x) else CHUNK
         sums, count = (zero, zero), zero
         for begin in range(0, n, chunk):
@@ -78,7 +77,7 @@ def column_rest(formula: Callable[..., Vector]) -> Callable[..., Any]:
                 rest, compensation, count = add_to_rest(x, (rest, compensation, count), value, m, scale)
                 if pending:
                     v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
-            sums = add_pairs(sums, (rest, compensation))
+            sums = lse.add_pairs(sums, (rest, compensation))
         high, low = sums
         return high + low, count
 
@@ -89,7 +88,7 @@ def write_column(formula: Callable[..., Vector]) -> Callable[..., None]:
     """out[i] = formula(a[i], *numbers) down a whole strip, past the cache."""
 
     @inline
-    def write(out: Any, out_n: int, n: int, a: Any, a_n: int, numbers: Any) -> None:
+    def write(out, out_n: int, n: int, a, a_n: int, numbers) -> None:
         for i in range(n):
             v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
 
@@ -101,9 +100,8 @@ def column_sum(term: Callable[..., Vector], formula: Callable[..., Vector]) -> C
 
     @inline
     def add_up(
-        dy: Any, dy_n: int, y: Any, y_n: int, n: int, whole: bool, mask: Any,
-        out: Any, out_n: int, pending: int, a: Any, b: Any, s: Vector,
-    ) -> Vector:  # fmt: skip
+        dy, dy_n: int, y, y_n: int, n: int, whole: bool, mask, out, out_n: int, pending: int, a, b, s: Vector
+    ) -> Vector:
         w = v.lanes(dy)
         total = v.full(dy, 0.0)
         for begin in range(0, n, CHUNK):
@@ -120,5 +118,5 @@ def column_sum(term: Callable[..., Vector], formula: Callable[..., Vector]) -> C
     return add_up
 
 
-sum_exp_scaling_columns, add_rest_logging_columns = column_sum_exp(scaled), column_rest(minus_both)
-write_scaled_column, write_log_column = write_column(scaled), write_column(minus_both)
+sum_exp_scaling_columns, add_rest_logging_columns = column_sum_exp(lse.scaled), column_rest(minus_both)
+write_scaled_column, write_log_column = write_column(lse.scaled), write_column(minus_both)

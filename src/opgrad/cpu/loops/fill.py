@@ -1,7 +1,5 @@
 """Filling with zeros."""
 
-from typing import Any
-
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
@@ -14,13 +12,13 @@ _write = mapped(lambda x: v.like(x, 0.0))
 
 
 @inline
-def write_zeros(out: Any, begin: int, end: int, stream: int) -> None:
+def write_zeros(out, begin: int, end: int, stream: int) -> None:
     """out[begin:end] = 0"""
     _write(out, begin, end, stream, (out,), ())
 
 
 @inline
-def clear(out: Any, n: int) -> None:
+def clear(out, n: int) -> None:
     """out[0:n] = 0, in whole vectors: up to a vector more may be written."""
     for i in range(0, n, v.lanes(out)):
         v.store(out, i, v.full(out, 0.0))

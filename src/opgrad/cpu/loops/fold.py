@@ -21,7 +21,7 @@ def fold(visit: Callable[..., Any]) -> Callable[..., Any]:
     inline(visit)
 
     @inline
-    def along(total: Any, begin: int, end: int, arrays: Any, numbers: Any) -> Any:
+    def along(total, begin: int, end: int, arrays, numbers):
         p = arrays[0]
         w, i = v.lanes(p), begin
         every = v.first(p, w)
@@ -43,7 +43,7 @@ def fold_in_chunks(visit: Callable[..., Any]) -> Callable[..., Any]:
     inline(visit)
 
     @inline
-    def along(zeros: Any, begin: int, end: int, arrays: Any, numbers: Any, vectors: int = CHUNK) -> Any:
+    def along(zeros, begin: int, end: int, arrays, numbers, vectors: int = CHUNK):
         p = arrays[0]
         w, i, total = v.lanes(p), begin, zeros
         every = v.first(p, w)
@@ -65,14 +65,14 @@ def folded(term: Callable[..., Vector]) -> Callable[..., Vector]:
     inline(term)
 
     @inline
-    def visit(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+    def visit(total, arrays, i: int, whole: bool, mask, numbers):
         value = v.load(arrays[0], i) if whole else v.load_masked(arrays[0], i, mask, 0.0)
         return (term(total[0], value, *numbers),)
 
     along = fold_in_chunks(visit)
 
     @inline
-    def fold_row(x: Any, begin: int, end: int, vectors: int, numbers: Any) -> Vector:
+    def fold_row(x, begin: int, end: int, vectors: int, numbers) -> Vector:
         return along((v.full(x, 0.0),), begin, end, (x,), numbers, vectors)[0]
 
     return fold_row
@@ -86,7 +86,7 @@ def fold_down(visit: Callable[..., Any]) -> Callable[..., Any]:
     inline(visit)
 
     @inline
-    def down(zeros: Any, begin: int, end: int, arrays: Any, numbers: Any) -> Any:
+    def down(zeros, begin: int, end: int, arrays, numbers):
         total = zeros
         for chunk_begin in range(begin, end, CHUNK):
             chunk = zeros
@@ -102,6 +102,6 @@ _add_rows = fold_down(lambda total, arrays, k, step: (total[0] + v.load(arrays[0
 
 
 @inline
-def column_sum_of(x: Any, count: int, step: int) -> Vector:
+def column_sum_of(x, count: int, step: int) -> Vector:
     """The sum of `count` vectors, `step` elements from one to the next."""
     return _add_rows((v.full(x, 0.0),), 0, count, (x,), step)[0]

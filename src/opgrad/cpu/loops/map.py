@@ -1,7 +1,6 @@
 """out[i] = formula(a[i], b[i], …, numbers): the vector loop that writes a row, for any number of arrays."""
 
 from collections.abc import Callable
-from typing import Any
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
@@ -9,19 +8,19 @@ from opgrad.cpu.compiler.simd import Vector
 
 
 @inline
-def get(p: Any, i: int, whole: bool, mask: Any) -> Vector:
+def get(p, i: int, whole: bool, mask) -> Vector:
     """A vector at i; zeros outside the mask unless it is whole."""
     return get_or(p, i, whole, mask, 0.0)
 
 
 @inline
-def get_or(p: Any, i: int, whole: bool, mask: Any, fill: Any) -> Vector:
+def get_or(p, i: int, whole: bool, mask, fill) -> Vector:
     """The same with `fill` outside the mask."""
     return v.load(p, i) if whole else v.load_masked(p, i, mask, fill)
 
 
 @inline
-def put(p: Any, i: int, value: Vector, whole: bool, mask: Any, stream: int) -> None:
+def put(p, i: int, value: Vector, whole: bool, mask, stream: int) -> None:
     if not whole:
         v.store_masked(p, i, value, mask)
     elif stream:
@@ -35,7 +34,7 @@ def mapped(formula: Callable[..., Vector]) -> Callable[..., None]:
     inline(formula)
 
     @inline
-    def value(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
+    def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
         if whole:
             return formula(*(v.load_each(arrays, i) + numbers))
         return formula(*(v.load_each_masked(arrays, i, mask, 0.0) + numbers))
@@ -48,7 +47,7 @@ def mapped_by_index(formula: Callable[..., Vector]) -> Callable[..., None]:
     inline(formula)
 
     @inline
-    def value(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
+    def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
         if whole:
             return formula(v.index(arrays[0], i), *(v.load_each(arrays, i) + numbers))
         return formula(v.index(arrays[0], i), *(v.load_each_masked(arrays, i, mask, 0.0) + numbers))
@@ -64,7 +63,7 @@ def row_writer(value: Callable[..., Vector]) -> Callable[..., None]:
     inline(value)
 
     @inline
-    def write(out: Any, begin: int, end: int, stream: int, arrays: Any, numbers: Any) -> None:
+    def write(out, begin: int, end: int, stream: int, arrays, numbers) -> None:
         w, i = v.lanes(out), begin
         every = v.full(out, 0.0) == v.full(out, 0.0)
         if stream:
@@ -95,7 +94,7 @@ def next_vector(formula: Callable[..., Vector]) -> Callable[..., int]:
     """
 
     @inline
-    def step(out: Any, i: int, end: int, arrays: Any, numbers: Any) -> int:
+    def step(out, i: int, end: int, arrays, numbers) -> int:
         w = v.lanes(out)
         if i + w <= end:
             v.store_streaming(out, i, formula(*(v.load_each(arrays, i) + numbers)))
@@ -106,7 +105,7 @@ def next_vector(formula: Callable[..., Vector]) -> Callable[..., int]:
 
 
 @inline
-def times(x: Vector, factor: Any) -> Vector:
+def times(x: Vector, factor) -> Vector:
     return x * factor
 
 

@@ -33,7 +33,7 @@ class Blocks(NamedTuple):
 
 
 @inline
-def _add(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+def _add(total, arrays, i: int, whole: bool, mask, numbers):
     return (total[0] + get(arrays[0], i, whole, mask),)
 
 
@@ -51,7 +51,7 @@ def sum_rows(units: Units, n, blocks: Blocks, x: Pointer, y: Pointer):
 
 
 @inline
-def _add_wide(total: Any, arrays: Any, k: int, step: int) -> Any:
+def _add_wide(total, arrays, k: int, step: int):
     source = arrays[0] + k * step
     w = v.lanes(source)
     for i in range(0, WIDE * w, w):
@@ -61,7 +61,7 @@ def _add_wide(total: Any, arrays: Any, k: int, step: int) -> Any:
 
 
 @inline
-def _add_narrow(total: Any, arrays: Any, k: int, numbers: Any) -> Any:
+def _add_narrow(total, arrays, k: int, numbers):
     step, mask = numbers
     return (total[0] + v.load_masked(arrays[0], k * step, mask, 0.0),)
 
@@ -70,7 +70,7 @@ _sum_wide, _sum_narrow = fold_down(_add_wide), fold_down(_add_narrow)
 
 
 @inline
-def sum_strip(x: Any, step: int, begin: int, end: int, width: int, y: Any) -> None:
+def sum_strip(x, step: int, begin: int, end: int, width: int, y) -> None:
     """y[0:width] = the sums of x[begin:end, 0:width]."""
     w, zero = v.lanes(x), v.full(x, 0.0)
     if width == WIDE * w:

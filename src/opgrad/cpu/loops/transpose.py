@@ -1,13 +1,13 @@
 """Rows too short for vectors: as many as a vector has lanes are transposed into columns."""
 
-from typing import Any, Final
+from typing import Final
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 
 
 @inline
-def transpose_in(tile: Any, x: Any, x_row: int, n: int, count: int) -> None:
+def transpose_in(tile, x, x_row: int, n: int, count: int) -> None:
     """tile[c, r] = x[r, c] for `count` rows; the other lanes become 0. A tile has room for whole blocks."""
     w = v.lanes(x)
     block = w // 2
@@ -17,7 +17,7 @@ def transpose_in(tile: Any, x: Any, x_row: int, n: int, count: int) -> None:
 
 
 @inline
-def transpose_out(y: Any, y_row: int, tile: Any, n: int, count: int) -> None:
+def transpose_out(y, y_row: int, tile, n: int, count: int) -> None:
     """y[r, c] = tile[c, r] for `count` rows."""
     w = v.lanes(y)
     block = w // 2

@@ -32,10 +32,7 @@ class PlaneKernels:
 
 
 FORWARD = PlaneKernels(
-    by_planes.moments_of_blocks,
-    by_planes.moments_of_channels,
-    by_planes.normalize_planes,
-    by_planes.normalize_channels,
+    by_planes.moments_of_blocks, by_planes.moments_of_channels, by_planes.normalize_planes, by_planes.normalize_channels
 )
 BACKWARD = PlaneKernels(
     by_planes_grad.grad_blocks,

@@ -5,7 +5,7 @@ in blocks of SAMPLES samples and strips of STRIP columns: `partial` has two rows
 `batch_planes` with each number once for every column of its channel.
 """
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
@@ -29,19 +29,19 @@ class ColumnStrips(NamedTuple):
 
 
 @inline
-def block_of(unit: int, shape: Any) -> Any:
+def block_of(unit: int, shape):
     """A unit's block, the column that it begins with, and how many columns it has."""
     begin = unit % shape.strips * STRIP
     return unit // shape.strips, begin, min(STRIP, shape.columns - begin)
 
 
 @inline
-def samples_of(block: int, shape: Any) -> Any:
+def samples_of(block: int, shape):
     return range(block * SAMPLES, min((block + 1) * SAMPLES, shape.samples))
 
 
 @inline
-def row_of(rows: Any, row: int, begin: int) -> Any:
+def row_of(rows, row: int, begin: int):
     """The row from column `begin` on."""
     return rows.data + (row * rows.step + begin)
 
@@ -60,7 +60,7 @@ def widen(begin, end, channels, size, table: Rows, wide: Rows):
 
 
 @inline
-def _add_gradient(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+def _add_gradient(total, arrays, i: int, whole: bool, mask, numbers):
     dy, x, mean, g, t = arrays
     value = get(dy, i, whole, mask)
     v.store(g, i, v.load(g, i) + value)
@@ -109,14 +109,14 @@ def grad_columns(units: Units, shape: ColumnStrips, dy: Pointer, x: Pointer, dx:
 
 
 @inline
-def _add_value(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+def _add_value(total, arrays, i: int, whole: bool, mask, numbers):
     x, sums = arrays
     v.store(sums, i, v.load(sums, i) + get(x, i, whole, mask))
     return total
 
 
 @inline
-def _add_square(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+def _add_square(total, arrays, i: int, whole: bool, mask, numbers):
     x, mean, sums = arrays
     deviation = get(x, i, whole, mask) - v.load(mean, i)
     v.store(sums, i, v.fma(deviation, deviation, v.load(sums, i)))
@@ -146,14 +146,14 @@ def moments_of_columns(units: Units, shape: ColumnStrips, x: Pointer, partial: R
 
 
 @inline
-def _add_mean(total: Any, arrays: Any, block: int, numbers: Any) -> Any:
+def _add_mean(total, arrays, block: int, numbers):
     (partial,), (samples, step) = arrays, numbers
     count = v.number(partial, min(SAMPLES, samples - block * SAMPLES))
     return (v.fma(v.load(partial, 2 * block * step), count, total[0]),)
 
 
 @inline
-def _add_moments(total: Any, arrays: Any, block: int, numbers: Any) -> Any:
+def _add_moments(total, arrays, block: int, numbers):
     (partial,), (samples, step, mean) = arrays, numbers
     count = v.number(partial, min(SAMPLES, samples - block * SAMPLES))
     deviation = v.load(partial, 2 * block * step) - mean

@@ -56,17 +56,17 @@ class Running(NamedTuple):
 
 
 @inline
-def load_number(table: Any, row: int, channel: int) -> Any:
+def load_number(table, row: int, channel: int):
     return v.load_one(table.data, row * table.step + channel)
 
 
 @inline
-def store_number(table: Any, row: int, channel: int, value: Any) -> None:
+def store_number(table, row: int, channel: int, value) -> None:
     v.store_one(table.data, row * table.step + channel, value)
 
 
 @inline
-def tile_of_plane(plane: int, tile: int, size: int) -> Any:
+def tile_of_plane(plane: int, tile: int, size: int):
     """Where a tile of a plane begins and ends."""
     begin = tile * TILE
     return plane * size + begin, plane * size + min(begin + TILE, size)
@@ -77,7 +77,7 @@ def block_sum(visit: Callable[..., Any]) -> Callable[..., Any]:
     over_tile = fold(visit)
 
     @inline
-    def over_block(total: Any, planes: Any, channel: int, block: int, arrays: Any, numbers: Any) -> Any:
+    def over_block(total, planes, channel: int, block: int, arrays, numbers):
         begin, end = block * planes.per_block, min((block + 1) * planes.per_block, planes.samples * planes.tiles)
         for tile in range(begin, end):
             plane = tile // planes.tiles * planes.channels + channel
@@ -89,7 +89,7 @@ def block_sum(visit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @inline
-def elements_of(block: int, planes: Any) -> int:
+def elements_of(block: int, planes) -> int:
     """How many elements of its channel a block has."""
     if planes.tiles > 1:
         return min(TILE, planes.size - block % planes.tiles * TILE)
@@ -97,7 +97,7 @@ def elements_of(block: int, planes: Any) -> int:
 
 
 @inline
-def store_sums(sums: Any, channel: int, block: int, first: Any, second: Any) -> None:
+def store_sums(sums, channel: int, block: int, first, second) -> None:
     place = block * sums.block_step + channel * sums.channel_step
     v.store_one(sums.data, place, first)
     v.store_one(sums.data, place + sums.second, second)
@@ -110,7 +110,7 @@ _sum_of_block, _squares_of_block = block_sum(add_value), block_sum(add_square)
 
 
 @inline
-def moments_of_block(x: Any, sums: Any, channel: int, block: int, planes: Any) -> None:
+def moments_of_block(x, sums, channel: int, block: int, planes) -> None:
     zeros, inverse = (v.full(x, 0.0),), v.number(x, 1.0 / elements_of(block, planes))
     mean = v.reduce_add(_sum_of_block(zeros, planes, channel, block, (x,), ())[0]) * inverse
     store_sums(
@@ -119,7 +119,7 @@ def moments_of_block(x: Any, sums: Any, channel: int, block: int, planes: Any) -
 
 
 @inline
-def moments_of_channel(table: Any, sums: Any, channel: int, planes: Any, running: Any) -> None:
+def moments_of_channel(table, sums, channel: int, planes, running) -> None:
     """Join the moments of a channel's blocks; mix the mean and the variance with those so far."""
     total, squares = 0.0, 0.0
     for block in range(sums.blocks):
@@ -139,12 +139,12 @@ def moments_of_channel(table: Any, sums: Any, channel: int, planes: Any, running
 
 
 @inline
-def mix(table: Any, row: int, channel: int, value: float, momentum: float) -> None:
+def mix(table, row: int, channel: int, value: float, momentum: float) -> None:
     store_number(table, row, channel, momentum * load_number(table, row, channel) + (1.0 - momentum) * value)
 
 
 @inline
-def put_statistics(table: Any, channel: int, mean: Any, var: Any, epsilon: float) -> None:
+def put_statistics(table, channel: int, mean, var, epsilon: float) -> None:
     """The rows MEAN, INV_STD and FACTOR, which holds the scale before."""
     inv_std = v.first_lane(1.0 / v.sqrt(v.full(table.data, var + epsilon)))
     store_number(table, MEAN, channel, mean)
@@ -203,7 +203,7 @@ def moments_of_channels(planes: Planes, running: Running, table: Rows, sums: Sum
 
 
 @inline
-def normalized(x: Vector, mean: Any, factor: Any, bias: Any) -> Vector:
+def normalized(x: Vector, mean, factor, bias) -> Vector:
     return v.fma(x - mean, factor, bias)
 
 
@@ -211,7 +211,7 @@ write_normalized = mapped(normalized)
 
 
 @inline
-def numbers_of(table: Any, channel: int) -> Any:
+def numbers_of(table, channel: int):
     """What `normalized` takes of a channel."""
     mean, factor = load_number(table, MEAN, channel), load_number(table, FACTOR, channel)
     return mean, factor, load_number(table, BIAS, channel)

@@ -3,7 +3,7 @@
 The planes are no shorter than a vector; tiles, blocks and `table` are as in opgrad.cpu.normalization.batch_planes.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
@@ -25,7 +25,7 @@ ROWS: Final = 7
 
 
 @inline
-def _add_gradient(total: Any, arrays: Any, i: int, whole: bool, mask: Any, mean: Any) -> Any:
+def _add_gradient(total, arrays, i: int, whole: bool, mask, mean):
     dy, x = arrays
     value = get(dy, i, whole, mask)
     return total[0] + value, v.fma(value, get_or(x, i, whole, mask, mean) - mean, total[1])
@@ -35,7 +35,7 @@ _sums_of_block = block_sum(_add_gradient)
 
 
 @inline
-def grad_block(dy: Any, x: Any, sums: Any, table: Any, channel: int, block: int, planes: Any) -> None:
+def grad_block(dy, x, sums, table, channel: int, block: int, planes) -> None:
     """The sums of dy and of dy * (x - mean) over a block of a channel."""
     zero, mean = v.full(x, 0.0), load_number(table, MEAN, channel)
     g, t = _sums_of_block((zero, zero), planes, channel, block, (dy, x), mean)
@@ -43,7 +43,7 @@ def grad_block(dy: Any, x: Any, sums: Any, table: Any, channel: int, block: int,
 
 
 @inline
-def grad_channel(table: Any, sums: Any, channel: int, inverse: float) -> None:
+def grad_channel(table, sums, channel: int, inverse: float) -> None:
     """What a channel's dx takes from dy, x and its sums."""
     g, t = 0.0, 0.0
     for block in range(sums.blocks):
@@ -59,7 +59,7 @@ def grad_channel(table: Any, sums: Any, channel: int, inverse: float) -> None:
 
 
 @inline
-def gradient(dy: Vector, x: Vector, mean: Any, factor: Any, from_scale: Any, from_bias: Any) -> Vector:
+def gradient(dy: Vector, x: Vector, mean, factor, from_scale, from_bias) -> Vector:
     return (dy + v.fma(x - mean, from_scale, from_bias)) * factor
 
 
@@ -67,7 +67,7 @@ write_gradient = mapped(gradient)
 
 
 @inline
-def numbers_of(table: Any, channel: int) -> Any:
+def numbers_of(table, channel: int):
     """What `gradient` takes of a channel."""
     mean, factor = load_number(table, MEAN, channel), load_number(table, FACTOR, channel)
     return mean, factor, load_number(table, FROM_SCALE, channel), load_number(table, FROM_BIAS, channel)

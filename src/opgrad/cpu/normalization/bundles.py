@@ -53,12 +53,12 @@ SIMPLIFIED = Form(
 
 
 @inline
-def add_value(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+def add_value(total, arrays, i: int, whole: bool, mask, numbers):
     return (total[0] + get(arrays[0], i, whole, mask),)
 
 
 @inline
-def add_square(total: Any, arrays: Any, i: int, whole: bool, mask: Any, mean: Any) -> Any:
+def add_square(total, arrays, i: int, whole: bool, mask, mean):
     """Adds (x - mean)²."""
     deviation = get_or(arrays[0], i, whole, mask, mean) - mean
     return (v.fma(deviation, deviation, total[0]),)

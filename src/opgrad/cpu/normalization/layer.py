@@ -4,7 +4,6 @@ Arrays are rows x n, contiguous. The mean is taken off before squares are summed
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
@@ -17,14 +16,14 @@ from opgrad.cpu.normalization.bundles import FULL, Affine, Form, Statistics, add
 
 
 @inline
-def _with_bias(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
+def _with_bias(arrays, i: int, whole: bool, mask, numbers) -> Vector:
     x, scale, bias = arrays
     mean, inv_std = numbers
     return v.fma((get(x, i, whole, mask) - mean) * inv_std, get(scale, i, whole, mask), get(bias, i, whole, mask))
 
 
 @inline
-def _without_bias(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
+def _without_bias(arrays, i: int, whole: bool, mask, numbers) -> Vector:
     x, scale, _ = arrays
     mean, inv_std = numbers
     return (get(x, i, whole, mask) - mean) * inv_std * get(scale, i, whole, mask)

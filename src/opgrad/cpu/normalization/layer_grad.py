@@ -41,7 +41,7 @@ def gradient_sums(form: Form, add: Callable[..., None], add_bias: Callable[..., 
     center = form.center
 
     @inline
-    def visit(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+    def visit(total, arrays, i: int, whole: bool, mask, numbers):
         dy, x, scale, dscale, dbias = arrays
         mean, inv_std, ahead = numbers
         value = get(dy, i, whole, mask)
@@ -57,7 +57,7 @@ def gradient_sums(form: Form, add: Callable[..., None], add_bias: Callable[..., 
     sums = fold_in_chunks(visit)
 
     @inline
-    def add_up(n: int, arrays: Any, numbers: Any) -> Any:
+    def add_up(n: int, arrays, numbers):
         zero = v.full(arrays[0], 0.0)
         g, t = sums((zero, zero), 0, n, arrays, numbers)
         return v.reduce_add(g), v.reduce_add(t)
@@ -70,7 +70,7 @@ def gradient_value(form: Form) -> Callable[..., Vector]:
     center = form.center
 
     @inline
-    def value(dy: Vector, x: Vector, scale: Vector, mean: Any, inv_std: Any, from_bias: Any, from_scale: Any) -> Vector:
+    def value(dy: Vector, x: Vector, scale: Vector, mean, inv_std, from_bias, from_scale) -> Vector:
         return (dy * scale + v.fma(center(x, mean) * inv_std, from_scale, from_bias)) * inv_std
 
     return value

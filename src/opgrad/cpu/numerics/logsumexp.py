@@ -5,7 +5,7 @@ of two, which costs no digit: exp(x) * 2**-k for |m| < NEAR. For larger |m| ever
 of m, so that x - m is exact. Whatever the scale is, it cancels in exp / sum.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import by_precision, constant, inline
@@ -24,7 +24,7 @@ ROUNDER = constant(1.5 * 2**23 + 127, 1.5 * 2**52 + 1023)
 
 
 @inline
-def scale_for(m: Vector) -> Any:
+def scale_for(m: Vector):
     """The scale for rows whose largest element is m: what is subtracted from x, the lowest difference, the rounder."""
     close = v.absolute(m) < NEAR(m)
     a = v.select(close, m, 0.0)
@@ -32,7 +32,7 @@ def scale_for(m: Vector) -> Any:
 
 
 @inline
-def _reduced(x: Vector, scale: Any) -> Any:
+def _reduced(x: Vector, scale):
     subtracted, lowest, rounder = scale
     d = v.maximum(lowest, x - subtracted)
     rounded = v.fma(d, LOG2_E, rounder)
@@ -40,20 +40,20 @@ def _reduced(x: Vector, scale: Any) -> Any:
 
 
 @inline
-def exp_parts(x: Vector, scale: Any) -> Any:
+def exp_parts(x: Vector, scale):
     """(power, p) of exp(x) = power * (1 + p), power being a power of two; for x that is at most m, or NaN."""
     power, d, n = _reduced(x, scale)
     return power, expm1_reduced(remainder(d, n))
 
 
 @inline
-def exp_scaled(x: Vector, scale: Any) -> Vector:
+def exp_scaled(x: Vector, scale) -> Vector:
     power, p = exp_parts(x, scale)
     return v.fma(p, power, power)
 
 
 @inline
-def exp_pair(x: Vector, scale: Any) -> Any:
+def exp_pair(x: Vector, scale):
     """exp_scaled, and what its last rounding loses."""
     power, p = exp_parts(x, scale)
     e = v.fma(p, power, power)
@@ -61,7 +61,7 @@ def exp_pair(x: Vector, scale: Any) -> Any:
 
 
 @inline
-def exp_residue(x: Vector, scale: Any) -> Vector:
+def exp_residue(x: Vector, scale) -> Vector:
     """What the roundings of p lose: exp(x) less the two parts of `exp_pair`."""
     power, d, n = _reduced(x, scale)
     high, low = expm1_parts(d, n)
@@ -69,19 +69,19 @@ def exp_residue(x: Vector, scale: Any) -> Vector:
 
 
 @inline
-def in_float64(x: Any) -> float:
+def in_float64(x) -> float:
     return x * 1.0
 
 
 @inline
-def exp_added(p: Any, x: float, m: float) -> float:
+def exp_added(p, x: float, m: float) -> float:
     """One exponential on the scale for m, as sums have it."""
     e, compensation = exp_pair(v.full(p, x), scale_for(v.full(p, m)))
     return in_float64(v.first_lane(e)) + v.first_lane(compensation)
 
 
 @inline
-def exp_wide(p: Any, x: float, m: float) -> float:
+def exp_wide(p, x: float, m: float) -> float:
     """One exponential on the scale for m, with what its roundings lose."""
     return exp_added(p, x, m) + v.first_lane(exp_residue(v.full(p, x), scale_for(v.full(p, m))))
 
@@ -94,7 +94,7 @@ START = constant(START_SINGLE, 2.0 ** (TOP_DOUBLE + 1))
 
 
 @inline
-def sum_start(x: Any) -> Any:
+def sum_start(x):
     """A sum of the exponentials of x: its running total, and what rounding has taken from it.
 
     Sums are corrected only where x has all the digits of the arithmetic: a result of 16 bits does not show them.
@@ -104,7 +104,7 @@ def sum_start(x: Any) -> Any:
 
 
 @inline
-def add_exact(x: Any, total: Vector, compensation: Vector, value: Vector, scale: Any) -> Any:
+def add_exact(x, total: Vector, compensation: Vector, value: Vector, scale):
     """exp(value), and the sum with it: what rounding takes from the sum and from the exponential itself is kept."""
     if v.is_fine(x):
         power, p = exp_parts(value, scale)
@@ -116,7 +116,7 @@ def add_exact(x: Any, total: Vector, compensation: Vector, value: Vector, scale:
 
 
 @inline
-def add_rounded(x: Any, total: Vector, compensation: Vector, value: Vector, scale: Any) -> Any:
+def add_rounded(x, total: Vector, compensation: Vector, value: Vector, scale):
     """exp(value), and the sum of the exponentials as they are rounded."""
     if v.is_fine(x):
         e = exp_scaled(value, scale)
@@ -127,7 +127,7 @@ def add_rounded(x: Any, total: Vector, compensation: Vector, value: Vector, scal
 
 
 @inline
-def next_chunk(x: Any, total: Vector, compensation: Vector) -> Any:
+def next_chunk(x, total: Vector, compensation: Vector):
     """A sum that is not corrected starts anew after every chunk; what it came to is kept with `compensation`."""
     if v.is_fine(x):
         return total, compensation
@@ -135,7 +135,7 @@ def next_chunk(x: Any, total: Vector, compensation: Vector) -> Any:
 
 
 @inline
-def sum_end(x: Any, total: Vector, compensation: Vector) -> Any:
+def sum_end(x, total: Vector, compensation: Vector):
     """The sum as two numbers for each lane."""
     if v.is_fine(x):
         start = v.like(total, START(total))
@@ -145,14 +145,14 @@ def sum_end(x: Any, total: Vector, compensation: Vector) -> Any:
 
 
 @inline
-def _lanes_single(x: Any, total: Vector, compensation: Vector) -> float:
+def _lanes_single(x, total: Vector, compensation: Vector) -> float:
     """In float64 the start is taken away last, without an error."""
     s = v.reduce_add_wide(total, compensation)
     return s - v.lanes(x) * START_SINGLE if v.is_fine(x) else s
 
 
 @inline
-def _lanes_double(x: Any, total: Vector, compensation: Vector) -> float:
+def _lanes_double(x, total: Vector, compensation: Vector) -> float:
     high, low = sum_end(x, total, compensation)
     return v.reduce_add_wide(high, low)
 
@@ -162,7 +162,7 @@ sum_lanes = by_precision(_lanes_single, _lanes_double)
 
 
 @inline
-def add_below(x: Any, rest: Vector, compensation: Vector, value: Vector, m: Vector, scale: Any) -> Any:
+def add_below(x, rest: Vector, compensation: Vector, value: Vector, m: Vector, scale):
     """A sum of the exponentials of those values that are not m, nor NaN. It starts at 0: it may stay tiny."""
     if v.is_fine(x):
         power, p = exp_parts(value, scale)
@@ -173,7 +173,7 @@ def add_below(x: Any, rest: Vector, compensation: Vector, value: Vector, m: Vect
 
 
 @inline
-def add_pairs(a: Any, b: Any) -> Any:
+def add_pairs(a, b):
     """The sum of two numbers of two parts each, again in two parts."""
     (a_high, a_low), (b_high, b_low) = a, b
     high = a_high + b_high
@@ -193,7 +193,7 @@ UP, DOWN = 2.0**32, 2.0**-32
 
 
 @inline
-def row_divisor(x: Any, s: float, m: float) -> Any:
+def row_divisor(x, s: float, m: float):
     """The divisor for the sum s over a row whose largest element is m."""
     scale = scale_for(v.full(x, m))
     r = 1.0 / (s + v.first_lane(exp_residue(v.full(x, m), scale)))
@@ -207,7 +207,7 @@ def row_divisor(x: Any, s: float, m: float) -> Any:
 
 
 @inline
-def column_divisor(s: Any, m: Vector) -> Any:
+def column_divisor(s, m: Vector):
     """The divisors for the sums s over columns whose largest elements are m."""
     scale = scale_for(m)
     top, compensation = exp_pair(m, scale)
@@ -220,7 +220,7 @@ def column_divisor(s: Any, m: Vector) -> Any:
 
 
 @inline
-def scaled(e: Vector, divisor: Any, fine: Any) -> Vector:
+def scaled(e: Vector, divisor, fine) -> Vector:
     """e / sum. The largest exponential's quotient is known without e's own rounding: 1 stays 1, and 1/n is 1/n."""
     high, low, top, largest = divisor
     if fine:
@@ -240,7 +240,7 @@ def log_of_sum(count: Vector, t: Vector) -> Vector:
 
 
 @inline
-def row_log_of_sum(x: Any, rest: float, count: float, m: float) -> Vector:
+def row_log_of_sum(x, rest: float, count: float, m: float) -> Vector:
     """log(sum of exp(x - m)): `count` of the x are m, the scaled exponentials of the others add up to `rest`."""
     return log_of_sum(v.full(x, count), v.full(x, rest / exp_wide(x, m, m)))
 
@@ -255,19 +255,19 @@ def column_log_of_sum(rest: Vector, count: Vector, m: Vector) -> Vector:
 
 
 @inline
-def rounded_top(x: Any, m: float) -> float:
+def rounded_top(x, m: float) -> float:
     """The exponential of a row's largest element m as `add_rounded` adds it."""
     return in_float64(v.first_lane(exp_scaled(v.full(x, m), scale_for(v.full(x, m)))))
 
 
 @inline
-def row_log_of_total(x: Any, s: float, m: float, top: float) -> float:
+def row_log_of_total(x, s: float, m: float, top: float) -> float:
     """log(sum of exp(x - m)) from the sum of all scaled exponentials, of which `top` is that of m."""
     return v.first_lane(log_of_sum(v.full(x, 1.0), v.full(x, max((s - top) / top, 0.0) if s == s else s)))
 
 
 @inline
-def column_log_of_total(s: Any, m: Vector, top: Vector, compensation: Any) -> Vector:
+def column_log_of_total(s, m: Vector, top: Vector, compensation) -> Vector:
     """The same for each lane; `compensation`: what rounding took from `top`, or 0 if that is not in the sum."""
     high, low = s
     return log_of_sum(v.like(m, 1.0), v.maximum(0.0, ((high - top) + (low - compensation)) / top))
@@ -279,21 +279,19 @@ LOWEST: Final = -3.4e38  # in the place of -inf, where that would make NaN
 
 
 @inline
-def rescale(p: Any, m: float, new_m: float) -> float:
+def rescale(p, m: float, new_m: float) -> float:
     """What takes sums of exponentials from the scale for m to that for a larger one."""
     top = max(m, v.number(p, LOWEST))
     return exp_wide(p, m, new_m) / exp_wide(p, top, top)
 
 
 @inline
-def _rest_below(p: Any, m: float, rest: float, count: float, new_m: float) -> float:
+def _rest_below(p, m: float, rest: float, count: float, new_m: float) -> float:
     return rest * rescale(p, m, new_m) + count * exp_wide(p, m, new_m)
 
 
 @inline
-def joined_rests(
-    p: Any, m: float, rest: float, count: float, other_m: float, other_rest: float, other_count: float
-) -> Any:
+def joined_rests(p, m: float, rest: float, count: float, other_m: float, other_rest: float, other_count: float):
     """The largest number of two pieces of a row, the sum of the exponentials of what is not it, and how many are it."""
     if m == other_m:
         return m, rest + other_rest, count + other_count

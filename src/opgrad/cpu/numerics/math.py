@@ -4,8 +4,6 @@ The polynomials are Chebyshev fits on the reduced range; tests/test_math.py hold
 precision to 2 ulp. Infinities, NaN and denormal results come out as IEEE arithmetic would have them.
 """
 
-from typing import Any
-
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import by_precision, constant, inline
 from opgrad.cpu.compiler.simd import Vector
@@ -55,7 +53,7 @@ def remainder(x: Vector, n: Vector) -> Vector:
 
 
 @inline
-def expm1_parts(x: Vector, n: Vector) -> Any:
+def expm1_parts(x: Vector, n: Vector):
     """exp(x - n * ln 2) - 1 for n = round(x / ln 2), in two parts; their sum's rounding is the only one that counts."""
     high, low = v.fma(n, -LN2_HIGH(n), x), n * -LN2_LOW(n)
     r = high + low

@@ -4,7 +4,7 @@ The four words of an evaluation belong to neighbouring elements: for neighbours 
 lower halves of 64-bit lanes, so that a multiplication gives both halves of a product; upper halves may hold anything.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
@@ -17,7 +17,7 @@ KEY_STEP_LOW, KEY_STEP_HIGH = 0x9E3779B9, 0xBB67AE85
 
 
 @inline
-def _round(words: Any, key: int, number: int) -> Any:
+def _round(words, key: int, number: int):
     """One round; its key is that of the evaluation plus `number` steps."""
     a, b, c, d = words
     low = key + number * KEY_STEP_LOW & LOW
@@ -27,7 +27,7 @@ def _round(words: Any, key: int, number: int) -> Any:
 
 
 @inline
-def philox_words(group: Vector, seed: int, offset: int) -> Any:
+def philox_words(group: Vector, seed: int, offset: int):
     """Philox 4x32-10 for the counters (offset, group) and the key `seed`, each 64 bits, lower half first."""
     words = v.like(group, offset), v.like(group, offset >> 32), group, group >> 32
     # Ten calls, since LLVM leaves a loop as it is, with its keys spread over a vector in each round: 2.5 times as slow.
@@ -39,13 +39,13 @@ def philox_words(group: Vector, seed: int, offset: int) -> Any:
 
 
 @inline
-def _decisions(values: Any, words: Vector, threshold: int) -> Vector:
+def _decisions(values, words: Vector, threshold: int) -> Vector:
     # The comparison is one of signed numbers: with the sign turned over on both sides it is that of unsigned ones.
     return v.select((words ^ SIGN) > threshold - SIGN, v.full(values, 1.0), v.full(values, 0.0))
 
 
 @inline
-def _store_inside(values: Any, begin: int, count: int, i: int, kept: Vector) -> None:
+def _store_inside(values, begin: int, count: int, i: int, kept: Vector) -> None:
     """Write the lanes for elements i, i + 1, … of a run that belong to it."""
     if i >= 0 and i + v.lanes(values) <= count:
         v.store(values, begin + i, kept)
@@ -54,9 +54,7 @@ def _store_inside(values: Any, begin: int, count: int, i: int, kept: Vector) -> 
 
 
 @inline
-def _keep_neighbours(
-    values: Any, begin: int, count: int, index: int, seed: int, offset: int, threshold: int
-) -> None:  # fmt: skip
+def _keep_neighbours(values, begin: int, count: int, index: int, seed: int, offset: int, threshold: int) -> None:
     w, i = v.lanes(values), -(index & 3)
     group = v.progression(values, index + i, 4)
     while i < count:
@@ -75,9 +73,7 @@ def _word_of(element: Vector, seed: int, offset: int) -> Vector:
 
 
 @inline
-def _keep_apart(
-    values: Any, begin: int, count: int, index: int, step: int, seed: int, offset: int, threshold: int
-) -> None:  # fmt: skip
+def _keep_apart(values, begin: int, count: int, index: int, step: int, seed: int, offset: int, threshold: int) -> None:
     w = v.lanes(values)
     for i in range(0, count, w):
         e = v.progression(values, index + i * step, 4 * step)
@@ -91,9 +87,7 @@ def _keep_apart(
 
 
 @inline
-def keep_run(
-    values: Any, begin: int, count: int, index: int, step: int, seed: int, offset: int, threshold: int
-) -> None:  # fmt: skip
+def keep_run(values, begin: int, count: int, index: int, step: int, seed: int, offset: int, threshold: int) -> None:
     """values[begin + i] = 1 if the word of element index + i * step is larger than `threshold`, else 0; i < count."""
     if step == 1:
         _keep_neighbours(values, begin, count, index, seed, offset, threshold)

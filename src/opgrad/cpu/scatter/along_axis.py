@@ -7,7 +7,7 @@ are added as they come along the axis; the rounding errors of long sums are adde
 
 import ctypes
 import math
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from opgrad.contract import Shape
 from opgrad.cpu.compiler import simd as v
@@ -88,7 +88,7 @@ def place_of(table: int, axes: int, row: int, which: int) -> int:
 
 
 @inline
-def strip_at(lines: Any, strip: int) -> tuple[int, int, int]:
+def strip_at(lines, strip: int) -> tuple[int, int, int]:
     """Where a strip starts in the indices and in x, and how many lines it has."""
     row, column = strip // lines.strips, strip % lines.strips * lines.width
     place = place_of(lines.table, lines.axes, row, 1) + column
@@ -146,7 +146,7 @@ def runs_of_strip(size: int, x_step: int, columns: int) -> tuple[int, int]:
 
 
 @inline
-def zero_strip(dx: Any, size: int, x_step: int, columns: int) -> None:
+def zero_strip(dx, size: int, x_step: int, columns: int) -> None:
     """dx = 0 in the strip."""
     count, length = runs_of_strip(size, x_step, columns)
     for k in range(count):
@@ -154,7 +154,7 @@ def zero_strip(dx: Any, size: int, x_step: int, columns: int) -> None:
 
 
 @inline
-def add_one(total: Any, i: int, value: float) -> None:
+def add_one(total, i: int, value: float) -> None:
     """total[i] += value"""
     v.store_one(total, i, v.load_one(total, i) + value)
 
@@ -178,7 +178,7 @@ def add_in_place(units: Units, lines: LineStrips, indices: Pointer, dy: Pointer,
 
 
 @inline
-def add_exactly(total: Any, compensation: Any, i: int, value: float) -> None:
+def add_exactly(total, compensation, i: int, value: float) -> None:
     """total[i] += value; compensation[i] += what the rounding took (TwoSum, Knuth 1969)."""
     before = v.load_one(total, i)
     after = before + value
@@ -197,7 +197,7 @@ write_sums = mapped(_compensated)
 
 
 @inline
-def write_strip(dx: Any, size: int, x_step: int, columns: int, total: Any, compensation: Any, stream: int) -> None:
+def write_strip(dx, size: int, x_step: int, columns: int, total, compensation, stream: int) -> None:
     """dx = total + compensation in the strip, and both are 0 again."""
     count, length = runs_of_strip(size, x_step, columns)
     for k in range(count):
@@ -207,9 +207,7 @@ def write_strip(dx: Any, size: int, x_step: int, columns: int, total: Any, compe
 
 
 @inline
-def write_named(
-    dx: Any, n: int, size: int, step: int, x_step: int, columns: int, names: Any, total: Any, compensation: Any
-) -> None:
+def write_named(dx, n: int, size: int, step: int, x_step: int, columns: int, names, total, compensation) -> None:
     """The same, but only for the elements that indices name; all others of dx are zeros already."""
     for j in range(n):
         for q in range(columns):

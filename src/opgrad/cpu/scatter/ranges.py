@@ -7,7 +7,7 @@ larger array: zeros before, the numbers of the row, zeros behind.
 import ctypes
 import math
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
@@ -53,7 +53,7 @@ def within(place: int, begin: int, end: int) -> int:
 
 
 @inline
-def write_row(out: Any, begin: int, end: int, start: int, step: int, count: int, x: Any, stream: int) -> None:
+def write_row(out, begin: int, end: int, start: int, step: int, count: int, x, stream: int) -> None:
     """out[begin:end] of a row that has numbers of x in it; zeros elsewhere."""
     first = within(start, begin, end) if step == 1 else end
     last = within(start + count, begin, end) if step == 1 else end
@@ -65,7 +65,7 @@ def write_row(out: Any, begin: int, end: int, start: int, step: int, count: int,
 
 
 @inline
-def fill_row(out: Any, start: int, step: int, count: int, x: Any) -> None:
+def fill_row(out, start: int, step: int, count: int, x) -> None:
     """The numbers of x in a row of zeros."""
     if step == 1:
         write_same(out + start, 0, count, 0, (x,), ())
@@ -118,7 +118,7 @@ def place_rows(units: Units, blocks, n, columns: Places, plane: Plane, x: Pointe
 
 
 @inline
-def write_strided(out: Any, begin: int, end: int, start: int, step: int, count: int, x: Any) -> None:
+def write_strided(out, begin: int, end: int, start: int, step: int, count: int, x) -> None:
     """out[start + i * step] = x[i] for the places in [begin, end)."""
     low = min(start, start + (count - 1) * step)
     away = abs(step)

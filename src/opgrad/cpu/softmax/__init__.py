@@ -24,7 +24,7 @@ def _product(dy: Vector, y: Vector) -> Vector:
 
 
 @inline
-def _softmax_slope(dy: Vector, y: Vector, s: Any) -> Vector:
+def _softmax_slope(dy: Vector, y: Vector, s) -> Vector:
     return y * (dy - s)
 
 
@@ -34,7 +34,7 @@ def _summand(dy: Vector, y: Vector) -> Vector:
 
 
 @inline
-def _log_softmax_slope(dy: Vector, y: Vector, s: Any) -> Vector:
+def _log_softmax_slope(dy: Vector, y: Vector, s) -> Vector:
     return dy - exp(y) * s
 
 

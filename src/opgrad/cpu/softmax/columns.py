@@ -5,41 +5,24 @@ the next one.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Private, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.columns import (
-    add_rest_logging_columns,
-    column_max,
-    column_sum,
-    streams_columns,
-    sum_exp_scaling_columns,
-    write_log_column,
-    write_scaled_column,
-)
+from opgrad.cpu.loops import columns as loops
 from opgrad.cpu.loops.map import get, put
-from opgrad.cpu.numerics.logsumexp import (
-    column_divisor,
-    column_log_of_sum,
-    column_log_of_total,
-    exp_pair,
-    exp_scaled,
-    scale_for,
-    scaled,
-)
+from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.softmax import forms
 
 # --- a strip in place: a buffer, or a tile of transposed rows -------------------------------------------------------
 
 
 @inline
-def log_sum_exp(largest: Vector, m: Vector, s: Any) -> Vector:
+def log_sum_exp(largest: Vector, m: Vector, s) -> Vector:
     """The log-sum-exp by the largest of each row, what was subtracted, and the sums."""
-    top, compensation = exp_pair(m, scale_for(m))
-    return largest + v.select(s[0] < 1.0, 0.0, column_log_of_total(s, m, top, compensation))
+    top, compensation = lse.exp_pair(m, lse.scale_for(m))
+    return largest + v.select(s[0] < 1.0, 0.0, lse.column_log_of_total(s, m, top, compensation))
 
 
 def softmax_lines(form: forms.Form) -> Callable[..., Vector]:
@@ -50,14 +33,15 @@ def softmax_lines(form: forms.Form) -> Callable[..., Vector]:
     subtracted, divide = form.subtracted, form.divide
 
     @inline
-    def lines(x: Any, x_n: int, n: int, fine: Any, inf_as_zero: int) -> Vector:
+    def lines(x, x_n: int, n: int, fine, inf_as_zero: int) -> Vector:
         mask, zero = v.first(x, v.lanes(x)), v.full(x, 0.0)
-        largest = column_max(x, x_n, n, True, mask)
+        largest = loops.column_max(x, x_n, n, True, mask)
         m = subtracted(x, largest)
-        s = sum_exp_scaling_columns(x, x_n, n, True, mask, m, x, x_n, x, x_n, 0, x, x_n, ((zero, zero, zero, zero), 0))
+        nothing = (zero, zero, zero, zero), 0  # is written meanwhile
+        s = loops.sum_exp_scaling_columns(x, x_n, n, True, mask, m, x, x_n, x, x_n, 0, x, x_n, nothing)
         divisor = divide(x, s, m, inf_as_zero)
         for i in range(n):
-            v.store(x, i * x_n, scaled(v.load(x, i * x_n), divisor, fine))
+            v.store(x, i * x_n, lse.scaled(v.load(x, i * x_n), divisor, fine))
         return log_sum_exp(largest, m, s)
 
     return lines
@@ -68,12 +52,12 @@ def log_softmax_lines(form: forms.Form) -> Callable[..., Vector]:
     subtracted, count_of = form.subtracted, form.count_of
 
     @inline
-    def lines(x: Any, x_n: int, n: int, fine: Any, inf_as_zero: int) -> Vector:
+    def lines(x, x_n: int, n: int, fine, inf_as_zero: int) -> Vector:
         mask = v.first(x, v.lanes(x))
-        largest = column_max(x, x_n, n, True, mask)
+        largest = loops.column_max(x, x_n, n, True, mask)
         m = subtracted(x, largest)
-        rest, count = add_rest_logging_columns(x, x_n, n, True, mask, m, x, x_n, 0, x, x_n, (m, m))
-        log_s = column_log_of_sum(rest, count_of(largest, count), m)
+        rest, count = loops.add_rest_logging_columns(x, x_n, n, True, mask, m, x, x_n, 0, x, x_n, (m, m))
+        log_s = lse.column_log_of_sum(rest, count_of(largest, count), m)
         for i in range(n):
             v.store(x, i * x_n, (v.load(x, i * x_n) - largest) - log_s)
         return largest + log_s
@@ -83,10 +67,10 @@ def log_softmax_lines(form: forms.Form) -> Callable[..., Vector]:
 
 def gradient_lines(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Callable[..., None]:
     """dy = formula(dy, y, sum(term(dy, y))) down as many columns as a vector has lanes."""
-    add_up = column_sum(term, formula)
+    add_up = loops.column_sum(term, formula)
 
     @inline
-    def lines(dy: Any, y: Any, step: int, n: int) -> None:
+    def lines(dy, y, step: int, n: int) -> None:
         mask = v.first(dy, v.lanes(dy))
         s = add_up(dy, step, y, step, n, True, mask, dy, step, 0, dy, y, v.full(dy, 0.0))
         for i in range(n):
@@ -134,20 +118,21 @@ def softmax_columns(units: Units, strips: Strips, n, x: Columns, y: Columns, e: 
         j = unit % strips.count * w
         xs, ys = x.data + (unit // strips.count * x.outer + j), y.data + (unit // strips.count * y.outer + j)
         whole, mask = j + w <= strips.inner, v.first(xs, strips.inner - j)
-        m = column_max(xs, x.step, n, whole, mask)
-        s = sum_exp_scaling_columns(
+        m = loops.column_max(xs, x.step, n, whole, mask)
+        s = loops.sum_exp_scaling_columns(
             xs, x.step, n, whole, mask, m, e, keep * w, out, y.step, pending, done, w, (divisor, v.is_fine(xs))
         )
-        out, divisor = ys, column_divisor(s, m)
+        out, divisor = ys, lse.column_divisor(s, m)
         e, done = done, e
-        past = streams_columns(ys, y.step, stream)
+        past = loops.streams_columns(ys, y.step, stream)
         pending = past if whole and keep else 0
         if not pending:
             for i in range(n):
-                value = v.load(done, i * w) if keep else exp_scaled(get(xs, i * x.step, whole, mask), scale_for(m))
-                put(ys, i * y.step, scaled(value, divisor, v.is_fine(xs)), whole, mask, past)
+                at = i * x.step
+                value = v.load(done, i * w) if keep else lse.exp_scaled(get(xs, at, whole, mask), lse.scale_for(m))
+                put(ys, i * y.step, lse.scaled(value, divisor, v.is_fine(xs)), whole, mask, past)
     if pending:
-        write_scaled_column(out, y.step, n, done, w, (divisor, v.is_fine(out)))
+        loops.write_scaled_column(out, y.step, n, done, w, (divisor, v.is_fine(out)))
 
 
 @kernel
@@ -158,22 +143,22 @@ def log_softmax_columns(units: Units, strips: Strips, n, x: Columns, y: Columns,
         j = unit % strips.count * w
         xs, ys = x.data + (unit // strips.count * x.outer + j), y.data + (unit // strips.count * y.outer + j)
         whole, mask = j + w <= strips.inner, v.first(xs, strips.inner - j)
-        m = column_max(xs, x.step, n, whole, mask)
-        rest, count = add_rest_logging_columns(
+        m = loops.column_max(xs, x.step, n, whole, mask)
+        rest, count = loops.add_rest_logging_columns(
             xs, x.step, n, whole, mask, m, out, y.step, pending, before, x.step, (m_before, log_before)
         )
-        out, before, m_before, log_before = ys, xs, m, column_log_of_sum(rest, count, m)
-        pending = streams_columns(ys, y.step, stream) if whole else 0
+        out, before, m_before, log_before = ys, xs, m, lse.column_log_of_sum(rest, count, m)
+        pending = loops.streams_columns(ys, y.step, stream) if whole else 0
         if not pending:
             for i in range(n):
                 put(ys, i * y.step, (get(xs, i * x.step, whole, mask) - m) - log_before, whole, mask, 0)
     if pending:
-        write_log_column(out, y.step, n, before, x.step, (m_before, log_before))
+        loops.write_log_column(out, y.step, n, before, x.step, (m_before, log_before))
 
 
 def gradient_columns(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
     """dx = formula(dy, y, sum(term(dy, y)))."""
-    add_up = column_sum(term, formula)
+    add_up = loops.column_sum(term, formula)
 
     @kernel
     def by_columns(units: Units, strips: Strips, n, dy: Columns, y: Columns, dx: Columns, stream):
@@ -185,7 +170,7 @@ def gradient_columns(term: Callable[..., Vector], formula: Callable[..., Vector]
             whole, mask = j + w <= strips.inner, v.first(dys, strips.inner - j)
             s = add_up(dys, dy.step, ys, y.step, n, whole, mask, out, dx.step, pending, dy_before, y_before, s_before)
             out, dy_before, y_before, s_before = dxs, dys, ys, s
-            pending = streams_columns(dxs, dx.step, stream) if whole else 0
+            pending = loops.streams_columns(dxs, dx.step, stream) if whole else 0
             if not pending:
                 for i in range(n):
                     value = formula(get(dys, i * dy.step, whole, mask), get(ys, i * y.step, whole, mask), s)

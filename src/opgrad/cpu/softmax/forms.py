@@ -46,7 +46,7 @@ def _form(*choices: Callable[..., Any]) -> Form:
 
 
 @inline
-def _empty(s: Vector, divisor: Any, inf_as_zero: int) -> Any:
+def _empty(s: Vector, divisor, inf_as_zero: int):
     """The divisor for rows of -inf, which are those whose sum is below 1: their quotients are 0, or NaN."""
     high, low, top, largest = divisor
     empty = s < 1.0
@@ -55,7 +55,7 @@ def _empty(s: Vector, divisor: Any, inf_as_zero: int) -> Any:
 
 
 @inline
-def _divisor_of_row(x: Any, s: float, m: Any, inf_as_zero: int) -> Any:
+def _divisor_of_row(x, s: float, m, inf_as_zero: int):
     divisor = row_divisor(x, s, m)
     if s < 1.0:
         divisor = _empty(v.full(x, s), divisor, inf_as_zero)
@@ -85,6 +85,6 @@ COLUMNS_IN_PLACE = _form(
 
 
 @inline
-def no_step(out: Any, i: int, end: int, arrays: Any, numbers: Any) -> int:
+def no_step(out, i: int, end: int, arrays, numbers) -> int:
     """In the place of `next_vector`: nothing is written meanwhile."""
     return i

@@ -5,7 +5,6 @@ vector: a row leaves a vector of maxima or of sums, and the group's vectors are 
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
@@ -16,7 +15,7 @@ from opgrad.cpu.loops.fold import fold
 from opgrad.cpu.loops.map import get_or, put
 from opgrad.cpu.loops.rows import MINUS_INFINITY, add_to_rest, row_top, write_log, write_scaled
 from opgrad.cpu.loops.transpose import TILES, transpose_in
-from opgrad.cpu.numerics.logsumexp import add_exact, add_pairs, column_log_of_sum, scale_for, sum_end, sum_start
+from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.softmax import forms
 from opgrad.cpu.softmax.columns import log_sum_exp
 
@@ -24,9 +23,9 @@ from opgrad.cpu.softmax.columns import log_sum_exp
 
 
 @inline
-def _add_exponential(total: Any, arrays: Any, i: int, whole: bool, mask: Any, scale: Any) -> Any:
+def _add_exponential(total, arrays, i: int, whole: bool, mask, scale):
     x, e, ahead = arrays
-    value, s, compensation = add_exact(x, total[0], total[1], get_or(x, i, whole, mask, MINUS_INFINITY), scale)
+    value, s, compensation = lse.add_exact(x, total[0], total[1], get_or(x, i, whole, mask, MINUS_INFINITY), scale)
     if whole:
         v.prefetch(ahead, i)
     put(e, i, value, whole, mask, 0)
@@ -34,7 +33,7 @@ def _add_exponential(total: Any, arrays: Any, i: int, whole: bool, mask: Any, sc
 
 
 @inline
-def _add_to_rest(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+def _add_to_rest(total, arrays, i: int, whole: bool, mask, numbers):
     (x, ahead), (m, scale) = arrays, numbers
     value = get_or(x, i, whole, mask, MINUS_INFINITY)
     if whole:
@@ -46,14 +45,14 @@ _add_exponentials, _add_rest = fold(_add_exponential), fold(_add_to_rest)
 
 
 @inline
-def row_exponentials(x: Any, n: int, scale: Any, e: Any, ahead: Any) -> Any:
+def row_exponentials(x, n: int, scale, e, ahead):
     """Their sums; they go to `e`."""
-    total, compensation = _add_exponentials(sum_start(x), 0, n, (x, e, ahead), scale)
-    return sum_end(x, total, compensation)
+    total, compensation = _add_exponentials(lse.sum_start(x), 0, n, (x, e, ahead), scale)
+    return lse.sum_end(x, total, compensation)
 
 
 @inline
-def row_rest(x: Any, n: int, m: Vector, scale: Any, ahead: Any) -> Any:
+def row_rest(x, n: int, m: Vector, scale, ahead):
     """The sums of the exponentials of what is not m, with their compensation, and how many are m."""
     zero = v.full(x, 0.0)
     return _add_rest((zero, zero, zero), 0, n, (x, ahead), (m, scale))
@@ -63,7 +62,7 @@ def row_rest(x: Any, n: int, m: Vector, scale: Any, ahead: Any) -> Any:
 
 
 @inline
-def keep_numbers(numbers: Any, vectors: Any) -> None:
+def keep_numbers(numbers, vectors) -> None:
     """Put vectors of numbers of rows where `_of_row` finds them."""
     w = v.lanes(numbers)
     for place, value in enumerate(vectors):
@@ -71,23 +70,23 @@ def keep_numbers(numbers: Any, vectors: Any) -> None:
 
 
 @inline
-def of_row(x: Any, numbers: Any, place: int, row: int) -> Vector:
+def of_row(x, numbers, place: int, row: int) -> Vector:
     return v.full(x, v.load_one(numbers, place * v.lanes(x) + row))
 
 
 @inline
-def scale_of_row(x: Any, numbers: Any, row: int) -> Any:
+def scale_of_row(x, numbers, row: int):
     return of_row(x, numbers, 0, row), of_row(x, numbers, 1, row), of_row(x, numbers, 2, row)
 
 
 @inline
-def divisor_of_row(x: Any, numbers: Any, row: int) -> Any:
+def divisor_of_row(x, numbers, row: int):
     high, low, top = scale_of_row(x, numbers, row)
     return high, low, top, of_row(x, numbers, 3, row)
 
 
 @inline
-def group_maxima(x: Any, x_row: int, n: int, filled: int, tile: Any, transposed: Any) -> Vector:
+def group_maxima(x, x_row: int, n: int, filled: int, tile, transposed) -> Vector:
     w = v.lanes(x)
     for r in range(filled):
         v.store(tile, r * w, row_top(x + r * x_row, 0, n))
@@ -96,7 +95,7 @@ def group_maxima(x: Any, x_row: int, n: int, filled: int, tile: Any, transposed:
 
 
 @inline
-def sums_across(x: Any, high: Any, low: Any, transposed: Any, filled: int) -> Any:
+def sums_across(x, high, low, transposed, filled: int):
     """The sums across the lanes of two-part numbers, for each row."""
     w, zero = v.lanes(x), v.full(x, 0.0)
     transpose_in(transposed, high, w, w, filled)
@@ -104,7 +103,7 @@ def sums_across(x: Any, high: Any, low: Any, transposed: Any, filled: int) -> An
         transpose_in(high, low, w, w, filled)
         sums = zero, zero
         for i in range(w):
-            sums = add_pairs(sums, (v.load(transposed, i * w), v.load(high, i * w)))
+            sums = lse.add_pairs(sums, (v.load(transposed, i * w), v.load(high, i * w)))
         return sums
     for i in range(w):
         zero = zero + v.load(transposed, i * w)
@@ -112,7 +111,7 @@ def sums_across(x: Any, high: Any, low: Any, transposed: Any, filled: int) -> An
 
 
 @inline
-def counts_across(x: Any, counts: Any, transposed: Any, filled: int) -> Vector:
+def counts_across(x, counts, transposed, filled: int) -> Vector:
     """The sums across the lanes of whole numbers, for each row."""
     w, total = v.lanes(x), v.full(x, 0.0)
     transpose_in(transposed, counts, w, w, filled)
@@ -133,14 +132,14 @@ def softmax_group(form: forms.Form) -> Callable[..., Vector]:
 
     @inline
     def group(
-        x: Any, x_row: int, y: Any, y_row: int, n: int, filled: int, tile: Any, e: Any, e_row: int, fine: Any,
+        x, x_row: int, y, y_row: int, n: int, filled: int, tile, e, e_row: int, fine,
         stream: int, inf_as_zero: int, keeps_stats: int,
     ) -> Vector:  # fmt: skip
         w = v.lanes(x)
         low, transposed, numbers = tile + w * w, tile + 2 * w * w, tile + TILES * w * w
         largest = group_maxima(x, x_row, n, filled, tile, transposed)
         m = subtracted(x, largest)
-        keep_numbers(numbers, scale_for(m))
+        keep_numbers(numbers, lse.scale_for(m))
         for r in range(filled):
             row = x + r * x_row
             exps = buffer(row, e + r * e_row)
@@ -163,14 +162,14 @@ def log_softmax_group(form: forms.Form) -> Callable[..., Vector]:
 
     @inline
     def group(
-        x: Any, x_row: int, y: Any, y_row: int, n: int, filled: int, tile: Any, e: Any, e_row: int, fine: Any,
+        x, x_row: int, y, y_row: int, n: int, filled: int, tile, e, e_row: int, fine,
         stream: int, inf_as_zero: int, keeps_stats: int,
     ) -> Vector:  # fmt: skip
         w = v.lanes(x)
         low, counts, transposed, numbers = tile + w * w, tile + 2 * w * w, tile + 3 * w * w, tile + TILES * w * w
         largest = group_maxima(x, x_row, n, filled, tile, transposed)
         m = subtracted(x, largest)
-        scale = scale_for(m)
+        scale = lse.scale_for(m)
         keep_numbers(numbers, (scale[0], scale[1], scale[2], m))
         for r in range(filled):
             row = x + r * x_row
@@ -182,7 +181,7 @@ def log_softmax_group(form: forms.Form) -> Callable[..., Vector]:
             v.store(counts, r * w, equal)
         rests = sums_across(x, tile, low, transposed, filled)
         count = count_of(largest, counts_across(x, counts, transposed, filled))
-        log_s = column_log_of_sum(rests[0] + rests[1], count, m)
+        log_s = lse.column_log_of_sum(rests[0] + rests[1], count, m)
         keep_numbers(numbers, (largest, log_s))
         for r in range(filled):
             numbers_of_row = of_row(x, numbers, 0, r), of_row(x, numbers, 1, r)

@@ -1,7 +1,6 @@
 """Softmax, log-softmax and their gradients of short rows: as many as a vector has lanes are transposed into columns."""
 
 from collections.abc import Callable
-from typing import Any
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
@@ -56,9 +55,7 @@ def gradient_body(term: Callable[..., Vector], formula: Callable[..., Vector]) -
     lines = gradient_lines(term, formula)
 
     @inline
-    def body(
-        dy: Any, dy_row: int, y: Any, y_row: int, dx: Any, dx_row: int, n: int, filled: int, dy_tile: Any, y_tile: Any
-    ) -> None:
+    def body(dy, dy_row: int, y, y_row: int, dx, dx_row: int, n: int, filled: int, dy_tile, y_tile) -> None:
         transpose_in(dy_tile, dy, dy_row, n, filled)
         transpose_in(y_tile, y, y_row, n, filled)
         lines(dy_tile, y_tile, v.lanes(dy_tile), n)
