@@ -114,12 +114,7 @@ def softmax_cross_entropy(problem: Problem) -> Program:
     return Program(steps, workspace)
 
 
-@inline
-def _slope(log_prob: Vector, label: Vector, factor) -> Vector:
-    return (exp(log_prob) - label) * factor
-
-
-write_slope = mapped(_slope)
+write_slope = mapped(lambda log_prob, label, factor: (exp(log_prob) - label) * factor)
 
 
 @kernel

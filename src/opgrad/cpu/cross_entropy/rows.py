@@ -2,9 +2,8 @@
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import store_f64
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.native import kernel
 from opgrad.cpu.compiler.parameters import Part, Private, Rows, Units
-from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.cross_entropy.columns import gradient_from_log_prob
 from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor
 from opgrad.cpu.loops import rows as loops
@@ -12,15 +11,11 @@ from opgrad.cpu.loops.fill import write_zeros
 from opgrad.cpu.loops.map import mapped_by_index, next_vector, times, write_same, write_times
 from opgrad.cpu.numerics import logsumexp as lse
 
-
-@inline
-def _from_log_prob_with_bias(i, log_prob: Vector, bias: Vector, label, f) -> Vector:
-    return gradient_from_log_prob(i, log_prob, label, f) + bias
-
-
 sum_exp_times = loops.row_sum_exp(next_vector(times), lse.add_rounded)
 write_gradient = mapped_by_index(gradient_from_log_prob)
-write_gradient_with_bias = mapped_by_index(_from_log_prob_with_bias)
+write_gradient_with_bias = mapped_by_index(
+    lambda i, log_prob, bias, label, f: gradient_from_log_prob(i, log_prob, label, f) + bias
+)
 
 
 @kernel

@@ -156,7 +156,7 @@ STAGE: Final = 12
 BUFFER: Final = -1  # the SOURCE of an operand that is a buffer
 
 # Words of a plan: its blocks, the softmax kernel with its buffers (in bytes from a part's space on), then the stages.
-COLUMNS, PER_BLOCK, COUNT, N, INNER, STRIPS, PIECE, ITEM = range(8)
+COLUMNS, PER_BLOCK, COUNT, N, INNER, STRIPS, CHUNK, ITEM = range(8)
 SOFTMAX, OTHER, STATS, TILE, INF_AS_ZERO, KEEPS_STATS = range(8, 14)
 BEFORE, OF_ROWS, AFTER, FIRST_STAGE = range(14, 18)
 
@@ -166,67 +166,59 @@ MEMORY_WORDS: Final = 6
 
 
 @inline
+def _store_words(address: int, index: int, values) -> None:
+    for place, value in enumerate(values):
+        store_word(address, index + place, value)
+
+
+@inline
 def _run(stages: int, number: int, operands: int, space: int, words: int, moved: int) -> None:
-    """Run stages whose buffers have moved by so many bytes; `words` hold the count and the place already."""
+    """Run stages whose buffers have moved by so many bytes; `words` hold the count and the lines already."""
     for each in range(number):
         stage = stages + 8 * STAGE * each
         values = space + load_word(stage, VALUES) + moved * load_word(stage, VALUES_MOVE)
-        source = load_word(stage, SOURCE)
+        third = space + load_word(stage, THIRD) + moved * load_word(stage, THIRD_MOVE)
         operand = space + load_word(stage, OPERAND) + moved * load_word(stage, OPERAND_MOVE)
+        source, alpha = load_word(stage, SOURCE), load_word(stage, ALPHA)
         if source != BUFFER:
             operand = load_word(operands, source)
-        store_word(words, 0, values)
-        store_word(words, 1, operand)
-        store_word(words, 2, space + load_word(stage, THIRD) + moved * load_word(stage, THIRD_MOVE))
-        store_word(words, 4, load_word(stage, ALPHA))
-        store_word(words, 5, load_word(stage, BETA))
-        store_word(words, MEMORY_WORDS, values)
-        store_word(words, MEMORY_WORDS + 1, operand)
-        store_word(words, MEMORY_WORDS + 2, load_word(stage, ALPHA))
+        _store_words(words, 0, (values, operand, third))
+        _store_words(words, 4, (alpha, load_word(stage, BETA)))
+        _store_words(words, MEMORY_WORDS, (values, operand, alpha))
         store_word(words, MEMORY_WORDS + 8, load_word(stage, OWN_TABLE))
         call_address(load_word(stage, TASK), words + 8 * MEMORY_WORDS * load_word(stage, IN_MEMORY), 0)
 
 
 @inline
-def _place(words: int, count: int, start: int, lines: int, pitch: int, width: int, row: int) -> None:
+def _store_lines(words: int, count: int, start: int, lines: int, pitch: int, width: int, row: int) -> None:
     store_word(words, 3, count)
-    store_word(words, MEMORY_WORDS + 3, start)
-    store_word(words, MEMORY_WORDS + 4, lines)
-    store_word(words, MEMORY_WORDS + 5, pitch)
-    store_word(words, MEMORY_WORDS + 6, width)
-    store_word(words, MEMORY_WORDS + 7, row)
+    _store_words(words, MEMORY_WORDS + 3, (start, lines, pitch, width, row))
 
 
 @inline
-def _run_pieces(
+def _run_in_chunks(
     stages: int, number: int, operands: int, space: int, words: int, plan: int, start: int, lines: int, width: int
 ) -> None:
-    """Run stages over a block, a piece at a time, so that each piece stays in the first-level cache."""
-    piece, item = load_word(plan, PIECE), load_word(plan, ITEM)
+    """Run stages over a block, a chunk at a time, so that it stays in the first-level cache."""
+    chunk, item = load_word(plan, CHUNK), load_word(plan, ITEM)
     if load_word(plan, COLUMNS):
         row, pitch = load_word(plan, PER_BLOCK), load_word(plan, INNER)
-        for line in range(0, lines, piece):
-            some = min(piece, lines - line)
-            _place(words, some * row, start + line * pitch, some, pitch, width, row)
+        for line in range(0, lines, chunk):
+            some = min(chunk, lines - line)
+            _store_lines(words, some * row, start + line * pitch, some, pitch, width, row)
             _run(stages, number, operands, space, words, line * row * item)
     else:
-        for begin in range(0, width, piece):
-            some = min(piece, width - begin)
-            _place(words, some, start + begin, 1, 0, some, 0)
+        for begin in range(0, width, chunk):
+            some = min(chunk, width - begin)
+            _store_lines(words, some, start + begin, 1, 0, some, 0)
             _run(stages, number, operands, space, words, begin * item)
 
 
 @inline
 def _softmax(plan: int, space: int, words: int, rows: int, n: int, width: int) -> None:
-    store_word(words, 0, space)
-    store_word(words, 1, space + load_word(plan, OTHER))
-    store_word(words, 2, space + load_word(plan, STATS))
-    store_word(words, 3, space + load_word(plan, TILE))
-    store_word(words, 4, rows)
-    store_word(words, 5, n)
-    store_word(words, 6, width)
-    store_word(words, 7, load_word(plan, INF_AS_ZERO))
-    store_word(words, 8, load_word(plan, KEEPS_STATS))
+    other, stats, tile = load_word(plan, OTHER), load_word(plan, STATS), load_word(plan, TILE)
+    _store_words(words, 0, (space, space + other, space + stats, space + tile, rows, n, width))
+    _store_words(words, 7, (load_word(plan, INF_AS_ZERO), load_word(plan, KEEPS_STATS)))
     call_address(load_word(plan, SOFTMAX), words, 0)
 
 
@@ -247,8 +239,8 @@ def blocks(units: Units, operands, space: Private, plan):
         else:
             rows = min(per_block, load_word(plan, COUNT) - unit * per_block)
             start, of_row, lines, width = unit * per_block * n, unit * per_block, 1, rows * n
-        _run_pieces(stages, before, operands, own, words, plan, start, lines, width)
+        _run_in_chunks(stages, before, operands, own, words, plan, start, lines, width)
         _softmax(plan, own, words, rows, n, per_block)
-        _place(words, rows, of_row, 1, 0, rows, 0)
+        _store_lines(words, rows, of_row, 1, 0, rows, 0)
         _run(row_stages, of_rows, operands, own, words, 0)
-        _run_pieces(row_stages + 8 * STAGE * of_rows, after, operands, own, words, plan, start, lines, width)
+        _run_in_chunks(row_stages + 8 * STAGE * of_rows, after, operands, own, words, plan, start, lines, width)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.loops.map import get
 
 CHUNK: Final = 64  # terms that are added to each other before they join the total: the error grows with n/64 + 64
 
@@ -66,8 +67,7 @@ def folded(term: Callable[..., Vector]) -> Callable[..., Vector]:
 
     @inline
     def visit(total, arrays, i: int, whole: bool, mask, numbers):
-        value = v.load(arrays[0], i) if whole else v.load_masked(arrays[0], i, mask, 0.0)
-        return (term(total[0], value, *numbers),)
+        return (term(total[0], get(arrays[0], i, whole, mask), *numbers),)
 
     along = fold_in_chunks(visit)
 
@@ -81,18 +81,25 @@ def folded(term: Callable[..., Vector]) -> Callable[..., Vector]:
 sum_range = folded(lambda total, x: total + x)
 
 
+@inline
+def add_value(total, arrays, i: int, whole: bool, mask, numbers):
+    """What `fold` visits for a sum."""
+    return (total[0] + get(arrays[0], i, whole, mask),)
+
+
 def fold_down(visit: Callable[..., Any]) -> Callable[..., Any]:
     """The same down columns, for a vector of them at a time: total = visit(total, arrays, k, numbers) for each row."""
     inline(visit)
 
     @inline
     def down(zeros, begin: int, end: int, arrays, numbers):
-        total = zeros
-        for chunk_begin in range(begin, end, CHUNK):
+        total, first_row = zeros, begin
+        while first_row < end:
             chunk = zeros
-            for k in range(chunk_begin, min(chunk_begin + CHUNK, end)):
+            for k in range(first_row, min(first_row + CHUNK, end)):
                 chunk = visit(chunk, arrays, k, numbers)
             total = v.add_each(total, chunk)
+            first_row += CHUNK
         return total
 
     return down

@@ -92,6 +92,7 @@ def next_vector(formula: Callable[..., Vector]) -> Callable[..., int]:
 
     Writing apart from reading and computing leaves the memory idle meanwhile: 18 ms against 16 for 2048 x 32000.
     """
+    inline(formula)
 
     @inline
     def step(out, i: int, end: int, arrays, numbers) -> int:

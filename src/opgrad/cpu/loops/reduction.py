@@ -12,9 +12,8 @@ from typing import Any, Final, NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Pointer, Strips, Units
-from opgrad.cpu.loops.fold import fold_down, fold_in_chunks
+from opgrad.cpu.loops.fold import add_value, fold_down, fold_in_chunks
 from opgrad.cpu.loops.layout import BLOCK
-from opgrad.cpu.loops.map import get
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
@@ -32,12 +31,7 @@ class Blocks(NamedTuple):
     size: int
 
 
-@inline
-def _add(total, arrays, i: int, whole: bool, mask, numbers):
-    return (total[0] + get(arrays[0], i, whole, mask),)
-
-
-_sum_row = fold_in_chunks(_add)
+_sum_row = fold_in_chunks(add_value)
 
 
 @kernel

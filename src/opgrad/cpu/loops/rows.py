@@ -154,6 +154,7 @@ def row_log_sum(x, n: int, ahead):
 
 def row_sum(term: Callable[..., Vector], step: Callable[..., int]) -> Callable[..., Any]:
     """The sum of term(dy[i], y[i]) over [begin, end); meanwhile it writes out[j:stop] with `step`, as row_sum_exp."""
+    inline(term)
 
     @inline
     def add_up(dy, y, begin: int, end: int, out, j: int, stop: int, arrays, numbers):

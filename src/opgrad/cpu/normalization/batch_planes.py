@@ -11,9 +11,9 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.fold import fold
+from opgrad.cpu.loops.fold import add_value, fold
 from opgrad.cpu.loops.map import mapped
-from opgrad.cpu.normalization.bundles import add_square, add_value
+from opgrad.cpu.normalization.bundles import add_square
 
 TILE: Final = 1 << 13  # elements of a block, which are read twice: they stay in the first-level cache
 MEAN, INV_STD, FACTOR, BIAS, NEW_MEAN, NEW_VAR = range(6)  # the rows of the table

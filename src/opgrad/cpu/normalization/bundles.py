@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.parameters import Pointer
-from opgrad.cpu.loops.map import get, get_or
+from opgrad.cpu.loops.map import get_or
 
 
 class Affine(NamedTuple):
@@ -50,11 +50,6 @@ SIMPLIFIED = Form(
     inline(lambda sums, i, value: None),
     inline(lambda p, i, value, mask: None),
 )
-
-
-@inline
-def add_value(total, arrays, i: int, whole: bool, mask, numbers):
-    return (total[0] + get(arrays[0], i, whole, mask),)
 
 
 @inline

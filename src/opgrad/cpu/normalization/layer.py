@@ -9,10 +9,10 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.fold import fold_in_chunks
+from opgrad.cpu.loops.fold import add_value, fold_in_chunks
 from opgrad.cpu.loops.map import get, row_writer
 from opgrad.cpu.normalization import bundles
-from opgrad.cpu.normalization.bundles import FULL, Affine, Form, Statistics, add_square, add_value
+from opgrad.cpu.normalization.bundles import FULL, Affine, Form, Statistics, add_square
 
 
 @inline

@@ -1,6 +1,6 @@
 """Few long rows: blocks of a row are reduced apart, combined, and written apart."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from opgrad.cpu.compiler import simd as v
@@ -12,7 +12,6 @@ from opgrad.cpu.loops import rows as loops
 from opgrad.cpu.loops.layout import BLOCK
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics import logsumexp as lse
-from opgrad.cpu.runtime.execute import Step
 from opgrad.cpu.softmax import forms
 
 STATS: Final = 3  # float64 numbers for each block: its maximum, and what its sum is made of
@@ -74,12 +73,7 @@ def log_softmax_combine(rows: Units, blocks, x: Rows, stats, total):
         store_f64(total, TOTAL * row + 1, v.first_lane(lse.row_log_of_sum(x.data, rest, count, m)))
 
 
-@inline
-def _exp_over_sum(x: Vector, scale, divisor, fine) -> Vector:
-    return lse.scaled(lse.exp_scaled(x, scale), divisor, fine)
-
-
-_write_exp_over_sum = mapped(_exp_over_sum)
+_write_exp_over_sum = mapped(lambda x, scale, divisor, fine: lse.scaled(lse.exp_scaled(x, scale), divisor, fine))
 
 
 @inline
@@ -91,11 +85,6 @@ def _write_softmax(y, begin: int, end: int, stream: int, x, m: float, s: float) 
 @inline
 def _write_log_softmax(y, begin: int, end: int, stream: int, x, m: float, log_s: float) -> None:
     loops.write_log(y, begin, end, stream, (x,), (m, v.number(x, log_s)))
-
-
-def combining(kernel: Kernel, rows: int, arguments: Mapping[str, Any]) -> Step:
-    """The second step, a part for each row."""
-    return Step(kernel, rows, arguments)
 
 
 def split_write(write: Callable[..., None]) -> Kernel:
