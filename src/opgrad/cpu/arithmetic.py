@@ -22,8 +22,6 @@ from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.problem import Problem
 from opgrad.shapes import broadcast_axes, reduced_axes
 
-# --- sums -----------------------------------------------------------------------------------------------------------
-
 
 def reduce_sum_training(problem: Problem) -> Program:
     shape, of = problem.specs["x"].shape, problem.attributes

@@ -128,16 +128,9 @@ def copy_steps(problem: Problem, pre: int, slices: Slices) -> list[Step]:
     traffic = 2 * units * slice_bytes
     if not traffic:
         return []
-    arguments = {
-        "slices": slices,
-        "item": item,
-        "words": 0 if slice_bytes % 4 else slice_bytes // 4,
-        "x": Operand(x.number, "float32"),
-        "y": Operand(y.number, "float32"),
-        "indices": problem["indices"],
-        "last": units - 1,
-        "stream": partition.streams(traffic),
-    }
+    arguments = {"slices": slices, "item": item, "words": 0 if slice_bytes % 4 else slice_bytes // 4}
+    arguments |= {"x": Operand(x.number, "float32"), "y": Operand(y.number, "float32"), "indices": problem["indices"]}
+    arguments |= {"last": units - 1, "stream": partition.streams(traffic)}
     return [shared_out(copy_slices, units, 2 * slice_bytes, arguments)]
 
 
@@ -163,24 +156,24 @@ def count_indices(positions: Units, part: Part, size, indices: Pointer, counts):
 
 
 @kernel
-def place_indices(parts, count, size, counts, starts, hot):
-    """Turn counts into where each part's slices for a target begin in `order`; starts[target] is where all of its do.
+def scan_counts(parts, count, size, counts, starts, hot):
+    """The exclusive scan of the counts: where each part's slices for a target begin; starts: where all do.
 
     hot[0] counts the slices of dx that more than an eighth of all slices of dy go to; their numbers follow.
     """
-    place, found_hot = 0, 0
+    position, found_hot = 0, 0
     for target in range(size):
-        store_word(starts, target, place)
+        store_word(starts, target, position)
         for part in range(parts):
             mine = counts + 4 * part * size
             found = load_i32(mine, target)
-            store_i32(mine, target, place)
-            place += found
-        if place - load_word(starts, target) > count // HOT:
+            store_i32(mine, target, position)
+            position += found
+        if position - load_word(starts, target) > count // HOT:
             found_hot += 1
             store_word(hot, found_hot, target)
     store_word(hot, 0, found_hot)
-    store_word(starts, size, place)
+    store_word(starts, size, position)
 
 
 @kernel
@@ -270,8 +263,8 @@ def sum_hot_slices(units: Units, strips, slices: Slices, dy: Pointer, dx: Pointe
     width = WIDE * v.lanes(dy)
     for unit in units:
         p, column = unit // strips, unit % strips * width
-        for place in range(1, load_word(hot, 0) + 1):
-            target = load_word(hot, place)
+        for position in range(1, load_word(hot, 0) + 1):
+            target = load_word(hot, position)
             out, last = dx + (p * size + target) * post, count - 1
             begin, end = load_word(starts, target), load_word(starts, target + 1)
             columns = min(column + width, post)
@@ -299,26 +292,14 @@ def sum_steps(problem: Problem, workspace: Workspace, pre: int, slices: Slices) 
     ranges = max(1, min(size, round(problem.bytes / (pre * partition.MAX_PART_BYTES))))
     units = pre * ranges
     strips = partition.count(post, WIDE * vector_lanes(precision(problem)))
-    arguments = {
-        "parts": parts,
-        "count": count,
-        "size": size,
-        "slices": slices,
-        "indices": problem["indices"],
-        "dy": problem["dy"],
-        "dx": problem["dx"],
-        "counts": workspace.shared(parts * size, "int32"),
-        "starts": workspace.shared(size + 1, "int64"),
-        "hot": workspace.shared(HOT + 2, "int64"),
-        "order": workspace.shared(count + AHEAD, "int32"),
-        "ranges": ranges,
-        "per_range": -(-size // ranges),
-        "strips": strips,
-        "stream": partition.streams(problem.bytes),
-    }
+    arguments = {"parts": parts, "count": count, "size": size, "slices": slices, "indices": problem["indices"]}
+    arguments |= {"dy": problem["dy"], "dx": problem["dx"], "counts": workspace.shared(parts * size, "int32")}
+    arguments |= {"starts": workspace.shared(size + 1, "int64"), "hot": workspace.shared(HOT + 2, "int64")}
+    arguments |= {"order": workspace.shared(count + AHEAD, "int32"), "ranges": ranges}
+    arguments |= {"per_range": -(-size // ranges), "strips": strips, "stream": partition.streams(problem.bytes)}
     return [
         Step(count_indices, count, arguments, per_part),
-        Step(place_indices, 1, arguments),
+        Step(scan_counts, 1, arguments),
         Step(sort_indices, count, arguments, per_part),
         shared_out(sum_slices, units, problem.bytes / units, arguments),
         Step(sum_hot_slices, pre * strips, arguments),

@@ -35,9 +35,6 @@ def fast_gelu_grad(dy: Vector, x: Vector, alpha: float) -> Vector:
     return eltwise_grad.gelu_tanh(dy, x, alpha, 0.0)
 
 
-# --- behind a bias -------------------------------------------------------------------------------------------------
-
-
 def _gradient_behind_bias(formula: Callable[..., Vector]) -> Kernel:
     """The kernel dx = formula(dy, x + bias), by rows of the bias's length."""
     write = mapped(lambda dy, x, bias: formula(dy, x + bias, 0.0, 0.0))

@@ -204,17 +204,10 @@ def adamw_optimizer(problem: Problem) -> Program:
     rates = _rates(problem)
     workspace = Workspace("float64")
     attributes, factors = problem.attributes, workspace.shared(FACTORS)
-    arguments = {
-        "lr": problem["lr"],
-        "step": problem["step"],
-        "factors": factors,
-        "status": Scratch(),
-        "log_rates": LogRates(*(math.log(rate) if rate else -math.inf for rate in rates)),
-        "epsilon": attributes["epsilon"],
-        "weight_decay": attributes["weight_decay"],
-        "mode": attributes["adam_mode"],
-        "corrects": attributes["correct_bias"],
-    }
+    arguments = {"lr": problem["lr"], "step": problem["step"], "factors": factors, "status": Scratch()}
+    arguments |= {"log_rates": LogRates(*(math.log(rate) if rate else -math.inf for rate in rates))}
+    arguments |= {"epsilon": attributes["epsilon"], "weight_decay": attributes["weight_decay"]}
+    arguments |= {"mode": attributes["adam_mode"], "corrects": attributes["correct_bias"]}
     steps = [Step(adamw_factors, 1, arguments)]
     old, new = ("weights", "gradients", "momentums_1", "momentums_2"), ("weights", "momentums_1", "momentums_2")
     for size, arrays in _lists(problem, *old, *(f"new_{name}" for name in new)):

@@ -94,16 +94,9 @@ def max_pool_grad(problem: Problem) -> Program:
     dx = problem["dx"]
     # Half precision would round after each addition.
     apart = dx.dtype in ("float16", "bfloat16")
-    arguments = {
-        "windows": windows,
-        "size": size,
-        "sizes": Sizes(*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:]),
-        "columns_first": problem.attributes["storage_order"],
-        "indices": problem["indices"],
-        "dy": problem["dy"],
-        "sums": workspace.shared(planes * size) if apart else dx,
-        "dx": dx,
-    }
+    arguments = {"windows": windows, "size": size, "sizes": Sizes(*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:])}
+    arguments |= {"columns_first": problem.attributes["storage_order"], "indices": problem["indices"]}
+    arguments |= {"dy": problem["dy"], "sums": workspace.shared(planes * size) if apart else dx, "dx": dx}
     steps = checking(check_planes, workspace, planes, per_part, arguments)
     steps.append(Step(add_to_maxima, planes, arguments, per_part))
     if apart:

@@ -3,7 +3,7 @@
 Labels are read first (`labels`). A layout of opgrad.cpu.loops.layout a file; short rows are columns once transposed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from opgrad.cpu.compiler import simd as v
@@ -32,21 +32,14 @@ def add_losses(parts, reduction: Reduction, loss: Pointer):
         v.store_one(loss, 0, total / divisor if divisor != 0.0 else 0.0)
 
 
-LOSS = {
-    "rows": rows.loss_rows,
-    "columns": columns.loss_by_columns(columns.loss_column),
-    "transposed": columns.loss_transposed(columns.loss_column),
-}
-LOSS_ONLY = {
-    "rows": rows.loss_only_rows,
-    "columns": columns.loss_by_columns(columns.loss_only_column),
-    "transposed": columns.loss_transposed(columns.loss_only_column, columns.no_transpose),
-}
-FUSED = {
-    "rows": rows.fused_rows,
-    "columns": columns.loss_by_columns(columns.fused_column),
-    "transposed": columns.loss_transposed(columns.fused_column),
-}
+def _by_layout(by_rows: Kernel, column: Callable[..., Any], *transpose_back: Callable[..., None]) -> dict[str, Kernel]:
+    by_columns, transposed = columns.loss_by_columns(column), columns.loss_transposed(column, *transpose_back)
+    return {"rows": by_rows, "columns": by_columns, "transposed": transposed}
+
+
+LOSS = _by_layout(rows.loss_rows, columns.loss_column)
+LOSS_ONLY = _by_layout(rows.loss_only_rows, columns.loss_only_column, columns.no_transpose)
+FUSED = _by_layout(rows.fused_rows, columns.fused_column)
 GRAD = {"rows": rows.grad_rows, "columns": columns.grad_columns}
 
 

@@ -8,7 +8,7 @@ from opgrad.cpu.compiler.memory import store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Part, Private, Rows, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor
+from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor, shares
 from opgrad.cpu.loops import columns as loops
 from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.map import get, put
@@ -79,7 +79,7 @@ def fused_column(
     for i in range(n):
         target = v.select(label == i, get(x, i * x_n, whole, mask), target)
     s = sum_exp_columns(x, x_n, n, whole, mask, m, e, keep * v.lanes(e), y, y_n, 0, x, x_n, (m, m))
-    total, f = s[0], w * inverse_of(divisor) / s[0]
+    total, f = s[0], shares(w, inverse_of(divisor)) / s[0]
     live = label >= (0 if divisor != 0.0 else n)
     for i in range(n):
         value = v.load(e, i * v.lanes(e)) if keep else lse.exp_scaled(get(x, i * x_n, whole, mask), lse.scale_for(m))
@@ -95,11 +95,11 @@ def gradient_from_log_prob(i, log_prob: Vector, label, f) -> Vector:
 
 
 @inline
-def note_losses(losses: Vector, each: int, loss, place: int, count: int, whole: bool, mask, buffer) -> float:
+def note_losses(losses: Vector, each: int, loss, sample: int, count: int, whole: bool, mask, buffer) -> float:
     """Store one loss for each sample, or return their sum in float64."""
     total = 0.0
     if each:
-        put(loss, place, losses, whole, mask, 0)
+        put(loss, sample, losses, whole, mask, 0)
     else:
         v.store(buffer, 0, losses)
         for lane in range(min(count, v.lanes(buffer))):
@@ -129,21 +129,19 @@ def loss_by_columns(column: Callable[..., Vector]) -> Kernel:
         for unit in units:
             o, j = unit // strips.count, unit % strips.count * w
             xs, ys = logits.data + (o * logits.outer + j), y.data + (o * y.outer + j)
-            left, place = strips.inner - j, o * strips.inner + j
+            left, sample = strips.inner - j, o * strips.inner + j
             whole, mask, past = left >= w, v.first(xs, left), loops.streams_columns(ys, y.step, caching.stream)
-            label, weight = get(samples.classes, place, whole, mask), get(samples.weights, place, whole, mask)
+            label, weight = get(samples.classes, sample, whole, mask), get(samples.weights, sample, whole, mask)
             losses = column(
                 xs, logits.step, n, whole, mask, label, weight, divisor, buffer + w, caching.keep, ys, y.step, past
             )
-            total += note_losses(losses, reduction.each, samples.loss, place, left, whole, mask, buffer)
+            total += note_losses(losses, reduction.each, samples.loss, sample, left, whole, mask, buffer)
         store_f64(reduction.sums, part, total)
 
     return by_columns
 
 
-@inline
-def no_transpose(y, y_row: int, tile, n: int, count: int) -> None:
-    """In the place of transpose_out: there is no y."""
+no_transpose = inline(lambda y, y_row, tile, n, count: None)  # instead of transpose_out: there is no y
 
 
 def loss_transposed(column: Callable[..., Vector], transpose_back: Callable[..., None] = transpose_out) -> Kernel:
@@ -179,10 +177,11 @@ def grad_columns(
     for unit in units:
         o, j = unit // strips.count, unit % strips.count * w
         xs, ys = log_prob.data + (o * log_prob.outer + j), dlogits.data + (o * dlogits.outer + j)
-        bs, place, left = bias.data + (o * bias.outer + j), o * strips.inner + j, strips.inner - j
+        bs, sample, left = bias.data + (o * bias.outer + j), o * strips.inner + j, strips.inner - j
         whole, mask, past = left >= w, v.first(xs, left), loops.streams_columns(ys, dlogits.step, stream)
-        label, f = get(samples.classes, place, whole, mask), get(samples.weights, place, whole, mask) * inverse
-        f = f * get(samples.loss, place, whole, mask) if reduction.each else f * v.load_one(samples.loss, 0)
+        label, weight = get(samples.classes, sample, whole, mask), get(samples.weights, sample, whole, mask)
+        f = shares(weight, inverse)
+        f = f * get(samples.loss, sample, whole, mask) if reduction.each else f * v.load_one(samples.loss, 0)
         live = label >= (0 if divisor != 0.0 else n)
         for i in range(n):
             value = v.select(live, gradient_from_log_prob(i, get(xs, i * log_prob.step, whole, mask), label, f), 0.0)

@@ -6,11 +6,13 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, load_word, store_f64, store_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
 from opgrad.problem import Problem
 
+LARGEST: Final = 3e38  # about the largest float32
 TOTAL: Final = 3  # status word: the sum of the samples' weights, a float64
 LABELS_PER_PART: Final = 1 << 13
 AFTER: Final = 64  # numbers behind the last, which a whole vector may cover
@@ -104,6 +106,16 @@ def inverse_of(divisor: float) -> float:
     return 0.0 if divisor == 0.0 else 1.0 / divisor
 
 
+UP: Final = 2.0**64
+
+
+@inline
+def shares(weights: Vector, inverse: float) -> Vector:
+    """weights * inverse, where the inverse of a sum of denormal weights is more than float32 holds."""
+    up = UP if inverse > LARGEST else 1.0
+    return weights * up * (inverse / up)
+
+
 def label_steps(problem: Problem, workspace: Workspace, by_sample: bool = False) -> tuple[list[Step], Any, Any]:
     """The steps that read the labels, and the classes and weights that they leave.
 
@@ -115,16 +127,8 @@ def label_steps(problem: Problem, workspace: Workspace, by_sample: bool = False)
     classes = workspace.shared(samples + AFTER, "int32" if problem.n < 2**31 else "int64")
     weights = workspace.shared(samples + AFTER)
     ignore, weight = problem.attributes.get("ignore_index"), problem["weight"]
-    arguments = {
-        "parts": parts,
-        "count": problem.n,
-        "ignored": Ignored(ignore or 0, ignore is not None),
-        "labels": problem["labels"],
-        "weighting": Weighting(weight, weight is not None, by_sample),
-        "classes": classes,
-        "weights": weights,
-        "found": found,
-        "status": Scratch(),
-    }
+    arguments = {"parts": parts, "count": problem.n, "ignored": Ignored(ignore or 0, ignore is not None)}
+    arguments |= {"labels": problem["labels"], "weighting": Weighting(weight, weight is not None, by_sample)}
+    arguments |= {"classes": classes, "weights": weights, "found": found, "status": Scratch()}
     reading = Step(read_labels, samples, arguments, LABELS_PER_PART)
     return [reading, Step(sum_labels, 1, arguments)], classes, weights

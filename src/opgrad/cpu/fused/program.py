@@ -280,7 +280,7 @@ def _dropped(blocks: Blocks, values: Buffer) -> list[list[int]]:
 
 
 def _operand_buffers(blocks: Blocks, each: Any, shared: bool) -> list[Buffer]:
-    names = [f"operand {place}" if shared else operand for place, operand in enumerate(each.operands)]
+    names = [f"operand {number}" if shared else operand for number, operand in enumerate(each.operands)]
     return [blocks.chunk(name) for name in names]
 
 

@@ -167,8 +167,8 @@ MEMORY_WORDS: Final = 6
 
 @inline
 def _store_words(address: int, index: int, values) -> None:
-    for place, value in enumerate(values):
-        store_word(address, index + place, value)
+    for offset, value in enumerate(values):
+        store_word(address, index + offset, value)
 
 
 @inline

@@ -48,12 +48,12 @@ def operator(result: str, *inputs: str) -> Callable[[Callable[..., Vector]], Cal
     """Decorate the formula of an operator, whose inputs come in this order: it becomes what the front end calls."""
 
     def decorate(formula: Callable[..., Vector]) -> Callable[[Problem], Program]:
-        made = elementwise(formula)
+        compiled = elementwise(formula)
 
         def of_problem(problem: Problem) -> Program:
-            return program(problem, made, result, *inputs, alpha=problem.attributes.get("alpha", 0.0))
+            return program(problem, compiled, result, *inputs, alpha=problem.attributes.get("alpha", 0.0))
 
-        of_problem.kernel = made
+        of_problem.kernel = compiled
         return of_problem
 
     return decorate
@@ -65,14 +65,8 @@ def program(problem: Problem, kernel: Kernel, result: str, *inputs: str, alpha: 
     units = problem.outer * blocks
     if not units:
         return Program(())
-    arguments = {
-        "blocks": blocks,
-        "n": problem.n,
-        "inputs": [rows(problem, name) for name in inputs],
-        "y": rows(problem, result),
-        "alpha": alpha,
-        "stream": partition.streams(problem.bytes),
-    }
+    arguments = {"blocks": blocks, "n": problem.n, "inputs": [rows(problem, name) for name in inputs]}
+    arguments |= {"y": rows(problem, result), "alpha": alpha, "stream": partition.streams(problem.bytes)}
     return Program([shared_out(kernel, units, problem.bytes / units, arguments)])
 
 

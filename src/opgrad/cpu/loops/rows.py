@@ -11,7 +11,7 @@ from opgrad.cpu.loops.map import get_or, mapped, next_vector
 from opgrad.cpu.numerics import logsumexp as lse
 
 AHEAD: Final = 2048  # elements between a prefetch and its use: the hardware's own stop at every page of 4 KiB
-# Elements of a row that are read twice in turn: 128 KiB of float32 stay in the second-level cache. Rows of 262,144 took
+# Elements of a row that are read twice: 128 KiB of float32 stay in the second-level cache. Rows of 262,144 took
 # 1.29 times as long in one go; blocks for the first-level cache 1.18 times as long at 32,000.
 READ_TWICE: Final = 1 << 15
 

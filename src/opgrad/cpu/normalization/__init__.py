@@ -64,13 +64,9 @@ def _backward(problem: Problem, kernels: GradientKernels) -> Program:
     workspace = Workspace(precision(problem))
     per_block = CHUNK if rows >= FEW_ROWS * CHUNK else FEW_ROWS
     blocks, step = partition.count(rows, per_block), whole_vectors(n, workspace.precision)
-    arguments = {
-        **_arguments(problem, "dy", "x", "scale", "dx", "dscale", "dbias"),
-        "shape": RowBlocks(rows, n, per_block),
-        "n": n,
-        "blocks": blocks,
-        "sums": Rows(workspace.shared(blocks * 2 * step), step),
-    }
+    arguments = {**_arguments(problem, "dy", "x", "scale", "dx", "dscale", "dbias")}
+    arguments |= {"shape": RowBlocks(rows, n, per_block), "n": n, "blocks": blocks}
+    arguments |= {"sums": Rows(workspace.shared(blocks * 2 * step), step)}
     split = n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * layer_grad.STRIP)
     steps = []
     if split and rows:

@@ -63,16 +63,9 @@ class _Steps:
         self.is_short = size < vector_lanes(self.workspace.precision)
         self.planes = Planes(samples, channels, size, partition.count(size, TILE), max(1, TILE // max(size, 1)))
         self.elements = samples * size
-        self.arguments = {
-            **problem.operands,
-            "samples": samples,
-            "channels": channels,
-            "size": size,
-            "planes": self.planes,
-            "inverse": 1 / max(self.elements, 1),
-            "table": self._rows(table_rows, channels),
-            "stream": partition.streams(problem.bytes),
-        }
+        self.arguments = {**problem.operands, "samples": samples, "channels": channels, "size": size}
+        self.arguments |= {"planes": self.planes, "inverse": 1 / max(self.elements, 1)}
+        self.arguments |= {"table": self._rows(table_rows, channels), "stream": partition.streams(problem.bytes)}
         if self.is_short:
             self._take_columns(table_rows)
 
@@ -113,13 +106,9 @@ class _Steps:
         columns = channels * size
         blocks, strips = partition.count(samples, by_columns.SAMPLES), partition.count(columns, by_columns.STRIP)
         self.columns, self.units = columns, blocks * strips
-        self.arguments |= {
-            "shape": by_columns.ColumnStrips(samples, columns, strips),
-            "blocks": blocks,
-            "partial": self._rows(2 * blocks, columns),
-            "joined": self._rows(2, columns),
-            "wide": self._rows(table_rows, columns),
-        }
+        self.arguments |= {"shape": by_columns.ColumnStrips(samples, columns, strips), "blocks": blocks}
+        self.arguments |= {"partial": self._rows(2 * blocks, columns), "joined": self._rows(2, columns)}
+        self.arguments |= {"wide": self._rows(table_rows, columns)}
 
     def _join_columns(self, join: Kernel, coefficients: Kernel) -> list[Step]:
         """Join the sums of blocks of samples; what follows from them for each channel, a block with many sums."""

@@ -98,9 +98,9 @@ def elements_of(block: int, planes) -> int:
 
 @inline
 def store_sums(sums, channel: int, block: int, first, second) -> None:
-    place = block * sums.block_step + channel * sums.channel_step
-    v.store_one(sums.data, place, first)
-    v.store_one(sums.data, place + sums.second, second)
+    index = block * sums.block_step + channel * sums.channel_step
+    v.store_one(sums.data, index, first)
+    v.store_one(sums.data, index + sums.second, second)
 
 
 # --- statistics ----------------------------------------------------------------------------------------------------
@@ -124,14 +124,14 @@ def moments_of_channel(table, sums, channel: int, planes, running) -> None:
     total, squares = 0.0, 0.0
     for block in range(sums.blocks):
         elements, begin = elements_of(block, planes), block * sums.block_step + channel * sums.channel_step
-        for place in range(begin, begin + sums.count):
-            total += v.load_one(sums.data, place) * elements
+        for index in range(begin, begin + sums.count):
+            total += v.load_one(sums.data, index) * elements
     mean = total * running.inverse
     for block in range(sums.blocks):
         elements, begin = elements_of(block, planes), block * sums.block_step + channel * sums.channel_step
-        for place in range(begin, begin + sums.count):
-            deviation = v.load_one(sums.data, place) - mean
-            squares += v.load_one(sums.data, place + sums.second) + elements * deviation * deviation
+        for index in range(begin, begin + sums.count):
+            deviation = v.load_one(sums.data, index) - mean
+            squares += v.load_one(sums.data, index + sums.second) + elements * deviation * deviation
     var = squares * running.inverse
     put_statistics(table, channel, mean, var, running.epsilon)
     mix(table, NEW_MEAN, channel, mean, running.momentum)

@@ -48,9 +48,9 @@ def grad_channel(table, sums, channel: int, inverse: float) -> None:
     g, t = 0.0, 0.0
     for block in range(sums.blocks):
         begin = block * sums.block_step + channel * sums.channel_step
-        for place in range(begin, begin + sums.count):
-            g += v.load_one(sums.data, place)
-            t += v.load_one(sums.data, place + sums.second)
+        for index in range(begin, begin + sums.count):
+            g += v.load_one(sums.data, index)
+            t += v.load_one(sums.data, index + sums.second)
     inv_std = load_number(table, INV_STD, channel)
     store_number(table, DSCALE, channel, t * inv_std)
     store_number(table, DBIAS, channel, g)

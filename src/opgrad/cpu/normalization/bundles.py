@@ -23,8 +23,8 @@ class Statistics(NamedTuple):
     inv_std: Pointer
 
 
-class Form(NamedTuple):
-    """What layer normalization has and its simplified form lacks: a mean, and a gradient of the bias."""
+class Variant(NamedTuple):
+    """What layer normalization has and its simplified variant lacks: a mean, and a gradient of the bias."""
 
     center: Callable[..., Any]  # (x, mean): x - mean
     mean_at: Callable[..., Any]  # (mean, row): what stands there
@@ -34,7 +34,7 @@ class Form(NamedTuple):
     store_masked: Callable[..., None]  # (p, i, value, mask)
 
 
-FULL = Form(
+FULL = Variant(
     inline(lambda x, mean: x - mean),
     inline(lambda mean, row: v.load_one(mean, row)),
     inline(lambda value, zero: value),
@@ -42,7 +42,7 @@ FULL = Form(
     inline(lambda sums, i, value: v.store(sums, i, v.load(sums, i) + value)),
     inline(lambda p, i, value, mask: v.store_masked(p, i, value, mask)),
 )
-SIMPLIFIED = Form(
+SIMPLIFIED = Variant(
     inline(lambda x, mean: x),
     inline(lambda mean, row: v.number(mean, 0.0)),
     inline(lambda value, zero: zero),

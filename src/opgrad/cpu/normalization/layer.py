@@ -12,7 +12,7 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.fold import add_value, fold_in_chunks
 from opgrad.cpu.loops.map import get, row_writer
 from opgrad.cpu.normalization import bundles
-from opgrad.cpu.normalization.bundles import FULL, Affine, Form, Statistics, add_square
+from opgrad.cpu.normalization.bundles import FULL, Affine, Statistics, Variant, add_square
 
 
 @inline
@@ -32,9 +32,9 @@ def _without_bias(arrays, i: int, whole: bool, mask, numbers) -> Vector:
 _sum, _squares = fold_in_chunks(add_value), fold_in_chunks(add_square)
 
 
-def forward_kernel(value: Callable[..., Vector], form: Form) -> Kernel:
+def forward_kernel(value: Callable[..., Vector], variant: Variant) -> Kernel:
     """y and the statistics of rows."""
-    write, mean_or_zero, put_mean = row_writer(value), form.or_zero, form.store
+    write, mean_or_zero, put_mean = row_writer(value), variant.or_zero, variant.store
 
     @kernel
     def normalize_rows(

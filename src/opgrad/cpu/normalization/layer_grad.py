@@ -17,7 +17,7 @@ from opgrad.cpu.loops.fold import column_sum_of, fold_in_chunks
 from opgrad.cpu.loops.layout import BLOCK
 from opgrad.cpu.loops.map import get, get_or, mapped
 from opgrad.cpu.normalization import bundles
-from opgrad.cpu.normalization.bundles import FULL, Form, Statistics
+from opgrad.cpu.normalization.bundles import FULL, Statistics, Variant
 
 STRIP: Final = 1024  # columns of a part where rows are split: its sums, 8 KiB, stay in the first-level cache
 
@@ -33,12 +33,12 @@ class RowBlocks(NamedTuple):
 # --- whole rows ----------------------------------------------------------------------------------------------------
 
 
-def gradient_sums(form: Form, add: Callable[..., None], add_bias: Callable[..., None]) -> Any:
+def gradient_sums(variant: Variant, add: Callable[..., None], add_bias: Callable[..., None]) -> Any:
     """The sums of g = dy * scale and of g * normalized x over a row; adds up dscale and dbias meanwhile.
 
     It asks for what lies `ahead` elements ahead.
     """
-    center = form.center
+    center = variant.center
 
     @inline
     def visit(total, arrays, i: int, whole: bool, mask, numbers):
@@ -65,9 +65,9 @@ def gradient_sums(form: Form, add: Callable[..., None], add_bias: Callable[..., 
     return add_up
 
 
-def gradient_value(form: Form) -> Callable[..., Vector]:
+def gradient_value(variant: Variant) -> Callable[..., Vector]:
     """dx = inv_std * (dy * scale + (from_bias + from_scale * normalized x)); 0 for a row of one element."""
-    center = form.center
+    center = variant.center
 
     @inline
     def value(dy: Vector, x: Vector, scale: Vector, mean, inv_std, from_bias, from_scale) -> Vector:
@@ -76,10 +76,10 @@ def gradient_value(form: Form) -> Callable[..., Vector]:
     return value
 
 
-def rows_kernel(form: Form) -> Kernel:
+def rows_kernel(variant: Variant) -> Kernel:
     """dx of whole rows, and dscale and dbias of each block of rows."""
-    add_up, write = gradient_sums(form, FULL.add, form.add), mapped(gradient_value(form))
-    mean_at, or_zero = form.mean_at, form.or_zero
+    add_up, write = gradient_sums(variant, FULL.add, variant.add), mapped(gradient_value(variant))
+    mean_at, or_zero = variant.mean_at, variant.or_zero
 
     @kernel
     def grad_rows(
@@ -105,9 +105,9 @@ def rows_kernel(form: Form) -> Kernel:
 # --- split rows ----------------------------------------------------------------------------------------------------
 
 
-def row_sums_kernel(form: Form) -> Kernel:
+def row_sums_kernel(variant: Variant) -> Kernel:
     """The two sums of each block of a split row."""
-    add_up, mean_at = gradient_sums(form, bundles.SIMPLIFIED.add, bundles.SIMPLIFIED.add), form.mean_at
+    add_up, mean_at = gradient_sums(variant, bundles.SIMPLIFIED.add, bundles.SIMPLIFIED.add), variant.mean_at
 
     @kernel
     def sum_row_blocks(
@@ -137,10 +137,10 @@ def row_coefficients(shape: RowBlocks, per_row, partial: Pointer, coefficients: 
         v.store_one(coefficients, 2 * row + 1, -t * inverse)
 
 
-def strips_kernel(form: Form) -> Kernel:
+def strips_kernel(variant: Variant) -> Kernel:
     """dx of a strip of columns, and dscale and dbias of each block of its rows."""
-    add_up, write = gradient_sums(form, FULL.add, form.add), mapped(gradient_value(form))
-    number_at = form.mean_at
+    add_up, write = gradient_sums(variant, FULL.add, variant.add), mapped(gradient_value(variant))
+    number_at = variant.mean_at
 
     @kernel
     def grad_strips(
@@ -167,9 +167,9 @@ def strips_kernel(form: Form) -> Kernel:
     return grad_strips
 
 
-def add_blocks_kernel(form: Form) -> Kernel:
+def add_blocks_kernel(variant: Variant) -> Kernel:
     """dscale and dbias: the sums of all blocks of rows added up."""
-    put_bias = form.store_masked
+    put_bias = variant.store_masked
 
     @kernel
     def add_blocks(columns: Units, blocks, sums: Rows, dscale: Pointer, dbias: Pointer):
@@ -191,8 +191,10 @@ class GradientKernels:
     add_blocks: Kernel
 
 
-def gradient_kernels(form: Form) -> GradientKernels:
-    return GradientKernels(rows_kernel(form), row_sums_kernel(form), strips_kernel(form), add_blocks_kernel(form))
+def gradient_kernels(variant: Variant) -> GradientKernels:
+    return GradientKernels(
+        rows_kernel(variant), row_sums_kernel(variant), strips_kernel(variant), add_blocks_kernel(variant)
+    )
 
 
 LAYER, SIMPLIFIED = gradient_kernels(FULL), gradient_kernels(bundles.SIMPLIFIED)

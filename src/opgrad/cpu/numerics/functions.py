@@ -1,7 +1,7 @@
 """Functions for post-ops, each for float32 and float64, accurate to a few ulp wherever the result is a number.
 
 An error in the argument of exp comes out times that argument, up to 88 ulp of float32. So arguments that are products
-are kept as two vectors, the rounded product and what the rounding lost; and a factor is multiplied before the power of
+are kept as two vectors, the rounded product and what the rounding took; and a factor is multiplied before the power of
 two, so that nothing overflows or loses bits as a denormal on the way.
 """
 
@@ -141,7 +141,7 @@ def log_any(x: Vector) -> Vector:
 
 @inline
 def log1p_unit(x: Vector) -> Vector:
-    """log(1 + x) for x from 0 to 1: that of the rounded sum, and what the rounding lost."""
+    """log(1 + x) for x from 0 to 1: that of the rounded sum, and what the rounding took."""
     total = x + 1.0
     return log(total) + (x - (total - 1.0)) / total
 

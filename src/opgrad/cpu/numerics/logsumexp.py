@@ -273,7 +273,7 @@ def column_log_of_total(s, m: Vector, top: Vector, compensation) -> Vector:
     return log_of_sum(v.like(m, 1.0), v.maximum(0.0, ((high - top) + (low - compensation)) / top))
 
 
-# --- pieces of a row -----------------------------------------------------------------------------------------------
+# --- blocks of a row -----------------------------------------------------------------------------------------------
 
 LOWEST: Final = -3.4e38  # in the place of -inf, where that would make NaN
 
@@ -292,7 +292,7 @@ def _rest_below(p, m: float, rest: float, count: float, new_m: float) -> float:
 
 @inline
 def joined_rests(p, m: float, rest: float, count: float, other_m: float, other_rest: float, other_count: float):
-    """The largest number of two pieces of a row, the sum of the exponentials of what is not it, and how many are it."""
+    """The largest number of two blocks of a row, the sum of the exponentials of what is not it, and how many are it."""
     if m == other_m:
         return m, rest + other_rest, count + other_count
     if m > other_m:

@@ -1,8 +1,8 @@
 """Elements picked along one axis, and their sums: the work is apart for all other axes.
 
-A line is the n indices, and the `size` elements of x, that differ in nothing but the place on the axis. Lines that lie
-side by side in memory are a strip, so that whole cache lines are used. The numbers of a strip that go to one element
-are added as they come along the axis; the rounding errors of long sums are added apart.
+A line is the n indices, and the `size` elements of x, that differ in nothing but the position on the axis. Lines that
+lie side by side in memory are a strip, so that whole cache lines are used. The numbers of a strip that go to one
+element are added as they come along the axis; the rounding errors of long sums are added apart.
 """
 
 import ctypes
@@ -54,17 +54,17 @@ class Lines:
 
     def __init__(self, x: Shape, indices: Shape, axis: int):
         self.n, self.size = indices[axis], x[axis]
-        strides = [(math.prod(indices[place + 1 :]), math.prod(x[place + 1 :])) for place in range(len(x))]
+        strides = [(math.prod(indices[each + 1 :]), math.prod(x[each + 1 :])) for each in range(len(x))]
         self.steps = strides[axis]
         self.run, first = 1, len(x)
         while first > axis + 1 and strides[first - 1] == (self.run, self.run):
             first -= 1
             self.run *= indices[first]
-        others = [place for place in reversed(range(first)) if place != axis and indices[place] != 1]
-        self.rows = math.prod(indices[place] for place in others)
-        words = [word for place in others for word in (indices[place], *strides[place])]
+        others = [each for each in reversed(range(first)) if each != axis and indices[each] != 1]
+        self.rows = math.prod(indices[each] for each in others)
+        words = [word for each in others for word in (indices[each], *strides[each])]
         self.axes, self.table = len(others), (ctypes.c_int64 * len(words))(*words)
-        self.covers = all(indices[place] == x[place] for place in range(len(x)) if place != axis)
+        self.covers = all(indices[each] == x[each] for each in range(len(x)) if each != axis)
 
     def strips(self, width: int) -> tuple[int, "LineStrips"]:
         """How many strips of so many lines there are, and what kernels are told of them."""
@@ -76,23 +76,23 @@ class Lines:
 
 
 @inline
-def place_of(table: int, axes: int, row: int, which: int) -> int:
+def offset_of(table: int, axes: int, row: int, which: int) -> int:
     """Where a row of strips starts: 1 in the indices, 2 in x."""
-    place = 0
+    offset = 0
     for axis in range(axes):
         entry = table + 8 * WORDS * axis
         size = load_word(entry, 0)
-        place += row % size * load_word(entry, which)
+        offset += row % size * load_word(entry, which)
         row //= size
-    return place
+    return offset
 
 
 @inline
 def strip_at(lines, strip: int) -> tuple[int, int, int]:
     """Where a strip starts in the indices and in x, and how many lines it has."""
     row, column = strip // lines.strips, strip % lines.strips * lines.width
-    place = place_of(lines.table, lines.axes, row, 1) + column
-    return place, place_of(lines.table, lines.axes, row, 2) + column, min(lines.width, lines.run - column)
+    offset = offset_of(lines.table, lines.axes, row, 1) + column
+    return offset, offset_of(lines.table, lines.axes, row, 2) + column, min(lines.width, lines.run - column)
 
 
 # --- forward -------------------------------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ def copy_elements(units: Units, lines: LineStrips, per_block, blocks, indices: P
     n, size, step, x_step = lines.n, lines.size, lines.step, lines.x_step
     for unit in units:
         begin = unit % blocks * per_block
-        place, x_place, columns = strip_at(lines, unit // blocks)
-        source, out, names, end = x + x_place, y + place, indices + place, min(begin + per_block, n)
+        offset, x_offset, columns = strip_at(lines, unit // blocks)
+        source, out, names, end = x + x_offset, y + offset, indices + offset, min(begin + per_block, n)
         if columns == 1:
             for j in range(begin, end):
                 v.store_one(out, j * step, v.load_one(source, named(names, j * step, size) * x_step))
@@ -164,8 +164,8 @@ def add_in_place(units: Units, lines: LineStrips, indices: Pointer, dy: Pointer,
     """For few numbers along the axis, where dx has the precision of the sums."""
     n, size, step, x_step = lines.n, lines.size, lines.step, lines.x_step
     for unit in units:
-        place, x_place, columns = strip_at(lines, unit)
-        total, addends, names = dx + x_place, dy + place, indices + place
+        offset, x_offset, columns = strip_at(lines, unit)
+        total, addends, names = dx + x_offset, dy + offset, indices + offset
         zero_strip(total, size, x_step, columns)
         if columns == 1:
             for j in range(n):
@@ -231,8 +231,8 @@ def add_apart(
     write_zeros(total, 0, most, 0)
     write_zeros(compensation, 0, most, 0)
     for unit in units:
-        place, x_place, columns = strip_at(lines, unit)
-        out, addends, names = dx + x_place, dy + place, indices + place
+        offset, x_offset, columns = strip_at(lines, unit)
+        out, addends, names = dx + x_offset, dy + offset, indices + offset
         for j in range(n):
             for q in range(columns):
                 i = j * step + q

@@ -1,7 +1,7 @@
-"""Sums over few of many places: numbers are sorted by where they go, and the places that none goes to are only zeroed.
+"""Sums over few of many elements: numbers are sorted by where they go, and elements that none goes to are only zeroed.
 
 The sort goes by digits of the destinations, the lowest first; each pass keeps the order of what has the same digit, so
-the numbers that go to one place are added in the order in which they come.
+the numbers that go to one element are added in the order in which they come.
 """
 
 from typing import Final, NamedTuple
@@ -18,7 +18,7 @@ from opgrad.problem import Problem
 
 DIGIT: Final = 11  # bits: the counts of a part, 8 KiB, stay in the first-level cache
 DIGITS: Final = 1 << DIGIT
-FEW = 4  # places for each number from which on this is used: looking at every place costs more than sorting
+FEW = 4  # elements for each number from which on this is used: looking at every one costs more than sorting
 
 
 class Sorted(NamedTuple):
@@ -39,26 +39,26 @@ def count_digits(positions: Units, part: Part, shift, source: Sorted, counts):
 
 
 @kernel
-def place_digits(parts, counts):
-    """Turn counts into where each part's keys with the digit d begin."""
-    place = 0
+def scan_digits(parts, counts):
+    """The exclusive scan of the counts: where each part's keys with the digit d begin."""
+    position = 0
     for d in range(DIGITS):
         for part in range(parts):
             mine = counts + 4 * part * DIGITS
             found = load_i32(mine, d)
-            store_i32(mine, d, place)
-            place += found
+            store_i32(mine, d, position)
+            position += found
 
 
 @kernel
 def move_digits(positions: Units, part: Part, shift, source: Sorted, counts, moved: Sorted):
-    """Move keys, with the numbers of what they belong to, to their places by this digit."""
+    """Move keys, with the numbers of what they belong to, to their positions by this digit."""
     mine = counts + 4 * part * DIGITS
     for j in positions:
         key = load_word(source.keys, j)
-        place = count_up(mine, key >> shift & (DIGITS - 1))
-        store_word(moved.keys, place, key)
-        store_i32(moved.order, place, load_i32(source.order, j) if shift else j)
+        position = count_up(mine, key >> shift & (DIGITS - 1))
+        store_word(moved.keys, position, key)
+        store_i32(moved.order, position, load_i32(source.order, j) if shift else j)
 
 
 @kernel
@@ -87,7 +87,7 @@ def sorted_sum_steps(problem: Problem, workspace: Workspace, keys: Scratch, slic
     for shift in range(0, max(1, (size - 1).bit_length()), DIGIT):
         arguments = sorting | {"source": source, "moved": moved, "shift": shift}
         counting, moving = (Step(kernel, count, arguments, per_part) for kernel in (count_digits, move_digits))
-        steps += [counting, Step(place_digits, 1, arguments), moving]
+        steps += [counting, Step(scan_digits, 1, arguments), moving]
         source, moved = moved, source
     summing = {"source": source, "count": count, "post": post, "dy": dy, "dx": dx}
     steps.append(shared_out(sum_sorted, count, 2 * post * problem.specs["dy"].dtype.itemsize + 12, summing))

@@ -13,7 +13,7 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops import columns as loops
 from opgrad.cpu.loops.map import get, put
 from opgrad.cpu.numerics import logsumexp as lse
-from opgrad.cpu.softmax import forms
+from opgrad.cpu.softmax import variants
 
 # --- a strip in place: a buffer, or a tile of transposed rows -------------------------------------------------------
 
@@ -25,12 +25,12 @@ def log_sum_exp(largest: Vector, m: Vector, s) -> Vector:
     return largest + v.select(s[0] < 1.0, 0.0, lse.column_log_of_total(s, m, top, compensation))
 
 
-def softmax_lines(form: forms.Form) -> Callable[..., Vector]:
+def softmax_lines(variant: variants.Variant) -> Callable[..., Vector]:
     """x = softmax(x) down as many columns as a vector has lanes; the log-sum-exp of each.
 
     `fine`: whether the result shows the sums' last digits.
     """
-    subtracted, divide = form.subtracted, form.divide
+    subtracted, divide = variant.subtracted, variant.divide
 
     @inline
     def lines(x, x_n: int, n: int, fine, inf_as_zero: int) -> Vector:
@@ -47,9 +47,9 @@ def softmax_lines(form: forms.Form) -> Callable[..., Vector]:
     return lines
 
 
-def log_softmax_lines(form: forms.Form) -> Callable[..., Vector]:
+def log_softmax_lines(variant: variants.Variant) -> Callable[..., Vector]:
     """x = log_softmax(x) down as many columns as a vector has lanes; the log-sum-exp of each."""
-    subtracted, count_of = form.subtracted, form.count_of
+    subtracted, count_of = variant.subtracted, variant.count_of
 
     @inline
     def lines(x, x_n: int, n: int, fine, inf_as_zero: int) -> Vector:
@@ -79,13 +79,13 @@ def gradient_lines(term: Callable[..., Vector], formula: Callable[..., Vector]) 
     return lines
 
 
-softmax_in_place = softmax_lines(forms.COLUMNS_IN_PLACE)
-log_softmax_in_place = log_softmax_lines(forms.COLUMNS_IN_PLACE)
+softmax_in_place = softmax_lines(variants.COLUMNS_IN_PLACE)
+log_softmax_in_place = log_softmax_lines(variants.COLUMNS_IN_PLACE)
 
 
 def columns_in_place(lines: Callable[..., Vector]) -> Kernel:
     @kernel
-    def by_columns_in_place(block: forms.Block):
+    def by_columns_in_place(block: variants.Block):
         for j in range(0, block.width, v.lanes(block.values)):
             v.store(block.stats, j, lines(block.values + j, block.width, block.n, True, block.inf_as_zero))
 
@@ -100,7 +100,7 @@ def gradient_columns_in_place(term: Callable[..., Vector], formula: Callable[...
     lines = gradient_lines(term, formula)
 
     @kernel
-    def by_columns_in_place(block: forms.Block):
+    def by_columns_in_place(block: variants.Block):
         for j in range(0, block.width, v.lanes(block.values)):
             lines(block.values + j, block.other + j, block.width, block.n)
 

@@ -16,7 +16,7 @@ from opgrad.cpu.loops.map import get_or, put
 from opgrad.cpu.loops.rows import MINUS_INFINITY, add_to_rest, row_top, write_log, write_scaled
 from opgrad.cpu.loops.transpose import TILES, transpose_in
 from opgrad.cpu.numerics import logsumexp as lse
-from opgrad.cpu.softmax import forms
+from opgrad.cpu.softmax import variants
 from opgrad.cpu.softmax.columns import log_sum_exp
 
 # --- one row: what is left to be done across the lanes --------------------------------------------------------------
@@ -65,13 +65,13 @@ def row_rest(x, n: int, m: Vector, scale, ahead):
 def keep_numbers(numbers, vectors) -> None:
     """Put vectors of numbers of rows where `_of_row` finds them."""
     w = v.lanes(numbers)
-    for place, value in enumerate(vectors):
-        v.store(numbers, place * w, value)
+    for which, value in enumerate(vectors):
+        v.store(numbers, which * w, value)
 
 
 @inline
-def of_row(x, numbers, place: int, row: int) -> Vector:
-    return v.full(x, v.load_one(numbers, place * v.lanes(x) + row))
+def of_row(x, numbers, which: int, row: int) -> Vector:
+    return v.full(x, v.load_one(numbers, which * v.lanes(x) + row))
 
 
 @inline
@@ -123,12 +123,12 @@ def counts_across(x, counts, transposed, filled: int) -> Vector:
 # --- the kernels ---------------------------------------------------------------------------------------------------
 
 
-def softmax_group(form: forms.Form) -> Callable[..., Vector]:
+def softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
     """y = softmax(x) for as many rows as a vector has lanes, or fewer; their log-sum-exp, or the largest.
 
     `e` has room for the exponentials, `e_row` from one row to the next.
     """
-    buffer, subtracted, divide, _ = form
+    buffer, subtracted, divide, _ = variant
 
     @inline
     def group(
@@ -156,9 +156,9 @@ def softmax_group(form: forms.Form) -> Callable[..., Vector]:
     return group
 
 
-def log_softmax_group(form: forms.Form) -> Callable[..., Vector]:
+def log_softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
     """y = log_softmax(x) for as many rows as a vector has lanes, or fewer; their log-sum-exp."""
-    subtracted, count_of = form.subtracted, form.count_of
+    subtracted, count_of = variant.subtracted, variant.count_of
 
     @inline
     def group(
@@ -193,7 +193,7 @@ def log_softmax_group(form: forms.Form) -> Callable[..., Vector]:
 
 def groups_in_place(group: Callable[..., Vector]) -> Kernel:
     @kernel
-    def by_groups_in_place(block: forms.Block):
+    def by_groups_in_place(block: variants.Block):
         w, n, keeps = v.lanes(block.values), block.n, block.keeps_stats
         for row in range(0, block.rows, w):
             xs, filled = block.values + row * n, min(w, block.rows - row)
@@ -203,9 +203,9 @@ def groups_in_place(group: Callable[..., Vector]) -> Kernel:
     return by_groups_in_place
 
 
-_softmax, _log_softmax = softmax_group(forms.PLAIN_COLUMNS), log_softmax_group(forms.PLAIN_COLUMNS)
-softmax_groups_in_place = groups_in_place(softmax_group(forms.COLUMNS_IN_PLACE))
-log_softmax_groups_in_place = groups_in_place(log_softmax_group(forms.COLUMNS_IN_PLACE))
+_softmax, _log_softmax = softmax_group(variants.PLAIN_COLUMNS), log_softmax_group(variants.PLAIN_COLUMNS)
+softmax_groups_in_place = groups_in_place(softmax_group(variants.COLUMNS_IN_PLACE))
+log_softmax_groups_in_place = groups_in_place(log_softmax_group(variants.COLUMNS_IN_PLACE))
 
 
 @kernel

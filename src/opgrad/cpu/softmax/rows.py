@@ -14,7 +14,7 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops import rows as loops
 from opgrad.cpu.loops.map import mapped, next_vector
 from opgrad.cpu.numerics import logsumexp as lse
-from opgrad.cpu.softmax import forms
+from opgrad.cpu.softmax import variants
 
 # Shorter rows are written after the next one's exponentials even if not past the cache: the divisor comes at the end of
 # a long chain, which rows of 1,000 waited for (1.31 times as long as before it was exact; now 1.2).
@@ -55,10 +55,10 @@ def in_blocks(add_up: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def softmax_body(
-    sum_exp: Callable[..., Any], late: Callable[..., bool], form: forms.Form, note: Callable[..., None]
+    sum_exp: Callable[..., Any], late: Callable[..., bool], variant: variants.Variant, note: Callable[..., None]
 ) -> Callable[..., None]:
-    """y = softmax(x) for a range of rows, in one of the forms; `e` and `done` hold a row's exponentials."""
-    buffer, subtracted, divide, _ = form
+    """y = softmax(x) for a range of rows, in one of the variants; `e` and `done` hold a row's exponentials."""
+    buffer, subtracted, divide, _ = variant
 
     @inline
     def body(
@@ -85,9 +85,9 @@ def softmax_body(
     return body
 
 
-_softmax = softmax_body(loops.row_sum_exp(next_vector(lse.scaled)), _late, forms.PLAIN_ROWS, _nothing_noted)
-_add_exponentials = in_blocks(loops.row_sum_exp(forms.no_step))
-_softmax_in_place = softmax_body(_add_exponentials, _at_once, forms.ROWS_IN_PLACE, _log_sum_exp)
+_softmax = softmax_body(loops.row_sum_exp(next_vector(lse.scaled)), _late, variants.PLAIN_ROWS, _nothing_noted)
+_add_exponentials = in_blocks(loops.row_sum_exp(variants.no_step))
+_softmax_in_place = softmax_body(_add_exponentials, _at_once, variants.ROWS_IN_PLACE, _log_sum_exp)
 
 
 @kernel
@@ -96,7 +96,7 @@ def softmax_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, st
 
 
 @kernel
-def softmax_rows_in_place(block: forms.Block):
+def softmax_rows_in_place(block: variants.Block):
     x, n, inf_as_zero, keeps = block.values, block.n, block.inf_as_zero, block.keeps_stats
     _softmax_in_place(range(block.rows), n, x, n, x, n, x, x, 0, block.stats, inf_as_zero, keeps)
 
@@ -124,10 +124,10 @@ _store_sum = inline(lambda stats, row, log_sum_exp: v.store_one(stats, row, log_
 
 
 def log_softmax_body(
-    add_rest: Callable[..., Any], late: Callable[..., bool], form: forms.Form, note: Callable[..., None]
+    add_rest: Callable[..., Any], late: Callable[..., bool], variant: variants.Variant, note: Callable[..., None]
 ) -> Callable[..., None]:
-    """y = log_softmax(x) for a range of rows, in one of the forms."""
-    subtracted, count_of = form.subtracted, form.count_of
+    """y = log_softmax(x) for a range of rows, in one of the variants."""
+    subtracted, count_of = variant.subtracted, variant.count_of
 
     @inline
     def body(rows, n: int, x, x_row: int, y, y_row: int, stream: int, stats) -> None:
@@ -150,9 +150,9 @@ def log_softmax_body(
     return body
 
 
-_log_softmax = log_softmax_body(loops.row_rest(next_vector(loops.minus_both)), _late, forms.PLAIN_ROWS, _no_sum)
-_add_rest = rest_in_blocks(loops.row_rest(forms.no_step))
-_log_softmax_in_place = log_softmax_body(_add_rest, _at_once, forms.ROWS_IN_PLACE, _store_sum)
+_log_softmax = log_softmax_body(loops.row_rest(next_vector(loops.minus_both)), _late, variants.PLAIN_ROWS, _no_sum)
+_add_rest = rest_in_blocks(loops.row_rest(variants.no_step))
+_log_softmax_in_place = log_softmax_body(_add_rest, _at_once, variants.ROWS_IN_PLACE, _store_sum)
 
 
 @kernel
@@ -161,7 +161,7 @@ def log_softmax_rows(rows: Units, n, x: Rows, y: Rows, stream):
 
 
 @kernel
-def log_softmax_rows_in_place(block: forms.Block):
+def log_softmax_rows_in_place(block: variants.Block):
     x, n = block.values, block.n
     _log_softmax_in_place(range(block.rows), n, x, n, x, n, 0, block.stats)
 
@@ -199,10 +199,10 @@ def gradient_rows(term: Callable[..., Vector], formula: Callable[..., Vector]) -
 
 
 def gradient_rows_in_place(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
-    body = gradient_body(loops.row_sum(term, forms.no_step), formula)
+    body = gradient_body(loops.row_sum(term, variants.no_step), formula)
 
     @kernel
-    def by_rows_in_place(block: forms.Block):
+    def by_rows_in_place(block: variants.Block):
         dy, n = block.values, block.n
         body(range(block.rows), n, dy, n, block.other, n, dy, n, 0)
 

@@ -12,7 +12,7 @@ from opgrad.cpu.loops import rows as loops
 from opgrad.cpu.loops.layout import BLOCK
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics import logsumexp as lse
-from opgrad.cpu.softmax import forms
+from opgrad.cpu.softmax import variants
 
 STATS: Final = 3  # float64 numbers for each block: its maximum, and what its sum is made of
 TOTAL: Final = 2  # for each row: its maximum, and the sum or its logarithm
@@ -107,7 +107,7 @@ LOG_SOFTMAX = split_sums(_rest), log_softmax_combine, split_write(_write_log_sof
 
 def gradient(term: Callable[..., Vector], formula: Callable[..., Vector]) -> tuple[Kernel, Kernel]:
     """The two steps of a split gradient: the blocks' sums, and the blocks of dx."""
-    add_up, write = loops.row_sum(term, forms.no_step), mapped(formula)
+    add_up, write = loops.row_sum(term, variants.no_step), mapped(formula)
 
     @kernel
     def sums(units: Units, blocks, n, dy: Rows, y: Rows, stats: Pointer):

@@ -7,7 +7,7 @@ from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.transpose import transpose_in, transpose_out
-from opgrad.cpu.softmax import forms
+from opgrad.cpu.softmax import variants
 from opgrad.cpu.softmax.columns import (
     gradient_lines,
     log_softmax_in_place,
@@ -19,7 +19,7 @@ from opgrad.cpu.softmax.columns import (
 
 def transposed(lines: Callable[..., Vector]) -> Kernel:
     @kernel
-    def short_rows(units: Units, count, n, x: Rows, y: Rows, tile: Private):
+    def by_transposed_rows(units: Units, count, n, x: Rows, y: Rows, tile: Private):
         w = v.lanes(tile)
         for row in range(units.start * w, units.stop * w, w):
             filled = min(w, count - row)
@@ -27,12 +27,12 @@ def transposed(lines: Callable[..., Vector]) -> Kernel:
             lines(tile, w, n, v.is_fine(x.data), 0)
             transpose_out(y.data + row * y.step, y.step, tile, n, filled)
 
-    return short_rows
+    return by_transposed_rows
 
 
 def transposed_in_place(lines: Callable[..., Vector]) -> Kernel:
     @kernel
-    def short_rows_in_place(block: forms.Block):
+    def by_transposed_rows_in_place(block: variants.Block):
         w, n, tile = v.lanes(block.values), block.n, block.tile
         for row in range(0, block.rows, w):
             xs, filled = block.values + row * n, min(w, block.rows - row)
@@ -41,11 +41,11 @@ def transposed_in_place(lines: Callable[..., Vector]) -> Kernel:
             v.store_masked(block.stats, row, found, v.first(block.stats, filled))
             transpose_out(xs, n, tile, n, filled)
 
-    return short_rows_in_place
+    return by_transposed_rows_in_place
 
 
-softmax_transposed = transposed(softmax_lines(forms.PLAIN_COLUMNS))
-log_softmax_transposed = transposed(log_softmax_lines(forms.PLAIN_COLUMNS))
+softmax_transposed = transposed(softmax_lines(variants.PLAIN_COLUMNS))
+log_softmax_transposed = transposed(log_softmax_lines(variants.PLAIN_COLUMNS))
 softmax_transposed_in_place = transposed_in_place(softmax_in_place)
 log_softmax_transposed_in_place = transposed_in_place(log_softmax_in_place)
 
@@ -68,20 +68,20 @@ def gradient_transposed(term: Callable[..., Vector], formula: Callable[..., Vect
     body = gradient_body(term, formula)
 
     @kernel
-    def short_rows(units: Units, count, n, dy: Rows, y: Rows, dx: Rows, dy_tile: Private, y_tile: Private):
+    def by_transposed_rows(units: Units, count, n, dy: Rows, y: Rows, dx: Rows, dy_tile: Private, y_tile: Private):
         w = v.lanes(dy_tile)
         for row in range(units.start * w, units.stop * w, w):
             dys, ys, dxs = dy.data + row * dy.step, y.data + row * y.step, dx.data + row * dx.step
             body(dys, dy.step, ys, y.step, dxs, dx.step, n, min(w, count - row), dy_tile, y_tile)
 
-    return short_rows
+    return by_transposed_rows
 
 
 def gradient_transposed_in_place(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
     body = gradient_body(term, formula)
 
     @kernel
-    def short_rows_in_place(block: forms.Block):
+    def by_transposed_rows_in_place(block: variants.Block):
         w, n, tile = v.lanes(block.values), block.n, block.tile
         half = w // 2
         y_tile = tile + (n + half - 1) // half * half * w
@@ -89,4 +89,4 @@ def gradient_transposed_in_place(term: Callable[..., Vector], formula: Callable[
             dy = block.values + row * n
             body(dy, n, block.other + row * n, n, dy, n, n, min(w, block.rows - row), tile, y_tile)
 
-    return short_rows_in_place
+    return by_transposed_rows_in_place

@@ -1,4 +1,4 @@
-"""What the two forms of a softmax kernel differ in, chosen when it is compiled.
+"""What the two variants of a softmax kernel differ in, chosen when it is compiled.
 
 Plain     The caller's arrays: a row is written past the cache while the next one is reduced.
 In place  A buffer that stages fill and empty (opgrad.cpu.fused): exponentials overwrite their arguments, a row of -inf
@@ -32,7 +32,7 @@ class Block(NamedTuple):
     keeps_stats: int
 
 
-class Form(NamedTuple):
+class Variant(NamedTuple):
     """The choices, for rows (numbers) or columns (vectors of rows); x is a pointer of the kernel's."""
 
     buffer: Callable[..., Any]  # (x, memory): where the exponentials of x are kept
@@ -41,8 +41,8 @@ class Form(NamedTuple):
     count_of: Callable[..., Any]  # (largest, count): how many elements of a row are its largest
 
 
-def _form(*choices: Callable[..., Any]) -> Form:
-    return Form(*map(inline, choices))
+def _variant(*choices: Callable[..., Any]) -> Variant:
+    return Variant(*map(inline, choices))
 
 
 @inline
@@ -62,7 +62,7 @@ def _divisor_of_row(x, s: float, m, inf_as_zero: int):
     return divisor
 
 
-PLAIN_ROWS = _form(
+PLAIN_ROWS = _variant(
     lambda x, memory: memory,
     lambda x, largest: largest,
     lambda x, s, m, inf_as_zero: row_divisor(x, s, m),
@@ -70,13 +70,13 @@ PLAIN_ROWS = _form(
 )
 PLAIN_COLUMNS = PLAIN_ROWS._replace(divide=inline(lambda x, s, m, inf_as_zero: column_divisor(s, m)))
 # A row may be -inf everywhere: 0 is subtracted, and one element is the largest, so that its log-sum-exp is -inf.
-ROWS_IN_PLACE = _form(
+ROWS_IN_PLACE = _variant(
     lambda x, memory: x,
     lambda x, largest: largest if largest > MINUS_INFINITY else v.number(x, 0.0),
     _divisor_of_row,
     lambda largest, count: count if largest > MINUS_INFINITY else 1.0,
 )
-COLUMNS_IN_PLACE = _form(
+COLUMNS_IN_PLACE = _variant(
     lambda x, memory: x,
     lambda x, largest: v.select(largest > MINUS_INFINITY, largest, 0.0),
     lambda x, s, m, inf_as_zero: _empty(s[0], column_divisor(s, m), inf_as_zero),
@@ -86,5 +86,5 @@ COLUMNS_IN_PLACE = _form(
 
 @inline
 def no_step(out, i: int, end: int, arrays, numbers) -> int:
-    """In the place of `next_vector`: nothing is written meanwhile."""
+    """Instead of `next_vector`: nothing is written meanwhile."""
     return i
