@@ -74,6 +74,8 @@ def index(p: Any, i: int) -> Vector: ...  # integers i, i+1, … as wide as the 
 def select(mask: Mask, a: Vector, b: Vector) -> Vector: ...  # `a` where the mask holds, else `b`
 def maximum(a: Vector, b: Vector) -> Vector: ...  # `b` where either is NaN
 def fma(a: Vector, b: Vector, c: Vector) -> Vector: ...  # a * b + c, rounded once
+# The polynomial with these coefficients, of the highest power first, by Horner's scheme: an fma for each.
+def polynomial(v: Vector, coefficients: tuple[float, ...]) -> Vector: ...
 def round_even(v: Vector) -> Vector: ...  # the nearest integer, ties to even
 def absolute(v: Vector) -> Vector: ...
 def sqrt(v: Vector) -> Vector: ...  # rounded once

@@ -6,9 +6,9 @@ two, so that nothing overflows or loses bits as a denormal on the way.
 """
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import by_precision, constant, inline
+from opgrad.cpu.compiler.native import constant, inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.numerics.math import LOG2_E, expm1_reduced, log, remainder
+from opgrad.cpu.numerics.math import LOG2_E, expm1_reduced, log, polynomials, remainder
 
 INFINITY = float("inf")
 
@@ -164,48 +164,19 @@ TAIL_K = 4.5
 BELL_PEAK = 0.3989422804014326779399  # the density at 0, 1 / sqrt(2 pi)
 
 
-@inline
-def _tail_single(t: Vector) -> Vector:
-    h = v.fma(t, 7.9608898735e-5, -3.60030393441e-5)
-    h = v.fma(h, t, -9.07017016586e-4)
-    h = v.fma(h, t, 1.77407557917e-3)
-    h = v.fma(h, t, 4.22402262744e-3)
-    h = v.fma(h, t, -3.38771818933e-2)
-    h = v.fma(h, t, 0.111382173873)
-    h = v.fma(h, t, -0.253141253319)
-    h = v.fma(h, t, 0.446452546747)
-    h = v.fma(h, t, -0.640257774906)
-    return v.fma(h, t, 0.76323052876)
-
-
-@inline
-def _tail_double(t: Vector) -> Vector:
-    h = v.fma(t, 4.60384629826316125097e-10, 1.57430054061818568817e-9)
-    h = v.fma(h, t, -1.72554796785965699556e-9)
-    h = v.fma(h, t, -1.34489224228772327789e-8)
-    h = v.fma(h, t, -2.27465736157941082771e-9)
-    h = v.fma(h, t, 7.46022830933282021249e-8)
-    h = v.fma(h, t, 6.15298665733892364224e-8)
-    h = v.fma(h, t, -3.83443179413350282385e-7)
-    h = v.fma(h, t, -5.00320517784244562652e-7)
-    h = v.fma(h, t, 2.14543316105970827468e-6)
-    h = v.fma(h, t, 3.19031374443214941276e-6)
-    h = v.fma(h, t, -1.42368961813013036773e-5)
-    h = v.fma(h, t, -1.59331263555387636272e-5)
-    h = v.fma(h, t, 1.12042937562286114601e-4)
-    h = v.fma(h, t, 6.38115902853877631334e-6)
-    h = v.fma(h, t, -9.17746535397994682259e-4)
-    h = v.fma(h, t, 1.74883056719417661583e-3)
-    h = v.fma(h, t, 4.22361338279950942712e-3)
-    h = v.fma(h, t, -3.38713261771334453855e-2)
-    h = v.fma(h, t, 0.111382596570112355414)
-    h = v.fma(h, t, -0.253141799950968366728)
-    h = v.fma(h, t, 0.446452517055679944123)
-    h = v.fma(h, t, -0.640257760252617091841)
-    return v.fma(h, t, 0.763230528970203128231)
-
-
-_tail = by_precision(_tail_single, _tail_double)
+_TAIL_SINGLE = (
+    7.9608898735e-5, -3.60030393441e-5, -9.07017016586e-4, 1.77407557917e-3, 4.22402262744e-3, -3.38771818933e-2,
+    0.111382173873, -0.253141253319, 0.446452546747, -0.640257774906, 0.76323052876,
+)  # fmt: skip
+_TAIL_DOUBLE = (
+    4.60384629826316125097e-10, 1.57430054061818568817e-9, -1.72554796785965699556e-9, -1.34489224228772327789e-8,
+    -2.27465736157941082771e-9, 7.46022830933282021249e-8, 6.15298665733892364224e-8, -3.83443179413350282385e-7,
+    -5.00320517784244562652e-7, 2.14543316105970827468e-6, 3.19031374443214941276e-6, -1.42368961813013036773e-5,
+    -1.59331263555387636272e-5, 1.12042937562286114601e-4, 6.38115902853877631334e-6, -9.17746535397994682259e-4,
+    1.74883056719417661583e-3, 4.22361338279950942712e-3, -3.38713261771334453855e-2, 0.111382596570112355414,
+    -0.253141799950968366728, 0.446452517055679944123, -0.640257760252617091841, 0.763230528970203128231,
+)  # fmt: skip
+_tail = polynomials(_TAIL_SINGLE, _TAIL_DOUBLE)
 
 # From here on a tail times any finite number is 0, and exp(-x*x/2) in the range of exp_parts or beyond it.
 NO_TAIL = 54.0

@@ -4,6 +4,9 @@ The polynomials are Chebyshev fits on the reduced range; tests/test_math.py hold
 precision to 2 ulp. Infinities, NaN and denormal results come out as IEEE arithmetic would have them.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import by_precision, constant, inline
 from opgrad.cpu.compiler.simd import Vector
@@ -13,31 +16,22 @@ LOG2_E = 1.44269504088896341
 LN2_HIGH = constant(0.693145751953125, 0.693147180369123816490)
 LN2_LOW = constant(1.42860682030941723e-6, 1.90821492927058770002e-10)
 
+
+def polynomials(single: tuple[float, ...], double: tuple[float, ...]) -> Callable[..., Any]:
+    """The polynomial with these coefficients, of the highest power first, in each precision."""
+    return by_precision(inline(lambda x: v.polynomial(x, single)), inline(lambda x: v.polynomial(x, double)))
+
+
 # --- exp(x) = 2**n * exp(r), n = round(x / ln 2), |r| <= ln(2)/2; exp(r) - 1 = r + r*r*q(r) -------------------------
 
 
-@inline
-def _expm1_tail_single(r: Vector) -> Vector:
-    q = v.fma(r, 1.38636273683e-3, 8.36765432407e-3)
-    q = v.fma(q, r, 4.1667243967e-2)
-    q = v.fma(q, r, 1.66665326837e-1)
-    return v.fma(q, r, 0.5)
-
-
-@inline
-def _expm1_tail_double(r: Vector) -> Vector:
-    q = v.fma(r, 2.5100472505694996003e-8, 2.7620201591031548792e-7)
-    q = v.fma(q, r, 2.7557268276905696187e-6)
-    q = v.fma(q, r, 2.4801521057868205199e-5)
-    q = v.fma(q, r, 1.9841269863171556026e-4)
-    q = v.fma(q, r, 1.3888888917367080562e-3)
-    q = v.fma(q, r, 8.3333333333300381973e-3)
-    q = v.fma(q, r, 4.1666666666623820532e-2)
-    q = v.fma(q, r, 1.666666666666666746e-1)
-    return v.fma(q, r, 0.50000000000000010314)
-
-
-_expm1_tail = by_precision(_expm1_tail_single, _expm1_tail_double)
+_EXPM1_TAIL_SINGLE = 1.38636273683e-3, 8.36765432407e-3, 4.1667243967e-2, 1.66665326837e-1, 0.5
+_EXPM1_TAIL_DOUBLE = (
+    2.5100472505694996003e-8, 2.7620201591031548792e-7, 2.7557268276905696187e-6, 2.4801521057868205199e-5,
+    1.9841269863171556026e-4, 1.3888888917367080562e-3, 8.3333333333300381973e-3, 4.1666666666623820532e-2,
+    1.666666666666666746e-1, 0.50000000000000010314,
+)  # fmt: skip
+_expm1_tail = polynomials(_EXPM1_TAIL_SINGLE, _EXPM1_TAIL_DOUBLE)
 
 
 @inline
@@ -85,19 +79,21 @@ def exp(x: Vector) -> Vector:
 # --- log(x) = e * ln 2 + log(m), m in [sqrt(1/2), sqrt(2)) ---------------------------------------------------------
 
 
+_LOG_SINGLE = (
+    0.0697161147145, -0.114797338466, 0.116854199235, -0.124256873315, 0.142490576457, -0.166678023195,
+    0.200007157489, -0.24999996958, 0.3333333118,
+)  # fmt: skip
+_LOG_DOUBLE = (
+    0.1308803485092755383, 0.13268638369266823879, 0.15386244737621666606, 0.18181795547521136235,
+    0.22222222392581045097, 0.28571428570799785031, 0.40000000000000883236, 0.66666666666666666463,
+)  # fmt: skip
+
+
 @inline
 def _log_single(x: Vector) -> Vector:
     e, f = v.exponent_of(x), v.mantissa_of(x) - 1.0
-    p = v.fma(f, 0.0697161147145, -0.114797338466)
-    p = v.fma(p, f, 0.116854199235)
-    p = v.fma(p, f, -0.124256873315)
-    p = v.fma(p, f, 0.142490576457)
-    p = v.fma(p, f, -0.166678023195)
-    p = v.fma(p, f, 0.200007157489)
-    p = v.fma(p, f, -0.24999996958)
-    p = v.fma(p, f, 0.3333333118)
     square = f * f
-    tail = v.fma(square * f, p, e * LN2_LOW(e))
+    tail = v.fma(square * f, v.polynomial(f, _LOG_SINGLE), e * LN2_LOW(e))
     return v.fma(e, LN2_HIGH(e), v.fma(square, -0.5, tail) + f)
 
 
@@ -106,16 +102,9 @@ def _log_double(x: Vector) -> Vector:
     e, f = v.exponent_of(x), v.mantissa_of(x) - 1.0
     s = f / (f + 2.0)
     z = s * s
-    p = v.fma(z, 0.1308803485092755383, 0.13268638369266823879)
-    p = v.fma(p, z, 0.15386244737621666606)
-    p = v.fma(p, z, 0.18181795547521136235)
-    p = v.fma(p, z, 0.22222222392581045097)
-    p = v.fma(p, z, 0.28571428570799785031)
-    p = v.fma(p, z, 0.40000000000000883236)
-    p = v.fma(p, z, 0.66666666666666666463)
     # log(m) = f - (f*f/2 - s*(f*f/2 + z*p)): the small corrections are added to the exact f last.
     half_square = f * f * 0.5
-    tail = v.fma(e, LN2_LOW(e), s * v.fma(z, p, half_square))
+    tail = v.fma(e, LN2_LOW(e), s * v.fma(z, v.polynomial(z, _LOG_DOUBLE), half_square))
     return v.fma(e, LN2_HIGH(e), f - (half_square - tail))
 
 

@@ -1,10 +1,10 @@
 """Powers by the rules of C's pow: exp(exponent * log|s|), with the logarithm in two parts, and what it leaves out."""
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import by_precision, inline
+from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.numerics.functions import INFINITY, REST_COUNTS, exp_times, normal, rest_of
-from opgrad.cpu.numerics.math import LN2_HIGH, LN2_LOW
+from opgrad.cpu.numerics.math import LN2_HIGH, LN2_LOW, polynomials
 
 # --- log(x) = e * ln 2 + 2 * atanh(q), q = (m - 1) / (m + 1), m in [sqrt(1/2), sqrt(2)) -----------------------------
 
@@ -12,25 +12,12 @@ TWO_THIRDS = 0.66666666666666666667
 TWO_THIRDS_REST = 3.7007434154171884681e-17  # beyond float64
 
 
-@inline
-def _series_single(z: Vector) -> Vector:
-    p = v.fma(z, 0.19120357575, 0.22204765666)
-    p = v.fma(p, z, 0.285715317908)
-    return v.fma(p, z, 0.39999999905)
-
-
-@inline
-def _series_double(z: Vector) -> Vector:
-    p = v.fma(z, 0.117230510280977529196, 0.11706248540922385336)
-    p = v.fma(p, z, 0.133348042382253445234)
-    p = v.fma(p, z, 0.153845949708954578174)
-    p = v.fma(p, z, 0.181818183353144030776)
-    p = v.fma(p, z, 0.22222222221656231531)
-    p = v.fma(p, z, 0.2857142857142936567)
-    return v.fma(p, z, 0.399999999999999998173)
-
-
-_series = by_precision(_series_single, _series_double)  # (2 atanh(q) / q - 2 - 2/3 z) / z**2, z = q*q
+_SERIES_SINGLE = 0.19120357575, 0.22204765666, 0.285715317908, 0.39999999905
+_SERIES_DOUBLE = (
+    0.117230510280977529196, 0.11706248540922385336, 0.133348042382253445234, 0.153845949708954578174,
+    0.181818183353144030776, 0.22222222221656231531, 0.2857142857142936567, 0.399999999999999998173,
+)  # fmt: skip
+_series = polynomials(_SERIES_SINGLE, _SERIES_DOUBLE)  # (2 atanh(q) / q - 2 - 2/3 z) / z**2, z = q*q
 
 
 @inline
