@@ -6,7 +6,7 @@ RUN := $(VENV)/bin
 # The oldest Python and the lowest versions of all packages that pyproject.toml allows: every operator, and training.
 OLDEST_PYTHON ?= python3.11
 MINIMUM := .venv-minimum
-MINIMUM_TESTS := tests/test_ops.py::test_fewest_dimensions tests/test_training.py tests/test_checkpoint.py \
+MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
 .PHONY: train test test-gate test-minimum lint bench tables clean help
@@ -28,7 +28,7 @@ test: $(VENV)/.torch
 	$(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-gate: $(VENV)/.torch
-	OPGRAD_GATE=full $(RUN)/python -m pytest tests/test_cuda_compile*.py
+	OPGRAD_GATE=full $(RUN)/python -m pytest tests/cuda/test_compile*.py
 
 # What an old package says of newer ones that it imports is no fault of ours.
 test-minimum: $(MINIMUM)/.installed

@@ -1,6 +1,7 @@
-"""Imports point one way: operators, front ends, kernels, compiler; `import opgrad` loads NumPy and little more."""
+"""Imports point one way, contract, operators, kernels, front ends, commands; `import opgrad` loads little but NumPy."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -14,84 +15,113 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 HEAVY = ("numba", "llvmlite", "onnxruntime", "onnx", "torch", "triton", "cupy", "jax", "scipy", "sklearn", "matplotlib")
 HEAVY += ("typer", "rich")
 
-# The longest matching prefix of a file's path says which third-party packages it may import, at any place …
-PACKAGES = {
-    "__init__.py": set(),
-    "contract.py": {"numpy", "ml_dtypes"},
-    "ops/": {"numpy"},
-    "arrays.py": {"numpy"},
-    "layout.py": set(),
-    "cpu/": {"numpy"},
-    "gradients/": {"numpy", "onnx", "google"},
-    "cpu/compiler/native.py": {"llvmlite"},
-    "cpu/compiler/cache.py": set(),
-    "cpu/compiler/sources.py": set(),
-    "cpu/compiler/trust.py": set(),
-    "cpu/compiler/lowering/": {"numba", "llvmlite"},
-    "cuda/": {"numpy", "triton"},
-    "interop/": set(),
-    "interop/device.py": {"numpy"},
-    "interop/dlpack.py": {"numpy"},
-    "interop/torch.py": {"numpy", "ml_dtypes", "torch"},
-    "interop/cupy.py": {"numpy", "cupy", "torch", "triton"},
-    "interop/jax.py": {"numpy", "jax", "torch", "cupy"},
-    "torch/": {"torch"},
-}
-# … and which parts of opgrad it may not.
-COMMANDS = ("opgrad.training", "opgrad.cli", "opgrad.bench", "opgrad.check")
-FRONT_ENDS = ("opgrad.onnxruntime", "opgrad.torch", *COMMANDS)
-FORBIDDEN = {
-    "contract.py": (
-        "opgrad.ops",
-        "opgrad.arrays",
-        "opgrad.interop",
-        "opgrad.plans",
-        "opgrad.primitive",
-        "opgrad.cpu",
-        "opgrad.layout",
-        *FRONT_ENDS,
+COMPILER = "cpu/compiler/ cpu/compiler/native"
+KERNELS = f"contract/ {COMPILER} cpu/numerics/ cpu/runtime/"
+ONNX = "numpy onnx onnxruntime google"
+# From the bottom up: a layer, the packages beside the standard library that its files import, at any place, and the
+# layers of opgrad that they import beside their own. A file belongs to the longest beginning of its path that is here.
+LAYERS = {
+    "locks": ("", ""),
+    "writing": ("", ""),
+    "terminal": ("rich", ""),
+    "random": ("numpy", ""),
+    "contract/": ("numpy ml_dtypes", ""),
+    "post_ops": ("numpy", "contract/"),
+    "fused/": ("numpy", "contract/ post_ops"),
+    "ops/": ("numpy", "contract/ fused/ post_ops random"),
+    # the CPU
+    "cpu/compiler/": ("", ""),
+    "cpu/compiler/target": ("llvmlite", ""),
+    "cpu/compiler/lowering/": ("numba llvmlite", "cpu/compiler/ cpu/compiler/target"),
+    "cpu/compiler/native": ("llvmlite", "cpu/compiler/ cpu/compiler/target cpu/compiler/lowering/ locks"),
+    "cpu/runtime/": ("", f"contract/ {COMPILER} locks"),
+    "cpu/numerics/": ("", COMPILER),
+    "cpu/loops/": ("", KERNELS),
+    "cpu/fused/": ("", f"{KERNELS} cpu/loops/ fused/ random"),
+    "cpu/": ("numpy", f"{KERNELS} cpu/loops/ cpu/fused/ locks random"),
+    # CUDA
+    "cuda/": ("triton", "contract/ fused/ random"),
+    # arrays of NumPy, and of other libraries
+    "interop": ("", "contract/ locks"),
+    "arrays": ("numpy", "contract/ cpu/runtime/ interop locks"),
+    "planned": ("numpy", "arrays contract/ cpu/runtime/ fused/ interop locks"),
+    "opgrad": ("", "arrays cpu/runtime/ fused/ ops/ planned post_ops"),
+    "interop/": ("numpy", "arrays contract/ cpu/runtime/ cuda/ interop locks"),
+    "interop/cupy": ("numpy cupy torch triton", "arrays contract/ cuda/ interop interop/"),
+    "interop/torch_tensors": ("numpy ml_dtypes torch", "arrays contract/ cuda/ interop interop/"),
+    "interop/jax": ("numpy jax torch cupy", "arrays contract/ interop locks"),
+    # PyTorch: its operators with their gradients, calls that need them, functions with its words
+    "torch/": ("torch", "contract/ fused/ interop interop/ interop/torch_tensors"),
+    "interop/torch": ("torch", "contract/ interop interop/torch_tensors torch/"),
+    "torch/in_place": ("torch", "interop/torch interop/torch_tensors torch/"),
+    "torch/functions": ("torch", "interop/torch_tensors torch/ torch/in_place"),
+    "torch/loss": ("torch", "contract/ interop/torch_tensors torch/ torch/functions"),
+    "torch": ("torch", "interop torch/ torch/functions torch/loss"),
+    # ONNX
+    "onnxruntime/": (ONNX, f"arrays contract/ {COMPILER} cpu/runtime/ locks writing"),
+    "gradients/": ("numpy onnx google", "onnxruntime/"),
+    "training/": (
+        f"{ONNX} flatbuffers matplotlib ml_dtypes rich sklearn",
+        "contract/ cpu/ cpu/compiler/native cpu/runtime/ onnxruntime/ writing",
     ),
-    "ops/": ("opgrad.arrays", "opgrad.cpu", "opgrad.layout", *FRONT_ENDS),
-    "arrays.py": ("opgrad.ops", "opgrad.cpu.compiler.lowering", *FRONT_ENDS),
-    "layout.py": ("opgrad.ops", "opgrad.cpu", "opgrad.arrays", *FRONT_ENDS),
-    "cpu/": ("opgrad.ops", "opgrad.arrays", "opgrad.cpu.compiler.lowering", *FRONT_ENDS),
-    "cpu/compiler/native.py": ("opgrad.ops", "opgrad.arrays", *FRONT_ENDS),
-    "cpu/compiler/lowering/": ("opgrad.ops", "opgrad.arrays", *FRONT_ENDS),
-    "cuda/": ("opgrad.ops", "opgrad.arrays", "opgrad.cpu", "opgrad.interop", *FRONT_ENDS),
-    "interop/": ("opgrad.ops", "opgrad.cpu.compiler.lowering", *FRONT_ENDS),
-    # A tensor that requires grad is handed on to where gradients are.
-    "interop/torch.py": ("opgrad.ops", "opgrad.cpu.compiler.lowering", "opgrad.onnxruntime", *COMMANDS),
-    "torch/": ("opgrad.ops", "opgrad.cpu", "opgrad.cuda", "opgrad.arrays", "opgrad.onnxruntime", *COMMANDS),
-    "gradients/": ("opgrad.torch", "opgrad.cpu", "opgrad.cuda", "opgrad.arrays", "opgrad.ops", *COMMANDS),
-    "onnxruntime/": ("opgrad.torch", "opgrad.gradients", "opgrad.training", "opgrad.cpu.compiler.lowering"),
-    "training/": ("opgrad.cpu.compiler.lowering",),
+    # commands, and what they measure and test
+    "machine": ("", "cpu/compiler/native"),
+    "testing/": ("numpy ml_dtypes", "opgrad arrays contract/"),
+    "bench/": (
+        f"{ONNX} matplotlib ml_dtypes rich torch typer",
+        f"opgrad arrays {KERNELS} cpu/loops/ fused/ interop/torch_tensors machine post_ops terminal testing/ training/",
+    ),
+    "check": ("numpy rich typer", "opgrad bench/ contract/ cpu/compiler/native machine onnxruntime/ terminal testing/"),
+    "compile": (
+        "numpy rich typer",
+        "bench/ contract/ cpu/compiler/native cpu/runtime/ onnxruntime/ testing/ training/",
+    ),
+    "cli": ("rich typer", "bench/ check compile contract/ onnxruntime/ terminal training/"),
+    "report": ("", "bench/ cli contract/ gradients/ post_ops"),
+    "__main__": ("", "cli"),
 }
+
+
+MODULES = {"opgrad." + file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): file for file in FILES}
+MODULES["opgrad"] = MODULES.pop("opgrad.__init__")
 
 
 def imported(file):
     """The full names of all modules that a file imports, wherever it does."""
-    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+    for node in ast.walk(ast.parse((PACKAGE / file).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (name if name in MODULES else node.module for name in names)
 
 
-def rule(table, file):
-    return table.get(max((prefix for prefix in table if file.startswith(prefix)), key=len, default=None))
+def layer(module):
+    """A file, or the package itself, is a layer of its own if the table has its name without a slash."""
+    path = module.removeprefix("opgrad.").replace(".", "/")
+    return path if path in LAYERS else max((each for each in LAYERS if f"{path}/".startswith(each)), key=len)
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_direction(file):
-    names = set(imported(file))
-    outside = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"opgrad"}
-    allowed = rule(PACKAGES, file)
-    assert allowed is None or outside <= allowed
-    assert "numba" not in outside or file.startswith("cpu/compiler/lowering/")
-    assert "torch" not in outside or file.startswith(("torch/", "interop/", "bench/"))
-    for forbidden in rule(FORBIDDEN, file) or ():
-        assert not [name for name in names if name == forbidden or name.startswith(forbidden + ".")]
+@pytest.mark.parametrize("module", MODULES)
+def test_direction(module):
+    own, names = layer(module), set(imported(MODULES[module]))
+    packages, below = (set(names.split()) for names in LAYERS[own])
+    assert {name.split(".")[0] for name in names - set(MODULES)} - set(sys.stdlib_module_names) <= packages
+    assert {layer(name) for name in names & set(MODULES)} <= {own, *below}
+
+
+def test_layers_stand_on_each_other():
+    """No layer imports one that stands behind it in the table, so that rooms have no circle either."""
+    order = list(LAYERS)
+    for name, (_, below) in LAYERS.items():
+        assert all(order.index(other) < order.index(name) for other in below.split()), name
+    assert {layer(module) for module in MODULES} == set(LAYERS)
+
+
+def test_no_circle():
+    """Of files, and of imports at any place: inside of functions, and for type checkers alone."""
+    graph = {module: set(imported(file)) & set(MODULES) - {module} for module, file in MODULES.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # names the circle if there is one
 
 
 @pytest.mark.parametrize("code", ["import opgrad", "import opgrad; opgrad.contract.operators()"])

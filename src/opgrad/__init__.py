@@ -3,7 +3,7 @@
 from opgrad import arrays as arrays  # before the declarations, whose calls it answers
 from opgrad import post_ops
 from opgrad.cpu.runtime.parallel import get_num_threads, set_num_threads
-from opgrad.dropout_attribute import Dropout
+from opgrad.fused.dropout import Dropout
 from opgrad.ops.accumulate import in_place_accumulator, scale
 from opgrad.ops.activation import (
     leaky_relu,

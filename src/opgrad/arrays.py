@@ -14,10 +14,11 @@ import numpy as np
 
 from opgrad import interop
 from opgrad.contract import Array, Operator, Spec, answer_with
+from opgrad.contract.libraries import HOST, Arrays, is_masked
+from opgrad.contract.plain import is_plain, plain
+from opgrad.cpu.runtime.plan import Plan as Plan
+from opgrad.cpu.runtime.plan import plan as plan
 from opgrad.locks import settling
-from opgrad.plain import is_plain, plain
-from opgrad.plans import Plan as Plan
-from opgrad.plans import plan as plan
 
 PLANS = 1024  # signatures kept for each operator; the oldest goes first
 CACHE_LINE = 64
@@ -86,9 +87,9 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
     return call
 
 
-def form(op: Operator, given: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
-    """The form of the operator that a call takes, and the arguments by its names."""
-    return op.general.expand(op, given) if op.general else (op, given)
+def form(op: Operator, given: dict[str, Any], library: Arrays = HOST) -> tuple[Operator, dict[str, Any]]:
+    """The form of the operator that a call takes, and the arguments by its names; `library` is that of its arrays."""
+    return op.general.expand(op, given, library) if op.general else (op, given)
 
 
 def _key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -158,7 +159,7 @@ def as_given(op: Operator, named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_array(op: Operator, name: str, value: Any) -> Array:
-    if interop.is_masked(value):
+    if is_masked(value):
         raise TypeError(f"{op.name}: {name} is a masked array, expected an array without a mask")
     try:
         return np.asarray(value)
@@ -175,7 +176,7 @@ def _as_out(op: Operator, out: Any) -> Any:
     if not isinstance(arrays, tuple) or len(arrays) != len(op.results):
         raise TypeError(f"{op.name}: out is {type(out).__name__}, expected a tuple of {len(op.results)} arrays")
     for name, array in zip(op.results, arrays, strict=True):
-        if not isinstance(array, np.ndarray) or interop.is_masked(array):
+        if not isinstance(array, np.ndarray) or is_masked(array):
             raise TypeError(f"{op.name}: out for {name} is {type(array).__name__}, expected a NumPy array")
     if all(type(array) is np.ndarray for array in arrays):
         return out

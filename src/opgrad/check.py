@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,33 +20,11 @@ from rich.text import Text
 
 import opgrad
 from opgrad import machine
-from opgrad.accuracy import error_in_ulp, reference, tolerance
-from opgrad.contract import FLOATS, GRAPH_FAMILIES, Operator, graph_operators, operators
-from opgrad.examples import Example, examples, expected, listed
-from opgrad.sample import arguments
+from opgrad.contract import FLOATS, Operator, graph_operators, operators
 from opgrad.terminal import console
+from opgrad.testing.accuracy import error_in_ulp, tolerance
+from opgrad.testing.examples import Example, examples, expected, listed
 
-# Kind of operator -> shapes with what else belongs to them; vectors, tails, other axes, optional arguments. Together
-# they take every kernel that plain calls take.
-EXAMPLES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
-    "elements": [((1000,), {}), ((3, 5, 7), {}), ((100,), {"overwrite": True, "scale_down": True})],
-    "rows": [
-        ((33, 129), {}),
-        ((50, 10), {}),
-        ((20, 25), {}),
-        ((9, 600), {}),
-        ((2, 70000), {}),
-        ((2, 6, 35), {"axis": 1}),
-    ],
-    "classes": [
-        ((17, 130), {}),
-        ((50, 10), {}),
-        ((20, 60), {}),
-        ((2, 70000), {}),
-        ((3, 21, 4, 5), {"optional": True, "ignore_index": 1, "reduction": "sum"}),
-    ],
-    "slices": [((50, 24), {"indices": (80,)}), ((4, 9), {"indices": (30,), "axis": 1})],
-}
 CUDA = "cuda"  # the device, as PyTorch calls it
 FIRST_CALL = """
 import time, numpy, opgrad
@@ -90,7 +67,7 @@ def examine(progress: Callable[[list[Operator]], Any] = list) -> dict[str, Any]:
     tested = [
         check_operator(op, dtype, device)
         for op in progress([*operators().values(), *graph_operators().values()])
-        for device in (devices if op.family not in GRAPH_FAMILIES else ("cpu",))
+        for device in (each for each in devices if each in op.support.backends)
         for dtype in FLOATS
     ]
     runtime, problem = _onnxruntime()
@@ -115,16 +92,11 @@ def check_operator(op: Operator, dtype: str, device: str = "cpu") -> dict[str, A
     """
     pairs = []
     problem = ""
-    cases: list[Callable[[], tuple[float, float]]] = [
-        partial(_error_and_tolerance, op, dtype, device, shape, options) for shape, options in EXAMPLES.get(op.kind, ())
-    ]
-    if op.family in GRAPH_FAMILIES:
-        cases = [partial(_error_of_example, op, example) for example in examples(op, dtype)]
-    for case in cases:
-        try:
-            pairs.append(case())
-        except Exception as error:  # whatever it is, the other operators are still worth testing
-            problem = f"{type(error).__name__}: {error}"
+    try:
+        for example in examples(op, dtype):
+            pairs.append(_error_and_tolerance(op, device, example))
+    except Exception as error:  # whatever it is, the other operators are still worth testing
+        problem = f"{type(error).__name__}: {error}"
     for ulp, allowed in pairs:
         if ulp > allowed:
             problem = f"error of {ulp:.3g} ulp, expected at most {allowed:.3g}"
@@ -133,20 +105,9 @@ def check_operator(op: Operator, dtype: str, device: str = "cpu") -> dict[str, A
     return known | {"error_ulp": worst, "problem": problem, "right": not problem}
 
 
-def _error_and_tolerance(
-    op: Operator, dtype: str, device: str, shape: tuple[int, ...], options: dict[str, Any]
-) -> tuple[float, float]:
-    known = {"optional", "indices"} | set(op.attributes)
-    values = arguments(op, shape, dtype, **{name: value for name, value in options.items() if name in known})
-    several = _computed(op, values) if device == "cpu" else _computed_on(device, op, values)
-    expected = reference(op, values).values()
-    worst = max(error_in_ulp(got, exact) for got, exact in zip(several, expected, strict=True))
-    return worst, tolerance(dtype, max(math.prod(shape), *options.get("indices", (1,))))
-
-
-def _error_of_example(op: Operator, example: Example) -> tuple[float, float]:
+def _error_and_tolerance(op: Operator, device: str, example: Example) -> tuple[float, float]:
     """Error and tolerance of the result that comes closest to its tolerance; infinite if one of no float is wrong."""
-    results = listed(getattr(opgrad, op.name)(**example.arguments))
+    results = _computed(op, example.arguments) if device == "cpu" else _computed_on(device, op, example.arguments)
     found = [
         _error_of(got, exact, example.terms)
         for got, exact in zip(results, expected(op, example.arguments), strict=True)
@@ -160,17 +121,16 @@ def _error_of(got: Any, exact: Any, terms: int) -> tuple[float, float]:
     return (0.0 if np.array_equal(got, exact) else math.inf), 1.0
 
 
-def _computed(op: Operator, values: dict[str, Any]) -> tuple[Any, ...]:
-    results = getattr(opgrad, op.name)(**values)
-    return results if isinstance(results, tuple) else (results,)
+def _computed(op: Operator, values: Mapping[str, Any]) -> list[Any]:
+    return listed(getattr(opgrad, op.name)(**values))
 
 
-def _computed_on(device: str, op: Operator, values: dict[str, Any]) -> tuple[Any, ...]:
+def _computed_on(device: str, op: Operator, values: Mapping[str, Any]) -> list[Any]:
     """The results of an operator on tensors on a device, as NumPy arrays."""
     from opgrad.bench.cuda.case import download, upload
 
     tensors = {name: upload(value, device) if name in op.inputs else value for name, value in values.items()}
-    return tuple(map(download, _computed(op, tensors)))
+    return [download(each) for each in _computed(op, tensors)]
 
 
 def _onnxruntime() -> tuple[str, str]:

@@ -260,7 +260,7 @@ def operator_row(op: Any) -> tuple[str, str, str, str, str]:
 
 def _backends(operator: Any) -> str:
     """The backends that have a kernel for an operator."""
-    return ", ".join(backend for backend in BACKENDS if operator.has_kernel(backend))
+    return ", ".join(backend for backend in BACKENDS if backend in operator.support.backends)
 
 
 app.command()(explains_errors(extra="bench")(bench))

@@ -1,7 +1,7 @@
 """The command `opgrad compile`: kernels are compiled ahead, in several processes, into the cache."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from opgrad.contract import FLOATS, GRAPH_FAMILIES, Operator, graph_operators, operators
+from opgrad.contract import FLOATS, Operator, graph_operators, operators
 from opgrad.cpu.compiler.native import Native, object_cache
 from opgrad.cpu.runtime.parallel import default_threads
 
@@ -147,26 +147,11 @@ def compile_calls() -> None:
 
 def compile_operator(name: str, dtype: str) -> None:
     """Compile the kernels that plain calls of an operator take, by making the plans of its examples."""
-    from opgrad.check import EXAMPLES
-    from opgrad.examples import examples
-    from opgrad.plans import plan
-    from opgrad.sample import signature
+    from opgrad.cpu.runtime.plan import plan
+    from opgrad.testing.examples import signatures
 
-    op = {**operators(), **graph_operators()}[name]
-    if op.family in GRAPH_FAMILIES:
-        for example in examples(op, dtype):
-            _plan_example(op, example.arguments)
-        return
-    for shape, options in EXAMPLES[op.kind]:
-        known = {each: value for each, value in options.items() if each in {"optional", "indices", *op.attributes}}
-        plan(op, *signature(op, shape, dtype, **known))
-
-
-def _plan_example(op: Operator, arguments: Mapping[str, Any]) -> None:
-    from opgrad.arrays import Runner, as_given, form
-
-    of, given = form(op, dict(arguments))
-    Runner(of, (), as_given(of, given))
+    for of, specs, attributes in signatures({**operators(), **graph_operators()}[name], dtype):
+        plan(of, specs, attributes)
 
 
 def compile_set(folder: Path) -> None:

@@ -15,11 +15,12 @@ import numpy as np
 
 from opgrad import arrays, interop
 from opgrad.contract import DTYPES, Array, Operator, Shape, operators
-from opgrad.dropout_attribute import Dropout
-from opgrad.layout import contiguous
+from opgrad.contract.layout import contiguous
+from opgrad.contract.libraries import HOST
+from opgrad.contract.signature import prepare
+from opgrad.fused.dropout import Dropout
+from opgrad.fused.primitive import STATE
 from opgrad.locks import settling
-from opgrad.plans import prepare
-from opgrad.primitive import STATE, Host
 
 
 class PlannedCall:
@@ -135,7 +136,7 @@ class PlannedCall:
                 raise ValueError(f"{self._op.name}: seed is given, but no dropout is planned")
             planned: Any = bound[STATE]
             words = Dropout(0.0, planned[0] if seed is None else seed, planned[1] if offset is None else offset)
-            bound[STATE] = Host.state(words.seed, words.offset, planned)
+            bound[STATE] = HOST.state(words.seed, words.offset, planned)
         return tuple(bound.values())
 
     def _as_planned(self, name: str, array: Any, shape: Shape) -> Array:

@@ -177,7 +177,7 @@ def gradient_rules(root: Path, folder: Path) -> str:
 
 def _gradient_cases(root: Path) -> Any:
     """What the rules are checked with, which stands among the tests."""
-    folder = str((root / "tests" / "gradients").resolve())
+    folder = str((root / "tests" / "support").resolve())
     sys.path.insert(0, folder)
     try:
         return importlib.import_module("gradient_cases")

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 import opgrad
-from opgrad.accuracy import error_in_ulp, reference
 from opgrad.bench.cells import Cell
 from opgrad.contract import Array, Shape, Spec
-from opgrad.plans import prepare
-from opgrad.sample import Numpy, Source, aligned, arguments
+from opgrad.contract.signature import prepare
+from opgrad.testing.accuracy import error_in_ulp, reference
+from opgrad.testing.arguments import Numpy, Source, aligned, arguments
 
 CHECKED = 1 << 19  # elements of a result that are compared with the reference
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opgrad.bench.forms import BROADCAST_SHAPE, BROADCASTS
-from opgrad.contract import FLOATS, GRAPH_FAMILIES, Operator, Shape, graph_operators, operators
+from opgrad.contract import FLOATS, Operator, Shape, graph_operators, operators
 
 DTYPES = ("float32", "bfloat16", "float16")
 PLAIN, TYPES, POST_OPS, BROADCAST, ATTRIBUTES, GRADIENTS, PLANS, GRAPH = GROUPS = (
@@ -169,14 +169,15 @@ def select(
 
     Raises ValueError for a name that is not known.
     """
-    declared = {**operators(), **(graph_operators() if workloads is WORKLOADS else {})}
+    graphs = graph_operators() if workloads is WORKLOADS else {}
+    declared = {**operators(), **graphs}
     _check("operator", ops, declared)
     _check("dtype", dtypes, FLOATS)
     _check("group", groups, GROUPS)
     plain = not groups or PLAIN in groups
     cells = []
     for op in [declared[name] for name in ops or declared]:
-        if op.family in GRAPH_FAMILIES:
+        if op.name in graphs:
             asked = not shapes and (not groups or GRAPH in groups)
             cells += [Cell(op, EXAMPLE, dtype) for dtype in _taken(op, dtypes or DTYPES, quick) if asked]
             continue

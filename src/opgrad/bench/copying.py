@@ -5,12 +5,12 @@ from functools import lru_cache
 import numpy as np
 
 from opgrad.contract import DTYPES
+from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.elements import elementwise, program
 from opgrad.cpu.runtime.execute import execute, threads_for, words
-from opgrad.problem import Operand, Problem
-from opgrad.sample import aligned
+from opgrad.testing.arguments import aligned
 
 MOST_COPIED = 1 << 28  # bytes moved: beyond the cache, more of them are not slower
 

@@ -7,15 +7,16 @@ from functools import partial
 import numpy as np
 
 import opgrad
-from opgrad.accuracy import error_in_ulp, reference
 from opgrad.arrays import form, spec_of
 from opgrad.bench import case as plain
 from opgrad.bench.cells import PLANS, Cell
 from opgrad.bench.forms import FORMS, leading
 from opgrad.bench.measure import CALL, KERNEL
 from opgrad.contract import DTYPES, Array
-from opgrad.plans import Plan, plan, prepare
-from opgrad.sample import Numpy, aligned, arguments
+from opgrad.contract.signature import prepare
+from opgrad.cpu.runtime.plan import Plan, plan
+from opgrad.testing.accuracy import error_in_ulp, reference
+from opgrad.testing.arguments import Numpy, aligned, arguments
 
 
 class FormCase(plain.Case):

@@ -9,8 +9,8 @@ import numpy as np
 
 from opgrad import post_ops
 from opgrad.contract import Shape
-from opgrad.dropout_attribute import Dropout
-from opgrad.sample import Numpy
+from opgrad.fused.dropout import Dropout
+from opgrad.testing.arguments import Numpy
 
 Attributes = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""The arrays of a cell that measures an operator of training graphs: the large example of opgrad.examples."""
+"""The arrays of a cell that measures an operator of training graphs: the large example of opgrad.testing.examples."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 import opgrad
-from opgrad.accuracy import error_in_ulp
 from opgrad.arrays import as_given, form, spec_of
 from opgrad.bench.cells import Cell
 from opgrad.contract import FLOATS, Array
-from opgrad.examples import examples, expected
-from opgrad.plans import prepare
-from opgrad.sample import aligned
+from opgrad.contract.signature import prepare
+from opgrad.testing.accuracy import error_in_ulp
+from opgrad.testing.arguments import aligned
+from opgrad.testing.examples import examples, expected
 
 Value = Any
 IN_PLACE = "optimizer"  # the family whose calls write over their arguments

@@ -1,9 +1,9 @@
 """Small operators of training graphs, element by element."""
 
+from opgrad.contract.problem import Problem
 from opgrad.cpu.loops.elements import elementwise, program, scaling
 from opgrad.cpu.loops.map import times
 from opgrad.cpu.runtime.execute import Program
-from opgrad.problem import Problem
 
 SUM, VALUE = elementwise(lambda buffer, value, alpha: buffer + value), elementwise(lambda value, alpha: value)
 TIMES, DIVIDED = scaling(times), scaling(lambda x, factor: x / factor)

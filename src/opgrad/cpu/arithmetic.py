@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from opgrad.contract import Shape
+from opgrad.contract.problem import Problem
+from opgrad.contract.shapes import broadcast_axes, reduced_axes
 from opgrad.cpu.accumulate import SUM, VALUE
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import copy_bytes, load_word
@@ -19,8 +21,6 @@ from opgrad.cpu.loops.reduction import grouped, sum_steps
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
-from opgrad.problem import Problem
-from opgrad.shapes import broadcast_axes, reduced_axes
 
 
 def reduce_sum_training(problem: Problem) -> Program:

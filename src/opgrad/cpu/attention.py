@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from opgrad.contract import Shape, Spec
+from opgrad.contract.layout import contiguous
+from opgrad.contract.problem import Problem
 from opgrad.cpu.fused import post_ops
 from opgrad.cpu.fused import program as fused
 from opgrad.cpu.runtime.execute import Program
 from opgrad.cpu.softmax import SOFTMAX_GRAD_IN_PLACE, SOFTMAX_IN_PLACE
-from opgrad.layout import contiguous
-from opgrad.problem import Problem
 from opgrad.random import kept_scale
 
 ORDER = (0, 1, 2)

@@ -4,6 +4,7 @@ import math
 from typing import Final
 
 from opgrad.contract import DTYPES
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
@@ -13,7 +14,6 @@ from opgrad.cpu.loops.map import mapped, write_same
 from opgrad.cpu.numerics.philox import keep_run
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, shared_out
-from opgrad.problem import Problem
 from opgrad.random import keep_threshold, kept_scale
 
 BLOCK: Final = 1 << 12  # elements whose mask is still in the first-level cache when it is read again

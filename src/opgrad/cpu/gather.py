@@ -9,6 +9,8 @@ import math
 from typing import Any, Final, NamedTuple
 
 from opgrad.contract import DTYPES
+from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.ranges import wrong_index
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import copy_bytes, load_i32, load_word, store_i32, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel, vector_lanes
@@ -20,8 +22,6 @@ from opgrad.cpu.loops.map import put, write_same
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
-from opgrad.problem import Operand, Problem
-from opgrad.ranges import wrong_index
 
 INDICES_PER_PART = 1 << 13
 SORTING_PARTS: Final = 8  # at most, since each needs a count for every slice of dx

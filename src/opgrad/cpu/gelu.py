@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from opgrad.contract import DTYPES
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
@@ -12,7 +13,6 @@ from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics import eltwise, eltwise_grad
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, shared_out
-from opgrad.problem import Problem
 
 
 @operator("y", "x")

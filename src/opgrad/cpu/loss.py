@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from opgrad.contract import DTYPES
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import inline, kernel
@@ -20,7 +21,6 @@ from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
-from opgrad.problem import Problem
 
 
 def _samples(problem: Problem, name: str) -> tuple[int, int]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, store_word
 from opgrad.cpu.compiler.native import inline, kernel
@@ -20,7 +21,6 @@ from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
-from opgrad.problem import Operand, Problem
 
 # What a step multiplies with, as float64 numbers in memory: the learning rate with AdamW's bias correction, epsilon,
 # the factors of p around the step in which its decay lies, the factor of the gradients (written if it is not 1).

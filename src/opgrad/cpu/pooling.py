@@ -10,6 +10,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from opgrad.contract import Array
+from opgrad.contract.problem import Problem
+from opgrad.contract.ranges import wrong_maximum
+from opgrad.contract.windows import MOST_AXES, Axis, average_pool_axes
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, load_word, store_word
 from opgrad.cpu.compiler.native import inline, kernel
@@ -22,9 +25,6 @@ from opgrad.cpu.loops.map import mapped, write_same
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
-from opgrad.problem import Problem
-from opgrad.ranges import wrong_maximum
-from opgrad.windows import MOST_AXES, Axis, average_pool_axes
 
 ONE_WINDOW: Final = Axis(1, 1, 1)
 

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import copy_bytes, load_word, store_u8, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
@@ -18,7 +19,6 @@ from opgrad.cpu.loops.map import write_times
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
-from opgrad.problem import Problem
 
 COPY_BYTES: Final = 1 << 16  # bytes that are copied in one go
 INFINITY: Final = float("inf")

@@ -3,10 +3,10 @@
 import triton
 import triton.language as tl
 
+from opgrad.contract.problem import Problem
 from opgrad.cuda import elements
 from opgrad.cuda.execute import Program
 from opgrad.cuda.numbers import divide
-from opgrad.problem import Problem
 
 
 @triton.jit

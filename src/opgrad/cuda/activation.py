@@ -7,10 +7,10 @@ lets exp2 and rsqrt flush denormals; the formulas keep their arguments and resul
 import triton
 import triton.language as tl
 
+from opgrad.contract.problem import Problem
 from opgrad.cuda import elements
 from opgrad.cuda.execute import Program
 from opgrad.cuda.functions import hyperbolic_tangent, logistic
-from opgrad.problem import Problem
 
 # --- the formulas --------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from opgrad.contract.problem import Problem
 from opgrad.cuda.execute import Launch, Program
 from opgrad.cuda.numbers import MINUS_INFINITY, divide, exp
 from opgrad.cuda.places import FORMAT, Places, place_of, place_of_rows, read, rows_of, tile, write
@@ -22,8 +23,7 @@ from opgrad.cuda.post_ops import operand_slope, slope, value
 from opgrad.cuda.random import word_of, words_of_neighbours
 from opgrad.cuda.regimes import choose, power_of_2
 from opgrad.cuda.rows import fold, no_rows, shift_for, tiles
-from opgrad.primitive import STATE, Applied, gradient_name
-from opgrad.problem import Problem
+from opgrad.fused.primitive import STATE, Applied, gradient_name
 from opgrad.random import keep_threshold
 
 # The slots of operands: those of both directions, those of one, then those of the post-ops.

@@ -9,6 +9,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.ranges import wrong_label
 from opgrad.cuda.execute import Launch, Program, Scratch, Space
 from opgrad.cuda.labels import add_up, checks, read_labels, sum_blocks, sum_sums, sum_weights, weights_of
 from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, only_if
@@ -30,8 +32,6 @@ from opgrad.cuda.rows import (
     tiles,
     write,
 )
-from opgrad.problem import Operand, Problem
-from opgrad.ranges import wrong_label
 
 SUMMED = 4096  # losses or weights that one program adds up
 WARPS = 8  # of such a program

@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 
 from opgrad.contract import DTYPES
+from opgrad.contract.problem import Operand, Problem
 from opgrad.cuda import ALIGNMENT
 from opgrad.cuda.execute import Launch, Program
 from opgrad.cuda.numbers import narrow, widen
-from opgrad.problem import Operand, Problem
 
 WARPS = 4
 VECTORS = 2 * 32 * WARPS  # of a program: two accesses in flight for each thread and operand

@@ -11,9 +11,9 @@ from typing import Any
 
 import triton
 
+from opgrad.contract.problem import Operand
+from opgrad.contract.ranges import Explain
 from opgrad.cuda import ALIGNMENT
-from opgrad.problem import Operand
-from opgrad.ranges import Explain
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ import triton
 import triton.language as tl
 
 from opgrad.contract import DTYPES
+from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.ranges import wrong_index
 from opgrad.cuda.chunks import chunked, chunks_inside, length_of
 from opgrad.cuda.execute import Launch, Program, Space
 from opgrad.cuda.labels import checks
@@ -30,8 +32,6 @@ from opgrad.cuda.numbers import narrow, widen
 from opgrad.cuda.regimes import power_of_2
 from opgrad.cuda.slices import Sizes, sizes_of, slices_of, tile, vectors
 from opgrad.cuda.sort import slice_of, sort
-from opgrad.problem import Operand, Problem
-from opgrad.ranges import wrong_index
 
 COPIED = 8192  # bytes of a program that copies: 64 for each thread
 SINGLES = 2048  # elements of one that copies them one by one: 16 for each thread, as each needs an address

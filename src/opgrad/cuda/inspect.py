@@ -17,8 +17,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
+from opgrad.contract.problem import Operand
 from opgrad.cuda.execute import Launch, Program, Scratch, addressed
-from opgrad.problem import Operand
 
 WARP_SIZE = 32
 BASE = 1 << 12  # an address that stands for aligned memory; it is never used
@@ -55,8 +55,8 @@ def compiled(program: Program, addresses_aligned: bool = True, arch: int = 90) -
 
         import numpy as np
         from opgrad.contract import Spec, operators
+        from opgrad.contract.signature import prepare
         from opgrad.cuda.inspect import compiled
-        from opgrad.plans import prepare
 
         op = operators()["softmax_grad"]
         array = Spec((4096, 1024), np.dtype("float32"))

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 import triton
 import triton.language as tl
 
-from opgrad import layout
-from opgrad.contract import Spec
+from opgrad.contract import Spec, layout
+from opgrad.contract.problem import Operand, Problem
 from opgrad.cuda import numbers as formats
 from opgrad.cuda.numbers import decoded, encoded
 from opgrad.cuda.regimes import WIDE
 from opgrad.cuda.rows import columns_from, samples_of
-from opgrad.problem import Operand, Problem
 
 # An operand's place: its format, then where its loops are among the numbers, and how many.
 FORMAT: tl.constexpr = tl.constexpr(0)

@@ -21,9 +21,9 @@ from functools import cache
 from importlib.metadata import version
 
 from opgrad.contract import DTYPES
+from opgrad.contract.problem import Operand, Problem
 from opgrad.cuda import ALIGNMENT
 from opgrad.cuda.execute import device
-from opgrad.problem import Operand, Problem
 
 WIDE = 1 << 31  # offsets from here on need 64 bits
 ALIGNED = 16  # elements: multiples of them are what Triton knows of sizes and strides

@@ -11,10 +11,10 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from opgrad.contract.problem import Operand, Problem
 from opgrad.cuda.execute import Launch, Space
 from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, widen
 from opgrad.cuda.regimes import Regime, power_of_2, vectors, wide
-from opgrad.problem import Operand, Problem
 
 
 @triton.jit

@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 
 from opgrad.contract import DTYPES
+from opgrad.contract.problem import Problem
 from opgrad.cuda import ALIGNMENT
 from opgrad.cuda.execute import Launch, device
 from opgrad.cuda.regimes import power_of_2
-from opgrad.problem import Problem
 
 SLICES = 512  # of a tile: for more, where they lie would need too many registers
 LEAST = 512  # elements of a tile that is not divided further

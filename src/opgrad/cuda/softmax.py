@@ -9,6 +9,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from opgrad.contract.problem import Problem
 from opgrad.cuda import blocks
 from opgrad.cuda.execute import Launch, Program, Space
 from opgrad.cuda.numbers import MINUS_INFINITY, exp, only_if
@@ -31,7 +32,6 @@ from opgrad.cuda.rows import (
     tiles,
     write,
 )
-from opgrad.problem import Problem
 
 
 @triton.jit

@@ -9,8 +9,8 @@ from onnx import TensorProto, helper
 
 from opgrad.gradients import shaping
 from opgrad.gradients.body import GraphBody, Sizes
+from opgrad.gradients.errors import NoGradient
 from opgrad.gradients.forward import FLOATS, Forward
-from opgrad.gradients.registry import NoGradient
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
 

@@ -2,21 +2,16 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from opgrad.gradients.errors import NoGradient as NoGradient
+from opgrad.gradients.node import Node
 from opgrad.onnxruntime.bodies.build import Value
 
-if TYPE_CHECKING:
-    from opgrad.gradients.node import Node
-
-Gradients: TypeAlias = "Value | Sequence[Value | None] | None"
-Rule: TypeAlias = "Callable[[Node], Gradients]"
+Gradients: TypeAlias = Value | Sequence[Value | None] | None
+Rule: TypeAlias = Callable[[Node], Gradients]
 
 ALL_INPUTS = range(2**31)
-
-
-class NoGradient(NotImplementedError):
-    """This node has no gradient; the text says why, and what helps."""
 
 
 @dataclass(frozen=True)

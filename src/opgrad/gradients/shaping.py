@@ -6,7 +6,7 @@ Shapes that the graph tells become constants. One size of several may be unknown
 from collections.abc import Sequence
 
 from opgrad.gradients.body import Sizes
-from opgrad.gradients.registry import NoGradient
+from opgrad.gradients.errors import NoGradient
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
 

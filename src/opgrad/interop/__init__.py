@@ -5,18 +5,20 @@ its arrays turns up, so that the user has imported it long before.
 """
 
 import importlib
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
-from opgrad.contract import GRAPH_FAMILIES, Operator, Shape, Spec
+from opgrad.contract import Operator, Spec
 from opgrad.locks import settling
 
 LIBRARIES = {"torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}  # package of a type: module here
 
 
 class Library(Protocol):
-    """What this package knows of an array library."""
+    """What this package knows of an array library.
+
+    It is one of `opgrad.contract.libraries.Arrays`, too, unless, as JAX, it lends the arrays of a call to another.
+    """
 
     NAME: str  # one of its arrays, as messages write it: "PyTorch tensor"
 
@@ -26,27 +28,6 @@ class Library(Protocol):
         `check_owners` tells whether all of them are. A library calls it where it settles a new signature, so
         that warm calls need not.
         """
-
-
-class Arrays(Protocol):
-    """What `opgrad.primitive` needs of a library to put the arrays of a general call together.
-
-    A library has these too, unless, as JAX, it lends the arrays of a call to another one first.
-    """
-
-    def spec(self, array: Any) -> Spec:
-        """The shape and the dtype of an array, or of what NumPy takes for one."""
-
-    def broadcast(self, array: Any, shape: Shape, like: Any) -> Any:
-        """A view of an array, or a number as an array beside `like`, in this shape; what is neither as it is.
-
-        Raises ValueError if the array has another shape."""
-
-    def state(self, seed: int, offset: int, like: Any) -> Any:
-        """The two as int64 beside `like`, without waiting for its device."""
-
-    def total(self, array: Any, axes: tuple[int, ...], shape: Shape, dtype: str) -> Any:
-        """The sum over these axes (none: the array), in float64, rounded to this dtype and in this shape."""
 
 
 class Memory(Protocol):
@@ -99,12 +80,6 @@ def library_of(kind: type) -> Library | None:
     return known[kind]
 
 
-def is_masked(value: Any) -> bool:
-    """Whether a value is a masked array: NumPy imports np.ma for whoever asks for it first, which is not us."""
-    kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
-    return kind is not None and isinstance(value, kind)
-
-
 def _only_lends(kind: type) -> bool:
     """Whether a type has DLPack and none of the ways by which NumPy makes arrays of objects."""
     if issubclass(kind, memoryview | bytes | bytearray) or not hasattr(kind, "__dlpack__"):
@@ -146,7 +121,7 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
     Raises TypeError if they belong to several, NotImplementedError for an operator that only NumPy's arrays have,
     besides what the operator raises.
     """
-    if op.family in GRAPH_FAMILIES:
+    if "torch" not in op.support.front_ends:
         return _run_graph_operator(op, given)
     for name in op.inputs:
         library = known.get(type(given.get(name)))

@@ -4,17 +4,17 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import cupy
 import numpy as np
 
 from opgrad import arrays, interop
 from opgrad.contract import DTYPES, FLOAT8, Operator, Shape, Spec, normalise
+from opgrad.contract.layout import contiguous, memory_order
+from opgrad.contract.libraries import HOST, NUMBERS, Arrays
 from opgrad.cuda import ALIGNMENT
 from opgrad.interop.device import Runners
-from opgrad.layout import contiguous, memory_order
-from opgrad.primitive import NUMBERS, Host
 
 NAME = "CuPy array"
 NARROW = ("bfloat16", *FLOAT8)  # what not every release of CuPy has
@@ -42,8 +42,14 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
 def _run_here(op: Operator, given: Mapping[str, Any]) -> Any:
     """Run on the current device."""
     if isinstance(given.get(op.arrays[0]), cupy.ndarray):
-        op, given = arrays.form(op, dict(given))
+        op, given = arrays.form(op, dict(given), cast(Arrays, _library()))
     return _runners.run(op, given)
+
+
+def _library() -> interop.Library:
+    found = interop.library_of(cupy.ndarray)
+    assert found is not None
+    return found
 
 
 # --- what a signature must be ---------------------------------------------------------------------------------------
@@ -51,9 +57,7 @@ def _run_here(op: Operator, given: Mapping[str, Any]) -> Any:
 
 def _settle(op: Operator, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments as they are. Raises unless all arrays lie on one device that Triton reaches."""
-    library = interop.library_of(cupy.ndarray)
-    assert library is not None
-    interop.check_owners(op, given, library)
+    interop.check_owners(op, given, _library())
     found = interop.arrays_of(op, given)
     for name, array in found.items():
         # An array that is distributed over devices has no address.
@@ -118,12 +122,17 @@ def _check_driver(op: Operator) -> None:
         )
 
 
-# --- what general calls are put together from: `interop.Arrays` ------------------------------------------------------
+# --- what general calls are put together from: `contract.libraries.Arrays` -------------------------------------------
+
+
+def owns(value: Any) -> bool:
+    """Whether a value belongs to CuPy."""
+    return interop.library_of(type(value)) is _library()
 
 
 def spec(array: Any) -> Spec:
     """The shape and the dtype of a CuPy array, or of what NumPy takes for one."""
-    return Spec(array.shape, array.dtype) if isinstance(array, cupy.ndarray) else Host.spec(array)
+    return Spec(array.shape, array.dtype) if isinstance(array, cupy.ndarray) else HOST.spec(array)
 
 
 def broadcast(array: Any, shape: Shape, like: Any) -> Any:

@@ -12,11 +12,11 @@ import numpy as np
 
 from opgrad.arrays import check_overlap, one_or_tuple
 from opgrad.contract import Operator, Spec
+from opgrad.contract.plain import is_plain, plain
+from opgrad.contract.problem import Pair
+from opgrad.contract.signature import Prepared, pairs, prepare
 from opgrad.interop import Memory
 from opgrad.locks import settling
-from opgrad.plain import is_plain, plain
-from opgrad.plans import Prepared, pairs, prepare
-from opgrad.problem import Pair
 
 PLANS = 1024  # signatures kept for each library; the oldest goes first
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from opgrad.arrays import Execution, check_overlap, one_or_tuple
 from opgrad.contract import Operator
+from opgrad.cpu.runtime.plan import plan
 from opgrad.interop import Memory
 from opgrad.interop.device import Signature, as_tuple, extent, pack, unpack
-from opgrad.plans import plan
 
 
 class HostPlan(Execution):

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto, TypeProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model, uses_external_data
 
-from opgrad.onnxruntime import InferenceSession, register
+from opgrad.onnxruntime.sessions import InferenceSession, register
 
 ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 

@@ -1,0 +1,8 @@
+"""The declarations: one file a family. An operator is a NumPy function, whose body is the float64 reference."""
+
+# In the order of the documentation.
+FAMILIES = (
+    *("softmax", "cross_entropy", "activation", "gather", "accumulate"),
+    *("gelu", "dropout", "attention", "loss", "arithmetic", "normalization"),
+    *("convolution", "pooling", "scatter", "several", "optimizer"),
+)

@@ -4,8 +4,9 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import BYTES, FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
-from opgrad.shapes import broadcast_axes, broadcast_shape, reduced_axes
+from opgrad.contract import BYTES, FLOATS, IN_GRAPHS, INTEGERS, OnnxName, Tensor, operator
+from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
+from opgrad.contract.shapes import broadcast_axes, broadcast_shape, reduced_axes
 
 INT64 = ("int64",)
 
@@ -23,7 +24,7 @@ def _sum_shape(shapes: Shapes, attributes: Attributes) -> Shape:
 
 @operator(
     "y = sum(x) over axes",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "y": Tensor(
             FLOATS + INTEGERS, _sum_shape, "the shape of x without the axes of the sum", dtype_of="x", role="alone"
@@ -88,7 +89,7 @@ def sum_to(x: Array, shape: Shape) -> Array:
 
 @operator(
     "da = dy / b, db = -dy * a / b**2, summed over what was broadcast",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "da": Tensor(FLOATS, lambda shapes, _: shapes["a"], "the shape of a", dtype_of="a", role="alone"),
         "db": Tensor(FLOATS, lambda shapes, _: shapes["b"], "the shape of b", dtype_of="a", role="alone"),
@@ -124,7 +125,7 @@ def div_grad(
 
 @operator(
     "the axes along which a or b was broadcast",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "a_axes": Tensor(INT64, lambda _, of: (len(broadcast_axes(of["a_shape"], of["b_shape"])[0]),), role="alone"),
         "b_axes": Tensor(INT64, lambda _, of: (len(broadcast_axes(of["a_shape"], of["b_shape"])[1]),), role="alone"),
@@ -162,6 +163,7 @@ def broadcast_gradient_args(
 @operator(
     "y = 0",
     kind="elements",
+    support=IN_GRAPHS,
     results={"y": Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x")},
     in_place={"y": ("x",)},
     onnx=(OnnxName("ZeroGradient", ("x", "unused"), ("y",), types={"x": "T"}),),
@@ -193,6 +195,7 @@ BUFFER = Tensor(FLOATS, lambda shapes, _: shapes["buffer"], "the shape of buffer
 @operator(
     "sum = buffer + value if update else buffer",
     kind="elements",
+    support=IN_GRAPHS,
     results={"sum": BUFFER},
     in_place={"sum": ("buffer", "value")},
     onnx=(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
+from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, Axis, OnnxName, Shape, Shapes, Tensor, operator
 from opgrad.ops.dropout import ratio_checked
 from opgrad.random import kept_scale
 
@@ -43,7 +43,7 @@ def _rows(array: Array, axis: int) -> Array:
 
 @operator(
     "y = softmax(x + bias)",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"y": Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x", role="alone")},
     in_place={"y": ("x",)},
     onnx=(
@@ -57,7 +57,7 @@ def _rows(array: Array, axis: int) -> Array:
     ),
 )
 def bias_softmax(
-    x: X, bias: Bias, axis: int = -1, is_inner_broadcast: bool = False, *, out: Array | None = None
+    x: X, bias: Bias, axis: Axis = -1, is_inner_broadcast: bool = False, *, out: Array | None = None
 ) -> Array:
     """Softmax of the sum of scores and a bias, or an additive mask, that repeats.
 
@@ -86,7 +86,7 @@ def bias_softmax(
 
 @operator(
     "dx = y * (g - sum(y * g)), g = where(mask, dy / (1 - ratio), 0)",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "dx": Tensor(
             FLOATS, ratio_checked("softmax_dropout_grad", "dy"), "the shape of dy", dtype_of="dy", role="alone"
@@ -104,7 +104,7 @@ def bias_softmax(
     ),
 )
 def softmax_dropout_grad(
-    dy: X, mask: Mask, y: Saved, ratio: float = 0.5, axis: int = -1, *, out: Array | None = None
+    dy: X, mask: Mask, y: Saved, ratio: float = 0.5, axis: Axis = -1, *, out: Array | None = None
 ) -> Array:
     """Gradient of dropout(softmax(x)).
 

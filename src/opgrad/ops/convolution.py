@@ -3,12 +3,13 @@
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import FLOATS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, choosing, operator
-from opgrad.windows import MOST_AXES, axes, convolution_axes
+from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, choosing, operator
+from opgrad.contract.windows import MOST_AXES, Axis, axes, convolution_axes
 
 RANKS = range(3, 3 + MOST_AXES)
 NAME = "conv_grad"
@@ -38,9 +39,31 @@ Weights = Annotated[
 ]
 
 
+def _gradients(dy: Array, x: Array, w: Array, along: Sequence[Axis], group: int) -> tuple[Array, Array]:
+    """dx and dw: for each element of a window, one sum over the channels and one over the windows."""
+    batch, counts, sizes = len(x), [axis.count for axis in along], [axis.begin + axis.size + axis.end for axis in along]
+    gradient = dy.reshape(batch, group, len(w) // group, *counts)
+    filters = w.reshape(group, len(w) // group, *w.shape[1:])
+    padded = np.pad(x, [(0, 0), (0, 0), *((axis.begin, axis.end) for axis in along)])
+    padded = padded.reshape(batch, group, w.shape[1], *sizes)
+
+    def flat(array: Array) -> Array:
+        return array.reshape(*array.shape[:3], math.prod(counts))
+
+    dpadded, dfilters = np.zeros_like(padded), np.zeros_like(filters)
+    for k in itertools.product(*map(range, w.shape[2:])):
+        starts = [(i * axis.dilation, axis.stride, axis.count) for i, axis in zip(k, along, strict=True)]
+        here: Any = (..., *(slice(start, start + stride * count, stride) for start, stride, count in starts))
+        at: Any = (..., *k)
+        dpadded[here] += np.einsum("gmc,ngm...->ngc...", filters[at], gradient)
+        dfilters[at] = np.einsum("ngmo,ngco->gmc", flat(gradient), flat(padded[here]))
+    inside: Any = (..., *(slice(axis.begin, axis.begin + axis.size) for axis in along))
+    return dpadded.reshape(batch, x.shape[1], *sizes)[inside], dfilters.reshape(w.shape)
+
+
 @operator(
     "dx[i] = sum of w[k] * dy[o], dw[k] = sum of x[i] * dy[o] where window o has i as element k, db = sum of dy",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "dx": Alone(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="dy"),
         "dw": Alone(FLOATS, lambda shapes, _: shapes["w"], "the shape of w", dtype_of="dy"),
@@ -90,25 +113,7 @@ def conv_grad(
     Formula: dx[n, c, i] = sum of w[m, c, k] * dy[n, m, o], dw[m, c, k] = sum of x[n, c, i] * dy[n, m, o] over all
     windows o that have i as element k, db[m] = sum of dy[n, m, o]. Source: com.microsoft ConvGrad.
     """
-    along = axes(NAME, x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad)
-    batch, counts, sizes = len(x), [axis.count for axis in along], [axis.begin + axis.size + axis.end for axis in along]
-    gradient = dy.reshape(batch, group, len(w) // group, *counts)
-    filters = w.reshape(group, len(w) // group, *w.shape[1:])
-    padded = np.pad(x, [(0, 0), (0, 0), *((axis.begin, axis.end) for axis in along)])
-    padded = padded.reshape(batch, group, w.shape[1], *sizes)
-
-    def flat(array: Array) -> Array:
-        return array.reshape(*array.shape[:3], math.prod(counts))
-
-    dpadded, dfilters = np.zeros_like(padded), np.zeros_like(filters)
-    for k in itertools.product(*map(range, w.shape[2:])):
-        starts = [(i * axis.dilation, axis.stride, axis.count) for i, axis in zip(k, along, strict=True)]
-        here: Any = (..., *(slice(start, start + stride * count, stride) for start, stride, count in starts))
-        at: Any = (..., *k)
-        dpadded[here] += np.einsum("gmc,ngm...->ngc...", filters[at], gradient)
-        dfilters[at] = np.einsum("ngmo,ngco->gmc", flat(gradient), flat(padded[here]))
-    inside: Any = (..., *(slice(axis.begin, axis.begin + axis.size) for axis in along))
-    dx = dpadded.reshape(batch, x.shape[1], *sizes)[inside]
-    results = {"dx": dx, "dw": dfilters.reshape(w.shape), "db": dy.sum((0, *range(2, dy.ndim)))}
+    dx, dw = _gradients(dy, x, w, axes(NAME, x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad), group)
+    results = {"dx": dx, "dw": dw, "db": dy.sum((0, *range(2, dy.ndim)))}
     found = tuple(results[name] for name in needs or results)
     return found if len(found) > 1 else found[0]

@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator, reference
+from opgrad.contract import FLOATS, INTEGERS, FloatDtypes, OnnxName, Reduction, Tensor, operator, reference
+from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
 
 
 def _label_shape(logits: Shape) -> Shape:
@@ -86,16 +87,10 @@ def _reduce(loss: Array, weights: Array, reduction: str) -> Any:
     ),
 )
 def softmax_cross_entropy_loss(
-    logits: Logits,
-    labels: Labels,
-    weight: Weight | None = None,
-    *,
-    ignore_index: int | None = None,
-    reduction: str = "mean",
-    out_dtype: Any = None,
-    check: bool = False,
-    out: tuple[Array, Array] | None = None,
-) -> tuple[Array, Array]:
+    logits: Logits, labels: Labels, weight: Weight | None = None,
+    *, ignore_index: int | None = None, reduction: Reduction = "mean", out_dtype: FloatDtypes = None,
+    check: bool = False, out: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
     """Cross-entropy between softmax(logits) over axis 1 and integer labels.
 
     logits: shape (N, C) or (N, C, D1, …, Dk); float32, float64, float16 or bfloat16.
@@ -132,16 +127,10 @@ def softmax_cross_entropy_loss(
     results={"loss": LOSS},
 )
 def softmax_cross_entropy_loss_only(
-    logits: Logits,
-    labels: Labels,
-    weight: Weight | None = None,
-    *,
-    ignore_index: int | None = None,
-    reduction: str = "mean",
-    out_dtype: Any = None,
-    check: bool = False,
-    out: Array | None = None,
-) -> Array:
+    logits: Logits, labels: Labels, weight: Weight | None = None,
+    *, ignore_index: int | None = None, reduction: Reduction = "mean", out_dtype: FloatDtypes = None,
+    check: bool = False, out: Array | None = None,
+) -> Array:  # fmt: skip
     """The loss alone, for evaluation: the logits are read from memory once, and nothing of their size is written.
 
     The arguments are those of softmax_cross_entropy_loss.
@@ -177,18 +166,10 @@ def softmax_cross_entropy_loss_only(
     ),
 )
 def softmax_cross_entropy_loss_grad(
-    dy: LossGrad,
-    log_prob: Logits,
-    labels: Labels,
-    weight: Weight | None = None,
-    bias: Bias | None = None,
-    *,
-    ignore_index: int | None = None,
-    reduction: str = "mean",
-    out_dtype: Any = None,
-    check: bool = False,
-    out: Array | None = None,
-) -> Array:
+    dy: LossGrad, log_prob: Logits, labels: Labels, weight: Weight | None = None, bias: Bias | None = None,
+    *, ignore_index: int | None = None, reduction: Reduction = "mean", out_dtype: FloatDtypes = None,
+    check: bool = False, out: Array | None = None,
+) -> Array:  # fmt: skip
     """Gradient of softmax_cross_entropy_loss with respect to logits.
 
     dy: gradient with respect to loss: shape labels.shape for reduction "none", else () or (1,).
@@ -228,16 +209,10 @@ def softmax_cross_entropy_loss_grad(
     in_place={"dlogits": ("logits",)},
 )
 def softmax_cross_entropy_loss_and_grad(
-    logits: Logits,
-    labels: Labels,
-    weight: Weight | None = None,
-    *,
-    ignore_index: int | None = None,
-    reduction: str = "mean",
-    out_dtype: Any = None,
-    check: bool = False,
-    out: tuple[Array, Array] | None = None,
-) -> tuple[Array, Array]:
+    logits: Logits, labels: Labels, weight: Weight | None = None,
+    *, ignore_index: int | None = None, reduction: Reduction = "mean", out_dtype: FloatDtypes = None,
+    check: bool = False, out: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
     """The loss and its gradient for dy = 1, in one pass over the logits.
 
     The arguments are those of softmax_cross_entropy_loss. The logits are read from memory once, the gradient

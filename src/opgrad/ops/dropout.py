@@ -5,7 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
+from opgrad.contract import FLOATS, IN_GRAPHS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
 from opgrad.random import keep_mask, kept_scale
 
 
@@ -33,7 +33,7 @@ Mask = Annotated[Array, Tensor(("bool",), lambda shapes, _: shapes["dy"], "the s
 
 @operator(
     "y = where(mask, x / (1 - ratio), 0)",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "y": Tensor(FLOATS, ratio_checked("dropout", "x"), "the shape of x", dtype_of="x", role="alone"),
         "mask": Tensor(("bool",), lambda shapes, _: shapes["x"], "the shape of x", role="alone"),
@@ -72,6 +72,7 @@ def dropout(
     "dx = where(mask, dy / (1 - ratio), 0)",
     forward="dropout",
     kind="elements",
+    support=IN_GRAPHS,
     results={"dx": Tensor(FLOATS, ratio_checked("dropout_grad", "dy"), "the shape of dy", dtype_of="dy")},
     in_place={"dx": ("dy",)},
     onnx=(

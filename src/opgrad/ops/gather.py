@@ -1,10 +1,10 @@
 """Rows picked by index, and the gradient that adds them up again."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
+from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, Axis, OnnxName, Shape, Shapes, Sizes, Tensor, operator
 
 
 def _gathered(shape: Shape, shapes: Shapes, attributes: Attributes) -> Shape:
@@ -36,7 +36,7 @@ Gathered = Annotated[
         )
     },
 )
-def gather(x: X, indices: Indices, axis: int = 0, *, check: bool = False, out: Array | None = None) -> Array:
+def gather(x: X, indices: Indices, axis: Axis = 0, *, check: bool = False, out: Array | None = None) -> Array:
     """The slices of x along one axis that indices name.
 
     x: any shape of at least one dimension; float32, float64, float16 or bfloat16.
@@ -63,10 +63,10 @@ def gather(x: X, indices: Indices, axis: int = 0, *, check: bool = False, out: A
     onnx=(OnnxName("GatherGrad", ("shape", "indices", "dy"), ("dx",), {"axis": 0}),),
 )
 def gather_grad(
-    shape: Any,
+    shape: Sizes,
     indices: Indices,
     dy: Gathered,
-    axis: int = 0,
+    axis: Axis = 0,
     *,
     check: bool = False,
     out: Array | None = None,

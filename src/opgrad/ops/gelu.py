@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from opgrad.contract import FLOATS, Array, OnnxName, Tensor, operator
+from opgrad.contract import FLOATS, IN_GRAPHS, Array, OnnxName, Tensor, operator
 from opgrad.post_ops import SLOPES, VALUES
 
 X = Annotated[Array, Tensor(FLOATS)]
@@ -22,7 +22,13 @@ Bias = Annotated[
 WHOLE_LIKE_DY = Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy", role="alone")
 
 
-@operator("y = x / 2 * (1 + erf(x / sqrt(2)))", kind="elements", results={"y": LIKE_X}, in_place={"y": ("x",)})
+@operator(
+    "y = x / 2 * (1 + erf(x / sqrt(2)))",
+    kind="elements",
+    support=IN_GRAPHS,
+    results={"y": LIKE_X},
+    in_place={"y": ("x",)},
+)
 def gelu(x: X, *, out: Array | None = None) -> Array:
     """Gaussian error linear unit: x times the probability that a normally distributed number is below x.
 
@@ -40,6 +46,7 @@ def gelu(x: X, *, out: Array | None = None) -> Array:
     "dx = dy * (P + x * p), P = (1 + erf(x / sqrt(2))) / 2, p = exp(-x * x / 2) / sqrt(2 pi)",
     forward="gelu",
     kind="elements",
+    support=IN_GRAPHS,
     results={"dx": LIKE_DY},
     in_place={"dx": ("dy",)},
     onnx=(OnnxName("GeluGrad", ("dy", "x"), ("dx",)),),
@@ -62,6 +69,7 @@ def gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
 @operator(
     "y = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))",
     kind="elements",
+    support=IN_GRAPHS,
     results={"y": LIKE_X},
     in_place={"y": ("x",)},
 )
@@ -82,6 +90,7 @@ def fast_gelu(x: X, *, out: Array | None = None) -> Array:
     "dx = dy * s * (1 + 2 * x * u' * (1 - s)), s = sigmoid(2 * u), u = sqrt(2 / pi) * (x + 0.044715 * x**3)",
     forward="fast_gelu",
     kind="elements",
+    support=IN_GRAPHS,
     results={"dx": LIKE_DY},
     in_place={"dx": ("dy",)},
     onnx=(OnnxName("FastGeluGrad", ("dy", "x"), ("dx",)),),
@@ -103,7 +112,7 @@ def fast_gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
 
 @operator(
     "dx = gelu_grad(dy, x + bias)",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"dx": WHOLE_LIKE_DY},
     in_place={"dx": ("dy",)},
     onnx=(OnnxName("BiasGeluGrad_dX", ("dy", "x", "bias"), ("dx",), types={"dy": "T", "x": "T", "bias": "T"}),),
@@ -124,7 +133,7 @@ def bias_gelu_grad_dx(dy: Whole, x: WholeSaved, bias: Bias, *, out: Array | None
 
 @operator(
     "dx = fast_gelu_grad(dy, x + bias)",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"dx": WHOLE_LIKE_DY},
     in_place={"dx": ("dy",)},
     onnx=(OnnxName("BiasFastGeluGrad_dX", ("dy", "x", "bias"), ("dx",), types={"dy": "T", "x": "T", "bias": "T"}),),

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
+from opgrad.contract import FLOATS, IN_GRAPHS, INTEGERS, OnnxName, Reduction, Tensor, operator
+from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
 
 LogProb = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65), role="alone")]
 
@@ -56,7 +57,7 @@ def _reduced(losses: Array, divisor: float, reduction: str) -> Array:
 
 @operator(
     "loss = -sum(labels * log_prob), reduced; log_prob = log_softmax(logits)",
-    kind="whole",
+    support=IN_GRAPHS,
     results=LOSS,
     in_place={"log_prob": ("logits",)},
     onnx=(
@@ -70,7 +71,7 @@ def _reduced(losses: Array, divisor: float, reduction: str) -> Array:
     ),
 )
 def softmax_cross_entropy(
-    logits: LogProb, labels: Dense, *, reduction: str = "mean", out: tuple[Array, Array] | None = None
+    logits: LogProb, labels: Dense, *, reduction: Reduction = "mean", out: tuple[Array, Array] | None = None
 ) -> tuple[Array, Array]:
     """Cross-entropy between softmax(logits) over the last axis and probabilities, such as smoothed labels.
 
@@ -94,7 +95,7 @@ def softmax_cross_entropy(
 @operator(
     "dlogits = dy * (exp(log_prob) - labels) / (number of samples for mean)",
     forward="softmax_cross_entropy",
-    kind="whole",
+    support=IN_GRAPHS,
     results=SLOPE,
     in_place={"dlogits": ("log_prob", "labels")},
     onnx=(
@@ -108,7 +109,7 @@ def softmax_cross_entropy(
     ),
 )
 def softmax_cross_entropy_grad(
-    dy: LossGrad, log_prob: LogProb, labels: Dense, *, reduction: str = "mean", out: Array | None = None
+    dy: LossGrad, log_prob: LogProb, labels: Dense, *, reduction: Reduction = "mean", out: Array | None = None
 ) -> Array:
     """Gradient of softmax_cross_entropy with respect to logits, for labels of which each sample's add up to 1.
 
@@ -130,7 +131,7 @@ def softmax_cross_entropy_grad(
 
 @operator(
     "loss = -weight * log_prob[label], reduced; log_prob = log_softmax(logits)",
-    kind="whole",
+    support=IN_GRAPHS,
     results=LOSS,
     in_place={"log_prob": ("logits",)},
     onnx=(
@@ -149,7 +150,7 @@ def sparse_softmax_cross_entropy(
     labels: Sparse,
     weight: Weight | None = None,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     out: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
     """Cross-entropy between softmax(logits) over the last axis and integer labels, with a weight for each sample.
@@ -179,7 +180,7 @@ def sparse_softmax_cross_entropy(
 @operator(
     "dlogits = weight * dy * (exp(log_prob) - onehot(label)) / (sum of weights for mean)",
     forward="sparse_softmax_cross_entropy",
-    kind="whole",
+    support=IN_GRAPHS,
     results=SLOPE,
     in_place={"dlogits": ("log_prob",)},
     onnx=(
@@ -199,7 +200,7 @@ def sparse_softmax_cross_entropy_grad(
     labels: Sparse,
     weight: Weight | None = None,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     out: Array | None = None,
 ) -> Array:
     """Gradient of sparse_softmax_cross_entropy with respect to logits.

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
+from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, Axis, OnnxName, Shape, Shapes, Tensor, operator
 
 STATISTICS = ("float32", "float64")  # a result's dtype: that of x if it is one of these, else the first
 
@@ -38,6 +38,9 @@ ROW_STATISTIC = Tensor(STATISTICS, _rows, "the shape of x with 1 from axis on", 
 CHANNEL_STATISTIC = Tensor(FLOATS, _channels, "the size of axis 1 of x", dtype_of="running_mean", role="alone")
 LIKE_SCALE = Tensor(FLOATS, lambda shapes, _: shapes["scale"], "the shape of scale", dtype_of="scale", role="alone")
 
+# The dtypes of a gradient's inputs in ONNX.
+GRADIENT_TYPES = {"dy": "T", "x": "T", "scale": "T", "mean": "U", "inv_std": "U"}
+
 
 def _over(x: Array, axis: int) -> tuple[int, ...]:
     return tuple(range(axis % x.ndim, x.ndim))
@@ -54,14 +57,14 @@ def _mean(x: Array, axes: tuple[int, ...]) -> Array:
 
 @operator(
     "y = (x - mean) * inv_std * scale + bias",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"y": LIKE_X, "mean": ROW_STATISTIC, "inv_std": ROW_STATISTIC},
 )
 def layer_normalization(
     x: X,
     scale: Weight,
     bias: Weight | None = None,
-    axis: int = -1,
+    axis: Axis = -1,
     epsilon: float = 1e-5,
     *,
     out: tuple[Array, ...] | None = None,
@@ -91,7 +94,7 @@ def layer_normalization(
 @operator(
     "dx = inv_std * (g - mean(g) - n * mean(g * n)), g = dy * scale, n = (x - mean) * inv_std",
     forward="layer_normalization",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"dx": LIKE_X, "dscale": LIKE_SCALE, "dbias": LIKE_SCALE},
     onnx=(
         OnnxName(
@@ -99,7 +102,7 @@ def layer_normalization(
             ("dy", "x", "scale", "mean", "inv_std"),
             ("dx", "dscale?", "dbias?"),
             {"axis": -1},
-            types={"dy": "T", "x": "T", "scale": "T", "mean": "U", "inv_std": "U"},
+            types=GRADIENT_TYPES,
         ),
     ),
 )
@@ -109,7 +112,7 @@ def layer_normalization_grad(
     scale: Weight,
     mean: OfRow,
     inv_std: OfRow,
-    axis: int = -1,
+    axis: Axis = -1,
     *,
     out: tuple[Array, ...] | None = None,
 ) -> tuple[Array, Array, Array]:
@@ -139,13 +142,13 @@ def layer_normalization_grad(
 
 @operator(
     "y = x * inv_std * scale",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"y": LIKE_X, "inv_std": ROW_STATISTIC},
 )
 def simplified_layer_normalization(
     x: X,
     scale: Weight,
-    axis: int = -1,
+    axis: Axis = -1,
     epsilon: float = 1e-5,
     *,
     out: tuple[Array, ...] | None = None,
@@ -170,7 +173,7 @@ def simplified_layer_normalization(
 @operator(
     "dx = inv_std * (g - n * mean(g * n)), g = dy * scale, n = x * inv_std",
     forward="simplified_layer_normalization",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"dx": LIKE_X, "dscale": LIKE_SCALE},
     onnx=(
         OnnxName(
@@ -187,7 +190,7 @@ def simplified_layer_normalization_grad(
     x: Saved,
     scale: Weight,
     inv_std: OfRow,
-    axis: int = -1,
+    axis: Axis = -1,
     *,
     out: tuple[Array, ...] | None = None,
 ) -> tuple[Array, Array]:
@@ -227,7 +230,7 @@ def _by_channel(values: Array, x: Array) -> Array:
 
 @operator(
     "y = (x - mean) * inv_std * scale + bias",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "y": LIKE_X,
         "new_mean": CHANNEL_STATISTIC,
@@ -248,17 +251,9 @@ def _by_channel(values: Array, x: Array) -> Array:
     ),
 )
 def batch_norm_internal(
-    x: Image,
-    scale: OfChannel,
-    bias: OfChannel,
-    running_mean: OfChannel,
-    running_var: OfChannel,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
-    training_mode: bool = True,
-    *,
-    out: tuple[Array, ...] | None = None,
-) -> tuple[Array, Array, Array, Array, Array]:
+    x: Image, scale: OfChannel, bias: OfChannel, running_mean: OfChannel, running_var: OfChannel,
+    epsilon: float = 1e-5, momentum: float = 0.9, training_mode: bool = True, *, out: tuple[Array, ...] | None = None,
+) -> tuple[Array, Array, Array, Array, Array]:  # fmt: skip
     """Batch normalization, with what its gradient needs.
 
     x: shape (N, C, ..) of at least two dimensions; float32, float64, float16 or bfloat16.
@@ -293,14 +288,14 @@ def batch_norm_internal(
 @operator(
     "dx = scale * inv_std * (dy - mean(dy) - n * mean(dy * n)), n = (x - mean) * inv_std",
     forward="batch_norm_internal",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"dx": LIKE_X, "dscale": LIKE_SCALE, "dbias": LIKE_SCALE},
     onnx=(
         OnnxName(
             "BatchNormalizationGrad",
             ("dy", "x", "scale", "mean", "inv_std"),
             ("dx", "dscale?", "dbias?"),
-            types={"dy": "T", "x": "T", "scale": "T", "mean": "U", "inv_std": "U"},
+            types=GRADIENT_TYPES,
         ),
     ),
 )

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import FLOATS, Array, Attributes, Shape, Shapes, Tensor, operator, several
+from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, Shape, Shapes, Tensor, operator, several
 
 
 def _of(name: str) -> Any:
@@ -39,7 +39,7 @@ LikeWeights = Annotated[Sequence[Array], _list("weights")]
 
 @operator(
     "g = gradients; w = weights - lr * g",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"new_weights": _new("weights")},
     in_place={"new_weights": ("weights",)},
     general=several(lambda op, given, count: count),
@@ -61,7 +61,7 @@ def sgd_optimizer(lr: Rate, weights: Weights, gradients: LikeWeights, *, out: An
 
 @operator(
     "m = alpha * m + (1 - alpha) * g; v = beta * v + (1 - beta) * g * g; w -= rate * m / (sqrt(v) + epsilon), decayed",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "new_weights": _new("weights"),
         "new_momentums_1": _new("momentums_1"),
@@ -75,21 +75,10 @@ def sgd_optimizer(lr: Rate, weights: Weights, gradients: LikeWeights, *, out: An
     general=several(lambda op, given, count: count),
 )
 def adamw_optimizer(
-    lr: Rate,
-    step: Step,
-    weights: Weights,
-    gradients: LikeWeights,
-    momentums_1: LikeWeights,
-    momentums_2: LikeWeights,
-    alpha: float = 0.9,
-    beta: float = 0.999,
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.01,
-    adam_mode: int = 0,
-    correct_bias: bool = True,
-    *,
-    out: Any = None,
-) -> tuple[list[Array], list[Array], list[Array]]:
+    lr: Rate, step: Step, weights: Weights, gradients: LikeWeights, momentums_1: LikeWeights,
+    momentums_2: LikeWeights, alpha: float = 0.9, beta: float = 0.999, epsilon: float = 1e-8,
+    weight_decay: float = 0.01, adam_mode: int = 0, correct_bias: bool = True, *, out: Any = None,
+) -> tuple[list[Array], list[Array], list[Array]]:  # fmt: skip
     """One step of AdamW.
 
     lr: the learning rate, float32 of shape () or (1,).
@@ -127,7 +116,7 @@ def adamw_optimizer(
 
 @operator(
     "g * min(1, max_norm / (norm + 1e-6)), norm over all gradients",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"clipped": _new("gradients")},
     in_place={"clipped": ("gradients",)},
     general=several(lambda op, given, count: count),

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import FLOATS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
-from opgrad.windows import MOST_AXES, average_pool_axes, axes
+from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, OnnxName, Shape, Shapes, Sizes, Tensor, operator
+from opgrad.contract.windows import MOST_AXES, average_pool_axes, axes
 
 ONNX_ATTRIBUTES = {
     "kernel_shape": (),
@@ -55,7 +55,7 @@ DX = Alone(FLOATS, lambda _, attributes: attributes["shape"], "the argument shap
 
 @operator(
     "dx = 0; dx[indices[j]] += dy[j]",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"dx": DX},
     onnx=(
         OnnxName(
@@ -64,7 +64,7 @@ DX = Alone(FLOATS, lambda _, attributes: attributes["shape"], "the argument shap
     ),
 )  # fmt: skip
 def max_pool_grad(
-    dy: Pooled, indices: Indices, shape: tuple[int, ...], storage_order: int = 0, *, out: Array | None = None
+    dy: Pooled, indices: Indices, shape: Sizes, storage_order: int = 0, *, out: Array | None = None
 ) -> Array:
     """Gradient of max pooling: each window's gradient goes to the element that was its largest.
 
@@ -92,23 +92,15 @@ def max_pool_grad(
 
 @operator(
     "dx[i] = sum of dy[o] / (elements of window o) over the windows o that i is in",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"dx": DX},
     onnx=(OnnxName("AveragePoolGrad", ("dy",), ("dx",), ONNX_ATTRIBUTES, origin="", shape_of="dx"),),
 )
 def average_pool_grad(
-    dy: Averaged,
-    shape: tuple[int, ...],
-    kernel_shape: tuple[int, ...],
-    strides: tuple[int, ...] = (),
-    pads: tuple[int, ...] = (),
-    auto_pad: str = "NOTSET",
-    ceil_mode: bool = False,
-    count_include_pad: bool = False,
-    dilations: tuple[int, ...] = (),
-    *,
-    out: Array | None = None,
-) -> Array:
+    dy: Averaged, shape: Sizes, kernel_shape: tuple[int, ...], strides: tuple[int, ...] = (),
+    pads: tuple[int, ...] = (), auto_pad: str = "NOTSET", ceil_mode: bool = False, count_include_pad: bool = False,
+    dilations: tuple[int, ...] = (), *, out: Array | None = None,
+) -> Array:  # fmt: skip
     """Gradient of average pooling: each window's gradient is shared out evenly among its elements.
 
     dy: gradient with respect to AveragePool's output, N x C x one to three axes, as many windows as the attributes

@@ -1,12 +1,13 @@
 """Elements and slices picked by index or by range, and the gradients that put them back where they came from."""
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
-from opgrad.shapes import slice_ranges
+from opgrad.contract import FLOATS, IN_GRAPHS, INTEGERS, Axis, OnnxName, Sizes, Tensor, operator
+from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
+from opgrad.contract.shapes import slice_ranges
 
 # --- checks --------------------------------------------------------------------------------------------------------
 
@@ -86,7 +87,7 @@ def _elements(indices: Array, axis: int) -> tuple[Array, ...]:
 
 @operator(
     "y[.., j, ..] = x[.., indices[.., j, ..], ..]",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "y": Tensor(FLOATS, lambda shapes, _: shapes["indices"], "the shape of indices", dtype_of="x", role="alone")
     },
@@ -94,7 +95,7 @@ def _elements(indices: Array, axis: int) -> tuple[Array, ...]:
 def gather_elements(
     x: Whole,
     indices: Annotated[Array, Tensor(INTEGERS, _elements_like("gather_elements", ""), role="alone")],
-    axis: int = 0,
+    axis: Axis = 0,
     *,
     out: Array | None = None,
 ) -> Array:
@@ -118,7 +119,7 @@ def gather_elements(
 @operator(
     "dx = 0; dx[.., indices[.., j, ..], ..] += dy[.., j, ..]",
     forward="gather_elements",
-    kind="whole",
+    support=IN_GRAPHS,
     results=GRADIENT,
     onnx=(
         OnnxName(
@@ -132,11 +133,11 @@ def gather_elements(
 )
 def gather_elements_grad(
     dy: Whole,
-    shape: Any,
+    shape: Sizes,
     indices: Annotated[
         Array, Tensor(INTEGERS, _elements_like("gather_elements_grad", "dy"), "the shape of dy", role="alone")
     ],
-    axis: int = 0,
+    axis: Axis = 0,
     *,
     out: Array | None = None,
 ) -> Array:
@@ -173,7 +174,7 @@ Tuples = Annotated[Array, Tensor(INTEGERS, ranks=range(1, 65), role="alone")]
 
 @operator(
     "y[b.., j..] = x[b.., *indices[b.., j..]]",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "y": Tensor(
             FLOATS, _named_by_tuples("gather_nd"), "indices.shape[:-1] and x's axes behind", dtype_of="x", role="alone"
@@ -202,7 +203,7 @@ def gather_nd(x: Whole, indices: Tuples, batch_dims: int = 0, *, out: Array | No
 @operator(
     "dx = 0; dx[b.., *indices[b.., j..]] += dy[b.., j..]",
     forward="gather_nd",
-    kind="whole",
+    support=IN_GRAPHS,
     results=GRADIENT,
     onnx=(
         OnnxName(
@@ -215,7 +216,7 @@ def gather_nd(x: Whole, indices: Tuples, batch_dims: int = 0, *, out: Array | No
     ),
 )
 def gather_nd_grad(
-    shape: Any,
+    shape: Sizes,
     indices: Tuples,
     dy: Annotated[
         Array,
@@ -249,7 +250,7 @@ def gather_nd_grad(
 
 @operator(
     "dx = 0; dx[start:end:step, ..] = dy",
-    kind="whole",
+    support=IN_GRAPHS,
     results=GRADIENT,
     onnx=(
         OnnxName(
@@ -266,7 +267,7 @@ def gather_nd_grad(
 )
 def slice_grad(
     dy: Annotated[Array, Tensor(FLOATS, _sliced, "the shape of the slice", role="alone")],
-    shape: Any,
+    shape: Sizes,
     starts: tuple[int, ...],
     ends: tuple[int, ...],
     axes: tuple[int, ...] | None = None,

@@ -8,9 +8,12 @@ import numpy as np
 from opgrad.contract import (
     BYTES,
     FLOATS,
+    IN_GRAPHS,
     INTEGERS,
     Array,
     Attributes,
+    Axis,
+    FloatDtypes,
     OnnxName,
     Operator,
     Shape,
@@ -60,7 +63,7 @@ def _scaled(shapes: Shapes, attributes: Attributes, index: int) -> Shape:
 
 
 def _fused(op: Operator, given: Mapping[str, Any], count: int) -> int:
-    return 1 if flag(op, "fuse_outputs", given.get("fuse_outputs", False)) else count
+    return 1 if flag(f"{op.name}: fuse_outputs", given.get("fuse_outputs", False)) else count
 
 
 Joined = Annotated[
@@ -85,7 +88,7 @@ Scale = Annotated[
 
 @operator(
     "y = arrays joined along axis; lengths[i] = size of arrays[i] along axis",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "y": Tensor(MOVABLE, _joined, "the joined shape", role="alone"),
         "lengths": Tensor(("int64",), lambda shapes, _: (len(shapes),), "one entry for each array", role="alone"),
@@ -93,7 +96,7 @@ Scale = Annotated[
     onnx=(OnnxName("ConcatTraining", ("arrays*",), ("y", "lengths?"), {"axis": 0}, types={"arrays": "T"}),),
     general=several(),
 )
-def concat_training(arrays: Joined, axis: int = 0, *, out: Any = None) -> tuple[Array, Array]:
+def concat_training(arrays: Joined, axis: Axis = 0, *, out: Any = None) -> tuple[Array, Array]:
     """Join arrays along an axis and tell how long each of them is there.
 
     arrays: a list of arrays of one dtype, of the same shape but for axis; floats, int32, int64, int8, uint8, bool.
@@ -110,14 +113,14 @@ def concat_training(arrays: Joined, axis: int = 0, *, out: Any = None) -> tuple[
 
 @operator(
     "pieces[i] = the next split[i] slices of x along axis",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "pieces": Tensor(MOVABLE, _piece, "the shape of x but for axis", dtype_of="x", role="alone", several=True)
     },
     onnx=(OnnxName("SplitTraining", ("x", "split"), ("pieces*",), {"axis": 0}, types={"x": "T", "split": ("int64",)}),),
-    general=several(lambda op, given, count: len(integers(op, "split", given["split"]))),
+    general=several(lambda op, given, count: len(integers(f"{op.name}: split", given["split"]))),
 )
-def split_training(x: Split, split: tuple[int, ...], axis: int = 0, *, out: Any = None) -> list[Array]:
+def split_training(x: Split, split: tuple[int, ...], axis: Axis = 0, *, out: Any = None) -> list[Array]:
     """Part an array along an axis.
 
     x: the array; floats, int32, int64, int8, uint8, bool. split: the sizes of the pieces, which add up to x's size.
@@ -133,7 +136,7 @@ def split_training(x: Split, split: tuple[int, ...], axis: int = 0, *, out: Any 
 
 @operator(
     "copies[i] = arrays[i]",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "copies": Tensor(MOVABLE, _own, "the shape of the array", dtype_of="arrays[]", role="alone", several=True)
     },
@@ -155,7 +158,7 @@ def pass_through(arrays: Moved, *, out: Any = None) -> list[Array]:
 
 @operator(
     "finite = no element of arrays is infinite or NaN",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"finite": Tensor(("bool",), lambda shapes, _: (), "one bool", role="alone")},
     onnx=(
         OnnxName("IsAllFinite", ("arrays*",), ("finite",), {"isinf_only": 0, "isnan_only": 0}, types={"arrays": "T"}),
@@ -183,7 +186,7 @@ def is_all_finite(
 
 @operator(
     "scaled[i] = scale * arrays[i], in another dtype",
-    kind="whole",
+    support=IN_GRAPHS,
     results={
         "scaled": Tensor(FLOATS, _scaled, "the shape of the array", dtype_of="arrays[]", role="alone", several=True)
     },
@@ -199,7 +202,7 @@ def is_all_finite(
     general=several(_fused),
 )
 def mixed_precision_scale(
-    scale: Scale, arrays: Numbers, fuse_outputs: bool = False, *, out_dtype: Any = None, out: Any = None
+    scale: Scale, arrays: Numbers, fuse_outputs: bool = False, *, out_dtype: FloatDtypes = None, out: Any = None
 ) -> list[Array]:
     """Multiply arrays by one number and give them another dtype.
 
@@ -220,7 +223,7 @@ def mixed_precision_scale(
 
 @operator(
     "norm = sqrt(sum over all arrays of x * x)",
-    kind="whole",
+    support=IN_GRAPHS,
     results={"norm": Tensor(("float32",), lambda shapes, _: (), "one number", role="alone")},
     onnx=(OnnxName("ReduceAllL2", ("arrays*",), ("norm",), types={"arrays": "T"}),),
     general=several(),

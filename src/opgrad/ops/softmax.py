@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad import post_ops as chain
-from opgrad import primitive
-from opgrad.contract import FLOATS, Array, OnnxName, Tensor, operator
-from opgrad.dropout_attribute import Dropout
+from opgrad.contract import FLOATS, Array, Axes, OnnxName, Tensor, divisor, finite, one_of, operator
+from opgrad.fused import primitive
+from opgrad.fused.dropout import Dropout
 from opgrad.post_ops import PostOp
 from opgrad.random import keep_mask
 
@@ -17,7 +17,9 @@ Y = Annotated[
     Array,
     Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy", ranks=range(1, 65)),
 ]
-Axis = int | tuple[int, ...]
+Factor = Annotated[float, finite]
+Divisor = Annotated[float, divisor]
+Accumulation = Annotated[str, one_of("strict", "relaxed", "any")]
 
 LIKE_X = Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x")
 LIKE_DY = Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy")
@@ -31,22 +33,11 @@ LIKE_DY = Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtyp
     general=primitive.SOFTMAX,
 )
 def softmax(
-    x: X,
-    axis: Axis = -1,
-    *,
-    out: Array | tuple[Array, ...] | None = None,
-    out_dtype: Any = None,
-    where: Array | None = None,
-    logit_scale: float = 1.0,
-    inf_as_zero: bool = False,
-    result_scale: float = 1.0,
-    dropout: Dropout | None = None,
-    post_ops: Sequence[PostOp] = (),
-    out_scale: float = 1.0,
-    accumulation: str = "strict",
-    stats: bool = False,
-    save: bool = False,
-) -> Any:
+    x: X, axis: Axes = -1, *, out: Array | tuple[Array, ...] | None = None, out_dtype: Any = None,
+    where: Array | None = None, logit_scale: Factor = 1.0, inf_as_zero: bool = False, result_scale: Factor = 1.0,
+    dropout: Dropout | None = None, post_ops: Sequence[PostOp] = (), out_scale: Divisor = 1.0,
+    accumulation: Accumulation = "strict", stats: bool = False, save: bool = False,
+) -> Any:  # fmt: skip
     """Probabilities from logits.
 
     x: any shape of at least one dimension; float32, float64, float16, bfloat16, float8_e5m2, float8_e4m3fn, int8
@@ -89,21 +80,11 @@ def softmax(
     general=primitive.SOFTMAX,
 )
 def log_softmax(
-    x: X,
-    axis: Axis = -1,
-    *,
-    out: Array | tuple[Array, ...] | None = None,
-    out_dtype: Any = None,
-    where: Array | None = None,
-    logit_scale: float = 1.0,
-    result_scale: float = 1.0,
-    dropout: Dropout | None = None,
-    post_ops: Sequence[PostOp] = (),
-    out_scale: float = 1.0,
-    accumulation: str = "strict",
-    stats: bool = False,
-    save: bool = False,
-) -> Any:
+    x: X, axis: Axes = -1, *, out: Array | tuple[Array, ...] | None = None, out_dtype: Any = None,
+    where: Array | None = None, logit_scale: Factor = 1.0, result_scale: Factor = 1.0,
+    dropout: Dropout | None = None, post_ops: Sequence[PostOp] = (), out_scale: Divisor = 1.0,
+    accumulation: Accumulation = "strict", stats: bool = False, save: bool = False,
+) -> Any:  # fmt: skip
     """Logarithms of the softmax probabilities.
 
     x: any shape of at least one dimension; the dtypes of softmax.
@@ -123,7 +104,7 @@ def log_softmax(
         return _finished(z - top - np.log(s), top, s, result_scale, dropout, post_ops, out_scale, stats, save)
 
 
-def _exponentials(x: Array, axis: Axis, where: Any, logit_scale: float) -> tuple[Array, Array, Array]:
+def _exponentials(x: Array, axis: Axes, where: Any, logit_scale: float) -> tuple[Array, Array, Array]:
     """The logits as they count, the largest of each row, and the sums of exp(logit - largest)."""
     with np.errstate(all="ignore"):
         z = np.multiply(x, logit_scale) if logit_scale != 1.0 else x
@@ -206,20 +187,10 @@ def _summed_to(full: Array, operand: Any) -> Array:
     general=primitive.SOFTMAX_GRAD,
 )
 def softmax_grad(
-    dy: X,
-    y: Y,
-    axis: Axis = -1,
-    *,
-    out: Array | None = None,
-    out_dtype: Any = None,
-    where: Array | None = None,
-    logit_scale: float = 1.0,
-    result_scale: float = 1.0,
-    dropout: Dropout | None = None,
-    post_ops: Sequence[PostOp] = (),
-    out_scale: float = 1.0,
-    post_op_grads: bool = False,
-) -> Any:
+    dy: X, y: Y, axis: Axes = -1, *, out: Array | None = None, out_dtype: Any = None, where: Array | None = None,
+    logit_scale: Factor = 1.0, result_scale: Factor = 1.0, dropout: Dropout | None = None,
+    post_ops: Sequence[PostOp] = (), out_scale: Divisor = 1.0, post_op_grads: bool = False,
+) -> Any:  # fmt: skip
     """Gradient of softmax.
 
     dy: gradient of the loss with respect to the result; float32, float64, float16, bfloat16 or a float8.
@@ -256,20 +227,10 @@ def softmax_grad(
     general=primitive.SOFTMAX_GRAD,
 )
 def log_softmax_grad(
-    dy: X,
-    y: Y,
-    axis: Axis = -1,
-    *,
-    out: Array | None = None,
-    out_dtype: Any = None,
-    where: Array | None = None,
-    logit_scale: float = 1.0,
-    result_scale: float = 1.0,
-    dropout: Dropout | None = None,
-    post_ops: Sequence[PostOp] = (),
-    out_scale: float = 1.0,
-    post_op_grads: bool = False,
-) -> Any:
+    dy: X, y: Y, axis: Axes = -1, *, out: Array | None = None, out_dtype: Any = None, where: Array | None = None,
+    logit_scale: Factor = 1.0, result_scale: Factor = 1.0, dropout: Dropout | None = None,
+    post_ops: Sequence[PostOp] = (), out_scale: Divisor = 1.0, post_op_grads: bool = False,
+) -> Any:  # fmt: skip
     """Gradient of log_softmax.
 
     dy: gradient of the loss with respect to the result; float32, float64, float16, bfloat16 or a float8.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from opgrad.contract import Spec
-from opgrad.interop.torch import numpy_dtype
+from opgrad.interop.torch_tensors import numpy_dtype
 from opgrad.torch.formulas import factors, wide
 from opgrad.torch.operators import OPERATORS, TensorOperator
 
@@ -185,4 +185,6 @@ RULES = {
 RULES_BY_KIND = {"elements": _elements, "rows": _rows, "classes": _losses}
 
 for name, operator in OPERATORS.items():
+    if operator.eager is None:  # it has no gradient, and by it no batching rule
+        continue
     operator.derivative.batching = _batching(operator, RULES.get(name) or RULES_BY_KIND[operator.op.kind])

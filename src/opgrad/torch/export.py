@@ -13,7 +13,7 @@ import torch
 
 from opgrad.contract import OnnxName, Operator
 from opgrad.torch.graphs import EXPORTER, SCALAR_TYPES, Graph, Program, Trace, Value
-from opgrad.torch.operators import OPERATORS, TensorOperator, is_recording
+from opgrad.torch.schema import REGISTERED, Registered, is_recording
 
 Given = Mapping[str, Any]  # a call's arguments by parameter name; tensors are values of the graph
 Form = Callable[[Graph, Given], Any]
@@ -122,7 +122,7 @@ def _loss_and_grad(graph: Graph, given: Given) -> tuple[Value, Value]:
     logits = given["logits"]
     log_prob = node(graph, "LogSoftmax", [logits], logits, axis=1)
     arguments = {**given, "dy": graph.ones(loss), "log_prob": log_prob, "out_dtype": given["dlogits_dtype"]}
-    return loss, original(graph, OPERATORS["softmax_cross_entropy_loss_grad"].op, arguments)
+    return loss, original(graph, REGISTERED["softmax_cross_entropy_loss_grad"].op, arguments)
 
 
 def _loss(graph: Graph, given: Given, *dtypes: torch.dtype | None, several: bool = False) -> Sequence[Value]:
@@ -173,7 +173,7 @@ def _attributes(op: Operator, name: OnnxName, given: Given, dtype: torch.dtype |
     return {each: int(value) if isinstance(value, bool) else value for each, value in found.items()}
 
 
-def converted(operator: TensorOperator, graph: Graph, arguments: Sequence[Any]) -> Any:
+def converted(operator: Registered, graph: Graph, arguments: Sequence[Any]) -> Any:
     """The operator's results in a graph, for arguments in the order of its schema; trailing ones may be missing."""
     op = operator.op
     given = {**op.attributes, **dict.fromkeys(operator.names), **dict(zip(operator.names, arguments, strict=False))}
@@ -187,7 +187,7 @@ def converted(operator: TensorOperator, graph: Graph, arguments: Sequence[Any]) 
 # --- the two exporters ----------------------------------------------------------------------------------------------
 
 
-def on_export(operator: TensorOperator, arguments: Sequence[Any]) -> Any:
+def on_export(operator: Registered, arguments: Sequence[Any]) -> Any:
     """A call while a model is captured for export, or traced."""
     if is_recording():
         # A trace takes no list with sizes that it follows: int() makes them numbers, with PyTorch's warning.
@@ -201,14 +201,14 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
     Returns a table for `torch.export.ExportedProgram.run_decompositions`: a function for each operator.
     """
-    return {operator.overload: _decomposition(operator) for operator in OPERATORS.values()}
+    return {operator.overload: _decomposition(operator) for operator in REGISTERED.values()}
 
 
-def _decomposition(operator: TensorOperator) -> Callable[..., Any]:
+def _decomposition(operator: Registered) -> Callable[..., Any]:
     return lambda *arguments: converted(operator, Program(), arguments)
 
 
-def _symbolic(operator: TensorOperator) -> Callable[..., Any]:
+def _symbolic(operator: Registered) -> Callable[..., Any]:
     """What the exporter of traced modules calls for a node of this operator."""
 
     def symbolic(context: Any, *arguments: Any) -> Any:
@@ -231,5 +231,5 @@ def _read(name: str, value: Any) -> Any:
     return SCALAR_TYPES(value).dtype() if name.endswith("dtype") else value
 
 
-for each in OPERATORS.values():
+for each in REGISTERED.values():
     EXPORTER.register_custom_op_symbolic(f"opgrad::{each.op.name}", _symbolic(each), OPSET)

@@ -1,11 +1,17 @@
-"""The gradient of every operator, the gradients of gradients among them, in terms of operators and torch functions."""
+"""The gradient of every operator, the gradients of gradients among them, in terms of operators and torch functions.
 
+That of an operator whose gradient is declared, such as tanh, needs no line here.
+"""
+
+import inspect
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from opgrad.interop.torch import execute, is_direct, is_transformed
+from opgrad.contract import Operator
+from opgrad.interop.torch_tensors import execute, is_direct, is_transformed
 from opgrad.torch.derivative import Gradient
 from opgrad.torch.operators import OPERATORS
 
@@ -41,16 +47,6 @@ def total(x: Tensor, axis: Axes) -> Tensor:
 # --- softmax --------------------------------------------------------------------------------------------------------
 
 
-@gradient("softmax")
-def _softmax(dy: Tensor, y: Tensor, axis: Axes) -> Gradients:
-    return {"x": softmax_grad(dy, y, axis)}
-
-
-@gradient("log_softmax")
-def _log_softmax(dy: Tensor, y: Tensor, axis: Axes) -> Gradients:
-    return {"x": log_softmax_grad(dy, y, axis)}
-
-
 @gradient("softmax_grad")
 def _softmax_grad(g: Tensor, needs: Needs, dy: Tensor, y: Tensor, axis: Axes) -> Gradients:
     by_y = g * (dy - total(y * dy, axis)) - dy * total(g * y, axis) if needs["y"] else None
@@ -77,11 +73,6 @@ def _relu_grad(g: Tensor, x: Tensor) -> Gradients:
     return {"dy": relu_grad(g, x), "x": None}
 
 
-@gradient("sigmoid")
-def _sigmoid(dy: Tensor, y: Tensor) -> Gradients:
-    return {"x": sigmoid_grad(dy, y)}
-
-
 @gradient("sigmoid_grad")
 def _sigmoid_grad(g: Tensor, needs: Needs, dy: Tensor, y: Tensor) -> Gradients:
     return {
@@ -90,22 +81,12 @@ def _sigmoid_grad(g: Tensor, needs: Needs, dy: Tensor, y: Tensor) -> Gradients:
     }
 
 
-@gradient("tanh")
-def _tanh(dy: Tensor, y: Tensor) -> Gradients:
-    return {"x": tanh_grad(dy, y)}
-
-
 @gradient("tanh_grad")
 def _tanh_grad(g: Tensor, needs: Needs, dy: Tensor, y: Tensor) -> Gradients:
     return {
         "dy": tanh_grad(g, y) if needs["dy"] else None,
         "y": -2 * g * dy * y if needs["y"] else None,
     }
-
-
-@gradient("quick_gelu")
-def _quick_gelu(dy: Tensor, x: Tensor, alpha: float) -> Gradients:
-    return {"x": quick_gelu_grad(dy, x, alpha)}
 
 
 @gradient("quick_gelu_grad")
@@ -310,3 +291,29 @@ def _scale(dy: Tensor, needs: Needs, x: Tensor, factor: Tensor, scale_down: bool
         product = -dy * x / (number * number) if scale_down else dy * x
         by_factor = product.sum().reshape(factor.shape)
     return {"x": scale(dy, factor, scale_down) if needs["x"] else None, "factor": by_factor}
+
+
+# --- gradients that are operators themselves --------------------------------------------------------------------------
+
+
+def declared(op: Operator) -> Gradient | None:
+    """The gradient by the operator that is declared as this one's, None if there is none.
+
+    It is given what that operator keeps: arguments and results by their names.
+    """
+    backward = next((each for each in OPERATORS.values() if each.op.forward == op.name), None)
+    if backward is None:
+        return None
+    names, (x, *_) = backward.names, op.arrays
+
+    def formula(*dys: Tensor, **kept: Any) -> Gradients:
+        return {x: backward(*dys, *[kept[name] for name in names[1:]])}
+
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    formula.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # by which it is called
+    return formula
+
+
+for each in OPERATORS.values():
+    if each.eager is None and (formula := declared(each.op)) is not None:
+        each.differentiate(formula)

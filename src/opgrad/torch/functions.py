@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.interop.torch import is_transformed
+from opgrad.interop.torch_tensors import is_transformed
 from opgrad.torch.in_place import replace
-from opgrad.torch.operators import OPERATORS, is_exported, is_recording
+from opgrad.torch.operators import OPERATORS, is_exported
+from opgrad.torch.schema import is_recording
 from opgrad.torch.words import ERRORS, in_words
 
 HALF = (torch.float16, torch.bfloat16)

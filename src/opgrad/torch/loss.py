@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from opgrad.contract import REDUCTIONS
-from opgrad.interop.torch import is_transformed
+from opgrad.interop.torch_tensors import is_transformed
 from opgrad.torch.derivative import is_batched
 from opgrad.torch.formulas import over, sample_weights, scale_in_place, wide
 from opgrad.torch.functions import autocasts
-from opgrad.torch.operators import OPERATORS, is_exported, is_recording
+from opgrad.torch.operators import OPERATORS, is_exported
+from opgrad.torch.schema import is_recording
 from opgrad.torch.words import ERRORS, in_words
 
 _loss, _loss_only = OPERATORS["softmax_cross_entropy_loss"], OPERATORS["softmax_cross_entropy_loss_only"]

@@ -12,10 +12,7 @@ where it meets the transformations of torch.func, which take the Function apart 
 """
 
 import contextlib
-import importlib
-import inspect
 import sys
-import typing
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -24,9 +21,11 @@ import torch
 
 from opgrad import contract
 from opgrad.contract import Operator, Spec
+from opgrad.contract.plain import PLAIN, is_plain, plain
+from opgrad.contract.signature import result_specs
 from opgrad.interop import check_owners, library_of
 from opgrad.interop.device import model_of
-from opgrad.interop.torch import (
+from opgrad.interop.torch_tensors import (
     TORCH_DTYPES,
     execute,
     is_direct,
@@ -36,42 +35,19 @@ from opgrad.interop.torch import (
     numpy_dtypes,
     unseen,
 )
-from opgrad.plain import PLAIN, is_plain, plain
-from opgrad.plans import result_specs
 from opgrad.torch.derivative import Derivative, Gradient
+from opgrad.torch.schema import LIBRARY, REGISTERED, Registered, is_recording
 
-TYPES: dict[Any, str] = {
-    bool: "bool",
-    float: "float",
-    int: "SymInt",
-    str: "str",
-    int | None: "SymInt?",
-    int | tuple[int, ...]: "int[1]",
-}
-NAMED_TYPES = {"shape": "SymInt[]", "out_dtype": "ScalarType?"}
-# Inductor may lay out intermediate tensors anew; the results' strides follow those of the inputs, so it must not here.
-TAGS = (torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
-
-LIBRARY = torch.library.Library("opgrad", "DEF")
 AFTER_AUTOGRAD = torch._C._after_autograd_keyset
 
 
-class TensorOperator:
-    """A declared operator on tensors, called with all arguments in the order of its schema.
-
-    `names` are those of the schema's arguments, `schema` has each as it is written there.
-    """
+class TensorOperator(Registered):
+    """A declared operator on tensors, called with all arguments in the order of its schema."""
 
     def __init__(self, op: Operator):
-        self.op = op
-        self.dtypes = tuple(f"{name}_dtype" for name in op.results) if len(op.results) > 1 else ("out_dtype",)
-        self.schema = _schema_arguments(op, self.dtypes)
-        self.names = tuple(self.schema)
+        super().__init__(op)
         self.attributes = [place for place, name in enumerate(self.names) if name not in op.inputs]
         self.axes = next((place for place, each in enumerate(self.schema.values()) if "[1]" in each), None)
-        results = ", ".join(["Tensor"] * len(op.results))
-        LIBRARY.define(f"{op.name}({', '.join(self.schema.values())}) -> ({results})", tags=TAGS)
-        self.overload: Any = getattr(torch.ops.opgrad, op.name).default
         torch.library.impl(f"opgrad::{op.name}", ("cpu", "cuda"), self.execute, lib=LIBRARY)
         torch.library.register_fake(f"opgrad::{op.name}", self._fake, lib=LIBRARY)
         self.defaults = tuple(op.attributes.get(name) for name in self.names)
@@ -210,12 +186,9 @@ class TensorOperator:
 def _register_shardings() -> None:
     # A PyTorch whose DTensor has changed gets no rules, and its other users no error.
     with contextlib.suppress(ImportError, AttributeError):
-        importlib.import_module("opgrad.torch.sharding").register()
+        from opgrad.torch import sharding
 
-
-def is_recording() -> bool:
-    """Whether torch.jit.trace is at work."""
-    return not torch.compiler.is_dynamo_compiling() and torch._C._is_tracing()
+        sharding.register()
 
 
 def is_exported() -> bool:
@@ -224,23 +197,6 @@ def is_exported() -> bool:
         return False
     onnx = sys.modules.get("torch.onnx")
     return onnx is not None and onnx.is_in_onnx_export()
-
-
-def _schema_arguments(op: Operator, dtypes: Sequence[str]) -> dict[str, str]:
-    """The schema's arguments, as it writes them, by name."""
-    hints = typing.get_type_hints(op.reference)
-    written: dict[str, str] = {}
-    for name in op.parameters:
-        if name in op.inputs:
-            written[name] = f"Tensor? {name}=None" if name in op.optional else f"Tensor {name}"
-        elif name == "out_dtype":
-            written |= {each: f"{NAMED_TYPES[name]} {each}=None" for each in dtypes}
-        elif name != "out":
-            default = op.attributes[name]
-            kind = NAMED_TYPES.get(name) or TYPES[hints[name]]
-            quoted = f'"{default}"' if isinstance(default, str) else default
-            written[name] = f"{kind} {name}" if default is inspect.Parameter.empty else f"{kind} {name}={quoted}"
-    return written
 
 
 def _differentiates(arguments: Sequence[Any]) -> bool:
@@ -281,3 +237,4 @@ def call(op: Operator, given: Mapping[str, Any]) -> Any:
 
 
 OPERATORS = {name: TensorOperator(op) for name, op in contract.operators().items()}
+REGISTERED.update(OPERATORS)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from opgrad import interop
 from opgrad.contract import Operator, check_arrays, operators
-from opgrad.interop.torch import check_untraced, execute, form, is_traced, is_transformed, run, spec
-from opgrad.plain import plain
-from opgrad.primitive import SCALARS, gradient_name
+from opgrad.contract.plain import plain
+from opgrad.fused.primitive import SCALARS, gradient_name
+from opgrad.interop.torch_tensors import check_untraced, execute, form, is_traced, is_transformed, spec
 from opgrad.torch.derivative import is_batched
 from opgrad.torch.formulas import wide
 
@@ -31,8 +31,6 @@ def call(op: Operator, given: Mapping[str, Any]) -> Any:
     """
     tensors: dict[str, Tensor] = {}
     interop.over_arrays(op, given, tensors.setdefault)
-    if any(tensor.is_neg() for tensor in tensors.values()):
-        return run(op, interop.over_arrays(op, given, lambda _, tensor: tensor.resolve_neg()))
     if is_transformed() or is_traced(list(tensors.values())):
         general, arguments = form(op, given)
         attributes = {**general.attributes, **{k: v for k, v in arguments.items() if k in general.attributes}}

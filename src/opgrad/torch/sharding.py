@@ -13,7 +13,7 @@ from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor.experimental import register_sharding
 
 from opgrad.contract import Operator, Tensor
-from opgrad.torch.operators import OPERATORS, TensorOperator
+from opgrad.torch.schema import REGISTERED, Registered
 
 Given = Mapping[str, Any]  # a call's arguments by parameter name; DTensor's specs stand for the tensors
 Shapes = Mapping[str, tuple[int, ...]]
@@ -79,7 +79,7 @@ KINDS: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] = {
 }
 
 
-def _rule(operator: TensorOperator, *arguments: Any) -> list[tuple[list[Any], list[Any]]]:
+def _rule(operator: Registered, *arguments: Any) -> list[tuple[list[Any], list[Any]]]:
     """The placements of results and arguments among which DTensor chooses, for one axis of a mesh."""
     op = operator.op
     given = {**op.attributes, **dict(zip(operator.names, arguments, strict=False))}
@@ -96,11 +96,11 @@ def _rule(operator: TensorOperator, *arguments: Any) -> list[tuple[list[Any], li
 
 def register() -> None:
     """Tell DTensor the rules."""
-    for operator in OPERATORS.values():
+    for operator in REGISTERED.values():
         _register(operator)
 
 
-def _register(operator: TensorOperator) -> None:
+def _register(operator: Registered) -> None:
     register_sharding(operator.overload)(partial(_rule, operator))
     propagator = DTensor._op_dispatcher.sharding_propagator
     # What is registered counts an int as part of a call's signature, but not a list of them, as axis and shape are.

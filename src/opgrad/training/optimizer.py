@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 from onnx.helper import get_attribute_value
 
+from opgrad.contract.problem import Operand
 from opgrad.cpu import optimizer as kernels
 from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Address, Program, Step, execute, threads_for, words
-from opgrad.problem import Operand
 
 CLIP = "InplaceClipGradNorm"
 # Below, waking a worker takes longer than the pass: 7 µs against 5 for 17,000 parameters.

@@ -11,8 +11,8 @@ import torch
 from opgrad.bench.case import Case
 from opgrad.bench.cells import Cell
 from opgrad.contract import Array, Shape, Spec
-from opgrad.interop.torch import TORCH_DTYPES, numpy_dtype
-from opgrad.sample import Source
+from opgrad.interop.torch_tensors import TORCH_DTYPES, numpy_dtype
+from opgrad.testing.arguments import Source
 
 REFERENCE_ELEMENTS = 1 << 26  # of a loss's logits that are widened to float64 at once
 

@@ -14,7 +14,7 @@ from opgrad.bench.cuda.case import TensorCase
 from opgrad.bench.cuda.device import Device
 from opgrad.bench.cuda.measure import interleaved
 from opgrad.bench.measure import COPY, OURS
-from opgrad.plans import prepare
+from opgrad.contract.signature import prepare
 
 ROTATED = 2  # times the L2 cache: one round through the copies of a cell's arrays moves more
 SMALL = 1 << 20  # bytes below which it is not the device that takes the time

@@ -13,40 +13,18 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any
 
 from opgrad.cpu.compiler import sources
 from opgrad.cpu.compiler.cache import ObjectCache, directory
-from opgrad.cpu.compiler.parameters import Part, Private, Units, annotations, leaves
+from opgrad.cpu.compiler.helpers import by_precision as by_precision
+from opgrad.cpu.compiler.helpers import constant as constant
+from opgrad.cpu.compiler.helpers import inline as inline
+from opgrad.cpu.compiler.parameters import Parameters
+from opgrad.cpu.compiler.target import host as host
+from opgrad.cpu.compiler.target import vector_bytes as vector_bytes
+from opgrad.cpu.compiler.target import vector_lanes as vector_lanes
 from opgrad.locks import once, settling
-
-F = TypeVar("F", bound=Callable[..., Any])
-INLINE: list[Callable[..., Any]] = []
-KNOWN: set[Callable[..., Any]] = set()
-CHOOSE: list[Callable[..., Any]] = []
-
-
-def inline(function: F) -> F:
-    """Mark a helper that kernels may call; it becomes part of each of them. Marking it again changes nothing."""
-    if function not in KNOWN:
-        KNOWN.add(function)
-        INLINE.append(function)
-    return function
-
-
-def by_precision(single: Callable[..., Any], double: Callable[..., Any]) -> Callable[..., Any]:
-    """A helper of vectors that is one function where they hold float32, another where they hold float64."""
-
-    def chosen(bits: int) -> Callable[..., Any]:
-        return single if bits == 32 else double
-
-    CHOOSE.append(chosen)
-    return chosen
-
-
-def constant(single: float, double: float) -> Callable[..., float]:
-    """A number that depends on the precision: constant(vector)."""
-    return by_precision(inline(lambda x: single), inline(lambda x: double))
 
 
 class Native:
@@ -76,19 +54,11 @@ def native(count: int) -> Callable[[Callable[..., int]], Native]:
     return lambda function: Native(function, count)
 
 
-class Kernel:
-    """A function that does some units of the work; `task` makes it callable as `task(arguments, part)`.
-
-    Its parameters are those of opgrad.cpu.compiler.parameters; each fills one or more 8-byte words of the arguments.
-    """
+class Kernel(Parameters):
+    """A function that does some units of the work; `task` makes it callable as `task(arguments, part)`."""
 
     def __init__(self, function: Callable[..., None]):
-        self.function = function
-        kinds = annotations(function)
-        self.takes_units = Units in kinds.values()
-        self.takes_part = Part in kinds.values()
-        self.parameters = {name: kind for name, kind in kinds.items() if kind not in (Units, Part)}
-        self.takes_private = any(leaf is Private for kind in self.parameters.values() for leaf in leaves(kind))
+        super().__init__(function)
         self._tasks: dict[tuple[str, ...], int] = {}
         functools.update_wrapper(self, function)
 
@@ -107,29 +77,6 @@ class Kernel:
 def kernel(function: Callable[..., None]) -> Kernel:
     """Decorate a kernel; see `Kernel`."""
     return Kernel(function)
-
-
-def host() -> tuple[str, str]:
-    """The CPU's name and features as LLVM spells them; NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override."""
-    import llvmlite.binding as llvm
-
-    name = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
-    features = os.environ.get("NUMBA_CPU_FEATURES")
-    if features is None:
-        features = "" if name == "generic" else llvm.get_host_cpu_features().flatten()
-    return name, features
-
-
-@functools.cache
-def vector_bytes() -> int:
-    """The size of the host's vector registers."""
-    features = host()[1].split(",")
-    return 64 if "+avx512f" in features else 32 if "+avx2" in features else 16
-
-
-def vector_lanes(dtype: str) -> int:
-    """Elements in a kernel's vectors when it computes in float32 or float64: two registers full."""
-    return 2 * vector_bytes() // (8 if dtype == "float64" else 4)
 
 
 @functools.cache

@@ -86,3 +86,15 @@ def values(annotation: Any, value: Any) -> Iterator[tuple[Any, Any]]:
         return iter([(annotation, value)])
     given = (None,) * len(inside) if value is None else value
     return chain.from_iterable(values(each, part) for each, part in zip(inside, given, strict=True))
+
+
+class Parameters:
+    """What a kernel takes, by its annotations: its units, its part, and the others, whose words are its arguments."""
+
+    def __init__(self, function: Callable[..., None]):
+        self.function = function
+        kinds = annotations(function)
+        self.takes_units = Units in kinds.values()
+        self.takes_part = Part in kinds.values()
+        self.parameters = {name: kind for name, kind in kinds.items() if kind not in (Units, Part)}
+        self.takes_private = any(leaf is Private for kind in self.parameters.values() for leaf in leaves(kind))

@@ -1,7 +1,7 @@
 """Slots of private memory: a part takes one when it starts and gives it back when it ends."""
 
+from opgrad.cpu.compiler.helpers import inline
 from opgrad.cpu.compiler.memory import atomic_add, atomic_load, atomic_swap_if, spin_hint
-from opgrad.cpu.compiler.native import inline
 
 
 @inline

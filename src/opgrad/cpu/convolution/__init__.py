@@ -13,6 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from opgrad.contract import DTYPES, Array
+from opgrad.contract.problem import Problem
+from opgrad.contract.windows import MOST_AXES, Axis, convolution_axes
 from opgrad.cpu.compiler.native import Kernel, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.convolution import products, signals
@@ -25,8 +27,6 @@ from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.locks import once
-from opgrad.problem import Problem
-from opgrad.windows import MOST_AXES, Axis, convolution_axes
 
 CHUNK_BYTES: Final = 8 << 20  # of signals
 PART_PRODUCTS: Final = 1 << 18  # 5 µs of them: less is not worth another part

@@ -4,8 +4,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
+from opgrad.contract.windows import Axis
 from opgrad.locks import once
-from opgrad.windows import Axis
 
 
 @dataclass(frozen=True)

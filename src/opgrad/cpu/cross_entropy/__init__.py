@@ -6,6 +6,8 @@ Labels are read first (`labels`). A layout of opgrad.cpu.loops.layout a file; sh
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.ranges import wrong_label
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64
 from opgrad.cpu.compiler.native import Kernel, kernel, vector_lanes
@@ -17,8 +19,6 @@ from opgrad.cpu.loops.layout import Limits, Loops, keeps_column, layout_of, loop
 from opgrad.cpu.loops.transpose import tile_size
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
-from opgrad.problem import Operand, Problem
-from opgrad.ranges import wrong_label
 
 
 @kernel

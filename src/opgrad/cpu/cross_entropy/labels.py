@@ -2,6 +2,7 @@
 
 from typing import Any, Final, NamedTuple
 
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, load_word, store_f64, store_word
 from opgrad.cpu.compiler.native import inline, kernel
@@ -10,7 +11,6 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
-from opgrad.problem import Problem
 
 LARGEST: Final = 3e38  # about the largest float32
 TOTAL: Final = 3  # status word: the sum of the samples' weights, a float64

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from struct import pack, unpack
 from typing import Any, Final
 
-from opgrad import layout
-from opgrad.contract import DTYPES, Spec
+from opgrad.contract import DTYPES, Spec, layout
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.fused import post_ops, stages
 from opgrad.cpu.fused.post_ops import copy, drop, fill, mask_out, multiply
@@ -22,8 +22,7 @@ from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Operands, Program, shared_out
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
-from opgrad.primitive import STATE, gradient_name
-from opgrad.problem import Problem
+from opgrad.fused.primitive import STATE, gradient_name
 from opgrad.random import keep_threshold, kept_scale
 
 CHUNK: Final = 1 << 11  # elements, 8 KiB: with an operand's they stay in the first-level cache

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Rows, Units
@@ -14,7 +15,6 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, shared_out
-from opgrad.problem import Problem
 
 BLOCK: Final = 1 << 15  # elements: long enough that starting a block costs nothing, short enough to share out
 

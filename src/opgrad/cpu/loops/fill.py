@@ -1,12 +1,12 @@
 """Filling with zeros."""
 
+from opgrad.contract.problem import Operand
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
-from opgrad.problem import Operand
 
 _write = mapped(lambda x: v.like(x, 0.0))
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
-from opgrad.problem import Operand, Problem
 
 KEEP: Final = 1 << 17  # numbers, 512 KiB: the exponentials of a longer strip of columns are computed twice, not kept
 LONGEST_ROW: Final = 1 << 16  # elements: such a row and its exponentials, 512 KiB, still fit the second-level cache

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
+from opgrad.contract.problem import Operand
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Pointer, Strips, Units
@@ -17,7 +18,6 @@ from opgrad.cpu.loops.layout import BLOCK
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
-from opgrad.problem import Operand
 
 DEEP: Final = 1 << 10  # terms of a column that one part sums
 WIDE: Final = 4  # vectors of columns that are summed at once

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.loops.fold import CHUNK
@@ -13,7 +14,6 @@ from opgrad.cpu.normalization.layer_grad import GradientKernels, RowBlocks
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace, whole_vectors
-from opgrad.problem import Problem
 
 LONGEST_ROW = 1 << 15  # elements: three arrays' rows of float32 still fit the second-level cache
 FEW_ROWS = 16

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opgrad.contract import DTYPES
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.loops.layout import precision
@@ -15,7 +16,6 @@ from opgrad.cpu.normalization.batch_planes import TILE, Planes, Running, Sums
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace, whole_vectors
-from opgrad.problem import Problem
 
 # A channel's arrays that are read twice shall fit the second-level cache; fewer channels are split.
 CHANNEL_BYTES, FEW_CHANNELS = 1 << 19, 8

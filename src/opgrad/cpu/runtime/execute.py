@@ -11,13 +11,13 @@ from functools import cache
 from struct import pack, unpack
 from typing import Any, Final
 
+from opgrad.contract.problem import Operand, Pair
+from opgrad.contract.ranges import Explain
 from opgrad.cpu.compiler.memory import call_address, load_i32, load_word, stack_words, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, native
 from opgrad.cpu.compiler.parameters import POINTERS, Float, Private, values
 from opgrad.cpu.runtime import parallel, partition
 from opgrad.cpu.runtime.workspace import IN_USE, STATUS_WORDS, Scratch, Workspace, slots_for
-from opgrad.problem import Operand, Pair
-from opgrad.ranges import Explain
 
 # Words of a plan: the number of steps, of pairs that must not overlap, where the steps begin; then the pairs.
 STEPS, PAIRS, FIRST_STEP, HEADER = 0, 1, 2, 3

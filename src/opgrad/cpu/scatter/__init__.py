@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from opgrad.contract import Shape
+from opgrad.contract.problem import Problem
+from opgrad.contract.ranges import Explain, wrong_index
+from opgrad.contract.shapes import slice_ranges
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word, store_word
 from opgrad.cpu.compiler.native import kernel
@@ -20,9 +23,6 @@ from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.cpu.scatter import along_axis, ranges
 from opgrad.cpu.scatter.radix_sort import FEW, sorted_sum_steps
-from opgrad.problem import Problem
-from opgrad.ranges import Explain, wrong_index
-from opgrad.shapes import slice_ranges
 
 # --- tuples of indices ----------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import math
 from typing import Final, NamedTuple
 
 from opgrad.contract import Shape
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
@@ -22,7 +23,6 @@ from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
-from opgrad.problem import Problem
 
 WORDS: Final = 3  # of an axis in the table: its size, and its strides in the indices and in x
 CACHED = 1 << 17  # bytes of a strip of x that stay in the second-level cache with all that goes through it

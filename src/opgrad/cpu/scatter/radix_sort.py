@@ -6,6 +6,7 @@ the numbers that go to one element are added in the order in which they come.
 
 from typing import Final, NamedTuple
 
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.memory import load_i32, load_word, store_i32, store_word
 from opgrad.cpu.compiler.native import kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
@@ -14,7 +15,6 @@ from opgrad.cpu.loops.fill import zero_step
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
-from opgrad.problem import Problem
 
 DIGIT: Final = 11  # bits: the counts of a part, 8 KiB, stay in the first-level cache
 DIGITS: Final = 1 << DIGIT

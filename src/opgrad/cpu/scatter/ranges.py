@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
@@ -18,7 +19,6 @@ from opgrad.cpu.loops.fill import write_zeros
 from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, shared_out
-from opgrad.problem import Problem
 
 SHORT: Final = 256  # elements of rows that are filled in where many rows have been zeroed at once
 WORDS: Final = 4  # of an axis in the table: its size, then the first position, the step and the count of its range

@@ -6,6 +6,7 @@ A layout of opgrad.cpu.loops.layout a file, each with the plain kernel and the o
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.fused import program as fused
@@ -15,7 +16,6 @@ from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.cpu.softmax import columns, groups, rows, split, transposed
-from opgrad.problem import Problem
 
 SOFTMAX = {
     "rows": rows.softmax_rows,

@@ -9,7 +9,7 @@ import numba
 from numba.core import types
 from numba.extending import overload, register_jitable
 
-from opgrad.cpu.compiler import memory, native
+from opgrad.cpu.compiler import helpers, memory
 from opgrad.cpu.compiler.lowering.memory import word_at
 from opgrad.cpu.compiler.lowering.words import I64, PointerType, VectorType, defines
 from opgrad.cpu.compiler.parameters import (
@@ -23,6 +23,7 @@ from opgrad.cpu.compiler.parameters import (
     UNITS,
     UNITS_HEADER,
     Float,
+    Parameters,
     Private,
     fields,
 )
@@ -42,10 +43,10 @@ def _choose(helper: Callable[..., Any]) -> None:
 
 def register_helpers() -> None:
     """Make the helpers known that were marked since the last call."""
-    while native.INLINE:
-        register_jitable(**INLINED)(native.INLINE.pop())
-    while native.CHOOSE:
-        _choose(native.CHOOSE.pop())
+    while helpers.INLINE:
+        register_jitable(**INLINED)(helpers.INLINE.pop())
+    while helpers.CHOOSE:
+        _choose(helpers.CHOOSE.pop())
 
 
 def type_of(annotation: Any, dtypes: Iterator[str], precision: int) -> Any:
@@ -88,7 +89,7 @@ def unpack(kinds: list[Any], dtypes: list[str]) -> Callable[..., Any]:
     return read
 
 
-def _task(kernel: native.Kernel, dtypes: list[str], fences: bool) -> Any:
+def _task(kernel: Parameters, dtypes: list[str], fences: bool) -> Any:
     call = numba.njit(**INLINED)(_call(kernel))
     read, fence = unpack(list(kernel.parameters.values()), dtypes), memory.store_fence
     made = _task_with_private if kernel.takes_private else _task_with_units if kernel.takes_units else _task_alone
@@ -103,7 +104,7 @@ def _task(kernel: native.Kernel, dtypes: list[str], fences: bool) -> Any:
     return numba.cfunc(types.int64(types.int64, types.int64), **OPTIONS, forceinline=True)(task)
 
 
-def _call(kernel: native.Kernel) -> Any:
+def _call(kernel: Parameters) -> Any:
     """The kernel's call with units, part and its own arguments, whichever of the first two it takes."""
     compute = numba.njit(**INLINED)(kernel.function)
     if kernel.takes_units and kernel.takes_part:
@@ -139,7 +140,7 @@ def _task_with_private(call: Any, read: Any) -> Any:
     return task
 
 
-@native.inline
+@helpers.inline
 def units_of(arguments: int, part: int) -> Any:
     """The units of a part, as a range."""
     per_part = memory.load_word(arguments, PER_PART)
@@ -156,7 +157,7 @@ def build(function: Callable[..., Any], form: str, entry: str) -> Any:
     register_helpers()
     kind, _, inside = form.rstrip(")").partition("(")
     if kind in ("task", "stage"):
-        compiled = _task(native.Kernel(function), [name for name in inside.split(",") if name], fences=kind == "task")
+        compiled = _task(Parameters(function), [name for name in inside.split(",") if name], fences=kind == "task")
     else:
         compiled = _native(function, int(inside))
     parsed = llvm.parse_assembly(compiled.inspect_llvm())

@@ -15,7 +15,7 @@ from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, builtin_registry, signature
 from numba.extending import register_model
 
-from opgrad.cpu.compiler import native
+from opgrad.cpu.compiler.target import host, vector_lanes
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 BYTES = I8.as_pointer()
@@ -48,7 +48,7 @@ class PointerType(types.Type):
         self.storage = storage
         self.element = ("i" if storage in INDICES else "f") + str(precision)
         self.bits = precision
-        self.lanes = native.vector_lanes(f"float{precision}")
+        self.lanes = vector_lanes(f"float{precision}")
         self.memory, self.size = STORAGE[storage]
         super().__init__(f"Pointer({storage}, {precision}, {self.lanes})")
 
@@ -153,7 +153,7 @@ def is_x86() -> bool:
 
 
 def has(feature: str) -> bool:
-    return "+" + feature in native.host()[1].split(",")
+    return "+" + feature in host()[1].split(",")
 
 
 def at(builder: Any, p: PointerType, base: Any, i: Any, kind: Any) -> Any:

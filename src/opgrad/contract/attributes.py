@@ -1,0 +1,220 @@
+"""What an attribute must be, by its annotation in the declaration.
+
+`alpha: float` has the check of its type; `logit_scale: Annotated[float, finite]` has the check that it names: a
+function that is given the value and what it stands beside, and returns it in the one form that kernels see.
+"""
+
+import math
+import operator as arithmetic
+import typing
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+
+from opgrad.contract.dtypes import DTYPES, FLOATS, Attributes, Shape, Shapes
+
+REDUCTIONS = ("none", "mean", "sum")
+# What float() takes, but is no number here.
+NO_NUMBERS = (str, bytes, bytearray, complex, np.complexfloating, np.ma.MaskedArray)
+MOST_ELEMENTS = 1 << 59  # bytes of an array are counted in int64
+LONGEST = 120  # characters of a value in a message
+
+
+class Beside(NamedTuple):
+    """What an attribute stands beside in its call: the results by name, the shapes of arrays, the other attributes."""
+
+    results: Collection[str]
+    shapes: Shapes
+    attributes: Attributes
+
+
+Check = Callable[[str, Any, Beside], Any]  # `what` names the operator and the attribute, then comes the value
+
+
+def check_of(hint: Any) -> Check | None:
+    """The check that an annotation names, or that of its type; None if there is none."""
+    if typing.get_origin(hint) is not Annotated:
+        return _BY_TYPE.get(hint)
+    return next((each for each in hint.__metadata__ if callable(each)), _BY_TYPE.get(hint.__origin__))
+
+
+# --- values: `what` names the function and the argument --------------------------------------------------------------
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: in one line of bounded length, whatever it is."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # its own, or that of a number with too many digits
+        return f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def dimensions(rank: int) -> str:
+    """A rank as messages show it."""
+    return f"{rank} dimension{'' if rank == 1 else 's'}"
+
+
+def integer(what: str, value: Any) -> int:
+    """A number that int64 holds; a bool is none."""
+    wrong = f"{what} is {shown(value)}, expected"
+    if isinstance(value, bool):
+        raise TypeError(f"{wrong} an int")
+    try:
+        found = arithmetic.index(value)
+    except Exception:  # a foreign __index__ may raise anything
+        raise TypeError(f"{wrong} an int") from None
+    if not -(2**63) <= found < 2**63:
+        raise ValueError(f"{wrong} a 64-bit integer")
+    return found
+
+
+def integers(what: str, value: Any) -> Shape:
+    """A tuple of such numbers, from a tuple, a list or an array."""
+    try:
+        # PyTorch's own list takes no NumPy view of a tensor's memory, which would keep it from being resized.
+        array = value if isinstance(value, tuple | list) or hasattr(value, "tolist") else np.asarray(value)
+        found = array if isinstance(array, tuple | list) else array.tolist()
+    except Exception:  # a foreign __array__ may raise anything
+        found = None
+    if not isinstance(found, tuple | list):
+        raise TypeError(f"{what} is {shown(value)}, expected a tuple of ints")
+    return tuple(integer(what, each) for each in found)
+
+
+def flag(what: str, value: Any) -> bool:
+    """A bool, Python's or NumPy's."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{what} is {shown(value)}, expected a bool")
+    return bool(value)
+
+
+def number(what: str, value: Any) -> float:
+    """A number as a float."""
+    try:
+        if isinstance(value, NO_NUMBERS):
+            raise TypeError
+        # PyTorch warns of float() for a parameter.
+        found = float(value.detach() if hasattr(value, "detach") else value)
+        return found + 0.0  # -0.0 becomes 0.0: as keys of plans they are the same
+    except Exception:  # a foreign __float__ may raise anything
+        raise TypeError(f"{what} is {shown(value)}, expected a number") from None
+
+
+def read_axes(what: str, value: Any) -> int | tuple[int, ...]:
+    """An axis, or a tuple of them, as Python's integers."""
+    return integers(what, value) if isinstance(value, tuple) else integer(what, value)
+
+
+# --- the checks of types ---------------------------------------------------------------------------------------------
+
+
+def _checking(read: Callable[[str, Any], Any]) -> Check:
+    return lambda what, value, beside: read(what, value)
+
+
+def _unless_none(read: Callable[[str, Any], Any]) -> Check:
+    return lambda what, value, beside: None if value is None else read(what, value)
+
+
+_BY_TYPE: dict[Any, Check] = {
+    bool: _checking(flag),
+    int: _checking(integer),
+    float: _checking(number),
+    tuple[int, ...]: _checking(integers),
+    int | None: _unless_none(integer),
+    float | None: _unless_none(number),
+    tuple[int, ...] | None: _unless_none(integers),
+}
+
+
+# --- the checks that annotations name --------------------------------------------------------------------------------
+
+
+def axis(what: str, value: Any, beside: Beside) -> range:
+    """One axis of the first array, as a range."""
+    return axes(what, integer(what, value), beside)
+
+
+def axes(what: str, value: Any, beside: Beside) -> range:
+    """The named axes of the first array as a range; a tuple must name adjacent axes."""
+    rank = len(beside.attributes.get("shape", next(iter(beside.shapes.values()))))
+    named = read_axes(what, value)
+    several = named if isinstance(named, tuple) else (named,)
+    for each in several:
+        if not -rank <= each < rank:
+            bounds = f"{-rank} to {rank - 1}" if rank else "an array of at least one dimension"
+            raise ValueError(f"{what} is {named}, expected {bounds} for an array of {dimensions(rank)}")
+    found = sorted(each % rank for each in several)
+    if not found or found != list(range(found[0], found[0] + len(found))):
+        raise ValueError(f"{what} is {named}, expected an int or a tuple of adjacent axes")
+    return range(found[0], found[-1] + 1)
+
+
+def sizes(what: str, value: Any, beside: Beside) -> Shape:
+    """The shape of an array that is made."""
+    shape = integers(what, value)
+    if any(size < 0 for size in shape):
+        raise ValueError(f"{what} is {shape}, expected sizes of at least 0")
+    if math.prod(size for size in shape if size) >= MOST_ELEMENTS:
+        raise ValueError(f"{what} is {shape}, expected fewer than {MOST_ELEMENTS} elements")
+    return shape
+
+
+def one_of(*names: str) -> Check:
+    """One of these words."""
+
+    def check(what: str, value: Any, beside: Beside) -> str:
+        if not isinstance(value, str) or value not in names:
+            raise ValueError(f"{what} is {shown(value)}, expected one of {', '.join(names)}")
+        return str(value)
+
+    return check
+
+
+def finite(what: str, value: Any, beside: Beside) -> float:
+    """A finite number."""
+    found = number(what, value)
+    if not math.isfinite(found):
+        raise ValueError(f"{what} is {found}, expected a finite number")
+    return found
+
+
+def divisor(what: str, value: Any, beside: Beside) -> float:
+    """A finite number to divide by."""
+    found = number(what, value)
+    if not math.isfinite(found) or not found:
+        raise ValueError(f"{what} is {found}, expected a finite number other than 0")
+    return found
+
+
+def float_dtypes(what: str, value: Any, beside: Beside) -> Any:
+    """A dtype for all results, or a tuple with one for each; None stands for the result's own."""
+    if not isinstance(value, tuple):
+        return _float_dtype(what, value)
+    if len(beside.results) == 1:
+        raise TypeError(f"{what} is {shown(value)}, expected one of {', '.join(FLOATS)}")
+    if len(value) != len(beside.results):
+        raise TypeError(f"{what} is {shown(value)}, expected one dtype or a tuple of {len(beside.results)}")
+    return tuple(_float_dtype(f"{what} for {name}", each) for name, each in zip(beside.results, value, strict=True))
+
+
+def _float_dtype(what: str, value: Any) -> np.dtype[Any] | None:
+    if value is None:
+        return None
+    try:
+        dtype = DTYPES["bfloat16"] if isinstance(value, str) and value == "bfloat16" else np.dtype(value)
+    except Exception:  # NumPy asks foreign objects for their dtype
+        raise TypeError(f"{what} is {shown(value)}, expected one of {', '.join(FLOATS)}") from None
+    if dtype.name not in FLOATS or not dtype.isnative:
+        raise TypeError(f"{what} is {dtype}, expected one of {', '.join(FLOATS)}")
+    return dtype
+
+
+# What several families of declarations annotate their attributes with.
+Axis = Annotated[int, axis]
+Axes = Annotated[int | tuple[int, ...], axes]
+Sizes = Annotated[Any, sizes]
+Reduction = Annotated[str, one_of(*REDUCTIONS)]
+FloatDtypes = Annotated[Any, float_dtypes]

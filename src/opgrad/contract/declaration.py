@@ -1,0 +1,242 @@
+"""What the declaration of an operator holds.
+
+An operator is declared once, as a NumPy function in `opgrad.ops`: its signature is the interface, its body
+the float64 reference, its docstring the documentation. The annotations say which dtypes and shapes each
+array may have, and what an attribute must be; the decorator adds what Python cannot say.
+"""
+
+import functools
+import importlib
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar
+
+from opgrad.contract.attributes import Check, check_of
+from opgrad.contract.dtypes import Shape
+from opgrad.contract.libraries import Arrays
+
+# What the loops run over: single elements, rows along `axis`, the classes on axis 1, slices named by indices, or
+# blocks of rows that go through stages; or the whole: the kernel itself decides, from the shapes of contiguous arrays.
+Kind = Literal["elements", "rows", "classes", "slices", "blocks", "whole"]
+
+
+@dataclass(frozen=True)
+class Support:
+    """Where an operator runs: the backends that have its kernel, and the front ends that take its calls."""
+
+    backends: tuple[str, ...]
+    front_ends: tuple[str, ...]
+
+
+EVERYWHERE = Support(("cpu", "cuda"), ("numpy", "torch", "cupy", "jax", "onnxruntime"))
+# Operators that training graphs contain beside those; PyTorch and JAX differentiate what they stand for themselves.
+IN_GRAPHS = Support(("cpu",), ("numpy", "onnxruntime"))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What an array argument or a result may be.
+
+    `shape` computes the one allowed shape from those of the arrays before it and the attributes (None: any);
+    `as_in` is the end of the message, `dtype_of` the argument whose dtype this one must have; a result that may not
+    have that dtype has the first of its own, unless `out_dtype` asks for another. `role`: it has an entry for each
+    element of the first array, for each sample of it (without axis 1), or stands by itself. `several`: it stands for
+    any number of arrays, see `spread`.
+    """
+
+    dtypes: tuple[str, ...]
+    shape: Callable[..., Shape] | None = None
+    as_in: str = ""
+    dtype_of: str | None = None
+    ranks: range = range(65)
+    role: Literal["element", "sample", "alone"] = "element"
+    several: bool = False
+
+
+@dataclass(frozen=True)
+class OnnxName:
+    """An ONNX operator of domain com.microsoft that computes this operator.
+
+    `inputs` and `outputs` name parameters in ONNX order, with a "?" behind optional ones and a "*" behind
+    the last if it stands for any number; an attribute's name there is an input whose value is needed (a tensor in CPU
+    memory). `attributes` holds the ONNX attributes with the original defaults. `until_13`: axis k stands for the axes
+    from k to the last. `types` gives inputs that share a dtype one letter, and inputs read as attributes the dtypes
+    that they come in; without it all float arrays share one. `origin` is the domain of the original if it is another.
+    `overwrites`: results that are written over an input, whose memory the caller keeps.
+    `shape_of` names the result whose shape, as the graph declares it, is the attribute `shape`.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    until_13: bool = False
+    types: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    origin: str = "com.microsoft"
+    overwrites: Mapping[str, str] = field(default_factory=dict)
+    shape_of: str | None = None
+
+
+@dataclass(frozen=True)
+class General:
+    """What an operator takes beyond its plain form, and how such a call becomes an operator of its own.
+
+    `keywords` are the parameters of the function that the plain form lacks. `expand` returns, for a call's arguments
+    by name and the library of its arrays, the operator that computes it and the arguments by that operator's names;
+    the operator itself for a call in its plain form. `over_arrays` returns the arguments with `change(name, array)`
+    for each array among the keywords, by the names that messages give them.
+    """
+
+    keywords: tuple[str, ...]
+    expand: Callable[["Operator", dict[str, Any], Arrays], tuple["Operator", dict[str, Any]]]
+    over_arrays: Callable[[Mapping[str, Any], Callable[[str, Any], Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """One declared operator, or the form that a call in general takes of it."""
+
+    name: str
+    family: str
+    kind: Kind
+    formula: str
+    reference: Callable[..., Any]
+    forward: str | None
+    onnx: tuple[OnnxName, ...]
+    in_place: Mapping[str, tuple[str, ...]]
+    inputs: Mapping[str, Tensor]
+    optional: frozenset[str]
+    attributes: Mapping[str, Any]
+    parameters: tuple[str, ...]
+    results: Mapping[str, Tensor]
+    types: Mapping[str, Any] = field(default_factory=dict)  # the annotations of the attributes
+    checks: Mapping[str, Check] = field(default_factory=dict)  # of attributes, those of the general form among them
+    support: Support = EVERYWHERE
+    general: General | None = None
+    finish: Callable[[tuple[Any, ...]], Any] | None = None  # makes what the function returns of the results
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The names of the array arguments, in order."""
+        return tuple(self.inputs)
+
+    def kernel(self, backend: str = "cpu") -> Callable[..., Any]:
+        """The function of the same name in the backend's file, or folder, of the same family.
+
+        Raises NotImplementedError if there is none.
+        """
+        module = f"opgrad.{backend}.{self.family}"
+        try:
+            found = getattr(importlib.import_module(module), self.name, None)
+        except ModuleNotFoundError as error:
+            if not module.startswith(error.name or "?"):
+                raise
+            found = None
+        if found is None:
+            message = f"{self.name}: no kernel for {backend}; it would stand in opgrad/{backend}/{self.family}.py"
+            raise NotImplementedError(message)
+        return typing.cast(Callable[..., Any], found)
+
+
+_declared: dict[str, Operator] = {}
+
+
+def reference(name: str) -> Callable[..., Any]:
+    """The float64 reference of a declared operator."""
+    return _declared[name].reference
+
+
+def operators() -> dict[str, Operator]:
+    """The operators that every front end and device has, by name, in the order of the documentation."""
+    return {op.name: op for op in _all() if op.support == EVERYWHERE}
+
+
+def graph_operators() -> dict[str, Operator]:
+    """The other operators of training graphs, which NumPy and ONNX Runtime have on the CPU."""
+    return {op.name: op for op in _all() if op.support != EVERYWHERE}
+
+
+def _all() -> Iterator[Operator]:
+    families = importlib.import_module("opgrad.ops").FAMILIES
+    for family in families:
+        importlib.import_module(f"opgrad.ops.{family}")
+    declared = (op for op in _declared.values() if op.family in families)
+    return iter(sorted(declared, key=lambda op: families.index(op.family)))
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def operator(
+    formula: str,
+    *,
+    results: Mapping[str, Tensor],
+    kind: Kind = "whole",
+    support: Support = EVERYWHERE,
+    forward: str | None = None,
+    onnx: tuple[OnnxName, ...] = (),
+    in_place: Mapping[str, tuple[str, ...]] | None = None,
+    general: General | None = None,
+) -> Callable[[F], F]:
+    """Declare an operator: the function becomes the reference, and a front end of the same signature replaces it.
+
+    `in_place` maps a result to the arguments whose memory it may take over.
+    """
+
+    def declare(function: F) -> F:
+        declared = Operator(
+            formula=formula,
+            kind=kind,
+            support=support,
+            results=results,
+            forward=forward,
+            onnx=onnx,
+            in_place=in_place or {},
+            general=general,
+            **_interface(function, general.keywords if general else ()),
+        )
+        _declared[declared.name] = declared
+        return typing.cast(F, functools.wraps(function)(_front_end[0](declared)))
+
+    return declare
+
+
+_front_end: list[Callable[[Operator], Callable[..., Any]]] = []
+
+
+def answer_with(dispatcher: Callable[[Operator], Callable[..., Any]]) -> None:
+    """Name what makes the public function of each operator that is declared from now on."""
+    _front_end[:] = [dispatcher]
+
+
+def _interface(function: Callable[..., Any], general: tuple[str, ...]) -> dict[str, Any]:
+    """What the function itself says of its operator; `general` are the keywords that the plain form lacks."""
+    hints, signature = typing.get_type_hints(function, include_extras=True), inspect.signature(function)
+    types = typing.get_type_hints(function)
+    plain = [p for name, p in signature.parameters.items() if name not in general]
+    inputs = {p.name: found for p in plain if (found := _tensor(hints[p.name])) is not None}
+    rest = [p for p in plain if p.name not in inputs and p.name != "out"]
+    checked = {name: check_of(hints[name]) for name in (*(p.name for p in rest), *general) if name in hints}
+    return {
+        "name": function.__name__,
+        "family": function.__module__.rpartition(".")[2],
+        "reference": function,
+        "inputs": inputs,
+        "optional": frozenset(name for name in inputs if signature.parameters[name].default is None),
+        "attributes": {p.name: p.default for p in rest},
+        "types": {p.name: types[p.name] for p in rest},
+        "checks": {name: check for name, check in checked.items() if check is not None},
+        "parameters": tuple(p.name for p in plain),
+    }
+
+
+def _tensor(hint: Any) -> Tensor | None:
+    """The Tensor inside an annotation such as `Floats` or `Floats | None`."""
+    for option in (hint, *typing.get_args(hint)):
+        if typing.get_origin(option) is Annotated:
+            for extra in option.__metadata__:
+                if isinstance(extra, Tensor):
+                    return extra
+    return None

@@ -1,0 +1,70 @@
+"""What is asked of an array library where a call's form is found; a front end hands its own in."""
+
+import sys
+from typing import Any, Protocol
+
+import numpy as np
+
+from opgrad.contract.dtypes import DTYPES, Array, Shape, Spec
+
+NUMBERS = (bool, int, float)  # what stands for an array beside the arrays of any library
+
+
+class Arrays(Protocol):
+    """What the form of a call needs of the library that its arrays belong to, to put its operator's arrays together."""
+
+    def __hash__(self) -> int: ...
+
+    def owns(self, value: Any) -> bool:
+        """Whether a value is one of the library's arrays."""
+
+    def spec(self, array: Any) -> Spec:
+        """The shape and the dtype of an array, or of what NumPy takes for one."""
+
+    def broadcast(self, array: Any, shape: Shape, like: Any) -> Any:
+        """A view of an array, or a number as an array beside `like`, in this shape; what is neither as it is.
+
+        Raises ValueError if the array has another shape."""
+
+    def state(self, seed: int, offset: int, like: Any) -> Any:
+        """The two as int64 beside `like`, without waiting for its device."""
+
+    def total(self, array: Any, axes: tuple[int, ...], shape: Shape, dtype: str) -> Any:
+        """The sum over these axes (none: the array), in float64, rounded to this dtype and in this shape."""
+
+
+class Host:
+    """`Arrays` for NumPy's."""
+
+    @staticmethod
+    def owns(value: Any) -> bool:
+        return isinstance(value, np.ndarray)
+
+    @staticmethod
+    def spec(array: Any) -> Spec:
+        found = np.asarray(array)
+        return Spec(found.shape, found.dtype)
+
+    @staticmethod
+    def broadcast(array: Any, shape: Shape, like: Any) -> Array:
+        found = np.asarray(float(array) if isinstance(array, int) and not isinstance(array, bool) else array)
+        return found if found.shape == shape else np.broadcast_to(found, shape)
+
+    @staticmethod
+    def state(seed: int, offset: int, like: Any) -> Array:
+        return np.array((seed, offset), np.int64)
+
+    @staticmethod
+    def total(array: Array, axes: tuple[int, ...], shape: Shape, dtype: str) -> Array:
+        summed = array.sum(axes, dtype=np.float64).reshape(shape) if axes else array
+        with np.errstate(all="ignore"):  # what is too large becomes infinite, as in kernels
+            return np.asarray(summed, DTYPES[dtype])  # a sum over all axes is no array
+
+
+HOST = Host()
+
+
+def is_masked(value: Any) -> bool:
+    """Whether a value is a masked array: NumPy imports np.ma for whoever asks for it first, which is not us."""
+    kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    return kind is not None and isinstance(value, kind)

@@ -1,0 +1,128 @@
+"""Operators on any number of arrays, and those of whose results a call may want only some."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from opgrad.contract.attributes import shown
+from opgrad.contract.declaration import General, Operator, Tensor
+from opgrad.contract.libraries import Arrays
+
+NEEDS = "needs"  # the keyword of operators that can leave results out
+
+
+@functools.lru_cache(maxsize=256)  # building it takes longer than a small call
+def spread(op: Operator, given: int, made: int) -> Operator:
+    """The operator for so many arrays in place of its last input, if that is several, and results likewise.
+
+    They are named NAME[0], NAME[1], …; a several result's shape is computed with the keyword `index`.
+    """
+
+    def replaced(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            each = {f"{name}[{i}]": _indexed(tensor, i) for i in range(count)} if tensor.several else {name: tensor}
+            found |= each
+        return found
+
+    inputs, results = replaced(op.inputs, given), replaced(op.results, made)
+    shared = {
+        f"{result}[{i}]": tuple(f"{name}[{i}]" for name in names)
+        for result, names in op.in_place.items()
+        for i in range(made)
+    }
+    rest = [name for name in op.parameters if name not in op.inputs]
+    return replace(op, inputs=inputs, results=results, parameters=(*inputs, *rest), in_place=shared, general=None)
+
+
+def _indexed(tensor: Tensor, index: int) -> Tensor:
+    shape = tensor.shape and functools.partial(tensor.shape, index=index)
+    model = tensor.dtype_of and tensor.dtype_of.replace("[]", f"[{index}]")
+    return replace(tensor, shape=shape, dtype_of=model, several=False)
+
+
+def several(made: Callable[[Operator, Mapping[str, Any], int], int] = lambda op, given, count: 0) -> General:
+    """What an operator with lists of arrays takes, all equally long; `made` gives the length of lists that it returns.
+
+    It is given the operator, the arguments, not checked yet, and the length of the lists, 1 if there is none.
+    """
+
+    def expand(op: Operator, given: dict[str, Any], library: Arrays) -> tuple[Operator, dict[str, Any]]:
+        flat, count = dict(given), 1
+        lists = [name for name, tensor in op.inputs.items() if tensor.several]
+        for name in lists:
+            arrays = flat.pop(name)
+            count = _length(op, name, arrays, lists[0], count)
+            flat |= {f"{name}[{i}]": array for i, array in enumerate(arrays)}
+        results = made(op, given, count)
+        if not results:
+            return spread(op, count, 0), flat
+        if isinstance(flat.get("out"), list | tuple):
+            flat["out"] = _flattened(flat["out"])
+        return _making_lists(op, count, results), flat
+
+    def over_arrays(given: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
+        return {
+            name: [change(f"{name}[{i}]", array) for i, array in enumerate(value)] if isinstance(value, list) else value
+            for name, value in given.items()
+        }
+
+    return General((), expand, over_arrays)
+
+
+@functools.lru_cache(maxsize=256)
+def _making_lists(op: Operator, given: int, made: int) -> Operator:
+    return replace(spread(op, given, made), finish=functools.partial(_in_lists, len(op.results)))
+
+
+def _length(op: Operator, name: str, arrays: Any, first: str, expected: int) -> int:
+    """The length of a list of arrays, which must be that of the first one."""
+    if not isinstance(arrays, list | tuple):
+        raise TypeError(f"{op.name}: {name} is {type(arrays).__name__}, expected a list of arrays")
+    if not arrays:
+        raise ValueError(f"{op.name}: {name} is empty, expected at least one array")
+    if name != first and len(arrays) != expected:
+        raise ValueError(f"{op.name}: {name} has {len(arrays)} arrays, expected {expected}, as many as {first}")
+    return len(arrays)
+
+
+def _flattened(out: Any) -> Any:
+    """Arrays for results, in lists or not, as the plain form takes them: a tuple, or the only one."""
+    flat = tuple(array for each in out for array in (each if isinstance(each, list | tuple) else [each]))
+    return flat[0] if len(flat) == 1 else flat
+
+
+def _in_lists(lists: int, results: tuple[Any, ...]) -> Any:
+    """The results as a list, or as so many lists of one length."""
+    if lists == 1:
+        return list(results)
+    length = len(results) // lists
+    return tuple(list(results[start : start + length]) for start in range(0, len(results), length))
+
+
+# --- operators of whose results a call may want only some ----------------------------------------------------------
+
+
+def only(op: Operator, needs: Sequence[str]) -> Operator:
+    """The operator with these results alone, in its own order."""
+    return replace(op, results={name: tensor for name, tensor in op.results.items() if name in needs}, general=None)
+
+
+def choosing() -> General:
+    """What an operator takes that can leave results out: the keyword `needs` names those that it shall compute."""
+
+    def expand(op: Operator, given: dict[str, Any], library: Arrays) -> tuple[Operator, dict[str, Any]]:
+        needs = given.get(NEEDS)
+        if needs is None:
+            return op, given
+        known = isinstance(needs, tuple | list) and all(isinstance(each, str) and each in op.results for each in needs)
+        if not known or not needs:
+            expected = f"some of {', '.join(op.results)} in a tuple"
+            raise ValueError(f"{op.name}: {NEEDS} is {shown(needs)}, expected {expected}")
+        return only(op, needs), given
+
+    def over_arrays(given: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
+        return dict(given)
+
+    return General((NEEDS,), expand, over_arrays)

@@ -1,0 +1,42 @@
+"""Attributes as plain values: what a key of plans may hold, because it can never change.
+
+A number may come in an array or in any object with `__float__` or `__index__`. Hashed as what it is, it would find
+the plan of the number that it held before.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from opgrad.contract.attributes import read_axes
+from opgrad.contract.checks import normalise
+from opgrad.contract.declaration import Operator
+from opgrad.contract.dtypes import Attributes
+
+# The types themselves: a class derived from one of them may say anything of its value.
+# A library adds its own when it is first met.
+PLAIN: set[type] = {bool, int, float, str, type(None)} | {
+    np.dtype(code).type for code in np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"
+}
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value never changes."""
+    if type(value) in PLAIN or isinstance(value, np.dtype | type):
+        return True
+    return isinstance(value, tuple) and all(is_plain(each) for each in value)
+
+
+def plain(op: Operator, given: Mapping[str, Any], names: Iterable[str] | None = None) -> Mapping[str, Any]:
+    """A call's arguments with plain values for attributes, as the contract reads them; raises what it raises.
+
+    names: of the attributes, if they are not the operator's own.
+    """
+    attributes = op.attributes if names is None else names
+    changing: Attributes = {name: given[name] for name in attributes if name in given and not is_plain(given[name])}
+    if not changing:
+        return given
+    axis = {"axis": read_axes(f"{op.name}: axis", changing.pop("axis"))} if "axis" in changing else {}
+    normalise(op, changing, {})
+    return {**given, **changing, **axis}

@@ -1,0 +1,58 @@
+"""A call as kernels see it, on any backend: the loops' sizes, the operands with their strides, the attributes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from opgrad.contract.dtypes import Spec
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array argument or result: its number, dtype and strides in elements."""
+
+    number: int
+    dtype: str
+    outer: int = 0
+    n: int = 1
+    inner: int = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a kernel function is given: the loops' sizes, the operands by name, the attributes.
+
+    `bytes` counts each operand once. Operands that were not given are None. `orders` are the memory orders of
+    their axes, `specs` how they lie in memory.
+    """
+
+    outer: int
+    n: int
+    inner: int
+    operands: Mapping[str, Operand | None]
+    attributes: Mapping[str, Any]
+    specs: Mapping[str, Spec]
+    orders: Mapping[str, tuple[int, ...]]
+    bytes: int
+
+    @property
+    def is_general(self) -> bool:
+        """Whether the call has attributes, or dtypes, that the operator's plain form lacks (opgrad.fused.primitive)."""
+        return "post_ops" in self.attributes
+
+    def __getitem__(self, name: str) -> Any:
+        return self.operands[name]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A result and another operand that must not overlap; `same`: unless they are one and the same memory.
+
+    `low` and `high` are the bytes that the operands cover around their data pointers.
+    """
+
+    result: int
+    other: int
+    result_bytes: tuple[int, int]
+    other_bytes: tuple[int, int]
+    same: bool

@@ -1,0 +1,57 @@
+"""The words for labels and indices that are out of range, on every backend."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from opgrad.contract.problem import Problem
+
+Explain = Callable[[int, int], Exception]  # from the place of a wrong number in memory order, and the number
+
+
+def wrong_label(problem: Problem, operator: str) -> Explain:
+    """The message for a label that is out of range."""
+    shape, order = problem.specs["labels"].shape, problem.orders["labels"]
+    ignore, classes = problem.attributes.get("ignore_index"), problem.n
+
+    def explain(position: int, value: int) -> Exception:
+        place = position_of(position, shape, order)
+        expected = f"0 to {classes - 1}" if classes else "no label, as there are 0 classes"
+        also = "" if ignore is None else f" or ignore_index {ignore}"
+        return ValueError(f"{operator}: labels{place} is {value}, expected {expected}{also}")
+
+    return explain
+
+
+def wrong_index(problem: Problem, operator: str, size: int) -> Explain:
+    """The message for an index that is out of range on an axis of this size."""
+    shape = problem.specs["indices"].shape
+
+    def explain(position: int, value: int) -> Exception:
+        place = position_of(position, shape, tuple(range(len(shape))))
+        expected = f"{-size} to {size - 1}" if size else "no index, as the axis has size 0"
+        return ValueError(f"{operator}: indices{place} is {value}, expected {expected}")
+
+    return explain
+
+
+def wrong_maximum(problem: Problem, operator: str) -> Explain:
+    """The message for the place of a window's maximum that is not in the window's image and channel."""
+    shape, x = problem.specs["indices"].shape, problem.attributes["shape"]
+    windows, plane = math.prod(shape[2:]), math.prod(x[2:])
+
+    def explain(position: int, value: int) -> Exception:
+        place = position_of(position, shape, tuple(range(len(shape))))
+        first = position // windows * plane
+        expected = f"{first} to {first + plane - 1}" if plane else "no index, as shape has a size of 0"
+        return ValueError(f"{operator}: indices{place} is {value}, expected {expected}, in its image and channel")
+
+    return explain
+
+
+def position_of(position: int, shape: tuple[int, ...], order: tuple[int, ...]) -> str:
+    """`[i, j]` of the element at a position in memory order; nothing for a single number."""
+    moved = np.unravel_index(position, [shape[axis] for axis in order])
+    found = [int(moved[order.index(axis)]) for axis in range(len(shape))]
+    return f"[{', '.join(map(str, found))}]" if found else ""

@@ -1,0 +1,75 @@
+"""A signature's plan on the CPU: its program turned into the words that native code runs."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opgrad.contract import Attributes, Operator, Spec
+from opgrad.contract.ranges import Explain
+from opgrad.contract.signature import Prepared, pairs, prepare
+from opgrad.locks import settling
+
+
+@dataclass
+class Plan:
+    """All that a call needs to know beforehand; `words` is what native code reads, `tables` what they point to."""
+
+    operator: Operator
+    results: tuple[Spec, ...]
+    orders: tuple[tuple[int, ...] | None, ...]
+    copies: tuple[tuple[int, tuple[int, ...]], ...]
+    scratch_bytes: int
+    parts_max: int
+    words: Any
+    explain: Explain
+    implementation: str
+    bytes_moved: int
+    tables: Sequence[Any]
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.words)
+
+    def error(self, scratch: int) -> Exception:
+        """The exception for a run that returned a status, from what it left in scratch."""
+        status = (ctypes.c_int64 * 3).from_address(scratch)
+        return self.explain(status[1], status[2])
+
+
+def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out: Sequence[Spec] | None = None) -> Plan:
+    """The plan of a signature on the CPU: its loops chosen, what they need compiled, all put together.
+
+    `out` describes results that the caller brings. Raises what `prepare` raises.
+    """
+    with settling:
+        return _plan(prepare(op, specs, attributes, out))
+
+
+def _plan(prepared: Prepared) -> Plan:
+    from opgrad.cpu.runtime.execute import words
+
+    op = prepared.operator
+    program = op.kernel()(prepared.problem)
+    code = words(program, pairs(prepared) if prepared.brought else ())
+    return Plan(
+        op,
+        tuple(prepared.results.values()),
+        tuple(_unless_c_order(prepared.problem.orders[name]) for name in prepared.results),
+        prepared.copies,
+        program.scratch_bytes,
+        max((step.parts for step in program.steps), default=1),
+        (ctypes.c_int64 * len(code))(*code),
+        program.explain or _unexplained,
+        program.name or " + ".join(dict.fromkeys(step.kernel.__name__ for step in program.steps)),
+        prepared.problem.bytes,
+        program.tables,
+    )
+
+
+def _unexplained(position: int, value: int) -> Exception:
+    return RuntimeError(f"opgrad: a kernel left a status that it does not explain ({position}, {value})")
+
+
+def _unless_c_order(order: tuple[int, ...]) -> tuple[int, ...] | None:
+    return None if order == tuple(range(len(order))) else order

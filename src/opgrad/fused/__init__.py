@@ -1,0 +1,1 @@
+"""Softmax in full: a call with attributes as an operator of its own, whose kernels are those of `cpu/fused`."""

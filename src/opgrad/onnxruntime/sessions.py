@@ -1,0 +1,80 @@
+"""Sessions of the stock onnxruntime that know opgrad's operators."""
+
+import functools
+import os
+import weakref
+from typing import Any
+
+import onnxruntime
+
+from opgrad.locks import settling
+from opgrad.onnxruntime import abi, library
+from opgrad.onnxruntime.abi import Api
+
+# What helps when onnxruntime says that it cannot load a model, by a part of its message.
+REMEDIES = {
+    "type inference failed": "the outputs of SoftmaxCrossEntropyLossInternal and its gradient have the type that the"
+    " graph declares; add a value_info entry for each that is not an output of the graph",
+    "(-1) is not a registered function/op": "the model does not import the domain com.microsoft, which onnxruntime"
+    " needs for what it fuses; add the opset import com.microsoft 1, or open the model with plain onnxruntime",
+}
+
+_registered: "weakref.WeakSet[onnxruntime.SessionOptions]" = weakref.WeakSet()
+
+
+def register(session_options: onnxruntime.SessionOptions) -> None:
+    """Let sessions made with these options run ONNX Runtime's training operators on the CPU.
+
+    session_options: an onnxruntime.SessionOptions; registering it again changes nothing.
+
+    Raises TypeError for any other object, RuntimeError if onnxruntime is older than 1.18 or this system gives
+    no way to register operators. `opgrad ops` lists the operators.
+    """
+    if not isinstance(session_options, onnxruntime.SessionOptions):
+        kind = type(session_options).__name__
+        raise TypeError(f"register: session_options is of type {kind}, expected onnxruntime.SessionOptions")
+    if _release(onnxruntime.__version__) < _release(abi.NEEDED):
+        raise abi.too_old()
+    with settling:
+        if session_options not in _registered:
+            options, base = library.options_and_base(session_options)
+            api = abi.table(base)
+            for domain in _domains(api.address):
+                api.check(abi.ADD_CUSTOM_OP_DOMAIN, options, domain)
+            _registered.add(session_options)
+
+
+def InferenceSession(
+    model: str | bytes | os.PathLike[str],
+    sess_options: onnxruntime.SessionOptions | None = None,
+    providers: Any = ("CPUExecutionProvider",),
+    **kwargs: Any,
+) -> onnxruntime.InferenceSession:
+    """An onnxruntime.InferenceSession that knows opgrad's operators.
+
+    model: path or bytes of an ONNX model. sess_options: registered with `register`; None: new ones.
+    providers, kwargs: as in onnxruntime.
+
+    Raises what `register` and onnxruntime.InferenceSession raise.
+    """
+    options = sess_options if sess_options is not None else onnxruntime.SessionOptions()
+    register(options)
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=providers, **kwargs)
+    except Exception as error:
+        for symptom, remedy in REMEDIES.items():
+            if symptom in str(error):
+                error.add_note(f"opgrad.onnxruntime: {remedy}")
+        raise
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in version.split(".")[:2])
+
+
+@functools.cache
+def _domains(api: int) -> list[int]:
+    """The operator domains, for each copy of onnxruntime's C library in the process."""
+    from opgrad.onnxruntime.custom_ops import new_domains
+
+    return new_domains(Api(api))

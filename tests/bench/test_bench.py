@@ -1,0 +1,429 @@
+"""The benchmark on tiny arrays: what it computes and writes, not how fast anything is."""
+
+import io
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import typer
+from bench_results import made_up_result
+from graph_cases import arrays_of, check_close, each_operator
+from rich.console import Console
+from typer.testing import CliRunner
+
+from opgrad.bench import measure, peers
+from opgrad.bench.case import Case
+from opgrad.bench.cells import DTYPES, EXAMPLE, GRAPH, GROUPS, PLAIN, PLANS, WORKLOADS, Cell, Workload, select
+from opgrad.bench.command import bench
+from opgrad.bench.copying import copier
+from opgrad.bench.figures import figures, geometric_mean, losses, read
+from opgrad.bench.form_case import FormCase
+from opgrad.bench.graph_case import GraphCase
+from opgrad.bench.run import Options, prepared, previous, run, store
+from opgrad.bench.tables import TITLES, duration, full_table, headline_table, show, summary
+from opgrad.bench.targets import Cpu, target
+from opgrad.contract import DTYPES as NUMPY_DTYPES
+from opgrad.contract import FLOATS, operators
+from opgrad.testing.accuracy import error_in_ulp, last_place, reference
+from opgrad.testing.examples import examples, listed
+
+TINY = {
+    "elements": (Workload((37,)),),
+    "rows": (Workload((5, 30)), Workload((3, 6, 2, 2), {"axis": 1}), Workload((6, 5), {"axis": 0})),
+    "classes": (Workload((20, 10)), Workload((2, 5, 3, 4))),
+    "slices": (Workload((20, 8), indices=50), Workload((20, 8), indices=50, equal=True)),
+}
+# SiLU is QuickGelu with alpha 1, and these peers return what they compute instead of writing it into results.
+NOT_COMPARED = {"quick_gelu", "quick_gelu_grad", "gather_grad"}
+NOT_COMPARED |= {"softmax_cross_entropy_loss_only", "softmax_cross_entropy_loss_and_grad"}
+PEER_TOLERANCE = 8  # ulp
+DRAWN_ANEW = {"dropout"}  # by random numbers of the peer
+CANCELLING = {"layer_normalization_grad"}  # in rows of one number, where peers leave what rounding does
+PLAN_TIMES = ("opgrad", "copy", "call", "kernel")
+FORMS = {
+    cell.name: cell
+    for cell in select([], [], [], quick=False, groups=[group for group in GROUPS if group not in (PLAIN, GRAPH)])
+}
+
+
+def tiny_cells(op, dtype="float32"):
+    return [Cell(op, workload, dtype) for workload in TINY[op.kind]]
+
+
+def tiny_form(cell):
+    """The same form of few numbers, the last axis still the longest."""
+    return replace(
+        cell, workload=replace(cell.workload, shape=(6, 10) if len(cell.workload.shape) == 2 else (3, 2, 4, 5))
+    )
+
+
+def test_every_operator_has_workloads(op):
+    assert WORKLOADS[op.kind]
+    assert any(workload.quick for workload in WORKLOADS[op.kind])
+
+
+def test_our_call_writes_the_results(op, dtype):
+    for cell in tiny_cells(op, dtype):
+        case = Case(cell)
+        for array in case.results.values():
+            assert array.ctypes.data % 64 == 0
+            array.fill(77)
+        case.call()()
+        assert case.error() < 64
+
+
+def test_a_sample_of_large_results_is_compared(monkeypatch, op):
+    monkeypatch.setattr("opgrad.bench.case.CHECKED", 16)
+    for cell in tiny_cells(op):
+        case = Case(cell)
+        case.call()()
+        assert case.error() < 64
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if "2048x32000" not in name])
+def test_forms_of_softmax_and_their_peers(monkeypatch, name):
+    monkeypatch.setattr("opgrad.bench.case.CHECKED", 16)
+    case = FormCase(tiny_form(FORMS[name]))
+    ours, rivals = case.call(), peers.calls(case, peers.installed())
+    integers = next(iter(case.results.values())).dtype.kind in "iu"
+    for call in (ours, *rivals.values()):
+        for array in case.results.values():
+            array.fill(77)
+        call()
+        written = not any((array.astype(np.float64) == 77).all() for array in case.results.values())
+        assert written or call is not ours
+        if written and ("dropout" not in name or call is ours):  # others draw other numbers
+            assert case.error() < (1 if integers else 64)
+    if case.cell.workload.group == PLANS:
+        assert set(rivals) == {"call", "kernel"}
+
+
+@each_operator
+def test_operators_of_training_graphs_and_their_peers(monkeypatch, op):
+    for place, example in enumerate(examples(op, "float32")):
+        monkeypatch.setattr("opgrad.bench.graph_case.examples", lambda *_, only=example, large: [only])
+        case = GraphCase(Cell(op, EXAMPLE, "float32"))
+        case.call()()
+        sizes = [array.size for array in arrays_of(case.values)]
+        if place == 0:
+            assert case.error() < 64
+            assert case.traffic() == sum(array.nbytes for array in arrays_of(case.values) + arrays_of(case.results))
+        # Peers may refuse what is empty, and round what cancels where a single number is normalized.
+        if min(sizes, default=0) and max(sizes) > 1:
+            check_peers(case, example.terms)
+
+
+def check_peers(case, terms):
+    """The peers compute what we do, within the tolerance, as far as their results have our form."""
+    ours = {name: array.copy() for name, array in case.results.items()}
+    rivals = peers.calls(case, peers.installed())
+    assert set(rivals) <= {"torch"}
+    for call in rivals.values():
+        for array in case.results.values():
+            array.fill(77)
+        for name, theirs in computed(case, call()).items():
+            cancels = case.op.name in CANCELLING and not ours[name].any()
+            if case.op.name not in DRAWN_ANEW and not cancels:
+                check_close([theirs], [ours[name]], terms)
+
+
+def computed(case, returned):
+    """What a peer's call returned in the form of a result, or else wrote into the case's arrays, by name."""
+    found = {name: array for name, array in case.results.items() if not (array == 77).all()}
+    each = [array.numpy() if hasattr(array, "numpy") else np.asarray(array) for array in listed(returned)]
+    if len(each) == len(case.results):
+        pairs = zip(case.results.items(), each, strict=True)
+        return found | {name: theirs for (name, like), theirs in pairs if theirs.shape == like.shape}
+    assert found
+    return found
+
+
+def test_wrong_forms_have_a_large_error():
+    case = FormCase(tiny_form(FORMS["softmax 4096x1000, out_scale 1/127 float32->int8"]))
+    case.call()()
+    case.results["y"][5, 3] += 9
+    assert case.error() > 8
+    case = FormCase(tiny_form(FORMS["softmax 4096x1000, dropout and mask float32"]))
+    case.call()()
+    case.results["mask"][0, 0] ^= True
+    assert case.error() == math.inf
+
+
+def test_wrong_results_have_a_large_error():
+    case = Case(Cell(operators()["relu"], Workload((9,)), "float32"))
+    case.call()()
+    case.results["y"][3] += 1
+    assert case.error() > 1e6
+
+
+@pytest.mark.parametrize("peer", peers.installed())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_peers_compute_the_same(op, dtype, peer):
+    for cell in tiny_cells(op, dtype):
+        case = Case(cell)
+        call = peers.calls(case, [peer]).get(peer)
+        if call is None:
+            continue
+        for array in case.results.values():
+            array.fill(77)
+        call()
+        written = {name: array for name, array in case.results.items() if not (array == 77).all()}
+        assert written or peer in ("numpy", "scipy") or op.name in NOT_COMPARED
+        exact = reference(op, case.values)
+        for name, array in written.items():
+            assert op.name in NOT_COMPARED or error_in_ulp(array, exact[name]) < PEER_TOLERANCE, cell.name
+
+
+def test_torch_computes_every_operator():
+    pytest.importorskip("torch")
+    assert set(peers.TORCH) == set(operators())
+
+
+def test_gather_reads_no_more_than_it_writes():
+    case = Case(Cell(operators()["gather"], Workload((1000, 8), indices=10), "float32"))
+    assert case.traffic() == 2 * 10 * 8 * 4 + 10 * 8
+
+
+def test_traffic_counts_each_array_once():
+    case = Case(Cell(operators()["softmax_grad"], Workload((10, 8)), "float16"))
+    assert case.traffic() == 3 * 10 * 8 * 2
+
+
+def test_traffic_of_a_form_counts_what_broadcasts_once_and_each_dtype_by_its_size():
+    assert FormCase(tiny_form(FORMS["softmax 4096x1000, out_scale 1/127 float32->int8"])).traffic() == 60 * (4 + 1)
+    added = FormCase(tiny_form(FORMS["softmax 32x16x128x128, add 1x16x1x128 float32"]))
+    assert added.traffic() == 2 * 120 * 4 + 2 * 5 * 4
+    mixed = FormCase(tiny_form(FORMS["softmax_grad 4096x1000, no attribute bfloat16,bfloat16->float32"]))
+    assert mixed.traffic() == 60 * (2 + 2 + 4)
+    kept = FormCase(tiny_form(FORMS["softmax 4096x1000, where float32"]))
+    assert kept.traffic() == 60 * (4 + 1 + 4)
+
+
+def test_the_loss_alone_reads_logits_and_labels():
+    case = Case(Cell(operators()["softmax_cross_entropy_loss_only"], Workload((10, 8)), "bfloat16"))
+    assert case.traffic() == 10 * 8 * 2 + 10 * 8 + 2
+
+
+def test_the_copy_copies():
+    copy = copier(1 << 16)
+    copy.target.fill(0)
+    copy()
+    assert copy.bytes == 1 << 16
+    np.testing.assert_array_equal(copy.source, copy.target)
+
+
+def test_times_of_all_calls_are_taken():
+    taken = measure.interleaved({"a": lambda: None, "b": lambda: sum(range(1000))}, 0)
+    assert taken["a"]["samples"] >= measure.FEWEST
+    assert 0 < taken["a"]["minimum"] <= taken["a"]["median"] < taken["b"]["median"]
+
+
+def test_selection():
+    assert {cell.dtype for cell in select([], [], [], quick=True, groups=[PLAIN])} == set(DTYPES)
+    assert len(select([], [], [], quick=True)) < len(select([], [], [], quick=False))
+    (cell,) = select(["softmax"], ["float64"], ["4096x1000"], quick=False)
+    assert (cell.workload.headline, cell.name) == (True, "softmax 4096x1000 float64")
+    (cell,) = select(["gather"], ["float32"], ["30x4"], quick=False)
+    assert cell.workload == Workload((30, 4), indices=30)
+    assert not select(["softmax_cross_entropy_loss"], [], ["30"], quick=False)
+
+
+def test_selection_of_forms():
+    every = select([], [], [], quick=False)
+    assert len({(cell.op.name, cell.workload.label, cell.dtype) for cell in every}) == len(every)
+    for group in GROUPS:
+        quick = select([], [], [], quick=True, groups=[group])
+        assert quick
+        assert {cell.workload.group for cell in quick} == {group}
+    assert len(select([], [], [], quick=False, groups=["broadcast"])) == 16
+    shown = [
+        cell.name for cell in select(["softmax"], ["float32"], ["4096x1000"], quick=False, groups=["types", "plain"])
+    ]
+    assert shown == ["softmax 4096x1000 float32"]
+    names = [cell.dtype for cell in select([], ["float32", "bfloat16"], ["4096x1000"], quick=False, groups=["types"])]
+    assert names == ["bfloat16->float32", "float32->bfloat16"]
+    assert not select(["relu"], [], [], quick=False, groups=["types"])
+    with pytest.raises(ValueError, match=r"^bench: group is 'type', expected one of plain, types, post-ops, "):
+        select([], [], [], quick=False, groups=["type"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((["softmx"], [], []), "bench: operator is 'softmx', expected one of in_place"),
+        (([], ["int8"], []), "bench: dtype is 'int8', expected one of float32, float64"),
+        (([], [], ["4x"]), "bench: shape is '4x', expected sizes such as 4096x1000"),
+    ],
+)
+def test_unknown_names_are_refused(options, message):
+    with pytest.raises(ValueError, match="^" + message.partition(", expected")[0]):
+        select(*options, quick=False)
+
+
+def test_unknown_peers_are_refused():
+    with pytest.raises(ValueError, match=r"^bench: peer is .jax., expected one installed of "):
+        peers.chosen(["jax"], peers.installed())
+
+
+def test_result_tables_and_losses():
+    result = made_up_result([4.0, 0.25, 0.998, 1.0])
+    cells = figures(result)
+    assert [cell.ratio for cell in cells] == [4.0, 0.25, pytest.approx(0.998), 1.0, None]
+    assert cells[0].gigabytes == pytest.approx(10)
+    assert [cell.share_of_copy for cell in cells] == pytest.approx([1, 1, 1, 1, 0.5])
+    assert geometric_mean(cells) == pytest.approx(0.998**0.25)
+    assert [cell.workload for cell in losses(cells)] == ["1x7"]
+    assert "slower than the best peer in 1" in summary(cells)
+    assert full_table(result).count("\n| `softmax` |") == 5
+    assert headline_table(result).count("\n| `softmax` |") == 1
+    assert "1 ms, 10 GB/s, **4.00x** torch" in headline_table(result)
+    assert summary(cells[-1:]) == "1 cells, no peer."
+
+
+def test_forms_have_tables_of_their_own():
+    result = made_up_result([4.0])
+    before = full_table(result)
+    for group, workload, seconds in (("broadcast", "8x9, add 1x9", 3e-3), ("broadcast", "8x9, add 8x9", 2e-3)):
+        cell = result["cells"][0] | {"group": group, "workload": workload}
+        cell["times"] = cell["times"] | {"opgrad": {"median": seconds, "minimum": seconds, "samples": 1}}
+        result["cells"].append(cell)
+    times = {
+        name: {"median": t, "minimum": t, "samples": 1}
+        for name, t in zip(PLAN_TIMES, (3e-6, 1e-6, 5e-6, 2e-6), strict=True)
+    }
+    result["cells"].append(result["cells"][0] | {"group": "plans", "workload": "1x9", "times": times})
+    text = full_table(result)
+    assert text.startswith(before)
+    assert "#### Softmax with an operand, by the axes that it has" in text
+    assert [line.rpartition(" | ")[2] for line in text.splitlines() if "add" in line] == ["1.50 |", "1.00 |"]
+    assert "| `softmax` | 1x9 | float32 | 3 µs | 5 µs | 2 µs | 1 µs |" in text
+    assert summary(figures(result)) == summary(figures(made_up_result([4.0])))
+    assert headline_table(result) == headline_table(made_up_result([4.0]))
+    result["cells"] = result["cells"][2:]
+    assert "cells, " not in full_table(result)
+
+
+def test_durations_have_three_digits():
+    assert [duration(t) for t in (0.01234, 9.4e-4, 1.2345e-6)] == ["12.3 ms", "940 µs", "1.23 µs"]
+
+
+def test_the_command_writes_json_and_a_plot(tmp_path):
+    app = typer.Typer()
+    app.command()(bench)
+    result_file, plot_file = tmp_path / "new" / "result.json", tmp_path / "plot.png"
+    options = ["--ops", "relu,softmax_grad", "--dtypes", "float32", "--shapes", "8x9", "--peers", "numpy"]
+    options += ["--seconds", "0", "--json", str(result_file), "--plot", str(plot_file)]
+    done = CliRunner().invoke(app, options, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "relu" in done.output
+    result = read(result_file)
+    assert [cell["operator"] for cell in result["cells"]] == ["relu", "softmax_grad"]
+    assert all(set(cell["times"]) == {"opgrad", "copy", "numpy"} for cell in result["cells"])
+    assert result["options"]["shapes"] == "8x9"
+    assert result["versions"]["numpy"] == np.__version__
+    assert plot_file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_result_is_json(op):
+    seen = []
+
+    def progress(done, total, cell):
+        seen.append((done, total, cell.name))
+
+    result = run(Cpu(), tiny_cells(op)[:1], ["numpy"], 0, {}, progress)
+    assert seen == [(0, 1, tiny_cells(op)[0].name)]
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_a_result_with_forms_is_json_and_is_shown():
+    forms = [group for group in GROUPS if group not in (PLAIN, GRAPH)]
+    cells = [tiny_form(cell) for cell in select([], [], [], quick=True, groups=forms)]
+    cells += select(["reduce_all_l2"], ["float32"], [], quick=True, groups=[GRAPH])
+    result = run(Cpu(), cells, ["numpy"], 0, {}, lambda done, total, cell: None)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert {cell["group"] for cell in result["cells"]} == set(GROUPS[1:])
+    console = Console(record=True, file=io.StringIO())
+    show(console, result)
+    text = console.export_text()
+    assert all(title in text for title in TITLES.values())
+
+
+def test_an_interrupt_keeps_what_was_measured():
+    def progress(done, total, cell):
+        if done == 1:
+            raise KeyboardInterrupt
+
+    relu = operators()["relu"]
+    cells = [Cell(relu, Workload((size,)), "float32") for size in (8, 9)]
+    result = run(Cpu(), cells, [], 0, {}, progress)
+    assert [cell["workload"] for cell in result["cells"]] == ["8"]
+    with pytest.raises(KeyboardInterrupt):
+        run(Cpu(), cells, [], 0, {}, lambda done, total, cell: progress(1, total, cell))
+
+
+def test_a_result_file_is_updated(tmp_path):
+    path = tmp_path / "new" / "result.json"
+    old, new = made_up_result([4.0, 0.25]), made_up_result([2.0])
+    new["cells"] = new["cells"][:1]
+    assert previous(path, update=True) is None
+    assert store(path, old, None) == old == read(path)
+    assert previous(path, update=True) == old
+    assert previous(path, update=False) is None
+    new["left_out"] = [{"operator": "relu", "workload": "9", "dtype": "float32", "left_out": "too large"}]
+    merged = store(path, new, old)
+    assert merged == read(path)
+    assert [(cell.workload, cell.ratio) for cell in figures(merged)] == [("0x7", 2.0), ("1x7", 0.25), ("2x7", None)]
+    assert merged["left_out"] == new["left_out"]
+    assert store(path, new, None) == read(path) == new
+
+
+def test_a_result_of_another_machine_is_not_updated():
+    with pytest.raises(ValueError, match=r"^bench: the file has another machine, so its cells cannot be kept: "):
+        prepared(Options(ops="relu"), made_up_result([2.0]))
+
+
+def test_unknown_devices_are_refused():
+    with pytest.raises(ValueError, match=r"^bench: device is 'rocm', expected one of cpu, cuda$"):
+        target("rocm")
+
+
+def test_the_module_writes_json_without_typer(tmp_path):
+    path = tmp_path / "result.json"
+    code = "import sys; sys.modules.update(typer=None, rich=None, matplotlib=None); import runpy; "
+    code += "runpy.run_module('opgrad.bench', run_name='__main__', alter_sys=True)"
+    options = ["--ops", "relu", "--dtypes", "float32", "--shapes", "8x9", "--peers", "numpy", "--seconds", "0"]
+    command = [sys.executable, "-c", code, *options, "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "1/1 relu 8x9 float32\n")
+    assert set(read(path)["cells"][0]["times"]) == {"opgrad", "copy", "numpy"}
+    done = subprocess.run([*command, "--device", "rocm"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "opgrad: bench: device is 'rocm', expected one of cpu, cuda\n")
+
+
+def test_other_files_are_no_results(tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="is no result file"):
+        read(path)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_an_ulp_is_the_distance_of_neighbours(dtype):
+    for magnitude in (1.0, 1.5, 0.999, 3e-5, 1000.0, 0.0):
+        near = np.array(magnitude, NUMPY_DTYPES[dtype])
+        further = np.nextafter(near, np.array(math.inf, near.dtype))
+        distance = further.astype(np.float64) - near.astype(np.float64)
+        assert last_place(near.dtype, near.astype(np.float64)) == distance
+
+
+def test_nan_and_infinity_elsewhere_are_infinitely_wrong():
+    exact = np.array([1.0, np.nan, np.inf, -np.inf])
+    assert error_in_ulp(exact.astype(np.float32), exact) == 0
+    for place, value in ((0, np.nan), (1, 1.0), (2, 1.0), (3, np.inf)):
+        wrong = exact.astype(np.float32)
+        wrong[place] = value
+        assert error_in_ulp(wrong, exact) == math.inf

@@ -1,0 +1,213 @@
+"""`opgrad bench --training`: what it measures and writes, not how fast anything is."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from artifact_sets import EXAMPLES, write_linear_set
+from bench_results import made_up_result
+from typer.testing import CliRunner
+
+import opgrad
+from opgrad import report
+from opgrad.bench import training
+from opgrad.bench.training import TrainingOptions, batch_of, examples, measure, old_step, run
+from opgrad.bench.training_tables import markdown, rows
+from opgrad.bench.training_torch import chain, torch_step
+from opgrad.cli import app
+from opgrad.training import ArtifactSet, Trainer
+
+OLD_RUNTIME = """
+import json, sys
+print(json.dumps({"loss": LOSS, "versions": {"python": "3.9"}}), flush=True)
+for line in sys.stdin:
+    print(json.dumps([1e-3, 2e-3, 3e-3]), flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Nobody's threads spin, for which a turn would wait."""
+    before = opgrad.get_num_threads()
+    opgrad.set_num_threads(1)
+    yield
+    opgrad.set_num_threads(before)
+
+
+def cli(*words: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["bench", *map(str, words)], env={"COLUMNS": "200"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def made_up_training() -> dict[str, Any]:
+    times = {"step": 1e-3, "graph": 6e-4, "optimizer": 1e-4, "torch": 3e-3, "old": 2e-3, "old optimizer": 4e-4}
+    cell = {
+        "set": "digits", "batch": 4, "parameters": 7, "loss": 1.0,
+        "times": {name: {"median": t, "minimum": t, "samples": 1} for name, t in times.items()},
+        "old_versions": {"python": "3.9"},
+    }  # fmt: skip
+    bare = {"set": "other", "batch": 4, "parameters": 7, "loss": 1.0, "notes": {"torch": "no torch model"}}
+    bare["times"] = {name: cell["times"][name] for name in ("step", "graph", "optimizer")}
+    return {**made_up_result([]), "cells": [], "training": [cell, bare]}
+
+
+def test_a_step_has_all_its_parts() -> None:
+    pytest.importorskip("torch")
+    artifacts = ArtifactSet.load(EXAMPLES / "digits")
+    cell = measure(artifacts, 4, 0.0, None)
+    assert set(cell["times"]) == {"step", "graph", "optimizer", "torch"}
+    assert all(taken["median"] > 0 for taken in cell["times"].values())
+    assert cell["parameters"] == 17226
+    assert "notes" not in cell
+    assert cell["loss"] == Trainer(artifacts).compute_gradients(batch_of(artifacts, 4))
+
+
+def test_torch_computes_the_same_step() -> None:
+    pytest.importorskip("torch")
+    artifacts = ArtifactSet.load(EXAMPLES / "digits")
+    data = batch_of(artifacts, 9)
+    step = torch_step(artifacts, data, 1)
+    expected = Trainer(artifacts).compute_gradients(data)
+    assert [float(step()), float(step())] == pytest.approx([expected, expected], rel=1e-6)  # the learning rate is 0
+
+
+def test_a_graph_that_is_no_chain_has_no_torch_model() -> None:
+    with pytest.raises(NotImplementedError, match="no torch model is built of Gather"):
+        chain(onnx.load(EXAMPLES / "digits_attention" / "eval_model.onnx").graph)
+
+
+def test_a_batch_comes_from_the_recipe_or_by_chance(tmp_path: Path) -> None:
+    data = batch_of(ArtifactSet.load(EXAMPLES / "digits"), 1800)
+    np.testing.assert_array_equal(data["pixels"][:3], data["pixels"][1797:])
+    write_linear_set(tmp_path)
+    data = batch_of(ArtifactSet.load(tmp_path), 5)
+    assert {name: (array.shape, array.dtype) for name, array in data.items()} == {
+        "x": ((5, 2), np.dtype(np.float32)),
+        "y": ((5, 1), np.dtype(np.float32)),
+    }
+
+
+def old_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: float) -> Path:
+    """This Python in the old one's place, with a script that makes up its answers."""
+    script = tmp_path / "script.py"
+    script.write_text(OLD_RUNTIME.replace("LOSS", repr(loss)))
+    monkeypatch.setattr(training.old_runtime, "__file__", str(script))
+    return Path(sys.executable)
+
+
+def test_the_old_runtime_takes_its_turns_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    artifacts = ArtifactSet.load(EXAMPLES / "digits")
+    loss = Trainer(artifacts).compute_gradients(batch_of(artifacts, 4))
+    cell = measure(artifacts, 4, 0.0, old_runtime(monkeypatch, tmp_path, loss))
+    assert cell["times"]["old"]["median"] == cell["times"]["old optimizer"]["median"] == 2e-3
+    assert cell["old_versions"] == {"python": "3.9"}
+
+
+def test_a_peer_with_another_loss_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    artifacts = ArtifactSet.load(EXAMPLES / "digits_attention")
+    cell = measure(artifacts, 4, 0.0, old_runtime(monkeypatch, tmp_path, 77.0))
+    assert "old" not in cell["times"]
+    assert "old optimizer" not in cell["times"]
+    assert "its loss is 77" in cell["notes"]["old"]
+
+
+def test_a_python_without_the_old_runtime_is_named() -> None:
+    data = {"x": np.zeros(2, np.float32)}
+    with (
+        pytest.raises(RuntimeError, match="no/python cannot be run: No such file"),
+        old_step(Path("no/python"), EXAMPLES / "digits", data),
+    ):
+        pass
+    with (
+        pytest.raises(RuntimeError, match=r"the old runtime ended: .*onnxruntime"),
+        old_step(Path(sys.executable), EXAMPLES / "digits", data),
+    ):
+        pass
+
+
+def test_the_command_writes_a_result_file(tmp_path: Path) -> None:
+    write_linear_set(tmp_path)
+    file = tmp_path / "out" / "training-x.json"
+    status, text = cli("--training", tmp_path, "--batches", "3,5", "--seconds", "0", "--json", file)
+    assert status == 0, text
+    assert "optimizer" in text
+    result = json.loads(file.read_text())
+    assert [(cell["set"], cell["batch"]) for cell in result["training"]] == [(tmp_path.name, 3), (tmp_path.name, 5)]
+    assert result["cells"] == []
+    assert "no torch model" in markdown(result)
+
+
+def test_a_set_that_cannot_run_is_left_out(tmp_path: Path) -> None:
+    write_linear_set(tmp_path)
+    model = onnx.load(tmp_path / "training_model.onnx")
+    model.graph.node[-2].op_type, model.graph.node[-2].domain = "NoSuchOperator", "com.microsoft"
+    onnx.save(model, tmp_path / "training_model.onnx")
+    status, text = cli("--training", tmp_path, "--batches", "3", "--seconds", "0", "--json", tmp_path / "x.json")
+    assert status == 0, text
+    assert f"left out: {tmp_path.name}, batch 3: " in text
+    assert "NoSuchOperator" in text
+    assert list(rows(json.loads((tmp_path / "x.json").read_text()))) == []
+
+
+def test_the_examples_are_the_default() -> None:
+    assert [path.name for path in examples()] == ["digits", "digits_attention"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--training", "--ops", "relu"), "--training has no --ops"),
+        (("--training", "--update"), "--training has no --update"),
+        ((EXAMPLES / "digits",), "--training is missing, without which there is no DIR"),
+        (("--batches", "4"), "--training is missing, without which there is no --batches"),
+        (("--training", "--batches", "4,x"), "batches is '4,x', expected numbers of rows"),
+    ],
+)
+def test_options_that_do_not_go_together(words: tuple[str | Path, ...], message: str) -> None:
+    status, text = cli(*words)
+    assert (status, text.count("\n")) == (1, 1)
+    assert message in text
+
+
+def test_interruption_keeps_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def stand_in(artifacts: ArtifactSet, batch: int, *rest: object) -> dict[str, Any]:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(batch)
+        return {"batch": batch}
+
+    monkeypatch.setattr(training, "measure", stand_in)
+    result = run(TrainingOptions((EXAMPLES / "digits",), (4, 5)), lambda *_: None)
+    assert result["training"] == [{"batch": 4}]
+    with pytest.raises(KeyboardInterrupt):
+        run(TrainingOptions((EXAMPLES / "digits",), (4, 5)), lambda *_: None)
+
+
+def test_tables_say_what_python_takes_and_how_the_best_peer_does() -> None:
+    first, second = rows(made_up_training())
+    assert first == ["digits", "4", "1 ms", "600 µs", "100 µs", "300 µs", "3 ms", "2 ms", "400 µs", "2.00"]
+    assert second == ["other", "4", "1 ms", "600 µs", "100 µs", "300 µs", "", "", "", ""]
+    text = markdown(made_up_training())
+    assert "| digits | 4 | 1 ms | 600 µs | 100 µs | 300 µs | 3 ms | 2 ms | 400 µs | 2.00 |" in text
+    assert "Old runtime: python 3.9." in text
+    assert "* left out: other, batch 4, torch: no torch model" in text
+
+
+def test_documents_get_the_table_and_keep_it_apart_from_the_cells(tmp_path: Path) -> None:
+    assert report.training_steps(tmp_path, tmp_path) == report.NO_RESULT
+    (tmp_path / report.RESULTS).mkdir(parents=True)
+    (tmp_path / report.RESULTS / "training-x.json").write_text(json.dumps(made_up_training()))
+    assert report.training_steps(tmp_path, tmp_path).startswith("#### training-x\n\nA CPU")
+    assert report.results(tmp_path, "cpu") == {}
+    assert report.benchmark_cells(tmp_path, tmp_path) == report.NO_RESULT

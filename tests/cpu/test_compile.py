@@ -1,0 +1,110 @@
+"""The command `opgrad compile`: what it compiles need not be compiled again."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from opgrad import compile as compiling
+from opgrad.bench.cells import WORKLOADS
+from opgrad.cli import app
+from opgrad.contract import FLOATS, graph_operators, operators
+from opgrad.cpu.compiler import native
+from opgrad.cpu.runtime.plan import plan
+from opgrad.testing.arguments import SHAPES, signature
+
+SETS = Path(__file__).parents[2] / "examples"
+CALL = """
+import sys
+import numpy as np, opgrad
+from opgrad.cpu.compiler import native
+native._compile = None
+opgrad.set_num_threads(2)
+assert (opgrad.relu(np.arange(-3, 1 << 20, dtype=np.float32))[:5] == [0, 0, 0, 0, 1]).all()
+assert "numba" not in sys.modules
+"""
+TRAIN = """
+import sys
+from opgrad.cpu.compiler import native
+native._compile = None
+from opgrad.cli import main
+main()
+"""
+
+
+def start(*words, environment=None):
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], env=os.environ | (environment or {}), capture_output=True, text=True
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_an_operator(tmp_path):
+    cache = {"OPGRAD_CACHE_DIR": str(tmp_path / "made" / "here")}
+    words = ("-m", "opgrad", "compile", "--ops", "relu", "--dtypes", "float32")
+    status, text = start(*words, environment=cache)
+    assert status == 0, text
+    (folder,) = (tmp_path / "made" / "here").iterdir()
+    count = len(list(folder.glob("*.o")))
+    assert f"{count} kernels compiled in " in text
+    assert text.rstrip().endswith(f"{count} in {folder}")
+    assert start("-c", CALL, environment=cache) == (0, "")
+
+
+def test_an_artifact_set(tmp_path):
+    status, text = start("-m", "opgrad", "compile", SETS / "digits", "--jobs", "1")
+    assert status == 0, text
+    options = ("--epochs", "2", "--accumulate", "2", "--validation", "0.1", "--output", tmp_path / "out")
+    status, text = start("-c", TRAIN, "train", SETS / "digits", *options)
+    assert status == 0, text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--ops", "fly"), "opgrad: compile: operator is 'fly', expected one of softmax, "),
+        (("--dtypes", "int8"), "opgrad: compile: dtype is 'int8', expected one of float32, "),
+    ],
+)
+def test_unknown_names(words, message):
+    result = CliRunner().invoke(app, ["compile", *words])
+    assert (result.exit_code, result.output.count("\n")) == (1, 1)
+    assert result.output.startswith(message)
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch):
+    monkeypatch.setattr(compiling, "object_cache", lambda: native.ObjectCache("environment", "/dev/null"))
+    result = CliRunner().invoke(app, ["compile"])
+    expected = "opgrad: compile: compiled kernels cannot be kept: /dev/null/environment: Not a directory\n"
+    assert (result.exit_code, result.output) == (1, expected)
+
+
+def test_no_artifact_set(tmp_path):
+    status, text = start("-m", "opgrad", "compile", tmp_path, "--jobs", "1")
+    assert (status, text.count("\n")) == (1, 1)
+    assert text.startswith(f"opgrad: ArtifactSet: {tmp_path} has no training_model.onnx")
+
+
+def test_all_operators_in_the_dtypes_they_take():
+    names = [job.name for job in compiling._jobs([], [], [])]
+    for op in operators().values():
+        assert {f"{op.name} {dtype}" for dtype in FLOATS} <= set(names)
+    for name in graph_operators():
+        assert any(job.startswith(f"{name} ") for job in names)
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_examples_take_every_kernel_that_the_benchmark_takes(op, dtype, monkeypatch):
+    taken = set()
+    monkeypatch.setattr(native.Kernel, "task", lambda self, *key: taken.add((self, *map(tuple, key))) or 0)
+    compiling.compile_operator(op.name, dtype)
+    small = set(taken)
+    for workload in WORKLOADS[op.kind]:
+        options = dict(workload.attributes) | ({"indices": (workload.indices,)} if workload.indices else {})
+        plan(op, *signature(op, workload.shape, dtype, **options))
+    assert taken == small
+    assert len(SHAPES[op.kind]) > 1

@@ -1,0 +1,162 @@
+"""Compiled code: the cache on disk, CPUs without special instructions, and what the assembly holds."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from samples import call, sample
+
+from opgrad.contract import FLOATS
+from opgrad.cpu.compiler import memory, native, simd
+
+SUPPORT = Path(__file__).parents[1] / "support"
+X86 = platform.machine() in ("x86_64", "AMD64")
+FAMILIES = ["softmax", "log_softmax_grad", "quick_gelu_grad", "softmax_cross_entropy_loss_and_grad", "gather_grad"]
+
+HOMES = ("HOME", "XDG_CACHE_HOME", "LOCALAPPDATA", "USERPROFILE", "HOMEPATH", "OPGRAD_CACHE_DIR")
+
+CALL = """
+import sys, numpy as np, opgrad
+x = np.arange(12, dtype="float32").reshape(3, 4)
+y = opgrad.softmax(x)
+assert np.allclose(y.sum(1), 1) and y[0, 3] > y[0, 2], y
+print(any(name.split(".")[0] == "numba" or "lowering" in name for name in sys.modules))
+"""
+
+CHECK = """
+import sys, numpy as np
+sys.path.insert(0, {tests!r})
+from accuracy import check
+from samples import sample
+from opgrad.contract import operators
+for name in {names!r}:
+    for dtype in {dtypes!r}:
+        for shape in [(5, 3), (3, 77), (2, 5, 33)]:
+            op = operators()[name]
+            check(op, sample(op, shape, dtype, np.random.default_rng(0)), f"{{shape}}, {{dtype}}")
+print("right")
+"""
+
+
+def start(code, cache, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {"OPGRAD_CACHE_DIR": str(cache)} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    output, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    return output.strip()
+
+
+def objects(cache):
+    return sorted(cache.rglob("*.o"))
+
+
+def test_cold_then_warm(tmp_path):
+    assert finish(start(CALL, tmp_path)) == "True"
+    compiled = {path: path.stat().st_mtime_ns for path in objects(tmp_path)}
+    assert compiled
+    assert finish(start(CALL, tmp_path)) == "False", "a warm start must not import Numba"
+    assert {path: path.stat().st_mtime_ns for path in objects(tmp_path)} == compiled
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".o"}
+
+
+def test_no_home_and_an_unknown_user():
+    code = f"""
+try:
+    import pwd
+    pwd.getpwuid = {{}}.__getitem__  # it knows nobody
+except ImportError:
+    pass
+{CALL}"""
+    known = {name: value for name, value in os.environ.items() if name not in HOMES}
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], env=known, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
+def test_two_processes_at_once(tmp_path):
+    both = [start(CALL, tmp_path) for _ in range(2)]
+    assert [finish(process) for process in both] == ["True", "True"]
+    assert finish(start(CALL, tmp_path)) == "False"
+
+
+def test_each_kind_of_cpu_has_a_cache_of_its_own(tmp_path):
+    finish(start(CALL, tmp_path))
+    finish(start(CALL, tmp_path, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES=""))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_any_cpu_computes_every_dtype(name, tmp_path):
+    """The plain instruction set has no F16C, no FMA and vectors of 16 bytes."""
+    code = CHECK.format(tests=str(SUPPORT), names=[name], dtypes=list(FLOATS))
+    assert finish(start(code, tmp_path, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")) == "right"
+
+
+@pytest.mark.skipif(not (X86 and "+avx2" in native.host()[1]), reason="this CPU has no AVX2")
+def test_avx2(tmp_path):
+    code = CHECK.format(tests=str(SUPPORT), names=FAMILIES, dtypes=["float32", "float16"])
+    features = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2"
+    assert finish(start(code, tmp_path, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=features)) == "right"
+
+
+@pytest.mark.skipif(not (X86 and "+avx2" in native.host()[1]), reason="this CPU has no AVX2")
+def test_avx2_writes_past_the_cache(tmp_path):
+    """There a cache line holds more 16-bit numbers than a vector has lanes."""
+    file = str(Path(__file__).parent / "test_streaming.py")
+    code = f"import pytest; print(pytest.main(['-q', {file!r}, '-k', 'relu or mask']))"
+    features = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2"
+    printed = finish(start(code, tmp_path, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=features))
+    assert printed.endswith("0"), printed
+
+
+def kernels(op, dtype, monkeypatch):
+    """The kernels that a call on long rows uses, each with the dtypes of its pointers."""
+    used = []
+    task = native.Kernel.task
+
+    def record(self, dtypes):
+        used.append((self, tuple(dtypes)))
+        return task(self, used[-1][1])
+
+    monkeypatch.setattr(native.Kernel, "task", record)
+    # A shape that no other test uses, so that its plan is made now.
+    call(op, sample(op, (3, 1237), dtype, np.random.default_rng(0)))
+    return used
+
+
+@pytest.mark.skipif(not X86, reason="register names are those of x86-64")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_assembly_holds_vectors_and_no_calls(op, dtype, monkeypatch):
+    register = {64: "zmm", 32: "ymm", 16: "xmm"}[native.vector_bytes()]
+    used = kernels(op, dtype, monkeypatch)
+    texts = {kernel.__name__: native.assembly(kernel.function, dtypes) for kernel, dtypes in used}
+    assert any(f"%{register}" in text for text in texts.values()), list(texts)
+    for name, text in texts.items():
+        assert not re.findall(r"^\s+call\w*\s+(?!\*)\S+", text, re.MULTILINE), name
+
+
+def test_words_of_vectors_exist_in_kernels_alone():
+    with pytest.raises(TypeError, match="load_masked exists only inside compiled kernels"):
+        simd.load_masked(0, 0, True, 0.0)
+    with pytest.raises(TypeError, match="atomic_add exists only inside compiled kernels"):
+        memory.atomic_add(0, 1)
+
+
+def test_vector_loops_with_a_tail_stand_in_one_place():
+    folder = Path(native.__file__).parents[1]
+    written = {
+        path.relative_to(folder).parts[0] for path in folder.rglob("*.py") if "while i + w <=" in path.read_text()
+    }
+    assert written == {"loops"}

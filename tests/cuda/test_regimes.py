@@ -1,0 +1,108 @@
+"""Every operator's CUDA kernels in every regime and dtype, against the float64 reference.
+
+The interpreter takes milliseconds for a program: shapes are small, and limits between regimes are lowered.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from guards import Guarded
+from outputs import in_place_pairs, packed
+from relayouts import relaid, spaced_rows
+from samples import bits, elements, sample
+
+from opgrad.contract import operators
+
+pytest.importorskip("triton", reason="needs Triton")
+
+from cuda_backend import ON_GPU, call, check, forget, has_kernel, program
+
+from opgrad.cuda import regimes
+
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Shapes that reach a regime of these operators once the limits are lowered.
+
+    limits: replaces those of opgrad.cuda.regimes. attributes: of the operators, and options of `sample`. clusters:
+    as if Triton and the device had them; the interpreter takes a cluster for one program.
+    """
+
+    regime: str
+    operators: str
+    shapes: list
+    limits: dict = dataclasses.field(default_factory=dict)
+    attributes: dict = dataclasses.field(default_factory=dict)
+    clusters: bool = False
+
+
+NEVER = 1 << 30
+SMALL = {"row": 128, "tile": 32, "piece": 64, "peel": 32}
+SMALL_COLUMNS = {"row": 512, "tile": 128, "piece": 256}  # whose number is odd: they take four times the registers
+REDUCING = "softmax log_softmax softmax_grad log_softmax_grad softmax_cross_entropy_loss "
+REDUCING += "softmax_cross_entropy_loss_only softmax_cross_entropy_loss_and_grad"
+ACROSS = {"axis": 1}
+CASES = [
+    Case("short rows", REDUCING, [(9, 7), (35, 33), (67, 2)]),
+    Case("one row", REDUCING, [(3, 33), (5, 24), (3, 25)], {"tile": 16, "peel": 24}),
+    Case("long rows", REDUCING, [(3, 129), (2, 515)], {**SMALL, "share": NEVER}),
+    Case("cluster", REDUCING, [(3, 129), (2, 200)], {**SMALL, "share": NEVER}, clusters=True),
+    Case("few rows", REDUCING, [(1, 259), (2, 131)], {**SMALL, "share": 64}),
+    Case("columns", REDUCING, [(2, 5, 33), (3, 7, 4), (70, 3, 2)], {}, ACROSS),
+    Case("long columns", REDUCING, [(2, 35, 5), (1, 41, 9)], {**SMALL_COLUMNS, "share": NEVER}, ACROSS),
+    Case("few columns", REDUCING, [(1, 131, 3), (1, 40, 9)], {**SMALL_COLUMNS, "share": 64}, ACROSS),
+    Case("whole slices", "gather", [(5, 7), (40, 33)]),
+    Case("parts of slices", "gather", [(3, 5000)]),
+    Case("few indices", "gather_grad", [(5, 7), (40, 33)]),
+    Case("one run", "gather_grad", [(5, 7), (40, 33)], {}, {"indices": (300,)}),
+    Case("merged runs", "gather_grad", [(2, 3), (150, 9)], {}, {"indices": (1500,)}),
+]
+
+
+@pytest.fixture
+def lowered(monkeypatch):
+    """Lower the limits between regimes for a while."""
+
+    def lower(limits, clusters=False):
+        monkeypatch.setattr(regimes, "LIMITS", dataclasses.replace(regimes.Limits(), **limits))
+        monkeypatch.setattr(regimes, "clusters", lambda: clusters)
+        forget()
+
+    yield lower
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.regime)
+def test_regimes(case, dtype, rng, lowered):
+    lowered(case.limits, case.clusters)
+    for op in (operators()[name] for name in case.operators.split()):
+        for shape in case.shapes if has_kernel(op) else ():
+            arguments = sample(op, shape, dtype, rng, **case.attributes)
+            assert program(op, arguments).regime == case.regime, f"{op.name}, {shape}"
+            check(op, arguments, f"{shape}, {case.regime}")
+
+
+@pytest.mark.parametrize("name", REDUCING.split())
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_few_odd_rows_in_place_and_apart(name, dtype, rng, lowered):
+    """Programs share rows that each begin at another distance from an aligned address: each end has one writer."""
+    lowered({**SMALL, "share": 32})
+    op = operators()[name]
+    arguments = sample(op, (5, 67), dtype, rng, reduction="none", ignore_index=2)
+    assert program(op, arguments).regime == "few rows"
+    expected = check(op, arguments)
+    for result, argument in in_place_pairs(op, arguments):
+        own = arguments | {argument: arguments[argument].copy()}
+        outputs = [
+            own[argument] if each == result else np.empty_like(array)
+            for each, array in zip(op.results, expected, strict=True)
+        ]
+        results = call(op, own, out=packed(outputs))
+        assert [bits(array) for array in results] == [bits(array) for array in expected], argument
+    guards = [Guarded(result.shape, result.dtype, result.itemsize) for result in expected]
+    check(op, relaid(arguments, spaced_rows, elements(op, arguments)), out=packed([each.array for each in guards]))
+    assert all(guard.untouched() for guard in guards)

@@ -1,0 +1,207 @@
+"""Sessions, threads and lifetimes in stock onnxruntime, and real training graphs."""
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+from onnx_cases import find, ports
+from onnx_models import one_node, run
+
+from opgrad.onnxruntime import InferenceSession, node, register
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RELU = one_node("ReluGrad", [("dy", "float32"), ("x", "float32")], [("dx", "float32")])
+
+
+def relu_case(*shape):
+    r = np.random.default_rng(sum(shape))
+    dy, x = (r.normal(size=shape).astype("f4") for _ in "ab")
+    return {"dy": dy, "x": x}, np.where(x > 0, dy, 0)
+
+
+def test_registering_again_changes_nothing():
+    options = onnxruntime.SessionOptions()
+    for _ in range(3):
+        register(options)
+    feeds, expected = relu_case(3)
+    sessions = [onnxruntime.InferenceSession(RELU, options, providers=["CPUExecutionProvider"]) for _ in range(2)]
+    sessions.append(InferenceSession(RELU, options))
+    for session in sessions:
+        np.testing.assert_array_equal(session.run(None, feeds)[0], expected)
+
+
+def test_sessions_outlive_their_options():
+    options = onnxruntime.SessionOptions()
+    register(options)
+    session = onnxruntime.InferenceSession(RELU, options, providers=["CPUExecutionProvider"])
+    del options
+    gc.collect()
+    feeds, expected = relu_case(3)
+    np.testing.assert_array_equal(session.run(None, feeds)[0], expected)
+
+
+def test_nodes_go_with_their_sessions():
+    sessions = [InferenceSession(RELU) for _ in range(20)]
+    living = len(node._nodes)
+    sessions.clear()
+    gc.collect()
+    InferenceSession(RELU)
+    assert len(node._nodes) <= living - 19
+
+
+@pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"])
+def test_optimisation_levels(level):
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    feeds, expected = relu_case(3)
+    np.testing.assert_array_equal(run(RELU, feeds, sess_options=options)[0], expected)
+
+
+def test_more_shapes_than_plans():
+    session = InferenceSession(RELU)
+    for _ in range(2):
+        for size in range(node.MOST_PLANS + 20):
+            feeds, expected = relu_case(size)
+            np.testing.assert_array_equal(session.run(None, feeds)[0], expected)
+
+
+def test_threads_share_a_session():
+    session = InferenceSession(RELU)
+
+    def use(seed):
+        for step in range(100):
+            feeds, expected = relu_case((seed * 7 + step * 13) % 150, 3)
+            np.testing.assert_array_equal(session.run(None, feeds)[0], expected)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, range(8)))
+
+
+def test_sessions_in_parallel_threads():
+    def use(size):
+        feeds, expected = relu_case(size, 5)
+        for _ in range(5):
+            np.testing.assert_array_equal(InferenceSession(RELU).run(None, feeds)[0], expected)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(use, range(8)))
+
+
+def test_parallel_executor():
+    nodes = [helper.make_node("ReluGrad", ["dy", "x"], [f"d{i}"], f"relu{i}", domain="com.microsoft") for i in range(6)]
+    nodes += [helper.make_node("SigmoidGrad", [f"d{i}", "x"], [f"e{i}"], domain="com.microsoft") for i in range(6)]
+    nodes.append(helper.make_node("Sum", [f"e{i}" for i in range(6)], ["dx"]))
+    values = [helper.make_tensor_value_info(name, 1, None) for name in ("dy", "x", "dx")]
+    graph = helper.make_graph(nodes, "wide", values[:2], values[2:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    options = onnxruntime.SessionOptions()
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    options.inter_op_num_threads = 4
+    session = InferenceSession(
+        helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString(), options
+    )
+    for size in (10, 11, 100_000):
+        feeds, relu = relu_case(size)
+        np.testing.assert_allclose(session.run(None, feeds)[0], 6 * relu * feeds["x"] * (1 - feeds["x"]), rtol=1e-4)
+
+
+def test_parallel_executor_with_binding():
+    """onnxruntime's threads ask Python for plans while the caller waits in C."""
+    options = onnxruntime.SessionOptions()
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    session = InferenceSession(RELU, options)
+    for size in range(1, 30):
+        feeds, expected = relu_case(size)
+        binding = session.io_binding()
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        binding.bind_output("dx")
+        session.run_with_iobinding(binding)
+        np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], expected)
+
+
+def test_scratch_memory_of_large_losses():
+    overload = find("SoftmaxCrossEntropyLossInternal", "float32", "int64")
+    r = np.random.default_rng(3)
+    feeds = {"logits": r.normal(size=(20_000, 30)).astype("f4"), "labels": r.integers(0, 30, 20_000)}
+    session = InferenceSession(one_node(overload.onnx.name, *ports(overload, feeds)))
+    exact = overload.operator.reference(feeds["logits"].astype("f8"), feeds["labels"])
+    for found, expected in zip(session.run(None, feeds), exact, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    feeds["labels"][19_999] = 30
+    with pytest.raises(Exception, match=r"labels\[19999\] is 30, expected 0 to 29"):
+        session.run(None, feeds)
+
+
+def test_threads_of_onnxruntime_give_the_same_bits():
+    overload = find("SoftmaxGrad_13", "float32")
+    r = np.random.default_rng(1)
+    feeds = {"dy": r.normal(size=(2000, 300)).astype("f4"), "y": r.normal(size=(2000, 300)).astype("f4")}
+    results = []
+    for threads in (1, 2, 5):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        results.append(run(one_node(overload.onnx.name, *ports(overload, feeds)), feeds, sess_options=options)[0])
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+# --- real training graphs -------------------------------------------------------------------------
+
+
+def training_feeds(folder):
+    """Inputs of a training graph: parameters from the forward model, zero buffers, random data."""
+    parameters = {i.name: numpy_helper.to_array(i) for i in onnx.load(folder / "forward.onnx").graph.initializer}
+    r = np.random.default_rng(0)
+    feeds = {}
+    for value in onnx.load(folder / "training_model.onnx").graph.input:
+        shape = [d.dim_value or 8 for d in value.type.tensor_type.shape.dim]
+        if value.name in parameters:
+            feeds[value.name] = parameters[value.name].copy()
+        elif value.name.endswith(".accumulation.buffer"):
+            feeds[value.name] = np.zeros(shape, "f4")
+        elif value.name == "lazy_reset_grad":
+            feeds[value.name] = np.array([True])
+        elif value.type.tensor_type.elem_type == onnx.TensorProto.INT64:
+            feeds[value.name] = r.integers(0, 10, shape)
+        else:
+            feeds[value.name] = r.uniform(0, 1, shape).astype("f4")
+    return feeds
+
+
+@pytest.mark.parametrize("name", ["digits", "digits_attention"])
+def test_training_graph_runs_a_step(name):
+    """The gradient in the buffers is the slope of the evaluation graph's loss."""
+    folder = EXAMPLES / name
+    feeds = training_feeds(folder)
+    step = InferenceSession(folder / "training_model.onnx")
+    loss = step.run(None, feeds)[0]
+    evaluate = onnxruntime.InferenceSession(folder / "eval_model.onnx", providers=["CPUExecutionProvider"])
+    inputs = {value.name: feeds[value.name].copy() for value in evaluate.get_inputs()}
+    np.testing.assert_allclose(loss, evaluate.run(None, inputs)[0], rtol=1e-5)
+    buffers = {n.removesuffix("_grad.accumulation.buffer"): a for n, a in feeds.items() if n.endswith(".buffer")}
+    direction = {n: a / np.sqrt(sum((b**2).sum() for b in buffers.values())) for n, a in buffers.items()}
+    losses = []
+    for side in (1, -1):
+        moved = inputs | {n: inputs[n] + np.float32(side * 5e-3) * d for n, d in direction.items()}
+        losses.append(float(evaluate.run(None, moved)[0]))
+    slope = sum((buffers[n] * d).sum() for n, d in direction.items())
+    assert slope > 0
+    np.testing.assert_allclose((losses[0] - losses[1]) / 1e-2, slope, rtol=2e-2)
+
+
+def test_a_model_without_the_domain_gets_a_remedy():
+    """onnxruntime fuses Gemm and Relu into an operator of the domain that the model does not import."""
+    weights = numpy_helper.from_array(np.ones((4, 3), "f4"), "w")
+    nodes = [helper.make_node("Gemm", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", s]) for n, s in (("x", 4), ("y", 3)))
+    graph = helper.make_graph(nodes, "g", [x], [y], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(Exception, match="not a registered function/op") as caught:
+        InferenceSession(model.SerializeToString())
+    assert "does not import the domain com.microsoft" in caught.value.__notes__[0]

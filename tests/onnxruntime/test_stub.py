@@ -1,0 +1,139 @@
+"""The shared object that Python writes, and the ways round it."""
+
+import ctypes
+import importlib
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import onnxruntime
+import pytest
+from onnx_models import one_node
+
+from opgrad.onnxruntime import abi, elf, library, register
+
+RUNS_HERE = sys.platform == "linux" and os.uname().machine in elf.MACHINES
+
+
+@pytest.mark.skipif(not RUNS_HERE, reason="the shared object is for Linux on x86_64 and aarch64")
+def test_shared_object_calls_the_address_in_the_slot(tmp_path):
+    path = tmp_path / "stub.so"
+    path.write_bytes(elf.shared_object(os.uname().machine, "stub.so"))
+    loaded = ctypes.CDLL(str(path))
+    seen = []
+    receive = abi.callback(lambda options, base: seen.append((options, base)) or 7, ctypes.c_size_t, 2)
+    ctypes.c_size_t.in_dll(loaded, elf.SLOT).value = abi.address_of(receive)
+    assert loaded.RegisterCustomOps(ctypes.c_size_t(1), ctypes.c_size_t(2)) == 7
+    assert seen == [(1, 2)]
+
+
+@pytest.mark.parametrize("machine", elf.MACHINES)
+def test_segments_cover_the_file_and_match_its_pages(machine):
+    image = elf.shared_object(machine, "stub.so")
+    header = elf.HEADER.unpack_from(image)
+    assert header[0] == b"\x7fELF\x02\x01\x01" + bytes(9)
+    assert header[2] == elf.MACHINES[machine][0]
+    segments = list(elf.SEGMENT.iter_unpack(image[header[5] : header[5] + 4 * elf.SEGMENT.size]))
+    loads = [segment for segment in segments if segment[0] == elf.LOAD]
+    assert [flags for _, flags, *_ in loads] == [elf.READ | elf.EXECUTE, elf.READ | elf.WRITE]
+    for _, _, offset, address, _, size, in_memory, alignment in loads:
+        assert offset % alignment == address % alignment
+        assert offset + size <= len(image)
+        assert size == in_memory
+    assert loads[1][2] + loads[1][5] == len(image)
+
+
+@pytest.mark.parametrize("slot", [0x10240, 0x20FF8, 0x11000])
+def test_aarch64_jump_reads_the_slot(slot):
+    source = 0x1C0
+    bti, page, load, branch = struct.unpack("<4I", elf.jump_aarch64(source, slot))
+    assert (bti, branch) == (0xD503245F, 0xD61F0200)
+    pages = (page >> 5 & 0x7FFFF) << 2 | page >> 29 & 3
+    assert page & 0x9F00001F == 0x90000010
+    assert load & 0xFFC003FF == 0xF9400210
+    assert (source & ~0xFFF) + (pages << 12) + (load >> 10 & 0xFFF) * 8 == slot
+
+
+def test_stub_goes_to_a_file_where_there_is_no_memory_file(monkeypatch):
+    def refuse(*_):
+        raise OSError
+
+    monkeypatch.setattr(os, "memfd_create", refuse, raising=False)
+    path = Path(library.write(b"image"))
+    assert path.read_bytes() == b"image"
+
+
+PACKAGE = Path(onnxruntime.__file__).parent / "capi"
+
+
+@pytest.mark.skipif(
+    not any(found for pattern in library.PATTERNS for found in PACKAGE.glob(pattern)),
+    reason="this onnxruntime comes without its C library (before 1.19)",
+)
+def test_package_route_registers_too():
+    """The route of macOS and Windows, here through the C library in the Linux package."""
+    script = """
+import numpy as np
+from opgrad.onnxruntime import elf, InferenceSession
+from onnx_models import one_node
+elf.MACHINES.clear()
+model = one_node("ReluGrad", [("a", "float32"), ("b", "float32")], [("c", "float32")])
+c, = InferenceSession(model).run(None, {"a": np.full(2, 3, "f4"), "b": np.ones(2, "f4")})
+assert c.tolist() == [3, 3]
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[1] / "support")
+
+
+def test_unknown_platform_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(elf, "MACHINES", {})
+    monkeypatch.setattr(library, "PATTERNS", ())
+    library._package_library.cache_clear()
+    with pytest.raises(RuntimeError, match=r"cannot register operators .* comes without its C library"):
+        register(onnxruntime.SessionOptions())
+
+
+def test_unknown_options_object_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(elf, "MACHINES", {})
+    monkeypatch.setattr(library, "PYBIND_WORDS", 17)
+    with pytest.raises(RuntimeError, match=r"SessionOptions is not the object .* expected Linux"):
+        register(onnxruntime.SessionOptions())
+
+
+@pytest.mark.parametrize("version", ["1.17.3", "1.9.0"])
+def test_old_runtime_says_what_to_do(monkeypatch, version):
+    monkeypatch.setattr(onnxruntime, "__version__", version)
+    with pytest.raises(RuntimeError, match=rf"version {version}, expected 1.18 or later; .* pip install"):
+        register(onnxruntime.SessionOptions())
+
+
+def test_missing_table_says_what_to_do():
+    get_api = abi.callback(lambda _: 0, ctypes.c_size_t, 1)
+    base = (ctypes.c_size_t * 2)(abi.address_of(get_api))
+    with pytest.raises(RuntimeError, match=r"expected 1.18 or later"):
+        abi.table(ctypes.addressof(base))
+
+
+def test_missing_runtime_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.delitem(sys.modules, "opgrad.onnxruntime")
+    with pytest.raises(ImportError, match=r"install it with: pip install 'opgrad\[onnx\]'"):
+        importlib.import_module("opgrad.onnxruntime")
+
+
+def test_other_objects_are_refused():
+    with pytest.raises(TypeError, match=r"of type dict, expected onnxruntime.SessionOptions"):
+        register({})
+
+
+def test_warm_session_leaves_numba_alone():
+    model = one_node("ReluGrad", [("a", "float32"), ("b", "float32")], [("c", "float32")])
+    use = f"""
+import sys, numpy as np
+from opgrad.onnxruntime import InferenceSession
+session = InferenceSession({model!r})
+session.run(None, {{"a": np.ones(3, "f4"), "b": np.ones(3, "f4")}})
+"""
+    subprocess.run([sys.executable, "-c", use], check=True)
+    subprocess.run([sys.executable, "-c", use + "assert 'numba' not in sys.modules"], check=True)

@@ -1,0 +1,184 @@
+"""The gradient of convolution: the reference against the forward, what is computed, errors, sizes that take chunks."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from graph_cases import call, check_close
+
+import opgrad
+from opgrad.contract import graph_operators
+from opgrad.contract.windows import axes
+from opgrad.cpu import convolution
+from opgrad.testing.examples import expected as expected_of
+from opgrad.testing.examples.convolution import _convolution as convolved
+
+OP = graph_operators()["conv_grad"]
+
+
+def conv(x, w, strides, pads, dilations, group):
+    """The forward, by the definition."""
+    rank = x.ndim - 2
+    padded = np.pad(x, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
+    along = axes("", x.shape[2:], w.shape[2:], strides, dilations, pads, "NOTSET")
+    y = np.zeros((len(x), len(w), *(axis.count for axis in along)))
+    filters, channels = len(w) // group, w.shape[1]
+    for o in itertools.product(*(range(axis.count) for axis in along)):
+        starts = [(i * axis.stride, axis) for i, axis in zip(o, along, strict=True)]
+        window = tuple(slice(a, a + axis.kernel * axis.dilation, axis.dilation) for a, axis in starts)
+        for m in range(len(w)):
+            first = m // filters * channels
+            seen = padded[(slice(None), slice(first, first + channels), *window)]
+            y[(slice(None), m, *o)] = (seen * w[m]).sum(tuple(range(1, x.ndim)))
+    return y
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "attributes"),
+    [
+        ((2, 4, 9), (6, 2, 3), {"strides": (2,), "pads": (2, 1), "dilations": (2,), "group": 2}),
+        ((2, 3, 6, 7), (4, 3, 3, 2), {"strides": (2, 1), "pads": (1, 0, 2, 1), "dilations": (1, 2), "group": 1}),
+        (
+            (1, 2, 4, 5, 4),
+            (2, 1, 2, 3, 2),
+            {"strides": (1, 2, 3), "pads": (1,) * 6, "dilations": (2, 1, 1), "group": 2},
+        ),
+    ],
+)
+def test_reference_is_the_forwards_derivative(shape, window, attributes):
+    """The forward is linear in x and in w, so that derivatives along any direction are differences."""
+    rng = np.random.default_rng(1)
+    x, dx, w, dw = (rng.normal(size=each) for each in (shape, shape, window, window))
+    dy = rng.normal(size=conv(x, w, **attributes).shape)
+    found = OP.reference(dy, x, w, **attributes)
+    assert math.isclose((found[0] * dx).sum(), (dy * conv(dx, w, **attributes)).sum(), rel_tol=1e-12)
+    assert math.isclose((found[1] * dw).sum(), (dy * conv(x, dw, **attributes)).sum(), rel_tol=1e-12)
+    np.testing.assert_allclose(found[2], dy.sum((0, *range(2, dy.ndim))))
+
+
+RNG = np.random.default_rng(0)
+LARGER = {
+    "several chunks": convolved(RNG, (70, 12, 20, 20), 10, (3, 3), pads=(1, 1, 1, 1)),
+    "channels beyond a tile": convolved(RNG, (3, 37, 14, 14), 33, (3, 3), pads=(1, 1, 1, 1)),
+    "depthwise": convolved(RNG, (4, 24, 20, 20), 24, (5, 5), group=24, pads=(2, 2, 2, 2)),
+    "two filters a channel": convolved(RNG, (4, 6, 20, 20), 12, (3, 3), group=6, strides=(2, 2)),
+    "points": convolved(RNG, (5, 40, 9, 9), 48, (1, 1)),
+    "points with strides": convolved(RNG, (5, 16, 9, 9), 24, (1, 1), strides=(2, 2)),
+    "wide strides": convolved(RNG, (3, 5, 50, 50), 8, (3, 3), strides=(5, 4), pads=(2, 0, 0, 2)),
+    "large windows": convolved(RNG, (2, 3, 40, 40), 4, (11, 11), strides=(4, 4), pads=(5, 5, 5, 5)),
+    "a window as large as x": convolved(RNG, (6, 20, 5, 5), 30, (5, 5)),
+    "a long axis": convolved(RNG, (2, 2, 30_000), 3, (25,), dilations=(7,)),
+    "three axes": convolved(RNG, (2, 6, 7, 9, 11), 7, (3, 3, 3), pads=(1,) * 6, strides=(1, 2, 1)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("case", LARGER)
+def test_larger(case, dtype, threads):
+    example = LARGER[case]
+    if dtype == "bfloat16" and case != "several chunks":
+        return
+    given = {
+        k: v.astype(opgrad.contract.DTYPES[dtype]) if isinstance(v, np.ndarray) else v
+        for k, v in example.arguments.items()
+    }
+    opgrad.set_num_threads(2)
+    found = call(OP, given)
+    check_close(found, expected_of(OP, given), example.terms)
+    opgrad.set_num_threads(1)
+    for alone, together in zip(call(OP, given), found, strict=True):
+        assert alone.tobytes() == together.tobytes()
+
+
+def test_chunks_of_any_size_give_the_same_sums(monkeypatch):
+    given = {
+        k: v.astype("float32") if isinstance(v, np.ndarray) else v
+        for k, v in LARGER["several chunks"].arguments.items()
+    }
+    expected = expected_of(OP, given)
+    for size in (1, 100_000, 1 << 30):
+        monkeypatch.setattr(convolution, "CHUNK_BYTES", size)
+        check_close(call(OP, {**given, "pads": list(given["pads"])}), expected, 28_000)  # a list: planned anew
+
+
+@pytest.mark.parametrize(
+    "needs", [("dx",), ("dw",), ("db",), ("dw", "db"), ("dx", "db"), ("db", "dx"), ("dx", "dw", "db")]
+)
+def test_only_what_is_needed(needs):
+    example = convolved(np.random.default_rng(3), (2, 6, 9, 8), 9, (3, 2), group=3, strides=(1, 2))
+    given = {k: v.astype("float32") if isinstance(v, np.ndarray) else v for k, v in example.arguments.items()}
+    every = dict(zip(OP.results, call(OP, given), strict=True))
+    found = opgrad.conv_grad(**given, needs=needs)
+    found = found if isinstance(found, tuple) else (found,)
+    names = [name for name in OP.results if name in needs]
+    for name, array in zip(names, found, strict=True):
+        assert array.tobytes() == every[name].tobytes(), name
+    outs = tuple(np.empty_like(every[name]) for name in names)
+    opgrad.conv_grad(**given, needs=needs, out=outs if len(outs) > 1 else outs[0])
+    for out, array in zip(outs, found, strict=True):
+        assert out.tobytes() == array.tobytes()
+
+
+def test_numbers_that_are_not_finite_reach_the_gradients():
+    x, w, dy = np.ones((1, 2, 5, 5), "float32"), np.ones((3, 2, 3, 3), "float32"), np.ones((1, 3, 3, 3), "float32")
+    dy[0, 1, 1, 1] = np.inf
+    dx, dw, db = opgrad.conv_grad(dy, x, w)
+    assert np.isposinf(dx[:, :, 1:4, 1:4]).all()
+    assert np.isfinite(dx[:, :, 0]).all()
+    assert np.isposinf(dw[1]).all()
+    assert np.isfinite(dw[[0, 2]]).all()
+    assert np.isposinf(db[1])
+    assert np.isfinite(db[[0, 2]]).all()
+
+
+def test_elements_that_no_window_reaches_get_zero():
+    x, w, dy = np.ones((1, 1, 7, 8), "float32"), np.ones((1, 1, 2, 2), "float32"), np.ones((1, 1, 2, 2), "float32")
+    dx, _, _ = opgrad.conv_grad(dy, x, w, strides=(4, 4))
+    expected = np.zeros((7, 8))
+    for i, j in itertools.product((0, 1, 4, 5), (0, 1, 4, 5)):
+        expected[i, j] = 1
+    np.testing.assert_array_equal(dx[0, 0], expected)
+
+
+def test_empty():
+    for shape, filters, window, group in (
+        ((2, 0, 4, 4), 0, (3, 3), 1),
+        ((0, 2, 4, 4), 3, (3, 3), 1),
+        ((2, 2, 2, 2), 3, (3, 3), 1),
+    ):
+        example = convolved(np.random.default_rng(0), shape, filters, window, group=group)
+        dx, dw, db = opgrad.conv_grad(**example.arguments)
+        assert not dx.any()
+        assert not dw.any()
+        assert not db.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": np.zeros((2, 4, 6))}, r"w has 4 dimensions, expected 3, as x has"),
+        ({"x": np.zeros((2, 4))}, "x has 2 dimensions, expected 3"),
+        ({"w": np.zeros((6, 2, 3, 3))}, r"w has shape \(6, 2, 3, 3\), expected \(6, 4, 3, 3\)"),
+        ({"dy": np.zeros((2, 6, 4, 5))}, r"dy has shape \(2, 6, 4, 5\), expected \(2, 6, 4, 4\)"),
+        ({"dy": np.zeros((2, 6, 4, 4), "float32")}, "x has dtype float64, expected float32, the dtype of dy"),
+        ({"x": np.zeros((2, 4, 6, 6), "int32")}, "x has dtype int32, expected one of"),
+        ({"group": 3}, "group is 3, expected a divisor of the channels of x, 4, and the filters of w, 6"),
+        ({"group": 0}, "group is 0, expected a divisor"),
+        ({"kernel_shape": (3, 2)}, r"kernel_shape is \(3, 2\), expected \(3, 3\), as w has"),
+        ({"strides": (1,)}, r"strides is \(1,\), expected 2 numbers"),
+        ({"strides": (0, 1)}, r"strides is \(0, 1\), expected numbers of at least 1"),
+        ({"dilations": (1, 0)}, r"dilations is \(1, 0\), expected numbers of at least 1"),
+        ({"pads": (1, 1)}, r"pads is \(1, 1\), expected 4 numbers"),
+        ({"pads": (1, -1, 0, 0)}, r"pads is \(1, -1, 0, 0\), expected numbers of at least 0"),
+        ({"auto_pad": "FULL"}, "auto_pad is 'FULL', expected one of NOTSET"),
+        ({"needs": ("dz",)}, r"needs is \('dz',\), expected some of dx, dw, db in a tuple"),
+        ({"needs": ()}, r"needs is \(\), expected some of dx, dw, db in a tuple"),
+        ({"needs": "dx"}, "needs is 'dx', expected some of dx, dw, db in a tuple"),
+        ({"needs": ("dx", "db"), "out": np.zeros((2, 4, 6, 6))}, "out is ndarray, expected a tuple of 2 arrays"),
+    ],
+)
+def test_errors(change, message):
+    given = {"dy": np.zeros((2, 6, 4, 4)), "x": np.zeros((2, 4, 6, 6)), "w": np.zeros((6, 4, 3, 3)), **change}
+    with pytest.raises((ValueError, TypeError), match=f"^conv_grad: {message}"):
+        opgrad.conv_grad(**given)

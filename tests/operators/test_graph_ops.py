@@ -1,0 +1,127 @@
+"""Every operator of training graphs on its examples: accuracy, memory, threads, and what follows from declarations."""
+
+import inspect
+
+import numpy as np
+import pytest
+from graph_cases import OPERATORS, arrays_of, call, changed, check_close, each_operator
+
+import opgrad
+from opgrad.testing.examples import examples, expected
+
+
+@each_operator
+def test_against_the_reference(op, dtype):
+    for example in examples(op, dtype):
+        check_close(call(op, example.arguments), expected(op, example.arguments), example.terms)
+
+
+@each_operator
+def test_inputs_are_left_as_they_are(op):
+    for example in examples(op, "float32"):
+        before = [array.copy() for array in arrays_of(example.arguments)]
+        given = changed(example.arguments, frozen)
+        call(op, given)
+        for array, was in zip(arrays_of(given), before, strict=True):
+            np.testing.assert_array_equal(array, was)
+
+
+def frozen(array):
+    array.flags.writeable = False
+    return array
+
+
+@each_operator
+def test_any_strides(op, dtype):
+    for example in examples(op, dtype):
+        expected = call(op, example.arguments)
+        for layout in (spaced, backwards, columns_first):
+            for got, wanted in zip(call(op, changed(example.arguments, layout)), expected, strict=True):
+                assert got.tobytes() == wanted.tobytes()
+
+
+def spaced(array):
+    """The same numbers with gaps between them."""
+    wide = np.empty((*array.shape, 3), array.dtype)
+    wide[..., 1] = array
+    return wide[..., 1]
+
+
+def backwards(array):
+    """The same numbers, the last ones first in memory."""
+    turned = (slice(None, None, -1),) * array.ndim
+    return np.array(array[turned], order="C")[turned] if array.ndim else array
+
+
+def columns_first(array):
+    return np.asarray(array, order="F")
+
+
+@each_operator
+def test_out_is_written_and_nothing_around_it(op, dtype):
+    for example in examples(op, dtype):
+        expected = call(op, example.arguments)
+        guards = [np.full((array.size + 128) * array.itemsize, 77, np.uint8).view(array.dtype) for array in expected]
+        outs = [guard[64:-64].reshape(array.shape) for guard, array in zip(guards, expected, strict=True)]
+        call(op, example.arguments, out=tuple(outs) if len(outs) > 1 else outs[0])
+        for guard, out, wanted in zip(guards, outs, expected, strict=True):
+            assert out.tobytes() == wanted.tobytes()
+            untouched = b"M" * (64 * wanted.itemsize)  # 77 in every byte
+            assert guard[:64].tobytes() == untouched
+            assert guard[-64:].tobytes() == untouched
+
+
+@pytest.mark.parametrize("op", [op for op in OPERATORS if op.arrays], ids=lambda op: op.name)
+def test_out_may_not_overlap_an_input_in_another_way(op):
+    """A result that begins one element behind the start of the largest input."""
+    for example in examples(op, "float32"):
+        expected = call(op, example.arguments)
+        largest = max(arrays_of(example.arguments), key=lambda array: array.nbytes)
+        place, like = next(((i, each) for i, each in enumerate(expected) if each.size), (0, None))
+        if like is None or largest.nbytes <= like.itemsize:
+            continue
+        memory = np.zeros(largest.nbytes + like.nbytes + 64, np.uint8)
+        inside = memory[: largest.nbytes].view(largest.dtype).reshape(largest.shape)
+        inside[...] = largest
+        outs = [np.empty_like(each) for each in expected]
+        outs[place] = memory[like.itemsize : like.itemsize + like.nbytes].view(like.dtype).reshape(like.shape)
+        given = changed(example.arguments, lambda array, old=largest, new=inside: new if array is old else array)
+        with pytest.raises(ValueError, match=f"^{op.name}: out for .* overlaps"):
+            call(op, given, out=tuple(outs) if len(outs) > 1 else outs[0])
+        return
+    pytest.fail("no example has an array with more than one element, and a result")
+
+
+@each_operator
+def test_the_number_of_threads_changes_no_bit(op, threads):
+    for example in examples(op, "float32"):
+        opgrad.set_num_threads(1)
+        alone = call(op, example.arguments)
+        opgrad.set_num_threads(2)
+        for got, wanted in zip(call(op, example.arguments), alone, strict=True):
+            assert got.tobytes() == wanted.tobytes()
+
+
+@each_operator
+def test_foreign_objects_are_refused(op):
+    (example, *_) = examples(op, "float32")
+    for name, value in example.arguments.items():
+        if isinstance(value, np.ndarray):
+            with pytest.raises(TypeError, match=f"^{op.name}: {name} "):
+                call(op, {**example.arguments, name: value.astype("complex64")})
+            with pytest.raises(TypeError, match=f"^{op.name}: {name} "):
+                call(op, {**example.arguments, name: None if name not in op.optional else "text"})
+
+
+@each_operator
+def test_docstring(op):
+    function = getattr(opgrad, op.name)
+    text = inspect.getdoc(function)
+    assert text.splitlines()[0].endswith(".")
+    assert not text.splitlines()[1]
+    for name in op.parameters:
+        assert f"{name}:" in text or f"{name}," in text, name
+    for word in ("Returns", "Raises TypeError", "ValueError", "Formula:", "Source:"):
+        assert word in text, word
+    for onnx in op.onnx:
+        assert onnx.name in text, onnx.name

@@ -1,0 +1,199 @@
+"""The gradients of pooling: the references against their forwards, what the attributes mean, errors, large sizes."""
+
+import itertools
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from graph_cases import call, check_close
+
+import opgrad
+from opgrad.contract import graph_operators
+from opgrad.contract.windows import axes
+from opgrad.testing.examples import examples
+from opgrad.testing.examples import expected as expected_of
+from opgrad.testing.examples.pooling import average_pool_grad as averages
+
+MAX, AVERAGE = (graph_operators()[name] for name in ("max_pool_grad", "average_pool_grad"))
+
+
+def average_pool(x, kernel_shape, strides, pads, dilations, count_include_pad):
+    """The forward, by the definition: x is padded, a second array says what counts."""
+    rank = x.ndim - 2
+    around = [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)]
+    padded = np.pad(x, around)
+    counted = np.pad(np.ones_like(x), around, constant_values=float(count_include_pad))
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilations, strict=True)]
+    counts = [(n - s) // t + 1 for n, s, t in zip(padded.shape[2:], spans, strides, strict=True)]
+    y = np.empty((*x.shape[:2], *counts))
+    for o in itertools.product(*map(range, counts)):
+        window = tuple(slice(i * t, i * t + s, d) for i, t, s, d in zip(o, strides, spans, dilations, strict=True))
+        inside = (slice(None), slice(None), *window)
+        behind = tuple(range(2, x.ndim))
+        y[:, :, *o] = padded[inside].sum(behind) / counted[inside].sum(behind)
+    return y
+
+
+@pytest.mark.parametrize("count_include_pad", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "attributes"),
+    [
+        ((2, 3, 9), {"kernel_shape": (4,), "strides": (3,), "pads": (1, 2), "dilations": (1,)}),
+        ((1, 2, 7, 8), {"kernel_shape": (3, 2), "strides": (2, 1), "pads": (1, 0, 2, 1), "dilations": (1, 2)}),
+        ((1, 1, 4, 5, 4), {"kernel_shape": (2, 3, 2), "strides": (1, 2, 3), "pads": (1,) * 6, "dilations": (2, 1, 1)}),
+    ],
+)
+def test_average_reference_is_the_forwards_derivative(shape, attributes, count_include_pad):
+    rng = np.random.default_rng(1)
+    x, direction = rng.normal(size=shape), rng.normal(size=shape)
+    y = average_pool(x, count_include_pad=count_include_pad, **attributes)
+    dy = rng.normal(size=y.shape)
+    dx = AVERAGE.reference(dy, shape, count_include_pad=count_include_pad, **attributes)
+    change = average_pool(direction, count_include_pad=count_include_pad, **attributes)  # pooling is linear
+    assert math.isclose((dx * direction).sum(), (dy * change).sum(), rel_tol=1e-12)
+
+
+def test_max_reference_is_the_forwards_derivative():
+    x = np.random.default_rng(2).normal(size=(2, 3, 8, 6))
+    windows = x.reshape(2, 3, 4, 2, 3, 2).transpose(0, 1, 2, 4, 3, 5).reshape(2, 3, 4, 3, 4)
+    places = np.arange(x.size).reshape(2, 3, 4, 2, 3, 2).transpose(0, 1, 2, 4, 3, 5).reshape(2, 3, 4, 3, 4)
+    indices = np.take_along_axis(places, windows.argmax(-1)[..., None], -1)[..., 0]
+    dy = np.random.default_rng(3).normal(size=indices.shape)
+    dx = MAX.reference(dy, indices, x.shape)
+    direction = np.random.default_rng(4).normal(size=x.shape)
+    step = 1e-7
+    moved = (x + step * direction).reshape(2, 3, 4, 2, 3, 2).max((3, 5))
+    slope = (dy * (moved - windows.max(-1))).sum() / step
+    assert math.isclose((dx * direction).sum(), slope, rel_tol=1e-6)
+
+
+def test_columns_first():
+    dy, indices = np.array([[[[1.0, 2], [3, 4]]]]), np.array([[[[5, 13], [7, 15]]]])  # MaxPool's with storage_order 1
+    dx = opgrad.max_pool_grad(dy, indices, (1, 1, 4, 4), storage_order=1)
+    expected = np.zeros((4, 4))
+    expected[1, 1], expected[1, 3], expected[3, 1], expected[3, 3] = 1, 2, 3, 4
+    np.testing.assert_array_equal(dx[0, 0], expected)
+
+
+def test_padding_beyond_the_last_window_does_not_count():
+    shape, dy = (1, 1, 5), np.ones((1, 1, 3))
+    attributes = {"kernel_shape": (3,), "strides": (2,), "pads": (1, 0), "ceil_mode": True}
+    dx = opgrad.average_pool_grad(dy, shape, count_include_pad=True, **attributes)
+    np.testing.assert_allclose(dx[0, 0], [1 / 3, 1 / 3 + 1 / 3, 1 / 3, 1 / 3 + 1 / 2, 1 / 2])
+    dx = opgrad.average_pool_grad(dy, shape, **attributes)
+    np.testing.assert_allclose(dx[0, 0], [1 / 2, 1 / 2 + 1 / 3, 1 / 3, 1 / 3 + 1 / 2, 1 / 2])
+
+
+def test_numbers_that_are_not_finite_stay_in_their_windows(dtype):
+    dy = np.array([[[1, np.inf, 2, np.nan, -np.inf]]]).astype(getattr(ml_dtypes, dtype, dtype))
+    dx = opgrad.average_pool_grad(dy, (1, 1, 9), (1,), strides=(2,)).astype("float64")
+    np.testing.assert_array_equal(dx[0, 0], [1, 0, np.inf, 0, 2, 0, np.nan, 0, -np.inf])
+    dx = opgrad.max_pool_grad(dy, np.array([[[0, 3, 1, 5, 7]]]), (1, 1, 9)).astype("float64")
+    np.testing.assert_array_equal(dx[0, 0], [1, 2, 0, np.inf, 0, np.nan, 0, -np.inf, 0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_large(dtype, threads):
+    for op in (MAX, AVERAGE):
+        (example,) = examples(op, dtype, large=True)
+        small = {**example.arguments}
+        count = {"max_pool_grad": 3, "average_pool_grad": 6}[op.name]
+        small["dy"], small["shape"] = small["dy"][:count], (count, *small["shape"][1:])
+        if "indices" in small:
+            small["indices"] = small["indices"][:count]
+        opgrad.set_num_threads(2)
+        found = call(op, small)
+        check_close(found, expected_of(op, small), example.terms)
+        opgrad.set_num_threads(1)
+        assert call(op, small)[0].tobytes() == found[0].tobytes()
+
+
+def test_wide_rows_and_large_windows():
+    rng = np.random.default_rng(5)
+    for shape, kernel_shape in (((1, 1, 100_000), (1000,)), ((2, 2, 300, 5), (290, 5)), ((1, 1, 1, 40_000), (1, 7))):
+        along = axes("", shape[2:], kernel_shape, (), (), (), "NOTSET")
+        dy = rng.normal(size=(*shape[:2], *(axis.count for axis in along))).astype("float32")
+        given = {"dy": dy, "shape": shape, "kernel_shape": kernel_shape}
+        before = np.concatenate([np.zeros((*dy.shape[:-1], 1)), np.cumsum(dy.astype("float64"), -1)], -1)
+        if dy.shape[-1] > 1 and math.prod(kernel_shape[:-1]) == 1:
+            i = np.arange(shape[-1])
+            high, low = np.minimum(i + 1, dy.shape[-1]), np.maximum(i - kernel_shape[-1] + 1, 0)
+            expected = (before[..., high] - before[..., low]) / kernel_shape[-1]
+        else:
+            expected = expected_of(AVERAGE, given)[0]
+        check_close(call(AVERAGE, given), [expected], math.prod(kernel_shape))
+
+
+def test_wrong_indices_are_named_before_anything_is_written():
+    dy, indices = np.ones((2, 2, 2, 2), "float32"), np.arange(4).reshape(2, 2, 1, 1) * 9 + np.zeros((2, 2), np.int64)
+    out = np.full((2, 2, 3, 3), 7, "float32")
+    for value, place in (
+        (9, (0, 0, 1, 1)),
+        (-1, (0, 0, 0, 0)),
+        (8, (0, 1, 0, 1)),
+        (36, (1, 1, 1, 0)),
+        (-(2**63), (1, 0, 0, 0)),
+    ):
+        wrong = indices.copy()
+        wrong[place] = value
+        first = 9 * (2 * place[0] + place[1])
+        message = (
+            rf"^max_pool_grad: indices\[{', '.join(map(str, place))}\] is {value}, expected {first} to {first + 8}"
+        )
+        with pytest.raises(ValueError, match=message):
+            opgrad.max_pool_grad(dy, wrong, (2, 2, 3, 3), out=out)
+        assert (out == 7).all()
+    with pytest.raises(ValueError, match="expected no index, as shape has a size of 0"):
+        opgrad.max_pool_grad(dy, indices, (2, 2, 0, 3))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": (2, 2)}, r"shape is \(2, 2\), expected 3 to 5 sizes"),
+        ({"shape": (2, 3, 6, 6)}, r"dy has shape \(2, 2, 3, 3\), expected \(2, 3, …\) of 4 dimensions"),
+        ({"shape": (2, 2, 6)}, r"dy has shape \(2, 2, 3, 3\), expected \(2, 2, …\) of 3 dimensions"),
+        ({"shape": (2, 2, -6, 6)}, r"shape is \(2, 2, -6, 6\), expected sizes of at least 0"),
+        (
+            {"indices": np.zeros((2, 2, 3, 2), np.int64)},
+            r"indices has shape .*, expected \(2, 2, 3, 3\), the shape of dy",
+        ),
+        ({"indices": np.zeros((2, 2, 3, 3), np.int32)}, "indices has dtype int32, expected one of int64"),
+        ({"storage_order": 2}, "storage_order is 2, expected 0 or 1"),
+        ({"dy": np.zeros((2, 2))}, "dy has 2 dimensions, expected 3"),
+    ],
+)
+def test_errors_of_max_pool_grad(change, message):
+    given = {"dy": np.zeros((2, 2, 3, 3)), "indices": np.zeros((2, 2, 3, 3), np.int64), "shape": (2, 2, 6, 6), **change}
+    with pytest.raises((ValueError, TypeError), match=f"^max_pool_grad: {message}"):
+        opgrad.max_pool_grad(**given)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": (2, 2, 6, 6, 6, 6)}, "shape is .*, expected 3 to 5 sizes"),
+        ({"shape": (2, 2, 8, 6)}, r"dy has shape .*, expected \(2, 2, 4, 3\), what the attributes make of shape"),
+        ({"kernel_shape": ()}, r"kernel_shape is \(\), expected 2 numbers"),
+        ({"kernel_shape": (2, 0)}, r"kernel_shape is \(2, 0\), expected numbers of at least 1"),
+        ({"kernel_shape": (2.0, 2)}, "kernel_shape is .*, expected an int"),
+        ({"strides": (2,)}, r"strides is \(2,\), expected 2 numbers"),
+        ({"strides": (2, 0)}, r"strides is \(2, 0\), expected numbers of at least 1"),
+        ({"dilations": (0, 1)}, r"dilations is \(0, 1\), expected numbers of at least 1"),
+        ({"pads": (1, 1)}, r"pads is \(1, 1\), expected 4 numbers"),
+        ({"pads": (0, 0, -1, 0)}, "pads is .*, expected numbers of at least 0"),
+        ({"auto_pad": "SAME"}, "auto_pad is 'SAME', expected one of NOTSET, SAME_UPPER, SAME_LOWER, VALID"),
+        ({"ceil_mode": 1}, "ceil_mode is 1, expected a bool"),
+    ],
+)
+def test_errors_of_average_pool_grad(change, message):
+    given = {"dy": np.zeros((2, 2, 3, 3)), "shape": (2, 2, 6, 6), "kernel_shape": (2, 2), "strides": (2, 2), **change}
+    with pytest.raises((ValueError, TypeError), match=f"^average_pool_grad: {message}"):
+        opgrad.average_pool_grad(**given)
+
+
+def test_examples_cover_every_attribute():
+    found = [example.arguments for example in averages(np.random.default_rng(0), False)]
+    for name in AVERAGE.attributes:
+        assert len({str(each.get(name)) for each in found}) > 1, name

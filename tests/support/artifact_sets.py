@@ -1,0 +1,69 @@
+"""The examples, and artifact sets made for tests."""
+
+from pathlib import Path
+
+import flatbuffers
+import numpy as np
+import onnx
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SETS = ("digits", "digits_attention")
+
+
+def write_checkpoint(
+    path: Path, trainable: dict[str, np.ndarray], frozen: dict[str, np.ndarray], version: int = 2
+) -> None:
+    """Write the layout that `opgrad.training.checkpoint` describes."""
+    builder = flatbuffers.Builder()
+
+    def tensors(arrays: dict[str, np.ndarray]) -> int:
+        places = []
+        for name, array in arrays.items():
+            content = builder.CreateByteVector(array.tobytes())
+            dims = builder.CreateNumpyVector(np.array(array.shape, np.int64))
+            text = builder.CreateString(name)
+            builder.StartObject(5)
+            builder.PrependUOffsetTRelativeSlot(0, text, 0)
+            builder.PrependUOffsetTRelativeSlot(2, dims, 0)
+            builder.PrependInt32Slot(3, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), 0)
+            builder.PrependUOffsetTRelativeSlot(4, content, 0)
+            places.append(builder.EndObject())
+        builder.StartVector(4, len(places), 4)
+        for place in reversed(places):
+            builder.PrependUOffsetTRelative(place)
+        return builder.EndVector()
+
+    groups = tensors(trainable), tensors(frozen)
+    builder.StartObject(2)
+    for field, group in enumerate(groups):
+        builder.PrependUOffsetTRelativeSlot(field, group, 0)
+    state = builder.EndObject()
+    builder.StartObject(4)
+    builder.PrependInt32Slot(0, version, 0)
+    builder.PrependUOffsetTRelativeSlot(1, state, 0)
+    builder.Finish(builder.EndObject(), b"ODTC")
+    path.write_bytes(builder.Output())
+
+
+def optimizer_model(*kinds: str, **attributes: float) -> onnx.ModelProto:
+    nodes = [onnx.helper.make_node(kind, [], [], domain="com.microsoft", **attributes) for kind in kinds]
+    return onnx.helper.make_model(onnx.helper.make_graph(nodes, "optimizer", [], []))
+
+
+def write_linear_set(folder: Path) -> None:
+    types = "float[n, 2] x, float[n, 1] y, float[2, 1] w, float[1] b"
+    forward = "h = MatMul(x, w)  p = Add(h, b)  d = Sub(p, y)  q = Mul(d, d)  loss = ReduceMean<keepdims=0>(q)"
+    backward = """
+        c = Constant<value_float=0.03125>()  g = Mul(d, c)  t = Transpose(x)  wg = MatMul(t, g)
+        done = com.microsoft.InPlaceAccumulatorV2(wbuf, wg, lazy_reset_grad)"""
+    header = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
+    extra = ", float[2, 1] wbuf, bool[1] lazy_reset_grad"
+    evaluation = onnx.parser.parse_model(f"{header} g ({types}) => (float loss) {{ {forward} }}")
+    training = onnx.parser.parse_model(
+        f"{header} g ({types}{extra}) => (float loss, bool[1] done) {{ {forward} {backward} }}"
+    )
+    training.graph.input[4].name = training.graph.node[-1].input[0] = "w_grad.accumulation.buffer"
+    onnx.save(evaluation, folder / "eval_model.onnx")
+    onnx.save(training, folder / "training_model.onnx")
+    onnx.save(optimizer_model("SGDOptimizerV2"), folder / "optimizer_model.onnx")
+    write_checkpoint(folder / "checkpoint", {"w": np.zeros((2, 1), np.float32)}, {"b": np.full(1, 0.5, np.float32)})

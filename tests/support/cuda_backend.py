@@ -1,0 +1,285 @@
+"""Calls operators' CUDA kernels with NumPy arrays: on a GPU if there is one, else in Triton's interpreter.
+
+In the interpreter every array that a call makes, results and working memory alike, lies between bytes that must
+stay as they were.
+"""
+
+import ctypes
+import inspect
+import math
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from accuracy import assert_close
+from guards import EDGE, Guarded
+from samples import bits
+
+import opgrad
+from opgrad import arrays
+from opgrad.contract import DTYPES, Spec, layout, operators
+from opgrad.contract.signature import prepare
+from opgrad.cuda import ALIGNMENT
+from opgrad.interop.device import Runners
+from opgrad.post_ops import PostOp
+
+PUBLIC = {name: getattr(opgrad, name) for name in operators()}
+ON_GPU = os.environ.get("TRITON_INTERPRET", "0") == "0"
+
+
+def has_kernel(op):
+    try:
+        return op.kernel("cuda") is not None
+    except NotImplementedError:
+        return False
+
+
+def for_kernels(wanted=lambda op: True):
+    """Run a test for the operators that have a CUDA kernel and of which `wanted` holds."""
+    chosen = [op for op in operators().values() if has_kernel(op) and wanted(op)]
+    return pytest.mark.parametrize("op", chosen, ids=[op.name for op in chosen])
+
+
+def call(op, arguments, **more):
+    """The results of the CUDA kernels as a tuple of NumPy arrays; arrays in `out` are written and returned."""
+    given = {**arguments, **more}
+    results = _on_gpu(op, given) if ON_GPU else _interpreted(op, given)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def public(name, *args, **kwargs):
+    """What the public function returns, in any form of the call, computed by the CUDA kernels."""
+    op = operators()[name]
+    given = dict(zip(inspect.signature(op.reference).parameters, args, strict=False)) | kwargs
+    return _on_gpu(op, given) if ON_GPU else _interpreted(*arrays.form(op, given))
+
+
+def check(op, arguments, note="", **more):
+    """Call the kernels, hold the results against the reference, and make sure that no argument was changed."""
+    before = {name: bits(value) for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    results = call(op, arguments, **more)
+    for name, content in before.items():
+        assert bits(arguments[name]) == content, f"{name} changed {note}"
+    assert_close(op, arguments, results, note)
+    return results
+
+
+def program(op, arguments, **more):
+    """The program that a call runs."""
+    given = {**arguments, **more}
+    specs = [None if given.get(name) is None else _memory.spec(given[name]) for name in op.inputs]
+    attributes = {name: value for name, value in given.items() if name in op.attributes}
+    return op.kernel("cuda")(prepare(op, specs, attributes, any_stride=True).problem)
+
+
+def forget():
+    """Make new plans for all calls from here on, after a change of what decides about regimes."""
+    _runners._plans.clear()
+    if ON_GPU:
+        from opgrad.interop import torch_tensors
+
+        torch_tensors._cuda._plans.clear()
+
+
+# --- in the interpreter --------------------------------------------------------------------------------------------
+
+
+def _patch_once():
+    """Let the interpreter prepare Triton's language once, not for every call of a function: half of all its time."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    prepare, prepared = interpreter._patch_lang, set()
+
+    def patch(function):
+        languages = {id(value) for value in function.__globals__.values() if value is tl or value is tl.core}
+        if not languages <= prepared:
+            prepare(function)
+            prepared.update(languages)
+        return interpreter._LangPatchScope()  # nothing to restore
+
+    interpreter._patch_lang = patch
+
+
+def _fuse():
+    """Let the interpreter's fma round once, as the hardware's does: float32 products are exact in float64."""
+    from triton.runtime import interpreter
+
+    def fma(self, x, y, z):
+        wide = np.longdouble if z.data.dtype == np.float64 else np.float64
+        exact = x.data.astype(wide) * y.data.astype(wide) + z.data.astype(wide)
+        return interpreter.TensorHandle(exact.astype(z.data.dtype), z.dtype)
+
+    interpreter.InterpreterBuilder.create_fma = fma
+
+
+def _convert():
+    """Let the interpreter convert bfloat16 as the hardware does: to the nearest, where it rounds towards 0, and
+    denormals too, of which it makes something else."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    cast, bfloat16 = interpreter.InterpreterBuilder.cast_impl, DTYPES["bfloat16"]
+
+    def convert(self, source, dtype):
+        kinds = source.dtype.scalar, dtype.scalar
+        if kinds == (tl.float32, tl.bfloat16):
+            data = source.data.astype(bfloat16).view(np.uint16)
+        elif kinds == (tl.bfloat16, tl.float32):
+            data = source.data.view(bfloat16).astype(np.float32)
+        else:
+            return cast(self, source, dtype)
+        return interpreter.TensorHandle(data, dtype.scalar)
+
+    interpreter.InterpreterBuilder.cast_impl = convert
+
+
+if not ON_GPU:
+    _patch_once()
+    _fuse()
+    _convert()
+
+
+class _Memory:
+    """NumPy arrays as `opgrad.interop.Memory` has them on a device."""
+
+    def __init__(self):
+        self.made = []
+
+    def key(self, array):
+        return array.shape, array.strides, array.dtype, array.ctypes.data % ALIGNMENT
+
+    def spec(self, array):
+        return Spec(array.shape, array.dtype, array.strides)
+
+    def address(self, array):
+        return array.ctypes.data
+
+    def strides(self, spec, order, model):
+        return layout.contiguous(spec.shape, order, spec.dtype.itemsize)
+
+    def maker(self, spec, like):
+        def make():
+            guard = Guarded((spec.dtype.itemsize * math.prod(spec.shape),), "bool")
+            self.made.append(guard)
+            return np.ndarray(spec.shape, spec.dtype, guard.memory, EDGE, spec.strides)
+
+        return make
+
+    def packed(self, array, order):
+        spec = self.spec(array)
+        copy = self.maker(Spec(spec.shape, spec.dtype, self.strides(spec, order, array)), array)()
+        copy[...] = array
+        return copy
+
+    def assign(self, destination, source):
+        destination[...] = source
+
+    def words(self, array):
+        position, value = array[:16].view(np.int64).tolist()
+        return position, value
+
+    def stream(self, like):
+        return None
+
+
+def _settled(op, given):
+    """The arguments as they are: whose arrays these may be is another test's matter."""
+    return given
+
+
+_memory = _Memory()
+_runners = Runners(_memory, _settled)
+
+
+def _interpreted(op, given):
+    _memory.made.clear()
+    with np.errstate(all="ignore"):
+        results = _runners.run(op, given)
+    assert all(made.untouched() for made in _memory.made), f"{op.name} wrote outside of its memory"
+    return results
+
+
+# --- on a GPU ------------------------------------------------------------------------------------------------------
+
+
+def _on_gpu(op, given, device="cuda"):
+    out = given.get("out")
+    outputs = () if out is None else out if isinstance(out, tuple) else (out,)
+    uploads = _Uploads(device)
+    arguments = {name: uploads.argument(value) for name, value in given.items() if name != "out"}
+    tensors = tuple(uploads.tensor(each, written=True) for each in outputs)
+    if outputs:
+        arguments["out"] = tensors if isinstance(out, tuple) else tensors[0]
+    results = PUBLIC[op.name](**arguments)
+    if not outputs:
+        return tuple(map(_array, results)) if isinstance(results, tuple) else _array(results)
+    uploads.fetch()
+    for array, tensor in zip(outputs, tensors, strict=True):
+        array[...] = _array(tensor)
+    return out
+
+
+class _Uploads:
+    """The arrays of a call as tensors; views of one array become views of one tensor, with all that lies around."""
+
+    def __init__(self, device):
+        self.device, self.memories, self.written = device, {}, set()
+
+    def argument(self, value):
+        """An argument with tensors in the place of arrays, those of post-ops too."""
+        if isinstance(value, list | tuple) and any(isinstance(each, PostOp) for each in value):
+            return [replace(each, operands=tuple(map(self.argument, each.operands))) for each in value]
+        return self.tensor(value) if isinstance(value, np.ndarray) else value
+
+    def tensor(self, array, written=False):
+        import torch
+
+        if min(array.strides, default=0) < 0:  # tensors have none
+            array = np.ascontiguousarray(array)
+        owner = _owner(array)
+        content = self._upload(owner)
+        self.written |= {owner.ctypes.data} if written else set()
+        offset, rest = divmod(array.ctypes.data - owner.ctypes.data, array.itemsize)
+        assert not rest, "tensors cannot be misaligned"
+        strides = [stride // array.itemsize for stride in array.strides]
+        tensor = torch.empty(0, dtype=getattr(torch, array.dtype.name), device=self.device)
+        return tensor.set_(content.untyped_storage(), offset, array.shape, strides)
+
+    def _upload(self, owner):
+        import torch
+
+        place = owner.ctypes.data
+        if place not in self.memories:
+            content = torch.frombuffer(bytearray(_content(owner) or b"0"), dtype=torch.uint8)
+            self.memories[place] = owner, content.to(self.device)
+        return self.memories[place][1]
+
+    def fetch(self):
+        """Bring back the memory that was to be written, and make sure that no other has changed."""
+        for place, (owner, tensor) in self.memories.items():
+            content = bytes(tensor.cpu().numpy())[: owner.nbytes]
+            if place in self.written:
+                ctypes.memmove(place, content, len(content))
+            else:
+                assert content == _content(owner), "an argument was changed"
+
+
+def _owner(array):
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _content(owner):
+    return ctypes.string_at(owner.ctypes.data, owner.nbytes)
+
+
+def _array(tensor):
+    import torch
+
+    host = tensor.cpu()
+    dtype = DTYPES[str(host.dtype).removeprefix("torch.")]
+    bits = {torch.bfloat16: torch.int16, torch.float8_e5m2: torch.uint8, torch.float8_e4m3fn: torch.uint8}
+    return host.view(bits.get(host.dtype, host.dtype)).numpy().view(dtype)

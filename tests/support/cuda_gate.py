@@ -1,0 +1,237 @@
+"""A gate that needs no GPU: the CUDA kernels of all kinds of calls, as the compiler makes them.
+
+A kind of call has one level of each factor that the code branches on: operator, dtype, regime, whether rows are whole
+vectors, how arrays lie, options. Their product is too large to compile; few kinds contain every pair of levels, and
+every combination of those factors that choose a kernel. With OPGRAD_GATE=full every triple is among them as well.
+
+Kernels are told apart by what Triton compiles them for, so that each is compiled once. That is done in processes of
+their own, because in that of the tests Triton may be an interpreter: the test files are scripts as well.
+"""
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SUPPORT = str(Path(__file__).parent)
+FULL = os.environ.get("OPGRAD_GATE") == "full"
+PROCESSES = (os.cpu_count() or 1) if FULL else 1
+CANDIDATES = 4  # completions of a combination, of which the one with most that is new is taken
+TRIES = 40  # to find them
+REGISTERS, MOST_REGISTERS = 65536, 255  # of a multiprocessor, of a thread
+CHOSEN = (
+    24  # bytes of a thread that are no fault where it could have more registers: the compiler lets more threads run
+)
+# Levels that stand there several times are taken as often where there is a choice.
+POINTERS, ARCHITECTURES = ("aligned",) * 4 + ("unaligned",), (90,) * 4 + (80, 100)
+DEVICES = {80: (108, 166912, 80), 90: (132, 232448, 90), 100: (148, 232448, 100)}  # A100; H100 and H200; B200
+
+Kind = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What one test file compiles.
+
+    factors: their levels; "arch" and "pointers", whether arrays begin at aligned addresses, are among them. program:
+    that of a kind, or None if there is no such kind. together: levels that are combined in every way; full: those for
+    which this is done in the full gate.
+    """
+
+    factors: Mapping[str, Sequence[Any]]
+    program: Callable[[Kind], Any]
+    together: Mapping[str, Sequence[Any]]
+    full: Mapping[str, Sequence[Any]]
+
+    def kinds(self) -> dict[str, tuple[Kind, Any]]:
+        """Kinds with their programs, by name: all combinations of levels of the factors of each group are there."""
+        groups = [self.full if FULL else self.together]
+        for names in itertools.combinations(self.factors, 3 if FULL else 2):
+            groups.append({name: self.factors[name] for name in names})
+        numbers, found, covered = random.Random(0), {}, set()
+        for group in groups:
+            for levels in itertools.product(*group.values()):
+                wanted = tuple(zip(group, levels, strict=True))
+                if wanted not in covered:
+                    for kind, program in self._best(wanted, groups, covered, numbers):
+                        found["-".join(map(str, kind.values()))] = kind, program
+                        covered |= _combinations(kind, groups)
+        return found
+
+    def _best(
+        self, wanted: Sequence[tuple[str, Any]], groups: Sequence[Any], covered: set[Any], numbers: random.Random
+    ) -> list[tuple[Kind, Any]]:
+        """Of some kinds with these levels, that which has most combinations that are new; none if there are none."""
+        candidates = []
+        for _ in range(TRIES):
+            kind = {name: numbers.choice(levels) for name, levels in self.factors.items()} | dict(wanted)
+            with on(kind["arch"]):
+                program = self.program(kind)
+            candidates += [(kind, program)] if program is not None else []
+            if len(candidates) == CANDIDATES:
+                break
+        return sorted(candidates, key=lambda each: len(_combinations(each[0], groups) & covered))[:1]
+
+
+def _combinations(kind: Kind, groups: Sequence[Mapping[str, Any]]) -> set[Any]:
+    return {tuple((name, kind[name]) for name in group) for group in groups}
+
+
+# --- the script ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def on(arch: int) -> Iterator[None]:
+    """As if on a device of this architecture."""
+    from opgrad.cuda import execute, regimes, slices
+
+    found, users = execute.Device(*DEVICES[arch]), (regimes, slices)
+    for module in users:
+        module.device = lambda: found
+    regimes.clusters.cache_clear()
+    try:
+        yield
+    finally:
+        for module in users:
+            module.device = execute.device
+        regimes.clusters.cache_clear()
+
+
+def specialised(value: Any, aligned: bool) -> Any:
+    """What Triton compiles a kernel for, of an argument that is no constant."""
+    from opgrad.contract.problem import Operand
+    from opgrad.cuda.execute import Scratch
+
+    if isinstance(value, Operand | Scratch):
+        return value.dtype, aligned or isinstance(value, Scratch)
+    if isinstance(value, tuple):
+        return tuple(specialised(each, aligned) for each in value)
+    if isinstance(value, int) and value != 1:
+        return value % 16 == 0, -(1 << 31) <= value < 1 << 31, value < 1 << 63
+    return value
+
+
+def key_of(launch: Any, aligned: bool, arch: int) -> str:
+    """What tells a kernel from others as compiled."""
+    key: list[Any] = [launch.kernel.fn.__module__, launch.kernel.fn.__name__, arch, launch.options]
+    for parameter in launch.kernel.params:
+        value = launch.arguments[parameter.name]
+        constant = parameter.is_constexpr
+        key.append(getattr(value, "__name__", value) if constant else specialised(value, aligned))
+    return repr(key)
+
+
+def compile_share(gate: Gate, share: int) -> None:
+    """Compile every PROCESSES-th kernel from this one on; print what was found, and of what kernels kinds consist."""
+    numbers: dict[str, int] = {}
+    for name, (kind, program) in gate.kinds().items():
+        aligned, own = kind["pointers"] == "aligned", []
+        for launch in (*(program.checks if kind.get("check") else ()), *program.launches):
+            key, arch = key_of(launch, aligned, kind["arch"]), kind["arch"]
+            if key not in numbers and len(numbers) % PROCESSES == share:
+                print(json.dumps(["kernel", len(numbers), report(launch, aligned, arch)]), flush=True)
+            own.append(numbers.setdefault(key, len(numbers)))
+        if share == 0:
+            vector = max(launch.arguments.get("VECTOR", 1) for launch in program.launches)
+            print(json.dumps(["kind", name, kind, vector, own]), flush=True)
+
+
+def report(launch: Any, aligned: bool, arch: int) -> dict[str, Any]:
+    """What the compiler makes of a launch; under "error" its last words, where it makes nothing."""
+    from opgrad.cuda.execute import Program
+    from opgrad.cuda.inspect import compiled
+
+    try:
+        (found,) = compiled(Program([launch]), aligned, arch)
+    except Exception as error:
+        return {"name": launch.kernel.fn.__name__, "error": str(error.__cause__ or error)[-500:]}
+    return vars(found) | {"ptx": "", "warps": launch.warps}
+
+
+# --- the tests -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kind of call, how many elements its kernels can read at a time, and what was found of each of them."""
+
+    kind: Kind
+    vector: int
+    kernels: Sequence[Mapping[str, Any]]
+
+    def widest(self, way: str) -> int:
+        """Bytes of the widest of its loads or stores."""
+        return max((int(width) for each in self.kernels for width in each.get(way, ())), default=0)
+
+
+def compile_all(file: str, folder: Path) -> dict[str, Compiled]:
+    """What the script, a test file, compiles: kinds by name."""
+    found = [folder / f"{share}.json" for share in range(PROCESSES)]  # a pipe would hold up who is not read
+    processes = []
+    for share, path in enumerate(found):
+        with path.open("w") as output:
+            processes.append(subprocess.Popen([sys.executable, file, str(share)], env=environment(), stdout=output))
+    assert [process.wait() for process in processes] == [0] * PROCESSES
+    lines = [json.loads(line) for path in found for line in path.read_text().splitlines()]
+    kernels = {number: result for what, number, *rest in lines if what == "kernel" for result in rest}
+    kinds = (rest for what, *rest in lines if what == "kind")
+    return {name: Compiled(kind, vector, [kernels[each] for each in own]) for name, kind, vector, own in kinds}
+
+
+def errors(kinds: Mapping[str, Compiled]) -> dict[str, list[str]]:
+    """What the compiler said of the kinds that it refuses."""
+    found = {name: [each["error"] for each in kind.kernels if "error" in each] for name, kind in kinds.items()}
+    return {name: said for name, said in found.items() if said}
+
+
+def spills(kinds: Mapping[str, Compiled]) -> dict[str, list[str]]:
+    """The kinds with kernels that put registers by for want of them, and how many bytes of a thread."""
+
+    def most(kind: Kind, kernel: Mapping[str, Any]) -> int:
+        return CHOSEN if kernel["registers"] < min(MOST_REGISTERS, REGISTERS // (32 * kernel["warps"])) else 0
+
+    return _over(kinds, "spilled", most)
+
+
+def over_registers(kinds: Mapping[str, Compiled], most: int = 128) -> dict[str, list[str]]:
+    """The kinds whose kernels take more registers: of 128 a thread, a multiprocessor holds 512 threads.
+
+    In few rows it has two programs to run at most, however many registers they take. Whether arrays begin at aligned
+    addresses is not known when tiles are chosen.
+    """
+
+    def limit(kind: Kind, kernel: Mapping[str, Any]) -> int:
+        few = str(kind.get("regime", "")).startswith("few")
+        return most + 32 if few or kind["pointers"] == "unaligned" else most
+
+    return _over(kinds, "registers", limit)
+
+
+def _over(kinds: Mapping[str, Compiled], resource: str, most: Callable[..., int]) -> dict[str, list[str]]:
+    found = {
+        name: [
+            f"{kernel['name']}: {kernel[resource]} {resource}"
+            for kernel in each.kernels
+            if "error" not in kernel and kernel[resource] > most(each.kind, kernel)
+        ]
+        for name, each in kinds.items()
+    }
+    return {name: over for name, over in found.items() if over}
+
+
+def missing(kinds: Mapping[str, Compiled], **levels: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The combinations of these factors' levels that are in no kind."""
+    there = {tuple(each.kind[name] for name in levels) for each in kinds.values()}
+    return [combination for combination in itertools.product(*levels.values()) if combination not in there]
+
+
+def environment() -> dict[str, str]:
+    """That of a process in which Triton compiles."""
+    return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": SUPPORT}

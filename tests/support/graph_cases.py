@@ -1,0 +1,45 @@
+"""The operators of training graphs on their examples: the call, the float64 reference, and the comparison."""
+
+import numpy as np
+import pytest
+
+import opgrad
+from opgrad.contract import FLOATS, graph_operators
+from opgrad.testing.accuracy import error_in_ulp, tolerance
+from opgrad.testing.examples import listed
+
+OPERATORS = list(graph_operators().values())
+each_operator = pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
+
+
+def call(op, arguments, **more):
+    return listed(getattr(opgrad, op.name)(**arguments, **more))
+
+
+def changed(arguments, change):
+    """The arguments with `change(array)` for each array."""
+
+    def of(value):
+        if isinstance(value, list):
+            return [of(each) for each in value]
+        return change(value) if isinstance(value, np.ndarray) else value
+
+    return {name: of(value) for name, value in arguments.items()}
+
+
+def arrays_of(arguments):
+    found = []
+    changed(arguments, lambda array: found.append(array) or array)
+    return found
+
+
+def check_close(results, expected, terms):
+    """Floats within the tolerance of their dtype and the length of the longest sum; all else the same."""
+    assert len(results) == len(expected)
+    for got, exact in zip(results, expected, strict=True):
+        exact = np.asarray(exact)
+        assert got.shape == exact.shape
+        if got.dtype.name in FLOATS:
+            assert error_in_ulp(got, exact) <= tolerance(got.dtype.name, terms)
+        else:
+            np.testing.assert_array_equal(got, exact)

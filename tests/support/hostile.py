@@ -1,0 +1,93 @@
+"""Values that no attribute expects, and those that are nearly what one expects."""
+
+import decimal
+import fractions
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from opgrad.contract import NEEDS, Operator
+from opgrad.testing.examples import examples
+
+
+class Raising:
+    """Whatever is asked of it, it raises something else."""
+
+    def __index__(self) -> int:
+        raise RuntimeError("no index")
+
+    def __float__(self) -> float:
+        raise KeyError("no float")
+
+    def __len__(self) -> int:
+        raise ZeroDivisionError("no length")
+
+    def __eq__(self, other: object) -> bool:
+        raise OSError("not comparable")
+
+    def __bool__(self) -> bool:
+        raise AttributeError("neither true nor false")
+
+    def __iter__(self) -> Any:
+        raise IndexError("nothing to go through")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("no array")
+
+    __hash__ = object.__hash__
+
+
+class Lying:
+    """It says that it is a number, and gives none."""
+
+    def __index__(self) -> Any:
+        return "three"
+
+    def __float__(self) -> Any:
+        return "three"
+
+
+class Unprintable(Raising):
+    """Its representation raises, too."""
+
+    def __repr__(self) -> str:
+        raise ValueError("nothing to show")
+
+
+def values() -> list[Any]:
+    """Made anew for each use: some are changed by being used."""
+    scalars = [
+        np.dtype(name).type(1)
+        for name in ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+    ]
+    scalars += [np.float16(1.5), np.float32(1.5), np.float64(1.5), np.longdouble(1.5)]
+    scalars += [np.complex64(1), np.complex128(1), ml_dtypes.bfloat16(1), np.str_("a"), np.bytes_(b"a")]
+    scalars += [np.datetime64("2000-01-01")]
+    return [
+        *(None, True, False, 0, 1, -1, 2, 5, 2**31, 2**63, -(2**63) - 1, 2**64, 10**400, 10**5000),
+        *(0.0, -0.0, 1.5, 1e308, float("nan"), float("inf"), -float("inf"), 1j),
+        *("", "a", "mean", "float32", "\ud800", "two\nlines", b"", b"mean", bytearray(b"a"), memoryview(b"ab")),
+        *((), (0,), (0, 1), (1, 0), (0, 0), (0, None), ("a",), (1.5,), (2**63,), (-(2**70),), ((0,),), (Raising(),)),
+        *([], [0], [[0, 1], [2]], [None], ["a"], [Unprintable()], {}, {0: 1}, {0}, frozenset({0}), range(2), iter([0])),
+        *(slice(None), ..., object(), int, len, np.float32, np.dtype("float32"), Raising(), Lying(), Unprintable()),
+        *(decimal.Decimal(1), fractions.Fraction(1, 2), np.uint64(2**64 - 1), np.ma.masked, *scalars),
+        *(np.array(each) for each in (1, 1.5, [0], [True, False], [0.5, 1], [[0, 1]], [])),
+        *(np.array(each) for each in (["a"], [None], None, {}, "a")),
+        *(np.array([2**64 - 1], np.uint64), np.zeros(2, "i4,f4"), np.ones((0, 3)), np.array([1j]), np.array(b"a")),
+        np.array(["2000"], "M8[Y]"),
+    ]
+
+
+def attributes(op: Operator) -> list[str]:
+    """What an operator takes beside arrays and `out`."""
+    more = op.general.keywords if op.general else ()
+    return [*op.attributes, *(name for name in more if name != NEEDS), *([NEEDS] if NEEDS in more else [])]
+
+
+def arguments(op: Operator, sampled: Any) -> dict[str, Any]:
+    """Valid arguments of an operator."""
+    return dict(sampled(op) if op.family in SAMPLED else examples(op, "float32")[0].arguments)
+
+
+SAMPLED = ("softmax", "cross_entropy", "activation", "gather", "accumulate")

@@ -1,0 +1,69 @@
+"""Attributes of softmax's general form: each alone, and any mix of them."""
+
+import numpy as np
+import pytest
+from primitive_cases import step_of
+
+from opgrad.fused.dropout import Dropout
+
+FORMS = [("softmax", False), ("softmax", True), ("log_softmax", False)]
+NAMES = [name + " inf_as_zero" * flag for name, flag in FORMS]
+forms = pytest.mark.parametrize(("name", "inf_as_zero"), FORMS, ids=NAMES)
+
+# Shape and axis: last, first, middle, adjacent ones, all.
+AXES = [
+    ((3, 40), -1), ((3, 70), 1), ((33, 5), 0), ((7, 3, 5), 0), ((4, 9, 6), 1), ((2, 5, 19), -2), ((2, 3, 4, 5), (1, 2)),
+    ((3, 4, 30), (1, 2)), ((5, 7, 3), (0, 1)), ((6, 11), (0, 1)), ((50,), 0), ((2, 1, 9, 1, 4), 2), ((1, 130), -1),
+]  # fmt: skip
+
+
+def flag(inf_as_zero):
+    return {"inf_as_zero": True} if inf_as_zero else {}
+
+
+def some_where(rng, shape):
+    """A mask of the shape, or one that broadcasts to it."""
+    kept = [size if rng.random() < 0.7 else 1 for size in shape][int(rng.integers(0, 2)) :]
+    return rng.random(kept) < 0.7
+
+
+def some_attributes(rng, shape, target):
+    """Each attribute in half the calls; none in some, all in some."""
+    often = rng.choice([0.0, 0.25, 0.5, 1.0])
+    choices = {
+        "where": lambda: some_where(rng, shape),
+        "logit_scale": lambda: float(rng.uniform(-2, 2)),
+        "result_scale": lambda: float(rng.choice([-3.5, 0.3, 1000.0])),
+        "dropout": lambda: Dropout(float(rng.uniform(0, 1)), int(rng.integers(2**62)), 5, bool(rng.integers(2))),
+        "out_scale": lambda: float(rng.uniform(0.01, 2)),
+        "accumulation": lambda: str(rng.choice(["strict", "relaxed", "any"])),
+        "stats": lambda: True,
+        "save": lambda: True,
+    }
+    chosen = {key: choose() for key, choose in choices.items() if rng.random() < often}
+    return {"out_scale": step_of(target)} | chosen
+
+
+ALONE = {
+    "out_dtype": {"out_dtype": "float64"},
+    "where": {"where": np.arange(33) % 3 > 0},
+    "logit_scale": {"logit_scale": 0.3},
+    "negative logit_scale": {"logit_scale": -1.7},
+    "zero logit_scale": {"logit_scale": 0},
+    "result_scale": {"result_scale": 2.5},
+    "zero result_scale": {"result_scale": 0.0},
+    "dropout": {"dropout": Dropout(0.4, 1, 2)},
+    "dropout of nothing": {"dropout": Dropout(0, 1, 2, mask=True)},
+    "dropout of all": {"dropout": Dropout(1, 1, 2, mask=True)},
+    "negative seed": {"dropout": Dropout(0.5, -1, 2**64 - 3, mask=True)},
+    "out_scale": {"out_scale": 0.125},
+    "negative out_scale": {"out_scale": -3},
+    "stats": {"stats": True},
+    "save": {"save": True},
+    "relaxed": {"accumulation": "relaxed"},
+    "all": {
+        "out_dtype": "bfloat16", "where": np.arange(165).reshape(5, 33) % 4 > 0, "logit_scale": np.float32(0.3),
+        "result_scale": 2, "dropout": Dropout(0.4, 1, 2, mask=True), "out_scale": 3.0, "stats": np.True_, "save": True,
+        "accumulation": "any",
+    },
+}  # fmt: skip

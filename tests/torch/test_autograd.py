@@ -1,0 +1,295 @@
+"""Gradients of tensors: of every operator, of their gradients, in mixed precision, and what is kept for them."""
+
+import gc
+import inspect
+import weakref
+
+import numpy as np
+import pytest
+from samples import for_operators, sample
+
+import opgrad
+from opgrad.contract import REDUCTIONS, operators
+
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
+
+import opgrad.torch  # noqa: E402
+from opgrad.torch import formulas  # noqa: E402
+from opgrad.torch.operators import OPERATORS  # noqa: E402
+
+gradcheck, gradgradcheck = torch.autograd.gradcheck, torch.autograd.gradgradcheck
+WITHOUT_GRADIENT = {"weight"}  # of the classes: torch's loss has none either
+
+
+def differentiable_call(op, arguments):
+    """The operator as a function of those arguments that have a gradient, and tensors to call it with.
+
+    relu and leaky_relu jump at 0, and so do their gradients' second arguments.
+    """
+    given = {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in arguments.items()}
+    names = [name for name in op.inputs if name in given and given[name].is_floating_point()]
+    names = [name for name in names if name not in WITHOUT_GRADIENT]
+    values = [_away_from_zero(given[name]).requires_grad_() for name in names]
+
+    def function(*tensors):
+        return getattr(opgrad, op.name)(**{**given, **dict(zip(names, tensors, strict=True))})
+
+    return function, values
+
+
+def _away_from_zero(x):
+    return torch.where(x.abs() < 0.1, 0.1, x)
+
+
+CASES = [
+    pytest.param(op, reduction, id=f"{op.name}-{reduction}")
+    for op in operators().values()
+    for reduction in (REDUCTIONS if "reduction" in op.attributes else ("mean",))
+]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # by forward_ad itself
+@pytest.mark.parametrize(("op", "reduction"), CASES)
+def test_every_operator_is_differentiable_twice(op, reduction, rng):
+    """In both modes, and either after the other."""
+    for shape, optional in [((3, 4), False), ((2, 3, 2), True)]:
+        options = {"axis": 1, "reduction": reduction, "ignore_index": 1, "optional": optional}
+        function, values = differentiable_call(op, sample(op, shape, "float64", rng, indices=(2, 3), **options))
+        assert gradcheck(function, values, check_forward_ad=True), shape
+        assert gradgradcheck(function, values, check_fwd_over_rev=True, check_rev_over_rev=True), shape
+
+
+def test_every_operator_has_a_gradient():
+    assert all(operator.eager is not None for operator in OPERATORS.values())
+
+
+def test_every_operator_has_tangents_and_a_batching_rule():
+    assert all(operator.derivative.tangent and operator.derivative.batching for operator in OPERATORS.values())
+
+
+@pytest.mark.parametrize("alpha", [-0.5, 0.0, 0.3])
+def test_leaky_relu_with_any_slope(alpha):
+    x = _away_from_zero(torch.randn(4, 5, dtype=torch.float64)).requires_grad_()
+    assert gradcheck(lambda x: opgrad.torch.leaky_relu(x, alpha), x)
+    assert gradgradcheck(lambda x: opgrad.torch.leaky_relu(x, alpha), x)
+
+
+def test_scale_and_accumulator_options(rng):
+    for name, option in [("scale", {"scale_down": True}), ("in_place_accumulator", {"overwrite": True})]:
+        op = operators()[name]
+        function, values = differentiable_call(op, sample(op, (3, 4), "float64", rng, **option))
+        assert gradcheck(function, values)
+        assert gradgradcheck(function, values)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("probabilities", [False, True], ids=["labels", "probabilities"])
+def test_cross_entropy_is_differentiable_twice(probabilities, reduction, label_smoothing):
+    x = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
+    target = torch.rand(3, 4, 2, dtype=torch.float64) if probabilities else torch.tensor([[0, 3], [-100, 1], [2, 2]])
+    weight = torch.rand(4, dtype=torch.float64) + 0.5
+    options = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing}
+    assert gradcheck(lambda x: opgrad.torch.cross_entropy(x, target, **options), x)
+    assert gradgradcheck(lambda x: opgrad.torch.cross_entropy(x, target, **options), x)
+
+
+def test_embedding_is_differentiable_twice():
+    weight = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    indices = torch.tensor([[0, 2, 2], [-1, 1, 2]])
+    for padding_idx in (None, 2, -1):
+        assert gradgradcheck(lambda weight, row=padding_idx: opgrad.torch.embedding(indices, weight, row), weight)
+
+
+def test_gradient_of_probabilities():
+    """A target that requires grad gets one, as torch's does."""
+    x = torch.randn(3, 4, dtype=torch.float64)
+    target = torch.rand(3, 4, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda target: opgrad.torch.cross_entropy(x, target), target)
+
+
+@for_operators(lambda op: "weight" in op.inputs)
+def test_weights_of_classes_have_no_gradient(op, rng):
+    arguments = sample(op, (3, 4), "float32", rng, reduction="sum")
+    given = {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in arguments.items()}
+    given["weight"].requires_grad_()
+    results = getattr(opgrad, op.name)(**given)
+    with pytest.raises(NotImplementedError, match=f"{op.name}: no gradient with respect to weight; detach it"):
+        (results[0] if isinstance(results, tuple) else results).sum().backward()
+
+
+# --- mixed precision ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"inplace_backward": True}], ids=str)
+def test_scaled_losses(options, reduction, half):
+    """Gradients that float16 cannot hold before a GradScaler's factor, which float16 cannot hold itself."""
+    factor = 65536.0 * 4
+    x = torch.randn(4096, 50).to(half).requires_grad_()
+    exact = x.detach().float().requires_grad_()
+    labels = torch.randint(0, 50, (4096,))
+    smoothing = {name: value for name, value in options.items() if name == "label_smoothing"}
+    with torch.autocast("cpu", half):
+        loss = opgrad.torch.cross_entropy(x, labels, reduction=reduction, **options)
+    expected = functional.cross_entropy(exact, labels, reduction=reduction, **smoothing)
+    if reduction != "mean":
+        factor /= 4096
+    (loss.mean() * factor).backward()
+    (expected.mean() * factor).backward()
+    torch.testing.assert_close(x.grad.float(), exact.grad, rtol=2e-2 if half is torch.bfloat16 else 2e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_double_backward_in_half_precision(reduction):
+    x = torch.randn(6, 5).bfloat16().requires_grad_()
+    exact = x.detach().float().requires_grad_()
+    labels = torch.randint(0, 5, (6,))
+    for logits, function in [(x, opgrad.torch.cross_entropy), (exact, functional.cross_entropy)]:
+        (dx,) = torch.autograd.grad(function(logits, labels, reduction=reduction).sum(), logits, create_graph=True)
+        dx.float().square().sum().backward()
+    assert x.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(x.grad.float(), exact.grad, rtol=5e-2, atol=5e-2)
+
+
+def test_results_of_other_dtypes():
+    """Every gradient has the dtype of what it is the gradient of."""
+    x = torch.randn(3, 4).half().requires_grad_()
+    labels = torch.tensor([0, 1, 3])
+    loss, log_prob = opgrad.softmax_cross_entropy_loss(x, labels, out_dtype=torch.float64)
+    (loss + log_prob.sum()).backward()
+    exact = x.detach().double().requires_grad_()
+    expected = functional.log_softmax(exact, 1)
+    (functional.nll_loss(expected, labels) + expected.sum()).backward()
+    torch.testing.assert_close(x.grad, exact.grad.half())
+    buffer, value = torch.zeros(3, requires_grad=True), torch.ones(3, dtype=torch.float64, requires_grad=True)
+    opgrad.in_place_accumulator(buffer, value).sum().backward()
+    assert (buffer.grad.dtype, value.grad.dtype) == (torch.float32, torch.float64)
+
+
+# --- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def saved_sizes(loss):
+    """The bytes of each tensor that the backward pass keeps."""
+    nodes, sizes, pending = set(), {}, [loss.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is None or node in nodes:
+            continue
+        nodes.add(node)
+        for each in getattr(node, "saved_tensors", ()):
+            if each is not None:
+                sizes[each.data_ptr()] = each.nbytes
+        pending += [following for following, _ in node.next_functions]
+    return sizes
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_loss_keeps_its_gradient_alone(dtype, in_place):
+    logits = torch.randn(64, 100, requires_grad=True)
+    x = logits.to(dtype) * 1  # a tensor of its own, which nothing else needs
+    gone = weakref.ref(x)
+    loss = opgrad.torch.cross_entropy(x, torch.randint(0, 100, (64,)), inplace_backward=in_place)
+    large = [size for size in saved_sizes(loss).values() if size >= x.nbytes]
+    assert large == [x.nbytes]
+    del x
+    gc.collect()
+    assert gone() is None
+    loss.backward()
+    assert logits.grad.abs().sum() > 0
+
+
+def test_no_gradient_is_computed_unless_needed(monkeypatch):
+    import opgrad.torch.loss as loss
+
+    x, labels = torch.randn(3, 4, requires_grad=True), torch.tensor([0, 1, 2])
+    monkeypatch.setattr(loss, "_loss_and_grad", None)
+    with torch.no_grad():
+        opgrad.torch.cross_entropy(x, labels)
+    opgrad.torch.cross_entropy(x.detach(), labels)
+    with pytest.raises(TypeError):
+        opgrad.torch.cross_entropy(x, labels)
+
+
+def test_backward_twice():
+    x, labels = torch.randn(3, 4, requires_grad=True), torch.tensor([0, 1, 2])
+    loss = opgrad.torch.cross_entropy(x, labels)
+    (first,) = torch.autograd.grad(loss, x, retain_graph=True)
+    (second,) = torch.autograd.grad(loss, x, torch.tensor(2.0))
+    assert torch.equal(second, 2 * first)
+
+
+def test_inplace_backward():
+    x, labels = torch.randn(3, 4, requires_grad=True), torch.tensor([0, 1, 2])
+    for reduction in ("mean", "sum", "none"):
+        expected = opgrad.torch.cross_entropy(x, labels, reduction=reduction)
+        loss = opgrad.torch.cross_entropy(x, labels, reduction=reduction, inplace_backward=True)
+        dloss = torch.randn(loss.shape)
+        (kept,) = loss.grad_fn.saved_tensors
+        (dx,) = torch.autograd.grad(loss, x, dloss, retain_graph=True)
+        assert dx.data_ptr() == kept.data_ptr()
+        torch.testing.assert_close(dx, torch.autograd.grad(expected, x, dloss)[0])
+        with pytest.raises(RuntimeError, match="inplace_backward=True allows no second backward pass"):
+            loss.backward(dloss)
+    with pytest.raises(RuntimeError, match="inplace_backward=True allows no gradient of the gradient"):
+        torch.autograd.grad(opgrad.torch.cross_entropy(x, labels, inplace_backward=True), x, create_graph=True)
+
+
+def test_a_changed_result_is_noticed():
+    y = opgrad.torch.softmax(torch.randn(3, 4, requires_grad=True))
+    with torch.no_grad():
+        y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_checkpoint():
+    from torch.utils.checkpoint import checkpoint
+
+    x, labels = torch.randn(3, 4, requires_grad=True), torch.tensor([0, 1, 2])
+    for in_place in (False, True):
+
+        def loss(x, in_place=in_place):
+            return opgrad.torch.cross_entropy(opgrad.torch.tanh(x), labels, inplace_backward=in_place)
+
+        (dx,) = torch.autograd.grad(checkpoint(loss, x, use_reentrant=False), x)
+        torch.testing.assert_close(dx, torch.autograd.grad(loss(x), x)[0])
+
+
+# --- other ways to differentiate ------------------------------------------------------------------------------------
+
+
+def test_torch_func_grad():
+    x, labels = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    ours = torch.func.grad(lambda x: opgrad.torch.cross_entropy(opgrad.torch.tanh(x), labels))(x)
+    torch.testing.assert_close(ours, torch.func.grad(lambda x: functional.cross_entropy(x.tanh(), labels))(x))
+
+    def penalty(softmax):
+        return torch.func.grad(lambda x: torch.func.grad(lambda x: softmax(x).square().sum())(x).square().sum())(x)
+
+    torch.testing.assert_close(penalty(opgrad.torch.softmax), penalty(lambda x: torch.softmax(x, -1)))
+    in_place = torch.func.grad(lambda x: opgrad.torch.cross_entropy(x, labels, inplace_backward=True))(x)
+    torch.testing.assert_close(in_place, torch.func.grad(lambda x: functional.cross_entropy(x, labels))(x))
+
+
+def test_plain_functions_are_differentiated():
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    dy = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    assert opgrad.softmax(x).grad_fn is not None
+    assert gradcheck(lambda dy, x: opgrad.softmax_grad(dy, opgrad.softmax(x)), (dy, x))
+    with torch.no_grad():
+        assert not opgrad.softmax(x).requires_grad
+    with torch.inference_mode():
+        assert opgrad.softmax(x).is_inference()
+
+
+def test_a_declared_gradient_needs_no_formula():
+    formula = formulas.declared(operators()["softmax"])
+    assert list(inspect.signature(formula).parameters) == ["dy", "y", "axis"]
+    dy, y = torch.rand(2, 3), torch.rand(2, 3)
+    torch.testing.assert_close(formula(dy, y=y, axis=-1)["x"], opgrad.softmax_grad(dy, y), rtol=0, atol=0)
+    assert formulas.declared(operators()["softmax_grad"]) is None

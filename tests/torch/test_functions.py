@@ -1,0 +1,651 @@
+"""Tensors: the same bits as from NumPy arrays, torch's values, strides and conventions, and clear refusals."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from accuracy import assert_close
+from samples import bits, call, for_operators, sample
+
+import opgrad
+from opgrad.contract import DTYPES, FLOATS, operators
+
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
+
+import opgrad.torch  # noqa: E402
+from opgrad.interop import device, host, library_of  # noqa: E402
+from opgrad.interop import torch_tensors as tensors  # noqa: E402
+from opgrad.torch.operators import OPERATORS  # noqa: E402
+
+
+def tensor(value):
+    """A NumPy array as a tensor of its own; everything else as it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype == DTYPES["bfloat16"]:
+        return torch.from_numpy(value.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(value.copy())
+
+
+def array(value):
+    """A tensor as a NumPy array."""
+    value = value.detach()
+    return value.view(torch.int16).numpy().view(DTYPES["bfloat16"]) if value.dtype == torch.bfloat16 else value.numpy()
+
+
+def tensor_call(op, arguments, **more):
+    results = getattr(opgrad, op.name)(**{name: tensor(value) for name, value in arguments.items()}, **more)
+    return results if isinstance(results, tuple) else (results,)
+
+
+LAYOUTS = {
+    "contiguous": lambda x: x.clone(),
+    "transposed": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "channels last": lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1),
+    "sliced": lambda x: torch.stack([x, x], -1)[..., 1],
+    "rows apart": lambda x: torch.cat([x, x], 1)[:, : x.shape[1]],
+    "expanded": lambda x: x[:1].expand(x.shape),
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request):
+    return LAYOUTS[request.param]
+
+
+# --- the plain functions --------------------------------------------------------------------------------------------
+
+
+def test_tensors_give_the_bits_of_arrays(op, dtype, rng):
+    for shape in [(3, 5), (2, 6, 35), (2, 5, 3, 4), (1, 1)]:
+        arguments = sample(op, shape, dtype, rng, axis=1, reduction="none")
+        expected = call(op, arguments)
+        for again in range(2):
+            results = tensor_call(op, arguments)
+            assert all(type(result) is torch.Tensor for result in results)
+            assert [array(result).shape for result in results] == [result.shape for result in expected]
+            assert [bits(array(result)) for result in results] == [bits(result) for result in expected], (shape, again)
+
+
+@for_operators(lambda op: op.kind in ("rows", "elements", "classes"))
+def test_layouts(op, layout, rng):
+    arguments = sample(op, (4, 6, 5), "float32", rng, axis=1)
+    laid_out = {
+        name: layout(tensor(value)) if value.ndim == 3 else tensor(value)
+        for name, value in arguments.items()
+        if isinstance(value, np.ndarray)
+    }
+    as_arrays = {name: array(value) for name, value in laid_out.items()}
+    attributes = {name: value for name, value in arguments.items() if name not in laid_out}
+    results = getattr(opgrad, op.name)(**laid_out, **attributes)
+    results = results if isinstance(results, tuple) else (results,)
+    assert_close(op, as_arrays | attributes, [array(result) for result in results])
+    for name, result in zip(op.results, results, strict=True):
+        model = device.model_of(op, name)
+        like = torch.empty(result.shape) if model is None else torch.empty_like(laid_out[model])
+        assert result.stride() == like.stride(), name
+
+
+def test_empty_tensors(op, dtype, rng):
+    for shape in [(0, 3), (2, 3, 0)]:
+        arguments = sample(op, shape, dtype, rng, axis=1, indices=(0,))
+        expected = call(op, arguments)
+        assert [tuple(result.shape) for result in tensor_call(op, arguments)] == [result.shape for result in expected]
+
+
+@pytest.mark.parametrize("integer", ["int32", "int64"])
+def test_integers(integer, rng):
+    for name in ("softmax_cross_entropy_loss_and_grad", "gather", "gather_grad"):
+        op = operators()[name]
+        arguments = sample(op, (5, 7), "float32", rng, integer=integer)
+        assert [bits(array(each)) for each in tensor_call(op, arguments)] == [bits(e) for e in call(op, arguments)]
+
+
+def test_shapes_for_gather_grad():
+    indices, dy = torch.tensor([0, 2, 2]), torch.ones(3, 4)
+    expected = opgrad.gather_grad((3, 4), indices, dy)
+    for shape in [torch.Size([3, 4]), [3, 4], torch.tensor([3, 4]), torch.tensor([3, 4], dtype=torch.int32)]:
+        assert torch.equal(opgrad.gather_grad(shape, indices, dy), expected)
+    assert torch.equal(opgrad.gather_grad(np.array([3, 4]), indices, dy), expected)
+    assert np.array_equal(opgrad.gather_grad(torch.tensor([3, 4]), indices.numpy(), dy.numpy()), expected.numpy())
+    changed = torch.tensor([3, 4])
+    opgrad.gather_grad(changed, indices, dy)
+    changed[0] = 5
+    assert opgrad.gather_grad(changed, indices, dy).shape == (5, 4)
+
+
+@pytest.mark.parametrize("out_dtype", [torch.float64, "float64", np.float64, np.dtype("float64")])
+def test_out_dtype(out_dtype):
+    logits, labels = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    for x in (logits, logits.clone().requires_grad_()):
+        results = opgrad.softmax_cross_entropy_loss(x, labels, out_dtype=out_dtype)
+        assert [result.dtype for result in results] == [torch.float64] * 2
+        loss, dlogits = opgrad.softmax_cross_entropy_loss_and_grad(x, labels, out_dtype=(out_dtype, None))
+        assert (loss.dtype, dlogits.dtype) == (torch.float64, torch.float32)
+
+
+def test_attributes_in_tensors_are_read_anew():
+    x, alpha = torch.randn(3, 4), torch.tensor(2.0)
+    for value in (2.0, 3.0):
+        alpha.fill_(value)
+        assert torch.equal(opgrad.quick_gelu(x, alpha), opgrad.quick_gelu(x, value))
+
+
+def test_keyword_and_positional_arguments_are_the_same():
+    dy, y = torch.randn(3, 4), torch.rand(3, 4)
+    expected = opgrad.softmax_grad(dy, y, 0)
+    assert torch.equal(opgrad.softmax_grad(dy=dy, y=y, axis=0), expected)
+    assert torch.equal(opgrad.softmax_grad(y=y, axis=(0,), dy=dy), expected)
+
+
+def test_a_warm_call_uses_the_kept_plan(monkeypatch):
+    x = torch.randn(2, 501)
+    opgrad.softmax(x)
+    monkeypatch.setattr(host, "Signature", None)
+    opgrad.softmax(x)
+    with pytest.raises(TypeError):
+        opgrad.softmax(torch.randn(2, 502))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nothing_is_copied(monkeypatch, dtype):
+    """No argument on its way to the kernels, nor a result on its way back."""
+    x, given = torch.randn(3, 4).to(getattr(torch, dtype)), []
+    monkeypatch.setattr(host.HostPlan, "execute", lambda plan, operands, trusted: given.append(operands))
+    y = opgrad.relu(x)
+    assert given == [[x.data_ptr(), y.data_ptr()]]
+
+
+def test_negative_views_and_parameters():
+    z = torch.randn(5, dtype=torch.complex64)
+    assert torch.equal(opgrad.relu(z.conj().imag), torch.relu(-z.imag))
+    assert torch.equal(opgrad.relu(torch.nn.Parameter(z.real.clone())).detach(), torch.relu(z.real))
+
+
+# --- out= -----------------------------------------------------------------------------------------------------------
+
+
+def test_out_is_written_and_returned(op, dtype, rng):
+    arguments = sample(op, (5, 33), dtype, rng)
+    expected = tensor_call(op, arguments)
+    outputs = tuple(torch.empty_like(result) for result in expected)
+    given = {name: tensor(value) for name, value in arguments.items()}
+    out = outputs if len(outputs) > 1 else outputs[0]
+    places = [output.data_ptr() for output in outputs]
+    for _ in range(2):
+        assert getattr(opgrad, op.name)(**given, out=out) is out
+    assert [output.data_ptr() for output in outputs] == places
+    assert [bits(array(output)) for output in outputs] == [bits(array(result)) for result in expected]
+
+
+@for_operators(lambda op: op.in_place)
+def test_in_place(op, rng):
+    arguments = sample(op, (5, 33), "float32", rng)
+    expected = tensor_call(op, arguments)
+    for result, names in op.in_place.items():
+        for name in names:
+            given = {key: tensor(value) for key, value in arguments.items()}
+            outputs = [
+                given[name] if key == result else torch.empty_like(each)
+                for key, each in zip(op.results, expected, strict=True)
+            ]
+            getattr(opgrad, op.name)(**given, out=tuple(outputs) if len(outputs) > 1 else outputs[0])
+            assert [bits(array(output)) for output in outputs] == [bits(array(each)) for each in expected]
+
+
+def test_out_counts_as_changed():
+    """Autograd notices that a tensor it needs was overwritten."""
+    x = torch.randn(3, 4, requires_grad=True)
+    y = x.exp()
+    opgrad.relu(torch.randn(3, 4), out=y.detach())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_out_refused():
+    x, memory = torch.randn(3, 4), torch.zeros(5, 4)
+    with pytest.raises(ValueError, match="softmax: out for y overlaps x, expected x itself or separate memory"):
+        opgrad.softmax(memory[:3], out=memory[1:4])
+    with pytest.raises(ValueError, match=r"softmax: out for y repeats elements \(stride 0\)"):
+        opgrad.softmax(x, out=torch.zeros(4).expand(3, 4))
+    with pytest.raises(TypeError, match="relu: out for y has dtype float64, expected float32"):
+        opgrad.relu(x, out=x.double())
+    with pytest.raises(TypeError, match="softmax: out for y is a NumPy array, expected a PyTorch tensor, as x is"):
+        opgrad.softmax(x, out=x.numpy())
+    with pytest.raises(TypeError, match="loss: out is a PyTorch tensor, expected a tuple of 2 arrays"):
+        opgrad.softmax_cross_entropy_loss(x, torch.zeros(3, dtype=torch.int64), out=x)
+    for given, out in [(x.clone().requires_grad_(), x), (x, x.clone().requires_grad_())]:
+        with pytest.raises(RuntimeError, match="requires grad, and a call with out= is not differentiated"):
+            opgrad.softmax(given, out=out)
+        with torch.no_grad():
+            assert opgrad.softmax(given, out=out) is out
+
+
+# --- the functions of opgrad.torch ----------------------------------------------------------------------------------
+
+
+def quick_gelu(x, alpha):
+    return x * torch.sigmoid(alpha * x)
+
+
+PAIRS = {
+    "softmax": (lambda x: opgrad.torch.softmax(x, 1), lambda x: functional.softmax(x, 1)),
+    "softmax of two axes": (
+        lambda x: opgrad.torch.softmax(x, dim=(1, 2)),
+        lambda x: functional.softmax(x.flatten(1), 1).view(x.shape),
+    ),
+    "log_softmax": (lambda x: opgrad.torch.log_softmax(x), lambda x: functional.log_softmax(x, -1)),
+    "relu": (opgrad.torch.relu, functional.relu),
+    "sigmoid": (opgrad.torch.sigmoid, torch.sigmoid),
+    "tanh": (opgrad.torch.tanh, torch.tanh),
+    "quick_gelu": (opgrad.torch.quick_gelu, lambda x: quick_gelu(x, 1.702)),
+    "silu": (lambda x: opgrad.torch.quick_gelu(x, 1), functional.silu),
+    "leaky_relu": (lambda x: opgrad.torch.leaky_relu(x, 0.3), lambda x: functional.leaky_relu(x, 0.3)),
+    "negative slope": (
+        lambda x: opgrad.torch.leaky_relu(x, negative_slope=-0.5),
+        lambda x: functional.leaky_relu(x, -0.5),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_values_and_gradients_are_torchs(name, dtype, layout, rng):
+    ours, theirs = PAIRS[name]
+    base = tensor(rng.normal(0, 2, (4, 6, 5)).astype(np.float64)).to(getattr(torch, dtype))
+    x = layout(base).requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    y, expected = ours(x), theirs(exact)
+    assert y.dtype == x.dtype
+    torch.testing.assert_close(y, expected.to(y.dtype))
+    dy = tensor(rng.normal(0, 1, y.shape)).to(y.dtype)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    (dx_expected,) = torch.autograd.grad(expected, exact, dy.double())
+    torch.testing.assert_close(dx, dx_expected.to(dx.dtype), **tolerances(dtype))
+
+
+def tolerances(dtype):
+    """What a gradient that is made from a rounded result may be off; the defaults where that is not half precision."""
+    return {"bfloat16": {"rtol": 2e-2, "atol": 2e-2}, "float16": {"rtol": 2e-3, "atol": 2e-3}}.get(dtype, {})
+
+
+def test_dtype_converts_first():
+    x = torch.randn(3, 4).half()
+    assert torch.equal(opgrad.torch.softmax(x, dtype=torch.float32), opgrad.torch.softmax(x.float()))
+    assert opgrad.torch.log_softmax(x, dtype=torch.float64).dtype == torch.float64
+
+
+def test_two_names_for_one_argument():
+    x = torch.randn(3, 4)
+    assert torch.equal(opgrad.torch.softmax(x, dim=0), opgrad.torch.softmax(x, 0))
+    with pytest.raises(TypeError, match="softmax: axis is 0 and dim is 1, expected one of the two"):
+        opgrad.torch.softmax(x, 1, axis=0)
+    with pytest.raises(TypeError, match=r"leaky_relu: alpha is 0.2 and negative_slope is 0.1, expected one of the two"):
+        opgrad.torch.leaky_relu(x, 0.1, alpha=0.2)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_gather(axis, dtype):
+    x = torch.randn(4, 6, 5).to(getattr(torch, dtype))
+    indices = torch.tensor([[0, -1, 2], [3, 3, 1]])
+    expected = x.movedim(axis, 0)[indices].movedim((0, 1), (axis % 3, axis % 3 + 1))
+    assert torch.equal(opgrad.torch.gather(x, indices, axis), expected)
+
+
+@pytest.mark.parametrize("padding_idx", [None, 2, -1])
+def test_embedding(padding_idx, dtype):
+    ours = torch.randn(7, 5).to(getattr(torch, dtype)).requires_grad_()
+    theirs = ours.detach().clone().requires_grad_()
+    indices = torch.tensor([[2, 3, 2], [6, 0, 3]])
+    y = opgrad.torch.embedding(indices, ours, padding_idx)
+    expected = functional.embedding(indices, theirs, padding_idx)
+    assert torch.equal(y, expected)
+    dy = torch.randn(y.shape).to(y.dtype)
+    y.backward(dy)
+    expected.backward(dy)
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_embedding_ignores_what_padding_receives():
+    weight = torch.ones(4, 2, requires_grad=True)
+    y = opgrad.torch.embedding(torch.tensor([1, 3, -1]), weight, padding_idx=3)
+    y.backward(torch.tensor([[1.0, 1.0], [torch.nan, torch.inf], [torch.nan, 1.0]]))
+    assert torch.equal(weight.grad, torch.tensor([[0.0, 0.0], [1, 1], [0, 0], [0, 0]]))
+    with pytest.raises(ValueError, match="embedding: padding_idx is 4, expected -4 to 3"):
+        opgrad.torch.embedding(torch.tensor([1]), weight, padding_idx=4)
+
+
+# --- cross-entropy --------------------------------------------------------------------------------------------------
+
+SHAPES = [(7,), (5, 7), (3, 7, 4), (2, 7, 3, 4), (1, 1)]
+
+
+def labels_for(shape, ignore_index=None):
+    classes = shape[min(len(shape) - 1, 1)]
+    labels = torch.randint(0, classes, shape[:1] + shape[2:] if len(shape) > 1 else ())
+    if ignore_index is not None and labels.numel() > 1:
+        labels.view(-1)[::3] = ignore_index
+    return labels
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_cross_entropy(shape, weighted, label_smoothing, reduction):
+    torch.manual_seed(0)
+    options = {"reduction": reduction, "label_smoothing": label_smoothing}
+    options["weight"] = torch.rand(shape[min(len(shape) - 1, 1)]) + 0.5 if weighted else None
+    probabilities = torch.rand(shape)
+    for target, ignore in [(labels_for(shape), -100), (labels_for(shape, 0), 0), (probabilities, -100)]:
+        if ignore == 0 and (target == 0).all():
+            continue
+        ours, theirs = (torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in "12")
+        loss = opgrad.torch.cross_entropy(ours, target, ignore_index=ignore, **options)
+        expected = functional.cross_entropy(theirs, target, ignore_index=ignore, **options)
+        torch.testing.assert_close(loss, expected)
+        with torch.no_grad():
+            torch.testing.assert_close(opgrad.torch.cross_entropy(ours, target, ignore_index=ignore, **options), loss)
+        dloss = torch.randn(loss.shape)
+        loss.backward(dloss)
+        expected.backward(dloss)
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_dtypes_and_layouts(reduction, dtype, layout):
+    torch.manual_seed(0)
+    x = layout(torch.randn(4, 6, 5).to(getattr(torch, dtype))).requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    labels = labels_for((4, 6, 5), -100)
+    loss = opgrad.torch.cross_entropy(x, labels, reduction=reduction)
+    expected = functional.cross_entropy(exact, labels, reduction=reduction)
+    assert loss.dtype == x.dtype
+    torch.testing.assert_close(loss, expected.to(loss.dtype))
+    loss.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(x.grad, exact.grad.to(x.dtype), **tolerances(dtype))
+
+
+@pytest.mark.parametrize("integer", [torch.int32, torch.uint8])
+def test_other_integers_as_target(integer):
+    x, labels = torch.randn(5, 7), torch.tensor([0, 1, 6, 255, 3])
+    expected = functional.cross_entropy(x, labels, ignore_index=255)
+    torch.testing.assert_close(opgrad.torch.cross_entropy(x, labels.to(integer), ignore_index=255), expected)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("size", [0, 3])
+def test_mean_over_nothing_is_zero(size, label_smoothing):
+    for dtype in (torch.float32, torch.float16):
+        x = torch.randn(size, 4).to(dtype).requires_grad_()
+        labels = torch.full((size,), -100)
+        loss = opgrad.torch.cross_entropy(x, labels, label_smoothing=label_smoothing)
+        loss.backward()
+        assert loss == 0
+        assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+def test_cross_entropy_refuses():
+    x, labels, ones = torch.randn(3, 4), torch.tensor([0, 1, 2]), torch.ones(4)
+    cross_entropy = opgrad.torch.cross_entropy
+    for error, message, arguments in [
+        (ValueError, r"target has shape \(2,\), expected \(3,\), input's shape without the classes", (x, labels[:2])),
+        (ValueError, r"target has shape \(3, 1\), expected \(3, 4\), input's shape for class prob", (x, x[:, :1])),
+        (ValueError, r"weight has shape \(3,\), expected \(4,\), the classes", (x, labels, ones[:3])),
+        (ValueError, "input has 0 dimensions, expected at least 1", (x[0, 0], labels[0])),
+        (TypeError, "target is ndarray, expected a PyTorch tensor", (x, labels.numpy())),
+        (TypeError, "^cross_entropy: target has dtype int8, expected one of int32, int64", (x, labels.to(torch.int8))),
+        (NotImplementedError, "weight requires grad", (x, labels, ones.clone().requires_grad_())),
+        (
+            ValueError,
+            r"^cross_entropy: target\[1\] is 4, expected 0 to 3 or ignore_index -100",
+            (x, torch.tensor([0, 4, 1])),
+        ),
+    ]:
+        for logits in (arguments[0], arguments[0].clone().requires_grad_()):
+            with pytest.raises(error, match=message):
+                cross_entropy(logits, *arguments[1:])
+    with pytest.raises(ValueError, match="reduction is 'max', expected one of none, mean, sum"):
+        cross_entropy(x, labels, reduction="max")
+    with pytest.raises(ValueError, match="label_smoothing is 2, expected a number from 0 to 1"):
+        cross_entropy(x, labels, label_smoothing=2)
+    with pytest.raises(ValueError, match="ignore_index is 1, expected none for class probabilities"):
+        cross_entropy(x, x, ignore_index=1)
+    with pytest.raises(TypeError, match=r"^cross_entropy: size_average is -100, expected a bool or None; ignore_index"):
+        cross_entropy(x, labels, None, -100)
+
+
+# --- autocast -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_autocast(half):
+    x = torch.randn(5, 7).to(half).requires_grad_()
+    labels = torch.tensor([0, 1, 6, -100, 3])
+    with torch.autocast("cpu", half):
+        for function in (opgrad.torch.softmax, opgrad.torch.log_softmax):
+            y = function(x)
+            assert y.dtype == torch.float32
+            torch.testing.assert_close(y, function(x.float()))
+        for function in (opgrad.torch.relu, opgrad.torch.tanh, opgrad.torch.quick_gelu):
+            assert function(x).dtype == half
+        for options in ({}, {"label_smoothing": 0.1}, {"reduction": "none"}, {"reduction": "sum"}):
+            loss = opgrad.torch.cross_entropy(x, labels, **options)
+            assert loss.dtype == torch.float32
+            exact = x.detach().float().requires_grad_()
+            expected = functional.cross_entropy(exact, labels, **options)
+            torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-3)
+            (dx,) = torch.autograd.grad(loss.sum(), x)
+            assert dx.dtype == half
+            torch.testing.assert_close(dx, torch.autograd.grad(expected.sum(), exact)[0].to(half), rtol=2e-2, atol=2e-3)
+    assert opgrad.torch.softmax(x).dtype == half
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+def test_unsupported_tensors():
+    x = torch.randn(3, 4)
+    for error, message, wrong in [
+        (NotImplementedError, "x is on meta, expected cpu or cuda: move it with", x.to("meta")),
+        (NotImplementedError, "x has layout torch.sparse_coo, expected a dense one: use", x.to_sparse()),
+        (TypeError, "x has dtype int8, expected one of float32, float64, float16, bfloat16", x.to(torch.int8)),
+        (TypeError, "x has dtype complex64, expected one of", x.to(torch.complex64)),
+        (TypeError, "x has dtype float8_e5m2, expected one of", x.to(torch.float8_e5m2)),
+        (TypeError, "x has dtype bool, expected one of", x > 0),
+    ]:
+        for function in (opgrad.relu, opgrad.torch.relu):
+            with pytest.raises(error, match=f"^relu: {message}"):
+                function(wrong)
+
+
+def test_mixtures_are_refused():
+    x = torch.randn(3, 4)
+    for arguments in [(x, x.numpy()), (x.numpy(), x), (x, [[1.0]])]:
+        with pytest.raises(TypeError, match=r"^softmax_grad: (dy|y) is .*, expected a PyTorch tensor, as (dy|y) is"):
+            opgrad.softmax_grad(*arguments)
+    with pytest.raises(ValueError, match=r"y is on meta, expected cpu, the device of dy: move it with .to\('cpu'\)"):
+        opgrad.softmax_grad(x, x.to("meta"))
+    for function in (opgrad.torch.softmax, opgrad.torch.relu):
+        with pytest.raises(TypeError, match=r"^(softmax|relu): x is a NumPy array, expected a PyTorch tensor$"):
+            function(x.numpy())
+
+
+def test_the_contracts_messages():
+    x = torch.randn(3, 4)
+    with pytest.raises(ValueError, match=r"^softmax_grad: y has shape \(3, 3\), expected \(3, 4\), the shape of dy$"):
+        opgrad.softmax_grad(x, x[:, :3])
+    with pytest.raises(TypeError, match=r"^softmax_grad: y is None, expected an array$"):
+        opgrad.softmax_grad(x, None)
+    with pytest.raises(TypeError, match=r"^softmax_grad: missing a required argument: 'y'$"):
+        opgrad.softmax_grad(x)
+    with pytest.raises(TypeError, match=r"^softmax: got an unexpected keyword argument 'dim'$"):
+        opgrad.softmax(x, dim=1)
+    with pytest.raises(TypeError, match=r"^softmax: too many positional arguments$"):
+        opgrad.softmax(x, 1, None)
+    with pytest.raises(ValueError, match=r"^gather: indices\[0\] is 3, expected -3 to 2$"):
+        opgrad.gather(x, torch.tensor([3]))
+    with pytest.raises(TypeError, match=r"^gather_grad: shape has dtype torch.float32, expected int32 or int64$"):
+        opgrad.gather_grad(torch.tensor([3.0, 4.0]), torch.tensor([1, 1, 1]), x)
+
+
+def test_every_operator_takes_tensors():
+    assert set(OPERATORS) == set(operators())
+    assert library_of(torch.Tensor) is library_of(torch.nn.Parameter) is tensors
+
+
+# --- the way of CUDA tensors, on tensors in host memory and in Triton's interpreter ---------------------------------
+
+
+@pytest.fixture
+def as_on_cuda(monkeypatch):
+    """Let tensors on the CPU go the way of those on CUDA."""
+    triton = pytest.importorskip("triton")
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("a GPU is at hand: test_gpu.py runs the same on it")
+
+    class Memory(tensors._Memory):
+        def stream(self, like):
+            return None
+
+    monkeypatch.setattr(tensors, "_host", device.Runners(Memory(), tensors._settle))
+    with np.errstate(all="ignore"):
+        yield
+
+
+def test_device_layouts(as_on_cuda, layout):
+    x = layout(torch.randn(3, 5, 4))
+    for axis in (0, 1, -1):
+        y = opgrad.softmax(x, axis)
+        torch.testing.assert_close(y, torch.softmax(x, axis))
+        assert y.stride() == torch.empty_like(x).stride()
+
+
+def test_device_gradients(as_on_cuda):
+    ours, theirs = (torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in "12")
+    labels = labels_for((3, 5, 4), -100)
+    opgrad.torch.cross_entropy(ours, labels).backward()
+    functional.cross_entropy(theirs, labels).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_device_out(as_on_cuda):
+    memory = torch.randn(9, 4)
+    expected = torch.softmax(memory, -1)
+    assert torch.equal(opgrad.softmax(memory[:4].clone(), out=memory[5:]), memory[5:])
+    for view in (memory[:5], memory[:4].t()):
+        with pytest.raises(ValueError, match="softmax: out for y overlaps x, expected x itself or separate memory"):
+            opgrad.softmax(view, out=memory[4:] if view.shape[0] == 5 else memory[:4])
+    with pytest.raises(ValueError, match="gather: out for y overlaps x, expected separate memory"):
+        opgrad.gather(memory[:5], torch.tensor([0, 1]), out=memory[1:3])
+    every_other = torch.randn(8, 4)
+    torch.testing.assert_close(
+        opgrad.softmax(every_other[::2], out=every_other[1::2]), torch.softmax(every_other[::2], -1)
+    )
+    in_place = torch.randn(9, 4)
+    expected = torch.softmax(in_place, -1)
+    torch.testing.assert_close(opgrad.softmax(in_place, out=in_place), expected)
+
+
+def test_device_check(as_on_cuda):
+    x, labels = torch.randn(3, 4), torch.tensor([0, 7, 1])
+    assert opgrad.torch.cross_entropy(x, labels).isnan()
+    for logits in (x, x.clone().requires_grad_()):
+        with pytest.raises(ValueError, match=r"^cross_entropy: target\[1\] is 7, expected 0 to 3 or ignore_index -100"):
+            opgrad.torch.cross_entropy(logits, labels, check=True)
+    with pytest.raises(ValueError, match=r"^embedding: input\[1\] is 7, expected -3 to 2"):
+        opgrad.torch.embedding(labels, x, check=True)
+    labels[1] = 3
+    torch.testing.assert_close(opgrad.torch.cross_entropy(x, labels, check=True), functional.cross_entropy(x, labels))
+
+
+def test_device_plans_know_alignment(as_on_cuda):
+    memory = torch.randn(65)
+    opgrad.relu(memory[:64])
+    plans = len(tensors._host._plans)
+    assert torch.equal(opgrad.relu(memory[1:]), torch.relu(memory[1:]))
+    assert len(tensors._host._plans) == plans + 1
+    opgrad.relu(memory[:64].clone())
+    assert len(tensors._host._plans) == plans + 1
+
+
+def test_without_triton(as_on_cuda, monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert importlib.util.find_spec("triton") is None
+    with pytest.raises(ImportError, match=r'relu: CUDA kernels need Triton, .*: pip install "opgrad\[cuda\]"'):
+        opgrad.relu(torch.randn(3))
+
+
+# --- on a GPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PAIRS)
+def test_values_and_gradients_on_cuda(name, dtype, layout):
+    ours, theirs = PAIRS[name]
+    x = layout(torch.randn(4, 6, 5, device="cuda").to(getattr(torch, dtype))).requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    y, expected = ours(x), theirs(exact)
+    assert (y.device, y.dtype, y.stride()) == (x.device, x.dtype, torch.empty_like(x).stride())
+    torch.testing.assert_close(y, expected.to(y.dtype))
+    dy = torch.randn_like(expected).to(y.dtype)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    (dx_expected,) = torch.autograd.grad(expected, exact, dy.double())
+    torch.testing.assert_close(dx, dx_expected.to(dx.dtype), **tolerances(dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_on_cuda(reduction, dtype):
+    x = torch.randn(4, 60, 5, device="cuda").to(getattr(torch, dtype)).requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    labels = labels_for((4, 60, 5), -100).cuda()
+    for in_place in (False, True):
+        loss = opgrad.torch.cross_entropy(x, labels, reduction=reduction, inplace_backward=in_place)
+        expected = functional.cross_entropy(exact, labels, reduction=reduction)
+        torch.testing.assert_close(loss, expected.to(loss.dtype))
+        (dx,) = torch.autograd.grad(loss.sum(), x)
+        (dx_expected,) = torch.autograd.grad(expected.sum(), exact)
+        torch.testing.assert_close(dx, dx_expected.to(dx.dtype), **tolerances(dtype))
+
+
+@pytest.mark.gpu
+def test_compiled_on_cuda():
+    def loss(x, labels):
+        return opgrad.torch.cross_entropy(opgrad.torch.quick_gelu(x), labels)
+
+    x, labels = torch.randn(6, 40, device="cuda", requires_grad=True), labels_for((6, 40)).cuda()
+    compiled = torch.compile(loss, fullgraph=True)(x, labels)
+    torch.testing.assert_close(compiled, loss(x, labels))
+    torch.testing.assert_close(torch.autograd.grad(compiled, x), torch.autograd.grad(loss(x, labels), x))
+
+
+@pytest.mark.gpu
+def test_devices_are_not_mixed():
+    x = torch.randn(3, 4, device="cuda")
+    with pytest.raises(ValueError, match=r"y is on cpu, expected cuda:0, the device of dy: move it with"):
+        opgrad.softmax_grad(x, x.cpu())
+    with pytest.raises(ValueError, match="shape is a tensor on cuda:0, expected one in CPU memory or a tuple"):
+        opgrad.gather_grad(torch.tensor([3, 4], device="cuda"), torch.tensor([0, 1, 2], device="cuda"), x)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_device_that_is_not_current():
+    x = torch.randn(3, 4, device="cuda:1")
+    torch.testing.assert_close(opgrad.softmax(x), torch.softmax(x, -1))
+    assert torch.cuda.current_device() == 0
+
+
+# --- the documentation ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # PyTorch's own, in forward mode
+def test_the_examples_run():
+    text = (Path(__file__).parents[2] / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    examples = [part.partition("```")[0] for part in text.split("```python\n")[1:]]
+    assert len(examples) > 3
+    exec("\n".join(examples), {})

@@ -1,0 +1,197 @@
+"""Tensors stay PyTorch's own: what opgrad has read or made can be resized, written over and given back."""
+
+import pytest
+
+import opgrad
+from opgrad import post_ops
+from opgrad.fused.dropout import Dropout
+
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
+
+import opgrad.torch  # noqa: E402
+from opgrad.interop import torch_tensors as tensors  # noqa: E402
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def resizable(*several):
+    """Whether PyTorch may resize each tensor, in place and as the result of its own functions."""
+    for each in several:
+        size = 2 * each.numel() + 8
+        torch.zeros(size, dtype=each.dtype, out=each)
+        each.resize_(2 * size)
+    return True
+
+
+def listed(results):
+    return results if isinstance(results, tuple) else (results,)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_arguments_and_results_stay_resizable(dtype):
+    for _ in range(2):  # a new signature, and a known one
+        x, dy = torch.randn(4, 6, dtype=dtype), torch.randn(4, 6, dtype=dtype)
+        y, out = opgrad.softmax(x), torch.empty_like(x)
+        dx = opgrad.softmax_grad(dy, y, out=out)
+        assert dx is out
+        assert resizable(x, dy, y, out)
+
+
+def test_losses_and_lookups_stay_resizable():
+    logits, labels, weight = torch.randn(5, 7), torch.tensor([0, 1, 2, 3, 6]), torch.rand(7)
+    results = opgrad.softmax_cross_entropy_loss_and_grad(logits, labels, weight)
+    assert resizable(*results, logits, labels, weight)
+    x, indices = torch.randn(5, 3), torch.tensor([[4, 0], [2, 2]])
+    y = opgrad.gather(x, indices)
+    dx = opgrad.gather_grad((5, 3), indices, y)
+    assert resizable(x, indices, y, dx)
+
+
+def test_gradients_stay_resizable():
+    x = torch.randn(4, 6, requires_grad=True)
+    y = opgrad.torch.softmax(x)
+    dy = torch.randn(4, 6)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    assert resizable(x.detach(), y.detach(), dy, dx)
+
+
+def test_general_calls_stay_resizable():
+    x, gate, mask = torch.randn(4, 6, requires_grad=True), torch.rand(4, 6, requires_grad=True), torch.rand(4, 6) < 0.8
+    results = opgrad.softmax(
+        x, where=mask, post_ops=[post_ops.mul(gate)], dropout=Dropout(0.25, seed=3, mask=True), stats=True
+    )
+    gradients = torch.autograd.grad(results[0].sum(), (x, gate))
+    assert resizable(*(each.detach() for each in results), *gradients, mask, x.detach(), gate.detach())
+
+
+def test_operands_gradients_that_are_summed_stay_resizable():
+    x, row = torch.randn(4, 6), torch.rand(6, requires_grad=True)
+    (by_row,) = torch.autograd.grad(opgrad.softmax(x, post_ops=[post_ops.mul(row)]).square().sum(), row)
+    torch.testing.assert_close(by_row, (2 * torch.softmax(x, -1).square() * row).sum(0).detach())
+    assert resizable(by_row, row.detach())
+
+
+def test_copied_arguments_stay_resizable():
+    """Labels that lie anyhow are copied for the kernels, and so is an `out` they cannot write."""
+    logits = torch.randn(6, 5)
+    labels, weight = torch.arange(12)[::2] % 5, torch.rand(10)[::2]
+    every = opgrad.softmax_cross_entropy_loss(logits, labels, weight)
+    expected = functional.cross_entropy(logits, labels, weight)
+    torch.testing.assert_close(every[0], expected)
+    assert resizable(*every, logits)
+    assert resizable(labels, weight)
+    out = torch.empty(6, 4)[:, ::2].t()
+    x = torch.randn(6, 2).t()
+    assert torch.equal(opgrad.softmax(x, 0, out=out), opgrad.softmax(x.contiguous(), 0))
+
+
+def test_offsets_and_strides():
+    memory = torch.randn(3, 50)
+    for x in (memory[1:, 7:31], memory[:, 1::2], memory.t()[5:], memory[2:, 3:].t(), memory[1]):
+        torch.testing.assert_close(opgrad.softmax(x), torch.softmax(x, -1))
+        out = (
+            torch.empty(100, 100)[: x.shape[0], 1 : 1 + x.shape[-1]] if x.dim() > 1 else torch.empty(99)[3 : 3 + len(x)]
+        )
+        assert torch.equal(opgrad.softmax(x, out=out), opgrad.softmax(x))
+
+
+def test_inference_tensors_and_empty_ones():
+    with torch.inference_mode():
+        x = torch.randn(2, 5)
+    torch.testing.assert_close(opgrad.softmax(x), torch.softmax(x, -1))
+    for shape in [(0, 5), (5, 0)]:
+        empty = torch.empty(shape)
+        assert opgrad.relu(empty).shape == shape
+        assert opgrad.relu(empty, out=empty) is empty
+
+
+def test_overlap_is_settled_element_by_element():
+    memory = torch.randn(4, 10)
+    even, odd = memory[:, ::2], memory[:, 1::2]
+    expected = torch.relu(even)
+    assert torch.equal(opgrad.relu(even, out=odd), expected)  # the spans meet, the elements do not
+    with pytest.raises(ValueError, match=r"^relu: out for y overlaps x, expected x itself or separate memory"):
+        opgrad.relu(memory[:, :5], out=memory[:, 1:6])
+    with pytest.raises(ValueError, match=r"^softmax_grad: out for dx overlaps dy"):
+        opgrad.softmax_grad(memory[:3], memory[:3].clone(), out=memory[1:])
+
+
+def test_overlap_among_more_operands_than_native_code_takes_one_by_one():
+    x = torch.randn(2, 6)
+    operands = [torch.rand(2, 6) for _ in range(8)]
+    several = [post_ops.mul(each) for each in operands]
+    expected = opgrad.softmax(x.numpy(), post_ops=[post_ops.mul(each.numpy()) for each in operands])
+    assert torch.equal(opgrad.softmax(x, post_ops=several), torch.from_numpy(expected))
+    with pytest.raises(ValueError, match=r"overlaps post_ops\[3\]'s operand, expected separate memory"):
+        opgrad.softmax(x, post_ops=several, out=operands[3])
+
+
+def test_tensors_without_memory_are_refused():
+    x, y = torch.randn(3, 4), torch.rand(3, 4)
+    opgrad.softmax_grad(x, y)
+    y.untyped_storage().resize_(0)
+    for out in (None, torch.empty(3, 4)):
+        with pytest.raises(ValueError, match=r"^softmax_grad: y has no memory, expected an array whose storage is all"):
+            opgrad.softmax_grad(x, y, out=out)
+
+
+def test_gradients_with_the_negative_bit():
+    x = torch.randn(3, 4, requires_grad=True)
+    dy = torch.randn(3, 4, dtype=torch.complex64).conj().imag
+    assert dy.is_neg()
+    for call in (lambda x: opgrad.softmax(x), lambda x: opgrad.softmax(x, logit_scale=0.5)):
+        (found,) = torch.autograd.grad(call(x), x, dy)
+        (expected,) = torch.autograd.grad(call(x), x, dy.resolve_neg())
+        assert torch.equal(found, expected)
+
+
+def test_sums_of_operands_are_numpys():
+    full = torch.randn(4, 3, 5, dtype=torch.float32)
+    summed = tensors.total(full, (0, 2), (3, 1), "bfloat16")
+    torch.testing.assert_close(summed.double(), full.double().sum((0, 2)).reshape(3, 1), rtol=2**-8, atol=2**-6)
+    assert resizable(full, summed)
+
+
+class Model(torch.nn.Module):
+    def __init__(self, embed):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.last, self.embed = torch.nn.Parameter(torch.randn(10, 4)), torch.nn.Linear(4, 3), embed
+
+    def forward(self, indices):
+        return self.last(self.embed(indices, self.table))
+
+
+def trained(embed, wrap):
+    """The parameters after three steps."""
+    model = wrap(Model(embed))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.tensor([[1, step], [5, 9]])).square().sum().backward()
+        optimizer.step()
+    return [getattr(each, "full_tensor", lambda each=each: each)().detach() for each in model.parameters()]
+
+
+def train_sharded(rank, world, store):
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    opgrad.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    mesh = torch.distributed.init_device_mesh("cpu", (world,))
+    try:
+        for ours, theirs in zip(
+            trained(opgrad.torch.embedding, lambda model: fully_shard(model, mesh=mesh)),
+            trained(functional.embedding, lambda model: model),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch is built without torch.distributed")
+def test_fully_sharded_parameters(tmp_path):
+    torch.multiprocessing.spawn(train_sharded, (1, str(tmp_path / "store")), nprocs=1)

@@ -1,0 +1,448 @@
+"""Softmax with attributes on tensors: the bits of NumPy's results, its dtypes and `out`, gradients, and refusals."""
+
+import numpy as np
+import pytest
+from samples import bits, cast
+
+import opgrad
+from opgrad import Dropout, post_ops
+from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS
+from opgrad.fused.primitive import TYPES
+
+torch = pytest.importorskip("torch")
+
+import opgrad.torch  # noqa: E402
+from opgrad.interop import torch_tensors as tensors  # noqa: E402
+
+SHAPE = (3, 4, 5)
+gradcheck = torch.autograd.gradcheck
+
+
+def tensor(value):
+    """A NumPy array as a tensor of its own, and so are the arrays in post-ops; all else as it is."""
+    if isinstance(value, list):
+        return [post_ops.PostOp(each.name, each.alpha, each.beta, tuple(map(tensor, each.operands))) for each in value]
+    if not isinstance(value, np.ndarray):
+        return value
+    made = torch.empty(value.shape, dtype=tensors.TORCH_DTYPES[value.dtype])
+    np.copyto(tensors.view_of(made), value)
+    return made
+
+
+def array(value):
+    return tensors.view_of(value).copy()
+
+
+def as_tuple(results):
+    return results if isinstance(results, tuple) else (results,)
+
+
+def same(name, *args, **options):
+    """Call with arrays and with tensors; the results are the same bits, shapes and dtypes."""
+    expected = as_tuple(getattr(opgrad, name)(*args, **options))
+    for _ in range(2):
+        given = {key: tensor(value) for key, value in options.items()}
+        found = as_tuple(getattr(opgrad, name)(*map(tensor, args), **given))
+        assert all(type(each) is torch.Tensor for each in found)
+        assert [each.dtype for each in found] == [tensors.TORCH_DTYPES[each.dtype] for each in expected]
+        assert [tuple(each.shape) for each in found] == [each.shape for each in expected]
+        assert [bits(array(each)) for each in found] == [bits(each) for each in expected]
+    return found
+
+
+def chain(rng, dtype="float32"):
+    """Post-ops with operands of many kinds, which broadcast in many ways."""
+    return [
+        post_ops.mul(cast(rng.normal(size=(4, 1)), dtype)),
+        post_ops.add(cast(rng.normal(size=SHAPE), "bfloat16")),
+        post_ops.max(rng.integers(-9, 0, 5).astype("int8")),
+        post_ops.sub(0.25),
+        post_ops.swish(1.5),
+        post_ops.select(rng.random((3, 1, 1)) < 0.5, cast(rng.normal(size=5), dtype)),
+    ]
+
+
+ATTRIBUTES = {
+    "where": lambda rng: {"where": rng.random((4, 1)) < 0.6, "inf_as_zero": True},
+    "scales": lambda rng: {"logit_scale": 2.0, "result_scale": 3, "out_scale": 0.5, "accumulation": "any"},
+    "dropout": lambda rng: {"dropout": Dropout(0.4, 2**63 + 5, -7, mask=True)},
+    "post-ops": lambda rng: {"post_ops": chain(rng)},
+    "stats": lambda rng: {"stats": True},
+    "save": lambda rng: {"save": True, "axis": (0, 1)},
+    "everything": lambda rng: {
+        "where": rng.random(5) < 0.6,
+        "result_scale": 0.3,
+        "dropout": Dropout(0.4, mask=True),
+        "post_ops": chain(rng),
+        "stats": True,
+        "save": True,
+        "out_dtype": "float16",
+    },
+}
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attributes", ATTRIBUTES)
+def test_attributes_give_the_bits_of_arrays(attributes, dtype, rng):
+    options = ATTRIBUTES[attributes](rng)
+    x = cast(rng.normal(size=SHAPE), dtype)
+    same("softmax", x, **options)
+    options.pop("inf_as_zero", None)
+    same("log_softmax", x, **options)
+
+
+@pytest.mark.parametrize("source", TYPES)
+def test_dtypes(source, rng):
+    x = rng.integers(0, 9, SHAPE).astype(source) if source in BYTES else cast(rng.normal(size=SHAPE), source)
+    for target in (None, *TYPES):
+        options = {} if target is None else {"out_dtype": target}
+        found = same("softmax", x, **options)
+        if target is not None:
+            again = opgrad.softmax(tensor(x), out_dtype=getattr(torch, target))
+            assert bits(array(again)) == bits(array(found[0]))
+
+
+@pytest.mark.parametrize("name", ["softmax_grad", "log_softmax_grad"])
+def test_gradients_give_the_bits_of_arrays(name, rng):
+    for dy_dtype, y_dtype, dx_dtype in [
+        ("float32", "float16", None), ("bfloat16", "float32", "float64"), ("float8_e5m2", "float8_e4m3fn", "float32"),
+    ]:  # fmt: skip
+        dy, y = cast(rng.normal(size=SHAPE), dy_dtype), cast(rng.uniform(-1, 1, SHAPE), y_dtype)
+        same(name, dy, y, out_dtype=dx_dtype, axis=1)
+        options = {"where": rng.random(5) < 0.6, "logit_scale": 2.0, "result_scale": 0.5, "dropout": Dropout(0.3, 1)}
+        same(name, dy, y, **options)
+        found = same(name, dy, y, post_ops=chain(rng, "float16"), post_op_grads=True, out_dtype="float32")
+        assert [(tuple(each.shape), each.dtype) for each in found[1:]] == [
+            ((4, 1), torch.float16), (SHAPE, torch.bfloat16), ((), torch.float64), ((5,), torch.float16),
+        ]  # fmt: skip
+
+
+def test_layouts(rng):
+    """Nothing is copied: strides of any kind, an operand that repeats, a result that lies as x does."""
+    x = torch.from_numpy(rng.normal(size=(5, 3, 8)))[:, :, ::2].permute(1, 2, 0)
+    operand = torch.from_numpy(rng.normal(size=(3, 1, 5))).expand(3, 4, 5)
+    found = opgrad.softmax(x, 1, post_ops=[post_ops.mul(operand)], stats=True)
+    expected = opgrad.softmax(x.numpy(), 1, post_ops=[post_ops.mul(operand.numpy())], stats=True)
+    assert [bits(array(each)) for each in found] == [bits(each) for each in expected]
+    assert found[0].stride() == torch.empty_like(x).stride()
+    assert found[1].stride() == (5, 5, 1)
+
+
+def test_empty_tensors():
+    for shape in [(0, 3), (2, 0)]:
+        same("softmax", np.zeros(shape, "float32"), out_dtype="uint8")
+
+
+def test_one_plan_for_each_form(rng):
+    """Calls that differ in one attribute alone do not share a plan; those that differ in numbers do."""
+    x = torch.from_numpy(rng.normal(size=(2, 503)))
+    tensors._host._plans.clear()
+    for _ in range(2):
+        for mask in (False, True):
+            for seed in (1, 2):
+                results = as_tuple(opgrad.softmax(x, dropout=Dropout(0.5, seed, mask=mask)))
+                assert len(results) == 1 + mask
+                expected = as_tuple(opgrad.softmax(x.numpy(), dropout=Dropout(0.5, seed, mask=mask)))
+                assert [bits(array(each)) for each in results] == [bits(each) for each in expected]
+    assert len(tensors._host._plans) == 2
+    for bias in (1.0, 2.0):
+        found = opgrad.softmax(x, post_ops=[post_ops.add(bias)])
+        torch.testing.assert_close(found, torch.softmax(x, -1) + bias)
+    assert len(tensors._host._plans) == 3
+
+
+def test_negative_views():
+    z = torch.randn(2, 5, dtype=torch.complex64)
+    found = opgrad.softmax(z.conj().imag, result_scale=2.0)
+    assert torch.equal(found, opgrad.softmax(-z.imag, result_scale=2.0))
+
+
+# --- out= -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TYPES)
+def test_out(target, rng):
+    x = tensor(cast(rng.normal(size=SHAPE), "float32"))
+    out = torch.empty_like(x, dtype=getattr(torch, target))
+    assert opgrad.softmax(x, out=out, out_scale=0.5) is out
+    assert bits(array(out)) == bits(opgrad.softmax(x.numpy(), out_dtype=target, out_scale=0.5))
+
+
+def test_several_results_in_out(rng):
+    x = tensor(cast(rng.normal(size=SHAPE), "float32"))
+    expected = opgrad.softmax(x, stats=True, dropout=Dropout(0.5, mask=True))
+    out = tuple(torch.empty_like(each) for each in expected)
+    assert opgrad.softmax(x, stats=True, dropout=Dropout(0.5, mask=True), out=out) is out
+    assert all(map(torch.equal, out, expected))
+    assert opgrad.softmax(x, out=x, result_scale=2.0) is x
+
+
+def test_out_refused(rng):
+    x, memory = torch.randn(3, 4), torch.zeros(5, 4)
+    with pytest.raises(TypeError, match="softmax: out is a PyTorch tensor, expected a tuple of 2 arrays"):
+        opgrad.softmax(x, stats=True, out=x)
+    with pytest.raises(ValueError, match="softmax: out for y overlaps x, expected x itself or separate memory"):
+        opgrad.softmax(memory[:3], result_scale=2.0, out=memory[1:4])
+    with pytest.raises(ValueError, match=r"overlaps post_ops\[0\]'s operand, expected separate memory"):
+        opgrad.softmax(x, post_ops=[post_ops.add(memory[:3])], out=memory[:3])
+    with pytest.raises(RuntimeError, match="x requires grad, and a call with out= is not differentiated"):
+        opgrad.softmax(x.clone().requires_grad_(), result_scale=2.0, out=x)
+    with torch.no_grad():
+        assert opgrad.softmax(x.clone().requires_grad_(), result_scale=2.0, out=x) is x
+
+
+# --- autograd -------------------------------------------------------------------------------------------------------
+
+
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+DIFFERENTIABLE = {
+    "scales": {"logit_scale": 2.0, "result_scale": -3.0, "out_scale": 0.5},
+    "where": {"where": torch.tensor([True, False, True, True, True])},
+    "dropout": {"dropout": Dropout(0.3, seed=5)},
+    "eltwise": {"post_ops": [post_ops.linear(2.0, 0.5), post_ops.gelu_tanh(), post_ops.exp()], "axis": (1, 2)},
+    "all": {
+        "where": torch.tensor([[True], [True], [False], [True]]),
+        "logit_scale": 0.5,
+        "result_scale": 2.0,
+        "dropout": Dropout(0.3, seed=7),
+        "post_ops": [post_ops.swish(1.0)],
+        "out_scale": 3.0,
+        "axis": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("attributes", DIFFERENTIABLE)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_gradient_of_x(name, attributes):
+    if name == "log_softmax" and "where" in DIFFERENTIABLE[attributes]:
+        # The logarithms of what is left out are -inf, of which there is no difference quotient.
+        kept = DIFFERENTIABLE[attributes]["where"].expand(SHAPE)
+        function = lambda x: torch.where(kept, log_softmax(x), 0.0)  # noqa: E731
+    else:
+        kept, function = None, lambda x: getattr(opgrad, name)(x, **DIFFERENTIABLE[attributes])
+
+    def log_softmax(x):
+        options = {k: v for k, v in DIFFERENTIABLE[attributes].items() if k != "post_ops"}
+        return opgrad.log_softmax(x, **options)
+
+    assert gradcheck(function, double(*SHAPE))
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_gradients_of_operands(name):
+    def function(x, factor, bias, other):
+        chain = [post_ops.mul(factor), post_ops.add(bias), post_ops.select(condition, other), post_ops.div(2.0)]
+        return getattr(opgrad, name)(x, post_ops=chain, dropout=Dropout(0.3, 1))
+
+    condition = torch.tensor([True, False, True, True, False])
+    assert gradcheck(function, (double(*SHAPE), double(4, 1), double(*SHAPE), double(5)))
+    assert gradcheck(lambda bias: function(torch.ones(SHAPE).double(), 1.0, bias, 0.0), double(1, 1, 5))
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_gradient_of_the_saved_result(name):
+    def function(x):
+        return getattr(opgrad, name)(x, save=True, result_scale=2.0, logit_scale=0.5)
+
+    x = double(3, 5)
+    assert gradcheck(function, x)
+    torch.testing.assert_close(function(x)[1], getattr(opgrad, name)(x.detach() * 0.5))
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_gradient_of_the_log_sum_exp(name):
+    x, where = torch.randn(3, 5, requires_grad=True), torch.tensor([True, True, False, True, True])
+    y, stats = getattr(opgrad, name)(x, stats=True, logit_scale=2.0, where=where)
+    (found,) = torch.autograd.grad(stats.square().sum() + (y.exp() * 3).sum(), x)
+    exact = x.detach().double().requires_grad_()
+    z = torch.where(where, exact * 2, -torch.inf)
+    expected = getattr(torch, name)(z, -1)
+    loss = z.logsumexp(-1).square().sum() + (expected.exp() * 3).sum()
+    torch.testing.assert_close(found.double(), torch.autograd.grad(loss, exact)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_forward_with_gradient_is_the_forward_without():
+    x, bias = torch.randn(SHAPE, dtype=torch.bfloat16), torch.randn(5)
+    options = {"stats": True, "dropout": Dropout(0.5, mask=True), "post_ops": [post_ops.add(bias)]}
+    expected = opgrad.softmax(x, **options)
+    found = opgrad.softmax(x.clone().requires_grad_(), **options)
+    assert [each.requires_grad for each in found] == [True, True, False]
+    assert all(map(torch.equal, found, expected))
+    assert not opgrad.softmax(x.clone().requires_grad_(), out_dtype="uint8").requires_grad
+    with torch.no_grad():
+        assert not opgrad.softmax(x.clone().requires_grad_(), stats=True)[0].requires_grad
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8])
+def test_dtypes_of_gradients(dtype):
+    """Each gradient has the dtype of its tensor, whatever that of the result."""
+    x = torch.randn(SHAPE).to(getattr(torch, dtype)).requires_grad_()
+    bias = torch.randn(5, dtype=torch.float16, requires_grad=True)
+    y = opgrad.softmax(x, out_dtype="float32", post_ops=[post_ops.mul(bias)])
+    dx, dbias = torch.autograd.grad(y.square().sum(), (x, bias))
+    assert (dx.dtype, dbias.dtype) == (x.dtype, bias.dtype)
+    exact, exact_bias = x.detach().double().requires_grad_(), bias.detach().double().requires_grad_()
+    expected = torch.autograd.grad((torch.softmax(exact, -1) * exact_bias).square().sum(), (exact, exact_bias))
+    rough = dtype in FLOAT8
+    tolerance = {"rtol": 0.2, "atol": 0.1} if rough else {"rtol": 2e-2, "atol": 1e-2}
+    for found, wanted in zip((dx, dbias), expected, strict=True):
+        torch.testing.assert_close(found.double(), wanted, **tolerance)
+
+
+def test_a_bias_is_summed_in_float64():
+    """As the gradient operator sums it: bit for bit what it gives for the same arrays."""
+    x, bias = torch.randn(4096, 8), torch.randn(8).half().requires_grad_()
+    y = opgrad.softmax(x, post_ops=[post_ops.mul(bias)])
+    dy = torch.randn(4096, 8)
+    saved = opgrad.softmax(x)
+    operand = post_ops.mul(bias.detach())
+    _, expected = opgrad.softmax_grad(dy, saved, post_ops=[operand], post_op_grads=True)
+    assert torch.equal(torch.autograd.grad(y, bias, dy)[0], expected)
+
+
+def test_seeds_may_change_before_backward():
+    x, dropout = torch.randn(20, 30, requires_grad=True), Dropout(0.5, 1)
+    y = opgrad.softmax(x, dropout=dropout)
+    dropout.seed = 2
+    expected = opgrad.softmax_grad(torch.ones(20, 30), opgrad.softmax(x.detach()), dropout=Dropout(0.5, 1))
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected)
+
+
+def test_changed_operands_are_noticed():
+    x, factor = torch.randn(3, 4, requires_grad=True), torch.randn(4)
+    y = opgrad.softmax(x, post_ops=[post_ops.mul(factor)])
+    factor.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_what_has_no_gradient():
+    x = torch.randn(3, 4, requires_grad=True)
+    y = opgrad.softmax(x, post_ops=[post_ops.round()])
+    with pytest.raises(ValueError, match=r"softmax_grad: post_ops\[0\] is round, which has no gradient"):
+        y.sum().backward()
+    with pytest.raises(NotImplementedError, match=r"softmax: a call with attributes.* is differentiable once, without"):
+        torch.autograd.grad(opgrad.softmax(x, stats=True)[0].sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match=r"softmax_grad: a call with attributes.* has no gradient: detach"):
+        opgrad.softmax_grad(x, x, result_scale=2.0)
+    with torch.no_grad():
+        opgrad.softmax_grad(x, x, result_scale=2.0)
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_libraries_are_not_mixed():
+    x, mask = torch.randn(3, 4), np.ones(4, bool)
+    with pytest.raises(TypeError, match="softmax: where is a NumPy array, expected a PyTorch tensor, as x is"):
+        opgrad.softmax(x, where=mask)
+    with pytest.raises(TypeError, match=r"post_ops\[1\]'s operand is a NumPy array, expected a PyTorch tensor"):
+        opgrad.softmax(x, post_ops=[post_ops.exp(), post_ops.add(np.ones(4))])
+    with pytest.raises(TypeError, match=r"post_ops\[0\]'s operand is list, expected a PyTorch tensor"):
+        opgrad.softmax(x, post_ops=[post_ops.add([1.0, 2.0, 3.0, 4.0])])
+    with pytest.raises(TypeError, match="softmax: x is a NumPy array, expected a PyTorch tensor, as where is"):
+        opgrad.softmax(x.numpy(), where=torch.ones(4, dtype=torch.bool))
+    with pytest.raises(
+        TypeError, match=r"x is a NumPy array, expected a PyTorch tensor, as post_ops\[0\]'s operand is"
+    ):
+        opgrad.softmax(x.numpy(), post_ops=[post_ops.add(x)])
+
+
+def test_errors_are_numpys(rng):
+    x = np.zeros((3, 4), "float32")
+    for options in [
+        {"where": np.ones(3, bool)},
+        {"where": np.ones(4, "uint8")},
+        {"post_ops": [post_ops.add(np.ones((3, 4, 1)))]},
+        {"post_ops": [post_ops.add(np.ones(4, "int64"))]},
+        {"post_ops": post_ops.exp()},
+        {"dropout": 0.5},
+        {"logit_scale": float("inf")},
+        {"out_dtype": "int32"},
+        {"stats": 1},
+        {"axis": 5, "save": True},
+    ]:
+        with pytest.raises((TypeError, ValueError)) as expected:
+            opgrad.softmax(x, **options)
+        with pytest.raises((TypeError, ValueError)) as found:
+            opgrad.softmax(tensor(x), **{key: tensor(value) for key, value in options.items()})
+        assert (found.type, str(found.value)) == (expected.type, str(expected.value))
+
+
+def test_dtypes_refused():
+    with pytest.raises(TypeError, match=r"softmax: x has dtype complex64, expected one of float32, .*uint8"):
+        opgrad.softmax(torch.zeros(3, dtype=torch.complex64))
+    with pytest.raises(TypeError, match="softmax: out_dtype is int32, expected one of float32"):
+        opgrad.softmax(torch.zeros(3), out_dtype=torch.int32)
+
+
+def forward_mode(function, x):
+    with torch.autograd.forward_ad.dual_level():
+        return function(torch.autograd.forward_ad.make_dual(x, x))
+
+
+TRANSFORMS = {
+    "func": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "vmap": lambda f, x: torch.vmap(f)(x),
+    "forward mode": forward_mode,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # PyTorch's own
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("options", [{"result_scale": 2.0}, {"out_dtype": torch.float16}], ids=str)
+def test_transforms(transform, options):
+    with pytest.raises(NotImplementedError, match=r"softmax: a call with attributes.*in its plain form"):
+        TRANSFORMS[transform](lambda x: opgrad.softmax(x, **options), torch.randn(3, 4))
+
+
+def test_tensor_subclasses():
+    class Tagged(torch.Tensor):
+        pass
+
+    with pytest.raises(NotImplementedError, match="tensor subclasses"):
+        opgrad.softmax(torch.randn(3, 4).as_subclass(Tagged), stats=True)
+
+
+def test_compile():
+    """The compiler leaves the call to the interpreter; where it must not, it says why."""
+
+    def function(x):
+        return opgrad.softmax(x * 2, result_scale=2.0) + 1
+
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(torch.compile(function, backend="aot_eager")(x), function(x))
+    torch._dynamo.reset()
+    with pytest.raises((NotImplementedError, torch._dynamo.exc.Unsupported), match="result_scale is given under"):
+        torch.compile(function, backend="aot_eager", fullgraph=True)(x)
+
+
+# --- what CUDA tensors go through, on the CPU -----------------------------------------------------------------------
+
+
+def test_state_and_numbers_lie_beside_the_tensor():
+    like = torch.empty(2, device="meta")
+    pair = tensors.state(-5, 7, torch.empty(2))
+    assert (pair.dtype, pair.tolist()) == (torch.int64, [-5, 7])
+    assert tensors.state(-(2**63), 2**63 - 1, torch.empty(0)).tolist() == [-(2**63), 2**63 - 1]
+    assert tensors.state(1, 2, like).device.type == "meta"
+    number = tensors.broadcast(2, (3, 4), like)
+    assert (number.dtype, number.device.type, number.shape, number.stride()) == (
+        torch.float64, "meta", (3, 4), (0, 0),
+    )  # fmt: skip
+    assert tensors.broadcast(True, (3,), like).dtype == torch.bool
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8])
+def test_totals(dtype, rng):
+    full = rng.normal(size=SHAPE).astype("float32")
+    found = tensors.total(torch.from_numpy(full), (0, 2), (4, 1), dtype)
+    expected = full.sum((0, 2), dtype=np.float64).reshape(4, 1).astype(DTYPES[dtype])
+    assert bits(array(found)) == bits(expected)
+    assert tensors.total(torch.from_numpy(full), (), SHAPE, dtype).dtype == getattr(torch, dtype)
