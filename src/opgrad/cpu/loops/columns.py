@@ -97,7 +97,8 @@ def write_column(formula: Callable[..., Vector]) -> Callable[..., None]:
 
 def column_sum(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Callable[..., Vector]:
     """The sums of term(dy, y); asks for the next strip and writes the one before, as column_sum_exp."""
-    inline(term), inline(formula)
+    inline(term)
+    inline(formula)
 
     @inline
     def add_up(
