@@ -27,32 +27,19 @@ from opgrad.problem import Problem
 from opgrad.random import keep_threshold
 
 # The slots of operands: those of both directions, those of one, then those of the post-ops.
-INPUT: tl.constexpr = tl.constexpr(0)  # x, or dy
-RESULT: tl.constexpr = tl.constexpr(1)  # y, or dx
-WHERE: tl.constexpr = tl.constexpr(2)
-DROPOUT: tl.constexpr = tl.constexpr(3)
-STATS: tl.constexpr = tl.constexpr(4)
-SAVED: tl.constexpr = tl.constexpr(5)
-MASK: tl.constexpr = tl.constexpr(6)
-OUTPUT: tl.constexpr = tl.constexpr(4)  # y, in gradients
+# INPUT is x, or dy; RESULT y, or dx; OUTPUT, in gradients, y.
+INPUT, RESULT, WHERE, DROPOUT, STATS, SAVED, MASK = map(tl.constexpr, range(7))
+OUTPUT: tl.constexpr = STATS
 
 # What a post-op has in the chain: the slots of its operand, its condition and its operand's gradient, -1 for none.
-OPERAND: tl.constexpr = tl.constexpr(0)
-CONDITION: tl.constexpr = tl.constexpr(1)
-GRADIENT: tl.constexpr = tl.constexpr(2)
+OPERAND, CONDITION, GRADIENT = map(tl.constexpr, range(3))
 
 # What dropout drops: nothing, each element by a word of its own, or four neighbours by the words of one evaluation.
-NOTHING: tl.constexpr = tl.constexpr(0)
-EACH: tl.constexpr = tl.constexpr(1)
-NEIGHBOURS: tl.constexpr = tl.constexpr(2)
+NOTHING, EACH, NEIGHBOURS = map(tl.constexpr, range(3))
 
-# The first numbers of a kernel.
-LOGIT_SCALE: tl.constexpr = tl.constexpr(0)
-RESULT_SCALE: tl.constexpr = tl.constexpr(1)
-OUT_SCALE: tl.constexpr = tl.constexpr(2)
-RATE: tl.constexpr = tl.constexpr(3)  # what elements that dropout keeps are multiplied by
-THRESHOLD: tl.constexpr = tl.constexpr(4)
-CONSTANTS: tl.constexpr = tl.constexpr(5)  # alpha and beta of each post-op
+# The first numbers of a kernel. RATE is what elements that dropout keeps are multiplied by; from CONSTANTS on there are
+# alpha and beta of each post-op.
+LOGIT_SCALE, RESULT_SCALE, OUT_SCALE, RATE, THRESHOLD, CONSTANTS = map(tl.constexpr, range(6))
 # Bits that are turned over in all but THRESHOLD. Triton would compile anew for an integer of less than 32 bits, or a
 # multiple of 16; so turned, few of the floats that people use are.
 TURNED: tl.constexpr = tl.constexpr(0x5555555555555555)

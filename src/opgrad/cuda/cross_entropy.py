@@ -26,6 +26,7 @@ from opgrad.cuda.rows import (
     row_of,
     samples_of,
     shared,
+    store_share,
     strides,
     tiles,
     write,
@@ -182,19 +183,10 @@ def loss_share(
     part = tl.program_id(1).to(INDEX)
     label, _, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
     x_row = row_of(sample, inner, x_outer, x_inner)
-    head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
-    x_body = body_of(x_row, head, VECTOR)
-
-    m, d = no_rows(ROWS, NUMBER)
-    if PEEL:
-        k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
-        m, d = fold(m, d, read(x, x_row, k_end, x_n, inside_end, MINUS_INFINITY).to(NUMBER))
-    for step in range(0, per_part, BLOCK):
-        k = columns_from(part * per_part + step, BLOCK, INDEX)
-        inside = exists[:, None] & (k < body[:, None])
-        m, d = fold(m, d, read(x, x_body, k, x_n, inside, MINUS_INFINITY).to(NUMBER))
-    tl.store(maxima + sample * parts + part, m, mask=exists)
-    tl.store(sums + sample * parts + part, d, mask=exists)
+    store_share(
+        x, x_row, x_n, maxima, sums, sample, exists, part, n, parts, per_part,
+        ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER,
+    )  # fmt: skip
     picked = pick(x, x_row, tl.where(valid, label, -1), x_n, NUMBER)
     tl.store(picks + sample, picked, mask=only_if(part == 0, exists))
 

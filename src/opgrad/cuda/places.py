@@ -21,13 +21,7 @@ from opgrad.cuda.rows import columns_from, samples_of
 from opgrad.problem import Operand, Problem
 
 # An operand's place: its format, then where its loops are among the numbers, and how many.
-FORMAT: tl.constexpr = tl.constexpr(0)
-OUTER: tl.constexpr = tl.constexpr(1)
-OUTER_LOOPS: tl.constexpr = tl.constexpr(2)
-ALONG: tl.constexpr = tl.constexpr(3)
-ALONG_LOOPS: tl.constexpr = tl.constexpr(4)
-INNER: tl.constexpr = tl.constexpr(5)
-INNER_LOOPS: tl.constexpr = tl.constexpr(6)
+FORMAT, OUTER, OUTER_LOOPS, ALONG, ALONG_LOOPS, INNER, INNER_LOOPS = map(tl.constexpr, range(7))
 ABSENT = (-1, 0, 0, 0, 0, 0, 0)
 
 FORMATS = {

@@ -27,6 +27,7 @@ from opgrad.cuda.rows import (
     row_of,
     samples_of,
     shared,
+    store_share,
     strides,
     tiles,
     write,
@@ -107,18 +108,10 @@ def forward_share(
     sample, exists = samples_of(tl.program_id(0), samples, ROWS)
     part = tl.program_id(1).to(INDEX)
     x_row = row_of(sample, inner, x_outer, x_inner)
-    head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
-    x_body = body_of(x_row, head, VECTOR)
-
-    m, d = no_rows(ROWS, NUMBER)
-    if PEEL:
-        k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
-        m, d = fold(m, d, read(x, x_row, k_end, x_n, inside_end, MINUS_INFINITY))
-    for step in range(0, per_part, BLOCK):
-        k = columns_from(part * per_part + step, BLOCK, INDEX)
-        m, d = fold(m, d, read(x, x_body, k, x_n, exists[:, None] & (k < body[:, None]), MINUS_INFINITY))
-    tl.store(maxima + sample * parts + part, m, mask=exists)
-    tl.store(sums + sample * parts + part, d, mask=exists)
+    store_share(
+        x, x_row, x_n, maxima, sums, sample, exists, part, n, parts, per_part,
+        ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER,
+    )  # fmt: skip
 
 
 @triton.jit
