@@ -23,10 +23,10 @@ COLUMNS = {
     "long columns": ((40000,), ((400, 2), (512, 33), (512, 64))),
     "few columns": ((1 << 17,), ((1, 2), (1, 3), (1, 64))),
 }
-PIECES = {
-    "pieces": ((16384,), (1, 301, 4096)),
-    "pieces, short": ((128,), (1, 8191, 8192)),
-    "pieces, columns": ((256,), ((400, 2), (64, 33), (64, 512))),
+POINTWISE = {
+    "pointwise": ((16384,), (1, 301, 4096)),
+    "pointwise, short": ((128,), (1, 8191, 8192)),
+    "pointwise, columns": ((256,), ((400, 2), (64, 33), (64, 512))),
 }
 ELEMENTS = {
     "flat": ((1 << 20,), (1, 301, 304)),
@@ -69,7 +69,7 @@ def program_of(op: Operator, kind: Kind, attributes: Mapping[str, Any], dtypes: 
 
     dtypes: of those arguments and results that are there.
     """
-    for shape in shapes_of(kind, ROWS | COLUMNS | PIECES | ELEMENTS):
+    for shape in shapes_of(kind, ROWS | COLUMNS | POINTWISE | ELEMENTS):
         specs = specs_of(op, shape, attributes, dtypes, kind["layout"])
         inputs, out = ([specs.get(name) for name in names] for names in (op.inputs, op.results))
         program = op.kernel("cuda")(prepare(op, inputs, attributes, out, any_stride=True).problem)

@@ -8,7 +8,7 @@ from cuda_gate_rows import (
     COLUMNS,
     LAYOUTS,
     OWN,
-    PIECES,
+    POINTWISE,
     REST,
     ROWS,
     SAMPLES,
@@ -25,7 +25,7 @@ LOSSES = ("softmax_cross_entropy_loss", "softmax_cross_entropy_loss_only", "soft
 
 def program(kind):
     op = operators()[kind["op"]]
-    if (op.name == LOSS_GRAD) != (kind["regime"] in PIECES) or (kind["bias"] and "bias" not in op.inputs):
+    if (op.name == LOSS_GRAD) != (kind["regime"] in POINTWISE) or (kind["bias"] and "bias" not in op.inputs):
         return None
     given = {name: kind[name] for name in ("labels", "weight", "bias", "dy") if name in kind}
     given = {name: given.get(name, OWN) for name in op.inputs} | dict.fromkeys(op.results, kind["results"])
@@ -36,7 +36,7 @@ def program(kind):
     return program_of(op, kind, attributes, dtypes)
 
 
-CHOICE = {"op": (*LOSSES, LOSS_GRAD), "regime": (*ROWS, *COLUMNS, *PIECES)}
+CHOICE = {"op": (*LOSSES, LOSS_GRAD), "regime": (*ROWS, *COLUMNS, *POINTWISE)}
 # The gradient has the longest formula, and odd rows the code for their ends beside that for the rest.
 FEW = {"op": (LOSSES[-1], LOSS_GRAD), "regime": CHOICE["regime"], "length": ("odd",)}
 GATE = Gate(
@@ -71,9 +71,9 @@ def kinds(tmp_path_factory):
 def test_every_kind_compiles(kinds):
     assert errors(kinds) == {}
     choice = reachable(GATE.choice)
-    losses, regimes = [name for name in choice["op"] if name != LOSS_GRAD], [*choice["regime"][: -len(PIECES)]]
+    losses, regimes = [name for name in choice["op"] if name != LOSS_GRAD], [*choice["regime"][: -len(POINTWISE)]]
     assert missing(kinds, **choice | {"op": losses, "regime": regimes}) == []
-    assert missing(kinds, **choice | {"op": [LOSS_GRAD], "regime": PIECES}) == []
+    assert missing(kinds, **choice | {"op": [LOSS_GRAD], "regime": POINTWISE}) == []
     assert missing(kinds, op=CHOICE["op"]) == []
     assert missing(kinds, dtype=FLOATS) == []
 

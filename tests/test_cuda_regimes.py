@@ -41,8 +41,8 @@ class Case:
 
 
 NEVER = 1 << 30
-SMALL = {"row": 128, "tile": 32, "piece": 64, "peel": 32}
-SMALL_COLUMNS = {"row": 512, "tile": 128, "piece": 256}  # whose number is odd: they take four times the registers
+SMALL = {"row": 128, "tile": 32, "step": 64, "peel": 32}
+SMALL_COLUMNS = {"row": 512, "tile": 128, "step": 256}  # whose number is odd: they take four times the registers
 REDUCING = "softmax log_softmax softmax_grad log_softmax_grad softmax_cross_entropy_loss "
 REDUCING += "softmax_cross_entropy_loss_only softmax_cross_entropy_loss_and_grad"
 ACROSS = {"axis": 1}

@@ -12,7 +12,7 @@ import triton.language as tl
 from opgrad.cuda.execute import Launch, Program, Scratch, Space
 from opgrad.cuda.labels import add_up, checks, read_labels, sum_blocks, sum_sums, sum_weights, weights_of
 from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, only_if
-from opgrad.cuda.regimes import Regime, choose, pieces
+from opgrad.cuda.regimes import Regime, choose, pointwise
 from opgrad.cuda.rows import (
     aligned,
     body_of,
@@ -373,7 +373,7 @@ def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
     space.take(2, "int64")  # the status of the checks
     given = options(problem)
     launches, total = weigh(problem, given, space)
-    regime = pieces(problem, operands)
+    regime = pointwise(problem, operands)
     if samples * problem.n:
         given |= frame(problem, regime, operands) | {"total": total, "dy": problem["dy"]}
         given |= strides(x=problem["log_prob"], bias=problem["bias"], dx=problem["dlogits"])

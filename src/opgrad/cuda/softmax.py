@@ -9,7 +9,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from opgrad.cuda import blocks
+from opgrad.cuda import fused
 from opgrad.cuda.execute import Launch, Program, Space
 from opgrad.cuda.numbers import MINUS_INFINITY, exp, only_if
 from opgrad.cuda.regimes import choose
@@ -152,13 +152,13 @@ def forward(problem: Problem, result: Any) -> Program:
 
 def softmax(problem: Problem) -> Program:
     if problem.is_general:
-        return blocks.forward(problem, log=False)
+        return fused.forward(problem, log=False)
     return forward(problem, probability)
 
 
 def log_softmax(problem: Problem) -> Program:
     if problem.is_general:
-        return blocks.forward(problem, log=True)
+        return fused.forward(problem, log=True)
     return forward(problem, log_probability)
 
 
@@ -311,11 +311,11 @@ def gradient(problem: Problem, term: Any, result: Any) -> Program:
 
 def softmax_grad(problem: Problem) -> Program:
     if problem.is_general:
-        return blocks.gradient(problem, log=False)
+        return fused.gradient(problem, log=False)
     return gradient(problem, product, probability_grad)
 
 
 def log_softmax_grad(problem: Problem) -> Program:
     if problem.is_general:
-        return blocks.gradient(problem, log=True)
+        return fused.gradient(problem, log=True)
     return gradient(problem, upstream, log_probability_grad)
