@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from samples import bits, cast, elements, sample
 from relayouts import relaid, spaced_rows
+from samples import bits, cast, elements, sample
 
 from opgrad.contract import DTYPES, FLOATS, operators
 

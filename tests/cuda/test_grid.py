@@ -11,7 +11,7 @@ from accuracy import assert_close
 from axes import axis_choices
 from guards import Guarded
 from outputs import in_place_pairs, packed
-from relayouts import OTHER_LOOPS, SAME_LOOPS, relaid, selections, spaced_rows, unaligned
+from relayouts import OTHER_LOOPS, SAME_LOOPS, relaid, selections, unaligned
 from samples import bits, cast, elements, losses_and_gradients, positive_zeros, reference, sample
 
 from opgrad.contract import DTYPES, FLOATS

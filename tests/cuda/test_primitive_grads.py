@@ -5,14 +5,14 @@ import itertools
 import numpy as np
 import pytest
 from accuracy import tolerance, ulp
+from post_op_cases import ELTWISE, made, operand_of
+from primitive_attributes import AXES, some_where
 from primitive_cases import (
     Placed,
     laid_out,
     numbers,
 )
 from samples import bits, cast
-from primitive_attributes import AXES, some_where
-from post_op_cases import ELTWISE, made, operand_of
 
 pytest.importorskip("triton", reason="needs Triton")
 

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from accuracy import ulp
+from post_op_cases import ELTWISE, PATTERNS, SHAPE, before, made, operand_of, some_chain
 from primitive_cases import (
     Placed,
     check_forward,
@@ -12,7 +13,6 @@ from primitive_cases import (
     step_of,
 )
 from samples import cast
-from post_op_cases import ELTWISE, PATTERNS, SHAPE, before, made, operand_of, some_chain
 
 pytest.importorskip("triton", reason="needs Triton")
 
