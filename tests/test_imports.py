@@ -23,7 +23,7 @@ ONNX = "numpy onnx onnxruntime google"
 LAYERS = {
     "locks": ("", ""),
     "writing": ("", ""),
-    "terminal": ("rich", ""),
+    "terminal": ("rich typer", ""),
     "random": ("numpy", ""),
     "contract/": ("numpy ml_dtypes", ""),
     "post_ops": ("numpy", "contract/"),
@@ -75,7 +75,7 @@ LAYERS = {
     "check": ("numpy rich typer", "opgrad bench/ contract/ cpu/compiler/native machine onnxruntime/ terminal testing/"),
     "compile": (
         "numpy rich typer",
-        "bench/ contract/ cpu/compiler/native cpu/runtime/ onnxruntime/ testing/ training/",
+        "bench/ contract/ cpu/compiler/native cpu/runtime/ onnxruntime/ terminal testing/ training/",
     ),
     "cli": ("rich typer", "bench/ check compile contract/ onnxruntime/ terminal training/"),
     "report": ("", "bench/ cli contract/ gradients/ post_ops"),
