@@ -86,49 +86,58 @@ def _positive(value: float | None) -> float | None:
     return value
 
 
+def _file(help: str) -> Any:
+    """An option that takes an existing file."""
+    return typer.Option(help=help, exists=True, dir_okay=False)
+
+
+ArtifactDir = Annotated[
+    Path,
+    typer.Argument(
+        metavar="ARTIFACT_DIR",
+        help="Folder with training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint.",
+        exists=True,
+        file_okay=False,
+    ),
+]
+Data = Annotated[Path | None, _file("Data: .npz, .npy or .csv; default: the dataset in recipe.toml.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the data.")]
+LearningRate = Annotated[float | None, typer.Option(callback=_positive, help="Learning rate.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows of a batch.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Decides the order of the rows.")]
+Output = Annotated[Path | None, typer.Option(help="Folder for the results; default: runs/NAME.")]
+Resume = Annotated[Path | None, _file("Checkpoint to go on from: last.checkpoint of a run.")]
+Validation = Annotated[
+    str | None, typer.Option(metavar="FRACTION|ROWS", help="Training rows to validate every epoch with.")
+]
+Patience = Annotated[
+    int | None, typer.Option(min=1, help="Stop after so many epochs without a better validation loss.")
+]
+Schedule = Annotated[str | None, typer.Option(metavar="KIND", help="Learning rate: constant, linear or cosine.")]
+Warmup = Annotated[
+    int | None, typer.Option(min=0, metavar="STEPS", help="Steps over which the learning rate rises from 0.")
+]
+Accumulate = Annotated[int | None, typer.Option(min=1, help="Batches whose gradients make one step.")]
+ClipNorm = Annotated[float | None, typer.Option(callback=_positive, help="Largest norm of all gradients together.")]
+
+
 @app.command()
 @explains_errors(extra="train")
 def train(
-    directory: Annotated[
-        Path,
-        typer.Argument(
-            metavar="ARTIFACT_DIR",
-            help="Folder with training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint.",
-            exists=True,
-            file_okay=False,
-        ),
-    ],
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Data: .npz, .npy or .csv; default: the dataset in recipe.toml.", exists=True, dir_okay=False
-        ),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the data.")] = None,
-    lr: Annotated[float | None, typer.Option(callback=_positive, help="Learning rate.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows of a batch.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Decides the order of the rows.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for the results; default: runs/NAME.")] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(help="Checkpoint to go on from: last.checkpoint of a run.", exists=True, dir_okay=False),
-    ] = None,
-    validation: Annotated[
-        str | None, typer.Option(metavar="FRACTION|ROWS", help="Training rows to validate every epoch with.")
-    ] = None,
-    patience: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many epochs without a better validation loss.")
-    ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Learning rate: constant, linear or cosine.")
-    ] = None,
-    warmup: Annotated[
-        int | None, typer.Option(min=0, metavar="STEPS", help="Steps over which the learning rate rises from 0.")
-    ] = None,
-    accumulate: Annotated[int | None, typer.Option(min=1, help="Batches whose gradients make one step.")] = None,
-    clip_norm: Annotated[
-        float | None, typer.Option(callback=_positive, help="Largest norm of all gradients together.")
-    ] = None,
+    directory: ArtifactDir,
+    data: Data = None,
+    epochs: Epochs = None,
+    lr: LearningRate = None,
+    batch_size: BatchSize = None,
+    seed: Seed = None,
+    output: Output = None,
+    resume: Resume = None,
+    validation: Validation = None,
+    patience: Patience = None,
+    schedule: Schedule = None,
+    warmup: Warmup = None,
+    accumulate: Accumulate = None,
+    clip_norm: ClipNorm = None,
 ) -> None:
     """Train an artifact set of onnxruntime-training in stock onnxruntime.
 
@@ -138,17 +147,23 @@ def train(
 
     Example: opgrad train examples/digits --validation 0.1 --patience 3
     """
+    options = {"epochs": epochs, "learning_rate": lr, "batch_size": batch_size, "seed": seed, "schedule": schedule}
+    options |= {"validation": _rows_or_fraction(validation), "patience": patience, "warmup": warmup}
+    options |= {"accumulate": accumulate, "clip_norm": clip_norm}
+    _train(directory, {name: value for name, value in options.items() if value is not None}, data, output, resume)
+
+
+def _train(
+    directory: Path, settings: dict[str, Any], data: Path | None, output: Path | None, resume: Path | None
+) -> None:
+    """Train with these settings of a recipe and, for the rest, its own; print what the run came to."""
     from opgrad.training import ArtifactSet, Recipe, job, report
     from opgrad.training.fit import Interrupted
     from opgrad.training.state import Resumption
 
-    options = {"epochs": epochs, "learning_rate": lr, "batch_size": batch_size, "seed": seed, "schedule": schedule}
-    options |= {"validation": _rows_or_fraction(validation), "patience": patience, "warmup": warmup}
-    options |= {"accumulate": accumulate, "clip_norm": clip_norm}
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     resumption = Resumption.read(resume) if resume else None
     saved = resumption.state.recipe if resumption and resumption.state else Recipe.load(directory)
-    recipe = replace(saved, **given)
+    recipe = replace(saved, **settings)
     artifacts = ArtifactSet.load(directory)
     folder = output or Path("runs") / artifacts.name
     screen = console()

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from opgrad.contract import FLOATS, Operator, graph_operators, operators
 from opgrad.cpu.compiler.native import Native, object_cache
 from opgrad.cpu.runtime.parallel import default_threads
+from opgrad.terminal import folders_argument
 
 if TYPE_CHECKING:
     from opgrad.training import ArtifactSet
@@ -36,14 +37,7 @@ class Job:
 
 def compile_kernels(
     folders: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[DIR ...]",
-            help="Artifact sets: the kernels of their graphs and optimizers.",
-            exists=True,
-            file_okay=False,
-            show_default=False,
-        ),
+        list[Path] | None, folders_argument("Artifact sets: the kernels of their graphs and optimizers.")
     ] = None,
     ops: Annotated[
         str, typer.Option(metavar="NAME,…", help="Operators; default: all, or with DIR those of the graphs.")

@@ -8,60 +8,61 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from opgrad.terminal import console
+from opgrad.terminal import console, folders_argument
+
+
+def _names(help: str) -> Any:
+    return typer.Option(metavar="NAME,…", help=help)
+
+
+Folders = Annotated[list[Path] | None, folders_argument("Artifact sets, with --training.")]
+Training = Annotated[bool, typer.Option("--training", help="Measure training steps: graph, optimizer, Python.")]
+Batches = Annotated[str, typer.Option(metavar="ROWS,…", help="With --training; default: 4,50,500.")]
+OldPython = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="With --training: a Python with onnxruntime-training, measured as well."),
+]
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")]
+Ops = Annotated[str, _names("Operators; default: all.")]
+Dtypes = Annotated[str, _names("Default: float32,bfloat16,float16; there is float64 too.")]
+Shapes = Annotated[str, typer.Option(metavar="SHAPE,…", help="Shapes such as 4096x1000; default: those of the table.")]
+Peers = Annotated[
+    str,
+    _names(
+        "Of torch, onnxruntime, scipy, numpy; on CUDA of torch, torch.compile, liger, quack. Default: those installed."
+    ),
+]
+Groups = Annotated[
+    str,
+    _names(
+        "Of plain and, for softmax with attributes, types, post-ops, broadcast, attributes, gradients, plans; "
+        "graph: the operators that only training graphs have. "
+        "Default: all."
+    ),
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result.")]
+Update = Annotated[bool, typer.Option("--update", help="Keep the cells of the JSON file that are not measured now.")]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the result into a PNG.")]
+Seconds = Annotated[float | None, typer.Option(min=0, help="How long to measure each cell.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A few cells only.")]
 
 
 def bench(
-    folders: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[DIR ...]",
-            help="Artifact sets, with --training.",
-            exists=True,
-            file_okay=False,
-            show_default=False,
-        ),
-    ] = None,
-    training: Annotated[
-        bool, typer.Option("--training", help="Measure training steps: graph, optimizer, Python.")
-    ] = False,
-    batches: Annotated[str, typer.Option(metavar="ROWS,…", help="With --training; default: 4,50,500.")] = "",
-    old_python: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="With --training: a Python with onnxruntime-training, measured as well."),
-    ] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")] = "cpu",
-    ops: Annotated[str, typer.Option(metavar="NAME,…", help="Operators; default: all.")] = "",
-    dtypes: Annotated[
-        str, typer.Option(metavar="NAME,…", help="Default: float32,bfloat16,float16; there is float64 too.")
-    ] = "",
-    shapes: Annotated[
-        str, typer.Option(metavar="SHAPE,…", help="Shapes such as 4096x1000; default: those of the table.")
-    ] = "",
-    peers: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,…",
-            help="Of torch, onnxruntime, scipy, numpy; on CUDA of torch, torch.compile, liger, quack. "
-            "Default: those installed.",
-        ),
-    ] = "",
-    groups: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,…",
-            help="Of plain and, for softmax with attributes, types, post-ops, broadcast, attributes, gradients, plans; "
-            "graph: the operators that only training graphs have. "
-            "Default: all.",
-        ),
-    ] = "",
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result.")] = None,
-    update: Annotated[
-        bool, typer.Option("--update", help="Keep the cells of the JSON file that are not measured now.")
-    ] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the result into a PNG.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0, help="How long to measure each cell.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few cells only.")] = False,
+    folders: Folders = None,
+    training: Training = False,
+    batches: Batches = "",
+    old_python: OldPython = None,
+    device: Device = "cpu",
+    ops: Ops = "",
+    dtypes: Dtypes = "",
+    shapes: Shapes = "",
+    peers: Peers = "",
+    groups: Groups = "",
+    json_file: JsonFile = None,
+    update: Update = False,
+    plot: Plot = None,
+    seconds: Seconds = None,
+    quick: Quick = False,
 ) -> None:
     """Measure the operators beside torch, onnxruntime, SciPy and NumPy.
 
@@ -69,9 +70,7 @@ def bench(
     GB/s count each input and each result once; "of copy" compares that with
     a copy of as many bytes; "ratio" is the best peer's time over ours; "ulp"
     is the worst error against float64. Other work on the machine spoils the
-    figures. On CUDA the peers are torch, torch.compile, Liger-Kernel and
-    QuACK, times are the device's, and "host" is the time of our call on the
-    host.
+    figures. On CUDA times are the device's, and "host" is that of our call.
 
     With --training the steps of artifact sets, by default those of examples/,
     beside torch where the model is a plain chain of layers.
@@ -79,21 +78,16 @@ def bench(
     Example: opgrad bench --ops relu,softmax_grad --json result.json
     """
     if training:
-        cells_only: dict[str, Any] = {
-            "--ops": ops,
-            "--dtypes": dtypes,
-            "--shapes": shapes,
-            "--peers": peers,
-            "--groups": groups,
-        }
-        cells_only |= {"--update": update, "--plot": plot, "--device": device != "cpu"}
-        _refuse("--training has no", cells_only)
-        _bench_training(folders or [], batches, old_python, seconds, quick, json_file)
-        return
-    _refuse(
-        "--training is missing, without which there is no",
-        {"DIR": folders, "--batches": batches, "--old-python": old_python},
-    )
+        named = {"--ops": ops, "--dtypes": dtypes, "--shapes": shapes, "--peers": peers, "--groups": groups}
+        _refuse("--training has no", named | {"--update": update, "--plot": plot, "--device": device != "cpu"})
+        return _bench_training(folders or [], batches, old_python, seconds, quick, json_file)
+    of_training = {"DIR": folders, "--batches": batches, "--old-python": old_python}
+    _refuse("--training is missing, without which there is no", of_training)
+    return _bench_cells((device, ops, dtypes, shapes, peers, seconds, quick, groups), json_file, update, plot)
+
+
+def _bench_cells(options: tuple[Any, ...], json_file: Path | None, update: bool, plot: Path | None) -> None:
+    """Measure cells, print the tables, write and draw the result; options: what `Options` takes."""
     from opgrad.bench.run import Options, prepared, previous, store
     from opgrad.bench.tables import show
 
@@ -103,8 +97,7 @@ def bench(
         raise ValueError("bench: --update needs --json with the file to be updated")
     screen = console()
     old = previous(json_file, update)
-    options = Options(device, ops, dtypes, shapes, peers, seconds, quick, groups)
-    result = _with_bar(screen, prepared(options, old))
+    result = _with_bar(screen, prepared(Options(*options), old))
     show(screen, result)
     if json_file is not None:
         result = store(json_file, result, old)

@@ -54,8 +54,8 @@ class Fit:
         properties: Mapping[str, int | float | str],
     ):
         recipe = state.recipe
-        self._trainer, self._training, self._validation = trainer, training, validation
-        self._state, self._recipe, self._output, self._properties = state, recipe, output, properties
+        self.trainer, self.training, self.validation = trainer, training, validation
+        self.state, self._recipe, self.output, self._properties = state, recipe, output, properties
         batches = math.ceil(training.rows / recipe.batch_size)
         steps = recipe.epochs * math.ceil(batches / recipe.accumulate)
         self._schedule = Schedule(recipe.learning_rate, recipe.schedule, recipe.warmup, steps)
@@ -68,23 +68,23 @@ class Fit:
         progress: called after every step.
         Raises `Interrupted` after Ctrl-C, with last.checkpoint written; a second Ctrl-C ends at once.
         """
-        state = self._state
+        state = self.state
         with _DeferredInterrupt() as interrupt:
             while len(state.history) < self._recipe.epochs and not state.stopped_early:
                 self._train(progress, interrupt)
-                if state.rows == self._training.rows:
+                if state.rows == self.training.rows:
                     self._finish_epoch()
                 elif interrupt.requested:
                     self._save(LAST)
                 if interrupt.requested and len(state.history) < self._recipe.epochs:
-                    raise Interrupted(self._output / LAST, state)
+                    raise Interrupted(self.output / LAST, state)
 
     def _train(self, progress: Progress, interrupt: "_DeferredInterrupt") -> None:
         """The steps of an epoch, or of what is left of it."""
-        state, recipe, rows = self._state, self._recipe, self._training.rows
+        state, recipe, rows = self.state, self._recipe, self.training.rows
         epoch = len(state.history)
         order = np.random.default_rng(recipe.seed + epoch).permutation(rows)[state.rows :]
-        batches = self._trainer.gradient_batches(self._training, recipe.batch_size, order)
+        batches = self.trainer.gradient_batches(self.training, recipe.batch_size, order)
         validation_loss = state.history[-1].validation_loss if state.history else None
         self.batch_losses.append([])
         while state.rows < rows and not interrupt.requested:
@@ -100,7 +100,7 @@ class Fit:
 
     def _step(self, batches: Iterator[float], rows: int) -> list[float]:
         """One step of the optimizer along the gradient of the next rows; the losses of their batches."""
-        trainer, recipe = self._trainer, self._recipe
+        trainer, recipe = self.trainer, self._recipe
         if self._mean is None:
             losses = [next(batches)]
         else:
@@ -110,15 +110,15 @@ class Fit:
                 self._mean.add(batch_rows / rows)
                 losses.append(loss)
             self._mean.take()
-        trainer.optimizer.learning_rate = self._schedule.at(self._state.steps)
+        trainer.optimizer.learning_rate = self._schedule.at(self.state.steps)
         trainer.optimizer.step()
-        self._state.steps += 1
+        self.state.steps += 1
         return losses
 
     def _finish_epoch(self) -> None:
         """Validate, and write down what there is."""
-        state = self._state
-        found = self._trainer.evaluate(self._validation) if self._validation is not None else None
+        state = self.state
+        found = self.trainer.evaluate(self.validation) if self.validation is not None else None
         state.history.append(
             EpochMetrics(
                 epoch=len(state.history) + 1,
@@ -135,12 +135,12 @@ class Fit:
         if best_epoch(state.history) == len(state.history):
             self._save(BEST)
         self._save(LAST)
-        write_csv(state.history, self._output / "metrics.csv")
+        write_csv(state.history, self.output / "metrics.csv")
 
     def _save(self, name: str) -> None:
-        self._state.optimizer_steps = self._trainer.optimizer.steps
-        properties = {**self._properties, PROPERTY: self._state.to_text()}
-        write_checkpoint(self._trainer.checkpoint(properties), self._output / name)
+        self.state.optimizer_steps = self.trainer.optimizer.steps
+        properties = {**self._properties, PROPERTY: self.state.to_text()}
+        write_checkpoint(self.trainer.checkpoint(properties), self.output / name)
 
 
 class GradientMean:

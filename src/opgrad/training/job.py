@@ -24,12 +24,14 @@ from opgrad.training.plot import plot_losses
 from opgrad.training.recipe import FILE, Recipe
 from opgrad.training.state import BEST, Resumption, RunState, fingerprint
 
+MODEL = "model.onnx"  # of a run's results
+
 
 @dataclass(frozen=True)
 class Run:
     """What a training run was and came to.
 
-    train_rows, validation_rows, test_rows: how the data were parted.
+    train_rows, validation_rows, test_rows: how the data were split.
     state: the settings and the metrics of every epoch.
     batch_losses: by epoch, the loss of every batch, of the epochs since the run was begun or resumed.
     test: of the exported parameters, those of the best epoch or, without validation, of the last; on the test rows.
@@ -72,7 +74,7 @@ def load_data(artifacts: ArtifactSet, recipe: Recipe, file: Path | None) -> Data
     return load_named(recipe.dataset, artifacts.inputs, recipe.divide)
 
 
-def part(data: Dataset, recipe: Recipe) -> tuple[Dataset, Dataset | None, Dataset]:
+def split(data: Dataset, recipe: Recipe) -> tuple[Dataset, Dataset | None, Dataset]:
     """Training, validation and test rows."""
     training, test = data.split(recipe.test_rows or max(1, data.rows // 5), recipe.split_seed)
     rows = recipe.validation_rows(training.rows)
@@ -102,15 +104,7 @@ def train(
     """
     if recipe.clip_norm is not None:
         artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
-    rows = artifacts.batch_rows
-    if rows is not None and recipe.batch_size != rows:
-        raise ValueError(
-            f"train: batch_size is {recipe.batch_size}, expected {rows}, the only one that the graphs take"
-        )
-    data = load_data(artifacts, recipe, file)
-    training, validation, test = part(data, recipe)
-    training, test = training.whole(rows), test.whole(rows)
-    validation = validation.whole(rows) if validation is not None else None
+    training, validation, test = _whole_batches(artifacts, recipe, file)
     trainer, state = _begin(artifacts, recipe, training, resumption)
     properties = resumption.properties if resumption else {}
     fit = Fit(trainer, training, validation, state, output, properties)
@@ -120,22 +114,47 @@ def train(
     fit.run(progress)
     if validation is not None:
         trainer.restore(read_checkpoint(output / BEST))
-    trainer.export(output / "model.onnx")
-    run = Run(
+    trainer.export(output / MODEL)
+    run = _evaluated(artifacts, fit, test, str(file or recipe.dataset))
+    _write(run)
+    return run
+
+
+def _evaluated(artifacts: ArtifactSet, fit: Fit, test: Dataset, data: str) -> Run:
+    """What a run came to whose model is exported."""
+    trainer, rows = fit.trainer, artifacts.batch_rows or BATCH_ROWS
+    return Run(
         artifacts=artifacts,
-        data=str(file or recipe.dataset),
-        train_rows=training.rows,
-        validation_rows=validation.rows if validation else 0,
+        data=data,
+        train_rows=fit.training.rows,
+        validation_rows=fit.validation.rows if fit.validation else 0,
         test_rows=test.rows,
-        state=state,
+        state=fit.state,
         batch_losses=fit.batch_losses,
         test=trainer.evaluate(test),
-        exported_accuracy=trainer.evaluator.exported_accuracy(output / "model.onnx", test, rows or BATCH_ROWS),
-        output=output,
+        exported_accuracy=trainer.evaluator.exported_accuracy(fit.output / MODEL, test, rows),
+        output=fit.output,
     )
-    plot_losses(state.history, run.batch_losses, run.test.loss, f"{artifacts.name}: loss", output / "loss.png")
-    write_text(json.dumps(metrics(run), indent=1) + "\n", output / "metrics.json")
-    return run
+
+
+def _whole_batches(
+    artifacts: ArtifactSet, recipe: Recipe, file: Path | None
+) -> tuple[Dataset, Dataset | None, Dataset]:
+    """Training, validation and test rows; of graphs that take one size of batch only, in whole batches."""
+    rows = artifacts.batch_rows
+    if rows is not None and recipe.batch_size != rows:
+        raise ValueError(
+            f"train: batch_size is {recipe.batch_size}, expected {rows}, the only one that the graphs take"
+        )
+    training, validation, test = split(load_data(artifacts, recipe, file), recipe)
+    return training.whole(rows), validation.whole(rows) if validation is not None else None, test.whole(rows)
+
+
+def _write(run: Run) -> None:
+    """Write the picture and the figures of a run."""
+    title, state = f"{run.artifacts.name}: loss", run.state
+    plot_losses(state.history, run.batch_losses, run.test.loss, title, run.output / "loss.png")
+    write_text(json.dumps(metrics(run), indent=1) + "\n", run.output / "metrics.json")
 
 
 def _begin(
