@@ -248,18 +248,18 @@ def test_ctrl_c_leaves_a_whole_checkpoint_and_says_how_to_go_on(tmp_path: Path) 
 def test_rows_are_parted_by_chance_but_always_alike() -> None:
     data = Dataset({"a": np.arange(100)})
     recipe = Recipe(test_rows=20, validation=0.1, split_seed=4)
-    training, validation, test = job.part(data, recipe)
+    training, validation, test = job.split(data, recipe)
     assert validation is not None
     assert (training.rows, validation.rows, test.rows) == (72, 8, 20)
     parts = [part.arrays["a"] for part in (training, validation, test)]
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(100))
-    np.testing.assert_array_equal(job.part(data, replace(recipe, validation=None))[2].arrays["a"], parts[2])
-    again = job.part(data, replace(recipe, validation=8))[1]
+    np.testing.assert_array_equal(job.split(data, replace(recipe, validation=None))[2].arrays["a"], parts[2])
+    again = job.split(data, replace(recipe, validation=8))[1]
     assert again is not None
     np.testing.assert_array_equal(again.arrays["a"], parts[1])
-    assert job.part(data, replace(recipe, validation=None))[1] is None
+    assert job.split(data, replace(recipe, validation=None))[1] is None
     with pytest.raises(ValueError, match="validation is 80, expected fewer than the 80 rows"):
-        job.part(data, replace(recipe, validation=80))
+        job.split(data, replace(recipe, validation=80))
 
 
 def test_training_ends_early_and_keeps_the_best_parameters(digits: ArtifactSet, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_training_ends_early_and_keeps_the_best_parameters(digits: ArtifactSet, 
     parameters = read_checkpoint(tmp_path / "out" / BEST).parameters
     trainer = Trainer(digits)
     trainer.restore(read_checkpoint(tmp_path / "out" / BEST))
-    _, validation, test = job.part(job.load_data(digits, recipe, file), recipe)
+    _, validation, test = job.split(job.load_data(digits, recipe, file), recipe)
     assert validation is not None
     assert trainer.evaluate(validation).loss == losses[best - 1]
     assert trainer.evaluate(test) == run.test
