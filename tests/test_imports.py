@@ -23,7 +23,7 @@ ONNX = "numpy onnx onnxruntime google"
 LAYERS = {
     "locks": ("", ""),
     "writing": ("", ""),
-    "terminal": ("rich", ""),
+    "terminal": ("rich typer", ""),
     "random": ("numpy", ""),
     "contract/": ("numpy ml_dtypes", ""),
     "post_ops": ("numpy", "contract/"),
@@ -62,7 +62,7 @@ LAYERS = {
     "gradients/": ("numpy onnx google", "onnxruntime/"),
     "training/": (
         f"{ONNX} flatbuffers matplotlib ml_dtypes rich sklearn",
-        "contract/ cpu/ cpu/compiler/native cpu/runtime/ onnxruntime/ writing",
+        "contract/ cpu/ cpu/compiler/native cpu/runtime/ gradients/ onnxruntime/ writing",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),
@@ -74,9 +74,10 @@ LAYERS = {
     "check": ("numpy rich typer", "opgrad bench/ contract/ cpu/compiler/native machine onnxruntime/ terminal testing/"),
     "compile": (
         "numpy rich typer",
-        "bench/ contract/ cpu/compiler/native cpu/runtime/ onnxruntime/ testing/ training/",
+        "bench/ contract/ cpu/compiler/native cpu/runtime/ onnxruntime/ terminal testing/ training/",
     ),
-    "cli": ("rich typer", "bench/ check compile contract/ onnxruntime/ terminal training/"),
+    "commands/": ("onnx rich typer", "onnxruntime/ terminal training/"),
+    "cli": ("rich typer", "bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),
     "report": ("", "bench/ cli contract/ gradients/ post_ops"),
     "__main__": ("", "cli"),
 }

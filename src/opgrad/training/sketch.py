@@ -1,0 +1,62 @@
+"""A graph in a few lines: its stages, each of which begins with a node that has weights."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+import onnx
+
+from opgrad.gradients.forward import Forward, domain_of
+
+SILENT = ("Constant", "Identity", "Shape", "Cast", "Unsqueeze", "Squeeze")  # which say little of what a model does
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Nodes from one that has weights to the next.
+
+    operators: theirs, in order. weights: the number of elements. shape: of what the last one makes; None: not known.
+    times: how often in a row the graph has the same operators.
+    """
+
+    operators: str
+    weights: int
+    shape: tuple[int | str, ...] | None
+    times: int = 1
+
+
+def stages(forward: Forward, weights: Mapping[str, int]) -> list[Stage]:
+    """The stages of a graph, in its order. weights: by name, the number of elements."""
+    found: list[Stage] = []
+    for nodes in _parts(forward, weights):
+        count = sum(weights.get(name, 0) for node in nodes for name in node.input)
+        operators = _joined([node.op_type for node in nodes if domain_of(node) or node.op_type not in SILENT])
+        shape = _shape(forward, nodes[-1].output[0]) if nodes[-1].output else None
+        if found and found[-1].operators == operators:
+            before = found.pop()
+            found.append(Stage(operators, before.weights + count, shape, before.times + 1))
+        elif operators:
+            found.append(Stage(operators, count, shape))
+    return found
+
+
+def _parts(forward: Forward, weights: Mapping[str, int]) -> list[list[onnx.NodeProto]]:
+    """The nodes of the graph, a list for each stage; bias and weights that are added one after the other are one."""
+    parts: list[list[onnx.NodeProto]] = []
+    for node in forward.graph.node:
+        begins = any(name in weights for name in node.input) and node.op_type not in ("Add", "Mul")
+        if begins or not parts:
+            parts.append([])
+        parts[-1].append(node)
+    return parts
+
+
+def _joined(names: Iterable[str]) -> str:
+    """Names in a row, those that repeat with their number."""
+    runs = [(name, len(list(run))) for name, run in groupby(names)]
+    return ", ".join(name if count == 1 else f"{count} {name}" for name, count in runs)
+
+
+def _shape(forward: Forward, name: str) -> tuple[int | str, ...] | None:
+    sizes = forward.sizes(name)
+    return None if sizes is None else tuple("?" if size is None else size for size in sizes)
