@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # What messages call arguments of `generate_artifacts`, and what the commands call them.
 OPTIONS = {"requires_grad": "train", "frozen_params": "freeze", "loss_input_names": "loss_input"}
-OPTIONS |= {name: name for name in ("batch_norm", "checkpoint_segments", "custom_op_library")}
+OPTIONS |= {name: name for name in ("batch_norm", "checkpoint_segments", "custom_op_library", "ort_format", "prefix")}
 OPTIONS |= {"additional_output_names": "output_name"}
 
 
@@ -117,7 +117,7 @@ class Making:
         clip_norm: of the optimizer model.
         """
         own, loss = vars(self.parameters), _values(self.loss)
-        optimizer = _values(self.optimizer) | {"clip_grad": _clipping(clip_norm)}
+        optimizer = _values(self.optimizer) | ({"clip_grad": _clipping(clip_norm)} if clip_norm else {})
         kind, inputs = loss.pop("loss"), loss.pop("loss_input")
         if kind is None and (others := [name for name, value in loss.items() if value is not None]):
             raise ValueError(f"{option(others[0])} is of a loss, expected --loss, too")
@@ -140,9 +140,7 @@ def _values(group: Any) -> dict[str, Any]:
     return values | {name: _numbers(values[name]) for name in ("weight", "pos_weight", "betas") if name in values}
 
 
-def _clipping(norm: float | None) -> Any:
-    if norm is None:
-        return None
+def _clipping(norm: float) -> Any:
     from opgrad.training.onnxblock.optim import ClipGradNorm
 
     return ClipGradNorm(norm)
@@ -152,7 +150,8 @@ def _block(kind: Loss | Optimizer, arguments: dict[str, Any]) -> Any:
     try:
         return block(kind, arguments)
     except ValueError as error:
-        raise ValueError(_in_options(str(error), {name: name for name in arguments})) from None
+        names = {name: name for name in arguments} | {"clip_grad": "clip_norm"}
+        raise ValueError(_in_options(str(error), names)) from None
 
 
 def make(
@@ -175,7 +174,8 @@ def make(
             return generate_artifacts(model, artifact_directory=folder, **arguments, **files)
     except (LookupError, NotImplementedError, TypeError, ValueError) as error:
         text = str(error.args[0]) if error.args else type(error).__name__
-        raise ValueError(_in_options(text, OPTIONS).replace("generate_artifacts", f"{who}: {model}", 1)) from None
+        text = _in_options(text.removeprefix("generate_artifacts: "), OPTIONS)
+        raise ValueError(text if str(model) in text else f"{who}: {model}: {text}") from None
 
 
 def _in_options(text: str, names: Mapping[str, str]) -> str:
