@@ -69,7 +69,8 @@ LAYERS = {
     "testing/": ("numpy ml_dtypes", "opgrad arrays contract/"),
     "bench/": (
         f"{ONNX} matplotlib ml_dtypes rich torch typer",
-        f"opgrad arrays {KERNELS} cpu/loops/ fused/ interop/torch_tensors machine post_ops terminal testing/ training/",
+        f"opgrad arrays {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine onnxruntime/ post_ops"
+        " terminal testing/ training/",
     ),
     "check": ("numpy rich typer", "opgrad bench/ contract/ cpu/compiler/native machine onnxruntime/ terminal testing/"),
     "compile": (

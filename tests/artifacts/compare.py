@@ -1,6 +1,6 @@
 """Make artifacts with opgrad and with onnxruntime-training 1.19.2, train both in 1.19.2, and compare.
 
-    PYTHONPATH=src:tests/training_artifacts python tests/artifacts/compare.py
+    PYTHONPATH=src python tests/artifacts/compare.py
 
 Needs onnxruntime-training-cpu 1.19.2 with torch (Python 3.8 to 3.12), onnx 1.16, ml_dtypes and flatbuffers. Of every
 model it prints the largest difference between the losses of six steps and one evaluation, and fails where the graphs
@@ -17,7 +17,6 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
-# Both packages count names from 1 in a process of their own; here the second one would count on.
 RANDOM = np.random.default_rng(0)
 STEPS, TOLERANCE = 6, 1e-6
 
@@ -26,7 +25,7 @@ STEPS, TOLERANCE = 6, 1e-6
 class Case:
     """A model and the arguments that both generators get.
 
-    trainable, frozen: names. old: arguments for 1.19.2 alone; new: for opgrad alone.
+    trainable, frozen: names. new: arguments for opgrad alone.
     """
 
     model: onnx.ModelProto

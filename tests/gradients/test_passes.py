@@ -147,6 +147,12 @@ def test_dropout_that_trains_stays_and_is_not_shared():
     assert operators(prepare(random)).count("RandomNormal") == 2
 
 
+def test_a_mask_without_what_it_masked():
+    model = build("g (float[N, 4] x) => (bool[N, 4] k) { y, k = Dropout(x) }", opset=13)
+    model.graph.node[0].output[0] = ""
+    assert list(prepare(model).graph.node[0].output) == ["", "k"]
+
+
 def test_permutations_are_joined_where_nothing_else_reads_the_first():
     pair = "a = Transpose <perm = [0, 2, 1]> (x)\n b = Transpose <perm = [1, 0, 2]> (a)\n"
     assert left(f"{pair} y = Sin(b)") == ["Sin", "Transpose"]

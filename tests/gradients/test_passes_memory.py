@@ -134,5 +134,7 @@ def test_accumulated_gradients_are_ready_in_the_order_of_the_layers():
     keep = [f"{name}_grad" for name in weights]
     done = finish(whole, ["loss"], keep=keep)
     saved = finish(whole, ["loss"], keep=keep, checkpoint_segments=4)
+    for each in (done, saved):
+        assert [node.output[0] for node in each.graph.node[-LAYERS:]] == [f"{name}.done" for name in weights]
     most = [peak_bytes(each, feeds) for each in (done, saved)]
     assert most[1] < 0.6 * most[0]

@@ -86,6 +86,37 @@ def test_layer_normalization_over_two_axes():
     assert axis == -2
 
 
+KERAS = {
+    **{name: LAYER[name] for name in ("mean", "centred", "square", "variance", "epsilon", "root")},
+    "inverse": "i = Reciprocal(r)",
+    "factor": "f = Mul(i, scale)",
+    "product": "p = Mul(x, f)",
+    "shift": "h = Mul(m, f)",
+    "moved": "b = Sub(bias, h)",
+    "sum": "z = Add(p, b)",
+}
+
+
+@pytest.mark.parametrize("changed", [{}, {"sum": "z = Add(b, p)", "product": "p = Mul(f, x)"}])
+def test_layer_normalization_with_scale_and_bias_inside_is_recognized(changed):
+    check({**KERAS, **changed}, ["LayerNormalization"], wanted=("x", "scale", "bias"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"moved": "b = Sub(h, bias)"},
+        {"shift": "h = Mul(m, i)"},
+        {"product": "y = Sin(x)\n p = Mul(y, f)"},
+        {"variance": "v = ReduceMean <axes = [1]> (q)"},
+        {"sum": "t = Add(p, b)\n z = Add(t, f)"},
+    ],
+)
+def test_what_looks_like_layer_normalization_with_scale_and_bias_inside(changed):
+    model = build(graph({**KERAS, **changed}), constants())
+    assert "LayerNormalization" not in operators(prepared(model, {"x": floats(2, 3, 4)}))
+
+
 UNLIKE_LAYERS = {
     "other axes": {"variance": "v = ReduceMean <axes = [1]> (q)"},
     "not the last axes": {name: LAYER[name].replace("[-1]", "[1]") for name in ("mean", "variance")},

@@ -48,6 +48,28 @@ def test_names_and_equal_bytes(tmp_path):
     assert [each.name for each in evaluation.graph.output] == [made.loss, "scores", "a"]
 
 
+def test_segments_compute_the_same(tmp_path):
+    text = """g (float[n, 4] x) => (float[n, 4] y) {
+        a = MatMul(x, w0) b = Tanh(a) c = MatMul(b, w1) d = Tanh(c) e = MatMul(d, w0) f = Tanh(e) y = MatMul(f, w1)
+    }"""
+    model, found = build(text, normal(w0=(4, 4), w1=(4, 4))), []
+    for segments in (None, 2):
+        generate_artifacts(model, loss=CE, artifact_directory=tmp_path, checkpoint_segments=segments)
+        parameters = read_checkpoint(tmp_path / "checkpoint").trainable
+        gradients = gradients_of(tmp_path / "training_model.onnx")
+        found.append(
+            (
+                len(gradients.graph.node),
+                run(gradients, {"x": np.ones((6, 4), np.float32), "labels": LABELS, **parameters}),
+            )
+        )
+    assert found[1][0] > found[0][0]
+    for mine, theirs in zip(found[1][1], found[0][1], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    with pytest.raises(ValueError, match="the number of segments is 0"):
+        generate_artifacts(model, loss=CE, artifact_directory=tmp_path, checkpoint_segments=0)
+
+
 def test_the_current_folder_and_paths_of_every_kind(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     onnx.save(perceptron(), "model.onnx")

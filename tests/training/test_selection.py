@@ -4,9 +4,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from small_models import build, images, normal, perceptron, run
+from small_models import LABELS, build, images, normal, perceptron, run
 
-from opgrad.training import read_checkpoint
+from opgrad.training import ArtifactSet, Trainer, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 CE = LossType.CrossEntropyLoss
@@ -52,6 +52,28 @@ def test_weights_are_told_from_numbers(tmp_path):
     np.testing.assert_array_equal(read_checkpoint(tmp_path / "checkpoint").trainable["c"][0], [1, 2, 3])
 
 
+def test_weights_inside_of_functions_and_branches(tmp_path):
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "own": 1]>
+        g (float[n, 4] x) => (float[n, 3] y) {
+            yes = Constant<value = bool {1}>()
+            h = own.layer(x, w)
+            y = If (yes) <then_branch = a () => (float[n, 3] p) { p = MatMul(h, v) },
+                          else_branch = b () => (float[n, 3] q) { q = Identity(h) }>
+        }
+        <domain: "own", opset_import: ["": 17]> layer (a, b) => (c) {
+            yes = Constant<value = bool {1}>()  ratio = Constant<value_float = 0.5>()
+            m = MatMul(a, b)  c, mask = Dropout(m, ratio, yes)
+        }""")
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array, name) for name, array in normal(w=(4, 3), v=(3, 3)).items()
+    )
+    made = generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
+    assert made.trainable == ("w", "v")
+    feeds = {"x": np.ones((6, 4), np.float32), "labels": LABELS, **read_checkpoint(tmp_path / "checkpoint").trainable}
+    first, second = (run(tmp_path / "eval_model.onnx", feeds) for _ in range(2))
+    assert first == second  # nothing is dropped
+
+
 def test_initializers_that_are_inputs_too_are_constants(tmp_path):
     model = perceptron()
     for name in ("w0", "b1"):
@@ -84,6 +106,12 @@ def test_names_that_stand_for_nothing(requires_grad, frozen_params, message, tmp
     assert not list(tmp_path.iterdir())
 
 
+def test_names_that_are_none(tmp_path):
+    for given in (3, [3]):
+        with pytest.raises(TypeError, match="requires_grad has 3, expected names"):
+            generate_artifacts(perceptron(), given, loss=CE, artifact_directory=tmp_path)
+
+
 def test_models_without_weights(tmp_path):
     numbers = build("g (int64[n, 3] x) => (float[n, 3] y) { y = Cast<to = 1>(x) }")
     with pytest.raises(ValueError, match="the model has no weights, expected float tensors"):
@@ -93,6 +121,25 @@ def test_models_without_weights(tmp_path):
     )
     with pytest.raises(ValueError, match="depends on no weight of the model, of which it has 'w'"):
         generate_artifacts(apart, loss=CE, loss_input_names=["y"], artifact_directory=tmp_path)
+
+
+def test_all_that_is_not_trained_may_be_frozen(tmp_path):
+    text = """g (float[n, 2, 6] x) => (float[n, 3] scores) {
+        part = Slice(x, starts, ends, axes)  rows = Reshape(part, shape)  s = Unsqueeze(rows, axes)
+        t = Squeeze(s, axes)  h = MatMul(t, w)  k = Clip(h, low)  scores = Add(k, b)
+    }"""
+    numbers = {"starts": [1], "ends": [6], "axes": [2], "shape": [0, -1]}
+    arrays = {**{name: np.array(each) for name, each in numbers.items()}, "low": np.float32(-1)}
+    model = build(text, {**arrays, **normal(w=(10, 3), b=(3,))})
+    others = [each.name for each in model.graph.initializer if each.name != "w"]
+    made = generate_artifacts(model, ["w"], others, CE, OptimType.SGD, tmp_path)
+    assert set(made.frozen) == set(others)
+    training = onnx.load(tmp_path / "training_model.onnx").graph
+    assert [each.name for each in training.input][1:-2] == ["labels", *(each.name for each in model.graph.initializer)]
+    trainer = Trainer(ArtifactSet.load(tmp_path), 0.1)
+    feeds = {"x": np.random.default_rng(0).standard_normal((6, 2, 6)).astype(np.float32), "labels": LABELS}
+    found = [trainer.step(feeds) for _ in range(3)]
+    assert found[-1] < found[0]
 
 
 # --- batch normalization ---
@@ -129,6 +176,26 @@ def test_whose_statistics_batch_normalization_takes(training, frozen_params, bat
     assert np.isfinite(
         run(tmp_path / "eval_model.onnx", {"x": x, "labels": np.arange(4) % 3, **checkpoint.parameters})[0]
     )
+
+
+def test_gradients_of_normalization_have_what_the_old_package_demands(tmp_path):
+    generate_artifacts(images(), loss=CE, artifact_directory=tmp_path, batch_norm="train")
+    nodes = {node.op_type: node for node in onnx.load(tmp_path / "training_model.onnx").graph.node}
+    assert [each.name for each in nodes["BatchNormalizationGrad"].attribute] == ["epsilon"]
+    text = "g (float[n, 4] x) => (float[n, 4] y) { h = MatMul(x, w) y = LayerNormalization(h, scale) }"
+    generate_artifacts(build(text, normal(w=(4, 4), scale=(4,))), ["w"], loss=CE, artifact_directory=tmp_path)
+    nodes = {node.op_type: node for node in onnx.load(tmp_path / "training_model.onnx").graph.node}
+    assert all(nodes["LayerNormalizationGrad"].output[:3])
+    assert len(nodes["LayerNormalizationGrad"].output) == 3
+
+
+def test_old_batch_normalizations_can_be_trained(tmp_path):
+    text = """g (float[4, 2, 6, 6] x) => (float[4, 2] y) {
+        n = BatchNormalization(x, scale, bias, mean, var)  p = GlobalAveragePool(n)  y = Flatten(p)
+    }"""
+    weights = {name: np.ones(2, np.float32) for name in ("scale", "bias", "mean", "var")}
+    generate_artifacts(build(text, weights, opset=9), loss=CE, artifact_directory=tmp_path, batch_norm="train")
+    assert modes(tmp_path) == "BatchNormInternal"
 
 
 def test_statistics_of_a_batch_normalization_that_trains_are_parameters(tmp_path):

@@ -73,7 +73,8 @@ def bench(
     figures. On CUDA times are the device's, and "host" is that of our call.
 
     With --training the steps of artifact sets, by default those of examples/,
-    beside torch where the model is a plain chain of layers.
+    beside torch where the model is a plain chain of layers, and graphs that
+    opgrad generates, of their models and of some in torch.
 
     Example: opgrad bench --ops relu,softmax_grad --json result.json
     """

@@ -68,20 +68,12 @@ def run(options: TrainingOptions, progress: Progress) -> dict[str, Any]:
     began = time.perf_counter()
     sets = [ArtifactSet.load(folder) for folder in (options.folders or examples())]
     cells = [(artifacts, batch) for artifacts in sets for batch in options.batches]
-    modules = [] if options.folders else list(_modules(options.batches[0]))
-    count = 2 * len(cells) + len(modules)
+    jobs = _jobs(cells, [] if options.folders else list(_modules(options.batches[0])), options)
     measured: list[dict[str, Any]] = []
-    made: list[dict[str, Any]] = []
     try:
-        for done, (artifacts, batch) in enumerate(cells):
-            progress(done, count, f"{artifacts.name}, batch {batch}")
-            measured.append(measure(artifacts, batch, options.seconds, options.old_python))
-        for artifacts, batch in cells:
-            progress(len(cells) + len(made), count, f"{artifacts.name}, generated, batch {batch}")
-            made.append(_generated(artifacts, batch, options.seconds))
-        for subject in modules:
-            progress(len(cells) + len(made), count, f"{subject.name}, generated")
-            made.append(generated.measure(subject, options.seconds))
+        for done, (name, job) in enumerate(jobs):
+            progress(done, len(jobs), name)
+            measured.append(job())
     except KeyboardInterrupt:
         if not measured:
             raise
@@ -94,9 +86,22 @@ def run(options: TrainingOptions, progress: Progress) -> dict[str, Any]:
         "threads": opgrad.get_num_threads(),
         "options": {"batches": list(options.batches), "seconds": options.seconds},
         "cells": [],
-        "training": measured,
-        "generated": made,
+        "training": measured[: len(cells)],
+        "generated": measured[len(cells) :],
     }
+
+
+def _jobs(
+    cells: list[tuple[ArtifactSet, int]], modules: list[generated.Subject], options: TrainingOptions
+) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
+    """What is measured, with its name: the steps of the cells, then generated graphs."""
+    steps = [(each, partial(measure, *each, options.seconds, options.old_python)) for each in cells]
+    anew = [(each, partial(_generated, *each, options.seconds)) for each in cells]
+    return [
+        *((f"{artifacts.name}, batch {batch}", job) for (artifacts, batch), job in steps),
+        *((f"{artifacts.name}, generated, batch {batch}", job) for (artifacts, batch), job in anew),
+        *((f"{each.name}, generated", partial(generated.measure, each, options.seconds)) for each in modules),
+    ]
 
 
 def _modules(rows: int) -> Iterator[generated.Subject]:

@@ -109,6 +109,7 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     *,
     batch_norm: BatchNorm | str = BatchNorm.MODEL,
+    checkpoint_segments: int | Sequence[str] | None = None,
 ) -> Artifacts:
     """Make a training model, an eval model, a checkpoint and an optimizer model.
 
@@ -127,6 +128,8 @@ def generate_artifacts(
     nominal_checkpoint: whether a checkpoint without values is written, too.
     loss_input_names: what the loss is called with. None: the model's outputs, in their order.
     batch_norm: whose statistics batch normalization takes; see `BatchNorm`.
+    checkpoint_segments: how many segments the training model is cut into, or the names of values at whose nodes one
+        ends: less memory for more time, as what is inside of all but the last is forgotten and computed again.
 
     Returns `Artifacts`, which says what was chosen and written; nothing is written unless everything could be made.
 
@@ -141,6 +144,7 @@ def generate_artifacts(
         loss_inputs=None if loss_input_names is None else names_in("loss_input_names", loss_input_names),
         outputs=names_in("additional_output_names", additional_output_names or ()),
         batch_norm=_batch_norm(batch_norm).value,
+        checkpoint_segments=checkpoint_segments,
     )
     files = Files(_folder(artifact_directory), _prefix(prefix), bool(nominal_checkpoint), bool(ort_format))
     with ExitStack() as stack:

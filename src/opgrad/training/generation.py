@@ -37,6 +37,7 @@ class Request:
     loss_inputs: Sequence[str] | None
     outputs: Sequence[str]
     batch_norm: str
+    checkpoint_segments: int | Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class _Artifacts(TrainingBlock):
 
     def __init__(self, request: Request):
         super().__init__()
-        self.request = request
+        self.request, self.checkpoint_segments = request, request.checkpoint_segments
 
     @property
     def _who(self) -> str:

@@ -40,7 +40,10 @@ def fuse_layer_normalization(graph: Graph) -> bool:
     for node in list(graph.nodes()):
         found = _layer(graph, node)
         if found is not None:
-            changed |= _write(graph, _with_bias(graph, _with_scale(graph, _with_casts(graph, found))), "Layer")
+            found = _with_bias(graph, _with_scale(graph, _with_casts(graph, found)))
+        else:
+            found = _expanded_layer(graph, node)
+        changed |= found is not None and _write(graph, found, "Layer")
     return changed
 
 
@@ -123,6 +126,46 @@ def _is_mean_of_squares(graph: Graph, name: str, x: str, axis: int) -> bool:
     return node is not None and mean_axes(graph, node) == axis and power(graph, node.input[0], 2) == x
 
 
+# --- scale and bias inside ---
+
+
+def _expanded_layer(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
+    """What a node makes that is x * g + (bias - mean * g), g = scale / sqrt(variance + epsilon), as Keras writes it."""
+    if domain_of(node) or node.op_type != "Add":
+        return None
+    for first, second in (tuple(node.input), tuple(node.input)[::-1]):
+        product, moved = graph.maker(first, "Mul"), graph.maker(second, "Sub")
+        shift = graph.maker(moved.input[1], "Mul") if moved is not None and graph.inner(moved.input[1]) else None
+        if product is None or moved is None or shift is None or not (graph.inner(first) and graph.inner(second)):
+            continue
+        for g in [each for each in product.input if each in shift.input]:
+            x, mean = (next(iter(set(each.input) - {g}), g) for each in (product, shift))
+            found = _expanded(graph, x, mean, g, node)
+            if found is not None and _fits(graph, moved.input[0], found) and _fits(graph, found.scale, found):
+                return replace(found, bias=moved.input[0])
+    return None
+
+
+def _expanded(graph: Graph, x: str, mean: str, g: str, last: onnx.NodeProto) -> Normalized | None:
+    """x normalized, if g is scale / sqrt(variance + epsilon) of it."""
+    centre = graph.maker(mean, "ReduceMean") if graph.inner(mean, 2) else None
+    scaled = graph.maker(g, "Mul") if graph.inner(g, 2) else None
+    axis = mean_axes(graph, centre) if centre is not None and centre.input[0] == x else None
+    for root, scale in [] if scaled is None or axis is None else [tuple(scaled.input), tuple(scaled.input)[::-1]]:
+        under = _under_inverse_root(graph, root)
+        found = plus(graph, under) if under is not None else None
+        if found is not None and axis is not None and _is_variance(graph, found[0], x, mean, axis):
+            return Normalized(x, last.output[0], last, axis, found[1], scale)
+    return None
+
+
+def _is_variance(graph: Graph, name: str, x: str, mean: str, axis: int) -> bool:
+    node = graph.maker(name, "ReduceMean") if graph.inner(name) else None
+    centred = power(graph, node.input[0], 2) if node is not None and mean_axes(graph, node) == axis else None
+    off = graph.maker(centred, "Sub") if centred is not None and graph.inner(centred) else None
+    return off is not None and list(off.input) == [x, mean]
+
+
 # --- what is around it ---
 
 
@@ -152,8 +195,12 @@ def _with_bias(graph: Graph, found: Normalized) -> Normalized:
 def _other(graph: Graph, node: onnx.NodeProto, found: Normalized) -> str:
     """The other operand of a node, if it has the shape and type that scale and bias have; else ''."""
     names = [name for name in node.input if name != found.name]
-    fits = len(names) == 1 and graph.known(names[0]) == _widths(graph, found)
-    return names[0] if fits and graph.element_type(names[0]) == graph.element_type(found.x) else ""
+    return names[0] if len(names) == 1 and _fits(graph, names[0], found) else ""
+
+
+def _fits(graph: Graph, name: str, found: Normalized) -> bool:
+    """Whether a value has the shape and type that scale and bias have."""
+    return graph.known(name) == _widths(graph, found) and graph.element_type(name) == graph.element_type(found.x)
 
 
 def _widths(graph: Graph, found: Normalized) -> list[int] | None:

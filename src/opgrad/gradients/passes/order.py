@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import onnx
 
+from opgrad.gradients.passes.dead import WRITES
 from opgrad.gradients.passes.graph import Graph
 from opgrad.onnxruntime.opset import captured
 
@@ -30,8 +31,21 @@ def order_ends(graph: Graph) -> bool:
     ordered = [node for node in nodes if id(node) not in ends]
     for end in sorted(groups, key=lambda end: (-ready[end], -end)):
         ordered += groups[end]
+    ordered = writes_last(graph, ordered, nodes)
     graph.reorder(ordered)
     return ordered != nodes
+
+
+def writes_last(
+    graph: Graph, nodes: Iterable[onnx.NodeProto], before: Iterable[onnx.NodeProto]
+) -> list[onnx.NodeProto]:
+    """Nodes with those that add to buffers behind all others, in the order that they had before.
+
+    It is that of the parameters, which readers of training graphs rely on.
+    """
+    writes = [node for node in before if node.op_type in WRITES and not any(map(graph.readers.get, node.output))]
+    last = {id(node) for node in writes}
+    return [*(node for node in nodes if id(node) not in last), *writes]
 
 
 def _ends(graph: Graph, nodes: list[onnx.NodeProto]) -> dict[int, int]:

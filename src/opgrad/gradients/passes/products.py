@@ -14,6 +14,8 @@ def transpose_products(graph: Graph) -> bool:
         product = None if domain_of(node) or node.op_type != "Transpose" else graph.maker(node.input[0], "Gemm")
         if product is None or not graph.inner(node.input[0]) or len([name for name in product.input if name]) > 2:
             continue
+        if graph.attributes(node).get("perm", [1, 0]) != [1, 0]:
+            continue
         graph.substitute(node, [_exchanged(graph, product, node.output[0])])
         changed = True
     return changed

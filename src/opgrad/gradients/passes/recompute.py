@@ -14,8 +14,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from opgrad.gradients.forward import domain_of
 from opgrad.gradients.passes.graph import Graph
-from opgrad.gradients.passes.order import sorted_nodes
+from opgrad.gradients.passes.order import sorted_nodes, writes_last
 from opgrad.gradients.passes.segments import Segments
 from opgrad.gradients.passes.sharing import is_repeatable
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
@@ -39,7 +40,7 @@ def checkpoint(graph: Graph, forward: Sequence[str], segments: int | Sequence[st
         later = {name for node in cut.forward[end:] for name in node.output if name}
         segment = _Segment(graph, inside, backward, cut.kept | graph.kept)
         new = segment.recompute(later)
-        nodes, backward = sorted_nodes([*nodes, *new]), [*backward, *new]
+        nodes, backward = writes_last(graph, sorted_nodes([*nodes, *new]), nodes), [*backward, *new]
         graph.reorder(nodes)
         backward = [node for node in nodes if id(node) in {id(each) for each in backward}]
 
@@ -70,7 +71,7 @@ class _Segment:
         if token is None:
             return []
         for node in copied:
-            self.new += COPIES.get(node.op_type, _plain_copy)(self, node)
+            self.new += _copier(node)(self, node)
         for node in readers:
             _rename(node, self.again)
         _Gates(self.graph, token, self.new).close()
@@ -81,8 +82,8 @@ class _Segment:
         needed = {name for node in self.backward for name in captured(node)} - self.kept
         copied = []
         for node in reversed(self.inside):
-            if needed.intersection(node.output) and (is_repeatable(node) or node.op_type in COPIES):
-                stays = node.op_type in COPIES and node.output[0] not in needed
+            if needed.intersection(node.output) and (is_repeatable(node) or _copier(node) is not _plain_copy):
+                stays = not is_repeatable(node) and node.output[0] not in needed
                 if not stays:
                     copied.append(node)
                     needed |= set(captured(node)) - self.kept
@@ -138,10 +139,16 @@ def _batch_norm(segment: _Segment, node: onnx.NodeProto) -> list[onnx.NodeProto]
     ]
 
 
-COPIES: dict[str, Callable[[_Segment, onnx.NodeProto], list[onnx.NodeProto]]] = {
-    "Dropout": _dropout,
-    "BatchNormInternal": _batch_norm,
+Copier = Callable[[_Segment, onnx.NodeProto], list[onnx.NodeProto]]
+COPIES: dict[tuple[str, str], Copier] = {
+    ("", "Dropout"): _dropout,
+    (MICROSOFT, "BatchNormInternal"): _batch_norm,
 }
+
+
+def _copier(node: onnx.NodeProto) -> Copier:
+    """What computes a node's results again."""
+    return COPIES.get((domain_of(node), node.op_type), _plain_copy)
 
 
 def _rename(node: onnx.NodeProto, names: dict[str, str]) -> None:

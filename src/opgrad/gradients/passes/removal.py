@@ -44,7 +44,7 @@ def remove_no_ops(graph: Graph) -> bool:
 
 def _is_read(graph: Graph, node: onnx.NodeProto) -> bool:
     """Whether something needs the first result, and nothing another one."""
-    needed = [name in graph.kept or bool(graph.readers.get(name)) for name in node.output if name]
+    needed = [bool(name) and (name in graph.kept or bool(graph.readers.get(name))) for name in node.output]
     return needed[:1] == [True] and not any(needed[1:])
 
 

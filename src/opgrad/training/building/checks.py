@@ -16,7 +16,7 @@ UNKNOWN = "opgrad.unknown"  # the domain of what onnx is not asked about
 def check_built(model: onnx.ModelProto, who: str) -> None:
     """Raise ValueError if a graph does not hold together: names that nothing makes, or that are made twice."""
     try:
-        checker.check_model(_without_values(model))
+        checker.check_model(without_values(model))
     except checker.ValidationError as error:
         raise ValueError(f"{who}: the model is wrong: {sentence(error)}") from None
 
@@ -27,7 +27,7 @@ def sentence(error: Exception) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
-def _without_values(model: onnx.ModelProto) -> onnx.ModelProto:
+def without_values(model: onnx.ModelProto) -> onnx.ModelProto:
     """A model with inputs in the places of large initializers, and without operators that onnx refuses to know."""
     graph = model.graph
     small = [each for each in graph.initializer if size_of(each) <= LARGE]

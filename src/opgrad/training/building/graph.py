@@ -5,21 +5,30 @@ from collections.abc import Sequence
 import onnx
 from onnx import TensorProto, helper
 
+from opgrad.gradients import passes
 from opgrad.gradients.backward import SUFFIX
 from opgrad.gradients.body import GraphBody
+from opgrad.gradients.expansion import inline_functions
 from opgrad.gradients.forward import FLOATS, Forward
 from opgrad.gradients.model import LEAST_OPSET, append, differentiate, prepared
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
 from opgrad.training.building.checks import listed
-from opgrad.training.building.forms import with_running_statistics
+from opgrad.training.building.forms import keep, with_running_statistics
 from opgrad.training.names import BUFFER_SUFFIX, RESET, RESULT_SUFFIX
 
 
-def training_graph(model: onnx.ModelProto, loss: str, wanted: Sequence[str]) -> onnx.ModelProto:
+def training_graph(
+    model: onnx.ModelProto,
+    loss: str,
+    wanted: Sequence[str],
+    known: Sequence[TensorProto] = (),
+    checkpoint_segments: int | Sequence[str] | None = None,
+) -> onnx.ModelProto:
     """The model with the gradients of a loss: what is added to their buffers in each run.
 
-    model: changed. loss: one number. wanted: inputs of the graph.
+    model: changed. loss: one number. wanted: inputs of the graph. known: the values of other inputs, on which shapes
+        depend. checkpoint_segments: as for `gradients`.
 
     Behind its outputs the graph has `<name>_grad.accumulation.out`, bool [1], for each of `wanted`; behind its inputs
     `<name>_grad.accumulation.buffer`, to which the gradient is added, or which becomes it where `lazy_reset_grad`,
@@ -28,18 +37,36 @@ def training_graph(model: onnx.ModelProto, loss: str, wanted: Sequence[str]) -> 
     Raises ValueError where the loss is no number or does not depend on one of them, NotImplementedError for nodes that
     have no gradient.
     """
+    segments = passes.checked_segments(checkpoint_segments)
     with_running_statistics(model)
-    forward = prepared(optimized(model, loss, wanted), [loss], wanted, LEAST_OPSET)
+    inputs = [onnx.ValueInfoProto.FromString(each.SerializeToString()) for each in model.graph.input]
+    _replace_inputs(model.graph, known)
+    simple = passes.prepare(inline_functions(model), [loss, *([] if isinstance(segments, int) else segments)])
+    forward = prepared(simple, [loss], wanted, LEAST_OPSET)
+    outputs = [each.name for each in forward.graph.output]
     body = GraphBody(forward.opset, forward.names())
-    found = differentiate(forward, body, {loss: _seed(forward, body, loss)}, wanted)
-    gradients = {name: _named(body, name, found[name]) for name in wanted}
-    append(forward, body, _accumulators(forward, body, gradients))
-    return forward.model
+    seed = _seed(forward, body, loss)
+    found = differentiate(forward, body, {loss: seed}, wanted)
+    append(forward, body, [_gradient(forward, body, name, found[name]) for name in wanted])
+    finished = passes.finish(forward.model, outputs, keep=[seed.name], checkpoint_segments=segments)
+    _restore_inputs(finished.graph, inputs)
+    accumulate(finished.graph, wanted)
+    return finished
 
 
-def optimized(model: onnx.ModelProto, loss: str, wanted: Sequence[str]) -> onnx.ModelProto:
-    """The model with a faster forward graph: here passes over the graph take their place."""
-    return model
+def _replace_inputs(graph: onnx.GraphProto, known: Sequence[TensorProto]) -> None:
+    """Let inputs be initializers with these values, so that what depends on them is known before it runs."""
+    names = {each.name for each in known}
+    keep(graph.input, [each for each in graph.input if each.name not in names])
+    graph.initializer.extend(known)
+
+
+def _restore_inputs(graph: onnx.GraphProto, inputs: Sequence[onnx.ValueInfoProto]) -> None:
+    """Let a graph have these inputs, and no values of its own for them."""
+    names = {each.name for each in inputs}
+    keep(graph.initializer, [each for each in graph.initializer if each.name not in names])
+    del graph.input[:]
+    graph.input.extend(inputs)
 
 
 def _seed(forward: Forward, body: GraphBody, loss: str) -> Value:
@@ -62,37 +89,37 @@ def _seed(forward: Forward, body: GraphBody, loss: str) -> Value:
     return Value(body, name, kind, sizes)
 
 
-def _named(body: GraphBody, name: str, gradient: Value) -> str:
-    """The name of a gradient, which is that of the value with `_grad` behind it."""
-    wanted = name + SUFFIX
+def _gradient(forward: Forward, body: GraphBody, name: str, gradient: Value) -> onnx.ValueInfoProto:
+    """The output with a gradient, whose name is that of the value with `_grad` behind it."""
+    wanted, taken = name + SUFFIX, forward.names()
+    new = {RESET, wanted, *(name + suffix for suffix in (BUFFER_SUFFIX, RESULT_SUFFIX))}
+    if new & taken:
+        raise ValueError(
+            f"the model has {listed(sorted(new & taken))} already: expected a model without gradients, no training "
+            "graph"
+        )
     if gradient.name != wanted:
         body.nodes.append(helper.make_node("Identity", [gradient.name], [wanted], f"{wanted}/Identity"))
-    return wanted
+    kind = forward.element_type(name) or TensorProto.FLOAT
+    return helper.make_tensor_value_info(wanted, kind, forward.sizes(name))
 
 
-def _accumulators(forward: Forward, body: GraphBody, gradients: dict[str, str]) -> list[onnx.ValueInfoProto]:
-    """Nodes that add gradients to their buffers, which become inputs of the graph; returns the new outputs."""
-    graph, outputs = forward.graph, []
-    _check_free(forward, gradients)
-    for index, (name, gradient) in enumerate(gradients.items(), len(graph.output)):
-        kind = forward.element_type(name) or TensorProto.FLOAT
+def accumulate(graph: onnx.GraphProto, names: Sequence[str]) -> None:
+    """Let gradients, the last outputs of a graph, be added to their buffers, which become inputs of it."""
+    first = len(graph.output) - len(names)
+    gradients = [onnx.ValueInfoProto.FromString(each.SerializeToString()) for each in graph.output[first:]]
+    del graph.output[first:]
+    for index, (name, gradient) in enumerate(zip(names, gradients, strict=True), first):
         buffer, result = name + BUFFER_SUFFIX, name + RESULT_SUFFIX
-        graph.input.append(helper.make_tensor_value_info(buffer, kind, forward.sizes(name)))
+        graph.input.add(name=buffer, type=gradient.type)
+        graph.value_info.append(gradient)
+        graph.output.append(helper.make_tensor_value_info(result, TensorProto.BOOL, [1]))
         node = helper.make_node(
-            "InPlaceAccumulatorV2", [buffer, gradient, RESET], [result], f"GradientAccumulator{index}", domain=MICROSOFT
+            "InPlaceAccumulatorV2",
+            [buffer, gradient.name, RESET],
+            [result],
+            f"GradientAccumulator{index}",
+            domain=MICROSOFT,
         )
-        body.nodes.append(node)
-        body.declare(Value(body, gradient, kind), kind, forward.sizes(name))
-        outputs.append(helper.make_tensor_value_info(result, TensorProto.BOOL, [1]))
+        graph.node.append(node)
     graph.input.append(helper.make_tensor_value_info(RESET, TensorProto.BOOL, [1]))
-    return outputs
-
-
-def _check_free(forward: Forward, gradients: dict[str, str]) -> None:
-    """Raise ValueError if the graph has names already that training adds."""
-    new = {RESET, *(name + suffix for name in gradients for suffix in (BUFFER_SUFFIX, RESULT_SUFFIX, SUFFIX))}
-    taken = sorted(new & forward.names())
-    if taken:
-        raise ValueError(
-            f"the model has {listed(taken)} already: expected a model without gradients, no training graph"
-        )

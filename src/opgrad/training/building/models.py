@@ -43,12 +43,17 @@ class TrainingModels:
 
 
 def training_models(
-    model: onnx.ModelProto, outputs: Sequence[str], trainable: Collection[str], frozen: Collection[str], who: str
+    model: onnx.ModelProto,
+    outputs: Sequence[str],
+    trainable: Collection[str],
+    frozen: Collection[str],
+    who: str,
+    checkpoint_segments: int | Sequence[str] | None = None,
 ) -> TrainingModels:
     """Build training and eval model.
 
     model: with the loss, the first of `outputs`; changed. trainable: names of initializers, Constant nodes or inputs.
-    frozen: names of initializers or Constant nodes.
+    frozen: names of initializers or Constant nodes. checkpoint_segments: as for `gradients`.
 
     Raises what `training_graph` raises, LookupError for outputs and ValueError for names that the model does not have.
     """
@@ -65,7 +70,8 @@ def training_models(
     evaluation = forms.evaluated(model)
     order = [each.name for each in model.graph.input if each.name in trainable]
     try:
-        training = training_graph(model, outputs[0], order)
+        known = [values.get(each.name, each) for each in held if each.data_type not in FLOATS]
+        training = training_graph(model, outputs[0], order, known, checkpoint_segments)
     except (ValueError, NotImplementedError) as error:
         kind = ValueError if isinstance(error, ValueError) else NotImplementedError
         raise kind(f"{who}: {str(error).removeprefix('gradients: ')}") from None

@@ -8,10 +8,12 @@ import numpy as np
 import onnx
 
 from opgrad.gradients.backward import differentiable_inputs
+from opgrad.gradients.expansion import inline_functions
 from opgrad.gradients.forward import FLOATS, Forward, domain_of
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.opset import all_nodes
 from opgrad.training.building import forms
-from opgrad.training.building.checks import listed, near
+from opgrad.training.building.checks import listed, near, without_values
 from opgrad.training.building.models import constant_tensor
 from opgrad.training.building.values import array_of, size_of
 
@@ -74,7 +76,8 @@ class Candidates:
             if node.op_type == "Constant" and not domain_of(node) and node.attribute[0].name.startswith("value"):
                 self.tensors[node.output[0]] = constant_tensor(node)
         self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
-        for node in model.graph.node:
+        inlined = inline_functions(without_values(model)) if model.functions else model
+        for node in all_nodes(inlined.graph.node):
             for place, name in enumerate(node.input):
                 self._readers.setdefault(name, []).append((node, place))
         self.statistics = [name for name in forms.statistics(model) if self._is_float(name)]
@@ -138,32 +141,30 @@ def select(
     Raises ValueError for names and patterns that match nothing, and for a model without weights.
     """
     candidates = Candidates(model)
-    inputs = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
-    floats = {name for name, each in candidates.tensors.items() if each.data_type in FLOATS}
-    exact, loose = _matching(
-        "requires_grad", requires_grad or (), [*candidates.tensors, *inputs], candidates.weights, who
-    )
+    inputs, tensors = [each.name for each in model.graph.input], candidates.tensors
+    exact, loose = _matching("requires_grad", requires_grad or (), [*tensors, *inputs], candidates.weights, who)
     parameters = [*candidates.weights, *candidates.statistics]
-    still, stiller = _matching("frozen_params", frozen_params or (), candidates.tensors, parameters, who)
+    still, stiller = _matching("frozen_params", frozen_params or (), tensors, parameters, who)
     if both := [name for name in exact if name in set(still)]:
         raise ValueError(f"{who}: {listed(both)} in requires_grad and in frozen_params, expected in one of them")
     held = {*still, *(name for name in stiller if name not in exact)}
+    frozen = set(held)
     if requires_grad is None:
-        depended = reaching(model, loss)
-        loose = [name for name in candidates.weights if name in depended]
-        stiller = [*stiller, *candidates.statistics]
-        _check_weights(loose, candidates.weights, loss, who)
-    frozen = {*still, *(name for name in stiller if name not in exact)}
+        loose = _all_weights(model, candidates, loss, who)
+        frozen |= set(candidates.statistics)
     trainable = {*exact, *(name for name in loose if name not in frozen)}
-    frozen |= {name for name in forms.statistics(model, training=True) if name in candidates.tensors} - trainable
-    order = [*inputs, *candidates.tensors]
-    others = [name for name in candidates.tensors if name in floats and size_of(candidates.tensors[name]) > 1]
-    return Selection(
-        tuple(name for name in order if name in trainable),
-        tuple(name for name in order if name in frozen),
-        tuple(name for name in order if name in held),
-        tuple(name for name in others if name not in trainable | frozen),
-    )
+    frozen |= {name for name in forms.statistics(model, training=True) if name in tensors} - trainable
+    others = {name for name, each in tensors.items() if each.data_type in FLOATS and size_of(each) > 1}
+    groups = trainable, frozen, held, others - trainable - frozen
+    return Selection(*(tuple(name for name in [*inputs, *tensors] if name in group) for group in groups))
+
+
+def _all_weights(model: onnx.ModelProto, candidates: Candidates, loss: str, who: str) -> list[str]:
+    """The weights on which a loss depends."""
+    depended = reaching(model, loss)
+    chosen = [name for name in candidates.weights if name in depended]
+    _check_weights(chosen, candidates.weights, loss, who)
+    return chosen
 
 
 def _check_weights(chosen: Collection[str], weights: Collection[str], loss: str, who: str) -> None:
@@ -205,7 +206,7 @@ def _nothing(given: str, names: list[str]) -> str:
 
 
 def _texts(what: str, given: Iterable[str], who: str) -> list[str]:
-    names = [given] if isinstance(given, str) else list(given)
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"{who}: {what} has {name!r}, expected names")

@@ -11,8 +11,8 @@ import onnx
 from onnx import TensorProto, defs, helper
 
 from opgrad.gradients.forward import Forward
+from opgrad.onnxruntime.bodies.forms import MICROSOFT
 
-MICROSOFT = "com.microsoft"
 LATEST_IR_VERSION = 10  # that the last packages of onnxruntime-training can read
 Sizes = Sequence[int | str | None]
 

@@ -1,6 +1,7 @@
 """Blocks whose result is trained."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -17,8 +18,11 @@ class TrainingBlock(Block):
 
     Training model: inputs are those of the model, what its losses compare with, parameters, buffers of gradients
     and `lazy_reset_grad`; outputs are what `build` returned, then one of every gradient's accumulation.
+
+    checkpoint_segments: an attribute that may be set before, as for `opgrad.gradients.gradients`.
     """
 
+    checkpoint_segments: int | Sequence[str] | None = None
     _models: TrainingModels | None = None
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
@@ -57,7 +61,8 @@ class TrainingBlock(Block):
         trainable, frozen = (
             [name for name, grad in self._grad_names.items() if grad is kind] for kind in (True, False)
         )
-        self._models = training_models(accessor.model, names_of(output, self._who), trainable, frozen, self._who)
+        outputs, segments = names_of(output, self._who), self.checkpoint_segments
+        self._models = training_models(accessor.model, outputs, trainable, frozen, self._who, segments)
         return output
 
     def _trained(self) -> TrainingModels:
