@@ -177,7 +177,7 @@ def test_one_model_with_initializers(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "model.onnx")
     found = inspect(tmp_path / "model.onnx")
     assert [(each.name, each.kind, each.dtype, each.bytes) for each in found.parameters] == [
-        ("w", "initializer", "float16", 12)
+        ("w", "trainable", "float16", 12)
     ]
     assert found.runs
     assert run(tmp_path / "model.onnx")[0] == 0

@@ -78,7 +78,7 @@ def _print(made: "Artifacts", prefix: str, loss: str) -> None:
     rows += [("optimizer", tables.optimizer_text(node)) for node in found.optimizer]
     for what, names in (("trainable", made.trainable), ("frozen", made.frozen)):
         count = sum(made.sizes.get(name, 0) for name in names)
-        rows.append((what, f"{len(names)} tensors, {count:,} numbers" if names else "none"))
+        rows.append((what, tables.amount(len(names), count)))
     rows += [("constants", f"not trained: {', '.join(made.constants)}")] if made.constants else []
     screen.print(tables.facts(f"artifacts in {made.directory}", rows))
     screen.print(tables.parameter_table(found.parameters))

@@ -131,6 +131,8 @@ def _check_model(path: Path, settings: Settings, places: Places) -> None:
 @contextmanager
 def _artifacts(model: Path, making: Making, kept: Path | None) -> Iterator[Path]:
     """The folder with the artifacts of a model: one that is kept, or one that is gone at the end."""
+    from opgrad.training.tables import amount
+
     screen = console()
     with TemporaryDirectory(prefix="opgrad-") as temporary:
         folder = kept or Path(temporary) / model.stem
@@ -138,7 +140,7 @@ def _artifacts(model: Path, making: Making, kept: Path | None) -> Iterator[Path]
             made = make(model, making, folder, "train")
         count = sum(made.sizes.get(name, 0) for name in made.trainable)
         frozen = f", {len(made.frozen)} frozen" if made.frozen else ""
-        screen.print(f"artifacts of {model}: {len(made.trainable)} trainable tensors, {count:,} numbers{frozen}")
+        screen.print(f"artifacts of {model}: trainable {amount(len(made.trainable), count)}{frozen}")
         yield folder
 
 

@@ -64,7 +64,7 @@ def _training_rows(training: Prospects | None) -> list[tuple[str, str]]:
         return []
     rows = [("graph", f"opset {training.opset}, {training.nodes:,} nodes")]
     if training.trainable:
-        rows.append(("trainable", f"{len(training.trainable)} tensors, {training.numbers:,} numbers"))
+        rows.append(("trainable", amount(len(training.trainable), training.numbers)))
     if training.frozen:
         rows.append(("frozen", f"{len(training.frozen)} statistics of normalization"))
     if training.unused:
@@ -147,6 +147,11 @@ def _operator_table(found: Inspection) -> Table:
             each.name, each.domain or "ai.onnx", str(each.count), each.runner, style=styles.get(each.runner, "")
         )
     return table
+
+
+def amount(tensors: int, numbers: int) -> str:
+    """How many tensors, and how many numbers in all of them."""
+    return f"{tensors} tensor{'' if tensors == 1 else 's'}, {numbers:,} numbers" if tensors else "none"
 
 
 def size(count: int) -> str:
