@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 
 import numpy as np
 import onnx
@@ -75,7 +76,7 @@ def test_artifacts_are_those_of_the_function(tmp_path):
     )
     assert contents(asked) == contents(called)
     assert sorted(contents(asked)) == sorted([f"my_{name}" for name in (*FILES, "nominal_checkpoint")])
-    shown = ["cross-entropy: onnx::loss::", "labels int64", "2 tensors, 18 numbers", "1 tensor, 20 numbers", "hidden"]
+    shown = ["cross-entropy: onnx::", "labels int64", "2 tensors, 18 numbers", "1 tensor, 20 numbers", "hidden"]
     shown += ["AdamWOptimizer", "frozen", "b0", "my_training_model.onnx"]
     assert [each for each in shown if each not in text] == []
 
@@ -111,8 +112,7 @@ def unnamed():
     model = perceptron()
     for node in model.graph.node:
         node.name = ""
-    model.graph.node[0].op_type = "Det"
-    del model.graph.node[0].input[1:]
+    model.graph.node[1].op_type = "Det"
     return model
 
 
@@ -149,9 +149,8 @@ def no_way():
         (perceptron, "--loss cross-entropy --weight 1,2", "weight has 2 numbers, expected 3, one for each class"),
         (perceptron, "--loss mse --batch-norm never", "--batch-norm is 'never', expected 'model', 'train' or 'freeze'"),
         (perceptron, "--loss mse --prefix a/b", "--prefix is 'a/b', expected the beginning of file names"),
-        (perceptron, "--loss mse --ort-format", "leave --ort-format out"),
         (two_outputs, "--loss cross-entropy", "--loss-input says which outputs the loss takes"),
-        (unnamed, "--loss mse", "Det (the node that makes 'h'): there is no rule for it; opgrad.gradients.register_"),
+        (unnamed, "--loss mse", "Det (the node that makes 'a'): there is no rule for it; opgrad.gradients.register_"),
         (duplicate, "--loss mse", "h"),
         (whole_numbers, "--loss mse", "the model has no weights, expected float tensors"),
         (no_way, "--loss mse", "depends on no weight of the model, of which it has 'w'"),
@@ -169,21 +168,18 @@ def test_what_cannot_be_made_is_told_in_one_line(tmp_path, model, options, messa
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
 
-def test_damaged_models_are_told_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    whole, random = perceptron().SerializeToString(), np.random.default_rng(0)
-    data(tmp_path / "data.npz", x=(4,))
-    for trial in range(30):
+def test_damaged_models_are_told_in_one_line(tmp_path):
+    whole, random, path = perceptron().SerializeToString(), np.random.default_rng(0), tmp_path / "model.onnx"
+    for trial in range(20):
         content = bytearray(whole if trial else whole[: len(whole) // 2])
         for place in random.integers(0, len(content), 6):
             content[place] = random.integers(0, 256)
-        (tmp_path / "model.onnx").write_bytes(content)
-        for command in "artifacts --loss cross-entropy -o out", "train --loss nll --epochs 1 --data data.npz":
-            status, text = cli(*shlex.split(command), tmp_path / "model.onnx")
-            assert status == 0 or text.splitlines()[-1].startswith("opgrad: "), text
-            assert status in (0, 1)
-        cli("inspect", tmp_path / "model.onnx")
-        assert not (tmp_path / "out").exists() or set(FILES) <= set(contents(tmp_path / "out"))
+        path.write_bytes(content)
+        status, text = cli("artifacts", "--loss", "cross-entropy", path, "-o", tmp_path / "out")
+        assert status == 0 or (status == 1 and text.startswith("opgrad: ") and text.count("\n") == 1), text
+        assert status == 0 or not (tmp_path / "out").exists()
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        assert cli("inspect", path)[0] in (0, 1)
 
 
 # --- train -----------------------------------------------------------------------------------------------------------
