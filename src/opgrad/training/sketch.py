@@ -7,8 +7,9 @@ from itertools import groupby
 import onnx
 
 from opgrad.gradients.forward import Forward, domain_of
+from opgrad.training.building.selection import HANDING_ON, SCALES
 
-SILENT = ("Constant", "Identity", "Shape", "Cast", "Unsqueeze", "Squeeze")  # which say little of what a model does
+SILENT = ("Identity", "Cast", "Unsqueeze", "Squeeze")  # which say little of what a model does
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,9 @@ class Stage:
 
 def stages(forward: Forward, weights: Mapping[str, int]) -> list[Stage]:
     """The stages of a graph, in its order. weights: by name, the number of elements."""
-    found: list[Stage] = []
-    for nodes in _parts(forward, weights):
-        count = sum(weights.get(name, 0) for node in nodes for name in node.input)
+    counts, found = dict(weights), list[Stage]()
+    for nodes in _parts(_carrying(forward, counts), counts):
+        count = sum(counts.get(name, 0) for node in nodes for name in node.input)
         operators = _joined([node.op_type for node in nodes if domain_of(node) or node.op_type not in SILENT])
         shape = _shape(forward, nodes[-1].output[0]) if nodes[-1].output else None
         if found and found[-1].operators == operators:
@@ -40,11 +41,28 @@ def stages(forward: Forward, weights: Mapping[str, int]) -> list[Stage]:
     return found
 
 
-def _parts(forward: Forward, weights: Mapping[str, int]) -> list[list[onnx.NodeProto]]:
-    """The nodes of the graph, a list for each stage; bias and weights that are added one after the other are one."""
-    parts: list[list[onnx.NodeProto]] = []
+def _carrying(forward: Forward, counts: dict[str, int]) -> list[onnx.NodeProto]:
+    """The nodes that compute with what the graph is given, but not with its shape.
+
+    counts: the weights by name; gets what others hand on.
+    """
+    reached, nodes = {each.name for each in forward.graph.input}, []
     for node in forward.graph.node:
-        begins = any(name in weights for name in node.input) and node.op_type not in ("Add", "Mul")
+        if node.op_type in ("Shape", "Size"):
+            continue
+        if reached.intersection(node.input):
+            reached.update(filter(None, node.output))
+            nodes.append(node)
+        elif node.op_type in HANDING_ON and node.input[0] in counts:
+            counts[node.output[0]] = counts[node.input[0]]
+    return nodes
+
+
+def _parts(nodes: Iterable[onnx.NodeProto], weights: Mapping[str, int]) -> list[list[onnx.NodeProto]]:
+    """The nodes, a list for each stage; a weight that is added or multiplied begins none."""
+    parts: list[list[onnx.NodeProto]] = []
+    for node in nodes:
+        begins = any(name in weights for name in node.input) and node.op_type not in SCALES
         if begins or not parts:
             parts.append([])
         parts[-1].append(node)
