@@ -14,7 +14,7 @@ MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/train
 help:
 	@echo "make train   set up, then train a real ONNX training graph on scanned digits"
 	@echo "make test    set up, then run the tests"
-	@echo "make test-gate  set up, then compile CUDA kernels for many more kinds of calls"
+	@echo "make test-gate  set up, then run every case of the CUDA tests"
 	@echo "make test-minimum  a few of them with the lowest versions of all dependencies"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   measure every operator against the peers installed"
@@ -28,7 +28,7 @@ test: $(VENV)/.torch
 	$(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-gate: $(VENV)/.torch
-	OPGRAD_GATE=full $(RUN)/python -m pytest tests/cuda/test_compile*.py
+	OPGRAD_GATE=full $(RUN)/python -m pytest tests/cuda
 
 # What an old package says of newer ones that it imports is no fault of ours.
 test-minimum: $(MINIMUM)/.installed

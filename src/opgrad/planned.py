@@ -1,4 +1,4 @@
-"""Plans: calls that are checked and laid out once, then run on any arrays of the same shapes, dtypes and strides.
+"""Plans that users keep: calls checked and laid out once, then run on any arrays of the same shapes, dtypes, strides.
 
     plan = opgrad.softmax_plan((64, 1000), "float32", post_ops=[opgrad.post_ops.clip(0.0, 0.5)])
     plan(x, out=y)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from opgrad.cpu import softmax
-from opgrad.cpu.compiler import sources, trust
+from opgrad.cpu.compiler import native, sources, trust
 from opgrad.cpu.compiler.cache import MOST_BYTES, ObjectCache, directory
 from opgrad.cpu.runtime import execute
 
@@ -358,6 +358,20 @@ def test_functions_that_a_kernel_was_made_from_count():
 
     assert sources.digest(elementwise(other).function) != sources.digest(elementwise(softmax.softmax).function)
     assert {each.__name__ for each in sources.made_from(make(make(other)))} == {"kernel", "other"}
+
+
+def test_kernels_made_from_others_have_names_of_their_own():
+    """Several formulas may stand in a line, and differ in nothing but an operator, a word, or a number."""
+
+    def make(formula, number=0):
+        def kernel(part):
+            return formula(part) + number
+
+        return kernel
+
+    formulas = [lambda x: x > 1.0, lambda x: x < 1.0, lambda x: x < 2.0, lambda x: x.real < 1.0]  # fmt: skip
+    kernels = [*map(make, formulas), make(formulas[0], 1)]
+    assert len({native._name(each) for each in kernels}) == len(kernels)
 
 
 def test_code_without_a_source_is_not_kept():

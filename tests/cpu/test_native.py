@@ -12,7 +12,7 @@ import pytest
 from samples import call, sample
 
 from opgrad.contract import FLOATS
-from opgrad.cpu.compiler import native
+from opgrad.cpu.compiler import memory, native, simd
 
 SUPPORT = Path(__file__).parents[1] / "support"
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -158,3 +158,18 @@ def test_assembly_holds_vectors_and_no_calls(op, dtype, monkeypatch):
     assert any(f"%{register}" in text for text in texts.values()), list(texts)
     for name, text in texts.items():
         assert not re.findall(r"^\s+call\w*\s+(?!\*)\S+", text, re.MULTILINE), name
+
+
+def test_words_of_vectors_exist_in_kernels_alone():
+    with pytest.raises(TypeError, match="load_masked exists only inside compiled kernels"):
+        simd.load_masked(0, 0, True, 0.0)
+    with pytest.raises(TypeError, match="atomic_add exists only inside compiled kernels"):
+        memory.atomic_add(0, 1)
+
+
+def test_vector_loops_with_a_tail_stand_in_one_place():
+    folder = Path(native.__file__).parents[1]
+    written = {
+        path.relative_to(folder).parts[0] for path in folder.rglob("*.py") if "while i + w <=" in path.read_text()
+    }
+    assert written == {"loops"}

@@ -41,7 +41,7 @@ GATE = Gate(
         "arch": ARCHITECTURES,
     },
     program=program,
-    together=CHOICE,
+    few={"op": CHOICE["op"]},
     full=CHOICE | {"length": tuple(REST), "dtype": FLOATS},
 )
 
@@ -54,8 +54,9 @@ def kinds(tmp_path_factory):
 
 def test_every_kind_compiles(kinds):
     assert errors(kinds) == {}
-    assert missing(kinds, op=CHOICE["op"], regime=ELEMENTS) == []
-    assert missing(kinds, op=CHOICE["op"], dtype=FLOATS) == []
+    assert missing(kinds, **GATE.choice) == []
+    assert missing(kinds, regime=ELEMENTS) == []
+    assert missing(kinds, dtype=FLOATS) == []
 
 
 def test_registers(kinds):

@@ -36,7 +36,7 @@ GATE = Gate(
         "arch": ARCHITECTURES,
     },
     program=program,
-    together=CHOICE,
+    few={"op": ("gather_grad",), "count": CHOICE["count"]},
     full=CHOICE | {"pre": (1, 3, 64), "size": (1, 1000, 50000)},
 )
 
@@ -49,7 +49,9 @@ def kinds(tmp_path_factory):
 
 def test_every_kind_compiles(kinds):
     assert errors(kinds) == {}
-    assert missing(kinds, **CHOICE) == []
+    assert missing(kinds, **GATE.choice) == []
+    assert missing(kinds, op=CHOICE["op"]) == []
+    assert missing(kinds, post=CHOICE["post"]) == []
 
 
 def test_registers(kinds):

@@ -11,27 +11,28 @@ from accuracy import assert_close
 from axes import axis_choices
 from guards import Guarded
 from outputs import in_place_pairs, packed
-from relayouts import OTHER_LOOPS, SAME_LOOPS, relaid, selections, spaced_rows, unaligned
+from relayouts import OTHER_LOOPS, SAME_LOOPS, relaid, selections, unaligned
 from samples import bits, cast, elements, losses_and_gradients, positive_zeros, reference, sample
 
-from opgrad.contract import DTYPES, FLOATS, operators
+from opgrad.contract import DTYPES, FLOATS
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from cuda_backend import ON_GPU, call, check, for_kernels, forget, program
+from cuda_backend import ON_GPU, call, check, for_kernels, has_own_kernels, some
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 
 EVERY = for_kernels()
+KERNELS = for_kernels(has_own_kernels)
+KERNELS_IN_TWO_DTYPES = for_kernels(has_own_kernels, ["float32", "bfloat16"])
 CLASSES = for_kernels(lambda op: op.kind == "classes")
-TWO_DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 
 
 # --- sizes and axes ------------------------------------------------------------------------------------------------
 
-ROWS = [(3, n) for n in (1, 2, 3, 5, 8, 9, 16, 17, 31, 33, 64, 65, 100, 257)] + [(70, 9), (1, 1), (2, 1001)]
+ROWS = [(3, n) for n in (1, 2, 7, 8, 9, 17, 32, 33, 257)] + [(70, 9), (1, 1), (2, 1001)]
 SIZES = {
-    "elements": [(1,), (7,), (3, 5), (33,), (63,), (255,), (2, 512), (1025,), (2049,), (4103,)],
+    "elements": [(1,), (7,), (3, 5), (63,), (2, 512), (1025,), (4103,)],
     "rows": ROWS,
     "classes": ROWS,
     "slices": [(3, 1), (5, 7), (9, 16), (40, 33), (130, 3), (2, 1030), (7,)],
@@ -59,7 +60,7 @@ def test_fewest_dimensions(op, dtype, rng):
     check(op, sample(op, shape, dtype, rng, axis=0, indices=()), str(shape))
 
 
-@EVERY
+@KERNELS
 def test_empty_arrays(op, dtype, rng):
     for shape in [(0, 3), (2, 3, 0), (5, 9, 0), (3, 0, 5), (2, 0, 0)]:
         for reduction in ("none", "mean") if op.kind == "classes" else ("none",):
@@ -127,11 +128,10 @@ def stretched(array):
 LAYOUTS = [change for change in (*SAME_LOOPS, *OTHER_LOOPS) if change is not unaligned] + [shifted]
 
 
-@EVERY
-@TWO_DTYPES
+@KERNELS_IN_TWO_DTYPES
 @pytest.mark.parametrize("change", [*LAYOUTS, repeated, stretched], ids=lambda change: change.__name__)
 def test_inputs_with_strides(op, dtype, change, rng):
-    for shape in [(6, 10), (2, 33, 8)]:
+    for shape in some([(6, 10), (2, 33, 8)], op.name + change.__name__, 2):
         arguments = sample(op, shape, dtype, rng, indices=(3, 2), axis=1)
         if change in (repeated, stretched):
             arguments = {name: value for name, value in arguments.items() if name not in op.optional}
@@ -142,17 +142,16 @@ def test_inputs_with_strides(op, dtype, change, rng):
                 check(op, relaid(arguments, change, names), f"{shape}, {names}")
 
 
-@EVERY
-@TWO_DTYPES
+@KERNELS_IN_TWO_DTYPES
 @pytest.mark.parametrize("change", LAYOUTS, ids=lambda change: change.__name__)
 def test_out_with_strides(op, dtype, change, rng):
-    for shape in [(6, 10), (2, 33, 8)]:
+    for shape in some([(2, 33, 8), (6, 10)], op.name + change.__name__, 2):
         arguments = sample(op, shape, dtype, rng, reduction="none", axis=1)
         outputs = tuple(change(np.zeros_like(array)) if array.ndim else array for array in call(op, arguments))
         check(op, arguments, str(shape), out=packed(outputs))
 
 
-@EVERY
+@KERNELS
 def test_many_dimensions(op, rng):
     shape = (1, 3, 2, 1, 2, 1, 3, 1, 2, 1, 2, 2)
     for axis in (1, 6) if "axis" in op.attributes else (1,):
@@ -161,7 +160,7 @@ def test_many_dimensions(op, rng):
         check(op, relaid(arguments, np.asfortranarray, list(arguments)), f"axis {axis}, Fortran order")
 
 
-@EVERY
+@KERNELS
 def test_read_only_inputs(op, rng):
     arguments = sample(op, (5, 33), "float32", rng)
     for value in arguments.values():
@@ -173,10 +172,10 @@ def test_read_only_inputs(op, rng):
 # --- out -----------------------------------------------------------------------------------------------------------
 
 
-@EVERY
+@KERNELS
 @pytest.mark.parametrize("offset", [0, 1], ids=["aligned", "shifted"])
 def test_nothing_around_the_result_is_written(op, dtype, offset, rng):
-    for shape in [(1, 1), (3, 7), (5, 33), (2, 5, 3), (1, 1001)]:
+    for shape in [(1, 1), (5, 33), (2, 5, 3), (1, 1001)]:
         arguments = sample(op, shape, dtype, rng)
         expected = call(op, arguments)
         guards = [Guarded(result.shape, result.dtype, offset * result.itemsize) for result in expected]
@@ -186,7 +185,7 @@ def test_nothing_around_the_result_is_written(op, dtype, offset, rng):
             np.testing.assert_array_equal(*(a.astype("f8") for a in (guard.array, plain)), str(shape))
 
 
-@EVERY
+@KERNELS
 def test_nothing_between_spaced_rows_is_written(op, dtype, rng):
     arguments = sample(op, (5, 33), dtype, rng, reduction="none")
     expected = reference(op, arguments)
@@ -201,7 +200,7 @@ def test_nothing_between_spaced_rows_is_written(op, dtype, rng):
 
 @EVERY
 def test_in_place(op, dtype, rng):
-    for shape in [(5, 33), (2, 5, 3), (2, 2051)]:
+    for shape in [(5, 33), (2, 5, 3), (1, 2051)]:
         arguments = sample(op, shape, dtype, rng)
         expected = call(op, arguments)
         for result, name in in_place_pairs(op, arguments):
@@ -222,9 +221,9 @@ def test_both_arguments_may_be_one_array(op, dtype, rng):
     check(op, arguments | dict.fromkeys(names, arguments[names[0]]))
 
 
-@EVERY
+@KERNELS
 def test_same_call_same_bits(op, dtype, rng):
-    arguments = sample(op, (33, 70), dtype, rng, indices=(90,))
+    arguments = sample(op, (9, 70), dtype, rng, indices=(70,))
     first, second = call(op, arguments), call(op, arguments)
     assert [bits(array) for array in first] == [bits(array) for array in second]
 
@@ -271,7 +270,8 @@ OUT_OF_RANGE = (-1, -36, 35, 2**31 - 1, -(2**31))
 def test_labels_out_of_range(op, dtype, rng):
     """Loss and gradient of such a sample are NaN; no other sample's are, unless the losses are summed."""
     wrong = [1, 3]
-    for label, integer, shape in itertools.product(OUT_OF_RANGE, ("int32", "int64"), [(9, 35), (9, 35, 3)]):
+    for number, (label, integer) in enumerate(itertools.product(OUT_OF_RANGE, ("int32", "int64"))):
+        shape = (9, 35, 3)[: 2 + number % 2]
         arguments = sample(op, shape, dtype, rng, reduction="none", integer=integer, optional=False)
         arguments["labels"][wrong] = label if integer == "int32" else np.int64(label) << 31
         for result in losses_and_gradients(op, call(op, arguments)):
@@ -303,103 +303,10 @@ def test_check_raises_for_numbers_out_of_range(op, rng):
 
 @for_kernels(lambda op: op.name == "gather_grad")
 def test_indices_out_of_range_contribute_nothing(op, dtype, rng):
-    for count, index in itertools.product((20, 200), (*OUT_OF_RANGE, 2**62, -(2**63))):
+    for count, index in [*((20, each) for each in (*OUT_OF_RANGE, 2**62, -(2**63))), (70, 35), (70, -(2**63))]:
         arguments = sample(op, (35, 9), dtype, rng, indices=(count,))
         arguments["indices"][::3] = index
         wrong = (arguments["indices"] < -35) | (arguments["indices"] >= 35)
         right = arguments | {"indices": arguments["indices"][~wrong], "dy": arguments["dy"][~wrong]}
 
         assert_close(op, right, call(op, arguments), f"{count}, {index}")
-
-
-# --- elements ------------------------------------------------------------------------------------------------------
-
-
-@for_kernels(lambda op: op.kind == "elements")
-def test_rows_of_elements(op, dtype, rng):
-    """Rows apart from each other: in whole vectors, in shorter ones, and with an end that is none."""
-    for shape, gap in [((5, 64), 8), ((5, 12), 4), ((3, 67), 5), ((40, 3), 2), ((3, 1040), 16), ((2, 1031), 9)]:
-        arguments = sample(op, shape, dtype, rng)
-        for name in elements(op, arguments):
-            wide = np.zeros((shape[0], shape[1] + gap), dtype=arguments[name].dtype)
-            wide[:, : shape[1]] = arguments[name]
-            arguments[name] = wide[:, : shape[1]]
-        assert program(op, arguments).regime == "rows"
-        check(op, arguments, str(shape))
-
-
-@for_kernels(lambda op: op.kind == "elements")
-def test_64_bit_positions(op, dtype, rng, monkeypatch):
-    from opgrad.cuda import elements as frame
-
-    monkeypatch.setattr(frame, "REACH", 0)
-    forget()
-    check(op, sample(op, (2051,), dtype, rng))
-    check(op, relaid(arguments := sample(op, (5, 12), dtype, rng), spaced_rows, list(arguments)))
-    forget()
-
-
-@pytest.mark.parametrize("name", ["quick_gelu", "quick_gelu_grad", "leaky_relu", "leaky_relu_grad"])
-def test_alpha(name, dtype, rng):
-    op = operators()[name]
-    for alpha in (0, 1, -0.5, 3.25, 0.1):
-        check(op, sample(op, (3, 33), dtype, rng, alpha=alpha), f"alpha {alpha}")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["tanh", "sigmoid"])
-def test_few_units_in_the_last_place(name, dtype):
-    """Where the exact function cancels, between its two formulas, in its tails, and at denormal results."""
-    sizes = np.concatenate([np.logspace(-320, -2, 400), np.linspace(0.01, 1.25, 800), np.linspace(1.25, 104, 800)])
-    x = cast(np.concatenate([sizes, -sizes]), dtype)
-    wide = x.astype(np.longdouble)
-    exact = np.tanh(wide) if name == "tanh" else 1 / (1 + np.exp(-wide))
-    (result,) = call(operators()[name], {"x": x})
-    spacing = np.spacing(np.abs(exact).astype(dtype)).astype(np.longdouble)
-    # The hardware's exp2 errs by 2 units, and is squared where float32 could not hold the result of one.
-    assert (np.abs(result - exact) / spacing).max() < 8
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_accumulating_another_dtype(dtype, rng):
-    op = operators()["in_place_accumulator"]
-    for other, overwrite in itertools.product(FLOATS, (False, True)):
-        arguments = sample(op, (5, 33), dtype, rng, overwrite=overwrite)
-        check(op, arguments | {"value": arguments["value"].astype(DTYPES[other])}, f"{other}, {overwrite}")
-
-
-def test_overwriting_takes_the_value_alone(dtype, rng):
-    value, buffer = cast(rng.normal(size=(5, 7)), dtype), cast(np.full((5, 7), np.nan), dtype)
-    (result,) = call(operators()["in_place_accumulator"], {"buffer": buffer, "value": value, "overwrite": True})
-    assert bits(result) == bits(value)
-
-
-def test_scale_factors(dtype, rng):
-    op = operators()["scale"]
-    x = cast(rng.normal(size=(5, 7)), dtype)
-    factors = [np.array(3), np.array([-7], "i4"), np.array(0.7, "f4"), np.array(0.7), cast([1.5], "bfloat16")]
-    for factor, down in itertools.product(factors, (False, True)):
-        check(op, {"x": x, "factor": factor, "scale_down": down}, f"{factor}, {down}")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_scaling_down_is_division(dtype, rng):
-    x, factor = cast(rng.normal(size=300), dtype), np.array(3.7, dtype)
-    (result,) = call(operators()["scale"], {"x": x, "factor": factor, "scale_down": True})
-    assert bits(result) == bits(x / factor)
-
-
-@pytest.mark.gpu
-def test_more_than_31_bits_of_positions():
-    import torch
-
-    import opgrad
-
-    if torch.cuda.mem_get_info()[0] < 6 << 30:
-        pytest.skip("needs 6 GiB of free device memory")
-    x = torch.zeros(2**31 + 4099, dtype=torch.bfloat16, device="cuda")
-    places = torch.tensor([0, 1, 2**31 - 1, 2**31, 2**31 + 5, len(x) - 1], device="cuda")
-    x[places] = torch.tensor([-1.0, 2, 3, -4, 5, 6], dtype=x.dtype, device="cuda")
-    opgrad.relu(x, out=x)
-    assert x[places].tolist() == [0, 2, 3, 0, 5, 6]
-    assert torch.count_nonzero(x) == 4

@@ -6,7 +6,7 @@ from guards import Guarded
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from cuda_backend import ON_GPU
+from cuda_backend import ON_GPU, some
 
 from opgrad.contract.problem import Operand
 from opgrad.cuda import sort as sorting
@@ -73,30 +73,29 @@ def limits(request, monkeypatch):
         monkeypatch.setattr(sorting, name, value)
 
 
-COUNTS = [1, 2, 9, 32, 33, 130]
+COUNTS = [1, 32, 33, 70]
 
 
 @pytest.mark.usefixtures("limits")
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_random_indices(dtype, rng):
     for count in COUNTS:
-        for size in (1, 7, 200):
+        for size in some((1, 7, 200), dtype, 3, count):
             check(rng.integers(-size, size, count).astype(dtype), size)
 
 
 @pytest.mark.usefixtures("limits")
 def test_indices_in_order_and_all_equal():
-    for count in COUNTS:
-        check(np.arange(count), count)
-        check(np.arange(count)[::-1].copy(), count)
-        check(np.full(count, 3), 5)
+    check(np.arange(32), 32)
+    check(np.arange(33)[::-1].copy(), 33)
+    check(np.full(33, 3), 5)
 
 
 @pytest.mark.usefixtures("limits")
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_indices_out_of_range_are_behind_all_others(dtype, rng):
     extreme = [np.iinfo(dtype).min, np.iinfo(dtype).max]
-    for count in (1, 9, 33, 130):
+    for count in (1, 33):
         indices = rng.integers(-12, 12, count).astype(dtype)
         indices[rng.integers(0, count, 3)] = rng.choice(extreme, 3)
         check(indices, 7)
@@ -108,7 +107,7 @@ def test_an_axis_of_size_0():
     check(np.array([0, -1, 5]), 0)
 
 
-@pytest.mark.parametrize(("count", "passes"), [(1024, 0), (1025, 1), (2500, 1)])
+@pytest.mark.parametrize(("count", "passes"), [(1024, 0), (1025, 1)])
 def test_passes(count, passes, rng):
     """A run of 1,024 needs no merging; beyond, one pass merges up to 16 runs."""
     assert check(rng.integers(0, 50, count), 50) == passes

@@ -6,18 +6,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from differences import run
+from differences import build, run
 from gradient_cases import numbers
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.gradients import NoGradient, gradients, register_gradient
 from opgrad.gradients.registry import RULES
-
-
-def build(text, opset=17, domains='"com.microsoft": 1, "my": 1'):
-    """A model from the text of its graph and its functions."""
-    return parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, {domains}]> {text}')
-
 
 SQUARE = "g (float[N, 3] x) => (float[N, 3] y) { y = Mul(x, x) }"
 
@@ -132,92 +126,6 @@ def test_functions_of_the_model_are_expanded():
     )
     x = np.array([1, -2, 3], np.float32)
     np.testing.assert_allclose(run(gradients(model, "y", "x", plain=True), {"x": x})[1], 3 * x * x)
-
-
-def branching(condition):
-    """A model with an If, whose condition is a constant or an input."""
-    branches = {
-        name: helper.make_graph(
-            [helper.make_node(op, ["x"], [f"{name}_result"])],
-            name,
-            [],
-            [helper.make_tensor_value_info(f"{name}_result", TensorProto.FLOAT, [3])],
-        )
-        for name, op in (("then_branch", "Exp"), ("else_branch", "Neg"))
-    }
-    graph = helper.make_graph(
-        [helper.make_node("If", ["condition"], ["y"], "choice", **branches)],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])],
-    )
-    if condition is None:
-        graph.input.append(helper.make_tensor_value_info("condition", TensorProto.BOOL, []))
-    else:
-        graph.initializer.append(numpy_helper.from_array(np.array(condition), "condition"))
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-@pytest.mark.parametrize(("condition", "expected"), [(True, np.exp), (False, lambda x: -np.ones_like(x))])
-def test_a_branch_that_is_known_is_inlined(condition, expected):
-    x = np.array([0.5, -1, 2], np.float32)
-    found = run(gradients(branching(condition), "y", "x", plain=True), {"x": x})[1]
-    np.testing.assert_allclose(found, expected(x), rtol=1e-6)
-
-
-def test_a_branch_that_is_not_known_is_refused_by_name():
-    with pytest.raises(NotImplementedError, match=r"one node has no gradient: If \(node 'choice'\): which branch"):
-        gradients(branching(None), "y", "x")
-
-
-def test_all_nodes_without_a_rule_are_named_at_once():
-    model = build("g (float[3, 3] x) => (float y) { a = my.One(x)\n b = Det(a)\n c = Exp(b)\n y = my.Two(c) }")
-    with pytest.raises(
-        NotImplementedError, match=r"3 nodes have no gradient: my\.One.*; Det.*; my\.Two.*register_grad"
-    ):
-        gradients(model, "y", "x")
-
-
-def test_nodes_without_a_rule_are_told_with_those_whose_rule_refuses_them():
-    """Also those that stand before a node without a rule, or before one with a graph of its own."""
-    model = build(
-        """g (float[3, 3] x, bool c) => (float y) {
-            a = Einsum <equation = "ij,jk->ik"> (x)  b = my.One(a)
-            d = If (c) <then_branch = t () => (float[3, 3] p) { p = Exp(b) },
-                        else_branch = e () => (float[3, 3] q) { q = Identity(b) }>
-            y = Det(d)
-        }"""
-    )
-    reason = r"4 nodes have no gradient: Einsum .*; my\.One .*there is no rule.*; If .*which branch.*; Det "
-    with pytest.raises(NotImplementedError, match=reason):
-        gradients(model, "y", "x")
-
-
-def test_all_reasons_of_rules_are_told_at_once():
-    model = build(
-        """g (float[3, 3] x, float[1, 12, 3] w, float[1, 12, 3] r) => (float[1] y) {
-            a = Einsum <equation = "ij,jk->ik"> (x)
-            b = LSTM <hidden_size = 3, clip = 1.0> (a, w, r)
-            y = ReduceSum(b)
-        }"""
-    )
-    with pytest.raises(NotImplementedError, match=r"2 nodes .*has 2 operands, the node 1.*attribute clip is 1\.0"):
-        gradients(model, "y", "x")
-
-
-def test_what_is_trained_is_no_constant():
-    model = build("g (float[3] x) => (float[3] y) { y = Pow(x, exponent) }")
-    model.graph.initializer.append(numpy_helper.from_array(np.float32(2), "exponent"))
-    x = np.array([1, 2, 3], np.float32)
-    _, dx, exponent = run(gradients(model, "y", ["x", "exponent"], plain=True), {"x": x})
-    np.testing.assert_allclose(dx, 2 * x)
-    np.testing.assert_allclose(exponent, (x**2 * np.log(x)).sum(), rtol=1e-6)
-
-
-def test_a_composition_that_has_no_gradient_tells_why():
-    text = 'y = com.microsoft.FusedGemm <activation = "Sin"> (x, x)'
-    with pytest.raises(NotImplementedError, match=r"FusedGemm .*: its activation is 'Sin', expected one of , Clip"):
-        gradients(build(f"g (float[3, 3] x) => (float[3, 3] y) {{ {text} }}"), "y", "x")
 
 
 ANY_SIZE = {
@@ -344,6 +252,20 @@ def test_quantization_passes_gradients_straight_through():
     x = np.array([0.11, -0.32, 5, 20, -20], np.float32)
     _, dx = run(gradients(model, "y", "x", plain=True), {"x": x})
     np.testing.assert_allclose(dx, [0.2, -0.6, 10, 0, 0], atol=1e-5)
+
+
+def test_quantization_has_a_scale_for_each_channel():
+    model = build(
+        """g (float[2, 3] x) => (float[2, 3] y) {
+            q = QuantizeLinear <axis = 0> (x, scale, zero)
+            y = DequantizeLinear <axis = 0> (q, scale, zero)
+        }""",
+        21,
+    )
+    constants = {"scale": np.array([0.01, 0.1], np.float32), "zero": np.array([0, 3], np.uint8)}
+    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in constants.items())
+    x = np.array([[0.5, 3, -0.1], [3, 26, -0.5]], np.float32)
+    assert run(gradients(model, "y", "x", plain=True), {"x": x})[1].tolist() == [[1, 0, 0], [1, 0, 0]]
 
 
 def test_no_gradient_goes_through_what_does_not_change():

@@ -79,7 +79,12 @@ def check_resized(model, x, dy, results):
 
 # --- operators of com.microsoft ---
 
+POOL = "LpPool <kernel_shape = [2, 3], strides = [2, 2]"
 SAME = {
+    "LpPool": (
+        f"m = Reshape(x, image) y = {POOL}, ceil_mode = 1> (m)",
+        f"m = Reshape(x, image) p = Pad(m, end) y = {POOL}> (p)",
+    ),
     "SparseSoftmaxCrossEntropy": (
         "m = Reshape(x, rows) y, p = SparseSoftmaxCrossEntropy(m, labels)",
         "m = Reshape(x, rows) y, p = SoftmaxCrossEntropyLoss(m, labels)",
@@ -100,8 +105,9 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_operators_of_training_graphs_have_the_gradients_of_those_they_stand_for(name):
+def test_operators_have_the_gradients_of_others_that_do_the_same(name):
     constants = {"scale": np.float32(0.01), "zero": np.float32(0), "whole": np.int8(0)}
+    constants |= {"image": np.array([1, 1, 5, 8]), "end": np.array([0, 0, 0, 0, 0, 0, 1, 1])}
     constants |= {"rows": np.array([-1, 4]), "labels": np.arange(10) % 4}
     for gates in (3, 4):
         shapes = {f"w{gates}": (1, 3 * gates, 2), f"r{gates}": (1, 3 * gates, 3), f"b{gates}": (1, 6 * gates)}
@@ -110,7 +116,7 @@ def test_operators_of_training_graphs_have_the_gradients_of_those_they_stand_for
     x = numbers(5, 4, 2).astype(np.float32)
     found = []
     for text in SAME[name]:
-        model = build(f"g (float[5, 4, 2] x) => (float z) {{ {text} s = Mul(y, y) z = ReduceSum(s) }}", constants)
+        model = build(f"g (float[5, 4, 2] x) => (float z) {{ {text} s = Mul(y, y) z = ReduceSum(s) }}", constants, 18)
         found.append(run(gradients(model, "z", "x", plain=True), {"x": x}))
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

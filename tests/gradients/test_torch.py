@@ -54,12 +54,24 @@ def compare(whole, given, model):
         )
 
 
+# What is open beside the batch: heights and widths of images, lengths of texts.
+OPEN = {
+    **dict.fromkeys(("ResNet18", "MobileNetV2", "ConvNeXt", "UNet", "BilinearUNet"), (0, 2, 3)),
+    **dict.fromkeys(("Bert", "GPT2", "Text", "GatedText"), (0, 1)),
+}
+
+
+# Those that are exported with sizes that are known, too, in the first opset in which PyTorch writes them.
+EARLY = {**dict.fromkeys(("Perceptron", "Convolutional", "UNet", "Bert", "GPT2", "Text", "Recommender"), 12), "ViT": 14}
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_the_old_exporter(name):
     whole, given = weighed(name)
-    for opset in (14, 17) if name == "ViT" else (12, 17):
+    compare(whole, given, architectures.exported(whole, given, 17, axes=OPEN.get(name, (0,))))
+    if name in EARLY:
         whole.zero_grad()
-        compare(whole, given, architectures.exported(whole, given, opset))
+        compare(whole, given, architectures.exported(whole, given, EARLY[name]))
 
 
 @pytest.mark.parametrize(("name", "opset"), [("ViT", 23), ("GPT2", 18), ("BilinearUNet", 18)])

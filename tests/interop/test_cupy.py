@@ -538,8 +538,7 @@ def carried(cupy, monkeypatch):
 
 
 @in_the_interpreter
-@pytest.mark.parametrize("dtype", ["float32", "float16"])  # NumPy's DLPack, on which the stand-in rests, has these
-@for_kernels()
+@for_kernels(dtypes=("float32", "float16"))  # NumPy's DLPack, on which the stand-in rests, has these
 def test_jax_arrays(op, dtype, rng, carried):
     import jax
 

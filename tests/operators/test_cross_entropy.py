@@ -79,6 +79,18 @@ def test_weights_of_0_do_not_hide_a_sample(op, rng):
         check(op, arguments, f"{shape}, {reduction}")
 
 
+def test_weights_whose_sum_has_no_inverse_in_float32(rng):
+    for shape in [(6, 3), (6, 130), (2, 3, 40)]:
+        arguments = sample(LOSS_GRAD, shape, "float32", rng, reduction="mean")
+        arguments.pop("bias")
+        arguments["weight"][...] = 1e-41
+        check(LOSS_GRAD, arguments, f"{shape}")
+        logits, labels, weight = arguments["log_prob"], arguments["labels"], arguments["weight"]
+        _, found = opgrad.softmax_cross_entropy_loss_and_grad(logits, labels, weight)
+        _, expected = opgrad.softmax_cross_entropy_loss_and_grad(logits, labels, np.ones_like(weight))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
+
+
 def test_large_factors_of_a_row_meet_in_float64(rng):
     """The weight times dy would overflow before it is divided by the sum of the weights."""
     arguments = sample(LOSS_GRAD, (6, 130), "float32", rng)

@@ -331,8 +331,8 @@ MODELS = (
 )
 
 
-def exported(whole, given, opset, *, dynamo=False):
-    """The model as PyTorch writes it."""
+def exported(whole, given, opset, *, dynamo=False, axes=()):
+    """The model as PyTorch writes it; axes: of all arguments, those whose sizes it leaves open."""
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -341,8 +341,10 @@ def exported(whole, given, opset, *, dynamo=False):
             program = torch.onnx.export(whole, given, dynamo=True, opset_version=opset, verbose=False, optimize=False)
             return program.model_proto
         names = [f"in{place}" for place in range(len(given))]
+        sizes = [{axis: f"size{axis}" for axis in axes if axis < each.dim()} for each in given]
         torch.onnx.export(
             whole, given, file, dynamo=False, opset_version=opset, training=torch.onnx.TrainingMode.TRAINING,
             do_constant_folding=False, input_names=names, output_names=["loss"],
+            dynamic_axes=dict(zip(names, sizes, strict=True)),
         )  # fmt: skip
     return onnx.load_from_string(file.getvalue())

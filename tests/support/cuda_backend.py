@@ -1,24 +1,27 @@
 """Calls operators' CUDA kernels with NumPy arrays: on a GPU if there is one, else in Triton's interpreter.
 
 In the interpreter every array that a call makes, results and working memory alike, lies between bytes that must
-stay as they were.
+stay as they were. It takes milliseconds for a program, so that a test has a share of its cases there: every
+operator in one dtype, another in another test. On a GPU, and with OPGRAD_GATE=full, it has all of them.
 """
 
 import ctypes
 import inspect
 import math
 import os
+import zlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from accuracy import assert_close
+from cuda_gate import FULL
 from guards import EDGE, Guarded
 from samples import bits
 
 import opgrad
 from opgrad import arrays
-from opgrad.contract import DTYPES, Spec, layout, operators
+from opgrad.contract import DTYPES, FLOATS, Spec, layout, operators
 from opgrad.contract.signature import prepare
 from opgrad.cuda import ALIGNMENT
 from opgrad.interop.device import Runners
@@ -26,6 +29,12 @@ from opgrad.post_ops import PostOp
 
 PUBLIC = {name: getattr(opgrad, name) for name in operators()}
 ON_GPU = os.environ.get("TRITON_INTERPRET", "0") == "0"
+EVERYTHING = ON_GPU or FULL
+# Of operators that run the same kernels with another formula, those whose formulas take most arguments.
+OWN_KERNELS = (
+    "softmax", "log_softmax_grad", "softmax_cross_entropy_loss_and_grad", "softmax_cross_entropy_loss_grad",
+    "leaky_relu", "quick_gelu_grad", "scale", "gather", "gather_grad",
+)  # fmt: skip
 
 
 def has_kernel(op):
@@ -35,10 +44,31 @@ def has_kernel(op):
         return False
 
 
-def for_kernels(wanted=lambda op: True):
-    """Run a test for the operators that have a CUDA kernel and of which `wanted` holds."""
+def for_kernels(wanted=lambda op: True, dtypes=FLOATS):
+    """Run a test for the operators that have a CUDA kernel and of which `wanted` holds, and in their dtypes."""
     chosen = [op for op in operators().values() if has_kernel(op) and wanted(op)]
-    return pytest.mark.parametrize("op", chosen, ids=[op.name for op in chosen])
+
+    def decorate(test):
+        if "dtype" not in inspect.signature(test).parameters:
+            return pytest.mark.parametrize("op", chosen, ids=[op.name for op in chosen])(test)
+        pairs = [
+            (op, dtype) for place, op in enumerate(chosen) for dtype in some(dtypes, test.__name__, len(dtypes), place)
+        ]
+        ids = [f"{op.name}-{dtype}" for op, dtype in pairs]
+        return pytest.mark.parametrize(("op", "dtype"), pairs, ids=ids)(test)
+
+    return decorate
+
+
+def has_own_kernels(op):
+    """Whether an operator is to run in tests of what does not depend on formulas."""
+    return EVERYTHING or op.name in OWN_KERNELS
+
+
+def some(cases, key, one_in, place=0):
+    """One in so many cases of a test, others for another key and the next place; or all of them."""
+    first = (zlib.crc32(key.encode()) + place) % one_in
+    return list(cases) if EVERYTHING else list(cases)[first::one_in]
 
 
 def call(op, arguments, **more):
@@ -90,13 +120,16 @@ def _patch_once():
     import triton.language as tl
     from triton.runtime import interpreter
 
-    prepare, prepared = interpreter._patch_lang, set()
+    prepare, prepared, modules = interpreter._patch_lang, set(), set()
 
     def patch(function):
-        languages = {id(value) for value in function.__globals__.values() if value is tl or value is tl.core}
-        if not languages <= prepared:
-            prepare(function)
-            prepared.update(languages)
+        module = function.__globals__["__name__"]
+        if module not in modules:
+            languages = {id(value) for value in function.__globals__.values() if value is tl or value is tl.core}
+            if not languages <= prepared:
+                prepare(function)
+                prepared.update(languages)
+            modules.add(module)
         return interpreter._LangPatchScope()  # nothing to restore
 
     interpreter._patch_lang = patch

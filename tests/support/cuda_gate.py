@@ -1,8 +1,9 @@
 """A gate that needs no GPU: the CUDA kernels of all kinds of calls, as the compiler makes them.
 
 A kind of call has one level of each factor that the code branches on: operator, dtype, regime, whether rows are whole
-vectors, how arrays lie, options. Their product is too large to compile; few kinds contain every pair of levels, and
-every combination of those factors that choose a kernel. With OPGRAD_GATE=full every triple is among them as well.
+vectors, how arrays lie, options. Their product is too large to compile. A test run compiles one kind for each kernel
+that a call can reach, and among them every level of every factor; with OPGRAD_GATE=full there is every triple of
+levels, and every combination of those factors that choose a kernel.
 
 Kernels are told apart by what Triton compiles them for, so that each is compiled once. That is done in processes of
 their own, because in that of the tests Triton may be an interpreter: the test files are scripts as well.
@@ -10,6 +11,7 @@ their own, because in that of the tests Triton may be an interpreter: the test f
 
 import itertools
 import json
+import math
 import os
 import random
 import subprocess
@@ -23,6 +25,7 @@ from typing import Any
 SUPPORT = str(Path(__file__).parent)
 FULL = os.environ.get("OPGRAD_GATE") == "full"
 PROCESSES = (os.cpu_count() or 1) if FULL else 1
+TOGETHER = 3 if FULL else 1  # factors whose levels are combined in every way
 CANDIDATES = 4  # completions of a combination, of which the one with most that is new is taken
 TRIES = 40  # to find them
 REGISTERS, MOST_REGISTERS = 65536, 255  # of a multiprocessor, of a thread
@@ -41,19 +44,24 @@ class Gate:
     """What one test file compiles.
 
     factors: their levels; "arch" and "pointers", whether arrays begin at aligned addresses, are among them. program:
-    that of a kind, or None if there is no such kind. together: levels that are combined in every way; full: those for
-    which this is done in the full gate.
+    that of a kind, or None if there is no such kind. few: levels that are combined in every way, so that each kernel
+    is among them; full: those for which this is done in the full gate.
     """
 
     factors: Mapping[str, Sequence[Any]]
     program: Callable[[Kind], Any]
-    together: Mapping[str, Sequence[Any]]
+    few: Mapping[str, Sequence[Any]]
     full: Mapping[str, Sequence[Any]]
+
+    @property
+    def choice(self) -> Mapping[str, Sequence[Any]]:
+        """The levels that this run combines in every way."""
+        return self.full if FULL else self.few
 
     def kinds(self) -> dict[str, tuple[Kind, Any]]:
         """Kinds with their programs, by name: all combinations of levels of the factors of each group are there."""
-        groups = [self.full if FULL else self.together]
-        for names in itertools.combinations(self.factors, 3 if FULL else 2):
+        groups = [self.choice]
+        for names in itertools.combinations(self.factors, TOGETHER):
             groups.append({name: self.factors[name] for name in names})
         numbers, found, covered = random.Random(0), {}, set()
         for group in groups:
@@ -139,8 +147,18 @@ def compile_share(gate: Gate, share: int) -> None:
                 print(json.dumps(["kernel", len(numbers), report(launch, aligned, arch)]), flush=True)
             own.append(numbers.setdefault(key, len(numbers)))
         if share == 0:
-            vector = max(launch.arguments.get("VECTOR", 1) for launch in program.launches)
+            vector = max(map(vector_of, program.launches))
             print(json.dumps(["kind", name, kind, vector, own]), flush=True)
+
+
+def vector_of(launch: Any) -> int:
+    """How many elements a thread can read at a time: a vector, unless its share of the tile is less."""
+    arguments = launch.arguments
+    vector = arguments.get("VECTOR", 1)
+    if "VECTORS" in arguments:  # tiles are made of whole vectors
+        return vector
+    tile = math.prod(arguments.get(name, 1) for name in ("PRES", "ROWS", "BLOCK"))
+    return max(min(vector, tile // (32 * launch.warps)), 1)
 
 
 def report(launch: Any, aligned: bool, arch: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cuda_gate import Kind
+from cuda_gate import FULL, Kind
 
 from opgrad.contract import DTYPES, Operator, Spec, layout, normalise
 from opgrad.contract.signature import prepare
@@ -12,29 +12,29 @@ from opgrad.contract.signature import prepare
 # or before and behind the reduced axis: as few as possible (0: none), an odd number, a multiple of 16.
 ROWS = {
     "short rows": ((128,), (2, 8191, 8192)),
-    "short rows, longer": ((512,), (2, 8191, 8192)),
-    "one row": ((4096, 2048), (1, 301, 304)),
     "one row, longest": ((32768, 16384, 8192), (0, 301, 304)),
     "cluster": ((1 << 17,), (0, 301, 304)),
     "long rows": ((1 << 20,), (0, 301, 304)),
     "few rows": ((1 << 17,), (1, 3, 64)),
 }
 COLUMNS = {
-    "columns": ((256,), ((400, 2), (64, 33), (64, 512))),
     "columns, longest": ((2048, 1024, 512, 256, 128), ((400, 2), (64, 33), (64, 512))),
     "long columns": ((40000,), ((400, 2), (512, 33), (512, 64))),
     "few columns": ((1 << 17,), ((1, 2), (1, 3), (1, 64))),
 }
-PIECES = {
-    "pieces": ((16384,), (1, 301, 4096)),
-    "pieces, short": ((128,), (1, 8191, 8192)),
-    "pieces, columns": ((256,), ((400, 2), (64, 33), (64, 512))),
+POINTWISE = {
+    "pointwise": ((16384,), (1, 301, 4096)),
+    "pointwise, short": ((128,), (1, 8191, 8192)),
+    "pointwise, columns": ((256,), ((400, 2), (64, 33), (64, 512))),
 }
 ELEMENTS = {
     "flat": ((1 << 20,), (1, 301, 304)),
     "rows": ((1024,), (1, 301, 304)),
     "rows, short": ((32,), (1, 8191, 8192)),
 }
+if FULL:  # tiles that hold less than the largest do, by the same kernels
+    ROWS |= {"short rows, longer": ((512,), (2, 8191, 8192)), "one row": ((4096, 2048), (1, 301, 304))}
+    COLUMNS |= {"columns": ((256,), ((400, 2), (64, 33), (64, 512)))}
 SAMPLES = ("fewest", "odd", "whole", "huge")
 OWN = "own"  # instead of a dtype: that of the first array
 HUGE = (1 << 31) + 15  # elements of a row, or rows
@@ -68,7 +68,7 @@ def program_of(op: Operator, kind: Kind, attributes: Mapping[str, Any], dtypes: 
 
     dtypes: of those arguments and results that are there.
     """
-    for shape in shapes_of(kind, ROWS | COLUMNS | PIECES | ELEMENTS):
+    for shape in shapes_of(kind, ROWS | COLUMNS | POINTWISE | ELEMENTS):
         specs = specs_of(op, shape, attributes, dtypes, kind["layout"])
         inputs, out = ([specs.get(name) for name in names] for names in (op.inputs, op.results))
         program = op.kernel("cuda")(prepare(op, inputs, attributes, out, any_stride=True).problem)
@@ -121,9 +121,13 @@ def laid_out(shape: Sequence[int], how: str, first: bool, last: bool) -> tuple[i
 
 
 def is_wide(kind: Kind) -> bool:
-    """Whether rows can be read in vectors: they are contiguous, not too few for the threads, and arrays are aligned."""
-    there = kind["samples"] != "fewest" and kind["length"] != "one"
-    return there and kind["pointers"] == "aligned" and kind["layout"] in ("contiguous", "spaced", "apart")
+    """Whether rows can be read in vectors: they are contiguous, and arrays begin at aligned addresses."""
+    return kind["pointers"] == "aligned" and kind["layout"] in ("contiguous", "spaced", "apart")
+
+
+def reachable(levels: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """Levels without the regimes that this Triton does not have."""
+    return {name: [each for each in of if each != "cluster" or clusters()] for name, of in levels.items()}
 
 
 def clusters() -> bool:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from recurrent_reference import GRU, LSTM, RNN, Scan
@@ -119,6 +119,11 @@ OWN = (Erf, Gelu, GroupNormalization, GlobalLpPool, LpNormalization, LRN, MeanVa
 def reference(model):
     """What evaluates a model in NumPy."""
     return ReferenceEvaluator(model, new_ops=[*OWN, *OTHERS, Scan])
+
+
+def build(text, opset=17, domains='"com.microsoft": 1, "my": 1'):
+    """A model from the text of its graph and its functions."""
+    return parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, {domains}]> {text}')
 
 
 def in_float32(model):

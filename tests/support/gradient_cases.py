@@ -3,12 +3,16 @@
 The table in docs/gradients.md is made of these, too.
 """
 
+import re
+from dataclasses import replace
+
+import gradient_cases_attention
 import gradient_cases_layers
 import numpy as np
 from gradient_case import CASES, MICROSOFT, NEWEST, add, ints, numbers
 from onnx import TensorProto
 
-__all__ = ["CASES", "ELSEWHERE", "NEWEST", "gradient_cases_layers", "numbers"]
+__all__ = ["CASES", "ELSEWHERE", "NEWEST", "gradient_cases_attention", "gradient_cases_layers", "numbers"]
 
 SMALL, POSITIVE, UNIT = numbers(2, 3), numbers(2, 3, low=0.3), numbers(2, 3, low=-0.9, high=0.9)
 
@@ -147,6 +151,7 @@ add("Slice", 13, CUBE, ints(-1), ints(-100), ints(2), ints(-2), form="negative s
 add("Pad", (7, 10), SMALL, pads=[1, 0, 0, 2], value=0.5, form="attributes")
 add("Pad", (11, 13, 18), SMALL, ints(1, 0, 0, 2), np.array(0.5), wanted=(0, 2), form="inputs")
 add("Pad", 18, CUBE, ints(1, 2), None, ints(-1), form="axes")
+add("Pad", 7, numbers(3, 4), pads=[1, 2, 1, 1], mode="reflect", form="reflect as attribute")
 for mode in ("reflect", "edge"):
     add("Pad", (11, 18), numbers(3, 4), ints(1, 2, 1, 1), mode=mode, form=mode)
 add("Pad", 19, numbers(3, 4), ints(1, 2, 1, 1), mode="wrap", form="wrap")
@@ -186,6 +191,21 @@ for reduction in ("add", "mul", "max", "min"):
         form=reduction,
     )
 add("ScatterND", (11, 13, 16), numbers(4, 2), np.array([[1], [3]]), numbers(2, 2, seed=1), wanted=(0, 2))
+
+# The newest opset in which an operator changed, at least in the types that it takes.
+CHANGED = {
+    **dict.fromkeys(("ReduceMax", "ReduceMin"), 20),
+    **dict.fromkeys(("Dropout", "LpPool", "MaxUnpool", "NegativeLogLikelihoodLoss"), 22),
+    **dict.fromkeys(("Attention", "CastLike", "Flatten", "Identity", "Pad", "Reshape", "Squeeze", "Transpose"), 25),
+    "Unsqueeze": 25,
+    **dict.fromkeys(("Cast", "Celu", "Compress", "DepthToSpace", "Einsum", "Mod", "OneHot", "ReduceLogSum"), 28),
+    **dict.fromkeys(("ReduceLogSumExp", "ReverseSequence", "SpaceToDepth"), 28),
+}
+OLD_FORMS = re.compile("attribute")  # where inputs were attributes
+newest = {(case.op, case.form): case for case in sorted(CASES, key=lambda case: case.opset) if not case.domain}
+for case in newest.values():
+    if case.opset < CHANGED.get(case.op, 0) and not OLD_FORMS.search(case.form):
+        CASES.append(replace(case, opset=CHANGED[case.op]))
 
 # Operators without a rule that have gradients all the same: what they become.
 FUNCTION = "That of the operators by which ONNX defines it."

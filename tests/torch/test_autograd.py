@@ -1,6 +1,7 @@
 """Gradients of tensors: of every operator, of their gradients, in mixed precision, and what is kept for them."""
 
 import gc
+import inspect
 import weakref
 
 import numpy as np
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 import opgrad.torch  # noqa: E402
+from opgrad.torch import formulas  # noqa: E402
 from opgrad.torch.operators import OPERATORS  # noqa: E402
 
 gradcheck, gradgradcheck = torch.autograd.gradcheck, torch.autograd.gradgradcheck
@@ -283,3 +285,11 @@ def test_plain_functions_are_differentiated():
         assert not opgrad.softmax(x).requires_grad
     with torch.inference_mode():
         assert opgrad.softmax(x).is_inference()
+
+
+def test_a_declared_gradient_needs_no_formula():
+    formula = formulas.declared(operators()["softmax"])
+    assert list(inspect.signature(formula).parameters) == ["dy", "y", "axis"]
+    dy, y = torch.rand(2, 3), torch.rand(2, 3)
+    torch.testing.assert_close(formula(dy, y=y, axis=-1)["x"], opgrad.softmax_grad(dy, y), rtol=0, atol=0)
+    assert formulas.declared(operators()["softmax_grad"]) is None

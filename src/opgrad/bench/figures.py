@@ -41,7 +41,7 @@ class Figures:
         return self.workload.partition(",")[0]
 
     @property
-    def lost(self) -> bool:
+    def is_slower(self) -> bool:
         """Slower than the best peer, as far as the table's digits show."""
         return self.ratio is not None and round(self.ratio, 2) < 1
 
@@ -125,4 +125,4 @@ def geometric_mean(cells: Sequence[Figures]) -> float | None:
 
 def losses(cells: Sequence[Figures]) -> list[Figures]:
     """The cells where a peer is faster, the worst first."""
-    return sorted((cell for cell in cells if cell.lost), key=lambda cell: cell.ratio or 0)
+    return sorted((cell for cell in cells if cell.is_slower), key=lambda cell: cell.ratio or 0)

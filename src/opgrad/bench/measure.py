@@ -4,8 +4,9 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any, TypeVar
 
 OURS, COPY = "opgrad", "copy"  # the contestants that are always there
 CALL, KERNEL = "call", "kernel"  # those of a plan: the plain call, and native code alone
@@ -15,6 +16,22 @@ FEWEST = 3  # rounds
 QUIET = 0.2  # share of a core: below, no other's threads are spinning any more
 WINDOW = 0.01  # seconds of a look: a thread's time is only counted at the ticks of the system's clock
 LONGEST_WAIT = 0.1  # seconds
+Cell = TypeVar("Cell")
+
+
+def measure_each(
+    cells: Sequence[Cell], measure: Callable[[Cell], dict[str, Any]], progress: Callable[[int, int, Cell], None]
+) -> list[dict[str, Any]]:
+    """What was measured of each cell: of those done so far, if the user interrupts. progress: called before each."""
+    measured: list[dict[str, Any]] = []
+    try:
+        for done, cell in enumerate(cells):
+            progress(done, len(cells), cell)
+            measured.append(measure(cell))
+    except KeyboardInterrupt:
+        if not measured:
+            raise
+    return measured
 
 
 def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, dict[str, float]]:

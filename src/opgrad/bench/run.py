@@ -13,6 +13,7 @@ import opgrad
 from opgrad import machine
 from opgrad.bench.cells import Cell, select
 from opgrad.bench.figures import read
+from opgrad.bench.measure import measure_each
 from opgrad.bench.targets import Target, target
 from opgrad.contract import graph_operators, operators
 
@@ -70,14 +71,7 @@ def run(
     seconds: how long to measure each cell. options: kept in the result. progress: called before each cell.
     """
     began = time.perf_counter()
-    measured: list[dict[str, Any]] = []
-    try:
-        for done, cell in enumerate(cells):
-            progress(done, len(cells), cell)
-            measured.append(chosen.measure(cell, peers, seconds))
-    except KeyboardInterrupt:
-        if not measured:
-            raise
+    measured = measure_each(cells, lambda cell: chosen.measure(cell, peers, seconds), progress)
     return {
         "format": 1,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

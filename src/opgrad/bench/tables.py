@@ -32,8 +32,8 @@ def show(console: Console, result: dict[str, Any]) -> None:
         console.width = PIPE_WIDTH
     cells = figures(result)
     if cells:
-        lost = [cell.lost for cell in cells]
-        console.print(_table("", _columns(result), [_row(cell) for cell in cells], lost))
+        slower = [cell.is_slower for cell in cells]
+        console.print(_table("", _columns(result), [_row(cell) for cell in cells], slower))
         console.print(summary(cells))
     for title, columns, rows in _form_tables(result):
         console.print(_table(title, columns, rows))
@@ -44,22 +44,21 @@ def show(console: Console, result: dict[str, Any]) -> None:
         console.print(f"  left out: {line}", highlight=False, markup=False)
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], lost: Sequence[bool] = ()) -> Table:
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], slower: Sequence[bool] = ()) -> Table:
     table = Table(title=title or None, title_justify="left")
     for place, column in enumerate(columns):
         table.add_column(column, justify="left" if place < LEFT else "right", no_wrap=True)
     for place, row in enumerate(rows):
-        table.add_row(*row, style="red" if lost and lost[place] else "")
+        table.add_row(*row, style="red" if slower and slower[place] else "")
     return table
 
 
 def summary(cells: Sequence[Figures]) -> str:
-    """The geometric mean over all cells, and how many are lost."""
+    """The geometric mean over all cells, and how many are slower."""
     mean = geometric_mean(cells)
     if mean is None:
         return f"{len(cells)} cells, no peer."
-    lost = len(losses(cells))
-    slower = f"slower than the best peer in {lost}" if lost else "slower than the best peer in none"
+    slower = f"slower than the best peer in {len(losses(cells)) or 'none'}"
     return f"Over {len(cells)} cells, {mean:.2f} times as fast as the best peer (geometric mean); {slower}."
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import opgrad
 from opgrad import machine
 from opgrad.bench import generated, old_runtime
-from opgrad.bench.measure import take_turns, turns
+from opgrad.bench.measure import measure_each, take_turns, turns
 from opgrad.bench.training_torch import torch_step
 from opgrad.training import ArtifactSet, CheckpointState, Module, Optimizer, Recipe
 from opgrad.training.data import load_named
@@ -69,14 +69,7 @@ def run(options: TrainingOptions, progress: Progress) -> dict[str, Any]:
     sets = [ArtifactSet.load(folder) for folder in (options.folders or examples())]
     cells = [(artifacts, batch) for artifacts in sets for batch in options.batches]
     jobs = _jobs(cells, [] if options.folders else list(_modules(options.batches[0])), options)
-    measured: list[dict[str, Any]] = []
-    try:
-        for done, (name, job) in enumerate(jobs):
-            progress(done, len(jobs), name)
-            measured.append(job())
-    except KeyboardInterrupt:
-        if not measured:
-            raise
+    measured = measure_each(jobs, lambda job: job[1](), lambda done, count, job: progress(done, count, job[0]))
     return {
         "format": 1,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -141,10 +134,7 @@ def measure(artifacts: ArtifactSet, batch: int, seconds: float, old_python: Path
         contestants[GRAPH] = turns(_graph(artifacts, data))
         contestants[OPTIMIZER] = turns(_optimizer(artifacts))
         try:
-            for threads in {1, opgrad.get_num_threads()}:
-                theirs = torch_step(artifacts, data, threads)
-                losses[TORCH] = float(theirs())
-                contestants[f"{TORCH} {threads}"] = turns(theirs)
+            losses[TORCH] = _add_torch(contestants, artifacts, data)
         except (ImportError, NotImplementedError) as error:
             notes[TORCH] = str(error)
         if old_python is not None:
@@ -152,10 +142,9 @@ def measure(artifacts: ArtifactSet, batch: int, seconds: float, old_python: Path
             losses[OLD], versions = old.loss, old.versions
             contestants |= {OLD: partial(old.turn, STEP), OLD_OPTIMIZER: partial(old.turn, OPTIMIZER)}
         times = _keep_best(take_turns(contestants, seconds))
-    for name, loss in losses.items():
-        if abs(loss - losses[STEP]) > SAME_LOSS * abs(losses[STEP]):
-            notes[name] = f"its loss is {loss:.6g}, ours {losses[STEP]:.6g}: it computes something else"
-            times = {each: taken for each, taken in times.items() if each.split()[0] != name}
+    others = _others(losses)
+    notes |= others
+    times = {name: taken for name, taken in times.items() if name.split()[0] not in others}
     return {
         "set": artifacts.name,
         "batch": batch,
@@ -164,6 +153,24 @@ def measure(artifacts: ArtifactSet, batch: int, seconds: float, old_python: Path
         "times": times,
         **({"notes": notes} if notes else {}),
         **({"old_versions": versions} if versions else {}),
+    }
+
+
+def _add_torch(contestants: dict[str, Turn], artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> float:
+    """Add torch with one thread and with all of them; returns its loss."""
+    for threads in {1, opgrad.get_num_threads()}:
+        theirs = torch_step(artifacts, data, threads)
+        loss = float(theirs())
+        contestants[f"{TORCH} {threads}"] = turns(theirs)
+    return loss
+
+
+def _others(losses: Mapping[str, float]) -> dict[str, str]:
+    """Notes for the contestants whose loss is not ours."""
+    return {
+        name: f"its loss is {loss:.6g}, ours {losses[STEP]:.6g}: it computes something else"
+        for name, loss in losses.items()
+        if abs(loss - losses[STEP]) > SAME_LOSS * abs(losses[STEP])
     }
 
 

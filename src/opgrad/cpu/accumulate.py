@@ -1,48 +1,12 @@
 """Small operators of training graphs, element by element."""
 
-from collections.abc import Callable
-
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
-from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
-from opgrad.cpu.compiler.simd import Vector, each_row, load_one, number
-from opgrad.cpu.loops.elements import BLOCK, elementwise, program
-from opgrad.cpu.loops.map import mapped, times
+from opgrad.cpu.loops.elements import elementwise, program, scaling
+from opgrad.cpu.loops.map import times
 from opgrad.cpu.runtime.execute import Program
 
-
-@inline
-def _sum(buffer: Vector, value: Vector, alpha: float) -> Vector:
-    return buffer + value
-
-
-@inline
-def _value(value: Vector, alpha: float) -> Vector:
-    return value
-
-
-@inline
-def _divided(x: Vector, factor: float) -> Vector:
-    return x / factor
-
-
-def scaling(formula: Callable[..., Vector]) -> Kernel:
-    """The kernel y = formula(x, factor) whose factor stands in an array."""
-    write = mapped(formula)
-
-    @kernel
-    def elements(units: Units, blocks, n, inputs: (Rows,), y: Rows, factor: Pointer, stream):
-        multiplier = number(y.data, load_one(factor, 0))
-        for unit in units:
-            row, begin = unit // blocks, unit % blocks * BLOCK
-            end = min(begin + BLOCK, n)
-            write(y.data + row * y.step, begin, end, stream, each_row(inputs, row), (multiplier,))
-
-    return elements
-
-
-SUM, VALUE = elementwise(_sum), elementwise(_value)
-TIMES, DIVIDED = scaling(times), scaling(_divided)
+SUM, VALUE = elementwise(lambda buffer, value, alpha: buffer + value), elementwise(lambda value, alpha: value)
+TIMES, DIVIDED = scaling(times), scaling(lambda x, factor: x / factor)
 
 
 def in_place_accumulator(problem: Problem) -> Program:
@@ -52,5 +16,5 @@ def in_place_accumulator(problem: Problem) -> Program:
 
 
 def scale(problem: Problem) -> Program:
-    made = DIVIDED if problem.attributes["scale_down"] else TIMES
-    return program(problem, made, "y", "x", factor=problem["factor"])
+    kernel = DIVIDED if problem.attributes["scale_down"] else TIMES
+    return program(problem, kernel, "y", "x", alpha=problem["factor"])

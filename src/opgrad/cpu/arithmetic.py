@@ -3,26 +3,24 @@
 import ctypes
 import math
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from opgrad.contract import Shape
 from opgrad.contract.problem import Problem
 from opgrad.contract.shapes import broadcast_axes, reduced_axes
 from opgrad.cpu.accumulate import SUM, VALUE
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import copy_bytes, load_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
-from opgrad.cpu.compiler.simd import Vector, address_of, full, like, load_one
-from opgrad.cpu.loops.columns import get
-from opgrad.cpu.loops.elements import elementwise, program
-from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.map import row_writer
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.loops.elements import operator, program
+from opgrad.cpu.loops.layout import BLOCK, precision
+from opgrad.cpu.loops.map import get, row_writer
 from opgrad.cpu.loops.reduction import grouped, sum_steps
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
-
-# --- sums -----------------------------------------------------------------------------------------------------------
 
 
 def reduce_sum_training(problem: Problem) -> Program:
@@ -34,8 +32,6 @@ def reduce_sum_training(problem: Problem) -> Program:
 
 # --- division ------------------------------------------------------------------------------------------------------
 
-BLOCK: Final = 1 << 14  # elements of a row that a unit writes
-
 
 class Broadcast(NamedTuple):
     """The loops around rows: how many, and the address of their sizes and strides of a and b, the last loop first."""
@@ -45,7 +41,7 @@ class Broadcast(NamedTuple):
 
 
 @inline
-def offsets_of(row: int, broadcast: Any) -> Any:
+def offsets_of(row: int, broadcast):
     """Where the elements of a and b begin that a row takes."""
     a, b, rest = 0, 0, row
     for loop in range(broadcast.loops):
@@ -57,28 +53,21 @@ def offsets_of(row: int, broadcast: Any) -> Any:
 
 
 @inline
-def _each(p: Any, i: int, whole: bool, mask: Any) -> Vector:
-    return get(p, i, whole, mask)
-
-
-@inline
-def _one(p: Any, i: int, whole: bool, mask: Any) -> Vector:
-    return full(p, load_one(p, 0))
+def _one(p, i: int, whole: bool, mask) -> Vector:
+    return v.full(p, v.load_one(p, 0))
 
 
 def quotient_kernel(a_of: Callable[..., Vector], b_of: Callable[..., Vector]) -> Kernel:
     """da and db before they are summed; a row takes of a and b each element, or one for all."""
 
-    @inline
     def dividend(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
         dy, _, b = arrays
         return get(dy, i, whole, mask) / b_of(b, i, whole, mask)
 
-    @inline
     def divisor(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
         dy, a, b = arrays
-        v = b_of(b, i, whole, mask)
-        return -(get(dy, i, whole, mask) / v) * (a_of(a, i, whole, mask) / v)
+        by = b_of(b, i, whole, mask)
+        return -(get(dy, i, whole, mask) / by) * (a_of(a, i, whole, mask) / by)
 
     write_dividend, write_divisor = row_writer(dividend), row_writer(divisor)
 
@@ -98,11 +87,7 @@ def quotient_kernel(a_of: Callable[..., Vector], b_of: Callable[..., Vector]) ->
     return quotients
 
 
-EACH, ONE_DIVIDEND, ONE_DIVISOR = (
-    quotient_kernel(_each, _each),
-    quotient_kernel(_one, _each),
-    quotient_kernel(_each, _one),
-)
+EACH, ONE_DIVIDEND, ONE_DIVISOR = quotient_kernel(get, get), quotient_kernel(_one, get), quotient_kernel(get, _one)
 
 
 def broadcast_loops(shape: Shape, a: Shape, b: Shape) -> list[tuple[int, int, int]]:
@@ -151,7 +136,7 @@ def div_grad(problem: Problem) -> Program:
 
 @kernel
 def copy_words(source, count, target: Pointer):
-    copy_bytes(address_of(target), source, 8 * count)
+    copy_bytes(v.address_of(target), source, 8 * count)
 
 
 def broadcast_gradient_args(problem: Problem) -> Program:
@@ -166,16 +151,9 @@ def broadcast_gradient_args(problem: Problem) -> Program:
     return Program(steps, tables=tables)
 
 
-@inline
-def _zero(x: Vector, alpha: float) -> Vector:
-    return like(x, 0.0)
-
-
-ZERO = elementwise(_zero)
-
-
-def zero_gradient(problem: Problem) -> Program:
-    return program(problem, ZERO, "y", "x")
+@operator("y", "x")
+def zero_gradient(x: Vector, alpha: float) -> Vector:
+    return v.like(x, 0.0)
 
 
 # --- accumulation --------------------------------------------------------------------------------------------------

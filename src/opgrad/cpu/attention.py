@@ -9,7 +9,6 @@ from opgrad.contract.layout import contiguous
 from opgrad.contract.problem import Problem
 from opgrad.cpu.fused import post_ops
 from opgrad.cpu.fused import program as fused
-from opgrad.cpu.fused.stages import drop
 from opgrad.cpu.runtime.execute import Program
 from opgrad.cpu.softmax import SOFTMAX_GRAD_IN_PLACE, SOFTMAX_IN_PLACE
 from opgrad.random import kept_scale
@@ -26,13 +25,13 @@ def _row_sizes(problem: Problem, name: str) -> tuple[int, int]:
 def _as_rows(problem: Problem, shape: Shape, repeated: Mapping[str, int]) -> Problem:
     """The problem on arrays of this shape, reduced over the last axis; `repeated` ones stay the same along an axis."""
 
-    def spec(name: str, given: Spec) -> Spec:
+    def spec(name: str, original: Spec) -> Spec:
         axis = repeated.get(name)
-        stored = tuple(1 if place == axis else size for place, size in enumerate(shape))
-        strides = contiguous(stored, ORDER, given.dtype.itemsize)
-        return Spec(shape, given.dtype, tuple(0 if place == axis else step for place, step in enumerate(strides)))
+        stored = tuple(1 if each == axis else size for each, size in enumerate(shape))
+        strides = contiguous(stored, ORDER, original.dtype.itemsize)
+        return Spec(shape, original.dtype, tuple(0 if each == axis else step for each, step in enumerate(strides)))
 
-    specs = {name: spec(name, given) for name, given in problem.specs.items()}
+    specs = {name: spec(name, original) for name, original in problem.specs.items()}
     sizes = {"outer": shape[0] * shape[1], "n": shape[2], "inner": 1}
     return replace(problem, **sizes, specs=specs, orders=dict.fromkeys(specs, ORDER))
 
@@ -57,6 +56,6 @@ def softmax_dropout_grad(problem: Problem) -> Program:
         return Program(())
     work = fused.cut(_as_rows(problem, (1, rows, n), {}), "dy", ("y", "dx"))
     g, y, kept = work.block("values"), work.block("y"), work.chunk("kept")
-    dropped = work.of_buffers(drop, g, kept, alpha=kept_scale(problem.attributes["ratio"]))
+    dropped = work.of_buffers(post_ops.drop, g, kept, alpha=kept_scale(problem.attributes["ratio"]))
     before = [work.read("y", y), work.read("dy", g), work.read("mask", kept), dropped]
     return work.program(SOFTMAX_GRAD_IN_PLACE, before, (), [work.write("dx", g)], other=y)

@@ -5,8 +5,10 @@ from typing import Final
 
 from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
-from opgrad.cpu.compiler.simd import Float, Pointer, Units, Vector, like, load_one, select
+from opgrad.cpu.compiler.parameters import Float, Pointer, Units
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.elements import elementwise, program
 from opgrad.cpu.loops.map import mapped, write_same
 from opgrad.cpu.numerics.philox import keep_run
@@ -19,21 +21,11 @@ BLOCK: Final = 1 << 12  # elements whose mask is still in the first-level cache 
 
 @inline
 def _kept(x: Vector, mask: Vector, scale: float) -> Vector:
-    return select(mask != 0.0, x * scale, 0.0)
+    return v.select(mask != 0.0, x * scale, 0.0)
 
 
-@inline
-def _true(x: Vector) -> Vector:
-    return like(x, 1.0)
-
-
-@inline
-def _whole_gradient(dy: Vector, unused: float) -> Vector:
-    return dy
-
-
-write_kept, write_true = mapped(_kept), mapped(_true)
-GRADIENT, WHOLE_GRADIENT = elementwise(_kept), elementwise(_whole_gradient)
+write_kept, write_true = mapped(_kept), mapped(lambda x: v.like(x, 1.0))
+GRADIENT, WHOLE_GRADIENT = elementwise(_kept), elementwise(lambda dy, unused: dy)
 
 
 @kernel
@@ -42,7 +34,7 @@ def drop(units: Units, n, x: Pointer, seed: Pointer, y: Pointer, mask: Pointer, 
     for unit in units:
         begin = unit * BLOCK
         count = min(BLOCK, n - begin)
-        keep_run(mask + begin, 0, count, begin, 1, load_one(seed, 0), 0, threshold)
+        keep_run(mask + begin, 0, count, begin, 1, v.load_one(seed, 0), 0, threshold)
         write_kept(y + begin, 0, count, stream, (x + begin, mask + begin), (scale,))
 
 

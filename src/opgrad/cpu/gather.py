@@ -11,36 +11,20 @@ from typing import Any, Final, NamedTuple
 from opgrad.contract import DTYPES
 from opgrad.contract.problem import Operand, Problem
 from opgrad.contract.ranges import wrong_index
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import copy_bytes, load_i32, load_word, store_i32, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    address_of,
-    first,
-    full,
-    lanes,
-    load,
-    load_masked,
-    load_one,
-    number,
-    prefetch,
-    store,
-    store_masked,
-    store_one,
-    store_streaming,
-    to_line,
-)
 from opgrad.cpu.loops.fill import zero_step
+from opgrad.cpu.loops.fold import fold_down
 from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.map import write_same
+from opgrad.cpu.loops.map import put, write_same
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
 
 INDICES_PER_PART = 1 << 13
 SORTING_PARTS: Final = 8  # at most, since each needs a count for every slice of dx
-CHUNK: Final = 64  # addends that are added to each other before they join the total
 AHEAD: Final = 16  # addends between a prefetch and its use
 SOON: Final = 3  # the same for slices that are copied
 WIDE: Final = 4  # vectors of a slice that are summed at once: eight registers
@@ -53,11 +37,11 @@ LONGEST_AHEAD: Final = 1024  # elements of a slice that are asked for at once
 
 
 @kernel
-def check_indices(places: Units, part: Part, size, indices: Pointer, found):
-    """found[part] = the first place in this part whose index is outside [-size, size), or -1."""
+def check_indices(positions: Units, part: Part, size, indices: Pointer, found):
+    """found[part] = the first position in this part whose index is outside [-size, size), or -1."""
     wrong = -1
-    for j in places:
-        index = load_one(indices, j)
+    for j in positions:
+        index = v.load_one(indices, j)
         if index < -size or index >= size:
             wrong = j
             break
@@ -72,15 +56,15 @@ def report_indices(parts, found, indices: Pointer, status):
         if wrong >= 0:
             store_word(status, 0, 1)
             store_word(status, 1, wrong)
-            store_word(status, 2, load_one(indices, wrong))
+            store_word(status, 2, v.load_one(indices, wrong))
             break
 
 
 def checking(kernel: Kernel, workspace: Workspace, units: int, per_part: int, arguments: dict[str, Any]) -> list[Step]:
     """The steps in which every part looks for a wrong index, and the first one is reported."""
     parts = partition.count(units, per_part)
-    given = {**arguments, "parts": parts, "found": workspace.shared(parts, "int64"), "status": Scratch()}
-    return [Step(kernel, units, given, per_part), Step(report_indices, 1, given)]
+    arguments = {**arguments, "parts": parts, "found": workspace.shared(parts, "int64"), "status": Scratch()}
+    return [Step(kernel, units, arguments, per_part), Step(report_indices, 1, arguments)]
 
 
 def index_steps(problem: Problem, workspace: Workspace, size: int) -> list[Step]:
@@ -93,10 +77,16 @@ def index_steps(problem: Problem, workspace: Workspace, size: int) -> list[Step]
 
 
 @inline
-def source_of(unit: int, count: int, size: int, indices: Any) -> int:
+def named(indices, i: int, size: int) -> int:
+    """Which of `size` index i names."""
+    index = v.load_one(indices, i)
+    return index + size if index < 0 else index
+
+
+@inline
+def source_of(unit: int, count: int, size: int, indices) -> int:
     """Which slice of x, as pre * size + index, slice `unit` of y comes from."""
-    index = load_one(indices, unit % count)
-    return unit // count * size + (index + size if index < 0 else index)
+    return unit // count * size + named(indices, unit % count, size)
 
 
 class Slices(NamedTuple):
@@ -115,11 +105,11 @@ def copy_slices(units: Units, slices: Slices, item, words, x: Pointer, y: Pointe
         source = source_of(unit, count, size, indices)
         if words:
             coming = x + source_of(min(unit + SOON, last), count, size, indices) * words
-            for i in range(0, min(words, LONGEST_AHEAD), lanes(x)):
-                prefetch(coming, i)
+            for i in range(0, min(words, LONGEST_AHEAD), v.lanes(x)):
+                v.prefetch(coming, i)
             write_same(y + unit * words, 0, words, stream, (x + source * words,), ())
         else:
-            copy_bytes(address_of(y) + unit * post * item, address_of(x) + source * post * item, post * item)
+            copy_bytes(v.address_of(y) + unit * post * item, v.address_of(x) + source * post * item, post * item)
 
 
 def gather(problem: Problem) -> Program:
@@ -138,150 +128,118 @@ def copy_steps(problem: Problem, pre: int, slices: Slices) -> list[Step]:
     traffic = 2 * units * slice_bytes
     if not traffic:
         return []
-    arguments = {
-        "slices": slices,
-        "item": item,
-        "words": 0 if slice_bytes % 4 else slice_bytes // 4,
-        "x": Operand(x.number, "float32"),
-        "y": Operand(y.number, "float32"),
-        "indices": problem["indices"],
-        "last": units - 1,
-        "stream": partition.streams(traffic),
-    }
+    arguments = {"slices": slices, "item": item, "words": 0 if slice_bytes % 4 else slice_bytes // 4}
+    arguments |= {"x": Operand(x.number, "float32"), "y": Operand(y.number, "float32"), "indices": problem["indices"]}
+    arguments |= {"last": units - 1, "stream": partition.streams(traffic)}
     return [shared_out(copy_slices, units, 2 * slice_bytes, arguments)]
 
 
 # --- backward: sort the slices by where they go --------------------------------------------------------------------
 
 
+@inline
+def count_up(counts: int, key: int) -> int:
+    """Add one to the count of a key; what it was."""
+    count = load_i32(counts, key)
+    store_i32(counts, key, count + 1)
+    return count
+
+
 @kernel
-def count_indices(places: Units, part: Part, size, indices: Pointer, counts):
-    """counts[part, v] = how many of this part's indices name slice v."""
+def count_indices(positions: Units, part: Part, size, indices: Pointer, counts):
+    """counts[part, target] = how many of this part's indices name that slice."""
     mine = counts + 4 * part * size
-    for v in range(size):
-        store_i32(mine, v, 0)
-    for j in places:
-        v = load_one(indices, j)
-        v += size if v < 0 else 0
-        store_i32(mine, v, load_i32(mine, v) + 1)
+    for target in range(size):
+        store_i32(mine, target, 0)
+    for j in positions:
+        count_up(mine, named(indices, j, size))
 
 
 @kernel
-def place_indices(parts, count, size, counts, starts, hot):
-    """Turn counts into the place where each part's slices for v begin; starts[v] is where v's begin.
+def scan_counts(parts, count, size, counts, starts, hot):
+    """The exclusive scan of the counts: where each part's slices for a target begin; starts: where all do.
 
     hot[0] counts the slices of dx that more than an eighth of all slices of dy go to; their numbers follow.
     """
-    place, found_hot = 0, 0
-    for v in range(size):
-        store_word(starts, v, place)
+    position, found_hot = 0, 0
+    for target in range(size):
+        store_word(starts, target, position)
         for part in range(parts):
             mine = counts + 4 * part * size
-            found = load_i32(mine, v)
-            store_i32(mine, v, place)
-            place += found
-        if place - load_word(starts, v) > count // HOT:
+            found = load_i32(mine, target)
+            store_i32(mine, target, position)
+            position += found
+        if position - load_word(starts, target) > count // HOT:
             found_hot += 1
-            store_word(hot, found_hot, v)
+            store_word(hot, found_hot, target)
     store_word(hot, 0, found_hot)
-    store_word(starts, size, place)
+    store_word(starts, size, position)
 
 
 @kernel
-def sort_indices(places: Units, part: Part, size, indices: Pointer, counts, order):
-    """order = the numbers of dy's slices, sorted by v and, for one v, as they come."""
+def sort_indices(positions: Units, part: Part, size, indices: Pointer, counts, order):
+    """order = the numbers of dy's slices, sorted by target and, for one target, as they come."""
     mine = counts + 4 * part * size
-    for j in places:
-        v = load_one(indices, j)
-        v += size if v < 0 else 0
-        place = load_i32(mine, v)
-        store_i32(mine, v, place + 1)
-        store_i32(order, place, j)
+    for j in positions:
+        store_i32(order, count_up(mine, named(indices, j, size)), j)
 
 
 # --- backward: sum -------------------------------------------------------------------------------------------------
 
 
 @inline
-def put_sum(dx: Any, i: int, v: Vector, past: int) -> None:
-    if past:
-        store_streaming(dx, i, v)
-    else:
-        store(dx, i, v)
+def _add_wide(total, arrays, k: int, numbers):
+    """Adds four vectors of slice order[k]; asks for `ahead` elements of a slice to come, which is `last` at most."""
+    (dy,), (post, order, last, ahead), (s, t, u, z) = arrays, numbers, total
+    w, source = v.lanes(dy), dy + load_i32(order, k) * post
+    coming = dy + load_i32(order, min(k + AHEAD, last)) * post
+    for i in range(0, ahead, w):
+        v.prefetch(coming, i)
+    return s + v.load(source, 0), t + v.load(source, w), u + v.load(source, 2 * w), z + v.load(source, 3 * w)
 
 
 @inline
-def sum_wide(dx: Any, dy: Any, post: int, order: int, begin: int, end: int, last: int, ahead: int, past: int) -> None:
-    """dx[0:4 w] = the sum of the slices order[begin:end] of dy; asks for `ahead` elements of the slices to come."""
-    w = lanes(dy)
-    a = b = c = d = full(dy, 0.0)
-    k = begin
-    while k < end:
-        s = t = u = v = full(dy, 0.0)
-        for place in range(k, min(k + CHUNK, end)):
-            source = dy + load_i32(order, place) * post
-            coming = dy + load_i32(order, min(place + AHEAD, last)) * post
-            for i in range(0, ahead, w):
-                prefetch(coming, i)
-            s, t = s + load(source, 0), t + load(source, w)
-            u, v = u + load(source, 2 * w), v + load(source, 3 * w)
-        a, b, c, d = a + s, b + t, c + u, d + v
-        k += CHUNK
-    put_sum(dx, 0, a, past)
-    put_sum(dx, w, b, past)
-    put_sum(dx, 2 * w, c, past)
-    put_sum(dx, 3 * w, d, past)
+def _add_narrow(total, arrays, k: int, numbers):
+    post, order, mask = numbers
+    return (total[0] + v.load_masked(arrays[0], load_i32(order, k) * post, mask, 0.0),)
 
 
 @inline
-def sum_narrow(dx: Any, dy: Any, post: int, order: int, begin: int, end: int, width: int) -> None:
-    """dx[0:width] = the sum of the slices order[begin:end] of dy; width is at most one vector."""
-    mask = first(dy, width)
-    total = full(dy, 0.0)
-    k = begin
-    while k < end:
-        s = full(dy, 0.0)
-        for place in range(k, min(k + CHUNK, end)):
-            s = s + load_masked(dy, load_i32(order, place) * post, mask, 0.0)
-        total = total + s
-        k += CHUNK
-    store_masked(dx, 0, total, mask)
+def _add_element(total, arrays, k: int, numbers):
+    post, order, i = numbers
+    return (total[0] + v.load_one(arrays[0], load_i32(order, k) * post + i),)
 
 
-@inline
-def sum_single(dx: Any, dy: Any, post: int, order: int, begin: int, end: int, width: int) -> None:
-    """The same for slices of a few elements, one by one."""
-    for i in range(width):
-        total = number(dy, 0.0)
-        k = begin
-        while k < end:
-            s = number(dy, 0.0)
-            for place in range(k, min(k + CHUNK, end)):
-                s += load_one(dy, load_i32(order, place) * post + i)
-            total += s
-            k += CHUNK
-        store_one(dx, i, total)
+_sum_wide, _sum_narrow, _sum_elements = fold_down(_add_wide), fold_down(_add_narrow), fold_down(_add_element)
 
 
 @inline
 def sum_slice(
-    dx: Any, dy: Any, post: int, column: int, columns: int, order: int, begin: int, end: int, last: int, stream: int
+    dx, dy, post: int, column: int, columns: int, order: int, begin: int, end: int, last: int, stream: int
 ) -> None:
     """dx[column:columns] = the sum of those columns of the slices order[begin:end] of dy."""
-    w = lanes(dy)
+    w, zero = v.lanes(dy), v.full(dy, 0.0)
     if post < SINGLE:
-        sum_single(dx, dy, post, order, begin, end, post)
+        for i in range(post):
+            total = _sum_elements((v.number(dy, 0.0),), begin, end, (dy,), (post, order, i))
+            v.store_one(dx, i, total[0])
     else:
-        # The first columns ask for whole slices, so that memory is read in long pieces.
-        ahead = min(columns, LONGEST_AHEAD)
+        # The first columns ask for whole slices, so that memory is read in long runs.
+        ahead, every = min(columns, LONGEST_AHEAD), v.first(dy, w)
         i = column
         while i + WIDE * w <= columns:
-            past = stream and to_line(dx, i) == 0
-            sum_wide(dx + i, dy + i, post, order, begin, end, last, ahead - i, past)
+            past = stream and v.to_line(dx, i) == 0
+            zeros, numbers = (zero, zero, zero, zero), (post, order, last, ahead - i)
+            sums = _sum_wide(zeros, begin, end, (dy + i,), numbers)
+            put(dx, i, sums[0], True, every, past)
+            put(dx, i + w, sums[1], True, every, past)
+            put(dx, i + 2 * w, sums[2], True, every, past)
+            put(dx, i + 3 * w, sums[3], True, every, past)
             ahead = 0
             i += WIDE * w
         while i < columns:
-            sum_narrow(dx + i, dy + i, post, order, begin, end, min(w, columns - i))
+            mask = v.first(dy, columns - i)
+            v.store_masked(dx, i, _sum_narrow((zero,), begin, end, (dy + i,), (post, order, mask))[0], mask)
             i += w
 
 
@@ -291,10 +249,10 @@ def sum_slices(units: Units, ranges, per_range, slices: Slices, dy: Pointer, dx:
     count, size, post = slices
     for unit in units:
         p, block = unit // ranges, unit % ranges
-        for v in range(block * per_range, min((block + 1) * per_range, size)):
-            begin, end = load_word(starts, v), load_word(starts, v + 1)
+        for target in range(block * per_range, min((block + 1) * per_range, size)):
+            begin, end = load_word(starts, target), load_word(starts, target + 1)
             if end - begin <= count // HOT:
-                out = dx + (p * size + v) * post
+                out = dx + (p * size + target) * post
                 sum_slice(out, dy + p * count * post, post, 0, post, order, begin, end, count - 1, stream)
 
 
@@ -302,13 +260,13 @@ def sum_slices(units: Units, ranges, per_range, slices: Slices, dy: Pointer, dx:
 def sum_hot_slices(units: Units, strips, slices: Slices, dy: Pointer, dx: Pointer, starts, order, hot):
     """The slices left out; a unit is a strip of columns, so that threads share even a single one."""
     count, size, post = slices
-    width = WIDE * lanes(dy)
+    width = WIDE * v.lanes(dy)
     for unit in units:
         p, column = unit // strips, unit % strips * width
-        for place in range(1, load_word(hot, 0) + 1):
-            v = load_word(hot, place)
-            out, last = dx + (p * size + v) * post, count - 1
-            begin, end = load_word(starts, v), load_word(starts, v + 1)
+        for position in range(1, load_word(hot, 0) + 1):
+            target = load_word(hot, position)
+            out, last = dx + (p * size + target) * post, count - 1
+            begin, end = load_word(starts, target), load_word(starts, target + 1)
             columns = min(column + width, post)
             sum_slice(out, dy + p * count * post, post, column, columns, order, begin, end, last, 0)
 
@@ -334,27 +292,15 @@ def sum_steps(problem: Problem, workspace: Workspace, pre: int, slices: Slices) 
     ranges = max(1, min(size, round(problem.bytes / (pre * partition.MAX_PART_BYTES))))
     units = pre * ranges
     strips = partition.count(post, WIDE * vector_lanes(precision(problem)))
-    given = {
-        "parts": parts,
-        "count": count,
-        "size": size,
-        "slices": slices,
-        "indices": problem["indices"],
-        "dy": problem["dy"],
-        "dx": problem["dx"],
-        "counts": workspace.shared(parts * size, "int32"),
-        "starts": workspace.shared(size + 1, "int64"),
-        "hot": workspace.shared(HOT + 2, "int64"),
-        "order": workspace.shared(count + AHEAD, "int32"),
-        "ranges": ranges,
-        "per_range": -(-size // ranges),
-        "strips": strips,
-        "stream": partition.streams(problem.bytes),
-    }
+    arguments = {"parts": parts, "count": count, "size": size, "slices": slices, "indices": problem["indices"]}
+    arguments |= {"dy": problem["dy"], "dx": problem["dx"], "counts": workspace.shared(parts * size, "int32")}
+    arguments |= {"starts": workspace.shared(size + 1, "int64"), "hot": workspace.shared(HOT + 2, "int64")}
+    arguments |= {"order": workspace.shared(count + AHEAD, "int32"), "ranges": ranges}
+    arguments |= {"per_range": -(-size // ranges), "strips": strips, "stream": partition.streams(problem.bytes)}
     return [
-        Step(count_indices, count, given, per_part),
-        Step(place_indices, 1, given),
-        Step(sort_indices, count, given, per_part),
-        shared_out(sum_slices, units, problem.bytes / units, given),
-        Step(sum_hot_slices, pre * strips, given),
+        Step(count_indices, count, arguments, per_part),
+        Step(scan_counts, 1, arguments),
+        Step(sort_indices, count, arguments, per_part),
+        shared_out(sum_slices, units, problem.bytes / units, arguments),
+        Step(sum_hot_slices, pre * strips, arguments),
     ]

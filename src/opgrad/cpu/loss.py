@@ -2,20 +2,20 @@
 
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
-from opgrad.cpu.compiler.simd import Vector, full, load_one, number, reduce_add, select, store_one
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.cross_entropy import LOSS, gradient, loss_and_result
-from opgrad.cpu.loops.columns import get
 from opgrad.cpu.loops.elements import BLOCK
 from opgrad.cpu.loops.fold import fold_in_chunks
 from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.map import mapped
+from opgrad.cpu.loops.map import get, mapped
 from opgrad.cpu.loops.rows import row_log_sum, write_log
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime import partition
@@ -53,13 +53,13 @@ def sparse_softmax_cross_entropy_grad(problem: Problem) -> Program:
 
 
 @inline
-def _term(x: Vector, label: Vector, m: Any, log_s: Any) -> Vector:
+def _term(x: Vector, label: Vector, m, log_s) -> Vector:
     """What a class adds to the loss: nothing where its label is 0, even if its probability is."""
-    return select(label == 0.0, 0.0, label * (log_s - (x - m)))
+    return v.select(label == 0.0, 0.0, label * (log_s - (x - m)))
 
 
 @inline
-def _add_term(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+def _add_term(total, arrays, i: int, whole: bool, mask, numbers):
     x, labels = arrays
     m, log_s = numbers
     return (total[0] + _term(get(x, i, whole, mask), get(labels, i, whole, mask), m, log_s),)
@@ -82,11 +82,11 @@ def dense_loss(rows: Units, part: Part, n, logits: Pointer, labels: Pointer, log
     for row in rows:
         xs = logits + row * n
         m, log_s = row_log_sum(xs, n, xs + n)
-        found = reduce_add(_add_terms((full(xs, 0.0),), 0, n, (xs, labels + row * n), (m, log_s))[0])
+        found = v.reduce_add(_add_terms((v.full(xs, 0.0),), 0, n, (xs, labels + row * n), (m, log_s))[0])
         write_log(log_prob + row * n, 0, n, stream, (xs,), (m, log_s))
         total += found
         if losses.each:
-            store_one(losses.loss, row, found)
+            v.store_one(losses.loss, row, found)
     store_f64(losses.sums, part, total)
 
 
@@ -96,7 +96,7 @@ def add_losses(parts, divisor: Float, losses: Losses):
     total = 0.0
     for part in range(parts):
         total += load_f64(losses.sums, part)
-    store_one(losses.loss, 0, total / divisor)
+    v.store_one(losses.loss, 0, total / divisor)
 
 
 def softmax_cross_entropy(problem: Problem) -> Program:
@@ -114,12 +114,7 @@ def softmax_cross_entropy(problem: Problem) -> Program:
     return Program(steps, workspace)
 
 
-@inline
-def _slope(log_prob: Vector, label: Vector, factor: Any) -> Vector:
-    return (exp(log_prob) - label) * factor
-
-
-write_slope = mapped(_slope)
+write_slope = mapped(lambda log_prob, label, factor: (exp(log_prob) - label) * factor)
 
 
 @kernel
@@ -129,7 +124,7 @@ def dense_gradient(
     """Each row has its own dy; a unit is a block of one."""
     for unit in units:
         row, begin = unit // blocks, unit % blocks * BLOCK
-        factor = load_one(dy, row) * number(dlogits, inverse)
+        factor = v.load_one(dy, row) * v.number(dlogits, inverse)
         end, start = min(begin + BLOCK, n), row * n
         write_slope(dlogits + start, begin, end, stream, (log_prob + start, labels + start), (factor,))
 

@@ -10,32 +10,18 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from opgrad.contract.problem import Operand, Problem
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, store_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
-from opgrad.cpu.compiler.simd import (
-    first,
-    first_lane,
-    fma,
-    full,
-    lanes,
-    load,
-    load_masked,
-    load_one,
-    number,
-    reduce_add,
-    sqrt,
-    store,
-    store_masked,
-    store_one,
-)
-from opgrad.cpu.loops.map import write_times
+from opgrad.cpu.loops.elements import BLOCK
+from opgrad.cpu.loops.fold import fold
+from opgrad.cpu.loops.map import get, put, write_times
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
 
-BLOCK: Final = 1 << 15  # elements of an array in a list that one part works on
 # What a step multiplies with, as float64 numbers in memory: the learning rate with AdamW's bias correction, epsilon,
 # the factors of p around the step in which its decay lies, the factor of the gradients (written if it is not 1).
 RATE, EPSILON, BEFORE, AFTER, CLIP = range(5)
@@ -59,78 +45,67 @@ class Rates(NamedTuple):
 
 
 @inline
-def _factor(p: Any, factors: int, which: int) -> Any:
-    return number(p, load_f64(factors, which))
+def _factor(p, factors: int, which: int):
+    return v.number(p, load_f64(factors, which))
+
+
+@inline
+def _sgd(total, arrays, i: int, whole: bool, mask, numbers):
+    (p, g, new_p, new_g), (rate, clip, clips) = arrays, numbers
+    gradient = get(g, i, whole, mask) * clip
+    put(new_p, i, get(p, i, whole, mask) - gradient * rate, whole, mask, 0)
+    if clips:
+        put(new_g, i, gradient, whole, mask, 0)
+    return total
+
+
+@inline
+def _adamw(total, arrays, i: int, whole: bool, mask, numbers):
+    p, g, m, s, new_p, new_g, new_m, new_s = arrays
+    rates, rate, epsilon, before, after, clip, clips = numbers
+    gradient = get(g, i, whole, mask) * clip
+    value, moment, square = get(p, i, whole, mask), get(m, i, whole, mask), get(s, i, whole, mask)
+    moment = moment * rates.alpha + gradient * (1.0 - rates.alpha)
+    square = square * rates.beta + gradient * gradient * (1.0 - rates.beta)
+    value = (value * before - moment * rate / (v.sqrt(square) + epsilon)) * after
+    put(new_m, i, moment, whole, mask, 0)
+    put(new_s, i, square, whole, mask, 0)
+    put(new_p, i, value, whole, mask, 0)
+    if clips:
+        put(new_g, i, gradient, whole, mask, 0)
+    return total
+
+
+@inline
+def _add_square(total, arrays, i: int, whole: bool, mask, numbers):
+    gradient = get(arrays[0], i, whole, mask)
+    return (v.fma(gradient, gradient, total[0]),)
+
+
+_sgd_range, _adamw_range, _squares_of_range = fold(_sgd), fold(_adamw), fold(_add_square)
 
 
 @kernel
 def sgd(elements: Units, p: Pointer, g: Pointer, new_p: Pointer, new_g: Pointer, factors):
-    i, end, w = elements.start, elements.stop, lanes(p)
-    rate, clip, clips = _factor(p, factors, RATE), _factor(p, factors, CLIP), load_f64(factors, CLIP) != 1.0
-    while i + w <= end:
-        gradient = load(g, i) * clip
-        store(new_p, i, load(p, i) - gradient * rate)
-        if clips:
-            store(new_g, i, gradient)
-        i += w
-    if i < end:
-        mask = first(p, end - i)
-        gradient = load_masked(g, i, mask, 0.0) * clip
-        store_masked(new_p, i, load_masked(p, i, mask, 0.0) - gradient * rate, mask)
-        if clips:
-            store_masked(new_g, i, gradient, mask)
-
-
-@inline
-def _adamw(p, g, m, v, rates, rate, epsilon, before, after):
-    """The new moments and parameters of vectors."""
-    moment = m * rates.alpha + g * (1.0 - rates.alpha)
-    square = v * rates.beta + g * g * (1.0 - rates.beta)
-    return moment, square, (p * before - moment * rate / (sqrt(square) + epsilon)) * after
+    numbers = _factor(p, factors, RATE), _factor(p, factors, CLIP), load_f64(factors, CLIP) != 1.0
+    _sgd_range((), elements.start, elements.stop, (p, g, new_p, new_g), numbers)
 
 
 @kernel
 def adamw(elements: Units, old: State, new: State, rates: Rates, factors):
-    p, i, end, w = old.p, elements.start, elements.stop, lanes(old.p)
+    p = old.p
     rate, epsilon = _factor(p, factors, RATE), _factor(p, factors, EPSILON)
     before, after = _factor(p, factors, BEFORE), _factor(p, factors, AFTER)
     clip, clips = _factor(p, factors, CLIP), load_f64(factors, CLIP) != 1.0
-    while i + w <= end:
-        gradient = load(old.g, i) * clip
-        moment, square, value = _adamw(
-            load(p, i), gradient, load(old.m, i), load(old.v, i), rates, rate, epsilon, before, after
-        )
-        store(new.m, i, moment)
-        store(new.v, i, square)
-        store(new.p, i, value)
-        if clips:
-            store(new.g, i, gradient)
-        i += w
-    if i < end:
-        mask = first(p, end - i)
-        gradient = load_masked(old.g, i, mask, 0.0) * clip
-        value, moment = load_masked(p, i, mask, 0.0), load_masked(old.m, i, mask, 0.0)
-        square = load_masked(old.v, i, mask, 0.0)
-        moment, square, value = _adamw(value, gradient, moment, square, rates, rate, epsilon, before, after)
-        store_masked(new.m, i, moment, mask)
-        store_masked(new.v, i, square, mask)
-        store_masked(new.p, i, value, mask)
-        if clips:
-            store_masked(new.g, i, gradient, mask)
+    arrays = p, old.g, old.m, old.v, new.p, new.g, new.m, new.v
+    _adamw_range((), elements.start, elements.stop, arrays, (rates, rate, epsilon, before, after, clip, clips))
 
 
 @kernel
 def squares(elements: Units, part: Part, g: Pointer, sums: Pointer):
     """sums[part] = sum of g**2; float64 sums make it compute in float64."""
-    i, end, w, total = elements.start, elements.stop, lanes(g), full(g, 0.0)
-    while i + w <= end:
-        gradient = load(g, i)
-        total = fma(gradient, gradient, total)
-        i += w
-    if i < end:
-        gradient = load_masked(g, i, first(g, end - i), 0.0)
-        total = fma(gradient, gradient, total)
-    store_one(sums, part, reduce_add(total))
+    total = _squares_of_range((v.full(g, 0.0),), elements.start, elements.stop, (g,), ())
+    v.store_one(sums, part, v.reduce_add(total[0]))
 
 
 def sgd_in_place(operands: Sequence[Operand], factors: int) -> dict[str, Any]:
@@ -149,9 +124,9 @@ def adamw_in_place(operands: Sequence[Operand], alpha: float, beta: float, facto
 
 
 @inline
-def power(p: Any, log_of_base: float, exponent: int) -> float:
+def power(p, log_of_base: float, exponent: int) -> float:
     """base**exponent; by repeated squares its relative error would grow with the exponent."""
-    return first_lane(exp(full(p, exponent * log_of_base)))
+    return v.first_lane(exp(v.full(p, exponent * log_of_base)))
 
 
 class LogRates(NamedTuple):
@@ -163,8 +138,8 @@ class LogRates(NamedTuple):
 
 @kernel
 def sgd_factors(lr: Pointer, factors: Pointer):
-    store_one(factors, RATE, load_one(lr, 0))
-    store_one(factors, CLIP, 1.0)
+    v.store_one(factors, RATE, v.load_one(lr, 0))
+    v.store_one(factors, CLIP, 1.0)
 
 
 @kernel
@@ -173,21 +148,21 @@ def adamw_factors(
     mode, corrects,
 ):  # fmt: skip
     """What a step multiplies with, in float64 as `factors` are; a status if `step` counts none."""
-    rate, count = load_one(lr, 0), load_one(step, 0)
+    rate, count = v.load_one(lr, 0), v.load_one(step, 0)
     if count < 1:
         store_word(status, 0, 1)
         store_word(status, 2, count)
         count = 1
-    root, first_correction = number(factors, 1.0), number(factors, 1.0)
+    root, first_correction = v.number(factors, 1.0), v.number(factors, 1.0)
     if corrects:
-        root = first_lane(sqrt(full(factors, 1.0 - power(factors, log_rates.beta, count))))
+        root = v.first_lane(v.sqrt(v.full(factors, 1.0 - power(factors, log_rates.beta, count))))
         first_correction = 1.0 - power(factors, log_rates.alpha, count)
     decay = 1.0 - rate * weight_decay
-    store_one(factors, RATE, rate * root / first_correction)
-    store_one(factors, EPSILON, epsilon if mode else epsilon * root)
-    store_one(factors, BEFORE, 1.0 if mode else decay)
-    store_one(factors, AFTER, decay if mode else 1.0)
-    store_one(factors, CLIP, 1.0)
+    v.store_one(factors, RATE, rate * root / first_correction)
+    v.store_one(factors, EPSILON, epsilon if mode else epsilon * root)
+    v.store_one(factors, BEFORE, 1.0 if mode else decay)
+    v.store_one(factors, AFTER, decay if mode else 1.0)
+    v.store_one(factors, CLIP, 1.0)
 
 
 @kernel
@@ -198,11 +173,11 @@ def clip(elements: Units, factor, g: Pointer, new_g: Pointer):
 @kernel
 def clip_factor(count, found: Pointer, factor: Pointer, max_norm: Float):
     """min(1, max_norm / (norm + 1e-6)) of the parts' sums of squares; NaN for NaN."""
-    total = number(found, 0.0)
+    total = v.number(found, 0.0)
     for i in range(count):
-        total += load_one(found, i)
-    ratio = max_norm / (first_lane(sqrt(full(found, total))) + 1e-6)
-    store_one(factor, 0, 1.0 if ratio > 1.0 else ratio)
+        total += v.load_one(found, i)
+    ratio = max_norm / (v.first_lane(v.sqrt(v.full(found, total))) + 1e-6)
+    v.store_one(factor, 0, 1.0 if ratio > 1.0 else ratio)
 
 
 def _lists(problem: Problem, *names: str) -> list[tuple[int, list[Operand]]]:
@@ -228,38 +203,31 @@ def sgd_optimizer(problem: Problem) -> Program:
 def adamw_optimizer(problem: Problem) -> Program:
     rates = _rates(problem)
     workspace = Workspace("float64")
-    given, factors = problem.attributes, workspace.shared(FACTORS)
-    arguments = {
-        "lr": problem["lr"],
-        "step": problem["step"],
-        "factors": factors,
-        "status": Scratch(),
-        "log_rates": LogRates(*(math.log(rate) if rate else -math.inf for rate in rates)),
-        "epsilon": given["epsilon"],
-        "weight_decay": given["weight_decay"],
-        "mode": given["adam_mode"],
-        "corrects": given["correct_bias"],
-    }
+    attributes, factors = problem.attributes, workspace.shared(FACTORS)
+    arguments = {"lr": problem["lr"], "step": problem["step"], "factors": factors, "status": Scratch()}
+    arguments |= {"log_rates": LogRates(*(math.log(rate) if rate else -math.inf for rate in rates))}
+    arguments |= {"epsilon": attributes["epsilon"], "weight_decay": attributes["weight_decay"]}
+    arguments |= {"mode": attributes["adam_mode"], "corrects": attributes["correct_bias"]}
     steps = [Step(adamw_factors, 1, arguments)]
     old, new = ("weights", "gradients", "momentums_1", "momentums_2"), ("weights", "momentums_1", "momentums_2")
     for size, arrays in _lists(problem, *old, *(f"new_{name}" for name in new)):
-        p, m, v = arrays[len(old) :]
-        states = {"old": State(*arrays[: len(old)]), "new": State(p, None, m, v)}
+        p, m, value = arrays[len(old) :]
+        states = {"old": State(*arrays[: len(old)]), "new": State(p, None, m, value)}
         steps.append(Step(adamw, size, {**states, "rates": rates, "factors": factors}, BLOCK))
     return Program(steps, workspace, _wrong_step)
 
 
 def _rates(problem: Problem) -> Rates:
     """The moments' decay rates. Raises ValueError for attributes that have no meaning."""
-    given = problem.attributes
-    if given["adam_mode"] not in (0, 1):
-        raise ValueError(f"adamw_optimizer: adam_mode is {given['adam_mode']}, expected 0 or 1")
-    if given["adam_mode"] == 0 and not given["correct_bias"]:
+    attributes = problem.attributes
+    if attributes["adam_mode"] not in (0, 1):
+        raise ValueError(f"adamw_optimizer: adam_mode is {attributes['adam_mode']}, expected 0 or 1")
+    if attributes["adam_mode"] == 0 and not attributes["correct_bias"]:
         raise ValueError("adamw_optimizer: correct_bias is False, expected True with adam_mode 0")
     for name in ("alpha", "beta"):
-        if not 0 <= given[name] <= 1:
-            raise ValueError(f"adamw_optimizer: {name} is {given[name]}, expected 0 to 1")
-    return Rates(given["alpha"], given["beta"])
+        if not 0 <= attributes[name] <= 1:
+            raise ValueError(f"adamw_optimizer: {name} is {attributes[name]}, expected 0 to 1")
+    return Rates(attributes["alpha"], attributes["beta"])
 
 
 def _wrong_step(position: int, value: int) -> Exception:

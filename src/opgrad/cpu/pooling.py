@@ -5,7 +5,7 @@ A plane of x has `depth` x `height` x `width` elements, of which the first ones 
 
 import itertools
 import math
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -13,28 +13,19 @@ from opgrad.contract import Array
 from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import wrong_maximum
 from opgrad.contract.windows import MOST_AXES, Axis, average_pool_axes
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, load_word, store_word
-from opgrad.cpu.compiler.native import inline, kernel, vector_lanes
+from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Units
-from opgrad.cpu.compiler.simd import (
-    first,
-    lanes,
-    load,
-    load_masked,
-    load_one,
-    number,
-    store,
-    store_one,
-)
 from opgrad.cpu.gather import checking
 from opgrad.cpu.loops.fill import write_zeros
+from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.map import write_same
+from opgrad.cpu.loops.map import mapped, write_same
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 
-CHUNK: Final = 64  # terms that are added to each other before they join the total
 ONE_WINDOW: Final = Axis(1, 1, 1)
 
 
@@ -43,17 +34,17 @@ ONE_WINDOW: Final = Axis(1, 1, 1)
 
 @kernel
 def check_planes(planes: Units, part: Part, windows, size, indices: Pointer, found):
-    """found[part] = the first place in this part whose index lies outside its plane, or -1."""
+    """found[part] = the first index in this part that lies outside its plane, or -1."""
     wrong = -1
     for plane in planes:
         outside = 0
         for j in range(plane * windows, (plane + 1) * windows):
-            place = load_one(indices, j) - plane * size
-            outside |= place | (size - 1 - place)  # negative if one of them is
+            element = v.load_one(indices, j) - plane * size
+            outside |= element | (size - 1 - element)  # negative if one of them is
         if outside < 0:
             for j in range(plane * windows, (plane + 1) * windows):
-                place = load_one(indices, j) - plane * size
-                if place < 0 or place >= size:
+                element = v.load_one(indices, j) - plane * size
+                if element < 0 or element >= size:
                     wrong = j
                     break
             break
@@ -69,9 +60,9 @@ class Sizes(NamedTuple):
 
 
 @inline
-def in_rows(place: int, sizes: Any) -> int:
-    """Where the element stands that is number `place` of a plane counted with the first axis fastest."""
-    d, h, w = place % sizes.depth, place // sizes.depth % sizes.height, place // (sizes.depth * sizes.height)
+def in_rows(element: int, sizes) -> int:
+    """The number, by rows, of an element of a plane that is counted with the first axis fastest."""
+    d, h, w = element % sizes.depth, element // sizes.depth % sizes.height, element // (sizes.depth * sizes.height)
     return (d * sizes.height + h) * sizes.width + w
 
 
@@ -83,10 +74,10 @@ def add_to_maxima(planes: Units, windows, sizes: Sizes, columns_first, dy: Point
         into = sums + plane * size
         write_zeros(into, 0, size, 0)
         for j in range(plane * windows, (plane + 1) * windows):
-            place = load_one(indices, j) - plane * size
+            element = v.load_one(indices, j) - plane * size
             if columns_first:
-                place = in_rows(place, sizes)
-            store_one(into, place, load_one(into, place) + load_one(dy, j))
+                element = in_rows(element, sizes)
+            v.store_one(into, element, v.load_one(into, element) + v.load_one(dy, j))
 
 
 @kernel
@@ -103,65 +94,52 @@ def max_pool_grad(problem: Problem) -> Program:
     dx = problem["dx"]
     # Half precision would round after each addition.
     apart = dx.dtype in ("float16", "bfloat16")
-    given = {
-        "windows": windows,
-        "size": size,
-        "sizes": Sizes(*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:]),
-        "columns_first": problem.attributes["storage_order"],
-        "indices": problem["indices"],
-        "dy": problem["dy"],
-        "sums": workspace.shared(planes * size) if apart else dx,
-        "dx": dx,
-    }
-    steps = checking(check_planes, workspace, planes, per_part, given)
-    steps.append(Step(add_to_maxima, planes, given, per_part))
+    arguments = {"windows": windows, "size": size, "sizes": Sizes(*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:])}
+    arguments |= {"columns_first": problem.attributes["storage_order"], "indices": problem["indices"]}
+    arguments |= {"dy": problem["dy"], "sums": workspace.shared(planes * size) if apart else dx, "dx": dx}
+    steps = checking(check_planes, workspace, planes, per_part, arguments)
+    steps.append(Step(add_to_maxima, planes, arguments, per_part))
     if apart:
-        steps.append(Step(copy_planes, planes, given, per_part))
+        steps.append(Step(copy_planes, planes, arguments, per_part))
     return Program(steps, workspace, wrong_maximum(problem, "max_pool_grad"))
 
 
 # --- average pooling -----------------------------------------------------------------------------------------------
 
 
-@inline
-def add_times(sums: Any, x: Any, n: int, factor: Any) -> None:
-    """sums[0:n] += x * factor; up to a vector more of the sums may be written."""
-    w, i = lanes(x), 0
-    while i + w <= n:
-        store(sums, i, load(sums, i) + load(x, i) * factor)
-        i += w
-    if i < n:
-        store(sums, i, load(sums, i) + load_masked(x, i, first(x, n - i), 0.0) * factor)
+_write_sum = mapped(lambda sums, x, factor: sums + x * factor)
 
 
 @inline
-def spread_some(
-    line: Any, width: int, sums: Any, count: int, from_k: int, to_k: int, stride: int, dilation: int, begin: int
-) -> None:
+def add_times(sums, x, n: int, factor) -> None:
+    """sums[0:n] += x * factor"""
+    _write_sum(sums, 0, n, 0, (sums, x), (factor,))
+
+
+@inline
+def sum_some_windows(line, row, sums, from_k: int, to_k: int) -> None:
     """line[i] = the sum of the sums of the windows whose elements from_k to to_k i is, along one axis."""
-    write_zeros(line, 0, width, 0)
+    write_zeros(line, 0, row.size, 0)
     for k in range(from_k, to_k):
-        offset = k * dilation - begin
+        offset, stride = k * row.dilation - row.begin, row.stride
         low = max(0, -(offset // stride))
-        high = min(count, (width - 1 - offset) // stride + 1)
+        high = min(row.count, (row.size - 1 - offset) // stride + 1)
         if stride == 1:
             if low < high:
                 add_times(line + (low + offset), sums + low, high - low, 1.0)
         else:
             for o in range(low, high):
                 i = o * stride + offset
-                store_one(line, i, load_one(line, i) + load_one(sums, o))
+                v.store_one(line, i, v.load_one(line, i) + v.load_one(sums, o))
 
 
 @inline
-def spread(
-    line: Any, width: int, sums: Any, count: int, kernel: int, stride: int, dilation: int, begin: int, chunk: Any
-) -> None:
+def sum_windows(line, row, sums, chunk) -> None:
     """line[i] = the sum of the sums of all windows that i is in."""
-    spread_some(line, width, sums, count, 0, min(kernel, CHUNK), stride, dilation, begin)
-    for k in range(CHUNK, kernel, CHUNK):
-        spread_some(chunk, width, sums, count, k, min(k + CHUNK, kernel), stride, dilation, begin)
-        add_times(line, chunk, width, 1.0)
+    sum_some_windows(line, row, sums, 0, min(row.kernel, CHUNK))
+    for k in range(CHUNK, row.kernel, CHUNK):
+        sum_some_windows(chunk, row, sums, k, min(k + CHUNK, row.kernel))
+        add_times(line, chunk, row.size, 1.0)
 
 
 class Along(NamedTuple):
@@ -196,7 +174,7 @@ def share_out(
     rows: Units, depth: Along, height: Along, width: Row, dy: Pointer, dx: Pointer,
     sums: Private, line: Private, chunk: Private,
 ):  # fmt: skip
-    """Rows of dx: first the rows of dy are added whose windows it is in, then the sums are spread along the row."""
+    """Rows of dx: first the rows of dy are added whose windows it is in, then the windows along the row."""
     for row in rows:
         plane, d, h = row // (depth.size * height.size), row // height.size % depth.size, row % height.size
         if row == rows.start or load_word(height.new, h):
@@ -204,13 +182,13 @@ def share_out(
             if not width.same:
                 for o in range(width.count):
                     relative = load_f64(width.shares, o) / load_f64(width.shares, 0)
-                    store_one(sums, o, load_one(sums, o) * number(dx, relative))
-            spread(line, width.size, sums, width.count, width.kernel, width.stride, width.dilation, width.begin, chunk)
+                    v.store_one(sums, o, v.load_one(sums, o) * v.number(dx, relative))
+            sum_windows(line, width, sums, chunk)
         write_same(dx + row * width.size, 0, width.size, 0, (line,), ())
 
 
 @inline
-def add_rows(sums: Any, dy: Any, plane: int, d: int, h: int, depth: Any, height: Any, width: Any, chunk: Any) -> None:
+def add_rows(sums, dy, plane: int, d: int, h: int, depth, height, width, chunk) -> None:
     """sums = the rows of dy whose windows element (d, h) of a plane is in, times their shares."""
     n, end_h = width.count, load_word(height.starts, h + 1)
     write_zeros(sums, 0, n, 0)
@@ -221,7 +199,7 @@ def add_rows(sums: Any, dy: Any, plane: int, d: int, h: int, depth: Any, height:
             for c in range(b, min(b + CHUNK, end_h)):
                 oh = load_word(height.windows, c)
                 share = load_f64(depth.shares, od) * load_f64(height.shares, oh) * load_f64(width.shares, 0)
-                add_times(chunk, dy + ((plane * depth.count + od) * height.count + oh) * n, n, number(sums, share))
+                add_times(chunk, dy + ((plane * depth.count + od) * height.count + oh) * n, n, v.number(sums, share))
             add_times(sums, chunk, n, 1.0)
 
 
@@ -261,13 +239,12 @@ def average_pool_grad(problem: Problem) -> Program:
     along, padding = average_pool_axes(problem.attributes), problem.attributes["count_include_pad"]
     deep, high, wide = (ONE_WINDOW,) * (MOST_AXES - len(along)) + along
     workspace, shares, tables = Workspace(precision(problem)), _shares(wide, padding), []
-    # Behind each row there is room for a vector that `add_times` writes in part beyond it.
-    longest = max(wide.count, wide.size) + vector_lanes(workspace.precision)
+    longest = max(wide.count, wide.size)
     same = bool((shares == shares[:1]).all())
     width = Row(wide.size, wide.count, wide.kernel, wide.stride, wide.dilation, wide.begin, shares.ctypes.data, same)
-    given = {name: workspace.private(longest) for name in ("sums", "line", "chunk")}
-    given |= {"depth": _along(deep, padding, tables), "height": _along(high, padding, tables), "width": width}
-    given |= {"dy": problem["dy"], "dx": problem["dx"]}
+    arguments = {name: workspace.private(longest) for name in ("sums", "line", "chunk")}
+    arguments |= {"depth": _along(deep, padding, tables), "height": _along(high, padding, tables), "width": width}
+    arguments |= {"dy": problem["dy"], "dx": problem["dx"]}
     rows = math.prod(shape[:-1])
-    step = shared_out(share_out, rows, problem.bytes / rows, given)
+    step = shared_out(share_out, rows, problem.bytes / rows, arguments)
     return Program([step], workspace, tables=[*tables, shares])

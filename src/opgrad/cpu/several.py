@@ -8,33 +8,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from opgrad.contract.problem import Problem
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import copy_bytes, load_word, store_u8, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    absolute,
-    address_of,
-    first_lane,
-    fma,
-    full,
-    like,
-    load_one,
-    number,
-    reduce_add,
-    select,
-    sqrt,
-    store_one,
-)
-from opgrad.cpu.loops.fold import folded
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.loops.elements import BLOCK
+from opgrad.cpu.loops.fold import CHUNK, folded
 from opgrad.cpu.loops.map import write_times
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 
-BLOCK: Final = 1 << 16  # bytes that are copied in one go
-PER_PART: Final = 1 << 15  # elements
-CHUNK: Final = 64  # vectors of squares that are added to each other before they join the total
+COPY_BYTES: Final = 1 << 16  # bytes that are copied in one go
 INFINITY: Final = float("inf")
 
 
@@ -53,16 +39,16 @@ class ByteRows(NamedTuple):
 def copy_rows(units: Units, blocks, size, x: ByteRows, y: ByteRows):
     """Copy rows of `size` bytes; a unit is a block of one row."""
     for unit in units:
-        row, begin = unit // blocks, unit % blocks * BLOCK
-        source = address_of(x.data) + x.offset + row * x.step + begin
-        copy_bytes(address_of(y.data) + y.offset + row * y.step + begin, source, min(BLOCK, size - begin))
+        row, begin = unit // blocks, unit % blocks * COPY_BYTES
+        source = v.address_of(x.data) + x.offset + row * x.step + begin
+        copy_bytes(v.address_of(y.data) + y.offset + row * y.step + begin, source, min(COPY_BYTES, size - begin))
 
 
 def copying(rows: int, size: int, x: ByteRows, y: ByteRows) -> Step:
     """The step that copies so many rows of so many bytes."""
-    blocks = partition.count(size, BLOCK)
+    blocks = partition.count(size, COPY_BYTES)
     arguments = {"blocks": blocks, "size": size, "x": x, "y": y}
-    return shared_out(copy_rows, rows * blocks, 2 * min(size, BLOCK), arguments)
+    return shared_out(copy_rows, rows * blocks, 2 * min(size, COPY_BYTES), arguments)
 
 
 def _byte_rows(problem: Problem, name: str, offset: int, step: int) -> ByteRows:
@@ -93,7 +79,7 @@ def _concatenated(problem: Problem, whole: str, parameter: str) -> Iterator[tupl
 
 @kernel
 def store_lengths(count, table, lengths: Pointer):
-    copy_bytes(address_of(lengths), table, 8 * count)
+    copy_bytes(v.address_of(lengths), table, 8 * count)
 
 
 def concat_training(problem: Problem) -> Program:
@@ -131,11 +117,11 @@ def _reduction(problem: Problem, each: Kernel, last: Kernel, result: str, word: 
     """A step for each array, whose parts leave partial results behind one another, and one that combines them all."""
     names, workspace = _names(problem, "arrays"), Workspace()
     sizes = [_elements(problem, name) for name in names]
-    parts = [partition.count(size, PER_PART) for size in sizes]
+    parts = [partition.count(size, BLOCK) for size in sizes]
     partial, steps = workspace.shared(sum(parts), word), []
     for name, size, count, end in zip(names, sizes, parts, accumulate(parts), strict=True):
-        given = {**arguments, "x": problem[name], "partial": partial, "place": end - count}
-        steps.append(Step(each, size, given, PER_PART))
+        arguments = {**arguments, "x": problem[name], "partial": partial, "first": end - count}
+        steps.append(Step(each, size, arguments, BLOCK))
     steps.append(Step(last, 1, {"count": sum(parts), "partial": partial, "y": problem[result]}))
     return Program(steps, workspace)
 
@@ -143,27 +129,22 @@ def _reduction(problem: Problem, each: Kernel, last: Kernel, result: str, word: 
 @inline
 def count_nonfinite(count: Vector, x: Vector, infinities: int, nans: int) -> Vector:
     """Add 1 in each lane that holds what is looked for."""
-    found = like(x, 0.0)
+    found = v.like(x, 0.0)
     if infinities:
-        found = select(absolute(x) == INFINITY, 1.0, found)
+        found = v.select(v.absolute(x) == INFINITY, 1.0, found)
     if nans:
-        found = select(x != x, 1.0, found)
+        found = v.select(x != x, 1.0, found)
     return count + found
 
 
-@inline
-def add_square(total: Vector, x: Vector) -> Vector:
-    return fma(x, x, total)
-
-
-nonfinite_in_range, squares_of_range = folded(count_nonfinite), folded(add_square)
+nonfinite_in_range, squares_of_range = folded(count_nonfinite), folded(lambda total, x: v.fma(x, x, total))
 
 
 @kernel
-def find_nonfinite(elements: Units, part: Part, x: Pointer, infinities, nans, partial, place):
-    """partial[place + part] = whether one of these elements is what is looked for."""
+def find_nonfinite(elements: Units, part: Part, x: Pointer, infinities, nans, partial, first):
+    """partial[first + part] = whether one of these elements is what is looked for."""
     found = nonfinite_in_range(x, elements.start, elements.stop, CHUNK, (infinities, nans))
-    store_word(partial, place + part, 1 if reduce_add(found) > 0.0 else 0)
+    store_word(partial, first + part, 1 if v.reduce_add(found) > 0.0 else 0)
 
 
 @kernel
@@ -172,22 +153,22 @@ def none_found(count, partial, y: Pointer):
     for i in range(count):
         if load_word(partial, i):
             finite = 0
-    store_u8(address_of(y), 0, finite)
+    store_u8(v.address_of(y), 0, finite)
 
 
 @kernel
-def sum_squares(elements: Units, part: Part, x: Pointer, partial: Pointer, place):
-    """partial[place + part] = the sum of the squares of these elements, in float64 as `partial` is."""
+def sum_squares(elements: Units, part: Part, x: Pointer, partial: Pointer, first):
+    """partial[first + part] = the sum of the squares of these elements, in float64 as `partial` is."""
     total = squares_of_range(x, elements.start, elements.stop, CHUNK, ())
-    store_one(partial, place + part, reduce_add(total))
+    v.store_one(partial, first + part, v.reduce_add(total))
 
 
 @kernel
 def root_of_sum(count, partial: Pointer, y: Pointer):
-    total = number(partial, 0.0)
+    total = v.number(partial, 0.0)
     for i in range(count):
-        total += load_one(partial, i)
-    store_one(y, 0, first_lane(sqrt(full(partial, total))))
+        total += v.load_one(partial, i)
+    v.store_one(y, 0, v.first_lane(v.sqrt(v.full(partial, total))))
 
 
 def is_all_finite(problem: Problem) -> Program:
@@ -206,7 +187,7 @@ def reduce_all_l2(problem: Problem) -> Program:
 
 @kernel
 def scale_elements(elements: Units, x: Pointer, y: Pointer, offset, factor: Pointer, stream):
-    write_times(y + offset, elements.start, elements.stop, stream, (x,), (load_one(factor, 0),))
+    write_times(y + offset, elements.start, elements.stop, stream, (x,), (v.load_one(factor, 0),))
 
 
 def mixed_precision_scale(problem: Problem) -> Program:
@@ -217,5 +198,5 @@ def mixed_precision_scale(problem: Problem) -> Program:
     for i, (name, size, end) in enumerate(zip(names, sizes, accumulate(sizes), strict=True)):
         scaled, offset = (problem["scaled[0]"], end - size) if fused else (problem[f"scaled[{i}]"], 0)
         arguments = {**common, "x": problem[name], "y": scaled, "offset": offset}
-        steps.append(Step(scale_elements, size, arguments, PER_PART))
+        steps.append(Step(scale_elements, size, arguments, BLOCK))
     return Program(steps)

@@ -16,7 +16,7 @@ import triton.language as tl
 from opgrad.cuda.execute import Launch, Space
 from opgrad.cuda.numbers import narrow, only_if, widen
 from opgrad.cuda.regimes import power_of_2
-from opgrad.cuda.slices import Sizes, place_of
+from opgrad.cuda.slices import Sizes, tile_of
 
 CHUNK = 64  # slices that one program adds up one after another
 PARTS = 256  # items that are not chunked any more
@@ -79,7 +79,7 @@ def sum_chunks(
     """
     STEP: tl.constexpr = 1 << HALVINGS
     post = tl.cast(vectors, tl.int64) * VECTOR
-    before, c, block = place_of(chunks, blocks, REPEATS)
+    before, c, block = tile_of(chunks, blocks, REPEATS)
     p, i, held = columns_of(pre, post, before, block, PRES, BLOCK)
     first = c * CHUNK
     _, _, end, enters = slice_across(keys, starts, size, items, first, BITS, CHUNK, LEVEL, SPAN)
@@ -110,7 +110,7 @@ def sum_parts(
     """dx[p, v] = the sum of its parts, for the slice v that begins in chunk c and goes on in the next."""
     STEP: tl.constexpr = 1 << HALVINGS
     post = tl.cast(vectors, tl.int64) * VECTOR
-    before, c, block = place_of(chunks, blocks, REPEATS)
+    before, c, block = tile_of(chunks, blocks, REPEATS)
     p, i, held = columns_of(pre, post, before, block, PRES, BLOCK)
     v, begin, end, leaves = slice_across(keys, starts, size, count, (c + 1) * CHUNK, BITS, CHUNK, 0, 1)
     exists = leaves & (begin >= c * CHUNK)

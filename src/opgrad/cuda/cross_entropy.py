@@ -14,7 +14,7 @@ from opgrad.contract.ranges import wrong_label
 from opgrad.cuda.execute import Launch, Program, Scratch, Space
 from opgrad.cuda.labels import add_up, checks, read_labels, sum_blocks, sum_sums, sum_weights, weights_of
 from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, only_if
-from opgrad.cuda.regimes import Regime, choose, pieces
+from opgrad.cuda.regimes import Regime, choose, pointwise
 from opgrad.cuda.rows import (
     aligned,
     body_of,
@@ -28,6 +28,7 @@ from opgrad.cuda.rows import (
     row_of,
     samples_of,
     shared,
+    store_share,
     strides,
     tiles,
     write,
@@ -182,19 +183,10 @@ def loss_share(
     part = tl.program_id(1).to(INDEX)
     label, _, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
     x_row = row_of(sample, inner, x_outer, x_inner)
-    head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
-    x_body = body_of(x_row, head, VECTOR)
-
-    m, d = no_rows(ROWS, NUMBER)
-    if PEEL:
-        k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
-        m, d = fold(m, d, read(x, x_row, k_end, x_n, inside_end, MINUS_INFINITY).to(NUMBER))
-    for step in range(0, per_part, BLOCK):
-        k = columns_from(part * per_part + step, BLOCK, INDEX)
-        inside = exists[:, None] & (k < body[:, None])
-        m, d = fold(m, d, read(x, x_body, k, x_n, inside, MINUS_INFINITY).to(NUMBER))
-    tl.store(maxima + sample * parts + part, m, mask=exists)
-    tl.store(sums + sample * parts + part, d, mask=exists)
+    store_share(
+        x, x_row, x_n, maxima, sums, sample, exists, part, n, parts, per_part,
+        ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER,
+    )  # fmt: skip
     picked = pick(x, x_row, tl.where(valid, label, -1), x_n, NUMBER)
     tl.store(picks + sample, picked, mask=only_if(part == 0, exists))
 
@@ -381,7 +373,7 @@ def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
     space.take(2, "int64")  # the status of the checks
     given = options(problem)
     launches, total = weigh(problem, given, space)
-    regime = pieces(problem, operands)
+    regime = pointwise(problem, operands)
     if samples * problem.n:
         given |= frame(problem, regime, operands) | {"total": total, "dy": problem["dy"]}
         given |= strides(x=problem["log_prob"], bias=problem["bias"], dx=problem["dlogits"])

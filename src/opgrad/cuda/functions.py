@@ -17,6 +17,17 @@ BEYOND: tl.constexpr = tl.constexpr(40.0)  # exp(-x**2 / 2) is 0 in float64, too
 SQRT_HALF: tl.constexpr = tl.constexpr(0.7071067811865476)
 DENSITY_AT_0: tl.constexpr = tl.constexpr(0.3989422804014327)
 HALF_OVER_DENSITY_AT_0: tl.constexpr = tl.constexpr(1.2533141373155003)
+# (tanh(x) - x) / x**3 as a polynomial of x * x up to 0.4: Chebyshev fits, by which tanh errs by 0.3 of a rounding.
+TANH_SINGLE: tl.constexpr = tl.constexpr(
+    (-6.0967141659e-3, 2.0997178999e-2, -5.3850909579e-2, 0.13332769737, -0.33333328944)
+)
+TANH_DOUBLE: tl.constexpr = tl.constexpr(
+    (
+        -1.7244874494844330172e-5, 7.9599557352648080002e-5, -2.30776162695198579e-4, 5.8743728600943818973e-4,
+        -1.455309297534642025e-3, 3.5920589774734553151e-3, -8.8632298309257087457e-3, 2.1869488260559114645e-2,
+        -5.3968253961395570821e-2, 0.13333333333326657736, -0.33333333333333322565,
+    )
+)  # fmt: skip
 # Chebyshev coefficients, fitted in 60 digits: 13 for float32, all for float64.
 TAIL: tl.constexpr = tl.constexpr(
     (
@@ -67,34 +78,12 @@ def logistic(x):
 
 
 @triton.jit
-def _then(value, x, COEFFICIENT: tl.constexpr):
-    """A step of Horner's rule. fma would take the number as float32, whatever x is."""
-    return tl.fma(value, x, tl.full(x.shape, COEFFICIENT, x.dtype))
-
-
-@triton.jit
-def _tail_single(z):
-    """(tanh(x) - x) / x**3 for z = x * x up to 0.4: a Chebyshev fit, by which tanh errs by 0.3 of a rounding."""
-    p = tl.full(z.shape, -6.0967141659e-3, z.dtype)
-    p = _then(p, z, 2.0997178999e-2)
-    p = _then(p, z, -5.3850909579e-2)
-    p = _then(p, z, 0.13332769737)
-    return _then(p, z, -0.33333328944)
-
-
-@triton.jit
-def _tail_double(z):
-    p = tl.full(z.shape, -1.7244874494844330172e-5, z.dtype)
-    p = _then(p, z, 7.9599557352648080002e-5)
-    p = _then(p, z, -2.30776162695198579e-4)
-    p = _then(p, z, 5.8743728600943818973e-4)
-    p = _then(p, z, -1.455309297534642025e-3)
-    p = _then(p, z, 3.5920589774734553151e-3)
-    p = _then(p, z, -8.8632298309257087457e-3)
-    p = _then(p, z, 2.1869488260559114645e-2)
-    p = _then(p, z, -5.3968253961395570821e-2)
-    p = _then(p, z, 0.13333333333326657736)
-    return _then(p, z, -0.33333333333333322565)
+def _polynomial(x, COEFFICIENTS: tl.constexpr, COUNT: tl.constexpr):
+    """A polynomial by Horner's rule, the highest power first. fma would take a number as float32, whatever x is."""
+    value = tl.full(x.shape, COEFFICIENTS[0], x.dtype)
+    for j in tl.static_range(1, COUNT):
+        value = tl.fma(value, x, tl.full(x.shape, COEFFICIENTS[j], x.dtype))
+    return value
 
 
 @triton.jit
@@ -103,11 +92,11 @@ def hyperbolic_tangent(x):
     size, square = tl.abs(x), x * x
     if x.dtype == tl.float64:
         e = tl.exp(-2.0 * size)
-        tail = _tail_double(square)
+        tail = _polynomial(square, TANH_DOUBLE, 11)
     else:
         # Where the rounding of the exponent would show, e no longer does.
         e = tl.exp2(size * MINUS_2_LOG2_E)
-        tail = _tail_single(square)
+        tail = _polynomial(square, TANH_SINGLE, 5)
     near = tl.fma(x * square, tail, x)
     far = (1.0 - e) * _reciprocal(1.0 + e)
     return tl.where(size < NEAR_0, near, tl.where(x < 0, -far, far))

@@ -12,10 +12,7 @@ LOG2_E_REST: tl.constexpr = tl.constexpr(1.92596298909109e-08)  # what float32 c
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 MINUS_INFINITY: tl.constexpr = tl.constexpr(float("-inf"))
 # Formats of what a kernel sees as uint8; PLAIN: what its dtype says.
-PLAIN: tl.constexpr = tl.constexpr(0)
-BOOL: tl.constexpr = tl.constexpr(1)
-FLOAT8_E5M2: tl.constexpr = tl.constexpr(2)
-FLOAT8_E4M3FN: tl.constexpr = tl.constexpr(3)
+PLAIN, BOOL, FLOAT8_E5M2, FLOAT8_E4M3FN = map(tl.constexpr, range(4))
 # Beyond these exp is 0 and infinite in float32.
 LEAST_EXPONENT: tl.constexpr = tl.constexpr(-150.0)
 MOST_EXPONENT: tl.constexpr = tl.constexpr(128.0)

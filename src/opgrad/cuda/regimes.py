@@ -6,11 +6,12 @@ A tile is ROWS rows of BLOCK elements, held in the registers of one program.
     one row       a tile holds one whole row
     columns       the reduced axis is not the last in memory: neighbours in memory belong to different rows, and a
                   tile takes 64 bytes or more of them
-    long rows,    a program goes over its rows in pieces, twice; the second time from the end, where the pieces
-    long columns  are still in the L2 cache. As many pieces are on their way to shared memory as leave room for no
-                  second program on the multiprocessor: fewer rows at a time are more likely to stay in the cache
+    long rows,    a program goes over its rows in steps, twice; the second time from the end, where the steps
+    long columns  are still in the L2 cache. As many steps are on their way to shared memory as leave room for no
+                  second program on the multiprocessor: fewer rows at a time are more likely to stay in the cache.
+                  Elements that are read in fewer than 4 bytes at a time go to registers: cp.async copies no fewer
     few rows,     there are fewer tiles than the device can work on at a time: each row is shared out to several
-    few columns   programs, which first leave what they found in their piece, then all put the pieces together
+    few columns   programs, which first leave what they found in their part, then all put the parts together
     cluster       a row too long for one thread block is held by the blocks of a cluster, so that it is read once
 """
 
@@ -36,8 +37,8 @@ class Limits:
     row: most elements of a tile. 32,768 fit 16 warps without spilling on sm_90, twice as many do not. Where longer
         rows can go to a cluster, half as many: Triton 3.9 takes a few registers more. Of float64 too: its functions do.
     tile: elements of a tile of short rows or narrow columns. 16 KiB; a multiprocessor needs about 32 KiB in flight.
-    piece: elements of a step in a loop over long rows.
-    ahead: bytes of the pieces that are on their way to shared memory, which holds 227 KiB on sm_90.
+    step: elements of a step in a loop over long rows.
+    ahead: bytes of the steps that are on their way to shared memory, which holds 227 KiB on sm_90.
     peel: shortest row whose unaligned ends are taken apart so that the rest can be read in whole vectors.
     rows: most rows of a tile, which need registers each: for where they lie, what was found of them; with labels,
         half as many.
@@ -47,7 +48,7 @@ class Limits:
 
     row: int = 32768
     tile: int = 4096
-    piece: int = 8192
+    step: int = 8192
     ahead: int = 128 << 10
     peel: int = 256
     rows: int = 1024
@@ -59,15 +60,15 @@ LIMITS = Limits()
 CLUSTERS_SINCE = (3, 9)  # the first Triton whose compiler reduces a [1, N] tile across a cluster
 MOST_CTAS = 16
 LONG_WARPS = 16
-MOST_AHEAD = 8  # pieces: the code for each of them stands before the loop
-STAGES_WITHOUT_BUFFER = 2  # Triton keeps two pieces fewer in shared memory than a loop has stages
+MOST_AHEAD = 8  # steps: the code for each of them stands before the loop
+STAGES_WITHOUT_BUFFER = 2  # Triton keeps two steps fewer in shared memory than a loop has stages
 
 
 @dataclass(frozen=True)
 class Regime:
     """The choice for one problem.
 
-    parts: programs that share a row, with per_part elements each. stages: pieces under way in a loop. ctas: of a
+    parts: programs that share a row, with per_part elements each. stages: steps under way in a loop. ctas: of a
     cluster.
     """
 
@@ -97,52 +98,81 @@ def choose(
     """The regime for a problem whose kernel keeps `streams` arrays of a tile in registers.
 
     operands: those that have an entry for each element. labelled: rows have labels, whose classes, weights and
-    factors take registers too; in columns, where a thread has a part of many rows, as many as the elements.
+    factors take registers too; in columns and in scattered rows, of which a thread has a part of many, as many as
+    the elements: these are spread over more threads.
     alone: no row is shared out to several programs or to the blocks of a cluster. functions: what is computed of an
-    element needs registers on the way, as much as to hold it; not in a loop's pieces, which are small.
+    element needs registers on the way, as much as to hold it; not in a loop's steps, which are small.
     """
-    samples = problem.outer * problem.inner
-    double = any(operand.dtype == "float64" for operand in operands)
-    share = streams * (2 if double else 1) * _scattering(problem, operands)
-    piece = max(LIMITS.piece // share, 1)
-    share *= 2 if functions else 1
-    most, tile = LIMITS.row // share, max(LIMITS.tile // share, 1)
-    if labelled or vectors(problem, operands).peel:
-        tile //= 2  # so do the ends of a tile's rows, as many as the rest
-    block = power_of_2(problem.n)
-    least = 1 if problem.inner == 1 else _least_columns(problem, operands)
-    rows = min(max(least, tile // block), LIMITS.rows // (2 if labelled else 1), power_of_2(samples))
+    samples, block = problem.outer * problem.inner, power_of_2(problem.n)
     kind = "rows" if problem.inner == 1 else "columns"
-    held = share * (2 if labelled else 1)
     in_clusters = kind == "rows" and not alone and clusters()
-    if double or (labelled and kind == "columns") or in_clusters:
-        most //= 2
+    room = _room(problem, operands, streams, labelled, functions, in_clusters)
+    rows = _rows(problem, operands, room.tile // block, LIMITS.rows // (2 if labelled else 1))
+    numbers = room.numbers * (min(room.scattering, 2) if labelled and rows > 1 else 1)
     programs = -(-samples // rows)
     parts = min(2 * device().multiprocessors // max(programs, 1), problem.n * rows // LIMITS.share)
     if 2 * programs <= device().multiprocessors and parts > 1 and not alone:
-        step = max(min(piece, LIMITS.share) // rows, 1)
+        step = max(min(room.step, LIMITS.share) // rows, 1)
         per_part = -(-problem.n // (parts * step)) * step
-        return Regime(f"few {kind}", rows, step, _warps(rows * step * held), -(-problem.n // per_part), per_part)
-    if rows * block <= most:
+        return Regime(f"few {kind}", rows, step, _warps(rows * step * numbers), -(-problem.n // per_part), per_part)
+    if rows * block <= room.most:
         name = "columns" if kind == "columns" else "one row" if rows == 1 else "short rows"
-        return Regime(name, rows, block, _warps(rows * block * held))
-    if in_clusters and block // most <= MOST_CTAS:
-        return Regime("cluster", 1, block, 16, ctas=block // most)
-    step = max(piece // rows, 1)
+        return Regime(name, rows, block, _warps(rows * block * numbers))
+    if in_clusters and block // room.most <= MOST_CTAS:
+        return Regime("cluster", 1, block, 16, ctas=block // room.most)
+    step = max(room.step // rows, 1)
     size = rows * step * streams * max(DTYPES[operand.dtype].itemsize for operand in operands)
     ahead = min(max(min(LIMITS.ahead, device().shared_memory // 2) // size, 1), MOST_AHEAD)
     return Regime(f"long {kind}", rows, step, LONG_WARPS, stages=ahead + STAGES_WITHOUT_BUFFER)
 
 
-def pieces(problem: Problem, operands: Sequence[Operand]) -> Regime:
+@dataclass(frozen=True)
+class _Room:
+    """What of a problem fits registers: the most elements of a tile, those that a tile should have, and those of a
+    step in a loop. numbers: that stand for an element in registers. scattering: of these, for its address.
+    """
+
+    most: int
+    tile: int
+    step: int
+    numbers: int
+    scattering: int
+
+
+def _room(
+    problem: Problem, operands: Sequence[Operand], streams: int, labelled: bool, functions: bool, in_clusters: bool
+) -> _Room:
+    double = _has_double(operands)
+    scattering = _scattering(problem, operands)
+    stored = streams * (2 if double else 1) * scattering
+    computed = stored * (2 if functions else 1)
+    most, tile = LIMITS.row // computed, max(LIMITS.tile // computed, 1)
+    if labelled or vectors(problem, operands).peel:
+        tile //= 2  # so do the ends of a tile's rows, as many as the rest
+    if double or (labelled and problem.inner > 1) or in_clusters:
+        most //= 2
+    return _Room(most, tile, max(LIMITS.step // stored, 1), computed * (2 if labelled else 1), scattering)
+
+
+def _has_double(operands: Sequence[Operand]) -> bool:
+    return any(operand.dtype == "float64" for operand in operands)
+
+
+def pointwise(problem: Problem, operands: Sequence[Operand]) -> Regime:
     """The tiles for a problem whose elements need nothing of each other."""
-    double = any(operand.dtype == "float64" for operand in operands)
-    share = (2 if double else 1) * (2 if problem.inner > 1 else 1) * min(_scattering(problem, operands), 2)
+    share = (
+        (2 if _has_double(operands) else 1) * (2 if problem.inner > 1 else 1) * min(_scattering(problem, operands), 2)
+    )
     tile = max(LIMITS.tile // share, 1)
     block = min(power_of_2(problem.n), tile)
+    rows = _rows(problem, operands, tile // block, LIMITS.rows // 2)
+    return Regime("pointwise", rows, min(block, max(tile // rows, 1)), 8)
+
+
+def _rows(problem: Problem, operands: Sequence[Operand], fitting: int, most: int) -> int:
+    """The rows of a tile that has room for `fitting`; of columns no fewer than are read at a good speed."""
     least = 1 if problem.inner == 1 else _least_columns(problem, operands)
-    rows = min(max(least, tile // block), LIMITS.rows // 2, power_of_2(problem.outer * problem.inner))
-    return Regime("pieces", rows, min(block, max(tile // rows, 1)), 8)
+    return min(max(least, fitting), most, power_of_2(problem.outer * problem.inner))
 
 
 def _scattering(problem: Problem, operands: Sequence[Operand]) -> int:

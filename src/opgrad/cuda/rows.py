@@ -13,7 +13,7 @@ import triton.language as tl
 
 from opgrad.contract.problem import Operand, Problem
 from opgrad.cuda.execute import Launch, Space
-from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, widen
+from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, only_if, widen
 from opgrad.cuda.regimes import Regime, power_of_2, vectors, wide
 
 
@@ -98,6 +98,27 @@ def fold(m, d, x):
     larger = tl.maximum(m, tl.max(x, 1))
     shift = shift_for(larger)
     return larger, d * exp(m - shift) + tl.sum(exp(x - shift[:, None]), 1)
+
+
+@triton.jit
+def store_share(
+    x, x_row, x_n, maxima, sums, sample, exists, part, n, parts, per_part,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr,
+    INDEX: tl.constexpr, NUMBER: tl.constexpr,
+):  # fmt: skip
+    """The maximum and the sum of exponentials of this program's part of its rows; the first one has the ends."""
+    head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
+    x_body = body_of(x_row, head, VECTOR)
+    m, d = no_rows(ROWS, NUMBER)
+    if PEEL:
+        k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
+        m, d = fold(m, d, read(x, x_row, k_end, x_n, inside_end, MINUS_INFINITY).to(NUMBER))
+    for step in range(0, per_part, BLOCK):
+        k = columns_from(part * per_part + step, BLOCK, INDEX)
+        inside = exists[:, None] & (k < body[:, None])
+        m, d = fold(m, d, read(x, x_body, k, x_n, inside, MINUS_INFINITY).to(NUMBER))
+    tl.store(maxima + sample * parts + part, m, mask=exists)
+    tl.store(sums + sample * parts + part, d, mask=exists)
 
 
 @triton.jit

@@ -94,7 +94,7 @@ def vectors(post: int, dtype: str) -> dict[str, int]:
 
 
 @triton.jit
-def place_of(groups, blocks, REPEATS: tl.constexpr):
+def tile_of(groups, blocks, REPEATS: tl.constexpr):
     """Which tile this program has, counted along pre, along n and along a slice; REPEATS: the first is not always 0."""
     program = tl.program_id(0)
     group = program // blocks
@@ -109,6 +109,6 @@ def slices_of(
     groups, blocks, REPEATS: tl.constexpr, PRES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """This program's slices, as their numbers along pre and along n, and the first of its elements in each."""
-    before, group, block = place_of(groups, blocks, REPEATS)
+    before, group, block = tile_of(groups, blocks, REPEATS)
     lane = tl.arange(0, PRES * ROWS)
     return before * PRES + lane // ROWS, group * ROWS + lane % ROWS, block * BLOCK

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from opgrad.contract.problem import Problem
-from opgrad.cuda import blocks
+from opgrad.cuda import fused
 from opgrad.cuda.execute import Launch, Program, Space
 from opgrad.cuda.numbers import MINUS_INFINITY, exp, only_if
 from opgrad.cuda.regimes import choose
@@ -28,6 +28,7 @@ from opgrad.cuda.rows import (
     row_of,
     samples_of,
     shared,
+    store_share,
     strides,
     tiles,
     write,
@@ -107,18 +108,10 @@ def forward_share(
     sample, exists = samples_of(tl.program_id(0), samples, ROWS)
     part = tl.program_id(1).to(INDEX)
     x_row = row_of(sample, inner, x_outer, x_inner)
-    head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
-    x_body = body_of(x_row, head, VECTOR)
-
-    m, d = no_rows(ROWS, NUMBER)
-    if PEEL:
-        k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
-        m, d = fold(m, d, read(x, x_row, k_end, x_n, inside_end, MINUS_INFINITY))
-    for step in range(0, per_part, BLOCK):
-        k = columns_from(part * per_part + step, BLOCK, INDEX)
-        m, d = fold(m, d, read(x, x_body, k, x_n, exists[:, None] & (k < body[:, None]), MINUS_INFINITY))
-    tl.store(maxima + sample * parts + part, m, mask=exists)
-    tl.store(sums + sample * parts + part, d, mask=exists)
+    store_share(
+        x, x_row, x_n, maxima, sums, sample, exists, part, n, parts, per_part,
+        ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -159,13 +152,13 @@ def forward(problem: Problem, result: Any) -> Program:
 
 def softmax(problem: Problem) -> Program:
     if problem.is_general:
-        return blocks.forward(problem, log=False)
+        return fused.forward(problem, log=False)
     return forward(problem, probability)
 
 
 def log_softmax(problem: Problem) -> Program:
     if problem.is_general:
-        return blocks.forward(problem, log=True)
+        return fused.forward(problem, log=True)
     return forward(problem, log_probability)
 
 
@@ -318,11 +311,11 @@ def gradient(problem: Problem, term: Any, result: Any) -> Program:
 
 def softmax_grad(problem: Problem) -> Program:
     if problem.is_general:
-        return blocks.gradient(problem, log=False)
+        return fused.gradient(problem, log=False)
     return gradient(problem, product, probability_grad)
 
 
 def log_softmax_grad(problem: Problem) -> Program:
     if problem.is_general:
-        return blocks.gradient(problem, log=True)
+        return fused.gradient(problem, log=True)
     return gradient(problem, upstream, log_probability_grad)

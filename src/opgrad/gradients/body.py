@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.onnxruntime.bodies.build import Body, Value
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
-from opgrad.onnxruntime.opset import all_nodes, captured
+from opgrad.onnxruntime.opset import all_nodes, captured, free_name
 
 Sizes = Sequence[int | str | None]
 
@@ -52,11 +52,7 @@ class GraphBody(Body):
 
     def free(self, name: str) -> str:
         """A name that nothing has, taken from now on."""
-        found, number = name, 1
-        while found in self._taken:
-            found, number = f"{name}_token_{number}", number + 1
-        self._taken.add(found)
-        return found
+        return free_name(name, self._taken)
 
     def nodes_of(self, op: str, outputs: int, *inputs: Value | None, **attributes: Any) -> list[Value]:
         """Append a node with several outputs, unless the same is there."""

@@ -13,6 +13,7 @@ from opgrad.gradients.forward import Forward, domain_of
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import RULES, NoGradient
 from opgrad.onnxruntime.bodies.build import Value
+from opgrad.onnxruntime.opset import free_name
 
 DOMAIN = "opgrad.expanded"
 
@@ -152,11 +153,11 @@ def _branch(forward: Forward, node: onnx.NodeProto, taken: set[str]) -> list[onn
     branch = next(each.g for each in node.attribute if each.name == name)
     renamed: dict[str, str] = {}
     for inner in branch.node:
-        renamed |= {name: _free(f"{node.name or 'If'}/{name}", taken) for name in inner.output if name}
-    renamed |= {each.name: _free(f"{node.name or 'If'}/{each.name}", taken) for each in branch.initializer}
+        renamed |= {name: free_name(f"{node.name or 'If'}/{name}", taken) for name in inner.output if name}
+    renamed |= {each.name: free_name(f"{node.name or 'If'}/{each.name}", taken) for each in branch.initializer}
     nodes = [_renamed(inner, renamed) for inner in branch.node]
     for inner in nodes:
-        inner.name = _free(inner.name, taken) if inner.name else ""
+        inner.name = free_name(inner.name, taken) if inner.name else ""
     for tensor in branch.initializer:
         copy = forward.graph.initializer.add()
         copy.CopyFrom(tensor)
@@ -177,13 +178,6 @@ def _renamed(node: onnx.NodeProto, names: dict[str, str]) -> onnx.NodeProto:
             for value in graph.output:
                 value.name = names.get(value.name, value.name)
     return copy
-
-
-def _free(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
 
 
 # --- decompositions ---

@@ -26,13 +26,9 @@ assert rules.FAMILIES  # their rules are declared when they are imported
 
 
 def gradients(
-    model: onnx.ModelProto | str | os.PathLike[str],
-    of: str | Sequence[str],
-    with_respect_to: str | Sequence[str],
-    *,
-    plain: bool = False,
-    checkpoint_segments: int | Sequence[str] | None = None,
-) -> onnx.ModelProto:
+    model: onnx.ModelProto | str | os.PathLike[str], of: str | Sequence[str], with_respect_to: str | Sequence[str],
+    *, plain: bool = False, checkpoint_segments: int | Sequence[str] | None = None,
+) -> onnx.ModelProto:  # fmt: skip
     """The same model with gradients among its outputs.
 
     model: an onnx.ModelProto, which is not changed, or the path of a file.

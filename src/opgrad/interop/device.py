@@ -63,9 +63,9 @@ class Runners:
             key = self._key(op, settled)
             plan = self._plans.get(key)
         except ERRORS:
-            return self._made(op, settled)
+            return self._new_plan(op, settled)
         if plan is None:
-            plan = self._made(op, settled)
+            plan = self._new_plan(op, settled)
             if all(is_plain(settled[name]) for name in settled if name not in op.inputs and name != "out"):
                 with settling:
                     if len(self._plans) >= PLANS:
@@ -86,7 +86,7 @@ class Runners:
                 key.append((name, *map(of, value)) if type(value) is tuple else (name, of(value)))
         return tuple(key)
 
-    def _made(self, op: Operator, given: Mapping[str, Any]) -> Plan:
+    def _new_plan(self, op: Operator, given: Mapping[str, Any]) -> Plan:
         return self.make(self.memory, op, self.settle(op, given))
 
 
@@ -104,11 +104,11 @@ class Signature:
         self.like = next(name for name in op.inputs if given.get(name) is not None)
         self.made: list[Spec] = []
         if not self.brought:
-            self.made = [self._made(memory, op, given, name) for name in op.results]
+            self.made = [self._result_spec(memory, op, given, name) for name in op.results]
             self.prepared = prepare(op, specs, attributes, self.made, any_stride)
         self.makers = [memory.maker(spec, given[self.like]) for spec in self.made]
 
-    def _made(self, memory: Memory, op: Operator, given: Mapping[str, Any], name: str) -> Spec:
+    def _result_spec(self, memory: Memory, op: Operator, given: Mapping[str, Any], name: str) -> Spec:
         """A result that the caller did not bring."""
         spec, order = self.prepared.results[name], self.prepared.problem.orders[name]
         model = model_of(op, name)

@@ -259,7 +259,7 @@ def compute(node: int, context: int) -> int:
 
 
 @native(4)
-def spread(pool: int, task: int, arguments: int, parts: int) -> int:
+def parallel_for(pool: int, task: int, arguments: int, parts: int) -> int:
     """Call task(arguments, part) for every part in onnxruntime's threads."""
     return call_address(load_word(pool, 0), load_word(pool, 1), task, parts, 0, arguments)
 

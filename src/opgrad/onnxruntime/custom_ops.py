@@ -10,7 +10,7 @@ from opgrad.cpu.runtime.execute import execute
 from opgrad.onnxruntime import abi
 from opgrad.onnxruntime.abi import Api, CustomOp, address_of, callback, forever
 from opgrad.onnxruntime.attributes import read_attributes
-from opgrad.onnxruntime.compute import close, compute, spread
+from opgrad.onnxruntime.compute import close, compute, parallel_for
 from opgrad.onnxruntime.node import Node, prepare, refuse
 from opgrad.onnxruntime.overloads import VALUE, Overload, Port, overloads
 
@@ -116,7 +116,7 @@ def _natives() -> tuple[int, ...]:
         _keep(callback(prepare, SIZE, 3)),
         _keep(callback(refuse, SIZE, 3)),
         execute.address,
-        spread.address,
+        parallel_for.address,
         *map(address_of, (system.malloc, system.free, system.memcpy)),
     )
 

@@ -16,7 +16,7 @@ from onnx import AttributeProto, helper
 from opgrad.onnxruntime.bodies import FORMS, Call, Form, NoForm
 from opgrad.onnxruntime.bodies.build import Body, Value
 from opgrad.onnxruntime.bodies.reasons import NOT_LOWERED
-from opgrad.onnxruntime.opset import all_nodes, raise_opset, subgraphs
+from opgrad.onnxruntime.opset import all_nodes, free_name, raise_opset, subgraphs
 from opgrad.onnxruntime.reading import check_model, read_model
 
 DOMAIN = "opgrad"
@@ -184,7 +184,7 @@ class _Lowering:
             if buffer in self.feedback.values():
                 raise NotImplementedError(f"lower: {_title(node)} writes into {buffer}, as another node does")
             node.output.extend([""] * (index + 1 - len(node.output)))
-            name = node.output[index] = node.output[index] or _free(f"{buffer}.next", taken)
+            name = node.output[index] = node.output[index] or free_name(f"{buffer}.next", taken)
             if name not in outputs:
                 value = main.output.add()
                 value.CopyFrom(inputs[buffer])
@@ -261,12 +261,6 @@ def _title(node: onnx.NodeProto) -> str:
 
 def _no_form(node: onnx.NodeProto, reason: object) -> NotImplementedError:
     return NotImplementedError(f"lower: {_title(node)} has no form of plain operators: {reason}")
-
-
-def _free(name: str, taken: Collection[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name
 
 
 def _attribute(attribute: AttributeProto) -> tuple[str, Any]:

@@ -43,7 +43,7 @@ def words(values: Iterable[int]) -> Any:
     return (ctypes.c_int64 * len(block))(*block)
 
 
-class Prepared:
+class PlanWords:
     """A plan with its key and its outputs, as words; `compute` walks from one to the next.
 
     An output that the node does not have, but the plan writes, gets a place behind the scratch memory.
@@ -100,8 +100,8 @@ class Node:
         overwrites = [len(overload.onnx.overwrites), ctypes.addressof(self._buffers)]
         facts = [api.address, 0, 0, len(kinds), *overwrites, *natives, operands, self.most_dimensions]
         self._words = words([*facts, *kinds])
-        self._plans: dict[tuple[int, ...], Prepared] = {}
-        self._last: dict[int, Prepared] = {}  # by thread
+        self._plans: dict[tuple[int, ...], PlanWords] = {}
+        self._last: dict[int, PlanWords] = {}  # by thread
         self.address = ctypes.addressof(self._words)
         for gone in [node for node in list(_nodes.values()) if node._words[CLOSED]]:
             _nodes.pop(gone.address, None)
@@ -124,7 +124,7 @@ class Node:
         index = names.index(port.parameter) if port.parameter in names else 0
         return replace(port, operand=len(self.operator.arrays) + index)
 
-    def prepare(self, key: tuple[int, ...]) -> Prepared:
+    def prepare(self, key: tuple[int, ...]) -> PlanWords:
         """The plan for a key; TypeError or ValueError if the operator refuses such inputs."""
         last = self._last.get(threading.get_ident())
         if last is not None and last.key == key:
@@ -137,7 +137,7 @@ class Node:
             known = itertools.chain(self._plans.values(), self._last.values())
             return next(prepared.plan for prepared in known if prepared.address == address)
 
-    def _keep(self, key: tuple[int, ...], plan: arrays.Plan) -> Prepared:
+    def _keep(self, key: tuple[int, ...], plan: arrays.Plan) -> PlanWords:
         """Put a plan before the others; with too many of them, keep it until this thread asks again.
 
         Others may be walking through the plans in native code, so no plan is ever taken out.
@@ -147,7 +147,7 @@ class Node:
                 return self._plans[key]
             outputs, spare = self._outputs(plan)
             overwritten = [_bytes(self._result(plan, name)) for name in self.overload.onnx.overwrites]
-            prepared = Prepared(plan, key, outputs, spare, overwritten, self._words[PLANS])
+            prepared = PlanWords(plan, key, outputs, spare, overwritten, self._words[PLANS])
             if len(self._plans) == MOST_PLANS:
                 self._last[threading.get_ident()] = prepared
             else:

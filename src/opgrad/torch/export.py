@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from opgrad.contract import OnnxName, Operator
-from opgrad.torch.graphs import EXPORTER, SCALAR_TYPES, Graph, Program, Trace, Value
+from opgrad.torch.graphs import EXPORTER, SCALAR_TYPES, ExportGraph, Graph, Trace, Value
 from opgrad.torch.schema import REGISTERED, Registered, is_recording
 
 Given = Mapping[str, Any]  # a call's arguments by parameter name; tensors are values of the graph
@@ -43,10 +43,10 @@ def node(graph: Graph, name: str, inputs: Sequence[Value | None], like: Value, *
 def elementwise(name: str, *attributes: str) -> Form:
     """A node on x with these of the operator's attributes."""
 
-    def made(graph: Graph, given: Given) -> Value:
+    def build(graph: Graph, given: Given) -> Value:
         return node(graph, name, [given["x"]], given["x"], **{each: float(given[each]) for each in attributes})
 
-    return made
+    return build
 
 
 FORMS |= {"relu": elementwise("Relu"), "sigmoid": elementwise("Sigmoid"), "tanh": elementwise("Tanh")}
@@ -74,7 +74,7 @@ def _in_place_accumulator(graph: Graph, given: Given) -> Value:
 def over_rows(name: str, *arrays: str) -> Form:
     """A node along an axis of these arrays; ONNX has one axis, so several are merged before and parted after."""
 
-    def made(graph: Graph, given: Given) -> Value:
+    def build(graph: Graph, given: Given) -> Value:
         values = [given[array] for array in arrays]
         axis = given["axis"]
         rank = graph.rank(values[0])
@@ -84,7 +84,7 @@ def over_rows(name: str, *arrays: str) -> Form:
         merged = [graph.merged(value, axes) for value in values]
         return graph.reshaped(node(graph, name, merged, merged[0], axis=axes[0]), values[0])
 
-    return made
+    return build
 
 
 FORMS |= {"softmax": over_rows("Softmax", "x"), "log_softmax": over_rows("LogSoftmax", "x")}
@@ -193,7 +193,7 @@ def on_export(operator: Registered, arguments: Sequence[Any]) -> Any:
         # A trace takes no list with sizes that it follows: int() makes them numbers, with PyTorch's warning.
         plain = [[int(each) for each in value] if isinstance(value, list | tuple) else value for value in arguments]
         return operator.overload(*plain)  # whose node the symbolic function replaces
-    return converted(operator, Program(), arguments)
+    return converted(operator, ExportGraph(), arguments)
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -205,7 +205,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _decomposition(operator: Registered) -> Callable[..., Any]:
-    return lambda *arguments: converted(operator, Program(), arguments)
+    return lambda *arguments: converted(operator, ExportGraph(), arguments)
 
 
 def _symbolic(operator: Registered) -> Callable[..., Any]:

@@ -22,14 +22,9 @@ Axis = int | tuple[int, ...]
 
 
 def softmax(
-    input: Tensor | None = None,
-    dim: Axis | None = None,
-    _stacklevel: int = 3,
-    dtype: torch.dtype | None = None,
-    *,
-    x: Tensor | None = None,
-    axis: Axis | None = None,
-) -> Tensor:
+    input: Tensor | None = None, dim: Axis | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None,
+    *, x: Tensor | None = None, axis: Axis | None = None,
+) -> Tensor:  # fmt: skip
     """Probabilities from logits.
 
     input: any shape; float32, float64, float16 or bfloat16, on the CPU or on CUDA; `x` is another name for it.
@@ -49,14 +44,9 @@ def softmax(
 
 
 def log_softmax(
-    input: Tensor | None = None,
-    dim: Axis | None = None,
-    _stacklevel: int = 3,
-    dtype: torch.dtype | None = None,
-    *,
-    x: Tensor | None = None,
-    axis: Axis | None = None,
-) -> Tensor:
+    input: Tensor | None = None, dim: Axis | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None,
+    *, x: Tensor | None = None, axis: Axis | None = None,
+) -> Tensor:  # fmt: skip
     """Logarithms of the softmax probabilities.
 
     input, dim, _stacklevel, dtype, x, axis: as for softmax.

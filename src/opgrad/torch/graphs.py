@@ -50,7 +50,7 @@ class Graph(Protocol):
         """A value in the shape of another."""
 
 
-class Program:
+class ExportGraph:
     """The graph of an exported program: nodes of ONNX stand between the operators of PyTorch."""
 
     def nodes(
@@ -61,9 +61,9 @@ class Program:
         **attributes: Any,
     ) -> Sequence[Tensor]:
         dtypes, shapes = zip(*results, strict=True)
-        made = torch.onnx.ops.symbolic_multi_out(name, inputs, attributes, dtypes=dtypes, shapes=shapes)
+        values = torch.onnx.ops.symbolic_multi_out(name, inputs, attributes, dtypes=dtypes, shapes=shapes)
         device = next(x.device for x in inputs if x is not None)
-        return [value.to(device) for value in made]  # they are always made on the CPU
+        return [value.to(device) for value in values]  # they are always made on the CPU
 
     def dtype(self, x: Tensor) -> torch.dtype:
         return x.dtype

@@ -21,18 +21,10 @@ _loss_and_grad, _log_softmax = OPERATORS["softmax_cross_entropy_loss_and_grad"],
 
 
 def cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    *,
-    inplace_backward: bool = False,
-    check: bool = False,
-) -> Tensor:
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
+    *, inplace_backward: bool = False, check: bool = False,
+) -> Tensor:  # fmt: skip
     """Cross-entropy between softmax(input) over the classes and labels or class probabilities.
 
     input: logits of shape (C,), (N, C) or (N, C, D1, …, Dk); float32, float64, float16 or bfloat16. Any strides.

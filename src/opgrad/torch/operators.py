@@ -126,8 +126,9 @@ class TensorOperator(Registered):
         given = self.given(arguments)
         inputs = {name: _spec(given.get(name)) for name in self.op.inputs}
         attributes = self.checked(inputs, given)
-        made = [self._made(given, name, spec) for name, spec in result_specs(self.op, inputs, attributes).items()]
-        return made[0] if len(made) == 1 else tuple(made)
+        specs = result_specs(self.op, inputs, attributes)
+        results = [self._empty_result(given, name, spec) for name, spec in specs.items()]
+        return results[0] if len(results) == 1 else tuple(results)
 
     def checked(self, inputs: Mapping[str, Spec | None], given: Mapping[str, Any]) -> dict[str, Any]:
         """The attributes in the contract's form. Raises what it raises for a wrong call; sizes may be symbols."""
@@ -143,7 +144,7 @@ class TensorOperator(Registered):
             attributes["shape"] = shape
         return attributes
 
-    def _made(self, given: Mapping[str, Any], name: str, spec: Spec) -> torch.Tensor:
+    def _empty_result(self, given: Mapping[str, Any], name: str, spec: Spec) -> torch.Tensor:
         dtype, model = TORCH_DTYPES[spec.dtype], model_of(self.op, name)
         if model is not None:
             return torch.empty_like(given[model], dtype=dtype)

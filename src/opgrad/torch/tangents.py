@@ -86,8 +86,8 @@ def added(*parts: Tangent) -> Tangent:
     return sum(given[1:], given[0]) if given else None
 
 
-symmetric("softmax", "relu", "relu_grad", "sigmoid", "sigmoid_grad", "tanh", "tanh_grad")
-symmetric("quick_gelu", "quick_gelu_grad", "leaky_relu", "leaky_relu_grad", "in_place_accumulator")
+# What an operator on single elements does to one is its matter alone: there is nothing beside the diagonal.
+symmetric("softmax", *(name for name, each in OPERATORS.items() if each.op.kind == "elements" and each.eager))
 
 
 # --- softmax --------------------------------------------------------------------------------------------------------

@@ -96,21 +96,14 @@ class Artifacts:
 
 def generate_artifacts(
     model: onnx.ModelProto | str | os.PathLike[str],
-    requires_grad: Sequence[str] | str | None = None,
-    frozen_params: Sequence[str] | str | None = None,
-    loss: LossType | Block | None = None,
-    optimizer: OptimType | Block | None = None,
-    artifact_directory: str | bytes | os.PathLike[str] | None = None,
-    prefix: str = "",
-    ort_format: bool = False,
+    requires_grad: Sequence[str] | str | None = None, frozen_params: Sequence[str] | str | None = None,
+    loss: LossType | Block | None = None, optimizer: OptimType | Block | None = None,
+    artifact_directory: str | bytes | os.PathLike[str] | None = None, prefix: str = "", ort_format: bool = False,
     custom_op_library: str | bytes | os.PathLike[str] | None = None,
-    additional_output_names: Sequence[str] | None = None,
-    nominal_checkpoint: bool = False,
-    loss_input_names: Sequence[str] | None = None,
-    *,
-    batch_norm: BatchNorm | str = BatchNorm.MODEL,
+    additional_output_names: Sequence[str] | None = None, nominal_checkpoint: bool = False,
+    loss_input_names: Sequence[str] | None = None, *, batch_norm: BatchNorm | str = BatchNorm.MODEL,
     checkpoint_segments: int | Sequence[str] | None = None,
-) -> Artifacts:
+) -> Artifacts:  # fmt: skip
     """Make a training model, an eval model, a checkpoint and an optimizer model.
 
     model: an onnx.ModelProto, which is not changed, or the path of a file.
@@ -120,37 +113,34 @@ def generate_artifacts(
     loss: a `LossType`, a block of `onnxblock.loss`, or a block of one's own that returns the name of the loss, or
         several names, of which the loss is the first. None: the model's first output is the loss.
     optimizer: an `OptimType` or a block of `onnxblock.optim`. None: no optimizer model.
-    artifact_directory: the folder, which must exist. None: the current one.
-    prefix: in front of the names of all files.
-    ort_format: whether the models are written in ORT format, too.
+    artifact_directory: the folder, which must exist. None: the current one. prefix: in front of all files' names.
+    nominal_checkpoint, ort_format: whether a checkpoint without values, and models in ORT format, are written, too.
     custom_op_library: the library with the operators of one's own that the model has, for `ort_format`.
     additional_output_names: values that both models have as outputs behind the loss.
-    nominal_checkpoint: whether a checkpoint without values is written, too.
     loss_input_names: what the loss is called with. None: the model's outputs, in their order.
     batch_norm: whose statistics batch normalization takes; see `BatchNorm`.
-    checkpoint_segments: how many segments the training model is cut into, or the names of values at whose nodes one
-        ends: less memory for more time, as what is inside of all but the last is forgotten and computed again.
+    checkpoint_segments: less memory for more time; see `opgrad.gradients.gradients`.
 
     Returns `Artifacts`, which says what was chosen and written; nothing is written unless everything could be made.
-
     Raises TypeError and ValueError for other arguments, for a model that is damaged or has no way from the parameters
     to the loss, and for names that it does not have; LookupError for outputs that it does not have; FileNotFoundError;
     NotImplementedError, which names all nodes that have no gradient.
     """
     request = Request(
-        requires_grad=requires_grad,
-        frozen_params=frozen_params,
-        loss=_block("loss", loss, LossType, losses) or blocks.PassThrough(),
-        loss_inputs=None if loss_input_names is None else names_in("loss_input_names", loss_input_names),
-        outputs=names_in("additional_output_names", additional_output_names or ()),
-        batch_norm=_batch_norm(batch_norm).value,
-        checkpoint_segments=checkpoint_segments,
-    )
+        requires_grad, frozen_params, _block("loss", loss, LossType, losses) or blocks.PassThrough(),
+        None if loss_input_names is None else names_in("loss_input_names", loss_input_names),
+        names_in("additional_output_names", additional_output_names or ()), _batch_norm(batch_norm).value,
+        checkpoint_segments,
+    )  # fmt: skip
     files = Files(_folder(artifact_directory), _prefix(prefix), bool(nominal_checkpoint), bool(ort_format))
+    return _written(model, request, _block("optimizer", optimizer, OptimType, optim), files, custom_op_library)
+
+
+def _written(model: Any, request: Request, optimizer: Block | None, files: Files, library: Any) -> Artifacts:
     with ExitStack() as stack:
-        if custom_op_library is not None:
-            files.library = stack.enter_context(named_library(os.fsdecode(custom_op_library)))
-        made = make(model, request, _block("optimizer", optimizer, OptimType, optim))
+        if library is not None:
+            files.library = stack.enter_context(named_library(os.fsdecode(library)))
+        made = make(model, request, optimizer)
         written = files.write(made)
     result = _result(files.folder, written, made)
     logger.info("%s", result)

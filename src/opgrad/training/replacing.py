@@ -24,16 +24,16 @@ def replace_pair(path: Path, root: odtc.Values) -> None:
     tensors = [tensor for tensor in odtc.tensors(root) if tensor["data"].nbytes]
     offset = _free_bytes(path, sum(odtc.aligned(tensor["data"].nbytes) for tensor in tensors))
     root["model"]["outside"] = True
-    pieces = []
+    segments = []
     for tensor in tensors:
-        pieces.append((offset, tensor["data"]))
+        segments.append((offset, tensor["data"]))
         tensor["offset"], tensor["data"] = offset, None
-        offset += odtc.aligned(pieces[-1][1].nbytes)
+        offset += odtc.aligned(segments[-1][1].nbytes)
     content = odtc.contents(root)
     data = open(data_path(path), "r+b", opener=_create)  # noqa: SIM115  (it is cut only if it could be opened)
     try:
         with naming(data_path(path)), data:
-            _write_pieces(data, pieces)
+            _write_segments(data, segments)
         flush_folder(path.parent)
         replace_file(path, content)
     finally:
@@ -81,8 +81,8 @@ def _create(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_CREAT, 0o666)
 
 
-def _write_pieces(file: BinaryIO, pieces: Iterable[tuple[int, np.ndarray]]) -> None:
-    for offset, array in pieces:
+def _write_segments(file: BinaryIO, segments: Iterable[tuple[int, np.ndarray]]) -> None:
+    for offset, array in segments:
         file.seek(offset)
         file.write(odtc.raw(array).data)
     flush(file)

@@ -1,13 +1,13 @@
 """A graph in a few lines: its stages, each of which begins with a node that has weights."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
 import onnx
 
 from opgrad.gradients.forward import Forward, domain_of
-from opgrad.training.building.selection import HANDING_ON, SCALES
+from opgrad.training.building.selection import SCALES
 
 SILENT = ("Identity", "Cast", "Unsqueeze", "Squeeze")  # which say little of what a model does
 
@@ -28,9 +28,12 @@ class Stage:
 
 def stages(forward: Forward, weights: Mapping[str, int]) -> list[Stage]:
     """The stages of a graph, in its order. weights: by name, the number of elements."""
-    counts, found = dict(weights), list[Stage]()
-    for nodes in _parts(_carrying(forward, counts), counts):
-        count = sum(counts.get(name, 0) for node in nodes for name in node.input)
+    found, counted = list[Stage](), set[str]()
+    origins = {name: {name} for name in weights}
+    for nodes in _parts(_carrying(forward, origins), origins):
+        own = {each for node in nodes for name in node.input for each in origins.get(name, ())} - counted
+        count = sum(weights[name] for name in own)
+        counted |= own
         operators = _joined([node.op_type for node in nodes if domain_of(node) or node.op_type not in SILENT])
         shape = _shape(forward, nodes[-1].output[0]) if nodes[-1].output else None
         if found and found[-1].operators == operators:
@@ -41,24 +44,25 @@ def stages(forward: Forward, weights: Mapping[str, int]) -> list[Stage]:
     return found
 
 
-def _carrying(forward: Forward, counts: dict[str, int]) -> list[onnx.NodeProto]:
-    """The nodes that compute with what the graph is given, but not with its shape.
+def _carrying(forward: Forward, origins: dict[str, set[str]]) -> list[onnx.NodeProto]:
+    """The nodes that compute with what the graph is given, but not with its shape or type.
 
-    counts: the weights by name; gets what others hand on.
+    origins: by name, of which weights a value is made; gets those that other nodes make of weights.
     """
     reached, nodes = {each.name for each in forward.graph.input}, []
     for node in forward.graph.node:
         if node.op_type in ("Shape", "Size"):
             continue
-        if reached.intersection(node.input):
+        inputs = node.input[:1] if node.op_type == "CastLike" else node.input
+        if reached.intersection(inputs):
             reached.update(filter(None, node.output))
             nodes.append(node)
-        elif node.op_type in HANDING_ON and node.input[0] in counts:
-            counts[node.output[0]] = counts[node.input[0]]
+        elif held := {each for name in inputs for each in origins.get(name, ())}:
+            origins.update((name, held) for name in node.output)
     return nodes
 
 
-def _parts(nodes: Iterable[onnx.NodeProto], weights: Mapping[str, int]) -> list[list[onnx.NodeProto]]:
+def _parts(nodes: Iterable[onnx.NodeProto], weights: Collection[str]) -> list[list[onnx.NodeProto]]:
     """The nodes, a list for each stage; a weight that is added or multiplied begins none."""
     parts: list[list[onnx.NodeProto]] = []
     for node in nodes:

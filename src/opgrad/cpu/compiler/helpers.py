@@ -5,16 +5,28 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 INLINE: list[Callable[..., Any]] = []
+KNOWN: set[Callable[..., Any]] = set()
 CHOOSE: list[Callable[..., Any]] = []
 
 
 def inline(function: F) -> F:
-    """Mark a helper that kernels may call; it becomes part of each of them."""
-    INLINE.append(function)
+    """Mark a helper that kernels may call; it becomes part of each of them. Marking it again changes nothing."""
+    if function not in KNOWN:
+        KNOWN.add(function)
+        INLINE.append(function)
     return function
 
 
-def by_precision(function: F) -> F:
-    """Mark a helper that names, for 32 or 64 bits, the implementation that kernels call in its place."""
-    CHOOSE.append(function)
-    return function
+def by_precision(single: Callable[..., Any], double: Callable[..., Any]) -> Callable[..., Any]:
+    """A helper of vectors that is one function where they hold float32, another where they hold float64."""
+
+    def chosen(bits: int) -> Callable[..., Any]:
+        return single if bits == 32 else double
+
+    CHOOSE.append(chosen)
+    return chosen
+
+
+def constant(single: float, double: float) -> Callable[..., float]:
+    """A number that depends on the precision: constant(vector)."""
+    return by_precision(inline(lambda x: single), inline(lambda x: double))

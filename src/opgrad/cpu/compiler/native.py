@@ -18,6 +18,7 @@ from typing import Any
 from opgrad.cpu.compiler import sources
 from opgrad.cpu.compiler.cache import ObjectCache, directory
 from opgrad.cpu.compiler.helpers import by_precision as by_precision
+from opgrad.cpu.compiler.helpers import constant as constant
 from opgrad.cpu.compiler.helpers import inline as inline
 from opgrad.cpu.compiler.parameters import Parameters
 from opgrad.cpu.compiler.target import host as host
@@ -120,9 +121,13 @@ def _entry(symbol: str, function: Callable[..., Any]) -> str | None:
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """The function's name and line, with those of the functions that it was made from, at every depth."""
-    inside = [_name(cell.cell_contents) for cell in function.__closure__ or ()]
-    own = f"{function.__module__}.{function.__qualname__}:{function.__code__.co_firstlineno}"
+    """The function's name and line, with what it was made from: functions, at every depth, and numbers."""
+    made_from = [cell.cell_contents for cell in function.__closure__ or ()]
+    inside = [_name(each) if callable(each) else repr(each) for each in made_from]
+    code = function.__code__
+    own = f"{function.__module__}.{function.__qualname__}:{code.co_firstlineno}"
+    if function.__name__ == "<lambda>":  # there may be several in a line
+        own += hashlib.sha256(repr((code.co_code, code.co_names, code.co_consts)).encode()).hexdigest()[:16]
     return own + (f"({', '.join(inside)})" if inside else "")
 
 

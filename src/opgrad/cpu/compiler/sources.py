@@ -40,7 +40,8 @@ def made_from(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """The function, and those that it was made from, at every depth."""
     yield function
     for cell in function.__closure__ or ():
-        yield from made_from(cell.cell_contents)
+        if callable(cell.cell_contents):
+            yield from made_from(cell.cell_contents)
 
 
 def of_file(path: str) -> bytes | None:

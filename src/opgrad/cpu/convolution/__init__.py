@@ -238,17 +238,9 @@ class _Steps:
         tiles_per_range = -(-tiles // min(tiles, -(-FEWEST_UNITS // (ranges * s.group))))
         rows = Ranges(s.filters, -(-tiles // tiles_per_range), tiles_per_range * products.ROWS)
         length = s.length(images.count)
-        arguments = {
-            "rows": rows,
-            "columns": Ranges(columns, ranges, per_range),
-            "length": length,
-            "shifts": self.x_shifts,
-            "single": s.filters == 1,
-            "add": images.first,
-            "dy": self.dy,
-            "x": self.x,
-            "sums": self.sums["dw"],
-        }
+        arguments = {"rows": rows, "columns": Ranges(columns, ranges, per_range), "length": length}
+        arguments |= {"shifts": self.x_shifts, "single": s.filters == 1, "add": images.first, "dy": self.dy}
+        arguments |= {"x": self.x, "sums": self.sums["dw"]}
         units, unit_products = s.group * rows.count * ranges, rows.per_range * per_range * length
         self.steps.append(_fixed_parts(products.dot_products, units, unit_products, arguments))
 
@@ -270,17 +262,10 @@ class _Steps:
             start += terms
         w: Any = self.problem["w"]
         weights: Any = self.workspace.shared(s.group * packed)
-        arguments = {
-            "tiles": Tiles(len(words), self.table(words)),
-            "shifts": self.table(np.concatenate(shifts)),
-            "sources": self.table(np.concatenate(sources)),
-            "rows": rows,
-            "single": rows == 1,
-            "w": Filters(w, s.filters * s.channels * s.taps, s.taps),
-            "weights": Rows(weights, packed),
-            "dy": self.dy,
-            "dx": self.x,
-        }
+        arguments = {"tiles": Tiles(len(words), self.table(words)), "shifts": self.table(np.concatenate(shifts))}
+        arguments |= {"sources": self.table(np.concatenate(sources)), "rows": rows, "single": rows == 1}
+        arguments |= {"w": Filters(w, s.filters * s.channels * s.taps, s.taps), "weights": Rows(weights, packed)}
+        arguments |= {"dy": self.dy, "dx": self.x}
         pack_bytes = 8 * packed / len(words)
         self.steps.append(shared_out(products.pack_weights, s.group * len(words), pack_bytes, arguments))
         return arguments

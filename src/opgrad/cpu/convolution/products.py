@@ -5,12 +5,12 @@ Both are what convolution's gradients come to (opgrad.cpu.convolution).
 """
 
 import platform
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel, vector_bytes
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
-from opgrad.cpu.compiler.simd import fma, full, lanes, load, load_one, number, reduce_add, store, store_one
 from opgrad.cpu.convolution.signals import Signals
 from opgrad.cpu.loops.fold import sum_range
 
@@ -20,78 +20,76 @@ COLUMNS: Final = 3
 CHUNK: Final = 128  # products that are added to each other before they join the total
 # Vectors of a signal that are multiplied at a time: seven signals of them, 28 KiB, stay in the first-level cache. With
 # 64, windows of one element took 1.4 times as long.
-BLOCK: Final = 32
+BLOCK_VECTORS: Final = 32
 
 
 @inline
-def store_or_add(out: Any, i: int, v: Any, add: int) -> None:
-    if add:
-        store(out, i, load(out, i) + v)
-    else:
-        store(out, i, v)
+def three_from(p, offset: int):
+    """Three vectors side by side."""
+    w = v.lanes(p)
+    return v.load(p, offset), v.load(p, offset + w), v.load(p, offset + 2 * w)
 
 
 @inline
-def store_three(out: Any, u: Any, v: Any, t: Any, add: int) -> None:
+def add_products(sums, factor, factors):
+    """Three sums of products with one more each."""
+    (s, t, u), (x, y, z) = sums, factors
+    return v.fma(x, factor, s), v.fma(y, factor, t), v.fma(z, factor, u)
+
+
+@inline
+def store_three(out, sums, add: int) -> None:
     """Store three vectors side by side, or add them to what stands there."""
-    w = lanes(out)
-    store_or_add(out, 0, u, add)
-    store_or_add(out, w, v, add)
-    store_or_add(out, 2 * w, t, add)
+    w, (s, t, u) = v.lanes(out), sums
+    if add:
+        x, y, z = three_from(out, 0)
+        s, t, u = x + s, y + t, z + u
+    v.store(out, 0, s)
+    v.store(out, w, t)
+    v.store(out, 2 * w, u)
 
 
 @inline
-def correlate_four(
-    out: Any, pitch: int, rows: int, signals: Any, shifts: int, weights: Any, j: int, end: int, add: int
-) -> None:
+def correlate_four(out, pitch: int, rows: int, signals, shifts: int, weights, j: int, end: int, add: int) -> None:
     """out[r, 0:3 vectors] (+)= the sum over j of weights[4 j + r] * signals[shifts[j]:]."""
-    w = lanes(out)
-    a0 = a1 = a2 = b0 = b1 = b2 = c0 = c1 = c2 = d0 = d1 = d2 = full(out, 0.0)
+    zero = v.full(out, 0.0)
+    a = b = c = d = zero, zero, zero
     while j < end:
-        source = signals + load_word(shifts, j)
-        x, y, z = load(source, 0), load(source, w), load(source, 2 * w)
-        a, b = load_one(weights, 4 * j), load_one(weights, 4 * j + 1)
-        c, d = load_one(weights, 4 * j + 2), load_one(weights, 4 * j + 3)
-        a0, a1, a2 = fma(x, a, a0), fma(y, a, a1), fma(z, a, a2)
-        b0, b1, b2 = fma(x, b, b0), fma(y, b, b1), fma(z, b, b2)
-        c0, c1, c2 = fma(x, c, c0), fma(y, c, c1), fma(z, c, c2)
-        d0, d1, d2 = fma(x, d, d0), fma(y, d, d1), fma(z, d, d2)
+        vectors, factors = three_from(signals, load_word(shifts, j)), weights + 4 * j
+        a, b = add_products(a, v.load_one(factors, 0), vectors), add_products(b, v.load_one(factors, 1), vectors)
+        c, d = add_products(c, v.load_one(factors, 2), vectors), add_products(d, v.load_one(factors, 3), vectors)
         j += 1
-    store_three(out, a0, a1, a2, add)
+    store_three(out, a, add)
     if rows > 1:
-        store_three(out + pitch, b0, b1, b2, add)
+        store_three(out + pitch, b, add)
     if rows > 2:
-        store_three(out + 2 * pitch, c0, c1, c2, add)
+        store_three(out + 2 * pitch, c, add)
     if rows > 3:
-        store_three(out + 3 * pitch, d0, d1, d2, add)
+        store_three(out + 3 * pitch, d, add)
 
 
 @inline
-def correlate_two(
-    out: Any, pitch: int, rows: int, signals: Any, shifts: int, weights: Any, j: int, end: int, add: int
-) -> None:
+def correlate_two(out, pitch: int, rows: int, signals, shifts: int, weights, j: int, end: int, add: int) -> None:
     """The same for two rows of four."""
-    w = lanes(out)
-    a0 = a1 = a2 = b0 = b1 = b2 = full(out, 0.0)
+    w = v.lanes(out)
+    a0 = a1 = a2 = b0 = b1 = b2 = v.full(out, 0.0)
     while j < end:
         source = signals + load_word(shifts, j)
-        a, b = load_one(weights, 4 * j), load_one(weights, 4 * j + 1)
-        x = load(source, 0)
-        a0, b0 = fma(x, a, a0), fma(x, b, b0)
-        x = load(source, w)
-        a1, b1 = fma(x, a, a1), fma(x, b, b1)
-        x = load(source, 2 * w)
-        a2, b2 = fma(x, a, a2), fma(x, b, b2)
+        a, b = v.load_one(weights, 4 * j), v.load_one(weights, 4 * j + 1)
+        x = v.load(source, 0)
+        a0, b0 = v.fma(x, a, a0), v.fma(x, b, b0)
+        x = v.load(source, w)
+        a1, b1 = v.fma(x, a, a1), v.fma(x, b, b1)
+        x = v.load(source, 2 * w)
+        a2, b2 = v.fma(x, a, a2), v.fma(x, b, b2)
         j += 1
-    store_three(out, a0, a1, a2, add)
+    store_three(out, (a0, a1, a2), add)
     if rows > 1:
-        store_three(out + pitch, b0, b1, b2, add)
+        store_three(out + pitch, (b0, b1, b2), add)
 
 
 @inline
-def correlate_two_twice(
-    out: Any, pitch: int, rows: int, signals: Any, shifts: int, weights: Any, j: int, end: int, add: int
-) -> None:
+def correlate_two_twice(out, pitch: int, rows: int, signals, shifts: int, weights, j: int, end: int, add: int) -> None:
     """As correlate_four."""
     correlate_two(out, pitch, rows, signals, shifts, weights, j, end, add)
     if rows > 2:
@@ -99,16 +97,14 @@ def correlate_two_twice(
 
 
 @inline
-def correlate_one(out: Any, signals: Any, shifts: int, weights: Any, j: int, end: int, add: int) -> None:
+def correlate_one(out, signals, shifts: int, weights, j: int, end: int, add: int) -> None:
     """The same for a single row, whose weights stand side by side."""
-    w = lanes(out)
-    a0 = a1 = a2 = full(out, 0.0)
+    zero = v.full(out, 0.0)
+    a = zero, zero, zero
     while j < end:
-        source = signals + load_word(shifts, j)
-        a = load_one(weights, j)
-        a0, a1, a2 = fma(load(source, 0), a, a0), fma(load(source, w), a, a1), fma(load(source, 2 * w), a, a2)
+        a = add_products(a, v.load_one(weights, j), three_from(signals, load_word(shifts, j)))
         j += 1
-    store_three(out, a0, a1, a2, add)
+    store_three(out, a, add)
 
 
 # With 16 registers the sums of four rows would spill: 50 billion operations a second instead of 95.
@@ -116,12 +112,7 @@ correlate_rows = correlate_four if MANY_REGISTERS else correlate_two_twice
 
 # Words of a tile of `correlate`: where its weights and its shifts begin, how many shifts there are, where its first row
 # is written, which channel that is, and how many rows there are.
-WEIGHTS: Final = 0
-SHIFTS: Final = 1
-TERMS: Final = 2
-OUT: Final = 3
-CHANNEL: Final = 4
-TILE_ROWS: Final = 5
+WEIGHTS, SHIFTS, TERMS, OUT, CHANNEL, TILE_ROWS = range(6)
 TILE: Final = 6
 
 
@@ -135,7 +126,7 @@ class Tiles(NamedTuple):
 @kernel
 def correlate(units: Units, blocks, tiles: Tiles, shifts, single, dy: Signals, weights: Rows, dx: Signals):
     """A unit is a block of positions in one group: all tiles of rows, so that its signals are read from the cache."""
-    width = COLUMNS * lanes(dx.data)
+    width = COLUMNS * v.lanes(dx.data)
     for unit in units:
         group, begin = unit // blocks, unit % blocks * width
         signals = dy.data + (group * dy.group + begin)
@@ -172,84 +163,76 @@ def pack_weights(units: Units, tiles: Tiles, sources, rows, w: Filters, weights:
         for j in range(load_word(tile, TERMS)):
             source, to = filters + load_word(offsets, j), packed + rows * j
             if tile_rows == ROWS:
-                a, b = load_one(source, 0), load_one(source, step)
-                c, d = load_one(source, 2 * step), load_one(source, 3 * step)
-                store_one(to, 0, a)
-                store_one(to, 1, b)
-                store_one(to, 2, c)
-                store_one(to, 3, d)
+                a, b = v.load_one(source, 0), v.load_one(source, step)
+                c, d = v.load_one(source, 2 * step), v.load_one(source, 3 * step)
+                v.store_one(to, 0, a)
+                v.store_one(to, 1, b)
+                v.store_one(to, 2, c)
+                v.store_one(to, 3, d)
             else:
                 for r in range(rows):
-                    store_one(to, r, load_one(source, r * step) if r < tile_rows else number(to, 0.0))
+                    v.store_one(to, r, v.load_one(source, r * step) if r < tile_rows else v.number(to, 0.0))
 
 
 @inline
-def store_or_add_sum(sums: Any, i: int, v: Any, add: int) -> None:
-    x = reduce_add(v)
+def store_or_add_sum(sums, i: int, value, add: int) -> None:
+    x = v.reduce_add(value)
     if add:
-        x += load_one(sums, i)
-    store_one(sums, i, x)
+        x += v.load_one(sums, i)
+    v.store_one(sums, i, x)
 
 
 @inline
-def dots_four(sums: Any, pitch: int, rows: int, columns: int, a: Any, a_row: int, x: Any, n: int, add: int) -> None:
+def dots_four(sums, pitch: int, rows: int, columns: int, a, a_row: int, x, n: int, add: int) -> None:
     """sums[r, c] (+)= the dot product of row r of a and signal c of three, over n numbers, whole vectors."""
-    w, i, (x0, x1, x2) = lanes(a), 0, x
+    zero = v.full(a, 0.0)
     b, c, d = a + min(1, rows - 1) * a_row, a + min(2, rows - 1) * a_row, a + min(3, rows - 1) * a_row
-    a0 = a1 = a2 = b0 = b1 = b2 = c0 = c1 = c2 = d0 = d1 = d2 = full(a, 0.0)
-    while i < n:
-        u, v, t = load(x0, i), load(x1, i), load(x2, i)
-        f = load(a, i)
-        a0, a1, a2 = fma(f, u, a0), fma(f, v, a1), fma(f, t, a2)
-        f = load(b, i)
-        b0, b1, b2 = fma(f, u, b0), fma(f, v, b1), fma(f, t, b2)
-        f = load(c, i)
-        c0, c1, c2 = fma(f, u, c0), fma(f, v, c1), fma(f, t, c2)
-        f = load(d, i)
-        d0, d1, d2 = fma(f, u, d0), fma(f, v, d1), fma(f, t, d2)
-        i += w
-    store_dots(sums, columns, a0, a1, a2, add)
+    s = t = u = z = zero, zero, zero
+    for i in range(0, n, v.lanes(a)):
+        vectors = v.load_each(x, i)
+        s, t = add_products(s, v.load(a, i), vectors), add_products(t, v.load(b, i), vectors)
+        u, z = add_products(u, v.load(c, i), vectors), add_products(z, v.load(d, i), vectors)
+    store_dots(sums, columns, s, add)
     if rows > 1:
-        store_dots(sums + pitch, columns, b0, b1, b2, add)
+        store_dots(sums + pitch, columns, t, add)
     if rows > 2:
-        store_dots(sums + 2 * pitch, columns, c0, c1, c2, add)
+        store_dots(sums + 2 * pitch, columns, u, add)
     if rows > 3:
-        store_dots(sums + 3 * pitch, columns, d0, d1, d2, add)
+        store_dots(sums + 3 * pitch, columns, z, add)
 
 
 @inline
-def store_dots(sums: Any, columns: int, u: Any, v: Any, t: Any, add: int) -> None:
-    store_or_add_sum(sums, 0, u, add)
+def store_dots(sums, columns: int, vectors, add: int) -> None:
+    s, t, u = vectors
+    store_or_add_sum(sums, 0, s, add)
     if columns > 1:
-        store_or_add_sum(sums, 1, v, add)
+        store_or_add_sum(sums, 1, t, add)
     if columns > 2:
-        store_or_add_sum(sums, 2, t, add)
+        store_or_add_sum(sums, 2, u, add)
 
 
 @inline
-def dots_two(sums: Any, pitch: int, rows: int, columns: int, a: Any, a_row: int, x: Any, n: int, add: int) -> None:
+def dots_two(sums, pitch: int, rows: int, columns: int, a, a_row: int, x, n: int, add: int) -> None:
     """The same for two rows."""
-    w, i, (x0, x1, x2) = lanes(a), 0, x
+    w, i, (x0, x1, x2) = v.lanes(a), 0, x
     b = a + min(1, rows - 1) * a_row
-    a0 = a1 = a2 = b0 = b1 = b2 = full(a, 0.0)
+    a0 = a1 = a2 = b0 = b1 = b2 = v.full(a, 0.0)
     while i < n:
-        f, g = load(a, i), load(b, i)
-        u = load(x0, i)
-        a0, b0 = fma(f, u, a0), fma(g, u, b0)
-        u = load(x1, i)
-        a1, b1 = fma(f, u, a1), fma(g, u, b1)
-        u = load(x2, i)
-        a2, b2 = fma(f, u, a2), fma(g, u, b2)
+        f, g = v.load(a, i), v.load(b, i)
+        u = v.load(x0, i)
+        a0, b0 = v.fma(f, u, a0), v.fma(g, u, b0)
+        u = v.load(x1, i)
+        a1, b1 = v.fma(f, u, a1), v.fma(g, u, b1)
+        u = v.load(x2, i)
+        a2, b2 = v.fma(f, u, a2), v.fma(g, u, b2)
         i += w
-    store_dots(sums, columns, a0, a1, a2, add)
+    store_dots(sums, columns, (a0, a1, a2), add)
     if rows > 1:
-        store_dots(sums + pitch, columns, b0, b1, b2, add)
+        store_dots(sums + pitch, columns, (b0, b1, b2), add)
 
 
 @inline
-def dots_two_twice(
-    sums: Any, pitch: int, rows: int, columns: int, a: Any, a_row: int, x: Any, n: int, add: int
-) -> None:
+def dots_two_twice(sums, pitch: int, rows: int, columns: int, a, a_row: int, x, n: int, add: int) -> None:
     """As dots_four."""
     dots_two(sums, pitch, rows, columns, a, a_row, x, n, add)
     if rows > 2:
@@ -257,15 +240,13 @@ def dots_two_twice(
 
 
 @inline
-def dots_one(sums: Any, columns: int, a: Any, x: Any, n: int, add: int) -> None:
+def dots_one(sums, columns: int, a, x, n: int, add: int) -> None:
     """The same for a single row."""
-    w, i, (x0, x1, x2) = lanes(a), 0, x
-    a0 = a1 = a2 = full(a, 0.0)
-    while i < n:
-        f = load(a, i)
-        a0, a1, a2 = fma(f, load(x0, i), a0), fma(f, load(x1, i), a1), fma(f, load(x2, i), a2)
-        i += w
-    store_dots(sums, columns, a0, a1, a2, add)
+    zero = v.full(a, 0.0)
+    s = zero, zero, zero
+    for i in range(0, n, v.lanes(a)):
+        s = add_products(s, v.load(a, i), v.load_each(x, i))
+    store_dots(sums, columns, s, add)
 
 
 dots_rows = dots_four if MANY_REGISTERS else dots_two_twice
@@ -288,7 +269,7 @@ def dot_products(
     A unit is a range of rows and a range of columns in one group. A block of each of its columns stays in the
     second-level cache while all its rows pass by.
     """
-    block = BLOCK * lanes(dy.data)
+    block = BLOCK_VECTORS * v.lanes(dy.data)
     for unit in units:
         group = unit // (rows.count * columns.count)
         first_row = unit // columns.count % rows.count * rows.per_range
@@ -319,4 +300,4 @@ def sum_signals(rows: Units, length, add, signals: Signals, sums: Pointer):
     """sums[r] (+)= the sum of row r of the signals, over whole vectors."""
     for row in rows:
         signal = signals.data + (row * signals.pitch + signals.pad)
-        store_or_add_sum(sums, row, sum_range(signal, 0, length, BLOCK, ()), add)
+        store_or_add_sum(sums, row, sum_range(signal, 0, length, BLOCK_VECTORS, ()), add)

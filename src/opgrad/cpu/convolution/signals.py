@@ -5,12 +5,12 @@ decomposition: with a stride s, the elements u = s * q + r of an axis make s sig
 elements of neighbouring windows always stand side by side.
 """
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
-from opgrad.cpu.compiler.simd import load_one, store_one
 from opgrad.cpu.loops.fill import write_zeros
 from opgrad.cpu.loops.map import write_same
 
@@ -64,7 +64,7 @@ class Phases(NamedTuple):
 
 
 @inline
-def axis_range(phase: int, axis: int) -> Any:
+def axis_range(phase: int, axis: int):
     """The elements of the grid's axis that have a source in the phase."""
     return range(load_word(phase, 3 * axis), load_word(phase, 3 * axis + 1))
 
@@ -76,17 +76,17 @@ def source_of(phase: int, axis: int, q: int, step: int) -> int:
 
 
 @inline
-def copy_strided(y: Any, y_step: int, x: Any, x_step: int, n: int) -> None:
+def copy_strided(y, y_step: int, x, x_step: int, n: int) -> None:
     """y[i * y_step] = x[i * x_step]"""
     if x_step == 1 and y_step == 1:
         write_same(y, 0, n, 0, (x,), ())
     else:
         for i in range(n):
-            store_one(y, i * y_step, load_one(x, i * x_step))
+            v.store_one(y, i * y_step, v.load_one(x, i * x_step))
 
 
 @inline
-def copy_phase(x: Any, plane: int, planes: Any, signal: Any, grid: Any, phase: int, back: bool) -> None:
+def copy_phase(x, plane: int, planes, signal, grid, phase: int, back: bool) -> None:
     """Copy the elements of a phase from a channel of an image to its part of the signal, or back.
 
     The words of the phase are read again for each row: in registers all of them would spill.

@@ -3,26 +3,16 @@
 Labels are read first (`labels`). A layout of opgrad.cpu.loops.layout a file; short rows are columns once transposed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from opgrad.contract.problem import Operand, Problem
 from opgrad.contract.ranges import wrong_label
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64
 from opgrad.cpu.compiler.native import Kernel, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Pointer
-from opgrad.cpu.compiler.simd import store_one
-from opgrad.cpu.cross_entropy import rows
-from opgrad.cpu.cross_entropy.columns import (
-    Caching,
-    fused_column,
-    grad_columns,
-    leave,
-    loss_by_columns,
-    loss_column,
-    loss_only_column,
-    loss_transposed,
-)
+from opgrad.cpu.cross_entropy import columns, rows
 from opgrad.cpu.cross_entropy.labels import Reduction, Samples, label_steps, mean_divisor
 from opgrad.cpu.loops import layout as layouts
 from opgrad.cpu.loops.layout import Limits, Loops, keeps_column, layout_of, loops_of, precision
@@ -39,21 +29,18 @@ def add_losses(parts, reduction: Reduction, loss: Pointer):
         for part in range(parts):
             total += load_f64(reduction.sums, part)
         divisor = mean_divisor(reduction)
-        store_one(loss, 0, total / divisor if divisor != 0.0 else 0.0)
+        v.store_one(loss, 0, total / divisor if divisor != 0.0 else 0.0)
 
 
-LOSS = {"rows": rows.loss_rows, "columns": loss_by_columns(loss_column), "transposed": loss_transposed(loss_column)}
-LOSS_ONLY = {
-    "rows": rows.loss_only_rows,
-    "columns": loss_by_columns(loss_only_column),
-    "transposed": loss_transposed(loss_only_column, leave),
-}
-FUSED = {
-    "rows": rows.fused_rows,
-    "columns": loss_by_columns(fused_column),
-    "transposed": loss_transposed(fused_column),
-}
-GRAD = {"rows": rows.grad_rows, "columns": grad_columns}
+def _by_layout(by_rows: Kernel, column: Callable[..., Any], *transpose_back: Callable[..., None]) -> dict[str, Kernel]:
+    by_columns, transposed = columns.loss_by_columns(column), columns.loss_transposed(column, *transpose_back)
+    return {"rows": by_rows, "columns": by_columns, "transposed": transposed}
+
+
+LOSS = _by_layout(rows.loss_rows, columns.loss_column)
+LOSS_ONLY = _by_layout(rows.loss_only_rows, columns.loss_only_column, columns.no_transpose)
+FUSED = _by_layout(rows.fused_rows, columns.fused_column)
+GRAD = {"rows": rows.grad_rows, "columns": columns.grad_columns}
 
 
 def loss_and_result(
@@ -72,8 +59,9 @@ def loss_and_result(
     parts = loops.step(kernels[layout]).parts if problem.outer * problem.inner else 0
     reduction = _reduction(problem, workspace.shared(parts, "float64"))
     if parts:
-        given = {"samples": Samples(classes, weights, problem["loss"]), "reduction": reduction}
-        steps.append(loops.step(kernels[layout], **given, **_private(workspace, loops, layout, kernels)))
+        samples = Samples(classes, weights, problem["loss"])
+        memory = _private(workspace, loops, layout, kernels)
+        steps.append(loops.step(kernels[layout], samples=samples, reduction=reduction, **memory))
     steps.append(Step(add_losses, 1, {"parts": parts, "reduction": reduction, "loss": problem["loss"]}))
     return Program(steps, workspace, wrong_label(problem, operator))
 
@@ -90,7 +78,7 @@ def _private(workspace: Workspace, loops: Loops, layout: str, kernels: Mapping[s
         return {name: workspace.private(n + width) for name in ("e", "done") if name in kernels[layout].parameters}
     keep = layout == "columns" and kernels is FUSED and keeps_column(n, width)
     more = tile_size(n, width) if layout == "transposed" else n * width if keep else 0
-    return {"buffer": workspace.private(width + more), "caching": Caching(keep, loops.arguments["stream"])}
+    return {"buffer": workspace.private(width + more), "caching": columns.Caching(keep, loops.arguments["stream"])}
 
 
 def softmax_cross_entropy_loss(problem: Problem) -> Program:

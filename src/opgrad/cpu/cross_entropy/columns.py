@@ -1,119 +1,109 @@
 """Softmax cross-entropy where each lane of a vector holds another sample: columns, and short rows transposed."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Part, Private, Rows, Strips, Units
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    first,
-    full,
-    lanes,
-    load,
-    load_one,
-    maximum,
-    prefetch,
-    select,
-    store,
-)
-from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor
-from opgrad.cpu.loops.columns import add_rest_logging_columns, column_max, column_sum_exp, get, put, streams_columns
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor, shares
+from opgrad.cpu.loops import columns as loops
 from opgrad.cpu.loops.fold import CHUNK
+from opgrad.cpu.loops.map import get, put
 from opgrad.cpu.loops.rows import MINUS_INFINITY, minus_both
 from opgrad.cpu.loops.transpose import transpose_in, transpose_out
-from opgrad.cpu.numerics.logsumexp import add_rounded, column_log_of_sum, column_log_of_total, exp_scaled, scale_for
+from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.numerics.math import exp, exp_up_to_zero, log
 
 # --- what one vector of samples contributes -------------------------------------------------------------------------
 
 
-sum_exp_columns = column_sum_exp(minus_both, add_rounded)
+sum_exp_columns = loops.column_sum_exp(minus_both, lse.add_rounded)
 
 
 @inline
 def loss_column(
-    x: Any, x_n: int, n: int, whole: bool, mask: Any, label: Vector, w: Vector, divisor: float,
-    e: Any, keep: int, y: Any, y_n: int, past: int,
+    x, x_n: int, n: int, whole: bool, mask, label: Vector, w: Vector, divisor: float,
+    e, keep: int, y, y_n: int, past: int,
 ) -> Vector:  # fmt: skip
     """log_prob to y; the samples' losses."""
-    m = column_max(x, x_n, n, whole, mask)
-    rest, equal = add_rest_logging_columns(x, x_n, n, whole, mask, m, y, y_n, 0, x, x_n, (m, m))
-    log_s = column_log_of_sum(rest, equal, m)
-    losses = full(x, 0.0)
+    m = loops.column_max(x, x_n, n, whole, mask)
+    rest, equal = loops.add_rest_logging_columns(x, x_n, n, whole, mask, m, y, y_n, 0, x, x_n, (m, m))
+    log_s = lse.column_log_of_sum(rest, equal, m)
+    losses = v.full(x, 0.0)
     for i in range(n):
-        v = (get(x, i * x_n, whole, mask) - m) - log_s
-        losses = select(label == i, v, losses)
-        put(y, i * y_n, v, whole, mask, past)
-    return select(label >= 0, -losses * w, 0.0)
+        value = (get(x, i * x_n, whole, mask) - m) - log_s
+        losses = v.select(label == i, value, losses)
+        put(y, i * y_n, value, whole, mask, past)
+    return v.select(label >= 0, -losses * w, 0.0)
 
 
 @inline
 def loss_only_column(
-    x: Any, x_n: int, n: int, whole: bool, mask: Any, label: Vector, w: Vector, divisor: float,
-    e: Any, keep: int, y: Any, y_n: int, past: int,
+    x, x_n: int, n: int, whole: bool, mask, label: Vector, w: Vector, divisor: float,
+    e, keep: int, y, y_n: int, past: int,
 ) -> Vector:  # fmt: skip
     """The samples' losses; y is not written.
 
     A few classes at a time, so that x is in the cache when it is read again, however many classes there are.
     """
-    m, s, target = full(x, MINUS_INFINITY), full(x, 0.0), full(x, 0.0)
+    m, s, target = v.full(x, MINUS_INFINITY), v.full(x, 0.0), v.full(x, 0.0)
     for begin in range(0, n, CHUNK):
         end = min(begin + CHUNK, n)
         top = m
         for i in range(begin, end):
-            v = get(x, i * x_n, whole, mask)
-            top = maximum(v, top)
-            target = select(label == i, v, target)
-        shift = select(top > MINUS_INFINITY, top, 0.0)  # so far all -inf: the sum is 0, not NaN
-        ahead = x + (end * x_n if end < n else lanes(x))
-        chunk = full(x, 0.0)
+            value = get(x, i * x_n, whole, mask)
+            top = v.maximum(value, top)
+            target = v.select(label == i, value, target)
+        shift = v.select(top > MINUS_INFINITY, top, 0.0)  # so far all -inf: the sum is 0, not NaN
+        ahead = x + (end * x_n if end < n else v.lanes(x))
+        chunk = v.full(x, 0.0)
         for i in range(begin, end):
             chunk = chunk + exp_up_to_zero(get(x, i * x_n, whole, mask) - shift)
-            prefetch(ahead, (i - begin) * x_n)
+            v.prefetch(ahead, (i - begin) * x_n)
         s = s * exp_up_to_zero(m - shift) + chunk
         m = top
-    return select(label >= 0, (log(s) - (target - m)) * w, 0.0)
+    return v.select(label >= 0, (log(s) - (target - m)) * w, 0.0)
 
 
 @inline
 def fused_column(
-    x: Any, x_n: int, n: int, whole: bool, mask: Any, label: Vector, w: Vector, divisor: float,
-    e: Any, keep: int, y: Any, y_n: int, past: int,
+    x, x_n: int, n: int, whole: bool, mask, label: Vector, w: Vector, divisor: float,
+    e, keep: int, y, y_n: int, past: int,
 ) -> Vector:  # fmt: skip
     """dlogits to y, by way of `e` if `keep`; the samples' losses."""
-    m = column_max(x, x_n, n, whole, mask)
-    target = full(x, 0.0)
+    m = loops.column_max(x, x_n, n, whole, mask)
+    target = v.full(x, 0.0)
     for i in range(n):
-        target = select(label == i, get(x, i * x_n, whole, mask), target)
-    s = sum_exp_columns(x, x_n, n, whole, mask, m, e, keep * lanes(e), y, y_n, 0, x, x_n, (m, m))
-    total, f = s[0], w * inverse_of(divisor) / s[0]
+        target = v.select(label == i, get(x, i * x_n, whole, mask), target)
+    s = sum_exp_columns(x, x_n, n, whole, mask, m, e, keep * v.lanes(e), y, y_n, 0, x, x_n, (m, m))
+    total, f = s[0], shares(w, inverse_of(divisor)) / s[0]
     live = label >= (0 if divisor != 0.0 else n)
     for i in range(n):
-        v = load(e, i * lanes(e)) if keep else exp_scaled(get(x, i * x_n, whole, mask), scale_for(m))
-        put(y, i * y_n, select(live, select(label == i, v - total, v) * f, 0.0), whole, mask, past)
-    return select(live, (column_log_of_total(s, m, exp_scaled(m, scale_for(m)), 0.0) - (target - m)) * w, 0.0)
+        value = v.load(e, i * v.lanes(e)) if keep else lse.exp_scaled(get(x, i * x_n, whole, mask), lse.scale_for(m))
+        put(y, i * y_n, v.select(live, v.select(label == i, value - total, value) * f, 0.0), whole, mask, past)
+    log_s = lse.column_log_of_total(s, m, lse.exp_scaled(m, lse.scale_for(m)), 0.0)
+    return v.select(live, (log_s - (target - m)) * w, 0.0)
 
 
 @inline
-def gradient_from_log_prob(i: Any, log_prob: Vector, label: Any, f: Any) -> Vector:
+def gradient_from_log_prob(i, log_prob: Vector, label, f) -> Vector:
     p = exp(log_prob)
-    return select(i == label, p - 1.0, p) * f
+    return v.select(i == label, p - 1.0, p) * f
 
 
 @inline
-def note_losses(
-    losses: Vector, each: int, loss: Any, place: int, count: int, whole: bool, mask: Any, buffer: Any
-) -> float:
+def note_losses(losses: Vector, each: int, loss, sample: int, count: int, whole: bool, mask, buffer) -> float:
     """Store one loss for each sample, or return their sum in float64."""
     total = 0.0
     if each:
-        put(loss, place, losses, whole, mask, 0)
+        put(loss, sample, losses, whole, mask, 0)
     else:
-        store(buffer, 0, losses)
-        for lane in range(min(count, lanes(buffer))):
-            total += load_one(buffer, lane)
+        v.store(buffer, 0, losses)
+        for lane in range(min(count, v.lanes(buffer))):
+            total += v.load_one(buffer, lane)
     return total
 
 
@@ -135,25 +125,23 @@ def loss_by_columns(column: Callable[..., Vector]) -> Kernel:
         units: Units, part: Part, strips: Strips, n, logits: Columns, y: Columns,
         samples: Samples, reduction: Reduction, buffer: Private, caching: Caching,
     ):  # fmt: skip
-        w, divisor, total = lanes(buffer), mean_divisor(reduction), 0.0
+        w, divisor, total = v.lanes(buffer), mean_divisor(reduction), 0.0
         for unit in units:
             o, j = unit // strips.count, unit % strips.count * w
             xs, ys = logits.data + (o * logits.outer + j), y.data + (o * y.outer + j)
-            left, place = strips.inner - j, o * strips.inner + j
-            whole, mask, past = left >= w, first(xs, left), streams_columns(ys, y.step, caching.stream)
-            label, weight = get(samples.classes, place, whole, mask), get(samples.weights, place, whole, mask)
+            left, sample = strips.inner - j, o * strips.inner + j
+            whole, mask, past = left >= w, v.first(xs, left), loops.streams_columns(ys, y.step, caching.stream)
+            label, weight = get(samples.classes, sample, whole, mask), get(samples.weights, sample, whole, mask)
             losses = column(
                 xs, logits.step, n, whole, mask, label, weight, divisor, buffer + w, caching.keep, ys, y.step, past
             )
-            total += note_losses(losses, reduction.each, samples.loss, place, left, whole, mask, buffer)
+            total += note_losses(losses, reduction.each, samples.loss, sample, left, whole, mask, buffer)
         store_f64(reduction.sums, part, total)
 
     return by_columns
 
 
-@inline
-def leave(y: Any, y_row: int, tile: Any, n: int, count: int) -> None:
-    """In the place of transpose_out: there is no y."""
+no_transpose = inline(lambda y, y_row, tile, n, count: None)  # instead of transpose_out: there is no y
 
 
 def loss_transposed(column: Callable[..., Vector], transpose_back: Callable[..., None] = transpose_out) -> Kernel:
@@ -164,11 +152,11 @@ def loss_transposed(column: Callable[..., Vector], transpose_back: Callable[...,
         units: Units, part: Part, count, n, logits: Rows, y: Rows, samples: Samples, reduction: Reduction,
         buffer: Private,
     ):  # fmt: skip
-        w, divisor, total = lanes(buffer), mean_divisor(reduction), 0.0
+        w, divisor, total = v.lanes(buffer), mean_divisor(reduction), 0.0
         tile = buffer + w
         for unit in units:
             row, left = unit * w, count - unit * w
-            whole, mask = left >= w, first(logits.data, left)
+            whole, mask = left >= w, v.first(logits.data, left)
             transpose_in(tile, logits.data + row * logits.step, logits.step, n, min(left, w))
             label, weight = get(samples.classes, row, whole, mask), get(samples.weights, row, whole, mask)
             losses = column(tile, w, n, True, mask, label, weight, divisor, tile, 1, tile, w, 0)
@@ -184,18 +172,19 @@ def grad_columns(
     units: Units, strips: Strips, n, log_prob: Columns, bias: Columns, biased, dlogits: Columns,
     samples: Samples, reduction: Reduction, stream,
 ):  # fmt: skip
-    w, divisor = lanes(log_prob.data), mean_divisor(reduction)
+    w, divisor = v.lanes(log_prob.data), mean_divisor(reduction)
     inverse = inverse_of(divisor)
     for unit in units:
         o, j = unit // strips.count, unit % strips.count * w
         xs, ys = log_prob.data + (o * log_prob.outer + j), dlogits.data + (o * dlogits.outer + j)
-        bs, place, left = bias.data + (o * bias.outer + j), o * strips.inner + j, strips.inner - j
-        whole, mask, past = left >= w, first(xs, left), streams_columns(ys, dlogits.step, stream)
-        label, f = get(samples.classes, place, whole, mask), get(samples.weights, place, whole, mask) * inverse
-        f = f * get(samples.loss, place, whole, mask) if reduction.each else f * load_one(samples.loss, 0)
+        bs, sample, left = bias.data + (o * bias.outer + j), o * strips.inner + j, strips.inner - j
+        whole, mask, past = left >= w, v.first(xs, left), loops.streams_columns(ys, dlogits.step, stream)
+        label, weight = get(samples.classes, sample, whole, mask), get(samples.weights, sample, whole, mask)
+        f = shares(weight, inverse)
+        f = f * get(samples.loss, sample, whole, mask) if reduction.each else f * v.load_one(samples.loss, 0)
         live = label >= (0 if divisor != 0.0 else n)
         for i in range(n):
-            v = select(live, gradient_from_log_prob(i, get(xs, i * log_prob.step, whole, mask), label, f), 0.0)
+            value = v.select(live, gradient_from_log_prob(i, get(xs, i * log_prob.step, whole, mask), label, f), 0.0)
             if biased:
-                v = v + get(bs, i * bias.step, whole, mask)
-            put(ys, i * dlogits.step, v, whole, mask, past)
+                value = value + get(bs, i * bias.step, whole, mask)
+            put(ys, i * dlogits.step, value, whole, mask, past)

@@ -3,14 +3,16 @@
 from typing import Any, Final, NamedTuple
 
 from opgrad.contract.problem import Problem
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, load_word, store_f64, store_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
-from opgrad.cpu.compiler.simd import load_one, number, store_one
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
 
+LARGEST: Final = 3e38  # about the largest float32
 TOTAL: Final = 3  # status word: the sum of the samples' weights, a float64
 LABELS_PER_PART: Final = 1 << 13
 AFTER: Final = 64  # numbers behind the last, which a whole vector may cover
@@ -60,18 +62,18 @@ def read_labels(
     wrong = -1
     total = 0.0
     for i in samples:
-        label = load_one(labels, i)
+        label = v.load_one(labels, i)
         is_ignored = ignored.is_set != 0 and label == ignored.label
         if (label < 0 or label >= count) and not is_ignored:
             wrong = i
             break
-        w = number(weights, 0.0)
+        w = v.number(weights, 0.0)
         if not is_ignored:
-            w = number(weights, 1.0)
+            w = v.number(weights, 1.0)
             if weighting.is_given:
-                w = number(weights, load_one(weighting.weight, i if weighting.by_sample else label))
-        store_one(classes, i, -1 if is_ignored else label)
-        store_one(weights, i, w)
+                w = v.number(weights, v.load_one(weighting.weight, i if weighting.by_sample else label))
+        v.store_one(classes, i, -1 if is_ignored else label)
+        v.store_one(weights, i, w)
         total += w
     store_word(found, 2 * part, wrong)
     store_f64(found, 2 * part + 1, total)
@@ -86,14 +88,14 @@ def sum_labels(parts, found, labels: Pointer, status):
         if wrong >= 0:
             store_word(status, 0, 1)
             store_word(status, 1, wrong)
-            store_word(status, 2, load_one(labels, wrong))
+            store_word(status, 2, v.load_one(labels, wrong))
             break
         total += load_f64(found, 2 * part + 1)
     store_f64(status, TOTAL, total)
 
 
 @inline
-def mean_divisor(reduction: Any) -> float:
+def mean_divisor(reduction) -> float:
     """The sum of the samples' weights for the mean, else 1."""
     return load_f64(reduction.status, TOTAL) if reduction.mean else 1.0
 
@@ -102,6 +104,16 @@ def mean_divisor(reduction: Any) -> float:
 def inverse_of(divisor: float) -> float:
     """1 / divisor, and 0 for 0; an infinite divisor gives 0, too, with which infinite weights make NaN."""
     return 0.0 if divisor == 0.0 else 1.0 / divisor
+
+
+UP: Final = 2.0**64
+
+
+@inline
+def shares(weights: Vector, inverse: float) -> Vector:
+    """weights * inverse, where the inverse of a sum of denormal weights is more than float32 holds."""
+    up = UP if inverse > LARGEST else 1.0
+    return weights * up * (inverse / up)
 
 
 def label_steps(problem: Problem, workspace: Workspace, by_sample: bool = False) -> tuple[list[Step], Any, Any]:
@@ -115,16 +127,8 @@ def label_steps(problem: Problem, workspace: Workspace, by_sample: bool = False)
     classes = workspace.shared(samples + AFTER, "int32" if problem.n < 2**31 else "int64")
     weights = workspace.shared(samples + AFTER)
     ignore, weight = problem.attributes.get("ignore_index"), problem["weight"]
-    arguments = {
-        "parts": parts,
-        "count": problem.n,
-        "ignored": Ignored(ignore or 0, ignore is not None),
-        "labels": problem["labels"],
-        "weighting": Weighting(weight, weight is not None, by_sample),
-        "classes": classes,
-        "weights": weights,
-        "found": found,
-        "status": Scratch(),
-    }
+    arguments = {"parts": parts, "count": problem.n, "ignored": Ignored(ignore or 0, ignore is not None)}
+    arguments |= {"labels": problem["labels"], "weighting": Weighting(weight, weight is not None, by_sample)}
+    arguments |= {"classes": classes, "weights": weights, "found": found, "status": Scratch()}
     reading = Step(read_labels, samples, arguments, LABELS_PER_PART)
     return [reading, Step(sum_labels, 1, arguments)], classes, weights

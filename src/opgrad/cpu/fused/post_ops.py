@@ -1,4 +1,4 @@
-"""Post-ops on buffers, and their gradients: one formula and one kernel each.
+"""Kernels on buffers, one formula each: post-ops and their gradients, and what programs of stages do besides.
 
 A kernel's buffers are contiguous and of the computation's precision. It works in place on `values`: s, which becomes
 f(s), or the gradient g of f(s), which becomes that of s or of the operand t.
@@ -10,206 +10,102 @@ f(s), or the gradient g of f(s), which becomes that of s or of the operand t.
 from collections.abc import Callable
 from typing import Any
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
-from opgrad.cpu.compiler.simd import (
-    Float,
-    Pointer,
-    Vector,
-    maximum,
-    select,
-)
+from opgrad.cpu.compiler.parameters import Float, Pointer
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics import eltwise, eltwise_grad
 
-# --- kernels --------------------------------------------------------------------------------------------------------
+
+def buffer_kernel(formula: Callable[..., Vector], read: Callable[..., Any]) -> Kernel:
+    """values = formula(*read(values, operand, third), alpha, beta)."""
+    write, arrays = mapped(formula), inline(read)
+
+    @kernel
+    def post_op(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
+        write(values, 0, count, 0, arrays(values, operand, third), (alpha, beta))
+
+    return post_op
 
 
 def of_values(formula: Callable[..., Vector]) -> Kernel:
-    """values = formula(values, alpha, beta)."""
-    write = mapped(formula)
-
-    @kernel
-    def post_op(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
-        write(values, 0, count, 0, (values,), (alpha, beta))
-
-    return post_op
-
-
-@inline
-def _operand(operand: Any, third: Any) -> Any:
-    return operand
-
-
-@inline
-def _third(operand: Any, third: Any) -> Any:
-    return third
-
-
-def with_one(formula: Callable[..., Vector], chosen: Callable[..., Any]) -> Kernel:
-    """values = formula(values, operand or third, alpha, beta)."""
-    write = mapped(formula)
-
-    @kernel
-    def post_op(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
-        write(values, 0, count, 0, (values, chosen(operand, third)), (alpha, beta))
-
-    return post_op
+    return buffer_kernel(formula, lambda values, operand, third: (values,))
 
 
 def with_operand(formula: Callable[..., Vector]) -> Kernel:
-    return with_one(formula, _operand)
+    return buffer_kernel(formula, lambda values, operand, third: (values, operand))
 
 
 def with_third(formula: Callable[..., Vector]) -> Kernel:
-    return with_one(formula, _third)
+    return buffer_kernel(formula, lambda values, operand, third: (values, third))
 
 
 def with_both(formula: Callable[..., Vector]) -> Kernel:
-    """values = formula(values, operand, third)."""
-    write = mapped(formula)
-
-    @kernel
-    def post_op(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
-        write(values, 0, count, 0, (values, operand, third), ())
-
-    return post_op
+    return buffer_kernel(formula, lambda values, operand, third: (values, operand, third))
 
 
-# --- binary --------------------------------------------------------------------------------------------------------
+multiply = of_values(lambda s, alpha, beta: s * alpha)
+fill = of_values(lambda s, alpha, beta: v.like(s, alpha))
+copy = with_operand(lambda s, t, alpha, beta: t)
+mask_out = with_operand(lambda s, mask, alpha, beta: v.select(mask != 0.0, s, alpha))
+drop = with_operand(lambda s, kept, alpha, beta: v.select(kept != 0.0, s * alpha, 0.0))
 
 
 @inline
-def _add(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
-    return s + t
+def _truth(s: Vector, holds) -> Vector:
+    """1 where the mask holds, else 0."""
+    return v.select(holds, v.like(s, 1.0), 0.0)
+
+
+BINARY: dict[str, Callable[..., Vector]] = {
+    "add": lambda s, t, alpha, beta: s + t,
+    "sub": lambda s, t, alpha, beta: s - t,
+    "mul": lambda s, t, alpha, beta: s * t,
+    "div": lambda s, t, alpha, beta: s / t,
+    "max": lambda s, t, alpha, beta: v.select(s == s, v.maximum(s, t), s),
+    "min": lambda s, t, alpha, beta: v.select(s == s, v.select(s < t, s, t), s),
+    "ge": lambda s, t, alpha, beta: _truth(s, s >= t),
+    "gt": lambda s, t, alpha, beta: _truth(s, s > t),
+    "le": lambda s, t, alpha, beta: _truth(s, s <= t),
+    "lt": lambda s, t, alpha, beta: _truth(s, s < t),
+    "eq": lambda s, t, alpha, beta: _truth(s, s == t),
+    "ne": lambda s, t, alpha, beta: _truth(s, s != t),
+}
 
 
 @inline
-def _sub(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
-    return s - t
-
-
-@inline
-def _mul(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
-    return s * t
-
-
-@inline
-def _div(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
-    return s / t
-
-
-@inline
-def _max(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
-    return select(s == s, maximum(s, t), s)
-
-
-@inline
-def _min(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
-    return select(s == s, select(s < t, s, t), s)
-
-
-@inline
-def _ge(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
-    return eltwise.truth(s, s >= t)
-
-
-@inline
-def _gt(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
-    return eltwise.truth(s, s > t)
-
-
-@inline
-def _le(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
-    return eltwise.truth(s, s <= t)
-
-
-@inline
-def _lt(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
-    return eltwise.truth(s, s < t)
-
-
-@inline
-def _eq(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
-    return eltwise.truth(s, s == t)
-
-
-@inline
-def _ne(s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
-    return eltwise.truth(s, s != t)
-
-
-@inline
-def _select(s: Vector, condition: Vector, t: Vector) -> Vector:
-    return select(condition != 0.0, s, t)
-
-
-# --- their gradients -----------------------------------------------------------------------------------------------
-
-
-@inline
-def _same(g: Vector, alpha: float, beta: float) -> Vector:
-    return g
-
-
-@inline
-def _negative(g: Vector, alpha: float, beta: float) -> Vector:
-    return -g
-
-
-@inline
-def _larger(g: Vector, s: Vector, t: Vector) -> Vector:
+def _larger(g: Vector, s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
     """The share of the gradient that goes to the larger one, if that is s; on a tie half."""
-    return select(s > t, g, select(s == t, g * 0.5, 0.0))
+    return v.select(s > t, g, v.select(s == t, g * 0.5, 0.0))
 
 
 @inline
-def _smaller(g: Vector, s: Vector, t: Vector) -> Vector:
-    return _larger(g, t, s)
+def _smaller(g: Vector, s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
+    return _larger(g, t, s, alpha, beta)
 
-
-@inline
-def _div_operand(g: Vector, s: Vector, t: Vector) -> Vector:
-    return -(g * s / t / t)
-
-
-@inline
-def _where(g: Vector, condition: Vector, alpha: float, beta: float) -> Vector:
-    return select(condition != 0.0, g, 0.0)
-
-
-@inline
-def _where_not(g: Vector, condition: Vector, alpha: float, beta: float) -> Vector:
-    return select(condition == 0.0, g, 0.0)
-
-
-# --- tables --------------------------------------------------------------------------------------------------------
-
-BINARY = {
-    "add": _add, "sub": _sub, "mul": _mul, "div": _div, "max": _max, "min": _min,
-    "ge": _ge, "gt": _gt, "le": _le, "lt": _lt, "eq": _eq, "ne": _ne,
-}  # fmt: skip
 
 VALUES: dict[str, Kernel] = {
     **{name: of_values(formula) for name, formula in eltwise.FORMULAS.items()},
     **{name: with_operand(formula) for name, formula in BINARY.items()},
-    "select": with_both(_select),
+    "select": with_both(lambda s, condition, t, alpha, beta: v.select(condition != 0.0, s, t)),
 }
 GRADIENTS: dict[str, Kernel] = {
     **{name: with_operand(formula) for name, formula in eltwise_grad.FORMULAS.items()},
-    "add": of_values(_same),
-    "sub": of_values(_same),
-    "mul": with_third(_mul),
-    "div": with_third(_div),
+    "add": of_values(lambda g, alpha, beta: g),
+    "sub": of_values(lambda g, alpha, beta: g),
+    "mul": with_third(BINARY["mul"]),
+    "div": with_third(BINARY["div"]),
     "max": with_both(_larger),
     "min": with_both(_smaller),
-    "select": with_third(_where),
+    "select": with_third(lambda g, condition, alpha, beta: v.select(condition != 0.0, g, 0.0)),
 }
 OPERAND_GRADIENTS: dict[str, Kernel] = {
-    "add": of_values(_same),
-    "sub": of_values(_negative),
-    "mul": with_operand(_mul),
-    "div": with_both(_div_operand),
+    "add": GRADIENTS["add"],
+    "sub": of_values(lambda g, alpha, beta: -g),
+    "mul": with_operand(BINARY["mul"]),
+    "div": with_both(lambda g, s, t, alpha, beta: -(g * s / t / t)),
     "max": with_both(_smaller),
     "min": with_both(_larger),
-    "select": with_third(_where_not),
+    "select": with_third(lambda g, condition, alpha, beta: v.select(condition == 0.0, g, 0.0)),
 }

@@ -15,7 +15,8 @@ from opgrad.contract import DTYPES, Spec, layout
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.fused import post_ops, stages
-from opgrad.cpu.fused.stages import copy, drop, fill, keep, mask_out, multiply, read, write
+from opgrad.cpu.fused.post_ops import copy, drop, fill, mask_out, multiply
+from opgrad.cpu.fused.stages import keep, read, write
 from opgrad.cpu.loops.layout import IN_PLACE
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.runtime import partition
@@ -24,7 +25,7 @@ from opgrad.cpu.runtime.workspace import Scratch, Workspace
 from opgrad.fused.primitive import STATE, gradient_name
 from opgrad.random import keep_threshold, kept_scale
 
-PIECE: Final = 1 << 11  # elements, 8 KiB: with an operand's they stay in the first-level cache
+CHUNK: Final = 1 << 11  # elements, 8 KiB: with an operand's they stay in the first-level cache
 STRIP_BYTES: Final = 1 << 20  # of a strip of columns: 256 KiB, the memory read in shorter runs, took 1.5 times as long
 STRIPS: Final = 16  # made at least, for threads to share
 NARROWEST: Final = 64  # columns of a strip: as many bytes make a cache line
@@ -34,7 +35,7 @@ MEMORY, BUFFERS = True, False
 
 @dataclass(frozen=True)
 class Buffer:
-    """A part's own memory, in bytes from its space on; `moves`: it holds the whole block, not a piece."""
+    """A part's own memory, in bytes from its space on; `moves`: it holds the whole block, not a chunk."""
 
     offset: int
     moves: bool
@@ -49,8 +50,8 @@ class Blocks:
     precision: str
     columns: bool
     per_block: int
-    piece: int
-    made: dict[str, Buffer] = field(default_factory=dict)
+    chunk_size: int
+    buffers: dict[str, Buffer] = field(default_factory=dict)
     tables: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -65,8 +66,8 @@ class Blocks:
         return self.per_block * self.problem.n
 
     @property
-    def piece_elements(self) -> int:
-        return self.piece * self.per_block if self.columns else min(self.piece, self.block_elements)
+    def chunk_elements(self) -> int:
+        return self.chunk_size * self.per_block if self.columns else min(self.chunk_size, self.block_elements)
 
     def reserve(self, elements: int) -> int:
         """The offset of new memory for so many numbers, in bytes from the start of a part's own."""
@@ -74,11 +75,11 @@ class Blocks:
 
     def block(self, name: str) -> Buffer:
         """The buffer of this name, for a whole block."""
-        return self.made.get(name) or self.made.setdefault(name, Buffer(self.reserve(self.block_elements), True))
+        return self.buffers.get(name) or self.buffers.setdefault(name, Buffer(self.reserve(self.block_elements), True))
 
     def chunk(self, name: str) -> Buffer:
-        """The buffer of this name, for a piece."""
-        return self.made.get(name) or self.made.setdefault(name, Buffer(self.reserve(self.piece_elements), False))
+        """The buffer of this name, for a chunk."""
+        return self.buffers.get(name) or self.buffers.setdefault(name, Buffer(self.reserve(self.chunk_elements), False))
 
     # --- stages, as lists of words ----------------------------------------------------------------------------------
 
@@ -92,43 +93,27 @@ class Blocks:
         spec = self.problem.specs[name]
         table = self._table(spec.shape, spec.strides, own)
         number = self.problem[name].number
-        return self._stage(kernel, MEMORY, values, storage(spec), source=number, alpha=scale, table=table)
+        return self._stage_in_memory(kernel, values, storage(spec), number, table, scale)
+
+    def _stage_in_memory(
+        self, kernel: Kernel, values: Buffer, dtype: str, source: int, table: int, alpha: float = 0.0
+    ) -> list[int]:
+        task, unused = kernel.task((self.precision, dtype), "stage"), [values.offset, values.moves] * 2
+        return _stage(task, MEMORY, values, source, unused, alpha, table=table)
 
     def keep(self, to: Buffer) -> list[int]:
         """Dropout's decisions."""
         shape = self.problem.specs[self.first].shape
-        places = layout.contiguous(shape, tuple(range(len(shape))), 1)
-        table = self._table(shape, places, keep_threshold(self.problem.attributes["dropout"]))
-        return self._stage(keep, MEMORY, to, "int64", source=self.problem[STATE].number, table=table)
+        strides = layout.contiguous(shape, tuple(range(len(shape))), 1)
+        table = self._table(shape, strides, keep_threshold(self.problem.attributes["dropout"]))
+        return self._stage_in_memory(keep, to, "int64", self.problem[STATE].number, table)
 
-    def of_buffers(
-        self,
-        kernel: Kernel,
-        values: Buffer,
-        operand: Buffer | None = None,
-        third: Buffer | None = None,
-        alpha: float = 0.0,
-        beta: float = 0.0,
-    ) -> list[int]:
-        return self._stage(kernel, BUFFERS, values, operand=operand, third=third, alpha=alpha, beta=beta)
-
-    def _stage(
-        self,
-        kernel: Kernel,
-        memory: bool,
-        values: Buffer,
-        dtype: str = "",
-        source: int = stages.BUFFER,
-        operand: Buffer | None = None,
-        third: Buffer | None = None,
-        alpha: float = 0.0,
-        beta: float = 0.0,
-        table: int = 0,
-    ) -> list[int]:
-        dtypes = (self.precision, dtype) if memory else (self.precision,) * 3
-        operand, third = operand or values, third or values
-        places = [values.offset, values.moves, source, operand.offset, operand.moves, third.offset, third.moves]
-        return [kernel.task(dtypes, "stage"), memory, *places, _bits(alpha), _bits(beta), table]
+    def of_buffers(self, kernel: Kernel, values: Buffer, *operands: Buffer | None, **numbers: float) -> list[int]:
+        """The stage of a kernel of `post_ops`; numbers: alpha and beta."""
+        operand, third = (*(each or values for each in operands), values, values)[:2]
+        buffers = [operand.offset, operand.moves, third.offset, third.moves]
+        task = kernel.task((self.precision,) * 3, "stage")
+        return _stage(task, BUFFERS, values, stages.BUFFER, buffers, **numbers)
 
     def _table(self, shape: Sequence[int], strides: Sequence[int], own: int) -> int:
         loops = layout.steps(shape, strides, self.problem.orders[self.first])[::-1]
@@ -152,7 +137,16 @@ class Blocks:
         strips = partition.count(problem.inner, self.per_block)
         width = vector_lanes(self.precision)
         tiles = max(2 * tile_size(min(problem.n, IN_PLACE.transposed), width), group_tiles(width))
-        plan = [self.columns, self.per_block, problem.outer, problem.n, problem.inner, strips, self.piece, self.item]
+        plan = [
+            self.columns,
+            self.per_block,
+            problem.outer,
+            problem.n,
+            problem.inner,
+            strips,
+            self.chunk_size,
+            self.item,
+        ]
         plan += [kernels[layout].task((self.precision,) * 4, "stage"), other.offset if other else 0]
         plan += [self.block_stats.offset, self.reserve(tiles), inf_as_zero, "stats" in problem.specs]
         plan += [len(before), len(of_rows), len(after)]
@@ -175,12 +169,20 @@ class Blocks:
     @property
     def block_stats(self) -> Buffer:
         """One number for each row of a block."""
-        return self.made.get("stats") or self.made.setdefault("stats", Buffer(self.reserve(self.per_block), True))
+        return self.buffers.get("stats") or self.buffers.setdefault("stats", Buffer(self.reserve(self.per_block), True))
 
 
 def storage(spec: Spec) -> str:
     """How a stage is told of an operand's dtype; int32 would mean indices."""
     return "int32_number" if spec.dtype.name == "int32" else spec.dtype.name
+
+
+def _stage(
+    task: int, memory: bool, values: Buffer, source: int, buffers: list[int],
+    alpha: float = 0.0, beta: float = 0.0, table: int = 0,
+) -> list[int]:  # fmt: skip
+    """The words of a stage, as opgrad.cpu.fused.stages has them."""
+    return [task, memory, values.offset, values.moves, source, *buffers, _bits(alpha), _bits(beta), table]
 
 
 def _bits(value: float) -> int:
@@ -195,12 +197,12 @@ def cut(problem: Problem, first: str, results: Sequence[str]) -> Blocks:
     if problem.inner > 1:
         item = DTYPES[precision].itemsize
         widest = max(min(STRIP_BYTES // (n * item), problem.outer * problem.inner // STRIPS), NARROWEST)
-        per_block = min(widest, problem.inner, PIECE) // lanes * lanes or lanes
-        return Blocks(problem, first, precision, True, per_block, max(1, PIECE // per_block))
-    per_block = max(1, PIECE // n)
+        per_block = min(widest, problem.inner, CHUNK) // lanes * lanes or lanes
+        return Blocks(problem, first, precision, True, per_block, max(1, CHUNK // per_block))
+    per_block = max(1, CHUNK // n)
     if n <= IN_PLACE.grouped:
         per_block = -(-per_block // lanes) * lanes
-    return Blocks(problem, first, precision, False, per_block, PIECE)
+    return Blocks(problem, first, precision, False, per_block, CHUNK)
 
 
 # --- forward -------------------------------------------------------------------------------------------------------
@@ -277,7 +279,7 @@ def _dropped(blocks: Blocks, values: Buffer) -> list[list[int]]:
 
 
 def _operand_buffers(blocks: Blocks, each: Any, shared: bool) -> list[Buffer]:
-    names = [f"operand {place}" if shared else operand for place, operand in enumerate(each.operands)]
+    names = [f"operand {number}" if shared else operand for number, operand in enumerate(each.operands)]
     return [blocks.chunk(name) for name in names]
 
 

@@ -10,32 +10,14 @@ elements, then size and stride in bytes of each, the innermost first. Flat indic
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import call_address, load_word, stack_words, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
-from opgrad.cpu.compiler.parameters import Private, Units
-from opgrad.cpu.compiler.simd import (
-    Float,
-    Pointer,
-    Vector,
-    address_of,
-    at_byte,
-    first,
-    full,
-    lanes,
-    like,
-    load,
-    load_masked,
-    load_one,
-    number,
-    prefetch,
-    select,
-    store,
-    store_masked,
-    store_one,
-)
-from opgrad.cpu.loops.map import mapped
+from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
+from opgrad.cpu.loops.fold import fold
+from opgrad.cpu.loops.map import get, mapped, put, times
 from opgrad.cpu.numerics.philox import keep_run
 
 # --- tables ---------------------------------------------------------------------------------------------------------
@@ -74,7 +56,7 @@ def over_runs(visit: Callable[..., None]) -> Callable[..., None]:
     """visit(values + i, offset, step, count, …) for each run of a line: elements one stride apart from an offset on."""
 
     @inline
-    def line(values: Any, operand: Any, alpha: float, flat: int, width: int, ahead: int, table: int) -> None:
+    def line(values, operand, alpha: float, flat: int, width: int, ahead: int, table: int) -> None:
         offset, start, inside = _locate(table, flat)
         size, step = load_word(table, FIRST_LOOP), load_word(table, FIRST_LOOP + 1)
         run = min(size - inside, width)
@@ -93,72 +75,50 @@ def over_runs(visit: Callable[..., None]) -> Callable[..., None]:
 
 
 @inline
-def _times_alpha(v: Vector, alpha: Any) -> Vector:
-    return v * alpha
-
-
-_copy = mapped(_times_alpha)
-
-
-@inline
-def _size(p: Any) -> int:
-    return address_of(p + 1) - address_of(p)
+def _size(p) -> int:
+    return v.address_of(p + 1) - v.address_of(p)
 
 
 AHEAD: Final = 1 << 11  # elements of a row: what the next block reads is asked for now, 5 to 10 per cent of a call
 
 
 @inline
-def _read_neighbours(values: Any, p: Any, alpha: float, count: int, ahead: int) -> None:
-    w, i = lanes(values), 0
-    while i + w <= count:
-        store(values, i, load(p, i) * alpha)
-        prefetch(p, i + ahead)
-        i += w
-    mask = first(values, count - i)
-    store_masked(values, i, load_masked(p, i, mask, 0.0) * alpha, mask)
+def _read_vector(total, arrays, i: int, whole: bool, mask, numbers):
+    (values, p), (alpha, ahead) = arrays, numbers
+    put(values, i, get(p, i, whole, mask) * alpha, whole, mask, 0)
+    if whole:
+        v.prefetch(p, i + ahead)
+    return total
+
+
+_read_neighbours, _write_times, _fill = fold(_read_vector), mapped(times), mapped(lambda values, value: value)
 
 
 @inline
-def _fill(values: Any, v: Vector, count: int) -> None:
-    w, i = lanes(values), 0
-    while i + w <= count:
-        store(values, i, v)
-        i += w
-    store_masked(values, i, v, first(values, count - i))
-
-
-@inline
-def _read_run(
-    values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, ahead: int, table: int
-) -> None:
-    p = at_byte(operand, offset)
+def _read_run(values, operand, alpha: float, offset: int, step: int, count: int, ahead: int, table: int) -> None:
+    p = v.at_byte(operand, offset)
     if step == _size(p):
-        _read_neighbours(values, p, alpha, count, ahead)
+        _read_neighbours((), 0, count, (values, p), (alpha, ahead))
     elif step == 0:
-        _fill(values, full(values, load_one(p, 0)) * alpha, count)
+        _fill(values, 0, count, 0, (values,), (v.full(values, v.load_one(p, 0)) * alpha,))
     else:
         for i in range(count):
-            store_one(values, i, load_one(at_byte(p, i * step), 0) * number(values, alpha))
+            v.store_one(values, i, v.load_one(v.at_byte(p, i * step), 0) * v.number(values, alpha))
 
 
 @inline
-def _write_run(
-    values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, ahead: int, table: int
-) -> None:
-    p = at_byte(operand, offset)
+def _write_run(values, operand, alpha: float, offset: int, step: int, count: int, ahead: int, table: int) -> None:
+    p = v.at_byte(operand, offset)
     if step == _size(p):
-        _copy(p, 0, count, load_word(table, OWN), (values,), (alpha,))
+        _write_times(p, 0, count, load_word(table, OWN), (values,), (alpha,))
     else:
         for i in range(count):
-            store_one(at_byte(p, i * step), 0, load_one(values, i) * number(values, alpha))
+            v.store_one(v.at_byte(p, i * step), 0, v.load_one(values, i) * v.number(values, alpha))
 
 
 @inline
-def _keep_run(
-    values: Any, operand: Any, alpha: float, offset: int, step: int, count: int, ahead: int, table: int
-) -> None:
-    state = address_of(operand)
+def _keep_run(values, operand, alpha: float, offset: int, step: int, count: int, ahead: int, table: int) -> None:
+    state = v.address_of(operand)
     keep_run(values, 0, count, offset, step, load_word(state, 0), load_word(state, 1), load_word(table, OWN))
 
 
@@ -186,48 +146,6 @@ write = _over_lines(_write_run)
 keep = _over_lines(_keep_run)
 
 
-# --- buffers -------------------------------------------------------------------------------------------------------
-
-
-def _over_buffers(formula: Callable[..., Vector]) -> Kernel:
-    """The stage values = formula(values, operand, alpha)."""
-
-    write = mapped(formula)
-
-    @kernel
-    def stage(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
-        write(values, 0, count, 0, (values, operand), (alpha,))
-
-    return stage
-
-
-@inline
-def _times(v: Vector, unused: Vector, alpha: float) -> Vector:
-    return v * alpha
-
-
-@inline
-def _where(v: Vector, mask: Vector, alpha: float) -> Vector:
-    return select(mask != 0.0, v, alpha)
-
-
-@inline
-def _drop(v: Vector, kept: Vector, alpha: float) -> Vector:
-    return select(kept != 0.0, v * alpha, 0.0)
-
-
-@inline
-def _operand(v: Vector, operand: Vector, alpha: float) -> Vector:
-    return operand
-
-
-@inline
-def _constant(v: Vector, unused: Vector, alpha: float) -> Vector:
-    return like(v, alpha)
-
-
-multiply, mask_out, drop, copy, fill = (_over_buffers(f) for f in (_times, _where, _drop, _operand, _constant))
-
 # --- the driver -----------------------------------------------------------------------------------------------------
 
 # Words of a stage.
@@ -238,7 +156,7 @@ STAGE: Final = 12
 BUFFER: Final = -1  # the SOURCE of an operand that is a buffer
 
 # Words of a plan: its blocks, the softmax kernel with its buffers (in bytes from a part's space on), then the stages.
-COLUMNS, PER_BLOCK, COUNT, N, INNER, STRIPS, PIECE, ITEM = range(8)
+COLUMNS, PER_BLOCK, COUNT, N, INNER, STRIPS, CHUNK, ITEM = range(8)
 SOFTMAX, OTHER, STATS, TILE, INF_AS_ZERO, KEEPS_STATS = range(8, 14)
 BEFORE, OF_ROWS, AFTER, FIRST_STAGE = range(14, 18)
 
@@ -248,74 +166,66 @@ MEMORY_WORDS: Final = 6
 
 
 @inline
+def _store_words(address: int, index: int, values) -> None:
+    for offset, value in enumerate(values):
+        store_word(address, index + offset, value)
+
+
+@inline
 def _run(stages: int, number: int, operands: int, space: int, words: int, moved: int) -> None:
-    """Run stages whose buffers have moved by so many bytes; `words` hold the count and the place already."""
+    """Run stages whose buffers have moved by so many bytes; `words` hold the count and the lines already."""
     for each in range(number):
         stage = stages + 8 * STAGE * each
         values = space + load_word(stage, VALUES) + moved * load_word(stage, VALUES_MOVE)
-        source = load_word(stage, SOURCE)
+        third = space + load_word(stage, THIRD) + moved * load_word(stage, THIRD_MOVE)
         operand = space + load_word(stage, OPERAND) + moved * load_word(stage, OPERAND_MOVE)
+        source, alpha = load_word(stage, SOURCE), load_word(stage, ALPHA)
         if source != BUFFER:
             operand = load_word(operands, source)
-        store_word(words, 0, values)
-        store_word(words, 1, operand)
-        store_word(words, 2, space + load_word(stage, THIRD) + moved * load_word(stage, THIRD_MOVE))
-        store_word(words, 4, load_word(stage, ALPHA))
-        store_word(words, 5, load_word(stage, BETA))
-        store_word(words, MEMORY_WORDS, values)
-        store_word(words, MEMORY_WORDS + 1, operand)
-        store_word(words, MEMORY_WORDS + 2, load_word(stage, ALPHA))
+        _store_words(words, 0, (values, operand, third))
+        _store_words(words, 4, (alpha, load_word(stage, BETA)))
+        _store_words(words, MEMORY_WORDS, (values, operand, alpha))
         store_word(words, MEMORY_WORDS + 8, load_word(stage, OWN_TABLE))
         call_address(load_word(stage, TASK), words + 8 * MEMORY_WORDS * load_word(stage, IN_MEMORY), 0)
 
 
 @inline
-def _place(words: int, count: int, start: int, lines: int, pitch: int, width: int, row: int) -> None:
+def _store_lines(words: int, count: int, start: int, lines: int, pitch: int, width: int, row: int) -> None:
     store_word(words, 3, count)
-    store_word(words, MEMORY_WORDS + 3, start)
-    store_word(words, MEMORY_WORDS + 4, lines)
-    store_word(words, MEMORY_WORDS + 5, pitch)
-    store_word(words, MEMORY_WORDS + 6, width)
-    store_word(words, MEMORY_WORDS + 7, row)
+    _store_words(words, MEMORY_WORDS + 3, (start, lines, pitch, width, row))
 
 
 @inline
-def _run_pieces(
+def _run_in_chunks(
     stages: int, number: int, operands: int, space: int, words: int, plan: int, start: int, lines: int, width: int
 ) -> None:
-    """Run stages over a block, a piece at a time, so that each piece stays in the first-level cache."""
-    piece, item = max(load_word(plan, PIECE), 1), load_word(plan, ITEM)
+    """Run stages over a block, a chunk at a time, so that it stays in the first-level cache."""
+    chunk, item = max(load_word(plan, CHUNK), 1), load_word(plan, ITEM)  # a range's step is never 0
     if load_word(plan, COLUMNS):
         row, pitch = load_word(plan, PER_BLOCK), load_word(plan, INNER)
-        for line in range(0, lines, piece):
-            some = min(piece, lines - line)
-            _place(words, some * row, start + line * pitch, some, pitch, width, row)
+        for line in range(0, lines, chunk):
+            some = min(chunk, lines - line)
+            _store_lines(words, some * row, start + line * pitch, some, pitch, width, row)
             _run(stages, number, operands, space, words, line * row * item)
     else:
-        for begin in range(0, width, piece):
-            some = min(piece, width - begin)
-            _place(words, some, start + begin, 1, 0, some, 0)
+        for begin in range(0, width, chunk):
+            some = min(chunk, width - begin)
+            _store_lines(words, some, start + begin, 1, 0, some, 0)
             _run(stages, number, operands, space, words, begin * item)
 
 
 @inline
 def _softmax(plan: int, space: int, words: int, rows: int, n: int, width: int) -> None:
-    store_word(words, 0, space)
-    store_word(words, 1, space + load_word(plan, OTHER))
-    store_word(words, 2, space + load_word(plan, STATS))
-    store_word(words, 3, space + load_word(plan, TILE))
-    store_word(words, 4, rows)
-    store_word(words, 5, n)
-    store_word(words, 6, width)
-    store_word(words, 7, load_word(plan, INF_AS_ZERO))
-    store_word(words, 8, load_word(plan, KEEPS_STATS))
+    other, stats, tile = load_word(plan, OTHER), load_word(plan, STATS), load_word(plan, TILE)
+    _store_words(words, 0, (space, space + other, space + stats, space + tile, rows, n, width))
+    _store_words(words, 7, (load_word(plan, INF_AS_ZERO), load_word(plan, KEEPS_STATS)))
     call_address(load_word(plan, SOFTMAX), words, 0)
 
 
 @kernel
 def blocks(units: Units, operands, space: Private, plan):
     """Each unit is a block: PER_BLOCK rows, or N lines of a strip of PER_BLOCK columns."""
-    words, own = stack_words(ARGUMENTS), address_of(space)
+    words, own = stack_words(ARGUMENTS), v.address_of(space)
     n, inner, per_block = load_word(plan, N), load_word(plan, INNER), load_word(plan, PER_BLOCK)
     before, of_rows, after = load_word(plan, BEFORE), load_word(plan, OF_ROWS), load_word(plan, AFTER)
     stages = plan + 8 * FIRST_STAGE
@@ -329,8 +239,8 @@ def blocks(units: Units, operands, space: Private, plan):
         else:
             rows = min(per_block, load_word(plan, COUNT) - unit * per_block)
             start, of_row, lines, width = unit * per_block * n, unit * per_block, 1, rows * n
-        _run_pieces(stages, before, operands, own, words, plan, start, lines, width)
+        _run_in_chunks(stages, before, operands, own, words, plan, start, lines, width)
         _softmax(plan, own, words, rows, n, per_block)
-        _place(words, rows, of_row, 1, 0, rows, 0)
+        _store_lines(words, rows, of_row, 1, 0, rows, 0)
         _run(row_stages, of_rows, operands, own, words, 0)
-        _run_pieces(row_stages + 8 * STAGE * of_rows, after, operands, own, words, plan, start, lines, width)
+        _run_in_chunks(row_stages + 8 * STAGE * of_rows, after, operands, own, words, plan, start, lines, width)

@@ -3,74 +3,32 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    full,
-    is_fine,
-    lanes,
-    load,
-    load_masked,
-    maximum,
-    prefetch,
-    select,
-    store,
-    store_masked,
-    store_streaming,
-    to_line,
-)
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.fold import CHUNK
-from opgrad.cpu.loops.rows import MINUS_INFINITY, minus_both
-from opgrad.cpu.numerics.logsumexp import (
-    add_below,
-    add_exact,
-    add_pairs,
-    scale_for,
-    scaled,
-    sum_end,
-    sum_start,
-)
+from opgrad.cpu.loops.map import get
+from opgrad.cpu.loops.rows import MINUS_INFINITY, add_to_rest, minus_both
+from opgrad.cpu.numerics import logsumexp as lse
 
-PIECE: Final = 1024  # terms of a sum that starts anew, so that what it loses stays small beside it
+EXACT_CHUNK: Final = 1024  # terms of a compensated sum that starts anew, so that the compensation stays small
 
 
 @inline
-def get(p: Any, i: int, whole: bool, mask: Any) -> Vector:
-    """A vector at i; zeros outside the mask unless it is whole."""
-    return get_or(p, i, whole, mask, 0.0)
-
-
-@inline
-def get_or(p: Any, i: int, whole: bool, mask: Any, fill: Any) -> Vector:
-    """The same with `fill` outside the mask."""
-    return load(p, i) if whole else load_masked(p, i, mask, fill)
-
-
-@inline
-def put(p: Any, i: int, v: Vector, whole: bool, mask: Any, stream: int) -> None:
-    if not whole:
-        store_masked(p, i, v, mask)
-    elif stream:
-        store_streaming(p, i, v)
-    else:
-        store(p, i, v)
-
-
-@inline
-def streams_columns(p: Any, p_n: int, stream: int) -> int:
+def streams_columns(p, p_n: int, stream: int) -> int:
     """Whether to write past the cache: if asked, and every vector of the strip starts a cache line."""
-    return stream and to_line(p, 0) == 0 and to_line(p, p_n) == 0
+    return stream and v.to_line(p, 0) == 0 and v.to_line(p, p_n) == 0
 
 
 @inline
-def column_max(x: Any, x_n: int, n: int, whole: bool, mask: Any) -> Vector:
-    m = full(x, MINUS_INFINITY)
+def column_max(x, x_n: int, n: int, whole: bool, mask) -> Vector:
+    m = v.full(x, MINUS_INFINITY)
     for i in range(n):
-        m = maximum(get(x, i * x_n, whole, mask), m)
+        m = v.maximum(get(x, i * x_n, whole, mask), m)
     return m
 
 
-def column_sum_exp(formula: Callable[..., Vector], add: Callable[..., Any] = add_exact) -> Callable[..., Any]:
+def column_sum_exp(formula: Callable[..., Vector], add: Callable[..., Any] = lse.add_exact) -> Callable[..., Any]:
     """The sums of the exponentials as two vectors; asks for the next strip meanwhile.
 
     The exponentials go to `e`, `keep` numbers from one to the next; nowhere if it is 0.
@@ -81,21 +39,21 @@ def column_sum_exp(formula: Callable[..., Vector], add: Callable[..., Any] = add
 
     @inline
     def sum_exp(
-        x: Any, x_n: int, n: int, whole: bool, mask: Any, m: Vector, e: Any, keep: int,
-        out: Any, out_n: int, pending: int, a: Any, a_n: int, numbers: Any,
-    ) -> Any:  # fmt: skip
-        w, scale, zero, piece = lanes(x), scale_for(m), full(x, 0.0), PIECE if is_fine(x) else CHUNK
+        x, x_n: int, n: int, whole: bool, mask, m: Vector, e, keep: int,
+        out, out_n: int, pending: int, a, a_n: int, numbers,
+    ):  # fmt: skip
+        w, scale, zero, chunk = v.lanes(x), lse.scale_for(m), v.full(x, 0.0), EXACT_CHUNK if v.is_fine(x) else CHUNK
         sums = zero, zero
-        for begin in range(0, n, piece):
-            total, lost = sum_start(x)
-            for i in range(begin, min(begin + piece, n)):
-                v, total, lost = add(x, total, lost, get(x, i * x_n, whole, mask), scale)
-                prefetch(x, i * x_n + w)
+        for begin in range(0, n, chunk):
+            total, compensation = lse.sum_start(x)
+            for i in range(begin, min(begin + chunk, n)):
+                value, total, compensation = add(x, total, compensation, get(x, i * x_n, whole, mask), scale)
+                v.prefetch(x, i * x_n + w)
                 if keep:
-                    store(e, i * keep, v)
+                    v.store(e, i * keep, value)
                 if pending:
-                    store_streaming(out, i * out_n, formula(load(a, i * a_n), *numbers))
-            sums = add_pairs(sums, sum_end(x, total, lost))
+                    v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
+            sums = lse.add_pairs(sums, lse.sum_end(x, total, compensation))
         return sums
 
     return sum_exp
@@ -106,23 +64,21 @@ def column_rest(formula: Callable[..., Vector]) -> Callable[..., Any]:
 
     @inline
     def add_rest(
-        x: Any, x_n: int, n: int, whole: bool, mask: Any, m: Vector,
-        out: Any, out_n: int, pending: int, a: Any, a_n: int, numbers: Any,
-    ) -> Any:  # fmt: skip
-        w, scale, zero, one = lanes(x), scale_for(m), full(x, 0.0), full(x, 1.0)
-        piece = PIECE if is_fine(x) else CHUNK
-        rest, count = (zero, zero), zero
-        for begin in range(0, n, piece):
-            added, lost = zero, zero
-            for i in range(begin, min(begin + piece, n)):
-                v = get(x, i * x_n, whole, mask)
-                prefetch(x, i * x_n + w)
-                added, lost = add_below(x, added, lost, v, m, scale)
-                count = count + select(v == m, one, 0.0)
+        x, x_n: int, n: int, whole: bool, mask, m: Vector, out, out_n: int, pending: int, a, a_n: int, numbers
+    ):
+        w, scale, zero = v.lanes(x), lse.scale_for(m), v.full(x, 0.0)
+        chunk = EXACT_CHUNK if v.is_fine(x) else CHUNK
+        sums, count = (zero, zero), zero
+        for begin in range(0, n, chunk):
+            rest, compensation = zero, zero
+            for i in range(begin, min(begin + chunk, n)):
+                value = get(x, i * x_n, whole, mask)
+                v.prefetch(x, i * x_n + w)
+                rest, compensation, count = add_to_rest(x, (rest, compensation, count), value, m, scale)
                 if pending:
-                    store_streaming(out, i * out_n, formula(load(a, i * a_n), *numbers))
-            rest = add_pairs(rest, (added, lost))
-        high, low = rest
+                    v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
+            sums = lse.add_pairs(sums, (rest, compensation))
+        high, low = sums
         return high + low, count
 
     return add_rest
@@ -132,36 +88,37 @@ def write_column(formula: Callable[..., Vector]) -> Callable[..., None]:
     """out[i] = formula(a[i], *numbers) down a whole strip, past the cache."""
 
     @inline
-    def write(out: Any, out_n: int, n: int, a: Any, a_n: int, numbers: Any) -> None:
+    def write(out, out_n: int, n: int, a, a_n: int, numbers) -> None:
         for i in range(n):
-            store_streaming(out, i * out_n, formula(load(a, i * a_n), *numbers))
+            v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
 
     return write
 
 
 def column_sum(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Callable[..., Vector]:
     """The sums of term(dy, y); asks for the next strip and writes the one before, as column_sum_exp."""
+    inline(term)
+    inline(formula)
 
     @inline
     def add_up(
-        dy: Any, dy_n: int, y: Any, y_n: int, n: int, whole: bool, mask: Any,
-        out: Any, out_n: int, pending: int, a: Any, b: Any, s: Vector,
-    ) -> Vector:  # fmt: skip
-        w = lanes(dy)
-        total = full(dy, 0.0)
+        dy, dy_n: int, y, y_n: int, n: int, whole: bool, mask, out, out_n: int, pending: int, a, b, s: Vector
+    ) -> Vector:
+        w = v.lanes(dy)
+        total = v.full(dy, 0.0)
         for begin in range(0, n, CHUNK):
-            chunk = full(dy, 0.0)
+            chunk = v.full(dy, 0.0)
             for i in range(begin, min(begin + CHUNK, n)):
                 chunk = chunk + term(get(dy, i * dy_n, whole, mask), get(y, i * y_n, whole, mask))
-                prefetch(dy, i * dy_n + w)
-                prefetch(y, i * y_n + w)
+                v.prefetch(dy, i * dy_n + w)
+                v.prefetch(y, i * y_n + w)
                 if pending:
-                    store_streaming(out, i * out_n, formula(load(a, i * dy_n), load(b, i * y_n), s))
+                    v.store_streaming(out, i * out_n, formula(v.load(a, i * dy_n), v.load(b, i * y_n), s))
             total = total + chunk
         return total
 
     return add_up
 
 
-sum_exp_scaling_columns, add_rest_logging_columns = column_sum_exp(scaled), column_rest(minus_both)
-write_scaled_column, write_log_column = write_column(scaled), write_column(minus_both)
+sum_exp_scaling_columns, add_rest_logging_columns = column_sum_exp(lse.scaled), column_rest(minus_both)
+write_scaled_column, write_log_column = write_column(lse.scaled), write_column(minus_both)

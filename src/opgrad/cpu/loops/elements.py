@@ -1,4 +1,4 @@
-"""Kernels over single elements, made from the formula of one vector.
+"""Operators on single elements, made from the formula of one vector.
 
 Arrays are outer x n, each with its own row stride. A unit of work is a block of one row.
 """
@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import Kernel, kernel
-from opgrad.cpu.compiler.parameters import Float, Rows, Units
-from opgrad.cpu.compiler.simd import Vector, each_row
+from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.parameters import Float, Pointer, Rows, Units
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, shared_out
@@ -20,35 +21,53 @@ BLOCK: Final = 1 << 15  # elements: long enough that starting a block costs noth
 
 def elementwise(formula: Callable[..., Vector]) -> Kernel:
     """The kernel y = formula(a, b, …, alpha)."""
+    return _kernel(formula, Float, lambda y, alpha: alpha)
+
+
+def scaling(formula: Callable[..., Vector]) -> Kernel:
+    """The same whose alpha stands in an array."""
+    return _kernel(formula, Pointer, lambda y, alpha: v.number(y, v.load_one(alpha, 0)))
+
+
+def _kernel(formula: Callable[..., Vector], kind: Any, number_of: Callable[..., Any]) -> Kernel:
     count = len(inspect.signature(formula).parameters) - 1
-    write = mapped(formula)
+    write, number = mapped(formula), inline(number_of)
 
     @kernel
-    def elements(units: Units, blocks, n, inputs: (Rows,) * count, y: Rows, alpha: Float, stream):
+    def elements(units: Units, blocks, n, inputs: (Rows,) * count, y: Rows, alpha: kind, stream):
+        factor = number(y.data, alpha)
         for unit in units:
             row, begin = unit // blocks, unit % blocks * BLOCK
             end = min(begin + BLOCK, n)
-            write(y.data + row * y.step, begin, end, stream, each_row(inputs, row), (alpha,))
+            write(y.data + row * y.step, begin, end, stream, v.each_row(inputs, row), (factor,))
 
     return elements
 
 
-def program(problem: Problem, made: Kernel, result: str, *inputs: str, alpha: float = 0.0, **extra: Any) -> Program:
+def operator(result: str, *inputs: str) -> Callable[[Callable[..., Vector]], Callable[[Problem], Program]]:
+    """Decorate the formula of an operator, whose inputs come in this order: it becomes what the front end calls."""
+
+    def decorate(formula: Callable[..., Vector]) -> Callable[[Problem], Program]:
+        compiled = elementwise(formula)
+
+        def of_problem(problem: Problem) -> Program:
+            return program(problem, compiled, result, *inputs, alpha=problem.attributes.get("alpha", 0.0))
+
+        of_problem.kernel = compiled
+        return of_problem
+
+    return decorate
+
+
+def program(problem: Problem, kernel: Kernel, result: str, *inputs: str, alpha: Any = 0.0) -> Program:
     """The one step of an elementwise operator, which computes a result from inputs in the formula's order."""
     blocks = partition.count(problem.n, BLOCK)
     units = problem.outer * blocks
     if not units:
         return Program(())
-    arguments = {
-        "blocks": blocks,
-        "n": problem.n,
-        "inputs": [rows(problem, name) for name in inputs],
-        "y": rows(problem, result),
-        "alpha": alpha,
-        "stream": partition.streams(problem.bytes),
-        **extra,
-    }
-    return Program([shared_out(made, units, problem.bytes / units, arguments)])
+    arguments = {"blocks": blocks, "n": problem.n, "inputs": [rows(problem, name) for name in inputs]}
+    arguments |= {"y": rows(problem, result), "alpha": alpha, "stream": partition.streams(problem.bytes)}
+    return Program([shared_out(kernel, units, problem.bytes / units, arguments)])
 
 
 def rows(problem: Problem, name: str) -> Rows:

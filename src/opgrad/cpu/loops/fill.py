@@ -1,34 +1,27 @@
 """Filling with zeros."""
 
-from typing import Any
-
 from opgrad.contract.problem import Operand
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
-from opgrad.cpu.compiler.simd import Pointer, Units, Vector, full, lanes, like, store
+from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
 
-
-@inline
-def zero(x: Vector) -> Vector:
-    return like(x, 0.0)
-
-
-_write = mapped(zero)
+_write = mapped(lambda x: v.like(x, 0.0))
 
 
 @inline
-def write_zeros(out: Any, begin: int, end: int, stream: int) -> None:
+def write_zeros(out, begin: int, end: int, stream: int) -> None:
     """out[begin:end] = 0"""
     _write(out, begin, end, stream, (out,), ())
 
 
 @inline
-def clear(out: Any, n: int) -> None:
+def clear(out, n: int) -> None:
     """out[0:n] = 0, in whole vectors: up to a vector more may be written."""
-    for i in range(0, n, lanes(out)):
-        store(out, i, full(out, 0.0))
+    for i in range(0, n, v.lanes(out)):
+        v.store(out, i, v.full(out, 0.0))
 
 
 @kernel

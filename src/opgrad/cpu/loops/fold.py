@@ -6,8 +6,10 @@ A total is a tuple of vectors. What is visited may also write: then a row is rea
 from collections.abc import Callable
 from typing import Any, Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import Vector, add_each, first, full, lanes, load, load_masked
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.loops.map import get
 
 CHUNK: Final = 64  # terms that are added to each other before they join the total: the error grows with n/64 + 64
 
@@ -15,19 +17,20 @@ CHUNK: Final = 64  # terms that are added to each other before they join the tot
 def fold(visit: Callable[..., Any]) -> Callable[..., Any]:
     """total = visit(total, arrays, i, whole, mask, numbers) for each vector of [begin, end).
 
-    `visit` reads its arrays itself: a whole vector, or the lanes of the mask.
+    `visit` reads its arrays itself: a whole vector, or the lanes of the mask. The total may be empty: then it writes.
     """
+    inline(visit)
 
     @inline
-    def along(total: Any, begin: int, end: int, arrays: Any, numbers: Any) -> Any:
+    def along(total, begin: int, end: int, arrays, numbers):
         p = arrays[0]
-        w, i = lanes(p), begin
-        every = first(p, w)
+        w, i = v.lanes(p), begin
+        every = v.first(p, w)
         while i + w <= end:
             total = visit(total, arrays, i, True, every, numbers)
             i += w
         if i < end:
-            total = visit(total, arrays, i, False, first(p, end - i), numbers)
+            total = visit(total, arrays, i, False, v.first(p, end - i), numbers)
         return total
 
     return along
@@ -38,20 +41,21 @@ def fold_in_chunks(visit: Callable[..., Any]) -> Callable[..., Any]:
 
     Pairwise summation in two levels: the error grows with a chunk's length and the number of chunks, not their product.
     """
+    inline(visit)
 
     @inline
-    def along(zeros: Any, begin: int, end: int, arrays: Any, numbers: Any, vectors: int = CHUNK) -> Any:
+    def along(zeros, begin: int, end: int, arrays, numbers, vectors: int = CHUNK):
         p = arrays[0]
-        w, i, total = lanes(p), begin, zeros
-        every = first(p, w)
+        w, i, total = v.lanes(p), begin, zeros
+        every = v.first(p, w)
         while i + w <= end:
             chunk_end, chunk = min(i + vectors * w, end), zeros
             while i + w <= chunk_end:
                 chunk = visit(chunk, arrays, i, True, every, numbers)
                 i += w
-            total = add_each(total, chunk)
+            total = v.add_each(total, chunk)
         if i < end:
-            total = visit(total, arrays, i, False, first(p, end - i), numbers)
+            total = visit(total, arrays, i, False, v.first(p, end - i), numbers)
         return total
 
     return along
@@ -59,54 +63,52 @@ def fold_in_chunks(visit: Callable[..., Any]) -> Callable[..., Any]:
 
 def folded(term: Callable[..., Vector]) -> Callable[..., Vector]:
     """The sum over x[begin:end], lane by lane: term(total, x[i], *numbers) adds to a total, for a 0 nothing."""
+    inline(term)
 
     @inline
-    def visit(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
-        value = load(arrays[0], i) if whole else load_masked(arrays[0], i, mask, 0.0)
-        return (term(total[0], value, *numbers),)
+    def visit(total, arrays, i: int, whole: bool, mask, numbers):
+        return (term(total[0], get(arrays[0], i, whole, mask), *numbers),)
 
     along = fold_in_chunks(visit)
 
     @inline
-    def fold_row(x: Any, begin: int, end: int, vectors: int, numbers: Any) -> Vector:
-        return along((full(x, 0.0),), begin, end, (x,), numbers, vectors)[0]
+    def fold_row(x, begin: int, end: int, vectors: int, numbers) -> Vector:
+        return along((v.full(x, 0.0),), begin, end, (x,), numbers, vectors)[0]
 
     return fold_row
 
 
+sum_range = folded(lambda total, x: total + x)
+
+
 @inline
-def plus(total: Vector, x: Vector) -> Vector:
-    return total + x
-
-
-sum_range = folded(plus)
+def add_value(total, arrays, i: int, whole: bool, mask, numbers):
+    """What `fold` visits for a sum."""
+    return (total[0] + get(arrays[0], i, whole, mask),)
 
 
 def fold_down(visit: Callable[..., Any]) -> Callable[..., Any]:
     """The same down columns, for a vector of them at a time: total = visit(total, arrays, k, numbers) for each row."""
+    inline(visit)
 
     @inline
-    def down(zeros: Any, begin: int, end: int, arrays: Any, numbers: Any) -> Any:
-        total = zeros
-        for chunk_begin in range(begin, end, CHUNK):
+    def down(zeros, begin: int, end: int, arrays, numbers):
+        total, first_row = zeros, begin
+        while first_row < end:
             chunk = zeros
-            for k in range(chunk_begin, min(chunk_begin + CHUNK, end)):
+            for k in range(first_row, min(first_row + CHUNK, end)):
                 chunk = visit(chunk, arrays, k, numbers)
-            total = add_each(total, chunk)
+            total = v.add_each(total, chunk)
+            first_row += CHUNK
         return total
 
     return down
 
 
-@inline
-def _add_row(total: Any, arrays: Any, k: int, step: int) -> Any:
-    return (total[0] + load(arrays[0], k * step),)
-
-
-_add_rows = fold_down(_add_row)
+_add_rows = fold_down(lambda total, arrays, k, step: (total[0] + v.load(arrays[0], k * step),))
 
 
 @inline
-def column_sum_of(x: Any, count: int, step: int) -> Vector:
+def column_sum_of(x, count: int, step: int) -> Vector:
     """The sum of `count` vectors, `step` elements from one to the next."""
-    return _add_rows((full(x, 0.0),), 0, count, (x,), step)[0]
+    return _add_rows((v.full(x, 0.0),), 0, count, (x,), step)[0]

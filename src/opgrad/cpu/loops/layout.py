@@ -22,7 +22,7 @@ from opgrad.cpu.runtime.execute import Step, shared_out
 KEEP: Final = 1 << 17  # numbers, 512 KiB: the exponentials of a longer strip of columns are computed twice, not kept
 LONGEST_ROW: Final = 1 << 16  # elements: such a row and its exponentials, 512 KiB, still fit the second-level cache
 SPLIT_FROM: Final = 1 << 17  # elements: two threads gain from here on
-BLOCK: Final = 1 << 14  # elements of a split row that one unit handles
+BLOCK: Final = 1 << 14  # elements of a split row that one unit reduces or writes
 FEWEST_ROWS: Final = 8  # rows that are worth transposing or grouping
 
 
@@ -68,10 +68,6 @@ def few(rows: int, n: int) -> bool:
     return n > LONGEST_ROW or (rows < 8 and rows * n >= SPLIT_FROM)
 
 
-def blocks_of(n: int) -> int:
-    return partition.count(n, BLOCK)
-
-
 @dataclass(frozen=True)
 class Loops:
     """The units of work of a layout, and what all its kernels are given: sizes, and operands with their strides."""
@@ -88,7 +84,10 @@ class Loops:
 def loops_of(problem: Problem, layout: str, **operands: Operand) -> Loops:
     """The loops over a problem in this layout."""
     units, sizes = _units(problem, layout, vector_lanes(precision(problem)))
-    strided = {name: _with_strides(operand, layout) for name, operand in operands.items()}
+    if layout == "columns":
+        strided: Any = {name: Columns(each, each.outer, each.n) for name, each in operands.items()}
+    else:
+        strided = {name: Rows(each, each.outer) for name, each in operands.items()}
     stream = partition.streams(problem.bytes)
     return Loops(units, problem.bytes / max(units, 1), {"n": problem.n, "stream": stream, **sizes, **strided})
 
@@ -99,15 +98,11 @@ def _units(problem: Problem, layout: str, width: int) -> tuple[int, dict[str, An
         strips = partition.count(problem.inner, width)
         return problem.outer * strips, {"strips": Strips(strips, problem.inner)}
     if layout == "split":
-        blocks = blocks_of(problem.n)
+        blocks = partition.count(problem.n, BLOCK)
         return problem.outer * blocks, {"blocks": blocks}
     if layout in ("transposed", "groups"):
         return partition.count(problem.outer, width), {"count": problem.outer}
     return problem.outer, {}
-
-
-def _with_strides(operand: Operand, layout: str) -> Any:
-    return Columns(operand, operand.outer, operand.n) if layout == "columns" else Rows(operand, operand.outer)
 
 
 def keeps_column(n: int, width: int) -> bool:

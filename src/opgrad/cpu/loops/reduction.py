@@ -10,27 +10,15 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from opgrad.contract.problem import Operand
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Pointer, Strips, Units
-from opgrad.cpu.compiler.simd import (
-    first,
-    full,
-    lanes,
-    load,
-    load_masked,
-    load_one,
-    prefetch,
-    reduce_add,
-    store_masked,
-    store_one,
-)
-from opgrad.cpu.loops.columns import get
-from opgrad.cpu.loops.fold import fold_down, fold_in_chunks
+from opgrad.cpu.loops.fold import add_value, fold_down, fold_in_chunks
+from opgrad.cpu.loops.layout import BLOCK
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 
-BLOCK: Final = 1 << 14  # elements of a row that one part sums
 DEEP: Final = 1 << 10  # terms of a column that one part sums
 WIDE: Final = 4  # vectors of columns that are summed at once
 AHEAD: Final = 8  # rows between a prefetch and its use
@@ -43,12 +31,7 @@ class Blocks(NamedTuple):
     size: int
 
 
-@inline
-def _add(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
-    return (total[0] + get(arrays[0], i, whole, mask),)
-
-
-_sum_row = fold_in_chunks(_add)
+_sum_row = fold_in_chunks(add_value)
 
 
 @kernel
@@ -57,51 +40,51 @@ def sum_rows(units: Units, n, blocks: Blocks, x: Pointer, y: Pointer):
     for unit in units:
         row, begin = unit // blocks.count, unit % blocks.count * blocks.size
         end = min(begin + blocks.size, n)
-        total = _sum_row((full(x, 0.0),), begin, end, (x + row * n,), ())
-        store_one(y, unit, reduce_add(total[0]))
+        total = _sum_row((v.full(x, 0.0),), begin, end, (x + row * n,), ())
+        v.store_one(y, unit, v.reduce_add(total[0]))
 
 
 @inline
-def _add_wide(total: Any, arrays: Any, k: int, step: int) -> Any:
+def _add_wide(total, arrays, k: int, step: int):
     source = arrays[0] + k * step
-    w = lanes(source)
+    w = v.lanes(source)
     for i in range(0, WIDE * w, w):
-        prefetch(source, AHEAD * step + i)
+        v.prefetch(source, AHEAD * step + i)
     a, b, c, d = total
-    return a + load(source, 0), b + load(source, w), c + load(source, 2 * w), d + load(source, 3 * w)
+    return a + v.load(source, 0), b + v.load(source, w), c + v.load(source, 2 * w), d + v.load(source, 3 * w)
 
 
 @inline
-def _add_narrow(total: Any, arrays: Any, k: int, numbers: Any) -> Any:
+def _add_narrow(total, arrays, k: int, numbers):
     step, mask = numbers
-    return (total[0] + load_masked(arrays[0], k * step, mask, 0.0),)
+    return (total[0] + v.load_masked(arrays[0], k * step, mask, 0.0),)
 
 
 _sum_wide, _sum_narrow = fold_down(_add_wide), fold_down(_add_narrow)
 
 
 @inline
-def sum_strip(x: Any, step: int, begin: int, end: int, width: int, y: Any) -> None:
+def sum_strip(x, step: int, begin: int, end: int, width: int, y) -> None:
     """y[0:width] = the sums of x[begin:end, 0:width]."""
-    w, zero = lanes(x), full(x, 0.0)
+    w, zero = v.lanes(x), v.full(x, 0.0)
     if width == WIDE * w:
-        every = first(x, w)
+        every = v.first(x, w)
         a, b, c, d = _sum_wide((zero, zero, zero, zero), begin, end, (x,), step)
-        store_masked(y, 0, a, every)
-        store_masked(y, w, b, every)
-        store_masked(y, 2 * w, c, every)
-        store_masked(y, 3 * w, d, every)
+        v.store_masked(y, 0, a, every)
+        v.store_masked(y, w, b, every)
+        v.store_masked(y, 2 * w, c, every)
+        v.store_masked(y, 3 * w, d, every)
     else:
         for i in range(0, width, w):
-            mask = first(x, width - i)
+            mask = v.first(x, width - i)
             total = _sum_narrow((zero,), begin, end, (x + i,), (step, mask))
-            store_masked(y, i, total[0], mask)
+            v.store_masked(y, i, total[0], mask)
 
 
 @kernel
 def sum_columns(units: Units, n, blocks: Blocks, strips: Strips, x: Pointer, y: Pointer):
     """y[before, block, column] = the sum of that block of x[before, :, column]; a unit is a strip of columns."""
-    after, widest = strips.inner, WIDE * lanes(x)
+    after, widest = strips.inner, WIDE * v.lanes(x)
     for unit in units:
         outer, column = unit // strips.count, unit % strips.count * widest
         before, begin = outer // blocks.count, outer % blocks.count * blocks.size
@@ -115,8 +98,8 @@ def sum_integers(units: Units, n, after, x: Pointer, y: Pointer):
         source = x + (unit // after * n * after + unit % after)
         total = 0
         for k in range(n):
-            total += load_one(source, k * after)
-        store_one(y, unit, total)
+            total += v.load_one(source, k * after)
+        v.store_one(y, unit, total)
 
 
 def grouped(shape: Iterable[int], summed: frozenset[int]) -> list[tuple[int, bool]]:

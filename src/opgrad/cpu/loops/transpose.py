@@ -1,29 +1,29 @@
 """Rows too short for vectors: as many as a vector has lanes are transposed into columns."""
 
-from typing import Any, Final
+from typing import Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import lanes, transpose_block_in, transpose_block_out
 
 
 @inline
-def transpose_in(tile: Any, x: Any, x_row: int, n: int, count: int) -> None:
+def transpose_in(tile, x, x_row: int, n: int, count: int) -> None:
     """tile[c, r] = x[r, c] for `count` rows; the other lanes become 0. A tile has room for whole blocks."""
-    w = lanes(x)
+    w = v.lanes(x)
     block = w // 2
     for r in range(0, w, block):
         for c in range(0, n, block):
-            transpose_block_in(tile + (c * w + r), w, x + (r * x_row + c), x_row, count - r, n - c)
+            v.transpose_block_in(tile + (c * w + r), w, x + (r * x_row + c), x_row, count - r, n - c)
 
 
 @inline
-def transpose_out(y: Any, y_row: int, tile: Any, n: int, count: int) -> None:
+def transpose_out(y, y_row: int, tile, n: int, count: int) -> None:
     """y[r, c] = tile[c, r] for `count` rows."""
-    w = lanes(y)
+    w = v.lanes(y)
     block = w // 2
     for r in range(0, w, block):
         for c in range(0, n, block):
-            transpose_block_out(y + (r * y_row + c), y_row, tile + (c * w + r), w, count - r, n - c)
+            v.transpose_block_out(y + (r * y_row + c), y_row, tile + (c * w + r), w, count - r, n - c)
 
 
 def tile_size(n: int, width: int) -> int:

@@ -7,10 +7,10 @@ from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.loops.fold import CHUNK
-from opgrad.cpu.loops.layout import precision
+from opgrad.cpu.loops.layout import BLOCK, precision
 from opgrad.cpu.normalization import batch, layer, layer_grad
 from opgrad.cpu.normalization.bundles import Affine, Statistics
-from opgrad.cpu.normalization.layer_grad import GradientKernels, Matrix
+from opgrad.cpu.normalization.layer_grad import GradientKernels, RowBlocks
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace, whole_vectors
@@ -64,13 +64,9 @@ def _backward(problem: Problem, kernels: GradientKernels) -> Program:
     workspace = Workspace(precision(problem))
     per_block = CHUNK if rows >= FEW_ROWS * CHUNK else FEW_ROWS
     blocks, step = partition.count(rows, per_block), whole_vectors(n, workspace.precision)
-    arguments = {
-        **_arguments(problem, "dy", "x", "scale", "dx", "dscale", "dbias"),
-        "matrix": Matrix(rows, n, per_block),
-        "n": n,
-        "blocks": blocks,
-        "sums": Rows(workspace.shared(blocks * 2 * step), step),
-    }
+    arguments = {**_arguments(problem, "dy", "x", "scale", "dx", "dscale", "dbias")}
+    arguments |= {"shape": RowBlocks(rows, n, per_block), "n": n, "blocks": blocks}
+    arguments |= {"sums": Rows(workspace.shared(blocks * 2 * step), step)}
     split = n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * layer_grad.STRIP)
     steps = []
     if split and rows:
@@ -84,8 +80,8 @@ def _backward(problem: Problem, kernels: GradientKernels) -> Program:
 def _split_rows(
     problem: Problem, kernels: GradientKernels, workspace: Workspace, arguments: dict[str, Any]
 ) -> list[Step]:
-    rows, n, _ = arguments["matrix"]
-    per_row = partition.count(n, layer_grad.BLOCK)
+    rows, n, _ = arguments["shape"]
+    per_row = partition.count(n, BLOCK)
     partial, coefficients = workspace.shared(2 * rows * per_row), workspace.shared(2 * rows)
     arguments = arguments | {"per_row": per_row, "partial": partial, "coefficients": coefficients}
     units = arguments["blocks"] * partition.count(n, layer_grad.STRIP)

@@ -32,10 +32,7 @@ class PlaneKernels:
 
 
 FORWARD = PlaneKernels(
-    by_planes.moments_of_blocks,
-    by_planes.moments_of_channels,
-    by_planes.normalize_planes,
-    by_planes.normalize_channels,
+    by_planes.moments_of_blocks, by_planes.moments_of_channels, by_planes.normalize_planes, by_planes.normalize_channels
 )
 BACKWARD = PlaneKernels(
     by_planes_grad.grad_blocks,
@@ -66,16 +63,9 @@ class _Steps:
         self.is_short = size < vector_lanes(self.workspace.precision)
         self.planes = Planes(samples, channels, size, partition.count(size, TILE), max(1, TILE // max(size, 1)))
         self.elements = samples * size
-        self.arguments = {
-            **problem.operands,
-            "samples": samples,
-            "channels": channels,
-            "size": size,
-            "planes": self.planes,
-            "inverse": 1 / max(self.elements, 1),
-            "table": self._rows(table_rows, channels),
-            "stream": partition.streams(problem.bytes),
-        }
+        self.arguments = {**problem.operands, "samples": samples, "channels": channels, "size": size}
+        self.arguments |= {"planes": self.planes, "inverse": 1 / max(self.elements, 1)}
+        self.arguments |= {"table": self._rows(table_rows, channels), "stream": partition.streams(problem.bytes)}
         if self.is_short:
             self._take_columns(table_rows)
 
@@ -114,15 +104,11 @@ class _Steps:
         """Add what kernels by columns are given: sizes and memory."""
         samples, channels, size, *_ = self.planes
         columns = channels * size
-        blocks, strips = partition.count(samples, by_columns.BLOCK), partition.count(columns, by_columns.STRIP)
+        blocks, strips = partition.count(samples, by_columns.SAMPLES), partition.count(columns, by_columns.STRIP)
         self.columns, self.units = columns, blocks * strips
-        self.arguments |= {
-            "matrix": by_columns.Matrix(samples, columns, strips),
-            "blocks": blocks,
-            "partial": self._rows(2 * blocks, columns),
-            "joined": self._rows(2, columns),
-            "wide": self._rows(table_rows, columns),
-        }
+        self.arguments |= {"shape": by_columns.ColumnStrips(samples, columns, strips), "blocks": blocks}
+        self.arguments |= {"partial": self._rows(2 * blocks, columns), "joined": self._rows(2, columns)}
+        self.arguments |= {"wide": self._rows(table_rows, columns)}
 
     def _join_columns(self, join: Kernel, coefficients: Kernel) -> list[Step]:
         """Join the sums of blocks of samples; what follows from them for each channel, a block with many sums."""
@@ -133,8 +119,8 @@ class _Steps:
         joining = Step(join, self.columns, self.arguments, by_columns.STRIP)
         return [joining, self._step(coefficients, sums=sums, planes=planes)]
 
-    def _spread(self, first: int, last: int) -> Step:
-        return self._step(by_columns.spread, begin=first, end=last + 1)
+    def _widen(self, first: int, last: int) -> Step:
+        return self._step(by_columns.widen, begin=first, end=last + 1)
 
 
 class _Forward(_Steps):
@@ -166,8 +152,8 @@ class _Forward(_Steps):
             return []
         if not self.is_short:
             return [self._write_planes(by_planes.normalize_planes)]
-        spreading = self._spread(by_planes.MEAN, by_planes.BIAS)
-        return [spreading, self._shared_out(by_columns.normalize_columns, self.units)]
+        widening = self._widen(by_planes.MEAN, by_planes.BIAS)
+        return [widening, self._shared_out(by_columns.normalize_columns, self.units)]
 
 
 class _Backward(_Steps):
@@ -182,9 +168,9 @@ class _Backward(_Steps):
 
     def _by_columns(self) -> list[Step]:
         return [
-            self._spread(by_planes_grad.MEAN, by_planes_grad.MEAN),
+            self._widen(by_planes_grad.MEAN, by_planes_grad.MEAN),
             self._shared_out(by_columns.grad_sums, self.units),
             *self._join_columns(by_columns.join_sums, by_planes_grad.grad_coefficients),
-            self._spread(by_planes_grad.FACTOR, by_planes_grad.FROM_BIAS),
+            self._widen(by_planes_grad.FACTOR, by_planes_grad.FROM_BIAS),
             self._shared_out(by_columns.grad_columns, self.units),
         ]

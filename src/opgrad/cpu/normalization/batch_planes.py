@@ -7,22 +7,13 @@ or a tile where planes are longer. `table` holds some numbers for each channel, 
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Rows, Units
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    first_lane,
-    fma,
-    full,
-    load_one,
-    number,
-    reduce_add,
-    sqrt,
-    store_one,
-)
-from opgrad.cpu.loops.fold import fold
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.loops.fold import add_value, fold
 from opgrad.cpu.loops.map import mapped
-from opgrad.cpu.normalization.bundles import add_square, add_value
+from opgrad.cpu.normalization.bundles import add_square
 
 TILE: Final = 1 << 13  # elements of a block, which are read twice: they stay in the first-level cache
 MEAN, INV_STD, FACTOR, BIAS, NEW_MEAN, NEW_VAR = range(6)  # the rows of the table
@@ -65,17 +56,17 @@ class Running(NamedTuple):
 
 
 @inline
-def load_number(table: Any, row: int, channel: int) -> Any:
-    return load_one(table.data, row * table.step + channel)
+def load_number(table, row: int, channel: int):
+    return v.load_one(table.data, row * table.step + channel)
 
 
 @inline
-def store_number(table: Any, row: int, channel: int, value: Any) -> None:
-    store_one(table.data, row * table.step + channel, value)
+def store_number(table, row: int, channel: int, value) -> None:
+    v.store_one(table.data, row * table.step + channel, value)
 
 
 @inline
-def tile_of_plane(plane: int, tile: int, size: int) -> Any:
+def tile_of_plane(plane: int, tile: int, size: int):
     """Where a tile of a plane begins and ends."""
     begin = tile * TILE
     return plane * size + begin, plane * size + min(begin + TILE, size)
@@ -86,7 +77,7 @@ def block_sum(visit: Callable[..., Any]) -> Callable[..., Any]:
     over_tile = fold(visit)
 
     @inline
-    def over_block(total: Any, planes: Any, channel: int, block: int, arrays: Any, numbers: Any) -> Any:
+    def over_block(total, planes, channel: int, block: int, arrays, numbers):
         begin, end = block * planes.per_block, min((block + 1) * planes.per_block, planes.samples * planes.tiles)
         for tile in range(begin, end):
             plane = tile // planes.tiles * planes.channels + channel
@@ -98,7 +89,7 @@ def block_sum(visit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @inline
-def elements_of(block: int, planes: Any) -> int:
+def elements_of(block: int, planes) -> int:
     """How many elements of its channel a block has."""
     if planes.tiles > 1:
         return min(TILE, planes.size - block % planes.tiles * TILE)
@@ -106,10 +97,10 @@ def elements_of(block: int, planes: Any) -> int:
 
 
 @inline
-def store_sums(sums: Any, channel: int, block: int, first: Any, second: Any) -> None:
-    place = block * sums.block_step + channel * sums.channel_step
-    store_one(sums.data, place, first)
-    store_one(sums.data, place + sums.second, second)
+def store_sums(sums, channel: int, block: int, first, second) -> None:
+    index = block * sums.block_step + channel * sums.channel_step
+    v.store_one(sums.data, index, first)
+    v.store_one(sums.data, index + sums.second, second)
 
 
 # --- statistics ----------------------------------------------------------------------------------------------------
@@ -119,26 +110,28 @@ _sum_of_block, _squares_of_block = block_sum(add_value), block_sum(add_square)
 
 
 @inline
-def moments_of_block(x: Any, sums: Any, channel: int, block: int, planes: Any) -> None:
-    zeros, inverse = (full(x, 0.0),), number(x, 1.0 / elements_of(block, planes))
-    mean = reduce_add(_sum_of_block(zeros, planes, channel, block, (x,), ())[0]) * inverse
-    store_sums(sums, channel, block, mean, reduce_add(_squares_of_block(zeros, planes, channel, block, (x,), mean)[0]))
+def moments_of_block(x, sums, channel: int, block: int, planes) -> None:
+    zeros, inverse = (v.full(x, 0.0),), v.number(x, 1.0 / elements_of(block, planes))
+    mean = v.reduce_add(_sum_of_block(zeros, planes, channel, block, (x,), ())[0]) * inverse
+    store_sums(
+        sums, channel, block, mean, v.reduce_add(_squares_of_block(zeros, planes, channel, block, (x,), mean)[0])
+    )
 
 
 @inline
-def moments_of_channel(table: Any, sums: Any, channel: int, planes: Any, running: Any) -> None:
+def moments_of_channel(table, sums, channel: int, planes, running) -> None:
     """Join the moments of a channel's blocks; mix the mean and the variance with those so far."""
     total, squares = 0.0, 0.0
     for block in range(sums.blocks):
         elements, begin = elements_of(block, planes), block * sums.block_step + channel * sums.channel_step
-        for place in range(begin, begin + sums.count):
-            total += load_one(sums.data, place) * elements
+        for index in range(begin, begin + sums.count):
+            total += v.load_one(sums.data, index) * elements
     mean = total * running.inverse
     for block in range(sums.blocks):
         elements, begin = elements_of(block, planes), block * sums.block_step + channel * sums.channel_step
-        for place in range(begin, begin + sums.count):
-            deviation = load_one(sums.data, place) - mean
-            squares += load_one(sums.data, place + sums.second) + elements * deviation * deviation
+        for index in range(begin, begin + sums.count):
+            deviation = v.load_one(sums.data, index) - mean
+            squares += v.load_one(sums.data, index + sums.second) + elements * deviation * deviation
     var = squares * running.inverse
     put_statistics(table, channel, mean, var, running.epsilon)
     mix(table, NEW_MEAN, channel, mean, running.momentum)
@@ -146,14 +139,14 @@ def moments_of_channel(table: Any, sums: Any, channel: int, planes: Any, running
 
 
 @inline
-def mix(table: Any, row: int, channel: int, value: float, momentum: float) -> None:
+def mix(table, row: int, channel: int, value: float, momentum: float) -> None:
     store_number(table, row, channel, momentum * load_number(table, row, channel) + (1.0 - momentum) * value)
 
 
 @inline
-def put_statistics(table: Any, channel: int, mean: Any, var: Any, epsilon: float) -> None:
+def put_statistics(table, channel: int, mean, var, epsilon: float) -> None:
     """The rows MEAN, INV_STD and FACTOR, which holds the scale before."""
-    inv_std = first_lane(1.0 / sqrt(full(table.data, var + epsilon)))
+    inv_std = v.first_lane(1.0 / v.sqrt(v.full(table.data, var + epsilon)))
     store_number(table, MEAN, channel, mean)
     store_number(table, INV_STD, channel, inv_std)
     store_number(table, FACTOR, channel, load_number(table, FACTOR, channel) * inv_std)
@@ -162,10 +155,10 @@ def put_statistics(table: Any, channel: int, mean: Any, var: Any, epsilon: float
 @kernel
 def prepare_forward(channels, scale: Pointer, bias: Pointer, running_mean: Pointer, running_var: Pointer, table: Rows):
     for channel in range(channels):
-        store_number(table, FACTOR, channel, load_one(scale, channel))
-        store_number(table, BIAS, channel, load_one(bias, channel))
-        store_number(table, NEW_MEAN, channel, load_one(running_mean, channel))
-        store_number(table, NEW_VAR, channel, load_one(running_var, channel))
+        store_number(table, FACTOR, channel, v.load_one(scale, channel))
+        store_number(table, BIAS, channel, v.load_one(bias, channel))
+        store_number(table, NEW_MEAN, channel, v.load_one(running_mean, channel))
+        store_number(table, NEW_VAR, channel, v.load_one(running_var, channel))
 
 
 @kernel
@@ -188,10 +181,10 @@ def put_statistics_of_all(
     channels, table: Rows, new_mean: Pointer, new_var: Pointer, saved_mean: Pointer, saved_inv_std: Pointer
 ):
     for channel in range(channels):
-        store_one(new_mean, channel, load_number(table, NEW_MEAN, channel))
-        store_one(new_var, channel, load_number(table, NEW_VAR, channel))
-        store_one(saved_mean, channel, load_number(table, MEAN, channel))
-        store_one(saved_inv_std, channel, load_number(table, INV_STD, channel))
+        v.store_one(new_mean, channel, load_number(table, NEW_MEAN, channel))
+        v.store_one(new_var, channel, load_number(table, NEW_VAR, channel))
+        v.store_one(saved_mean, channel, load_number(table, MEAN, channel))
+        v.store_one(saved_inv_std, channel, load_number(table, INV_STD, channel))
 
 
 @kernel
@@ -210,15 +203,15 @@ def moments_of_channels(planes: Planes, running: Running, table: Rows, sums: Sum
 
 
 @inline
-def normalized(x: Vector, mean: Any, factor: Any, bias: Any) -> Vector:
-    return fma(x - mean, factor, bias)
+def normalized(x: Vector, mean, factor, bias) -> Vector:
+    return v.fma(x - mean, factor, bias)
 
 
 write_normalized = mapped(normalized)
 
 
 @inline
-def numbers_of(table: Any, channel: int) -> Any:
+def numbers_of(table, channel: int):
     """What `normalized` takes of a channel."""
     mean, factor = load_number(table, MEAN, channel), load_number(table, FACTOR, channel)
     return mean, factor, load_number(table, BIAS, channel)

@@ -3,13 +3,13 @@
 The planes are no shorter than a vector; tiles, blocks and `table` are as in opgrad.cpu.normalization.batch_planes.
 """
 
-from typing import Any, Final
+from typing import Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Rows, Units
-from opgrad.cpu.compiler.simd import Vector, fma, full, load_one, reduce_add, store_one
-from opgrad.cpu.loops.columns import get, get_or
-from opgrad.cpu.loops.map import mapped
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.loops.map import get, get_or, mapped
 from opgrad.cpu.normalization.batch_planes import (
     Planes,
     Sums,
@@ -25,32 +25,32 @@ ROWS: Final = 7
 
 
 @inline
-def _add_gradient(total: Any, arrays: Any, i: int, whole: bool, mask: Any, mean: Any) -> Any:
+def _add_gradient(total, arrays, i: int, whole: bool, mask, mean):
     dy, x = arrays
-    v = get(dy, i, whole, mask)
-    return total[0] + v, fma(v, get_or(x, i, whole, mask, mean) - mean, total[1])
+    value = get(dy, i, whole, mask)
+    return total[0] + value, v.fma(value, get_or(x, i, whole, mask, mean) - mean, total[1])
 
 
 _sums_of_block = block_sum(_add_gradient)
 
 
 @inline
-def grad_block(dy: Any, x: Any, sums: Any, table: Any, channel: int, block: int, planes: Any) -> None:
+def grad_block(dy, x, sums, table, channel: int, block: int, planes) -> None:
     """The sums of dy and of dy * (x - mean) over a block of a channel."""
-    zero, mean = full(x, 0.0), load_number(table, MEAN, channel)
+    zero, mean = v.full(x, 0.0), load_number(table, MEAN, channel)
     g, t = _sums_of_block((zero, zero), planes, channel, block, (dy, x), mean)
-    store_sums(sums, channel, block, reduce_add(g), reduce_add(t))
+    store_sums(sums, channel, block, v.reduce_add(g), v.reduce_add(t))
 
 
 @inline
-def grad_channel(table: Any, sums: Any, channel: int, inverse: float) -> None:
+def grad_channel(table, sums, channel: int, inverse: float) -> None:
     """What a channel's dx takes from dy, x and its sums."""
     g, t = 0.0, 0.0
     for block in range(sums.blocks):
         begin = block * sums.block_step + channel * sums.channel_step
-        for place in range(begin, begin + sums.count):
-            g += load_one(sums.data, place)
-            t += load_one(sums.data, place + sums.second)
+        for index in range(begin, begin + sums.count):
+            g += v.load_one(sums.data, index)
+            t += v.load_one(sums.data, index + sums.second)
     inv_std = load_number(table, INV_STD, channel)
     store_number(table, DSCALE, channel, t * inv_std)
     store_number(table, DBIAS, channel, g)
@@ -59,15 +59,15 @@ def grad_channel(table: Any, sums: Any, channel: int, inverse: float) -> None:
 
 
 @inline
-def gradient(dy: Vector, x: Vector, mean: Any, factor: Any, from_scale: Any, from_bias: Any) -> Vector:
-    return (dy + fma(x - mean, from_scale, from_bias)) * factor
+def gradient(dy: Vector, x: Vector, mean, factor, from_scale, from_bias) -> Vector:
+    return (dy + v.fma(x - mean, from_scale, from_bias)) * factor
 
 
 write_gradient = mapped(gradient)
 
 
 @inline
-def numbers_of(table: Any, channel: int) -> Any:
+def numbers_of(table, channel: int):
     """What `gradient` takes of a channel."""
     mean, factor = load_number(table, MEAN, channel), load_number(table, FACTOR, channel)
     return mean, factor, load_number(table, FROM_SCALE, channel), load_number(table, FROM_BIAS, channel)
@@ -77,10 +77,10 @@ def numbers_of(table: Any, channel: int) -> Any:
 def prepare_grad(channels, scale: Pointer, mean: Pointer, inv_std: Pointer, table: Rows):
     """The table's first rows, from the arguments in whatever dtypes they come."""
     for channel in range(channels):
-        s = load_one(inv_std, channel)
-        store_number(table, MEAN, channel, load_one(mean, channel))
+        s = v.load_one(inv_std, channel)
+        store_number(table, MEAN, channel, v.load_one(mean, channel))
         store_number(table, INV_STD, channel, s)
-        store_number(table, FACTOR, channel, load_one(scale, channel) * s)
+        store_number(table, FACTOR, channel, v.load_one(scale, channel) * s)
 
 
 @kernel
@@ -94,8 +94,8 @@ def no_grads(channels, table: Rows):
 @kernel
 def put_grads(channels, table: Rows, dscale: Pointer, dbias: Pointer):
     for channel in range(channels):
-        store_one(dscale, channel, load_number(table, DSCALE, channel))
-        store_one(dbias, channel, load_number(table, DBIAS, channel))
+        v.store_one(dscale, channel, load_number(table, DSCALE, channel))
+        v.store_one(dbias, channel, load_number(table, DBIAS, channel))
 
 
 @kernel

@@ -1,11 +1,12 @@
 """What the kernels of normalization are given together, and the sums that they share."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.parameters import Pointer
-from opgrad.cpu.compiler.simd import fma
-from opgrad.cpu.loops.columns import get, get_or
+from opgrad.cpu.loops.map import get_or
 
 
 class Affine(NamedTuple):
@@ -22,13 +23,37 @@ class Statistics(NamedTuple):
     inv_std: Pointer
 
 
-@inline
-def add_value(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
-    return (total[0] + get(arrays[0], i, whole, mask),)
+class Variant(NamedTuple):
+    """What layer normalization has and its simplified variant lacks: a mean, and a gradient of the bias."""
+
+    center: Callable[..., Any]  # (x, mean): x - mean
+    mean_at: Callable[..., Any]  # (mean, row): what stands there
+    or_zero: Callable[..., Any]  # (value, zero): the value
+    store: Callable[..., None]  # (p, i, value): a number
+    add: Callable[..., None]  # (sums, i, value): a vector
+    store_masked: Callable[..., None]  # (p, i, value, mask)
+
+
+FULL = Variant(
+    inline(lambda x, mean: x - mean),
+    inline(lambda mean, row: v.load_one(mean, row)),
+    inline(lambda value, zero: value),
+    inline(lambda p, i, value: v.store_one(p, i, value)),
+    inline(lambda sums, i, value: v.store(sums, i, v.load(sums, i) + value)),
+    inline(lambda p, i, value, mask: v.store_masked(p, i, value, mask)),
+)
+SIMPLIFIED = Variant(
+    inline(lambda x, mean: x),
+    inline(lambda mean, row: v.number(mean, 0.0)),
+    inline(lambda value, zero: zero),
+    inline(lambda p, i, value: None),
+    inline(lambda sums, i, value: None),
+    inline(lambda p, i, value, mask: None),
+)
 
 
 @inline
-def add_square(total: Any, arrays: Any, i: int, whole: bool, mask: Any, mean: Any) -> Any:
+def add_square(total, arrays, i: int, whole: bool, mask, mean):
     """Adds (x - mean)²."""
     deviation = get_or(arrays[0], i, whole, mask, mean) - mean
-    return (fma(deviation, deviation, total[0]),)
+    return (v.fma(deviation, deviation, total[0]),)

@@ -4,48 +4,26 @@ Arrays are rows x n, contiguous. The mean is taken off before squares are summed
 """
 
 from collections.abc import Callable
-from typing import Any
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
-from opgrad.cpu.compiler.simd import Vector, first_lane, fma, full, number, reduce_add, sqrt, store_one
-from opgrad.cpu.loops.columns import get
-from opgrad.cpu.loops.fold import fold_in_chunks
-from opgrad.cpu.loops.map import row_writer
-from opgrad.cpu.normalization.bundles import Affine, Statistics, add_square, add_value
-
-# --- what layer normalization has and its simplified form lacks ----------------------------------------------------
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.loops.fold import add_value, fold_in_chunks
+from opgrad.cpu.loops.map import get, row_writer
+from opgrad.cpu.normalization import bundles
+from opgrad.cpu.normalization.bundles import FULL, Affine, Statistics, Variant, add_square
 
 
 @inline
-def store_mean(p: Any, row: int, value: Any) -> None:
-    store_one(p, row, value)
-
-
-@inline
-def store_no_mean(p: Any, row: int, value: Any) -> None:
-    pass
-
-
-@inline
-def itself(v: Any, zero: Any) -> Any:
-    return v
-
-
-@inline
-def zero_instead(v: Any, zero: Any) -> Any:
-    return zero
-
-
-@inline
-def _with_bias(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
+def _with_bias(arrays, i: int, whole: bool, mask, numbers) -> Vector:
     x, scale, bias = arrays
     mean, inv_std = numbers
-    return fma((get(x, i, whole, mask) - mean) * inv_std, get(scale, i, whole, mask), get(bias, i, whole, mask))
+    return v.fma((get(x, i, whole, mask) - mean) * inv_std, get(scale, i, whole, mask), get(bias, i, whole, mask))
 
 
 @inline
-def _without_bias(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
+def _without_bias(arrays, i: int, whole: bool, mask, numbers) -> Vector:
     x, scale, _ = arrays
     mean, inv_std = numbers
     return (get(x, i, whole, mask) - mean) * inv_std * get(scale, i, whole, mask)
@@ -54,29 +32,27 @@ def _without_bias(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> 
 _sum, _squares = fold_in_chunks(add_value), fold_in_chunks(add_square)
 
 
-def forward_kernel(
-    value: Callable[..., Vector], mean_or_zero: Callable[..., Any], put_mean: Callable[..., None]
-) -> Kernel:
-    """y and the statistics of rows; `mean_or_zero` makes the mean 0 where there is none."""
-    write = row_writer(value)
+def forward_kernel(value: Callable[..., Vector], variant: Variant) -> Kernel:
+    """y and the statistics of rows."""
+    write, mean_or_zero, put_mean = row_writer(value), variant.or_zero, variant.store
 
     @kernel
     def normalize_rows(
         rows: Units, n, epsilon: Float, x: Pointer, affine: Affine, y: Pointer, statistics: Statistics, stream
     ):
-        inverse, zero, zeros = number(x, 1.0 / max(n, 1)), number(x, 0.0), (full(x, 0.0),)
+        inverse, zero, zeros = v.number(x, 1.0 / max(n, 1)), v.number(x, 0.0), (v.full(x, 0.0),)
         for row in rows:
             source = x + row * n
-            mean = mean_or_zero(reduce_add(_sum(zeros, 0, n, (source,), ())[0]) * inverse, zero)
-            squares = reduce_add(_squares(zeros, 0, n, (source,), mean)[0])
-            inv_std = first_lane(1.0 / sqrt(full(x, squares * inverse + number(x, epsilon))))
+            mean = mean_or_zero(v.reduce_add(_sum(zeros, 0, n, (source,), ())[0]) * inverse, zero)
+            squares = v.reduce_add(_squares(zeros, 0, n, (source,), mean)[0])
+            inv_std = v.first_lane(1.0 / v.sqrt(v.full(x, squares * inverse + v.number(x, epsilon))))
             put_mean(statistics.mean, row, mean)
-            store_one(statistics.inv_std, row, inv_std)
+            v.store_one(statistics.inv_std, row, inv_std)
             write(y + row * n, 0, n, stream, (source, affine.scale, affine.bias), (mean, inv_std))
 
     return normalize_rows
 
 
-LAYER = forward_kernel(_with_bias, itself, store_mean)
-LAYER_NO_BIAS = forward_kernel(_without_bias, itself, store_mean)
-SIMPLIFIED = forward_kernel(_without_bias, zero_instead, store_no_mean)
+LAYER = forward_kernel(_with_bias, FULL)
+LAYER_NO_BIAS = forward_kernel(_without_bias, FULL)
+SIMPLIFIED = forward_kernel(_without_bias, bundles.SIMPLIFIED)

@@ -8,35 +8,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    first,
-    fma,
-    full,
-    lanes,
-    load,
-    load_one,
-    number,
-    prefetch,
-    reduce_add,
-    store,
-    store_masked,
-    store_one,
-)
-from opgrad.cpu.loops.columns import get, get_or
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.fill import clear
 from opgrad.cpu.loops.fold import column_sum_of, fold_in_chunks
-from opgrad.cpu.loops.map import mapped
-from opgrad.cpu.normalization.bundles import Statistics
-from opgrad.cpu.normalization.layer import itself, zero_instead
+from opgrad.cpu.loops.layout import BLOCK
+from opgrad.cpu.loops.map import get, get_or, mapped
+from opgrad.cpu.normalization import bundles
+from opgrad.cpu.normalization.bundles import FULL, Statistics, Variant
 
 STRIP: Final = 1024  # columns of a part where rows are split: its sums, 8 KiB, stay in the first-level cache
-BLOCK: Final = 1 << 14  # elements of a split row that one part sums
 
 
-class Matrix(NamedTuple):
+class RowBlocks(NamedTuple):
     """Rows of n elements, and how many of them a block has."""
 
     rows: int
@@ -44,118 +30,73 @@ class Matrix(NamedTuple):
     per_block: int
 
 
-# --- what layer normalization has and its simplified form lacks ----------------------------------------------------
-
-
-@inline
-def centered(x: Vector, mean: Any) -> Vector:
-    return x - mean
-
-
-@inline
-def uncentered(x: Vector, mean: Any) -> Vector:
-    return x
-
-
-@inline
-def number_at(p: Any, row: int) -> Any:
-    return load_one(p, row)
-
-
-@inline
-def zero_at(p: Any, row: int) -> Any:
-    return number(p, 0.0)
-
-
-@inline
-def add_to(sums: Any, i: int, v: Vector) -> None:
-    store(sums, i, load(sums, i) + v)
-
-
-@inline
-def add_nowhere(sums: Any, i: int, v: Vector) -> None:
-    pass
-
-
-@inline
-def store_bias(p: Any, i: int, v: Vector, mask: Any) -> None:
-    store_masked(p, i, v, mask)
-
-
-@inline
-def store_no_bias(p: Any, i: int, v: Vector, mask: Any) -> None:
-    pass
-
-
 # --- whole rows ----------------------------------------------------------------------------------------------------
 
 
-def gradient_sums(center: Callable[..., Vector], add: Callable[..., None], add_bias: Callable[..., None]) -> Any:
+def gradient_sums(variant: Variant, add: Callable[..., None], add_bias: Callable[..., None]) -> Any:
     """The sums of g = dy * scale and of g * normalized x over a row; adds up dscale and dbias meanwhile.
 
     It asks for what lies `ahead` elements ahead.
     """
+    center = variant.center
 
     @inline
-    def visit(total: Any, arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Any:
+    def visit(total, arrays, i: int, whole: bool, mask, numbers):
         dy, x, scale, dscale, dbias = arrays
         mean, inv_std, ahead = numbers
-        v = get(dy, i, whole, mask)
-        t = v * (center(get_or(x, i, whole, mask, mean), mean) * inv_std)
+        value = get(dy, i, whole, mask)
+        t = value * (center(get_or(x, i, whole, mask, mean), mean) * inv_std)
         add(dscale, i, t)
-        add_bias(dbias, i, v)
+        add_bias(dbias, i, value)
         factor = get(scale, i, whole, mask)
         if whole:
-            prefetch(dy, i + ahead)
-            prefetch(x, i + ahead)
-        return fma(v, factor, total[0]), fma(t, factor, total[1])
+            v.prefetch(dy, i + ahead)
+            v.prefetch(x, i + ahead)
+        return v.fma(value, factor, total[0]), v.fma(t, factor, total[1])
 
     sums = fold_in_chunks(visit)
 
     @inline
-    def add_up(n: int, arrays: Any, numbers: Any) -> Any:
-        zero = full(arrays[0], 0.0)
+    def add_up(n: int, arrays, numbers):
+        zero = v.full(arrays[0], 0.0)
         g, t = sums((zero, zero), 0, n, arrays, numbers)
-        return reduce_add(g), reduce_add(t)
+        return v.reduce_add(g), v.reduce_add(t)
 
     return add_up
 
 
-def gradient_value(center: Callable[..., Vector]) -> Callable[..., Vector]:
+def gradient_value(variant: Variant) -> Callable[..., Vector]:
     """dx = inv_std * (dy * scale + (from_bias + from_scale * normalized x)); 0 for a row of one element."""
+    center = variant.center
 
     @inline
-    def value(dy: Vector, x: Vector, scale: Vector, mean: Any, inv_std: Any, from_bias: Any, from_scale: Any) -> Vector:
-        return (dy * scale + fma(center(x, mean) * inv_std, from_scale, from_bias)) * inv_std
+    def value(dy: Vector, x: Vector, scale: Vector, mean, inv_std, from_bias, from_scale) -> Vector:
+        return (dy * scale + v.fma(center(x, mean) * inv_std, from_scale, from_bias)) * inv_std
 
     return value
 
 
-def rows_kernel(
-    center: Callable[..., Vector],
-    mean_of: Callable[..., Any],
-    mean_or_zero: Callable[..., Any],
-    add_bias: Callable[..., None],
-) -> Kernel:
+def rows_kernel(variant: Variant) -> Kernel:
     """dx of whole rows, and dscale and dbias of each block of rows."""
-    add_up, write = gradient_sums(center, add_to, add_bias), mapped(gradient_value(center))
+    add_up, write = gradient_sums(variant, FULL.add, variant.add), mapped(gradient_value(variant))
+    mean_at, or_zero = variant.mean_at, variant.or_zero
 
     @kernel
     def grad_rows(
-        blocks: Units, matrix: Matrix, dy: Pointer, x: Pointer, scale: Pointer, statistics: Statistics, dx: Pointer,
+        blocks: Units, shape: RowBlocks, dy: Pointer, x: Pointer, scale: Pointer, statistics: Statistics, dx: Pointer,
         sums: Rows, stream,
     ):  # fmt: skip
-        rows, n, per_block = matrix
-        inverse, zero = number(x, 1.0 / n), number(x, 0.0)
+        rows, n, per_block = shape
+        inverse, zero = v.number(x, 1.0 / n), v.number(x, 0.0)
         for block in blocks:
             dscale = sums.data + 2 * block * sums.step
             dbias = dscale + sums.step
             clear(dscale, 2 * sums.step)
             for row in range(block * per_block, min((block + 1) * per_block, rows)):
                 arrays = dy + row * n, x + row * n, scale
-                mean, inv_std = mean_of(statistics.mean, row), load_one(statistics.inv_std, row)
+                mean, inv_std = mean_at(statistics.mean, row), v.load_one(statistics.inv_std, row)
                 g, t = add_up(n, (*arrays, dscale, dbias), (mean, inv_std, n))
-                numbers = mean, inv_std, mean_or_zero(-inverse * g, zero), -inverse * t
+                numbers = mean, inv_std, or_zero(-inverse * g, zero), -inverse * t
                 write(dx + row * n, 0, n, stream, arrays, numbers)
 
     return grad_rows
@@ -164,9 +105,9 @@ def rows_kernel(
 # --- split rows ----------------------------------------------------------------------------------------------------
 
 
-def row_sums_kernel(center: Callable[..., Vector], mean_of: Callable[..., Any]) -> Kernel:
+def row_sums_kernel(variant: Variant) -> Kernel:
     """The two sums of each block of a split row."""
-    add_up = gradient_sums(center, add_nowhere, add_nowhere)
+    add_up, mean_at = gradient_sums(variant, bundles.SIMPLIFIED.add, bundles.SIMPLIFIED.add), variant.mean_at
 
     @kernel
     def sum_row_blocks(
@@ -175,42 +116,38 @@ def row_sums_kernel(center: Callable[..., Vector], mean_of: Callable[..., Any]) 
         for unit in units:
             row, begin = unit // per_row, unit % per_row * BLOCK
             at = row * n + begin
-            numbers = mean_of(statistics.mean, row), load_one(statistics.inv_std, row), BLOCK
+            numbers = mean_at(statistics.mean, row), v.load_one(statistics.inv_std, row), BLOCK
             g, t = add_up(min(BLOCK, n - begin), (dy + at, x + at, scale + begin, partial, partial), numbers)
-            store_one(partial, 2 * unit, g)
-            store_one(partial, 2 * unit + 1, t)
+            v.store_one(partial, 2 * unit, g)
+            v.store_one(partial, 2 * unit + 1, t)
 
     return sum_row_blocks
 
 
 @kernel
-def row_coefficients(matrix: Matrix, per_row, partial: Pointer, coefficients: Pointer):
+def row_coefficients(shape: RowBlocks, per_row, partial: Pointer, coefficients: Pointer):
     """What dx of each split row takes from the gradients of bias and scale."""
-    inverse = 1.0 / matrix.n
-    for row in range(matrix.rows):
+    inverse = 1.0 / shape.n
+    for row in range(shape.rows):
         g, t = 0.0, 0.0
         for block in range(row * per_row, (row + 1) * per_row):
-            g += load_one(partial, 2 * block)
-            t += load_one(partial, 2 * block + 1)
-        store_one(coefficients, 2 * row, -g * inverse)
-        store_one(coefficients, 2 * row + 1, -t * inverse)
+            g += v.load_one(partial, 2 * block)
+            t += v.load_one(partial, 2 * block + 1)
+        v.store_one(coefficients, 2 * row, -g * inverse)
+        v.store_one(coefficients, 2 * row + 1, -t * inverse)
 
 
-def strips_kernel(
-    center: Callable[..., Vector],
-    mean_of: Callable[..., Any],
-    from_bias_of: Callable[..., Any],
-    add_bias: Callable[..., None],
-) -> Kernel:
+def strips_kernel(variant: Variant) -> Kernel:
     """dx of a strip of columns, and dscale and dbias of each block of its rows."""
-    add_up, write = gradient_sums(center, add_to, add_bias), mapped(gradient_value(center))
+    add_up, write = gradient_sums(variant, FULL.add, variant.add), mapped(gradient_value(variant))
+    number_at = variant.mean_at
 
     @kernel
     def grad_strips(
-        units: Units, matrix: Matrix, dy: Pointer, x: Pointer, scale: Pointer, statistics: Statistics,
+        units: Units, shape: RowBlocks, dy: Pointer, x: Pointer, scale: Pointer, statistics: Statistics,
         coefficients: Pointer, dx: Pointer, sums: Rows, stream,
     ):  # fmt: skip
-        rows, n, per_block = matrix
+        rows, n, per_block = shape
         strips = (n + STRIP - 1) // STRIP
         for unit in units:
             block, begin = unit // strips, unit % strips * STRIP
@@ -222,22 +159,23 @@ def strips_kernel(
             for row in range(block * per_block, min((block + 1) * per_block, rows)):
                 at = row * n + begin
                 arrays = dy + at, x + at, scale + begin
-                mean, inv_std = mean_of(statistics.mean, row), load_one(statistics.inv_std, row)
+                mean, inv_std = number_at(statistics.mean, row), v.load_one(statistics.inv_std, row)
                 add_up(columns, (*arrays, dscale, dbias), (mean, inv_std, n))
-                numbers = mean, inv_std, from_bias_of(coefficients, 2 * row), load_one(coefficients, 2 * row + 1)
+                numbers = mean, inv_std, number_at(coefficients, 2 * row), v.load_one(coefficients, 2 * row + 1)
                 write(dx + at, 0, columns, stream, arrays, numbers)
 
     return grad_strips
 
 
-def add_blocks_kernel(put_bias: Callable[..., None]) -> Kernel:
+def add_blocks_kernel(variant: Variant) -> Kernel:
     """dscale and dbias: the sums of all blocks of rows added up."""
+    put_bias = variant.store_masked
 
     @kernel
     def add_blocks(columns: Units, blocks, sums: Rows, dscale: Pointer, dbias: Pointer):
-        for i in range(columns.start, columns.stop, lanes(sums.data)):
-            mask = first(sums.data, columns.stop - i)
-            store_masked(dscale, i, column_sum_of(sums.data + i, blocks, 2 * sums.step), mask)
+        for i in range(columns.start, columns.stop, v.lanes(sums.data)):
+            mask = v.first(sums.data, columns.stop - i)
+            v.store_masked(dscale, i, column_sum_of(sums.data + i, blocks, 2 * sums.step), mask)
             put_bias(dbias, i, column_sum_of(sums.data + (sums.step + i), blocks, 2 * sums.step), mask)
 
     return add_blocks
@@ -253,15 +191,10 @@ class GradientKernels:
     add_blocks: Kernel
 
 
-LAYER = GradientKernels(
-    rows_kernel(centered, number_at, itself, add_to),
-    row_sums_kernel(centered, number_at),
-    strips_kernel(centered, number_at, number_at, add_to),
-    add_blocks_kernel(store_bias),
-)
-SIMPLIFIED = GradientKernels(
-    rows_kernel(uncentered, zero_at, zero_instead, add_nowhere),
-    row_sums_kernel(uncentered, zero_at),
-    strips_kernel(uncentered, zero_at, zero_at, add_nowhere),
-    add_blocks_kernel(store_no_bias),
-)
+def gradient_kernels(variant: Variant) -> GradientKernels:
+    return GradientKernels(
+        rows_kernel(variant), row_sums_kernel(variant), strips_kernel(variant), add_blocks_kernel(variant)
+    )
+
+
+LAYER, SIMPLIFIED = gradient_kernels(FULL), gradient_kernels(bundles.SIMPLIFIED)

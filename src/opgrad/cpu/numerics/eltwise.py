@@ -1,25 +1,12 @@
 """Eltwise post-ops: the formula f(s, alpha, beta) of one vector for each."""
 
+from collections.abc import Callable
+
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import Mask, Vector, absolute, copy_sign, like, round_even, select, sqrt
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.numerics import functions as f
 from opgrad.cpu.numerics import math
-from opgrad.cpu.numerics.functions import (
-    NO_TAIL,
-    bell_times,
-    between,
-    exp_parts,
-    expm1_up_to_zero,
-    gelu_argument,
-    line,
-    log_any,
-    logistic_times,
-    minimum,
-    product,
-    softplus,
-    tail_ratio,
-    times_parts,
-    unless_infinite,
-)
 from opgrad.cpu.numerics.power import power
 
 # From here on gelu(s) is s, and so is mish.
@@ -27,127 +14,63 @@ GELU_IS_LINEAR, MISH_IS_LINEAR = 10.0, 20.0
 
 
 @inline
-def truth(s: Vector, holds: Mask) -> Vector:
-    """1 where the mask holds, else 0."""
-    return select(holds, like(s, 1.0), 0.0)
-
-
-@inline
-def _abs(s: Vector, alpha: float, beta: float) -> Vector:
-    return absolute(s)
-
-
-@inline
-def _clip(s: Vector, alpha: float, beta: float) -> Vector:
-    return between(s, alpha, beta)
-
-
-@inline
-def _elu(s: Vector, alpha: float, beta: float) -> Vector:
-    return select(s > 0.0, s, expm1_up_to_zero(minimum(s, 0.0)) * alpha)
-
-
-@inline
-def _exp(s: Vector, alpha: float, beta: float) -> Vector:
-    return math.exp(s)
-
-
-@inline
-def _gelu_erf(s: Vector, alpha: float, beta: float) -> Vector:
+def gelu_erf(s: Vector, alpha: float, beta: float) -> Vector:
     """s * P(X < s), where the probability on the far side is computed: 1 less it for positive s."""
-    x = minimum(absolute(s), NO_TAIL)
-    tail = unless_infinite(bell_times(absolute(s) * tail_ratio(x), x), s)
-    return select(s > GELU_IS_LINEAR, s, select(s > 0.0, s - tail, copy_sign(tail, s)))
+    x = f.minimum(v.absolute(s), f.NO_TAIL)
+    tail = f.unless_infinite(f.bell_times(v.absolute(s) * f.tail_ratio(x), x), s)
+    return v.select(s > GELU_IS_LINEAR, s, v.select(s > 0.0, s - tail, v.copy_sign(tail, s)))
 
 
 @inline
-def _gelu_tanh(s: Vector, alpha: float, beta: float) -> Vector:
+def gelu_tanh(s: Vector, alpha: float, beta: float) -> Vector:
     """(1 + tanh(u)) / 2 is the logistic function of 2u."""
-    high, low = gelu_argument(s)
-    return logistic_times(s, high, low)
-
-
-@inline
-def _hardsigmoid(s: Vector, alpha: float, beta: float) -> Vector:
-    return between(line(s, alpha, beta), 0.0, 1.0)
-
-
-@inline
-def _hardswish(s: Vector, alpha: float, beta: float) -> Vector:
-    return s * between(line(s, alpha, beta), 0.0, 1.0)
-
-
-@inline
-def _linear(s: Vector, alpha: float, beta: float) -> Vector:
-    return line(s, alpha, beta)
-
-
-@inline
-def _log(s: Vector, alpha: float, beta: float) -> Vector:
-    return log_any(s)
-
-
-@inline
-def _logistic(s: Vector, alpha: float, beta: float) -> Vector:
-    return math.sigmoid(s)
+    high, low = f.gelu_argument(s)
+    return f.logistic_times(s, high, low)
 
 
 @inline
 def _mish(s: Vector, alpha: float, beta: float) -> Vector:
     """With e = exp(s), tanh(log(1 + e)) is e * (e + 2) / (e * (e + 2) + 2)."""
-    p, n = exp_parts(minimum(s, MISH_IS_LINEAR), like(s, 0.0))
-    e = times_parts(like(s, 1.0), p, n)
+    p, n = f.exp_parts(f.minimum(s, MISH_IS_LINEAR), v.like(s, 0.0))
+    e = f.times_parts(v.like(s, 1.0), p, n)
     ratio = (e + 2.0) / (e * (e + 2.0) + 2.0)
-    return select(s > MISH_IS_LINEAR, s, unless_infinite(times_parts(s * ratio, p, n), s))
-
-
-@inline
-def _pow(s: Vector, alpha: float, beta: float) -> Vector:
-    return power(s, like(s, alpha), beta)
+    return v.select(s > MISH_IS_LINEAR, s, f.unless_infinite(f.times_parts(s * ratio, p, n), s))
 
 
 @inline
 def _relu(s: Vector, alpha: float, beta: float) -> Vector:
     """The slope 0 takes -inf to 0, too."""
     if alpha == 0.0:
-        return select(s <= 0.0, 0.0, s)
-    return select(s > 0.0, s, s * alpha)
-
-
-@inline
-def _round(s: Vector, alpha: float, beta: float) -> Vector:
-    return round_even(s)
-
-
-@inline
-def _soft_relu(s: Vector, alpha: float, beta: float) -> Vector:
-    return softplus(s, alpha)
-
-
-@inline
-def _sqrt(s: Vector, alpha: float, beta: float) -> Vector:
-    return sqrt(s)
-
-
-@inline
-def _square(s: Vector, alpha: float, beta: float) -> Vector:
-    return s * s
+        return v.select(s <= 0.0, 0.0, s)
+    return v.select(s > 0.0, s, s * alpha)
 
 
 @inline
 def _swish(s: Vector, alpha: float, beta: float) -> Vector:
-    high, low = product(s, alpha)
-    return logistic_times(s, high, low)
+    high, low = f.product(s, alpha)
+    return f.logistic_times(s, high, low)
 
 
-@inline
-def _tanh(s: Vector, alpha: float, beta: float) -> Vector:
-    return math.tanh(s)
-
-
-FORMULAS = {
-    "abs": _abs, "clip": _clip, "clip_v2": _clip, "elu": _elu, "exp": _exp, "gelu_erf": _gelu_erf,
-    "gelu_tanh": _gelu_tanh, "hardsigmoid": _hardsigmoid, "hardswish": _hardswish, "linear": _linear, "log": _log,
-    "logistic": _logistic, "mish": _mish, "pow": _pow, "relu": _relu, "round": _round, "soft_relu": _soft_relu,
-    "sqrt": _sqrt, "square": _square, "swish": _swish, "tanh": _tanh,
-}  # fmt: skip
+FORMULAS: dict[str, Callable[..., Vector]] = {
+    "abs": lambda s, alpha, beta: v.absolute(s),
+    "clip": lambda s, alpha, beta: f.between(s, alpha, beta),
+    "clip_v2": lambda s, alpha, beta: f.between(s, alpha, beta),
+    "elu": lambda s, alpha, beta: v.select(s > 0.0, s, f.expm1_up_to_zero(f.minimum(s, 0.0)) * alpha),
+    "exp": lambda s, alpha, beta: math.exp(s),
+    "gelu_erf": gelu_erf,
+    "gelu_tanh": gelu_tanh,
+    "hardsigmoid": lambda s, alpha, beta: f.between(f.line(s, alpha, beta), 0.0, 1.0),
+    "hardswish": lambda s, alpha, beta: s * f.between(f.line(s, alpha, beta), 0.0, 1.0),
+    "linear": lambda s, alpha, beta: f.line(s, alpha, beta),
+    "log": lambda s, alpha, beta: f.log_any(s),
+    "logistic": lambda s, alpha, beta: math.sigmoid(s),
+    "mish": _mish,
+    "pow": lambda s, alpha, beta: power(s, v.like(s, alpha), beta),
+    "relu": _relu,
+    "round": lambda s, alpha, beta: v.round_even(s),
+    "soft_relu": lambda s, alpha, beta: f.softplus(s, alpha),
+    "sqrt": lambda s, alpha, beta: v.sqrt(s),
+    "square": lambda s, alpha, beta: s * s,
+    "swish": _swish,
+    "tanh": lambda s, alpha, beta: math.tanh(s),
+}

@@ -1,43 +1,34 @@
 """Functions for post-ops, each for float32 and float64, accurate to a few ulp wherever the result is a number.
 
 An error in the argument of exp comes out times that argument, up to 88 ulp of float32. So arguments that are products
-are kept as two vectors, the rounded product and what the rounding lost; and a factor is multiplied before the power of
+are kept as two vectors, the rounded product and what the rounding took; and a factor is multiplied before the power of
 two, so that nothing overflows or loses bits as a denormal on the way.
 """
 
-from collections.abc import Callable
-from typing import Any
-
-from opgrad.cpu.compiler.native import by_precision, inline
-from opgrad.cpu.compiler.simd import Vector, absolute, fma, like, number, round_even, scale_by_power, select
-from opgrad.cpu.numerics.math import (
-    LOG2_E,
-    _expm1_reduced_double,
-    _expm1_reduced_single,
-    _remainder_double,
-    _remainder_single,
-    log,
-)
+from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.native import constant, inline
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.numerics.math import LOG2_E, expm1_reduced, log, polynomials, remainder
 
 INFINITY = float("inf")
 
 
 @inline
-def minimum(v: Vector, limit: float) -> Vector:
-    """The smaller of each pair; NaN where v is."""
-    return select(v > limit, limit, v)
+def minimum(value: Vector, limit: float) -> Vector:
+    """The smaller of each pair; NaN where the value is."""
+    return v.select(value > limit, limit, value)
 
 
 @inline
-def between(v: Vector, low: float, high: float) -> Vector:
-    """min(max(v, low), high); NaN where v is."""
-    return select(v < low, low, minimum(v, high))
+def between(value: Vector, low: float, high: float) -> Vector:
+    """min(max(value, low), high); NaN where the value is."""
+    return v.select(value < low, low, minimum(value, high))
 
 
 @inline
-def unless_infinite(v: Vector, x: Vector) -> Vector:
-    """v, but NaN where x is infinite: for what is 0 times x, or x minus itself."""
-    return select(absolute(x) < INFINITY, v, x * 0.0)
+def unless_infinite(value: Vector, x: Vector) -> Vector:
+    """value, but NaN where x is infinite: for what is 0 times x, or x minus itself."""
+    return v.select(v.absolute(x) < INFINITY, value, x * 0.0)
 
 
 # --- numbers and products in two parts -----------------------------------------------------------------------------
@@ -46,17 +37,17 @@ REST_COUNTS = 4096.0  # the rest of a larger number is left out: exp of it is 0 
 
 
 @inline
-def rest_of(v: Vector, x: float) -> float:
+def rest_of(value: Vector, x: float) -> float:
     """What is left of the number x once it is rounded to the precision of v."""
-    return x - number(v, x)
+    return x - v.number(value, x)
 
 
 @inline
 def product(x: Vector, factor: float) -> tuple[Vector, Vector]:
     """x * factor, rounded, and the rest."""
     high = x * factor
-    low = fma(x, like(x, factor), -high) + x * rest_of(x, factor)
-    return high, select(absolute(high) < REST_COUNTS, low, 0.0)
+    low = v.fma(x, v.like(x, factor), -high) + x * rest_of(x, factor)
+    return high, v.select(v.absolute(high) < REST_COUNTS, low, 0.0)
 
 
 @inline
@@ -70,107 +61,87 @@ def line(x: Vector, slope: float, intercept: float) -> Vector:
 def square(x: Vector) -> tuple[Vector, Vector]:
     """x * x, rounded, and the rest."""
     high = x * x
-    return high, fma(x, x, -high)
+    return high, v.fma(x, x, -high)
 
 
 # --- exp(high + low) = (1 + p) * 2**n ------------------------------------------------------------------------------
 
-# Times any finite number these powers of e are 0, and infinite.
-FAR_SINGLE, FAR_DOUBLE = 200.0, 1460.0
+FAR_AWAY = constant(200.0, 1460.0)  # e to this power, and to its opposite: infinite, and 0, times any finite number
 
 
 @inline
-def _exp_parts_single(high: Vector, low: Vector) -> tuple[Vector, Vector]:
-    x = between(high, -FAR_SINGLE, FAR_SINGLE)
-    n = round_even(x * LOG2_E)
-    return _expm1_reduced_single(_remainder_single(x, n) + low), n
-
-
-@inline
-def _exp_parts_double(high: Vector, low: Vector) -> tuple[Vector, Vector]:
-    x = between(high, -FAR_DOUBLE, FAR_DOUBLE)
-    n = round_even(x * LOG2_E)
-    return _expm1_reduced_double(_remainder_double(x, n) + low), n
-
-
-@by_precision
-def exp_parts(bits: int) -> Callable[..., Any]:
+def exp_parts(high: Vector, low: Vector) -> tuple[Vector, Vector]:
     """p and n of e**(high + low) = (1 + p) * 2**n, with |p| < 0.42."""
-    return _exp_parts_single if bits == 32 else _exp_parts_double
+    x = between(high, -FAR_AWAY(high), FAR_AWAY(high))
+    n = v.round_even(x * LOG2_E)
+    return expm1_reduced(remainder(x, n) + low), n
 
 
 @inline
-def scaled(v: Vector, n: Vector) -> Vector:
-    """v * 2**n for n of exp_parts, twice as far as scale_by_power goes."""
-    half = round_even(n * 0.5)
-    return scale_by_power(scale_by_power(v, half), n - half)
+def scaled(value: Vector, n: Vector) -> Vector:
+    """value * 2**n for n of exp_parts, twice as far as scale_by_power goes."""
+    half = v.round_even(n * 0.5)
+    return v.scale_by_power(v.scale_by_power(value, half), n - half)
 
 
 @inline
-def times_parts(v: Vector, p: Vector, n: Vector) -> Vector:
-    """v * (1 + p) * 2**n, where v may be as large as numbers get."""
-    half = v * 0.5
-    return scaled(fma(half, p, half), n + 1.0)
+def times_parts(value: Vector, p: Vector, n: Vector) -> Vector:
+    """value * (1 + p) * 2**n, where the value may be as large as numbers get."""
+    half = value * 0.5
+    return scaled(v.fma(half, p, half), n + 1.0)
 
 
 @inline
-def exp_times(v: Vector, high: Vector, low: Vector) -> Vector:
-    """v * e**(high + low)."""
+def exp_times(value: Vector, high: Vector, low: Vector) -> Vector:
+    """value * e**(high + low)."""
     p, n = exp_parts(high, low)
-    return times_parts(v, p, n)
+    return times_parts(value, p, n)
 
 
 @inline
 def expm1_up_to_zero(x: Vector) -> Vector:
     """e**x - 1 for x that is at most 0, or NaN."""
-    p, n = exp_parts(x, like(x, 0.0))
-    power = scaled(like(x, 1.0), n)
-    return fma(power, p, power - 1.0)
+    p, n = exp_parts(x, v.like(x, 0.0))
+    power = scaled(v.like(x, 1.0), n)
+    return v.fma(power, p, power - 1.0)
 
 
 # --- logistic function ---------------------------------------------------------------------------------------------
 
 
 @inline
-def logistic_times(v: Vector, high: Vector, low: Vector) -> Vector:
-    """v / (1 + e**-(high + low)); NaN for infinite v where the quotient is small."""
-    p, n = exp_parts(-absolute(high), select(high > 0.0, -low, low))
-    above = v / (times_parts(like(v, 1.0), p, n) + 1.0)
-    return select(high >= 0.0, above, unless_infinite(times_parts(above, p, n), v))
+def logistic_times(value: Vector, high: Vector, low: Vector) -> Vector:
+    """value / (1 + e**-(high + low)); NaN for an infinite value where the quotient is small."""
+    p, n = exp_parts(-v.absolute(high), v.select(high > 0.0, -low, low))
+    above = value / (times_parts(v.like(value, 1.0), p, n) + 1.0)
+    return v.select(high >= 0.0, above, unless_infinite(times_parts(above, p, n), value))
 
 
 # --- logarithms ----------------------------------------------------------------------------------------------------
 
 
-@inline
-def _normal_single(x: Vector) -> tuple[Vector, Vector]:
-    tiny = x < 1.17549435e-38
-    return select(tiny, x * 2.0**25, x), select(tiny, like(x, -25.0), 0.0)
+SMALLEST_NORMAL = constant(1.17549435e-38, 2.2250738585072014e-308)
+DENORMAL_BITS, DENORMAL_SCALE = constant(25.0, 54.0), constant(2.0**25, 2.0**54)  # what makes any denormal normal
 
 
 @inline
-def _normal_double(x: Vector) -> tuple[Vector, Vector]:
-    tiny = x < 2.2250738585072014e-308
-    return select(tiny, x * 2.0**54, x), select(tiny, like(x, -54.0), 0.0)
-
-
-@by_precision
-def normal(bits: int) -> Callable[..., Any]:
+def normal(x: Vector) -> tuple[Vector, Vector]:
     """y and n of x = y * 2**n for positive x, where y is no denormal."""
-    return _normal_single if bits == 32 else _normal_double
+    tiny = x < SMALLEST_NORMAL(x)
+    return v.select(tiny, x * DENORMAL_SCALE(x), x), v.select(tiny, v.like(x, -DENORMAL_BITS(x)), 0.0)
 
 
 @inline
 def log_any(x: Vector) -> Vector:
     """The natural logarithm of any number: -inf for 0, NaN below."""
     y, n = normal(x)
-    result = fma(n, like(x, 0.69314718055994530942), log(y))
-    return select(x > 0.0, result, select(x == 0.0, -INFINITY, absolute(x) * float("nan")))
+    result = v.fma(n, v.like(x, 0.69314718055994530942), log(y))
+    return v.select(x > 0.0, result, v.select(x == 0.0, -INFINITY, v.absolute(x) * float("nan")))
 
 
 @inline
 def log1p_unit(x: Vector) -> Vector:
-    """log(1 + x) for x from 0 to 1: that of the rounded sum, and what the rounding lost."""
+    """log(1 + x) for x from 0 to 1: that of the rounded sum, and what the rounding took."""
     total = x + 1.0
     return log(total) + (x - (total - 1.0)) / total
 
@@ -179,11 +150,11 @@ def log1p_unit(x: Vector) -> Vector:
 def softplus(s: Vector, factor: float) -> Vector:
     """log(1 + exp(factor * s)) / factor."""
     high, low = product(s, factor)
-    p, n = exp_parts(-absolute(high), select(high > 0.0, -low, low))
+    p, n = exp_parts(-v.absolute(high), v.select(high > 0.0, -low, low))
     # Far below 0 it is the power alone, which may be a denormal before it is divided.
-    one = like(s, 1.0)
-    small = select(n < -60.0, times_parts(one / factor, p, n), log1p_unit(times_parts(one, p, n)) / factor)
-    return select(high > 0.0, s, 0.0) + small
+    one = v.like(s, 1.0)
+    small = v.select(n < -60.0, times_parts(one / factor, p, n), log1p_unit(times_parts(one, p, n)) / factor)
+    return v.select(high > 0.0, s, 0.0) + small
 
 
 # --- the normal distribution ---------------------------------------------------------------------------------------
@@ -193,51 +164,19 @@ TAIL_K = 4.5
 BELL_PEAK = 0.3989422804014326779399  # the density at 0, 1 / sqrt(2 pi)
 
 
-@inline
-def _tail_single(t: Vector) -> Vector:
-    h = fma(t, 7.9608898735e-5, -3.60030393441e-5)
-    h = fma(h, t, -9.07017016586e-4)
-    h = fma(h, t, 1.77407557917e-3)
-    h = fma(h, t, 4.22402262744e-3)
-    h = fma(h, t, -3.38771818933e-2)
-    h = fma(h, t, 0.111382173873)
-    h = fma(h, t, -0.253141253319)
-    h = fma(h, t, 0.446452546747)
-    h = fma(h, t, -0.640257774906)
-    return fma(h, t, 0.76323052876)
-
-
-@inline
-def _tail_double(t: Vector) -> Vector:
-    h = fma(t, 4.60384629826316125097e-10, 1.57430054061818568817e-9)
-    h = fma(h, t, -1.72554796785965699556e-9)
-    h = fma(h, t, -1.34489224228772327789e-8)
-    h = fma(h, t, -2.27465736157941082771e-9)
-    h = fma(h, t, 7.46022830933282021249e-8)
-    h = fma(h, t, 6.15298665733892364224e-8)
-    h = fma(h, t, -3.83443179413350282385e-7)
-    h = fma(h, t, -5.00320517784244562652e-7)
-    h = fma(h, t, 2.14543316105970827468e-6)
-    h = fma(h, t, 3.19031374443214941276e-6)
-    h = fma(h, t, -1.42368961813013036773e-5)
-    h = fma(h, t, -1.59331263555387636272e-5)
-    h = fma(h, t, 1.12042937562286114601e-4)
-    h = fma(h, t, 6.38115902853877631334e-6)
-    h = fma(h, t, -9.17746535397994682259e-4)
-    h = fma(h, t, 1.74883056719417661583e-3)
-    h = fma(h, t, 4.22361338279950942712e-3)
-    h = fma(h, t, -3.38713261771334453855e-2)
-    h = fma(h, t, 0.111382596570112355414)
-    h = fma(h, t, -0.253141799950968366728)
-    h = fma(h, t, 0.446452517055679944123)
-    h = fma(h, t, -0.640257760252617091841)
-    return fma(h, t, 0.763230528970203128231)
-
-
-@by_precision
-def _tail(bits: int) -> Callable[..., Vector]:
-    return _tail_single if bits == 32 else _tail_double
-
+_TAIL_SINGLE = (
+    7.9608898735e-5, -3.60030393441e-5, -9.07017016586e-4, 1.77407557917e-3, 4.22402262744e-3, -3.38771818933e-2,
+    0.111382173873, -0.253141253319, 0.446452546747, -0.640257774906, 0.76323052876,
+)  # fmt: skip
+_TAIL_DOUBLE = (
+    4.60384629826316125097e-10, 1.57430054061818568817e-9, -1.72554796785965699556e-9, -1.34489224228772327789e-8,
+    -2.27465736157941082771e-9, 7.46022830933282021249e-8, 6.15298665733892364224e-8, -3.83443179413350282385e-7,
+    -5.00320517784244562652e-7, 2.14543316105970827468e-6, 3.19031374443214941276e-6, -1.42368961813013036773e-5,
+    -1.59331263555387636272e-5, 1.12042937562286114601e-4, 6.38115902853877631334e-6, -9.17746535397994682259e-4,
+    1.74883056719417661583e-3, 4.22361338279950942712e-3, -3.38713261771334453855e-2, 0.111382596570112355414,
+    -0.253141799950968366728, 0.446452517055679944123, -0.640257760252617091841, 0.763230528970203128231,
+)  # fmt: skip
+_tail = polynomials(_TAIL_SINGLE, _TAIL_DOUBLE)
 
 # From here on a tail times any finite number is 0, and exp(-x*x/2) in the range of exp_parts or beyond it.
 NO_TAIL = 54.0
@@ -250,14 +189,14 @@ def tail_ratio(x: Vector) -> Vector:
     near = d - TAIL_K
     ratio = _tail((d - 2.0 * TAIL_K) / d) / d
     # That is the ratio r at d - K; its derivative x*r - density(0) makes good what the sum d has rounded off.
-    return fma(fma(near, ratio, -BELL_PEAK), x - near, ratio)
+    return v.fma(v.fma(near, ratio, -BELL_PEAK), x - near, ratio)
 
 
 @inline
-def bell_times(v: Vector, x: Vector) -> Vector:
-    """v * exp(-x*x/2)."""
+def bell_times(value: Vector, x: Vector) -> Vector:
+    """value * exp(-x*x/2)."""
     high, low = square(x)
-    return exp_times(v, high * -0.5, low * -0.5)
+    return exp_times(value, high * -0.5, low * -0.5)
 
 
 # --- the argument of gelu's approximation: 2 * sqrt(2/pi) * (s + 0.044715 s**3) ------------------------------------
@@ -272,13 +211,13 @@ def gelu_argument(s: Vector) -> tuple[Vector, Vector]:
     x = between(s, -NO_TAIL, NO_TAIL)
     z, z_low = square(x)
     cubic = z * CUBIC
-    cubic_low = fma(z, like(z, CUBIC), -cubic) + (z * (rest_of(z, CUBIC) + CUBIC_REST) + z_low * CUBIC)
+    cubic_low = v.fma(z, v.like(z, CUBIC), -cubic) + (z * (rest_of(z, CUBIC) + CUBIC_REST) + z_low * CUBIC)
     total = cubic + LINEAR
     added = total - cubic
-    lost = (cubic - (total - added)) + (like(z, LINEAR) - added)
-    total_low = lost + (cubic_low + (rest_of(z, LINEAR) + LINEAR_REST))
+    compensation = (cubic - (total - added)) + (v.like(z, LINEAR) - added)
+    total_low = compensation + (cubic_low + (rest_of(z, LINEAR) + LINEAR_REST))
     high = x * total
-    return high, fma(x, total, -high) + x * total_low
+    return high, v.fma(x, total, -high) + x * total_low
 
 
 @inline

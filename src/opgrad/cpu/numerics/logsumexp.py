@@ -5,93 +5,63 @@ of two, which costs no digit: exp(x) * 2**-k for |m| < NEAR. For larger |m| ever
 of m, so that x - m is exact. Whatever the scale is, it cancels in exp / sum.
 """
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-from opgrad.cpu.compiler.native import by_precision, inline
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    absolute,
-    first_lane,
-    fma,
-    full,
-    is_fine,
-    lanes,
-    like,
-    maximum,
-    number,
-    power_of,
-    reduce_add_wide,
-    round_even,
-    select,
-)
+from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.native import by_precision, constant, inline
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.numerics.math import LOG2_E, expm1_parts, expm1_reduced, log, remainder
 
 # --- exp on a row's own scale ---------------------------------------------------------------------------------------
 
-# The largest exponential of a row is near 2**TOP, so that none that counts is denormal, nor 1 / sum.
 TOP_SINGLE, TOP_DOUBLE = 64, 256
+TOP = constant(TOP_SINGLE, TOP_DOUBLE)  # the largest exponential of a row is near 2**TOP: none that counts is denormal
 # Exponentials this far below the largest one add nothing to its sum, and their quotients round to 0.
-LOWEST_SINGLE, LOWEST_DOUBLE = -130.0, -800.0
-NEAR_SINGLE, NEAR_DOUBLE = 256.0, 1024.0
+LOWEST_DIFFERENCE = constant(-130.0, -800.0)
+NEAR = constant(256.0, 1024.0)
 # Added to a number, they leave its nearest integer plus the exponent's bias in the lowest bits.
-ROUNDER_SINGLE, ROUNDER_DOUBLE = 1.5 * 2**23 + 127, 1.5 * 2**52 + 1023
+ROUNDER = constant(1.5 * 2**23 + 127, 1.5 * 2**52 + 1023)
 
 
 @inline
-def _scale(m: Vector, near: float, lowest: float, top: int, rounder: float) -> Any:
-    close = absolute(m) < near
-    a = select(close, m, 0.0)
-    return select(close, 0.0, m), a + lowest, rounder + top - round_even(a * LOG2_E)
-
-
-@inline
-def _scale_single(m: Vector) -> Any:
-    return _scale(m, NEAR_SINGLE, LOWEST_SINGLE, TOP_SINGLE, ROUNDER_SINGLE)
-
-
-@inline
-def _scale_double(m: Vector) -> Any:
-    return _scale(m, NEAR_DOUBLE, LOWEST_DOUBLE, TOP_DOUBLE, ROUNDER_DOUBLE)
-
-
-@by_precision
-def scale_for(bits: int) -> Callable[..., Any]:
+def scale_for(m: Vector):
     """The scale for rows whose largest element is m: what is subtracted from x, the lowest difference, the rounder."""
-    return _scale_single if bits == 32 else _scale_double
+    close = v.absolute(m) < NEAR(m)
+    a = v.select(close, m, 0.0)
+    return v.select(close, 0.0, m), a + LOWEST_DIFFERENCE(m), ROUNDER(m) + TOP(m) - v.round_even(a * LOG2_E)
 
 
 @inline
-def _reduced(x: Vector, scale: Any) -> Any:
+def _reduced(x: Vector, scale):
     subtracted, lowest, rounder = scale
-    d = maximum(lowest, x - subtracted)
-    rounded = fma(d, LOG2_E, rounder)
-    return power_of(rounded), d, rounded - rounder
+    d = v.maximum(lowest, x - subtracted)
+    rounded = v.fma(d, LOG2_E, rounder)
+    return v.power_of(rounded), d, rounded - rounder
 
 
 @inline
-def exp_parts(x: Vector, scale: Any) -> Any:
+def exp_parts(x: Vector, scale):
     """(power, p) of exp(x) = power * (1 + p), power being a power of two; for x that is at most m, or NaN."""
     power, d, n = _reduced(x, scale)
     return power, expm1_reduced(remainder(d, n))
 
 
 @inline
-def exp_scaled(x: Vector, scale: Any) -> Vector:
+def exp_scaled(x: Vector, scale) -> Vector:
     power, p = exp_parts(x, scale)
-    return fma(p, power, power)
+    return v.fma(p, power, power)
 
 
 @inline
-def exp_pair(x: Vector, scale: Any) -> Any:
+def exp_pair(x: Vector, scale):
     """exp_scaled, and what its last rounding loses."""
     power, p = exp_parts(x, scale)
-    e = fma(p, power, power)
-    return e, fma(p, power, power - e)
+    e = v.fma(p, power, power)
+    return e, v.fma(p, power, power - e)
 
 
 @inline
-def exp_residue(x: Vector, scale: Any) -> Vector:
+def exp_residue(x: Vector, scale) -> Vector:
     """What the roundings of p lose: exp(x) less the two parts of `exp_pair`."""
     power, d, n = _reduced(x, scale)
     high, low = expm1_parts(d, n)
@@ -99,127 +69,111 @@ def exp_residue(x: Vector, scale: Any) -> Vector:
 
 
 @inline
-def in_float64(x: Any) -> float:
+def in_float64(x) -> float:
     return x * 1.0
 
 
 @inline
-def exp_added(p: Any, x: float, m: float) -> float:
+def exp_added(p, x: float, m: float) -> float:
     """One exponential on the scale for m, as sums have it."""
-    e, lost = exp_pair(full(p, x), scale_for(full(p, m)))
-    return in_float64(first_lane(e)) + first_lane(lost)
+    e, compensation = exp_pair(v.full(p, x), scale_for(v.full(p, m)))
+    return in_float64(v.first_lane(e)) + v.first_lane(compensation)
 
 
 @inline
-def exp_wide(p: Any, x: float, m: float) -> float:
+def exp_wide(p, x: float, m: float) -> float:
     """One exponential on the scale for m, with what its roundings lose."""
-    return exp_added(p, x, m) + first_lane(exp_residue(full(p, x), scale_for(full(p, m))))
+    return exp_added(p, x, m) + v.first_lane(exp_residue(v.full(p, x), scale_for(v.full(p, m))))
 
 
 # --- adding up -----------------------------------------------------------------------------------------------------
 
 # Sums start here, above every term: what an addition rounds off is then exact.
-START_SINGLE, START_DOUBLE = 2.0 ** (TOP_SINGLE + 1), 2.0 ** (TOP_DOUBLE + 1)
+START_SINGLE = 2.0 ** (TOP_SINGLE + 1)
+START = constant(START_SINGLE, 2.0 ** (TOP_DOUBLE + 1))
 
 
 @inline
-def _start_single(v: Vector) -> Vector:
-    return like(v, START_SINGLE)
-
-
-@inline
-def _start_double(v: Vector) -> Vector:
-    return like(v, START_DOUBLE)
-
-
-@by_precision
-def start_for(bits: int) -> Callable[..., Vector]:
-    return _start_single if bits == 32 else _start_double
-
-
-@inline
-def sum_start(x: Any) -> Any:
-    """A sum of the exponentials of x: its running total, and what rounding has lost.
+def sum_start(x):
+    """A sum of the exponentials of x: its running total, and what rounding has taken from it.
 
     Sums are corrected only where x has all the digits of the arithmetic: a result of 16 bits does not show them.
     """
-    zero = full(x, 0.0)
-    return start_for(zero) if is_fine(x) else zero, zero
+    zero = v.full(x, 0.0)
+    return v.like(zero, START(zero)) if v.is_fine(x) else zero, zero
 
 
 @inline
-def add_exact(x: Any, total: Vector, lost: Vector, v: Vector, scale: Any) -> Any:
-    """exp(v), and the sum with it: what is lost by rounding the sum and the exponential itself is kept."""
-    if is_fine(x):
-        power, p = exp_parts(v, scale)
-        e = fma(p, power, power)
+def add_exact(x, total: Vector, compensation: Vector, value: Vector, scale):
+    """exp(value), and the sum with it: what rounding takes from the sum and from the exponential itself is kept."""
+    if v.is_fine(x):
+        power, p = exp_parts(value, scale)
+        e = v.fma(p, power, power)
         added = total + e
-        return e, added, lost + fma(p, power, power - (added - total))
-    e = exp_scaled(v, scale)
-    return e, total + e, lost
+        return e, added, compensation + v.fma(p, power, power - (added - total))
+    e = exp_scaled(value, scale)
+    return e, total + e, compensation
 
 
 @inline
-def add_rounded(x: Any, total: Vector, lost: Vector, v: Vector, scale: Any) -> Any:
-    """exp(v), and the sum of the exponentials as they are rounded."""
-    if is_fine(x):
-        e = exp_scaled(v, scale)
+def add_rounded(x, total: Vector, compensation: Vector, value: Vector, scale):
+    """exp(value), and the sum of the exponentials as they are rounded."""
+    if v.is_fine(x):
+        e = exp_scaled(value, scale)
         added = total + e
-        return e, added, lost + (e - (added - total))
-    e = exp_scaled(v, scale)
-    return e, total + e, lost
+        return e, added, compensation + (e - (added - total))
+    e = exp_scaled(value, scale)
+    return e, total + e, compensation
 
 
 @inline
-def next_chunk(x: Any, total: Vector, lost: Vector) -> Any:
-    """A sum that is not corrected starts anew after every chunk; what it came to is kept with `lost`."""
-    if is_fine(x):
-        return total, lost
-    return full(x, 0.0), lost + total
+def next_chunk(x, total: Vector, compensation: Vector):
+    """A sum that is not corrected starts anew after every chunk; what it came to is kept with `compensation`."""
+    if v.is_fine(x):
+        return total, compensation
+    return v.full(x, 0.0), compensation + total
 
 
 @inline
-def sum_end(x: Any, total: Vector, lost: Vector) -> Any:
+def sum_end(x, total: Vector, compensation: Vector):
     """The sum as two numbers for each lane."""
-    if is_fine(x):
-        start = start_for(total)
+    if v.is_fine(x):
+        start = v.like(total, START(total))
         high = total - start
-        return high, lost + ((total - high) - start)
-    return total, lost
+        return high, compensation + ((total - high) - start)
+    return total, compensation
 
 
 @inline
-def _lanes_single(x: Any, total: Vector, lost: Vector) -> float:
+def _lanes_single(x, total: Vector, compensation: Vector) -> float:
     """In float64 the start is taken away last, without an error."""
-    s = reduce_add_wide(total, lost)
-    return s - lanes(x) * START_SINGLE if is_fine(x) else s
+    s = v.reduce_add_wide(total, compensation)
+    return s - v.lanes(x) * START_SINGLE if v.is_fine(x) else s
 
 
 @inline
-def _lanes_double(x: Any, total: Vector, lost: Vector) -> float:
-    high, low = sum_end(x, total, lost)
-    return reduce_add_wide(high, low)
+def _lanes_double(x, total: Vector, compensation: Vector) -> float:
+    high, low = sum_end(x, total, compensation)
+    return v.reduce_add_wide(high, low)
 
 
-@by_precision
-def sum_lanes(bits: int) -> Callable[..., float]:
-    """The sum over all lanes."""
-    return _lanes_single if bits == 32 else _lanes_double
-
-
-@inline
-def add_below(x: Any, rest: Vector, lost: Vector, v: Vector, m: Vector, scale: Any) -> Any:
-    """A sum of the exponentials of those v that are not m; NaN is none of them. It starts at 0: it may stay tiny."""
-    if is_fine(x):
-        power, p = exp_parts(v, scale)
-        power = select(v == m, 0.0, power)
-        added = rest + fma(p, power, power)
-        return added, lost + fma(p, power, power - (added - rest))
-    return rest + select(v == m, 0.0, exp_scaled(v, scale)), lost
+# sum_lanes(x, total, compensation): the sum over all lanes.
+sum_lanes = by_precision(_lanes_single, _lanes_double)
 
 
 @inline
-def add_pairs(a: Any, b: Any) -> Any:
+def add_below(x, rest: Vector, compensation: Vector, value: Vector, m: Vector, scale):
+    """A sum of the exponentials of those values that are not m, nor NaN. It starts at 0: it may stay tiny."""
+    if v.is_fine(x):
+        power, p = exp_parts(value, scale)
+        power = v.select(value == m, 0.0, power)
+        added = rest + v.fma(p, power, power)
+        return added, compensation + v.fma(p, power, power - (added - rest))
+    return rest + v.select(value == m, 0.0, exp_scaled(value, scale)), compensation
+
+
+@inline
+def add_pairs(a, b):
     """The sum of two numbers of two parts each, again in two parts."""
     (a_high, a_low), (b_high, b_low) = a, b
     high = a_high + b_high
@@ -239,33 +193,38 @@ UP, DOWN = 2.0**32, 2.0**-32
 
 
 @inline
-def row_divisor(x: Any, s: float, m: float) -> Any:
+def row_divisor(x, s: float, m: float):
     """The divisor for the sum s over a row whose largest element is m."""
-    scale = scale_for(full(x, m))
-    r = 1.0 / (s + first_lane(exp_residue(full(x, m), scale)))
-    high = number(x, r)
-    return full(x, high * UP), full(x, (r - high) * UP), exp_scaled(full(x, m), scale), full(x, exp_added(x, m, m) / s)
+    scale = scale_for(v.full(x, m))
+    r = 1.0 / (s + v.first_lane(exp_residue(v.full(x, m), scale)))
+    high = v.number(x, r)
+    return (
+        v.full(x, high * UP),
+        v.full(x, (r - high) * UP),
+        exp_scaled(v.full(x, m), scale),
+        v.full(x, exp_added(x, m, m) / s),
+    )
 
 
 @inline
-def column_divisor(s: Any, m: Vector) -> Any:
+def column_divisor(s, m: Vector):
     """The divisors for the sums s over columns whose largest elements are m."""
     scale = scale_for(m)
-    top, lost = exp_pair(m, scale)
+    top, compensation = exp_pair(m, scale)
     high, low = s
     r = 1.0 / high
-    missing = fma(-high, r, 1.0)
-    rest = fma(-low, r, missing) * r
-    largest = fma(top, r, fma(top, rest, lost * r))
-    return r * UP, fma(-(low + exp_residue(m, scale)), r, missing) * r * UP, top, largest
+    missing = v.fma(-high, r, 1.0)
+    rest = v.fma(-low, r, missing) * r
+    largest = v.fma(top, r, v.fma(top, rest, compensation * r))
+    return r * UP, v.fma(-(low + exp_residue(m, scale)), r, missing) * r * UP, top, largest
 
 
 @inline
-def scaled(e: Vector, divisor: Any, fine: Any) -> Vector:
+def scaled(e: Vector, divisor, fine) -> Vector:
     """e / sum. The largest exponential's quotient is known without e's own rounding: 1 stays 1, and 1/n is 1/n."""
     high, low, top, largest = divisor
     if fine:
-        return select(e == top, largest, fma(e, high, e * low) * DOWN)
+        return v.select(e == top, largest, v.fma(e, high, e * low) * DOWN)
     return e * (high * DOWN)
 
 
@@ -276,66 +235,64 @@ def scaled(e: Vector, divisor: Any, fine: Any) -> Vector:
 def log_of_sum(count: Vector, t: Vector) -> Vector:
     """log(count + t) for a whole count; right to a few digits relative to itself, however small t is beside 1."""
     s = count + t
-    lost = select(count > t, t - (s - count), count - (s - t))
-    return log(s) + lost / s
+    compensation = v.select(count > t, t - (s - count), count - (s - t))
+    return log(s) + compensation / s
 
 
 @inline
-def row_log_of_sum(x: Any, rest: float, count: float, m: float) -> Vector:
+def row_log_of_sum(x, rest: float, count: float, m: float) -> Vector:
     """log(sum of exp(x - m)): `count` of the x are m, the scaled exponentials of the others add up to `rest`."""
-    return log_of_sum(full(x, count), full(x, rest / exp_wide(x, m, m)))
+    return log_of_sum(v.full(x, count), v.full(x, rest / exp_wide(x, m, m)))
 
 
 @inline
 def column_log_of_sum(rest: Vector, count: Vector, m: Vector) -> Vector:
     """The same for each lane."""
     scale = scale_for(m)
-    top, lost = exp_pair(m, scale)
+    top, compensation = exp_pair(m, scale)
     t = rest / top
-    return log_of_sum(count, fma(-t, (lost + exp_residue(m, scale)) / top, t))
+    return log_of_sum(count, v.fma(-t, (compensation + exp_residue(m, scale)) / top, t))
 
 
 @inline
-def rounded_top(x: Any, m: float) -> float:
+def rounded_top(x, m: float) -> float:
     """The exponential of a row's largest element m as `add_rounded` adds it."""
-    return in_float64(first_lane(exp_scaled(full(x, m), scale_for(full(x, m)))))
+    return in_float64(v.first_lane(exp_scaled(v.full(x, m), scale_for(v.full(x, m)))))
 
 
 @inline
-def row_log_of_total(x: Any, s: float, m: float, top: float) -> float:
+def row_log_of_total(x, s: float, m: float, top: float) -> float:
     """log(sum of exp(x - m)) from the sum of all scaled exponentials, of which `top` is that of m."""
-    return first_lane(log_of_sum(full(x, 1.0), full(x, max((s - top) / top, 0.0) if s == s else s)))
+    return v.first_lane(log_of_sum(v.full(x, 1.0), v.full(x, max((s - top) / top, 0.0) if s == s else s)))
 
 
 @inline
-def column_log_of_total(s: Any, m: Vector, top: Vector, lost: Any) -> Vector:
-    """The same for each lane; `top` has lost `lost` to rounding, or nothing if that is not in the sum."""
+def column_log_of_total(s, m: Vector, top: Vector, compensation) -> Vector:
+    """The same for each lane; `compensation`: what rounding took from `top`, or 0 if that is not in the sum."""
     high, low = s
-    return log_of_sum(like(m, 1.0), maximum(0.0, ((high - top) + (low - lost)) / top))
+    return log_of_sum(v.like(m, 1.0), v.maximum(0.0, ((high - top) + (low - compensation)) / top))
 
 
-# --- pieces of a row -----------------------------------------------------------------------------------------------
+# --- blocks of a row -----------------------------------------------------------------------------------------------
 
 LOWEST: Final = -3.4e38  # in the place of -inf, where that would make NaN
 
 
 @inline
-def rescale(p: Any, m: float, new_m: float) -> float:
+def rescale(p, m: float, new_m: float) -> float:
     """What takes sums of exponentials from the scale for m to that for a larger one."""
-    top = max(m, number(p, LOWEST))
+    top = max(m, v.number(p, LOWEST))
     return exp_wide(p, m, new_m) / exp_wide(p, top, top)
 
 
 @inline
-def _rest_below(p: Any, m: float, rest: float, count: float, new_m: float) -> float:
+def _rest_below(p, m: float, rest: float, count: float, new_m: float) -> float:
     return rest * rescale(p, m, new_m) + count * exp_wide(p, m, new_m)
 
 
 @inline
-def joined_rests(
-    p: Any, m: float, rest: float, count: float, other_m: float, other_rest: float, other_count: float
-) -> Any:
-    """The largest number of two pieces of a row, the sum of the exponentials of what is not it, and how many are it."""
+def joined_rests(p, m: float, rest: float, count: float, other_m: float, other_rest: float, other_count: float):
+    """The largest number of two blocks of a row, the sum of the exponentials of what is not it, and how many are it."""
     if m == other_m:
         return m, rest + other_rest, count + other_count
     if m > other_m:

@@ -7,202 +7,114 @@ precision to 2 ulp. Infinities, NaN and denormal results come out as IEEE arithm
 from collections.abc import Callable
 from typing import Any
 
-from opgrad.cpu.compiler.native import by_precision, inline
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    absolute,
-    copy_sign,
-    exponent_of,
-    fma,
-    full,
-    like,
-    mantissa_of,
-    maximum,
-    reduce_max,
-    round_even,
-    scale_by_power,
-    select,
-)
+from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.native import by_precision, constant, inline
+from opgrad.cpu.compiler.simd import Vector
 
 LOG2_E = 1.44269504088896341
+# ln 2 in two parts, of which the first has few enough digits for exact products with exponents.
+LN2_HIGH = constant(0.693145751953125, 0.693147180369123816490)
+LN2_LOW = constant(1.42860682030941723e-6, 1.90821492927058770002e-10)
+
+
+def polynomials(single: tuple[float, ...], double: tuple[float, ...]) -> Callable[..., Any]:
+    """The polynomial with these coefficients, of the highest power first, in each precision."""
+    return by_precision(inline(lambda x: v.polynomial(x, single)), inline(lambda x: v.polynomial(x, double)))
+
 
 # --- exp(x) = 2**n * exp(r), n = round(x / ln 2), |r| <= ln(2)/2; exp(r) - 1 = r + r*r*q(r) -------------------------
 
 
-@inline
-def _expm1_tail_single(r: Vector) -> Vector:
-    q = fma(r, 1.38636273683e-3, 8.36765432407e-3)
-    q = fma(q, r, 4.1667243967e-2)
-    q = fma(q, r, 1.66665326837e-1)
-    return fma(q, r, 0.5)
+_EXPM1_TAIL_SINGLE = 1.38636273683e-3, 8.36765432407e-3, 4.1667243967e-2, 1.66665326837e-1, 0.5
+_EXPM1_TAIL_DOUBLE = (
+    2.5100472505694996003e-8, 2.7620201591031548792e-7, 2.7557268276905696187e-6, 2.4801521057868205199e-5,
+    1.9841269863171556026e-4, 1.3888888917367080562e-3, 8.3333333333300381973e-3, 4.1666666666623820532e-2,
+    1.666666666666666746e-1, 0.50000000000000010314,
+)  # fmt: skip
+_expm1_tail = polynomials(_EXPM1_TAIL_SINGLE, _EXPM1_TAIL_DOUBLE)
 
 
 @inline
-def _expm1_reduced_single(r: Vector) -> Vector:
-    return fma(r * r, _expm1_tail_single(r), r)
-
-
-@inline
-def _remainder_single(x: Vector, n: Vector) -> Vector:
-    """x - n * ln 2, with ln 2 in two parts so that the first product is exact."""
-    return fma(n, -1.42860682030941723e-6, fma(n, -0.693145751953125, x))
-
-
-@inline
-def _exp_single(x: Vector) -> Vector:
-    n = round_even(x * LOG2_E)
-    return scale_by_power(_expm1_reduced_single(_remainder_single(x, n)) + 1.0, n)
-
-
-@inline
-def _expm1_tail_double(r: Vector) -> Vector:
-    q = fma(r, 2.5100472505694996003e-8, 2.7620201591031548792e-7)
-    q = fma(q, r, 2.7557268276905696187e-6)
-    q = fma(q, r, 2.4801521057868205199e-5)
-    q = fma(q, r, 1.9841269863171556026e-4)
-    q = fma(q, r, 1.3888888917367080562e-3)
-    q = fma(q, r, 8.3333333333300381973e-3)
-    q = fma(q, r, 4.1666666666623820532e-2)
-    q = fma(q, r, 1.666666666666666746e-1)
-    return fma(q, r, 0.50000000000000010314)
-
-
-@inline
-def _expm1_reduced_double(r: Vector) -> Vector:
-    return fma(r * r, _expm1_tail_double(r), r)
-
-
-@inline
-def _remainder_double(x: Vector, n: Vector) -> Vector:
-    return fma(n, -1.90821492927058770002e-10, fma(n, -0.693147180369123816490, x))
-
-
-@inline
-def _exp_double(x: Vector) -> Vector:
-    n = round_even(x * LOG2_E)
-    return scale_by_power(_expm1_reduced_double(_remainder_double(x, n)) + 1.0, n)
-
-
-@inline
-def _expm1_parts_single(x: Vector, n: Vector) -> Any:
-    high, low = fma(n, -0.693145751953125, x), n * -1.42860682030941723e-6
-    r = high + low
-    return high, fma(r * r, _expm1_tail_single(r), low)
-
-
-@inline
-def _expm1_parts_double(x: Vector, n: Vector) -> Any:
-    high, low = fma(n, -0.693147180369123816490, x), n * -1.90821492927058770002e-10
-    r = high + low
-    return high, fma(r * r, _expm1_tail_double(r), low)
-
-
-@by_precision
-def expm1_reduced(bits: int) -> Callable[..., Vector]:
+def expm1_reduced(r: Vector) -> Vector:
     """exp(r) - 1 for |r| <= ln(2)/2."""
-    return _expm1_reduced_single if bits == 32 else _expm1_reduced_double
+    return v.fma(r * r, _expm1_tail(r), r)
 
 
-@by_precision
-def remainder(bits: int) -> Callable[..., Vector]:
+@inline
+def remainder(x: Vector, n: Vector) -> Vector:
     """x - n * ln 2, for n = round(x / ln 2)."""
-    return _remainder_single if bits == 32 else _remainder_double
+    return v.fma(n, -LN2_LOW(n), v.fma(n, -LN2_HIGH(n), x))
 
 
-@by_precision
-def expm1_parts(bits: int) -> Callable[..., Any]:
+@inline
+def expm1_parts(x: Vector, n: Vector):
     """exp(x - n * ln 2) - 1 for n = round(x / ln 2), in two parts; their sum's rounding is the only one that counts."""
-    return _expm1_parts_single if bits == 32 else _expm1_parts_double
+    high, low = v.fma(n, -LN2_HIGH(n), x), n * -LN2_LOW(n)
+    r = high + low
+    return high, v.fma(r * r, _expm1_tail(r), low)
+
+
+@inline
+def _exp_in_range(x: Vector) -> Vector:
+    n = v.round_even(x * LOG2_E)
+    return v.scale_by_power(expm1_reduced(remainder(x, n)) + 1.0, n)
 
 
 # Beyond these exp is 0, and infinite; between them n stays where the reduction is exact.
-LOWEST_SINGLE, HIGHEST_SINGLE = -104.5, 89.5
-LOWEST_DOUBLE, HIGHEST_DOUBLE = -746.0, 710.5
+LOWEST, HIGHEST = constant(-104.5, -746.0), constant(89.5, 710.5)
 
 
 @inline
-def _exp_up_to_zero_single(x: Vector) -> Vector:
-    return _exp_single(maximum(LOWEST_SINGLE, x))
-
-
-@inline
-def _exp_up_to_zero_double(x: Vector) -> Vector:
-    return _exp_double(maximum(LOWEST_DOUBLE, x))
-
-
-@by_precision
-def exp_up_to_zero(bits: int) -> Callable[..., Vector]:
+def exp_up_to_zero(x: Vector) -> Vector:
     """e**x for x that is at most 0, or NaN."""
-    return _exp_up_to_zero_single if bits == 32 else _exp_up_to_zero_double
+    return _exp_in_range(v.maximum(LOWEST(x), x))
 
 
 @inline
-def _exp_any_single(x: Vector) -> Vector:
-    return _exp_single(maximum(LOWEST_SINGLE, select(x > HIGHEST_SINGLE, HIGHEST_SINGLE, x)))
-
-
-@inline
-def _exp_any_double(x: Vector) -> Vector:
-    return _exp_double(maximum(LOWEST_DOUBLE, select(x > HIGHEST_DOUBLE, HIGHEST_DOUBLE, x)))
-
-
-@by_precision
-def exp(bits: int) -> Callable[..., Vector]:
+def exp(x: Vector) -> Vector:
     """e**x."""
-    return _exp_any_single if bits == 32 else _exp_any_double
+    return _exp_in_range(v.maximum(LOWEST(x), v.select(x > HIGHEST(x), HIGHEST(x), x)))
 
 
 # --- log(x) = e * ln 2 + log(m), m in [sqrt(1/2), sqrt(2)) ---------------------------------------------------------
 
 
+_LOG_SINGLE = (
+    0.0697161147145, -0.114797338466, 0.116854199235, -0.124256873315, 0.142490576457, -0.166678023195,
+    0.200007157489, -0.24999996958, 0.3333333118,
+)  # fmt: skip
+_LOG_DOUBLE = (
+    0.1308803485092755383, 0.13268638369266823879, 0.15386244737621666606, 0.18181795547521136235,
+    0.22222222392581045097, 0.28571428570799785031, 0.40000000000000883236, 0.66666666666666666463,
+)  # fmt: skip
+
+
 @inline
 def _log_single(x: Vector) -> Vector:
-    e, f = exponent_of(x), mantissa_of(x) - 1.0
-    p = fma(f, 0.0697161147145, -0.114797338466)
-    p = fma(p, f, 0.116854199235)
-    p = fma(p, f, -0.124256873315)
-    p = fma(p, f, 0.142490576457)
-    p = fma(p, f, -0.166678023195)
-    p = fma(p, f, 0.200007157489)
-    p = fma(p, f, -0.24999996958)
-    p = fma(p, f, 0.3333333118)
+    e, f = v.exponent_of(x), v.mantissa_of(x) - 1.0
     square = f * f
-    tail = fma(square * f, p, e * 1.42860682030941723e-6)
-    return fma(e, 0.693145751953125, fma(square, -0.5, tail) + f)
+    tail = v.fma(square * f, v.polynomial(f, _LOG_SINGLE), e * LN2_LOW(e))
+    return v.fma(e, LN2_HIGH(e), v.fma(square, -0.5, tail) + f)
 
 
 @inline
 def _log_double(x: Vector) -> Vector:
-    e, f = exponent_of(x), mantissa_of(x) - 1.0
+    e, f = v.exponent_of(x), v.mantissa_of(x) - 1.0
     s = f / (f + 2.0)
     z = s * s
-    p = fma(z, 0.1308803485092755383, 0.13268638369266823879)
-    p = fma(p, z, 0.15386244737621666606)
-    p = fma(p, z, 0.18181795547521136235)
-    p = fma(p, z, 0.22222222392581045097)
-    p = fma(p, z, 0.28571428570799785031)
-    p = fma(p, z, 0.40000000000000883236)
-    p = fma(p, z, 0.66666666666666666463)
     # log(m) = f - (f*f/2 - s*(f*f/2 + z*p)): the small corrections are added to the exact f last.
     half_square = f * f * 0.5
-    tail = fma(e, 1.90821492927058770002e-10, s * fma(z, p, half_square))
-    return fma(e, 0.693147180369123816490, f - (half_square - tail))
+    tail = v.fma(e, LN2_LOW(e), s * v.fma(z, v.polynomial(z, _LOG_DOUBLE), half_square))
+    return v.fma(e, LN2_HIGH(e), f - (half_square - tail))
 
 
-@by_precision
-def log(bits: int) -> Callable[..., Vector]:
+_log_finite = by_precision(_log_single, _log_double)
+
+
+@inline
+def log(x: Vector) -> Vector:
     """The natural logarithm of positive normal numbers; NaN for NaN, inf for inf."""
-    return _log_finite_single if bits == 32 else _log_finite_double
-
-
-@inline
-def _log_finite_single(x: Vector) -> Vector:
-    return select(absolute(x) < float("inf"), _log_single(x), x)
-
-
-@inline
-def _log_finite_double(x: Vector) -> Vector:
-    return select(absolute(x) < float("inf"), _log_double(x), x)
+    return v.select(v.absolute(x) < float("inf"), _log_finite(x), x)
 
 
 # --- sigmoid and tanh ----------------------------------------------------------------------------------------------
@@ -211,49 +123,24 @@ def _log_finite_double(x: Vector) -> Vector:
 @inline
 def sigmoid(x: Vector) -> Vector:
     """1 / (1 + exp(-x)), without cancellation or overflow on either side."""
-    e = exp_up_to_zero(-absolute(x))
-    return select(x >= 0.0, 1.0, e) / (e + 1.0)
+    e = exp_up_to_zero(-v.absolute(x))
+    return v.select(x >= 0.0, 1.0, e) / (e + 1.0)
+
+
+TANH_IS_ONE = constant(9.1, 19.1)  # from here on
 
 
 @inline
-def _tanh_single(x: Vector) -> Vector:
-    double = _below(absolute(x), 9.1) * 2.0
-    n = round_even(double * LOG2_E)
-    return _tanh(x, n, _expm1_reduced_single(_remainder_single(double, n)))
-
-
-@inline
-def _tanh_double(x: Vector) -> Vector:
-    double = _below(absolute(x), 19.1) * 2.0
-    n = round_even(double * LOG2_E)
-    return _tanh(x, n, _expm1_reduced_double(_remainder_double(double, n)))
-
-
-@inline
-def _below(x: Vector, limit: float) -> Vector:
-    return select(x > limit, limit, x)
-
-
-@inline
-def _tanh(x: Vector, n: Vector, expm1_reduced: Vector) -> Vector:
-    """y = expm1(2x) / (expm1(2x) + 2), with the sign of x; the rounding of the divisor is made good."""
-    power = scale_by_power(like(n, 1.0), n)
-    expm1 = fma(power, expm1_reduced, power - 1.0)
+def tanh(x: Vector) -> Vector:
+    """The hyperbolic tangent: expm1(2x) / (expm1(2x) + 2), with the sign of x; the divisor's rounding is made good."""
+    magnitude = v.absolute(x)
+    twice = v.select(magnitude > TANH_IS_ONE(x), TANH_IS_ONE(x), magnitude) * 2.0
+    n = v.round_even(twice * LOG2_E)
+    power = v.scale_by_power(v.like(n, 1.0), n)
+    expm1 = v.fma(power, expm1_reduced(remainder(twice, n)), power - 1.0)
     divisor = expm1 + 2.0
     two = divisor - expm1
-    lost = (expm1 - (divisor - two)) + (2.0 - two)
+    compensation = (expm1 - (divisor - two)) + (2.0 - two)
     y = expm1 / divisor
-    # The quotient is too large by y * lost / divisor, and 1 / divisor = (1 - y) / 2.
-    return copy_sign(fma(y * lost, fma(y, 0.5, -0.5), y), x)
-
-
-@by_precision
-def tanh(bits: int) -> Callable[..., Vector]:
-    """The hyperbolic tangent."""
-    return _tanh_single if bits == 32 else _tanh_double
-
-
-@inline
-def log_one(p: Any, x: float) -> Any:
-    """log of one number, in the precision of pointer p's kernel."""
-    return reduce_max(log(full(p, x)))
+    # The quotient is too large by y * compensation / divisor, and 1 / divisor = (1 - y) / 2.
+    return v.copy_sign(v.fma(y * compensation, v.fma(y, 0.5, -0.5), y), x)

@@ -4,22 +4,11 @@ The four words of an evaluation belong to neighbouring elements: for neighbours 
 lower halves of 64-bit lanes, so that a multiplication gives both halves of a product; upper halves may hold anything.
 """
 
-from typing import Any, Final
+from typing import Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    first,
-    full,
-    interleave_words,
-    lanes,
-    like,
-    progression,
-    select,
-    store,
-    store_masked,
-    word_product,
-)
+from opgrad.cpu.compiler.simd import Vector
 
 LOW: Final = 0xFFFFFFFF
 SIGN: Final = 0x80000000
@@ -28,19 +17,19 @@ KEY_STEP_LOW, KEY_STEP_HIGH = 0x9E3779B9, 0xBB67AE85
 
 
 @inline
-def _round(words: Any, key: int, number: int) -> Any:
+def _round(words, key: int, number: int):
     """One round; its key is that of the evaluation plus `number` steps."""
     a, b, c, d = words
     low = key + number * KEY_STEP_LOW & LOW
     high = (key >> 32) + number * KEY_STEP_HIGH & LOW
-    first_product, second_product = word_product(a, MULTIPLIER_A), word_product(c, MULTIPLIER_C)
+    first_product, second_product = v.word_product(a, MULTIPLIER_A), v.word_product(c, MULTIPLIER_C)
     return (second_product >> 32) ^ b ^ low, second_product, (first_product >> 32) ^ d ^ high, first_product
 
 
 @inline
-def philox_words(group: Vector, seed: int, offset: int) -> Any:
+def philox_words(group: Vector, seed: int, offset: int):
     """Philox 4x32-10 for the counters (offset, group) and the key `seed`, each 64 bits, lower half first."""
-    words = like(group, offset), like(group, offset >> 32), group, group >> 32
+    words = v.like(group, offset), v.like(group, offset >> 32), group, group >> 32
     # Ten calls, since LLVM leaves a loop as it is, with its keys spread over a vector in each round: 2.5 times as slow.
     words = _round(_round(words, seed, 0), seed, 1)
     words = _round(_round(words, seed, 2), seed, 3)
@@ -50,29 +39,27 @@ def philox_words(group: Vector, seed: int, offset: int) -> Any:
 
 
 @inline
-def _decisions(values: Any, words: Vector, threshold: int) -> Vector:
+def _decisions(values, words: Vector, threshold: int) -> Vector:
     # The comparison is one of signed numbers: with the sign turned over on both sides it is that of unsigned ones.
-    return select((words ^ SIGN) > threshold - SIGN, full(values, 1.0), full(values, 0.0))
+    return v.select((words ^ SIGN) > threshold - SIGN, v.full(values, 1.0), v.full(values, 0.0))
 
 
 @inline
-def _store_inside(values: Any, begin: int, count: int, i: int, kept: Vector) -> None:
+def _store_inside(values, begin: int, count: int, i: int, kept: Vector) -> None:
     """Write the lanes for elements i, i + 1, … of a run that belong to it."""
-    if i >= 0 and i + lanes(values) <= count:
-        store(values, begin + i, kept)
+    if i >= 0 and i + v.lanes(values) <= count:
+        v.store(values, begin + i, kept)
     else:
-        store_masked(values, begin + i, kept, first(values, count - i) ^ first(values, -i))
+        v.store_masked(values, begin + i, kept, v.first(values, count - i) ^ v.first(values, -i))
 
 
 @inline
-def _keep_neighbours(
-    values: Any, begin: int, count: int, index: int, seed: int, offset: int, threshold: int
-) -> None:  # fmt: skip
-    w, i = lanes(values), -(index & 3)
-    group = progression(values, index + i, 4)
+def _keep_neighbours(values, begin: int, count: int, index: int, seed: int, offset: int, threshold: int) -> None:
+    w, i = v.lanes(values), -(index & 3)
+    group = v.progression(values, index + i, 4)
     while i < count:
         a, b, c, d = philox_words(group, seed, offset)
-        _store_inside(values, begin, count, i, _decisions(values, interleave_words(a, b, c, d), threshold))
+        _store_inside(values, begin, count, i, _decisions(values, v.interleave_words(a, b, c, d), threshold))
         group = group + w
         i += w
 
@@ -82,17 +69,15 @@ def _word_of(element: Vector, seed: int, offset: int) -> Vector:
     """The word of each element, whose last two bits choose it."""
     a, b, c, d = philox_words(element & ~3, seed, offset)
     upper = element & 2 == 2
-    return select(element & 1 == 1, select(upper, d, b), select(upper, c, a))
+    return v.select(element & 1 == 1, v.select(upper, d, b), v.select(upper, c, a))
 
 
 @inline
-def _keep_apart(
-    values: Any, begin: int, count: int, index: int, step: int, seed: int, offset: int, threshold: int
-) -> None:  # fmt: skip
-    w = lanes(values)
+def _keep_apart(values, begin: int, count: int, index: int, step: int, seed: int, offset: int, threshold: int) -> None:
+    w = v.lanes(values)
     for i in range(0, count, w):
-        e = progression(values, index + i * step, 4 * step)
-        words = interleave_words(
+        e = v.progression(values, index + i * step, 4 * step)
+        words = v.interleave_words(
             _word_of(e, seed, offset),
             _word_of(e + step, seed, offset),
             _word_of(e + 2 * step, seed, offset),
@@ -102,9 +87,7 @@ def _keep_apart(
 
 
 @inline
-def keep_run(
-    values: Any, begin: int, count: int, index: int, step: int, seed: int, offset: int, threshold: int
-) -> None:  # fmt: skip
+def keep_run(values, begin: int, count: int, index: int, step: int, seed: int, offset: int, threshold: int) -> None:
     """values[begin + i] = 1 if the word of element index + i * step is larger than `threshold`, else 0; i < count."""
     if step == 1:
         _keep_neighbours(values, begin, count, index, seed, offset, threshold)

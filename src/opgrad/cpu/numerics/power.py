@@ -1,10 +1,10 @@
 """Powers by the rules of C's pow: exp(exponent * log|s|), with the logarithm in two parts, and what it leaves out."""
 
-from collections.abc import Callable
-
-from opgrad.cpu.compiler.native import by_precision, inline
-from opgrad.cpu.compiler.simd import Vector, absolute, copy_sign, exponent_of, fma, like, mantissa_of, select
+from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.numerics.functions import INFINITY, REST_COUNTS, exp_times, normal, rest_of
+from opgrad.cpu.numerics.math import LN2_HIGH, LN2_LOW, polynomials
 
 # --- log(x) = e * ln 2 + 2 * atanh(q), q = (m - 1) / (m + 1), m in [sqrt(1/2), sqrt(2)) -----------------------------
 
@@ -12,71 +12,40 @@ TWO_THIRDS = 0.66666666666666666667
 TWO_THIRDS_REST = 3.7007434154171884681e-17  # beyond float64
 
 
-@inline
-def _series_single(z: Vector) -> Vector:
-    p = fma(z, 0.19120357575, 0.22204765666)
-    p = fma(p, z, 0.285715317908)
-    return fma(p, z, 0.39999999905)
-
-
-@inline
-def _series_double(z: Vector) -> Vector:
-    p = fma(z, 0.117230510280977529196, 0.11706248540922385336)
-    p = fma(p, z, 0.133348042382253445234)
-    p = fma(p, z, 0.153845949708954578174)
-    p = fma(p, z, 0.181818183353144030776)
-    p = fma(p, z, 0.22222222221656231531)
-    p = fma(p, z, 0.2857142857142936567)
-    return fma(p, z, 0.399999999999999998173)
-
-
-@by_precision
-def _series(bits: int) -> Callable[..., Vector]:
-    """(2 atanh(q) / q - 2 - 2/3 z) / z**2, z = q*q."""
-    return _series_single if bits == 32 else _series_double
-
-
-@inline
-def _log2_parts_single(e: Vector) -> tuple[Vector, Vector]:
-    return e * 0.693145751953125, e * 1.42860682030941723e-6
-
-
-@inline
-def _log2_parts_double(e: Vector) -> tuple[Vector, Vector]:
-    return e * 0.693147180369123816490, e * 1.90821492927058770002e-10
-
-
-@by_precision
-def _times_log2(bits: int) -> Callable[..., tuple[Vector, Vector]]:
-    """e * ln 2 for whole e as an exact product and the rest."""
-    return _log2_parts_single if bits == 32 else _log2_parts_double
+_SERIES_SINGLE = 0.19120357575, 0.22204765666, 0.285715317908, 0.39999999905
+_SERIES_DOUBLE = (
+    0.117230510280977529196, 0.11706248540922385336, 0.133348042382253445234, 0.153845949708954578174,
+    0.181818183353144030776, 0.22222222221656231531, 0.2857142857142936567, 0.399999999999999998173,
+)  # fmt: skip
+_series = polynomials(_SERIES_SINGLE, _SERIES_DOUBLE)  # (2 atanh(q) / q - 2 - 2/3 z) / z**2, z = q*q
 
 
 @inline
 def log_parts(x: Vector) -> tuple[Vector, Vector]:
     """The logarithm of positive finite x as a sum of two numbers, with half as many bits again as one has."""
     y, shift = normal(x)
-    m = mantissa_of(y)
+    m = v.mantissa_of(y)
     f, d = m - 1.0, m + 1.0
     d_low = m - (d - 1.0)
     q = f / d
-    q_low = (fma(-q, d, f) - q * d_low) / d
+    q_low = (v.fma(-q, d, f) - q * d_low) / d
     z = q * q
-    z_low = fma(q, q, -z) + q * q_low * 2.0
+    z_low = v.fma(q, q, -z) + q * q_low * 2.0
     # c = 2/3 + z * series, and the cubic term q * z * c.
     w = _series(z) * z
     c = w + TWO_THIRDS
-    c_low = (like(c, TWO_THIRDS) - c) + w + (rest_of(c, TWO_THIRDS) + TWO_THIRDS_REST)
+    c_low = (v.like(c, TWO_THIRDS) - c) + w + (rest_of(c, TWO_THIRDS) + TWO_THIRDS_REST)
     cube = q * z
-    cube_low = fma(q, z, -cube) + (q * z_low + q_low * z)
+    cube_low = v.fma(q, z, -cube) + (q * z_low + q_low * z)
     cubic = cube * c
-    cubic_low = fma(cube, c, -cubic) + (cube * c_low + cube_low * c)
+    cubic_low = v.fma(cube, c, -cubic) + (cube * c_low + cube_low * c)
     linear = q * 2.0
     part = linear + cubic
     part_low = ((linear - part) + cubic) + (cubic_low + q_low * 2.0)
-    whole, whole_low = _times_log2(exponent_of(y) + shift)
+    e = v.exponent_of(y) + shift
+    whole = e * LN2_HIGH(e)  # exact
     total = whole + part
-    return total, ((whole - total) + part) + (part_low + whole_low)
+    return total, ((whole - total) + part) + (part_low + e * LN2_LOW(e))
 
 
 # --- powers --------------------------------------------------------------------------------------------------------
@@ -97,15 +66,15 @@ def is_odd(x: float) -> bool:
 @inline
 def _magnitude_power(s: Vector, factor: Vector, exponent: float) -> Vector:
     """factor * |s|**exponent for a number s and an exponent that is not 0."""
-    magnitude = absolute(s)
+    magnitude = v.absolute(s)
     log_high, log_low = log_parts(magnitude)
     high = log_high * exponent
-    low = fma(log_high, like(s, exponent), -high) + (log_high * rest_of(s, exponent) + log_low * exponent)
-    result = exp_times(factor, high, select(absolute(high) < REST_COUNTS, low, 0.0))
+    low = v.fma(log_high, v.like(s, exponent), -high) + (log_high * rest_of(s, exponent) + log_low * exponent)
+    result = exp_times(factor, high, v.select(v.absolute(high) < REST_COUNTS, low, 0.0))
     at_zero, at_infinity = (0.0, INFINITY) if exponent > 0.0 else (INFINITY, 0.0)
-    result = select(magnitude == 0.0, factor * at_zero, result)
-    result = select(magnitude == INFINITY, factor * at_infinity, result)
-    return select(magnitude == 1.0, factor, result)
+    result = v.select(magnitude == 0.0, factor * at_zero, result)
+    result = v.select(magnitude == INFINITY, factor * at_infinity, result)
+    return v.select(magnitude == 1.0, factor, result)
 
 
 @inline
@@ -114,10 +83,10 @@ def power(s: Vector, factor: Vector, exponent: float) -> Vector:
     if exponent == 0.0:
         return factor
     if exponent != exponent:
-        return select(s == 1.0, factor, like(s, exponent))
-    result = select(s == s, _magnitude_power(s, factor, exponent), s)
+        return v.select(s == 1.0, factor, v.like(s, exponent))
+    result = v.select(s == s, _magnitude_power(s, factor, exponent), s)
     if is_odd(exponent):
-        return result * copy_sign(like(s, 1.0), s)
+        return result * v.copy_sign(v.like(s, 1.0), s)
     if is_whole(exponent):
         return result
-    return select(s < 0.0, select(s > -INFINITY, like(s, float("nan")), result), result)
+    return v.select(s < 0.0, v.select(s > -INFINITY, v.like(s, float("nan")), result), result)

@@ -97,13 +97,13 @@ def words(program: Program, pairs: Sequence[Pair]) -> list[int]:
 
 
 def _step_words(step: Step, program: Program) -> list[int]:
-    given = _header(step, program)
+    filled = _header(step, program)
     for name, kind in step.kernel.parameters.items():
-        given += values(kind, step.arguments[name])
-    dtypes = ["float32" if value is None else value.dtype for kind, value in given if kind in POINTERS]
-    patches = [word for place, (kind, value) in enumerate(given) for word in _patch(place, kind, value)]
-    arguments = [_word(value, kind) for kind, value in given]
-    return [step.kernel.task(dtypes), step.parts, len(given), len(patches) // 2, *arguments, *patches]
+        filled += values(kind, step.arguments[name])
+    dtypes = ["float32" if value is None else value.dtype for kind, value in filled if kind in POINTERS]
+    patches = [word for index, (kind, value) in enumerate(filled) for word in _patch(index, kind, value)]
+    arguments = [_word(value, kind) for kind, value in filled]
+    return [step.kernel.task(dtypes), step.parts, len(filled), len(patches) // 2, *arguments, *patches]
 
 
 def _header(step: Step, program: Program) -> list[tuple[Any, Any]]:
@@ -118,15 +118,15 @@ def _header(step: Step, program: Program) -> list[tuple[Any, Any]]:
     return [(int, value) for value in header]
 
 
-def _patch(place: int, kind: Any, value: Any) -> list[int]:
+def _patch(index: int, kind: Any, value: Any) -> list[int]:
     """Which address is added to the word at `place` when a call starts, if one is."""
     if kind is Private or value is None:
         return []
     if isinstance(value, Operand):
-        return [place, value.number]
+        return [index, value.number]
     if isinstance(value, Operands):
-        return [place, TABLE]
-    return [place, SCRATCH] if isinstance(value, Scratch) else []
+        return [index, TABLE]
+    return [index, SCRATCH] if isinstance(value, Scratch) else []
 
 
 def _word(value: Any, kind: Any) -> int:
@@ -148,15 +148,15 @@ def run_steps(plan: int, operands: int, scratch: int, run: int, context: int) ->
             store_word(scratch, word, 0)
     for _ in range(load_word(plan, STEPS)):
         count, patches = load_word(step, ARGUMENTS), load_word(step, PATCHES)
-        given = step + 8 * STEP
-        for place in range(count):
-            store_word(arguments, place, load_word(given, place))
+        filled = step + 8 * STEP
+        for index in range(count):
+            store_word(arguments, index, load_word(filled, index))
         for patch in range(patches):
-            place, operand = load_word(given, count + 2 * patch), load_word(given, count + 2 * patch + 1)
+            index, operand = load_word(filled, count + 2 * patch), load_word(filled, count + 2 * patch + 1)
             base = scratch if operand == SCRATCH else operands
             if operand >= 0:
                 base = load_word(operands, operand)
-            store_word(arguments, place, base + load_word(arguments, place))
+            store_word(arguments, index, base + load_word(arguments, index))
         task, parts = load_word(step, TASK), load_word(step, PARTS)
         if run and parts > 1:
             call_address(run, context, task, arguments, parts)
@@ -165,7 +165,7 @@ def run_steps(plan: int, operands: int, scratch: int, run: int, context: int) ->
                 call_address(task, arguments, part)
         if scratch and load_word(scratch, 0):
             return load_word(scratch, 0)
-        step = given + 8 * (count + 2 * patches)
+        step = filled + 8 * (count + 2 * patches)
     return 0
 
 
@@ -250,13 +250,13 @@ def execute_planned(
 ) -> int:  # fmt: skip
     """The same on `count` array objects, if each is what `known` says of it; UNPLANNED or OVERLAP otherwise."""
     arrays, operands = stack_words(MAX_OPERANDS), stack_words(MAX_OPERANDS)
-    for place, array in enumerate((a, b, c, d, e, f, g, h)):
-        store_word(arrays, place, array)
-    for place in range(count):
-        array = load_word(arrays, place)
+    for index, array in enumerate((a, b, c, d, e, f, g, h)):
+        store_word(arrays, index, array)
+    for index in range(count):
+        array = load_word(arrays, index)
         if not _is_as_planned(array, known):
             return UNPLANNED
-        store_word(operands, place, load_word(array + DATA, 0))
+        store_word(operands, index, load_word(array + DATA, 0))
         known += 8 * (KNOWN + 2 * load_word(known, 3))
     if overlap(plan, operands):
         return OVERLAP
@@ -290,7 +290,7 @@ def _execute_many(plan: int, scratch: int, run: int, context: int, trusted: int,
     """The same for more operands than native code takes one by one."""
     if not trusted:
         return OVERLAP
-    addresses = [each.ctypes.data if objects >> place & 1 else each or 0 for place, each in enumerate(operands)]
+    addresses = [each.ctypes.data if objects >> index & 1 else each or 0 for index, each in enumerate(operands)]
     table = (ctypes.c_int64 * len(addresses))(*addresses)
     return execute.call(plan, ctypes.addressof(table), scratch, run, context)
 

@@ -1,6 +1,6 @@
-"""The working memory of a program, taken piece by piece before anything runs, as oneDNN's scratchpad registry does.
+"""The working memory of a program, taken region by region before anything runs, as oneDNN's scratchpad registry does.
 
-A shared piece is there once for a call: what a step leaves for the next. A private piece is there once for each part
+A shared region is there once for a call: what a step leaves for the next. A private one is there once for each part
 that runs at a time: it lies in a slot that the part takes when it starts.
 """
 
@@ -14,14 +14,14 @@ from opgrad.cpu.runtime.parallel import get_num_threads
 
 MAX_SLOTS: Final = 63
 LINE: Final = 64
-PADDING: Final = 256  # bytes behind each piece: a masked tail may be stored whole, and pieces are no power of two apart
+PADDING: Final = 256  # bytes behind each region: a masked tail may be stored whole, and none are a power of two apart
 STATUS_WORDS: Final = 16  # working memory starts with a status (0: fine), what it is about, and IN_USE
 IN_USE: Final = 8  # the word with a bit for each slot in use
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """A piece of working memory; a private one counts from the start of a slot."""
+    """A region of working memory; a private one counts from the start of a slot."""
 
     offset: int = 0
     dtype: str = "float32"
@@ -65,7 +65,7 @@ def _to_line(offset: int) -> int:
 
 
 def _behind(end: int, count: int, dtype: str) -> tuple[int, int]:
-    """Where the next piece starts and ends."""
+    """Where the next region starts and ends."""
     start = _to_line(end)
     return start, start + count * DTYPES[dtype].itemsize + PADDING
 

@@ -13,10 +13,10 @@ from opgrad.contract import Shape
 from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import Explain, wrong_index
 from opgrad.contract.shapes import slice_ranges
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word, store_word
 from opgrad.cpu.compiler.native import kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
-from opgrad.cpu.compiler.simd import load_one
 from opgrad.cpu.gather import INDICES_PER_PART, Slices, checking, copy_steps, index_steps, sum_steps
 from opgrad.cpu.loops.layout import precision
 from opgrad.cpu.runtime.execute import Program, Step
@@ -29,16 +29,16 @@ from opgrad.cpu.scatter.radix_sort import FEW, sorted_sum_steps
 
 @kernel
 def number_tuples(tuples: Units, part: Part, per_batch, named, sizes, indices: Pointer, numbers, found):
-    """numbers[j] = the number of the slice that tuple j names; found[part] = the first wrong index's place, or -1."""
+    """numbers[j] = the number of the slice that tuple j names; found[part] = the first wrong index, or -1."""
     wrong = -1
     for j in tuples:
-        place = j // per_batch
+        number = j // per_batch
         for k in range(named):
-            size, index = load_word(sizes, k), load_one(indices, j * named + k)
+            size, index = load_word(sizes, k), v.load_one(indices, j * named + k)
             if wrong < 0 and (index < -size or index >= size):
                 wrong = j * named + k
-            place = place * size + (index + size if index < 0 else index)
-        store_word(numbers, j, place)
+            number = number * size + (index + size if index < 0 else index)
+        store_word(numbers, j, number)
     store_word(found, part, wrong)
 
 
@@ -49,13 +49,8 @@ class Numbered:
         table = (ctypes.c_int64 * len(sizes))(*sizes)
         self.workspace = Workspace(precision(problem))
         self.numbers = self.workspace.shared(count, "int64")
-        arguments = {
-            "per_batch": count // max(batches, 1),
-            "named": len(sizes),
-            "sizes": ctypes.addressof(table),
-            "indices": problem["indices"],
-            "numbers": self.numbers,
-        }
+        arguments = {"per_batch": count // max(batches, 1), "named": len(sizes), "sizes": ctypes.addressof(table)}
+        arguments |= {"indices": problem["indices"], "numbers": self.numbers}
         self.steps = checking(number_tuples, self.workspace, count, INDICES_PER_PART, arguments)
         self.problem = replace(problem, operands={**problem.operands, "indices": self.numbers})
         self.size = batches * math.prod(sizes)
@@ -74,10 +69,10 @@ def _wrong_in_tuple(problem: Problem, operator: str, sizes: Sequence[int]) -> Ex
 def _tuples(problem: Problem, operator: str, shape: Shape) -> tuple[Numbered, int, int]:
     """The numbered slices, the elements of a slice, and how many slices are named."""
     batch, indices = problem.attributes["batch_dims"], problem.specs["indices"].shape
-    behind = batch + indices[-1]
+    named_end = batch + indices[-1]
     count = math.prod(indices[:-1])
-    numbered = Numbered(problem, operator, math.prod(shape[:batch]), shape[batch:behind], count)
-    return numbered, math.prod(shape[behind:]), count
+    numbered = Numbered(problem, operator, math.prod(shape[:batch]), shape[batch:named_end], count)
+    return numbered, math.prod(shape[named_end:]), count
 
 
 def gather_nd(problem: Problem) -> Program:
@@ -93,7 +88,7 @@ def gather_nd_grad(problem: Problem) -> Program:
 
 
 def _summed(numbered: Numbered, post: int, count: int) -> Program:
-    """Numbers, then sums by destination: one by one if there are far more places, else place by place.
+    """Numbers, then sums by destination: one by one if there are far more elements, else element by element.
 
     Single elements are added where they go: sorting them first takes five times as long.
     """

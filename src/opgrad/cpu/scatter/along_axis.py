@@ -1,22 +1,24 @@
 """Elements picked along one axis, and their sums: the work is apart for all other axes.
 
-A line is the n indices, and the `size` elements of x, that differ in nothing but the place on the axis. Lines that lie
-side by side in memory are a strip, so that whole cache lines are used. The numbers of a strip that go to one element
-are added as they come along the axis; the rounding errors of long sums are added apart.
+A line is the n indices, and the `size` elements of x, that differ in nothing but the position on the axis. Lines that
+lie side by side in memory are a strip, so that whole cache lines are used. The numbers of a strip that go to one
+element are added as they come along the axis; the rounding errors of long sums are added apart.
 """
 
 import ctypes
 import math
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from opgrad.contract import Shape
 from opgrad.contract.problem import Problem
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Units
-from opgrad.cpu.compiler.simd import Vector, load_one, number, select, store_one
-from opgrad.cpu.gather import CHUNK
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.gather import named
 from opgrad.cpu.loops.fill import write_zeros, zero_step
+from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
@@ -52,17 +54,17 @@ class Lines:
 
     def __init__(self, x: Shape, indices: Shape, axis: int):
         self.n, self.size = indices[axis], x[axis]
-        strides = [(math.prod(indices[place + 1 :]), math.prod(x[place + 1 :])) for place in range(len(x))]
+        strides = [(math.prod(indices[each + 1 :]), math.prod(x[each + 1 :])) for each in range(len(x))]
         self.steps = strides[axis]
         self.run, first = 1, len(x)
         while first > axis + 1 and strides[first - 1] == (self.run, self.run):
             first -= 1
             self.run *= indices[first]
-        others = [place for place in reversed(range(first)) if place != axis and indices[place] != 1]
-        self.rows = math.prod(indices[place] for place in others)
-        words = [word for place in others for word in (indices[place], *strides[place])]
+        others = [each for each in reversed(range(first)) if each != axis and indices[each] != 1]
+        self.rows = math.prod(indices[each] for each in others)
+        words = [word for each in others for word in (indices[each], *strides[each])]
         self.axes, self.table = len(others), (ctypes.c_int64 * len(words))(*words)
-        self.covers = all(indices[place] == x[place] for place in range(len(x)) if place != axis)
+        self.covers = all(indices[each] == x[each] for each in range(len(x)) if each != axis)
 
     def strips(self, width: int) -> tuple[int, "LineStrips"]:
         """How many strips of so many lines there are, and what kernels are told of them."""
@@ -74,30 +76,23 @@ class Lines:
 
 
 @inline
-def place_of(table: int, axes: int, row: int, which: int) -> int:
+def offset_of(table: int, axes: int, row: int, which: int) -> int:
     """Where a row of strips starts: 1 in the indices, 2 in x."""
-    place = 0
+    offset = 0
     for axis in range(axes):
         entry = table + 8 * WORDS * axis
         size = load_word(entry, 0)
-        place += row % size * load_word(entry, which)
+        offset += row % size * load_word(entry, which)
         row //= size
-    return place
+    return offset
 
 
 @inline
-def strip_at(lines: Any, strip: int) -> tuple[int, int, int]:
+def strip_at(lines, strip: int) -> tuple[int, int, int]:
     """Where a strip starts in the indices and in x, and how many lines it has."""
     row, column = strip // lines.strips, strip % lines.strips * lines.width
-    place = place_of(lines.table, lines.axes, row, 1) + column
-    return place, place_of(lines.table, lines.axes, row, 2) + column, min(lines.width, lines.run - column)
-
-
-@inline
-def element(indices: Any, i: int, size: int) -> int:
-    """The element that index i names."""
-    index = load_one(indices, i)
-    return index + size if index < 0 else index
+    offset = offset_of(lines.table, lines.axes, row, 1) + column
+    return offset, offset_of(lines.table, lines.axes, row, 2) + column, min(lines.width, lines.run - column)
 
 
 # --- forward -------------------------------------------------------------------------------------------------------
@@ -109,16 +104,16 @@ def copy_elements(units: Units, lines: LineStrips, per_block, blocks, indices: P
     n, size, step, x_step = lines.n, lines.size, lines.step, lines.x_step
     for unit in units:
         begin = unit % blocks * per_block
-        place, x_place, columns = strip_at(lines, unit // blocks)
-        source, out, names, end = x + x_place, y + place, indices + place, min(begin + per_block, n)
+        offset, x_offset, columns = strip_at(lines, unit // blocks)
+        source, out, names, end = x + x_offset, y + offset, indices + offset, min(begin + per_block, n)
         if columns == 1:
             for j in range(begin, end):
-                store_one(out, j * step, load_one(source, element(names, j * step, size) * x_step))
+                v.store_one(out, j * step, v.load_one(source, named(names, j * step, size) * x_step))
         else:
             for j in range(begin, end):
                 for q in range(columns):
                     i = j * step + q
-                    store_one(out, i, load_one(source, element(names, i, size) * x_step + q))
+                    v.store_one(out, i, v.load_one(source, named(names, i, size) * x_step + q))
 
 
 def copy_steps(problem: Problem, workspace: Workspace, lines: Lines) -> list[Step]:
@@ -126,12 +121,12 @@ def copy_steps(problem: Problem, workspace: Workspace, lines: Lines) -> list[Ste
     if not count:
         return []
     item = problem.specs["x"].dtype.itemsize
-    strips, given = lines.strips(_width(lines, item))
+    strips, bundle = lines.strips(_width(lines, item))
     blocks = max(1, round(count * 2 * item / (strips * partition.MAX_PART_BYTES)))
     per_block = -(-lines.n // blocks)
     blocks = partition.count(lines.n, per_block)
     arguments = {name: problem[name] for name in ("indices", "x", "y")}
-    arguments |= {"lines": given, "per_block": per_block, "blocks": blocks}
+    arguments |= {"lines": bundle, "per_block": per_block, "blocks": blocks}
     unit_bytes = count / (strips * blocks) * (2 * item + problem.specs["indices"].dtype.itemsize)
     return [shared_out(copy_elements, strips * blocks, unit_bytes, arguments)]
 
@@ -151,7 +146,7 @@ def runs_of_strip(size: int, x_step: int, columns: int) -> tuple[int, int]:
 
 
 @inline
-def zero_strip(dx: Any, size: int, x_step: int, columns: int) -> None:
+def zero_strip(dx, size: int, x_step: int, columns: int) -> None:
     """dx = 0 in the strip."""
     count, length = runs_of_strip(size, x_step, columns)
     for k in range(count):
@@ -159,9 +154,9 @@ def zero_strip(dx: Any, size: int, x_step: int, columns: int) -> None:
 
 
 @inline
-def add_one(total: Any, i: int, value: float) -> None:
+def add_one(total, i: int, value: float) -> None:
     """total[i] += value"""
-    store_one(total, i, load_one(total, i) + value)
+    v.store_one(total, i, v.load_one(total, i) + value)
 
 
 @kernel
@@ -169,40 +164,40 @@ def add_in_place(units: Units, lines: LineStrips, indices: Pointer, dy: Pointer,
     """For few numbers along the axis, where dx has the precision of the sums."""
     n, size, step, x_step = lines.n, lines.size, lines.step, lines.x_step
     for unit in units:
-        place, x_place, columns = strip_at(lines, unit)
-        total, given, names = dx + x_place, dy + place, indices + place
+        offset, x_offset, columns = strip_at(lines, unit)
+        total, addends, names = dx + x_offset, dy + offset, indices + offset
         zero_strip(total, size, x_step, columns)
         if columns == 1:
             for j in range(n):
-                add_one(total, element(names, j * step, size) * x_step, load_one(given, j * step))
+                add_one(total, named(names, j * step, size) * x_step, v.load_one(addends, j * step))
         else:
             for j in range(n):
                 for q in range(columns):
                     i = j * step + q
-                    add_one(total, element(names, i, size) * x_step + q, load_one(given, i))
+                    add_one(total, named(names, i, size) * x_step + q, v.load_one(addends, i))
 
 
 @inline
-def add_exactly(total: Any, compensation: Any, i: int, value: float) -> None:
+def add_exactly(total, compensation, i: int, value: float) -> None:
     """total[i] += value; compensation[i] += what the rounding took (TwoSum, Knuth 1969)."""
-    before = load_one(total, i)
+    before = v.load_one(total, i)
     after = before + value
     added = after - before
-    store_one(total, i, after)
-    store_one(compensation, i, load_one(compensation, i) + ((before - (after - added)) + (value - added)))
+    v.store_one(total, i, after)
+    v.store_one(compensation, i, v.load_one(compensation, i) + ((before - (after - added)) + (value - added)))
 
 
 @inline
 def _compensated(total: Vector, compensation: Vector) -> Vector:
     # What infinity took is NaN.
-    return select(compensation == compensation, total + compensation, total)
+    return v.select(compensation == compensation, total + compensation, total)
 
 
 write_sums = mapped(_compensated)
 
 
 @inline
-def write_strip(dx: Any, size: int, x_step: int, columns: int, total: Any, compensation: Any, stream: int) -> None:
+def write_strip(dx, size: int, x_step: int, columns: int, total, compensation, stream: int) -> None:
     """dx = total + compensation in the strip, and both are 0 again."""
     count, length = runs_of_strip(size, x_step, columns)
     for k in range(count):
@@ -212,20 +207,18 @@ def write_strip(dx: Any, size: int, x_step: int, columns: int, total: Any, compe
 
 
 @inline
-def write_named(
-    dx: Any, n: int, size: int, step: int, x_step: int, columns: int, names: Any, total: Any, compensation: Any
-) -> None:
+def write_named(dx, n: int, size: int, step: int, x_step: int, columns: int, names, total, compensation) -> None:
     """The same, but only for the elements that indices name; all others of dx are zeros already."""
     for j in range(n):
         for q in range(columns):
-            v = element(names, j * step + q, size)
-            t, r = load_one(total, v * columns + q), load_one(compensation, v * columns + q)
-            store_one(dx, v * x_step + q, t + r if r == r else t)
+            value = named(names, j * step + q, size)
+            t, r = v.load_one(total, value * columns + q), v.load_one(compensation, value * columns + q)
+            v.store_one(dx, value * x_step + q, t + r if r == r else t)
     for j in range(n):
         for q in range(columns):
-            i = element(names, j * step + q, size) * columns + q
-            store_one(total, i, number(total, 0.0))
-            store_one(compensation, i, number(total, 0.0))
+            i = named(names, j * step + q, size) * columns + q
+            v.store_one(total, i, v.number(total, 0.0))
+            v.store_one(compensation, i, v.number(total, 0.0))
 
 
 @kernel
@@ -238,12 +231,12 @@ def add_apart(
     write_zeros(total, 0, most, 0)
     write_zeros(compensation, 0, most, 0)
     for unit in units:
-        place, x_place, columns = strip_at(lines, unit)
-        out, given, names = dx + x_place, dy + place, indices + place
+        offset, x_offset, columns = strip_at(lines, unit)
+        out, addends, names = dx + x_offset, dy + offset, indices + offset
         for j in range(n):
             for q in range(columns):
                 i = j * step + q
-                add_exactly(total, compensation, element(names, i, size) * columns + q, load_one(given, i))
+                add_exactly(total, compensation, named(names, i, size) * columns + q, v.load_one(addends, i))
         if size > FEW * n:
             zero_strip(out, size, x_step, columns)
             write_named(out, n, size, step, x_step, columns, names, total, compensation)
@@ -260,12 +253,12 @@ def sum_steps(problem: Problem, workspace: Workspace, lines: Lines) -> list[Step
     zeros = [zero_step(problem["dx"], elements, elements * spec.dtype.itemsize)]
     if not count:
         return zeros
-    strips, given = lines.strips(_width(lines, 4))
-    arguments = {name: problem[name] for name in ("indices", "dy", "dx")} | {"lines": given}
+    strips, bundle = lines.strips(_width(lines, 4))
+    arguments = {name: problem[name] for name in ("indices", "dy", "dx")} | {"lines": bundle}
     first = [] if lines.covers else zeros
     if lines.n == 1 or (lines.n <= CHUNK and spec.dtype.itemsize > 2):
         return [*first, shared_out(add_in_place, strips, problem.bytes / strips, arguments)]
-    most = lines.size * given.width
+    most = lines.size * bundle.width
     arguments |= {"total": workspace.private(most), "compensation": workspace.private(most), "most": most}
     arguments["stream"] = partition.streams(problem.bytes)
     return [*first, shared_out(add_apart, strips, problem.bytes / strips, arguments)]

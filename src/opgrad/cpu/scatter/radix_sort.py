@@ -1,7 +1,7 @@
-"""Sums over few of many places: numbers are sorted by where they go, and the places that none goes to are only zeroed.
+"""Sums over few of many elements: numbers are sorted by where they go, and elements that none goes to are only zeroed.
 
 The sort goes by digits of the destinations, the lowest first; each pass keeps the order of what has the same digit, so
-the numbers that go to one place are added in the order in which they come.
+the numbers that go to one element are added in the order in which they come.
 """
 
 from typing import Final, NamedTuple
@@ -10,7 +10,7 @@ from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.memory import load_i32, load_word, store_i32, store_word
 from opgrad.cpu.compiler.native import kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
-from opgrad.cpu.gather import AHEAD, SORTING_PARTS, Slices, sum_slice
+from opgrad.cpu.gather import AHEAD, SORTING_PARTS, Slices, count_up, sum_slice
 from opgrad.cpu.loops.fill import zero_step
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
@@ -18,7 +18,7 @@ from opgrad.cpu.runtime.workspace import Scratch, Workspace
 
 DIGIT: Final = 11  # bits: the counts of a part, 8 KiB, stay in the first-level cache
 DIGITS: Final = 1 << DIGIT
-FEW = 4  # places for each number from which on this is used: looking at every place costs more than sorting
+FEW = 4  # elements for each number from which on this is used: looking at every one costs more than sorting
 
 
 class Sorted(NamedTuple):
@@ -29,46 +29,43 @@ class Sorted(NamedTuple):
 
 
 @kernel
-def count_digits(places: Units, part: Part, shift, source: Sorted, counts):
+def count_digits(positions: Units, part: Part, shift, source: Sorted, counts):
     """counts[part, d] = how many of this part's keys have the digit d."""
     mine = counts + 4 * part * DIGITS
     for d in range(DIGITS):
         store_i32(mine, d, 0)
-    for j in places:
-        d = load_word(source.keys, j) >> shift & (DIGITS - 1)
-        store_i32(mine, d, load_i32(mine, d) + 1)
+    for j in positions:
+        count_up(mine, load_word(source.keys, j) >> shift & (DIGITS - 1))
 
 
 @kernel
-def place_digits(parts, counts):
-    """Turn counts into the place where each part's keys with the digit d begin."""
-    place = 0
+def scan_digits(parts, counts):
+    """The exclusive scan of the counts: where each part's keys with the digit d begin."""
+    position = 0
     for d in range(DIGITS):
         for part in range(parts):
             mine = counts + 4 * part * DIGITS
             found = load_i32(mine, d)
-            store_i32(mine, d, place)
-            place += found
+            store_i32(mine, d, position)
+            position += found
 
 
 @kernel
-def move_digits(places: Units, part: Part, shift, source: Sorted, counts, moved: Sorted):
-    """Move keys, with the numbers of what they belong to, to their places by this digit."""
+def move_digits(positions: Units, part: Part, shift, source: Sorted, counts, moved: Sorted):
+    """Move keys, with the numbers of what they belong to, to their positions by this digit."""
     mine = counts + 4 * part * DIGITS
-    for j in places:
+    for j in positions:
         key = load_word(source.keys, j)
-        d = key >> shift & (DIGITS - 1)
-        place = load_i32(mine, d)
-        store_i32(mine, d, place + 1)
-        store_word(moved.keys, place, key)
-        store_i32(moved.order, place, load_i32(source.order, j) if shift else j)
+        position = count_up(mine, key >> shift & (DIGITS - 1))
+        store_word(moved.keys, position, key)
+        store_i32(moved.order, position, load_i32(source.order, j) if shift else j)
 
 
 @kernel
-def sum_sorted(places: Units, count, post, source: Sorted, dy: Pointer, dx: Pointer):
+def sum_sorted(positions: Units, count, post, source: Sorted, dy: Pointer, dx: Pointer):
     """dx[v] = the sum of the slices of dy whose key is v, for each v whose first key is in this part."""
-    keys, j = source.keys, places.start
-    while j < places.stop:
+    keys, j = source.keys, positions.start
+    while j < positions.stop:
         key, begin = load_word(keys, j), j
         j += 1
         while j < count and load_word(keys, j) == key:
@@ -88,9 +85,9 @@ def sorted_sum_steps(problem: Problem, workspace: Workspace, keys: Scratch, slic
     dx, dy = problem["dx"], problem["dy"]
     steps = [zero_step(dx, size * post, size * post * problem.specs["dx"].dtype.itemsize)]
     for shift in range(0, max(1, (size - 1).bit_length()), DIGIT):
-        given = sorting | {"source": source, "moved": moved, "shift": shift}
-        counting, moving = (Step(kernel, count, given, per_part) for kernel in (count_digits, move_digits))
-        steps += [counting, Step(place_digits, 1, given), moving]
+        arguments = sorting | {"source": source, "moved": moved, "shift": shift}
+        counting, moving = (Step(kernel, count, arguments, per_part) for kernel in (count_digits, move_digits))
+        steps += [counting, Step(scan_digits, 1, arguments), moving]
         source, moved = moved, source
     summing = {"source": source, "count": count, "post": post, "dy": dy, "dx": dx}
     steps.append(shared_out(sum_sorted, count, 2 * post * problem.specs["dy"].dtype.itemsize + 12, summing))

@@ -1,4 +1,4 @@
-"""An array that stands in a larger one of zeros, at places that ranges give on each axis.
+"""An array that stands in a larger one of zeros, at positions that ranges give on each axis.
 
 Axes that are taken whole are joined, so rows are as long as possible. A unit of work is a block of one row of the
 larger array: zeros before, the numbers of the row, zeros behind.
@@ -7,28 +7,28 @@ larger array: zeros before, the numbers of the row, zeros behind.
 import ctypes
 import math
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from opgrad.contract.problem import Problem
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
-from opgrad.cpu.compiler.simd import load_one, store_one
+from opgrad.cpu.loops.elements import BLOCK
 from opgrad.cpu.loops.fill import write_zeros
 from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, shared_out
 
-BLOCK: Final = 1 << 15  # elements of a row that one unit writes
 SHORT: Final = 256  # elements of rows that are filled in where many rows have been zeroed at once
-WORDS: Final = 4  # of an axis in the table: its size, the first place, the step, how many places
+WORDS: Final = 4  # of an axis in the table: its size, then the first position, the step and the count of its range
 
 
 @inline
 def taken_by(away: int, step: int) -> int:
-    """How many steps lead so far away from the first place, -1 if none do."""
-    place = away // step
-    return place if place * step == away else -1
+    """How many steps lead so far away from the first position, -1 if none do."""
+    index = away // step
+    return index if index * step == away else -1
 
 
 @inline
@@ -38,22 +38,22 @@ def row_taken(table: int, axes: int, row: int) -> int:
     for axis in range(axes):
         entry = table + 8 * WORDS * axis
         size, count = load_word(entry, 0), load_word(entry, 3)
-        place = taken_by(row % size - load_word(entry, 1), load_word(entry, 2))
+        index = taken_by(row % size - load_word(entry, 1), load_word(entry, 2))
         row //= size
-        if place < 0 or place >= count:
+        if index < 0 or index >= count:
             return -1
-        found += place * stride
+        found += index * stride
         stride *= count
     return found
 
 
 @inline
-def within(place: int, begin: int, end: int) -> int:
-    return min(max(place, begin), end)
+def within(index: int, begin: int, end: int) -> int:
+    return min(max(index, begin), end)
 
 
 @inline
-def write_row(out: Any, begin: int, end: int, start: int, step: int, count: int, x: Any, stream: int) -> None:
+def write_row(out, begin: int, end: int, start: int, step: int, count: int, x, stream: int) -> None:
     """out[begin:end] of a row that has numbers of x in it; zeros elsewhere."""
     first = within(start, begin, end) if step == 1 else end
     last = within(start + count, begin, end) if step == 1 else end
@@ -61,20 +61,20 @@ def write_row(out: Any, begin: int, end: int, start: int, step: int, count: int,
     write_same(out, first, last, stream, (x + -start,), ())
     write_zeros(out, last, end, stream)
     if step != 1:
-        write_spread(out, begin, end, start, step, count, x)
+        write_strided(out, begin, end, start, step, count, x)
 
 
 @inline
-def fill_row(out: Any, start: int, step: int, count: int, x: Any) -> None:
+def fill_row(out, start: int, step: int, count: int, x) -> None:
     """The numbers of x in a row of zeros."""
     if step == 1:
         write_same(out + start, 0, count, 0, (x,), ())
     else:
-        write_spread(out, 0, start + count * abs(step) + 1, start, step, count, x)
+        write_strided(out, 0, start + count * abs(step) + 1, start, step, count, x)
 
 
-class Places(NamedTuple):
-    """Places on an axis: the first one, the step, how many."""
+class AxisRange(NamedTuple):
+    """Positions on an axis: the first one, the step, how many."""
 
     start: int
     step: int
@@ -82,90 +82,84 @@ class Places(NamedTuple):
 
 
 class Plane(NamedTuple):
-    """The axes that rows are chosen by: the last one's rows and places, the table of the others, and their number."""
+    """The axes that rows are chosen by: the last one's rows and range, the table of the others, and their number."""
 
     rows: int
-    places: Places
+    picked: AxisRange
     table: int
     axes: int
 
 
 @kernel
-def place_rows(units: Units, blocks, n, columns: Places, plane: Plane, x: Pointer, y: Pointer, stream):
+def scatter_rows(units: Units, blocks, n, columns: AxisRange, plane: Plane, x: Pointer, y: Pointer, stream):
     """Rows that differ in the last of the axes alone follow each other without a division."""
-    unit, short, rows, places = units.start, n <= SHORT, plane.rows, plane.places
+    unit, short, rows, picked = units.start, n <= SHORT, plane.rows, plane.picked
     start, step, count = columns
     while unit < units.stop:
         row, begin = unit // blocks, unit % blocks * BLOCK
-        end, place = min(begin + BLOCK, n), row % rows
-        following = 1 if blocks > 1 else min(units.stop - unit, rows - place, max(1, BLOCK // n))
+        end, index = min(begin + BLOCK, n), row % rows
+        following = 1 if blocks > 1 else min(units.stop - unit, rows - index, max(1, BLOCK // n))
         source = row_taken(plane.table, plane.axes, row // rows)
         if short or source < 0:
             write_zeros(y + row * n, begin, end + (following - 1) * n, stream and source < 0)
         if source >= 0:
             for k in range(following):
-                out, away = y + (row + k) * n, place + k - places.start
-                taken = away if places.step == 1 else taken_by(away, places.step)
-                if taken >= 0 and taken < places.count:
-                    given = x + (source * places.count + taken) * count
+                out, away = y + (row + k) * n, index + k - picked.start
+                taken = away if picked.step == 1 else taken_by(away, picked.step)
+                if taken >= 0 and taken < picked.count:
+                    numbers = x + (source * picked.count + taken) * count
                     if short:
-                        fill_row(out, start, step, count, given)
+                        fill_row(out, start, step, count, numbers)
                     else:
-                        write_row(out, begin, end, start, step, count, given, stream)
+                        write_row(out, begin, end, start, step, count, numbers, stream)
                 elif not short:
                     write_zeros(out, begin, end, stream)
         unit += following
 
 
 @inline
-def write_spread(out: Any, begin: int, end: int, start: int, step: int, count: int, x: Any) -> None:
-    """out[start + i * step] = x[i] for the places in [begin, end)."""
+def write_strided(out, begin: int, end: int, start: int, step: int, count: int, x) -> None:
+    """out[start + i * step] = x[i] for the positions in [begin, end)."""
     low = min(start, start + (count - 1) * step)
     away = abs(step)
     first = (max(begin - low, 0) + away - 1) // away
     last = min((end - low + away - 1) // away, count)
     for k in range(first, last):
-        store_one(out, low + k * away, load_one(x, k if step > 0 else count - 1 - k))
+        v.store_one(out, low + k * away, v.load_one(x, k if step > 0 else count - 1 - k))
 
 
 def program(problem: Problem, taken: Sequence[range]) -> Program:
-    """dx = 0; dx[taken] = dy, `taken` with the places of each axis."""
+    """dx = 0; dx[taken] = dy, `taken` with a range for each axis."""
     shape = problem.attributes["shape"]
     size = math.prod(shape)
     if not size:
         return Program(())
     loops, (n, row) = _joined(shape, taken)
     rows, chosen = loops.pop() if loops else (1, range(1))
-    words = [word for length, places in reversed(loops) for word in (length, places.start, places.step, len(places))]
+    words = [word for length, picked in reversed(loops) for word in (length, picked.start, picked.step, len(picked))]
     table = (ctypes.c_int64 * len(words))(*words)
     blocks = partition.count(n, BLOCK)
     units = size // n * blocks
-    arguments = {
-        "blocks": blocks,
-        "n": n,
-        "columns": _places(row),
-        "plane": Plane(rows, _places(chosen), ctypes.addressof(table), len(loops)),
-        "x": problem["dy"],
-        "y": problem["dx"],
-        "stream": partition.streams(problem.bytes) and row.step == 1,
-    }
-    return Program([shared_out(place_rows, units, problem.bytes / units, arguments)], tables=(table,))
+    arguments = {"blocks": blocks, "n": n, "columns": _axis_range(row)}
+    arguments |= {"plane": Plane(rows, _axis_range(chosen), ctypes.addressof(table), len(loops)), "x": problem["dy"]}
+    arguments |= {"y": problem["dx"], "stream": partition.streams(problem.bytes) and row.step == 1}
+    return Program([shared_out(scatter_rows, units, problem.bytes / units, arguments)], tables=(table,))
 
 
-def _places(taken: range) -> Places:
-    return Places(taken.start, taken.step, len(taken))
+def _axis_range(taken: range) -> AxisRange:
+    return AxisRange(taken.start, taken.step, len(taken))
 
 
 def _joined(shape: Sequence[int], taken: Sequence[range]) -> tuple[list[tuple[int, range]], tuple[int, range]]:
-    """(size, places) of the axes that rows are chosen by, and of the places within a row."""
+    """(size, range) of the axes that rows are chosen by, and of a row."""
     found: list[tuple[int, range]] = [(1, range(1))]
     for size, each in zip(shape, taken, strict=True):
-        places = each if len(each) > 1 else range(each.start, each.start + len(each))
+        picked = each if len(each) > 1 else range(each.start, each.start + len(each))
         before, chosen = found[-1]
-        if places == range(size) and chosen == range(before):
+        if picked == range(size) and chosen == range(before):
             found[-1] = (before * size, range(before * size))
         else:
-            found.append((size, places))
+            found.append((size, picked))
     n, row = found.pop()
     if found and row == range(n) and found[-1][1].step == 1:
         before, chosen = found.pop()

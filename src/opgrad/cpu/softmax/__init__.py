@@ -7,36 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import inline, vector_lanes
+from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.fused import program as fused
 from opgrad.cpu.loops.layout import GRADIENT, Loops, forward_limits, keeps_column, layout_of, loops_of, precision
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.numerics.math import exp
-from opgrad.cpu.runtime.execute import Program
+from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.cpu.softmax import columns, groups, rows, split, transposed
-
-
-@inline
-def _product(dy: Vector, y: Vector) -> Vector:
-    return dy * y
-
-
-@inline
-def _softmax_slope(dy: Vector, y: Vector, s: Any) -> Vector:
-    return y * (dy - s)
-
-
-@inline
-def _summand(dy: Vector, y: Vector) -> Vector:
-    return dy
-
-
-@inline
-def _log_softmax_slope(dy: Vector, y: Vector, s: Any) -> Vector:
-    return dy - exp(y) * s
-
 
 SOFTMAX = {
     "rows": rows.softmax_rows,
@@ -82,26 +61,20 @@ def _gradient_kernels(term: Callable[..., Vector], formula: Callable[..., Vector
     return plain, in_place
 
 
-SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(_product, _softmax_slope)
-LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(_summand, _log_softmax_slope)
+SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(lambda dy, y: dy * y, lambda dy, y, s: y * (dy - s))
+LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(lambda dy, y: dy, lambda dy, y, s: dy - exp(y) * s)
 
 
 def softmax(problem: Problem) -> Program:
-    if problem.is_general:
-        return fused.forward(problem, SOFTMAX_IN_PLACE)
-    return _forward(problem, SOFTMAX)
+    return fused.forward(problem, SOFTMAX_IN_PLACE) if problem.is_general else _forward(problem, SOFTMAX)
 
 
 def log_softmax(problem: Problem) -> Program:
-    if problem.is_general:
-        return fused.forward(problem, LOG_SOFTMAX_IN_PLACE)
-    return _forward(problem, LOG_SOFTMAX)
+    return fused.forward(problem, LOG_SOFTMAX_IN_PLACE) if problem.is_general else _forward(problem, LOG_SOFTMAX)
 
 
 def softmax_grad(problem: Problem) -> Program:
-    if problem.is_general:
-        return fused.gradient(problem, SOFTMAX_GRAD_IN_PLACE)
-    return _gradient(problem, SOFTMAX_GRAD)
+    return fused.gradient(problem, SOFTMAX_GRAD_IN_PLACE) if problem.is_general else _gradient(problem, SOFTMAX_GRAD)
 
 
 def log_softmax_grad(problem: Problem) -> Program:
@@ -142,7 +115,7 @@ def _split_forward(problem: Problem, kernels: Any, loops: Loops, workspace: Work
     sums, combine, write = kernels
     stats = workspace.shared(split.STATS * loops.units, "float64")
     memory = {"stats": stats, "total": workspace.shared(split.TOTAL * problem.outer, "float64")}
-    combining = split.combining(combine, problem.outer, {**loops.arguments, **memory})
+    combining = Step(combine, problem.outer, {**loops.arguments, **memory})  # a part for each row
     return Program((loops.step(sums, **memory), combining, loops.step(write, **memory)), workspace)
 
 

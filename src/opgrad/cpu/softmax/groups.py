@@ -5,209 +5,183 @@ vector: a row leaves a vector of maxima or of sums, and the group's vectors are 
 """
 
 from collections.abc import Callable
-from typing import Any
 
-from opgrad.cpu.compiler.native import inline, kernel
-from opgrad.cpu.compiler.parameters import Pointer, Private, Rows, Units
-from opgrad.cpu.compiler.simd import (
-    Vector,
-    first,
-    full,
-    is_fine,
-    lanes,
-    load,
-    load_masked,
-    load_one,
-    maximum,
-    prefetch,
-    select,
-    store,
-    store_masked,
-)
+from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.parameters import Private, Rows, Units
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.columns import column_max
-from opgrad.cpu.loops.rows import MINUS_INFINITY, write_log, write_scaled
+from opgrad.cpu.loops.fold import fold
+from opgrad.cpu.loops.map import get_or, put
+from opgrad.cpu.loops.rows import MINUS_INFINITY, add_to_rest, row_top, write_log, write_scaled
 from opgrad.cpu.loops.transpose import TILES, transpose_in
-from opgrad.cpu.numerics.logsumexp import (
-    add_below,
-    add_exact,
-    add_pairs,
-    column_log_of_sum,
-    scale_for,
-    sum_end,
-    sum_start,
-)
-from opgrad.cpu.softmax import forms
+from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.softmax import variants
 from opgrad.cpu.softmax.columns import log_sum_exp
 
 # --- one row: what is left to be done across the lanes --------------------------------------------------------------
 
 
 @inline
-def _top(x: Any, n: int) -> Vector:
-    w, m, i = lanes(x), full(x, MINUS_INFINITY), 0
-    while i + w <= n:
-        m = maximum(load(x, i), m)
-        i += w
-    return maximum(load_masked(x, i, first(x, n - i), MINUS_INFINITY), m) if i < n else m
+def _add_exponential(total, arrays, i: int, whole: bool, mask, scale):
+    x, e, ahead = arrays
+    value, s, compensation = lse.add_exact(x, total[0], total[1], get_or(x, i, whole, mask, MINUS_INFINITY), scale)
+    if whole:
+        v.prefetch(ahead, i)
+    put(e, i, value, whole, mask, 0)
+    return s, compensation
 
 
 @inline
-def row_exponentials(x: Any, n: int, scale: Any, e: Any, ahead: Any) -> Any:
+def _add_to_rest(total, arrays, i: int, whole: bool, mask, numbers):
+    (x, ahead), (m, scale) = arrays, numbers
+    value = get_or(x, i, whole, mask, MINUS_INFINITY)
+    if whole:
+        v.prefetch(ahead, i)
+    return add_to_rest(x, total, value, m, scale)
+
+
+_add_exponentials, _add_rest = fold(_add_exponential), fold(_add_to_rest)
+
+
+@inline
+def row_exponentials(x, n: int, scale, e, ahead):
     """Their sums; they go to `e`."""
-    w, i = lanes(x), 0
-    total, lost = sum_start(x)
-    while i + w <= n:
-        v, total, lost = add_exact(x, total, lost, load(x, i), scale)
-        prefetch(ahead, i)
-        store(e, i, v)
-        i += w
-    if i < n:
-        mask = first(x, n - i)
-        v, total, lost = add_exact(x, total, lost, load_masked(x, i, mask, MINUS_INFINITY), scale)
-        store_masked(e, i, v, mask)
-    return sum_end(x, total, lost)
+    total, compensation = _add_exponentials(lse.sum_start(x), 0, n, (x, e, ahead), scale)
+    return lse.sum_end(x, total, compensation)
 
 
 @inline
-def row_rest(x: Any, n: int, m: Vector, scale: Any, ahead: Any) -> Any:
-    """The sums of the exponentials of what is not m, and how many are m."""
-    w, i, zero, one = lanes(x), 0, full(x, 0.0), full(x, 1.0)
-    rest, lost, count = zero, zero, zero
-    while i + w <= n:
-        v = load(x, i)
-        prefetch(ahead, i)
-        rest, lost = add_below(x, rest, lost, v, m, scale)
-        count = count + select(v == m, one, 0.0)
-        i += w
-    if i < n:
-        v = load_masked(x, i, first(x, n - i), MINUS_INFINITY)
-        rest, lost = add_below(x, rest, lost, v, m, scale)
-        count = count + select(v == m, one, 0.0)
-    return rest, lost, count
+def row_rest(x, n: int, m: Vector, scale, ahead):
+    """The sums of the exponentials of what is not m, with their compensation, and how many are m."""
+    zero = v.full(x, 0.0)
+    return _add_rest((zero, zero, zero), 0, n, (x, ahead), (m, scale))
 
 
 # --- a group -------------------------------------------------------------------------------------------------------
 
 
 @inline
-def keep_numbers(numbers: Any, vectors: Any) -> None:
+def keep_numbers(numbers, vectors) -> None:
     """Put vectors of numbers of rows where `_of_row` finds them."""
-    w = lanes(numbers)
-    for place, v in enumerate(vectors):
-        store(numbers, place * w, v)
+    w = v.lanes(numbers)
+    for which, value in enumerate(vectors):
+        v.store(numbers, which * w, value)
 
 
 @inline
-def of_row(x: Any, numbers: Any, place: int, row: int) -> Vector:
-    return full(x, load_one(numbers, place * lanes(x) + row))
+def of_row(x, numbers, which: int, row: int) -> Vector:
+    return v.full(x, v.load_one(numbers, which * v.lanes(x) + row))
 
 
 @inline
-def scale_of_row(x: Any, numbers: Any, row: int) -> Any:
+def scale_of_row(x, numbers, row: int):
     return of_row(x, numbers, 0, row), of_row(x, numbers, 1, row), of_row(x, numbers, 2, row)
 
 
 @inline
-def divisor_of_row(x: Any, numbers: Any, row: int) -> Any:
+def divisor_of_row(x, numbers, row: int):
     high, low, top = scale_of_row(x, numbers, row)
     return high, low, top, of_row(x, numbers, 3, row)
 
 
 @inline
-def group_maxima(x: Any, x_row: int, n: int, filled: int, tile: Any, transposed: Any) -> Vector:
-    w = lanes(x)
+def group_maxima(x, x_row: int, n: int, filled: int, tile, transposed) -> Vector:
+    w = v.lanes(x)
     for r in range(filled):
-        store(tile, r * w, _top(x + r * x_row, n))
+        v.store(tile, r * w, row_top(x + r * x_row, 0, n))
     transpose_in(transposed, tile, w, w, filled)
-    return column_max(transposed, w, w, True, first(x, w))
+    return column_max(transposed, w, w, True, v.first(x, w))
 
 
 @inline
-def sums_across(x: Any, high: Any, low: Any, transposed: Any, filled: int) -> Any:
+def sums_across(x, high, low, transposed, filled: int):
     """The sums across the lanes of two-part numbers, for each row."""
-    w, zero = lanes(x), full(x, 0.0)
+    w, zero = v.lanes(x), v.full(x, 0.0)
     transpose_in(transposed, high, w, w, filled)
-    if is_fine(x):
+    if v.is_fine(x):
         transpose_in(high, low, w, w, filled)
         sums = zero, zero
         for i in range(w):
-            sums = add_pairs(sums, (load(transposed, i * w), load(high, i * w)))
+            sums = lse.add_pairs(sums, (v.load(transposed, i * w), v.load(high, i * w)))
         return sums
     for i in range(w):
-        zero = zero + load(transposed, i * w)
-    return zero, full(x, 0.0)
+        zero = zero + v.load(transposed, i * w)
+    return zero, v.full(x, 0.0)
 
 
 @inline
-def counts_across(x: Any, counts: Any, transposed: Any, filled: int) -> Vector:
+def counts_across(x, counts, transposed, filled: int) -> Vector:
     """The sums across the lanes of whole numbers, for each row."""
-    w, total = lanes(x), full(x, 0.0)
+    w, total = v.lanes(x), v.full(x, 0.0)
     transpose_in(transposed, counts, w, w, filled)
     for i in range(w):
-        total = total + load(transposed, i * w)
+        total = total + v.load(transposed, i * w)
     return total
 
 
 # --- the kernels ---------------------------------------------------------------------------------------------------
 
 
-def softmax_group(
-    buffer: Callable[..., Any], subtracted: Callable[..., Vector], divide: Callable[..., Any]
-) -> Callable[..., Any]:
-    """y = softmax(x) for as many rows as a vector has lanes, or fewer, in one of the forms.
+def softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
+    """y = softmax(x) for as many rows as a vector has lanes, or fewer; their log-sum-exp, or the largest.
 
-    `e` has room for the exponentials, `e_row` from one row to the next. Returns the largest of each row, what was
-    subtracted, the sums.
+    `e` has room for the exponentials, `e_row` from one row to the next.
     """
+    buffer, subtracted, divide, _ = variant
 
     @inline
     def group(
-        x: Any, x_row: int, y: Any, y_row: int, n: int, filled: int, tile: Any, e: Any, e_row: int, fine: Any,
-        stream: int, inf_as_zero: int,
-    ) -> Any:  # fmt: skip
-        w = lanes(x)
+        x, x_row: int, y, y_row: int, n: int, filled: int, tile, e, e_row: int, fine,
+        stream: int, inf_as_zero: int, keeps_stats: int,
+    ) -> Vector:  # fmt: skip
+        w = v.lanes(x)
         low, transposed, numbers = tile + w * w, tile + 2 * w * w, tile + TILES * w * w
         largest = group_maxima(x, x_row, n, filled, tile, transposed)
-        m = subtracted(largest)
-        keep_numbers(numbers, scale_for(m))
+        m = subtracted(x, largest)
+        keep_numbers(numbers, lse.scale_for(m))
         for r in range(filled):
             row = x + r * x_row
             exps = buffer(row, e + r * e_row)
             sums = row_exponentials(row, n, scale_of_row(x, numbers, r), exps, row + w * x_row)
-            store(tile, r * w, sums[0])
-            store(low, r * w, sums[1])
+            v.store(tile, r * w, sums[0])
+            v.store(low, r * w, sums[1])
         s = sums_across(x, tile, low, transposed, filled)
-        keep_numbers(numbers, divide(s, m, inf_as_zero))
+        keep_numbers(numbers, divide(x, s, m, inf_as_zero))
         for r in range(filled):
             exps = buffer(x + r * x_row, e + r * e_row)
             write_scaled(y + r * y_row, 0, n, stream, (exps,), (divisor_of_row(x, numbers, r), fine))
-        return largest, m, s
+        return log_sum_exp(largest, m, s) if keeps_stats else largest
 
     return group
 
 
-def log_softmax_group(subtracted: Callable[..., Vector], count_of: Callable[..., Vector]) -> Callable[..., Vector]:
-    """y = log_softmax(x) for as many rows as a vector has lanes, or fewer, in one of the forms; their log-sum-exp."""
+def log_softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
+    """y = log_softmax(x) for as many rows as a vector has lanes, or fewer; their log-sum-exp."""
+    subtracted, count_of = variant.subtracted, variant.count_of
 
     @inline
-    def group(x: Any, x_row: int, y: Any, y_row: int, n: int, filled: int, tile: Any, stream: int) -> Vector:
-        w = lanes(x)
+    def group(
+        x, x_row: int, y, y_row: int, n: int, filled: int, tile, e, e_row: int, fine,
+        stream: int, inf_as_zero: int, keeps_stats: int,
+    ) -> Vector:  # fmt: skip
+        w = v.lanes(x)
         low, counts, transposed, numbers = tile + w * w, tile + 2 * w * w, tile + 3 * w * w, tile + TILES * w * w
         largest = group_maxima(x, x_row, n, filled, tile, transposed)
-        m = subtracted(largest)
-        scale = scale_for(m)
+        m = subtracted(x, largest)
+        scale = lse.scale_for(m)
         keep_numbers(numbers, (scale[0], scale[1], scale[2], m))
         for r in range(filled):
             row = x + r * x_row
             rest, low_rest, equal = row_rest(
                 row, n, of_row(x, numbers, 3, r), scale_of_row(x, numbers, r), row + w * x_row
             )
-            store(tile, r * w, rest)
-            store(low, r * w, low_rest)
-            store(counts, r * w, equal)
+            v.store(tile, r * w, rest)
+            v.store(low, r * w, low_rest)
+            v.store(counts, r * w, equal)
         rests = sums_across(x, tile, low, transposed, filled)
         count = count_of(largest, counts_across(x, counts, transposed, filled))
-        log_s = column_log_of_sum(rests[0] + rests[1], count, m)
+        log_s = lse.column_log_of_sum(rests[0] + rests[1], count, m)
         keep_numbers(numbers, (largest, log_s))
         for r in range(filled):
             numbers_of_row = of_row(x, numbers, 0, r), of_row(x, numbers, 1, r)
@@ -217,44 +191,34 @@ def log_softmax_group(subtracted: Callable[..., Vector], count_of: Callable[...,
     return group
 
 
-_softmax = softmax_group(forms.beside, forms.largest_of_column, forms.divisor_of_column)
-_softmax_in_place = softmax_group(forms.over, forms.finite_of_column, forms.divisor_of_column_or_zero)
-_log_softmax = log_softmax_group(forms.largest_of_column, forms.count_of_column)
-_log_softmax_in_place = log_softmax_group(forms.finite_of_column, forms.count_of_column_or_one)
+def groups_in_place(group: Callable[..., Vector]) -> Kernel:
+    @kernel
+    def by_groups_in_place(block: variants.Block):
+        w, n, keeps = v.lanes(block.values), block.n, block.keeps_stats
+        for row in range(0, block.rows, w):
+            xs, filled = block.values + row * n, min(w, block.rows - row)
+            found = group(xs, n, xs, n, n, filled, block.tile, xs, n, True, 0, block.inf_as_zero, keeps)
+            v.store_masked(block.stats, row, found, v.first(block.stats, filled))
+
+    return by_groups_in_place
+
+
+_softmax, _log_softmax = softmax_group(variants.PLAIN_COLUMNS), log_softmax_group(variants.PLAIN_COLUMNS)
+softmax_groups_in_place = groups_in_place(softmax_group(variants.COLUMNS_IN_PLACE))
+log_softmax_groups_in_place = groups_in_place(log_softmax_group(variants.COLUMNS_IN_PLACE))
 
 
 @kernel
 def softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, e: Private, stream):
-    w, e_row = lanes(tile), (n + lanes(tile) - 1) // lanes(tile) * lanes(tile)
+    w, e_row = v.lanes(tile), (n + v.lanes(tile) - 1) // v.lanes(tile) * v.lanes(tile)
     for row in range(units.start * w, units.stop * w, w):
         xs, ys = x.data + row * x.step, y.data + row * y.step
-        _softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, e, e_row, is_fine(xs), stream, 0)
+        _softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, e, e_row, v.is_fine(xs), stream, 0, 0)
 
 
 @kernel
 def log_softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, stream):
-    w = lanes(tile)
+    w = v.lanes(tile)
     for row in range(units.start * w, units.stop * w, w):
         xs, ys = x.data + row * x.step, y.data + row * y.step
-        _log_softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, stream)
-
-
-@kernel
-def softmax_groups_in_place(
-    values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
-):
-    w = lanes(values)
-    for row in range(0, rows, w):
-        xs, filled = values + row * n, min(w, rows - row)
-        largest, m, s = _softmax_in_place(xs, n, xs, n, n, filled, tile, xs, n, True, 0, inf_as_zero)
-        store_masked(stats, row, log_sum_exp(largest, m, s) if keeps_stats else largest, first(stats, filled))
-
-
-@kernel
-def log_softmax_groups_in_place(
-    values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
-):
-    w = lanes(values)
-    for row in range(0, rows, w):
-        xs, filled = values + row * n, min(w, rows - row)
-        store_masked(stats, row, _log_softmax_in_place(xs, n, xs, n, n, filled, tile, 0), first(stats, filled))
+        _log_softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, xs, 0, v.is_fine(xs), stream, 0, 0)

@@ -7,22 +7,14 @@ memory idle meanwhile: 18 ms against 16 for 2048 x 32000.
 from collections.abc import Callable
 from typing import Any, Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
-from opgrad.cpu.compiler.parameters import Pointer, Private, Rows, Units
-from opgrad.cpu.compiler.simd import Vector, first_lane, full, is_fine, number, store_one
+from opgrad.cpu.compiler.parameters import Private, Rows, Units
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.loops import rows as loops
 from opgrad.cpu.loops.map import mapped, next_vector
-from opgrad.cpu.loops.rows import (
-    line_head,
-    minus_both,
-    row_max,
-    row_rest,
-    row_sum,
-    row_sum_exp,
-    write_log,
-    write_scaled,
-)
-from opgrad.cpu.numerics.logsumexp import exp_added, row_log_of_sum, row_log_of_total, scaled
-from opgrad.cpu.softmax import forms
+from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.softmax import variants
 
 # Shorter rows are written after the next one's exponentials even if not past the cache: the divisor comes at the end of
 # a long chain, which rows of 1,000 waited for (1.31 times as long as before it was exact; now 1.2).
@@ -33,38 +25,25 @@ BLOCK: Final = 1 << 16  # elements of a row that are added up in vectors, before
 # --- softmax -------------------------------------------------------------------------------------------------------
 
 
-@inline
-def _late(n: int, stream: int) -> bool:
-    return n <= LATE and not stream
+_late = inline(lambda n, stream: n <= LATE and not stream)
+_at_once = inline(lambda n, stream: False)
+_nothing_noted = inline(lambda stats, row, x, s, largest, m, keeps: None)
 
 
 @inline
-def _at_once(n: int, stream: int) -> bool:
-    return False
-
-
-@inline
-def _no_statistics(stats: Any, row: int, x: Any, s: float, largest: Any, m: Any, keeps: int) -> None:
-    """A plain kernel keeps none."""
-
-
-@inline
-def _log_sum_exp(stats: Any, row: int, x: Any, s: float, largest: Any, m: Any, keeps: int) -> None:
+def _log_sum_exp(stats, row: int, x, s: float, largest, m, keeps: int) -> None:
     if keeps:
-        log_s = row_log_of_total(x, s, m, exp_added(x, m, m)) if s >= 1.0 else number(x, s)
-        store_one(stats, row, largest + log_s)
+        log_s = lse.row_log_of_total(x, s, m, lse.exp_added(x, m, m)) if s >= 1.0 else v.number(x, s)
+        v.store_one(stats, row, largest + log_s)
     else:
-        store_one(stats, row, largest)
+        v.store_one(stats, row, largest)
 
 
 def in_blocks(add_up: Callable[..., Any]) -> Callable[..., Any]:
     """`row_sum_exp` for rows of any length."""
 
     @inline
-    def sum_exp(
-        x: Any, begin: int, n: int, m: float, e: Any, keep: int, ahead: Any,
-        out: Any, j: int, stop: int, arrays: Any, numbers: Any,
-    ) -> Any:  # fmt: skip
+    def sum_exp(x, begin: int, n: int, m: float, e, keep: int, ahead, out, j: int, stop: int, arrays, numbers):
         s = 0.0
         for block in range(begin, n, BLOCK):
             end = min(block + BLOCK, n)
@@ -76,51 +55,39 @@ def in_blocks(add_up: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def softmax_body(
-    sum_exp: Callable[..., Any],
-    late: Callable[..., bool],
-    buffer: Callable[..., Any],
-    subtracted: Callable[..., Any],
-    divide: Callable[..., Any],
-    note: Callable[..., None],
+    sum_exp: Callable[..., Any], late: Callable[..., bool], variant: variants.Variant, note: Callable[..., None]
 ) -> Callable[..., None]:
-    """y = softmax(x) for a range of rows, in one of the forms; `e` and `done` hold a row's exponentials."""
+    """y = softmax(x) for a range of rows, in one of the variants; `e` and `done` hold a row's exponentials."""
+    buffer, subtracted, divide, _ = variant
 
     @inline
     def body(
-        rows: Any, n: int, x: Any, x_row: int, y: Any, y_row: int, e: Any, done: Any, stream: int,
-        stats: Any, inf_as_zero: int, keeps_stats: int,
+        rows, n: int, x, x_row: int, y, y_row: int, e, done, stream: int,
+        stats, inf_as_zero: int, keeps_stats: int,
     ) -> None:  # fmt: skip
-        zero, is_late = full(x, 0.0), late(n, stream)
+        zero, is_late = v.full(x, 0.0), late(n, stream)
         stop = 0 if is_late else n
         out, head, divisor = y, n, (zero, zero, zero, zero)
         for row in rows:
             xs = x + row * x_row
-            largest, exps = row_max(xs, 0, n), buffer(xs, e)
+            largest, exps = loops.row_max(xs, 0, n), buffer(xs, e)
             m = subtracted(xs, largest)
             # The row before is written while this one is computed; the first has none before it: head is n.
-            s, j = sum_exp(xs, 0, n, m, exps, 1, xs + x_row, out, head, stop, (done,), (divisor, is_fine(x)))
-            write_scaled(out, j, n, 0, (done,), (divisor, is_fine(x)))
+            s, j = sum_exp(xs, 0, n, m, exps, 1, xs + x_row, out, head, stop, (done,), (divisor, v.is_fine(x)))
+            loops.write_scaled(out, j, n, 0, (done,), (divisor, v.is_fine(x)))
             out, divisor = y + row * y_row, divide(x, s, m, inf_as_zero)
             e, done = done, exps
-            head = 0 if is_late else line_head(out, n, stream)
-            write_scaled(out, 0, head, 0, (done,), (divisor, is_fine(x)))
+            head = 0 if is_late else loops.line_head(out, n, stream)
+            loops.write_scaled(out, 0, head, 0, (done,), (divisor, v.is_fine(x)))
             note(stats, row, x, s, largest, m, keeps_stats)
-        write_scaled(out, head, n, stream, (done,), (divisor, is_fine(x)))
+        loops.write_scaled(out, head, n, stream, (done,), (divisor, v.is_fine(x)))
 
     return body
 
 
-_softmax = softmax_body(
-    row_sum_exp(next_vector(scaled)), _late, forms.beside, forms.largest_of_row, forms.divisor_of_row, _no_statistics
-)
-_softmax_in_place = softmax_body(
-    in_blocks(row_sum_exp(forms.no_step)),
-    _at_once,
-    forms.over,
-    forms.finite_of_row,
-    forms.divisor_of_row_or_zero,
-    _log_sum_exp,
-)
+_softmax = softmax_body(loops.row_sum_exp(next_vector(lse.scaled)), _late, variants.PLAIN_ROWS, _nothing_noted)
+_add_exponentials = in_blocks(loops.row_sum_exp(variants.no_step))
+_softmax_in_place = softmax_body(_add_exponentials, _at_once, variants.ROWS_IN_PLACE, _log_sum_exp)
 
 
 @kernel
@@ -129,10 +96,9 @@ def softmax_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, st
 
 
 @kernel
-def softmax_rows_in_place(
-    values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
-):
-    _softmax_in_place(range(rows), n, values, n, values, n, values, values, 0, stats, inf_as_zero, keeps_stats)
+def softmax_rows_in_place(block: variants.Block):
+    x, n, inf_as_zero, keeps = block.values, block.n, block.inf_as_zero, block.keeps_stats
+    _softmax_in_place(range(block.rows), n, x, n, x, n, x, x, 0, block.stats, inf_as_zero, keeps)
 
 
 # --- log-softmax ---------------------------------------------------------------------------------------------------
@@ -142,9 +108,7 @@ def rest_in_blocks(add_rest: Callable[..., Any]) -> Callable[..., Any]:
     """`row_rest` for rows of any length."""
 
     @inline
-    def rest_of(
-        x: Any, begin: int, n: int, m: float, ahead: Any, out: Any, j: int, stop: int, arrays: Any, numbers: Any
-    ) -> Any:
+    def rest_of(x, begin: int, n: int, m: float, ahead, out, j: int, stop: int, arrays, numbers):
         rest, count = 0.0, 0.0
         for block in range(begin, n, BLOCK):
             end = min(block + BLOCK, n)
@@ -155,52 +119,40 @@ def rest_in_blocks(add_rest: Callable[..., Any]) -> Callable[..., Any]:
     return rest_of
 
 
-@inline
-def _no_sum(stats: Any, row: int, log_sum_exp: Any) -> None:
-    """A plain kernel keeps none."""
-
-
-@inline
-def _sum(stats: Any, row: int, log_sum_exp: Any) -> None:
-    store_one(stats, row, log_sum_exp)
+_no_sum = inline(lambda stats, row, log_sum_exp: None)
+_store_sum = inline(lambda stats, row, log_sum_exp: v.store_one(stats, row, log_sum_exp))
 
 
 def log_softmax_body(
-    add_rest: Callable[..., Any],
-    late: Callable[..., bool],
-    subtracted: Callable[..., Any],
-    count_of: Callable[..., float],
-    note: Callable[..., None],
+    add_rest: Callable[..., Any], late: Callable[..., bool], variant: variants.Variant, note: Callable[..., None]
 ) -> Callable[..., None]:
-    """y = log_softmax(x) for a range of rows, in one of the forms."""
+    """y = log_softmax(x) for a range of rows, in one of the variants."""
+    subtracted, count_of = variant.subtracted, variant.count_of
 
     @inline
-    def body(rows: Any, n: int, x: Any, x_row: int, y: Any, y_row: int, stream: int, stats: Any) -> None:
+    def body(rows, n: int, x, x_row: int, y, y_row: int, stream: int, stats) -> None:
         is_late = late(n, stream)
         stop = 0 if is_late else n
-        out, head, before, largest_before, log_before = y, n, x, full(x, 0.0), full(x, 0.0)
+        out, head, before, largest_before, log_before = y, n, x, v.full(x, 0.0), v.full(x, 0.0)
         for row in rows:
             xs = x + row * x_row
-            largest = row_max(xs, 0, n)
+            largest = loops.row_max(xs, 0, n)
             m = subtracted(xs, largest)
             rest, equal, j = add_rest(xs, 0, n, m, xs + x_row, out, head, stop, (before,), (largest_before, log_before))
-            write_log(out, j, n, 0, (before,), (largest_before, log_before))
+            loops.write_log(out, j, n, 0, (before,), (largest_before, log_before))
             out, before = y + row * y_row, xs
-            largest_before, log_before = full(x, largest), row_log_of_sum(x, rest, count_of(largest, equal), m)
-            head = 0 if is_late else line_head(out, n, stream)
-            write_log(out, 0, head, 0, (before,), (largest_before, log_before))
-            note(stats, row, largest + first_lane(log_before))
-        write_log(out, head, n, stream, (before,), (largest_before, log_before))
+            largest_before, log_before = v.full(x, largest), lse.row_log_of_sum(x, rest, count_of(largest, equal), m)
+            head = 0 if is_late else loops.line_head(out, n, stream)
+            loops.write_log(out, 0, head, 0, (before,), (largest_before, log_before))
+            note(stats, row, largest + v.first_lane(log_before))
+        loops.write_log(out, head, n, stream, (before,), (largest_before, log_before))
 
     return body
 
 
-_log_softmax = log_softmax_body(
-    row_rest(next_vector(minus_both)), _late, forms.largest_of_row, forms.count_of_row, _no_sum
-)
-_log_softmax_in_place = log_softmax_body(
-    rest_in_blocks(row_rest(forms.no_step)), _at_once, forms.finite_of_row, forms.count_of_row_or_one, _sum
-)
+_log_softmax = log_softmax_body(loops.row_rest(next_vector(loops.minus_both)), _late, variants.PLAIN_ROWS, _no_sum)
+_add_rest = rest_in_blocks(loops.row_rest(variants.no_step))
+_log_softmax_in_place = log_softmax_body(_add_rest, _at_once, variants.ROWS_IN_PLACE, _store_sum)
 
 
 @kernel
@@ -209,10 +161,9 @@ def log_softmax_rows(rows: Units, n, x: Rows, y: Rows, stream):
 
 
 @kernel
-def log_softmax_rows_in_place(
-    values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
-):
-    _log_softmax_in_place(range(rows), n, values, n, values, n, 0, stats)
+def log_softmax_rows_in_place(block: variants.Block):
+    x, n = block.values, block.n
+    _log_softmax_in_place(range(block.rows), n, x, n, x, n, 0, block.stats)
 
 
 # --- gradients -----------------------------------------------------------------------------------------------------
@@ -223,14 +174,14 @@ def gradient_body(add_up: Callable[..., Any], formula: Callable[..., Vector]) ->
     write = mapped(formula)
 
     @inline
-    def body(rows: Any, n: int, dy: Any, dy_row: int, y: Any, y_row: int, dx: Any, dx_row: int, stream: int) -> None:
-        out, head, before, s_before = dx, n, (dy, y), number(dy, 0.0)
+    def body(rows, n: int, dy, dy_row: int, y, y_row: int, dx, dx_row: int, stream: int) -> None:
+        out, head, before, s_before = dx, n, (dy, y), v.number(dy, 0.0)
         for row in rows:
             dys, ys = dy + row * dy_row, y + row * y_row
             s, j = add_up(dys, ys, 0, n, out, head, n, before, (s_before,))
             write(out, j, n, 0, before, (s_before,))
             out, before, s_before = dx + row * dx_row, (dys, ys), s
-            head = line_head(out, n, stream)
+            head = loops.line_head(out, n, stream)
             write(out, 0, head, 0, before, (s_before,))
         write(out, head, n, stream, before, (s_before,))
 
@@ -238,7 +189,7 @@ def gradient_body(add_up: Callable[..., Any], formula: Callable[..., Vector]) ->
 
 
 def gradient_rows(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
-    body = gradient_body(row_sum(term, next_vector(formula)), formula)
+    body = gradient_body(loops.row_sum(term, next_vector(formula)), formula)
 
     @kernel
     def by_rows(rows: Units, n, dy: Rows, y: Rows, dx: Rows, stream):
@@ -248,12 +199,11 @@ def gradient_rows(term: Callable[..., Vector], formula: Callable[..., Vector]) -
 
 
 def gradient_rows_in_place(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
-    body = gradient_body(row_sum(term, forms.no_step), formula)
+    body = gradient_body(loops.row_sum(term, variants.no_step), formula)
 
     @kernel
-    def by_rows_in_place(
-        values: Pointer, other: Pointer, stats: Pointer, tile: Pointer, rows, n, width, inf_as_zero, keeps_stats
-    ):
-        body(range(rows), n, values, n, other, n, values, n, 0)
+    def by_rows_in_place(block: variants.Block):
+        dy, n = block.values, block.n
+        body(range(block.rows), n, dy, n, block.other, n, dy, n, 0)
 
     return by_rows_in_place

@@ -1,50 +1,34 @@
 """Few long rows: blocks of a row are reduced apart, combined, and written apart."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
-from opgrad.cpu.compiler.simd import Vector, first_lane, full, is_fine, load_one, number, store_one
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.loops import rows as loops
 from opgrad.cpu.loops.layout import BLOCK
 from opgrad.cpu.loops.map import mapped
-from opgrad.cpu.loops.rows import (
-    MINUS_INFINITY,
-    rest_of_block,
-    row_max,
-    row_sum,
-    sum_exp_scaling,
-    write_log,
-)
-from opgrad.cpu.numerics.logsumexp import (
-    LOWEST,
-    exp_scaled,
-    joined_rests,
-    rescale,
-    row_divisor,
-    row_log_of_sum,
-    scale_for,
-    scaled,
-)
-from opgrad.cpu.runtime.execute import Step
-from opgrad.cpu.softmax import forms
+from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.softmax import variants
 
 STATS: Final = 3  # float64 numbers for each block: its maximum, and what its sum is made of
 TOTAL: Final = 2  # for each row: its maximum, and the sum or its logarithm
 
 
 @inline
-def _sum_exp(x: Any, begin: int, end: int, m: float) -> Any:
-    top = max(m, number(x, LOWEST))  # a block of -inf adds 0, not NaN: only the row as a whole decides
-    zero = full(x, 0.0)
-    s, _ = sum_exp_scaling(x, begin, end, top, x, 0, x, x, end, end, (x,), ((zero, zero, zero, zero), 0))
+def _sum_exp(x, begin: int, end: int, m: float):
+    top = max(m, v.number(x, lse.LOWEST))  # a block of -inf adds 0, not NaN: only the row as a whole decides
+    zero = v.full(x, 0.0)
+    s, _ = loops.sum_exp_scaling(x, begin, end, top, x, 0, x, x, end, end, (x,), ((zero, zero, zero, zero), 0))
     return s, 0.0
 
 
 @inline
-def _rest(x: Any, begin: int, end: int, m: float) -> Any:
-    return rest_of_block(x, begin, end, m, x)
+def _rest(x, begin: int, end: int, m: float):
+    return loops.rest_of_block(x, begin, end, m, x)
 
 
 def split_sums(add_up: Callable[..., Any]) -> Kernel:
@@ -55,7 +39,7 @@ def split_sums(add_up: Callable[..., Any]) -> Kernel:
         for unit in units:
             xs, begin = x.data + unit // blocks * x.step, unit % blocks * BLOCK
             end = min(begin + BLOCK, n)
-            m = row_max(xs, begin, end)
+            m = loops.row_max(xs, begin, end)
             first, second = add_up(xs, begin, end, m)
             store_f64(stats, STATS * unit, m)
             store_f64(stats, STATS * unit + 1, first)
@@ -68,11 +52,11 @@ def split_sums(add_up: Callable[..., Any]) -> Kernel:
 def softmax_combine(rows: Units, blocks, x: Rows, stats, total):
     """For each row its maximum, and the sum of its exponentials."""
     for row in rows:
-        m, s = number(x.data, MINUS_INFINITY), 0.0
+        m, s = v.number(x.data, loops.MINUS_INFINITY), 0.0
         for b in range(blocks * row, blocks * (row + 1)):
-            m = max(m, number(x.data, load_f64(stats, STATS * b)))
+            m = max(m, v.number(x.data, load_f64(stats, STATS * b)))
         for b in range(blocks * row, blocks * (row + 1)):
-            s += load_f64(stats, STATS * b + 1) * rescale(x.data, number(x.data, load_f64(stats, STATS * b)), m)
+            s += load_f64(stats, STATS * b + 1) * lse.rescale(x.data, v.number(x.data, load_f64(stats, STATS * b)), m)
         store_f64(total, TOTAL * row, m)
         store_f64(total, TOTAL * row + 1, s)
 
@@ -81,36 +65,26 @@ def softmax_combine(rows: Units, blocks, x: Rows, stats, total):
 def log_softmax_combine(rows: Units, blocks, x: Rows, stats, total):
     """For each row its maximum, and the logarithm of the sum of exp(x - maximum)."""
     for row in rows:
-        m, rest, count = number(x.data, MINUS_INFINITY), 0.0, 0.0
+        m, rest, count = v.number(x.data, loops.MINUS_INFINITY), 0.0, 0.0
         for b in range(blocks * row, blocks * (row + 1)):
-            top, added = number(x.data, load_f64(stats, STATS * b)), load_f64(stats, STATS * b + 1)
-            m, rest, count = joined_rests(x.data, m, rest, count, top, added, load_f64(stats, STATS * b + 2))
+            top, added = v.number(x.data, load_f64(stats, STATS * b)), load_f64(stats, STATS * b + 1)
+            m, rest, count = lse.joined_rests(x.data, m, rest, count, top, added, load_f64(stats, STATS * b + 2))
         store_f64(total, TOTAL * row, m)
-        store_f64(total, TOTAL * row + 1, first_lane(row_log_of_sum(x.data, rest, count, m)))
+        store_f64(total, TOTAL * row + 1, v.first_lane(lse.row_log_of_sum(x.data, rest, count, m)))
+
+
+_write_exp_over_sum = mapped(lambda x, scale, divisor, fine: lse.scaled(lse.exp_scaled(x, scale), divisor, fine))
 
 
 @inline
-def _exp_over_sum(x: Vector, scale: Any, divisor: Any, fine: Any) -> Vector:
-    return scaled(exp_scaled(x, scale), divisor, fine)
-
-
-_write_exp_over_sum = mapped(_exp_over_sum)
-
-
-@inline
-def _write_softmax(y: Any, begin: int, end: int, stream: int, x: Any, m: float, s: float) -> None:
-    scale, divisor = scale_for(full(x, m)), row_divisor(x, s, m)
-    _write_exp_over_sum(y, begin, end, stream, (x,), (scale, divisor, is_fine(x)))
+def _write_softmax(y, begin: int, end: int, stream: int, x, m: float, s: float) -> None:
+    scale, divisor = lse.scale_for(v.full(x, m)), lse.row_divisor(x, s, m)
+    _write_exp_over_sum(y, begin, end, stream, (x,), (scale, divisor, v.is_fine(x)))
 
 
 @inline
-def _write_log_softmax(y: Any, begin: int, end: int, stream: int, x: Any, m: float, log_s: float) -> None:
-    write_log(y, begin, end, stream, (x,), (m, number(x, log_s)))
-
-
-def combining(kernel: Kernel, rows: int, arguments: Mapping[str, Any]) -> Step:
-    """The second step, a part for each row."""
-    return Step(kernel, rows, arguments)
+def _write_log_softmax(y, begin: int, end: int, stream: int, x, m: float, log_s: float) -> None:
+    loops.write_log(y, begin, end, stream, (x,), (m, v.number(x, log_s)))
 
 
 def split_write(write: Callable[..., None]) -> Kernel:
@@ -121,7 +95,7 @@ def split_write(write: Callable[..., None]) -> Kernel:
         for unit in units:
             row, begin = unit // blocks, unit % blocks * BLOCK
             end = min(begin + BLOCK, n)
-            m, t = number(x.data, load_f64(total, TOTAL * row)), load_f64(total, TOTAL * row + 1)
+            m, t = v.number(x.data, load_f64(total, TOTAL * row)), load_f64(total, TOTAL * row + 1)
             write(y.data + row * y.step, begin, end, stream, x.data + row * x.step, m, t)
 
     return by_blocks
@@ -133,7 +107,7 @@ LOG_SOFTMAX = split_sums(_rest), log_softmax_combine, split_write(_write_log_sof
 
 def gradient(term: Callable[..., Vector], formula: Callable[..., Vector]) -> tuple[Kernel, Kernel]:
     """The two steps of a split gradient: the blocks' sums, and the blocks of dx."""
-    add_up, write = row_sum(term, forms.no_step), mapped(formula)
+    add_up, write = loops.row_sum(term, variants.no_step), mapped(formula)
 
     @kernel
     def sums(units: Units, blocks, n, dy: Rows, y: Rows, stats: Pointer):
@@ -141,16 +115,16 @@ def gradient(term: Callable[..., Vector], formula: Callable[..., Vector]) -> tup
             row, begin = unit // blocks, unit % blocks * BLOCK
             end = min(begin + BLOCK, n)
             dys, ys = dy.data + row * dy.step, y.data + row * y.step
-            s, _ = add_up(dys, ys, begin, end, dys, end, end, (dys, ys), (number(stats, 0.0),))
-            store_one(stats, unit, s)
+            s, _ = add_up(dys, ys, begin, end, dys, end, end, (dys, ys), (v.number(stats, 0.0),))
+            v.store_one(stats, unit, s)
 
     @kernel
     def by_blocks(units: Units, blocks, n, dy: Rows, y: Rows, dx: Rows, stats: Pointer, stream):
         for unit in units:
             row, begin = unit // blocks, unit % blocks * BLOCK
-            s = number(stats, 0.0)
+            s = v.number(stats, 0.0)
             for block in range(blocks):
-                s += load_one(stats, row * blocks + block)
+                s += v.load_one(stats, row * blocks + block)
             arrays = (dy.data + row * dy.step, y.data + row * y.step)
             write(dx.data + row * dx.step, begin, min(begin + BLOCK, n), stream, arrays, (s,))
 

@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 
 from opgrad.gradients.forward import Forward, domain_of
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
-from opgrad.onnxruntime.opset import captured, subgraphs
+from opgrad.onnxruntime.opset import captured, free_name, subgraphs
 
 OVERRIDABLE_FROM = 4  # the first version of the format whose initializers are constants unless they are inputs, too
 
@@ -96,11 +96,7 @@ class Graph(Forward):
 
     def free(self, name: str) -> str:
         """A name that nothing has, taken from now on."""
-        found, number = name, 1
-        while found in self._taken:
-            found, number = f"{name}_{number}", number + 1
-        self._taken.add(found)
-        return found
+        return free_name(name, self._taken)
 
     def node(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any

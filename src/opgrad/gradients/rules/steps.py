@@ -67,6 +67,8 @@ class Steps:
             return value
         if self.lengths is None:
             return value.slice(-1, -(2**63) + 1, 0, -1)
+        if value.element_type == TensorProto.BFLOAT16:  # of which the operator takes none before opset 28
+            return self._in_time(value.cast(TensorProto.FLOAT)).cast(TensorProto.BFLOAT16)
         lengths = self.lengths.cast(TensorProto.INT64)
         return self.body.node("ReverseSequence", value, lengths, time_axis=0, batch_axis=1)
 

@@ -24,6 +24,16 @@ FIRST_PART_OF_SHAPE = 15  # whose Shape gives a part of the sizes
 LAST = np.iinfo(np.int64).max  # as the end of a slice: up to the last
 
 
+def _of_value(op: str) -> Callable[["Value", Number], "Value"]:
+    """The method for an operator of a value and a number or another value."""
+    return lambda value, other: value.body.node(op, value, value.body.number(other, value))
+
+
+def _of_number(op: str) -> Callable[["Value", Number], "Value"]:
+    """The method for an operator whose first operand is a number."""
+    return lambda value, other: value.body.node(op, value.body.number(other, value), value)
+
+
 class Value:
     """A tensor inside a function or a graph, and what is known of it.
 
@@ -35,64 +45,21 @@ class Value:
     ):
         self.body, self.name, self.element_type, self.sizes = body, name, element_type, sizes
 
-    # --- arithmetic ---
+    # --- arithmetic, comparisons and logic ---
 
-    def _with(self, op: str, other: Number) -> "Value":
-        return self.body.node(op, self, self.body.number(other, self))
-
-    def _from(self, op: str, other: Number) -> "Value":
-        return self.body.node(op, self.body.number(other, self), self)
-
-    def __add__(self, other: Number) -> "Value":
-        return self._with("Add", other)
-
-    def __radd__(self, other: Number) -> "Value":
-        return self._from("Add", other)
-
-    def __sub__(self, other: Number) -> "Value":
-        return self._with("Sub", other)
-
-    def __rsub__(self, other: Number) -> "Value":
-        return self._from("Sub", other)
-
-    def __mul__(self, other: Number) -> "Value":
-        return self._with("Mul", other)
-
-    def __rmul__(self, other: Number) -> "Value":
-        return self._from("Mul", other)
-
-    def __truediv__(self, other: Number) -> "Value":
-        return self._with("Div", other)
-
-    def __rtruediv__(self, other: Number) -> "Value":
-        return self._from("Div", other)
+    __add__, __radd__ = _of_value("Add"), _of_number("Add")
+    __sub__, __rsub__ = _of_value("Sub"), _of_number("Sub")
+    __mul__, __rmul__ = _of_value("Mul"), _of_number("Mul")
+    __truediv__, __rtruediv__ = _of_value("Div"), _of_number("Div")
+    __pow__, __gt__, __lt__ = _of_value("Pow"), _of_value("Greater"), _of_value("Less")
+    __and__, __or__ = _of_value("And"), _of_value("Or")
+    equals = _of_value("Equal")  # where both are the same
 
     def __neg__(self) -> "Value":
         return self.body.node("Neg", self)
 
-    # --- comparisons and logic ---
-
-    def __pow__(self, other: Number) -> "Value":
-        return self._with("Pow", other)
-
-    def __gt__(self, other: Number) -> "Value":
-        return self._with("Greater", other)
-
-    def __lt__(self, other: Number) -> "Value":
-        return self._with("Less", other)
-
-    def equals(self, other: Number) -> "Value":
-        """Where both are the same."""
-        return self._with("Equal", other)
-
     def __invert__(self) -> "Value":
         return self.body.node("Not", self)
-
-    def __or__(self, other: "Value") -> "Value":
-        return self.body.node("Or", self, other)
-
-    def __and__(self, other: "Value") -> "Value":
-        return self.body.node("And", self, other)
 
     # --- functions ---
 

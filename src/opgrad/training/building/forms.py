@@ -8,7 +8,7 @@ from onnx import helper
 
 from opgrad.gradients.forward import domain_of
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
-from opgrad.onnxruntime.opset import all_nodes, raise_opset
+from opgrad.onnxruntime.opset import all_nodes, free_name, raise_opset
 
 LEAST_OPSET = 12  # the first with SoftmaxCrossEntropyLoss
 LEAST_IR_VERSION = 4  # the first whose initializers are no inputs
@@ -27,21 +27,12 @@ def normalize(model: onnx.ModelProto, who: str) -> None:
     taken: set[str] = set()
     for node in all_nodes(model.graph.node):
         if node.name:
-            node.name = free(node.name, taken)
+            node.name = free_name(node.name, taken)
 
 
 def opset_of(model: onnx.ModelProto) -> int:
     """The version of ai.onnx that a model imports."""
     return next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
-
-
-def free(name: str, taken: set[str]) -> str:
-    """A name that is not taken, and from now on is."""
-    found, number = name, 1
-    while found in taken:
-        found, number = f"{name}_token_{number}", number + 1
-    taken.add(found)
-    return found
 
 
 def keep(values: Any, kept: list[Any]) -> None:
@@ -132,9 +123,9 @@ def with_running_statistics(model: onnx.ModelProto) -> None:
             given = {each.name: each.f for each in node.attribute if each.name in ("epsilon", "momentum")}
             names = [*node.output[1:3], *[""] * (3 - len(node.output))]
             results = [
-                name or free(f"{node.output[0]}_{kind}", taken) for name, kind in zip(names, RESULTS, strict=False)
+                name or free_name(f"{node.output[0]}_{kind}", taken) for name, kind in zip(names, RESULTS, strict=False)
             ]
-            results += [free(f"{node.output[0]}_{kind}", taken) for kind in RESULTS[2:]]
+            results += [free_name(f"{node.output[0]}_{kind}", taken) for kind in RESULTS[2:]]
             del node.output[1:], node.attribute[:]
             node.output.extend(results)
             node.op_type, node.domain = "BatchNormInternal", MICROSOFT

@@ -107,6 +107,18 @@ def _(a: Any, b: Any, c: Any) -> Any:
     return kind, emit
 
 
+@defines(simd.polynomial)
+def _(v: Any, coefficients: Any) -> Any:
+    def emit(context: Any, builder: Any, x: Any, values: Any) -> Any:
+        numbers = zip(cgutils.unpack_tuple(builder, values), coefficients, strict=True)
+        result, *others = [splat(builder, v, element_of(context, builder, c, kind, v.element)) for c, kind in numbers]
+        for each in others:
+            result = intrinsic(builder, "llvm.fma", v.llvm, [result, x, each])
+        return result
+
+    return v, emit
+
+
 @defines(simd.select)
 def _(mask: Any, a: Any, b: Any) -> Any:
     kind = a if isinstance(a, VectorType) else b

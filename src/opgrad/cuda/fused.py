@@ -4,7 +4,7 @@ Forward    read x, logit_scale, where | softmax | stats, saved, result_scale, dr
 Gradient   the same way back from dy, with the post-ops' inputs computed again from y | sums | logit_scale, write dx
 
 A tile is ROWS rows of BLOCK elements, as in opgrad.cuda.softmax; rows that no tile holds are gone over twice.
-What is not asked for leaves no code: a kernel is compiled for the operands' places (opgrad.cuda.places) and the names
+What is not asked for leaves no code: a kernel is compiled for the operands' views (opgrad.cuda.views) and the names
 of the post-ops. Scales and constants are numbers that it is given.
 """
 
@@ -18,41 +18,28 @@ import triton.language as tl
 from opgrad.contract.problem import Problem
 from opgrad.cuda.execute import Launch, Program
 from opgrad.cuda.numbers import MINUS_INFINITY, divide, exp
-from opgrad.cuda.places import FORMAT, Places, place_of, place_of_rows, read, rows_of, tile, write
 from opgrad.cuda.post_ops import operand_slope, slope, value
 from opgrad.cuda.random import word_of, words_of_neighbours
 from opgrad.cuda.regimes import choose, power_of_2
 from opgrad.cuda.rows import fold, no_rows, shift_for, tiles
+from opgrad.cuda.views import FORMAT, Views, offset_of, offset_of_rows, read, rows_of, tile, write
 from opgrad.fused.primitive import STATE, Applied, gradient_name
 from opgrad.random import keep_threshold
 
 # The slots of operands: those of both directions, those of one, then those of the post-ops.
-INPUT: tl.constexpr = tl.constexpr(0)  # x, or dy
-RESULT: tl.constexpr = tl.constexpr(1)  # y, or dx
-WHERE: tl.constexpr = tl.constexpr(2)
-DROPOUT: tl.constexpr = tl.constexpr(3)
-STATS: tl.constexpr = tl.constexpr(4)
-SAVED: tl.constexpr = tl.constexpr(5)
-MASK: tl.constexpr = tl.constexpr(6)
-OUTPUT: tl.constexpr = tl.constexpr(4)  # y, in gradients
+# INPUT is x, or dy; RESULT y, or dx; OUTPUT, in gradients, y.
+INPUT, RESULT, WHERE, DROPOUT, STATS, SAVED, MASK = map(tl.constexpr, range(7))
+OUTPUT: tl.constexpr = STATS
 
 # What a post-op has in the chain: the slots of its operand, its condition and its operand's gradient, -1 for none.
-OPERAND: tl.constexpr = tl.constexpr(0)
-CONDITION: tl.constexpr = tl.constexpr(1)
-GRADIENT: tl.constexpr = tl.constexpr(2)
+OPERAND, CONDITION, GRADIENT = map(tl.constexpr, range(3))
 
 # What dropout drops: nothing, each element by a word of its own, or four neighbours by the words of one evaluation.
-NOTHING: tl.constexpr = tl.constexpr(0)
-EACH: tl.constexpr = tl.constexpr(1)
-NEIGHBOURS: tl.constexpr = tl.constexpr(2)
+NOTHING, EACH, NEIGHBOURS = map(tl.constexpr, range(3))
 
-# The first numbers of a kernel.
-LOGIT_SCALE: tl.constexpr = tl.constexpr(0)
-RESULT_SCALE: tl.constexpr = tl.constexpr(1)
-OUT_SCALE: tl.constexpr = tl.constexpr(2)
-RATE: tl.constexpr = tl.constexpr(3)  # what elements that dropout keeps are multiplied by
-THRESHOLD: tl.constexpr = tl.constexpr(4)
-CONSTANTS: tl.constexpr = tl.constexpr(5)  # alpha and beta of each post-op
+# The first numbers of a kernel. RATE is what elements that dropout keeps are multiplied by; from CONSTANTS on there are
+# alpha and beta of each post-op.
+LOGIT_SCALE, RESULT_SCALE, OUT_SCALE, RATE, THRESHOLD, CONSTANTS = map(tl.constexpr, range(6))
 # Bits that are turned over in all but THRESHOLD. Triton would compile anew for an integer of less than 32 bits, or a
 # multiple of 16; so turned, few of the floats that people use are.
 TURNED: tl.constexpr = tl.constexpr(0x5555555555555555)
@@ -66,14 +53,14 @@ def number(numbers, PLACE: tl.constexpr, NUMBER: tl.constexpr):
 
 
 @triton.jit
-def kept(pointers, numbers, at, PLACES: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr):
+def kept(pointers, numbers, at, VIEWS: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr):
     """Which elements dropout keeps."""
     seed, offset = tl.load(pointers[DROPOUT]), tl.load(pointers[DROPOUT] + 1)
     if DROPS == NEIGHBOURS:
         groups = (4 * tl.arange(0, BLOCK // 4))[None, :]
-        word = words_of_neighbours(place_of_rows(numbers, at, PLACES, DROPOUT) + at[5] + groups, seed, offset)
+        word = words_of_neighbours(offset_of_rows(numbers, at, VIEWS, DROPOUT) + at[5] + groups, seed, offset)
     else:
-        word = word_of(place_of(numbers, at, PLACES, DROPOUT), seed, offset)
+        word = word_of(offset_of(numbers, at, VIEWS, DROPOUT), seed, offset)
     return word > tl.cast(numbers[THRESHOLD], tl.int64).to(tl.uint32)
 
 
@@ -84,10 +71,10 @@ def dropped(v, keeps, numbers):
 
 
 @triton.jit
-def operand(s, pointers, numbers, at, PLACES: tl.constexpr, SLOT: tl.constexpr, VECTOR: tl.constexpr):
+def operand(s, pointers, numbers, at, VIEWS: tl.constexpr, SLOT: tl.constexpr, VECTOR: tl.constexpr):
     """An operand of a post-op, or s in the place of one that it does not have."""
     if SLOT >= 0:
-        found = read(pointers, numbers, at, PLACES, SLOT, VECTOR, s.dtype)
+        found = read(pointers, numbers, at, VIEWS, SLOT, VECTOR, s.dtype)
     else:
         found = s
     return found
@@ -97,12 +84,12 @@ def operand(s, pointers, numbers, at, PLACES: tl.constexpr, SLOT: tl.constexpr, 
 
 
 @triton.jit
-def logits(pointers, numbers, at, PLACES: tl.constexpr, VECTOR: tl.constexpr, NUMBER: tl.constexpr):
+def logits(pointers, numbers, at, VIEWS: tl.constexpr, VECTOR: tl.constexpr, NUMBER: tl.constexpr):
     """The logits of a tile as they count; -inf where none exist."""
-    x = read(pointers, numbers, at, PLACES, INPUT, VECTOR, NUMBER)
+    x = read(pointers, numbers, at, VIEWS, INPUT, VECTOR, NUMBER)
     counts = at[3] & at[4]
-    if PLACES[WHERE][FORMAT] >= 0:
-        counts = counts & (read(pointers, numbers, at, PLACES, WHERE, VECTOR, NUMBER) != 0)
+    if VIEWS[WHERE][FORMAT] >= 0:
+        counts = counts & (read(pointers, numbers, at, VIEWS, WHERE, VECTOR, NUMBER) != 0)
     return tl.where(counts, x * number(numbers, LOGIT_SCALE, NUMBER), MINUS_INFINITY)
 
 
@@ -121,55 +108,55 @@ def normalised(x, m, d, LOG: tl.constexpr, INF_AS_ZERO: tl.constexpr):
 
 @triton.jit
 def finish(
-    p, pointers, numbers, at, PLACES: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr, COUNT: tl.constexpr,
+    p, pointers, numbers, at, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr, COUNT: tl.constexpr,
     DROPS: tl.constexpr, DIVIDES: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All that is made of a tile's (log-)probabilities p."""
-    if PLACES[SAVED][FORMAT] >= 0:
-        write(p, pointers, numbers, at, PLACES, SAVED, VECTOR)
+    if VIEWS[SAVED][FORMAT] >= 0:
+        write(p, pointers, numbers, at, VIEWS, SAVED, VECTOR)
     v = p * number(numbers, RESULT_SCALE, p.dtype)
     if DROPS != NOTHING:
-        keeps = kept(pointers, numbers, at, PLACES, DROPS, BLOCK)
+        keeps = kept(pointers, numbers, at, VIEWS, DROPS, BLOCK)
         v = dropped(v, keeps, numbers)
-        if PLACES[MASK][FORMAT] >= 0:
-            write(keeps, pointers, numbers, at, PLACES, MASK, VECTOR)
-    elif PLACES[MASK][FORMAT] >= 0:
-        write(tl.full([1, 1], 1, tl.int1), pointers, numbers, at, PLACES, MASK, VECTOR)
+        if VIEWS[MASK][FORMAT] >= 0:
+            write(keeps, pointers, numbers, at, VIEWS, MASK, VECTOR)
+    elif VIEWS[MASK][FORMAT] >= 0:
+        write(tl.full([1, 1], 1, tl.int1), pointers, numbers, at, VIEWS, MASK, VECTOR)
     for i in tl.static_range(COUNT):
-        t = operand(v, pointers, numbers, at, PLACES, CHAIN[i][OPERAND], VECTOR)
-        condition = operand(v, pointers, numbers, at, PLACES, CHAIN[i][CONDITION], VECTOR)
+        t = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][OPERAND], VECTOR)
+        condition = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][CONDITION], VECTOR)
         a, b = number(numbers, CONSTANTS + 2 * i, v.dtype), number(numbers, CONSTANTS + 2 * i + 1, v.dtype)
         v = value(tl.constexpr(NAMES[i]), v, t, condition, a, b)
     if DIVIDES:
         v = divide(v, number(numbers, OUT_SCALE, v.dtype))
-    write(v, pointers, numbers, at, PLACES, RESULT, VECTOR)
+    write(v, pointers, numbers, at, VIEWS, RESULT, VECTOR)
 
 
 @triton.jit
-def write_stats(m, d, pointers, numbers, at, PLACES: tl.constexpr, VECTOR: tl.constexpr):
+def write_stats(m, d, pointers, numbers, at, VIEWS: tl.constexpr, VECTOR: tl.constexpr):
     """The logarithm of each row's sum of exponentials, if it is asked for."""
-    if PLACES[STATS][FORMAT] >= 0:
-        write((m + tl.log(d))[:, None], pointers, numbers, at, PLACES, STATS, VECTOR)
+    if VIEWS[STATS][FORMAT] >= 0:
+        write((m + tl.log(d))[:, None], pointers, numbers, at, VIEWS, STATS, VECTOR)
 
 
 @triton.jit
 def forward_tile(
-    pointers, numbers, samples, n, inner, PLACES: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
+    pointers, numbers, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
     COUNT: tl.constexpr, LOG: tl.constexpr, INF_AS_ZERO: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
     at = tile(rows_of(tl.program_id(0), samples, inner, ROWS), 0, n, VECTOR, BLOCK, INDEX)
-    x = logits(pointers, numbers, at, PLACES, VECTOR, NUMBER)
+    x = logits(pointers, numbers, at, VIEWS, VECTOR, NUMBER)
     m = tl.max(x, 1)
     d = tl.sum(exp(x - shift_for(m)[:, None]), 1)
-    write_stats(m, d, pointers, numbers, at, PLACES, VECTOR)
+    write_stats(m, d, pointers, numbers, at, VIEWS, VECTOR)
     p = normalised(x, m, d, LOG, INF_AS_ZERO)
-    finish(p, pointers, numbers, at, PLACES, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK)
+    finish(p, pointers, numbers, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK)
 
 
 @triton.jit
 def forward_loop(
-    pointers, numbers, samples, n, inner, PLACES: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
+    pointers, numbers, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
     COUNT: tl.constexpr, LOG: tl.constexpr, INF_AS_ZERO: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
@@ -177,13 +164,13 @@ def forward_loop(
     m, d = no_rows(ROWS, NUMBER)
     for start in range(0, n, BLOCK):
         at = tile(rows, start, n, VECTOR, BLOCK, INDEX)
-        m, d = fold(m, d, logits(pointers, numbers, at, PLACES, VECTOR, NUMBER))
-    write_stats(m, d, pointers, numbers, tile(rows, 0, n, VECTOR, BLOCK, INDEX), PLACES, VECTOR)
+        m, d = fold(m, d, logits(pointers, numbers, at, VIEWS, VECTOR, NUMBER))
+    write_stats(m, d, pointers, numbers, tile(rows, 0, n, VECTOR, BLOCK, INDEX), VIEWS, VECTOR)
     last = (n - 1) // BLOCK * BLOCK
     for done in range(0, n, BLOCK):
         at = tile(rows, last - done, n, VECTOR, BLOCK, INDEX)
-        p = normalised(logits(pointers, numbers, at, PLACES, VECTOR, NUMBER), m, d, LOG, INF_AS_ZERO)
-        finish(p, pointers, numbers, at, PLACES, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK)
+        p = normalised(logits(pointers, numbers, at, VIEWS, VECTOR, NUMBER), m, d, LOG, INF_AS_ZERO)
+        finish(p, pointers, numbers, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK)
 
 
 def forward(problem: Problem, log: bool) -> Program:
@@ -203,7 +190,7 @@ def forward(problem: Problem, log: bool) -> Program:
 
 @triton.jit
 def upstream(
-    y, pointers, numbers, at, PLACES: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr, COUNT: tl.constexpr,
+    y, pointers, numbers, at, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr, COUNT: tl.constexpr,
     DROPS: tl.constexpr, DIVIDES: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr, WRITES: tl.constexpr,
 ):  # fmt: skip
     """The gradient with respect to a tile's (log-)probabilities y; 0 where none exist.
@@ -212,30 +199,30 @@ def upstream(
     """
     v = y * number(numbers, RESULT_SCALE, y.dtype)
     if DROPS != NOTHING:
-        keeps = kept(pointers, numbers, at, PLACES, DROPS, BLOCK)
+        keeps = kept(pointers, numbers, at, VIEWS, DROPS, BLOCK)
         v = dropped(v, keeps, numbers)
     inputs, operands, conditions = (), (), ()
     for i in tl.static_range(COUNT):
-        t = operand(v, pointers, numbers, at, PLACES, CHAIN[i][OPERAND], VECTOR)
-        condition = operand(v, pointers, numbers, at, PLACES, CHAIN[i][CONDITION], VECTOR)
+        t = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][OPERAND], VECTOR)
+        condition = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][CONDITION], VECTOR)
         a, b = number(numbers, CONSTANTS + 2 * i, v.dtype), number(numbers, CONSTANTS + 2 * i + 1, v.dtype)
         inputs, operands, conditions = inputs + (v,), operands + (t,), conditions + (condition,)  # noqa: RUF005
         v = value(tl.constexpr(NAMES[i]), v, t, condition, a, b)
-    g = read(pointers, numbers, at, PLACES, INPUT, VECTOR, y.dtype)
+    g = read(pointers, numbers, at, VIEWS, INPUT, VECTOR, y.dtype)
     if DIVIDES:
         g = divide(g, number(numbers, OUT_SCALE, g.dtype))
     for i in tl.static_range(COUNT - 1, -1, -1):
         if WRITES and CHAIN[i][GRADIENT] >= 0:
             t = g * operand_slope(tl.constexpr(NAMES[i]), inputs[i], operands[i], conditions[i])
-            write(t, pointers, numbers, at, PLACES, CHAIN[i][GRADIENT], VECTOR)
+            write(t, pointers, numbers, at, VIEWS, CHAIN[i][GRADIENT], VECTOR)
         a, b = number(numbers, CONSTANTS + 2 * i, v.dtype), number(numbers, CONSTANTS + 2 * i + 1, v.dtype)
         g = g * slope(tl.constexpr(NAMES[i]), inputs[i], operands[i], conditions[i], a, b)
     if DROPS != NOTHING:
         g = dropped(g, keeps, numbers)
     g = g * number(numbers, RESULT_SCALE, g.dtype)
     counts = at[3] & at[4]
-    if PLACES[WHERE][FORMAT] >= 0:
-        counts = counts & (read(pointers, numbers, at, PLACES, WHERE, VECTOR, y.dtype) != 0)
+    if VIEWS[WHERE][FORMAT] >= 0:
+        counts = counts & (read(pointers, numbers, at, VIEWS, WHERE, VECTOR, y.dtype) != 0)
     return tl.where(counts, g, 0.0)
 
 
@@ -246,30 +233,30 @@ def term(g, y, LOG: tl.constexpr):
 
 
 @triton.jit
-def write_result(g, y, total, pointers, numbers, at, PLACES: tl.constexpr, LOG: tl.constexpr, VECTOR: tl.constexpr):
+def write_result(g, y, total, pointers, numbers, at, VIEWS: tl.constexpr, LOG: tl.constexpr, VECTOR: tl.constexpr):
     """dx, given a row's total."""
     if LOG:
         dx = g - exp(y) * total[:, None]
     else:
         dx = y * (g - total[:, None])
-    write(dx * number(numbers, LOGIT_SCALE, g.dtype), pointers, numbers, at, PLACES, RESULT, VECTOR)
+    write(dx * number(numbers, LOGIT_SCALE, g.dtype), pointers, numbers, at, VIEWS, RESULT, VECTOR)
 
 
 @triton.jit
 def gradient_tile(
-    pointers, numbers, samples, n, inner, PLACES: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
+    pointers, numbers, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
     COUNT: tl.constexpr, LOG: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
     at = tile(rows_of(tl.program_id(0), samples, inner, ROWS), 0, n, VECTOR, BLOCK, INDEX)
-    y = read(pointers, numbers, at, PLACES, OUTPUT, VECTOR, NUMBER)
-    g = upstream(y, pointers, numbers, at, PLACES, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, True)
-    write_result(g, y, tl.sum(term(g, y, LOG), 1), pointers, numbers, at, PLACES, LOG, VECTOR)
+    y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
+    g = upstream(y, pointers, numbers, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, True)
+    write_result(g, y, tl.sum(term(g, y, LOG), 1), pointers, numbers, at, VIEWS, LOG, VECTOR)
 
 
 @triton.jit
 def gradient_loop(
-    pointers, numbers, samples, n, inner, PLACES: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
+    pointers, numbers, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
     COUNT: tl.constexpr, LOG: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
@@ -277,15 +264,15 @@ def gradient_loop(
     total = tl.zeros([ROWS], NUMBER)
     for start in range(0, n, BLOCK):
         at = tile(rows, start, n, VECTOR, BLOCK, INDEX)
-        y = read(pointers, numbers, at, PLACES, OUTPUT, VECTOR, NUMBER)
-        g = upstream(y, pointers, numbers, at, PLACES, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, False)
+        y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
+        g = upstream(y, pointers, numbers, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, False)
         total += tl.sum(term(g, y, LOG), 1)
     last = (n - 1) // BLOCK * BLOCK
     for done in range(0, n, BLOCK):
         at = tile(rows, last - done, n, VECTOR, BLOCK, INDEX)
-        y = read(pointers, numbers, at, PLACES, OUTPUT, VECTOR, NUMBER)
-        g = upstream(y, pointers, numbers, at, PLACES, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, True)
-        write_result(g, y, total, pointers, numbers, at, PLACES, LOG, VECTOR)
+        y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
+        g = upstream(y, pointers, numbers, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, True)
+        write_result(g, y, total, pointers, numbers, at, VIEWS, LOG, VECTOR)
 
 
 def gradient(problem: Problem, log: bool) -> Program:
@@ -310,13 +297,13 @@ def _program(
 ) -> Program:
     """The one launch; `names`: the operands in the slots behind the first. held: arrays of a tile in registers."""
     attributes = problem.attributes
-    places = Places(problem, first, _numbers(attributes))
+    views = Views(problem, first, _numbers(attributes))
     for name in (first, *names):
         if name == STATE and problem.operands.get(name) is not None:
-            places.add_places(name)
+            views.add_offsets(name)
         else:
-            places.add(name)
-    chain = [_slots(places, each) for each in attributes["post_ops"]]
+            views.add(name)
+    chain = [_slots(views, each) for each in attributes["post_ops"]]
     elements = [each for name, each in problem.operands.items() if each and name not in (STATE, "stats")]
     if problem.inner == 1 < problem.n:
         elements = [each for each in elements if each.n]  # of the others a row has one number
@@ -324,22 +311,22 @@ def _program(
     regime = choose(problem, elements, held, alone=True, functions=functions)
     number = _precision(problem, first, names[0])
     arguments = {
-        "pointers": tuple(places.pointers), "numbers": tuple(places.numbers), "PLACES": tuple(places.places),
+        "pointers": tuple(views.pointers), "numbers": tuple(views.numbers), "VIEWS": tuple(views.views),
         "samples": problem.outer * problem.inner, "n": problem.n, "inner": problem.inner,
         "NAMES": tuple(each.name for each in attributes["post_ops"]), "CHAIN": tuple(chain), "COUNT": len(chain),
-        "DROPS": _drops(places, regime.block), "DIVIDES": attributes["out_scale"] != 1.0,
-        "ROWS": regime.rows, "BLOCK": regime.block, "VECTOR": places.aligned,
-        "INDEX": tl.int64 if places.wide else tl.int32, "NUMBER": number, **constants,
+        "DROPS": _drops(views, regime.block), "DIVIDES": attributes["out_scale"] != 1.0,
+        "ROWS": regime.rows, "BLOCK": regime.block, "VECTOR": views.aligned,
+        "INDEX": tl.int64 if views.wide else tl.int32, "NUMBER": number, **constants,
     }  # fmt: skip
     kernel = kernels["loop" if regime.name.startswith("long") else "tile"]
     return Program([Launch(kernel, (tiles(problem, regime),), arguments, regime.warps)], 0, regime.name)
 
 
-def _drops(places: Places, block: int) -> int:
+def _drops(views: Views, block: int) -> int:
     """What dropout drops."""
-    if not places.problem.attributes["dropout"]:
+    if not views.problem.attributes["dropout"]:
         return NOTHING.value
-    return NEIGHBOURS.value if block >= 4 and places.are_neighbours(DROPOUT.value) else EACH.value
+    return NEIGHBOURS.value if block >= 4 and views.are_neighbours(DROPOUT.value) else EACH.value
 
 
 def _precision(problem: Problem, first: str, result: str) -> Any:
@@ -361,11 +348,11 @@ def _bits(value: float) -> int:
     return int(unpack("q", pack("d", value))[0]) ^ TURNED.value
 
 
-def _slots(places: Places, op: Applied) -> tuple[int, int, int]:
+def _slots(views: Views, op: Applied) -> tuple[int, int, int]:
     """The slots of a post-op's operand, condition and operand's gradient."""
     if not op.operands:
         return -1, -1, -1
     condition = op.operands[0] if op.name == "select" else ""
     operand, gradient = op.operands[-1], gradient_name(op.operands[-1])
-    slots = [places.add(name) if name in places.problem.specs else -1 for name in (operand, condition, gradient)]
+    slots = [views.add(name) if name in views.problem.specs else -1 for name in (operand, condition, gradient)]
     return slots[0], slots[1], slots[2]

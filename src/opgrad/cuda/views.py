@@ -19,14 +19,8 @@ from opgrad.cuda.numbers import decoded, encoded
 from opgrad.cuda.regimes import WIDE
 from opgrad.cuda.rows import columns_from, samples_of
 
-# An operand's place: its format, then where its loops are among the numbers, and how many.
-FORMAT: tl.constexpr = tl.constexpr(0)
-OUTER: tl.constexpr = tl.constexpr(1)
-OUTER_LOOPS: tl.constexpr = tl.constexpr(2)
-ALONG: tl.constexpr = tl.constexpr(3)
-ALONG_LOOPS: tl.constexpr = tl.constexpr(4)
-INNER: tl.constexpr = tl.constexpr(5)
-INNER_LOOPS: tl.constexpr = tl.constexpr(6)
+# An operand's view: its format, then where its loops are among the numbers, and how many.
+FORMAT, OUTER, OUTER_LOOPS, ALONG, ALONG_LOOPS, INNER, INNER_LOOPS = map(tl.constexpr, range(7))
 ABSENT = (-1, 0, 0, 0, 0, 0, 0)
 
 FORMATS = {
@@ -54,7 +48,7 @@ def tile(rows, start, n, VECTOR: tl.constexpr, BLOCK: tl.constexpr, INDEX: tl.co
 
 
 @triton.jit
-def stepped(index, numbers, FIRST: tl.constexpr, LOOPS: tl.constexpr):
+def strided(index, numbers, FIRST: tl.constexpr, LOOPS: tl.constexpr):
     """How far from the first element one lies whose index in these loops this is."""
     distance = tl.zeros_like(index)
     for loop in tl.static_range(LOOPS - 1, -1, -1):
@@ -69,35 +63,35 @@ def stepped(index, numbers, FIRST: tl.constexpr, LOOPS: tl.constexpr):
 
 
 @triton.jit
-def place_of_rows(numbers, at, PLACES: tl.constexpr, SLOT: tl.constexpr):
+def offset_of_rows(numbers, at, VIEWS: tl.constexpr, SLOT: tl.constexpr):
     """Where an operand's rows of a tile begin, in elements; [1, 1] if that is the same for all."""
-    place = tl.zeros([1, 1], tl.int64)
-    if PLACES[SLOT][OUTER_LOOPS] > 0:
-        place = place + stepped(at[0], numbers, PLACES[SLOT][OUTER], PLACES[SLOT][OUTER_LOOPS])
-    if PLACES[SLOT][INNER_LOOPS] > 0:
-        place = place + stepped(at[1], numbers, PLACES[SLOT][INNER], PLACES[SLOT][INNER_LOOPS])
-    return place
+    offset = tl.zeros([1, 1], tl.int64)
+    if VIEWS[SLOT][OUTER_LOOPS] > 0:
+        offset = offset + strided(at[0], numbers, VIEWS[SLOT][OUTER], VIEWS[SLOT][OUTER_LOOPS])
+    if VIEWS[SLOT][INNER_LOOPS] > 0:
+        offset = offset + strided(at[1], numbers, VIEWS[SLOT][INNER], VIEWS[SLOT][INNER_LOOPS])
+    return offset
 
 
 @triton.jit
-def place_of(numbers, at, PLACES: tl.constexpr, SLOT: tl.constexpr):
+def offset_of(numbers, at, VIEWS: tl.constexpr, SLOT: tl.constexpr):
     """Where an operand's elements of a tile lie."""
-    place = place_of_rows(numbers, at, PLACES, SLOT)
-    if PLACES[SLOT][ALONG_LOOPS] > 0:
-        place = place + stepped(at[2], numbers, PLACES[SLOT][ALONG], PLACES[SLOT][ALONG_LOOPS])
-    return place
+    offset = offset_of_rows(numbers, at, VIEWS, SLOT)
+    if VIEWS[SLOT][ALONG_LOOPS] > 0:
+        offset = offset + strided(at[2], numbers, VIEWS[SLOT][ALONG], VIEWS[SLOT][ALONG_LOOPS])
+    return offset
 
 
 @triton.jit
-def reach(pointers, numbers, at, PLACES: tl.constexpr, SLOT: tl.constexpr, VECTOR: tl.constexpr):
+def pointers_of(pointers, numbers, at, VIEWS: tl.constexpr, SLOT: tl.constexpr, VECTOR: tl.constexpr):
     """Pointers to an operand's elements of a tile, and which of them exist."""
-    row = place_of_rows(numbers, at, PLACES, SLOT)
+    row = offset_of_rows(numbers, at, VIEWS, SLOT)
     exists = tl.full([1, 1], 1, tl.int1)
-    if PLACES[SLOT][OUTER_LOOPS] + PLACES[SLOT][INNER_LOOPS] > 0:
+    if VIEWS[SLOT][OUTER_LOOPS] + VIEWS[SLOT][INNER_LOOPS] > 0:
         exists = exists & at[3]
-    if PLACES[SLOT][ALONG_LOOPS] > 0:
+    if VIEWS[SLOT][ALONG_LOOPS] > 0:
         # By this division the compiler sees that rows begin at multiples of VECTOR.
-        column = stepped(at[2], numbers, PLACES[SLOT][ALONG], PLACES[SLOT][ALONG_LOOPS])
+        column = strided(at[2], numbers, VIEWS[SLOT][ALONG], VIEWS[SLOT][ALONG_LOOPS])
         found = pointers[SLOT] + row // VECTOR * VECTOR + column
         exists = exists & at[4]
     else:
@@ -107,26 +101,26 @@ def reach(pointers, numbers, at, PLACES: tl.constexpr, SLOT: tl.constexpr, VECTO
 
 @triton.jit
 def read(
-    pointers, numbers, at, PLACES: tl.constexpr, SLOT: tl.constexpr, VECTOR: tl.constexpr, NUMBER: tl.constexpr
+    pointers, numbers, at, VIEWS: tl.constexpr, SLOT: tl.constexpr, VECTOR: tl.constexpr, NUMBER: tl.constexpr
 ):  # fmt: skip
     """An operand's elements of a tile as float32 or float64, 0 where none exist."""
-    found, exists = reach(pointers, numbers, at, PLACES, SLOT, VECTOR)
-    return decoded(tl.load(found, mask=exists, other=0), PLACES[SLOT][FORMAT], NUMBER)
+    found, exists = pointers_of(pointers, numbers, at, VIEWS, SLOT, VECTOR)
+    return decoded(tl.load(found, mask=exists, other=0), VIEWS[SLOT][FORMAT], NUMBER)
 
 
 @triton.jit
-def write(values, pointers, numbers, at, PLACES: tl.constexpr, SLOT: tl.constexpr, VECTOR: tl.constexpr):
+def write(values, pointers, numbers, at, VIEWS: tl.constexpr, SLOT: tl.constexpr, VECTOR: tl.constexpr):
     """Store a result's elements of a tile, rounded to its dtype."""
-    found, exists = reach(pointers, numbers, at, PLACES, SLOT, VECTOR)
-    tl.store(found, encoded(values, PLACES[SLOT][FORMAT], found.dtype.element_ty), mask=exists)
+    found, exists = pointers_of(pointers, numbers, at, VIEWS, SLOT, VECTOR)
+    tl.store(found, encoded(values, VIEWS[SLOT][FORMAT], found.dtype.element_ty), mask=exists)
 
 
 # --- for kernel functions --------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Places:
-    """The operands of a kernel by slot: pointers, the numbers of their loops, their places.
+class Views:
+    """The operands of a kernel by slot: pointers, the numbers of their loops, their views.
 
     The loops follow the memory order of the operand `first`.
     """
@@ -135,7 +129,7 @@ class Places:
     first: str
     numbers: list[int]
     pointers: list[Operand] = field(default_factory=list)
-    places: list[tuple[int, ...]] = field(default_factory=list)
+    views: list[tuple[int, ...]] = field(default_factory=list)
     aligned: int = 16  # elements; rows of all operands that move along them begin at multiples of it
     wide: bool = False  # whether offsets inside a row need 64 bits
 
@@ -149,27 +143,27 @@ class Places:
         spec = self.problem.specs.get(name)
         if spec is None:
             self.pointers.append(self.pointers[0])  # as it is added: older devices know no float8, not even by name
-            self.places.append(ABSENT)
+            self.views.append(ABSENT)
         else:
             self._add(name, spec.shape, _strides(spec, self.problem.orders[name]))
-        return len(self.places) - 1
+        return len(self.views) - 1
 
-    def add_places(self, name: str) -> int:
-        """The slot of an operand that is itself not read; its place is the elements' in C order."""
+    def add_offsets(self, name: str) -> int:
+        """The slot of an operand that is itself not read; its offsets are the elements' in C order."""
         shape = self.problem.specs[self.first].shape
         self._add(name, shape, layout.contiguous(shape, tuple(range(len(shape))), 1))
-        return len(self.places) - 1
+        return len(self.views) - 1
 
     def _add(self, name: str, shape: Sequence[int], strides: Sequence[int]) -> None:
         operand = self.problem[name]
         number = FORMATS.get(operand.dtype, formats.PLAIN.value)
         self.pointers.append(replace(operand, dtype="uint8") if number else operand)
         loops = [_moving(layout.steps(shape, strides, axes)) for axes in self._groups()]
-        place = [number]
+        view = [number]
         for group in loops:
-            place += [len(self.numbers), len(group)]
+            view += [len(self.numbers), len(group)]
             self.numbers += [each for loop in group for each in loop]
-        self.places.append(tuple(place))
+        self.views.append(tuple(view))
         outer, along, _ = loops
         if along:
             self.aligned = math.gcd(self.aligned, *(stride for _, stride in outer))
@@ -177,7 +171,7 @@ class Places:
 
     def are_neighbours(self, slot: int) -> bool:
         """Whether rows lie in steps of 1, and begin at multiples of 4 and have as many elements."""
-        _, outer, outers, along, alongs, _, inners = self.places[slot]
+        _, outer, outers, along, alongs, _, inners = self.views[slot]
         strides = self.numbers[outer + 1 : outer + 2 * outers : 2]
         in_steps = alongs == 1 and self.numbers[along + 1] == 1 and not inners
         return in_steps and not any(each % 4 for each in (self.problem.n, *strides))

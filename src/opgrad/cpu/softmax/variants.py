@@ -1,0 +1,90 @@
+"""What the two variants of a softmax kernel differ in, chosen when it is compiled.
+
+Plain     The caller's arrays: a row is written past the cache while the next one is reduced.
+In place  A buffer that stages fill and empty (opgrad.cpu.fused): exponentials overwrite their arguments, a row of -inf
+          may count as zeros, and the log-sum-exp of each row is kept.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.parameters import Pointer
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.loops.rows import MINUS_INFINITY
+from opgrad.cpu.numerics.logsumexp import column_divisor, row_divisor
+
+NAN: Final = float("nan")
+
+
+class Block(NamedTuple):
+    """What a kernel in place is given: rows of length n, or n lines of a strip of columns, that wide, in a buffer."""
+
+    values: Pointer
+    other: Pointer  # y, in gradients
+    stats: Pointer
+    tile: Pointer
+    rows: int
+    n: int
+    width: int
+    inf_as_zero: int
+    keeps_stats: int
+
+
+class Variant(NamedTuple):
+    """The choices, for rows (numbers) or columns (vectors of rows); x is a pointer of the kernel's."""
+
+    buffer: Callable[..., Any]  # (x, memory): where the exponentials of x are kept
+    subtracted: Callable[..., Any]  # (x, largest): what is subtracted, so that exponentials are at most 1
+    divide: Callable[..., Any]  # (x, s, m, inf_as_zero): the divisor
+    count_of: Callable[..., Any]  # (largest, count): how many elements of a row are its largest
+
+
+def _variant(*choices: Callable[..., Any]) -> Variant:
+    return Variant(*map(inline, choices))
+
+
+@inline
+def _empty(s: Vector, divisor, inf_as_zero: int):
+    """The divisor for rows of -inf, which are those whose sum is below 1: their quotients are 0, or NaN."""
+    high, low, top, largest = divisor
+    empty = s < 1.0
+    value = 0.0 if inf_as_zero else NAN
+    return v.select(empty, value, high), v.select(empty, value, low), v.select(empty, NAN, top), largest
+
+
+@inline
+def _divisor_of_row(x, s: float, m, inf_as_zero: int):
+    divisor = row_divisor(x, s, m)
+    if s < 1.0:
+        divisor = _empty(v.full(x, s), divisor, inf_as_zero)
+    return divisor
+
+
+PLAIN_ROWS = _variant(
+    lambda x, memory: memory,
+    lambda x, largest: largest,
+    lambda x, s, m, inf_as_zero: row_divisor(x, s, m),
+    lambda largest, count: count,
+)
+PLAIN_COLUMNS = PLAIN_ROWS._replace(divide=inline(lambda x, s, m, inf_as_zero: column_divisor(s, m)))
+# A row may be -inf everywhere: 0 is subtracted, and one element is the largest, so that its log-sum-exp is -inf.
+ROWS_IN_PLACE = _variant(
+    lambda x, memory: x,
+    lambda x, largest: largest if largest > MINUS_INFINITY else v.number(x, 0.0),
+    _divisor_of_row,
+    lambda largest, count: count if largest > MINUS_INFINITY else 1.0,
+)
+COLUMNS_IN_PLACE = _variant(
+    lambda x, memory: x,
+    lambda x, largest: v.select(largest > MINUS_INFINITY, largest, 0.0),
+    lambda x, s, m, inf_as_zero: _empty(s[0], column_divisor(s, m), inf_as_zero),
+    lambda largest, count: v.select(largest > MINUS_INFINITY, count, 1.0),
+)
+
+
+@inline
+def no_step(out, i: int, end: int, arrays, numbers) -> int:
+    """Instead of `next_vector`: nothing is written meanwhile."""
+    return i
