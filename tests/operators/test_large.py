@@ -38,13 +38,18 @@ def x(memory):
     return memory
 
 
+def count_nonzero(x):
+    """How many elements are not +0; NumPy counts integers ten times as fast as float16."""
+    return np.count_nonzero(x.view(np.uint16))
+
+
 def test_elements(x):
     flat = x.reshape(-1)
     places = [0, 1, 2**31 - 1, 2**31, 2**31 + 5, flat.size - 1]
     flat[places] = [-1, 2, 3, -4, 5, 6]
     opgrad.relu(x, out=x)
     assert flat[places].tolist() == [0, 2, 3, 0, 5, 6]
-    assert np.count_nonzero(x) == 4
+    assert count_nonzero(x) == 4
 
 
 def test_rows(x):
@@ -61,7 +66,7 @@ def test_one_row(x):
     row[[0, 2**31 + 7]] = 1
     opgrad.softmax(row, out=row)
     assert row[[0, 2**31 + 7]].tolist() == [0.5, 0.5]
-    assert np.count_nonzero(row) == 2
+    assert count_nonzero(row) == 2
 
 
 def test_inner_axis(x):
@@ -100,4 +105,4 @@ def test_gather_gradient(x):
     opgrad.gather_grad(x.shape, indices, np.full((3, LENGTH), 2, np.float16), out=x)
     assert (x[-1] == 4).all()
     assert (x[0] == 2).all()
-    assert np.count_nonzero(x[1:-1]) == 0
+    assert count_nonzero(x[1:-1]) == 0
