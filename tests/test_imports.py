@@ -77,7 +77,8 @@ LAYERS = {
         "numpy rich typer",
         "bench/ contract/ cpu/compiler/native cpu/runtime/ onnxruntime/ terminal testing/ training/",
     ),
-    "cli": ("rich typer", "bench/ check compile contract/ onnxruntime/ terminal training/"),
+    "commands/": ("onnx rich typer", "onnxruntime/ terminal training/"),
+    "cli": ("rich typer", "bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),
     "report": ("", "bench/ cli contract/ gradients/ post_ops"),
     "__main__": ("", "cli"),
 }

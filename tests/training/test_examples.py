@@ -1,14 +1,16 @@
-"""The examples that start from an exported model: their scripts make artifacts that learn, without PyTorch."""
+"""The examples that start from an exported model: the command makes artifacts that learn, without PyTorch."""
 
-import runpy
-import shutil
+import re
+import shlex
 import sys
 
 import numpy as np
 import onnx
 import pytest
 from artifact_sets import EXAMPLES
+from typer.testing import CliRunner
 
+from opgrad.cli import app
 from opgrad.training import ArtifactSet, Recipe, Trainer
 from opgrad.training.data import load_named
 
@@ -17,18 +19,18 @@ FOLDERS = {"digits_convolution": (18, 99), "digits_lstm": (7, 13)}  # and the op
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_an_exported_model_learns(name, tmp_path, monkeypatch, capsys):
+def test_an_exported_model_learns(name, tmp_path, monkeypatch):
     model = EXAMPLES / name / "model.onnx"
     least, newest = FOLDERS[name]
     assert least <= next(each.version for each in onnx.load(model).opset_import if not each.domain) <= newest
     assert model.stat().st_size < LARGEST
-    for file in ("model.onnx", "artifacts.py", "recipe.toml"):
-        shutil.copy(EXAMPLES / name / file, tmp_path)
+    readme = (EXAMPLES / name / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(rf"^opgrad train examples/{name}/model.onnx (.*)$", readme, re.MULTILINE)
     with monkeypatch.context() as without_torch:
         without_torch.setitem(sys.modules, "torch", None)  # so that to import it fails
-        runpy.run_path(str(tmp_path / "artifacts.py"))
-    assert "trainable" in capsys.readouterr().out
-    artifacts, recipe = ArtifactSet.load(tmp_path), Recipe.load(tmp_path)
+        result = CliRunner().invoke(app, ["artifacts", str(model), *shlex.split(command), "-o", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    artifacts, recipe = ArtifactSet.load(tmp_path), Recipe.load(EXAMPLES / name)
     data = load_named("digits", artifacts.inputs, recipe.divide).take(np.arange(400))
     trainer = Trainer(artifacts, recipe.learning_rate)
     losses = [list(trainer.epoch(data, recipe.batch_size, np.arange(400))) for _ in range(6)]

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from opgrad.cli import app
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, operators
-from opgrad.training.inspection import inspect, size
+from opgrad.training.inspection import inspect
+from opgrad.training.tables import size
 
 HEADER = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
 
@@ -176,7 +177,7 @@ def test_one_model_with_initializers(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "model.onnx")
     found = inspect(tmp_path / "model.onnx")
     assert [(each.name, each.kind, each.dtype, each.bytes) for each in found.parameters] == [
-        ("w", "initializer", "float16", 12)
+        ("w", "trainable", "float16", 12)
     ]
     assert found.runs
     assert run(tmp_path / "model.onnx")[0] == 0

@@ -8,11 +8,17 @@ from onnx import TensorProto
 from opgrad.gradients.body import GraphBody
 from opgrad.gradients.forward import FLOATS, Forward, domain_of, title
 from opgrad.gradients.node import Node
-from opgrad.gradients.registry import RULES, Declared, NoGradient
+from opgrad.gradients.registry import RULES, Declared, Gradients, NoGradient
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.opset import captured, subgraphs
 
 SUFFIX = "_grad"
+NO_RULE = "there is no rule for it; opgrad.gradients.register_gradient adds one"
+REASONS = {
+    "If": "which branch it takes is not known before it runs; give it a constant condition",
+    "Loop": "how often it runs is not known before; unroll it",
+    "Scan": "its steps have no gradient; unroll it",
+}
 QUANTIZED = "QuantizeLinear"  # its integers carry gradients, too: straight through to what they stand for
 
 
@@ -55,9 +61,13 @@ def differentiable_inputs(forward: Forward, node: onnx.NodeProto) -> list[str]:
     return [name for name in inputs if _carries(forward, name)]
 
 
-def missing(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """Those for which there is no rule."""
-    return [node for node in nodes if (domain_of(node), node.op_type) not in RULES]
+def _rule(node: onnx.NodeProto) -> Declared:
+    """The rule of a node; of an operator without one, a rule that says so."""
+    return RULES.get((domain_of(node), node.op_type)) or Declared(node.op_type, node.domain, _no_rule)
+
+
+def _no_rule(node: Node) -> Gradients:
+    raise NoGradient(REASONS.get(node.proto.op_type, NO_RULE))
 
 
 class Backward:
@@ -66,7 +76,7 @@ class Backward:
     forward: the graph. body: where gradients are written to.
     of, wanted: the values that are differentiated, and those whose gradients are wanted.
 
-    problems: why there is no gradient, by the name of the node.
+    problems: why there is no gradient, a line for each such node, in the graph's order.
     """
 
     def __init__(self, forward: Forward, body: GraphBody, of: Iterable[str], wanted: Iterable[str]):
@@ -84,15 +94,20 @@ class Backward:
         seeds: the gradients of the values that are differentiated.
         Raises NotImplementedError, which names all nodes without gradient.
         """
-        for name, value in seeds.items():
-            self._add(name, value)
-        for node in reversed(self.nodes):
-            self._node(node)
+        self.walk(seeds)
         if self.problems:
             raise NotImplementedError(problem_text(self.problems))
         found = {name: self.gradient(name) for name in self.wanted}
         self._name()
         return {name: self._sums.get(name) if found[name] is not None else None for name in self.wanted}
+
+    def walk(self, seeds: Mapping[str, Value]) -> None:
+        """Go from the last node to the first, and keep the problems of all of them."""
+        for name, value in seeds.items():
+            self._add(name, value)
+        for node in reversed(self.nodes):
+            self._node(node)
+        self.problems.reverse()
 
     def gradient(self, name: str) -> Value | None:
         """The gradient of a value, the sum of what all its uses gave; None if there is none."""
@@ -113,7 +128,7 @@ class Backward:
         dys = [self.gradient(name) if name else None for name in proto.output]
         if all(dy is None for dy in dys):
             return
-        declared = RULES[domain_of(proto), proto.op_type]
+        declared = _rule(proto)
         carrying = set(differentiable_inputs(self.forward, proto)) & self.reached
         places = [
             index for index, name in enumerate(proto.input) if name in carrying and index not in declared.constant
@@ -134,6 +149,8 @@ class Backward:
         except NoGradient as reason:
             self.problems.append(f"{title(node.proto)}: {reason}")
             # Whatever stands here is thrown away: nodes further on shall tell of their problems, too.
+            for name in set(differentiable_inputs(self.forward, node.proto)) - set(node.proto.input):
+                self._add(name, Value(self.body, name, self.forward.element_type(name), self.forward.sizes(name)))
             return [(index, node.required(index)) for index in sorted(node.needed)]
 
     def _name(self) -> None:

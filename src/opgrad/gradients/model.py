@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper
 
 from opgrad.gradients import passes, rules
-from opgrad.gradients.backward import SUFFIX, Backward, missing, paths, problem_text
+from opgrad.gradients.backward import SUFFIX, Backward
 from opgrad.gradients.body import GraphBody
 from opgrad.gradients.expansion import expand, inline_functions
-from opgrad.gradients.forward import FLOATS, Forward, title
+from opgrad.gradients.forward import FLOATS, Forward
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.bodies.forms import MICROSOFT
 from opgrad.onnxruntime.opset import raise_opset
@@ -22,12 +22,6 @@ from opgrad.onnxruntime.opset import raise_opset
 LEAST_OPSET = 11  # that gradients are written in …
 PLAIN_OPSET = 16  # … and that their plain form needs
 WHO = "gradients"
-NO_RULE = "there is no rule for it; opgrad.gradients.register_gradient adds one"
-REASONS = {
-    "If": "which branch it takes is not known before it runs; give it a constant condition",
-    "Loop": "how often it runs is not known before; unroll it",
-    "Scan": "its steps have no gradient; unroll it",
-}
 assert rules.FAMILIES  # their rules are declared when they are imported
 
 
@@ -73,6 +67,15 @@ def gradients(
     return lower(finished)
 
 
+def problems(model: onnx.ModelProto, of: Sequence[str], with_respect_to: Sequence[str]) -> list[str]:
+    """Why `gradients` of these values would fail: a line for each node that has no gradient."""
+    forward = prepared(_simplified(load(model, WHO), of, with_respect_to, LEAST_OPSET, False), of, with_respect_to)
+    body = GraphBody(forward.opset, forward.names())
+    backward = Backward(forward, body, of, with_respect_to)
+    backward.walk({name: _seed(forward, body, name) for name in of})
+    return backward.problems
+
+
 def _simplified(
     model: onnx.ModelProto, keep: Sequence[str], wanted: Sequence[str], opset: int, plain: bool
 ) -> onnx.ModelProto:
@@ -106,24 +109,18 @@ def _names(argument: str, names: str | Sequence[str]) -> list[str]:
 
 
 def prepared(model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], opset: int = LEAST_OPSET) -> Forward:
-    """A graph in which everything between the values `wanted` and `of` has a rule.
+    """A graph in which what stands between the values `wanted` and `of` is written in operators that have rules.
 
     opset: of ai.onnx, which the model has at least afterwards.
 
-    Raises ValueError for a name that the graph does not have and NotImplementedError for nodes without a rule.
+    Raises ValueError for a name that the graph does not have and NotImplementedError for what no newer opset has.
     """
     model = inline_functions(model)
     raise_opset(model, opset, WHO)
     forward = Forward(model, wanted)
     for name in (*of, *wanted):
         _check(forward, name)
-    forward = expand(forward, of, wanted)
-    lacking = missing(paths(forward, of, wanted))
-    if lacking:
-        raise NotImplementedError(
-            problem_text([f"{title(node)}: {REASONS.get(node.op_type, NO_RULE)}" for node in lacking])
-        )
-    return forward
+    return expand(forward, of, wanted)
 
 
 def _check(forward: Forward, name: str) -> None:

@@ -10,28 +10,24 @@ import numpy as np
 import onnx
 from onnx import helper
 from onnx.helper import get_attribute_value
-from rich.console import Console
-from rich.table import Table
 
 from opgrad.onnxruntime.loading import open_session
 from opgrad.onnxruntime.reading import read_model
-from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, Operator, operators
+from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, Operator, operators
 from opgrad.training.artifact_set import FILES, tensor_spec
 from opgrad.training.checkpoint import Checkpoint, read_checkpoint
-from opgrad.training.data import show
 from opgrad.training.loop import session_options
 from opgrad.training.names import BUFFER_SUFFIX, RESET
 from opgrad.training.optimizer import read_rule
+from opgrad.training.prospects import Prospects, prospects
 from opgrad.training.replacing import bytes_in_use, data_path
 
 TRAINING, EVALUATION, OPTIMIZER, CHECKPOINT = FILES
-LONGEST = 60  # characters of a property in a table
-PIPE_WIDTH = 160  # of a table in a file or a pipe
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """`kind` is trainable, frozen or, of a model without checkpoint, initializer."""
+    """`kind` is trainable, frozen or, of a model without checkpoint that would not make it a parameter, initializer."""
 
     name: str
     kind: str
@@ -54,12 +50,13 @@ class Inspection:
     """What there is at a path.
 
     files: bytes of each file by name.
-    parameters: of the checkpoint, or the initializers of a single model.
+    parameters: of the checkpoint, or the initializers of a single model, as training would take them.
     inputs, outputs: of the training graph, without parameters, gradients and `lazy_reset_grad`; or of a single model.
     operators: of the same graph. problem: why onnxruntime with opgrad cannot load it; None if it can, or if some
         of them must be lowered first.
     optimizer: nodes of the optimizer model with their attributes; optimizer_problem: why opgrad cannot run them.
     checkpoint: what it holds beside parameters.
+    training: what training would make of a single model; None of a training graph.
     """
 
     path: str
@@ -72,6 +69,7 @@ class Inspection:
     optimizer: list[dict[str, Any]] = field(default_factory=list)
     optimizer_problem: str | None = None
     checkpoint: dict[str, Any] | None = None
+    training: Prospects | None = None
 
     @property
     def runs(self) -> bool:
@@ -80,13 +78,15 @@ class Inspection:
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain values, with totals."""
-        sums = {kind: sum(each.bytes for each in self.parameters if each.kind == kind) for kind in kinds(self)}
+        sums = {
+            kind: sum(each.bytes for each in self.parameters if each.kind == kind) for kind in kinds(self.parameters)
+        }
         return {**asdict(self), "parameter_bytes": sums, "runs": self.runs}
 
 
-def kinds(found: Inspection) -> list[str]:
+def kinds(parameters: Iterable[Parameter]) -> list[str]:
     """The kinds of parameters that there are."""
-    return list(dict.fromkeys(each.kind for each in found.parameters))
+    return list(dict.fromkeys(each.kind for each in parameters))
 
 
 def inspect(path: str | PathLike[str]) -> Inspection:
@@ -100,8 +100,11 @@ def inspect(path: str | PathLike[str]) -> Inspection:
 
 
 def _inspect_model(path: Path) -> Inspection:
-    model = _load(path)
-    held = [_parameter(tensor.name, "initializer", tensor) for tensor in model.graph.initializer]
+    model, training = _load(path), _prospects(path)
+    kinds = (
+        dict.fromkeys(training.trainable, "trainable") | dict.fromkeys(training.frozen, "frozen") if training else {}
+    )
+    held = [_parameter(each.name, kinds.get(each.name, "initializer"), each) for each in model.graph.initializer]
     own = {each.name for each in held}
     return Inspection(
         path=str(path),
@@ -109,8 +112,17 @@ def _inspect_model(path: Path) -> Inspection:
         parameters=held,
         inputs=[_tensor(value) for value in model.graph.input if value.name not in own],
         outputs=[_tensor(value) for value in model.graph.output],
+        training=training,
         **_run(path, model),
     )
+
+
+def _prospects(path: Path) -> Prospects | None:
+    """What training would make of the model in a file, or why nothing."""
+    try:
+        return prospects(read_model(path, "inspect"))
+    except (ValueError, OSError) as error:
+        return Prospects(problems=[str(error).removeprefix("inspect: ")])
 
 
 def _inspect_folder(folder: Path) -> Inspection:
@@ -127,6 +139,15 @@ def _inspect_folder(folder: Path) -> Inspection:
     if OPTIMIZER in files:
         parts |= _optimizer(_load(folder / OPTIMIZER))
     return Inspection(str(folder), files, **parts)
+
+
+def inspect_made(folder: Path, prefix: str, names: Iterable[str]) -> Inspection:
+    """Look at artifacts in these files, without a trial of who runs them. prefix: of the names."""
+    checkpoint = read_checkpoint(folder / f"{prefix}{CHECKPOINT}")
+    parts: dict[str, Any] = {"parameters": _parameters(checkpoint)}
+    parts |= _ports(_load(folder / f"{prefix}{TRAINING}"), checkpoint.parameters)
+    parts |= _optimizer(_load(folder / f"{prefix}{OPTIMIZER}"))
+    return Inspection(str(folder), {name: (folder / name).stat().st_size for name in names}, **parts)
 
 
 def _load(path: Path) -> onnx.ModelProto:
@@ -211,94 +232,3 @@ def _optimizer(model: onnx.ModelProto) -> dict[str, Any]:
     except (NotImplementedError, ValueError) as error:
         return {"optimizer": nodes, "optimizer_problem": str(error)}
     return {"optimizer": nodes}
-
-
-# --- text ------------------------------------------------------------------------------------------------------------
-
-
-def print_inspection(console: Console, found: Inspection) -> None:
-    """Print tables of parameters and operators, and lines about the rest."""
-    if not console.is_terminal:
-        console.width = PIPE_WIDTH
-    console.print(_facts(found))
-    if found.parameters:
-        console.print(_parameter_table(found))
-    if found.operators:
-        console.print(_operator_table(found))
-    for problem in filter(None, (found.problem, found.optimizer_problem)):
-        console.print(f"cannot run: {problem}", style="red", highlight=False)
-
-
-def _facts(found: Inspection) -> Table:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=found.path, title_justify="left")
-    missing = [name for name in FILES if name not in found.files] if Path(found.path).is_dir() else []
-    rows = [("files", ", ".join(f"{name} {size(count)}" for name, count in found.files.items()))]
-    rows += [("missing", ", ".join(missing))] if missing else []
-    rows += [(title, _ports_text(ports)) for title, ports in (("inputs", found.inputs), ("outputs", found.outputs))]
-    rows += [("optimizer", _optimizer_text(node)) for node in found.optimizer]
-    rows += _checkpoint_rows(found.checkpoint or {})
-    for title, text in rows:
-        table.add_row(title, text)
-    return table
-
-
-def _ports_text(ports: Iterable[Tensor]) -> str:
-    return "; ".join(f"{each.name} {each.dtype} {show(each.shape)}" for each in ports) or "none"
-
-
-def _optimizer_text(node: Mapping[str, Any]) -> str:
-    return " ".join([node["name"], *(f"{name}={_number(value)}" for name, value in node["attributes"].items())])
-
-
-def _number(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _checkpoint_rows(checkpoint: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows = []
-    for name, group in checkpoint.get("optimizers", {}).items():
-        moments = ", ".join(group["moments"]) or "no moments"
-        rate = _number(group["learning_rate"])
-        rows.append(("checkpoint", f"{name}: step {group['step']}, learning rate {rate}, {moments}"))
-    if checkpoint and not rows:
-        rows.append(("checkpoint", "no optimizer state"))
-    if checkpoint.get("nominal"):
-        rows.append(("", "the names of the parameters only"))
-    if outside := checkpoint.get("external_data"):
-        rows.append(("", f"parameters in {outside['file']}, {size(outside['bytes'])}"))
-    for name, value in checkpoint.get("properties", {}).items():
-        text = _number(value)
-        rows.append(("property", f"{name} = {text if len(text) <= LONGEST else text[:LONGEST] + '…'}"))
-    return rows
-
-
-def _parameter_table(found: Inspection) -> Table:
-    table = Table("parameter", "shape", "dtype", "kind", row_styles=("", "dim"))
-    table.add_column("bytes", justify="right")
-    for each in found.parameters:
-        table.add_row(each.name, show(each.shape), each.dtype, each.kind, f"{each.bytes:,}")
-    table.add_section()
-    for kind in kinds(found):
-        of_kind = [each for each in found.parameters if each.kind == kind]
-        table.add_row(f"{len(of_kind)} in all", "", "", kind, f"{sum(each.bytes for each in of_kind):,}")
-    return table
-
-
-def _operator_table(found: Inspection) -> Table:
-    table = Table("operator", "domain")
-    table.add_column("nodes", justify="right")
-    table.add_column("run by")
-    styles = {NOBODY: "red", LOWERING: "yellow", OPGRAD: "cyan"}
-    for each in found.operators:
-        table.add_row(
-            each.name, each.domain or "ai.onnx", str(each.count), each.runner, style=styles.get(each.runner, "")
-        )
-    return table
-
-
-def size(count: int) -> str:
-    """Bytes in the unit that fits."""
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if count >= 1 << shift:
-            return f"{count / (1 << shift):.1f} {unit}"
-    return f"{count} bytes"

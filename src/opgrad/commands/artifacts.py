@@ -1,0 +1,84 @@
+"""The command `opgrad artifacts`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from opgrad.commands.making import LossOptions, Making, OptimizerOptions, ParameterOptions, make
+from opgrad.commands.options import positive, takes_groups
+from opgrad.terminal import console
+
+if TYPE_CHECKING:
+    from opgrad.training.artifacts import Artifacts
+
+
+def _option(*names: str, help: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Files", **settings)
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """Which files are written."""
+
+    output: Annotated[Path, _option("--output", "-o", help="The folder; made if need be.", file_okay=False)]
+    prefix: Annotated[str, _option(help="In front of the names of all files.")] = ""
+    output_name: Annotated[
+        list[str] | None, _option(help="Value that both models have as an output, too.", metavar="NAME")
+    ] = None
+    nominal: Annotated[bool, _option(help="Write a checkpoint without values, too.")] = False
+    ort_format: Annotated[bool, _option(help="Write the models in ORT format, too.")] = False
+
+
+@takes_groups
+def artifacts(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.", exists=True, dir_okay=False)],
+    files: FileOptions,
+    parameters: ParameterOptions,
+    loss: LossOptions,
+    optimizer: OptimizerOptions,
+    clip_norm: Annotated[
+        float | None,
+        typer.Option(callback=positive, help="Largest norm of all gradients.", rich_help_panel="Optimizer"),
+    ] = None,
+) -> None:
+    """Make training artifacts of a model: training model, eval model, optimizer model and checkpoint.
+
+    Shows what was chosen. Train them with `opgrad train DIR`, with opgrad.training.api, or with onnxruntime-training.
+
+    Example: opgrad artifacts model.onnx --loss cross-entropy --freeze 'backbone.*' -o artifacts
+    """
+    screen = console()
+    with screen.status(f"making artifacts of {model}"):
+        made = make(
+            model,
+            Making(parameters, loss, optimizer),
+            files.output,
+            "artifacts",
+            clip_norm,
+            prefix=files.prefix,
+            additional_output_names=files.output_name or None,
+            nominal_checkpoint=files.nominal,
+            ort_format=files.ort_format,
+        )
+    _print(made, files.prefix, str(loss.loss or "the model's own"))
+
+
+def _print(made: "Artifacts", prefix: str, loss: str) -> None:
+    """Print what was chosen and written."""
+    from opgrad.training import inspection, tables
+
+    screen = console()
+    tables.fit(screen)
+    found = inspection.inspect_made(made.directory, prefix, made.files)
+    rows = [("files", ", ".join(f"{name} {tables.size(count)}" for name, count in found.files.items()))]
+    rows += [("loss", f"{loss}: {made.loss}"), ("batch", tables.ports_text(found.inputs))]
+    rows += [("outputs", ", ".join(made.outputs))] if len(made.outputs) > 1 else []
+    rows += [("optimizer", tables.optimizer_text(node)) for node in found.optimizer]
+    for what, names in (("trainable", made.trainable), ("frozen", made.frozen)):
+        count = sum(made.sizes.get(name, 0) for name in names)
+        rows.append((what, tables.amount(len(names), count)))
+    rows += [("constants", f"not trained: {', '.join(made.constants)}")] if made.constants else []
+    screen.print(tables.facts(f"artifacts in {made.directory}", rows))
+    screen.print(tables.parameter_table(found.parameters))

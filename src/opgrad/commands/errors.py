@@ -1,0 +1,55 @@
+"""What goes wrong on the user's side, in one line."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import typer
+
+F = TypeVar("F", bound=Callable[..., Any])
+USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError)
+ONNX = ("onnx", "onnxruntime", "flatbuffers", "google")
+# What the extras install, the most complete first, under the names by which it is imported.
+LIBRARIES = {"train": (*ONNX, "sklearn", "matplotlib"), "onnx": ONNX, "bench": ("matplotlib", "scipy")}
+
+
+def explains_errors(extra: str | None = None) -> Callable[[F], F]:
+    """Decorate a command: what goes wrong on the user's side becomes one line and exit status 1.
+
+    extra: the extra of the package whose libraries the command needs; for a library of another, that is named.
+    """
+
+    def decorate(command: F) -> F:
+        @functools.wraps(command)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return command(*args, **kwargs)
+            except ModuleNotFoundError as error:
+                if extra is None or (error.name or "opgrad").startswith("opgrad"):
+                    raise
+                message = f'{error.name} is not installed; pip install "opgrad[{_extra_with(error.name, extra)}]"'
+            except ImportError as error:
+                if not str(error).startswith("opgrad"):
+                    raise
+                message = str(error).removeprefix("opgrad: ")
+            except KeyboardInterrupt:
+                message = "interrupted"
+            except typer.Exit:  # a RuntimeError
+                raise
+            except Exception as error:
+                if not isinstance(error, USER_ERRORS) and not type(error).__module__.startswith("onnxruntime"):
+                    raise
+                message = " ".join(str(error).split())
+            typer.echo(f"opgrad: {message}", err=True)
+            raise typer.Exit(1)
+
+        return run  # type: ignore[return-value]
+
+    return decorate
+
+
+def _extra_with(library: str | None, extra: str) -> str:
+    """The extra to install for a missing library: that of the command, unless it does not have it."""
+    package = str(library).partition(".")[0]
+    having = [name for name, libraries in LIBRARIES.items() if package in libraries]
+    return extra if extra in having or not having else having[0]

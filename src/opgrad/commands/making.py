@@ -1,0 +1,210 @@
+"""Training artifacts of a model, as commands are asked for them."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from opgrad.commands.options import option, positive
+from opgrad.training.by_name import Loss, Optimizer, block
+
+if TYPE_CHECKING:
+    import onnx
+
+    from opgrad.training.artifacts import Artifacts
+
+# What messages call arguments of `generate_artifacts`, and what the commands call them.
+OPTIONS = {"requires_grad": "train", "frozen_params": "freeze", "loss_input_names": "loss_input"}
+OPTIONS |= {name: name for name in ("batch_norm", "checkpoint_segments", "custom_op_library", "ort_format", "prefix")}
+OPTIONS |= {"additional_output_names": "output_name"}
+
+
+def numbers(text: str | None) -> str | None:
+    """Text with numbers and commas between them. Raises typer.BadParameter."""
+    try:
+        _numbers(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,0.5,2") from None
+    return text
+
+
+def _numbers(text: str | None) -> list[float] | None:
+    return None if text is None else [float(each) for each in text.split(",")]
+
+
+def _option(help: str, panel: str, **settings: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=panel, **settings)
+
+
+@dataclass(frozen=True)
+class ParameterOptions:
+    """Which parts of a model are trained, and how."""
+
+    train: Annotated[
+        list[str] | None, _option("Weights to train: a name or 'head.*'; default: all.", "Model", metavar="PATTERN")
+    ] = None
+    freeze: Annotated[
+        list[str] | None, _option("Weights that stay as they are: a name or 'backbone.*'.", "Model", metavar="PATTERN")
+    ] = None
+    batch_norm: Annotated[
+        str | None, _option("Batch normalization: model, train or freeze.", "Model", metavar="KIND")
+    ] = None
+    checkpoint_segments: Annotated[
+        int | None, _option("Keep activations of so many segments only, compute others again.", "Model", min=1)
+    ] = None
+    custom_op_library: Annotated[
+        Path | None, _option("Library with operators of your own.", "Model", exists=True, dir_okay=False)
+    ] = None
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """The loss of a model. Those below `loss_input` are arguments of losses."""
+
+    loss: Annotated[Loss | None, _option("Default: the model's first output is the loss.", "Loss")] = None
+    loss_input: Annotated[
+        list[str] | None, _option("Value that the loss takes; default: all outputs.", "Loss", metavar="NAME")
+    ] = None
+    reduction: Annotated[str | None, _option("mean, sum; kl-div also: batchmean.", "Loss", metavar="KIND")] = None
+    label_smoothing: Annotated[float | None, _option("cross-entropy: from 0 to 1.", "Loss")] = None
+    ignore_index: Annotated[int | None, _option("cross-entropy, nll: a label that does not count.", "Loss")] = None
+    class_axis: Annotated[int | None, _option("cross-entropy, nll: the axis of the classes.", "Loss")] = None
+    weight: Annotated[
+        str | None, _option("Of each class, such as 1,0.5,2.", "Loss", metavar="NUMBERS", callback=numbers)
+    ] = None
+    pos_weight: Annotated[
+        str | None, _option("bce-with-logits: of targets that are 1.", "Loss", metavar="NUMBERS", callback=numbers)
+    ] = None
+    delta: Annotated[float | None, _option("huber.", "Loss", callback=positive)] = None
+    beta: Annotated[float | None, _option("smooth-l1.", "Loss", min=0)] = None
+    log_target: Annotated[bool | None, _option("kl-div: targets are logarithms, too.", "Loss")] = None
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """The optimizer. Those below `optimizer` are its arguments; the learning rate is a setting of the training."""
+
+    optimizer: Annotated[Optimizer | None, _option("Default: adamw.", "Optimizer")] = None
+    weight_decay: Annotated[float | None, _option("adamw; default: 0.", "Optimizer")] = None
+    betas: Annotated[
+        str | None, _option("adamw; default: 0.9,0.999.", "Optimizer", metavar="NUMBERS", callback=numbers)
+    ] = None
+    eps: Annotated[float | None, _option("adamw; default: 1e-6.", "Optimizer")] = None
+    bias_correction: Annotated[bool | None, _option("adamw; default: yes.", "Optimizer")] = None
+    adam_mode: Annotated[int | None, _option("adamw: 1 Hugging Face's order, 0 PyTorch's.", "Optimizer")] = None
+
+
+@dataclass(frozen=True)
+class Making:
+    """All that says how artifacts are made."""
+
+    parameters: ParameterOptions
+    loss: LossOptions
+    optimizer: OptimizerOptions
+
+    @property
+    def groups(self) -> tuple[ParameterOptions, LossOptions, OptimizerOptions]:
+        """The groups of options."""
+        return self.parameters, self.loss, self.optimizer
+
+    def arguments(self, clip_norm: float | None = None) -> dict[str, Any]:
+        """Arguments of `generate_artifacts`. Raises ValueError for what a loss or an optimizer does not take.
+
+        clip_norm: of the optimizer model.
+        """
+        own, loss = vars(self.parameters), _values(self.loss)
+        optimizer = _values(self.optimizer) | ({"clip_grad": _clipping(clip_norm)} if clip_norm else {})
+        kind, inputs = loss.pop("loss"), loss.pop("loss_input")
+        if kind is None and (others := [name for name, value in loss.items() if value is not None]):
+            raise ValueError(f"{option(others[0])} is of a loss, expected --loss, too")
+        found = {
+            "requires_grad": own["train"] or None,
+            "frozen_params": own["freeze"] or None,
+            "loss_input_names": inputs or None,
+            "loss": None if kind is None else _block(kind, loss),
+            "optimizer": _block(optimizer.pop("optimizer") or Optimizer.AdamW, optimizer),
+            "custom_op_library": own["custom_op_library"],
+            "batch_norm": own["batch_norm"] or "model",
+        }
+        segments = own["checkpoint_segments"]
+        return found if segments is None else {**found, "checkpoint_segments": segments}
+
+
+def _values(group: Any) -> dict[str, Any]:
+    """Options by name, lists of numbers as such."""
+    values = vars(group).copy()
+    return values | {name: _numbers(values[name]) for name in ("weight", "pos_weight", "betas") if name in values}
+
+
+def _clipping(norm: float) -> Any:
+    from opgrad.training.onnxblock.optim import ClipGradNorm
+
+    return ClipGradNorm(norm)
+
+
+def _block(kind: Loss | Optimizer, arguments: dict[str, Any]) -> Any:
+    try:
+        return block(kind, arguments)
+    except ValueError as error:
+        names = {name: name for name in arguments} | {"clip_grad": "clip_norm"}
+        raise ValueError(_in_options(str(error), names)) from None
+
+
+def make(
+    model: Path, making: Making, folder: Path, who: str, clip_norm: float | None = None, **files: Any
+) -> "Artifacts":
+    """Make the artifacts of a model in a folder, which is made if need be, and is as it was after an error.
+
+    who: the command, for messages. clip_norm: of the optimizer model. files: arguments of `generate_artifacts`.
+    Raises ValueError for a model or options of which nothing can be made, OSError.
+    """
+    from opgrad.onnxruntime.reading import read_model
+    from opgrad.training.artifacts import generate_artifacts
+
+    arguments = making.arguments(clip_norm)
+    read = read_model(model, who, outside=False)
+    if arguments["loss"] is None:
+        _check_is_loss(read, model, who)
+    try:
+        with made_folder(folder):
+            return generate_artifacts(model, artifact_directory=folder, **arguments, **files)
+    except (LookupError, NotImplementedError, TypeError, ValueError) as error:
+        text = str(error.args[0]) if error.args else type(error).__name__
+        text = _in_options(text.removeprefix("generate_artifacts: "), OPTIONS)
+        raise ValueError(text if str(model) in text else f"{who}: {model}: {text}") from None
+
+
+def _in_options(text: str, names: Mapping[str, str]) -> str:
+    """A message with options in the place of arguments, but not in what it quotes. names: of both."""
+    pattern = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    return re.sub(rf"(?<!['\w.])({pattern})(?!['\w.])", lambda found: option(names[found[0]]), text)
+
+
+def _check_is_loss(model: "onnx.ModelProto", path: Path, who: str) -> None:
+    """Raise ValueError if the first output of a model cannot be a loss."""
+    outputs = [each for each in model.graph.output if each.type.HasField("tensor_type")]
+    if outputs and outputs[0].type.tensor_type.HasField("shape"):
+        sizes = outputs[0].type.tensor_type.shape.dim
+        if any(not each.HasField("dim_value") or each.dim_value != 1 for each in sizes):
+            known = ", ".join(Loss)
+            raise ValueError(
+                f"{who}: {path}: its first output {outputs[0].name!r} is not one number, expected --loss: {known}"
+            )
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """A folder that is there; what had to be made is gone after an error."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
+        raise

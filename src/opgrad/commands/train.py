@@ -1,0 +1,193 @@
+"""The command `opgrad train`."""
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from opgrad.commands.making import LossOptions, Making, OptimizerOptions, ParameterOptions, make
+from opgrad.commands.options import file_option, given, positive, takes_groups, words
+from opgrad.terminal import console
+
+if TYPE_CHECKING:
+    from opgrad.training.job import Run
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a recipe says, too."""
+
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the data.")] = None
+    lr: Annotated[float | None, typer.Option(callback=positive, help="Learning rate.")] = None
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows of a batch.")] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Decides the order of the rows.")] = None
+    validation: Annotated[
+        str | None, typer.Option(metavar="FRACTION|ROWS", help="Training rows to validate every epoch with.")
+    ] = None
+    patience: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many epochs without a better validation loss.")
+    ] = None
+    schedule: Annotated[str | None, typer.Option(metavar="KIND", help="Learning rate: constant, linear or cosine.")] = (
+        None
+    )
+    warmup: Annotated[
+        int | None, typer.Option(min=0, metavar="STEPS", help="Steps over which the learning rate rises from 0.")
+    ] = None
+    accumulate: Annotated[int | None, typer.Option(min=1, help="Batches whose gradients make one step.")] = None
+    clip_norm: Annotated[
+        float | None, typer.Option(callback=positive, help="Largest norm of all gradients together.")
+    ] = None
+
+    def of_recipe(self) -> dict[str, Any]:
+        """Those that were given, under the names of a recipe."""
+        values = {**vars(self), "validation": _rows_or_fraction(self.validation)}
+        values["learning_rate"] = values.pop("lr")
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are read and written."""
+
+    data: Annotated[Path | None, file_option("Data: .npz, .npy or .csv; default: the dataset in recipe.toml.")] = None
+    output: Annotated[Path | None, typer.Option(help="Folder for the results; default: runs/NAME.")] = None
+    resume: Annotated[Path | None, file_option("Checkpoint to go on from: last.checkpoint of a run.")] = None
+    export: Annotated[
+        Path | None, typer.Option(help="File for the trained model, with the outputs that it had.", dir_okay=False)
+    ] = None
+    artifacts: Annotated[
+        Path | None, typer.Option(help="Folder that keeps the artifacts made of a model.", file_okay=False)
+    ] = None
+
+
+@takes_groups
+def train(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL|ARTIFACT_DIR",
+            help="An .onnx file, or a folder with training_model.onnx, eval_model.onnx, optimizer_model.onnx "
+            "and checkpoint.",
+            exists=True,
+        ),
+    ],
+    settings: Settings,
+    places: Places,
+    parameters: ParameterOptions,
+    loss: LossOptions,
+    optimizer: OptimizerOptions,
+) -> None:
+    """Train an ONNX model, or an artifact set of onnxruntime-training, in stock onnxruntime.
+
+    Writes the trained model (model.onnx, for any onnxruntime), a picture of the loss (loss.png), all figures
+    (metrics.json, metrics.csv) and checkpoints (last.checkpoint, best.checkpoint). What is not given here is read
+    from recipe.toml beside MODEL or in ARTIFACT_DIR or, with --resume, from the checkpoint. Ctrl-C leaves a
+    checkpoint behind. The options in the boxes say what is made of a MODEL.
+
+    Example: opgrad train model.onnx --data data.npz --loss cross-entropy --freeze 'backbone.*'
+    """
+    making = Making(parameters, loss, optimizer)
+    if path.is_dir():
+        _check_folder(path, making, places)
+        _train(path, path, settings, places, making, path)
+        return
+    _check_model(path, settings, places)
+    with _artifacts(path, making, places.artifacts) as folder:
+        _train(path, folder, settings, places, making, path.parent)
+
+
+def _check_folder(folder: Path, making: Making, places: Places) -> None:
+    """Raise ValueError for options that say what is made of a model."""
+    options = given(*making.groups) | ({"--artifacts": places.artifacts} if places.artifacts else {})
+    if options:
+        are = "is" if len(options) == 1 else "are"
+        raise ValueError(
+            f"train: {', '.join(options)} {are} for an .onnx file; {folder} is an artifact set, where this is settled"
+        )
+    _check_export(places.export)
+
+
+def _check_export(file: Path | None) -> None:
+    if file is not None and not file.absolute().parent.is_dir():
+        raise FileNotFoundError(f"train: there is no folder {file.absolute().parent} for --export")
+
+
+def _check_model(path: Path, settings: Settings, places: Places) -> None:
+    """Raise ValueError, or FileNotFoundError, for what can be known before anything is made."""
+    from opgrad.training.recipe import FILE, Recipe
+
+    settings.of_recipe()
+    _check_export(places.export)
+    if places.data is None and places.resume is None and Recipe.load(path.parent).dataset is None:
+        raise ValueError(f"train: no data for {path}, expected --data or a dataset named in {FILE} beside it")
+
+
+@contextmanager
+def _artifacts(model: Path, making: Making, kept: Path | None) -> Iterator[Path]:
+    """The folder with the artifacts of a model: one that is kept, or one that is gone at the end."""
+    from opgrad.training.tables import amount
+
+    screen = console()
+    with TemporaryDirectory(prefix="opgrad-") as temporary:
+        folder = kept or Path(temporary) / model.stem
+        with screen.status(f"making artifacts of {model}"):
+            made = make(model, making, folder, "train")
+        count = sum(made.sizes.get(name, 0) for name in made.trainable)
+        frozen = f", {len(made.frozen)} frozen" if made.frozen else ""
+        screen.print(f"artifacts of {model}: trainable {amount(len(made.trainable), count)}{frozen}")
+        yield folder
+
+
+def _train(path: Path, folder: Path, settings: Settings, places: Places, making: Making, recipes: Path) -> None:
+    """Train the artifacts in a folder, which are of the model at `path`; print what the run came to."""
+    from opgrad.training import ArtifactSet, Recipe, job, report
+    from opgrad.training.fit import Interrupted
+    from opgrad.training.state import Resumption
+
+    resumption = Resumption.read(places.resume) if places.resume else None
+    saved = resumption.state.recipe if resumption and resumption.state else Recipe.load(recipes)
+    recipe: Recipe = replace(saved, **settings.of_recipe())
+    artifacts = ArtifactSet.load(folder)
+    output = places.output or Path("runs") / (artifacts.name if path.is_dir() else path.stem)
+    screen = console()
+    try:
+        with report.TrainingBar(screen, artifacts.name) as bar:
+            run = job.train(artifacts, recipe, places.data, output, bar, resumption)
+    except Interrupted as interruption:
+        options = {"--resume": interruption.checkpoint, **given(replace(places, resume=None), *making.groups)}
+        command = shlex.join(["opgrad", "train", str(path), *words(options)])
+        raise RuntimeError(f"{interruption}; to go on: {command}") from None
+    report.print_run(screen, run)
+    if places.export:
+        _export(run, path, places.export, screen)
+
+
+def _export(run: "Run", path: Path, file: Path, screen: Console) -> None:
+    """Write the trained model with the outputs that it had; those of an artifact set are the scores."""
+    from opgrad.onnxruntime.reading import read_model
+    from opgrad.training.checkpoint import read_checkpoint
+    from opgrad.training.export import write_inference_model
+    from opgrad.training.state import BEST, LAST
+
+    artifacts = run.artifacts
+    checkpoint = read_checkpoint(run.output / (LAST if run.best_epoch is None else BEST))
+    source = None if path.is_dir() else read_model(path, "train", outside=False)
+    had = [each.name for each in source.graph.output if each.name != artifacts.loss] if source else []
+    write_inference_model(artifacts.eval_model, checkpoint.parameters, had or [artifacts.scores], file, "train")
+    screen.print(f"exported  {file}: the trained model, with the outputs {', '.join(had or [artifacts.scores])}")
+
+
+def _rows_or_fraction(text: str | None) -> int | float | None:
+    """A whole number as int, any other as float."""
+    if text is None:
+        return None
+    try:
+        return int(text) if text.lstrip("+-").isdigit() else float(text)
+    except ValueError:
+        raise ValueError(f"train: validation is {text!r}, expected a number of rows or a fraction") from None

@@ -1,0 +1,38 @@
+"""Losses and optimizers by the names that commands have for them; nothing heavy is imported before one is made."""
+
+import inspect
+from enum import StrEnum
+from importlib import import_module
+from typing import Any
+
+
+class Loss(StrEnum):
+    """The losses of `onnxblock.loss`."""
+
+    CrossEntropyLoss = "cross-entropy"
+    NLLLoss = "nll"
+    MSELoss = "mse"
+    L1Loss = "l1"
+    HuberLoss = "huber"
+    SmoothL1Loss = "smooth-l1"
+    BCEWithLogitsLoss = "bce-with-logits"
+    KLDivLoss = "kl-div"
+
+
+class Optimizer(StrEnum):
+    """The optimizers of `onnxblock.optim`."""
+
+    AdamW = "adamw"
+    SGD = "sgd"
+
+
+def block(kind: Loss | Optimizer, arguments: dict[str, Any]) -> Any:
+    """The block of this kind with these arguments, without those that are None. Raises ValueError for another's."""
+    place = "loss" if isinstance(kind, Loss) else "optim"
+    made = getattr(import_module(f"opgrad.training.onnxblock.{place}"), kind.name)
+    given = {name: value for name, value in arguments.items() if value is not None}
+    taken = inspect.signature(made).parameters
+    if wrong := [name for name in given if name not in taken]:
+        known = ", ".join(name for name in taken if name in arguments)
+        raise ValueError(f"{kind} takes no {', '.join(wrong)}, expected {known or 'no options'}")
+    return made(**given)

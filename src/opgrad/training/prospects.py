@@ -1,0 +1,117 @@
+"""What training would make of an ONNX model, found out before anything is built."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import onnx
+
+from opgrad.gradients.forward import FLOATS, Forward, domain_of
+from opgrad.gradients.model import problems
+from opgrad.training.building import forms
+from opgrad.training.building.checks import check_built
+from opgrad.training.building.selection import Candidates, reaching
+from opgrad.training.building.values import size_of
+from opgrad.training.by_name import Loss
+from opgrad.training.names import RESET
+from opgrad.training.sketch import Stage, stages
+
+DISTANCES = (Loss.MSELoss, Loss.L1Loss, Loss.HuberLoss, Loss.SmoothL1Loss)
+# Losses that apply the function of the key themselves, to what it would be given.
+APPLIED_BY = {"Softmax": Loss.CrossEntropyLoss, "Sigmoid": Loss.BCEWithLogitsLoss}
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output that a loss could take.
+
+    losses: which of them. hint: what else there is to say of it.
+    """
+
+    name: str
+    losses: list[str]
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Prospects:
+    """What training would make of a model.
+
+    opset, nodes: the version of ai.onnx, and how many nodes there are.
+    trainable: weights on which an output depends. frozen: statistics of normalization. unused: other weights.
+    numbers: of the elements of the trainable ones.
+    outputs: those of float type. stages: the graph from weight to weight.
+    problems: why it cannot be trained, a line for each node that has no gradient.
+    """
+
+    opset: int = 0
+    nodes: int = 0
+    trainable: list[str] = field(default_factory=list)
+    frozen: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    numbers: int = 0
+    outputs: list[Output] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def prospects(model: onnx.ModelProto) -> Prospects | None:
+    """What training would make of a model; None of a training graph.
+
+    model: with the values of its tensors; changed.
+    """
+    if any(each.name == RESET for each in model.graph.input):
+        return None
+    found = Prospects(forms.opset_of(model), len(model.graph.node))
+    try:
+        check_built(model, "inspect")
+        forms.normalize(model, "inspect")
+    except (NotImplementedError, ValueError) as error:
+        found.problems.append(str(error).removeprefix("inspect: "))
+        return found
+    return _looked_at(model, found)
+
+
+def _looked_at(model: onnx.ModelProto, found: Prospects) -> Prospects:
+    """What there is in a model that can be trained."""
+    candidates, forward = Candidates(model), Forward(model)
+    floats = [each.name for each in model.graph.output if forward.element_type(each.name) in (None, *FLOATS)]
+    depended = set().union(*(reaching(model, name) for name in floats))
+    trainable = [name for name in candidates.weights if name in depended]
+    return Prospects(
+        opset=found.opset,
+        nodes=found.nodes,
+        trainable=trainable,
+        frozen=candidates.statistics,
+        unused=[name for name in candidates.weights if name not in depended],
+        numbers=sum(size_of(candidates.tensors[name]) for name in trainable),
+        outputs=[_output(forward, name) for name in floats],
+        stages=stages(forward, {name: size_of(candidates.tensors[name]) for name in trainable}),
+        problems=_problems(model, floats, trainable, bool(candidates.weights)),
+    )
+
+
+def _problems(model: onnx.ModelProto, floats: Sequence[str], trainable: Sequence[str], weights: bool) -> list[str]:
+    """Why these weights cannot be trained for these outputs."""
+    if not weights:
+        return ["the model has no weights, float tensors that it multiplies, adds or looks up"]
+    if not trainable:
+        return ["no output of float type depends on a weight of the model"]
+    try:
+        return problems(model, floats, trainable)
+    except (NotImplementedError, ValueError) as error:
+        return [str(error).removeprefix("gradients: ")]
+
+
+def _output(forward: Forward, name: str) -> Output:
+    """The losses that an output fits, by its shape and by what makes it."""
+    node, sizes = forward.producers.get(name), forward.sizes(name)
+    operator = node.op_type if node is not None and not domain_of(node) else ""
+    if sizes is not None and all(size == 1 for size in sizes):
+        return Output(name, [], "one number: it may be the loss itself, without --loss")
+    if node is not None and (loss := APPLIED_BY.get(operator)):
+        hint = f"{operator} makes it; {loss} takes what it is made of: --loss-input {node.input[0]!r}"
+        return Output(name, list(DISTANCES), hint)
+    classes = sizes is None or (len(sizes) > 1 and sizes[1 if len(sizes) > 3 else -1] != 1)
+    if operator == "LogSoftmax":
+        return Output(name, [Loss.NLLLoss, Loss.KLDivLoss] if classes else [Loss.KLDivLoss])
+    return Output(name, [*([Loss.CrossEntropyLoss] if classes else []), *DISTANCES, Loss.BCEWithLogitsLoss])

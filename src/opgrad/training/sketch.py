@@ -1,0 +1,84 @@
+"""A graph in a few lines: its stages, each of which begins with a node that has weights."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+import onnx
+
+from opgrad.gradients.forward import Forward, domain_of
+from opgrad.training.building.selection import SCALES
+
+SILENT = ("Identity", "Cast", "Unsqueeze", "Squeeze")  # which say little of what a model does
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Nodes from one that has weights to the next.
+
+    operators: theirs, in order. weights: the number of elements. shape: of what the last one makes; None: not known.
+    times: how often in a row the graph has the same operators.
+    """
+
+    operators: str
+    weights: int
+    shape: tuple[int | str, ...] | None
+    times: int = 1
+
+
+def stages(forward: Forward, weights: Mapping[str, int]) -> list[Stage]:
+    """The stages of a graph, in its order. weights: by name, the number of elements."""
+    found, counted = list[Stage](), set[str]()
+    origins = {name: {name} for name in weights}
+    for nodes in _parts(_carrying(forward, origins), origins):
+        own = {each for node in nodes for name in node.input for each in origins.get(name, ())} - counted
+        count = sum(weights[name] for name in own)
+        counted |= own
+        operators = _joined([node.op_type for node in nodes if domain_of(node) or node.op_type not in SILENT])
+        shape = _shape(forward, nodes[-1].output[0]) if nodes[-1].output else None
+        if found and found[-1].operators == operators:
+            before = found.pop()
+            found.append(Stage(operators, before.weights + count, shape, before.times + 1))
+        elif operators:
+            found.append(Stage(operators, count, shape))
+    return found
+
+
+def _carrying(forward: Forward, origins: dict[str, set[str]]) -> list[onnx.NodeProto]:
+    """The nodes that compute with what the graph is given, but not with its shape or type.
+
+    origins: by name, of which weights a value is made; gets those that other nodes make of weights.
+    """
+    reached, nodes = {each.name for each in forward.graph.input}, []
+    for node in forward.graph.node:
+        if node.op_type in ("Shape", "Size"):
+            continue
+        inputs = node.input[:1] if node.op_type == "CastLike" else node.input
+        if reached.intersection(inputs):
+            reached.update(filter(None, node.output))
+            nodes.append(node)
+        elif held := {each for name in inputs for each in origins.get(name, ())}:
+            origins.update((name, held) for name in node.output)
+    return nodes
+
+
+def _parts(nodes: Iterable[onnx.NodeProto], weights: Collection[str]) -> list[list[onnx.NodeProto]]:
+    """The nodes, a list for each stage; a weight that is added or multiplied begins none."""
+    parts: list[list[onnx.NodeProto]] = []
+    for node in nodes:
+        begins = any(name in weights for name in node.input) and node.op_type not in SCALES
+        if begins or not parts:
+            parts.append([])
+        parts[-1].append(node)
+    return parts
+
+
+def _joined(names: Iterable[str]) -> str:
+    """Names in a row, those that repeat with their number."""
+    runs = [(name, len(list(run))) for name, run in groupby(names)]
+    return ", ".join(name if count == 1 else f"{count} {name}" for name, count in runs)
+
+
+def _shape(forward: Forward, name: str) -> tuple[int | str, ...] | None:
+    sizes = forward.sizes(name)
+    return None if sizes is None else tuple("?" if size is None else size for size in sizes)
