@@ -118,10 +118,11 @@ def _never_changes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _is_plain(op: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Whether the call's own arguments can be used: they are all that the operator reads and writes."""
+    """Whether the call's own arguments can be used: its arrays are all that the operator reads and writes."""
     named = {**dict(zip(op.parameters, args, strict=False)), **kwargs}
     arrays = {name for name, value in named.items() if isinstance(value, np.ndarray | tuple | list)}
-    return all(named.get(name) is given.get(name) for name in arrays.union(op.arrays, op.attributes, ["out"]))
+    own = all(named.get(name) is given.get(name) for name in arrays.union(op.arrays, ["out"]))
+    return own and _never_changes(args, kwargs)
 
 
 def namer(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:

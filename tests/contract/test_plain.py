@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import opgrad
-from opgrad import post_ops
+from opgrad import arrays, post_ops
 from opgrad.contract import operators
 from opgrad.contract.plain import is_plain, plain
 from opgrad.fused.dropout import Dropout
@@ -137,3 +137,15 @@ def test_plain_arguments_stay_as_they_are():
         opgrad.leaky_relu(X, Word("x"))
     with pytest.raises(TypeError, match=r"softmax: axis is 'x', expected an int"):
         opgrad.softmax(X, (0, "x"))
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"logit_scale": 2.0}, {"where": True}, {"axis": 0, "result_scale": 3}], ids=repr
+)
+def test_the_same_call_again_is_found_by_its_own_arguments(attributes, monkeypatch, rng):
+    """What reads arguments takes longer than the kernel for 1,000 numbers."""
+    x = rng.standard_normal((4, 5)).astype("float32")
+    attributes |= {"where": x > 0} if "where" in attributes else {}
+    first = opgrad.softmax(x, **attributes)
+    monkeypatch.delattr(arrays, "as_given")
+    assert np.array_equal(opgrad.softmax(x, **attributes), first, equal_nan=True)
