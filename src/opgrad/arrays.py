@@ -160,6 +160,8 @@ def as_given(op: Operator, named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_array(op: Operator, name: str, value: Any) -> Array:
+    if type(value) is np.ndarray:
+        return value
     if is_masked(value):
         raise TypeError(f"{op.name}: {name} is a masked array, expected an array without a mask")
     try:
