@@ -110,7 +110,7 @@ def test_each_kind_of_cpu_has_a_cache_of_its_own(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize(("number", "name"), enumerate(FAMILIES))
+@pytest.mark.parametrize(("number", "name"), list(enumerate(FAMILIES)))
 def test_any_cpu_computes_every_dtype(number, name, tmp_path):
     """The plain instruction set has no F16C, no FMA and vectors of 16 bytes. Two dtypes a family, in turns."""
     dtypes = [FLOATS[(2 * number + each) % len(FLOATS)] for each in range(2)]
