@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from graph_cases import CASES as PAIRS
 from graph_cases import OPERATORS, call, check_close
 from onnx_models import one_node, run
 
@@ -13,6 +14,8 @@ from opgrad.testing.examples import examples, expected
 CASES = [(op, onnx) for op in OPERATORS for onnx in op.onnx]
 OVERLOADS = {name: [o for o in overloads() if o.onnx.name == name] for name in {onnx.name for _, onnx in CASES}}
 each_case = pytest.mark.parametrize(("op", "onnx"), CASES, ids=[onnx.name for _, onnx in CASES])
+TYPED = [(op, onnx, dtype) for op, onnx in CASES for dtype in FLOATS if (op, dtype) in PAIRS]
+each_dtype = pytest.mark.parametrize(("op", "onnx", "dtype"), TYPED, ids=[f"{o.name}-{d}" for _, o, d in TYPED])
 
 
 def feeds_of(op, onnx, arguments):
@@ -58,7 +61,7 @@ def attribute(value):
     return int(value) if isinstance(value, bool) else value
 
 
-@each_case
+@each_dtype
 def test_against_the_reference(op, onnx, dtype):
     for example in examples(op, dtype):
         inputs = feeds_of(op, onnx, example.arguments)

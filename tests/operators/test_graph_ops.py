@@ -4,13 +4,13 @@ import inspect
 
 import numpy as np
 import pytest
-from graph_cases import OPERATORS, arrays_of, call, changed, check_close, each_operator
+from graph_cases import OPERATORS, arrays_of, call, changed, check_close, each_dtype, each_operator
 
 import opgrad
 from opgrad.testing.examples import examples, expected
 
 
-@each_operator
+@each_dtype
 def test_against_the_reference(op, dtype):
     for example in examples(op, dtype):
         check_close(call(op, example.arguments), expected(op, example.arguments), example.terms)
@@ -31,7 +31,7 @@ def frozen(array):
     return array
 
 
-@each_operator
+@each_dtype
 def test_any_strides(op, dtype):
     for example in examples(op, dtype):
         expected = call(op, example.arguments)
@@ -57,7 +57,7 @@ def columns_first(array):
     return np.asarray(array, order="F")
 
 
-@each_operator
+@each_dtype
 def test_out_is_written_and_nothing_around_it(op, dtype):
     for example in examples(op, dtype):
         expected = call(op, example.arguments)
