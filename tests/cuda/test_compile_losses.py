@@ -2,8 +2,7 @@
 
 import sys
 
-import pytest
-from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_all, compile_share, errors, missing, over_registers, spills
+from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_share, errors, missing, over_registers, spills
 from cuda_gate_rows import (
     COLUMNS,
     LAYOUTS,
@@ -60,12 +59,6 @@ GATE = Gate(
     few=FEW,
     full=CHOICE | {"length": tuple(REST), "dtype": FLOATS},
 )
-
-
-@pytest.fixture(scope="module")
-def kinds(tmp_path_factory):
-    pytest.importorskip("triton", reason="needs Triton")
-    return compile_all(__file__, tmp_path_factory.mktemp("compiled"))
 
 
 def test_every_kind_compiles(kinds):

@@ -4,13 +4,11 @@ import functools
 import sys
 
 import numpy as np
-import pytest
 from cuda_gate import (
     ARCHITECTURES,
     FULL,
     POINTERS,
     Gate,
-    compile_all,
     compile_share,
     errors,
     missing,
@@ -155,12 +153,6 @@ GATE = Gate(
     few={"op": ("log_softmax", "softmax_grad"), "regime": tuple(REGIMES)},
     full=CHOICE | {"length": tuple(REST), "dtype": TYPES},
 )
-
-
-@pytest.fixture(scope="module")
-def kinds(tmp_path_factory):
-    pytest.importorskip("triton", reason="needs Triton")
-    return compile_all(__file__, tmp_path_factory.mktemp("compiled"))
 
 
 def test_every_kind_compiles(kinds):

@@ -2,13 +2,11 @@
 
 import sys
 
-import pytest
 from cuda_gate import (
     ARCHITECTURES,
     DEVICES,
     POINTERS,
     Gate,
-    compile_all,
     compile_share,
     errors,
     missing,
@@ -54,12 +52,6 @@ GATE = Gate(
     few=FEW,
     full=CHOICE | {"length": tuple(REST), "dtype": FLOATS},
 )
-
-
-@pytest.fixture(scope="module")
-def kinds(tmp_path_factory):
-    pytest.importorskip("triton", reason="needs Triton")
-    return compile_all(__file__, tmp_path_factory.mktemp("compiled"))
 
 
 def test_every_kind_compiles(kinds):

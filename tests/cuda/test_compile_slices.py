@@ -2,8 +2,7 @@
 
 import sys
 
-import pytest
-from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_all, compile_share, errors, missing, over_registers, spills
+from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_share, errors, missing, over_registers, spills
 
 from opgrad.contract import DTYPES, FLOATS, Spec, operators
 from opgrad.contract.signature import prepare
@@ -39,12 +38,6 @@ GATE = Gate(
     few={"op": ("gather_grad",), "count": CHOICE["count"]},
     full=CHOICE | {"pre": (1, 3, 64), "size": (1, 1000, 50000)},
 )
-
-
-@pytest.fixture(scope="module")
-def kinds(tmp_path_factory):
-    pytest.importorskip("triton", reason="needs Triton")
-    return compile_all(__file__, tmp_path_factory.mktemp("compiled"))
 
 
 def test_every_kind_compiles(kinds):

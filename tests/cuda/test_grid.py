@@ -10,7 +10,7 @@ import pytest
 from accuracy import assert_close
 from axes import axis_choices
 from guards import Guarded
-from outputs import in_place_pairs, packed
+from outputs import in_place_calls, packed
 from relayouts import OTHER_LOOPS, SAME_LOOPS, relaid, selections, unaligned
 from samples import bits, cast, elements, losses_and_gradients, positive_zeros, reference, sample
 
@@ -203,12 +203,7 @@ def test_in_place(op, dtype, rng):
     for shape in [(5, 33), (2, 5, 3), (1, 2051)]:
         arguments = sample(op, shape, dtype, rng)
         expected = call(op, arguments)
-        for result, name in in_place_pairs(op, arguments):
-            own = arguments | {name: arguments[name].copy()}
-            outputs = [
-                own[name] if each == result else np.empty_like(array)
-                for each, array in zip(op.results, expected, strict=True)
-            ]
+        for name, own, outputs in in_place_calls(op, arguments, expected):
             results = call(op, own, out=packed(outputs))
             assert all(given is output for given, output in zip(results, outputs, strict=True))
             assert [bits(array) for array in results] == [bits(array) for array in expected], f"{shape}, {name}"

@@ -6,10 +6,9 @@ The interpreter takes milliseconds for a program: shapes are small, and limits b
 import dataclasses
 import itertools
 
-import numpy as np
 import pytest
 from guards import Guarded
-from outputs import in_place_pairs, packed
+from outputs import in_place_calls, packed
 from relayouts import relaid, spaced_rows
 from samples import bits, elements, sample
 
@@ -96,12 +95,7 @@ def test_few_odd_rows_in_place_and_apart(op, dtype, rng, lowered):
     arguments = sample(op, (5, 67), dtype, rng, reduction="none", ignore_index=2)
     assert program(op, arguments).regime == "few rows"
     expected = check(op, arguments)
-    for result, argument in in_place_pairs(op, arguments):
-        own = arguments | {argument: arguments[argument].copy()}
-        outputs = [
-            own[argument] if each == result else np.empty_like(array)
-            for each, array in zip(op.results, expected, strict=True)
-        ]
+    for argument, own, outputs in in_place_calls(op, arguments, expected):
         results = call(op, own, out=packed(outputs))
         assert [bits(array) for array in results] == [bits(array) for array in expected], argument
     guards = [Guarded(result.shape, result.dtype, result.itemsize) for result in expected]
