@@ -118,7 +118,7 @@ def _never_changes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _is_plain(op: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Whether the call's own arguments can be used: its arrays are all that the operator reads and writes."""
+    """Whether the call's own arguments can be used: the operator reads and writes its arrays; no value changes."""
     named = {**dict(zip(op.parameters, args, strict=False)), **kwargs}
     arrays = {name for name, value in named.items() if isinstance(value, np.ndarray | tuple | list)}
     own = all(named.get(name) is given.get(name) for name in arrays.union(op.arrays, ["out"]))

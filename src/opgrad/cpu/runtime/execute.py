@@ -119,7 +119,7 @@ def _header(step: Step, program: Program) -> list[tuple[Any, Any]]:
 
 
 def _patch(index: int, kind: Any, value: Any) -> list[int]:
-    """Which address is added to the word at `place` when a call starts, if one is."""
+    """Which address is added to the word at `index` when a call starts, if one is."""
     if kind is Private or value is None:
         return []
     if isinstance(value, Operand):

@@ -1,5 +1,6 @@
 """Recognition of layer normalization and its form without mean (RMS), in the forms that exporters write them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,31 +33,40 @@ class Normalized:
     bias: str = ""
 
 
+Find = Callable[[Graph, onnx.NodeProto], Normalized | None]
+
+
 def fuse_layer_normalization(graph: Graph) -> bool:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias becomes LayerNormalization."""
-    changed = False
-    if graph.opset < (LAYER_FROM if graph.plain else RAISED_FROM):
-        return False
-    for node in list(graph.nodes()):
-        found = _layer(graph, node)
-        if found is not None:
-            found = _with_bias(graph, _with_scale(graph, _with_casts(graph, found)))
-        else:
-            found = _expanded_layer(graph, node)
-        changed |= found is not None and _write(graph, found, "Layer")
-    return changed
+    return _fuse(graph, LAYER_FROM, _whole_layer, "Layer")
 
 
 def fuse_rms_normalization(graph: Graph) -> bool:
     """x / sqrt(mean(x * x) + epsilon) * scale becomes SimplifiedLayerNormalization, or RMSNormalization of ONNX."""
-    changed = False
-    if graph.opset < (RMS_FROM if graph.plain else RAISED_FROM):
+    return _fuse(graph, RMS_FROM, _whole_rms, "RMS")
+
+
+def _fuse(graph: Graph, least: int, find: Find, kind: str) -> bool:
+    """Write what is found at each node, in plain ONNX from the opset `least` on."""
+    if graph.opset < (least if graph.plain else RAISED_FROM):
         return False
+    changed = False
     for node in list(graph.nodes()):
-        found = _rms(graph, node)
-        if found is not None:
-            changed |= _write(graph, _with_scale(graph, _with_casts(graph, found)), "RMS")
+        found = find(graph, node)
+        changed |= found is not None and _write(graph, found, kind)
     return changed
+
+
+def _whole_layer(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
+    found = _layer(graph, node)
+    if found is None:
+        return _expanded_layer(graph, node)
+    return _with_bias(graph, _with_scale(graph, _with_casts(graph, found)))
+
+
+def _whole_rms(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
+    found = _rms(graph, node)
+    return None if found is None else _with_scale(graph, _with_casts(graph, found))
 
 
 # --- x by its deviation ---
