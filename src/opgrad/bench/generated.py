@@ -15,6 +15,7 @@ from opgrad.bench.measure import take_turns, turns
 from opgrad.bench.training_modules import CLASSES, eager, exported, modules
 from opgrad.gradients import gradients
 from opgrad.gradients.backward import SUFFIX
+from opgrad.onnxruntime.messages import copied
 from opgrad.training import ArtifactSet, rewriting
 from opgrad.training.binding import BoundGraph, declared
 from opgrad.training.graph import open_session, session_options
@@ -55,8 +56,7 @@ def of_modules(rows: int) -> Iterator[Subject]:
 
 def of_set(artifacts: ArtifactSet, feeds: Mapping[str, np.ndarray], graph: Callable[[], object]) -> Subject:
     """The model of an artifact set, whose gradients are generated anew. graph: runs the set's own training graph."""
-    model = onnx.ModelProto()
-    model.CopyFrom(artifacts.eval_model)
+    model = copied(artifacts.eval_model)
     parameters = {**artifacts.frozen, **artifacts.trainable}
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in parameters.items())
     for value in [value for value in model.graph.input if value.name in parameters]:
@@ -91,8 +91,7 @@ def measure(subject: Subject, seconds: float) -> dict[str, Any]:
 
 def _fused(model: onnx.ModelProto) -> onnx.ModelProto:
     """The graph as a training step has it: with opgrad's loss in place of onnxruntime's ten nodes."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     rewriting.fuse_losses(copy)
     return copy
 

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 
 from opgrad.onnxruntime import InferenceSession
+from opgrad.onnxruntime.messages import copied
 
 SHARING = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")  # whose result is the memory of the first input
 ITEM = {"float": 4, "double": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1, "int8": 1}
@@ -22,8 +23,7 @@ def peak_bytes(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> int:
 
     Inputs and initializers do not count, and nothing is taken to be computed in the memory of an input.
     """
-    named = onnx.ModelProto()
-    named.CopyFrom(model)
+    named = copied(model)
     for place, node in enumerate(named.graph.node):
         node.name = f"node_{place}"
     with tempfile.TemporaryDirectory() as folder:

@@ -6,10 +6,11 @@ import onnx
 from onnx import TensorProto
 
 from opgrad.gradients.body import GraphBody
-from opgrad.gradients.forward import FLOATS, Forward, domain_of, title
+from opgrad.gradients.forward import FLOATS, Forward, title
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import RULES, Declared, Gradients, NoGradient
 from opgrad.onnxruntime.bodies.build import Value
+from opgrad.onnxruntime.messages import domain_of
 from opgrad.onnxruntime.opset import captured, subgraphs
 
 SUFFIX = "_grad"

@@ -12,8 +12,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.onnxruntime.bodies.build import Body, Value
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
-from opgrad.onnxruntime.opset import all_nodes, captured, free_name
+from opgrad.onnxruntime.messages import MICROSOFT, copied, free_name
+from opgrad.onnxruntime.opset import all_nodes, captured
 
 Sizes = Sequence[int | str | None]
 
@@ -87,8 +87,7 @@ class GraphBody(Body):
         return Value(self, value.name, value.element_type, list(tensor.dims))
 
     def _write(self, tensor: TensorProto) -> Value:
-        named = TensorProto()
-        named.CopyFrom(tensor)
+        named = copied(tensor)
         named.name = self.free(f"{self._scope}/Constant_{self._count}")
         self._count += 1
         self.initializers.append(named)

@@ -9,11 +9,11 @@ from onnx import defs, helper, inliner
 
 from opgrad.gradients.backward import paths
 from opgrad.gradients.body import GraphBody
-from opgrad.gradients.forward import Forward, domain_of
+from opgrad.gradients.forward import Forward
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import RULES, NoGradient
 from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.opset import free_name
+from opgrad.onnxruntime.messages import copied, domain_of, free_name, keep
 
 DOMAIN = "opgrad.expanded"
 
@@ -66,11 +66,8 @@ def _replace(graph: onnx.GraphProto, written: Mapping[str, list[onnx.NodeProto]]
     for node in graph.node:
         first = node.output[0] if node.output else ""
         for each in written.get(first, [node]):
-            copy = onnx.NodeProto()
-            copy.CopyFrom(each)
-            nodes.append(copy)
-    del graph.node[:]
-    graph.node.extend(nodes)
+            nodes.append(each)
+    keep(graph.node, nodes)
     return True
 
 
@@ -167,8 +164,7 @@ def _branch(forward: Forward, node: onnx.NodeProto, taken: set[str]) -> list[onn
 
 
 def _renamed(node: onnx.NodeProto, names: dict[str, str]) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = copied(node)
     copy.input[:] = [names.get(name, name) for name in node.input]
     copy.output[:] = [names.get(name, name) for name in node.output]
     for attribute in copy.attribute:

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.gradients.body import Sizes
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.messages import MICROSOFT, domain_of, opset_of
 from opgrad.onnxruntime.opset import all_nodes, raise_opset
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -39,11 +39,6 @@ FOLDED = (
 )
 
 
-def domain_of(node: onnx.NodeProto) -> str:
-    """The domain of a node; that of ai.onnx is empty."""
-    return "" if node.domain == "ai.onnx" else node.domain
-
-
 def title(node: onnx.NodeProto) -> str:
     """How messages call a node."""
     operator = f"{node.domain}.{node.op_type}" if domain_of(node) else node.op_type
@@ -62,7 +57,7 @@ class Forward:
 
     def __init__(self, model: onnx.ModelProto, variable: Iterable[str] = ()):
         self.model, self.graph, self._variable = model, model.graph, frozenset(variable)
-        self.opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
+        self.opset = opset_of(model)
         self.refresh()
 
     def refresh(self) -> None:
@@ -111,7 +106,8 @@ class Forward:
         if node is None or domain_of(node):
             return None
         if node.op_type == "Constant":
-            return constant_value(node)
+            tensor = constant_tensor(node)
+            return None if tensor is None else numpy_helper.to_array(tensor)
         return self._fold(node) if node.op_type in FOLDED else None
 
     def _fold(self, node: onnx.NodeProto) -> np.ndarray | None:
@@ -132,16 +128,16 @@ class Forward:
         return evaluate(node, inputs, self.opset)[0]
 
 
-def constant_value(node: onnx.NodeProto) -> np.ndarray | None:
+def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """The tensor of a Constant node; None if it is text or sparse."""
-    (attribute,) = node.attribute
+    attribute = next(iter(node.attribute), onnx.AttributeProto())
     if attribute.name == "value":
-        return numpy_helper.to_array(attribute.t)
+        return attribute.t
     kinds: dict[str, Any] = {
         "value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64
     }  # fmt: skip
     kind = kinds.get(attribute.name)
-    return np.array(helper.get_attribute_value(attribute), kind) if kind else None
+    return numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), kind)) if kind else None
 
 
 def is_exact(node: onnx.NodeProto, inputs: list[np.ndarray]) -> bool:

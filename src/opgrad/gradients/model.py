@@ -16,7 +16,7 @@ from opgrad.gradients.body import GraphBody
 from opgrad.gradients.expansion import expand, inline_functions
 from opgrad.gradients.forward import FLOATS, Forward
 from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.messages import copied, import_microsoft
 from opgrad.onnxruntime.opset import raise_opset
 
 LEAST_OPSET = 11  # that gradients are written in …
@@ -88,9 +88,7 @@ def _simplified(
 def load(model: onnx.ModelProto | str | os.PathLike[str], who: str) -> onnx.ModelProto:
     """A model of one's own."""
     if isinstance(model, onnx.ModelProto):
-        copy = onnx.ModelProto()
-        copy.CopyFrom(model)
-        return copy
+        return copied(model)
     if not isinstance(model, (str, os.PathLike)):
         raise TypeError(f"{who}: model is of type {type(model).__name__}, expected onnx.ModelProto or a path")
     if not Path(model).is_file():
@@ -187,6 +185,5 @@ def append(forward: Forward, body: GraphBody, outputs: Sequence[onnx.ValueInfoPr
     graph.node.extend(body.nodes)
     told = {each.name for each in (*graph.value_info, *graph.input, *graph.output)}
     graph.value_info.extend(info for name, info in body.infos.items() if name not in told)
-    if all(each.domain != MICROSOFT for each in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    import_microsoft(model)
     model.ir_version = max(model.ir_version, 4)  # the first whose initializers are no inputs

@@ -12,7 +12,7 @@ from opgrad.gradients.body import GraphBody, Sizes
 from opgrad.gradients.errors import NoGradient
 from opgrad.gradients.forward import FLOATS, Forward
 from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.messages import MICROSOFT, attribute_of
 
 AXES_PLACE = 1  # of the input with the axes, where they are one
 
@@ -40,7 +40,7 @@ class Node:
     ):
         self.proto, self.body, self.dys, self.needed = proto, body, list(dys), frozenset(needed)
         self.opset = forward.opset
-        self.attributes: Mapping[str, Any] = dict(map(_attribute, proto.attribute))
+        self.attributes: Mapping[str, Any] = dict(map(attribute_of, proto.attribute))
         self._forward = forward
         self.inputs = [self._value(name) for name in proto.input]
         self.outputs = [self._value(name) for name in proto.output]
@@ -199,10 +199,3 @@ class Node:
     def with_sizes(self, value: Value, sizes: Sizes) -> Value:
         """A value of which the rule knows the sizes."""
         return Value(self.body, value.name, value.element_type, sizes)
-
-
-def _attribute(attribute: onnx.AttributeProto) -> tuple[str, Any]:
-    value = helper.get_attribute_value(attribute)
-    if isinstance(value, list):
-        return attribute.name, [each.decode() if isinstance(each, bytes) else each for each in value]
-    return attribute.name, value.decode() if isinstance(value, bytes) else value

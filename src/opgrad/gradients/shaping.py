@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from opgrad.gradients.body import Sizes
 from opgrad.gradients.errors import NoGradient
 from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.messages import MICROSOFT
 
 ZERO_AS_SIZE = 14  # the first opset whose Reshape can be told that a size of 0 is no size to copy
 

@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, defs, helper, numpy_helper, shape_inference, version_converter
 
+from opgrad.onnxruntime.messages import copied
+
 UNKNOWN = "opgrad.unknown"  # where operators that ai.onnx does not have stand meanwhile
 LARGEST_KEPT = 1024  # elements of a constant that conversion may have to read; larger ones are inputs meanwhile
 RESIZE_CHANGED = BOUNDS_ARE_INPUTS = 11  # opsets
@@ -20,8 +22,7 @@ STATISTICS = slice(3, 5)  # saved outputs of BatchNormalization, which it lost w
 
 def converted(model: onnx.ModelProto, version: int, wanted: int) -> onnx.ModelProto:
     """A model that imports opset `wanted` instead of `version`. Raises whatever the converter does."""
-    draft = onnx.ModelProto()
-    draft.CopyFrom(model)
+    draft = copied(model)
     _hide_unknown(draft, version)
     _drop_saved_statistics(draft.graph)
     large, new = _as_inputs(draft.graph)

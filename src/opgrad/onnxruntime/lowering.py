@@ -16,7 +16,8 @@ from onnx import AttributeProto, helper
 from opgrad.onnxruntime.bodies import FORMS, Call, Form, NoForm
 from opgrad.onnxruntime.bodies.build import Body, Value
 from opgrad.onnxruntime.bodies.reasons import NOT_LOWERED
-from opgrad.onnxruntime.opset import all_nodes, free_name, raise_opset, subgraphs
+from opgrad.onnxruntime.messages import MICROSOFT, attribute_of, copied, domain_of, free_name, opset_of
+from opgrad.onnxruntime.opset import all_nodes, raise_opset, subgraphs
 from opgrad.onnxruntime.reading import check_model, read_model
 
 DOMAIN = "opgrad"
@@ -54,8 +55,7 @@ def lower(
 
 def _load(model: Any) -> onnx.ModelProto:
     if isinstance(model, onnx.ModelProto):
-        copy = onnx.ModelProto()
-        copy.CopyFrom(model)
+        copy = copied(model)
         check_model(copy, "lower: the model")
         return copy
     if not isinstance(model, (bytes, str, os.PathLike)):
@@ -79,12 +79,8 @@ def _names(operators: Collection[str] | None) -> frozenset[str]:
 
 def _concerns(node: onnx.NodeProto, names: frozenset[str]) -> bool:
     """Whether a node is of an operator to lower, and of its domain."""
-    known = (_domain(node), node.op_type) in FORMS or (node.op_type in NOT_LOWERED and _domain(node) == "com.microsoft")
+    known = (domain_of(node), node.op_type) in FORMS or (node.op_type in NOT_LOWERED and domain_of(node) == MICROSOFT)
     return known and node.op_type in names
-
-
-def _domain(node: onnx.NodeProto) -> str:
-    return "" if node.domain == "ai.onnx" else node.domain
 
 
 def _every_node(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -153,7 +149,7 @@ class _Lowering:
         """Turn a node into a call of a function."""
         if node.op_type in NOT_LOWERED:
             raise _no_form(node, NOT_LOWERED[node.op_type])
-        form = FORMS[_domain(node), node.op_type]
+        form = FORMS[domain_of(node), node.op_type]
         forward = self._forward(form, node, producers)
         if main is not None:
             self._expose(form, node, main)
@@ -194,7 +190,7 @@ class _Lowering:
 
     def _function(self, form: Form, node: onnx.NodeProto, forward: str | None) -> tuple[str, list[str]]:
         """The name of the function for a node, and the names of the inputs that it takes."""
-        body = Body(next(each.version for each in self.model.opset_import if each.domain in ("", "ai.onnx")))
+        body = Body(opset_of(self.model))
         call = Call(
             body=body,
             inputs=[body.input() if name else None for name in node.input],
@@ -249,8 +245,7 @@ class _Lowering:
 
 def _key(function: onnx.FunctionProto) -> tuple[str, bytes]:
     """The same for functions that differ in nothing but the number behind their name."""
-    copy = onnx.FunctionProto()
-    copy.CopyFrom(function)
+    copy = copied(function)
     copy.name = ""
     return function.name.split("_", 1)[0], copy.SerializeToString(deterministic=True)
 
@@ -266,8 +261,7 @@ def _no_form(node: onnx.NodeProto, reason: object) -> NotImplementedError:
 def _attribute(attribute: AttributeProto) -> tuple[str, Any]:
     if attribute.ref_attr_name:
         raise NoForm(f"its attribute {attribute.name} is that of the function around it")
-    value = helper.get_attribute_value(attribute)
-    return attribute.name, value.decode() if isinstance(value, bytes) else value
+    return attribute_of(attribute)
 
 
 def _needed(nodes: list[onnx.NodeProto], names: Iterable[str]) -> list[onnx.NodeProto]:

@@ -1,4 +1,4 @@
-"""All nodes of a model, names that none has, and raising the opset of ai.onnx that it imports."""
+"""All nodes of a model, and raising the opset of ai.onnx that it imports."""
 
 from collections.abc import Iterable, Iterator
 
@@ -25,15 +25,6 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
         yield node
         for graph in subgraphs(node):
             yield from all_nodes(graph.node)
-
-
-def free_name(name: str, taken: set[str]) -> str:
-    """A name that is not taken, and from now on is."""
-    found, number = name, 1
-    while found in taken:
-        found, number = f"{name}_token_{number}", number + 1
-    taken.add(found)
-    return found
 
 
 def captured(node: onnx.NodeProto) -> Iterator[str]:

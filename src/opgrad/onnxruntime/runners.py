@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 from opgrad.onnxruntime.loading import open_session
 from opgrad.onnxruntime.lowering import lower
+from opgrad.onnxruntime.messages import copied
 
 NATIVE, OPGRAD, LOWERING, NOBODY = RUNNERS = "onnxruntime", "opgrad", "only by lowering", "nobody"
 # What a session calls a type -> that of ONNX; the names of the others are the same but for their letters' case.
@@ -71,8 +72,7 @@ class _Trials:
         for output in outputs:
             if output.name in self._types:
                 output.type.CopyFrom(self._types[output.name])
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
+        copy = copied(node)
         copy.name = "node"
         if not any(_graphs(node)):  # whose tensors have the names of the outer ones
             names = {name: f"t{place}" for place, name in enumerate(dict.fromkeys([*outer, *node.output]))} | {"": ""}

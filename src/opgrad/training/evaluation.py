@@ -7,15 +7,14 @@ from os import PathLike
 import numpy as np
 import onnx
 import onnxruntime
-from onnx.helper import get_node_attr_value, make_opsetid
+from onnx.helper import get_node_attr_value
 
 from opgrad.onnxruntime import loading
+from opgrad.onnxruntime.messages import copied, import_microsoft
 from opgrad.training.artifact_set import FILES, ArtifactSet, TensorSpec
 from opgrad.training.data import Dataset
 from opgrad.training.graph import open_session
 
-# Where opgrad's operators are registered, onnxruntime can fuse nodes only if the model imports their domain.
-FUSED = "com.microsoft"
 EVALUATION = FILES[1]
 
 
@@ -36,11 +35,9 @@ class Evaluator:
 
     def __init__(self, artifacts: ArtifactSet, options: onnxruntime.SessionOptions):
         self._loss, self._scores, self._label = artifacts.loss, artifacts.scores, artifacts.label
-        model = onnx.ModelProto()
-        model.CopyFrom(artifacts.eval_model)
+        model = copied(artifacts.eval_model)
         model.graph.output.add().name = self._scores
-        if all(item.domain != FUSED for item in model.opset_import):
-            model.opset_import.append(make_opsetid(FUSED, 1))
+        import_microsoft(model)  # for nodes that onnxruntime fuses, where opgrad's operators are registered
         self._session = open_session(model, options, f"Evaluator: {artifacts.directory / EVALUATION}")
         self.score_type = next(item for item in self._session.get_outputs() if item.name == self._scores)
         self.classes = _classes(self._label, self.score_type.shape)

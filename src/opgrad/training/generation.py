@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.onnxruntime.messages import copied, opset_of
 from opgrad.onnxruntime.reading import check_model, read_model
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed
@@ -93,7 +94,7 @@ class _Artifacts(TrainingBlock):
         """Let batch normalization take given statistics where these were asked to stay as they are."""
         if self.request.batch_norm != "model":
             return
-        held, opset = set(self.selection.held), forms.opset_of(self.base)
+        held, opset = set(self.selection.held), opset_of(self.base)
         nodes = [node for node in forms.batch_norms(self.base) if forms.trains(node, opset)]
         forms.freeze(self.base, [node for node in nodes if held.issuperset(node.input[3:5])])
 
@@ -123,7 +124,7 @@ def make(model: onnx.ModelProto | str | os.PathLike[str], request: Request, opti
         models = block.make(accessor)
     if optimizer is None:
         return Made(models, None, block.selection)
-    opset = forms.opset_of(models.evaluation)
+    opset = opset_of(models.evaluation)
     with building(ModelAccessor(empty_model(opset), drawn=accessor.drawn)) as empty:
         optimizer(models.parameters)
     changing = optimizer.to_model_proto() if isinstance(optimizer, ForwardBlock) else empty.model
@@ -142,9 +143,7 @@ def _own(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
     if outside:
         raise ValueError(f"{WHO}: model keeps {listed(outside)} in another file; give its path, or load these tensors")
     check_model(model, f"{WHO}: model")
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy
+    return copied(model)
 
 
 @dataclass

@@ -8,6 +8,7 @@ import onnx
 import onnxruntime
 
 from opgrad.onnxruntime import LOWERED, loading, lower
+from opgrad.onnxruntime.messages import copied
 from opgrad.onnxruntime.reading import Source as Source
 from opgrad.onnxruntime.reading import read_model as read_model
 from opgrad.training import rewriting
@@ -78,15 +79,13 @@ class TrainingGraph:
         self.reset = True
         self._flag, self._fixed, self._gradients = fixed[RESET], fixed, gradients
         self._options, self._who = options, who
-        self._model = onnx.ModelProto()
-        self._model.CopyFrom(model)
+        self._model = copied(model)
         rewriting.fuse_losses(self._model)
         self._adding: BoundGraph | None = None
         self._overwriting = self._open_overwriting() or self._open_adding()
 
     def _open_overwriting(self) -> BoundGraph | None:
-        model = onnx.ModelProto()
-        model.CopyFrom(self._model)
+        model = copied(self._model)
         names = rewriting.overwriting(model)
         if names is None:
             return None

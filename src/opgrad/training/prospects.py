@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from opgrad.gradients.forward import FLOATS, Forward, domain_of
+from opgrad.gradients.forward import FLOATS, Forward
 from opgrad.gradients.model import problems
+from opgrad.onnxruntime.messages import domain_of, opset_of
 from opgrad.training.building import forms
 from opgrad.training.building.checks import check_built
 from opgrad.training.building.selection import Candidates, reaching
@@ -61,7 +62,7 @@ def prospects(model: onnx.ModelProto) -> Prospects | None:
     """
     if any(each.name == RESET for each in model.graph.input):
         return None
-    found = Prospects(forms.opset_of(model), len(model.graph.node))
+    found = Prospects(opset_of(model), len(model.graph.node))
     try:
         check_built(model, "inspect")
         forms.normalize(model, "inspect")

@@ -1,14 +1,13 @@
 """What is changed in a training or eval graph before onnxruntime gets it."""
 
 from collections import Counter
-from typing import Any
 
 import onnx
 from onnx import helper
 
+from opgrad.onnxruntime.messages import MICROSOFT, import_microsoft, keep
 from opgrad.training.names import BUFFER_SUFFIX, RESET
 
-DOMAIN = "com.microsoft"
 DIRECT_SUFFIX = "_grad.direct"  # of a gradient that is an output of the graph
 
 
@@ -23,8 +22,7 @@ def fuse_losses(model: onnx.ModelProto) -> None:
         is_loss = node.op_type == "SoftmaxCrossEntropyLoss" and node.domain in ("", "ai.onnx")
         if is_loss and node.output and node.output[0] in declared:
             _fuse(model.graph, node, declared)
-    if all(item.domain != DOMAIN for item in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    import_microsoft(model)
 
 
 def _fuse(graph: onnx.GraphProto, node: onnx.NodeProto, declared: dict[str, onnx.TypeProto]) -> None:
@@ -43,7 +41,7 @@ def _fuse(graph: onnx.GraphProto, node: onnx.NodeProto, declared: dict[str, onnx
             node.input.extend([""] * (3 - len(node.input)))
             node.input.append(constant.name)
             node.attribute.remove(item)
-    node.op_type, node.domain = "SoftmaxCrossEntropyLossInternal", DOMAIN
+    node.op_type, node.domain = "SoftmaxCrossEntropyLossInternal", MICROSOFT
 
 
 def overwriting(model: onnx.ModelProto) -> dict[str, str] | None:
@@ -76,16 +74,9 @@ def overwriting(model: onnx.ModelProto) -> dict[str, str] | None:
     dropped = {node.output[0] for node in accumulators}
     for node in accumulators:
         graph.node.remove(node)
-    _keep(graph.output, [value for value in graph.output if value.name not in dropped])
+    keep(graph.output, [value for value in graph.output if value.name not in dropped])
     gone = {name + BUFFER_SUFFIX for name in names} | {RESET}
-    _keep(graph.input, [value for value in graph.input if value.name not in gone])
+    keep(graph.input, [value for value in graph.input if value.name not in gone])
     for name in names.values():
         graph.output.add().name = name
     return names
-
-
-def _keep(values: Any, kept: list[onnx.ValueInfoProto]) -> None:
-    """Let a graph's list of values hold no others."""
-    copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
-    del values[:]
-    values.extend(copies)

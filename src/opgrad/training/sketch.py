@@ -6,7 +6,8 @@ from itertools import groupby
 
 import onnx
 
-from opgrad.gradients.forward import Forward, domain_of
+from opgrad.gradients.forward import Forward
+from opgrad.onnxruntime.messages import domain_of
 from opgrad.training.building.selection import SCALES
 
 SILENT = ("Identity", "Cast", "Unsqueeze", "Squeeze")  # which say little of what a model does

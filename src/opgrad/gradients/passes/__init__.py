@@ -23,6 +23,7 @@ from opgrad.gradients.passes.shapes import simplify_shapes
 from opgrad.gradients.passes.sharing import share_constants, share_nodes
 from opgrad.gradients.passes.splitting import split_parts
 from opgrad.gradients.passes.sums import chain_sums
+from opgrad.onnxruntime.messages import copied
 
 Pass = Callable[[Graph], bool]
 
@@ -50,7 +51,7 @@ def prepare(
 
     Returns the new model. Equal calls give equal bytes.
     """
-    graph = Graph(_copied(model), keep, variable, plain)
+    graph = Graph(copied(model), keep, variable, plain)
     clean(graph)
     if apply(graph, FUSIONS):
         graph.refresh()
@@ -81,7 +82,7 @@ def finish(
     segments = checked_segments(checkpoint_segments)
     named = [] if isinstance(segments, int) else segments
     forward = list(forward)
-    graph = Graph(_copied(model), {*keep, *forward, *named}, variable)
+    graph = Graph(copied(model), {*keep, *forward, *named}, variable)
     clean(graph)
     if apply(graph, (chain_sums, transpose_products)):
         apply(graph, (remove_dead,))
@@ -119,9 +120,3 @@ def apply(graph: Graph, passes: Sequence[Pass]) -> bool:
     """Run passes in their order; whether one of them changed something."""
     changes = [each(graph) for each in passes]
     return any(changes)
-
-
-def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy

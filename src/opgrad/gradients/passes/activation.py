@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 import onnx
 from onnx import TensorProto
 
-from opgrad.gradients.forward import domain_of
 from opgrad.gradients.passes.graph import Graph
 from opgrad.gradients.passes.patterns import factors, is_near, plus, power, same_shape, without
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.messages import MICROSOFT, domain_of
 
 GELU_FROM, SWISH_FROM = 20, 24  # the first opsets with Gelu and Swish
 CUBIC, SLOPE = 0.044715, math.sqrt(2 / math.pi)  # tanh(SLOPE * (x + CUBIC * x^3)) is nearly erf(x / sqrt(2))

@@ -6,8 +6,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from opgrad.gradients.forward import FOLDED, domain_of, evaluate, is_exact
+from opgrad.gradients.forward import FOLDED, constant_tensor, evaluate, is_exact
 from opgrad.gradients.passes.graph import Graph
+from opgrad.onnxruntime.messages import copied, domain_of
 from opgrad.onnxruntime.opset import subgraphs
 
 GROWTH = 1 << 12  # bytes by which a folded value may be larger than what it is computed from
@@ -35,17 +36,8 @@ def fold_constants(graph: Graph) -> bool:
 
 
 def _constant(node: onnx.NodeProto) -> dict[str, onnx.TensorProto] | None:
-    """The tensor of a Constant node; None if it is text or sparse."""
-    (attribute,) = node.attribute
-    if attribute.name == "value":
-        tensor = onnx.TensorProto()
-        tensor.CopyFrom(attribute.t)
-        return {node.output[0]: tensor}
-    kinds = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
-    kind = kinds.get(attribute.name)
-    if kind is None:
-        return None
-    return {node.output[0]: numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), kind))}
+    tensor = constant_tensor(node)
+    return None if tensor is None else {node.output[0]: copied(tensor)}
 
 
 def _computed(graph: Graph, node: onnx.NodeProto) -> dict[str, onnx.TensorProto] | None:

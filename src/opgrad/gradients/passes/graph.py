@@ -7,9 +7,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from opgrad.gradients.forward import Forward, domain_of
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
-from opgrad.onnxruntime.opset import captured, free_name, subgraphs
+from opgrad.gradients.forward import Forward
+from opgrad.onnxruntime.messages import MICROSOFT, attribute_of, copied, domain_of, free_name, import_microsoft
+from opgrad.onnxruntime.opset import captured, subgraphs
 
 OVERRIDABLE_FROM = 4  # the first version of the format whose initializers are constants unless they are inputs, too
 
@@ -31,7 +31,7 @@ class Graph(Forward):
         self.plain, self.outputs = plain, frozenset(each.name for each in model.graph.output)
         self.kept = frozenset(keep) | variable | given | self.outputs
         overridable = given if model.ir_version >= OVERRIDABLE_FROM else frozenset()
-        self._slots = [[_copy(node)] for node in model.graph.node]
+        self._slots = [[copied(node)] for node in model.graph.node]
         super().__init__(model, variable | overridable)
         self._taken = self.names()
 
@@ -89,8 +89,7 @@ class Graph(Forward):
 
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         """The attributes of a node by their names, text decoded."""
-        found = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-        return {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
+        return dict(map(attribute_of, node.attribute))
 
     # --- changes ---
 
@@ -195,20 +194,14 @@ class Graph(Forward):
         told = {each.name for each in (*graph.input, *graph.output)}
         made = [name for node in graph.node for name in node.output if name and name not in told]
         infos = [self._info(name, kind) for name in made if (kind := self.element_type(name)) is not None]
-        others = [_copy(each) for each in graph.value_info if not each.type.HasField("tensor_type")]
+        others = [copied(each) for each in graph.value_info if not each.type.HasField("tensor_type")]
         del graph.value_info[:]
         graph.value_info.extend([*infos, *(each for each in others if each.name in made)])
         domains = {node.domain for node in graph.node}
-        if MICROSOFT in domains and all(each.domain != MICROSOFT for each in self.model.opset_import):
-            self.model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+        if MICROSOFT in domains:
+            import_microsoft(self.model)
         if any(each.name not in self._given for each in graph.initializer):
             self.model.ir_version = max(self.model.ir_version, OVERRIDABLE_FROM)
-
-
-def _copy(message: Any) -> Any:
-    copy = type(message)()
-    copy.CopyFrom(message)
-    return copy
 
 
 def _rename_inputs(node: onnx.NodeProto, name: str, by: str) -> None:

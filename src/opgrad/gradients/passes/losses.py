@@ -3,8 +3,8 @@
 import onnx
 from onnx import helper
 
-from opgrad.gradients.forward import domain_of
 from opgrad.gradients.passes.graph import Graph
+from opgrad.onnxruntime.messages import domain_of
 
 ONE_AXIS_FROM = 13  # before, the axes from `axis` on were one row of LogSoftmax
 CLASSES = 1  # the axis

@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.gradients.forward import domain_of
 from opgrad.gradients.passes.graph import Graph
 from opgrad.gradients.passes.patterns import is_near, mean_axes, plus, power
+from opgrad.onnxruntime.messages import domain_of
 
 LAYER_FROM, RMS_FROM = 17, 23  # the first opsets with LayerNormalization and RMSNormalization; …
 RAISED_FROM = 13  # … onnxruntime has them in older ones, too, but onnx converts none below this that has them

@@ -3,8 +3,8 @@
 import onnx
 from onnx import helper
 
-from opgrad.gradients.forward import domain_of
 from opgrad.gradients.passes.graph import Graph
+from opgrad.onnxruntime.messages import domain_of
 
 
 def transpose_products(graph: Graph) -> bool:

@@ -14,12 +14,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from opgrad.gradients.forward import domain_of
 from opgrad.gradients.passes.graph import Graph
 from opgrad.gradients.passes.order import sorted_nodes, writes_last
 from opgrad.gradients.passes.segments import Segments
 from opgrad.gradients.passes.sharing import is_repeatable
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.messages import MICROSOFT, copied, domain_of
 from opgrad.onnxruntime.opset import captured
 
 SUFFIX = "_recompute"
@@ -106,8 +105,7 @@ class _Segment:
 
 
 def _plain_copy(segment: _Segment, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = copied(node)
     copy.name = segment.graph.free(f"{node.name or node.op_type}{SUFFIX}")
     copy.input[:] = [segment.name(name) for name in node.input]
     copy.output[:] = [segment.anew(name) for name in node.output]

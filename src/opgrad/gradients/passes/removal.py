@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.gradients.forward import domain_of
 from opgrad.gradients.passes.graph import Graph
 from opgrad.gradients.passes.sizes import Shapes, Term, Terms, slice_limits, terms_of
+from opgrad.onnxruntime.messages import domain_of
 
 Test = Callable[[Graph, onnx.NodeProto], bool]
 TESTS: dict[str, Test] = {}

@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.gradients.forward import domain_of
 from opgrad.gradients.passes.graph import Graph
 from opgrad.gradients.passes.sizes import RULES, Shapes, Term, Terms, numbers, terms_of
+from opgrad.onnxruntime.messages import domain_of
 
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 COPY, REST = Term(0), Term(-1)  # in the shape that Reshape is given

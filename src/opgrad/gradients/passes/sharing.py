@@ -6,9 +6,8 @@ from collections.abc import Hashable
 import onnx
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.gradients.forward import domain_of
 from opgrad.gradients.passes.graph import Graph
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.messages import MICROSOFT, copied, domain_of
 from opgrad.onnxruntime.opset import subgraphs
 
 LARGEST_SHARED = 1 << 16  # bytes of a constant that is compared with others
@@ -83,9 +82,8 @@ def share_constants(graph: Graph) -> bool:
 
 
 def _content(tensor: onnx.TensorProto) -> Hashable:
-    bare = onnx.TensorProto()
     if tensor.HasField("raw_data"):
         return tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest()
-    bare.CopyFrom(tensor)
+    bare = copied(tensor)
     bare.name = bare.doc_string = ""
     return hashlib.sha256(bare.SerializeToString(deterministic=True)).digest()

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from opgrad.gradients.forward import domain_of
 from opgrad.gradients.passes.graph import Graph
 from opgrad.gradients.passes.sizes import Shapes, slice_limits
+from opgrad.onnxruntime.messages import domain_of
 
 SIZES_ARE_INPUT = 13  # the first opset whose Split and Squeeze have them as an input
 

@@ -2,8 +2,8 @@
 
 import onnx
 
-from opgrad.gradients.forward import domain_of
 from opgrad.gradients.passes.graph import Graph
+from opgrad.onnxruntime.messages import domain_of
 
 
 def chain_sums(graph: Graph) -> bool:

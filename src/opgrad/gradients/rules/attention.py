@@ -9,7 +9,7 @@ from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, NoGradient, decomposition
 from opgrad.gradients.shaping import sizes_of
 from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.messages import MICROSOFT
 
 MASKED = -10000.0  # what is added to the scores of masked keys, by default
 SEVERAL = 5  # axes of an input that packs several projections: [N, L, heads, how many, H]

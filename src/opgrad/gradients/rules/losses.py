@@ -5,7 +5,7 @@ from onnx import TensorProto
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, NoGradient, gradient
 from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.messages import MICROSOFT
 
 
 @gradient("SoftmaxCrossEntropyLoss", constant=(1, 2))

@@ -8,7 +8,7 @@ from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, NoGradient, decomposition, gradient
 from opgrad.gradients.shaping import sizes_of
 from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.messages import MICROSOFT
 
 # Activations of fused operators, and their attributes.
 ACTIVATIONS = {

@@ -9,7 +9,7 @@ from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, NoGradient, gradient
 from opgrad.gradients.shaping import reshape_like, sizes_of, unbroadcast
 from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.messages import MICROSOFT
 
 FIRST_TRAINING_MODE = 14  # opset of BatchNormalization whose attribute says whether it trains
 

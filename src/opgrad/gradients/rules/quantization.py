@@ -8,7 +8,7 @@ from onnx import TensorProto
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, NoGradient, decomposition, gradient
 from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.messages import MICROSOFT
 
 LIMITS: dict[int, tuple[int, int]] = {
     TensorProto.UINT8: (0, 255),

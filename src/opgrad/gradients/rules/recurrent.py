@@ -12,7 +12,7 @@ from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, NoGradient, decomposition, gradient
 from opgrad.gradients.rules.steps import Steps
 from opgrad.onnxruntime.bodies.build import Body, Value
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.messages import MICROSOFT
 
 LENGTHS = 4  # the place of the input with the lengths of the sequences
 ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}

@@ -7,8 +7,8 @@ from typing import Any
 from onnx import TensorProto
 
 from opgrad.onnxruntime.bodies.build import Body, Value
+from opgrad.onnxruntime.messages import MICROSOFT
 
-MICROSOFT = "com.microsoft"
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 
 from opgrad.cpu.runtime.parallel import get_num_threads
+from opgrad.onnxruntime.messages import copied
 from opgrad.onnxruntime.reading import name_of
 from opgrad.training import rewriting
 from opgrad.training.api.checkpoint_state import CheckpointState
@@ -274,8 +275,7 @@ def _fixed(shape: Sequence[int | str]) -> tuple[int, ...]:
 
 
 def _open_eval(model: onnx.ModelProto, memory: Memory, options: onnxruntime.SessionOptions, what: str) -> BoundGraph:
-    fused = onnx.ModelProto()
-    fused.CopyFrom(model)
+    fused = copied(model)
     rewriting.fuse_losses(fused)
     fixed = {**memory.parameters, **memory.frozen}
     inputs = [declared(value) for value in model.graph.input if value.name not in fixed]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 import onnx
 from onnx import checker, defs, helper
 
-from opgrad.gradients.forward import domain_of
+from opgrad.onnxruntime.messages import domain_of
 from opgrad.onnxruntime.opset import all_nodes
 from opgrad.training.building.values import LARGE, size_of
 

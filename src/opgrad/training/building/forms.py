@@ -1,14 +1,12 @@
 """A model as training needs it, and what becomes of it when it is evaluated."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import onnx
 from onnx import helper
 
-from opgrad.gradients.forward import domain_of
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
-from opgrad.onnxruntime.opset import all_nodes, free_name, raise_opset
+from opgrad.onnxruntime.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft, keep, opset_of
+from opgrad.onnxruntime.opset import all_nodes, raise_opset
 
 LEAST_OPSET = 12  # the first with SoftmaxCrossEntropyLoss
 LEAST_IR_VERSION = 4  # the first whose initializers are no inputs
@@ -28,19 +26,6 @@ def normalize(model: onnx.ModelProto, who: str) -> None:
     for node in all_nodes(model.graph.node):
         if node.name:
             node.name = free_name(node.name, taken)
-
-
-def opset_of(model: onnx.ModelProto) -> int:
-    """The version of ai.onnx that a model imports."""
-    return next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
-
-
-def keep(values: Any, kept: list[Any]) -> None:
-    """Let a repeated field hold these of its values and no others."""
-    if len(kept) < len(values):
-        copies = [type(each).FromString(each.SerializeToString()) for each in kept]
-        del values[:]
-        values.extend(copies)
 
 
 # --- batch normalization and dropout ---------------------------------------------------------------------------------
@@ -105,9 +90,8 @@ def _repeat(graph: onnx.GraphProto, lost: dict[str, str]) -> None:
 
 def evaluated(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of a model in which nothing is dropped at random, and batch normalization takes its running statistics."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    _import_microsoft(copy)  # onnxruntime needs it for what it fuses where operators of that domain are registered
+    copy = copied(model)
+    import_microsoft(copy)  # onnxruntime needs it for what it fuses where operators of that domain are registered
     for node in _nodes(copy):
         if node.op_type == "Dropout" and not domain_of(node) and len(node.input) > 2:
             node.input[2] = ""
@@ -131,9 +115,4 @@ def with_running_statistics(model: onnx.ModelProto) -> None:
             node.op_type, node.domain = "BatchNormInternal", MICROSOFT
             settings = {"epsilon": 1e-5, "momentum": 0.9, "training_mode": 1} | given
             node.attribute.extend(helper.make_attribute(name, value) for name, value in settings.items())
-            _import_microsoft(model)
-
-
-def _import_microsoft(model: onnx.ModelProto) -> None:
-    if all(each.domain != MICROSOFT for each in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+            import_microsoft(model)

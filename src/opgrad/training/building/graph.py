@@ -12,9 +12,9 @@ from opgrad.gradients.expansion import inline_functions
 from opgrad.gradients.forward import FLOATS, Forward
 from opgrad.gradients.model import LEAST_OPSET, append, differentiate, prepared
 from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.messages import MICROSOFT, copied, keep
 from opgrad.training.building.checks import listed
-from opgrad.training.building.forms import keep, with_running_statistics
+from opgrad.training.building.forms import with_running_statistics
 from opgrad.training.names import BUFFER_SUFFIX, RESET, RESULT_SUFFIX
 
 
@@ -39,7 +39,7 @@ def training_graph(
     """
     segments = passes.checked_segments(checkpoint_segments)
     with_running_statistics(model)
-    inputs = [onnx.ValueInfoProto.FromString(each.SerializeToString()) for each in model.graph.input]
+    inputs = [copied(each) for each in model.graph.input]
     _replace_inputs(model.graph, known)
     simple = passes.prepare(inline_functions(model), [loss, *([] if isinstance(segments, int) else segments)])
     forward = prepared(simple, [loss], wanted, LEAST_OPSET)
@@ -107,7 +107,7 @@ def _gradient(forward: Forward, body: GraphBody, name: str, gradient: Value) -> 
 def accumulate(graph: onnx.GraphProto, names: Sequence[str]) -> None:
     """Let gradients, the last outputs of a graph, be added to their buffers, which become inputs of it."""
     first = len(graph.output) - len(names)
-    gradients = [onnx.ValueInfoProto.FromString(each.SerializeToString()) for each in graph.output[first:]]
+    gradients = [copied(each) for each in graph.output[first:]]
     del graph.output[first:]
     for index, (name, gradient) in enumerate(zip(names, gradients, strict=True), first):
         buffer, result = name + BUFFER_SUFFIX, name + RESULT_SUFFIX

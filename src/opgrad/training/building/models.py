@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.gradients.forward import FLOATS, domain_of
+from opgrad.gradients.forward import FLOATS, constant_tensor
+from opgrad.onnxruntime.messages import domain_of
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near
 from opgrad.training.building.graph import training_graph
@@ -83,22 +84,13 @@ def as_initializers(model: onnx.ModelProto, names: Iterable[str]) -> None:
     """Let the tensors of these Constant nodes be initializers."""
     wanted, graph = set(names), model.graph
     for node in list(graph.node):
-        if node.op_type == "Constant" and not domain_of(node) and node.output[0] in wanted:
+        if node.op_type != "Constant" or domain_of(node) or node.output[0] not in wanted:
+            continue
+        if (value := constant_tensor(node)) is not None:
             tensor = graph.initializer.add()
-            tensor.CopyFrom(constant_tensor(node))
+            tensor.CopyFrom(value)
             tensor.name = node.output[0]
             graph.node.remove(node)
-
-
-def constant_tensor(node: onnx.NodeProto) -> TensorProto:
-    """The tensor of a Constant node."""
-    (attribute,) = node.attribute
-    if attribute.name == "value":
-        return attribute.t
-    value = helper.get_attribute_value(attribute)
-    kind = TensorProto.FLOAT if "float" in attribute.name else TensorProto.INT64
-    single = isinstance(value, int | float)
-    return helper.make_tensor("", kind, [] if single else [len(value)], [value] if single else value)
 
 
 def _check_names(model: onnx.ModelProto, trainable: Collection[str], frozen: Collection[str], who: str) -> None:

@@ -6,13 +6,13 @@ import onnx
 from onnx import helper
 
 from opgrad.gradients.forward import Forward
+from opgrad.onnxruntime.messages import copied, keep
 from opgrad.training.building.checks import near
 
 
 def inferred_model(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of a model that tells the types and shapes of all values that can be known."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     declare_types(copy)
     return copy
 
@@ -42,13 +42,8 @@ def set_outputs(model: onnx.ModelProto, names: Sequence[str], who: str) -> None:
     graph, forward = model.graph, Forward(model)
     before = {each.name: each for each in graph.output}
     found = [_output(forward, before, name, who) for name in dict.fromkeys(names)]
-    copies = [onnx.ValueInfoProto.FromString(each.SerializeToString()) for each in found]
-    del graph.output[:]
-    graph.output.extend(copies)
-    kept = [each for each in graph.value_info if each.name not in set(names)]
-    copies = [onnx.ValueInfoProto.FromString(each.SerializeToString()) for each in kept]
-    del graph.value_info[:]
-    graph.value_info.extend(copies)
+    keep(graph.output, found)
+    keep(graph.value_info, [each for each in graph.value_info if each.name not in set(names)])
 
 
 def _output(forward: Forward, before: dict[str, onnx.ValueInfoProto], name: str, who: str) -> onnx.ValueInfoProto:

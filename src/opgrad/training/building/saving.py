@@ -6,6 +6,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
+from opgrad.onnxruntime.messages import copied
 from opgrad.training.building.values import array_of, is_placeholder
 from opgrad.training.odtc import raw
 from opgrad.writing import flush
@@ -18,8 +19,7 @@ def write_model(model: onnx.ModelProto, values: Mapping[str, TensorProto], path:
     """Write a model with the values of its placeholders, which are in `<name>.data` if one file cannot hold them."""
     own = [each for each in model.graph.initializer if is_placeholder(each)]
     size = model.ByteSize() + sum(values[each.name].ByteSize() for each in own)
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     if size > LARGEST_MODEL:
         _write_beside(copy, values, path.with_name(path.name + ".data"))
     else:

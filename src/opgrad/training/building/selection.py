@@ -9,12 +9,11 @@ import onnx
 
 from opgrad.gradients.backward import differentiable_inputs
 from opgrad.gradients.expansion import inline_functions
-from opgrad.gradients.forward import FLOATS, Forward, domain_of
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.gradients.forward import FLOATS, Forward, constant_tensor
+from opgrad.onnxruntime.messages import MICROSOFT, domain_of
 from opgrad.onnxruntime.opset import all_nodes
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near, without_values
-from opgrad.training.building.models import constant_tensor
 from opgrad.training.building.values import array_of, size_of
 
 ALL = tuple(range(64))
@@ -73,8 +72,8 @@ class Candidates:
     def __init__(self, model: onnx.ModelProto):
         self.tensors = {each.name: each for each in model.graph.initializer}
         for node in model.graph.node:
-            if node.op_type == "Constant" and not domain_of(node) and node.attribute[0].name.startswith("value"):
-                self.tensors[node.output[0]] = constant_tensor(node)
+            if node.op_type == "Constant" and not domain_of(node) and (tensor := constant_tensor(node)) is not None:
+                self.tensors[node.output[0]] = tensor
         self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         inlined = inline_functions(without_values(model)) if model.functions else model
         for node in all_nodes(inlined.graph.node):

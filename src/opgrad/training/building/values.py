@@ -7,6 +7,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.onnxruntime.messages import copied
 from opgrad.training import odtc
 
 LARGE = 1024  # elements, beyond what the graph's shapes can depend on
@@ -55,8 +56,7 @@ def is_placeholder(tensor: TensorProto) -> bool:
 
 def attached(model: onnx.ModelProto, apart: dict[str, TensorProto]) -> onnx.ModelProto:
     """A copy of a model with its values."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     for tensor in copy.graph.initializer:
         if is_placeholder(tensor):
             tensor.CopyFrom(apart[tensor.name])

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, defs, helper
 
 from opgrad.gradients.forward import Forward
-from opgrad.onnxruntime.bodies.forms import MICROSOFT
+from opgrad.onnxruntime.messages import MICROSOFT, copied
 
 LATEST_IR_VERSION = 10  # that the last packages of onnxruntime-training can read
 Sizes = Sequence[int | str | None]
@@ -144,9 +144,7 @@ def base(model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = Non
     """
     if not isinstance(model, onnx.ModelProto):
         raise TypeError(f"base: model is of type {type(model).__name__}, expected onnx.ModelProto")
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    with building(ModelAccessor(copy, model_path)) as accessor:
+    with building(ModelAccessor(copied(model), model_path)) as accessor:
         yield accessor
 
 

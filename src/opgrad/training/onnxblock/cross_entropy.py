@@ -5,6 +5,7 @@ from typing import Any
 
 from onnx import TensorProto, helper
 
+from opgrad.onnxruntime.messages import opset_of
 from opgrad.training.onnxblock.accessor import Sizes, current, type_name
 from opgrad.training.onnxblock.block import Block
 from opgrad.training.onnxblock.blocks import append, number
@@ -200,8 +201,7 @@ def _node(op: str, inputs: Sequence[str], outputs: Sequence[str], reduction: str
 def _mean_of_classes(log_prob: str) -> str:
     """The mean along axis 1, which is left out."""
     accessor = current()
-    opset = next(each.version for each in accessor.model.opset_import if each.domain in ("", "ai.onnx"))
-    if opset < 18:
+    if opset_of(accessor.model) < 18:
         return append("ReduceMean", [log_prob], axes=[1], keepdims=0)
     axes = accessor.constant(accessor.fresh("celoss.axis"), TensorProto.INT64, [1], [1])
     return append("ReduceMean", [log_prob, axes], keepdims=0)

@@ -1,0 +1,56 @@
+"""ONNX's messages: copies, repeated fields, names that nothing has, the operator sets that a model imports."""
+
+from typing import Any, TypeVar
+
+import onnx
+from onnx import helper
+
+MICROSOFT = "com.microsoft"
+M = TypeVar("M")
+
+
+def copied(message: M) -> M:
+    """A message of one's own."""
+    copy: Any = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def keep(values: Any, kept: list[Any]) -> None:
+    """Let a repeated field hold these messages and no others; they may be some of its own."""
+    copies = [copied(each) for each in kept]
+    del values[:]
+    values.extend(copies)
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """A name that is not taken, and from now on is."""
+    found, number = name, 1
+    while found in taken:
+        found, number = f"{name}_token_{number}", number + 1
+    taken.add(found)
+    return found
+
+
+def domain_of(node: onnx.NodeProto) -> str:
+    """The domain of a node; that of ai.onnx is empty."""
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+def attribute_of(attribute: onnx.AttributeProto) -> tuple[str, Any]:
+    """The name and the value of an attribute, text decoded."""
+    value = helper.get_attribute_value(attribute)
+    if isinstance(value, list):
+        return attribute.name, [each.decode() if isinstance(each, bytes) else each for each in value]
+    return attribute.name, value.decode() if isinstance(value, bytes) else value
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of ai.onnx that a model imports."""
+    return next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
+
+
+def import_microsoft(model: onnx.ModelProto) -> None:
+    """Let a model import the operators of com.microsoft."""
+    if all(each.domain != MICROSOFT for each in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
