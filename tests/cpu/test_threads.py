@@ -20,6 +20,14 @@ SHAPES = [(7, 40_000), (3000, 37), (40, 33, 65), (1, 300_000), (20_000, 4)]
 GATHERED = 1 << 18  # elements, about, that indices name
 
 
+@pytest.fixture(autouse=True)
+def workers(monkeypatch):
+    """Our own workers, though another test may have loaded torch."""
+    monkeypatch.setattr(parallel, "_forked", True)
+    monkeypatch.setattr(parallel, "_pool", None)
+    monkeypatch.setattr(parallel, "_team", None)
+
+
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_results_do_not_depend_on_the_number_of_threads(op, dtype, rng):
@@ -122,8 +130,8 @@ def test_threads_that_the_system_refuses():
 REFUSED_AT_FIRST = """
 import warnings
 import numpy as np, opgrad
-from opgrad.cpu.runtime import parallel
-parallel._start_thread = lambda function, argument: "no"
+from opgrad.cpu.runtime import workers
+workers._start_thread = lambda function, argument: "no"
 warnings.simplefilter("error")
 x = np.ones((64, 20000), "float32")
 opgrad.set_num_threads(4)
@@ -187,6 +195,49 @@ def test_fork():
     assert run_python(FORK) == "True"
 
 
+OPENMP = """
+import ctypes, os, threading, time, warnings
+warnings.simplefilter("ignore")
+import numpy as np, opgrad, torch
+from opgrad.cpu.runtime import parallel
+torch.set_num_threads(2)
+x = torch.randn(64, 20000)
+expected = opgrad.softmax(x)
+print(0 if parallel._pool.openmp else parallel._pool.workers, "of its own")
+def same(): return np.array_equal(opgrad.softmax(x).numpy(), expected.numpy())
+counts = [count for count in (1, 2, 3, 8) if opgrad.set_num_threads(count) is None and same()]
+print("same with", *counts)
+wrong = []
+callers = [threading.Thread(target=lambda: [same() or wrong.append(1) for _ in range(40)]) for _ in range(4)]
+for caller in callers: caller.start()
+for caller in callers: caller.join()
+print("same for", len(callers) - len(wrong), "callers")
+seen = set()
+@ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
+def part(arguments, number):
+    seen.add(threading.get_native_id())
+    time.sleep(0.005)
+def at_work(where):
+    seen.clear()
+    parallel.run.call(parallel.team(), ctypes.cast(part, ctypes.c_void_p).value, 0, 20)
+    print(len(seen), where)
+at_work("at work")
+torch.set_num_threads(1)
+at_work("when torch may use one")
+thread = threading.Thread(target=at_work, args=("in a new thread",))
+thread.start()
+thread.join()
+torch.set_num_threads(2)
+opgrad.set_num_threads(1)
+at_work("when opgrad may use one")
+opgrad.set_num_threads(2)
+child = os.fork()
+if not child:
+    os._exit(not (same() and parallel._pool.workers and not parallel._pool.openmp))
+print("same in a child" if os.waitpid(child, 0)[1] == 0 else "lost")
+"""
+
+
 TOGETHER = """
 import time, numpy as np
 {first}
@@ -209,6 +260,19 @@ if importlib.util.find_spec("torch"):
     @pytest.mark.parametrize("order", [("import torch", "import opgrad"), ("import opgrad", "import torch")])
     def test_beside_torch(order):
         assert run_python(TOGETHER.format(first=order[0], second=order[1])) == "True"
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="torch's OpenMP can be asked for its threads on Linux alone")
+    def test_help_from_openmp():
+        assert run_python(OPENMP).splitlines() == [
+            "0 of its own",
+            "same with 1 2 3 8",
+            "same for 4 callers",
+            "2 at work",
+            "1 when torch may use one",
+            "1 in a new thread",
+            "1 when opgrad may use one",
+            "same in a child",
+        ]
 
 
 @pytest.mark.parametrize("count", ["1", "3"])

@@ -1,211 +1,14 @@
-"""opgrad's own threads: native workers that never touch Python.
+"""How many threads a call may use, and whose they are: opgrad's own, or those of the OpenMP that torch brought."""
 
-No OpenMP: two of its runtimes in one process (torch brings one) stall each other, it hangs after a fork,
-and some systems lack it. A worker spins for some tens of microseconds after its last job, then sleeps.
-Handing a job to spinning workers and joining them costs about 1 µs.
-
-How a job goes. Every atomic access is sequentially consistent.
-
-* A call has a team: two words that never change, the pool and how many of its workers may help. It is chosen when
-  the call starts; `set_num_threads` only chooses what calls to come are given.
-* One caller at a time owns the pool (LOCK); a second one runs its parts itself. The owner writes the job's words and
-  where each share begins, then publishes the job by one store of the word JOB: a new, odd generation, how many
-  workers may join, and nobody inside. The word tells all that a worker must know to join.
-* A worker joins by one compare-and-swap of the very word it has read, so only while that job is open, and only if
-  its number is below the one in this word. It then reads the words of this job and no other: the owner writes them
-  anew only when the job is closed and nobody is inside.
-* The shares' number comes from the word, too: all who are inside cut the parts alike, and the counter of each share
-  gives each part to one of them.
-* The owner closes the job (an even generation) when no part is left, then waits until nobody is inside. Whoever comes
-  late fails to swap, because the generation has changed, and looks again. What workers wrote is visible to the owner,
-  who has seen them leave.
-* Generations count modulo 2^32. A worker that slept through all of them between its reading and its swap joins the
-  job that is open now, whose word is the same.
-* A worker counts itself among the sleepers before it looks for a job for the last time; the owner publishes before it
-  looks for sleepers. One of them sees the other, and the mutex keeps the waking from coming before the sleeping.
-"""
-
-import ctypes
 import operator
 import os
-import signal
-import sys
 import warnings
 
-from opgrad.cpu.compiler.memory import (
-    atomic_add,
-    atomic_load,
-    atomic_store,
-    atomic_swap_if,
-    call_address,
-    load_word,
-    spin_hint,
-    store_word,
-)
-from opgrad.cpu.compiler.native import inline, native
+from opgrad.cpu.runtime import openmp
+from opgrad.cpu.runtime.workers import MOST_THREADS, Pool, run
 from opgrad.locks import in_child, settling
 
-# Words of the pool's memory block; what several threads write stands on cache lines of its own.
-LOCK = 0  # 1 while some caller owns the pool
-TASK, ARGUMENTS, PARTS = 8, 9, 10  # the job
-JOB = 24  # generation << 32 | workers that may join << 16 | workers inside; the generation is odd while the job is open
-SLEEPERS, STARTED = 32, 33
-C_LOCK, C_UNLOCK, C_WAIT, C_WAKE = 40, 41, 42, 43  # addresses of the system's functions
-MUTEX, CONDITION = 48, 64
-NEXT, LINE = 80, 8  # for each thread, on a line of its own: the next part of its share
-MOST_SHARES = 64
-# Linux: the CPU of the last caller, the system's functions, the CPUs allowed, those for workers, their threads.
-CPU, C_GET_CPU, C_SET_AFFINITY, C_GET_THREAD = 34, 44, 45, 46
-ALLOWED = NEXT + LINE * MOST_SHARES
-MASK_WORDS = 16  # 1024 CPUs
-FOR_WORKERS, THREADS = ALLOWED + MASK_WORDS, ALLOWED + 2 * MASK_WORDS
-TEAMS = THREADS + MOST_SHARES  # for each number of workers a team: the pool's address, and that number
-POOL, WORKERS, TEAM = 0, 1, 2
-NO_CPU = -1
-
-GENERATION, MAY_JOIN = 32, 16  # how far these are shifted in JOB
-FIELD = 0xFFFF
-MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))  # of a call; more than four for each CPU only wait
-SPINS = 1500  # about 50 µs of waiting for the next job before a worker sleeps
-
-
-@inline
-def _open_job(pool: int, me: int, seen: int) -> int:
-    """The job word if worker `me` can join and its generation is not the one last seen, else 0."""
-    job = atomic_load(pool + 8 * JOB)
-    generation = job >> GENERATION
-    return job if generation & 1 and generation != seen and me < _may_join(job) else 0
-
-
-@inline
-def _may_join(job: int) -> int:
-    return job >> MAY_JOIN & FIELD
-
-
-@inline
-def _shares(workers: int) -> int:
-    """Into how many shares the parts are cut: one for each thread."""
-    return min(workers + 1, MOST_SHARES)
-
-
-@inline
-def _take_parts(pool: int, me: int, shares: int) -> None:
-    """Do my share of the parts, then help the others.
-
-    The same thread does the same parts in call after call, so they may still be in its cache: 75 µs against 91
-    for three arrays of 4 MiB.
-    """
-    task, arguments, parts = load_word(pool, TASK), load_word(pool, ARGUMENTS), load_word(pool, PARTS)
-    for step in range(shares):
-        share = (me + step) % shares
-        end, taken = parts * (share + 1) // shares, pool + 8 * (NEXT + LINE * share)
-        part = atomic_add(taken, 1)
-        while part < end:
-            call_address(task, arguments, part)
-            part = atomic_add(taken, 1)
-
-
-@inline
-def _await_job(pool: int, me: int, seen: int) -> int:
-    """Spin, then sleep, until there is a job to join."""
-    for _ in range(SPINS):
-        job = _open_job(pool, me, seen)
-        if job:
-            return job
-        spin_hint()
-    mutex, condition = pool + 8 * MUTEX, pool + 8 * CONDITION
-    call_address(load_word(pool, C_LOCK), mutex)
-    atomic_add(pool + 8 * SLEEPERS, 1)
-    job = _open_job(pool, me, seen)
-    while job == 0:
-        call_address(load_word(pool, C_WAIT), condition, mutex, 0xFFFFFFFF, 0)  # last two: Windows
-        job = _open_job(pool, me, seen)
-    atomic_add(pool + 8 * SLEEPERS, -1)
-    call_address(load_word(pool, C_UNLOCK), mutex)
-    return job
-
-
-@inline
-def _keep_apart(pool: int) -> None:
-    """Keep the workers off the caller's CPU.
-
-    The scheduler may wake a worker on it though another is idle, and leaves it there for milliseconds: calls after
-    a pause of 10 ms then took 1.4 ms instead of 0.8.
-    """
-    if load_word(pool, C_GET_CPU):
-        cpu = call_address(load_word(pool, C_GET_CPU)) & 0xFFFF
-        if cpu != load_word(pool, CPU) and cpu < 64 * MASK_WORDS:
-            store_word(pool, CPU, cpu)
-            for word in range(MASK_WORDS):
-                store_word(pool, FOR_WORKERS + word, load_word(pool, ALLOWED + word))
-            own = FOR_WORKERS + cpu // 64
-            store_word(pool, own, load_word(pool, own) & ~(1 << (cpu % 64)))
-            for worker in range(min(atomic_load(pool + 8 * STARTED), MOST_SHARES)):
-                thread, mask = atomic_load(pool + 8 * (THREADS + worker)), pool + 8 * FOR_WORKERS
-                if thread:  # 0, of a worker that has not written it yet, would be the caller
-                    call_address(load_word(pool, C_SET_AFFINITY), thread, 8 * MASK_WORDS, mask)
-
-
-@native(1)
-def work(pool: int) -> int:
-    """What a worker thread does, forever."""
-    me = atomic_add(pool + 8 * STARTED, 1)
-    if load_word(pool, C_GET_CPU) and me < MOST_SHARES:
-        thread = call_address(load_word(pool, C_GET_THREAD)) & 0xFFFFFFFF
-        atomic_store(pool + 8 * (THREADS + me), thread)
-        atomic_store(pool + 8 * CPU, NO_CPU)
-    seen = 0
-    while True:
-        job = _await_job(pool, me, seen)
-        seen = job >> GENERATION
-        if atomic_swap_if(pool + 8 * JOB, job, job + 1):
-            _take_parts(pool, me + 1, _shares(_may_join(job)))
-            atomic_add(pool + 8 * JOB, -1)
-        else:
-            seen = 0  # another worker moved the word first: look again
-
-
-@inline
-def _run_here(task: int, arguments: int, parts: int) -> None:
-    for part in range(parts):
-        call_address(task, arguments, part)
-
-
-@inline
-def _publish(pool: int, workers: int) -> None:
-    """Let workers join the job whose words are written, and wake those that sleep."""
-    generation = (atomic_load(pool + 8 * JOB) >> GENERATION) + 1
-    atomic_store(pool + 8 * JOB, generation << GENERATION | workers << MAY_JOIN)
-    if atomic_load(pool + 8 * SLEEPERS):
-        call_address(load_word(pool, C_LOCK), pool + 8 * MUTEX)
-        call_address(load_word(pool, C_WAKE), pool + 8 * CONDITION)
-        call_address(load_word(pool, C_UNLOCK), pool + 8 * MUTEX)
-
-
-@native(4)
-def run(team: int, task: int, arguments: int, parts: int) -> int:
-    """Call task(arguments, part) for every part, with the team's workers if the pool is free; 0: without."""
-    if team == 0 or parts < 2:
-        _run_here(task, arguments, parts)
-        return 0
-    pool, workers = load_word(team, POOL), load_word(team, WORKERS)
-    if not atomic_swap_if(pool + 8 * LOCK, 0, 1):
-        _run_here(task, arguments, parts)
-        return 0
-    _keep_apart(pool)
-    store_word(pool, TASK, task)
-    store_word(pool, ARGUMENTS, arguments)
-    store_word(pool, PARTS, parts)
-    shares = _shares(workers)
-    for share in range(shares):
-        atomic_store(pool + 8 * (NEXT + LINE * share), parts * share // shares)
-    _publish(pool, workers)
-    _take_parts(pool, 0, shares)
-    atomic_add(pool + 8 * JOB, 1 << GENERATION)
-    while atomic_load(pool + 8 * JOB) & FIELD:
-        spin_hint()
-    atomic_store(pool + 8 * LOCK, 0)
-    return 0
+__all__ = ["MOST_THREADS", "default_threads", "get_num_threads", "join_openmp", "run", "set_num_threads", "team"]
 
 
 def default_threads() -> int:
@@ -222,91 +25,10 @@ def default_threads() -> int:
     return min(int(wanted), MOST_THREADS)
 
 
-class _Pool:
-    """The memory block of the workers, and how many there are."""
-
-    def __init__(self) -> None:
-        count = TEAMS + TEAM * MOST_THREADS
-        memory = ctypes.create_string_buffer(8 * count + 64)
-        # Workers outlive the interpreter's objects: what they read is never freed.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
-        self.address = (ctypes.addressof(memory) + 63) & ~63
-        self.workers = 0
-        words = (ctypes.c_int64 * count).from_address(self.address)
-        words[C_LOCK], words[C_UNLOCK], words[C_WAIT], words[C_WAKE] = _system_calls(words)
-        words[CPU] = NO_CPU
-        _allow_affinity(words)
-        for workers, place in enumerate(range(TEAMS, count, TEAM)):
-            words[place + POOL], words[place + WORKERS] = self.address, workers
-
-    def team(self, workers: int) -> int:
-        """The address of the team of so many workers, which must have been started."""
-        return self.address + 8 * (TEAMS + TEAM * workers) if workers else 0
-
-    def start(self, count: int) -> str:
-        """Start the workers that are missing for `count`; the reason if the system refused one of them, else ""."""
-        while self.workers < count:
-            refusal = _start_thread(work.address, self.address)
-            if refusal:
-                return refusal
-            self.workers += 1
-        return ""
-
-
-def _system_calls(words: ctypes.Array[ctypes.c_int64]) -> list[int]:
-    """Initialise the mutex and the condition; the addresses of lock, unlock, wait and wake."""
-    mutex, condition = (ctypes.c_void_p(ctypes.addressof(words) + 8 * word) for word in (MUTEX, CONDITION))
-    if sys.platform == "win32":
-        system = ctypes.WinDLL("kernel32")
-        system.InitializeSRWLock(mutex)
-        system.InitializeConditionVariable(condition)
-        names = [
-            "AcquireSRWLockExclusive",
-            "ReleaseSRWLockExclusive",
-            "SleepConditionVariableSRW",
-            "WakeAllConditionVariable",
-        ]
-    else:
-        system = ctypes.CDLL(None)
-        system.pthread_mutex_init(mutex, None)
-        system.pthread_cond_init(condition, None)
-        names = ["pthread_mutex_lock", "pthread_mutex_unlock", "pthread_cond_wait", "pthread_cond_broadcast"]
-    return [ctypes.cast(getattr(system, name), ctypes.c_void_p).value or 0 for name in names]
-
-
-def _allow_affinity(words: ctypes.Array[ctypes.c_int64]) -> None:
-    """Let callers keep workers off their CPU, where the system can say which it is and there is another."""
-    system = ctypes.CDLL(None) if sys.platform == "linux" else None
-    cpus = os.sched_getaffinity(0) if system else set()
-    if len(cpus) < 2 or max(cpus) >= 64 * MASK_WORDS or not hasattr(system, "gettid"):
-        return
-    for cpu in cpus:
-        words[ALLOWED + cpu // 64] |= ctypes.c_int64(1 << cpu % 64).value
-    for word, name in ((C_SET_AFFINITY, "sched_setaffinity"), (C_GET_THREAD, "gettid"), (C_GET_CPU, "sched_getcpu")):
-        words[word] = ctypes.cast(getattr(system, name), ctypes.c_void_p).value or 0
-
-
-def _start_thread(function: int, argument: int) -> str:
-    """Start a thread that Python does not know, with every signal left to Python's own threads.
-
-    The reason if the system refuses, else "".
-    """
-    entry, handle = ctypes.c_void_p(function), ctypes.c_void_p()
-    if sys.platform == "win32":
-        system = ctypes.WinDLL("kernel32", use_last_error=True)
-        started = system.CreateThread(None, 0, entry, ctypes.c_void_p(argument), 0, None)
-        return "" if started else ctypes.FormatError(ctypes.get_last_error())
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        error = ctypes.CDLL(None).pthread_create(ctypes.byref(handle), None, entry, ctypes.c_void_p(argument))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    return os.strerror(error) if error else ""
-
-
-_pool: _Pool | None = None
+_pool: Pool | None = None
 _team: int | None = None  # what calls are given; None: the pool has yet to be started
 _threads: int | None = None
+_forked = False  # OpenMP's threads do not survive a fork, and GNU's waits for them forever
 
 
 def get_num_threads() -> int:
@@ -321,7 +43,8 @@ def set_num_threads(n: int) -> None:
     """Use at most `n` threads a call, the caller's included; results do not depend on it.
 
     Calls that have begun keep the number that they began with. If the system refuses to start so many threads, calls
-    use as many as it allows: a RuntimeWarning tells, and `get_num_threads` has the number.
+    use as many as it allows: a RuntimeWarning tells, and `get_num_threads` has the number. Where PyTorch is loaded, on
+    Linux, its threads help, and calls use no more of them than `torch.get_num_threads()`.
 
     Raises TypeError unless `n` is an int, ValueError unless it is from 1 to four times the number of CPUs or 64,
     whichever is more.
@@ -352,12 +75,19 @@ def _start() -> int:
         if _team is None and get_num_threads() == 1:
             _team = 0
         elif _team is None:
-            _pool = _Pool()
+            _pool = _pool or Pool()
             _choose(_pool, get_num_threads())
         return _team or 0
 
 
-def _choose(pool: _Pool, threads: int) -> None:
+def join_openmp() -> None:
+    """Let the threads of torch's OpenMP help the calls to come, where torch is loaded; called under the lock."""
+    global _pool, _team
+    if not _forked and not (_pool and _pool.openmp) and (functions := openmp.functions()):
+        _pool, _team = Pool(functions), None
+
+
+def _choose(pool: Pool, threads: int) -> None:
     """Give calls so many threads, or as many as the system allows."""
     global _team, _threads
     refusal = pool.start(threads - 1)
@@ -371,9 +101,10 @@ def _choose(pool: _Pool, threads: int) -> None:
 
 
 def _forget_after_fork() -> None:
-    """A forked child has none of the workers: it starts its own when it needs them."""
-    global _pool, _team
+    """A forked child has none of the threads that helped: it starts its own when it needs them."""
+    global _pool, _team, _forked
     _pool = _team = None
+    _forked = True
 
 
 in_child(_forget_after_fork)

@@ -8,6 +8,7 @@ from typing import Any
 from opgrad.contract import Attributes, Operator, Spec
 from opgrad.contract.ranges import Explain
 from opgrad.contract.signature import Prepared, pairs, prepare
+from opgrad.cpu.runtime import parallel
 from opgrad.locks import settling
 
 
@@ -43,6 +44,7 @@ def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out
     `out` describes results that the caller brings. Raises what `prepare` raises.
     """
     with settling:
+        parallel.join_openmp()
         return _plan(prepare(op, specs, attributes, out))
 
 
