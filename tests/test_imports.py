@@ -43,7 +43,8 @@ LAYERS = {
     "cuda/": ("triton", "contract/ fused/ random"),
     # arrays of NumPy, and of other libraries
     "interop": ("", "contract/ locks"),
-    "arrays": ("numpy", "contract/ cpu/runtime/ interop locks"),
+    "functions": ("numpy", "contract/ cpu/runtime/ locks"),
+    "arrays": ("numpy", "contract/ cpu/runtime/ functions interop locks"),
     "planned": ("numpy", "arrays contract/ cpu/runtime/ fused/ interop locks"),
     "opgrad": ("", "arrays cpu/runtime/ fused/ ops/ planned post_ops"),
     "interop/": ("numpy", "arrays contract/ cpu/runtime/ cuda/ interop locks"),

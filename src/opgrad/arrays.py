@@ -18,6 +18,7 @@ from opgrad.contract.libraries import HOST, Arrays, is_masked
 from opgrad.contract.plain import is_plain, plain
 from opgrad.cpu.runtime.plan import Plan as Plan
 from opgrad.cpu.runtime.plan import plan as plan
+from opgrad.functions import function_of
 from opgrad.locks import settling
 
 PLANS = 1024  # signatures kept for each operator; the oldest goes first
@@ -47,7 +48,7 @@ def _maker(spec: Spec, order: tuple[int, ...] | None) -> Callable[[], Array]:
 
 
 def dispatcher(op: Operator) -> Callable[..., Any]:
-    """The function behind a public operator: finds the runner of a call's signature and runs it."""
+    """The public function of an operator, which finds what runs a call of this signature: an entry, or a runner."""
     runners: dict[Any, Runner] = {}
     named = namer(op)
     first = op.arrays[0] if op.arrays else op.parameters[0]
@@ -60,16 +61,21 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
             runner = runners.get(_key(args, kwargs))
         except (TypeError, ValueError):  # a list, or a memoryview, has no hash
             runner = None
+        as_is = True
         if runner is None:
             given = named(args, kwargs)
             if interop.foreign(op, given):
                 return interop.run(op, given)
             of, given = form(op, given)
             given = as_given(of, given)
-            if not _is_plain(of, args, kwargs, given):
+            as_is = _is_plain(of, args, kwargs, given)
+            if not as_is:
                 args, kwargs = (), given
             runner = find(of, args, kwargs, given)
-        return runner(args, kwargs)
+        result = runner(args, kwargs)
+        if as_is and entries is not None:
+            entries.enter(runner, args, kwargs)
+        return result
 
     def find(of: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]) -> Runner:
         if not _never_changes(args, kwargs):
@@ -84,7 +90,8 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
                 runners[key] = runner
         return runner
 
-    return call
+    function, entries = function_of(call)
+    return function
 
 
 def form(op: Operator, given: dict[str, Any], library: Arrays = HOST) -> tuple[Operator, dict[str, Any]]:
@@ -248,6 +255,8 @@ class Runner(Execution):
         positions = dict(zip(op.parameters, range(len(args)), strict=False))
         self.sources = [(positions.get(name), name) for name in op.arrays]
         self.makers = [_maker(spec, order) for spec, order in zip(found.results, found.orders, strict=True)]
+        self.is_simple = not found.copies and op.finish is None
+        self.entry: Any = None  # in opgrad.functions; False if calls of this signature are never native
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         arrays: list[Any] = [kwargs.get(name) if place is None else args[place] for place, name in self.sources]

@@ -30,6 +30,13 @@ class Settling:
         if not self._lock.acquire(blocking=not sys.is_finalizing()):
             raise RuntimeError("opgrad: the interpreter ended while another thread compiled; no new call can be made")
 
+    def begin(self) -> bool:
+        """Take the lock if nobody else has it; whether that is so, and `end` has to be called."""
+        return self._lock.acquire(blocking=False)
+
+    def end(self) -> None:
+        self._lock.release()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

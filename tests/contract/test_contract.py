@@ -153,7 +153,7 @@ def test_plan_of_specs(op, rng):
 
 
 def plans_kept(op):
-    return inspect.getclosurevars(getattr(opgrad, op.name)).nonlocals["find"]
+    return inspect.getclosurevars(getattr(opgrad, op.name)._python).nonlocals["find"]
 
 
 @for_operators(lambda op: op.name in ("relu", "softmax_grad"))

@@ -23,9 +23,12 @@ GATHERED = 1 << 18  # elements, about, that indices name
 @pytest.fixture(autouse=True)
 def workers(monkeypatch):
     """Our own workers, though another test may have loaded torch."""
+    before = parallel._team.value
     monkeypatch.setattr(parallel, "_forked", True)
     monkeypatch.setattr(parallel, "_pool", None)
-    monkeypatch.setattr(parallel, "_team", None)
+    parallel._team.value = parallel.UNSETTLED
+    yield
+    parallel._team.value = before
 
 
 @pytest.mark.usefixtures("threads")

@@ -226,7 +226,7 @@ KNOWN: Final = 4
 
 
 @inline
-def _is_as_planned(array: int, known: int) -> bool:
+def is_as_planned(array: int, known: int) -> bool:
     flags, rank = load_word(known, 2), load_word(known, 3)
     as_planned = load_word(array + TYPE, 0) == load_word(known, 0)
     if as_planned:
@@ -254,7 +254,7 @@ def execute_planned(
         store_word(arrays, index, array)
     for index in range(count):
         array = load_word(arrays, index)
-        if not _is_as_planned(array, known):
+        if not is_as_planned(array, known):
             return UNPLANNED
         store_word(operands, index, load_word(array + DATA, 0))
         known += 8 * (KNOWN + 2 * load_word(known, 3))

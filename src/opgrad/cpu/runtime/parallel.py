@@ -1,8 +1,10 @@
 """How many threads a call may use, and whose they are: opgrad's own, or those of the OpenMP that torch brought."""
 
+import ctypes
 import operator
 import os
 import warnings
+from typing import Final
 
 from opgrad.cpu.runtime import openmp
 from opgrad.cpu.runtime.workers import MOST_THREADS, Pool, run
@@ -26,7 +28,9 @@ def default_threads() -> int:
 
 
 _pool: Pool | None = None
-_team: int | None = None  # what calls are given; None: the pool has yet to be started
+UNSETTLED: Final = -1
+_team = ctypes.c_int64(UNSETTLED)  # what calls are given; UNSETTLED: the pool has yet to be started
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_team))  # native code reads it to the end of the process
 _threads: int | None = None
 _forked = False  # OpenMP's threads do not survive a fork, and GNU's waits for them forever
 
@@ -49,7 +53,7 @@ def set_num_threads(n: int) -> None:
     Raises TypeError unless `n` is an int, ValueError unless it is from 1 to four times the number of CPUs or 64,
     whichever is more.
     """
-    global _team, _threads
+    global _threads
     if isinstance(n, bool) or not hasattr(n, "__index__"):
         raise TypeError(f"set_num_threads: n is {n!r}, expected an int")
     n = operator.index(n)
@@ -58,41 +62,48 @@ def set_num_threads(n: int) -> None:
     with settling:
         _threads = n
         if _pool is None:
-            _team = None
+            _team.value = UNSETTLED
         else:
             _choose(_pool, n)
 
 
 def team() -> int:
     """The address of the team to hand to `run`; 0 if calls shall use one thread."""
-    return _start() if _team is None else _team
+    settled = _team.value
+    return _start() if settled == UNSETTLED else settled
+
+
+def team_word() -> int:
+    """The address of the word in which native code finds the team, or UNSETTLED."""
+    return ctypes.addressof(_team)
 
 
 def _start() -> int:
     """Start the pool, unless it is not needed; the team."""
-    global _pool, _team
+    global _pool
     with settling:
-        if _team is None and get_num_threads() == 1:
-            _team = 0
-        elif _team is None:
-            _pool = _pool or Pool()
-            _choose(_pool, get_num_threads())
-        return _team or 0
+        if _team.value == UNSETTLED:
+            if get_num_threads() == 1:
+                _team.value = 0
+            else:
+                _pool = _pool or Pool()
+                _choose(_pool, get_num_threads())
+        return _team.value
 
 
 def join_openmp() -> None:
     """Let the threads of torch's OpenMP help the calls to come, where torch is loaded; called under the lock."""
-    global _pool, _team
+    global _pool
     if not _forked and not (_pool and _pool.openmp) and (functions := openmp.functions()):
-        _pool, _team = Pool(functions), None
+        _pool, _team.value = Pool(functions), UNSETTLED
 
 
 def _choose(pool: Pool, threads: int) -> None:
     """Give calls so many threads, or as many as the system allows."""
-    global _team, _threads
+    global _threads
     refusal = pool.start(threads - 1)
     workers = min(threads - 1, pool.workers)
-    _team, _threads = pool.team(workers), workers + 1
+    _team.value, _threads = pool.team(workers), workers + 1
     if refusal:
         fewer = f"calls use {workers + 1} of {threads} threads"
         warnings.warn(
@@ -102,9 +113,8 @@ def _choose(pool: Pool, threads: int) -> None:
 
 def _forget_after_fork() -> None:
     """A forked child has none of the threads that helped: it starts its own when it needs them."""
-    global _pool, _team, _forked
-    _pool = _team = None
-    _forked = True
+    global _pool, _forked
+    _pool, _team.value, _forked = None, UNSETTLED, True
 
 
 in_child(_forget_after_fork)
