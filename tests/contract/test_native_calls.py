@@ -80,7 +80,7 @@ def test_ways_to_write_a_call(arguments):
 
 
 def test_values_that_look_alike():
-    """An int, a float, a bool and NumPy's numbers of one value; equal numbers in other objects; floats of other values."""
+    """Numbers of one value and several types; equal numbers in other objects; floats of other values."""
     for alpha in (1, 1.0, True, np.float32(1), np.int64(1), 0.1, 0.0, -0.0, 0.25, float("0.25"), 10**3, int("1000")):
         outcomes = []
         for _ in range(3):
