@@ -9,9 +9,10 @@ MINIMUM := .venv-minimum
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
-.PHONY: train test test-gate test-minimum lint bench tables clean help
+.PHONY: setup train test test-gate test-minimum lint bench tables clean help
 
 help:
+	@echo "make setup   both environments that tests need; with --jobs 2 at once"
 	@echo "make train   set up, then train a real ONNX training graph on scanned digits"
 	@echo "make test    set up, then run the tests"
 	@echo "make test-gate  set up, then run every case of the CUDA tests"
@@ -20,6 +21,8 @@ help:
 	@echo "make bench   measure every operator against the peers installed"
 	@echo "make tables  rewrite the generated tables of README and docs"
 	@echo "make clean   remove the environment"
+
+setup: $(VENV)/.torch $(MINIMUM)/.installed
 
 train: $(VENV)/.train
 	$(RUN)/opgrad train examples/digits

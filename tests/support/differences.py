@@ -16,8 +16,7 @@ from opgrad.onnxruntime import lower
 STEP = 1e-6
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 LOSS = "the_loss"
-MOST_ELEMENTS = 24  # that are moved one by one; larger arrays are moved along directions
-DIRECTIONS = 6
+DIRECTIONS = 6  # along which an array is moved at random, where one with fewer elements is moved by each of them
 TOLERANCE = 1e-6  # of differences of float64 over steps of 1e-6, where the loss is of the size of 1
 
 
@@ -283,7 +282,7 @@ def compare(evaluator, place, feeds, name, gradient):
     """Move an input a little, one element or direction after the other, and compare how the loss changes."""
     random = np.random.default_rng(2)
     value = feeds[name]
-    if value.size <= MOST_ELEMENTS:
+    if value.size <= DIRECTIONS:
         directions = np.eye(value.size).reshape(-1, *value.shape) if value.size else []
     else:
         directions = random.normal(size=(DIRECTIONS, *value.shape))

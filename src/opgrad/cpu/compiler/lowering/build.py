@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
-import numba
 from numba.core import types
 from numba.extending import overload, register_jitable
 
 from opgrad.cpu.compiler import helpers, memory
+from opgrad.cpu.compiler.lowering.entry import OPTIONS, Entry, compiled, compiled_once
 from opgrad.cpu.compiler.lowering.memory import word_at
 from opgrad.cpu.compiler.lowering.modules import optimised, unoptimised
-from opgrad.cpu.compiler.lowering.words import I64, PointerType, VectorType, defines
+from opgrad.cpu.compiler.lowering.words import I64, PointerType, VectorType
 from opgrad.cpu.compiler.parameters import (
     IN_USE,
     PER_PART,
@@ -29,13 +29,9 @@ from opgrad.cpu.compiler.parameters import (
 )
 from opgrad.cpu.compiler.slots import release_slot, take_slot
 
-OPTIONS = {"error_model": "numpy", "boundscheck": False, "no_rewrites": True, "_nrt": False}
-# Helpers are only called from compiled code; without their Python wrappers they compile a tenth faster.
-INLINED = {**OPTIONS, "forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-
 
 def _choose(helper: Callable[..., Any]) -> None:
-    @overload(helper, strict=False, jit_options=INLINED)
+    @overload(helper, strict=False, jit_options=OPTIONS)
     def _(*arguments: Any) -> Any:
         kind = next(a for a in arguments if isinstance(a, VectorType))
         return helper(int(kind.element[1:]))
@@ -44,7 +40,7 @@ def _choose(helper: Callable[..., Any]) -> None:
 def register_helpers() -> None:
     """Make the helpers known that were marked since the last call."""
     while helpers.INLINE:
-        register_jitable(**INLINED)(helpers.INLINE.pop())
+        register_jitable(**OPTIONS)(helpers.INLINE.pop())
     while helpers.CHOOSE:
         _choose(helpers.CHOOSE.pop())
 
@@ -59,85 +55,57 @@ def type_of(annotation: Any, dtypes: Iterator[str], precision: int) -> Any:
     return types.float64 if annotation is Float else types.int64
 
 
-def unpack(kinds: list[Any], dtypes: list[str]) -> Callable[..., Any]:
-    """A word that reads a tuple of parameters from consecutive 8-byte words; private memory begins at `private`."""
+def _parameters(kernel: Parameters, dtypes: list[str]) -> list[Any]:
+    """The Numba types of a kernel's arguments."""
     pointers, precision = iter(dtypes), 64 if "float64" in dtypes else 32
-    result = types.Tuple([type_of(kind, pointers, precision) for kind in kinds])
-
-    def read(address: int, private: int) -> Any:
-        raise TypeError
-
-    @defines(read)
-    def _(address: Any, private: Any) -> Any:
-        def emit(context: Any, builder: Any, a: Any, own: Any) -> Any:
-            places = count()
-
-            def value(annotation: Any, kind: Any) -> Any:
-                if fields(annotation):
-                    values = [value(*each) for each in zip(fields(annotation), kind, strict=True)]
-                    return context.make_tuple(builder, kind, values)
-                word = word_at(builder, a, I64(next(places)), I64, 8)
-                if annotation is Private:
-                    return builder.inttoptr(builder.add(builder.load(word), own), context.get_value_type(kind))
-                return builder.load(builder.bitcast(word, context.get_value_type(kind).as_pointer()))
-
-            values = [value(*each) for each in zip(kinds, result, strict=True)]
-            return context.make_tuple(builder, result, values)
-
-        return result, emit
-
-    return read
+    return [type_of(kind, pointers, precision) for kind in kernel.parameters.values()]
 
 
-def _task(kernel: Parameters, dtypes: list[str], fences: bool) -> Any:
-    call = numba.njit(**INLINED)(_call(kernel))
-    read, fence = unpack(list(kernel.parameters.values()), dtypes), memory.store_fence
-    made = _task_with_private if kernel.takes_private else _task_with_units if kernel.takes_units else _task_alone
-    inside = numba.njit(**INLINED)(made(call, read))
-
-    def task(arguments: int, part: int) -> int:
-        inside(arguments, part)
-        if fences:
-            fence()
-        return 0
-
-    return numba.cfunc(types.int64(types.int64, types.int64), **OPTIONS, forceinline=True)(task)
+def _read(entry: Entry, annotation: Any, kind: Any, words: Iterator[Any], private: Any) -> Any:
+    """A parameter from the 8-byte words that it takes; private memory is given by its distance from `private`."""
+    if fields(annotation):
+        inside = zip(fields(annotation), kind, strict=True)
+        values = [_read(entry, *each, words, private) for each in inside]
+        return entry.context.make_tuple(entry.builder, kind, values)
+    word, form = next(words), entry.context.get_value_type(kind)
+    if annotation is Private:
+        return entry.builder.inttoptr(entry.builder.add(entry.builder.load(word), private), form)
+    return entry.builder.load(entry.builder.bitcast(word, form.as_pointer()))
 
 
-def _call(kernel: Parameters) -> Any:
-    """The kernel's call with units, part and its own arguments, whichever of the first two it takes."""
-    compute = numba.njit(**INLINED)(kernel.function)
-    if kernel.takes_units and kernel.takes_part:
-        return lambda units, part, given: compute(units, part, *given)
-    if kernel.takes_units:
-        return lambda units, part, given: compute(units, *given)
-    return lambda units, part, given: compute(*given)
+def _task(kernel: Parameters, dtypes: list[str], fences: bool, name: str) -> Any:
+    """The module of a function of the address of the arguments and the number of the part, which calls the kernel."""
+    entry = Entry(name, 2)
+    arguments, part = entry.function.args
+    kinds, values, private = [], [], I64(0)
 
+    def words(start: int) -> Iterator[Any]:
+        return (word_at(entry.builder, arguments, I64(start + place), I64, 8) for place in count())
 
-def _task_alone(call: Any, read: Any) -> Any:
-    def task(arguments: int, part: int) -> None:
-        call(0, part, read(arguments, 0))
+    def word(place: int) -> Any:
+        return entry.builder.load(next(words(place)))
 
-    return task
-
-
-def _task_with_units(call: Any, read: Any) -> Any:
-    def task(arguments: int, part: int) -> None:
-        call(units_of(arguments, part), part, read(arguments + 8 * UNITS_HEADER, 0))
-
-    return task
-
-
-def _task_with_private(call: Any, read: Any) -> Any:
-    def task(arguments: int, part: int) -> None:
-        given = arguments + 8 * UNITS_HEADER
-        in_use = memory.load_word(given, IN_USE)
-        slot = take_slot(in_use, memory.load_word(given, SLOTS))
-        own = memory.load_word(given, PRIVATE) + slot * memory.load_word(given, PRIVATE_BYTES)
-        call(units_of(arguments, part), part, read(given + 8 * PRIVATE_HEADER, own))
-        release_slot(in_use, slot)
-
-    return task
+    start = UNITS_HEADER if kernel.takes_units or kernel.takes_private else 0
+    if start:
+        units = compiled_once(units_of, types.int64, types.int64)
+        kinds, values = [units.signature.return_type], [entry.call(units, arguments, part)]
+    if kernel.takes_part:
+        kinds, values = [*kinds, types.int64], [*values, part]
+    if kernel.takes_private:
+        in_use = word(start + IN_USE)
+        slot = entry.call(compiled_once(take_slot, types.int64, types.int64), in_use, word(start + SLOTS))
+        own = entry.builder.mul(slot, word(start + PRIVATE_BYTES))
+        private = entry.builder.add(word(start + PRIVATE), own)
+        start += PRIVATE_HEADER
+    given = _parameters(kernel, dtypes)
+    places = words(start)
+    values += [_read(entry, *each, places, private) for each in zip(kernel.parameters.values(), given, strict=True)]
+    entry.call(compiled(kernel.function, *kinds, *given), *values)
+    if kernel.takes_private:
+        entry.call(compiled_once(release_slot, types.int64, types.int64), in_use, slot)
+    if fences:
+        entry.emit(memory.store_fence)
+    return entry.finish(I64(0))
 
 
 @helpers.inline
@@ -148,17 +116,21 @@ def units_of(arguments: int, part: int) -> Any:
     return range(begin, min(begin + per_part, memory.load_word(arguments, UNITS)))
 
 
-def _native(function: Callable[..., Any], count: int) -> Any:
-    return numba.cfunc(types.int64(*[types.int64] * count), **OPTIONS)(function)
+def _native(function: Callable[..., Any], count: int, name: str) -> Any:
+    """A function of `count` integers; one without a result gives 0."""
+    entry = Entry(name, count)
+    callee = compiled(function, *[types.int64] * count)
+    result = entry.call(callee, *entry.function.args)
+    kind = callee.signature.return_type
+    return entry.finish(I64(0) if kind == types.none else entry.context.cast(entry.builder, result, kind, types.int64))
 
 
-def build(function: Callable[..., Any], form: str, entry: str, machine: Any) -> Any:
-    """The optimised LLVM module of `function` as a task, a stage or a native function (`form`), exported as `entry`."""
+def build(function: Callable[..., Any], form: str, name: str, machine: Any) -> Any:
+    """The optimised LLVM module of `function` as a task, a stage or a native function (`form`), exported as `name`."""
     register_helpers()
     kind, _, inside = form.rstrip(")").partition("(")
     with unoptimised():
         if kind in ("task", "stage"):
-            compiled = _task(Parameters(function), [name for name in inside.split(",") if name], fences=kind == "task")
-        else:
-            compiled = _native(function, int(inside))
-    return optimised(compiled.inspect_llvm(), compiled.native_name, entry, machine)
+            dtypes = [each for each in inside.split(",") if each]
+            return optimised(_task(Parameters(function), dtypes, kind == "task", name), name, machine)
+        return optimised(_native(function, int(inside), name), name, machine)

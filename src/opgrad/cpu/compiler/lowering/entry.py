@@ -1,0 +1,71 @@
+"""The function of an object file that is called from outside: it calls what Numba has compiled."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba.core.cgutils import get_or_insert_function
+from numba.core.registry import cpu_target
+
+from opgrad.cpu.compiler.lowering.pipeline import Pipeline
+from opgrad.cpu.compiler.lowering.words import I64, definition
+
+OPTIONS = {
+    "error_model": "numpy",
+    "boundscheck": False,
+    "no_rewrites": True,
+    "_nrt": False,
+    # Only compiled code calls ours; without the wrappers for others they compile a tenth faster.
+    "forceinline": True,
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "pipeline_class": Pipeline,
+}
+NOTHING = ir.FunctionType(ir.VoidType(), ())
+
+
+def compiled(function: Callable[..., Any], *kinds: Any) -> Any:
+    """What Numba makes of a function for arguments of these types: signature, description and library."""
+    dispatcher = numba.njit(**OPTIONS)(function)
+    dispatcher.compile(kinds)
+    return dispatcher.overloads[kinds]
+
+
+compiled_once = functools.cache(compiled)  # for what every kernel calls
+
+
+class Entry:
+    """A function of int64 arguments and an int64 result, written in LLVM's own instructions."""
+
+    def __init__(self, name: str, count: int):
+        self.context = cpu_target.target_context
+        self.library = self.context.codegen().create_library(name)
+        self._module = self.context.create_module(name)
+        self.function = ir.Function(self._module, ir.FunctionType(I64, [I64] * count), name)
+        self.builder = ir.IRBuilder(self.function.append_basic_block())
+
+    def call(self, callee: Any, *values: Any) -> Any:
+        """The result of a compiled function.
+
+        Where it can fail, a function is called that there is not: `optimised` finds the call, unless LLVM has seen
+        that it never runs.
+        """
+        described, convention = callee.fndesc, self.context.call_conv
+        function = self.context.declare_function(self._module, described)
+        status, result = convention.call_function(self.builder, function, described.restype, described.argtypes, values)
+        with self.builder.if_then(status.is_error, likely=False):
+            self.builder.call(get_or_insert_function(self._module, NOTHING, "report_an_error"), ())
+        self.library.add_linking_library(callee.library)
+        return result
+
+    def emit(self, word: Callable[..., Any]) -> None:
+        """The instructions of a word without arguments."""
+        definition(word, ())[1](self.context, self.builder)
+
+    def finish(self, result: Any) -> Any:
+        """Return `result`; the module with all that is called."""
+        self.builder.ret(result)
+        self.library.add_ir_module(self._module)
+        return self.library.linked()
