@@ -10,7 +10,7 @@ from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.fused import program as fused
-from opgrad.cpu.loops.layout import GRADIENT, Loops, forward_limits, keeps_column, layout_of, loops_of, precision
+from opgrad.cpu.loops.layout import GRADIENT, Loops, forward_limits, keeps_column, layout_of, loops_of, precision, spare_columns
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime.execute import Program, Step
@@ -89,7 +89,7 @@ def _forward(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     dtype = precision(problem)
     sixteen_bits = problem["x"].dtype in ("float16", "bfloat16")
     layout = layout_of(problem, kernels, forward_limits(vector_lanes(dtype), sixteen_bits))
-    loops = loops_of(problem, layout, x=problem["x"], y=problem["y"])
+    loops = loops_of(problem, layout, spare_columns(problem, "y"), x=problem["x"], y=problem["y"])
     workspace = Workspace(dtype)
     if layout == "split":
         return _split_forward(problem, kernels[layout], loops, workspace)
@@ -123,7 +123,8 @@ def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program(())
     layout, workspace = layout_of(problem, kernels, GRADIENT), Workspace(precision(problem))
-    loops = loops_of(problem, layout, dy=problem["dy"], y=problem["y"], dx=problem["dx"])
+    operands = {name: problem[name] for name in ("dy", "y", "dx")}
+    loops = loops_of(problem, layout, spare_columns(problem, "dx"), **operands)
     if layout == "split":
         memory = {"stats": workspace.shared(loops.units)}
         return Program([loops.step(kernel, **memory) for kernel in kernels[layout]], workspace)
