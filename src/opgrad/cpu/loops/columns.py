@@ -10,8 +10,8 @@ from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.map import get
 from opgrad.cpu.loops.rows import MINUS_INFINITY, add_to_rest, minus_both
 from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.runtime.partition import CACHE_LINE
 
-LINE_BYTES: Final = 64
 EXACT_CHUNK: Final = 1024  # terms of a compensated sum that starts anew, so that the compensation stays small
 
 
@@ -35,7 +35,7 @@ def strip_of(unit: int, strips, x, y, w: int, stream: int):
     head = v.to_line(ys, 0)
     if stream and head >= 0 and v.to_line(ys, head + y.step) == 0:
         j -= (line - head) % line
-        if w == 2 * line and 0 < v.address_of(x.data + (o * x.outer + j)) % (2 * LINE_BYTES) < LINE_BYTES:
+        if w == 2 * line and 0 < v.address_of(x.data + (o * x.outer + j)) % (2 * CACHE_LINE) < CACHE_LINE:
             j -= line
     return o, j, j >= 0 and j + w <= strips.inner, v.first(ys, strips.inner - j) ^ v.first(ys, -j)
 

@@ -19,7 +19,6 @@ from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Step, shared_out
 
-CACHE_LINE: Final = 64
 KEEP: Final = 1 << 17  # numbers, 512 KiB: the exponentials of a longer strip of columns are computed twice, not kept
 LONGEST_ROW: Final = 1 << 16  # elements: such a row and its exponentials, 512 KiB, still fit the second-level cache
 SPLIT_FROM: Final = 1 << 17  # elements: two threads gain from here on
@@ -108,7 +107,9 @@ def _units(problem: Problem, layout: str, width: int, spare: int) -> tuple[int, 
 
 def spare_columns(problem: Problem, result: str) -> int:
     """By how many columns strips may begin before the first, for a result whose strips shall start cache lines."""
-    return 2 * CACHE_LINE // problem.specs[result].dtype.itemsize - 1 if partition.streams(problem.bytes) else 0
+    return (
+        2 * partition.CACHE_LINE // problem.specs[result].dtype.itemsize - 1 if partition.streams(problem.bytes) else 0
+    )
 
 
 def keeps_column(n: int, width: int) -> bool:
