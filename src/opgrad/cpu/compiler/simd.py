@@ -26,6 +26,7 @@ Mask: TypeAlias = Any
 
 
 def lanes(p: Any) -> int: ...  # the elements of a vector of this pointer's kernel; a compile-time constant
+def line(p: Any) -> int: ...  # the elements of a cache line; a compile-time constant
 def is_fine(p: Any) -> bool: ...  # elements have as many digits in memory as in the computation; compile-time constant
 def at_byte(p: Any, offset: int) -> Any: ...  # moved by `offset` bytes; `p + i` moves by i elements
 def address_of(p: Any) -> int: ...

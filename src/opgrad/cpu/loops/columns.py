@@ -10,6 +10,7 @@ from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.map import get
 from opgrad.cpu.loops.rows import MINUS_INFINITY, add_to_rest, minus_both
 from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.runtime.partition import CACHE_LINE
 
 EXACT_CHUNK: Final = 1024  # terms of a compensated sum that starts anew, so that the compensation stays small
 
@@ -18,6 +19,25 @@ EXACT_CHUNK: Final = 1024  # terms of a compensated sum that starts anew, so tha
 def streams_columns(p, p_n: int, stream: int) -> int:
     """Whether to write past the cache: if asked, and every vector of the strip starts a cache line."""
     return stream and v.to_line(p, 0) == 0 and v.to_line(p, p_n) == 0
+
+
+@inline
+def strip_of(unit: int, strips, x, y, w: int, stream: int):
+    """The outer index of a strip, its first column, whether all its columns are there, and which.
+
+    Where y is written past the cache, strips begin a little before the columns, so that those of y start cache lines
+    wherever it starts: NumPy's arrays start 16 bytes behind one, and took 2.3 times as long. The last may be empty.
+    Strips of two lines may lie on three of x; those that begin in the second line of a pair then took half the time of
+    gradients, which read two arrays twice. (x is y where that does not matter.)
+    """
+    o, j = unit // strips.count, unit % strips.count * w
+    ys, line = y.data + o * y.outer, v.line(y.data)
+    head = v.to_line(ys, 0)
+    if stream and head >= 0 and v.to_line(ys, head + y.step) == 0:
+        j -= (line - head) % line
+        if w == 2 * line and 0 < v.address_of(x.data + (o * x.outer + j)) % (2 * CACHE_LINE) < CACHE_LINE:
+            j -= line
+    return o, j, j >= 0 and j + w <= strips.inner, v.first(ys, strips.inner - j) ^ v.first(ys, -j)
 
 
 @inline

@@ -81,9 +81,9 @@ class Loops:
         return shared_out(kernel, self.units, self.unit_bytes, {**self.arguments, **more})
 
 
-def loops_of(problem: Problem, layout: str, **operands: Operand) -> Loops:
-    """The loops over a problem in this layout."""
-    units, sizes = _units(problem, layout, vector_lanes(precision(problem)))
+def loops_of(problem: Problem, layout: str, spare: int = 0, **operands: Operand) -> Loops:
+    """The loops over a problem in this layout; strips of columns may begin up to `spare` columns before the first."""
+    units, sizes = _units(problem, layout, vector_lanes(precision(problem)), spare)
     if layout == "columns":
         strided: Any = {name: Columns(each, each.outer, each.n) for name, each in operands.items()}
     else:
@@ -92,10 +92,10 @@ def loops_of(problem: Problem, layout: str, **operands: Operand) -> Loops:
     return Loops(units, problem.bytes / max(units, 1), {"n": problem.n, "stream": stream, **sizes, **strided})
 
 
-def _units(problem: Problem, layout: str, width: int) -> tuple[int, dict[str, Any]]:
+def _units(problem: Problem, layout: str, width: int, spare: int) -> tuple[int, dict[str, Any]]:
     """How many units there are, and the sizes that kernels need beside n, with vectors of `width` lanes."""
     if layout == "columns":
-        strips = partition.count(problem.inner, width)
+        strips = partition.count(problem.inner + spare, width)
         return problem.outer * strips, {"strips": Strips(strips, problem.inner)}
     if layout == "split":
         blocks = partition.count(problem.n, BLOCK)
@@ -103,6 +103,13 @@ def _units(problem: Problem, layout: str, width: int) -> tuple[int, dict[str, An
     if layout in ("transposed", "groups"):
         return partition.count(problem.outer, width), {"count": problem.outer}
     return problem.outer, {}
+
+
+def spare_columns(problem: Problem, result: str) -> int:
+    """By how many columns strips may begin before the first, for a result whose strips shall start cache lines."""
+    return (
+        2 * partition.CACHE_LINE // problem.specs[result].dtype.itemsize - 1 if partition.streams(problem.bytes) else 0
+    )
 
 
 def keeps_column(n: int, width: int) -> bool:

@@ -6,11 +6,23 @@ A layout of opgrad.cpu.loops.layout a file, each with the plain kernel and the o
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.fused import program as fused
-from opgrad.cpu.loops.layout import GRADIENT, Loops, forward_limits, keeps_column, layout_of, loops_of, precision
+from opgrad.cpu.loops import combine
+from opgrad.cpu.loops.layout import (
+    GRADIENT,
+    Loops,
+    forward_limits,
+    keeps_column,
+    layout_of,
+    loops_of,
+    precision,
+    spare_columns,
+)
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime.execute import Program, Step
@@ -89,7 +101,7 @@ def _forward(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     dtype = precision(problem)
     sixteen_bits = problem["x"].dtype in ("float16", "bfloat16")
     layout = layout_of(problem, kernels, forward_limits(vector_lanes(dtype), sixteen_bits))
-    loops = loops_of(problem, layout, x=problem["x"], y=problem["y"])
+    loops = loops_of(problem, layout, spare_columns(problem, "y"), x=problem["x"], y=problem["y"])
     workspace = Workspace(dtype)
     if layout == "split":
         return _split_forward(problem, kernels[layout], loops, workspace)
@@ -103,12 +115,18 @@ def _private(workspace: Workspace, layout: str, n: int) -> dict[str, Any]:
     if layout == "transposed":
         return {"tile": workspace.private(tile_size(n, width))}
     if layout == "groups":
-        return {"tile": workspace.private(group_tiles(width)), "e": workspace.private((n + width) * width)}
+        tiles = {"tile": workspace.private(group_tiles(width)), "e": workspace.private((n + width) * width)}
+        return tiles | _combining(workspace)
     if layout == "rows":
-        return {"e": workspace.private(n + width), "done": workspace.private(n + width)}
+        rows = {"e": workspace.private(n + width), "done": workspace.private(n + width)}
+        return rows | _combining(workspace)
     keep = keeps_column(n, width)
     strip = n * width if keep else width
     return {"e": workspace.private(strip), "done": workspace.private(strip), "keep": keep}
+
+
+def _combining(workspace: Workspace) -> dict[str, Any]:
+    return {"buffer": workspace.private(combine.size(np.dtype(workspace.precision).itemsize))}
 
 
 def _split_forward(problem: Problem, kernels: Any, loops: Loops, workspace: Workspace) -> Program:
@@ -123,11 +141,12 @@ def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program(())
     layout, workspace = layout_of(problem, kernels, GRADIENT), Workspace(precision(problem))
-    loops = loops_of(problem, layout, dy=problem["dy"], y=problem["y"], dx=problem["dx"])
+    operands = {name: problem[name] for name in ("dy", "y", "dx")}
+    loops = loops_of(problem, layout, spare_columns(problem, "dx"), **operands)
     if layout == "split":
         memory = {"stats": workspace.shared(loops.units)}
         return Program([loops.step(kernel, **memory) for kernel in kernels[layout]], workspace)
-    memory = {}
+    memory = _combining(workspace) if layout == "rows" else {}
     if layout == "transposed":
         size = tile_size(problem.n, vector_lanes(workspace.precision))
         memory = {"dy_tile": workspace.private(size), "y_tile": workspace.private(size)}

@@ -115,9 +115,10 @@ def softmax_columns(units: Units, strips: Strips, n, x: Columns, y: Columns, e: 
     w, zero = v.lanes(x.data), v.full(x.data, 0.0)
     out, pending, divisor = y.data, 0, (zero, zero, zero, zero)
     for unit in units:
-        j = unit % strips.count * w
-        xs, ys = x.data + (unit // strips.count * x.outer + j), y.data + (unit // strips.count * y.outer + j)
-        whole, mask = j + w <= strips.inner, v.first(xs, strips.inner - j)
+        o, j, whole, mask = loops.strip_of(unit, strips, y, y, w, stream)
+        if j >= strips.inner:
+            continue
+        xs, ys = x.data + (o * x.outer + j), y.data + (o * y.outer + j)
         m = loops.column_max(xs, x.step, n, whole, mask)
         s = loops.sum_exp_scaling_columns(
             xs, x.step, n, whole, mask, m, e, keep * w, out, y.step, pending, done, w, (divisor, v.is_fine(xs))
@@ -140,9 +141,10 @@ def log_softmax_columns(units: Units, strips: Strips, n, x: Columns, y: Columns,
     w, zero = v.lanes(x.data), v.full(x.data, 0.0)
     out, pending, before, m_before, log_before = y.data, 0, x.data, zero, zero
     for unit in units:
-        j = unit % strips.count * w
-        xs, ys = x.data + (unit // strips.count * x.outer + j), y.data + (unit // strips.count * y.outer + j)
-        whole, mask = j + w <= strips.inner, v.first(xs, strips.inner - j)
+        o, j, whole, mask = loops.strip_of(unit, strips, y, y, w, stream)
+        if j >= strips.inner:
+            continue
+        xs, ys = x.data + (o * x.outer + j), y.data + (o * y.outer + j)
         m = loops.column_max(xs, x.step, n, whole, mask)
         rest, count = loops.add_rest_logging_columns(
             xs, x.step, n, whole, mask, m, out, y.step, pending, before, x.step, (m_before, log_before)
@@ -165,9 +167,10 @@ def gradient_columns(term: Callable[..., Vector], formula: Callable[..., Vector]
         w = v.lanes(dy.data)
         out, pending, dy_before, y_before, s_before = dx.data, 0, dy.data, y.data, v.full(dy.data, 0.0)
         for unit in units:
-            o, j = unit // strips.count, unit % strips.count * w
+            o, j, whole, mask = loops.strip_of(unit, strips, dy, dx, w, stream)
+            if j >= strips.inner:
+                continue
             dys, ys, dxs = dy.data + (o * dy.outer + j), y.data + (o * y.outer + j), dx.data + (o * dx.outer + j)
-            whole, mask = j + w <= strips.inner, v.first(dys, strips.inner - j)
             s = add_up(dys, dy.step, ys, y.step, n, whole, mask, out, dx.step, pending, dy_before, y_before, s_before)
             out, dy_before, y_before, s_before = dxs, dys, ys, s
             pending = loops.streams_columns(dxs, dx.step, stream) if whole else 0

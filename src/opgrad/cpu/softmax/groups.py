@@ -10,6 +10,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.loops import combine
 from opgrad.cpu.loops.columns import column_max
 from opgrad.cpu.loops.fold import fold
 from opgrad.cpu.loops.map import get_or, put
@@ -209,16 +210,26 @@ log_softmax_groups_in_place = groups_in_place(log_softmax_group(variants.COLUMNS
 
 
 @kernel
-def softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, e: Private, stream):
+def softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, e: Private, buffer: Private, stream):
     w, e_row = v.lanes(tile), (n + v.lanes(tile) - 1) // v.lanes(tile) * v.lanes(tile)
-    for row in range(units.start * w, units.stop * w, w):
-        xs, ys = x.data + row * x.step, y.data + row * y.step
-        _softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, e, e_row, v.is_fine(xs), stream, 0, 0)
+    combined = combine.rows_at_once(y, n, w, stream)
+    past, some = stream and not combined, combined or w
+    for first in range(units.start * w, min(units.stop * w, count), some):
+        start, stop = y.data + first * y.step, min(first + some, units.stop * w, count)
+        for row in range(first, stop, w):
+            xs, ys = x.data + row * x.step, combine.target(start, buffer, combined) + (row - first) * y.step
+            _softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, e, e_row, v.is_fine(xs), past, 0, 0)
+        combine.write_out(start, buffer, (stop - first) * n, combined)
 
 
 @kernel
-def log_softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, stream):
+def log_softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, buffer: Private, stream):
     w = v.lanes(tile)
-    for row in range(units.start * w, units.stop * w, w):
-        xs, ys = x.data + row * x.step, y.data + row * y.step
-        _log_softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, xs, 0, v.is_fine(xs), stream, 0, 0)
+    combined = combine.rows_at_once(y, n, w, stream)
+    past, some = stream and not combined, combined or w
+    for first in range(units.start * w, min(units.stop * w, count), some):
+        start, stop = y.data + first * y.step, min(first + some, units.stop * w, count)
+        for row in range(first, stop, w):
+            xs, ys = x.data + row * x.step, combine.target(start, buffer, combined) + (row - first) * y.step
+            _log_softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, xs, 0, v.is_fine(xs), past, 0, 0)
+        combine.write_out(start, buffer, (stop - first) * n, combined)

@@ -11,6 +11,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.loops import combine
 from opgrad.cpu.loops import rows as loops
 from opgrad.cpu.loops.map import mapped, next_vector
 from opgrad.cpu.numerics import logsumexp as lse
@@ -91,8 +92,15 @@ _softmax_in_place = softmax_body(_add_exponentials, _at_once, variants.ROWS_IN_P
 
 
 @kernel
-def softmax_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, stream):
-    _softmax(rows, n, x.data, x.step, y.data, y.step, e, done, stream, y.data, 0, 0)
+def softmax_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, buffer: Private, stream):
+    combined = combine.rows_at_once(y, n, 1, stream)
+    past = stream and not combined
+    for first in range(rows.start, rows.stop, combined or max(rows.stop - rows.start, 1)):
+        some = range(min(combined, rows.stop - first)) if combined else range(rows.stop - first)
+        xs, ys = x.data + first * x.step, y.data + first * y.step
+        out = combine.target(ys, buffer, combined)
+        _softmax(some, n, xs, x.step, out, y.step, e, done, past, y.data, 0, 0)
+        combine.write_out(ys, buffer, some.stop * n, combined)
 
 
 @kernel
@@ -156,8 +164,14 @@ _log_softmax_in_place = log_softmax_body(_add_rest, _at_once, variants.ROWS_IN_P
 
 
 @kernel
-def log_softmax_rows(rows: Units, n, x: Rows, y: Rows, stream):
-    _log_softmax(rows, n, x.data, x.step, y.data, y.step, stream, y.data)
+def log_softmax_rows(rows: Units, n, x: Rows, y: Rows, buffer: Private, stream):
+    combined = combine.rows_at_once(y, n, 1, stream)
+    past = stream and not combined
+    for first in range(rows.start, rows.stop, combined or max(rows.stop - rows.start, 1)):
+        some = range(min(combined, rows.stop - first)) if combined else range(rows.stop - first)
+        xs, ys = x.data + first * x.step, y.data + first * y.step
+        _log_softmax(some, n, xs, x.step, combine.target(ys, buffer, combined), y.step, past, y.data)
+        combine.write_out(ys, buffer, some.stop * n, combined)
 
 
 @kernel
@@ -192,8 +206,14 @@ def gradient_rows(term: Callable[..., Vector], formula: Callable[..., Vector]) -
     body = gradient_body(loops.row_sum(term, next_vector(formula)), formula)
 
     @kernel
-    def by_rows(rows: Units, n, dy: Rows, y: Rows, dx: Rows, stream):
-        body(rows, n, dy.data, dy.step, y.data, y.step, dx.data, dx.step, stream)
+    def by_rows(rows: Units, n, dy: Rows, y: Rows, dx: Rows, buffer: Private, stream):
+        combined = combine.rows_at_once(dx, n, 1, stream)
+        past = stream and not combined
+        for first in range(rows.start, rows.stop, combined or max(rows.stop - rows.start, 1)):
+            some = range(min(combined, rows.stop - first)) if combined else range(rows.stop - first)
+            dys, ys, dxs = dy.data + first * dy.step, y.data + first * y.step, dx.data + first * dx.step
+            body(some, n, dys, dy.step, ys, y.step, combine.target(dxs, buffer, combined), dx.step, past)
+            combine.write_out(dxs, buffer, some.stop * n, combined)
 
     return by_rows
 

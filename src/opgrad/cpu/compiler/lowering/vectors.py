@@ -36,6 +36,11 @@ def _(p: Any) -> Any:
     return types.int64, lambda context, builder, base: I64(p.lanes)
 
 
+@defines(simd.line)
+def _(p: Any) -> Any:
+    return types.int64, lambda context, builder, base: I64(CACHE_LINE // p.size)
+
+
 @defines(simd.is_fine)
 def _(p: Any) -> Any:
     return types.boolean, lambda context, builder, base: I1(p.size * 8 >= p.bits)
@@ -193,7 +198,7 @@ def _(p: Any) -> Any:
 @defines(simd.prefetch)
 def _(p: Any, i: Any) -> Any:
     def emit(context: Any, builder: Any, base: Any, i: Any) -> None:
-        start = builder.gep(base, [builder.mul(i, I64(p.size))])
+        start = builder.gep(base, [builder.add(builder.mul(i, I64(p.size)), I64(CACHE_LINE - p.size))])
         read, keep_in_l2, data = I32(0), I32(2), I32(1)
         for line in range(0, p.lanes * p.size, CACHE_LINE):
             address = builder.gep(start, [I64(line)])
