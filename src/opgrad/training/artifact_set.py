@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from opgrad.onnxruntime.reading import read_model
+from opgrad.onnxruntime.reading import read_eval_model, read_model
 from opgrad.training.checkpoint import read_checkpoint
 from opgrad.training.names import BUFFER_SUFFIX, RESET
 from opgrad.training.optimizer import Rule, read_rule
@@ -76,7 +76,7 @@ class ArtifactSet:
         return cls(
             directory=folder,
             training_model=training_model,
-            eval_model=read_model(eval_model, "ArtifactSet"),
+            eval_model=read_eval_model(eval_model, "ArtifactSet"),
             rule=read_rule(read_model(optimizer_model, "ArtifactSet")),
             trainable=checkpoint.trainable,
             frozen=checkpoint.frozen,

@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.onnxruntime import batch_norm
 from opgrad.onnxruntime.messages import copied, opset_of
 from opgrad.onnxruntime.reading import check_model, read_model
 from opgrad.training.building import forms
@@ -88,15 +89,15 @@ class _Artifacts(TrainingBlock):
         if self.request.batch_norm == "train":
             forms.train(self.base, WHO)
         elif self.request.batch_norm == "freeze":
-            forms.freeze(self.base, list(forms.batch_norms(self.base)))
+            batch_norm.freeze(self.base, list(batch_norm.batch_norms(self.base)))
 
     def _freeze_held(self) -> None:
         """Let batch normalization take given statistics where these were asked to stay as they are."""
         if self.request.batch_norm != "model":
             return
         held, opset = set(self.selection.held), opset_of(self.base)
-        nodes = [node for node in forms.batch_norms(self.base) if forms.trains(node, opset)]
-        forms.freeze(self.base, [node for node in nodes if held.issuperset(node.input[3:5])])
+        nodes = [node for node in batch_norm.batch_norms(self.base) if batch_norm.trains(node, opset)]
+        batch_norm.freeze(self.base, [node for node in nodes if held.issuperset(node.input[3:5])])
 
     def make(self, accessor: ModelAccessor) -> TrainingModels:
         """Both models; that of the accessor is used up."""
