@@ -67,6 +67,24 @@ def first(results):
     return float(results[0] if isinstance(results, tuple) else results)
 
 
+def test_the_command_trains_and_exports(model, tmp_path):
+    np.savez(tmp_path / "data.npz", **model.rows())
+    out, rows = tmp_path / "out", model.reference["rows"]
+    options = ("--epochs", 2, "--batch-size", rows, "--validation", 2 * rows, "--export", tmp_path / "exported.onnx")
+    status, text = cli("train", model.folder, "--data", tmp_path / "data.npz", "--output", out, *options)
+    assert status == 0, text
+    figures = json.loads((out / "metrics.json").read_text())
+    assert np.isfinite([figures["test_loss"], *figures["train_loss_per_epoch"]]).all()
+    assert (figures["test_accuracy"] is not None) == model.classes
+    assert figures["exported_accuracy"] == figures["test_accuracy"]
+    batch = model.batches()[1][0]
+    for path in (out / "model.onnx", tmp_path / "exported.onnx"):
+        exported = onnx.load(path)
+        onnx.checker.check_model(exported, full_check=True)
+        assert tuple(each.name for each in exported.graph.output) == model.outputs
+        assert all(np.isfinite(each).all() for each in stock(path, batch))
+
+
 def test_what_is_in_it_and_who_runs_it(model):
     for path in (model.folder, model.folder / "eval_model.onnx"):
         status, text = cli("inspect", path, "--json")

@@ -18,6 +18,7 @@ from opgrad.training.building.models import TrainingModels
 from opgrad.training.building.ort_format import convert
 from opgrad.training.building.saving import LARGEST_MODEL, write_model
 from opgrad.training.building.selection import Selection, select
+from opgrad.training.objective import note_outputs
 from opgrad.training.onnxblock.accessor import ModelAccessor, building, empty_model
 from opgrad.training.onnxblock.block import Block, ForwardBlock, names_of
 from opgrad.training.onnxblock.checkpoints import save_checkpoint
@@ -73,6 +74,7 @@ class _Artifacts(TrainingBlock):
     def build(self) -> list[str]:
         """Append the loss, and choose what is trained."""
         request, model = self.request, self.base
+        self.outputs = [each.name for each in model.graph.output]
         names = request.loss_inputs
         self._set_batch_norm()
         current = [each.name for each in model.graph.output] if names is None else list(names)
@@ -123,6 +125,7 @@ def make(model: onnx.ModelProto | str | os.PathLike[str], request: Request, opti
     block = _Artifacts(request)
     with building(accessor):
         models = block.make(accessor)
+    note_outputs(models.evaluation, block.outputs)
     if optimizer is None:
         return Made(models, None, block.selection)
     opset = opset_of(models.evaluation)
