@@ -155,8 +155,8 @@ def test_scores_are_the_last_tensor_before_the_label_comes_in() -> None:
             loss = ReduceMean(s)
         }"""
     )
-    assert find_scores(model, "target") == "p"
-    assert find_scores(build("g (float x, float t) => (float l) { l = Sub(x, t) }"), "t") is None
+    assert find_scores(model, ["x", "target"], "target") == "p"
+    assert find_scores(build("g (float x, float t) => (float l) { l = Sub(x, t) }"), ["x", "t"], "t") is None
 
 
 @pytest.fixture(scope="module")

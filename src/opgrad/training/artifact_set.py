@@ -11,8 +11,8 @@ import onnx
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from opgrad.onnxruntime.reading import read_eval_model, read_model
+from opgrad.training.batches import TensorSpec, located
 from opgrad.training.checkpoint import read_checkpoint
-from opgrad.training.examples import TensorSpec, located
 from opgrad.training.names import BUFFER_SUFFIX, RESET
 from opgrad.training.objective import Objective, find_objective
 from opgrad.training.optimizer import Rule, read_rule

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from opgrad.training import files
-from opgrad.training.examples import TensorSpec
+from opgrad.training.batches import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def find_objective(model: onnx.ModelProto, loss: str, inputs: Sequence[str]) -> 
 def _without_classes(graph: "_Graph", inputs: Sequence[str]) -> Objective:
     """What a graph compares in which no node is a loss of classes."""
     label = inputs[-1] if len(inputs) > 1 else None
-    scores = find_scores(graph.model, label) if label is not None else None
+    scores = find_scores(graph.model, inputs, label) if label is not None else None
     if scores is None or label is None:
         return Objective(None, label, None, None, False, graph.own(label) or (graph.loss,))
     forward = Forward(graph.model)
@@ -137,23 +137,36 @@ class _Graph:
         return name
 
 
-def find_scores(model: onnx.ModelProto, label: str) -> str | None:
-    """The last tensor of floats that every way from the data to the loss passes before it meets the label."""
+def find_scores(model: onnx.ModelProto, inputs: Sequence[str], label: str) -> str | None:
+    """The last tensor of floats that every way from the data to the loss passes before it meets the label.
+
+    inputs: those that hold data, or the label. Returns None if there is no such tensor.
+    """
     graph, forward = model.graph, Forward(model)
     position: dict[str, int] = {output: index for index, node in enumerate(graph.node) for output in node.output}
-    behind_label = {label}
-    for node in graph.node:
-        if behind_label.intersection(node.input):
-            behind_label.update(node.output)
+    data = set(inputs) - {label}
+    behind_data, behind_label = _behind(graph, data), _behind(graph, {label})
     floats = {name for name in position if forward.element_type(name) in (None, *FLOATS)}
-    computed = floats - behind_label
+    computed = (floats & behind_data) - behind_label
     loss_nodes = [node for node in graph.node if behind_label.intersection(node.input)]
     ahead = computed.intersection(name for node in loss_nodes for name in node.input)
     while len(ahead) > 1:
         last = max(ahead, key=lambda name: position[name])
         ahead.remove(last)
-        ahead |= computed.intersection(graph.node[position[last]].input)
+        read = graph.node[position[last]].input
+        if data.intersection(read):  # the others are passed by
+            return None
+        ahead |= computed.intersection(read)
     return next(iter(ahead), None)
+
+
+def _behind(graph: onnx.GraphProto, names: Collection[str]) -> set[str]:
+    """The tensors that depend on some, themselves included."""
+    found = set(names)
+    for node in graph.node:
+        if found.intersection(captured(node)):
+            found.update(node.output)
+    return found
 
 
 def _ignored(graph: onnx.GraphProto, node: onnx.NodeProto) -> int | None:

@@ -15,8 +15,8 @@ from opgrad.training import rewriting
 from opgrad.training.api.checkpoint_state import CheckpointState
 from opgrad.training.api.memory import Memory
 from opgrad.training.artifact_set import check_parameters, tensor_spec
+from opgrad.training.batches import TensorSpec
 from opgrad.training.binding import BoundGraph, Value, check_inputs, declared, ort_value
-from opgrad.training.examples import TensorSpec
 from opgrad.training.export import write_inference_model
 from opgrad.training.graph import Source, TrainingGraph, open_session, read_model, run_error, session_options
 from opgrad.training.names import BUFFER_SUFFIX
