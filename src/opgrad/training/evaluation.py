@@ -13,7 +13,7 @@ from opgrad.onnxruntime.messages import copied, import_microsoft
 from opgrad.training.artifact_set import FILES, ArtifactSet
 from opgrad.training.data import Dataset
 from opgrad.training.export import declared_outputs, graph_between
-from opgrad.training.graph import open_session
+from opgrad.training.graph import open_session, session_options
 
 EVALUATION = FILES[1]
 
@@ -137,6 +137,23 @@ class Evaluator:
         ignored = self._objective.ignored
         counts = labels != ignored if ignored is not None else np.ones(labels.shape, np.bool_)
         return int((counts & (scores.argmax(axis=1) == labels)).sum()), int(counts.sum())
+
+
+def label_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tuple[int, ...] | None:
+    """The shape of the labels of classes for a batch, which the graph may leave open; None where nothing tells.
+
+    batch: an array for every other input of the graph.
+    """
+    objective = artifacts.objective
+    if objective.scores is None or objective.label is None or objective.classes != objective.label:
+        return None
+    who = f"label_shape: {artifacts.directory / EVALUATION}"
+    model = graph_between(artifacts.eval_model, [], declared_outputs(artifacts.eval_model, [objective.scores], who))
+    import_microsoft(model)
+    session = open_session(model, session_options(1), who)
+    values = {**batch, **artifacts.trainable, **artifacts.frozen}
+    shape: tuple[int, ...] = session.run(None, {item.name: values[item.name] for item in session.get_inputs()})[0].shape
+    return shape[:1] + shape[2:]
 
 
 def _stock(model: str | PathLike[str] | bytes, who: str) -> onnxruntime.InferenceSession:
