@@ -91,3 +91,17 @@ def test_the_ignored_class_may_be_an_input():
     model = build(text, normal(v=(3, 3)))
     model.graph.initializer.append(onnx.helper.make_tensor("ignored", onnx.TensorProto.INT64, (), [7]))
     assert find_objective(model, "loss", ["x", "y"]).ignored == 7
+
+
+def test_damaged_graphs():
+    """A circle, a loss without labels, notes that are none."""
+    model = build(
+        """g (float[n, 3] x, int64[n] y) => (float loss) {
+            s = Reshape(s, shape)  loss = SoftmaxCrossEntropyLoss(s, y)
+        }"""
+    )
+    model.metadata_props.add(key="opgrad.outputs", value="{")
+    assert find_objective(model, "loss", ["x", "y"]).outputs == ("s",)
+    model.metadata_props[0].value = "3"
+    del model.graph.node[1].input[1:]
+    assert find_objective(model, "loss", ["x", "y"]).scores is None

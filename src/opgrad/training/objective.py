@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import onnx
@@ -43,7 +44,10 @@ class Objective:
 def model_outputs(model: onnx.ModelProto) -> list[str]:
     """The outputs that the model of an eval graph had before it was given a loss, if somebody noted them."""
     noted = next((each.value for each in model.metadata_props if each.key == OUTPUTS), "[]")
-    return [name for name in json.loads(noted) if isinstance(name, str)]
+    with suppress(ValueError):
+        names = json.loads(noted)
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return []
 
 
 def note_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
@@ -54,18 +58,18 @@ def note_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
 def find_objective(model: onnx.ModelProto, loss: str, inputs: Sequence[str]) -> Objective:
     """What an eval graph compares. loss: its output. inputs: those that a batch holds, a label being the last."""
     graph = _Graph(model, loss)
-    node = next((each for each in graph.nodes if each.op_type in LOSSES), None)
+    node = next((each for each in graph.nodes if each.op_type in LOSSES and len(each.input) > 1), None)
     if node is None:
         return _without_classes(graph, inputs)
     scores, labels = node.input[0], node.input[1]
-    origin = list(graph.origins(labels, MOVING))[-1]
+    origin = graph.origins(labels, MOVING)[-1]
     label = origin if origin in inputs and origin not in graph.before(scores) else None
     return Objective(
         scores=scores,
         label=label,
         classes=labels,
         ignored=_ignored(model.graph, node),
-        every=label is not None and list(graph.origins(labels, RESHAPING))[-1] == label,
+        every=label is not None and graph.origins(labels, RESHAPING)[-1] == label,
         outputs=graph.exported(scores, label, inside=labels not in inputs),
     )
 
@@ -105,12 +109,15 @@ class _Graph:
             rest += new
         return found
 
-    def origins(self, name: str, operators: Collection[str]) -> Iterator[str]:
+    def origins(self, name: str, operators: Collection[str]) -> list[str]:
         """A tensor, and those of which these operators made it one after the other."""
-        yield name
-        while (node := self._producers.get(name)) is not None and node.op_type in operators and not domain_of(node):
-            name = node.input[0]
-            yield name
+        found: dict[str, None] = {}
+        while name not in found:  # a damaged graph may have a circle
+            found[name] = None
+            node = self._producers.get(name)
+            if node is not None and node.input and node.op_type in operators and not domain_of(node):
+                name = node.input[0]
+        return list(found)
 
     def own(self, label: str | None) -> tuple[str, ...]:
         """The outputs that the model had, without the loss and without those that depend on the label."""
@@ -132,8 +139,10 @@ class _Graph:
 
     def _given(self, name: str) -> str:
         """The tensor that a loss was given to compute one of, by the names of those that it writes."""
-        while OF_A_LOSS.fullmatch(name) and name in self._producers:
-            name = self._producers[name].input[0]
+        seen = {""}
+        while name not in seen and OF_A_LOSS.fullmatch(name) and name in self._producers:
+            seen.add(name)
+            name = next(iter(self._producers[name].input), "")
         return name
 
 
@@ -172,9 +181,8 @@ def _behind(graph: onnx.GraphProto, names: Collection[str]) -> set[str]:
 def _ignored(graph: onnx.GraphProto, node: onnx.NodeProto) -> int | None:
     """The label that a loss of classes ignores, which an attribute or the fourth input tells."""
     attributes = dict(map(attribute_of, node.attribute))
-    if "ignore_index" in attributes:
-        return int(attributes["ignore_index"])
-    if len(node.input) > 3 and node.input[3]:
-        value = next((each for each in graph.initializer if each.name == node.input[3]), None)
-        return None if value is None else int(numpy_helper.to_array(value).item())
-    return None
+    if isinstance(given := attributes.get("ignore_index"), int):
+        return given
+    name = node.input[3] if len(node.input) > 3 else ""
+    value = next((numpy_helper.to_array(each) for each in graph.initializer if name and each.name == name), None)
+    return int(value.item()) if value is not None and value.size == 1 else None
