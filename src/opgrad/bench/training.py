@@ -21,6 +21,7 @@ from opgrad.bench.measure import measure_each, take_turns, turns
 from opgrad.bench.training_torch import torch_step
 from opgrad.training import ArtifactSet, CheckpointState, Module, Optimizer, Recipe
 from opgrad.training.data import load_named
+from opgrad.training.evaluation import label_shape
 from opgrad.training.graph import TrainingGraph, read_model, session_options
 from opgrad.training.tensors import FlatTensors
 
@@ -194,9 +195,13 @@ def batch_of(artifacts: ArtifactSet, rows: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     arrays = {}
     for spec in artifacts.inputs:
-        shape = [rows, *(size if isinstance(size, int) else 1 for size in spec.shape[1:])]
+        shape = [size if isinstance(size, int) else 1 for size in spec.shape]
+        shape[spec.axis] = rows
         drawn = random.standard_normal(shape) if spec.dtype.kind not in "iub" else random.integers(0, 2, shape)
         arrays[spec.name] = drawn.astype(spec.dtype)
+    label, sizes = artifacts.label, label_shape(artifacts, arrays)
+    if sizes is not None and sizes != arrays[label.name].shape:
+        arrays[label.name] = random.integers(0, 2, sizes).astype(label.dtype)
     return arrays
 
 

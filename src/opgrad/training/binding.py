@@ -9,7 +9,8 @@ import onnx
 import onnxruntime
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from opgrad.training.artifact_set import TensorSpec, tensor_spec
+from opgrad.training.artifact_set import tensor_spec
+from opgrad.training.batches import TensorSpec
 from opgrad.training.data import fits, show
 
 # A smaller input is copied to where the graph reads it: 0.3 to 2 µs, against 4 for telling it another place.
