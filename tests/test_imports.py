@@ -31,10 +31,10 @@ LAYERS = {
     "ops/": ("numpy", "contract/ fused/ post_ops random"),
     # the CPU
     "cpu/compiler/": ("", ""),
-    "cpu/compiler/target": ("llvmlite", ""),
+    "cpu/compiler/target": ("llvmlite", "cpu/compiler/"),
     "cpu/compiler/lowering/": ("numba llvmlite", "cpu/compiler/ cpu/compiler/target"),
     "cpu/compiler/native": ("llvmlite", "cpu/compiler/ cpu/compiler/target cpu/compiler/lowering/ locks"),
-    "cpu/runtime/": ("", f"contract/ {COMPILER} locks"),
+    "cpu/runtime/": ("", f"contract/ {COMPILER} cpu/compiler/target locks"),
     "cpu/numerics/": ("", COMPILER),
     "cpu/loops/": ("", KERNELS),
     "cpu/fused/": ("", f"{KERNELS} cpu/loops/ fused/ random"),

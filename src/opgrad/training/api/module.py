@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnxruntime
 from opgrad.cpu.runtime.parallel import get_num_threads
 from opgrad.onnxruntime.messages import copied
 from opgrad.onnxruntime.reading import name_of
-from opgrad.training import rewriting
+from opgrad.training import compiling, rewriting
 from opgrad.training.api.checkpoint_state import CheckpointState
 from opgrad.training.api.memory import Memory
 from opgrad.training.artifact_set import TensorSpec, check_parameters, tensor_spec
@@ -280,7 +281,8 @@ def _open_eval(model: onnx.ModelProto, memory: Memory, options: onnxruntime.Sess
     fixed = {**memory.parameters, **memory.frozen}
     inputs = [declared(value) for value in model.graph.input if value.name not in fixed]
     outputs = [declared(value) for value in model.graph.output]
-    return BoundGraph(open_session(fused, options, what), inputs, outputs, fixed, {})
+    compiles = partial(compiling.at_once, fused, options=options)
+    return BoundGraph(open_session(fused, options, what), inputs, outputs, fixed, {}, compiles)
 
 
 def _value(value: Any, spec: TensorSpec) -> Value:
