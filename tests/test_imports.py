@@ -72,10 +72,13 @@ LAYERS = {
         f"opgrad arrays {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine onnxruntime/ post_ops"
         " terminal testing/ training/",
     ),
-    "check": ("numpy rich typer", "opgrad bench/ contract/ cpu/compiler/native machine onnxruntime/ terminal testing/"),
     "compile": (
         "numpy rich typer",
         "bench/ contract/ cpu/compiler/native cpu/runtime/ onnxruntime/ terminal testing/ training/",
+    ),
+    "check": (
+        "numpy rich typer",
+        "opgrad bench/ compile contract/ cpu/compiler/native cpu/runtime/ machine onnxruntime/ terminal testing/",
     ),
     "commands/": ("onnx rich typer", "onnxruntime/ terminal training/"),
     "cli": ("rich typer", "bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),
