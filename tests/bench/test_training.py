@@ -232,7 +232,7 @@ def test_tables_say_what_python_takes_and_how_the_best_peer_does() -> None:
     assert "| digits | 4 | 1 ms | 600 µs | 100 µs | 300 µs | 3 ms | 2 ms | 400 µs | 2.00 |" in text
     assert "Old runtime: python 3.9." in text
     assert "Over 1 cells a step is 2.00 times as fast as the old runtime's (geometric mean)." in text
-    assert "| digits | 4 | 4 s | 500 ms | 400 ms | 70 MB | 80 MB | 60 MB | 10 MB |" in text
+    assert "| digits | 4 | 4.00 s | 0.50 s | 0.40 s | 70 MB | 80 MB | 60 MB | 10 MB |" in text
     assert "* left out: other, batch 4, torch: no torch model" in text
 
 

@@ -50,7 +50,7 @@ def start_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
         if "left_out" in cell:
             continue
         first, resident = cell["first"], cell["resident"]
-        times = ["" if name not in first else duration(first[name]) for name in (COLD, WARM, OLD)]
+        times = ["" if name not in first else f"{first[name]:.2f} s" for name in (COLD, WARM, OLD)]
         sizes = ["" if name not in resident else _megabytes(resident[name]) for name in (WARM, COLD, OLD)]
         both = resident.keys() >= {WARM, OLD}
         more = _megabytes(resident[WARM] - resident[OLD]) if both else ""

@@ -20,6 +20,7 @@ ANY_RANK = ("of any rank",)
 
 Value: TypeAlias = Any  # np.ndarray | onnxruntime.OrtValue, which mypy does not know
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # by the names of inputs
+FirstRun: TypeAlias = Callable[[Callable[[], Shapes]], AbstractContextManager[Any]]
 
 
 class _Input:
@@ -72,7 +73,7 @@ class BoundGraph:
     fixed: the memory of inputs, by name; the others are those of a call.
     written: the memory of outputs, by name.
     outputs: names of the outputs that a call returns.
-    compiles: around the first run, given what tells the shapes of the inputs.
+    first: around the first run, given what tells the shapes of the inputs; it gives the options of that run.
 
     inputs: what the inputs of a call are, in the graph's order.
     """
@@ -84,9 +85,9 @@ class BoundGraph:
         outputs: Sequence[TensorSpec],
         fixed: Mapping[str, np.ndarray],
         written: Mapping[str, np.ndarray],
-        compiles: Callable[[Callable[[], Shapes]], AbstractContextManager[None]] | None = None,
+        first: FirstRun | None = None,
     ):
-        self._compiles = compiles
+        self._first = first
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self._session = session
         self._fixed, self._written = dict(fixed), dict(written)  # keeps the memory alive
@@ -123,16 +124,16 @@ class BoundGraph:
         """Run the graph on what is in the inputs' memory."""
         for name in self._others:  # anew, so that the next run does not write into what a caller has kept
             self._binding.bind_output(name, "cpu")
-        if self._compiles is None:
+        if self._first is None:
             self._session.run_with_iobinding(self._binding)
         else:
-            self._run_first(self._compiles)
+            self._run_first(self._first)
 
-    def _run_first(self, compiles: Callable[[Callable[[], Shapes]], AbstractContextManager[None]]) -> None:
+    def _run_first(self, first: FirstRun) -> None:
         fixed = {name: array.shape for name, array in self._fixed.items()}
-        with compiles(lambda: fixed | {slot.spec.name: slot.bound_shape for slot in self._slots}):
-            self._session.run_with_iobinding(self._binding)
-        self._compiles = None
+        with first(lambda: fixed | {slot.spec.name: slot.bound_shape for slot in self._slots}) as options:
+            self._session.run_with_iobinding(self._binding, options)
+        self._first = None
 
     @property
     def loss(self) -> float:

@@ -12,7 +12,7 @@ from opgrad.onnxruntime import LOWERED, loading, lower
 from opgrad.onnxruntime.messages import copied
 from opgrad.onnxruntime.reading import Source as Source
 from opgrad.onnxruntime.reading import read_model as read_model
-from opgrad.training import compiling, rewriting
+from opgrad.training import first_run, rewriting
 from opgrad.training.binding import BoundGraph, Value, declared
 from opgrad.training.names import BUFFER_SUFFIX, RESET
 from opgrad.training.tensors import FlatTensors
@@ -92,12 +92,12 @@ class TrainingGraph:
         if names is None:
             return None
         written = {output: self._gradients[name] for name, output in names.items()}
-        compiling.begin(model, self._options)
+        first_run.begin(model, self._options)
         session = open_session(model, self._options, self._who)
         return self._bound(model, session, written)
 
     def _open_adding(self) -> BoundGraph:
-        compiling.begin(self._model, self._options)
+        first_run.begin(self._model, self._options)
         session = open_session(self._model, self._options, self._who)
         self._adding = self._bound(self._model, session, {})
         return self._adding
@@ -105,8 +105,8 @@ class TrainingGraph:
     def _bound(
         self, model: onnx.ModelProto, session: onnxruntime.InferenceSession, written: Mapping[str, np.ndarray]
     ) -> BoundGraph:
-        compiles = partial(compiling.at_once, model, options=self._options)
-        return BoundGraph(session, self.inputs, self.outputs, self._fixed, written, compiles)
+        first = partial(first_run.first_run, model, options=self._options)
+        return BoundGraph(session, self.inputs, self.outputs, self._fixed, written, first)
 
     @property
     def bound(self) -> BoundGraph:

@@ -208,14 +208,15 @@ def before_missing(prepare: Callable[[], None]) -> Iterator[None]:
 
 
 def _help(function: Any, form: str, entry: str) -> None:
-    """While processes are at work, wait for what they were asked for, and ask them for what they can find."""
+    """Where processes have been asked before, wait for what they know of, and ask them for what they can find."""
     while _prepare:
         _prepare.pop()()
-    if _compilers is not None and _compilers.usable:
-        request = None if _compilers.knows(entry) else named(function, form)
-        if request or _compilers.knows(entry):
-            _compilers.add([request] if request else [], first=True)
-            _compilers.wait([entry])
+    found = None if _compilers is None else compilers()
+    if found is not None:
+        request = None if found.knows(entry) else named(function, form)
+        if request or found.knows(entry):
+            found.add([request] if request else [], first=True)
+            found.wait([entry])
 
 
 def _close() -> None:

@@ -12,12 +12,13 @@ import onnxruntime
 from opgrad.cpu.runtime.parallel import get_num_threads
 from opgrad.onnxruntime.messages import copied
 from opgrad.onnxruntime.reading import name_of
-from opgrad.training import compiling, rewriting
+from opgrad.training import rewriting
 from opgrad.training.api.checkpoint_state import CheckpointState
 from opgrad.training.api.memory import Memory
 from opgrad.training.artifact_set import TensorSpec, check_parameters, tensor_spec
 from opgrad.training.binding import BoundGraph, Value, check_inputs, declared, ort_value
 from opgrad.training.export import write_inference_model
+from opgrad.training.first_run import first_run
 from opgrad.training.graph import Source, TrainingGraph, open_session, read_model, run_error, session_options
 from opgrad.training.names import BUFFER_SUFFIX
 from opgrad.training.optimizer import GradientNorm, clip_factor
@@ -281,8 +282,8 @@ def _open_eval(model: onnx.ModelProto, memory: Memory, options: onnxruntime.Sess
     fixed = {**memory.parameters, **memory.frozen}
     inputs = [declared(value) for value in model.graph.input if value.name not in fixed]
     outputs = [declared(value) for value in model.graph.output]
-    compiles = partial(compiling.at_once, fused, options=options)
-    return BoundGraph(open_session(fused, options, what), inputs, outputs, fixed, {}, compiles)
+    first = partial(first_run, fused, options=options)
+    return BoundGraph(open_session(fused, options, what), inputs, outputs, fixed, {}, first)
 
 
 def _value(value: Any, spec: TensorSpec) -> Value:

@@ -1,5 +1,6 @@
-"""Kernels that a graph needs are compiled in several processes at a time, before its first run and while it is made."""
+"""A graph's first run: its kernels are compiled in several processes, and what the run leaves behind is given back."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -33,10 +34,14 @@ def _likely(value: onnx.ValueInfoProto) -> tuple[int, ...]:
 
 
 @contextmanager
-def at_once(
+def first_run(
     model: onnx.ModelProto, shapes: Callable[[], Mapping[str, tuple[int, ...]]], options: onnxruntime.SessionOptions
-) -> Iterator[None]:
-    """Meanwhile the first kernel that is missing has all of a graph's compiled, for inputs of these shapes."""
+) -> Iterator[onnxruntime.RunOptions]:
+    """Meanwhile the first kernel that is missing has all of a graph's compiled, for inputs of these shapes.
+
+    Gives the options of the run, after which onnxruntime gives its memory back: it knows by then how much it needs, and
+    takes that in one piece for the next.
+    """
 
     def compile_all() -> None:
         found = compilers.compilers()
@@ -47,13 +52,19 @@ def at_once(
             with bar() as progress:
                 found.wait(entries, progress)
 
+    run = onnxruntime.RunOptions()
+    if options.enable_cpu_mem_arena:
+        run.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     with compilers.before_missing(compile_all):
-        yield
+        yield run
 
 
 @contextmanager
 def bar() -> Iterator[Progress]:
     """What shows in a terminal how many kernels are compiled; where there is none, or another bar, nothing does."""
+    if not (sys.stderr and sys.stderr.isatty()):
+        yield _ignore
+        return
     try:
         from rich.console import Console
         from rich.errors import LiveError
@@ -64,7 +75,7 @@ def bar() -> Iterator[Progress]:
         return
     console = Console(stderr=True)
     columns = TextColumn("compiling kernels, once"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    shown = Shown(*columns, console=console, transient=True, disable=not console.is_terminal)
+    shown = Shown(*columns, console=console, transient=True)
     task = shown.add_task("")
     try:
         shown.start()
