@@ -1,11 +1,15 @@
 """Processes that compile kernels ahead: what they leave, and what becomes of those who start them."""
 
 import os
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
-from artifact_sets import EXAMPLES
 from subprocesses import run_python
+
+ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 
 BEGIN = """
 import os, signal, sys, time
@@ -45,7 +49,7 @@ state = CheckpointState.load_checkpoint(folder + "/checkpoint")
 module = Module(folder + "/training_model.onnx", state)
 optimizer = Optimizer(folder + "/optimizer_model.onnx", module)
 random = np.random.default_rng(0)
-loss = module(random.standard_normal((5, 64), np.float32), random.integers(0, 10, 5))
+loss = module(random.standard_normal((5, 64), np.float32), random.standard_normal((5, 10), np.float32))
 optimizer.step()
 print(loss > 0, [name for name in ("numba", "llvmlite") if name in sys.modules])
 """
@@ -65,9 +69,6 @@ def test_code_comes_from_there_or_is_made_here(empty):
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="this system does not show processes as files")
 def test_processes_end_with_who_started_them(empty):
-    import subprocess
-    import time
-
     done = subprocess.run(
         [sys.executable, "-c", BEGIN + ORPHANS], env=os.environ | empty, capture_output=True, text=True, timeout=100
     )
@@ -99,4 +100,4 @@ def test_the_number_of_processes_may_be_given():
 def test_training_leaves_compiling_to_others(empty):
     """All that a first step needs was foreseen: neither Numba nor LLVM is loaded here."""
     pytest.importorskip("onnxruntime")
-    assert run_python(TRAINING.format(folder=str(EXAMPLES / "digits")), **empty) == "True []"
+    assert run_python(TRAINING.format(folder=str(ARTIFACTS / "mlp_mse")), **empty) == "True []"
