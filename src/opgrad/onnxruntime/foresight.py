@@ -19,6 +19,7 @@ from opgrad import arrays
 from opgrad.contract import DTYPES, Operator
 from opgrad.cpu.compiler.native import noting
 from opgrad.cpu.runtime.compiler_process import Call, Request
+from opgrad.locks import settling
 from opgrad.onnxruntime import abi, custom_ops, library
 from opgrad.onnxruntime.abi import Api, callback
 from opgrad.onnxruntime.attributes import LONGEST_LIST, declaration, read_attributes
@@ -40,12 +41,12 @@ def requests(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], opti
     model: the graph. shapes: by the names of inputs; those of the others are declared as numbers. options: the
     onnxruntime.SessionOptions that it will run with, but for its own operators.
     """
-    _created.clear()
-    with suppress(Exception):  # a session that cannot be made tells so itself, when it is to run
-        session = onnxruntime.InferenceSession(_fixed(model, shapes), _options(options), ["CPUExecutionProvider"])
-        del session
-    found = [request for node, key in _created for request in _of_node(node, key)]
-    _created.clear()
+    with settling:
+        _created.clear()
+        with suppress(Exception):  # a session that cannot be made tells so itself, when it is to run
+            onnxruntime.InferenceSession(_fixed(model, shapes), _options(options), ["CPUExecutionProvider"])
+        found = [request for node, key in _created for request in _of_node(node, key)]
+        _created.clear()
     return list(dict(found).items())
 
 
