@@ -107,7 +107,7 @@ def cuda(monkeypatch):
 
 @pytest.mark.usefixtures("one_operator", "cuda")
 def test_operators_are_tested_on_a_device():
-    found = json.loads(run("--json").output)
+    found = json.loads(run("--json", "--full").output)
     assert found["right"]
     assert [test["device"] for test in found["operators"]] == ["cpu"] * len(FLOATS) + ["cuda"] * len(FLOATS)
     assert found["cuda"]["device"]["name"] == "A device"
