@@ -31,10 +31,10 @@ LAYERS = {
     "ops/": ("numpy", "contract/ fused/ post_ops random"),
     # the CPU
     "cpu/compiler/": ("", ""),
-    "cpu/compiler/target": ("llvmlite", ""),
+    "cpu/compiler/target": ("llvmlite", "cpu/compiler/"),
     "cpu/compiler/lowering/": ("numba llvmlite", "cpu/compiler/ cpu/compiler/target"),
     "cpu/compiler/native": ("llvmlite", "cpu/compiler/ cpu/compiler/target cpu/compiler/lowering/ locks"),
-    "cpu/runtime/": ("", f"contract/ {COMPILER} locks"),
+    "cpu/runtime/": ("", f"contract/ {COMPILER} cpu/compiler/target locks"),
     "cpu/numerics/": ("", COMPILER),
     "cpu/loops/": ("", KERNELS),
     "cpu/fused/": ("", f"{KERNELS} cpu/loops/ fused/ random"),
@@ -73,10 +73,13 @@ LAYERS = {
         f"opgrad arrays {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine onnxruntime/ post_ops"
         " terminal testing/ training/",
     ),
-    "check": ("numpy rich typer", "opgrad bench/ contract/ cpu/compiler/native machine onnxruntime/ terminal testing/"),
     "compile": (
         "numpy rich typer",
         "bench/ contract/ cpu/compiler/native cpu/runtime/ onnxruntime/ terminal testing/ training/",
+    ),
+    "check": (
+        "numpy rich typer",
+        "opgrad bench/ compile contract/ cpu/compiler/native cpu/runtime/ machine onnxruntime/ terminal testing/",
     ),
     "commands/": ("onnx rich typer", "onnxruntime/ terminal training/"),
     "cli": ("rich typer", "bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),

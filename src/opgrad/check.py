@@ -8,6 +8,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,10 +23,14 @@ from rich.text import Text
 
 import opgrad
 from opgrad import machine
+from opgrad.compile import Job, compile_calls, compile_operator, run
 from opgrad.contract import FLOATS, Operator, graph_operators, operators
+from opgrad.cpu.compiler.native import noting, object_cache
+from opgrad.cpu.runtime.parallel import default_threads
+from opgrad.cpu.runtime.plan import plan
 from opgrad.terminal import console
 from opgrad.testing.accuracy import error_in_ulp, tolerance
-from opgrad.testing.examples import Example, examples, expected, listed
+from opgrad.testing.examples import Example, examples, expected, listed, signatures
 
 CUDA = "cuda"  # the device, as PyTorch calls it
 FIRST_CALL = """
@@ -34,22 +41,38 @@ print(time.perf_counter() - start)
 """
 
 
+@dataclass(frozen=True)
+class Extent:
+    """How much is tested: in which dtypes, and with how many of an operator's examples, None: all."""
+
+    dtypes: tuple[str, ...]
+    examples: int | None
+
+
+QUICK, FULL = Extent(("float32",), 1), Extent(tuple(FLOATS), None)
+
+
 def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Test all dtypes and examples.")] = False,
 ) -> None:
     """Test every operator on this machine against its float64 reference.
 
-    Says what was found: the CPU, its vectors, the threads, the cache of
-    compiled kernels, the CUDA device, the packages that opgrad works with.
-    Where there is a CUDA device, every operator is tested on it too. Exit
-    status 0: all is right; 1: something is wrong.
+    With an example in float32; with --full with all examples in four dtypes,
+    which takes minutes where no kernels are compiled yet. Says what was found:
+    the CPU, its vectors, the threads, the cache of compiled kernels, the CUDA
+    device, the packages that opgrad works with. Where there is a CUDA device,
+    every operator is tested on it too. Exit status 0: all is right; 1:
+    something is wrong.
     """
     screen = console()
 
     def progress(items: list[Operator]) -> Any:
         return items if as_json else track(items, "testing", console=screen, transient=True)
 
-    found = examine(progress)
+    extent = FULL if full else QUICK
+    compile_missing(extent, Console(quiet=True) if as_json else screen)
+    found = examine(progress, extent)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -57,18 +80,41 @@ def check(
     raise typer.Exit(0 if found["right"] else 1)
 
 
-def examine(progress: Callable[[list[Operator]], Any] = list) -> dict[str, Any]:
+def compile_missing(extent: Extent, screen: Console) -> None:
+    """Compile what the tests need and the cache lacks, in several processes; what fails there, fails in its test."""
+    if object_cache().problem():
+        return
+    jobs = [
+        Job(f"compiling {name} {dtype}", compile_operator, (name, dtype, extent.examples))
+        for name, op in {**operators(), **graph_operators()}.items()
+        for dtype in extent.dtypes
+        if _lacks_kernels(op, dtype, extent.examples)
+    ]
+    if jobs:
+        with suppress(Exception):
+            run([Job("compiling calls", compile_calls), *jobs], default_threads(), screen)
+
+
+def _lacks_kernels(op: Operator, dtype: str, most: int | None) -> bool:
+    with suppress(Exception), noting() as missing:
+        for signature in islice(signatures(op, dtype), most):
+            plan(*signature)
+        return bool(missing)
+    return False
+
+
+def examine(progress: Callable[[list[Operator]], Any] = list, extent: Extent = FULL) -> dict[str, Any]:
     """All that the self-test finds; `right` says whether all is as it should be.
 
-    progress: goes through the operators, and may show it.
+    progress: goes through the operators, and may show it. extent: how much is tested.
     """
     no_cuda = machine.cuda_problem()
     devices = ("cpu",) if no_cuda else ("cpu", CUDA)
     tested = [
-        check_operator(op, dtype, device)
+        check_operator(op, dtype, device, extent.examples)
         for op in progress([*operators().values(), *graph_operators().values()])
         for device in (each for each in devices if each in op.support.backends)
-        for dtype in FLOATS
+        for dtype in extent.dtypes
     ]
     runtime, problem = _onnxruntime()
     first_calls = _first_calls()
@@ -85,15 +131,15 @@ def examine(progress: Callable[[list[Operator]], Any] = list) -> dict[str, Any]:
     }
 
 
-def check_operator(op: Operator, dtype: str, device: str = "cpu") -> dict[str, Any]:
+def check_operator(op: Operator, dtype: str, device: str = "cpu", most: int | None = None) -> dict[str, Any]:
     """The worst error of an operator over its examples, and whether all errors are within the tolerance.
 
-    device: where its arrays are: "cpu" for NumPy's, else PyTorch's name of a device.
+    device: where its arrays are: "cpu" for NumPy's, else PyTorch's name of a device. most: so many examples at most.
     """
     pairs = []
     problem = ""
     try:
-        for example in examples(op, dtype):
+        for example in islice(examples(op, dtype), most):
             pairs.append(_error_and_tolerance(op, device, example))
     except Exception as error:  # whatever it is, the other operators are still worth testing
         problem = f"{type(error).__name__}: {error}"
@@ -149,8 +195,6 @@ def _onnxruntime() -> tuple[str, str]:
 
 
 def _cache() -> dict[str, Any]:
-    from opgrad.cpu.compiler.native import object_cache
-
     cache = object_cache()
     return {"folder": cache.folder, "kernels": cache.count(), "problem": cache.problem()}
 
@@ -172,7 +216,8 @@ def _show(screen: Console, found: dict[str, Any]) -> None:
     for device in dict.fromkeys(test["device"] for test in found["operators"]):
         tested = [test for test in found["operators"] if test["device"] == device]
         where = "" if device == "cpu" else f" on {device}"
-        screen.print(_operators_table(tested, where))
+        screen.print(f"worst error in ulp against float64{where}", style="italic")  # as a title it would be wrapped
+        screen.print(_operators_table(tested))
         for test in tested:
             if not test["right"]:
                 what = f"{test['operator']} {test['dtype']}{where}"
@@ -182,14 +227,15 @@ def _show(screen: Console, found: dict[str, Any]) -> None:
     screen.print(verdict, style="bold green" if found["right"] else "bold red")
 
 
-def _operators_table(tested: list[dict[str, Any]], where: str) -> Table:
-    table = Table(title=f"worst error in ulp against float64{where}", title_justify="left")
+def _operators_table(tested: list[dict[str, Any]]) -> Table:
+    table = Table()
     table.add_column("operator", no_wrap=True)
-    for dtype in FLOATS:
+    dtypes = list(dict.fromkeys(test["dtype"] for test in tested))
+    for dtype in dtypes:
         table.add_column(dtype, justify="right")
     entries = {(test["operator"], test["dtype"]): test for test in tested}
     for name in dict.fromkeys(test["operator"] for test in tested):
-        table.add_row(name, *[_entry(entries[name, dtype]) for dtype in FLOATS])
+        table.add_row(name, *[_entry(entries[name, dtype]) for dtype in dtypes])
     return table
 
 

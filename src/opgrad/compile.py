@@ -6,6 +6,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -139,12 +140,13 @@ def compile_calls() -> None:
         function.link()
 
 
-def compile_operator(name: str, dtype: str) -> None:
-    """Compile the kernels that plain calls of an operator take, by making the plans of its examples."""
+def compile_operator(name: str, dtype: str, most: int | None = None) -> None:
+    """Compile the kernels that plain calls of an operator take, by making the plans of its examples, or of so many."""
     from opgrad.cpu.runtime.plan import plan
     from opgrad.testing.examples import signatures
 
-    for of, specs, attributes in signatures({**operators(), **graph_operators()}[name], dtype):
+    op = {**operators(), **graph_operators()}[name]
+    for of, specs, attributes in islice(signatures(op, dtype), most):
         plan(of, specs, attributes)
 
 

@@ -43,15 +43,16 @@ def test_every_operator_of_training_graphs_passes(op, dtype):
 def test_all_is_right():
     done = run()
     assert done.exit_code == 0, done.output
-    for words in ("relu", "bfloat16", "vectors", "threads", "from the cache", "All is right."):
+    for words in ("relu", "float32", "vectors", "threads", "from the cache", "All is right."):
         assert words in done.output
 
 
 @pytest.mark.usefixtures("one_operator")
 def test_json_tells_the_same():
-    found = json.loads(run("--json").output)
+    found = json.loads(run("--json", "--full").output)
     assert found["right"]
     assert [test["dtype"] for test in found["operators"]] == list(FLOATS)
+    assert [test["dtype"] for test in json.loads(run("--json").output)["operators"]] == ["float32"]
     assert found["versions"]["numpy"] == np.__version__
     assert found["threads"] == opgrad.get_num_threads()
     assert found["cache"]["kernels"] > 0
@@ -73,7 +74,7 @@ def test_a_kernel_that_fails_is_named(monkeypatch):
         raise NotImplementedError("relu: no kernel for cpu")
 
     monkeypatch.setattr(opgrad, "relu", broken)
-    done = run()
+    done = run("--full")
     assert done.exit_code == 1
     assert "relu float16: NotImplementedError: relu: no kernel for cpu" in done.output
 
@@ -106,7 +107,7 @@ def cuda(monkeypatch):
 
 @pytest.mark.usefixtures("one_operator", "cuda")
 def test_operators_are_tested_on_a_device():
-    found = json.loads(run("--json").output)
+    found = json.loads(run("--json", "--full").output)
     assert found["right"]
     assert [test["device"] for test in found["operators"]] == ["cpu"] * len(FLOATS) + ["cuda"] * len(FLOATS)
     assert found["cuda"]["device"]["name"] == "A device"

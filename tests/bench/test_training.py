@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 import opgrad
 from opgrad import report
-from opgrad.bench import generated, training
-from opgrad.bench.training import TrainingOptions, batch_of, examples, measure, old_step, run
+from opgrad.bench import generated, step_process, training
+from opgrad.bench.step_process import OLD_API
+from opgrad.bench.training import TrainingOptions, batch_of, examples, measure, run
 from opgrad.bench.training_tables import GENERATED_COLUMNS, generated_rows, markdown, rows
 from opgrad.bench.training_torch import chain, torch_step
 from opgrad.cli import app
@@ -24,9 +25,10 @@ from opgrad.training import ArtifactSet, Trainer
 
 OLD_RUNTIME = """
 import json, sys
-print(json.dumps({"loss": LOSS, "versions": {"python": "3.9"}}), flush=True)
+print(json.dumps({"loss": LOSS}), flush=True)
+print(json.dumps({"versions": {"python": "3.9"}}), flush=True)
 for line in sys.stdin:
-    print(json.dumps([1e-3, 2e-3, 3e-3]), flush=True)
+    print(json.dumps(2**26 if line == "resident\\n" else [1e-3, 2e-3, 3e-3]), flush=True)
 """
 
 
@@ -37,6 +39,12 @@ def one_thread() -> Iterator[None]:
     opgrad.set_num_threads(1)
     yield
     opgrad.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def no_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process compiles everything for a first step."""
+    monkeypatch.setattr(training, "start", lambda *_: {"first": {"warm": 1.0}, "resident": {}})
 
 
 def cli(*words: str | Path) -> tuple[int, str]:
@@ -55,7 +63,9 @@ def made_up_training() -> dict[str, Any]:
     }  # fmt: skip
     bare = {"set": "other", "batch": 4, "parameters": 7, "loss": 1.0, "notes": {"torch": "no torch model"}}
     bare["times"] = {name: cell["times"][name] for name in ("step", "graph", "optimizer")}
-    return {**made_up_result([]), "cells": [], "training": [cell, bare]}
+    first, resident = {"cold": 4.0, "warm": 0.5, "old": 0.4}, {"cold": 8e7, "warm": 7e7, "old": 6e7}
+    starts = [{"set": "digits", "batch": 4, "first": first, "resident": resident}]
+    return {**made_up_result([]), "cells": [], "training": [cell, bare], "starts": starts}
 
 
 def test_a_step_has_all_its_parts() -> None:
@@ -98,7 +108,7 @@ def old_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: float) ->
     """This Python in the old one's place, with a script that makes up its answers."""
     script = tmp_path / "script.py"
     script.write_text(OLD_RUNTIME.replace("LOSS", repr(loss)))
-    monkeypatch.setattr(training.old_runtime, "__file__", str(script))
+    monkeypatch.setattr(step_process.api_step, "__file__", str(script))
     return Path(sys.executable)
 
 
@@ -110,6 +120,26 @@ def test_the_old_runtime_takes_its_turns_in_a_process_of_its_own(
     cell = measure(artifacts, 4, 0.0, old_runtime(monkeypatch, tmp_path, loss))
     assert cell["times"]["old"]["median"] == cell["times"]["old optimizer"]["median"] == 2e-3
     assert cell["old_versions"] == {"python": "3.9"}
+
+
+def test_a_start_is_measured_cold_warm_and_beside_the_old_runtime(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All three in the made-up runtime's place."""
+    python = old_runtime(monkeypatch, tmp_path, 1.0)
+    found = step_process.start(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python, 1)
+    assert set(found["first"]) == {"cold", "warm", "old"}
+    assert found["resident"] == dict.fromkeys(("cold", "warm", "old"), 2**26)
+
+
+def test_a_start_of_our_own(tmp_path: Path) -> None:
+    """A step of a set by `opgrad.training.api` in a process as the benchmark starts it."""
+    write_linear_set(tmp_path)
+    data = batch_of(ArtifactSet.load(tmp_path), 5)
+    with step_process.step_process(Path(sys.executable), step_process.OWN_API, tmp_path, data, 1) as process:
+        assert process.seconds > 0
+        assert min(process.turn("step")) > 0
+        assert process.turn("resident") is None or process.turn("resident") > 1e7
 
 
 def test_a_peer_with_another_loss_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -124,12 +154,12 @@ def test_a_python_without_the_old_runtime_is_named() -> None:
     data = {"x": np.zeros(2, np.float32)}
     with (
         pytest.raises(RuntimeError, match="no/python cannot be run: No such file"),
-        old_step(Path("no/python"), EXAMPLES / "digits", data),
+        step_process.step_process(Path("no/python"), OLD_API, EXAMPLES / "digits", data, 1),
     ):
         pass
     with (
-        pytest.raises(RuntimeError, match=r"the old runtime ended: .*onnxruntime"),
-        old_step(Path(sys.executable), EXAMPLES / "digits", data),
+        pytest.raises(RuntimeError, match=r"the process that trains ended: .*onnxruntime"),
+        step_process.step_process(Path(sys.executable), OLD_API, EXAMPLES / "digits", data, 1),
     ):
         pass
 
@@ -201,6 +231,8 @@ def test_tables_say_what_python_takes_and_how_the_best_peer_does() -> None:
     text = markdown(made_up_training())
     assert "| digits | 4 | 1 ms | 600 µs | 100 µs | 300 µs | 3 ms | 2 ms | 400 µs | 2.00 |" in text
     assert "Old runtime: python 3.9." in text
+    assert "Over 1 cells a step is 2.00 times as fast as the old runtime's (geometric mean)." in text
+    assert "| digits | 4 | 4.00 s | 0.50 s | 0.40 s | 70 MB | 80 MB | 60 MB | 10 MB |" in text
     assert "* left out: other, batch 4, torch: no torch model" in text
 
 

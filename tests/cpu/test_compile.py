@@ -13,6 +13,7 @@ from opgrad.bench.cells import WORKLOADS
 from opgrad.cli import app
 from opgrad.contract import FLOATS, graph_operators, operators
 from opgrad.cpu.compiler import native
+from opgrad.cpu.compiler.cache import ObjectCache
 from opgrad.cpu.runtime.plan import plan
 from opgrad.testing.arguments import SHAPES, signature
 
@@ -76,7 +77,7 @@ def test_unknown_names(words, message):
 
 
 def test_a_cache_that_cannot_be_written(monkeypatch):
-    monkeypatch.setattr(compiling, "object_cache", lambda: native.ObjectCache("environment", "/dev/null"))
+    monkeypatch.setattr(compiling, "object_cache", lambda: ObjectCache("environment", "/dev/null"))
     result = CliRunner().invoke(app, ["compile"])
     expected = "opgrad: compile: compiled kernels cannot be kept: /dev/null/environment: Not a directory\n"
     assert (result.exit_code, result.output) == (1, expected)

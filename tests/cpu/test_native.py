@@ -73,7 +73,7 @@ def test_cold_processes_at_once_then_a_warm_one(tmp_path):
     assert compiled
     assert finish(start(CALL, tmp_path)) == "False", "a warm start must not import Numba"
     assert {path: path.stat().st_mtime_ns for path in objects(tmp_path)} == compiled
-    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".o"}
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} - {""} == {".o"}
 
 
 def test_code_that_could_fail_is_refused():

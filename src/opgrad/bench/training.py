@@ -1,11 +1,8 @@
 """A training step of artifact sets: graph, optimizer and Python, beside torch and the old runtime."""
 
-import json
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -16,8 +13,9 @@ import numpy as np
 
 import opgrad
 from opgrad import machine
-from opgrad.bench import generated, old_runtime
+from opgrad.bench import generated
 from opgrad.bench.measure import measure_each, take_turns, turns
+from opgrad.bench.step_process import OLD_API, start, step_process
 from opgrad.bench.training_torch import torch_step
 from opgrad.training import ArtifactSet, CheckpointState, Module, Optimizer, Recipe
 from opgrad.training.data import load_named
@@ -69,7 +67,7 @@ def run(options: TrainingOptions, progress: Progress) -> dict[str, Any]:
     began = time.perf_counter()
     sets = [ArtifactSet.load(folder) for folder in (options.folders or examples())]
     cells = [(artifacts, batch) for artifacts in sets for batch in options.batches]
-    jobs = _jobs(cells, [] if options.folders else list(_modules(options.batches[0])), options)
+    jobs = _jobs(sets, cells, [] if options.folders else list(_modules(options.batches[0])), options)
     measured = measure_each(jobs, lambda job: job[1](), lambda done, count, job: progress(done, count, job[0]))
     return {
         "format": 1,
@@ -81,18 +79,23 @@ def run(options: TrainingOptions, progress: Progress) -> dict[str, Any]:
         "options": {"batches": list(options.batches), "seconds": options.seconds},
         "cells": [],
         "training": measured[: len(cells)],
-        "generated": measured[len(cells) :],
+        "starts": measured[len(cells) : len(cells) + len(sets)],
+        "generated": measured[len(cells) + len(sets) :],
     }
 
 
 def _jobs(
-    cells: list[tuple[ArtifactSet, int]], modules: list[generated.Subject], options: TrainingOptions
+    sets: list[ArtifactSet],
+    cells: list[tuple[ArtifactSet, int]],
+    modules: list[generated.Subject],
+    options: TrainingOptions,
 ) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
-    """What is measured, with its name: the steps of the cells, then generated graphs."""
+    """What is measured, with its name: the steps of the cells, the sets' first steps, then generated graphs."""
     steps = [(each, partial(measure, *each, options.seconds, options.old_python)) for each in cells]
     anew = [(each, partial(_generated, *each, options.seconds)) for each in cells]
     return [
         *((f"{artifacts.name}, batch {batch}", job) for (artifacts, batch), job in steps),
+        *((f"{each.name}, first step", partial(_start, each, options)) for each in sets),
         *((f"{artifacts.name}, generated, batch {batch}", job) for (artifacts, batch), job in anew),
         *((f"{each.name}, generated", partial(generated.measure, each, options.seconds)) for each in modules),
     ]
@@ -104,6 +107,13 @@ def _modules(rows: int) -> Iterator[generated.Subject]:
         yield from generated.of_modules(rows)
     except ImportError:
         return
+
+
+def _start(artifacts: ArtifactSet, options: TrainingOptions) -> dict[str, Any]:
+    """How long a process takes to the first step with the smallest batch, and how much memory."""
+    batch = options.batches[0]
+    found = start(artifacts.directory, batch_of(artifacts, batch), options.old_python, opgrad.get_num_threads())
+    return {"set": artifacts.name, "batch": batch, **found}
 
 
 def _generated(artifacts: ArtifactSet, batch: int, seconds: float) -> dict[str, Any]:
@@ -139,7 +149,8 @@ def measure(artifacts: ArtifactSet, batch: int, seconds: float, old_python: Path
         except (ImportError, NotImplementedError) as error:
             notes[TORCH] = str(error)
         if old_python is not None:
-            old = stack.enter_context(old_step(old_python, artifacts.directory, data))
+            threads = opgrad.get_num_threads()
+            old = stack.enter_context(step_process(old_python, OLD_API, artifacts.directory, data, threads))
             losses[OLD], versions = old.loss, old.versions
             contestants |= {OLD: partial(old.turn, STEP), OLD_OPTIMIZER: partial(old.turn, OPTIMIZER)}
         times = _keep_best(take_turns(contestants, seconds))
@@ -244,56 +255,3 @@ def _optimizer(artifacts: ArtifactSet) -> Callable[[], object]:
     random = np.random.default_rng(0)
     parameters, gradients = (random.standard_normal(size).astype(np.float32) for _ in range(2))
     return artifacts.rule.start(parameters, gradients, 0.0).step
-
-
-# --- the old runtime -------------------------------------------------------------------------------------------------
-
-
-class OldRuntime:
-    """A process with onnxruntime-training that takes its turns when told to; see `old_runtime`.
-
-    process: newly started. messages: where it writes what goes wrong.
-    """
-
-    def __init__(self, process: "subprocess.Popen[str]", messages: Path):
-        self._process, self._messages = process, messages
-        first = self._read()
-        self.loss, self.versions = first["loss"], first["versions"]
-
-    def turn(self, what: str) -> list[float]:
-        """Seconds of some calls: "step", or "optimizer" alone."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(what + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            last = self._messages.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
-            raise RuntimeError(f"bench: the old runtime ended: {last[0]}")
-        return json.loads(line)
-
-
-@contextmanager
-def old_step(python: Path, folder: Path, data: Mapping[str, np.ndarray]) -> Iterator[OldRuntime]:
-    """The step of onnxruntime-training on the same set, batch and number of threads.
-
-    python: the interpreter. Raises RuntimeError if it cannot be run or lacks onnxruntime-training.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        batch, messages = Path(scratch) / "batch.npz", Path(scratch) / "messages"
-        np.savez(batch, **data)  # type: ignore[arg-type]
-        command = map(str, (python, old_runtime.__file__, folder, batch, opgrad.get_num_threads()))
-        pipe = subprocess.PIPE
-        with messages.open("w") as errors:
-            try:
-                process = subprocess.Popen(list(command), stdin=pipe, stdout=pipe, stderr=errors, text=True)
-            except OSError as error:
-                raise RuntimeError(f"bench: {python} cannot be run: {error.strerror}") from None
-        with process:
-            try:
-                yield OldRuntime(process, messages)
-            finally:
-                process.kill()

@@ -1,5 +1,6 @@
 """The result of `opgrad bench --training` as text: a table in the terminal, and Markdown for the documents."""
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -7,10 +8,15 @@ from rich.console import Console
 from rich.table import Table
 
 from opgrad.bench.generated import GENERATED, OLD_GRAPH, RECOMPUTED
+from opgrad.bench.step_process import COLD, WARM
 from opgrad.bench.tables import PIPE_WIDTH, duration, machine_line
 from opgrad.bench.training import GRAPH, OLD, OLD_OPTIMIZER, OPTIMIZER, STEP, TORCH
 
 COLUMNS = ("set", "batch", "step", "graph", "optimizer", "Python", "torch", "old step", "old optimizer", "ratio")
+START_COLUMNS = (
+    *("set", "batch", "first step, nothing compiled", "first step", "old first step", "memory"),
+    *("memory, nothing compiled", "old memory", "more"),
+)
 LEFT = 1  # columns with text
 GENERATED_COLUMNS = (
     *("model", "batch", "nodes", "made in", "graph", "2 segments", "old graph", "torch", "peak", "2 segments' peak"),
@@ -38,6 +44,33 @@ def rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
         yield [cell["set"], str(cell["batch"]), *shown, ratio]
 
 
+def start_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    """One row for each set: the time to the first step, and the memory some steps later."""
+    for cell in result.get("starts", ()):
+        if "left_out" in cell:
+            continue
+        first, resident = cell["first"], cell["resident"]
+        times = ["" if name not in first else f"{first[name]:.2f} s" for name in (COLD, WARM, OLD)]
+        sizes = ["" if name not in resident else _megabytes(resident[name]) for name in (WARM, COLD, OLD)]
+        both = resident.keys() >= {WARM, OLD}
+        more = _megabytes(resident[WARM] - resident[OLD]) if both else ""
+        yield [cell["set"], str(cell["batch"]), *times, *sizes, more]
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.0f} MB"
+
+
+def speed(result: Mapping[str, Any]) -> str:
+    """How fast steps are beside the old runtime's, over all sets and batches; "" where it was not measured."""
+    both = [cell["times"] for cell in result["training"] if OLD in cell.get("times", ())]
+    if not both:
+        return ""
+    ratios = [times[OLD]["median"] / times[STEP]["median"] for times in both]
+    mean = statistics.geometric_mean(ratios)
+    return f"Over {len(ratios)} cells a step is {mean:.2f} times as fast as the old runtime's (geometric mean)."
+
+
 def generated_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
     """One row for each generated graph. Peaks are the bytes of results that are alive at once."""
     for cell in result.get("generated", ()):
@@ -59,6 +92,9 @@ def notes(result: Mapping[str, Any]) -> Iterator[str]:
             yield f"{cell['set']}, batch {cell['batch']}: {cell['left_out']}"
         for name, note in cell.get("notes", {}).items():
             yield f"{cell['set']}, batch {cell['batch']}, {name}: {note}"
+    for cell in result.get("starts", ()):
+        if "left_out" in cell:
+            yield f"{cell['set']}, first step: {cell['left_out']}"
     for cell in result.get("generated", ()):
         left_out = [("", cell["left_out"])] if "left_out" in cell else []
         for name, note in [*left_out, *cell.get("notes", {}).items()]:
@@ -78,9 +114,12 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
     """Print the table."""
     if not console.is_terminal:
         console.width = PIPE_WIDTH
-    for columns, found in ((COLUMNS, list(rows(result))), (GENERATED_COLUMNS, list(generated_rows(result)))):
+    for columns, made in ((COLUMNS, rows), (START_COLUMNS, start_rows), (GENERATED_COLUMNS, generated_rows)):
+        found = list(made(result))
         if found or columns is COLUMNS:
             console.print(_table(columns, found))
+    if speed(result):
+        console.print(speed(result), highlight=False)
     console.print(surroundings(result), highlight=False)
     for note in notes(result):
         console.print(f"  left out: {note}", highlight=False, markup=False)
@@ -98,9 +137,9 @@ def _table(columns: Sequence[str], found: Iterable[Sequence[str]]) -> Table:
 def markdown(result: Mapping[str, Any]) -> str:
     """The tables for the documents."""
     left_out = [f"* left out: {note}" for note in notes(result)]
-    made = list(generated_rows(result))
-    lines = [surroundings(result), "", *_lines(COLUMNS, rows(result))]
-    lines += ["", *_lines(GENERATED_COLUMNS, made)] if made else []
+    lines = [surroundings(result), "", *([speed(result), ""] if speed(result) else []), *_lines(COLUMNS, rows(result))]
+    for columns, made in ((START_COLUMNS, list(start_rows(result))), (GENERATED_COLUMNS, list(generated_rows(result)))):
+        lines += ["", *_lines(columns, made)] if made else []
     return "\n".join([*lines, *(["", *left_out] if left_out else [])])
 
 

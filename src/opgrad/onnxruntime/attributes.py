@@ -97,7 +97,7 @@ def _out_dtype(overload: Overload, name: str, number: int | None) -> str:
 def _check_output(api: Api, info: int, overload: Overload, i: int, expected: str) -> None:
     """ValueError unless the graph declares output i with the expected type."""
     number = ctypes.c_int()
-    with _declared_output(api, info, i) as tensor:
+    with declaration(api, info, i) as tensor:
         api.check(abi.GET_TENSOR_ELEMENT_TYPE, tensor, ctypes.byref(number))
     declared = abi.DTYPES.get(number.value, f"ONNX type {number.value}")
     if declared != expected:
@@ -121,7 +121,7 @@ def _declared_shape(api: Api, info: int, overload: Overload) -> tuple[int, ...]:
     name = overload.onnx.shape_of
     place = next(i for i, port in enumerate(overload.outputs) if port.parameter == name)
     count = ctypes.c_size_t()
-    with _declared_output(api, info, place) as tensor:
+    with declaration(api, info, place) as tensor:
         api.check(abi.GET_DIMENSIONS_COUNT, tensor, ctypes.byref(count))
         sizes = (ctypes.c_int64 * count.value)()
         api.check(abi.GET_DIMENSIONS, tensor, sizes, count.value)
@@ -135,10 +135,10 @@ def _declared_shape(api: Api, info: int, overload: Overload) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def _declared_output(api: Api, info: int, i: int) -> Iterator[int]:
-    """What the graph says of output i, as the address of an OrtTensorTypeAndShapeInfo."""
+def declaration(api: Api, info: int, i: int, entry: int = abi.KERNEL_INFO_GET_OUTPUT_TYPE_INFO) -> Iterator[int]:
+    """What the graph says of output i, or input i by its `entry`, as the address of an OrtTensorTypeAndShapeInfo."""
     kind, tensor = ctypes.c_size_t(), ctypes.c_size_t()
-    api.check(abi.KERNEL_INFO_GET_OUTPUT_TYPE_INFO, info, i, ctypes.byref(kind))
+    api.check(entry, info, i, ctypes.byref(kind))
     try:
         api.check(abi.CAST_TYPE_INFO_TO_TENSOR_INFO, kind.value, ctypes.byref(tensor))
         yield tensor.value

@@ -25,12 +25,13 @@ _names: dict[str, Any] = {}
 _kept: list[Any] = forever([PROVIDER, _names])  # what onnxruntime points at
 
 
-def new_domains(api: Api) -> list[int]:
+def new_domains(api: Api, functions: Callable[[], dict[str, int]] | None = None) -> list[int]:
     """The operator domains with every overload in them; they stay for the life of the process.
 
     com.microsoft has them all; what the original has in ai.onnx stands there too, beside onnxruntime's own.
+    functions: makes the members that create and run nodes; None: those that do.
     """
-    return [_new_domain(api, name, _structures(origin)) for name, origin in DOMAINS]
+    return [_new_domain(api, name, _structures(origin, functions or _functions)) for name, origin in DOMAINS]
 
 
 def _new_domain(api: Api, name: bytes, structures: list[CustomOp]) -> int:
@@ -42,14 +43,14 @@ def _new_domain(api: Api, name: bytes, structures: list[CustomOp]) -> int:
 
 
 @functools.cache
-def _structures(origin: str | None) -> list[CustomOp]:
+def _structures(origin: str | None, functions: Callable[[], dict[str, int]]) -> list[CustomOp]:
     """The operators of this origin, or all."""
-    functions = _functions()
+    members = _descriptions() | functions()
     structures = []
     for overload in overloads():
         if origin not in (None, overload.onnx.origin):
             continue
-        structure = CustomOp(version=abi.VERSION, **functions)
+        structure = CustomOp(version=abi.VERSION, **members)
         _overloads[ctypes.addressof(structure)] = overload
         _names.setdefault(overload.onnx.name, ctypes.create_string_buffer(overload.onnx.name.encode()))
         structures.append(structure)
@@ -57,23 +58,29 @@ def _structures(origin: str | None) -> list[CustomOp]:
     return structures
 
 
-def _keep(function: Any) -> int:
+def keep(function: Any) -> int:
+    """The address of a function made by `callback`, which stays."""
     _kept.append(function)
     return address_of(function)
 
 
+def overload_at(op: int) -> Overload:
+    """The overload whose structure is at this address."""
+    return _overloads[op]
+
+
 @functools.cache
-def _functions() -> dict[str, int]:
-    """The members, the same in all structures: the answer depends on the structure's address."""
+def _descriptions() -> dict[str, int]:
+    """The members that tell what an operator is, the same in all structures: they answer by the structure's address."""
 
     def answer(result: Any, of: Callable[[Overload], int]) -> int:
-        return _keep(callback(lambda op: of(_overloads[op]), result, 1))
+        return keep(callback(lambda op: of(_overloads[op]), result, 1))
 
     def input_answer(of: Callable[[Port], int]) -> int:
-        return _keep(callback(lambda op, i: of(_overloads[op].inputs[i]), NUMBER, 2))
+        return keep(callback(lambda op, i: of(_overloads[op].inputs[i]), NUMBER, 2))
 
     def output_answer(of: Callable[[Port], int]) -> int:
-        return _keep(callback(lambda op, i: of(_overloads[op].outputs[i]), NUMBER, 2))
+        return keep(callback(lambda op, i: of(_overloads[op].outputs[i]), NUMBER, 2))
 
     return {
         "GetName": answer(SIZE, lambda overload: ctypes.addressof(_names[overload.onnx.name])),
@@ -91,7 +98,14 @@ def _functions() -> dict[str, int]:
         "GetVariadicOutputHomogeneity": answer(NUMBER, lambda _: 1),
         "GetStartVersion": answer(NUMBER, lambda _: 1),
         "GetEndVersion": answer(NUMBER, lambda _: LAST_VERSION),
-        "CreateKernelV2": _keep(callback(_create_kernel, SIZE, 4)),
+    }
+
+
+@functools.cache
+def _functions() -> dict[str, int]:
+    """The members that create, run and destroy nodes."""
+    return {
+        "CreateKernelV2": keep(callback(_create_kernel, SIZE, 4)),
         "KernelComputeV2": compute.address,
         "KernelDestroy": close.address,
     }
@@ -113,8 +127,8 @@ def _natives() -> tuple[int, ...]:
     """The words of a node from PREPARE on."""
     system = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)
     return (
-        _keep(callback(prepare, SIZE, 3)),
-        _keep(callback(refuse, SIZE, 3)),
+        keep(callback(prepare, SIZE, 3)),
+        keep(callback(refuse, SIZE, 3)),
         execute.address,
         parallel_for.address,
         *map(address_of, (system.malloc, system.free, system.memcpy)),

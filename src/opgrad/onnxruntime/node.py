@@ -88,7 +88,8 @@ class Node:
         self.inputs = _repeated(overload.inputs, inputs)
         if len(self.inputs) > MOST_INPUTS:
             raise ValueError(f"{overload.onnx.name}: the node has {inputs} inputs, expected at most {MOST_INPUTS}")
-        self.operator = self._operator(_repeated(overload.outputs, outputs))
+        self.lists = self._lists(_repeated(overload.outputs, outputs))
+        self.operator = self._operator()
         more = len(self.operator.arrays) - len(overload.operator.arrays)
         self.outputs = _repeated(tuple(_moved(port, more) for port in overload.outputs), outputs)
         if self.needs:
@@ -107,16 +108,19 @@ class Node:
             _nodes.pop(gone.address, None)
         _nodes[self.address] = self
 
-    def _operator(self, outputs: tuple[Port, ...]) -> Operator:
+    def _operator(self) -> Operator:
         """The operator, for as many arrays as the node has where it takes any number."""
         operator = self.overload.operator
         if self.needs:
             return only(operator, self.needs)
-        if operator.general is None or not any(port.several for port in self.overload.inputs + self.overload.outputs):
-            return operator
-        given = sum(port.several for port in self.inputs)
-        made = sum(port.several for port in outputs)
-        return spread(operator, given, made)
+        return operator if self.lists is None else spread(operator, *self.lists)
+
+    def _lists(self, outputs: tuple[Port, ...]) -> tuple[int, int] | None:
+        """How many arrays stand for a list among the inputs and the outputs, where the operator takes any number."""
+        several = any(port.several for port in self.overload.inputs + self.overload.outputs)
+        if self.needs or not several or self.overload.operator.general is None:
+            return None
+        return sum(port.several for port in self.inputs), sum(port.several for port in outputs)
 
     def _placed(self, port: Port) -> Port:
         """An output with its place among those results; one that the node lacks is never asked for its place."""
@@ -183,6 +187,10 @@ class Node:
         return not self.needs and all(port.optional for port in self.outputs if port.operand == operand)
 
     def _plan(self, key: tuple[int, ...]) -> arrays.Plan:
+        return arrays.plan(self.operator, *self.signature(key))
+
+    def signature(self, key: tuple[int, ...]) -> tuple[tuple[Spec | None, ...], dict[str, Any]]:
+        """The arrays and the attributes of the operator's call that a key stands for."""
         operator = self.operator
         specs: dict[str, Spec] = {}
         attributes = dict(self.attributes)
@@ -204,7 +212,7 @@ class Node:
         for name, kind in operator.types.items():
             if kind is bool and name in attributes:
                 attributes[name] = bool(attributes[name])  # ONNX and the words of a key have integers alone
-        return arrays.plan(operator, tuple(specs.get(name) for name in operator.arrays), attributes)
+        return tuple(specs.get(name) for name in operator.arrays), attributes
 
     def _shape(self, port: Port, rank: int, rest: Iterator[int]) -> Shape | None:
         if rank == ABSENT:

@@ -1,6 +1,7 @@
 """A session whose inputs and outputs are bound to fixed memory, and what a call may give it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -19,6 +20,8 @@ MOST_BUFFERS = 16  # an input has, for batches of different shapes
 ANY_RANK = ("of any rank",)
 
 Value: TypeAlias = Any  # np.ndarray | onnxruntime.OrtValue, which mypy does not know
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # by the names of inputs
+FirstRun: TypeAlias = Callable[[Callable[[], Shapes]], AbstractContextManager[Any]]
 
 
 class _Input:
@@ -30,6 +33,7 @@ class _Input:
         self._buffers: dict[tuple[int, ...], np.ndarray] = {}
         self._shape: tuple[int, ...] | None = None  # of the buffer that is bound
         self._buffer = np.empty(0)
+        self.bound_shape: tuple[int, ...] = ()
 
     def set(self, array: np.ndarray) -> None:
         if array.shape != self._shape:
@@ -48,7 +52,7 @@ class _Input:
 
     def set_value(self, value: onnxruntime.OrtValue) -> None:
         self._binding.bind_ortvalue_input(self.spec.name, value)
-        self._shape = None
+        self._shape, self.bound_shape = None, tuple(value.shape())
 
     def _use_buffer(self, shape: tuple[int, ...]) -> None:
         buffer = self._buffers.get(shape)
@@ -60,6 +64,7 @@ class _Input:
         self._buffer, self._shape = buffer, shape
 
     def _bind(self, array: np.ndarray) -> None:
+        self.bound_shape = array.shape
         self._binding.bind_input(self.spec.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
 
@@ -69,6 +74,7 @@ class BoundGraph:
     fixed: the memory of inputs, by name; the others are those of a call.
     written: the memory of outputs, by name.
     outputs: names of the outputs that a call returns.
+    first: around the first run, given what tells the shapes of the inputs; it gives the options of that run.
 
     inputs: what the inputs of a call are, in the graph's order.
     """
@@ -80,7 +86,9 @@ class BoundGraph:
         outputs: Sequence[TensorSpec],
         fixed: Mapping[str, np.ndarray],
         written: Mapping[str, np.ndarray],
+        first: FirstRun | None = None,
     ):
+        self._first = first
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self._session = session
         self._fixed, self._written = dict(fixed), dict(written)  # keeps the memory alive
@@ -117,7 +125,16 @@ class BoundGraph:
         """Run the graph on what is in the inputs' memory."""
         for name in self._others:  # anew, so that the next run does not write into what a caller has kept
             self._binding.bind_output(name, "cpu")
-        self._session.run_with_iobinding(self._binding)
+        if self._first is None:
+            self._session.run_with_iobinding(self._binding)
+        else:
+            self._run_first(self._first)
+
+    def _run_first(self, first: FirstRun) -> None:
+        fixed = {name: array.shape for name, array in self._fixed.items()}
+        with first(lambda: fixed | {slot.spec.name: slot.bound_shape for slot in self._slots}) as options:
+            self._session.run_with_iobinding(self._binding, options)
+        self._first = None
 
     @property
     def loss(self) -> float:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import onnx
@@ -11,7 +12,7 @@ from opgrad.onnxruntime import LOWERED, loading, lower
 from opgrad.onnxruntime.messages import copied
 from opgrad.onnxruntime.reading import Source as Source
 from opgrad.onnxruntime.reading import read_model as read_model
-from opgrad.training import rewriting
+from opgrad.training import first_run, rewriting
 from opgrad.training.binding import BoundGraph, Value, declared
 from opgrad.training.names import BUFFER_SUFFIX, RESET
 from opgrad.training.tensors import FlatTensors
@@ -81,6 +82,7 @@ class TrainingGraph:
         self._options, self._who = options, who
         self._model = copied(model)
         rewriting.fuse_losses(self._model)
+        rewriting.simplify_concatenations(self._model.graph)
         self._adding: BoundGraph | None = None
         self._overwriting = self._open_overwriting() or self._open_adding()
 
@@ -90,13 +92,21 @@ class TrainingGraph:
         if names is None:
             return None
         written = {output: self._gradients[name] for name, output in names.items()}
+        first_run.begin(model, self._options)
         session = open_session(model, self._options, self._who)
-        return BoundGraph(session, self.inputs, self.outputs, self._fixed, written)
+        return self._bound(model, session, written)
 
     def _open_adding(self) -> BoundGraph:
+        first_run.begin(self._model, self._options)
         session = open_session(self._model, self._options, self._who)
-        self._adding = BoundGraph(session, self.inputs, self.outputs, self._fixed, {})
+        self._adding = self._bound(self._model, session, {})
         return self._adding
+
+    def _bound(
+        self, model: onnx.ModelProto, session: onnxruntime.InferenceSession, written: Mapping[str, np.ndarray]
+    ) -> BoundGraph:
+        first = partial(first_run.first_run, model, options=self._options)
+        return BoundGraph(session, self.inputs, self.outputs, self._fixed, written, first)
 
     @property
     def bound(self) -> BoundGraph:

@@ -44,6 +44,15 @@ def _fuse(graph: onnx.GraphProto, node: onnx.NodeProto, declared: dict[str, onnx
     node.op_type, node.domain = "SoftmaxCrossEntropyLossInternal", MICROSOFT
 
 
+def simplify_concatenations(graph: onnx.GraphProto) -> None:
+    """Let onnxruntime concatenate where nobody asks how long the parts were: it computes shapes ahead then."""
+    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    for node in graph.node:
+        if node.op_type == "ConcatTraining" and not used.intersection(node.output[1:]):
+            node.op_type, node.domain = "Concat", ""
+            del node.output[1:]
+
+
 def overwriting(model: onnx.ModelProto) -> dict[str, str] | None:
     """Turn a graph that accumulates gradients into one that has the gradients of the batch alone as outputs.
 

@@ -16,6 +16,7 @@ from opgrad.cpu.compiler import trust
 
 VARIABLE = "OPGRAD_CACHE_DIR"
 SUFFIX = ".o"
+HOST = "host"  # the file with what LLVM says of the CPU
 CHECKSUM_BYTES = 32
 MOST_BYTES = 1 << 24  # of a file; the largest have some 30 KB
 # A pipe in place of a file does not make us wait, and a link is no file.
@@ -52,10 +53,10 @@ class ObjectCache:
         self._environment = environment
         self._warned = False
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, suffix: str = SUFFIX) -> bytes | None:
         """The code of this name; None if there is none, or none that can be trusted."""
         try:
-            data = self._contents(name + SUFFIX) if self.folder else b""
+            data = self._contents(name + suffix) if self.folder else b""
         except trust.UntrustedError as problem:
             self._warn(problem)
             return None
@@ -64,12 +65,12 @@ class ObjectCache:
         code = data[CHECKSUM_BYTES:]
         return code if code and self._checksum(name, code) == data[:CHECKSUM_BYTES] else None
 
-    def write(self, name: str, code: bytes) -> None:
+    def write(self, name: str, code: bytes, suffix: str = SUFFIX) -> None:
         """Store code so that no reader ever sees half of it; a full or read-only disk is no error."""
         try:
             if self.folder:
                 with trust.opened(self.folder, make=True) as place:
-                    _replace(place, name + SUFFIX, self._checksum(name, code) + code)
+                    _replace(place, name + suffix, self._checksum(name, code) + code)
         except trust.UntrustedError as problem:
             self._warn(problem)
         except OSError:

@@ -16,7 +16,8 @@ def store_i32(address: int, index: int, value: int) -> None: ...  # the low 32 b
 def store_u8(address: int, index: int, value: int) -> None: ...  # the low 8 bits
 def store_f64(address: int, index: int, value: float) -> None: ...
 def copy_bytes(target: int, source: int, count: int) -> None: ...  # between addresses that do not overlap
-def stack_words(count: int) -> int: ...  # the address of int64 words on the stack, 64-byte aligned; a constant count
+# The address of int64 words on the stack, 64-byte aligned, with whatever was there; a constant count.
+def stack_words(count: int) -> int: ...
 
 
 # Call the C function at `address` with int64 arguments; its int64 result.

@@ -1,27 +1,26 @@
 """Compile Python functions to native code, and keep the code on disk.
 
 Numba turns a function into LLVM IR; llvmlite turns that into an object file, which is cached and linked
-straight into the process next time, so a warm start never imports Numba. A cache folder belongs to one CPU and one
-version of the compiler, and a file in it to one version of all sources that the function is made of: Numba's own cache
-notices neither an edit in another file nor a changed compile flag (numba issues 8359 and 6845).
+straight into the process next time, so a warm start never imports Numba, nor llvmlite where `machine_code` can link.
+A cache folder belongs to one CPU and one version of the compiler, and a file in it to one version of all sources that
+the function is made of: Numba's own cache notices neither an edit in another file nor a changed compile flag (numba
+issues 8359 and 6845).
 """
 
 import ctypes
 import functools
 import hashlib
-import os
-import sys
-from collections.abc import Callable, Iterable
-from importlib.util import find_spec
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from opgrad.cpu.compiler import sources
-from opgrad.cpu.compiler.cache import ObjectCache, directory
+from opgrad.cpu.compiler import machine_code, sources
 from opgrad.cpu.compiler.helpers import by_precision as by_precision
 from opgrad.cpu.compiler.helpers import constant as constant
 from opgrad.cpu.compiler.helpers import inline as inline
 from opgrad.cpu.compiler.parameters import Parameters
 from opgrad.cpu.compiler.target import host as host
+from opgrad.cpu.compiler.target import object_cache as object_cache
 from opgrad.cpu.compiler.target import vector_bytes as vector_bytes
 from opgrad.cpu.compiler.target import vector_lanes as vector_lanes
 from opgrad.locks import once, settling
@@ -41,7 +40,12 @@ class Native:
 
     def link(self) -> int:
         """Compile the function, or load it from the cache; its address."""
-        return _link(self.function, f"native({self.count})")
+        return _link(self.function, self.form)
+
+    @property
+    def form(self) -> str:
+        """How it is compiled, as the compiler is told."""
+        return f"native({self.count})"
 
     @once
     def call(self) -> Callable[..., int]:
@@ -70,7 +74,9 @@ class Kernel(Parameters):
         key = (form, *dtypes)
         found = self._tasks.get(key)
         if found is None:
-            found = self._tasks[key] = _link(self.function, f"{form}({','.join(key[1:])})")
+            found = _link(self.function, f"{form}({','.join(key[1:])})", noted=True)
+            if found:
+                self._tasks[key] = found
         return found
 
 
@@ -79,45 +85,64 @@ def kernel(function: Callable[..., None]) -> Kernel:
     return Kernel(function)
 
 
-@functools.cache
-def object_cache() -> ObjectCache:
-    """Where object code is kept for this CPU, this compiler and this Python."""
-    import llvmlite.binding as llvm
-
-    # Where the fields of an array are is compiled in; it differs between builds of one version of Python.
-    python = sys.implementation.cache_tag, object.__basicsize__
-    found = (_release("numba"), _release("llvmlite"), host(), llvm.get_process_triple(), python)
-    return ObjectCache(hashlib.sha256(repr(found).encode()).hexdigest()[:24], directory())
+class _Notes(NamedTuple):
+    wanted: Collection[str]
+    missing: dict[str, None]
 
 
-def _release(package: str) -> str:
-    """A package's version, by the file that states it: reading it takes 0.1 ms, `importlib.metadata` 100."""
-    found = find_spec(package)
-    stated = sources.of_file(os.path.join(os.path.dirname(found.origin), "_version.py")) if found else None
-    if stated:
-        return stated.hex()
-    from importlib.metadata import version
-
-    return version(package)
+_notes: list[_Notes] = []
+_helpers: list[Callable[[Callable[..., Any], str, str], None]] = []
 
 
-def _link(function: Callable[..., Any], form: str) -> int:
-    """The address of `function`, from the cache or newly compiled."""
-    symbol = f"{_name(function)}.{form}"
+@contextmanager
+def noting(wanted: Collection[str] = ()) -> Iterator[dict[str, None]]:
+    """Meanwhile kernels that the cache lacks are noted, by their entries, not compiled; plans made then never run.
+
+    wanted: entries of kernels that are compiled all the same. Gives the notes, which grow.
+    """
     with settling:
-        name = _entry(symbol, function)
+        _notes.append(_Notes(wanted, {}))
+        try:
+            yield _notes[-1].missing
+        finally:
+            _notes.pop()
+
+
+def ask_first(helper: Callable[[Callable[..., Any], str, str], None]) -> None:
+    """Have a helper asked for what the cache lacks, by function, form and entry: it may let another process compile."""
+    _helpers.append(helper)
+
+
+def _link(function: Callable[..., Any], form: str, noted: bool = False) -> int:
+    """The address of `function`, from the cache or newly compiled; 0 if it was only noted, as it may be if `noted`."""
+    with settling:
+        name = entry(function, form)
         code = object_cache().read(name) if name else None
-        if code is None:
-            code = _compile(function, form, symbol)
-            if name:
-                object_cache().write(name, code)
-        return _load(code)
+        if code is None and name and noted and _notes and name not in _notes[-1].wanted:
+            _notes[-1].missing[name] = None
+            return 0
+        return _load(code or _made_elsewhere(function, form, name) or _made_here(function, form, name))
 
 
-def _entry(symbol: str, function: Callable[..., Any]) -> str | None:
+def _made_elsewhere(function: Callable[..., Any], form: str, name: str | None) -> bytes | None:
+    if name is None:
+        return None
+    for helper in _helpers:
+        helper(function, form, name)
+    return object_cache().read(name) if _helpers else None
+
+
+def _made_here(function: Callable[..., Any], form: str, name: str | None) -> bytes:
+    code = _compile(function, form, f"{_name(function)}.{form}")
+    if name:
+        object_cache().write(name, code)
+    return code
+
+
+def entry(function: Callable[..., Any], form: str) -> str | None:
     """The name of a function's code in the cache; None if its sources are unknown, so that it cannot be kept."""
     made_of = sources.digest(function)
-    return made_of and hashlib.sha256(symbol.encode() + b"\0" + made_of).hexdigest()[:32]
+    return made_of and hashlib.sha256(f"{_name(function)}.{form}".encode() + b"\0" + made_of).hexdigest()[:32]
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -165,6 +190,11 @@ def _machine() -> Any:
 
 
 def _load(code: bytes) -> int:
+    address = machine_code.link(code, ENTRY)
+    return _load_with_llvm(code) if address is None else address
+
+
+def _load_with_llvm(code: bytes) -> int:
     import llvmlite.binding as llvm
 
     _machine()

@@ -1,18 +1,73 @@
-"""The CPU that code is compiled for, and how wide its vectors are."""
+"""The CPU that code is compiled for, how wide its vectors are, and where code for it is kept."""
 
 import functools
+import hashlib
 import os
+import platform
+import sys
+from importlib.util import find_spec
+
+from opgrad.cpu.compiler import machine_code, sources
+from opgrad.cpu.compiler.cache import HOST, ObjectCache, directory
 
 
 def host() -> tuple[str, str]:
     """The CPU's name and features as LLVM spells them; NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override."""
-    import llvmlite.binding as llvm
+    name, features = _overrides()
+    own = ("", "") if features is not None and name else _own()
+    name = name or own[0]
+    return name, ("" if name == "generic" else own[1]) if features is None else features
 
-    name = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
-    features = os.environ.get("NUMBA_CPU_FEATURES")
-    if features is None:
-        features = "" if name == "generic" else llvm.get_host_cpu_features().flatten()
+
+def _overrides() -> tuple[str | None, str | None]:
+    return os.environ.get("NUMBA_CPU_NAME") or None, os.environ.get("NUMBA_CPU_FEATURES")
+
+
+@functools.cache
+def _own() -> tuple[str, str]:
+    """What LLVM says of this CPU: kept with the code for it, so that llvmlite is not needed for that."""
+    known = object_cache().read(HOST, "") if machine_code.HERE else None
+    if known is None:
+        import llvmlite.binding as llvm
+
+        known = f"{llvm.get_host_cpu_name()}\n{llvm.get_host_cpu_features().flatten()}".encode()
+        if machine_code.HERE:
+            object_cache().write(HOST, known, "")
+    name, features = known.decode().split("\n")
     return name, features
+
+
+def cpu_is_known() -> bool:
+    """Whether `host` can answer without LLVM, or has to ask it in any case."""
+    return not machine_code.HERE or None not in _overrides() or object_cache().read(HOST, "") is not None
+
+
+@functools.cache
+def object_cache() -> ObjectCache:
+    """Where object code is kept for this CPU, this compiler and this Python."""
+    # Where the fields of an array are is compiled in; it differs between builds of one version of Python.
+    python = sys.implementation.cache_tag, object.__basicsize__, sys.maxsize, sys.platform, platform.machine()
+    found = (_release("numba"), _release("llvmlite"), _kind_of_cpu(), python)
+    return ObjectCache(hashlib.sha256(repr(found).encode()).hexdigest()[:24], directory())
+
+
+def _kind_of_cpu() -> tuple[object, ...]:
+    """What the code depends on: names and features that are given, else the CPU."""
+    overrides = _overrides()
+    if not machine_code.HERE or None not in overrides:
+        return host()
+    return (*overrides, machine_code.cpu())
+
+
+def _release(package: str) -> str:
+    """A package's version, by the file that states it: reading it takes 0.1 ms, `importlib.metadata` 100."""
+    found = find_spec(package)
+    stated = sources.of_file(os.path.join(os.path.dirname(found.origin), "_version.py")) if found else None
+    if stated:
+        return stated.hex()
+    from importlib.metadata import version
+
+    return version(package)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from opgrad.training.artifact_set import check_parameters, tensor_spec
 from opgrad.training.batches import TensorSpec
 from opgrad.training.binding import BoundGraph, Value, check_inputs, declared, ort_value
 from opgrad.training.export import write_inference_model
+from opgrad.training.first_run import first_run
 from opgrad.training.graph import Source, TrainingGraph, open_session, read_model, run_error, session_options
 from opgrad.training.names import BUFFER_SUFFIX
 from opgrad.training.optimizer import GradientNorm, clip_factor
@@ -281,7 +283,8 @@ def _open_eval(model: onnx.ModelProto, memory: Memory, options: onnxruntime.Sess
     fixed = {**memory.parameters, **memory.frozen}
     inputs = [declared(value) for value in model.graph.input if value.name not in fixed]
     outputs = [declared(value) for value in model.graph.output]
-    return BoundGraph(open_session(fused, options, what), inputs, outputs, fixed, {})
+    first = partial(first_run, fused, options=options)
+    return BoundGraph(open_session(fused, options, what), inputs, outputs, fixed, {}, first)
 
 
 def _value(value: Any, spec: TensorSpec) -> Value:

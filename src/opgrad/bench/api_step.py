@@ -1,10 +1,11 @@
-"""onnxruntime-training's own step, turn by turn, run as a script by a Python that has that package.
+"""A step of onnxruntime-training, or of opgrad, turn by turn, run as a script by a Python that has the package.
 
-    python old_runtime.py FOLDER BATCH.npz THREADS
+    python api_step.py API FOLDER BATCH.npz THREADS
 
-FOLDER is an artifact set, BATCH.npz has the graph's inputs in their order. The first line that is printed says what
-runs and the loss of the batch; then every line read, `step` or `optimizer`, is answered by one with the seconds of
-some calls. Nothing of opgrad is imported but the file measure.py.
+API is `onnxruntime.training.api` or `opgrad.training.api`, FOLDER an artifact set, BATCH.npz has the graph's inputs in
+their order. The first line that is printed has the loss of the batch, the second says what runs; then every line read,
+`step` or `optimizer`, is answered by one with the seconds of some calls, and `resident` by the bytes of memory that the
+process has. For onnxruntime-training nothing of opgrad is imported but the file measure.py.
 """
 
 import importlib.util
@@ -12,6 +13,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType
@@ -25,14 +27,25 @@ def main() -> None:
     """Answer until the input ends."""
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE]  # our files are no libraries
     measure = _measure()
-    folder, batch, threads = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    step, optimizer_step = _calls(folder, batch, threads)
-    _answer({"loss": float(step()), "versions": _versions()})
-    turns = {"step": measure.turns(step), "optimizer": measure.turns(optimizer_step)}
+    step, optimizer_step = _calls(import_module(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    _answer({"loss": float(step())})
+    _answer({"versions": _versions()})
+    turns = {"step": measure.turns(step), "optimizer": measure.turns(optimizer_step), "resident": _resident}
     for line in sys.stdin:
-        samples = turns[line.strip()]()
+        found = turns[line.strip()]()
         measure.settle()
-        _answer(samples)
+        _answer(found)
+
+
+def _resident() -> int | None:
+    """Bytes of this process in memory, where the system tells."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return None
+    import resource
+
+    return pages * resource.getpagesize()
 
 
 def _answer(value: Any) -> None:
@@ -48,11 +61,10 @@ def _measure() -> ModuleType:
     return module
 
 
-def _calls(folder: Path, batch: str, threads: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def _calls(api: Any, folder: Path, batch: str, threads: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """A whole step, and the optimizer's alone."""
     import numpy as np
     import onnxruntime
-    from onnxruntime.training import api
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

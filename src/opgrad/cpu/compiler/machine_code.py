@@ -1,0 +1,196 @@
+"""Machine code without LLVM, on Linux with x86-64: object files are linked, and the CPU is asked what it can do.
+
+A process that finds all its kernels in the cache has no other use for llvmlite, which takes 55 MB of its memory. What
+is not foreseen here, LLVM does.
+"""
+
+import ctypes
+import functools
+import hashlib
+import mmap
+import os
+import platform
+import struct
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+HERE = sys.platform == "linux" and platform.machine() == "x86_64" and sys.maxsize > 1 << 32
+
+# --- object files ----------------------------------------------------------------------------------------------------
+
+OBJECT_FILE = b"\x7fELF\x02\x01"  # 64 bits, the least significant byte first
+RELOCATABLE, X86_64 = 1, 62
+SECTIONS_AT, SECTIONS = 40, 60  # in the file's header: where the table of sections is, and how many there are
+SECTION, SYMBOL, RELOCATION = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ"), struct.Struct("<QQq")
+CONTENTS, SYMBOLS, RELOCATIONS, SHORT_RELOCATIONS, UNWINDING = 1, 2, 4, 9, 0x70000001  # kinds of sections
+WRITE, IN_MEMORY = 1, 2  # flags of sections
+UNDEFINED = 0  # the section of a symbol that is elsewhere
+ABSOLUTE = 1  # the one relocation: the address of a symbol in 64 bits
+CALLED = ("memcpy", "memmove", "memset")  # what LLVM calls of the C library
+FAILED = ctypes.c_size_t(-1).value  # what mmap gives when it fails
+
+
+class _Section(NamedTuple):
+    name: int
+    kind: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    alignment: int
+    entry_size: int
+
+
+class _Unforeseen(Exception):
+    """An object file that has to be linked by LLVM."""
+
+
+def link(code: bytes, entry: str) -> int | None:
+    """Put an object file of LLVM into executable memory, where it stays; the address of its function `entry`.
+
+    None if it cannot be linked here: on another system, or if it holds more than code and constants which absolute
+    addresses connect. Tables for unwinding are left out, since kernels raise nothing.
+    """
+    if not HERE or not code.startswith(OBJECT_FILE) or struct.unpack_from("<HH", code, 16) != (RELOCATABLE, X86_64):
+        return None
+    try:
+        return _ObjectFile(code).load(entry)
+    except _Unforeseen:
+        return None
+
+
+class _ObjectFile:
+    def __init__(self, code: bytes):
+        self._code = code
+        (table,), (count,) = struct.unpack_from("<Q", code, SECTIONS_AT), struct.unpack_from("<H", code, SECTIONS)
+        self._sections = [_Section(*SECTION.unpack_from(code, table + SECTION.size * i)) for i in range(count)]
+        self._places: dict[int, int] = {}  # where sections begin in memory
+        self._size = 0
+        for i, section in enumerate(self._sections):
+            if section.flags & IN_MEMORY and section.kind != UNWINDING:
+                self._place(i, section)
+
+    def _place(self, number: int, section: _Section) -> None:
+        if section.kind != CONTENTS or section.flags & WRITE:
+            raise _Unforeseen
+        alignment = max(section.alignment, 1)
+        start = -(-self._size // alignment) * alignment
+        self._places[number], self._size = start, start + section.size
+
+    def load(self, entry: str) -> int:
+        base = new_memory(self._size)
+        image = bytearray(self._size)
+        for number, start in self._places.items():
+            section = self._sections[number]
+            image[start : start + section.size] = self._content(section)
+        symbols = list(self._symbols(base))
+        for place, symbol, addend in self._addresses():
+            struct.pack_into("<Q", image, place, _known(symbols[symbol][1]) + addend)
+        make_executable(base, image)
+        return _known(dict(symbols)[entry])
+
+    def _content(self, section: _Section) -> bytes:
+        return self._code[section.offset : section.offset + section.size]
+
+    def _symbols(self, base: int) -> Iterator[tuple[str, int | None]]:
+        """Names and addresses of all symbols; None for what is not in memory, and nowhere else."""
+        for table in (each for each in self._sections if each.kind == SYMBOLS):
+            names = self._content(self._sections[table.link])
+            for at, _, _, number, value, _ in SYMBOL.iter_unpack(self._content(table)):
+                name = names[at : names.index(b"\0", at)].decode()
+                if number in self._places:
+                    yield name, base + self._places[number] + value
+                else:
+                    yield name, _called().get(name) if number == UNDEFINED else None
+
+    def _addresses(self) -> Iterator[tuple[int, int, int]]:
+        """Where an address is to be written, the number of its symbol, and what is added."""
+        for table in self._sections:
+            if table.kind == RELOCATIONS and table.info in self._places:
+                for at, what, addend in RELOCATION.iter_unpack(self._content(table)):
+                    if what & 0xFFFFFFFF != ABSOLUTE:
+                        raise _Unforeseen
+                    yield self._places[table.info] + at, what >> 32, addend
+            elif table.kind == SHORT_RELOCATIONS:
+                raise _Unforeseen
+
+
+def _known(address: int | None) -> int:
+    if address is None:
+        raise _Unforeseen
+    return address
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _system() -> Any:
+    system = ctypes.CDLL(None, use_errno=True)
+    word, number = ctypes.c_size_t, ctypes.c_int
+    system.mmap.restype, system.mmap.argtypes = word, (word, word, number, number, number, ctypes.c_long)
+    system.mprotect.argtypes = (word, word, number)
+    return system
+
+
+@functools.cache
+def _called() -> dict[str, int]:
+    system = _system()
+    return {name: ctypes.cast(getattr(system, name), ctypes.c_void_p).value or 0 for name in CALLED}
+
+
+def new_memory(size: int) -> int:
+    """The address of new pages, which stay as long as the process: threads run code when the interpreter ends, too."""
+    protection, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    address = int(_system().mmap(0, size, protection, kind, -1, 0))
+    if address == FAILED:
+        raise MemoryError(f"opgrad: no memory for {size} bytes of machine code: {os.strerror(ctypes.get_errno())}")
+    return address
+
+
+def make_executable(address: int, image: bytes | bytearray) -> None:
+    """Fill pages with code, which nobody can change from then on."""
+    ctypes.memmove(address, bytes(image), len(image))
+    if _system().mprotect(address, len(image), mmap.PROT_READ | mmap.PROT_EXEC):
+        error = ctypes.get_errno()
+        raise OSError(error, f"opgrad: machine code cannot be made executable: {os.strerror(error)}")
+
+
+# --- the CPU ---------------------------------------------------------------------------------------------------------
+
+# void ask(uint32_t leaf, uint32_t subleaf, uint32_t answer[4]): eax, ebx, ecx and edx of CPUID. Then a function that
+# returns XCR0, the registers that the system saves: push rbx; mov r8, rdx; mov eax, edi; mov ecx, esi; cpuid;
+# mov [r8], eax; …; pop rbx; ret; and xor ecx, ecx; xgetbv; shl rdx, 32; or rax, rdx; ret.
+ASK = bytes.fromhex("53 4989d0 89f8 89f1 0fa2 418900 41895804 41894808 4189500c 5b c3")
+SAVED = bytes.fromhex("31c9 0f01d0 48c1e220 4809d0 c3")
+# Leaf, subleaf and registers that tell one kind of CPU from another, as LLVM reads them; the others name the core.
+LEAVES = (
+    *((0, 0, "abcd"), (1, 0, "acd"), (7, 0, "abcd"), (7, 1, "abcd"), (7, 2, "abcd"), (0xD, 1, "a"), (0x14, 0, "abcd")),
+    *((0x19, 0, "b"), (0x1E, 1, "a"), (0x24, 0, "abcd"), (0x80000001, 0, "acd"), (0x80000008, 0, "b")),
+)
+EXTENDED = 0x80000000
+SYSTEM_SAVES = 1 << 27  # in ecx of leaf 1: there is an XCR0
+
+
+@functools.cache
+def cpu() -> str:
+    """A digest of what the CPU says it can do: where it is the same, LLVM makes the same code."""
+    code = new_memory(len(ASK + SAVED))
+    make_executable(code, ASK + SAVED)
+    number, answer = ctypes.c_uint32, (ctypes.c_uint32 * 4)()
+    ask = ctypes.CFUNCTYPE(None, number, number, ctypes.c_void_p)(code)
+
+    def of(leaf: int, subleaf: int) -> dict[str, int]:
+        ask(leaf, subleaf, ctypes.addressof(answer))
+        return dict(zip("abcd", answer, strict=True))
+
+    last = {first: of(first, 0)["a"] for first in (0, EXTENDED)}
+    found = [
+        [of(leaf, subleaf)[register] for register in registers] if leaf <= last[leaf & EXTENDED] else None
+        for leaf, subleaf, registers in LEAVES
+    ]
+    saved = ctypes.CFUNCTYPE(ctypes.c_uint64)(code + len(ASK))() if of(1, 0)["c"] & SYSTEM_SAVES else 0
+    return hashlib.sha256(repr((found, saved)).encode()).hexdigest()

@@ -1,0 +1,92 @@
+"""A graph's first run: its kernels are compiled in several processes, and what the run leaves behind is given back."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import onnx
+import onnxruntime
+
+from opgrad.cpu.runtime import compilers, execute, parallel
+from opgrad.cpu.runtime.compilers import Progress
+from opgrad.onnxruntime import compute
+
+CALLS = (compute.compute, compute.close, execute.execute, compute.parallel_for, parallel.work, parallel.run)
+ROWS = 8  # where a graph leaves a size open: kernels are chosen by the other sizes for the most part
+
+
+def begin(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> None:
+    """Where not even calls are compiled yet, start on the kernels that the graph is likely to need, and go on.
+
+    options: what its session will be made with.
+    """
+    missing = compilers.missing(CALLS)
+    if missing and (found := compilers.compilers()):
+        found.add(missing, first=True)
+        found.wait_for_cpu()
+        from opgrad.onnxruntime.foresight import requests
+
+        found.add(requests(model, {value.name: _likely(value) for value in model.graph.input}, options))
+
+
+def _likely(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    return tuple(size.dim_value or ROWS for size in value.type.tensor_type.shape.dim)
+
+
+@contextmanager
+def first_run(
+    model: onnx.ModelProto, shapes: Callable[[], Mapping[str, tuple[int, ...]]], options: onnxruntime.SessionOptions
+) -> Iterator[onnxruntime.RunOptions]:
+    """Meanwhile the first kernel that is missing has all of a graph's compiled, for inputs of these shapes.
+
+    Gives the options of the run, after which onnxruntime gives its memory back: it knows by then how much it needs, and
+    takes that in one piece for the next.
+    """
+
+    def compile_all() -> None:
+        found = compilers.compilers()
+        if found:
+            from opgrad.onnxruntime.foresight import requests
+
+            entries = found.add(requests(model, shapes(), options))
+            with bar() as progress:
+                found.wait(entries, progress)
+
+    run = onnxruntime.RunOptions()
+    if options.enable_cpu_mem_arena:
+        run.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    with compilers.before_missing(compile_all):
+        yield run
+
+
+@contextmanager
+def bar() -> Iterator[Progress]:
+    """What shows in a terminal how many kernels are compiled; where there is none, or another bar, nothing does."""
+    if not (sys.stderr and sys.stderr.isatty()):
+        yield _ignore
+        return
+    try:
+        from rich.console import Console
+        from rich.errors import LiveError
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Shown
+    except ImportError:
+        yield _ignore
+        return
+    console = Console(stderr=True)
+    columns = TextColumn("compiling kernels, once"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    shown = Shown(*columns, console=console, transient=True)
+    task = shown.add_task("")
+    try:
+        shown.start()
+    except LiveError:
+        yield _ignore
+        return
+    try:
+        yield lambda done, total: shown.update(task, completed=done, total=total)
+    finally:
+        shown.stop()
+
+
+def _ignore(done: int, total: int) -> None:
+    """Show nothing."""

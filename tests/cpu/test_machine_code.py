@@ -1,0 +1,70 @@
+"""Object files linked without LLVM, and what the CPU says of itself."""
+
+import struct
+
+import pytest
+from subprocesses import run_python
+
+from opgrad.cpu.compiler import machine_code, native, target
+from opgrad.cpu.runtime import execute, parallel
+
+pytestmark = pytest.mark.skipif(not machine_code.HERE, reason="LLVM links and tells here")
+
+WARM = """
+import sys
+import numpy as np, opgrad
+from opgrad import machine
+x = np.linspace(-1, 1, 12, dtype="float32").reshape(3, 4)
+assert np.allclose(opgrad.softmax(x).sum(1), 1)
+machine.describe()
+print([name for name in ("numba", "llvmlite") if name in sys.modules])
+"""
+
+
+def code_of(function):
+    function.link()
+    return native.object_cache().read(native.entry(function.function, function.form))
+
+
+def test_a_warm_process_does_without_llvm():
+    run_python(WARM)
+    assert run_python(WARM) == "[]"
+
+
+def test_both_links_run_alike():
+    """`run` without a team calls every part here: once as linked by LLVM, once without it."""
+    import ctypes
+
+    code, seen = code_of(parallel.run), []
+    task = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(lambda given, part: seen.append(part) or 0)
+    for address in (machine_code.link(code, native.ENTRY), native._load_with_llvm(code)):
+        call = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)(address)
+        assert call(0, ctypes.cast(task, ctypes.c_void_p).value, 0, 3) == 0
+    assert seen == [0, 1, 2] * 2
+
+
+@pytest.mark.parametrize("kind", [2, 24])
+def test_what_is_not_foreseen_is_left_to_llvm(kind):
+    """Another relocation than that of an absolute address, and another system's object file."""
+    code = bytearray(code_of(execute.execute_arrays) + b"")
+    if kind == 24:
+        assert machine_code.link(b"\xcf\xfa\xed\xfe" + code[4:], native.ENTRY) is None
+        return
+    file = machine_code._ObjectFile(bytes(code))
+    tables = [each for each in file._sections if each.kind == machine_code.RELOCATIONS and each.info in file._places]
+    for table in tables:
+        number = struct.unpack_from("<Q", code, table.offset + 8)[0]
+        struct.pack_into("<Q", code, table.offset + 8, number >> 32 << 32 | kind)
+    assert (machine_code.link(bytes(code), native.ENTRY) is None) == bool(tables)
+
+
+def test_the_cpu_is_the_same_every_time():
+    assert machine_code.cpu.__wrapped__() == machine_code.cpu()
+    assert target.host() == target._own()
+
+
+def test_words_on_the_stack_are_not_filled():
+    """Filling the 9,000 words of a node's key took LLVM nine seconds to compile, and each call a microsecond."""
+    from opgrad.onnxruntime import compute
+
+    assert b"memset" not in code_of(compute.compute)
