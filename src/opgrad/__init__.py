@@ -19,7 +19,7 @@ from opgrad.ops.activation import (
 )
 from opgrad.ops.arithmetic import accumulate, broadcast_gradient_args, div_grad, reduce_sum_training, zero_gradient
 from opgrad.ops.attention import bias_softmax, softmax_dropout_grad
-from opgrad.ops.convolution import conv_grad
+from opgrad.ops.convolution import conv_grad, conv_transpose_grad
 from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss,
     softmax_cross_entropy_loss_and_grad,
@@ -81,6 +81,7 @@ __all__ = [
     "clip_grad_norm",
     "concat_training",
     "conv_grad",
+    "conv_transpose_grad",
     "div_grad",
     "dropout",
     "dropout_grad",

@@ -296,13 +296,15 @@ def conv_transpose_grad(dy, x, w, kernel, strides, dilations, pads, group):
     return dx, dw, dy.sum((0, *range(2, x.ndim)))
 
 
-def conv_transpose_case(x, y, kernel, strides, dilations, pads, group=1):
+def conv_transpose_case(x, y, kernel, strides, dilations, pads, group=1, **more):
+    """pads: where the formula finds what the attributes `more` say, if there are any."""
     shapes = (2, 3 * group, *y), (2, 2 * group, *x), (2 * group, 3, *kernel)
 
     def formula(*given):
         return conv_transpose_grad(*given, kernel, strides, dilations, pads, group)
 
-    attributes = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads, "group": group}
+    attributes = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "group": group}
+    attributes |= more if "auto_pad" in more or "output_shape" in more else {"pads": pads, **more}
     return Case("ConvTransposeGrad", normal(*shapes), formula, attributes, dtypes=SINGLE)
 
 
@@ -311,6 +313,10 @@ TRANSPOSED = [
     conv_transpose_case((4, 3), (9, 5), [3, 2], [2, 2], [1, 1], [0, 1, 0, 0], group=2),
     conv_transpose_case((4, 3), (8, 6), [3, 2], [2, 2], [1, 1], [1, 1, 1, 0]),  # output_padding of 1
     conv_transpose_case((3, 4), (7, 8), [3, 3], [1, 1], [2, 2], [0, 0, 0, 0]),
+    conv_transpose_case((3,), (9,), [2], [1], [4], [0, 0], output_padding=[2]),  # not less than the stride
+    conv_transpose_case((4, 3), (8, 6), [3, 4], [2, 2], [1, 1], [0, 1, 1, 1], auto_pad="SAME_UPPER"),
+    conv_transpose_case((4, 3), (8, 6), [3, 4], [2, 2], [1, 1], [1, 1, 0, 1], auto_pad="SAME_LOWER"),
+    conv_transpose_case((4, 3), (6, 9), [3, 2], [2, 2], [1, 1], [2, 0, 1, 0], output_shape=[6, 9]),
 ]
 
 

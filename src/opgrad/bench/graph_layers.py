@@ -177,6 +177,16 @@ def _conv_grad(t: Tensors) -> Call | None:
     return partial(t.aten.convolution_backward, *given, ALL)
 
 
+def _conv_transpose_grad(t: Tensors) -> Call | None:
+    axes = t["x"].ndim - 2
+    told = t["needs"] is None and not t["output_shape"]
+    if not told or (windows := _windows(t, axes)) is None:
+        return None
+    more = list(t["output_padding"]) or [0] * axes
+    given = (t["dy"], t["x"], t["w"], [t["dy"].shape[1]], *windows, True, more, t["group"])
+    return partial(t.aten.convolution_backward, *given, ALL)
+
+
 def _as_images(tensor: Any) -> Any:
     """Two axes behind the channels; a single one as an image of one row."""
     return tensor.unsqueeze(2) if tensor.ndim == 3 else tensor
@@ -231,6 +241,7 @@ LAYERS: Setups = {
     "batch_norm_internal": _batch_norm,
     "batch_normalization_grad": _batch_norm_grad,
     "conv_grad": _conv_grad,
+    "conv_transpose_grad": _conv_transpose_grad,
     "max_pool_grad": _max_pool_grad,
     "average_pool_grad": _average_pool_grad,
 }
