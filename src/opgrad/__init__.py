@@ -45,6 +45,7 @@ from opgrad.ops.normalization import (
 )
 from opgrad.ops.optimizer import adamw_optimizer, clip_grad_norm, sgd_optimizer
 from opgrad.ops.pooling import average_pool_grad, max_pool_grad
+from opgrad.ops.resize import resize_grad
 from opgrad.ops.scatter import gather_elements, gather_elements_grad, gather_nd, gather_nd_grad, slice_grad
 from opgrad.ops.several import (
     concat_training,
@@ -117,6 +118,7 @@ __all__ = [
     "reduce_sum_training",
     "relu",
     "relu_grad",
+    "resize_grad",
     "scale",
     "set_num_threads",
     "sgd_optimizer",

@@ -8,6 +8,7 @@ from typing import Any
 from opgrad.bench.graph_tensors import Call, Setups, Tensors
 
 ALL = [True, True, True]  # gradients that are wanted
+CORNERS = "align_corners"
 
 # --- activations, dropout, attention ---------------------------------------------------------------------------------
 
@@ -219,6 +220,18 @@ def _average_pool_grad(t: Tensors) -> Call | None:
     return partial(t.aten.avg_pool2d_backward.grad_input, *given, grad_input=dx)
 
 
+def _resize_grad(t: Tensors) -> Call | None:
+    """torch has images, whose last two axes it resizes; no smoothing, and coordinates of two kinds."""
+    name = {"linear": "upsample_bilinear2d_backward", "cubic": "upsample_bicubic2d_backward"}.get(t["mode"])
+    dy, dx, kind = t["dy"], t.results["dx"], t["coordinate_transformation_mode"]
+    own = t["axes"] or t["antialias"] or t["exclude_outside"] or t["cubic_coeff_a"] != -0.75
+    if name is None or own or dx.ndim != 4 or dx.shape[:2] != dy.shape[:2] or kind not in ("half_pixel", CORNERS):
+        return None
+    scales = list(t["scales"])[2:] or [None, None]
+    backward = getattr(t.aten, name).grad_input
+    return partial(backward, dy, list(dy.shape[2:]), list(dx.shape), kind == CORNERS, *scales, grad_input=dx)
+
+
 LAYERS: Setups = {
     "gelu": _gelu("none"),
     "gelu_grad": _gelu_grad("none"),
@@ -244,4 +257,5 @@ LAYERS: Setups = {
     "conv_transpose_grad": _conv_transpose_grad,
     "max_pool_grad": _max_pool_grad,
     "average_pool_grad": _average_pool_grad,
+    "resize_grad": _resize_grad,
 }

@@ -118,12 +118,11 @@ def transposed_axes(shapes: Mapping[str, tuple[int, ...]], attributes: Mapping[s
     operator, rank = "conv_transpose_grad", len(shapes["x"]) - 2
     along = _filter_axes(operator, shapes, attributes)
     more = _list(operator, "output_padding", attributes["output_padding"] or (0,) * rank, rank, least=0)
-    wanted: Sequence[int | None] = attributes["output_shape"] or (None,) * rank
-    if attributes["output_shape"]:  # which may have the batch and the channels before the axes
-        wanted = attributes["output_shape"][2 * (len(wanted) == rank + 2) :]
-        wanted = _list(operator, "output_shape", wanted, rank, least=0)
-    pads = attributes["auto_pad"]
-    return tuple(_transposed(axis, *each, pads) for axis, *each in zip(along, more, wanted, strict=True))
+    given, auto_pad = attributes["output_shape"], attributes["auto_pad"]
+    given = given[2:] if len(given) == rank + 2 else given  # it may have the batch and the channels before the axes
+    wanted = _list(operator, "output_shape", given, rank, least=0) if given else (None,) * rank
+    each = zip(along, more, wanted, strict=True)
+    return tuple(_transposed(axis, extra, size, auto_pad) for axis, extra, size in each)
 
 
 def _transposed(x: Axis, more: int, wanted: int | None, auto_pad: str) -> Axis:

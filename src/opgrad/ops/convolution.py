@@ -131,9 +131,7 @@ def _chosen(dy: Array, dx: Array, dw: Array, needs: tuple[str, ...] | None) -> A
         "dw": DW,
         "db": Alone(FLOATS, lambda shapes, _: shapes["w"][:1], "one number for each filter of w", dtype_of="dy"),
     },
-    onnx=(
-        OnnxName("ConvGrad", ("dy", "x", "w"), ("dx?", "dw?", "db?"), ATTRIBUTES),
-    ),
+    onnx=(OnnxName("ConvGrad", ("dy", "x", "w"), ("dx?", "dw?", "db?"), ATTRIBUTES),),
     general=choosing(),
 )
 def conv_grad(
@@ -170,7 +168,9 @@ def conv_grad(
     Formula: dx[n, c, i] = sum of w[m, c, k] * dy[n, m, o], dw[m, c, k] = sum of x[n, c, i] * dy[n, m, o] over all
     windows o that have i as element k, db[m] = sum of dy[n, m, o]. Source: com.microsoft ConvGrad.
     """
-    dx, dw = _gradients(dy, x, w, axes("conv_grad", x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad), group)
+    dx, dw = _gradients(
+        dy, x, w, axes("conv_grad", x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad), group
+    )
     return _chosen(dy, dx, dw, needs)
 
 
@@ -210,14 +210,14 @@ def conv_transpose_grad(
 ) -> Any:
     """Gradients of transposed convolution with respect to its input, its filters and its bias.
 
-    dy: gradient with respect to ConvTranspose's output, N x M x one to three axes, of the sizes that the attributes make
-        of x and w; float32, float64, float16 or bfloat16.
+    dy: gradient with respect to ConvTranspose's output, N x M x one to three axes, of the sizes that the attributes
+        make of x and w; float32, float64, float16 or bfloat16.
     x: ConvTranspose's input, N x C x as many axes; of the dtype of dy.
     w: ConvTranspose's filters, C x M / group x the shape of a window; of the dtype of dy.
-    strides, pads, dilations, group, auto_pad, kernel_shape, output_padding, output_shape: as given to ConvTranspose: one
-        number for each axis, two for pads (all beginnings, then all ends); empty: strides and dilations of 1, no pads,
-        the windows of w, no more than they reach. pads count with auto_pad NOTSET and no output_shape alone, which may
-        have N and M before the axes, too.
+    strides, pads, dilations, group, auto_pad, kernel_shape, output_padding, output_shape: as given to ConvTranspose:
+        one number for each axis, two for pads (all beginnings, then all ends); empty: strides and dilations of 1, no
+        pads, the windows of w, no more than they reach. pads count with auto_pad NOTSET and no output_shape alone,
+        which may have N and M before the axes, too.
     needs: the names of the results that are wanted, such as ("dw", "db"); the others are not computed. None: all.
     out: where to write; a tuple if there are several results; must not overlap dy, x or w.
 

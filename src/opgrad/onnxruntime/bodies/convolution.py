@@ -125,7 +125,8 @@ def conv_transpose_grad(call: Call) -> Results:
     if not told or any(extra >= stride for extra, stride in zip(more, window.strides, strict=True)):
         dy = _under_windows(window, dy, x.shape(2), more, told)
         window.begin = window.end = [0] * window.axes
-    dx = call.body.node("Conv", dy, w, group=group, pads=[*window.begin, *window.end], **window.attributes())
+    pads = [*(window.begin or []), *(window.end or [])]
+    dx = call.body.node("Conv", dy, w, group=group, pads=pads, **window.attributes())
     return dx, _weights_grad(window, x, dy, group), db
 
 
