@@ -194,7 +194,8 @@ def batch_of(artifacts: ArtifactSet, rows: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     arrays = {}
     for spec in artifacts.inputs:
-        shape = [rows, *(size if isinstance(size, int) else 1 for size in spec.shape[1:])]
+        shape = [size if isinstance(size, int) else 1 for size in spec.shape]
+        shape[spec.axis] = rows
         drawn = random.standard_normal(shape) if spec.dtype.kind not in "iub" else random.integers(0, 2, shape)
         arrays[spec.name] = drawn.astype(spec.dtype)
     return arrays

@@ -1,7 +1,7 @@
 """The command `opgrad train`."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,9 @@ from opgrad.commands.options import file_option, given, positive, takes_groups, 
 from opgrad.terminal import console
 
 if TYPE_CHECKING:
+    import onnx
+
+    from opgrad.training.artifact_set import ArtifactSet
     from opgrad.training.job import Run
 
 
@@ -156,6 +159,9 @@ def _train(path: Path, folder: Path, settings: Settings, places: Places, making:
     artifacts = ArtifactSet.load(folder)
     output = places.output or Path("runs") / (artifacts.name if path.is_dir() else path.stem)
     screen = console()
+    exported = _outputs(artifacts) if places.export else []
+    if artifacts.scores is None:
+        screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")
     try:
         with report.TrainingBar(screen, artifacts.name) as bar:
             run = job.train(artifacts, recipe, places.data, output, bar, resumption)
@@ -165,22 +171,31 @@ def _train(path: Path, folder: Path, settings: Settings, places: Places, making:
         raise RuntimeError(f"{interruption}; to go on: {command}") from None
     report.print_run(screen, run)
     if places.export:
-        _export(run, path, places.export, screen)
+        _export(run, exported, places.export, screen)
 
 
-def _export(run: "Run", path: Path, file: Path, screen: Console) -> None:
-    """Write the trained model with the outputs that it had; those of an artifact set are the scores."""
-    from opgrad.onnxruntime.reading import read_model
+def _outputs(artifacts: "ArtifactSet") -> "list[onnx.ValueInfoProto]":
+    """The outputs that the model had; those of the scores where nobody knows."""
+    from opgrad.training.export import declared_outputs
+    from opgrad.training.objective import model_outputs
+
+    computed = {name for node in artifacts.eval_model.graph.node for name in node.output}
+    had = [name for name in model_outputs(artifacts.eval_model) if name in computed and name != artifacts.loss]
+    return declared_outputs(artifacts.eval_model, had or artifacts.objective.outputs, "train")
+
+
+def _export(run: "Run", outputs: "Sequence[onnx.ValueInfoProto]", file: Path, screen: Console) -> None:
+    """Write the trained model once more, with these outputs."""
     from opgrad.training.checkpoint import read_checkpoint
-    from opgrad.training.export import write_inference_model
+    from opgrad.training.export import export_model
+    from opgrad.training.job import parameters_kept
     from opgrad.training.state import BEST, LAST
 
-    artifacts = run.artifacts
-    checkpoint = read_checkpoint(run.output / (LAST if run.best_epoch is None else BEST))
-    source = None if path.is_dir() else read_model(path, "train", outside=False)
-    had = [each.name for each in source.graph.output if each.name != artifacts.loss] if source else []
-    write_inference_model(artifacts.eval_model, checkpoint.parameters, had or [artifacts.scores], file, "train")
-    screen.print(f"exported  {file}: the trained model, with the outputs {', '.join(had or [artifacts.scores])}")
+    with parameters_kept(run.output):
+        checkpoint = read_checkpoint(run.output / (LAST if run.best_epoch is None else BEST))
+        export_model(run.artifacts, checkpoint.parameters, outputs, file)
+    names = ", ".join(each.name for each in outputs)
+    screen.print(f"exported  {file}: the trained model, with the outputs {names}")
 
 
 def _rows_or_fraction(text: str | None) -> int | float | None:

@@ -15,6 +15,7 @@ import onnx
 from onnx import AttributeProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.onnxruntime.batch_norm import one_output
 from opgrad.onnxruntime.bodies import FORMS, Call, Form, NoForm
 from opgrad.onnxruntime.bodies.build import Body, Value
 from opgrad.onnxruntime.bodies.reasons import NOT_LOWERED
@@ -59,6 +60,7 @@ def _load(model: Any) -> onnx.ModelProto:
     if isinstance(model, onnx.ModelProto):
         copy = copied(model)
         check_model(copy, "lower: the model")
+        one_output(copy)
         return copy
     if not isinstance(model, (bytes, str, os.PathLike)):
         raise TypeError(f"lower: model is of type {type(model).__name__}, expected onnx.ModelProto, bytes or a path")

@@ -14,6 +14,8 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto, TypeProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model, uses_external_data
 
+from opgrad.onnxruntime.batch_norm import evaluating, one_output
+
 ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 
 Source: TypeAlias = str | bytes | PathLike[str]
@@ -39,8 +41,19 @@ def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProt
             raise ValueError(f"{who}: {name} is damaged, the input {value.name!r} has no type")
     if not model.graph.node and not model.graph.output:
         raise ValueError(f"{who}: {name} is no ONNX model, or empty")
+    one_output(model)
     if outside and not isinstance(source, bytes):
         _read_outside(model, Path(source), who)
+    return model
+
+
+def read_eval_model(source: Source, who: str) -> onnx.ModelProto:
+    """An eval model, in which batch normalization takes the statistics that it is given, whatever its nodes say.
+
+    source, who: as for `read_model`, which raises the same.
+    """
+    model = read_model(source, who)
+    evaluating(model)
     return model
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from opgrad.training.api import CheckpointState, LinearLRScheduler, Module, Optimizer, Parameter
-    from opgrad.training.artifact_set import ArtifactSet, TensorSpec
+    from opgrad.training.artifact_set import ArtifactSet
     from opgrad.training.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint, write_checkpoint
     from opgrad.training.data import Dataset, load_file, load_named
     from opgrad.training.evaluation import Evaluation
+    from opgrad.training.examples import TensorSpec
     from opgrad.training.loop import Trainer
     from opgrad.training.optimizer import SGD, AdamW, AdamWRule, SGDRule, read_rule
     from opgrad.training.recipe import Recipe
@@ -43,10 +44,11 @@ __all__ = [
 
 PLACES = {
     "api": ("CheckpointState", "LinearLRScheduler", "Module", "Optimizer", "Parameter"),
-    "artifact_set": ("ArtifactSet", "TensorSpec"),
+    "artifact_set": ("ArtifactSet",),
     "checkpoint": ("Checkpoint", "OptimizerGroup", "read_checkpoint", "write_checkpoint"),
     "data": ("Dataset", "load_file", "load_named"),
     "evaluation": ("Evaluation",),
+    "examples": ("TensorSpec",),
     "loop": ("Trainer",),
     "optimizer": ("SGD", "AdamW", "AdamWRule", "SGDRule", "read_rule"),
     "recipe": ("Recipe",),

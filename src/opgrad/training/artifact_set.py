@@ -1,30 +1,23 @@
 """The four files that onnxruntime-training makes of a model, and what they say about each other."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from opgrad.onnxruntime.reading import read_model
+from opgrad.onnxruntime.reading import read_eval_model, read_model
 from opgrad.training.checkpoint import read_checkpoint
+from opgrad.training.examples import TensorSpec, located
 from opgrad.training.names import BUFFER_SUFFIX, RESET
+from opgrad.training.objective import Objective, find_objective
 from opgrad.training.optimizer import Rule, read_rule
 
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """A graph's input: its name, dtype and shape; a name in place of a size stands for any size."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int | str, ...]
 
 
 @dataclass(frozen=True)
@@ -36,8 +29,8 @@ class ArtifactSet:
     eval_model: the graph that computes the loss alone.
     rule: how the optimizer changes the parameters.
     trainable, frozen: the initial parameters, read-only, by name; only the trainable ones have gradients.
-    inputs: what a batch holds, in the graph's order. `label` is the last of them.
-    loss: the graphs' output.
+    inputs: what a batch holds, in the graph's order.
+    loss: the graphs' first output.
     batch_rows: the only number of rows that the graphs take; None if any will do.
     """
 
@@ -72,11 +65,11 @@ class ArtifactSet:
         check_parameters("ArtifactSet", specs, checkpoint.trainable, checkpoint.frozen)
         buffers = {name + BUFFER_SUFFIX for name in checkpoint.trainable}
         others = checkpoint.parameters.keys() | buffers | {RESET}
-        inputs, batch_rows = _batch(tuple(spec for name, spec in specs.items() if name not in others))
+        inputs, batch_rows = located(tuple(spec for name, spec in specs.items() if name not in others))
         return cls(
             directory=folder,
             training_model=training_model,
-            eval_model=read_model(eval_model, "ArtifactSet"),
+            eval_model=read_eval_model(eval_model, "ArtifactSet"),
             rule=read_rule(read_model(optimizer_model, "ArtifactSet")),
             trainable=checkpoint.trainable,
             frozen=checkpoint.frozen,
@@ -91,14 +84,24 @@ class ArtifactSet:
         return self.directory.resolve().name
 
     @property
-    def label(self) -> TensorSpec:
-        """The batch's last input, which only the loss reads."""
-        return self.inputs[-1]
+    def axes(self) -> dict[str, int]:
+        """By input, the axis of the examples."""
+        return {spec.name: spec.axis for spec in self.inputs}
+
+    @cached_property
+    def objective(self) -> Objective:
+        """What the loss compares, and what is exported."""
+        return find_objective(self.eval_model, self.loss, [spec.name for spec in self.inputs])
 
     @property
-    def scores(self) -> str:
-        """The tensor that the loss compares with the label: the output of the model proper."""
-        return find_scores(self.eval_model.graph, self.label.name)
+    def label(self) -> TensorSpec:
+        """The batch's input that the loss compares the scores with; the last one if nothing tells."""
+        return next((spec for spec in self.inputs if spec.name == self.objective.label), self.inputs[-1])
+
+    @property
+    def scores(self) -> str | None:
+        """The tensor that the loss compares with the label; None if there is no such one."""
+        return self.objective.scores
 
 
 def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
@@ -111,46 +114,6 @@ def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
         number = tensor.elem_type
         raise ValueError(f"the graph's {value.name!r} has the element type {number}, expected a known one") from None
     return TensorSpec(value.name, dtype, shape)
-
-
-def find_scores(graph: onnx.GraphProto, label: str) -> str:
-    """The last tensor that every way from the data to the loss passes before it meets the label.
-
-    Raises ValueError if there is none.
-    """
-    position: dict[str, int] = {output: index for index, node in enumerate(graph.node) for output in node.output}
-    behind_label = {label}
-    for node in graph.node:
-        if behind_label.intersection(node.input):
-            behind_label.update(node.output)
-    computed = position.keys() - behind_label
-    loss_nodes = [node for node in graph.node if behind_label.intersection(node.input)]
-    ahead = computed.intersection(name for node in loss_nodes for name in node.input)
-    while len(ahead) > 1:
-        last = max(ahead, key=lambda name: position[name])
-        ahead.remove(last)
-        ahead |= computed.intersection(graph.node[position[last]].input)
-    if not ahead:
-        raise ValueError(f"ArtifactSet: no tensor of the eval graph leads to the loss beside {label!r}")
-    return ahead.pop()
-
-
-def _batch(inputs: tuple[TensorSpec, ...]) -> tuple[tuple[TensorSpec, ...], int | None]:
-    """The inputs for any number of rows, and the only number of rows that they take, None if any will do.
-
-    Raises ValueError unless a batch holds data and a label, with as many rows.
-    """
-    if len(inputs) < 2:
-        names = ", ".join(spec.name for spec in inputs) or "none"
-        raise ValueError(f"ArtifactSet: the training graph has the inputs {names}, expected data and a label")
-    for spec in inputs:
-        if not spec.shape:
-            raise NotImplementedError(f"ArtifactSet: {spec.name} has shape (), expected one row for each example")
-    fixed = {spec.shape[0] for spec in inputs if isinstance(spec.shape[0], int)}
-    if len(fixed) > 1:
-        raise NotImplementedError(f"ArtifactSet: the inputs have {sorted(fixed)} rows, expected one number of them")
-    varying = tuple(replace(spec, shape=("rows" if fixed else spec.shape[0], *spec.shape[1:])) for spec in inputs)
-    return varying, int(fixed.pop()) if fixed else None
 
 
 def check_parameters(

@@ -2,30 +2,41 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 
 from opgrad.training import files
-from opgrad.training.artifact_set import TensorSpec
+from opgrad.training.examples import TensorSpec
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Arrays named like a graph's inputs, all with the same number of rows."""
+    """Arrays named like a graph's inputs, all with the same number of rows, which are the examples.
+
+    axes: of arrays whose rows do not lie along the first axis, that one. An array with k times as many rows as the
+        first has k neighbouring ones for each example.
+    """
 
     arrays: Mapping[str, np.ndarray]
+    axes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         """The number of examples."""
-        return len(next(iter(self.arrays.values())))
+        name, array = next(iter(self.arrays.items()))
+        return int(array.shape[self.axes.get(name, 0)])
 
     def take(self, rows: np.ndarray) -> "Dataset":
         """The examples with these numbers, int64 [n]."""
-        return Dataset({name: array[rows] for name, array in self.arrays.items()})
+        return Dataset({name: self.part(name).of(rows) for name in self.arrays}, self.axes)
+
+    def part(self, name: str) -> "Part":
+        """An array, from which examples are taken."""
+        array, axis = self.arrays[name], self.axes.get(name, 0)
+        return Part(array, axis, array.shape[axis] // max(self.rows, 1) or 1)
 
     def whole(self, batch_rows: int | None) -> "Dataset":
         """The first examples, as many as make whole batches of so many rows; all of them for None."""
@@ -46,6 +57,38 @@ class Dataset:
             raise ValueError(f"Dataset.split: test_rows is {test_rows}, expected 1 to {self.rows - 1}")
         order = np.random.default_rng(seed).permutation(self.rows)
         return self.take(order[:-test_rows]), self.take(order[-test_rows:])
+
+
+@dataclass(frozen=True)
+class Part:
+    """An array with so many neighbouring rows for each example along an axis."""
+
+    array: np.ndarray
+    axis: int
+    times: int
+
+    def shape(self, rows: int) -> tuple[int, ...]:
+        """That of so many examples."""
+        shape = self.array.shape
+        return (*shape[: self.axis], rows * self.times, *shape[self.axis + 1 :])
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        """The examples with these numbers. Raises IndexError."""
+        if self.times == 1:
+            return self.array.take(rows, axis=self.axis)
+        return self._by_example(self.array).take(rows, axis=self.axis).reshape(self.shape(len(rows)))
+
+    def copy(self, rows: np.ndarray, to: np.ndarray) -> None:
+        """Copy the examples with these numbers, which must be right."""
+        if self.times == 1:
+            self.array.take(rows, axis=self.axis, out=to, mode="clip")
+        else:
+            self._by_example(self.array).take(rows, axis=self.axis, out=self._by_example(to), mode="clip")
+
+    def _by_example(self, array: np.ndarray) -> np.ndarray:
+        """A view of an array with an axis of its own for the rows of an example."""
+        before, rows, after = array.shape[: self.axis], array.shape[self.axis], array.shape[self.axis + 1 :]
+        return array.reshape(*before, rows // self.times, self.times, *after)
 
 
 def load_named(name: str, inputs: Sequence[TensorSpec], divide: Mapping[str, float] | None = None) -> Dataset:
@@ -103,7 +146,7 @@ def _read_npz(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]
 
 def _pair(x: np.ndarray, y: np.ndarray, inputs: Sequence[TensorSpec], origin: str) -> dict[str, np.ndarray]:
     """Rows of values and one label each, in the shapes of a graph's two inputs."""
-    if len(inputs) != 2:
+    if len(inputs) != 2 or any(spec.axis for spec in inputs):
         names = ", ".join(spec.name for spec in inputs)
         raise ValueError(f"{origin}: it has values and labels, expected arrays for {names}: use an .npz file")
     sizes = inputs[0].shape[1:]
@@ -119,13 +162,27 @@ def _dataset(
     unknown = divide.keys() - {spec.name for spec in inputs}
     if unknown:
         raise ValueError(f"{origin}: divide names {min(unknown)!r}, expected an input of the graph")
-    result = Dataset({spec.name: _fit(arrays[spec.name], spec, divide.get(spec.name, 1.0), origin) for spec in inputs})
-    for name, array in result.arrays.items():
-        if len(array) != result.rows:
-            raise ValueError(f"{origin}: {name} has {len(array)} rows, expected {result.rows}")
+    fitting = {spec.name: _fit(arrays[spec.name], spec, divide.get(spec.name, 1.0), origin) for spec in inputs}
+    result = Dataset(fitting, {spec.name: spec.axis for spec in inputs if spec.axis})
+    for spec in inputs:
+        _check_rows(result, spec, inputs[0], origin)
     if not result.rows:
         raise ValueError(f"{origin}: it has no rows, expected at least one")
     return result
+
+
+def _check_rows(data: Dataset, spec: TensorSpec, first: TensorSpec, origin: str) -> None:
+    """Raise ValueError unless an array has as many rows as the first, or several for each of them."""
+    rows = data.arrays[spec.name].shape[spec.axis]
+    if rows == data.rows:
+        return
+    if spec.rows == first.rows or not data.rows or rows % data.rows or not rows:
+        raise ValueError(f"{origin}: {spec.name} has {rows} rows, expected {data.rows}")
+    if data.axes:
+        place = f"along axis {max(data.axes.values())} of {max(data.axes, key=lambda name: data.axes[name])}"
+        raise NotImplementedError(
+            f"{origin}: {spec.name} has {rows} rows and the examples lie {place}, expected {data.rows}"
+        )
 
 
 def _fit(array: np.ndarray, spec: TensorSpec, divisor: float, origin: str) -> np.ndarray:
@@ -134,7 +191,8 @@ def _fit(array: np.ndarray, spec: TensorSpec, divisor: float, origin: str) -> np
         raise ValueError(f"{origin}: {spec.name} has shape {array.shape}, expected {show(spec.shape)}")
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{origin}: {spec.name} has dtype {array.dtype}, expected numbers")
-    bad = np.flatnonzero(~np.isfinite(array).all(axis=tuple(range(1, array.ndim))))
+    others = tuple(axis for axis in range(array.ndim) if axis != spec.axis)
+    bad = np.flatnonzero(~np.isfinite(array).all(axis=others))
     if bad.size:
         raise ValueError(f"{origin}: {spec.name} has no finite number in row {bad[0]}, expected finite numbers")
     scaled = array / divisor if divisor != 1 else array

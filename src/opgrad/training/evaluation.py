@@ -1,18 +1,18 @@
 """How well a model does: loss and accuracy over a dataset."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 
 import numpy as np
 import onnx
 import onnxruntime
-from onnx.helper import get_node_attr_value
 
 from opgrad.onnxruntime import loading
 from opgrad.onnxruntime.messages import copied, import_microsoft
-from opgrad.training.artifact_set import FILES, ArtifactSet, TensorSpec
+from opgrad.training.artifact_set import FILES, ArtifactSet
 from opgrad.training.data import Dataset
+from opgrad.training.export import declared_outputs, graph_between
 from opgrad.training.graph import open_session
 
 EVALUATION = FILES[1]
@@ -27,34 +27,54 @@ class Evaluation:
 
 
 class Evaluator:
-    """Runs the eval graph, with the scores as a second output.
+    """Runs the eval graph, with what the loss compares as further outputs.
 
-    score_type: what onnxruntime knows of the scores: name, type and shape.
+    outputs: what is known of the tensors that an exported model has as outputs.
     classes: how many classes the scores tell apart; None if the label is no class, or nothing is known.
     """
 
     def __init__(self, artifacts: ArtifactSet, options: onnxruntime.SessionOptions):
-        self._loss, self._scores, self._label = artifacts.loss, artifacts.scores, artifacts.label
+        self._artifacts, self._objective = artifacts, artifacts.objective
+        who = f"Evaluator: {artifacts.directory / EVALUATION}"
+        self.outputs = declared_outputs(artifacts.eval_model, self._objective.outputs, who)
         model = copied(artifacts.eval_model)
-        model.graph.output.add().name = self._scores
+        known = {value.name for value in (*model.graph.output, *model.graph.input)}
+        for name in self._compared:
+            if name not in known:
+                model.graph.output.add().name = name
         import_microsoft(model)  # for nodes that onnxruntime fuses, where opgrad's operators are registered
-        self._session = open_session(model, options, f"Evaluator: {artifacts.directory / EVALUATION}")
-        self.score_type = next(item for item in self._session.get_outputs() if item.name == self._scores)
-        self.classes = _classes(self._label, self.score_type.shape)
-        self._ignored = _ignored_label(artifacts.eval_model.graph)
+        self._session = open_session(model, options, who)
+        self._types = {item.name: item for item in self._session.get_outputs()}
+        self.classes = self._classes()
+
+    @property
+    def _compared(self) -> list[str]:
+        """The scores and the classes that the loss compares; nothing if it compares no classes."""
+        objective = self._objective
+        return [] if objective.scores is None or objective.classes is None else [objective.scores, objective.classes]
+
+    def _classes(self) -> int | None:
+        known = self._types.get(self._compared[0]) if self._compared else None
+        shape = known.shape if known is not None else []
+        return shape[1] if len(shape) > 1 and isinstance(shape[1], int) else None
 
     def check_labels(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Raise ValueError, naming the first row, if a label is neither a class nor ignored."""
-        labels = arrays[self._label.name]
-        if self.classes is None or not labels.size or 0 <= labels.min() <= labels.max() < self.classes:
+        objective = self._objective
+        if self.classes is None or objective.label is None or not objective.every:
+            return
+        labels = arrays[objective.label]
+        if not labels.size or 0 <= labels.min() <= labels.max() < self.classes:
             return
         wrong = (labels < 0) | (labels >= self.classes)
-        if self._ignored is not None:
-            wrong &= labels != self._ignored
+        if objective.ignored is not None:
+            wrong &= labels != objective.ignored
         if wrong.any():
-            row = int(np.argwhere(wrong)[0][0])
-            name, last = self._label.name, self.classes - 1
-            raise ValueError(f"{name}: row {row} is {labels[row]}, expected classes from 0 to {last}")
+            place = tuple(map(int, np.argwhere(wrong)[0]))
+            row = f"row {place[0]}" + (f", place {', '.join(map(str, place[1:]))}," if place[1:] else "")
+            raise ValueError(
+                f"{objective.label}: {row} is {labels[place]}, expected classes from 0 to {self.classes - 1}"
+            )
 
     def evaluate(self, data: Dataset, parameters: Mapping[str, np.ndarray], batch_size: int) -> Evaluation:
         """Loss and accuracy over a dataset.
@@ -65,51 +85,66 @@ class Evaluator:
         """
         loss = right = counted = 0.0
         names = [item.name for item in self._session.get_inputs() if item.name not in parameters]
+        wanted = [self._artifacts.loss, *(name for name in self._compared if name in self._types)]
         for batch in _batches(data, batch_size):
             feeds = {name: batch.arrays[name] for name in names}
-            result = self._session.run([self._loss, self._scores], {**feeds, **parameters})
-            hits, answers = self._count(result[1], batch.arrays[self._label.name])
-            loss += float(result[0]) * answers
+            results = dict(zip(wanted, self._session.run(wanted, {**feeds, **parameters}), strict=True))
+            hits, answers = self._count({**feeds, **results}, batch.rows)
+            loss += float(results[self._artifacts.loss].item()) * answers if answers else 0.0
             right += hits
             counted += answers
         counted = counted or 1.0
-        return Evaluation(loss / counted, right / counted if self.classes is not None else None)
+        return Evaluation(loss / counted, right / counted if self._compared else None)
 
     def exported_accuracy(self, model: str | PathLike[str], data: Dataset, batch_size: int = 512) -> float | None:
         """The share of right answers of an exported model, in a session that knows nothing of opgrad.
 
         model: the file. data, batch_size: as in `evaluate`. Returns None if the label is no class.
         """
-        session = loading.open_session(model, onnxruntime.SessionOptions(), f"exported_accuracy: {model}", stock=True)
+        session = _stock(model, f"exported_accuracy: {model}")
+        if not self._compared:
+            return None
+        rest = self._between(onnx.load(model, load_external_data=False).graph.output)
         names = [item.name for item in session.get_inputs()]
         right = counted = 0
         for batch in _batches(data, batch_size):
-            (scores,) = session.run(None, {name: batch.arrays[name] for name in names})
-            hits, answers = self._count(scores, batch.arrays[self._label.name])
+            found = dict(batch.arrays)
+            outputs = session.run(None, {name: found[name] for name in names})
+            found |= dict(zip([item.name for item in session.get_outputs()], outputs, strict=True))
+            if rest is not None:
+                asked = [item.name for item in rest.get_outputs()]
+                feeds = {item.name: found[item.name] for item in rest.get_inputs()}
+                found |= dict(zip(asked, rest.run(asked, feeds), strict=True))
+            hits, answers = self._count(found, batch.rows)
             right += hits
             counted += answers
-        return right / (counted or 1) if self.classes is not None else None
+        return right / (counted or 1)
 
-    def _count(self, scores: np.ndarray, labels: np.ndarray) -> tuple[int, int]:
+    def _between(self, outputs: "list[onnx.ValueInfoProto]") -> onnxruntime.InferenceSession | None:
+        """What the loss makes of an exported model's outputs, and of the labels, before it compares them."""
+        source, known = self._artifacts.eval_model, {*self._artifacts.axes, *(value.name for value in outputs)}
+        missing = [name for name in self._compared if name not in known]
+        if not missing:
+            return None
+        wanted = declared_outputs(source, missing, "exported_accuracy")
+        return _stock(graph_between(source, list(outputs), wanted).SerializeToString(), "exported_accuracy")
+
+    def _count(self, found: Mapping[str, np.ndarray], rows: int) -> tuple[int, int]:
         """Right answers, and answers that count."""
-        if self.classes is None:
-            return 0, len(labels)
-        counts = labels != self._ignored if self._ignored is not None else np.ones(labels.shape, np.bool_)
+        if not self._compared:
+            return 0, rows
+        scores, labels = (found[name] for name in self._compared)
+        ignored = self._objective.ignored
+        counts = labels != ignored if ignored is not None else np.ones(labels.shape, np.bool_)
         return int((counts & (scores.argmax(axis=1) == labels)).sum()), int(counts.sum())
+
+
+def _stock(model: str | PathLike[str] | bytes, who: str) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return loading.open_session(model, options, who, stock=True)
 
 
 def _batches(data: Dataset, size: int) -> Iterator[Dataset]:
     for start in range(0, data.rows, size):
         yield data.take(np.arange(start, min(start + size, data.rows)))
-
-
-def _classes(label: TensorSpec, scores: Sequence[int | str | None]) -> int | None:
-    known = label.dtype.kind in "iu" and len(scores) == len(label.shape) + 1
-    return scores[1] if known and isinstance(scores[1], int) else None
-
-
-def _ignored_label(graph: onnx.GraphProto) -> int | None:
-    for node in graph.node:
-        if any(item.name == "ignore_index" for item in node.attribute):
-            return int(get_node_attr_value(node, "ignore_index"))
-    return None

@@ -1,26 +1,20 @@
 """The trained model as an ordinary ONNX inference model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from opgrad.onnxruntime.messages import copied, import_microsoft
+from opgrad.onnxruntime.opset import captured
+from opgrad.onnxruntime.runners import ELEMENT_TYPES
 from opgrad.training.artifact_set import ArtifactSet
+from opgrad.training.graph import open_session, session_options
 from opgrad.writing import replaced
 
-if TYPE_CHECKING:
-    from onnxruntime import NodeArg
-
-ELEMENT_TYPES = {
-    "tensor(float)": onnx.TensorProto.FLOAT,
-    "tensor(double)": onnx.TensorProto.DOUBLE,
-    "tensor(float16)": onnx.TensorProto.FLOAT16,
-    "tensor(bfloat16)": onnx.TensorProto.BFLOAT16,
-}
 # What a protobuf message may have, less some room for the graph around the parameters.
 LARGEST = (1 << 31) - (1 << 24)
 
@@ -28,18 +22,17 @@ LARGEST = (1 << 31) - (1 << 24)
 def export_model(
     artifacts: ArtifactSet,
     parameters: Mapping[str, np.ndarray],
-    score_type: "NodeArg",
+    outputs: Sequence[onnx.ValueInfoProto],
     path: str | PathLike[str],
 ) -> None:
-    """Write the eval graph without its loss, with the parameters in it.
+    """Write the eval graph up to some of its tensors, with the parameters in it.
 
     artifacts: whose eval graph it is.
     parameters: the values of all parameters by name.
-    score_type: name, type and shape of the scores, which become the output.
+    outputs: the tensors that become the outputs, see `declared_outputs`.
     path: the file; a crash on the way leaves an older file as it was.
     """
-    output = helper.make_tensor_value_info(score_type.name, ELEMENT_TYPES[score_type.type], list(score_type.shape))
-    _write(artifacts.eval_model, artifacts.name, parameters, [output], path)
+    _write(artifacts.eval_model, artifacts.name, parameters, outputs, path)
 
 
 def write_inference_model(
@@ -58,21 +51,53 @@ def write_inference_model(
     who: the caller, for messages.
     Raises ValueError if there are no outputs, or one is no tensor that a node of the graph computes.
     """
+    values = declared_outputs(source, outputs, who)
+    if not Path(path).absolute().parent.is_dir():
+        raise FileNotFoundError(f"{who}: there is no folder {Path(path).absolute().parent}")
+    _write(source, source.graph.name or "inference", parameters, values, path)
+
+
+def declared_outputs(source: onnx.ModelProto, names: Sequence[str], who: str) -> list[onnx.ValueInfoProto]:
+    """What is known of tensors that shall be outputs: what the graph tells, or onnx infers, or onnxruntime knows.
+
+    Raises ValueError if there are no names, or one is of no tensor that a node of the graph computes.
+    """
     graph = source.graph
     computed = [name for node in graph.node for name in node.output if name]
-    wrong = [name for name in outputs if name not in computed]
-    if wrong or not outputs:
+    wrong = [name for name in names if name not in computed]
+    if wrong or not names:
         found = ", ".join(map(repr, wrong)) or "no names"
         known = ", ".join(computed[-8:])
         raise ValueError(f"{who}: graph_output_names has {found}, expected tensors of the eval graph such as {known}")
-    if not Path(path).absolute().parent.is_dir():
-        raise FileNotFoundError(f"{who}: there is no folder {Path(path).absolute().parent}")
     typed = {value.name: value for value in (*graph.value_info, *graph.output)}
-    if any(name not in typed for name in outputs):
+    if any(name not in typed for name in names):
         inferred = onnx.shape_inference.infer_shapes(source).graph
         typed |= {value.name: value for value in (*inferred.value_info, *inferred.output)}
-    values = [typed.get(name) or onnx.ValueInfoProto(name=name) for name in outputs]
-    _write(source, graph.name or "inference", parameters, values, path)
+    if unknown := [name for name in names if name not in typed]:
+        typed |= _known_to_runtime(source, unknown, who)
+    return [typed[name] for name in names]
+
+
+def _known_to_runtime(source: onnx.ModelProto, names: Sequence[str], who: str) -> dict[str, onnx.ValueInfoProto]:
+    model = copied(source)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    import_microsoft(model)  # for nodes that onnxruntime fuses, where opgrad's operators are registered
+    found = {each.name: each for each in open_session(model, session_options(1), who).get_outputs()}
+    types = {name: ELEMENT_TYPES[found[name].type] for name in names}
+    return {name: helper.make_tensor_value_info(name, types[name], found[name].shape or None) for name in names}
+
+
+def graph_between(
+    source: onnx.ModelProto, given: Sequence[onnx.ValueInfoProto], wanted: Sequence[onnx.ValueInfoProto]
+) -> onnx.ModelProto:
+    """The part of a graph that computes some tensors from others, and from inputs of the graph."""
+    names = {value.name for value in given}
+    nodes = _nodes_before(source.graph, [value.name for value in wanted], names)
+    read = {name for node in nodes for name in captured(node)}
+    inputs = [value for value in (*given, *source.graph.input) if value.name in read]
+    constants = [tensor for tensor in source.graph.initializer if tensor.name in read]
+    graph = helper.make_graph(nodes, "between", inputs, wanted, constants)
+    return _model(source, graph)
 
 
 def _write(
@@ -83,18 +108,23 @@ def _write(
     path: str | PathLike[str],
 ) -> None:
     nodes = _nodes_before(source.graph, [output.name for output in outputs])
-    read = {name for node in nodes for name in _read_by(node)}
+    read = {name for node in nodes for name in captured(node)}
     inputs = [value for value in source.graph.input if value.name in read and value.name not in parameters]
     constants = [tensor for tensor in source.graph.initializer if tensor.name in read]
     trained = [numpy_helper.from_array(array, name) for name, array in parameters.items() if name in read]
-    model = helper.make_model(
-        helper.make_graph(nodes, name, inputs, outputs, constants + trained),
+    graph = helper.make_graph(nodes, name, inputs, outputs, constants + trained)
+    _save(_model(source, graph), Path(path))
+
+
+def _model(source: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:
+    """A model with the operators of another."""
+    return helper.make_model(
+        graph,
         producer_name="opgrad",
         ir_version=source.ir_version,
         opset_imports=source.opset_import,
         functions=source.functions,
     )
-    _save(model, Path(path))
 
 
 def _save(model: onnx.ModelProto, path: Path) -> None:
@@ -111,23 +141,11 @@ def _save(model: onnx.ModelProto, path: Path) -> None:
             onnx.save(model, partial)
 
 
-def _nodes_before(graph: onnx.GraphProto, tensors: Sequence[str]) -> list[onnx.NodeProto]:
-    """The nodes that some tensors depend on, in the graph's order."""
-    needed, nodes = set(tensors), []
+def _nodes_before(graph: onnx.GraphProto, tensors: Sequence[str], given: Collection[str] = ()) -> list[onnx.NodeProto]:
+    """The nodes that some tensors depend on, in the graph's order, without those that make what is given."""
+    needed, nodes = set(tensors).difference(given), []
     for node in reversed(graph.node):
         if needed.intersection(node.output):
-            needed.update(_read_by(node))
+            needed.update(set(captured(node)).difference(given))
             nodes.append(node)
     return nodes[::-1]
-
-
-def _read_by(node: onnx.NodeProto) -> set[str]:
-    """The tensors that a node reads, its subgraphs included."""
-    names = {name for name in node.input if name}
-    for item in node.attribute:
-        for graph in (item.g, *item.graphs):
-            own = {name for inner in graph.node for name in inner.output} | {value.name for value in graph.input}
-            own |= {tensor.name for tensor in graph.initializer}
-            inside = {name for inner in graph.node for name in _read_by(inner)}
-            names |= (inside | {value.name for value in graph.output}) - own
-    return names

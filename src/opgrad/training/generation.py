@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.onnxruntime import batch_norm
 from opgrad.onnxruntime.messages import copied, opset_of
 from opgrad.onnxruntime.reading import check_model, read_model
 from opgrad.training.building import forms
@@ -17,6 +18,7 @@ from opgrad.training.building.models import TrainingModels
 from opgrad.training.building.ort_format import convert
 from opgrad.training.building.saving import LARGEST_MODEL, write_model
 from opgrad.training.building.selection import Selection, select
+from opgrad.training.objective import note_outputs
 from opgrad.training.onnxblock.accessor import ModelAccessor, building, empty_model
 from opgrad.training.onnxblock.block import Block, ForwardBlock, names_of
 from opgrad.training.onnxblock.checkpoints import save_checkpoint
@@ -72,6 +74,7 @@ class _Artifacts(TrainingBlock):
     def build(self) -> list[str]:
         """Append the loss, and choose what is trained."""
         request, model = self.request, self.base
+        self.outputs = [each.name for each in model.graph.output]
         names = request.loss_inputs
         self._set_batch_norm()
         current = [each.name for each in model.graph.output] if names is None else list(names)
@@ -88,15 +91,15 @@ class _Artifacts(TrainingBlock):
         if self.request.batch_norm == "train":
             forms.train(self.base, WHO)
         elif self.request.batch_norm == "freeze":
-            forms.freeze(self.base, list(forms.batch_norms(self.base)))
+            batch_norm.freeze(self.base, list(batch_norm.batch_norms(self.base)))
 
     def _freeze_held(self) -> None:
         """Let batch normalization take given statistics where these were asked to stay as they are."""
         if self.request.batch_norm != "model":
             return
         held, opset = set(self.selection.held), opset_of(self.base)
-        nodes = [node for node in forms.batch_norms(self.base) if forms.trains(node, opset)]
-        forms.freeze(self.base, [node for node in nodes if held.issuperset(node.input[3:5])])
+        nodes = [node for node in batch_norm.batch_norms(self.base) if batch_norm.trains(node, opset)]
+        batch_norm.freeze(self.base, [node for node in nodes if held.issuperset(node.input[3:5])])
 
     def make(self, accessor: ModelAccessor) -> TrainingModels:
         """Both models; that of the accessor is used up."""
@@ -122,6 +125,7 @@ def make(model: onnx.ModelProto | str | os.PathLike[str], request: Request, opti
     block = _Artifacts(request)
     with building(accessor):
         models = block.make(accessor)
+    note_outputs(models.evaluation, block.outputs)
     if optimizer is None:
         return Made(models, None, block.selection)
     opset = opset_of(models.evaluation)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper
+from onnx.external_data_helper import uses_external_data
 from onnx.helper import get_attribute_value
 
 from opgrad.onnxruntime.loading import open_session
@@ -163,8 +164,9 @@ def _run(path: Path, model: onnx.ModelProto) -> dict[str, Any]:
     if any(each.runner == LOWERING for each in found):
         return {"operators": found, "problem": None}
     stock = all(each.runner == NATIVE for each in found)
+    outside = any(uses_external_data(each) for each in model.graph.initializer)
     try:
-        open_session(path, session_options(1), f"inspect: {path}", stock)
+        open_session(path if outside else model.SerializeToString(), session_options(1), f"inspect: {path}", stock)
     except ValueError as error:
         return {"operators": found, "problem": str(error)}
     return {"operators": found, "problem": None}

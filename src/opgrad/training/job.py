@@ -3,6 +3,8 @@
 import json
 import platform
 import timeit
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,7 @@ from opgrad.training.loop import BATCH_ROWS, Trainer, session_options
 from opgrad.training.metrics import best_epoch, write_text
 from opgrad.training.plot import plot_losses
 from opgrad.training.recipe import FILE, Recipe
-from opgrad.training.state import BEST, Resumption, RunState, fingerprint
+from opgrad.training.state import BEST, LAST, Resumption, RunState, fingerprint
 
 MODEL = "model.onnx"  # of a run's results
 
@@ -112,12 +114,23 @@ def train(
     if resumption and resumption.best:
         write_checkpoint(resumption.best, output / BEST)
     fit.run(progress)
-    if validation is not None:
-        trainer.restore(read_checkpoint(output / BEST))
-    trainer.export(output / MODEL)
-    run = _evaluated(artifacts, fit, test, str(file or recipe.dataset))
-    _write(run)
+    with parameters_kept(output):
+        if validation is not None:
+            trainer.restore(read_checkpoint(output / BEST))
+        trainer.export(output / MODEL)
+        run = _evaluated(artifacts, fit, test, str(file or recipe.dataset))
+        _write(run)
     return run
+
+
+@contextmanager
+def parameters_kept(output: Path) -> Iterator[None]:
+    """What is done with trained parameters: an error says where they are."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RuntimeError(f"the training is done, its parameters are in {output / LAST}, but: {reason}") from error
 
 
 def _evaluated(artifacts: ArtifactSet, fit: Fit, test: Dataset, data: str) -> Run:

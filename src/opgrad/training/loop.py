@@ -67,7 +67,8 @@ class Trainer:
     def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> float:
         """Fill `gradients` for one batch and return its loss, like `step`, but leave the parameters alone."""
         self._check("step", batch)
-        self._check_rows("step", len(batch[self.artifacts.inputs[0].name]))
+        first = self.artifacts.inputs[0]
+        self._check_rows("step", batch[first.name].shape[first.axis])
         return self._run([batch[spec.name] for spec in self.artifacts.inputs])
 
     def epoch(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
@@ -112,6 +113,7 @@ class Trainer:
         Where the graphs take one number of rows alone, that is the batch size, and the data must be whole batches.
         """
         self._check("evaluate", data.arrays)
+        data = Dataset(data.arrays, self.artifacts.axes)
         batch_rows = self.artifacts.batch_rows
         if batch_rows is not None and data.rows % batch_rows:
             raise ValueError(f"Trainer.evaluate: there are {data.rows} rows, expected whole batches of {batch_rows}")
@@ -121,9 +123,9 @@ class Trainer:
         """Write the model with its present parameters as an ordinary ONNX inference model.
 
         path: the file. Its inputs are the graph's without the label, its output are the scores that the
-        loss was computed from. It needs no opgrad.
+        loss was computed from, as the model had them; the loss where there are no scores. It needs no opgrad.
         """
-        export_model(self.artifacts, self.parameters, self.evaluator.score_type, path)
+        export_model(self.artifacts, self.parameters, self.evaluator.outputs, path)
 
     def gradient_batches(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
         """Fill `gradients` for one batch after the other, like `epoch`, but leave the parameters alone.
@@ -131,6 +133,7 @@ class Trainer:
         data, batch_size, order: as for `epoch`, which raises the same. Yields the loss of every batch.
         """
         self._check("epoch", data.arrays)
+        data = Dataset(data.arrays, self.artifacts.axes)
         if batch_size < 1:
             raise ValueError(f"Trainer.epoch: batch_size is {batch_size}, expected at least 1")
         if len(order):
@@ -138,13 +141,12 @@ class Trainer:
             self._check_rows("epoch", len(order) % batch_size or batch_size)
         if order.size and not 0 <= order.min() <= order.max() < data.rows:
             raise ValueError(f"Trainer.epoch: order names other rows, expected 0 to {data.rows - 1}")
+        parts = [data.part(spec.name) for spec in self.artifacts.inputs]
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             self._graph.reset = True
-            for place, spec in enumerate(self.artifacts.inputs):
-                array = data.arrays[spec.name]
-                buffer = self._graph.bound.buffer(place, (len(rows), *array.shape[1:]))
-                array.take(rows, axis=0, out=buffer, mode="clip")
+            for place, part in enumerate(parts):
+                part.copy(rows, self._graph.bound.buffer(place, part.shape(len(rows))))
             yield self._run(None)
 
     def checkpoint(self, properties: Mapping[str, int | float | str] | None = None) -> Checkpoint:

@@ -10,12 +10,13 @@ import onnxruntime
 
 from opgrad.cpu.runtime.parallel import get_num_threads
 from opgrad.onnxruntime.messages import copied
-from opgrad.onnxruntime.reading import name_of
+from opgrad.onnxruntime.reading import name_of, read_eval_model
 from opgrad.training import rewriting
 from opgrad.training.api.checkpoint_state import CheckpointState
 from opgrad.training.api.memory import Memory
-from opgrad.training.artifact_set import TensorSpec, check_parameters, tensor_spec
+from opgrad.training.artifact_set import check_parameters, tensor_spec
 from opgrad.training.binding import BoundGraph, Value, check_inputs, declared, ort_value
+from opgrad.training.examples import TensorSpec
 from opgrad.training.export import write_inference_model
 from opgrad.training.graph import Source, TrainingGraph, open_session, read_model, run_error, session_options
 from opgrad.training.names import BUFFER_SUFFIX
@@ -55,7 +56,7 @@ class Module:
         if not isinstance(state, CheckpointState):
             raise TypeError(f"{WHO}: state is {type(state).__name__}, expected CheckpointState")
         model = read_model(train_model_uri, WHO)
-        self._eval_model = None if eval_model_uri is None else read_model(eval_model_uri, WHO)
+        self._eval_model = None if eval_model_uri is None else read_eval_model(eval_model_uri, WHO)
         options = _default_options() if session_options is None else session_options
         self.training = True
         self._state, self._memory = state, state._memory

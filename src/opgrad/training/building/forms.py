@@ -1,17 +1,22 @@
 """A model as training needs it, and what becomes of it when it is evaluated."""
 
-from collections.abc import Iterable, Iterator
-
 import onnx
 from onnx import helper
 
+from opgrad.onnxruntime.batch_norm import (
+    STATISTICS,
+    TRAINING_MODE_FROM,
+    batch_norms,
+    evaluating,
+    model_nodes,
+    set_training_mode,
+    trains,
+)
 from opgrad.onnxruntime.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft, keep, opset_of
 from opgrad.onnxruntime.opset import all_nodes, raise_opset
 
 LEAST_OPSET = 12  # the first with SoftmaxCrossEntropyLoss
 LEAST_IR_VERSION = 4  # the first whose initializers are no inputs
-TRAINING_MODE_FROM = 14  # the first opset whose batch normalization says whether it trains
-STATISTICS = (3, 4)  # the places of a batch normalization's mean and variance
 RESULTS = ("running_mean", "running_var", "saved_mean", "saved_inv_std")
 
 
@@ -31,38 +36,10 @@ def normalize(model: onnx.ModelProto, who: str) -> None:
 # --- batch normalization and dropout ---------------------------------------------------------------------------------
 
 
-def batch_norms(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """The nodes that normalize by the statistics of a batch, or by given ones."""
-    return (node for node in _nodes(model) if node.op_type == "BatchNormalization" and not domain_of(node))
-
-
-def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    yield from all_nodes(model.graph.node)
-    for function in model.functions:
-        yield from all_nodes(function.node)
-
-
-def trains(node: onnx.NodeProto, opset: int) -> bool:
-    """Whether a batch normalization takes the statistics of the batch."""
-    if opset < TRAINING_MODE_FROM:
-        return len(node.output) > 1
-    return any(each.name == "training_mode" and each.i for each in node.attribute)
-
-
 def statistics(model: onnx.ModelProto, training: bool = False) -> list[str]:
     """The means and variances of batch normalizations, of those alone that train if asked for."""
     nodes = [node for node in batch_norms(model) if not training or trains(node, opset_of(model))]
     return list(dict.fromkeys(node.input[place] for node in nodes for place in STATISTICS if place < len(node.input)))
-
-
-def freeze(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Let batch normalizations take the statistics that they are given."""
-    lost: dict[str, str] = {}
-    for node in nodes:
-        set_attribute(node, "training_mode", 0, TRAINING_MODE_FROM, opset_of(model))
-        lost |= {name: node.input[place] for name, place in zip(node.output[1:], STATISTICS, strict=False) if name}
-        del node.output[1:]
-    _repeat(model.graph, lost)
 
 
 def train(model: onnx.ModelProto, who: str) -> None:
@@ -70,32 +47,17 @@ def train(model: onnx.ModelProto, who: str) -> None:
     if opset_of(model) < TRAINING_MODE_FROM and any(batch_norms(model)):
         raise_opset(model, TRAINING_MODE_FROM, who)
     for node in batch_norms(model):
-        set_attribute(node, "training_mode", 1, TRAINING_MODE_FROM, opset_of(model))
-
-
-def set_attribute(node: onnx.NodeProto, name: str, value: int, since: int, opset: int) -> None:
-    """Set an attribute that the operator has since some opset."""
-    keep(node.attribute, [each for each in node.attribute if each.name != name])
-    if opset >= since:
-        node.attribute.append(helper.make_attribute(name, value))
-
-
-def _repeat(graph: onnx.GraphProto, lost: dict[str, str]) -> None:
-    """Give values that nothing makes any more those of others, where somebody reads them."""
-    read = {name for node in all_nodes(graph.node) for name in node.input} | {each.name for each in graph.output}
-    for name, source in lost.items():
-        if name in read:
-            graph.node.insert(0, helper.make_node("Identity", [source], [name]))
+        set_training_mode(node, 1, opset_of(model))
 
 
 def evaluated(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of a model in which nothing is dropped at random, and batch normalization takes its running statistics."""
     copy = copied(model)
     import_microsoft(copy)  # onnxruntime needs it for what it fuses where operators of that domain are registered
-    for node in _nodes(copy):
+    for node in model_nodes(copy):
         if node.op_type == "Dropout" and not domain_of(node) and len(node.input) > 2:
             node.input[2] = ""
-    freeze(copy, [node for node in batch_norms(copy) if trains(node, opset_of(copy))])
+    evaluating(copy)
     return copy
 
 

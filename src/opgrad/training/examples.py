@@ -1,0 +1,96 @@
+"""Along which axis of its inputs a graph has the examples of a batch."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+WHO = "ArtifactSet"
+ROWS = "rows"  # the size of a batch that may vary, where the graph gives it no name
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A graph's input: its name, dtype and shape; a name in place of a size stands for any size.
+
+    axis: that of the examples.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str, ...]
+    axis: int = 0
+
+    @property
+    def rows(self) -> int | str:
+        """How many examples it takes."""
+        return self.shape[self.axis]
+
+
+def located(inputs: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], int | None]:
+    """The inputs for any number of rows, and the only number of rows that they take, None if any will do.
+
+    The examples lie along the first axis, unless the sizes of the inputs contradict that, or a name of theirs does.
+    Raises ValueError without inputs, NotImplementedError where no axis can be that of the examples.
+    """
+    if not inputs:
+        raise ValueError(f"{WHO}: the training graph has no inputs beside the parameters, expected data")
+    for spec in inputs:
+        if not spec.shape:
+            raise NotImplementedError(f"{WHO}: {spec.name} has shape (), expected one row for each example")
+    common = _common(inputs)
+    placed = tuple(replace(spec, axis=spec.shape.index(common) if common in spec.shape else 0) for spec in inputs)
+    fixed = sorted({spec.rows for spec in placed if isinstance(spec.rows, int)})
+    if not _multiples(fixed) or (len(fixed) > 1 and any(spec.axis for spec in placed)):
+        raise NotImplementedError(f"{WHO}: the inputs have {fixed} rows, expected one number of them")
+    return tuple(_varying(spec, fixed[0]) if fixed else spec for spec in placed), fixed[0] if fixed else None
+
+
+def _multiples(numbers: Sequence[int]) -> bool:
+    """Whether all of these are multiples of the first: labels of the tokens of so many examples, say."""
+    return len(numbers) < 2 or (numbers[0] > 0 and all(each % numbers[0] == 0 for each in numbers))
+
+
+def _varying(spec: TensorSpec, least: int) -> TensorSpec:
+    """The same for any number of rows."""
+    times = spec.rows // least if isinstance(spec.rows, int) and spec.rows > least else 1
+    size = ROWS if times == 1 else f"{times}*{ROWS}"
+    return replace(spec, shape=(*spec.shape[: spec.axis], size, *spec.shape[spec.axis + 1 :]))
+
+
+def _common(inputs: Sequence[TensorSpec]) -> int | str | None:
+    """The size of the axis of the examples, where that is not the first of every input."""
+    shared = [size for size, count in _counted(inputs).items() if count > 1 or _is_batch(size)]
+    if not _contradicts(inputs, shared) and not _named(inputs, shared):
+        return None
+    everywhere = [size for size in shared if all(size in spec.shape or _alone(spec, shared) for spec in inputs)]
+    names = [size for size in everywhere if isinstance(size, str)]
+    return next(iter([*filter(_is_batch, names), *names, *everywhere]), None)
+
+
+def _counted(inputs: Iterable[TensorSpec]) -> Mapping[int | str, int]:
+    """In how many inputs a size stands, of those that have it once; a 1 is no size to go by."""
+    return Counter(size for spec in inputs for size in set(spec.shape) if spec.shape.count(size) == 1 and size != 1)
+
+
+def _contradicts(inputs: Sequence[TensorSpec], shared: Sequence[int | str]) -> bool:
+    """Whether the first axes cannot all be those of the examples."""
+    firsts = {spec.shape[0] for spec in inputs}
+    elsewhere = any(size in spec.shape[1:] for size in firsts for spec in inputs if size in shared)
+    return len(firsts) > 1 and (elsewhere or not _multiples(sorted(each for each in firsts if isinstance(each, int))))
+
+
+def _named(inputs: Sequence[TensorSpec], shared: Sequence[int | str]) -> bool:
+    """Whether an axis is called that of the batch, and no first one is."""
+    return any(map(_is_batch, shared)) and not any(_is_batch(spec.shape[0]) for spec in inputs)
+
+
+def _is_batch(size: int | str) -> bool:
+    return isinstance(size, str) and ("batch" in size.lower() or size in ("N", "B"))
+
+
+def _alone(spec: TensorSpec, shared: Sequence[int | str]) -> bool:
+    """Whether an input has its sizes for itself, as labels for the tokens of all examples have."""
+    return len(spec.shape) == 1 and spec.shape[0] not in shared
