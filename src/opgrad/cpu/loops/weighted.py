@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-import numpy as np
-
 from opgrad.contract import Array
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, load_word
@@ -29,12 +27,12 @@ class Along(NamedTuple):
 def along(size: int, count: int, pairs: tuple[Array, Array, Array], tables: list[Array]) -> Along:
     """What kernels are told of an axis; its tables are added to the others.
 
-    pairs: elements of the result, the sources that they are made of, and the weights; in any order.
+    pairs: elements of the result, the sources that they are made of, and the weights; each element's sources in order.
     """
     elements, sources, weights = pairs
-    order = np.lexsort((sources, elements))
-    starts = np.searchsorted(elements[order], np.arange(size + 1))
-    found = [starts.astype(np.int64), sources[order].astype(np.int64), weights[order].astype(np.float64)]
+    order = elements.argsort(kind="stable")
+    starts = elements[order].searchsorted(range(size + 1))
+    found = [starts.astype("int64"), sources[order].astype("int64"), weights[order].astype("float64")]
     tables += found
     return Along(size, count, *(each.ctypes.data for each in found))
 
