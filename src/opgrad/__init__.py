@@ -19,7 +19,7 @@ from opgrad.ops.activation import (
 )
 from opgrad.ops.arithmetic import accumulate, broadcast_gradient_args, div_grad, reduce_sum_training, zero_gradient
 from opgrad.ops.attention import bias_softmax, softmax_dropout_grad
-from opgrad.ops.convolution import conv_grad
+from opgrad.ops.convolution import conv_grad, conv_transpose_grad
 from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss,
     softmax_cross_entropy_loss_and_grad,
@@ -45,6 +45,7 @@ from opgrad.ops.normalization import (
 )
 from opgrad.ops.optimizer import adamw_optimizer, clip_grad_norm, sgd_optimizer
 from opgrad.ops.pooling import average_pool_grad, max_pool_grad
+from opgrad.ops.resize import resize_grad
 from opgrad.ops.scatter import gather_elements, gather_elements_grad, gather_nd, gather_nd_grad, slice_grad
 from opgrad.ops.several import (
     concat_training,
@@ -81,6 +82,7 @@ __all__ = [
     "clip_grad_norm",
     "concat_training",
     "conv_grad",
+    "conv_transpose_grad",
     "div_grad",
     "dropout",
     "dropout_grad",
@@ -116,6 +118,7 @@ __all__ = [
     "reduce_sum_training",
     "relu",
     "relu_grad",
+    "resize_grad",
     "scale",
     "set_num_threads",
     "sgd_optimizer",

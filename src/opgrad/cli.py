@@ -11,6 +11,7 @@ from opgrad.bench.command import bench
 from opgrad.check import check
 from opgrad.commands.artifacts import artifacts
 from opgrad.commands.errors import explains_errors
+from opgrad.commands.lower import lower
 from opgrad.commands.train import train
 from opgrad.compile import compile_kernels
 from opgrad.terminal import console
@@ -47,8 +48,8 @@ def inspect(
     """Show what an artifact set contains, or what training would make of a model, and who runs every operator.
 
     onnxruntime: the stock package alone; opgrad: with opgrad's operators; only by lowering: after `opgrad lower`.
-    Exit status 1 if nobody runs some operator. Of a model it tells what is trainable, which losses fit, and every
-    node that has no gradient.
+    Exit status 1 if onnxruntime with opgrad does not run it as it is; then it says what to do. Of a model it tells what
+    is trainable, which losses fit, and every node that has no gradient.
 
     Example: opgrad inspect model.onnx
     """
@@ -63,32 +64,7 @@ def inspect(
         raise typer.Exit(1)
 
 
-@app.command()
-@explains_errors(extra="onnx")
-def lower(
-    model: Annotated[
-        Path | None, typer.Argument(metavar="MODEL", help="An .onnx file.", exists=True, dir_okay=False)
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
-    show_list: Annotated[
-        bool, typer.Option("--list", help="Print which operators can be lowered, and why the others cannot.")
-    ] = False,
-) -> None:
-    """Turn a model's training operators into functions of plain ONNX operators, for places without opgrad.
-
-    What the originals wrote into their inputs becomes an additional output, named after the input with .next.
-
-    Example: opgrad lower examples/digits/training_model.onnx -o plain.onnx
-    """
-    from opgrad.onnxruntime import LOWERED, NOT_LOWERED, saving
-
-    if show_list:
-        typer.echo("\n".join([*sorted(LOWERED), "", *(f"{name}: {why}" for name, why in sorted(NOT_LOWERED.items()))]))
-        return
-    if model is None or output is None:
-        raise typer.BadParameter("expected MODEL and --output, or --list")
-    for line in saving.lower_file(model, output):
-        typer.echo(line)
+app.command()(explains_errors(extra="onnx")(lower))
 
 
 @app.command()

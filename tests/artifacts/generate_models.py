@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import image_models
 import numpy as np
 import onnx
 import onnxruntime.training.api as api
@@ -320,6 +321,7 @@ SETS = {
     "tied_weights": TiedWeights,
     "several_inputs": SeveralInputs,
     "sequence_first": SequenceFirst,
+    **image_models.SETS,
 }
 
 if __name__ == "__main__":

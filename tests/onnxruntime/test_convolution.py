@@ -1,4 +1,4 @@
-"""The gradient of convolution in stock onnxruntime: what a node asks for, and beside onnxruntime's own convolution."""
+"""The gradients of convolution in stock onnxruntime: what a node asks for, and beside onnxruntime's own convolution."""
 
 import itertools
 
@@ -47,22 +47,34 @@ def test_one_session_for_many_shapes():
             assert got.tobytes() == exact.tobytes()
 
 
+DIRECT = [
+    ((2, 4, 9), (6, 2, 3), {"strides": [2], "pads": [2, 1], "dilations": [2], "group": 2}),
+    ((2, 3, 8, 9), (4, 3, 3, 4), {"strides": [2, 3], "auto_pad": "SAME_UPPER"}),
+    ((2, 3, 8, 9), (4, 3, 3, 4), {"strides": [2, 3], "auto_pad": "SAME_LOWER"}),
+    ((1, 4, 7, 7), (4, 1, 3, 3), {"auto_pad": "VALID", "group": 4}),
+    ((1, 2, 4, 5, 6), (3, 2, 2, 3, 2), {"pads": [1, 0, 1, 0, 1, 1], "strides": [1, 2, 1]}),
+]
+TRANSPOSED = [
+    ((2, 4, 9), (4, 3, 3), {"strides": [2], "pads": [2, 1], "dilations": [2], "group": 2, "output_padding": [1]}),
+    ((2, 3, 8, 9), (3, 4, 3, 4), {"strides": [2, 3], "auto_pad": "SAME_UPPER"}),
+    ((2, 3, 8, 9), (3, 4, 3, 2), {"strides": [2, 3], "auto_pad": "SAME_LOWER"}),
+    ((1, 4, 7, 7), (4, 1, 3, 3), {"auto_pad": "VALID", "group": 4, "strides": [4, 1]}),
+    ((1, 2, 4, 5), (2, 3, 3, 3), {"strides": [2, 2], "output_shape": [8, 12]}),
+    ((1, 2, 3, 5), (2, 3, 2, 2), {"strides": [2, 2], "output_shape": [5, 9], "auto_pad": "SAME_UPPER"}),
+    ((1, 2, 4, 5, 6), (2, 2, 2, 3, 2), {"pads": [1, 0, 1, 0, 1, 1], "strides": [1, 2, 1]}),
+]
+
+
 @pytest.mark.parametrize(
-    ("shape", "window", "attributes"),
-    [
-        ((2, 4, 9), (6, 2, 3), {"strides": [2], "pads": [2, 1], "dilations": [2], "group": 2}),
-        ((2, 3, 8, 9), (4, 3, 3, 4), {"strides": [2, 3], "auto_pad": "SAME_UPPER"}),
-        ((2, 3, 8, 9), (4, 3, 3, 4), {"strides": [2, 3], "auto_pad": "SAME_LOWER"}),
-        ((1, 4, 7, 7), (4, 1, 3, 3), {"auto_pad": "VALID", "group": 4}),
-        ((1, 2, 4, 5, 6), (3, 2, 2, 3, 2), {"pads": [1, 0, 1, 0, 1, 1], "strides": [1, 2, 1]}),
-    ],
+    ("op", "shape", "window", "attributes"),
+    [*(("Conv", *each) for each in DIRECT), *(("ConvTranspose", *each) for each in TRANSPOSED)],
 )
-def test_derivative_of_onnxruntimes_own_convolution(shape, window, attributes):
+def test_derivative_of_onnxruntimes_own_convolution(op, shape, window, attributes):
     rng = np.random.default_rng(0)
     x, dx, w, dw = (rng.normal(size=each).astype(F) for each in (shape, shape, window, window))
 
     def conv(x, w):
-        node = helper.make_node("Conv", ["x", "w"], ["y"], **attributes)
+        node = helper.make_node(op, ["x", "w"], ["y"], **attributes)
         infos = [helper.make_tensor_value_info(name, 1, None) for name in "xwy"]
         graph = helper.make_graph([node], "forward", infos[:2], infos[2:])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -70,7 +82,7 @@ def test_derivative_of_onnxruntimes_own_convolution(shape, window, attributes):
 
     dy = rng.normal(size=conv(x, w).shape).astype(F)
     outputs = [(name, "float32") for name in ("dx", "dw", "db")]
-    found = run(one_node("ConvGrad", INPUTS, outputs, **attributes), {"dy": dy, "x": x, "w": w})
+    found = run(one_node(f"{op}Grad", INPUTS, outputs, **attributes), {"dy": dy, "x": x, "w": w})
     np.testing.assert_allclose((found[0] * dx).sum(), (dy * conv(dx, w)).sum(), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose((found[1] * dw).sum(), (dy * conv(x, dw)).sum(), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found[2], dy.sum((0, *range(2, dy.ndim))), rtol=1e-4, atol=1e-4)

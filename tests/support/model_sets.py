@@ -55,4 +55,6 @@ SETS = (
     ModelSet("tied_weights", ("output",), classes=False),
     ModelSet("several_inputs", ("score",), classes=False),
     ModelSet("sequence_first", ("scores",), (("steps", 1),)),
+    ModelSet("resizing_unet", ("scores",), classes=False),
+    ModelSet("transposed_convolution", ("output",), classes=False),
 )

@@ -82,12 +82,46 @@ def test_operators_that_must_be_lowered_first(tmp_path: Path) -> None:
     plain = tmp_path / "plain.onnx"
     result = CliRunner().invoke(app, ["lower", str(folder / "training_model.onnx"), "-o", str(plain)])
     assert result.exit_code == 0
-    assert "MaxPoolGrad" in result.output
+    cells = [line.split()[1::2] for line in result.output.splitlines() if "Grad" in line]
+    assert ["MaxPoolGrad", "1", "1"] in cells, result.output
     assert "outputs added: " in result.output
+    assert max(map(len, result.output.splitlines())) <= 160
     assert "not lowered" not in result.output
     assert {each.runner for each in inspect(plain).operators} == {NATIVE}
     assert inspect(plain).runs
     assert list(tmp_path.iterdir()) == [plain]
+
+
+def test_what_does_not_run_as_it_is_exits_with_1_and_says_what_to_do(tmp_path: Path) -> None:
+    model, text = tmp_path / "model.onnx", "g (float[2, 3] x) => (float[2, 3] y) {{ {} }}"
+    header = HEADER.replace("]", ', "my.domain": 1]')
+    bodies = {
+        "FakeQuant: it rounds in a way": "y = com.microsoft.FakeQuant(x)",
+        "NoSuch: it is an operator of my.domain that neither": "y = my.domain.NoSuch(x)",
+        "Relu: onnxruntime has it not for these types": "t = Cast<to=7>(x)  u = Relu(t)  y = Cast<to=1>(u)",
+        f"first: opgrad lower {model} --operator ReluGrad -o model_lowered.onnx": (
+            "t = Cast<to=7>(x)  u = com.microsoft.ReluGrad(t, t)  y = Cast<to=1>(u)"
+        ),
+    }
+    for message, body in bodies.items():
+        onnx.save(onnx.parser.parse_model(f"{header} {text.format(body)}"), model)
+        found = inspect(model)
+        assert not found.runs
+        assert message in str(found.problem), found.problem
+        assert run(model)[0] == 1
+    options = ("--operator", "ReluGrad", "-o", str(tmp_path / "plain.onnx"))
+    assert CliRunner().invoke(app, ["lower", str(model), *options]).exit_code == 0
+    assert inspect(tmp_path / "plain.onnx").runs
+
+
+def test_an_eval_model_that_does_not_run_is_told_of(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLES / "digits", tmp_path / "set")
+    assert inspect(tmp_path / "set").runs
+    model = onnx.load(tmp_path / "set" / "eval_model.onnx")
+    model.graph.node[0].op_type, model.graph.node[0].domain = "NoSuch", "com.microsoft"
+    onnx.save(model, tmp_path / "set" / "eval_model.onnx")
+    problem = str(inspect(tmp_path / "set").problem)
+    assert "nobody runs NoSuch: it is an operator of com.microsoft that neither" in problem
 
 
 def test_lower_lists_what_it_can_and_refuses_what_it_cannot(tmp_path: Path) -> None:

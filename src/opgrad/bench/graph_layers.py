@@ -8,6 +8,7 @@ from typing import Any
 from opgrad.bench.graph_tensors import Call, Setups, Tensors
 
 ALL = [True, True, True]  # gradients that are wanted
+CORNERS = "align_corners"
 
 # --- activations, dropout, attention ---------------------------------------------------------------------------------
 
@@ -177,6 +178,16 @@ def _conv_grad(t: Tensors) -> Call | None:
     return partial(t.aten.convolution_backward, *given, ALL)
 
 
+def _conv_transpose_grad(t: Tensors) -> Call | None:
+    axes = t["x"].ndim - 2
+    told = t["needs"] is None and not t["output_shape"]
+    if not told or (windows := _windows(t, axes)) is None:
+        return None
+    more = list(t["output_padding"]) or [0] * axes
+    given = (t["dy"], t["x"], t["w"], [t["dy"].shape[1]], *windows, True, more, t["group"])
+    return partial(t.aten.convolution_backward, *given, ALL)
+
+
 def _as_images(tensor: Any) -> Any:
     """Two axes behind the channels; a single one as an image of one row."""
     return tensor.unsqueeze(2) if tensor.ndim == 3 else tensor
@@ -209,6 +220,18 @@ def _average_pool_grad(t: Tensors) -> Call | None:
     return partial(t.aten.avg_pool2d_backward.grad_input, *given, grad_input=dx)
 
 
+def _resize_grad(t: Tensors) -> Call | None:
+    """torch has images, whose last two axes it resizes; no smoothing, and coordinates of two kinds."""
+    name = {"linear": "upsample_bilinear2d_backward", "cubic": "upsample_bicubic2d_backward"}.get(t["mode"])
+    dy, dx, kind = t["dy"], t.results["dx"], t["coordinate_transformation_mode"]
+    own = t["axes"] or t["antialias"] or t["exclude_outside"] or t["cubic_coeff_a"] != -0.75
+    if name is None or own or dx.ndim != 4 or dx.shape[:2] != dy.shape[:2] or kind not in ("half_pixel", CORNERS):
+        return None
+    scales = list(t["scales"])[2:] or [None, None]
+    backward = getattr(t.aten, name).grad_input
+    return partial(backward, dy, list(dy.shape[2:]), list(dx.shape), kind == CORNERS, *scales, grad_input=dx)
+
+
 LAYERS: Setups = {
     "gelu": _gelu("none"),
     "gelu_grad": _gelu_grad("none"),
@@ -231,6 +254,8 @@ LAYERS: Setups = {
     "batch_norm_internal": _batch_norm,
     "batch_normalization_grad": _batch_norm_grad,
     "conv_grad": _conv_grad,
+    "conv_transpose_grad": _conv_transpose_grad,
     "max_pool_grad": _max_pool_grad,
     "average_pool_grad": _average_pool_grad,
+    "resize_grad": _resize_grad,
 }

@@ -83,6 +83,14 @@ def integers(what: str, value: Any) -> Shape:
     return tuple(integer(what, each) for each in found)
 
 
+def numbers(what: str, value: Any) -> tuple[float, ...]:
+    """A tuple of numbers, from a tuple, a list or an array."""
+    found = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(found, tuple | list):
+        raise TypeError(f"{what} is {shown(value)}, expected a tuple of numbers")
+    return tuple(number(what, each) for each in found)
+
+
 def flag(what: str, value: Any) -> bool:
     """A bool, Python's or NumPy's."""
     if not isinstance(value, bool | np.bool_):
@@ -123,6 +131,7 @@ _BY_TYPE: dict[Any, Check] = {
     int: _checking(integer),
     float: _checking(number),
     tuple[int, ...]: _checking(integers),
+    tuple[float, ...]: _checking(numbers),
     int | None: _unless_none(integer),
     float | None: _unless_none(number),
     tuple[int, ...] | None: _unless_none(integers),

@@ -98,9 +98,39 @@ def average_pool_axes(attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
 
 def convolution_axes(shapes: Mapping[str, tuple[int, ...]], attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
     """The axes of x with the windows of conv_grad; ValueError for attributes that cannot be."""
+    return _filter_axes("conv_grad", shapes, attributes)
+
+
+def _filter_axes(
+    operator: str, shapes: Mapping[str, tuple[int, ...]], attributes: Mapping[str, Any]
+) -> tuple[Axis, ...]:
+    """The axes of x with windows of the size of filters w."""
     kernel_shape = shapes["w"][2:]
     given = attributes["kernel_shape"] or kernel_shape
     if given != kernel_shape:
-        raise ValueError(f"conv_grad: kernel_shape is {given}, expected {kernel_shape}, as w has")
+        raise ValueError(f"{operator}: kernel_shape is {given}, expected {kernel_shape}, as w has")
     names = ("strides", "dilations", "pads", "auto_pad")
-    return axes("conv_grad", shapes["x"][2:], kernel_shape, *(attributes[name] for name in names))
+    return axes(operator, shapes["x"][2:], kernel_shape, *(attributes[name] for name in names))
+
+
+def transposed_axes(shapes: Mapping[str, tuple[int, ...]], attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
+    """The axes of y with the windows of conv_transpose_grad, one for each element of x; ValueError as above."""
+    operator, rank = "conv_transpose_grad", len(shapes["x"]) - 2
+    along = _filter_axes(operator, shapes, attributes)
+    more = _list(operator, "output_padding", attributes["output_padding"] or (0,) * rank, rank, least=0)
+    given, auto_pad = attributes["output_shape"], attributes["auto_pad"]
+    given = given[2:] if len(given) == rank + 2 else given  # it may have the batch and the channels before the axes
+    wanted = _list(operator, "output_shape", given, rank, least=0) if given else (None,) * rank
+    each = zip(along, more, wanted, strict=True)
+    return tuple(_transposed(axis, extra, size, auto_pad) for axis, extra, size in each)
+
+
+def _transposed(x: Axis, more: int, wanted: int | None, auto_pad: str) -> Axis:
+    """The axis of y whose windows are the elements of one of x, of the size `wanted` if that is given."""
+    whole = (x.size - 1) * x.stride + (x.kernel - 1) * x.dilation + 1 + more
+    if wanted is None and not auto_pad.startswith("SAME"):
+        return replace(x, size=max(whole - x.begin - x.end, 0), count=x.size)
+    size = min(whole, x.size * x.stride) if wanted is None else wanted
+    both = max(whole - size, 0)
+    begin = both // 2 if auto_pad == "SAME_UPPER" else both - both // 2
+    return replace(x, size=size, count=x.size, begin=begin, end=both - begin)

@@ -3,7 +3,6 @@
 A plane of x has `depth` x `height` x `width` elements, of which the first ones may be 1.
 """
 
-import itertools
 import math
 from typing import Final, NamedTuple
 
@@ -21,7 +20,8 @@ from opgrad.cpu.gather import checking
 from opgrad.cpu.loops.fill import write_zeros
 from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.map import mapped, write_same
+from opgrad.cpu.loops.map import write_same
+from opgrad.cpu.loops.weighted import Along, add_rows, add_times, along
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
@@ -107,15 +107,6 @@ def max_pool_grad(problem: Problem) -> Program:
 # --- average pooling -----------------------------------------------------------------------------------------------
 
 
-_write_sum = mapped(lambda sums, x, factor: sums + x * factor)
-
-
-@inline
-def add_times(sums, x, n: int, factor) -> None:
-    """sums[0:n] += x * factor"""
-    _write_sum(sums, 0, n, 0, (sums, x), (factor,))
-
-
 @inline
 def sum_some_windows(line, row, sums, from_k: int, to_k: int) -> None:
     """line[i] = the sum of the sums of the windows whose elements from_k to to_k i is, along one axis."""
@@ -142,20 +133,6 @@ def sum_windows(line, row, sums, chunk) -> None:
         add_times(line, chunk, row.size, 1.0)
 
 
-class Along(NamedTuple):
-    """Windows along an axis: elements, windows; which windows an element is in, as `starts` into `windows`; the shares.
-
-    Shares are 1 / elements of each window. `new` tells whether an element's windows differ from those of the last one.
-    """
-
-    size: int
-    count: int
-    starts: int
-    windows: int
-    new: int
-    shares: int
-
-
 class Row(NamedTuple):
     """Windows along a row: elements, windows, their form, where the first begins; the shares, and if they are equal."""
 
@@ -171,36 +148,24 @@ class Row(NamedTuple):
 
 @kernel
 def share_out(
-    rows: Units, depth: Along, height: Along, width: Row, dy: Pointer, dx: Pointer,
+    rows: Units, depth: Along, height: Along, new_rows, width: Row, dy: Pointer, dx: Pointer,
     sums: Private, line: Private, chunk: Private,
 ):  # fmt: skip
-    """Rows of dx: first the rows of dy are added whose windows it is in, then the windows along the row."""
+    """Rows of dx: first the rows of dy are added whose windows it is in, then the windows along the row.
+
+    new_rows: the table that tells whether a row's windows differ from those of the row before.
+    """
     for row in rows:
         plane, d, h = row // (depth.size * height.size), row // height.size % depth.size, row % height.size
-        if row == rows.start or load_word(height.new, h):
-            add_rows(sums, dy, plane, d, h, depth, height, width, chunk)
+        if row == rows.start or load_word(new_rows, h):
+            share = load_f64(width.shares, 0)
+            add_rows(sums, dy, plane, d, h, depth, height, width.count, 0, width.count, share, chunk)
             if not width.same:
                 for o in range(width.count):
                     relative = load_f64(width.shares, o) / load_f64(width.shares, 0)
                     v.store_one(sums, o, v.load_one(sums, o) * v.number(dx, relative))
             sum_windows(line, width, sums, chunk)
         write_same(dx + row * width.size, 0, width.size, 0, (line,), ())
-
-
-@inline
-def add_rows(sums, dy, plane: int, d: int, h: int, depth, height, width, chunk) -> None:
-    """sums = the rows of dy whose windows element (d, h) of a plane is in, times their shares."""
-    n, end_h = width.count, load_word(height.starts, h + 1)
-    write_zeros(sums, 0, n, 0)
-    for a in range(load_word(depth.starts, d), load_word(depth.starts, d + 1)):
-        od = load_word(depth.windows, a)
-        for b in range(load_word(height.starts, h), end_h, CHUNK):
-            write_zeros(chunk, 0, n, 0)
-            for c in range(b, min(b + CHUNK, end_h)):
-                oh = load_word(height.windows, c)
-                share = load_f64(depth.shares, od) * load_f64(height.shares, oh) * load_f64(width.shares, 0)
-                add_times(chunk, dy + ((plane * depth.count + od) * height.count + oh) * n, n, v.number(sums, share))
-            add_times(sums, chunk, n, 1.0)
 
 
 def _shares(axis: Axis, count_padding: bool) -> Array:
@@ -212,24 +177,25 @@ def _shares(axis: Axis, count_padding: bool) -> Array:
     return 1.0 / np.maximum(elements, 1).astype(np.float64)
 
 
-def _windows(axis: Axis) -> tuple[Array, Array, Array]:
-    """Which windows each element is in: `starts`, `windows`, and whether they differ from the element before."""
+def _windows(axis: Axis) -> tuple[Array, Array]:
+    """Elements of the axis, and windows that they are in."""
     window, k = np.divmod(np.arange(axis.count * axis.kernel), axis.kernel)
     element = window * axis.stride - axis.begin + k * axis.dilation
     inside = (element >= 0) & (element < axis.size)
-    element, window = element[inside], window[inside]
-    order = np.lexsort((window, element))
-    starts = np.searchsorted(element[order], np.arange(axis.size + 1))
-    lists = [window[order][a:b].tobytes() for a, b in itertools.pairwise(starts)]
-    new = [i == 0 or lists[i] != lists[i - 1] for i in range(axis.size)]
-    return starts, window[order], np.array(new, np.int64)
+    return element[inside], window[inside]
 
 
 def _along(axis: Axis, padding: bool, tables: list[Array]) -> Along:
     """What kernels are told of an axis; its tables are added to the others."""
-    found = [np.ascontiguousarray(table) for table in (*_windows(axis), _shares(axis, padding))]
-    tables += found
-    return Along(axis.size, axis.count, *(table.ctypes.data for table in found))
+    element, window = _windows(axis)
+    return along(axis.size, axis.count, (element, window, _shares(axis, padding)[window]), tables)
+
+
+def _new_rows(axis: Axis) -> Array:
+    """Whether the windows of each element differ from those of the element before."""
+    element, window = _windows(axis)
+    lists = [window[element == i].tobytes() for i in range(axis.size)]
+    return np.array([i == 0 or lists[i] != lists[i - 1] for i in range(axis.size)], np.int64)
 
 
 def average_pool_grad(problem: Problem) -> Program:
@@ -242,9 +208,11 @@ def average_pool_grad(problem: Problem) -> Program:
     longest = max(wide.count, wide.size)
     same = bool((shares == shares[:1]).all())
     width = Row(wide.size, wide.count, wide.kernel, wide.stride, wide.dilation, wide.begin, shares.ctypes.data, same)
+    new_rows = _new_rows(high)
     arguments = {name: workspace.private(longest) for name in ("sums", "line", "chunk")}
     arguments |= {"depth": _along(deep, padding, tables), "height": _along(high, padding, tables), "width": width}
+    arguments["new_rows"] = new_rows.ctypes.data
     arguments |= {"dy": problem["dy"], "dx": problem["dx"]}
     rows = math.prod(shape[:-1])
     step = shared_out(share_out, rows, problem.bytes / rows, arguments)
-    return Program([step], workspace, tables=[*tables, shares])
+    return Program([step], workspace, tables=[*tables, shares, new_rows])

@@ -25,6 +25,7 @@ OF_THIRD = ("GatherGrad", "GatherNDGrad", "OneHot")  # … and of input 2
 # normalization onnxruntime-training 1.19.2 demands all results.
 OPTIONAL_RESULTS = {
     "ConvGrad": 0,
+    "ConvTransposeGrad": 0,
     "DivGrad": 0,
     "BroadcastGradientArgs": 0,
 }

@@ -10,8 +10,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import AttributeProto, helper
+from onnx import AttributeProto, helper, numpy_helper
+from onnx.external_data_helper import uses_external_data
 
 from opgrad.onnxruntime.batch_norm import one_output
 from opgrad.onnxruntime.bodies import FORMS, Call, Form, NoForm
@@ -98,6 +100,7 @@ class _Lowering:
     model: onnx.ModelProto
     names: frozenset[str]
     types: dict[str, onnx.TypeProto] = field(default_factory=dict)
+    tensors: dict[str, onnx.TensorProto] = field(default_factory=dict)  # of constants
     functions: dict[tuple[str, bytes], str] = field(default_factory=dict)
     feedback: dict[str, str] = field(default_factory=dict)
 
@@ -109,7 +112,7 @@ class _Lowering:
         self._graph(model.graph, model.graph)
         for function in list(model.functions):
             if any(_concerns(node, self.names) for node in all_nodes(function.node)):
-                self.types = {}  # names inside a function are its own
+                self.types, self.tensors = {}, {}  # names inside a function are its own
                 self._nodes_of(function.node, None)
                 function.opset_import.append(helper.make_opsetid(DOMAIN, 1))
         model.ir_version = max(model.ir_version, 8)  # the first with functions
@@ -132,10 +135,16 @@ class _Lowering:
             self.types[value.name] = value.type
         for tensor in graph.initializer:
             self.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+            self.tensors[tensor.name] = tensor
+        for value in graph.input:  # a default of an input is no constant
+            self.tensors.pop(value.name, None)
         self._nodes_of(graph.node, main)
 
     def _nodes_of(self, nodes: Any, main: onnx.GraphProto | None) -> None:
         producers = {name: node for node in nodes for name in node.output if name}
+        for node in nodes:
+            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+                self.tensors[node.output[0]] = node.attribute[0].t
         for node in nodes:
             for graph in subgraphs(node):
                 self._graph(graph, None)
@@ -204,6 +213,7 @@ class _Lowering:
             input_types=[self._element_type(name) for name in node.input],
             output_types=[self._element_type(name) for name in node.output],
             forward=body.input() if forward else None,
+            values=lambda index: self._constant(node.input[index]),
         )
         written = form.write(call)
         results = [written] if isinstance(written, Value) else list(written)
@@ -240,6 +250,10 @@ class _Lowering:
         if tensor is None or not tensor.HasField("shape"):
             return None
         return [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
+
+    def _constant(self, name: str) -> np.ndarray | None:
+        tensor = self.tensors.get(name)
+        return None if tensor is None or uses_external_data(tensor) else numpy_helper.to_array(tensor)
 
     def _element_type(self, name: str) -> int | None:
         return self.types[name].tensor_type.elem_type or None if name in self.types else None

@@ -1,6 +1,8 @@
 """Lower the model of a file into another file, and say what became of it."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -11,15 +13,29 @@ from opgrad.onnxruntime.runners import NATIVE, operators
 from opgrad.writing import replace_file
 
 
-def lower_file(source: Path, target: Path) -> list[str]:
+@dataclass(frozen=True)
+class Lowered:
+    """What became of a model.
+
+    nodes, functions: how many nodes of each operator were lowered, and how many functions they call.
+    outputs: those that were added. left: operators that stock onnxruntime lacks still.
+    """
+
+    nodes: dict[str, int]
+    functions: dict[str, int]
+    outputs: list[str]
+    left: list[str]
+
+
+def lower_file(source: Path, target: Path, only: Collection[str] | None = None) -> Lowered:
     """Write the lowered model; a crash on the way leaves an older file as it was.
 
     source: an ONNX model. target: the file to write; in the folder of the source if that keeps data in other files.
-    Returns lines that tell which operators were lowered, which outputs were added, and what stock onnxruntime still
-    cannot run. Raises what `lower` raises, ValueError for a target in the wrong folder, FileNotFoundError for one in
-    a folder that is not there.
+    only: the operators to lower, as for `lower`.
+    Returns what became of the model. Raises what `lower` raises, ValueError for a target in the wrong folder,
+    FileNotFoundError for one in a folder that is not there.
     """
-    after = lower(source)  # first: it says what is wrong with a file that is no model
+    after = lower(source, operators=only)  # first: it says what is wrong with a file that is no model
     before = onnx.load(source, load_external_data=False)
     tensors = (*after.graph.initializer, *after.graph.sparse_initializer)
     outside = any(uses_external_data(each) for each in tensors if isinstance(each, onnx.TensorProto))
@@ -28,15 +44,22 @@ def lower_file(source: Path, target: Path) -> list[str]:
     if not target.parent.is_dir():
         raise FileNotFoundError(f"lower: there is no folder {target.parent} to write {target.name} into")
     replace_file(target, after.SerializeToString())
-    return list(_lines(before, after, target))
+    return _compared(before, after)
 
 
-def _lines(before: onnx.ModelProto, after: onnx.ModelProto, target: Path) -> Iterator[str]:
-    old, new = ({(node.domain, node.op_type) for node in model.graph.node} for model in (before, after))
-    lowered = ", ".join(sorted(name for _, name in old - new)) or "nothing"
-    yield f"{target}: {len(after.functions) - len(before.functions)} functions in place of {lowered}"
-    outputs = {each.name for each in before.graph.output}
-    if added := [each.name for each in after.graph.output if each.name not in outputs]:
-        yield f"outputs added: {', '.join(added)}"
-    if rest := [each.name for each in operators(after) if each.runner != NATIVE]:
-        yield f"not lowered, and not in stock onnxruntime: {', '.join(rest)}"
+def _compared(before: onnx.ModelProto, after: onnx.ModelProto) -> Lowered:
+    old, new = (Counter((node.domain, node.op_type) for node in model.graph.node) for model in (before, after))
+    nodes = {name: count for (domain, name), count in sorted(old.items()) if (domain, name) not in new}
+    made = Counter(_operator(each.name, nodes) for each in after.functions[len(before.functions) :])
+    kept = {each.name for each in before.graph.output}
+    return Lowered(
+        nodes=nodes,
+        functions={name: made[name] for name in nodes},
+        outputs=[each.name for each in after.graph.output if each.name not in kept],
+        left=[each.name for each in operators(after) if each.runner != NATIVE],
+    )
+
+
+def _operator(function: str, names: Collection[str]) -> str:
+    """Which operator a function stands for: it has its name, and a number behind it from the second on."""
+    return max((name for name in names if function == name or function.startswith(f"{name}_")), key=len, default="")

@@ -1,29 +1,34 @@
-"""The gradient of convolution."""
+"""The gradients of convolution and of transposed convolution."""
 
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 
 from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, choosing, operator
-from opgrad.contract.windows import MOST_AXES, Axis, axes, convolution_axes
+from opgrad.contract.windows import MOST_AXES, Axis, axes, convolution_axes, transposed_axes
 
 RANKS = range(3, 3 + MOST_AXES)
-NAME = "conv_grad"
+
+
+def _checked(operator: str, shapes: Shapes, attributes: Attributes, channels: str, multiple: str) -> None:
+    """Checks the ranks of x and w, and that groups divide the channels of x and the filters."""
+    x, w, group = shapes["x"], shapes["w"], attributes["group"]
+    if len(w) != len(x):
+        raise ValueError(f"{operator}: w has {len(w)} dimensions, expected {len(x)}, as x has")
+    if group < 1 or x[1] % group or w[0] % group:
+        expected = f"a divisor of {channels}, {x[1]}{multiple}"
+        raise ValueError(f"{operator}: group is {group}, expected {expected}")
 
 
 def _weights(shapes: Shapes, attributes: Attributes) -> Shape:
     """Checks w against x: a filter for each of M channels of dy, C / group channels each."""
-    x, w, group = shapes["x"], shapes["w"], attributes["group"]
-    if len(w) != len(x):
-        raise ValueError(f"{NAME}: w has {len(w)} dimensions, expected {len(x)}, as x has")
-    if group < 1 or x[1] % group or w[0] % group:
-        expected = f"a divisor of the channels of x, {x[1]}, and the filters of w, {w[0]}"
-        raise ValueError(f"{NAME}: group is {group}, expected {expected}")
-    return (w[0], x[1] // group, *w[2:])
+    x, w = shapes["x"], shapes["w"]
+    _checked("conv_grad", shapes, attributes, "the channels of x", f", and the filters of w, {w[0]}")
+    return (w[0], x[1] // attributes["group"], *w[2:])
 
 
 def _output(shapes: Shapes, attributes: Attributes) -> Shape:
@@ -31,52 +36,102 @@ def _output(shapes: Shapes, attributes: Attributes) -> Shape:
     return (shapes["x"][0], shapes["w"][0], *(axis.count for axis in convolution_axes(shapes, attributes)))
 
 
+def _transposed_weights(shapes: Shapes, attributes: Attributes) -> Shape:
+    """Checks w against x: filters for each of C channels of x, one for each of the M / group channels of dy."""
+    w = (shapes["x"][1], *shapes["w"][1:])
+    _checked("conv_transpose_grad", {**shapes, "w": w}, attributes, "the channels of x", "")
+    return w
+
+
+def _transposed_output(shapes: Shapes, attributes: Attributes) -> Shape:
+    w = _transposed_weights(shapes, attributes)
+    axes = transposed_axes(shapes, attributes)
+    return (shapes["x"][0], w[1] * attributes["group"], *(axis.size for axis in axes))
+
+
 Alone = functools.partial(Tensor, role="alone")
-Output = Annotated[Array, Alone(FLOATS, _output, "what the attributes make of x and w", ranks=RANKS)]
+EXPECTED = "what the attributes make of x and w"
+Output = Annotated[Array, Alone(FLOATS, _output, EXPECTED, ranks=RANKS)]
+TransposedOutput = Annotated[Array, Alone(FLOATS, _transposed_output, EXPECTED, ranks=RANKS)]
 Input = Annotated[Array, Alone(FLOATS, ranks=RANKS, dtype_of="dy")]
 Weights = Annotated[
     Array, Alone(FLOATS, _weights, "filters for the channels of x in each group", ranks=RANKS, dtype_of="dy")
 ]
+TransposedWeights = Annotated[
+    Array, Alone(FLOATS, _transposed_weights, "filters for each channel of x", ranks=RANKS, dtype_of="dy")
+]
+DX = Alone(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="dy")
+DW = Alone(FLOATS, lambda shapes, _: shapes["w"], "the shape of w", dtype_of="dy")
+ATTRIBUTES = {"strides": (), "pads": (), "dilations": (), "group": 1, "auto_pad": "NOTSET", "kernel_shape": ()}
+
+
+def _elements(w: Array, along: Sequence[Axis]) -> Iterator[tuple[Any, Any]]:
+    """Each element of a window: where it stands in w, and where those of all windows stand in what is padded."""
+    for k in itertools.product(*map(range, w.shape[2:])):
+        starts = [(i * axis.dilation, axis.stride, axis.count) for i, axis in zip(k, along, strict=True)]
+        yield (..., *k), (..., *(slice(start, start + stride * count, stride) for start, stride, count in starts))
+
+
+def _grouped(array: Array, group: int) -> Array:
+    return array.reshape(len(array), group, array.shape[1] // group, *array.shape[2:])
+
+
+def _padded(array: Array, along: Sequence[Axis]) -> tuple[Array, Any]:
+    """An array with room for all windows, and where the array stands in it."""
+    reach = [(axis.count - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1 for axis in along]
+    ends = [max(axis.end, size - axis.begin - axis.size) for axis, size in zip(along, reach, strict=True)]
+    pads = [(0, 0), (0, 0), *((axis.begin, end) for axis, end in zip(along, ends, strict=True))]
+    return np.pad(array, pads), (..., *(slice(axis.begin, axis.begin + axis.size) for axis in along))
 
 
 def _gradients(dy: Array, x: Array, w: Array, along: Sequence[Axis], group: int) -> tuple[Array, Array]:
     """dx and dw: for each element of a window, one sum over the channels and one over the windows."""
-    batch, counts, sizes = len(x), [axis.count for axis in along], [axis.begin + axis.size + axis.end for axis in along]
-    gradient = dy.reshape(batch, group, len(w) // group, *counts)
+    wide, inside = _padded(x, along)
+    gradient, padded = _grouped(dy, group), _grouped(wide, group)
     filters = w.reshape(group, len(w) // group, *w.shape[1:])
-    padded = np.pad(x, [(0, 0), (0, 0), *((axis.begin, axis.end) for axis in along)])
-    padded = padded.reshape(batch, group, w.shape[1], *sizes)
+    dpadded, dfilters = np.zeros_like(padded), np.zeros_like(filters)
+    for at, here in _elements(w, along):
+        dpadded[here] += np.einsum("gmc,ngm...->ngc...", filters[at], gradient)
+        dfilters[at] = _products(gradient, padded[here])
+    return dpadded.reshape(wide.shape)[inside], dfilters.reshape(w.shape)
+
+
+def _transposed_gradients(dy: Array, x: Array, w: Array, along: Sequence[Axis], group: int) -> tuple[Array, Array]:
+    """The same for windows that x has numbers for, on what is dy."""
+    inputs, padded = _grouped(x, group), _grouped(_padded(dy, along)[0], group)
+    filters = w.reshape(group, len(w) // group, *w.shape[1:])
+    dx, dfilters = np.zeros_like(inputs), np.zeros_like(filters)
+    for at, here in _elements(w, along):
+        dx += np.einsum("gcm,ngm...->ngc...", filters[at], padded[here])
+        dfilters[at] = _products(inputs, padded[here])
+    return dx.reshape(x.shape), dfilters.reshape(w.shape)
+
+
+def _products(a: Array, b: Array) -> Array:
+    """The sum over images and windows of each channel of a times each of b."""
 
     def flat(array: Array) -> Array:
-        return array.reshape(*array.shape[:3], math.prod(counts))
+        return array.reshape(*array.shape[:3], math.prod(array.shape[3:]))
 
-    dpadded, dfilters = np.zeros_like(padded), np.zeros_like(filters)
-    for k in itertools.product(*map(range, w.shape[2:])):
-        starts = [(i * axis.dilation, axis.stride, axis.count) for i, axis in zip(k, along, strict=True)]
-        here: Any = (..., *(slice(start, start + stride * count, stride) for start, stride, count in starts))
-        at: Any = (..., *k)
-        dpadded[here] += np.einsum("gmc,ngm...->ngc...", filters[at], gradient)
-        dfilters[at] = np.einsum("ngmo,ngco->gmc", flat(gradient), flat(padded[here]))
-    inside: Any = (..., *(slice(axis.begin, axis.begin + axis.size) for axis in along))
-    return dpadded.reshape(batch, x.shape[1], *sizes)[inside], dfilters.reshape(w.shape)
+    return np.asarray(np.einsum("ngmo,ngco->gmc", flat(a), flat(b)))
+
+
+def _chosen(dy: Array, dx: Array, dw: Array, needs: tuple[str, ...] | None) -> Any:
+    """dx, dw and db, or those that are needed."""
+    results = {"dx": dx, "dw": dw, "db": dy.sum((0, *range(2, dy.ndim)))}
+    found = tuple(results[name] for name in needs or results)
+    return found if len(found) > 1 else found[0]
 
 
 @operator(
     "dx[i] = sum of w[k] * dy[o], dw[k] = sum of x[i] * dy[o] where window o has i as element k, db = sum of dy",
     support=IN_GRAPHS,
     results={
-        "dx": Alone(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="dy"),
-        "dw": Alone(FLOATS, lambda shapes, _: shapes["w"], "the shape of w", dtype_of="dy"),
+        "dx": DX,
+        "dw": DW,
         "db": Alone(FLOATS, lambda shapes, _: shapes["w"][:1], "one number for each filter of w", dtype_of="dy"),
     },
-    onnx=(
-        OnnxName(
-            "ConvGrad",
-            ("dy", "x", "w"),
-            ("dx?", "dw?", "db?"),
-            {"strides": (), "pads": (), "dilations": (), "group": 1, "auto_pad": "NOTSET", "kernel_shape": ()},
-        ),
-    ),
+    onnx=(OnnxName("ConvGrad", ("dy", "x", "w"), ("dx?", "dw?", "db?"), ATTRIBUTES),),
     general=choosing(),
 )
 def conv_grad(
@@ -113,7 +168,69 @@ def conv_grad(
     Formula: dx[n, c, i] = sum of w[m, c, k] * dy[n, m, o], dw[m, c, k] = sum of x[n, c, i] * dy[n, m, o] over all
     windows o that have i as element k, db[m] = sum of dy[n, m, o]. Source: com.microsoft ConvGrad.
     """
-    dx, dw = _gradients(dy, x, w, axes(NAME, x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad), group)
-    results = {"dx": dx, "dw": dw, "db": dy.sum((0, *range(2, dy.ndim)))}
-    found = tuple(results[name] for name in needs or results)
-    return found if len(found) > 1 else found[0]
+    dx, dw = _gradients(
+        dy, x, w, axes("conv_grad", x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad), group
+    )
+    return _chosen(dy, dx, dw, needs)
+
+
+@operator(
+    "dx[i] = sum of w[k] * dy[o], dw[k] = sum of x[i] * dy[o] where o is element k of window i, db = sum of dy",
+    support=IN_GRAPHS,
+    results={
+        "dx": DX,
+        "dw": DW,
+        "db": Alone(FLOATS, lambda shapes, _: shapes["dy"][1:2], "one number for each channel of dy", dtype_of="dy"),
+    },
+    onnx=(
+        OnnxName(
+            "ConvTransposeGrad",
+            ("dy", "x", "w"),
+            ("dx?", "dw?", "db?"),
+            {**ATTRIBUTES, "output_padding": (), "output_shape": ()},
+        ),
+    ),
+    general=choosing(),
+)
+def conv_transpose_grad(
+    dy: TransposedOutput,
+    x: Input,
+    w: TransposedWeights,
+    strides: tuple[int, ...] = (),
+    pads: tuple[int, ...] = (),
+    dilations: tuple[int, ...] = (),
+    group: int = 1,
+    auto_pad: str = "NOTSET",
+    kernel_shape: tuple[int, ...] = (),
+    output_padding: tuple[int, ...] = (),
+    output_shape: tuple[int, ...] = (),
+    *,
+    needs: tuple[str, ...] | None = None,
+    out: Any = None,
+) -> Any:
+    """Gradients of transposed convolution with respect to its input, its filters and its bias.
+
+    dy: gradient with respect to ConvTranspose's output, N x M x one to three axes, of the sizes that the attributes
+        make of x and w; float32, float64, float16 or bfloat16.
+    x: ConvTranspose's input, N x C x as many axes; of the dtype of dy.
+    w: ConvTranspose's filters, C x M / group x the shape of a window; of the dtype of dy.
+    strides, pads, dilations, group, auto_pad, kernel_shape, output_padding, output_shape: as given to ConvTranspose:
+        one number for each axis, two for pads (all beginnings, then all ends); empty: strides and dilations of 1, no
+        pads, the windows of w, no more than they reach. pads count with auto_pad NOTSET and no output_shape alone,
+        which may have N and M before the axes, too.
+    needs: the names of the results that are wanted, such as ("dw", "db"); the others are not computed. None: all.
+    out: where to write; a tuple if there are several results; must not overlap dy, x or w.
+
+    Returns (dx, dw, db), or those in needs, of the shapes (x.shape, w.shape, (M,)) and the dtype of dy. Sums are
+    formed in float32 (float64 for float64). Zeros around x and dy are multiplied like all else, so a number in dy or w
+    that is not finite may show in more of its channel's sums than it stands in.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape or attribute.
+
+    Formula: window i has its element k at o = i * stride - pad + k * dilation; dx[n, c, i] = sum of w[c, m, k] *
+    dy[n, m, o] over all k and m of the group, dw[c, m, k] = sum of x[n, c, i] * dy[n, m, o] over all windows i and n,
+    db[m] = sum of dy[n, m, o]. Source: com.microsoft ConvTransposeGrad.
+    """
+    given = {"strides": strides, "pads": pads, "dilations": dilations, "auto_pad": auto_pad}
+    given |= {"kernel_shape": kernel_shape, "output_padding": output_padding, "output_shape": output_shape}
+    dx, dw = _transposed_gradients(dy, x, w, transposed_axes({"x": x.shape, "w": w.shape}, given), group)
+    return _chosen(dy, dx, dw, needs)

@@ -12,7 +12,10 @@ from onnx import helper
 from onnx.external_data_helper import uses_external_data
 from onnx.helper import get_attribute_value
 
+from opgrad.onnxruntime import NOT_LOWERED
+from opgrad.onnxruntime.batch_norm import evaluating
 from opgrad.onnxruntime.loading import open_session
+from opgrad.onnxruntime.messages import MICROSOFT
 from opgrad.onnxruntime.reading import read_model
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, Operator, operators
 from opgrad.training.artifact_set import FILES, tensor_spec
@@ -53,8 +56,8 @@ class Inspection:
     files: bytes of each file by name.
     parameters: of the checkpoint, or the initializers of a single model, as training would take them.
     inputs, outputs: of the training graph, without parameters, gradients and `lazy_reset_grad`; or of a single model.
-    operators: of the same graph. problem: why onnxruntime with opgrad cannot load it; None if it can, or if some
-        of them must be lowered first.
+    operators: of the same graph. problem: why onnxruntime with opgrad cannot load it, or the eval model, and what to
+        do; None if it can.
     optimizer: nodes of the optimizer model with their attributes; optimizer_problem: why opgrad cannot run them.
     checkpoint: what it holds beside parameters.
     training: what training would make of a single model; None of a training graph.
@@ -74,7 +77,7 @@ class Inspection:
 
     @property
     def runs(self) -> bool:
-        """Whether somebody runs every operator."""
+        """Whether onnxruntime with opgrad runs it as it is."""
         return self.problem is None and self.optimizer_problem is None
 
     def as_json(self) -> dict[str, Any]:
@@ -137,6 +140,8 @@ def _inspect_folder(folder: Path) -> Inspection:
     if TRAINING in files:
         model = _load(folder / TRAINING)
         parts |= _ports(model, checkpoint.parameters if checkpoint else {}) | _run(folder / TRAINING, model)
+    if EVALUATION in files and not parts.get("problem"):
+        parts["problem"] = _not_evaluated(folder / EVALUATION)
     if OPTIMIZER in files:
         parts |= _optimizer(_load(folder / OPTIMIZER))
     return Inspection(str(folder), files, **parts)
@@ -159,17 +164,46 @@ def _load(path: Path) -> onnx.ModelProto:
 def _run(path: Path, model: onnx.ModelProto) -> dict[str, Any]:
     """Who runs the operators of a model, and whether it can be loaded as a whole."""
     found = operators(model)
-    if lost := [each.name for each in found if each.runner == NOBODY]:
-        return {"operators": found, "problem": f"nobody runs {', '.join(lost)}"}
-    if any(each.runner == LOWERING for each in found):
-        return {"operators": found, "problem": None}
-    stock = all(each.runner == NATIVE for each in found)
+    return {"operators": found, "problem": _not_run(path, found) or _not_loaded(path, model, found)}
+
+
+def _not_run(path: Path, found: Iterable[Operator]) -> str | None:
+    """Which operators opgrad's sessions lack, why, and what to do."""
+    reasons = [f"nobody runs {each.name}: {_why(each)}" for each in found if each.runner == NOBODY]
+    if lowered := [each.name for each in found if each.runner == LOWERING]:
+        options = " ".join(f"--operator {name}" for name in lowered)
+        command = f"opgrad lower {path} {options} -o {path.stem}_lowered.onnx"
+        reasons.append(f"{', '.join(lowered)} must be written with plain operators first: {command}")
+    return "; ".join(reasons) or None
+
+
+def _why(operator: Operator) -> str:
+    """Why nobody runs an operator."""
+    if operator.domain == MICROSOFT and operator.name in NOT_LOWERED:
+        return NOT_LOWERED[operator.name]
+    if operator.domain in ("", "ai.onnx"):
+        return "onnxruntime has it not for these types, attributes or this opset; export the model with others"
+    return f"it is an operator of {operator.domain} that neither onnxruntime nor opgrad has; export the model without"
+
+
+def _not_loaded(path: Path, model: onnx.ModelProto, found: Iterable[Operator]) -> str | None:
+    """What onnxruntime says of a model as a whole."""
+    runners = {each.runner for each in found}
     outside = any(uses_external_data(each) for each in model.graph.initializer)
+    given = path if outside else model.SerializeToString()
     try:
-        open_session(path if outside else model.SerializeToString(), session_options(1), f"inspect: {path}", stock)
+        open_session(given, session_options(1), f"inspect: {path}", runners == {NATIVE})
     except ValueError as error:
-        return {"operators": found, "problem": str(error)}
-    return {"operators": found, "problem": None}
+        return str(error)
+    return None
+
+
+def _not_evaluated(path: Path) -> str | None:
+    """Why the eval model cannot be run, as the training API would read it."""
+    model = _load(path)
+    evaluating(model)
+    problem: str | None = _run(path, model)["problem"]
+    return problem
 
 
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:

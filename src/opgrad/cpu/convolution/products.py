@@ -11,7 +11,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel, vector_bytes
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
-from opgrad.cpu.convolution.signals import Signals
+from opgrad.cpu.convolution.signals import Images, Signals
 from opgrad.cpu.loops.fold import sum_range
 
 MANY_REGISTERS: Final = vector_bytes() == 64 or platform.machine().lower() in ("aarch64", "arm64")  # 32, not 16
@@ -301,3 +301,12 @@ def sum_signals(rows: Units, length, add, signals: Signals, sums: Pointer):
     for row in rows:
         signal = signals.data + (row * signals.pitch + signals.pad)
         store_or_add_sum(sums, row, sum_range(signal, 0, length, BLOCK_VECTORS, ()), add)
+
+
+@kernel
+def sum_planes(channels_: Units, images: Images, channels, size, x: Pointer, sums: Pointer):
+    """sums[c] (+)= the sum of channel c of some images."""
+    for channel in channels_:
+        for image in range(images.first, images.first + images.count):
+            plane = x + (image * channels + channel) * size
+            store_or_add_sum(sums, channel, sum_range(plane, 0, size, BLOCK_VECTORS, ()), image)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from opgrad.gradients.node import Node
-from opgrad.gradients.registry import Gradients, NoGradient, gradient
+from opgrad.gradients.registry import Gradients, gradient
 from opgrad.gradients.shaping import sizes_of
 from opgrad.onnxruntime.bodies.build import Value
 
@@ -55,32 +55,7 @@ def conv(node: Node) -> Gradients:
 
 @gradient("ConvTranspose")
 def conv_transpose(node: Node) -> Gradients:
-    """dx = the convolution of dy with w; dw that of a convolution from y to x; db = sum(dy)."""
-    x, w, dy = node.x, node.required(1), node.dy
-    spatial = node.rank() - 2
-    names = ("kernel_shape", "strides", "dilations", "group")
+    """dx = the convolution of dy with w, dw = that of dy with x, db = sum(dy)."""
+    names = ("kernel_shape", "strides", "dilations", "group", "pads", "auto_pad", "output_padding", "output_shape")
     attributes = {name: node.get(name) for name in names if node.get(name) is not None}
-    attributes["pads"] = _transposed_pads(node, spatial)
-    dx = node.body.node("Conv", dy, w, **attributes)
-    dw = node.results("ConvGrad", 3, x, dy, w, **attributes)[1]
-    return [dx, dw, dy.sum([0, *range(2, 2 + spatial)], keepdims=False)]
-
-
-def _transposed_pads(node: Node, spatial: int) -> list[int]:
-    """The padding, which auto_pad and output_shape leave to the sizes."""
-    auto_pad = node.get("auto_pad", "NOTSET") or "NOTSET"
-    output = node.get("output_shape")
-    if auto_pad in ("NOTSET", "VALID") and not output:
-        return list(node.get("pads") or [0] * 2 * spatial) if auto_pad == "NOTSET" else [0] * 2 * spatial
-    sizes, kernel = _spatial(node.x), node.get("kernel_shape") or _spatial(node.required(1))
-    if sizes is None or not kernel:
-        raise NoGradient("its padding depends on the sizes of its input, which the graph does not tell")
-    strides, dilations = (node.get(name) or [1] * spatial for name in ("strides", "dilations"))
-    extra = node.get("output_padding") or [0] * spatial
-    whole = [
-        s * (n - 1) + e + (k - 1) * d + 1
-        for n, s, e, k, d in zip(sizes, strides, extra, kernel, dilations, strict=True)
-    ]
-    wanted = list(output)[-spatial:] if output else [n * s for n, s in zip(sizes, strides, strict=True)]
-    totals = [max(each - size, 0) for each, size in zip(whole, wanted, strict=True)]
-    return split_pads(totals, "SAME_UPPER" if auto_pad == "SAME_UPPER" else "SAME_LOWER")
+    return node.results("ConvTransposeGrad", 3, node.dy, node.x, node.required(1), **attributes)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from onnx import TensorProto
 
 from opgrad.onnxruntime.bodies.build import Body, Value
@@ -30,6 +31,7 @@ class Call:
     input_shapes, output_shapes: the sizes of each as far as the graph tells them; None where it tells nothing.
     input_types, output_types: the TensorProto.DataType of each, None where the graph tells nothing.
     forward: the inputs of the forward operator, for the few gradients that need them; see `Form.forward`.
+    values: gives the value of an input that is a constant of the graph, None of another.
     """
 
     body: Body
@@ -42,6 +44,7 @@ class Call:
     input_types: Sequence[int | None]
     output_types: Sequence[int | None]
     forward: Value | None = None
+    values: Callable[[int], np.ndarray | None] = lambda index: None
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute, or the operator's default; one of another kind than the default has no meaning."""
@@ -54,6 +57,10 @@ class Call:
     def input(self, index: int) -> Value | None:
         """An optional input."""
         return self.inputs[index] if index < len(self.inputs) else None
+
+    def constant(self, index: int) -> np.ndarray | None:
+        """The value of an input that is a constant of the graph; None if it is missing or is not."""
+        return self.values(index) if self.input(index) is not None else None
 
     def required(self, count: int) -> list[Value]:
         """The first inputs, none of which may be missing."""

@@ -18,7 +18,6 @@ NOT_LOWERED: Mapping[str, str] = {
     "GRUTraining": "it saves its gates in a layout of its own",
     "LSTMGrad": "it reads what LSTMTraining saved in a layout of its own",
     "LSTMTraining": "it saves its gates in a layout of its own",
-    "ResizeGrad": "its modes of rounding are those of no plain operator",
     "ATen": _TORCH,
     "PythonOp": _TORCH,
     "PythonOpGrad": _TORCH,

@@ -1,4 +1,4 @@
-"""Examples for the gradient of convolution."""
+"""Examples for the gradients of convolution and of transposed convolution."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.contract import Array
-from opgrad.contract.windows import axes
+from opgrad.contract.windows import axes, transposed_axes
 from opgrad.testing.examples import Example
 
 
@@ -54,3 +54,39 @@ def _convolution(
     given |= {"auto_pad": auto_pad, "kernel_shape": kernel_shape}
     windows = shape[0] * math.prod(axis.count for axis in along)
     return Example(arrays | given, terms=max(windows, filters // group * math.prod(window)))
+
+
+def conv_transpose_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    """Every attribute, along one to three axes; channels around the sizes of tiles."""
+    if large:
+        return [_transposed(rng, (32, 64, 14, 14), 32, (2, 2), strides=(2, 2))]
+    return [
+        _transposed(rng, (2, 5, 20), 3, (4,)),
+        _transposed(rng, (3, 4, 9), 2, (3,), strides=(2,), pads=(2, 1), dilations=(3,), output_padding=(1,)),
+        _transposed(rng, (2, 4, 7, 6), 1, (2, 2), strides=(2, 2)),
+        _transposed(rng, (2, 1, 7, 6), 5, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), output_padding=(1, 1)),
+        _transposed(rng, (2, 6, 5, 4), 3, (3, 2), group=3, strides=(1, 2), auto_pad="SAME_UPPER"),
+        _transposed(rng, (2, 3, 5, 4), 6, (3, 4), strides=(2, 3), auto_pad="SAME_LOWER"),
+        _transposed(rng, (2, 3, 4, 4), 2, (1, 2), strides=(3, 2), auto_pad="VALID"),
+        _transposed(rng, (2, 3, 4, 5), 2, (3, 3), strides=(2, 2), output_shape=(8, 12)),
+        _transposed(rng, (2, 3, 4, 5), 2, (3, 3), strides=(2, 2), output_shape=(2, 2, 11, 9), kernel_shape=(3, 3)),
+        _transposed(rng, (1, 3, 3, 4), 2, (2, 2), dilations=(3, 1), output_padding=(2, 0)),
+        _transposed(rng, (1, 3, 4, 5, 3), 2, (2, 3, 2), strides=(1, 2, 1), pads=(1, 1, 0, 0, 1, 1)),
+        _transposed(rng, (1, 4, 3, 2, 4), 2, (2, 1, 3), group=2, strides=(2, 3, 1), dilations=(2, 1, 2)),
+        _transposed(rng, (0, 3, 6), 2, (3,)),
+        _transposed(rng, (2, 0, 6), 2, (3,)),
+    ]
+
+
+def _transposed(
+    rng: np.random.Generator, shape: tuple[int, ...], channels: int, window: tuple[int, ...], **given: Any
+) -> Example:
+    """channels: of dy, of each group."""
+    w, group = (shape[1], channels, *window), given.get("group", 1)
+    names = ("strides", "pads", "dilations", "kernel_shape", "output_padding", "output_shape")
+    attributes: dict[str, Any] = {**dict.fromkeys(names, ()), "auto_pad": "NOTSET", **given}
+    sizes = [axis.size for axis in transposed_axes({"x": shape, "w": w}, attributes)]
+    arrays = {name: rng.normal(size=each) for name, each in (("x", shape), ("w", w))}
+    dy = rng.normal(size=(shape[0], group * channels, *sizes))
+    windows = shape[0] * math.prod(sizes)  # as many as db adds up
+    return Example({"dy": dy, **arrays, **attributes}, terms=max(windows, channels * math.prod(window)))

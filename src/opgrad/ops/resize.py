@@ -1,0 +1,106 @@
+"""The gradient of resizing."""
+
+import functools
+from typing import Annotated, Any
+
+import numpy as np
+
+from opgrad.contract import (
+    FLOATS,
+    IN_GRAPHS,
+    Array,
+    Attributes,
+    OnnxName,
+    Shape,
+    Shapes,
+    Tensor,
+    finite,
+    one_of,
+    operator,
+)
+from opgrad.contract.attributes import dimensions
+from opgrad.contract.resizing import COORDINATES, MODES, NEAREST_MODES, POLICIES, resized_axes
+
+NAME = "resize_grad"
+
+
+def _resized(shapes: Shapes, attributes: Attributes) -> Shape:
+    """Checks dy against x and the attributes, which tell its sizes only where scales are given."""
+    dy, x = shapes["dy"], shapes["x"]
+    if len(dy) != len(x):
+        raise ValueError(f"{NAME}: dy has {dimensions(len(dy))}, expected {len(x)}, as x has")
+    resized_axes(NAME, x, dy, attributes)
+    return dy
+
+
+Alone = functools.partial(Tensor, role="alone")
+Output = Annotated[Array, Alone(FLOATS, _resized, "what the attributes make of x", ranks=range(1, 65))]
+Input = Annotated[Array, Alone(FLOATS, ranks=range(1, 65), dtype_of="dy")]
+
+
+@operator(
+    "dx[i] = sum of (the weight of x[i] in y[o]) * dy[o]",
+    support=IN_GRAPHS,
+    results={"dx": Alone(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="dy")},
+    onnx=(
+        OnnxName(
+            "ResizeGrad",
+            ("dy", "x", "roi?", "scales?"),
+            ("dx",),
+            {
+                "mode": "nearest",
+                "coordinate_transformation_mode": "half_pixel",
+                "nearest_mode": "round_prefer_floor",
+                "cubic_coeff_a": -0.75,
+                "exclude_outside": 0,
+                "antialias": 0,
+                "axes": (),
+                "keep_aspect_ratio_policy": "stretch",
+            },
+            types={"dy": "T", "x": "T", "roi": ("float32",), "scales": ("float32",)},
+        ),
+    ),
+)
+def resize_grad(
+    dy: Output,
+    x: Input,
+    roi: tuple[float, ...] = (),
+    scales: tuple[float, ...] = (),
+    mode: Annotated[str, one_of(*MODES)] = "nearest",
+    coordinate_transformation_mode: Annotated[str, one_of(*COORDINATES)] = "half_pixel",
+    nearest_mode: Annotated[str, one_of(*NEAREST_MODES)] = "round_prefer_floor",
+    cubic_coeff_a: Annotated[float, finite] = -0.75,
+    exclude_outside: bool = False,
+    antialias: bool = False,
+    axes: tuple[int, ...] = (),
+    keep_aspect_ratio_policy: Annotated[str, one_of(*POLICIES)] = "stretch",
+    *,
+    out: Array | None = None,
+) -> Array:
+    """Gradient of resizing, in every form that ONNX's Resize has: nearest, linear and cubic, along any axes.
+
+    dy: gradient with respect to Resize's output, of as many axes as x; float32, float64, float16 or bfloat16.
+    x: Resize's input, of which only the shape counts; of the dtype of dy.
+    roi: the region that coordinate_transformation_mode tf_crop_and_resize takes, all beginnings, then all ends.
+    scales: as given to Resize, one for each axis; empty where it was given sizes: then they are those of dy to those
+        of x.
+    mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside, antialias, axes,
+    keep_aspect_ratio_policy: as given to Resize. A policy other than stretch needs the scales that came of it.
+    out: where to write; must not overlap dy or x.
+
+    Returns dx, of the shape of x and the dtype of dy. Sums are formed in float32 (float64 for float64). Coordinates
+    are those of onnxruntime, which has them in float32: the gradient is that of the neighbours that it took. What lies
+    outside of the region of tf_crop_and_resize came from no element of x. The original knew four axes and mode linear.
+    Raises TypeError for a wrong dtype, ValueError for shapes and attributes that do not go together.
+
+    Formula: dx[i] = sum of w[o, i] * dy[o] over all o, where y[o] = sum of w[o, i] * x[i]; along several axes the
+    weights are products. Source: com.microsoft ResizeGrad.
+    """
+    given: dict[str, Any] = {"roi": roi, "scales": scales, "axes": axes, "mode": mode, "nearest_mode": nearest_mode}
+    given |= {"coordinate_transformation_mode": coordinate_transformation_mode, "cubic_coeff_a": cubic_coeff_a}
+    given |= {"exclude_outside": exclude_outside, "antialias": antialias}
+    given |= {"keep_aspect_ratio_policy": keep_aspect_ratio_policy}
+    dx: Any = dy
+    for axis, resized in resized_axes(NAME, x.shape, dy.shape, given).items():
+        dx = np.moveaxis(np.tensordot(resized.matrix(), dx, (0, axis)), 0, axis)
+    return np.array(dx) if dx.shape == x.shape else np.zeros(x.shape, dy.dtype)

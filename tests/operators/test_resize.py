@@ -1,0 +1,132 @@
+"""The gradient of resizing: onnxruntime's own forward, whose derivative it is, other layouts, and errors."""
+
+import itertools
+
+import numpy as np
+import onnxruntime
+import pytest
+from graph_cases import call, check_close
+from onnx import TensorProto, helper
+
+import opgrad
+from opgrad.contract import graph_operators
+from opgrad.contract.resizing import COORDINATES, CROP, NEAREST_MODES
+from opgrad.testing.examples import expected
+
+OP = graph_operators()["resize_grad"]
+FORMS = [{"mode": "nearest", "nearest_mode": each} for each in NEAREST_MODES]
+FORMS += [
+    {"mode": mode, "antialias": antialias, "exclude_outside": outside}
+    for mode, antialias, outside in itertools.product(("linear", "cubic"), (False, True), (False, True))
+    if mode == "cubic" or not outside  # which onnxruntime takes with other modes only where they are antialiased
+]
+# x, y and whether scales are given, of which smaller sizes are no multiple. No middle of an odd number of elements
+# falls on that of another: there half_pixel_symmetric would round to either side.
+SIZES = [((4, 5), (8, 10), True), ((4, 5), (7, 4), False), ((5, 7), (2, 3), True), ((4, 5), (1, 5), False)]
+REGION = (0.0, 0.0, 0.2, -0.1, 1.0, 1.0, 0.9, 1.3)
+
+
+def forward(units, y, roi, scales, attributes):
+    """What onnxruntime makes of each of these images."""
+    constants = {"roi": (TensorProto.FLOAT, roi), "scales": (TensorProto.FLOAT, scales)}
+    constants |= {} if scales else {"sizes": (TensorProto.INT64, (1, 1, *y))}
+    opset = 11 if attributes["coordinate_transformation_mode"] == "tf_half_pixel_for_nn" else 19
+    node = helper.make_node("Resize", ["x", *constants], ["y"], **{k: _plain(v) for k, v in attributes.items()})
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy"]
+    tensors = [helper.make_tensor(name, kind, [len(values)], values) for name, (kind, values) in constants.items()]
+    graph = helper.make_graph([node], "resize", infos[:1], infos[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    return np.stack([session.run(None, {"x": unit})[0] for unit in units])
+
+
+def _plain(value):
+    return int(value) if isinstance(value, bool) else value
+
+
+@pytest.mark.parametrize("coordinates", COORDINATES)
+def test_derivative_of_onnxruntimes_own_resizing(coordinates, rng):
+    """It is linear, so that its results for unit vectors are all of its derivative."""
+    for form, (x, y, scaled) in itertools.product(FORMS, SIZES):
+        if coordinates == "tf_half_pixel_for_nn" and form.get("antialias"):
+            continue  # of other opsets
+        attributes = {**form, "coordinate_transformation_mode": coordinates}
+        attributes = {name: value for name, value in attributes.items() if value is not False}
+        scales = tuple(float(np.float32((b + 0.4 * (b < a)) / a)) for a, b in zip(x, y, strict=True))
+        scales, roi = (1.0, 1.0, *scales) if scaled else (), REGION if coordinates == CROP else ()
+        units = np.eye(x[0] * x[1], dtype=np.float32).reshape(-1, 1, 1, *x)
+        made = forward(units, y, roi, scales, attributes)
+        dy = rng.normal(size=made.shape[1:])
+        dx = OP.reference(dy, np.zeros((1, 1, *x)), roi=roi, scales=scales, **attributes)
+        exact = (made * dy).reshape(len(made), -1).sum(1).reshape(dx.shape)
+        # Weights of float32, of coordinates up to 10 and their third powers.
+        np.testing.assert_allclose(dx, exact, rtol=0, atol=1e-4, err_msg=str((attributes, x, y)))
+
+
+def test_reference_is_the_derivative_of_a_plain_interpolation(rng):
+    """Central differences of a forward in float64: each element of y a mean of two, or one, by their distance."""
+    x, count = rng.normal(size=9), 21
+
+    def interpolated(x):
+        at = np.clip((np.arange(count) + 0.5) * len(x) / count - 0.5, 0, len(x) - 1)
+        low = np.minimum(at.astype(int), len(x) - 2)
+        return x[low] * (1 - (at - low)) + x[low + 1] * (at - low)
+
+    dy, step = rng.normal(size=count), 1e-3
+    found = OP.reference(dy, x, mode="linear")
+    for i, unit in enumerate(np.eye(len(x)) * step):
+        difference = (dy @ interpolated(x + unit) - dy @ interpolated(x - unit)) / (2 * step)
+        assert abs(found[i] - difference) < 21 * 21 * 2**-24  # coordinates of float32
+
+
+def test_larger_shapes_of_any_axes(threads, rng):
+    """Rows that stay and are taken in pieces, planes of any number of axes, several passes."""
+    cases = [
+        ((3, 4, 7, 5000), (3, 8, 3, 5000), {"mode": "linear"}),
+        ((2, 3, 2, 3, 2, 3), (3, 4, 3, 5, 3, 4), {}),
+        ((5, 3, 4), (9, 3, 4), {}),
+        ((300,), (700,), {"mode": "cubic"}),
+        ((3, 1, 31, 29), (3, 1, 400, 3), {"mode": "linear", "antialias": True}),
+    ]
+    for x, y, attributes in cases:
+        given = {"dy": rng.normal(size=y).astype("float32"), "x": np.zeros(x, "float32"), **attributes}
+        opgrad.set_num_threads(2)
+        found = call(OP, given)
+        check_close(found, expected(OP, given), 64)
+        opgrad.set_num_threads(1)
+        assert call(OP, given)[0].tobytes() == found[0].tobytes()
+
+
+def test_only_elements_with_a_weight_count(rng):
+    """A number that is not finite reaches those that y was made of, and no others."""
+    dy = rng.normal(size=(1, 1, 8, 8)).astype("float32")
+    dy[0, 0, 3, 4] = np.nan
+    dx = opgrad.resize_grad(dy, np.zeros((1, 1, 4, 4), "float32"), mode="linear")
+    assert np.argwhere(np.isnan(dx[0, 0])).tolist() == [[1, 1], [1, 2], [2, 1], [2, 2]]
+
+
+BAD = [
+    ({"x": np.zeros((1, 2, 3))}, r"dy has 4 dimensions, expected 3, as x has"),
+    ({"scales": (2.0, 2.0)}, "scales has 2 numbers, expected 4"),
+    ({"scales": (1.0, 1.0, 0.0, 2.0)}, r"scales is \(1.0, 1.0, 0.0, 2.0\), expected finite ones above 0"),
+    ({"scales": (1.0, 1.0, 2.0, 3.0)}, r"dy has 10 elements along axis 3, expected 5 \* 3 elements"),
+    ({"scales": "2"}, "scales is '2', expected a tuple of numbers"),
+    ({"axes": (2, 2)}, r"axes is \(2, 2\), expected different ones from -4 to 3"),
+    ({"axes": (2,)}, "dy has 10 elements along axis 3, expected 5 elements, as axes leaves it out"),
+    ({"mode": "area"}, "mode is 'area', expected one of nearest, linear, cubic"),
+    ({"nearest_mode": "up"}, "nearest_mode is 'up', expected one of round_prefer_floor"),
+    ({"coordinate_transformation_mode": "x"}, "coordinate_transformation_mode is 'x', expected one of half_pixel"),
+    ({"coordinate_transformation_mode": CROP}, "roi is empty, expected the region that tf_crop_and_resize takes"),
+    ({"antialias": True}, "antialias is True, expected mode linear or cubic with it, not nearest"),
+    ({"keep_aspect_ratio_policy": "not_larger"}, "keep_aspect_ratio_policy is not_larger, expected scales with it"),
+    ({"cubic_coeff_a": np.nan}, "cubic_coeff_a is nan, expected a finite number"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD)
+def test_errors(change, message):
+    given = {"dy": np.zeros((1, 2, 8, 10)), "x": np.zeros((1, 2, 4, 5)), **change}
+    with pytest.raises((TypeError, ValueError), match=f"^resize_grad: {message}"):
+        opgrad.resize_grad(**given)
