@@ -13,7 +13,7 @@ ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 
 BEGIN = """
 import os, signal, sys, time
-from opgrad.cpu.runtime import compilers, execute, parallel
+from opgrad.cpu.runtime import compilers, execute, workers
 found = compilers.compilers()
 """
 
@@ -35,7 +35,7 @@ print(all(done))
 """
 
 ORPHANS = """
-found.add(compilers.missing([parallel.run, parallel.work]))
+found.add(compilers.missing([workers.run, workers.work]))
 print(*[process.pid for process in found._processes], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
