@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from accuracy import tolerance, ulp
+from accuracy import relative_tolerance, ulp
 from post_op_cases import ELTWISE, made, operand_of
 from primitive_attributes import AXES, some_where
 from primitive_cases import (
@@ -75,7 +75,7 @@ def check_gradient(name, dy, y, axis=-1, *, note="", **attributes):
         exact = operators()[name].reference(dy.astype("f8"), y.astype("f8"), axis, **plain)
         sizes = terms(name, dy.astype("f8"), y.astype("f8"), axis, plain)
     dtypes = {array.dtype.name for array in (dy, y, results[0])}
-    relative = tolerance("float64" if "float64" in dtypes else "float32", dy.size) * (
+    relative = relative_tolerance("float64" if "float64" in dtypes else "float32", dy.size) * (
         2 + len(plain.get("post_ops", ()))
     )
     for given, right, size in zip(results, exact if isinstance(exact, tuple) else (exact,), sizes, strict=False):

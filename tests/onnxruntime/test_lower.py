@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from accuracy import tolerance
+from accuracy import relative_tolerance
 from lowering_cases import ACTIVATIONS, GATHER, JOINS, SOFTMAX
 from lowering_cases_layers import LOSSES, NORMALIZATION, SUMS
 from lowering_cases_windows import CONVOLUTION, POOLING, RESIZING, TRANSPOSED
@@ -65,7 +65,7 @@ def assert_close(result, exact, dtype, terms, name):
     if exact.dtype.kind != "f":
         np.testing.assert_array_equal(result, exact, name)
     else:
-        allowed = tolerance(dtype, terms) * (1 + np.abs(exact[np.isfinite(exact)]).max(initial=0))
+        allowed = relative_tolerance(dtype, terms) * (1 + np.abs(exact[np.isfinite(exact)]).max(initial=0))
         np.testing.assert_allclose(result, exact, rtol=0, atol=allowed, err_msg=name)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from accuracy import tolerance
+from accuracy import relative_tolerance
 from lowering_models import feedback, graph_of, run, value_info
 from onnx import TensorProto, helper
 
@@ -33,7 +33,7 @@ def test_max_pool_grad_takes_the_shape_from_the_forward_node(dtype, rng):
     for n, c, i, j in np.ndindex(*y.shape):  # random numbers are all different, so each maximum names its place
         place = np.argwhere(x[n, c] == y[n, c, i, j])[0]
         exact[n, c, *place] += dy[n, c, i, j]
-    np.testing.assert_allclose(dx, exact, rtol=tolerance(dtype, 6))
+    np.testing.assert_allclose(dx, exact, rtol=relative_tolerance(dtype, 6))
 
 
 def test_max_pool_grad_takes_the_shape_from_the_graph(rng):

@@ -208,7 +208,7 @@ def test_dropout_s_own_values():
         with pytest.raises(TypeError, match=r"^Dropout: probability is .*, expected a number$"):
             Dropout(wrong)
     for name in ("seed", "offset"):
-        for wrong in (1.0, "1", None, [1], np.float32(1)):
+        for wrong in (1.0, "1", None, [1], np.float32(1), True):
             with pytest.raises(TypeError, match=f"^Dropout: {name} is .*, expected an int$"):
                 Dropout(0.5, **{name: wrong})
         for wrong in (2**64, -(2**63) - 1, 10**30):

@@ -7,19 +7,17 @@ import numpy as np
 from samples import bits, call, cast, elements, is_float, reference
 
 from opgrad.contract import DTYPES
+from opgrad.testing.accuracy import roundings
 
-ROUNDINGS = 16  # on the way to a result: two functions of 2 ulp each, and a handful of operations
 
+def relative_tolerance(dtype, terms, samples=0):
+    """The relative error allowed: eps * roundings(terms) + samples * eps64 / 2.
 
-def tolerance(dtype, terms, samples=0):
-    """The relative error allowed: eps * (ROUNDINGS + sqrt(terms) / 2) + samples * eps64 / 2.
-
-    eps is that of the arithmetic: float64's for float64, float32's for everything else. A sum of `terms`
-    different numbers, in many lanes, errs with the square root of its length. The losses and weights of
+    eps is that of the arithmetic: float64's for float64, float32's for everything else. The losses and weights of
     samples are added one by one in float64, and equal weights are rounded the same way each time.
     """
     eps = np.finfo(np.float64 if dtype == "float64" else np.float32).eps
-    return float(eps) * (ROUNDINGS + math.sqrt(terms) / 2) + samples * float(np.finfo(np.float64).eps) / 2
+    return float(eps) * roundings(terms) + samples * float(np.finfo(np.float64).eps) / 2
 
 
 def check(op, arguments, note="", **more):
@@ -59,7 +57,9 @@ def _allowed(op, name, arguments, exact, dtype):
     """
     dtypes = {value.dtype.name for value in arguments.values() if is_float(value)} | {dtype.name}
     arithmetic = "float64" if dtypes == {"float64"} else "float32"
-    relative = tolerance(arithmetic, _terms(op, arguments), arguments["labels"].size if "labels" in arguments else 0)
+    relative = relative_tolerance(
+        arithmetic, _terms(op, arguments), arguments["labels"].size if "labels" in arguments else 0
+    )
     lost = float(np.finfo(arithmetic).smallest_subnormal) * max(
         (_finite(arguments[each]).max(initial=0.0) for each in elements(op, arguments)), default=0.0
     )

@@ -10,7 +10,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from accuracy import tolerance
+from accuracy import relative_tolerance
 from guards import EDGE, SENTINEL
 from samples import cast
 
@@ -87,7 +87,7 @@ def probabilities(name, x, axis, arithmetic, where=None, logit_scale=1.0, inf_as
     counts = np.isfinite(z) if where is None else np.isfinite(z) & where
     largest = np.max(np.abs(np.where(counts, z, 0.0)), axis, keepdims=True, initial=0.0)
     terms = x.size // max(lse.size, 1)
-    relative = tolerance(arithmetic, terms)
+    relative = relative_tolerance(arithmetic, terms)
     shift = 2 * _eps(arithmetic) * largest if logit_scale != 1.0 else 0.0
     tiny = 2 * _tiny(arithmetic)
     exact = np.isneginf(z) if where is None else np.isneginf(z) | ~np.asarray(where)
@@ -293,7 +293,7 @@ def _back_through(name, g, y, axis, logit_scale, arithmetic):
     """dx from the gradient g of the (log-)probabilities y."""
     radius = np.fmax(g.high - g.value, g.value - g.low)
     terms = y.size // max(math.prod(_row_shape(y.shape, axis)), 1)
-    relative, tiny = tolerance(arithmetic, terms), _tiny(arithmetic)
+    relative, tiny = relative_tolerance(arithmetic, terms), _tiny(arithmetic)
     weights, factor = (y, y) if name == "softmax_grad" else (np.ones_like(y), np.exp(y))
 
     def total(values):

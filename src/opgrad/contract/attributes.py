@@ -56,8 +56,8 @@ def dimensions(rank: int) -> str:
     return f"{rank} dimension{'' if rank == 1 else 's'}"
 
 
-def integer(what: str, value: Any) -> int:
-    """A number that int64 holds; a bool is none."""
+def integer(what: str, value: Any, beyond: int = 2**63) -> int:
+    """A number that int64 holds, or from -2**63 up to another limit; a bool is none."""
     wrong = f"{what} is {shown(value)}, expected"
     if isinstance(value, bool):
         raise TypeError(f"{wrong} an int")
@@ -65,7 +65,7 @@ def integer(what: str, value: Any) -> int:
         found = arithmetic.index(value)
     except Exception:  # a foreign __index__ may raise anything
         raise TypeError(f"{wrong} an int") from None
-    if not -(2**63) <= found < 2**63:
+    if not -(2**63) <= found < beyond:
         raise ValueError(f"{wrong} a 64-bit integer")
     return found
 

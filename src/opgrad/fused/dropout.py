@@ -1,12 +1,11 @@
 """Dropout as an attribute of softmax."""
 
 import functools
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from opgrad.contract import number, shown
+from opgrad.contract import integer, number, shown
 
 
 @dataclass(eq=False)
@@ -47,12 +46,7 @@ def _mask(value: Any) -> bool:
 
 def _word(name: str, value: Any) -> int:
     """A 64-bit integer in the range of int64; the upper half of uint64 stands for the negative ones."""
-    try:
-        found = operator.index(value)
-    except Exception:  # a foreign __index__ may raise anything
-        raise TypeError(f"Dropout: {name} is {shown(value)}, expected an int") from None
-    if not -(2**63) <= found < 2**64:
-        raise ValueError(f"Dropout: {name} is {shown(found)}, expected a 64-bit integer")
+    found = integer(f"Dropout: {name}", value, beyond=2**64)
     return found - 2**64 if found >= 2**63 else found
 
 

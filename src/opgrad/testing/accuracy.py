@@ -43,9 +43,14 @@ def error_in_ulp(got: Array, expected: Array) -> float:
     return float(np.max(np.abs(got64[finite] - exact) / unit))
 
 
+def roundings(terms: int) -> float:
+    """How many ulp of its own precision arithmetic errs; a sum in many lanes, with the square root of its length."""
+    return COMPUTED + math.sqrt(terms) / 2
+
+
 def tolerance(dtype: str, terms: int) -> float:
-    """How many ulp a result may be off: by rounding, and by errors that grow as the root of the longest sum."""
-    arithmetic = COMPUTED + math.sqrt(terms) / 2
+    """How many ulp a result may be off: what the arithmetic errs, or one rounding to a coarser dtype and a bit."""
+    arithmetic = roundings(terms)
     if DTYPES[dtype].itemsize > 2:
         return arithmetic
     coarser = finfo(DTYPES[dtype]).nmant - finfo(np.float32).nmant
