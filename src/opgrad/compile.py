@@ -128,9 +128,9 @@ def _do(job: Job) -> None:
 
 def compile_calls() -> None:
     """Compile what runs the kernels: the functions for callers, those of the threads, those for onnxruntime."""
-    from opgrad.cpu.runtime import execute, parallel
+    from opgrad.cpu.runtime import execute, parallel, pool
 
-    modules: list[Any] = [execute, parallel]
+    modules: list[Any] = [execute, parallel, pool]
     if find_spec("onnxruntime"):
         from opgrad.onnxruntime import compute
 

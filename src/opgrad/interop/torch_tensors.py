@@ -3,6 +3,7 @@
 Kernels get addresses: the NumPy kernels on the CPU, the Triton kernels on CUDA.
 """
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -18,6 +19,7 @@ from opgrad.contract import DTYPES, FLOATS, Operator, Shape, Spec, plain
 from opgrad.contract.layout import contiguous
 from opgrad.contract.libraries import HOST, NUMBERS, Arrays
 from opgrad.cuda import ALIGNMENT
+from opgrad.interop import torch_storages
 from opgrad.interop.device import Runners, extent
 from opgrad.interop.host import HostPlan
 
@@ -261,6 +263,9 @@ class _HostMemory(_Memory):
 
     def key(self, array: torch.Tensor) -> Any:
         return array.shape, array.stride(), array.dtype, array.device
+
+    def maker(self, spec: Spec, like: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return torch_storages.maker(super().maker(spec, like), spec.dtype.itemsize * math.prod(spec.shape))
 
 
 def view_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
