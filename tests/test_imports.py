@@ -49,7 +49,7 @@ LAYERS = {
     "opgrad": ("", "arrays cpu/runtime/ fused/ memory ops/ planned post_ops"),
     "interop/": ("numpy", "arrays contract/ cpu/runtime/ cuda/ interop locks"),
     "interop/cupy": ("numpy cupy torch triton", "arrays contract/ cuda/ interop interop/"),
-    "interop/torch_storages": ("torch", "cpu/runtime/ memory"),
+    "interop/torch_storages": ("torch", "contract/ cpu/runtime/ memory"),
     "interop/torch_tensors": (
         "numpy ml_dtypes torch",
         "arrays contract/ cuda/ interop interop/ interop/torch_storages",

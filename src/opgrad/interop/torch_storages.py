@@ -10,17 +10,19 @@ A result gets a storage of its own size or a new one, because torch.save writes 
 """
 
 import ctypes
+import math
 import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from operator import call
 from typing import Any
 
 import torch
 
 from opgrad import memory
+from opgrad.contract import Shape
 from opgrad.cpu.runtime import pool
 
 POOLED_FROM = 1 << 20  # bytes from which a result comes from the pool: malloc itself keeps the memory of smaller ones
@@ -35,12 +37,12 @@ _has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
 _references: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None) if _has_lock else None
 
 
-def maker(plain: Callable[[], torch.Tensor], size: int) -> Callable[[], torch.Tensor]:
-    """What makes a result of so many bytes, on the CPU; plain: makes it in new memory."""
+def maker(shape: Shape, strides: Shape, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """What makes results on the CPU of this shape and dtype, with strides in elements that leave no gaps."""
+    plain = partial(torch.empty_strided, shape, strides, dtype=dtype, device="cpu")
+    size = dtype.itemsize * math.prod(shape)
     if size < POOLED_FROM or size > pool.bound() or _references is None:
         return plain
-    example = plain().to("meta")
-    shape, strides, dtype = tuple(example.shape), example.stride(), example.dtype
 
     def make() -> torch.Tensor:
         storage = _take(size)
