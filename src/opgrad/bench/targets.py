@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from opgrad.bench import peers
@@ -13,7 +13,7 @@ from opgrad.bench.form_case import FormCase
 from opgrad.bench.graph_case import GraphCase
 from opgrad.bench.measure import COPY, OURS, interleaved
 from opgrad.bench.peers import COMPILE
-from opgrad.bench.ways import GIVEN, Call
+from opgrad.bench.ways import GIVEN, Call, by_way
 
 TARGETS = ("cpu", "cuda")
 MANY_PASSES = ("scipy", "numpy")
@@ -103,15 +103,6 @@ def contestants(case: Case | GraphCase, names: Sequence[str]) -> tuple[dict[str,
             elif reason:
                 notes[way][name] = reason
     return calls, notes
-
-
-def by_way(times: Mapping[str, Any], notes: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:
-    """What a result file holds of each way: times by name, and what kept peers from it."""
-    found: dict[str, dict[str, Any]] = {way: {"times": {}, "notes": dict(each)} for way, each in notes.items()}
-    for key, taken in times.items():
-        way, _, name = key.partition(" ")
-        found[way]["times"][name] = taken
-    return found
 
 
 def _case(cell: Cell) -> Case | GraphCase:

@@ -14,8 +14,7 @@ from opgrad.bench.cuda.case import TensorCase
 from opgrad.bench.cuda.device import Device
 from opgrad.bench.cuda.measure import interleaved
 from opgrad.bench.measure import COPY, OURS
-from opgrad.bench.targets import by_way
-from opgrad.bench.ways import WAYS
+from opgrad.bench.ways import WAYS, by_way
 from opgrad.contract.signature import prepare
 
 ROTATED = 2  # times the L2 cache: one round through the copies of a cell's arrays moves more
