@@ -13,7 +13,7 @@ from opgrad.bench import peers, torch_peers
 from opgrad.bench.case import Case
 from opgrad.bench.cells import DTYPES, EXAMPLE, PLANS, Cell
 from opgrad.bench.form_case import FormCase
-from opgrad.bench.graph_case import GraphCase
+from opgrad.bench.graph_case import IN_PLACE, GraphCase
 from opgrad.bench.torch_calls import fastest
 from opgrad.bench.ways import GIVEN, LACKING, NEW, WAYS, NoSuchWay, only
 from opgrad.contract import graph_operators, operators
@@ -106,6 +106,8 @@ def test_operators_of_training_graphs_and_their_peers(monkeypatch, op):
 
 def check_peers(case, terms, way):
     """We and the peers compute the same, within the tolerance, as far as their results have our form."""
+    if case.op.family == IN_PLACE:
+        case._share()  # earlier calls have changed the arguments
     case.call()()
     ours = {name: array.copy() for name, array in case.results.items()}
     if way == NEW:
@@ -125,8 +127,10 @@ def check_peers(case, terms, way):
 
 def computed(case, returned, way):
     """What a peer's call returned in the form of a result, or else wrote into the case's arrays, by name."""
-    found = {name: array for name, array in case.results.items() if array.dtype != bool and not (array == 77).all()}
-    assert way == GIVEN or not found
+    found = {name: array for name, array in case.results.items() if not (array == 77).all()}  # truth values always
+    if way == NEW:
+        assert all(array.dtype == bool for array in found.values())
+        found = {}
     each = [array.numpy() if hasattr(array, "numpy") else np.asarray(array) for array in listed(returned)]
     like = dict(list(case.results.items())[: len(each)]) if len(each) == len(case.results) else case.results
     returned_too = {
@@ -149,7 +153,8 @@ def test_peers_compute_the_same(op, dtype, peer):
         assert set(written) | NUMBERS >= set(case.results)
         exact = reference(op, case.values)
         for name, array in written.items():
-            assert op.name in NOT_COMPARED or error_in_ulp(array, exact[name]) < PEER_TOLERANCE, (cell.name, way)
+            limit = PEER_TOLERANCE + cell.workload.indices  # so many addends at most
+            assert op.name in NOT_COMPARED or error_in_ulp(array, exact[name]) < limit, (cell.name, way)
 
 
 @pytest.mark.parametrize("way", WAYS)
