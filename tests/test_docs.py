@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from opgrad import report
+from opgrad.bench.cells import select
 from opgrad.contract import operators
 
 ROOT = Path(__file__).parents[1]
@@ -54,9 +55,13 @@ def test_tables_stand_where_readers_look(file, part):
 
 
 def test_the_readme_has_ten_headline_figures():
+    """As soon as they have been measured."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     table = text.partition("<!-- headlines:begin -->")[2].partition("<!-- headlines:end -->")[0]
-    assert sum(line.startswith("| `") for line in table.splitlines()) == len(report.TEN) == 10
+    rows = sum(line.startswith("| `") for line in table.splitlines())
+    assert rows == 10 if report.newest(ROOT, "cpu") else table.strip() == report.NO_RESULT
+    headlines = {(cell.op.name, cell.workload.label) for cell in select([], [], [], False) if cell.workload.headline}
+    assert len(set(report.TEN) & headlines) == len(report.TEN) == 10
 
 
 def test_every_operator_is_documented():

@@ -43,13 +43,18 @@ LAYERS = {
     "cuda/": ("triton", "contract/ fused/ random"),
     # arrays of NumPy, and of other libraries
     "interop": ("", "contract/ locks"),
-    "functions": ("numpy", "contract/ cpu/runtime/ locks"),
-    "arrays": ("numpy", "contract/ cpu/runtime/ functions interop locks"),
+    "memory": ("numpy", "contract/ cpu/runtime/ locks"),
+    "functions": ("numpy", "contract/ cpu/runtime/ locks memory"),
+    "arrays": ("numpy", "contract/ cpu/runtime/ functions interop locks memory"),
     "planned": ("numpy", "arrays contract/ cpu/runtime/ fused/ interop locks"),
-    "opgrad": ("", "arrays cpu/runtime/ fused/ ops/ planned post_ops"),
+    "opgrad": ("", "arrays cpu/runtime/ fused/ memory ops/ planned post_ops"),
     "interop/": ("numpy", "arrays contract/ cpu/runtime/ cuda/ interop locks"),
     "interop/cupy": ("numpy cupy torch triton", "arrays contract/ cuda/ interop interop/"),
-    "interop/torch_tensors": ("numpy ml_dtypes torch", "arrays contract/ cuda/ interop interop/"),
+    "interop/torch_storages": ("torch", "contract/ cpu/runtime/ memory"),
+    "interop/torch_tensors": (
+        "numpy ml_dtypes torch",
+        "arrays contract/ cuda/ interop interop/ interop/torch_storages",
+    ),
     "interop/jax": ("numpy jax torch cupy", "arrays contract/ interop locks"),
     # PyTorch: its operators with their gradients, calls that need them, functions with its words
     "torch/": ("torch", "contract/ fused/ interop interop/ interop/torch_tensors"),

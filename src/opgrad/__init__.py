@@ -4,6 +4,7 @@ from opgrad import arrays as arrays  # before the declarations, whose calls it a
 from opgrad import post_ops
 from opgrad.cpu.runtime.parallel import get_num_threads, set_num_threads
 from opgrad.fused.dropout import Dropout
+from opgrad.memory import empty_pool
 from opgrad.ops.accumulate import in_place_accumulator, scale
 from opgrad.ops.activation import (
     leaky_relu,
@@ -86,6 +87,7 @@ __all__ = [
     "div_grad",
     "dropout",
     "dropout_grad",
+    "empty_pool",
     "fast_gelu",
     "fast_gelu_grad",
     "gather",

@@ -6,13 +6,12 @@ call finds it, allocates the result and runs. Arrays of other libraries go to `o
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from opgrad import interop
+from opgrad import interop, memory
 from opgrad.contract import Array, Operator, Spec, answer_with
 from opgrad.contract.libraries import HOST, Arrays, is_masked
 from opgrad.contract.plain import is_plain, plain
@@ -23,28 +22,11 @@ from opgrad.locks import settling
 
 PLANS = 1024  # signatures kept for each operator; the oldest goes first
 CACHE_LINE = 64
-ALIGNED_FROM = 1 << 16  # bytes from which a result is worth aligning to a cache line
 
 
 def _packed(array: Array, order: tuple[int, ...]) -> Array:
     """A copy whose axes lie in memory in this order."""
     return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
-
-
-def _maker(spec: Spec, order: tuple[int, ...] | None) -> Callable[[], Array]:
-    """What makes a new array; a large one starts a cache line, so that its vectors can be written past the cache."""
-    shape = spec.shape if order is None else tuple(spec.shape[axis] for axis in order)
-    size = spec.dtype.itemsize * math.prod(shape)
-    if size < ALIGNED_FROM and order is None:
-        return functools.partial(np.empty, shape, spec.dtype)
-
-    def make() -> Array:
-        memory = np.empty(size + CACHE_LINE, np.uint8)
-        start = -memory.ctypes.data % CACHE_LINE
-        made = memory[start : start + size].view(spec.dtype).reshape(shape)
-        return made if order is None else made.transpose(np.argsort(order))
-
-    return make
 
 
 def dispatcher(op: Operator) -> Callable[..., Any]:
@@ -254,7 +236,7 @@ class Runner(Execution):
         self.finish = op.finish or one_or_tuple
         positions = dict(zip(op.parameters, range(len(args)), strict=False))
         self.sources = [(positions.get(name), name) for name in op.arrays]
-        self.makers = [_maker(spec, order) for spec, order in zip(found.results, found.orders, strict=True)]
+        self.makers = [memory.maker(spec, order) for spec, order in zip(found.results, found.orders, strict=True)]
         self.is_simple = not found.copies and op.finish is None
         self.entry: Any = None  # in opgrad.functions; False if calls of this signature are never native
 

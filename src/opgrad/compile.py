@@ -129,9 +129,9 @@ def _do(job: Job) -> None:
 
 def compile_calls() -> None:
     """Compile what runs the kernels: the functions for callers, those of the threads, those for onnxruntime."""
-    from opgrad.cpu.runtime import calls, execute, workers
+    from opgrad.cpu.runtime import calls, execute, pool, workers
 
-    modules: list[Any] = [calls, execute, workers]
+    modules: list[Any] = [calls, execute, pool, workers]
     if find_spec("onnxruntime"):
         from opgrad.onnxruntime import compute
 

@@ -21,6 +21,7 @@ from opgrad.contract.plain import is_plain
 from opgrad.cpu.runtime import calls, parallel
 from opgrad.cpu.runtime.execute import MAX_OPERANDS, known
 from opgrad.locks import settling
+from opgrad.memory import numpy_function
 
 UNLOCKED_FROM = 1 << 16  # bytes of traffic: giving the interpreter's lock up and taking it again costs some 50 ns
 MOST_VALUES = 16
@@ -132,10 +133,7 @@ def _c_functions() -> list[int]:
         "PyObject_Vectorcall", "Py_IncRef", "Py_DecRef", "PyEval_SaveThread", "PyEval_RestoreThread",
         "PyObject_RichCompareBool", "PyErr_Clear", "PyTuple_New", "PyTuple_SetItem",
     ]  # fmt: skip
-    capsule = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", python))
-    core: Any = np._core if hasattr(np, "_core") else np.core
-    table = ctypes.cast(capsule(core._multiarray_umath._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p))
-    new_array, array = table[94] or 0, table[2] or 0  # PyArray_NewFromDescr, PyArray_Type: their places never change
+    new_array, array = numpy_function(94), numpy_function(2)  # PyArray_NewFromDescr, PyArray_Type
     return [*(_address(getattr(python, name)) for name in names), new_array, array, parallel.run.address]
 
 

@@ -10,55 +10,29 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import typer
-from bench_results import made_up_result
-from graph_cases import arrays_of, check_close, each_operator
+from bench_cells import FORMS, tiny_cells, tiny_form
+from bench_results import made_up_result, summarized
 from rich.console import Console
 from typer.testing import CliRunner
 
-from opgrad.bench import measure, peers
+from opgrad.bench import measure
 from opgrad.bench.case import Case
-from opgrad.bench.cells import DTYPES, EXAMPLE, GRAPH, GROUPS, PLAIN, PLANS, WORKLOADS, Cell, Workload, select
+from opgrad.bench.cells import DTYPES, EXAMPLE, GRAPH, GROUPS, PLAIN, WORKLOADS, Cell, Workload, select
 from opgrad.bench.command import bench
 from opgrad.bench.copying import copier
 from opgrad.bench.figures import figures, geometric_mean, losses, read
 from opgrad.bench.form_case import FormCase
 from opgrad.bench.graph_case import GraphCase
+from opgrad.bench.memories import MEMORIES
 from opgrad.bench.run import Options, prepared, previous, run, store
-from opgrad.bench.tables import TITLES, duration, full_table, headline_table, show, summary
+from opgrad.bench.tables import NOBODY, TITLES, duration, full_table, headline_table, show, summary
 from opgrad.bench.targets import Cpu, target
+from opgrad.bench.ways import GIVEN, NEW, WAYS
 from opgrad.contract import DTYPES as NUMPY_DTYPES
-from opgrad.contract import FLOATS, operators
-from opgrad.testing.accuracy import error_in_ulp, last_place, reference
-from opgrad.testing.examples import examples, listed
+from opgrad.contract import FLOATS, graph_operators, operators
+from opgrad.testing.accuracy import error_in_ulp, last_place
 
-TINY = {
-    "elements": (Workload((37,)),),
-    "rows": (Workload((5, 30)), Workload((3, 6, 2, 2), {"axis": 1}), Workload((6, 5), {"axis": 0})),
-    "classes": (Workload((20, 10)), Workload((2, 5, 3, 4))),
-    "slices": (Workload((20, 8), indices=50), Workload((20, 8), indices=50, equal=True)),
-}
-# SiLU is QuickGelu with alpha 1, and these peers return what they compute instead of writing it into results.
-NOT_COMPARED = {"quick_gelu", "quick_gelu_grad", "gather_grad"}
-NOT_COMPARED |= {"softmax_cross_entropy_loss_only", "softmax_cross_entropy_loss_and_grad"}
-PEER_TOLERANCE = 8  # ulp
-DRAWN_ANEW = {"dropout"}  # by random numbers of the peer
-CANCELLING = {"layer_normalization_grad"}  # in rows of one number, where peers leave what rounding does
-PLAN_TIMES = ("opgrad", "copy", "call", "kernel")
-FORMS = {
-    cell.name: cell
-    for cell in select([], [], [], quick=False, groups=[group for group in GROUPS if group not in (PLAIN, GRAPH)])
-}
-
-
-def tiny_cells(op, dtype="float32"):
-    return [Cell(op, workload, dtype) for workload in TINY[op.kind]]
-
-
-def tiny_form(cell):
-    """The same form of few numbers, the last axis still the longest."""
-    return replace(
-        cell, workload=replace(cell.workload, shape=(6, 10) if len(cell.workload.shape) == 2 else (3, 2, 4, 5))
-    )
+PLAN_TIMES = ("opgrad", "call", "kernel")
 
 
 def test_every_operator_has_workloads(op):
@@ -66,14 +40,21 @@ def test_every_operator_has_workloads(op):
     assert any(workload.quick for workload in WORKLOADS[op.kind])
 
 
-def test_our_call_writes_the_results(op, dtype):
-    for cell in tiny_cells(op, dtype):
-        case = Case(cell)
-        for array in case.results.values():
-            assert array.ctypes.data % 64 == 0
-            array.fill(77)
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_arrays_lie_in_the_memory_asked_for(memory):
+    for cell in (
+        Cell(operators()["softmax_grad"], Workload((5, 30)), "bfloat16", memory),
+        tiny_form(replace(FORMS["softmax 4096x1000, where float32"], memory=memory)),
+        Cell(graph_operators()["gelu_grad"], EXAMPLE, "float32", memory),
+    ):
+        case = GraphCase(cell) if cell.workload.group == GRAPH else (FormCase if cell.workload.form else Case)(cell)
         case.call()()
         assert case.error() < 64
+        arrays = [array for array in [*case.values.values(), *case.results.values()] if array is not None]
+        starts = {array.ctypes.data % 64 for array in arrays if array.dtype.kind in "fV" and array.ndim}
+        assert memory != "view" or all(start % 64 for start in starts)
+        assert memory not in ("aligned", "torch") or starts == {0}
+    assert cell.name.endswith(memory + " memory") or memory == "numpy"
 
 
 def test_a_sample_of_large_results_is_compared(monkeypatch, op):
@@ -82,64 +63,6 @@ def test_a_sample_of_large_results_is_compared(monkeypatch, op):
         case = Case(cell)
         case.call()()
         assert case.error() < 64
-
-
-@pytest.mark.parametrize("name", [name for name in FORMS if "2048x32000" not in name])
-def test_forms_of_softmax_and_their_peers(monkeypatch, name):
-    monkeypatch.setattr("opgrad.bench.case.CHECKED", 16)
-    case = FormCase(tiny_form(FORMS[name]))
-    ours, rivals = case.call(), peers.calls(case, peers.installed())
-    integers = next(iter(case.results.values())).dtype.kind in "iu"
-    for call in (ours, *rivals.values()):
-        for array in case.results.values():
-            array.fill(77)
-        call()
-        written = not any((array.astype(np.float64) == 77).all() for array in case.results.values())
-        assert written or call is not ours
-        if written and ("dropout" not in name or call is ours):  # others draw other numbers
-            assert case.error() < (1 if integers else 64)
-    if case.cell.workload.group == PLANS:
-        assert set(rivals) == {"call", "kernel"}
-
-
-@each_operator
-def test_operators_of_training_graphs_and_their_peers(monkeypatch, op):
-    for place, example in enumerate(examples(op, "float32")):
-        monkeypatch.setattr("opgrad.bench.graph_case.examples", lambda *_, only=example, large: [only])
-        case = GraphCase(Cell(op, EXAMPLE, "float32"))
-        case.call()()
-        sizes = [array.size for array in arrays_of(case.values)]
-        if place == 0:
-            assert case.error() < 64
-            assert case.traffic() == sum(array.nbytes for array in arrays_of(case.values) + arrays_of(case.results))
-        # Peers may refuse what is empty, and round what cancels where a single number is normalized.
-        if min(sizes, default=0) and max(sizes) > 1:
-            check_peers(case, example.terms)
-
-
-def check_peers(case, terms):
-    """The peers compute what we do, within the tolerance, as far as their results have our form."""
-    ours = {name: array.copy() for name, array in case.results.items()}
-    rivals = peers.calls(case, peers.installed())
-    assert set(rivals) <= {"torch"}
-    for call in rivals.values():
-        for array in case.results.values():
-            array.fill(77)
-        for name, theirs in computed(case, call()).items():
-            cancels = case.op.name in CANCELLING and not ours[name].any()
-            if case.op.name not in DRAWN_ANEW and not cancels:
-                check_close([theirs], [ours[name]], terms)
-
-
-def computed(case, returned):
-    """What a peer's call returned in the form of a result, or else wrote into the case's arrays, by name."""
-    found = {name: array for name, array in case.results.items() if not (array == 77).all()}
-    each = [array.numpy() if hasattr(array, "numpy") else np.asarray(array) for array in listed(returned)]
-    if len(each) == len(case.results):
-        pairs = zip(case.results.items(), each, strict=True)
-        return found | {name: theirs for (name, like), theirs in pairs if theirs.shape == like.shape}
-    assert found
-    return found
 
 
 def test_wrong_forms_have_a_large_error():
@@ -158,29 +81,6 @@ def test_wrong_results_have_a_large_error():
     case.call()()
     case.results["y"][3] += 1
     assert case.error() > 1e6
-
-
-@pytest.mark.parametrize("peer", peers.installed())
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_peers_compute_the_same(op, dtype, peer):
-    for cell in tiny_cells(op, dtype):
-        case = Case(cell)
-        call = peers.calls(case, [peer]).get(peer)
-        if call is None:
-            continue
-        for array in case.results.values():
-            array.fill(77)
-        call()
-        written = {name: array for name, array in case.results.items() if not (array == 77).all()}
-        assert written or peer in ("numpy", "scipy") or op.name in NOT_COMPARED
-        exact = reference(op, case.values)
-        for name, array in written.items():
-            assert op.name in NOT_COMPARED or error_in_ulp(array, exact[name]) < PEER_TOLERANCE, cell.name
-
-
-def test_torch_computes_every_operator():
-    pytest.importorskip("torch")
-    assert set(peers.TORCH) == set(operators())
 
 
 def test_gather_reads_no_more_than_it_writes():
@@ -264,42 +164,44 @@ def test_unknown_names_are_refused(options, message):
         select(*options, quick=False)
 
 
-def test_unknown_peers_are_refused():
-    with pytest.raises(ValueError, match=r"^bench: peer is .jax., expected one installed of "):
-        peers.chosen(["jax"], peers.installed())
-
-
 def test_result_tables_and_losses():
     result = made_up_result([4.0, 0.25, 0.998, 1.0])
     cells = figures(result)
-    assert [cell.ratio for cell in cells] == [4.0, 0.25, pytest.approx(0.998), 1.0, None]
-    assert cells[0].gigabytes == pytest.approx(10)
-    assert [cell.share_of_copy for cell in cells] == pytest.approx([1, 1, 1, 1, 0.5])
-    assert geometric_mean(cells) == pytest.approx(0.998**0.25)
+    assert [cell.new.ratio for cell in cells] == [4.0, 0.25, pytest.approx(0.998), 1.0, None]
+    assert [(cell.ways[GIVEN].seconds, cell.ways[GIVEN].peer) for cell in cells] == [(2e-3, None)] * 5
+    assert cells[0].new.gigabytes == pytest.approx(10)
+    assert [cell.new.share_of_copy for cell in cells] == pytest.approx([1, 1, 1, 1, 0.5])
+    assert (geometric_mean(cells), geometric_mean(cells, GIVEN)) == (pytest.approx(0.998**0.25), None)
     assert [cell.workload for cell in losses(cells)] == ["1x7"]
-    assert "slower than the best peer in 1" in summary(cells)
-    assert full_table(result).count("\n| `softmax` |") == 5
+    assert losses(cells, GIVEN) == []
+    of_mean = "1.00 times as fast as the best peer with results in new memory (geometric mean), slower in 1"
+    assert summary(cells) == f"Over 5 cells, {of_mean}."
+    text = full_table(result)
+    assert text.count("\n| `softmax` |") == 5
+    assert f"| 1 ms | 10.0 | 100% | torch | 4 ms | 4.00 | 2 ms | {NOBODY} |  |  | 0.50 |" in text
+    assert "* left out: torch in 5 cells such as softmax 0x7 float32: has no such way" in text
     assert headline_table(result).count("\n| `softmax` |") == 1
-    assert "1 ms, 10 GB/s, **4.00x** torch" in headline_table(result)
+    assert "1 ms, 10 GB/s, **4.00x torch**; given no peer" in headline_table(result)
     assert summary(cells[-1:]) == "1 cells, no peer."
+    result["cells"][0]["ways"][GIVEN]["times"]["numpy"] = summarized(8e-3)
+    assert "; 4.00 times as fast as the best peer with results in memory that is given" in summary(figures(result))
 
 
 def test_forms_have_tables_of_their_own():
     result = made_up_result([4.0])
     before = full_table(result)
+    first = result["cells"][0]
     for group, workload, seconds in (("broadcast", "8x9, add 1x9", 3e-3), ("broadcast", "8x9, add 8x9", 2e-3)):
-        cell = result["cells"][0] | {"group": group, "workload": workload}
-        cell["times"] = cell["times"] | {"opgrad": {"median": seconds, "minimum": seconds, "samples": 1}}
+        new = first["ways"][NEW] | {"times": {"opgrad": summarized(seconds)}}
+        cell = first | {"group": group, "workload": workload, "ways": first["ways"] | {NEW: new}}
         result["cells"].append(cell)
-    times = {
-        name: {"median": t, "minimum": t, "samples": 1}
-        for name, t in zip(PLAN_TIMES, (3e-6, 1e-6, 5e-6, 2e-6), strict=True)
-    }
-    result["cells"].append(result["cells"][0] | {"group": "plans", "workload": "1x9", "times": times})
+    times = dict(zip(PLAN_TIMES, map(summarized, (3e-6, 5e-6, 2e-6)), strict=True))
+    ways = {GIVEN: {"times": times, "notes": {}}}
+    result["cells"].append(first | {"group": "plans", "workload": "1x9", "ways": ways})
     text = full_table(result)
-    assert text.startswith(before)
+    assert text.partition("\n\n*")[0] == before.partition("\n\n*")[0]
     assert "#### Softmax with an operand, by the axes that it has" in text
-    assert [line.rpartition(" | ")[2] for line in text.splitlines() if "add" in line] == ["1.50 |", "1.00 |"]
+    assert [line.rpartition(" | ")[2] for line in text.splitlines() if "| 8x9, add" in line] == ["1.50 |", "1.00 |"]
     assert "| `softmax` | 1x9 | float32 | 3 µs | 5 µs | 2 µs | 1 µs |" in text
     assert summary(figures(result)) == summary(figures(made_up_result([4.0])))
     assert headline_table(result) == headline_table(made_up_result([4.0]))
@@ -322,7 +224,9 @@ def test_the_command_writes_json_and_a_plot(tmp_path):
     assert "relu" in done.output
     result = read(result_file)
     assert [cell["operator"] for cell in result["cells"]] == ["relu", "softmax_grad"]
-    assert all(set(cell["times"]) == {"opgrad", "copy", "numpy"} for cell in result["cells"])
+    for cell in result["cells"]:
+        assert {way: set(cell["ways"][way]["times"]) for way in WAYS} == {NEW: {"opgrad", "numpy"}, GIVEN: {"opgrad"}}
+        assert (cell["memory"], cell["copy"]["median"] > 0) == ("numpy", True)
     assert result["options"]["shapes"] == "8x9"
     assert result["versions"]["numpy"] == np.__version__
     assert plot_file.read_bytes().startswith(b"\x89PNG")
@@ -376,7 +280,7 @@ def test_a_result_file_is_updated(tmp_path):
     new["left_out"] = [{"operator": "relu", "workload": "9", "dtype": "float32", "left_out": "too large"}]
     merged = store(path, new, old)
     assert merged == read(path)
-    assert [(cell.workload, cell.ratio) for cell in figures(merged)] == [("0x7", 2.0), ("1x7", 0.25), ("2x7", None)]
+    assert [(cell.workload, cell.new.ratio) for cell in figures(merged)] == [("0x7", 2.0), ("1x7", 0.25), ("2x7", None)]
     assert merged["left_out"] == new["left_out"]
     assert store(path, new, None) == read(path) == new
 
@@ -399,7 +303,7 @@ def test_the_module_writes_json_without_typer(tmp_path):
     command = [sys.executable, "-c", code, *options, "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "1/1 relu 8x9 float32\n")
-    assert set(read(path)["cells"][0]["times"]) == {"opgrad", "copy", "numpy"}
+    assert set(read(path)["cells"][0]["ways"]) == set(WAYS)
     done = subprocess.run([*command, "--device", "rocm"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "opgrad: bench: device is 'rocm', expected one of cpu, cuda\n")
 

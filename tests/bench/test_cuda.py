@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 from opgrad import machine, report
 from opgrad.bench.cells import Cell, Workload
 from opgrad.bench.figures import figures, read
+from opgrad.bench.peers import LONGEST_NOTE
 from opgrad.bench.run import run
 from opgrad.bench.tables import full_table, left_out, machine_line
+from opgrad.bench.ways import GIVEN, LACKING, NEW
 from opgrad.cli import app
 from opgrad.contract import DTYPES, operators
 from opgrad.testing.accuracy import error_in_ulp, reference
@@ -40,6 +42,8 @@ TINY = {
 }
 DEVICE = {"name": "A device", "multiprocessors": 2, "memory": 1 << 30, "l2": 1 << 20, "driver": "1.2", "cuda": "13.0"}
 TOLERANCE = 8  # ulp
+SIMILAR = {"quick_gelu", "quick_gelu_grad"}  # of which torch has the case alpha = 1
+RETURNING = {"softmax_cross_entropy_loss_only"}
 
 
 class HostClock:
@@ -177,16 +181,22 @@ def test_torch_compile_computes_every_operator(monkeypatch, op):
     """Traced as for a device, without what would then be compiled."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     for case in tiny(op):
-        found, notes = peers.calls(case.copies(2), ["torch.compile"], int)
+        found, notes = peers.calls(case.copies(2), ["torch.compile"], NEW, int)
         assert not notes
         assert [compared(case, call) < TOLERANCE for call in found["torch.compile"]] == [True, True]
 
 
 def test_torch_computes_every_operator(op):
     for case in tiny(op):
-        found, notes = peers.calls(case.copies(2), ["torch"], int)
-        assert len(found["torch"]) == 2
+        found, notes = peers.calls(case.copies(2), ["torch"], NEW, int)
+        assert [compared(case, call) < TOLERANCE for call in found["torch"]] == [True, True] or op.name in SIMILAR
         assert not notes
+        for tensor in case.results.values():
+            tensor.fill_(77)
+        found, notes = peers.calls([case], ["torch", "torch.compile", "liger"], GIVEN, int)
+        assert set(notes.values()) <= {LACKING[GIVEN]}
+        found["torch"][0]()
+        assert op.name in RETURNING or not any((tensor == 77).all() for tensor in case.results.values() if tensor.ndim)
         assert not any(value.requires_grad for value in case.arrays.values())
 
 
@@ -231,13 +241,13 @@ def test_libraries_that_take_matrices():
     assert peers.installed() == list(peers.PEERS)
     for name in ("softmax", "softmax_grad", "softmax_cross_entropy_loss_only"):
         case = case_of(name, (6, 7))
-        found, notes = peers.calls([case], ["liger", "quack"], int)
+        found, notes = peers.calls([case], ["liger", "quack"], NEW, int)
         assert not notes
         assert compared(case, found["quack"][0]) < TOLERANCE
         assert name.endswith("only") or compared(case, found["liger"][0]) < TOLERANCE
     case = case_of("softmax_cross_entropy_loss_and_grad", (6, 7))
     before = case.values["logits"].clone()
-    found, notes = peers.calls(case.copies(2), ["liger", "quack"], int)
+    found, notes = peers.calls(case.copies(2), ["liger", "quack"], NEW, int)
     assert (len(found["liger"]), len(found["quack"]), notes) == (2, 2, {})
     assert torch.equal(case.values["logits"], before)
 
@@ -245,24 +255,24 @@ def test_libraries_that_take_matrices():
 @pytest.mark.usefixtures("libraries")
 def test_what_a_library_does_not_take_is_noted(monkeypatch):
     case = case_of("softmax", (2, 3, 4, 4), attributes={"axis": 1})
-    found, notes = peers.calls([case], ["liger", "quack"], int)
+    found, notes = peers.calls([case], ["liger", "quack"], NEW, int)
     assert not found
     assert notes == dict.fromkeys(("liger", "quack"), "takes matrices alone, whose rows it reduces")
-    assert peers.calls([case_of("relu", (9,))], ["liger", "quack"], int) == ({}, {})
+    assert peers.calls([case_of("relu", (9,))], ["liger", "quack"], NEW, int) == ({}, {})
 
     def refuse(*_):
         raise AssertionError("Unsupported dtype\nmore of it")
 
     monkeypatch.setattr(sys.modules["quack"], "softmax", refuse)
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers.functional", None)
-    found, notes = peers.calls([case_of("softmax", (4, 5))], ["liger", "quack"], int)
+    found, notes = peers.calls([case_of("softmax", (4, 5))], ["liger", "quack"], NEW, int)
     assert not found
     assert notes["quack"] == "AssertionError: Unsupported dtype"
     assert notes["liger"].startswith("ModuleNotFoundError: ")
 
 
 def test_long_reasons_are_cut():
-    assert len(peers.reason(ValueError("x" * 1000))) == peers.LONGEST_NOTE
+    assert len(peers.reason(ValueError("x" * 1000))) == LONGEST_NOTE
     assert peers.reason(ValueError()) == "ValueError: "
 
 
@@ -321,23 +331,25 @@ def test_a_cell_is_measured(stand_in, op, monkeypatch):
     cell = Cell(op, TINY[op.kind][0], "bfloat16")
     measured = stand_in.measure(cell, ["torch", "torch.compile"], 0)
     assert json.loads(json.dumps(measured, allow_nan=False)) == measured
-    assert set(measured["times"]) == {"opgrad", "copy", "torch", "torch.compile"}
+    assert set(measured["ways"][NEW]["times"]) == {"opgrad", "torch", "torch.compile"}
+    assert set(measured["ways"][GIVEN]["times"]) == {"opgrad", "torch"}
     assert measured["copies"] * measured["bytes"] > 2 << 16
     assert measured["copied_bytes"] in (measured["bytes"], measured["bytes"] - 1)
     assert measured["error_ulp"] < 64
     assert measured["clock"] == "device"
     assert measured["regime"]
-    assert not measured["notes"]
+    assert measured["ways"][NEW]["notes"] == {}
+    assert measured["ways"][GIVEN]["notes"] == {"torch.compile": LACKING[GIVEN]}
 
 
 def test_what_cannot_be_measured_is_left_out(stand_in, monkeypatch):
     relu = operators()["relu"]
     ours = TensorCase.call
 
-    def too_large(case):
+    def too_large(case, *way):
         if case.shape == (9,):
             raise torch.OutOfMemoryError("no memory left\nat all")
-        return ours(case)
+        return ours(case, *way)
 
     monkeypatch.setattr(TensorCase, "call", too_large)
     result = run(stand_in, [Cell(relu, Workload((n,)), "float32") for n in (8, 9)], [], 0, {}, lambda *_: None)
@@ -361,14 +373,14 @@ def test_the_command_measures_cuda(tmp_path):
     assert result["versions"]["torch"] == torch.__version__
     assert {"triton", "liger-kernel", "quack-kernels"} <= set(result["versions"])
     assert [cell["operator"] for cell in result["cells"]] == ["relu", "softmax"]
-    assert all(cell.host_seconds for cell in figures(result))
+    assert all(cell.new.host_seconds for cell in figures(result))
     assert plot_file.read_bytes().startswith(b"\x89PNG")
 
 
 def cuda_result(stand_in):
     cell = Cell(operators()["softmax"], Workload((8, 9), headline=True), "float32")
     result = run(stand_in, [cell], ["torch"], 0, {}, lambda *_: None)
-    result["cells"][0]["notes"] = {"quack": "takes no such thing"}
+    result["cells"][0]["ways"][NEW]["notes"] = {"quack": "takes no such thing"}
     return result
 
 

@@ -14,7 +14,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", type=Path, required=True, help="where to write the result")
     parser.add_argument("--update", action="store_true", help="keep the cells that are not measured now")
     parser.add_argument("--device", default="cpu")
-    for name in ("ops", "dtypes", "shapes", "peers", "groups"):
+    for name in ("ops", "dtypes", "shapes", "peers", "groups", "memory"):
         parser.add_argument(f"--{name}", default="")
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--quick", action="store_true")

@@ -1,7 +1,7 @@
 """The arrays of a cell, our call on them, the bytes that it must move, and the error of what it wrote."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,10 +9,12 @@ import numpy as np
 
 import opgrad
 from opgrad.bench.cells import Cell
-from opgrad.contract import Array, Shape, Spec
+from opgrad.bench.memories import MEMORIES
+from opgrad.bench.ways import GIVEN, WAYS, Call
+from opgrad.contract import Array, Operator, Shape, Spec
 from opgrad.contract.signature import prepare
 from opgrad.testing.accuracy import error_in_ulp, reference
-from opgrad.testing.arguments import Numpy, Source, aligned, arguments
+from opgrad.testing.arguments import Numpy, Source, arguments, called
 
 CHECKED = 1 << 19  # elements of a result that are compared with the reference
 
@@ -27,6 +29,7 @@ class Case:
     def __init__(self, cell: Cell):
         workload = cell.workload
         self.op, self.dtype, self.shape = cell.op, cell.dtype, workload.shape
+        self.memory = cell.memory
         self.axis = int(workload.attributes.get("axis", 0 if cell.op.kind == "slices" else -1))
         indices = (workload.indices,) if workload.indices else ()
         self.values = arguments(
@@ -36,6 +39,7 @@ class Case:
             indices=indices,
             equal=workload.equal,
             source=self.source,
+            forward=self.forward,
             **workload.attributes,
         )
         arrays = [self.values.get(name) for name in self.op.arrays]
@@ -45,10 +49,20 @@ class Case:
         self.results = {name: self.empty(spec.shape, spec.dtype) for name, spec in results.items()}
 
     def source(self, seed: int) -> Source:
-        return Numpy(seed)
+        return Numpy(seed, self.empty)
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
-        return aligned(shape, dtype)
+        return MEMORIES[self.memory](shape, dtype)
+
+    def forward(self, op: Operator, given: dict[str, Any]) -> Sequence[Any]:
+        """What a gradient keeps from its forward operator, in the cell's memory."""
+        return [self.placed(array) for array in called(op, given)]
+
+    def placed(self, array: Any) -> Any:
+        """A copy of an array in the cell's memory."""
+        made = self.empty(array.shape, array.dtype)
+        made[...] = array
+        return made
 
     def spec(self, array: Any) -> Spec:
         return Spec(array.shape, array.dtype)
@@ -58,13 +72,17 @@ class Case:
         return np.asarray(array)
 
     @property
+    def ways(self) -> tuple[str, ...]:
+        """How it can be called."""
+        return WAYS
+
+    @property
     def arrays(self) -> dict[str, Any]:
         """The array arguments and the results by name."""
         return {name: self.values[name] for name in self.op.arrays if name in self.values} | self.results
 
-    def call(self) -> Callable[[], object]:
+    def call(self, way: str = GIVEN) -> Call:
         """The operator on these arrays, called as a user would."""
-        out = tuple(self.results.values())
         given = dict(self.values)
         leading = []
         for name in self.op.parameters:
@@ -72,7 +90,12 @@ class Case:
                 break
             leading.append(given.pop(name))
         function = getattr(opgrad, self.op.name)
-        return partial(function, *leading, **given, out=out if len(out) > 1 else out[0])
+        return partial(function, *leading, **given, **self.out(way))
+
+    def out(self, way: str) -> dict[str, Any]:
+        """The argument `out` of a call that works this way."""
+        out = tuple(self.results.values())
+        return {"out": out if len(out) > 1 else out[0]} if way == GIVEN else {}
 
     def traffic(self) -> int:
         """The fewest bytes that must move: each input once, each result once.

@@ -1,10 +1,11 @@
 """What is measured: the workloads of each kind of operator, in each dtype, and the forms of softmax."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opgrad.bench.forms import BROADCAST_SHAPE, BROADCASTS
+from opgrad.bench.memories import DEFAULT, MEMORIES
 from opgrad.contract import FLOATS, Operator, Shape, graph_operators, operators
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -143,15 +144,17 @@ WORKLOADS: Workloads = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One operator on one workload in one dtype."""
+    """One operator on one workload in one dtype, on arrays in somebody's memory."""
 
     op: Operator
     workload: Workload
     dtype: str
+    memory: str = DEFAULT
 
     @property
     def name(self) -> str:
-        return f"{self.op.name} {self.workload.label} {self.dtype}"
+        where = "" if self.memory == DEFAULT else f" {self.memory} memory"
+        return f"{self.op.name} {self.workload.label} {self.dtype}{where}"
 
 
 def select(
@@ -161,8 +164,9 @@ def select(
     quick: bool,
     workloads: Workloads = WORKLOADS,
     groups: Sequence[str] = (),
+    memories: Sequence[str] = (),
 ) -> list[Cell]:
-    """The cells of these operators, dtypes, shapes and groups; an empty sequence means the default.
+    """The cells of these operators, dtypes, shapes, groups and memories; an empty sequence means the default.
 
     A shape such as "4096x1000" that no workload has is added to all operators that take it. Forms of softmax have
     their own shapes and dtypes, of which those asked for are left.
@@ -174,6 +178,7 @@ def select(
     _check("operator", ops, declared)
     _check("dtype", dtypes, FLOATS)
     _check("group", groups, GROUPS)
+    _check("memory", memories, MEMORIES)
     plain = not groups or PLAIN in groups
     cells = []
     for op in [declared[name] for name in ops or declared]:
@@ -186,7 +191,7 @@ def select(
         for workload in workloads.get(op.name, ()):
             if (not groups or workload.group in groups) and _is_asked(workload, shapes, quick):
                 cells += [Cell(op, workload, pair) for pair in _pairs(workload, dtypes, quick)]
-    return cells
+    return [replace(cell, memory=memory) for memory in memories or (DEFAULT,) for cell in cells]
 
 
 def _taken(op: Operator, dtypes: Sequence[str], quick: bool) -> Sequence[str]:

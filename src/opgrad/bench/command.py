@@ -29,7 +29,8 @@ Shapes = Annotated[str, typer.Option(metavar="SHAPE,…", help="Shapes such as 4
 Peers = Annotated[
     str,
     _names(
-        "Of torch, onnxruntime, scipy, numpy; on CUDA of torch, torch.compile, liger, quack. Default: those installed."
+        "Of torch, torch.compile, onnxruntime, scipy, numpy; on CUDA of torch, torch.compile, liger, quack. "
+        "Default: those installed."
     ),
 ]
 Groups = Annotated[
@@ -39,6 +40,9 @@ Groups = Annotated[
         "graph: the operators that only training graphs have. "
         "Default: all."
     ),
+]
+Memory = Annotated[
+    str, typer.Option(metavar="NAME,…", help="Whose memory arrays lie in: numpy, torch, aligned, view. Default: numpy.")
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result.")]
 Update = Annotated[bool, typer.Option("--update", help="Keep the cells of the JSON file that are not measured now.")]
@@ -58,6 +62,7 @@ def bench(
     shapes: Shapes = "",
     peers: Peers = "",
     groups: Groups = "",
+    memory: Memory = "",
     json_file: JsonFile = None,
     update: Update = False,
     plot: Plot = None,
@@ -66,7 +71,9 @@ def bench(
 ) -> None:
     """Measure the operators beside torch, onnxruntime, SciPy and NumPy.
 
-    Everybody uses the same memory and number of threads, and takes turns.
+    Everybody uses the same arrays and number of threads, and takes turns, in
+    the two ways in which users work: with results in new memory, which "time"
+    and what follows are about, and in memory that is given, after "given".
     GB/s count each input and each result once; "of copy" compares that with
     a copy of as many bytes; "ratio" is the best peer's time over ours; "ulp"
     is the worst error against float64. Other work on the machine spoils the
@@ -79,12 +86,19 @@ def bench(
     Example: opgrad bench --ops relu,softmax_grad --json result.json
     """
     if training:
-        named = {"--ops": ops, "--dtypes": dtypes, "--shapes": shapes, "--peers": peers, "--groups": groups}
+        named = {
+            "--ops": ops,
+            "--dtypes": dtypes,
+            "--shapes": shapes,
+            "--peers": peers,
+            "--groups": groups,
+            "--memory": memory,
+        }
         _refuse("--training has no", named | {"--update": update, "--plot": plot, "--device": device != "cpu"})
         return _bench_training(folders or [], batches, old_python, seconds, quick, json_file)
     of_training = {"DIR": folders, "--batches": batches, "--old-python": old_python}
     _refuse("--training is missing, without which there is no", of_training)
-    return _bench_cells((device, ops, dtypes, shapes, peers, seconds, quick, groups), json_file, update, plot)
+    return _bench_cells((device, ops, dtypes, shapes, peers, seconds, quick, groups, memory), json_file, update, plot)
 
 
 def _bench_cells(options: tuple[Any, ...], json_file: Path | None, update: bool, plot: Path | None) -> None:

@@ -1,41 +1,43 @@
 """Forms of softmax composed of torch's own operations, which work in place where they can."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from opgrad.bench.form_case import FormCase
+from opgrad.bench.torch_calls import TorchCalls
+from opgrad.bench.ways import Call
 from opgrad.post_ops import PostOp
 
-Call = Callable[[], object]
 LOWEST = float("-inf")
 
 
-def call(torch: Any, case: FormCase, tensors: Mapping[str, Any]) -> Call:
+def call(case: FormCase, t: TorchCalls, tensors: Mapping[str, Any]) -> Call:
     """The call of torch that a form is compared with.
 
     tensors: the case's arrays by name, in the same memory.
     """
-    chain = _Chain(torch, case, tensors)
+    chain = _Chain(case, t, tensors)
     return chain.gradient() if case.op.forward else chain.forward
 
 
 class _Chain:
     """The operations of one form, with the tensors that they need."""
 
-    def __init__(self, torch: Any, case: FormCase, tensors: Mapping[str, Any]):
-        self.torch, self.case, self.tensors, self.values = torch, case, tensors, case.values
+    def __init__(self, case: FormCase, t: TorchCalls, tensors: Mapping[str, Any]):
+        torch = t.torch
+        self.t, self.torch, self.case, self.tensors, self.values = t, torch, case, tensors, case.values
         self.axis = case.axis
         self.computed = torch.float64 if case.dtype == "float64" else torch.float32
         where = case.values.get("where")
         self.left_out = None if where is None else torch.from_numpy(~where)
-        self.operands = [[torch.from_numpy(np.asarray(t)) for t in op.operands] for op in self._post_ops]
+        self.operands = [[torch.from_numpy(np.asarray(each)) for each in op.operands] for op in self._post_ops]
         if not case.op.forward:
             x, y = tensors["x"], tensors["y"]
             self.same = x.dtype == y.dtype and x.is_floating_point()
-            self.middle = y if self.same else torch.empty(x.shape, dtype=self.computed)
+            middle = y if self.same else torch.empty(x.shape, dtype=self.computed)
+            self.softmax = t.into(torch.softmax, dim=self.axis, out=middle)
 
     @property
     def _post_ops(self) -> tuple[PostOp, ...]:
@@ -44,14 +46,14 @@ class _Chain:
 
     def forward(self) -> Any:
         """Softmax into the result, or into a buffer if the dtypes differ; the rest in place; what is left converted."""
-        torch, x, y = self.torch, self._logits(), self.tensors["y"]
-        if "stats" in self.tensors:
-            torch.logsumexp(x, self.axis, keepdim=True, out=self.tensors["stats"])
-        v = torch.softmax(x, self.axis, out=self.middle)
-        v = self._after(v)
-        if self.same:
-            return v
-        return y.copy_(v if y.is_floating_point() else self._rounded(v))
+        x, y = self._logits(), self.tensors["y"]
+        stats = self.t.into(self.torch.logsumexp, x, self.axis, keepdim=True, out=self.tensors.get("stats"))
+        kept = stats() if "stats" in self.tensors else None
+        v, mask = self._after(self.softmax(x))
+        if not self.same:
+            v = v if y.is_floating_point() else self._rounded(v)
+            v = y.copy_(v) if self.t.is_given else v.to(y.dtype)
+        return tuple(each for each in (v, mask, kept) if each is not None)
 
     def _logits(self) -> Any:
         x = self.tensors["x"] if self.same else self.tensors["x"].to(self.computed)
@@ -59,19 +61,20 @@ class _Chain:
             x = x * self.values["logit_scale"]
         return x if self.left_out is None else x.masked_fill(self.left_out, LOWEST)
 
-    def _after(self, v: Any) -> Any:
-        """What is done to the probabilities."""
-        torch, values = self.torch, self.values
+    def _after(self, v: Any) -> tuple[Any, Any]:
+        """What is done to the probabilities, and the mask of what dropout kept, where it is asked for."""
+        torch, values, mask = self.torch, self.values, None
         if "result_scale" in values:
             v = v.mul_(values["result_scale"])
         if "mask" in self.tensors:
             v, mask = torch.native_dropout(v, values["dropout"].probability, True)
-            self.tensors["mask"].copy_(mask)
+            if self.t.is_given:
+                self.tensors["mask"].copy_(mask)
         elif "dropout" in values:
             v = torch.nn.functional.dropout(v, values["dropout"].probability, inplace=True)
         for op, operands in zip(self._post_ops, self.operands, strict=True):
             v = OPERATIONS[op.name](torch, op, v, *operands)
-        return v.mul_(1 / values["out_scale"]) if "out_scale" in values else v
+        return v.mul_(1 / values["out_scale"]) if "out_scale" in values else v, mask
 
     def _rounded(self, v: Any) -> Any:
         limits = self.torch.iinfo(self.tensors["y"].dtype)
@@ -82,13 +85,19 @@ class _Chain:
         torch, tensors = self.torch, self.tensors
         dy, y, dx = tensors["dy"], tensors["y"], tensors["dx"]
         if "post_ops" not in self.values:
-            backward, computed = torch.ops.aten._softmax_backward_data.out, torch.empty(dx.shape)
+            backward = torch.ops.aten._softmax_backward_data.out
             if dy.dtype == y.dtype == dx.dtype:
-                return partial(backward, dy, y, self.axis, dy.dtype, grad_input=dx)
-            return lambda: dx.copy_(backward(dy.float(), y.float(), self.axis, torch.float32, grad_input=computed))
+                return self.t.into(backward, dy, y, self.axis, dy.dtype, grad_input=dx)
+            computed = self.t.into(backward, grad_input=torch.empty(dx.shape))
+            return lambda: self._stored(computed(dy.float(), y.float(), self.axis, torch.float32))
         x = torch.log(y.float()).to(y.dtype).requires_grad_()
-        v = self._after(torch.softmax(x, self.axis).clone())
-        return lambda: dx.copy_(torch.autograd.grad(v, x, dy, retain_graph=True)[0])
+        v, _ = self._after(torch.softmax(x, self.axis).clone())
+        return lambda: self._stored(torch.autograd.grad(v, x, dy, retain_graph=True)[0])
+
+    def _stored(self, gradient: Any) -> Any:
+        """The gradient where it belongs, in the dtype that it has there."""
+        dx = self.tensors["dx"]
+        return dx.copy_(gradient) if self.t.is_given else gradient.to(dx.dtype)
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {

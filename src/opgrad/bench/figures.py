@@ -2,43 +2,33 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from opgrad.bench.cells import GROUPS, PLAIN, PLANS
-from opgrad.bench.measure import CALL, COPY, KERNEL, OURS
+from opgrad.bench.measure import CALL, KERNEL, OURS
+from opgrad.bench.memories import DEFAULT
+from opgrad.bench.ways import GIVEN, NEW
+
+FORMAT = 2  # of result files of cells; those of training steps have 1
 
 
 @dataclass(frozen=True)
-class Figures:
-    """One cell. `peer` is the fastest peer, `ratio` its time over ours; None where nobody else computes it.
+class Times:
+    """One way of a cell. `peer` is the fastest peer, `ratio` its time over ours; None where nobody else works so.
 
     `host_seconds`: after which a call on a device returns; None on the CPU.
     """
 
-    operator: str
-    workload: str
-    dtype: str
-    headline: bool
     seconds: float
     gigabytes: float
     share_of_copy: float
     peer: str | None
     peer_seconds: float | None
     ratio: float | None
-    error_ulp: float | None
     host_seconds: float | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.operator} {self.workload} {self.dtype}"
-
-    @property
-    def shape(self) -> str:
-        """The workload's shape alone."""
-        return self.workload.partition(",")[0]
 
     @property
     def is_slower(self) -> bool:
@@ -46,10 +36,38 @@ class Figures:
         return self.ratio is not None and round(self.ratio, 2) < 1
 
 
+@dataclass(frozen=True)
+class Figures:
+    """One cell, in both ways; `ways` has those in which it was measured."""
+
+    operator: str
+    workload: str
+    dtype: str
+    memory: str
+    headline: bool
+    error_ulp: float | None
+    ways: Mapping[str, Times]
+
+    @property
+    def name(self) -> str:
+        where = "" if self.memory == DEFAULT else f" {self.memory} memory"
+        return f"{self.operator} {self.workload} {self.dtype}{where}"
+
+    @property
+    def shape(self) -> str:
+        """The workload's shape alone."""
+        return self.workload.partition(",")[0]
+
+    @property
+    def new(self) -> Times:
+        """The headline: with results in new memory."""
+        return self.ways[NEW]
+
+
 def read(path: Path) -> dict[str, Any]:
     """A result file. Raises ValueError for anything else."""
     result = json.loads(path.read_text())
-    if not isinstance(result, dict) or result.get("format") != 1:
+    if not isinstance(result, dict) or (result.get("format") != FORMAT and "training" not in result):
         raise ValueError(f"bench: {path} is no result file of this version")
     return result
 
@@ -70,8 +88,8 @@ def times_of_fastest(cells: Sequence[Figures]) -> list[float]:
     fastest: dict[tuple[str, str, str], float] = {}
     for cell in cells:
         key = cell.operator, cell.shape, cell.dtype
-        fastest[key] = min(cell.seconds, fastest.get(key, cell.seconds))
-    return [cell.seconds / fastest[cell.operator, cell.shape, cell.dtype] for cell in cells]
+        fastest[key] = min(cell.new.seconds, fastest.get(key, cell.new.seconds))
+    return [cell.new.seconds / fastest[cell.operator, cell.shape, cell.dtype] for cell in cells]
 
 
 @dataclass(frozen=True)
@@ -91,38 +109,46 @@ def plans(result: dict[str, Any]) -> list[PlanFigures]:
     found = []
     for cell in result["cells"]:
         if cell.get("group") == PLANS:
-            times = [cell["times"][name]["median"] for name in (OURS, CALL, KERNEL)]
+            times = [cell["ways"][GIVEN]["times"][name]["median"] for name in (OURS, CALL, KERNEL)]
             found.append(PlanFigures(cell["operator"], cell["workload"], cell["dtype"], *times))
     return found
 
 
 def _figures(cell: dict[str, Any]) -> Figures:
-    medians = {name: times["median"] for name, times in cell["times"].items()}
-    ours, copy = medians.pop(OURS), medians.pop(COPY)
-    speed = cell["bytes"] / ours
-    peer = min(medians, key=lambda name: medians[name], default=None)
     return Figures(
         cell["operator"],
         cell["workload"],
         cell["dtype"],
+        cell.get("memory", DEFAULT),
         cell["headline"],
+        cell["error_ulp"],
+        {way: _times(cell, measured["times"]) for way, measured in cell["ways"].items()},
+    )
+
+
+def _times(cell: dict[str, Any], times: dict[str, Any]) -> Times:
+    medians = {name: taken["median"] for name, taken in times.items()}
+    ours, copy = medians.pop(OURS), cell["copy"]["median"]
+    speed = cell["bytes"] / ours
+    peer = min(medians, key=lambda name: medians[name], default=None)
+    return Times(
         ours,
         speed / 1e9,
         speed / (cell["copied_bytes"] / copy),
         peer,
         medians[peer] if peer else None,
         medians[peer] / ours if peer else None,
-        cell["error_ulp"],
-        cell["times"][OURS].get("host"),
+        times[OURS].get("host"),
     )
 
 
-def geometric_mean(cells: Sequence[Figures]) -> float | None:
+def geometric_mean(cells: Sequence[Figures], way: str = NEW) -> float | None:
     """Of the ratios to the best peer; None if there are none."""
-    logs = [math.log(cell.ratio) for cell in cells if cell.ratio]
+    logs = [math.log(ratio) for cell in cells if way in cell.ways and (ratio := cell.ways[way].ratio)]
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
-def losses(cells: Sequence[Figures]) -> list[Figures]:
+def losses(cells: Sequence[Figures], way: str = NEW) -> list[Figures]:
     """The cells where a peer is faster, the worst first."""
-    return sorted((cell for cell in cells if cell.is_slower), key=lambda cell: cell.ratio or 0)
+    slower = [cell for cell in cells if way in cell.ways and cell.ways[way].is_slower]
+    return sorted(slower, key=lambda cell: cell.ways[way].ratio or 0)

@@ -1,7 +1,7 @@
 """The arrays of a cell that measures a form of softmax, our call on them, its traffic and its error."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -12,6 +12,7 @@ from opgrad.bench import case as plain
 from opgrad.bench.cells import PLANS, Cell
 from opgrad.bench.forms import FORMS, leading
 from opgrad.bench.measure import CALL, KERNEL
+from opgrad.bench.ways import GIVEN, WAYS, Call
 from opgrad.contract import DTYPES, Array
 from opgrad.contract.signature import prepare
 from opgrad.cpu.runtime.plan import Plan, plan
@@ -31,10 +32,13 @@ class FormCase(plain.Case):
         dtypes = sources.split(",")
         self.cell, self.op, self.shape = cell, cell.op, workload.shape
         self.dtype, self.axis = dtypes[0], int(workload.attributes.get("axis", -1))
-        self.values = arguments(cell.op, workload.shape, "float32", **workload.attributes)
+        self.memory = cell.memory
+        self.values = arguments(
+            cell.op, workload.shape, "float32", source=self.source, forward=self.forward, **workload.attributes
+        )
         for name, dtype in zip(cell.op.arrays, dtypes * len(cell.op.arrays), strict=False):
-            self.values[name] = _converted(self.values[name], dtype)
-        self.values |= FORMS[workload.form](Numpy(1), workload.shape)
+            self.values[name] = self._converted(self.values[name], dtype)
+        self.values |= FORMS[workload.form](Numpy(1, self.empty), workload.shape)
         if target:
             self.values["out_dtype"] = target
         self.general, self.given = form(cell.op, dict(self.values))
@@ -44,19 +48,27 @@ class FormCase(plain.Case):
         self.results = {name: self.empty(spec.shape, spec.dtype) for name, spec in prepared.results.items()}
         self.moved = prepared.problem.bytes
 
-    def call(self) -> Callable[[], object]:
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """A plan writes into memory that is given and nowhere else."""
+        return (GIVEN,) if self.cell.workload.group == PLANS else WAYS
+
+    def call(self, way: str = GIVEN) -> Call:
         """The function on these arrays as a user would call it, or its plan."""
-        function = super().call()
+        function = super().call(way)
         if self.cell.workload.group != PLANS:
             return function
-        out = tuple(self.results.values())
         inputs = [self.values[name] for name in self.op.arrays]
-        planned = opgrad.plan(getattr(opgrad, self.op.name), **self.values, out=out if len(out) > 1 else out[0])
-        return partial(planned, *inputs, out=out if len(out) > 1 else out[0])
+        planned = opgrad.plan(getattr(opgrad, self.op.name), **self.values, **self.out(GIVEN))
+        return partial(planned, *inputs, **self.out(GIVEN))
 
-    def beside(self) -> dict[str, Callable[[], object]]:
+    def beside(self) -> dict[str, Call]:
         """What a plan is compared with: the plain call, and the kernel run by native code alone."""
         return {CALL: super().call(), KERNEL: Kernel(self)} if self.cell.workload.group == PLANS else {}
+
+    def _converted(self, array: Array, dtype: str) -> Array:
+        """The array, or its numbers in another dtype, in the cell's memory."""
+        return array if array.dtype.name == dtype else self.placed(array.astype(DTYPES[dtype]))
 
     def traffic(self) -> int:
         """Each input once, of what broadcasts only what it has, and each result once, all in their own dtypes."""
@@ -96,14 +108,6 @@ class Kernel:
     def __call__(self) -> None:
         threads = self._threads_for() if self.plan.parts_max > 1 else (0, 0)
         self._execute.call(*self._addresses, *threads)
-
-
-def _converted(array: Array, dtype: str) -> Array:
-    if array.dtype.name == dtype:
-        return array
-    made = aligned(array.shape, DTYPES[dtype])
-    made[...] = array
-    return made
 
 
 def _error(got: Array, exact: Array) -> float:

@@ -1,10 +1,12 @@
 """PyTorch on the arithmetic of training graphs, on elements and slices, and on lists of arrays."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from opgrad.bench.graph_tensors import Call, Setups, Tensors
+from opgrad.bench.graph_tensors import Setups, Tensors
+from opgrad.bench.ways import GIVEN, NEW, Call
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
 
@@ -13,29 +15,39 @@ def _sum(t: Tensors) -> Call:
     """All axes are summed over where none is named."""
     axes = sorted({axis % t["x"].ndim for axis in t["axes"]}) or ([] if t["noop_with_empty_axes"] else None)
     if axes == []:
-        return partial(t.results["y"].copy_, t["x"])
-    return partial(t.torch.sum, t["x"], axes, keepdim=t["keepdims"], out=t.results["y"])
+        return _copy(t, "x", "y")
+    return t.into(t.torch.sum, t["x"], axes, keepdim=t["keepdims"], out=t.results["y"])
+
+
+def _copy(t: Tensors, name: str, result: str) -> Call:
+    return partial(t.results[result].copy_, t[name]) if t.is_given else t[name].clone
 
 
 def _div_grad(t: Tensors) -> Call:
     dy, a, b = t["dy"], t["a"], t["b"]
-    div, mul, middle = t.torch.div, t.torch.mul, t.torch.empty_like(dy)
-    quotient = t.results["da"] if a.shape == dy.shape else t.torch.empty_like(dy)
+    div = t.into(t.torch.div, dy, b, out=t.results["da"] if a.shape == dy.shape else t.torch.empty_like(dy))
+    mul = t.into(t.torch.mul, out=t.torch.empty_like(dy))
 
     def backward() -> object:
-        div(dy, b, out=quotient)
-        products = mul(quotient, a, out=middle).sum_to_size(b.shape)
+        quotient = div()
+        products = mul(quotient, a).sum_to_size(b.shape)
         return quotient.sum_to_size(a.shape), products.div(b).neg()
 
     return backward
 
 
 def _accumulate(t: Tensors) -> Call:
-    buffer, sum_ = t["buffer"], t.results["sum"]
-    return partial(t.torch.add, buffer, t["value"], out=sum_) if t["update"] else partial(sum_.copy_, buffer)
+    if not t["update"]:
+        return _copy(t, "buffer", "sum")
+    return t.into(t.torch.add, t["buffer"], t["value"], out=t.results["sum"])
 
 
 # --- elements and slices ---------------------------------------------------------------------------------------------
+
+
+def _zeros(t: Tensors, given: Any) -> Callable[[], Any]:
+    """What makes zeros, in new memory or in the memory given."""
+    return given.zero_ if t.is_given else partial(t.torch.zeros_like, given)
 
 
 def _from_start(indices: Any, size: int) -> Any:
@@ -44,13 +56,13 @@ def _from_start(indices: Any, size: int) -> Any:
 
 def _gather(t: Tensors) -> Call:
     indices = _from_start(t["indices"], t["x"].shape[t["axis"]])
-    return partial(t.torch.gather, t["x"], t["axis"], indices, out=t.results["y"])
+    return t.into(t.torch.gather, t["x"], t["axis"], indices, out=t.results["y"])
 
 
 def _gather_grad(t: Tensors) -> Call:
-    dx, dy, axis = t.results["dx"], t["dy"], t["axis"]
+    dx, dy, axis, zeros = t.results["dx"], t["dy"], t["axis"], _zeros(t, t.results["dx"])
     indices = _from_start(t["indices"], dx.shape[axis])
-    return lambda: dx.zero_().scatter_add_(axis, indices, dy)
+    return lambda: zeros().scatter_add_(axis, indices, dy)
 
 
 def _named(t: Tensors, x: Any) -> tuple[Any, Any]:
@@ -67,13 +79,14 @@ def _named(t: Tensors, x: Any) -> tuple[Any, Any]:
 
 def _gather_nd(t: Tensors) -> Call:
     slices, places = _named(t, t["x"])
-    return partial(t.torch.index_select, slices, 0, places, out=t.results["y"].view(len(places), slices.shape[1]))
+    return t.into(t.torch.index_select, slices, 0, places, out=t.results["y"].view(len(places), slices.shape[1]))
 
 
 def _gather_nd_grad(t: Tensors) -> Call:
     slices, places = _named(t, t.results["dx"])
     dy = t["dy"].view(len(places), slices.shape[1])
-    return lambda: slices.zero_().index_add_(0, places, dy)
+    zeros, shape = _zeros(t, slices), t.results["dx"].shape
+    return lambda: zeros().index_add_(0, places, dy).view(shape)
 
 
 def _slice_grad(t: Tensors) -> Call | None:
@@ -85,8 +98,14 @@ def _slice_grad(t: Tensors) -> Call | None:
     taken = [slice(None)] * dx.ndim
     for axis, *ends in zip(t["axes"] or range(len(steps)), t["starts"], t["ends"], steps, strict=True):
         taken[axis] = slice(*ends)
-    inside = dx[tuple(taken)]
-    return lambda: (dx.zero_(), inside.copy_(dy))
+    inside, zeros = tuple(taken), _zeros(t, dx)
+
+    def backward() -> object:
+        made = zeros()
+        made[inside].copy_(dy)
+        return made
+
+    return backward
 
 
 # --- lists of arrays -------------------------------------------------------------------------------------------------
@@ -102,6 +121,7 @@ def _all_finite(t: Tensors) -> Call | None:
 def _scaled(t: Tensors) -> Call | None:
     if t["fuse_outputs"] or t["out_dtype"] is not None:
         return None
+    t.only(NEW)
     return partial(t.torch._foreach_mul, t["arrays"], t["scale"])
 
 
@@ -112,13 +132,14 @@ def _norm(t: Tensors, arrays: Any) -> Any:
 
 
 def _split(t: Tensors) -> Call:
-    return partial(t.aten.split_with_sizes_copy.out, t["x"], t["split"], t["axis"], out=list(t.results.values()))
+    return t.into(t.aten.split_with_sizes_copy.out, t["x"], t["split"], t["axis"], out=list(t.results.values()))
 
 
 def _adamw(t: Tensors) -> Call | None:
     """The fused step of torch.optim.AdamW, in place, on weights and momentums of its own."""
     if t["adam_mode"]:
         return None
+    t.only(GIVEN)
     weights, *momentums = ([each.clone() for each in t[name]] for name in ("weights", "momentums_1", "momentums_2"))
     step = [t.torch.tensor(float(t["step"])) for _ in weights]
     lists: tuple[Any, ...] = (weights, t["gradients"], *momentums, [], step)
@@ -133,27 +154,40 @@ def _adamw(t: Tensors) -> Call | None:
 
 
 def _sgd(t: Tensors) -> Call:
-    return partial(t.torch._foreach_add, t["weights"], t["gradients"], alpha=-float(t["lr"]))
+    weights, rate = t["weights"], -float(t["lr"])
+    if t.is_given:
+        return partial(t.torch._foreach_add_, [each.clone() for each in weights], t["gradients"], alpha=rate)
+    return partial(t.torch._foreach_add, weights, t["gradients"], alpha=rate)
 
 
 def _clip(t: Tensors) -> Call:
     gradients, most = t["gradients"], t["max_norm"]
+    if t.is_given:
+        own = [each.clone() for each in gradients]
+        return lambda: (t.torch._foreach_mul_(own, (most / (_norm(t, own) + 1e-6)).clamp(max=1.0)), own)[1]
     return lambda: t.torch._foreach_mul(gradients, (most / (_norm(t, gradients) + 1e-6)).clamp(max=1.0))
+
+
+def _pass_through(t: Tensors) -> Call:
+    arrays = t["arrays"]
+    if t.is_given:
+        return partial(t.torch._foreach_copy_, list(t.results.values()), arrays)
+    return lambda: [each.clone() for each in arrays]
 
 
 ARRAYS: Setups = {
     "reduce_sum_training": _sum,
     "div_grad": _div_grad,
-    "zero_gradient": lambda t: t.results["y"].zero_,
+    "zero_gradient": lambda t: _zeros(t, t.results["y"]),
     "accumulate": _accumulate,
     "gather_elements": _gather,
     "gather_elements_grad": _gather_grad,
     "gather_nd": _gather_nd,
     "gather_nd_grad": _gather_nd_grad,
     "slice_grad": _slice_grad,
-    "concat_training": lambda t: partial(t.torch.cat, t["arrays"], t["axis"], out=t.results["y"]),
+    "concat_training": lambda t: t.into(t.torch.cat, t["arrays"], t["axis"], out=t.results["y"]),
     "split_training": _split,
-    "pass_through": lambda t: partial(t.torch._foreach_copy_, list(t.results.values()), t["arrays"]),
+    "pass_through": _pass_through,
     "is_all_finite": _all_finite,
     "mixed_precision_scale": _scaled,
     "adamw_optimizer": _adamw,

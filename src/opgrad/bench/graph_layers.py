@@ -5,7 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from opgrad.bench.graph_tensors import Call, Setups, Tensors
+from opgrad.bench.graph_tensors import Setups, Tensors
+from opgrad.bench.ways import NEW, Call
 
 ALL = [True, True, True]  # gradients that are wanted
 CORNERS = "align_corners"
@@ -15,18 +16,18 @@ CORNERS = "align_corners"
 
 def _gelu_grad(approximate: str) -> Callable[[Tensors], Call]:
     def setup(t: Tensors) -> Call:
-        backward, dx = t.aten.gelu_backward.grad_input, t.results["dx"]
-        dy, x, bias = t["dy"], t["x"], t["bias"]
+        dx, dy, x, bias = t.results["dx"], t["dy"], t["x"], t["bias"]
+        backward = t.into(t.aten.gelu_backward.grad_input, dy, approximate=approximate, grad_input=dx)
         if bias is None:
-            return partial(backward, dy, x, approximate=approximate, grad_input=dx)
-        add, middle = t.torch.add, t.torch.empty_like(x)
-        return lambda: backward(dy, add(x, bias, out=middle), approximate=approximate, grad_input=dx)
+            return partial(backward, x)
+        add = t.into(t.torch.add, x, bias, out=t.torch.empty_like(x))
+        return lambda: backward(add())
 
     return setup
 
 
 def _gelu(approximate: str) -> Callable[[Tensors], Call]:
-    return lambda t: partial(t.aten.gelu.out, t["x"], approximate=approximate, out=t.results["y"])
+    return lambda t: t.into(t.aten.gelu.out, t["x"], approximate=approximate, out=t.results["y"])
 
 
 def _scale(ratio: float) -> float:
@@ -35,14 +36,18 @@ def _scale(ratio: float) -> float:
 
 def _dropout(t: Tensors) -> Call | None:
     """With random numbers of torch's own."""
-    return partial(t.torch.native_dropout, t["x"], float(t["ratio"]), True) if t["training_mode"] else None
+    if not t["training_mode"]:
+        return None
+    t.only(NEW)
+    return partial(t.torch.native_dropout, t["x"], float(t["ratio"]), True)
 
 
 def _dropout_grad(t: Tensors) -> Call | None:
     """torch's looks at the mask even where nothing is dropped."""
-    backward = t.aten.native_dropout_backward
-    whole = not t["training_mode"] or t["ratio"] == 0
-    return None if whole else partial(backward, t["dy"], t["mask"], _scale(t["ratio"]))
+    if not t["training_mode"] or t["ratio"] == 0:
+        return None
+    t.only(NEW)
+    return partial(t.aten.native_dropout_backward, t["dy"], t["mask"], _scale(t["ratio"]))
 
 
 def _bias_softmax(t: Tensors) -> Call:
@@ -51,14 +56,16 @@ def _bias_softmax(t: Tensors) -> Call:
     repeats, inner = len(x) // len(bias), t["is_inner_broadcast"]
     shape = (len(bias), repeats, x.shape[1]) if inner else (repeats, *bias.shape)
     x, y, bias = x.view(shape), y.view(shape), bias.unsqueeze(1) if inner else bias
-    add, softmax, middle = t.torch.add, t.torch.softmax, t.torch.empty_like(x)
-    return lambda: softmax(add(x, bias, out=middle), -1, out=y)
+    add, softmax = t.into(t.torch.add, x, bias, out=t.torch.empty_like(x)), t.into(t.torch.softmax, dim=-1, out=y)
+    whole = t.results["y"].shape
+    return lambda: softmax(add()).view(whole)
 
 
 def _softmax_dropout_grad(t: Tensors) -> Call:
     dy, mask, y, dx = (t.rows(name, t["axis"]) for name in ("dy", "mask", "y", "dx"))
-    dropout, softmax, scale = t.aten.native_dropout_backward, t.aten._softmax_backward_data.out, _scale(t["ratio"])
-    return lambda: softmax(dropout(dy, mask, scale), y, 1, y.dtype, grad_input=dx)
+    dropout, scale, whole = t.aten.native_dropout_backward, _scale(t["ratio"]), t.results["dx"].shape
+    softmax = t.into(t.aten._softmax_backward_data.out, grad_input=dx)
+    return lambda: softmax(dropout(dy, mask, scale), y, 1, y.dtype).view(whole)
 
 
 # --- losses ----------------------------------------------------------------------------------------------------------
@@ -66,26 +73,30 @@ def _softmax_dropout_grad(t: Tensors) -> Call:
 
 def _dense_loss(t: Tensors) -> Call:
     logits, labels, log_prob = (t.rows(name, -1) for name in ("logits", "labels", "log_prob"))
-    log_softmax, mul, middle, kept = t.torch.log_softmax, t.torch.mul, t.torch.empty_like(labels), t.results["log_prob"]
+    log_softmax = t.into(t.torch.log_softmax, logits, 1, out=log_prob)
+    mul, whole = t.into(t.torch.mul, labels, out=t.torch.empty_like(labels)), t.results["log_prob"].shape
     losses, divisor = t.results["loss"].shape, -len(labels) if t["reduction"] == "mean" else -1
 
     def loss() -> object:
-        products = mul(labels, log_softmax(logits, 1, out=log_prob), out=middle)
-        return (products.sum(1).neg().view(losses) if t["reduction"] == "none" else products.sum() / divisor), kept
+        kept = log_softmax()
+        products = mul(kept)
+        total = products.sum(1).neg().view(losses) if t["reduction"] == "none" else products.sum() / divisor
+        return total, kept.view(whole)
 
     return loss
 
 
 def _sparse_loss(t: Tensors) -> Call:
-    logits, log_prob, kept = t.rows("logits", -1), t.rows("log_prob", -1), t.results["log_prob"]
+    log_softmax = t.into(t.torch.log_softmax, t.rows("logits", -1), 1, out=t.rows("log_prob", -1))
     labels, weight, reduction = t["labels"].long().view(-1), _sample_weights(t), t["reduction"]
-    log_softmax, nll_loss, shape = t.torch.log_softmax, t.torch.nn.functional.nll_loss, t["labels"].shape
+    nll_loss, shape, whole = t.torch.nn.functional.nll_loss, t["labels"].shape, t.results["log_prob"].shape
 
     def loss() -> object:
-        losses = nll_loss(log_softmax(logits, 1, out=log_prob), labels, reduction="none").mul_(weight)
+        kept = log_softmax()
+        losses = nll_loss(kept, labels, reduction="none").mul_(weight)
         if reduction == "none":
-            return losses.view(shape), kept
-        return (losses.sum() / weight.sum() if reduction == "mean" else losses.sum()), kept
+            return losses.view(shape), kept.view(whole)
+        return (losses.sum() / weight.sum() if reduction == "mean" else losses.sum()), kept.view(whole)
 
     return loss
 
@@ -105,40 +116,44 @@ def _upstream(t: Tensors) -> Callable[[], Any]:
 
 def _dense_loss_grad(t: Tensors) -> Call:
     log_prob, labels, dlogits = (t.rows(name, -1) for name in ("log_prob", "labels", "dlogits"))
-    backward, mul, middle = t.aten._log_softmax_backward_data.out, t.torch.mul, t.torch.empty_like(log_prob)
-    upstream = _upstream(t)
-    return lambda: backward(
-        mul(labels, upstream().neg().unsqueeze(1), out=middle), log_prob, 1, log_prob.dtype, out=dlogits
-    )
+    backward = t.into(t.aten._log_softmax_backward_data.out, out=dlogits)
+    mul, upstream = t.into(t.torch.mul, labels, out=t.torch.empty_like(log_prob)), _upstream(t)
+    whole = t.results["dlogits"].shape
+    return lambda: backward(mul(upstream().neg().unsqueeze(1)), log_prob, 1, log_prob.dtype).view(whole)
 
 
 def _sparse_loss_grad(t: Tensors) -> Call:
     log_prob, dlogits = t.rows("log_prob", -1), t.rows("dlogits", -1)
-    nll, log_softmax = t.aten.nll_loss_backward.grad_input, t.aten._log_softmax_backward_data.out
-    middle, upstream = t.torch.empty_like(log_prob), _upstream(t)
+    nll = t.into(t.aten.nll_loss_backward.grad_input, grad_input=t.torch.empty_like(log_prob))
+    log_softmax, upstream = t.into(t.aten._log_softmax_backward_data.out, out=dlogits), _upstream(t)
     given = (log_prob, t["labels"].long().view(-1), None, 0, -100, log_prob.new_zeros(()))
-    return lambda: log_softmax(nll(upstream(), *given, grad_input=middle), log_prob, 1, log_prob.dtype, out=dlogits)
+    whole = t.results["dlogits"].shape
+    return lambda: log_softmax(nll(upstream(), *given), log_prob, 1, log_prob.dtype).view(whole)
 
 
 # --- normalization ---------------------------------------------------------------------------------------------------
 
 
 def _layer_norm(t: Tensors) -> Call:
+    t.only(NEW)
     return partial(t.torch.native_layer_norm, t["x"], t["scale"].shape, t["scale"], t["bias"], t["epsilon"])
 
 
 def _layer_norm_grad(t: Tensors) -> Call:
     """The bias only says that its gradient is wanted."""
+    t.only(NEW)
     given = (t["dy"], t["x"], t["scale"].shape, t["mean"], t["inv_std"], t["scale"], t["scale"])
     return partial(t.aten.native_layer_norm_backward, *given, ALL)
 
 
 def _rms_norm(t: Tensors) -> Call:
+    t.only(NEW)
     return partial(t.aten._fused_rms_norm, t["x"], t["scale"].shape, t["scale"], t["epsilon"])
 
 
 def _rms_norm_grad(t: Tensors) -> Call:
     """What autograd makes of rms_norm, which has no kernel of its own for it on the CPU."""
+    t.only(NEW)
     inputs = t["x"].detach().requires_grad_(), t["scale"].detach().requires_grad_()
     y = t.torch.rms_norm(inputs[0], t["scale"].shape, inputs[1], 1e-5)
     return partial(t.torch.autograd.grad, y, inputs, t["dy"], retain_graph=True)
@@ -149,10 +164,11 @@ def _batch_norm(t: Tensors) -> Call:
     running = (t["running_mean"].clone(), t["running_var"].clone())
     given = (t["x"], t["scale"], t["bias"], *running, t["training_mode"], 1.0 - t["momentum"], t["epsilon"])
     out = {"out": t.results["y"], "save_mean": t.results["saved_mean"], "save_invstd": t.results["saved_inv_std"]}
-    return partial(t.aten.native_batch_norm.out, *given, **out)
+    return t.into(t.aten.native_batch_norm.out, *given, **out)
 
 
 def _batch_norm_grad(t: Tensors) -> Call:
+    t.only(NEW)
     given = (t["dy"], t["x"], t["scale"], None, None, t["mean"], t["inv_std"])
     return partial(t.aten.native_batch_norm_backward, *given, True, 1e-5, ALL)
 
@@ -173,6 +189,7 @@ def _conv_grad(t: Tensors) -> Call | None:
     axes = t["x"].ndim - 2
     if t["needs"] is not None or (windows := _windows(t, axes)) is None:
         return None
+    t.only(NEW)
     w = t["w"]
     given = (t["dy"], t["x"], w, [len(w)], *windows, False, [0] * axes, t["group"])
     return partial(t.aten.convolution_backward, *given, ALL)
@@ -205,7 +222,9 @@ def _max_pool_grad(t: Tensors) -> Call | None:
     window = [size - (count - 1) * (size // count) for size, count in axes]
     local = indices % math.prod(dx.shape[2:])
     given = (dy, t.torch.empty_like(dx), window, strides, [0, 0], [1, 1], False, local)
-    return partial(t.aten.max_pool2d_with_indices_backward.grad_input, *given, grad_input=dx)
+    backward, whole = t.aten.max_pool2d_with_indices_backward.grad_input, t.results["dx"].shape
+    pool = t.into(backward, *given, grad_input=dx)
+    return lambda: pool().view(whole)
 
 
 def _average_pool_grad(t: Tensors) -> Call | None:
@@ -217,7 +236,8 @@ def _average_pool_grad(t: Tensors) -> Call | None:
     more = [1] * (2 - axes)
     window, strides, pads = more + list(t["kernel_shape"]), more + windows[0], [0] * (2 - axes) + windows[1]
     given = (dy, t.torch.empty_like(dx), window, strides, pads, t["ceil_mode"], t["count_include_pad"], None)
-    return partial(t.aten.avg_pool2d_backward.grad_input, *given, grad_input=dx)
+    pool, whole = t.into(t.aten.avg_pool2d_backward.grad_input, *given, grad_input=dx), t.results["dx"].shape
+    return lambda: pool().view(whole)
 
 
 def _resize_grad(t: Tensors) -> Call | None:

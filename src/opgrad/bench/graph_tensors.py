@@ -1,31 +1,27 @@
 """The arrays of an operator of training graphs as PyTorch's tensors, and what sets torch's calls up with them.
 
 A setup gets the tensors and returns the call to be timed, or None for arguments that torch cannot take. Each call
-returns the operator's results, in its order, as far as torch has them. It writes into the case's arrays where torch's
-own kernel can; where torch only has an `out` that copies, it returns new tensors. Indices are converted before the
-call, so that no conversion is timed.
+returns the operator's results, in its order, as far as torch has them, in new memory or in the case's arrays. It
+raises NoSuchWay where torch has no kernel that works this way, but for an `out` that copies. Indices are converted
+before the call, so that no conversion is timed.
 """
 
-import importlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-import opgrad
 from opgrad.bench.graph_case import GraphCase
+from opgrad.bench.torch_calls import TorchCalls, tensor_of
+from opgrad.bench.ways import Call
 
-ML_DTYPE = "bfloat16"  # which NumPy and torch know from each other by its bits alone
 
-
-class Tensors:
+class Tensors(TorchCalls):
     """The case's arrays as tensors in the same memory, by name; other arguments as they are, or their defaults."""
 
-    def __init__(self, case: GraphCase):
-        self.torch = importlib.import_module("torch")
-        self.torch.set_num_threads(opgrad.get_num_threads())
-        self.aten = self.torch.ops.aten
+    def __init__(self, case: GraphCase, way: str):
+        super().__init__(way)
         self.op = case.op
         self.values = {name: self._converted(value) for name, value in case.values.items()}
         self.results = {name: self._converted(value) for name, value in case.results.items()}
@@ -33,11 +29,7 @@ class Tensors:
     def _converted(self, value: Any) -> Any:
         if isinstance(value, list):
             return [self._converted(each) for each in value]
-        if not isinstance(value, np.ndarray):
-            return value
-        if value.dtype.name == ML_DTYPE:
-            return self.torch.from_numpy(value.view(np.int16)).view(self.torch.bfloat16)
-        return self.torch.from_numpy(value)
+        return tensor_of(self.torch, value) if isinstance(value, np.ndarray) else value
 
     def __getitem__(self, name: str) -> Any:
         """The argument of this name; None for an input that is not given."""
@@ -51,5 +43,4 @@ class Tensors:
         return tensor.view(math.prod(shape[:start]), math.prod(shape[start:]))
 
 
-Call = Callable[[], object]
 Setups = Mapping[str, Callable[[Tensors], Call | None]]

@@ -1,7 +1,8 @@
 """Who else computes what opgrad computes: for each peer, how to set each operator up.
 
-A setup gets the peer's module and the case and returns the call to be timed. All of them write into the
-case's results where the peer has a form that does. A peer that lacks a dtype has no call.
+A setup gets the peer's module, the case and the way in which to work, and returns the call to be timed: one that writes
+into the case's results, or one that makes its own. A peer without a call that works this way raises NoSuchWay, one that
+lacks an operator or a dtype has no call.
 """
 
 import importlib
@@ -14,23 +15,24 @@ from typing import Any
 import numpy as np
 
 import opgrad
-from opgrad.bench import composed, graph_peers
+from opgrad.bench import torch_peers
 from opgrad.bench.case import Case
 from opgrad.bench.form_case import FormCase
-from opgrad.bench.graph_case import GraphCase
-from opgrad.contract import FLOAT8, Array
+from opgrad.bench.torch_calls import ML_DTYPES
+from opgrad.bench.torch_peers import AnyCase
+from opgrad.bench.ways import NEW, Call, NoSuchWay, only
+from opgrad.contract import Array
 
-Call = Callable[[], object]
-
-ML_DTYPES = ("bfloat16", *FLOAT8)  # those that NumPy and torch know from each other by their bits alone
-PEERS = ("torch", "onnxruntime", "scipy", "numpy")
-# Elements beyond which one call of NumPy's many passes takes over half a second; it is not measured there.
-NUMPY_LIMIT = {"float32": 1 << 24, "float64": 1 << 23, "float16": 1 << 21, "bfloat16": 1 << 21}
+COMPILE = "torch.compile"
+PEERS = ("torch", COMPILE, "onnxruntime", "scipy", "numpy")
+# Elements beyond which one call of NumPy's many passes takes over a tenth of a second; it is not measured there.
+NUMPY_LIMIT = {"float32": 1 << 22, "float64": 1 << 21, "float16": 1 << 19, "bfloat16": 1 << 19}
+LONGEST_NOTE = 160  # characters
 
 
 def installed() -> list[str]:
     """The peers that this Python has."""
-    needs = {"onnxruntime": ("onnxruntime", "onnx")}
+    needs = {"onnxruntime": ("onnxruntime", "onnx"), COMPILE: ("torch",)}
     return [peer for peer in PEERS if all(importlib.util.find_spec(name) for name in needs.get(peer, (peer,)))]
 
 
@@ -42,128 +44,30 @@ def chosen(names: Sequence[str], present: Sequence[str]) -> list[str]:
     return list(names or present)
 
 
-def calls(case: Case | GraphCase, peers: Sequence[str]) -> dict[str, Call]:
-    """The calls of those peers that compute this case; a plan is compared with nothing but our own calls."""
-    if isinstance(case, GraphCase):
-        return graph_peers.calls(case, peers)
+def calls(case: AnyCase, peers: Sequence[str], way: str) -> tuple[dict[str, Call], dict[str, str]]:
+    """The calls of those peers that compute this case in this way, and what keeps others from it.
+
+    A plan is compared with nothing but our own calls.
+    """
     if isinstance(case, FormCase) and (ours := case.beside()):
-        return ours
-    found = {}
+        return ours, {}
+    found: dict[str, Call] = {}
+    notes: dict[str, str] = {}
     for peer in peers:
-        call = SETUPS[peer](case)
-        if call is not None:
-            found[peer] = call
-    return found
+        try:
+            call = SETUPS[peer](case, way)
+        except NoSuchWay as reason:
+            notes[peer] = str(reason)
+        else:
+            found |= {} if call is None else {peer: call}
+    return found, notes
 
 
-# --- torch ----------------------------------------------------------------------------------------------------
-
-
-class Torch:
-    """The case's arrays as tensors in the same memory, by name."""
-
-    def __init__(self, case: Case):
-        self.torch = importlib.import_module("torch")
-        self.torch.set_num_threads(opgrad.get_num_threads())
-        self.aten = self.torch.ops.aten
-        self.case = case
-        self.tensors = {name: self._tensor(array) for name, array in case.arrays.items()}
-
-    def _tensor(self, array: Any) -> Any:
-        if isinstance(array, self.torch.Tensor):
-            return array.detach()  # a tensor of its own, of which a peer may ask for a gradient
-        if array.dtype.name in ML_DTYPES:
-            bits = array.view(np.int16 if array.itemsize > 1 else np.int8)
-            return self.torch.from_numpy(bits).view(getattr(self.torch, array.dtype.name))
-        return self.torch.from_numpy(array)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.tensors[name]
-
-
-def _loss(t: Torch) -> Call:
-    log_softmax, nll_loss = t.torch.log_softmax, t.torch.nn.functional.nll_loss
-    logits, log_prob, labels = t["logits"], t["log_prob"], t["labels"]
-    return lambda: nll_loss(log_softmax(logits, 1, out=log_prob), labels)
-
-
-def _loss_only(t: Torch) -> Call:
-    """These tensors need no gradient, so nothing is kept for one; entering no_grad at each call would cost 4 µs."""
-    return partial(t.torch.nn.functional.cross_entropy, t["logits"], t["labels"])
-
-
-def _loss_grad(t: Torch) -> Call:
-    log_prob, labels = t["log_prob"], t["labels"]
-    middle, total = t.torch.empty_like(log_prob), log_prob.new_tensor(float(labels.numel()))
-    nll = t.aten.nll_loss_backward if log_prob.ndim == 2 else t.aten.nll_loss2d_backward
-    mean, ignore_index = 1, -100
-    given = (t["dy"], log_prob, labels, None, mean, ignore_index, total)
-    log_softmax = t.aten._log_softmax_backward_data.out
-
-    def backward() -> object:
-        nll.grad_input(*given, grad_input=middle)
-        return log_softmax(middle, log_prob, 1, log_prob.dtype, out=t["dlogits"])
-
-    return backward
-
-
-def _loss_and_grad(t: Torch) -> Call:
-    logits, labels = t["logits"].requires_grad_(), t["labels"]
-    cross_entropy, grad = t.torch.nn.functional.cross_entropy, t.torch.autograd.grad
-    return lambda: grad(cross_entropy(logits, labels), logits)
-
-
-def _softmax_grad(name: str, result: str) -> Callable[[Torch], Call]:
-    def setup(t: Torch) -> Call:
-        backward = getattr(t.aten, name).out
-        return partial(backward, t["dy"], t["y"], t.case.axis, t["y"].dtype, **{result: t["dx"]})
-
-    return setup
-
-
-def _elementwise(name: str, kept: str, *extra: Any) -> Callable[[Torch], Call]:
-    """A gradient of aten from dy and what the forward operator kept."""
-
-    def setup(t: Torch) -> Call:
-        return partial(getattr(t.aten, name).grad_input, t["dy"], t[kept], *extra, grad_input=t["dx"])
-
-    return setup
-
-
-TORCH: Mapping[str, Callable[[Torch], Call]] = {
-    "softmax": lambda t: partial(t.torch.softmax, t["x"], t.case.axis, out=t["y"]),
-    "log_softmax": lambda t: partial(t.torch.log_softmax, t["x"], t.case.axis, out=t["y"]),
-    "softmax_grad": _softmax_grad("_softmax_backward_data", "grad_input"),
-    "log_softmax_grad": _softmax_grad("_log_softmax_backward_data", "out"),
-    "softmax_cross_entropy_loss": _loss,
-    "softmax_cross_entropy_loss_only": _loss_only,
-    "softmax_cross_entropy_loss_grad": _loss_grad,
-    "softmax_cross_entropy_loss_and_grad": _loss_and_grad,
-    "relu": lambda t: partial(t.torch.clamp_min, t["x"], 0, out=t["y"]),
-    "sigmoid": lambda t: partial(t.torch.sigmoid, t["x"], out=t["y"]),
-    "tanh": lambda t: partial(t.torch.tanh, t["x"], out=t["y"]),
-    "quick_gelu": lambda t: partial(t.aten.silu.out, t["x"], out=t["y"]),
-    "leaky_relu": lambda t: partial(t.aten.leaky_relu.out, t["x"], 0.01, out=t["y"]),
-    "relu_grad": _elementwise("threshold_backward", "x", 0),
-    "sigmoid_grad": _elementwise("sigmoid_backward", "y"),
-    "tanh_grad": _elementwise("tanh_backward", "y"),
-    "quick_gelu_grad": _elementwise("silu_backward", "x"),
-    "leaky_relu_grad": _elementwise("leaky_relu_backward", "y", 0.01, True),
-    "gather": lambda t: partial(t.torch.index_select, t["x"], t.case.axis, t["indices"], out=t["y"]),
-    "gather_grad": lambda t: partial(
-        t.aten.embedding_dense_backward, t["dy"], t["indices"], t.case.shape[0], -1, False
-    ),
-    "in_place_accumulator": lambda t: partial(t.torch.add, t["buffer"], t["value"], out=t["sum"]),
-    "scale": lambda t: partial(t.torch.mul, t["x"], t["factor"], out=t["y"]),
-}
-
-
-def _torch(case: Case) -> Call | None:
-    if isinstance(case, FormCase):
-        tensors = Torch(case)
-        return composed.call(tensors.torch, case, tensors.tensors)
-    setup = TORCH.get(case.op.name)
-    return setup(Torch(case)) if setup else None
+def reason(error: Exception) -> str:
+    """An error in one line."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    text = first if isinstance(error, NoSuchWay) else f"{type(error).__name__}: {first}"
+    return text if len(text) <= LONGEST_NOTE else text[: LONGEST_NOTE - 1] + "…"
 
 
 # --- onnxruntime --------------------------------------------------------------------------------------------
@@ -183,24 +87,28 @@ ONNX: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def _onnxruntime(case: Case) -> Call | None:
-    if case.op.name not in ONNX or isinstance(case, FormCase):
+def _onnxruntime(case: AnyCase, way: str) -> Call | None:
+    if case.op.name not in ONNX or not isinstance(case, Case) or isinstance(case, FormCase):
         return None
     runtime = importlib.import_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = opgrad.get_num_threads()
-    options.log_severity_level = 4
-    try:
-        session = runtime.InferenceSession(_model(case), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        if type(error).__name__ in ("NotImplemented", "InvalidGraph"):  # no kernel for this dtype
-            return None
-        raise
+    session = _session(runtime, case)
+    if session is None:
+        return None
+    if way == NEW:
+        values = {name: _ort_value(runtime, case.arrays[name]) for name in ONNX[case.op.name][1]}
+        return partial(session.run_with_ort_values, list(case.results), values)
     binding = session.io_binding()
     for name, array in case.arrays.items():
         bind = binding.bind_output if name in case.results else binding.bind_input
         bind(name, "cpu", 0, _onnx_type(array), array.shape, array.ctypes.data)
     return partial(session.run_with_iobinding, binding)
+
+
+def _ort_value(runtime: Any, array: Array) -> Any:
+    """An array as onnxruntime takes it, bfloat16 by its bits."""
+    if array.dtype.name not in ML_DTYPES:
+        return runtime.OrtValue.ortvalue_from_numpy(array)
+    return runtime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _onnx_type(array))
 
 
 def _onnx_type(array: Array) -> int:
@@ -222,27 +130,60 @@ def _model(case: Case) -> bytes:
     return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
 
 
+def _session(runtime: Any, case: Case) -> Any:
+    """A session with this one operator; None if there is no kernel for the dtype."""
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = opgrad.get_num_threads()
+    options.log_severity_level = 4
+    try:
+        return runtime.InferenceSession(_model(case), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        if type(error).__name__ in ("NotImplemented", "InvalidGraph"):
+            return None
+        raise
+
+
 # --- SciPy and NumPy ----------------------------------------------------------------------------------------
 
-SCIPY: Mapping[str, Callable[[Any, Case], Call]] = {
-    "softmax": lambda special, case: partial(special.softmax, case.values["x"], axis=case.axis),
-    "log_softmax": lambda special, case: partial(special.log_softmax, case.values["x"], axis=case.axis),
-    "sigmoid": lambda special, case: partial(special.expit, case.values["x"], out=case.results["y"]),
+
+def _expit(special: Any, case: Case, way: str) -> Call:
+    return partial(special.expit, case.values["x"], **case.out(way))
+
+
+def _of_rows(name: str) -> Callable[[Any, Case, str], Call]:
+    def setup(special: Any, case: Case, way: str) -> Call:
+        only(NEW, way)
+        return partial(getattr(special, name), case.values["x"], axis=case.axis)
+
+    return setup
+
+
+SCIPY: Mapping[str, Callable[[Any, Case, str], Call]] = {
+    "softmax": _of_rows("softmax"),
+    "log_softmax": _of_rows("log_softmax"),
+    "sigmoid": _expit,
 }
 
 
-def _scipy(case: Case) -> Call | None:
+def _scipy(case: AnyCase, way: str) -> Call | None:
     setup = SCIPY.get(case.op.name)
-    if setup is None or isinstance(case, FormCase) or case.dtype not in ("float32", "float64") or _too_large(case):
+    if setup is None or not isinstance(case, Case) or isinstance(case, FormCase):
         return None
-    return setup(importlib.import_module("scipy.special"), case)
+    if case.dtype not in ("float32", "float64") or _too_large(case):
+        return None
+    return setup(importlib.import_module("scipy.special"), case, way)
 
 
-def _numpy(case: Case) -> Call | None:
+def _numpy(case: AnyCase, way: str) -> Call | None:
     """The reference as it stands, in the array's own dtype; of the forms of softmax those in one float dtype."""
+    if not isinstance(case, Case):
+        return None
     if isinstance(case, FormCase) and ("out_dtype" in case.values or "dropout" in case.values):
         return None
-    return None if _too_large(case) else partial(case.op.reference, **case.values)
+    if _too_large(case):
+        return None
+    only(NEW, way)
+    return partial(case.op.reference, **case.values)
 
 
 def _too_large(case: Case) -> bool:
@@ -250,8 +191,9 @@ def _too_large(case: Case) -> bool:
     return largest > NUMPY_LIMIT[case.dtype]
 
 
-SETUPS: Mapping[str, Callable[[Case], Call | None]] = {
-    "torch": _torch,
+SETUPS: Mapping[str, Callable[[AnyCase, str], Call | None]] = {
+    "torch": torch_peers.call,
+    COMPILE: torch_peers.compiled_call,
     "onnxruntime": _onnxruntime,
     "scipy": _scipy,
     "numpy": _numpy,

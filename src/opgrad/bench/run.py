@@ -12,8 +12,9 @@ from typing import Any
 import opgrad
 from opgrad import machine
 from opgrad.bench.cells import Cell, select
-from opgrad.bench.figures import read
+from opgrad.bench.figures import FORMAT, read
 from opgrad.bench.measure import measure_each
+from opgrad.bench.memories import DEFAULT
 from opgrad.bench.targets import Target, target
 from opgrad.contract import graph_operators, operators
 
@@ -32,6 +33,7 @@ class Options:
     seconds: float | None = None
     quick: bool = False
     groups: str = ""
+    memory: str = ""
 
 
 def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[Progress], dict[str, Any]]:
@@ -42,7 +44,10 @@ def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[P
     """
     chosen = target(options.device)
     ops, dtypes, shapes = _names(options.ops), _names(options.dtypes), _names(options.shapes)
-    cells = select(ops, dtypes, shapes, options.quick, chosen.workloads, _names(options.groups))
+    memories = _names(options.memory)
+    if memories and options.device != "cpu":
+        raise ValueError(f"bench: memory is {options.memory!r}, but arrays on {options.device} lie in the device's")
+    cells = select(ops, dtypes, shapes, options.quick, chosen.workloads, _names(options.groups), memories)
     if not cells:
         raise ValueError("bench: no cell has these operators, dtypes, shapes and groups")
     peers = chosen.peers(_names(options.peers))
@@ -73,7 +78,7 @@ def run(
     began = time.perf_counter()
     measured = measure_each(cells, lambda cell: chosen.measure(cell, peers, seconds), progress)
     return {
-        "format": 1,
+        "format": FORMAT,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "seconds": round(time.perf_counter() - began, 1),
         **_surroundings(chosen),
@@ -125,21 +130,21 @@ def _check_same(old: dict[str, Any], now: dict[str, Any]) -> None:
             raise ValueError(f"bench: the file has another {what}, so its cells cannot be kept: leave --update away")
 
 
-Key = tuple[str, str, str]
+Key = tuple[str, str, str, str]
 
 
 def _key(cell: dict[str, Any]) -> Key:
-    return cell["operator"], cell["workload"], cell["dtype"]
+    return cell["operator"], cell["workload"], cell["dtype"], cell.get("memory", DEFAULT)
 
 
 def _sorted(cells: dict[Key, dict[str, Any]]) -> list[dict[str, Any]]:
-    """By operator, then by workload and dtype in the order of their first appearance."""
+    """By operator, then by workload, dtype and memory in the order of their first appearance."""
     order = {name: place for place, name in enumerate([*operators(), *graph_operators()])}
-    workloads = list(dict.fromkeys(workload for _, workload, _ in cells))
-    dtypes = list(dict.fromkeys(dtype for _, _, dtype in cells))
+    others = [list(dict.fromkeys(part)) for part in list(zip(*cells, strict=True))[1:]]
 
-    def place(key: Key) -> tuple[int, int, int]:
-        operator, workload, dtype = key
-        return order.get(operator, len(order)), workloads.index(workload), dtypes.index(dtype)
+    def place(key: Key) -> tuple[int, ...]:
+        operator, *rest = key
+        places = (known.index(part) for known, part in zip(others, rest, strict=True))
+        return order.get(operator, len(order)), *places
 
     return [cells[key] for key in sorted(cells, key=place)]

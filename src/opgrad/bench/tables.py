@@ -7,9 +7,14 @@ from rich.console import Console
 from rich.table import Table
 
 from opgrad.bench.cells import ATTRIBUTES, BROADCAST, GRADIENTS, GRAPH, PLANS, POST_OPS, TYPES
-from opgrad.bench.figures import Figures, figures, forms, geometric_mean, losses, plans, times_of_fastest
+from opgrad.bench.figures import Figures, Times, figures, forms, geometric_mean, losses, plans, times_of_fastest
+from opgrad.bench.memories import DEFAULT
+from opgrad.bench.ways import GIVEN, NEW, WAYS
 
-COLUMNS = ("operator", "shape", "dtype", "time", "GB/s", "of copy", "best peer", "its time", "ratio", "ulp")
+OURS_IN = {NEW: ("time", "GB/s", "of copy"), GIVEN: ("given",)}
+PEERS_IN = ("best peer", "its time", "ratio")
+COLUMNS = ("operator", "shape", "dtype", *OURS_IN[NEW], *PEERS_IN, *OURS_IN[GIVEN], *PEERS_IN, "ulp")
+NOBODY = "none"  # in place of the best peer, where no peer works this way
 OF_FASTEST = "of fastest"  # one more for the forms of softmax
 PLAN_COLUMNS = ("operator", "shape", "dtype", "plan", "call", "kernel", "plan - kernel")
 TITLES = {
@@ -23,7 +28,7 @@ TITLES = {
 }
 HOST = "host"  # one more on a device: the time after which a call returns
 LEFT = 3  # columns with text; the others hold numbers
-PIPE_WIDTH = 160  # of a table in a file or a pipe
+PIPE_WIDTH = 200  # of a table in a file or a pipe
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
@@ -32,14 +37,14 @@ def show(console: Console, result: dict[str, Any]) -> None:
         console.width = PIPE_WIDTH
     cells = figures(result)
     if cells:
-        slower = [cell.is_slower for cell in cells]
+        slower = [cell.new.is_slower for cell in cells]
         console.print(_table("", _columns(result), [_row(cell) for cell in cells], slower))
         console.print(summary(cells))
     for title, columns, rows in _form_tables(result):
         console.print(_table(title, columns, rows))
     console.print(machine_line(result), highlight=False)
     for cell in losses(cells):
-        console.print(f"  slower: {cell.name}, {cell.ratio:.2f}x {cell.peer}", highlight=False)
+        console.print(f"  slower: {cell.name}, {cell.new.ratio:.2f}x {cell.new.peer}", highlight=False)
     for line in left_out(result):
         console.print(f"  left out: {line}", highlight=False, markup=False)
 
@@ -54,12 +59,19 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], sl
 
 
 def summary(cells: Sequence[Figures]) -> str:
-    """The geometric mean over all cells, and how many are slower."""
-    mean = geometric_mean(cells)
+    """The geometric mean over all cells that have a peer, and how many are slower, for each way."""
+    said = [said for way in WAYS if (said := _summary_of(cells, way))]
+    return f"Over {len(cells)} cells, {'; '.join(said)}." if said else f"{len(cells)} cells, no peer."
+
+
+def _summary_of(cells: Sequence[Figures], way: str) -> str:
+    """Of one way; nothing where nobody works so."""
+    mean = geometric_mean(cells, way)
     if mean is None:
-        return f"{len(cells)} cells, no peer."
-    slower = f"slower than the best peer in {len(losses(cells)) or 'none'}"
-    return f"Over {len(cells)} cells, {mean:.2f} times as fast as the best peer (geometric mean); {slower}."
+        return ""
+    where = "new memory" if way == NEW else "memory that is given"
+    slower = f"slower in {len(losses(cells, way)) or 'none'}"
+    return f"{mean:.2f} times as fast as the best peer with results in {where} (geometric mean), {slower}"
 
 
 def left_out(result: dict[str, Any]) -> list[str]:
@@ -67,8 +79,9 @@ def left_out(result: dict[str, Any]) -> list[str]:
     lines = [f"{_name(cell)}: {cell['left_out']}" for cell in result.get("left_out", [])]
     kept: dict[tuple[str, str], list[str]] = {}
     for cell in result["cells"]:
-        for note in cell.get("notes", {}).items():
-            kept.setdefault(note, []).append(_name(cell))
+        for measured in cell["ways"].values():
+            for note in measured["notes"].items():
+                kept.setdefault(note, []).append(_name(cell))
     for (peer, note), names in kept.items():
         where = names[0] if len(names) == 1 else f"{len(names)} cells such as {names[0]}"
         lines.append(f"{peer} in {where}: {note}")
@@ -162,26 +175,39 @@ def _line(entries: Sequence[str]) -> str:
 
 
 def _entry(cell: Figures | None) -> str:
+    """Our time and speed with results in new memory, and both ways' ratios."""
     if cell is None:
         return ""
-    rival = f", **{cell.ratio:.2f}x** {cell.peer}" if cell.ratio else ""
-    return f"{duration(cell.seconds)}, {cell.gigabytes:.0f} GB/s{rival}"
+    given = cell.ways.get(GIVEN)
+    of_given = f"; given {_rival(given)}" if given else ""
+    return f"{duration(cell.new.seconds)}, {cell.new.gigabytes:.0f} GB/s, **{_rival(cell.new)}**{of_given}"
+
+
+def _rival(times: Times) -> str:
+    return f"{times.ratio:.2f}x {times.peer}" if times.ratio else "no peer"
 
 
 def _row(cell: Figures, code: bool = False) -> list[str]:
+    new, given = cell.new, cell.ways.get(GIVEN)
     return [
         _name_of(cell.operator, code),
         cell.workload,
-        cell.dtype,
-        duration(cell.seconds),
-        f"{cell.gigabytes:.1f}",
-        f"{cell.share_of_copy:.0%}",
-        cell.peer or "",
-        duration(cell.peer_seconds) if cell.peer_seconds else "",
-        f"{cell.ratio:.2f}" if cell.ratio else "",
+        cell.dtype if cell.memory == DEFAULT else f"{cell.dtype}, {cell.memory} memory",
+        duration(new.seconds),
+        f"{new.gigabytes:.1f}",
+        f"{new.share_of_copy:.0%}",
+        *_best(new),
+        *([duration(given.seconds), *_best(given)] if given else [""] * 4),
         f"{cell.error_ulp:.2f}" if cell.error_ulp is not None else "not finite",
-        *([] if cell.host_seconds is None else [duration(cell.host_seconds)]),
+        *([] if new.host_seconds is None else [duration(new.host_seconds)]),
     ]
+
+
+def _best(times: Times) -> tuple[str, str, str]:
+    """The best peer, its time, and that over ours."""
+    if times.peer_seconds is None:
+        return NOBODY, "", ""
+    return times.peer or "", duration(times.peer_seconds), f"{times.ratio:.2f}"
 
 
 def duration(seconds: float) -> str:

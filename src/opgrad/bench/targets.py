@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from opgrad.bench import peers
@@ -12,10 +12,13 @@ from opgrad.bench.copying import MOST_COPIED, copier
 from opgrad.bench.form_case import FormCase
 from opgrad.bench.graph_case import GraphCase
 from opgrad.bench.measure import COPY, OURS, interleaved
+from opgrad.bench.peers import COMPILE
+from opgrad.bench.ways import GIVEN, Call, by_way
 
 TARGETS = ("cpu", "cuda")
 MANY_PASSES = ("scipy", "numpy")
-SLOW = 0.5  # seconds of one call beyond which these are left out
+SLOW = 0.1  # seconds of one call beyond which these are left out
+COMPILED_FROM = 1 << 16  # bytes moved: with fewer, the checks before torch.compile's code runs take longest
 
 
 class Target(Protocol):
@@ -56,7 +59,7 @@ class Cpu:
 
     workloads = WORKLOADS
     packages: Sequence[str] = ()
-    seconds, quick_seconds = 0.6, 0.2
+    seconds, quick_seconds = 0.5, 0.2
 
     def peers(self, names: Sequence[str]) -> list[str]:
         return peers.chosen(names, peers.installed())
@@ -65,25 +68,41 @@ class Cpu:
         return None
 
     def measure(self, cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
-        group = cell.workload.group
-        case = _case(cell)
-        ours = case.call()
-        ours()
-        traffic = case.traffic()
-        error = case.error()
+        group, case = cell.workload.group, _case(cell)
+        case.call(GIVEN)()
+        traffic, error = case.traffic(), case.error()
         copy = copier(min(traffic, MOST_COPIED))
-        rivals = {name: call for name, call in peers.calls(case, names).items() if _usable(name, call)}
+        chosen = [name for name in names if name != COMPILE or traffic >= COMPILED_FROM]
+        calls, notes = contestants(case, chosen)
+        times = interleaved({COPY: copy, **calls}, seconds)
         return {
             "operator": cell.op.name,
             "workload": case.label if isinstance(case, GraphCase) else cell.workload.label,
             "dtype": cell.dtype,
+            "memory": cell.memory,
             "headline": cell.workload.headline,
             **({} if group == PLAIN else {"group": group}),
             "bytes": traffic,
             "copied_bytes": copy.bytes,
             "error_ulp": error if math.isfinite(error) else None,
-            "times": interleaved({OURS: ours, COPY: copy, **rivals}, seconds),
+            "copy": times.pop(COPY),
+            "ways": by_way(times, notes),
         }
+
+
+def contestants(case: Case | GraphCase, names: Sequence[str]) -> tuple[dict[str, Call], dict[str, dict[str, str]]]:
+    """Our call and the peers' by way and name, and for each way what keeps a peer from it."""
+    calls: dict[str, Call] = {}
+    notes: dict[str, dict[str, str]] = {}
+    for way in case.ways:
+        calls[f"{way} {OURS}"] = case.call(way)
+        rivals, notes[way] = peers.calls(case, names, way)
+        for name, call in rivals.items():
+            if (reason := _unusable(name, call)) is None:
+                calls[f"{way} {name}"] = call
+            elif reason:
+                notes[way][name] = reason
+    return calls, notes
 
 
 def _case(cell: Cell) -> Case | GraphCase:
@@ -92,13 +111,17 @@ def _case(cell: Cell) -> Case | GraphCase:
     return Case(cell) if cell.workload.group == PLAIN else FormCase(cell)
 
 
-def _usable(name: str, call: Callable[[], object]) -> bool:
-    """Whether a peer has this dtype and is not out of the race."""
+def _unusable(name: str, call: Call) -> str | None:
+    """What keeps a peer from the race: nothing, with None; that it lacks this dtype, which goes without saying."""
     start = time.perf_counter()
     try:
         call()
-    except (NotImplementedError, RuntimeError) as error:
-        if "not implemented" not in str(error):
-            raise
-        return False
-    return name not in MANY_PASSES or time.perf_counter() - start < SLOW
+    except Exception as error:
+        if name == COMPILE:
+            return peers.reason(error)
+        if isinstance(error, NotImplementedError | RuntimeError) and "not implemented" in str(error):
+            return ""
+        raise
+    if name in MANY_PASSES and time.perf_counter() - start >= SLOW:
+        return f"takes over {SLOW} seconds"
+    return None

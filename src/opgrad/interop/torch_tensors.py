@@ -18,6 +18,7 @@ from opgrad.contract import DTYPES, FLOATS, Operator, Shape, Spec, plain
 from opgrad.contract.layout import contiguous
 from opgrad.contract.libraries import HOST, NUMBERS, Arrays
 from opgrad.cuda import ALIGNMENT
+from opgrad.interop import torch_storages
 from opgrad.interop.device import Runners, extent
 from opgrad.interop.host import HostPlan
 
@@ -237,8 +238,7 @@ class _Memory:
         return tuple(stride * spec.dtype.itemsize for stride in like.stride())
 
     def maker(self, spec: Spec, like: torch.Tensor) -> Callable[[], torch.Tensor]:
-        strides = tuple(stride // spec.dtype.itemsize for stride in spec.strides or ())
-        return partial(torch.empty_strided, spec.shape, strides, dtype=TORCH_DTYPES[spec.dtype], device=like.device)
+        return partial(torch.empty_strided, *_places(spec), dtype=TORCH_DTYPES[spec.dtype], device=like.device)
 
     def packed(self, array: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
         inverse = sorted(range(len(order)), key=order.__getitem__)
@@ -256,11 +256,19 @@ class _Memory:
         return torch._C._cuda_getCurrentRawStream(like.device.index)
 
 
+def _places(spec: Spec) -> tuple[Shape, Shape]:
+    """Shape, and strides in elements."""
+    return spec.shape, tuple(stride // spec.dtype.itemsize for stride in spec.strides or ())
+
+
 class _HostMemory(_Memory):
     """Tensors on the CPU, whose kernels take any alignment."""
 
     def key(self, array: torch.Tensor) -> Any:
         return array.shape, array.stride(), array.dtype, array.device
+
+    def maker(self, spec: Spec, like: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return torch_storages.maker(*_places(spec), TORCH_DTYPES[spec.dtype])
 
 
 def view_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

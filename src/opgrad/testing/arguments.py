@@ -49,19 +49,19 @@ class Source(Protocol):
 
 
 class Numpy:
-    """Random NumPy arrays that start a cache line."""
+    """Random NumPy arrays, which start a cache line unless another maker of empty arrays is given."""
 
-    def __init__(self, seed: int):
-        self.generator = np.random.default_rng(seed)
+    def __init__(self, seed: int, empty: Callable[[Shape, np.dtype[Any]], Array] | None = None):
+        self.generator, self.empty = np.random.default_rng(seed), empty or aligned
 
     def integers(self, high: int, shape: Shape) -> Array:
         return self.generator.integers(0, high, shape)
 
     def normal(self, shape: Shape, dtype: str) -> Array:
-        return _repeated(lambda count: self.generator.standard_normal(count, np.float32), shape, DTYPES[dtype])
+        return _repeated(lambda n: self.generator.standard_normal(n, np.float32), self.empty(shape, DTYPES[dtype]))
 
     def factors(self, shape: Shape, dtype: str) -> Array:
-        return _repeated(lambda count: self.generator.uniform(0.5, 1.5, count), shape, DTYPES[dtype])
+        return _repeated(lambda n: self.generator.uniform(0.5, 1.5, n), self.empty(shape, DTYPES[dtype]))
 
 
 def aligned(shape: Shape, dtype: np.dtype[Any]) -> Array:
@@ -72,17 +72,16 @@ def aligned(shape: Shape, dtype: np.dtype[Any]) -> Array:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def _repeated(draw: Callable[[int], Array], shape: Shape, dtype: np.dtype[Any]) -> Array:
-    """An array of random numbers that repeat."""
-    made = aligned(shape, dtype)
+def _repeated(draw: Callable[[int], Array], made: Array) -> Array:
+    """The array, filled with random numbers that repeat."""
     flat = made.reshape(-1)
-    block = draw(min(flat.size, PERIOD)).astype(dtype)
+    block = draw(min(flat.size, PERIOD)).astype(made.dtype)
     for start in range(0, flat.size, PERIOD):
         flat[start : start + PERIOD] = block[: flat.size - start]
     return made
 
 
-def _called(op: Operator, given: dict[str, Any]) -> Sequence[Any]:
+def called(op: Operator, given: dict[str, Any]) -> Sequence[Any]:
     """The results of the public function."""
     results = getattr(opgrad, op.name)(**given)
     return results if isinstance(results, tuple) else (results,)
@@ -98,7 +97,7 @@ def arguments(
     optional: bool = False,
     seed: int = 0,
     source: Callable[[int], Source] = Numpy,
-    forward: Callable[[Operator, dict[str, Any]], Sequence[Any]] = _called,
+    forward: Callable[[Operator, dict[str, Any]], Sequence[Any]] = called,
     **attributes: Any,
 ) -> dict[str, Any]:
     """Arguments of an operator by name, with random arrays.

@@ -64,6 +64,9 @@ class TensorCase(Case):
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> torch.Tensor:
         return torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=self.device)
 
+    def placed(self, array: torch.Tensor) -> torch.Tensor:
+        return array
+
     def spec(self, array: torch.Tensor) -> Spec:
         return Spec(tuple(array.shape), numpy_dtype(array.dtype))
 

@@ -1,7 +1,7 @@
 """Who else computes on CUDA what opgrad computes: torch, torch.compile, and where installed Liger-Kernel and QuACK.
 
-A setup gets the copies of a case and returns a call for each. PyTorch's eager calls are those of the CPU, which write
-into the case's results; the other peers return what they compute.
+A setup gets the copies of a case and the way in which to work, and returns a call for each. PyTorch's eager calls are
+those of the CPU, in either way; the other peers return what they compute, in new memory alone.
 """
 
 import importlib
@@ -14,10 +14,11 @@ import torch
 from torch.nn.functional import cross_entropy, nll_loss
 
 from opgrad.bench.case import Case
-from opgrad.bench.peers import TORCH, Call, Torch
+from opgrad.bench.peers import reason as reason
+from opgrad.bench.torch_peers import TORCH, Torch, with_grad
+from opgrad.bench.ways import NEW, Call, NoSuchWay, only
 
 PEERS = {"torch": "torch", "torch.compile": "torch", "liger": "liger_kernel", "quack": "quack"}  # name, module
-LONGEST_NOTE = 160  # characters
 
 aten = torch.ops.aten
 
@@ -28,9 +29,9 @@ def installed() -> list[str]:
 
 
 def calls(
-    cases: Sequence[Case], names: Sequence[str], wait: Callable[[], None]
+    cases: Sequence[Case], names: Sequence[str], way: str, wait: Callable[[], None]
 ) -> tuple[dict[str, list[Call]], dict[str, str]]:
-    """The calls of those peers that compute this case, and for others what keeps them from it.
+    """The calls of those peers that compute this case in this way, and for others what keeps them from it.
 
     wait: waits for the device, where an error may come to light.
     """
@@ -38,7 +39,7 @@ def calls(
     notes: dict[str, str] = {}
     for name in names:
         try:
-            made = SETUPS[name](cases)
+            made = SETUPS[name](cases, way)
             for call in made:
                 call()
             wait()
@@ -49,23 +50,16 @@ def calls(
     return found, notes
 
 
-def reason(error: Exception) -> str:
-    """An error in one line."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    text = first if isinstance(error, Unsupported) else f"{type(error).__name__}: {first}"
-    return text if len(text) <= LONGEST_NOTE else text[: LONGEST_NOTE - 1] + "…"
-
-
-class Unsupported(Exception):
+class Unsupported(NoSuchWay):
     """What a peer is known not to do."""
 
 
 # --- torch ----------------------------------------------------------------------------------------------------------
 
 
-def _torch(cases: Sequence[Case]) -> list[Call]:
+def _torch(cases: Sequence[Case], way: str) -> list[Call]:
     setup = TORCH.get(cases[0].op.name)
-    return [setup(Torch(case)) for case in cases] if setup else []
+    return [setup(Torch(case, way)) for case in cases] if setup else []
 
 
 # --- torch.compile --------------------------------------------------------------------------------------------------
@@ -133,44 +127,41 @@ def _quick_gelu_grad(dy: Any, x: Any) -> Any:
     return dy * gate * (1 + 1.702 * x * (1 - gate))
 
 
-def _compiled(cases: Sequence[Case]) -> list[Call]:
+def _compiled(cases: Sequence[Case], way: str) -> list[Call]:
     """The operator's expression compiled for this shape alone; of the fused loss, what autograd makes of it."""
     name, first = cases[0].op.name, cases[0]
     if name not in EXPRESSIONS:
         return []
+    only(NEW, way)
     arguments, make = EXPRESSIONS[name]
     torch.compiler.reset()  # after 8 shapes of one expression, PyTorch would compile no more
     compiled = torch.compile(make(first.axis, first.shape[0]), dynamic=False, fullgraph=True)
-    tensors = [[t[argument] for argument in arguments] for t in map(Torch, cases)]
+    every = [Torch(case, way) for case in cases]
     if name == "softmax_cross_entropy_loss_and_grad":
-        return [_with_grad(compiled, logits, labels) for logits, labels in tensors]
-    return [partial(compiled, *each) for each in tensors]
-
-
-def _with_grad(loss: Callable[[Any, Any], Any], logits: Any, labels: Any) -> Call:
-    """A loss and its gradient by autograd."""
-    logits.requires_grad_()
-    return lambda: torch.autograd.grad(loss(logits, labels), logits)
+        return [with_grad(compiled, t) for t in every]
+    return [partial(compiled, *[t[argument] for argument in arguments]) for t in every]
 
 
 # --- Liger-Kernel and QuACK -----------------------------------------------------------------------------------------
 
 
-def _liger(cases: Sequence[Case]) -> list[Call]:
+def _liger(cases: Sequence[Case], way: str) -> list[Call]:
     """Its loss writes the gradient over the logits, which are therefore copies."""
     if cases[0].op.name not in ROWS_ONLY:
         return []
+    only(NEW, way)
     _check_rows(cases[0])
     liger = importlib.import_module("liger_kernel.transformers.functional")
     setup = ROWS_ONLY[cases[0].op.name]
     return [setup(liger.liger_softmax, liger.liger_cross_entropy, _Copied(case)) for case in cases]
 
 
-def _quack(cases: Sequence[Case]) -> list[Call]:
+def _quack(cases: Sequence[Case], way: str) -> list[Call]:
     """Its fused loss gives each sample's loss and gradient; their mean is left out, to its advantage."""
     name = cases[0].op.name
     if name not in ROWS_ONLY:
         return []
+    only(NEW, way)
     _check_rows(cases[0])
     quack = importlib.import_module("quack")
     if name == "softmax_cross_entropy_loss_and_grad":
@@ -203,10 +194,10 @@ ROWS_ONLY: Mapping[str, Callable[[Any, Any, Torch], Call]] = {
     "softmax": lambda softmax, _, t: partial(softmax, t["x"]),
     "softmax_grad": lambda softmax, _, t: _backward(softmax, t),
     "softmax_cross_entropy_loss_only": lambda _, loss, t: partial(loss, t["logits"], t["labels"]),
-    "softmax_cross_entropy_loss_and_grad": lambda _, loss, t: _with_grad(loss, t["logits"], t["labels"]),
+    "softmax_cross_entropy_loss_and_grad": lambda _, loss, t: with_grad(loss, t),
 }
 
-SETUPS: Mapping[str, Callable[[Sequence[Case]], list[Call]]] = {
+SETUPS: Mapping[str, Callable[[Sequence[Case], str], list[Call]]] = {
     "torch": _torch,
     "torch.compile": _compiled,
     "liger": _liger,

@@ -14,6 +14,7 @@ from opgrad.bench.cuda.case import TensorCase
 from opgrad.bench.cuda.device import Device
 from opgrad.bench.cuda.measure import interleaved
 from opgrad.bench.measure import COPY, OURS
+from opgrad.bench.ways import WAYS, by_way
 from opgrad.contract.signature import prepare
 
 ROTATED = 2  # times the L2 cache: one round through the copies of a cell's arrays moves more
@@ -24,7 +25,7 @@ MOST_COPIED = 1 << 31  # bytes moved: more of them are not faster, and take memo
 class Cuda:
     """PyTorch's current CUDA device."""
 
-    seconds, quick_seconds = 0.3, 0.1  # a cell, by default
+    seconds, quick_seconds = 0.6, 0.2  # a cell, by default
     packages: Sequence[str] = ("liger-kernel", "quack-kernels")
 
     def __init__(self, device: Device):
@@ -61,13 +62,14 @@ class Cuda:
         clock.wait()
         error, traffic = case.error(), case.traffic()
         cases = case.copies(self.copies(traffic))
-        rivals, notes = peers.calls(cases, names, clock.wait)
         copied = min(traffic, MOST_COPIED)
-        contestants = {
-            OURS: [each.call() for each in cases],
-            COPY: [self._copy(copied) for _ in cases],
-            **rivals,
-        }
+        contestants = {COPY: [self._copy(copied) for _ in cases]}
+        notes: dict[str, dict[str, str]] = {}
+        for way in WAYS:
+            rivals, notes[way] = peers.calls(cases, names, way, clock.wait)
+            contestants[f"{way} {OURS}"] = [each.call(way) for each in cases]
+            contestants |= {f"{way} {name}": made for name, made in rivals.items()}
+        times = interleaved(contestants, seconds, clock, traffic < SMALL)
         return {
             "headline": cell.workload.headline,
             "bytes": traffic,
@@ -76,8 +78,8 @@ class Cuda:
             "clock": "host" if traffic < SMALL else "device",
             "regime": regime(case),
             "error_ulp": error if math.isfinite(error) else None,
-            "times": interleaved(contestants, seconds, clock, traffic < SMALL),
-            "notes": notes,
+            "copy": times.pop(COPY),
+            "ways": by_way(times, notes),
         }
 
     def copies(self, traffic: int) -> int:

@@ -1,0 +1,30 @@
+"""Whose memory the arrays of a cell lie in: everybody works on the same."""
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from opgrad.contract import Array, Shape
+from opgrad.testing.arguments import aligned
+
+Empty = Callable[[Shape, np.dtype[Any]], Array]
+
+
+def _torch(shape: Shape, dtype: np.dtype[Any]) -> Array:
+    """PyTorch's, at a cache line, in small pages."""
+    torch = importlib.import_module("torch")
+    memory: Array = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8).numpy()
+    return memory.view(dtype).reshape(shape)
+
+
+def _view(shape: Shape, dtype: np.dtype[Any]) -> Array:
+    """One element behind where NumPy's memory starts."""
+    return np.empty(math.prod(shape) + 1, dtype)[1:].reshape(shape)
+
+
+# NumPy's memory starts 16 bytes behind a multiple of 64 if it is large.
+MEMORIES: Mapping[str, Empty] = {"aligned": aligned, "numpy": np.empty, "torch": _torch, "view": _view}
+DEFAULT = "numpy"
