@@ -58,7 +58,7 @@ def _context() -> Context:
 
 
 def numpy_function(place: int) -> int:
-    """The address of a function, or of a type, of NumPy's C interface, by its place in the table, which never changes."""
+    """The address of a function, or of a type, in the table of NumPy's C interface, where its place never changes."""
     core: Any = np._core if hasattr(np, "_core") else np.core
     return (ctypes.c_size_t * (place + 1)).from_address(_pointer(core._multiarray_umath._ARRAY_API, None))[place]
 

@@ -253,7 +253,7 @@ for _ in range(3):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
 def test_results_for_which_there_is_no_memory():
-    assert run_python(NO_MEMORY, OPGRAD_NUM_THREADS="1").split() == ["refused"] * 3
+    assert run_python(NO_MEMORY, OPGRAD_NUM_THREADS="1", OPGRAD_POOL_BYTES="0").split() == ["refused"] * 3
 
 
 def test_it_stays_a_function():
