@@ -94,33 +94,9 @@ class GraphBody(Body):
         self._arrays[named.name] = numpy_helper.to_array(named)
         return Value(self, named.name, tensor.data_type, list(tensor.dims))
 
-    def scan(
-        self,
-        states: Sequence[Value],
-        sequences: Sequence[Value],
-        turn: Callable[..., tuple[Sequence[Value], Sequence[Value]]],
-        backward: bool = False,
-    ) -> list[Value]:
-        """The last states, and the sequences of what each turn gives.
-
-        turn(inner, *states, *elements) writes into the body `inner` of the scan and gives new states and elements;
-        values from outside go through `inner.outer`. The sequences run along axis 0, from the end if `backward`.
-        """
-        inner = Body(self.opset, f"{self._scope}/scan_{self._count}_")
-        taken = [inner.input() for _ in (*states, *sequences)]
-        new, given = turn(inner, *taken)
-        results = [each.apply("Identity") for each in (*new, *given)]
-        kinds = [each.element_type or TensorProto.FLOAT for each in (*states, *sequences)]
-        inputs = [helper.make_tensor_value_info(a.name, kind, None) for a, kind in zip(taken, kinds, strict=True)]
-        kind = kinds[0]
-        outputs = [helper.make_tensor_value_info(each.name, kind, None) for each in results]
-        attributes = {
-            "num_scan_inputs": len(sequences),
-            "scan_input_directions": [int(backward)] * len(sequences),
-            "scan_output_directions": [int(backward)] * len(given),
-            "body": helper.make_graph(inner.nodes, "body", inputs, outputs),
-        }
-        return self.nodes_of("Scan", len(results), *states, *sequences, **attributes)
+    def inner_prefix(self) -> str:
+        """What the names inside the next node with a body start with."""
+        return f"{self._scope}/scan_{self._count}_"
 
     def declare(self, value: Value, element_type: int, sizes: Sizes | None) -> Value:
         """The same value, with what is known of it; the graph will tell it, too."""

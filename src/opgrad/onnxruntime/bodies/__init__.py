@@ -12,6 +12,7 @@ from opgrad.onnxruntime.bodies import (
     normalization,
     optimizer,
     pooling,
+    recurrent,
     softmax,
 )
 from opgrad.onnxruntime.bodies.forms import FORMS, Call, Form, NoForm
@@ -32,5 +33,6 @@ __all__ = [
     "normalization",
     "optimizer",
     "pooling",
+    "recurrent",
     "softmax",
 ]
