@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime.training.api as api
 from onnx import numpy_helper, parser
 from onnxruntime.training import artifacts

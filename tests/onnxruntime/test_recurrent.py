@@ -127,6 +127,8 @@ def lowered(model, feeds):
 
 @pytest.mark.parametrize("case", [case for case in REFUSED if case != "hidden_size"])
 def test_what_has_no_plain_form(case):
-    model = onnx.load_from_string(one_node("LSTMTraining", [("x", "float32")] * 3, [("y", "float32")], **REFUSED[case][0]))
+    model = onnx.load_from_string(
+        one_node("LSTMTraining", [("x", "float32")] * 3, [("y", "float32")], **REFUSED[case][0])
+    )
     with pytest.raises(NotImplementedError, match="LSTMTraining has no form of plain operators"):
         lower(model)

@@ -4,7 +4,7 @@ What is written twice with the same inputs and attributes is one node; constants
 element type of every value is known, so that numbers beside it are constants of its type.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ OPTIONAL_RESULTS = {
     "ConvGrad": 0,
     "DivGrad": 0,
     "BroadcastGradientArgs": 0,
+    "GRUGrad": 0,
+    "LSTMGrad": 0,
 }
 
 
@@ -34,10 +36,12 @@ class GraphBody(Body):
     """Nodes that are appended to a graph.
 
     opset: of ai.onnx, 11 or later. taken: names that the graph has already; new ones are added.
+    plain: whether all nodes will be written in ai.onnx in the end.
     """
 
-    def __init__(self, opset: int, taken: set[str]):
+    def __init__(self, opset: int, taken: set[str], plain: bool = False):
         super().__init__(opset)
+        self.plain = plain
         self.initializers: list[TensorProto] = []
         self.infos: dict[str, onnx.ValueInfoProto] = {}
         self._taken = taken

@@ -4,8 +4,7 @@ A step is over N sequences at once: h and c are [N, H], x[t] is [N, I].
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -172,7 +171,6 @@ def gru_gradients(
         dh0[d] = dh
     dx, dw, dbias = _of_inputs(dz_x, x, w)
     return dx, dw, dr, np.concatenate([dbias, dz_h.sum((0, 2))], 1), dh0
-
 
 
 def _reset_back(r: Sequence[Array], bias: Array, dn: Array, s: Array, h: Array) -> tuple[Array, Array, Array]:

@@ -79,9 +79,14 @@ STATE = _tensor(_state, 3, "directions, sequences, numbers of a state")
 X = Annotated[Array, Tensor(NUMBERS, ranks=range(3, 4), role="alone")]
 State = Annotated[Array, STATE]
 Steps = Annotated[Array, _steps()]
-LstmW, LstmR, LstmBias = Annotated[Array, _from_x(LSTM)], Annotated[Array, _from_h(LSTM)], Annotated[Array, _vectors(8)]
-LstmGates, Peepholes = Annotated[Array, _steps(LSTM)], Annotated[Array, _vectors(3)]
-GruW, GruR, GruBias = Annotated[Array, _from_x(GRU)], Annotated[Array, _from_h(GRU)], Annotated[Array, _vectors(6)]
+LstmW = Annotated[Array, _from_x(LSTM)]
+LstmR = Annotated[Array, _from_h(LSTM)]
+LstmBias = Annotated[Array, _vectors(2 * LSTM)]
+LstmGates = Annotated[Array, _steps(LSTM)]
+Peepholes = Annotated[Array, _vectors(3)]
+GruW = Annotated[Array, _from_x(GRU)]
+GruR = Annotated[Array, _from_h(GRU)]
+GruBias = Annotated[Array, _vectors(2 * GRU)]
 GruGates = Annotated[Array, _steps(GRU)]
 OF_X = Tensor(NUMBERS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x", role="alone")
 OF_W = Tensor(NUMBERS, lambda shapes, _: shapes["w"], "the shape of w", dtype_of="x", role="alone")
@@ -185,7 +190,7 @@ def lstm_training(
 
 
 @operator(
-    "dx, dw, dr, … from dy, dy_h, dy_c: through h = o * tanh(c), c = f * c before + i * g, from the last step to the first",
+    "dx, dw, dr, … from dy, dy_h, dy_c through h = o * tanh(c), c = f * c before + i * g, from the last step on",
     support=IN_GRAPHS,
     results={
         "dx": OF_X,
@@ -199,8 +204,10 @@ def lstm_training(
     onnx=(
         OnnxName(
             "LSTMGrad",
-            ("x", "w", "r", "sequence_lens?", "initial_h?", "initial_c?", "y", "cells", "gates")
-            + ("dy?", "dy_h?", "dy_c?", "peepholes?"),
+            (
+                *("x", "w", "r", "sequence_lens?", "initial_h?", "initial_c?", "y", "cells", "gates"),
+                *("dy?", "dy_h?", "dy_c?", "peepholes?"),
+            ),
             ("dx?", "dw?", "dr?", "dbias?", "dinitial_h?", "dinitial_c?", "dpeepholes?"),
             LSTM_ATTRIBUTES,
             types=_types(
@@ -249,8 +256,8 @@ def lstm_grad(
     Formula: with dh and dc of h and c, from the last step to the first: dh += dy; do = dh * tanh(c) * o * (1 - o);
     dc += dh * o * (1 - tanh(c)**2) + Po * do; di = dc * g * i * (1 - i); df = dc * c before * f * (1 - f);
     dg = dc * i * (1 - g * g); dz = (di, do, df, dg); dx = dz W; dw = sum of dz x; dr = sum of dz h before; dbias = sum
-    of dz; dh before = dz R; dc before = dc * f + Pi * di + Pf * df. Source: com.microsoft LSTMGrad; the original gets no
-    peepholes and leaves out what goes through them.
+    of dz; dh before = dz R; dc before = dc * f + Pi * di + Pf * df.
+    Source: com.microsoft LSTMGrad; the original gets no peepholes, and leaves out what goes through them.
     """
     arrays = {"x": x, "w": w, "r": r, "y": y, "cells": cells, "gates": gates, "dy": dy, "dy_h": dy_h, "dy_c": dy_c}
     arrays |= {"initial_h": initial_h, "initial_c": initial_c, "peepholes": peepholes}
@@ -320,7 +327,7 @@ def gru_training(
 
 
 @operator(
-    "dx, dw, dr, … from dy, dy_h: through h = (1 - z) * n + z * h before, from the last step to the first",
+    "dx, dw, dr, … from dy, dy_h through h = (1 - z) * n + z * h before, from the last step on",
     support=IN_GRAPHS,
     results={"dx": OF_X, "dw": OF_W, "dr": OF_R, "dbias": _vectors(6), "dinitial_h": STATE},
     onnx=(

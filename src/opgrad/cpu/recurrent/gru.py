@@ -1,6 +1,6 @@
 """The steps of a GRU, and their gradients: a unit is one sequence of one direction, all steps of it.
 
-The reset gate stands before or behind the product of the states with the weights of n, so there are two kernels of each.
+The reset gate stands before the product of the states with the weights of n, or behind it: two kernels of each.
 """
 
 from opgrad.cpu.compiler import simd as v
@@ -182,7 +182,8 @@ def gru_steps_back(
             for row in range(begin, end):
                 gate, d = gates + (place + row) * 3 * n, d_gates + row * 3 * n
                 states = h + row * h_row, dy.data + (place + row) * dy.step, own + row * n
-                mix_back_of_row((), 0, n, (gate, gate + 2 * n) + states + (d, d + 2 * n), ())
+                now, out = (gate, gate + 2 * n), (d, d + 2 * n)
+                mix_back_of_row((), 0, n, now + states + out, ())
             multiply(resets, n, d_gates + 2 * n, 3 * n, to_new, r_new.panel, n, n, begin, end, 0)
             for row in range(begin, end):
                 r, dr = gates + ((place + row) * 3 + 1) * n, d_gates + (row * 3 + 1) * n
@@ -199,7 +200,11 @@ def gru_steps_linear_back(
     n, batch = layer.hidden, layer.batch
     for direction in range(units.start // batch, -(-units.stop // batch)):
         begin, end = sequences_of(layer, units, direction)
-        own, q, bq = dh + direction * batch * n, product + direction * batch * n, bias.data + direction * bias.step + 3 * n
+        own, q, bq = (
+            dh + direction * batch * n,
+            product + direction * batch * n,
+            bias.data + direction * bias.step + 3 * n,
+        )
         to_states, to_new = r.data + direction * r.direction, r_new.data + direction * r_new.direction
         for row in range(begin, end):
             last = dy_h.data + (direction * dy_h.direction + row * dy_h.row)
@@ -215,6 +220,6 @@ def gru_steps_linear_back(
             for row in range(begin, end):
                 gate, d, e = gates + (place + row) * 3 * n, of_x + row * 3 * n, of_h + row * 3 * n
                 states = h + row * h_row, bq, q + row * n, dy.data + (place + row) * dy.step, own + row * n
-                out = d, d + n, d + 2 * n, e, e + n, e + 2 * n
-                linear_back_of_row((), 0, n, (gate, gate + n, gate + 2 * n) + states + out, ())
+                now, out = (gate, gate + n, gate + 2 * n), (d, d + n, d + 2 * n, e, e + n, e + 2 * n)
+                linear_back_of_row((), 0, n, now + states + out, ())
             multiply(own, n, of_h, 3 * n, to_states, r.panel, 3 * n, n, begin, end, 1)

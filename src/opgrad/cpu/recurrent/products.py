@@ -19,7 +19,7 @@ CHUNK: Final = 128  # products that are added to each other before they join the
 
 
 class Blocks(NamedTuple):
-    """Rows of several matrices: how many blocks a direction has, the rows of a block, those of a unit, units a block."""
+    """The blocks of a direction: how many, the rows of a block, those of a unit, the units of a block."""
 
     count: int
     rows: int

@@ -244,4 +244,3 @@ class Building:
         arguments = {"strips": strips, "rows": self.all_rows, "columns": columns, "first": first, "again": again}
         arguments |= {"x": Rows(x.data, x.direction), "y": y}
         self.add(sums.sum_columns, self.directions * strips, self.all_rows * self.lanes * self.item, arguments)
-

@@ -61,8 +61,10 @@ class Direction:
 
     def scan(self, states: Sequence[Value], sequences: Sequence[Value], turn: Turn, backward: bool) -> list[Value]:
         """A scan of matrices over the steps."""
-        known = [[Value(self.body, each.name, self.element_type) for each in some] for some in (states, sequences)]
-        return self.body.scan(*known, turn, backward, rank=2)
+        known, running = (
+            [Value(self.body, each.name, self.element_type) for each in some] for some in (states, sequences)
+        )
+        return self.body.scan(known, running, turn, backward, rank=2)
 
     def back(self, states: Sequence[Value], dy: Value | None, sequences: Sequence[Value], turn: Turn) -> list[Value]:
         """The scan from the direction's last step to its first; `turn` gets zeros' place for a missing dy."""
@@ -83,9 +85,7 @@ class Direction:
         return self.body.node("MatMul", self.rows(dz).transpose(1, 0), self.rows(inputs))
 
 
-def _layer(
-    call: Call, kind: str, write: Callable[[Direction], Sequence[Value]], axes: Sequence[int | None]
-) -> Results:
+def _layer(call: Call, kind: str, write: Callable[[Direction], Sequence[Value]], axes: Sequence[int | None]) -> Results:
     """The results of all directions, behind each other along these axes; None: their sum."""
     _check(call, kind)
     flags = DIRECTIONS[call.get("direction", "forward")]

@@ -59,8 +59,8 @@ def lstm_training(rng: np.random.Generator, large: bool) -> Sequence[Example]:
 def lstm_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     found = []
     for number, given in enumerate(_layers(rng, large, LSTM)):
-        optional = (given.get(name) for name in ("bias", "initial_h", "initial_c", "peepholes"))
-        results = recurrences.lstm(given["x"], given["w"], given["r"], *optional, given["direction"])
+        optional = {name: given.get(name) for name in ("bias", "initial_h", "initial_c", "peepholes")}
+        results = recurrences.lstm(given["x"], given["w"], given["r"], direction=given["direction"], **optional)
         saved = dict(zip(("y", "y_h", "y_c", "cells", "gates"), results, strict=True))
         found.append(_gradient(rng, given, saved, ("y", "cells", "gates"), number))
     return found
@@ -75,8 +75,10 @@ def gru_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     found = []
     for number, given in enumerate(_layers(rng, large, GRU)):
         linear = not number % 2
-        optional = (given.get(name) for name in ("bias", "initial_h"))
-        results = recurrences.gru(given["x"], given["w"], given["r"], *optional, given["direction"], linear)
+        arguments: dict[str, Any] = {
+            name: given.get(name) for name in ("x", "w", "r", "bias", "initial_h", "direction")
+        }
+        results = recurrences.gru(**arguments, linear_before_reset=linear)
         saved = dict(zip(("y", "y_h", "gates"), results, strict=True))
         found.append(_gradient(rng, {**given, "linear_before_reset": linear}, saved, ("y", "gates"), number, "bias"))
     return found
