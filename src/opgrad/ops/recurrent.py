@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from opgrad.contract import IN_GRAPHS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, choosing, one_of, operator
 from opgrad.contract.attributes import Beside, flag, integer, number
-from opgrad.ops.recurrences import gru, gru_gradients, lstm, lstm_gradients
+from opgrad.recurrences import gru, gru_gradients, lstm, lstm_gradients
 
 NUMBERS = ("float32", "float64")
 DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
