@@ -156,6 +156,61 @@ def _batch_norm_grad(t: Tensors) -> Call:
     return partial(t.aten.native_batch_norm_backward, *given, True, 1e-5, ALL)
 
 
+# --- recurrent layers ------------------------------------------------------------------------------------------------
+
+ORDERS = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}  # of torch's gates among those of ONNX
+
+
+def _recurrent(t: Tensors, kind: str) -> tuple[Any, Any]:
+    """A layer of torch with the same weights, and its input."""
+    layer = getattr(t.torch.nn, kind)(t["x"].shape[2], t["r"].shape[2])
+    bias = t["r"].new_zeros(1, 2 * t["r"].shape[1]) if t["bias"] is None else t["bias"]
+    given = {"weight_ih_l0": t["w"][0], "weight_hh_l0": t["r"][0]}
+    given |= dict(zip(("bias_ih_l0", "bias_hh_l0"), bias[0].chunk(2), strict=True))
+    with t.torch.no_grad():
+        for name, value in given.items():
+            parts = value.chunk(len(ORDERS[kind]))
+            getattr(layer, name).copy_(t.torch.cat([parts[place] for place in ORDERS[kind]]))
+    return layer.to(t["x"].dtype), t["x"].detach().requires_grad_()
+
+
+def _plain_layer(t: Tensors) -> bool:
+    return t["direction"] == "forward" and all(t[name] is None for name in ("initial_h", "initial_c", "peepholes"))
+
+
+def _layer(kind: str) -> Callable[[Tensors], Call | None]:
+    """The layer, with what autograd keeps for its gradient."""
+
+    def setup(t: Tensors) -> Call | None:
+        if not _plain_layer(t):
+            return None
+        layer, x = _recurrent(t, kind)
+
+        def call() -> object:
+            y, last = layer(x)
+            return y.unsqueeze(1), *(last if isinstance(last, tuple) else (last,))
+
+        return call
+
+    return setup
+
+
+def _layer_grad(kind: str) -> Callable[[Tensors], Call | None]:
+    """What autograd makes of the layer: all gradients, of which dx alone has the order that ours has."""
+
+    def setup(t: Tensors) -> Call | None:
+        if not _plain_layer(t):
+            return None
+        layer, x = _recurrent(t, kind)
+        y, last = layer(x)
+        outputs = [y, *(last if isinstance(last, tuple) else (last,))]
+        upstream = [t["dy"][:, 0], t["dy_h"], t["dy_c"]][: len(outputs)]
+        inputs, grad = (x, *layer.parameters()), t.torch.autograd.grad
+        return lambda: grad(outputs, inputs, upstream, retain_graph=True)[:1]
+
+    return setup
+
+
 # --- windows ---------------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +285,10 @@ LAYERS: Setups = {
     "simplified_layer_normalization_grad": _rms_norm_grad,
     "batch_norm_internal": _batch_norm,
     "batch_normalization_grad": _batch_norm_grad,
+    "lstm_training": _layer("LSTM"),
+    "lstm_grad": _layer_grad("LSTM"),
+    "gru_training": _layer("GRU"),
+    "gru_grad": _layer_grad("GRU"),
     "conv_grad": _conv_grad,
     "max_pool_grad": _max_pool_grad,
     "average_pool_grad": _average_pool_grad,
