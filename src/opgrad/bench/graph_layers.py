@@ -1,7 +1,7 @@
 """PyTorch on the layers of training graphs: activations, dropout, attention, losses, normalization, windows."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -174,21 +174,31 @@ def _recurrent(t: Tensors, kind: str) -> tuple[Any, Any]:
     return layer.to(t["x"].dtype), t["x"].detach().requires_grad_()
 
 
-def _plain_layer(t: Tensors) -> bool:
-    return t["direction"] == "forward" and all(t[name] is None for name in ("initial_h", "initial_c", "peepholes"))
+def _is_torchs(t: Tensors, kind: str) -> bool:
+    """Whether torch has such a layer, and all gradients of its results are given, or none."""
+    missing = all(t[name] is None for name in ("initial_h", "initial_c", "peepholes"))
+    upstream = ("dy", "dy_h", "dy_c") if kind == "LSTM" else ("dy", "dy_h")
+    given = "y" not in t.values or all(t[name] is not None for name in upstream)
+    return t["direction"] == "forward" and missing and given and bool(kind == "LSTM" or t["linear_before_reset"])
+
+
+def _padded(t: Tensors, found: Sequence[Any]) -> list[Any]:
+    """The first results, and None for those that torch does not have in this form."""
+    return [*found, *[None] * (len(t.results) - len(found))]
 
 
 def _layer(kind: str) -> Callable[[Tensors], Call | None]:
     """The layer, with what autograd keeps for its gradient."""
 
     def setup(t: Tensors) -> Call | None:
-        if not _plain_layer(t):
+        if not _is_torchs(t, kind):
             return None
         layer, x = _recurrent(t, kind)
 
         def call() -> object:
             y, last = layer(x)
-            return y.unsqueeze(1), *(last if isinstance(last, tuple) else (last,))
+            found = y.unsqueeze(1), *(last if isinstance(last, tuple) else (last,))
+            return _padded(t, [each.detach() for each in found])
 
         return call
 
@@ -199,14 +209,14 @@ def _layer_grad(kind: str) -> Callable[[Tensors], Call | None]:
     """What autograd makes of the layer: all gradients, of which dx alone has the order that ours has."""
 
     def setup(t: Tensors) -> Call | None:
-        if not _plain_layer(t):
+        if not _is_torchs(t, kind):
             return None
         layer, x = _recurrent(t, kind)
         y, last = layer(x)
         outputs = [y, *(last if isinstance(last, tuple) else (last,))]
         upstream = [t["dy"][:, 0], t["dy_h"], t["dy_c"]][: len(outputs)]
         inputs, grad = (x, *layer.parameters()), t.torch.autograd.grad
-        return lambda: grad(outputs, inputs, upstream, retain_graph=True)[:1]
+        return lambda: _padded(t, grad(outputs, inputs, upstream, retain_graph=True)[:1])
 
     return setup
 
