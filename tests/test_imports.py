@@ -27,8 +27,9 @@ LAYERS = {
     "random": ("numpy", ""),
     "contract/": ("numpy ml_dtypes", ""),
     "post_ops": ("numpy", "contract/"),
+    "recurrences": ("numpy", "contract/"),
     "fused/": ("numpy", "contract/ post_ops"),
-    "ops/": ("numpy", "contract/ fused/ post_ops random"),
+    "ops/": ("numpy", "contract/ fused/ post_ops random recurrences"),
     # the CPU
     "cpu/compiler/": ("", ""),
     "cpu/compiler/target": ("llvmlite", "cpu/compiler/"),

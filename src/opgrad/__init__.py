@@ -46,6 +46,7 @@ from opgrad.ops.normalization import (
 )
 from opgrad.ops.optimizer import adamw_optimizer, clip_grad_norm, sgd_optimizer
 from opgrad.ops.pooling import average_pool_grad, max_pool_grad
+from opgrad.ops.recurrent import gru_grad, gru_training, lstm_grad, lstm_training
 from opgrad.ops.resize import resize_grad
 from opgrad.ops.scatter import gather_elements, gather_elements_grad, gather_nd, gather_nd_grad, slice_grad
 from opgrad.ops.several import (
@@ -99,6 +100,8 @@ __all__ = [
     "gelu",
     "gelu_grad",
     "get_num_threads",
+    "gru_grad",
+    "gru_training",
     "in_place_accumulator",
     "is_all_finite",
     "layer_normalization",
@@ -109,6 +112,8 @@ __all__ = [
     "log_softmax_grad",
     "log_softmax_grad_plan",
     "log_softmax_plan",
+    "lstm_grad",
+    "lstm_training",
     "max_pool_grad",
     "mixed_precision_scale",
     "pass_through",

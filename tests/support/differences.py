@@ -5,7 +5,7 @@ import math
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper, inliner, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from recurrent_reference import GRU, LSTM, RNN, Scan
@@ -116,7 +116,8 @@ OWN = (Erf, Gelu, GroupNormalization, GlobalLpPool, LpNormalization, LRN, MeanVa
 
 
 def reference(model):
-    """What evaluates a model in NumPy."""
+    """What evaluates a model in NumPy; its functions are written out, as it knows no `new_ops` inside of them."""
+    model = inliner.inline_local_functions(model) if model.functions else model
     return ReferenceEvaluator(model, new_ops=[*OWN, *OTHERS, Scan])
 
 

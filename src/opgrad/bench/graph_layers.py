@@ -1,7 +1,7 @@
 """PyTorch on the layers of training graphs: activations, dropout, attention, losses, normalization, windows."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -173,6 +173,71 @@ def _batch_norm_grad(t: Tensors) -> Call:
     return partial(t.aten.native_batch_norm_backward, *given, True, 1e-5, ALL)
 
 
+# --- recurrent layers ------------------------------------------------------------------------------------------------
+
+ORDERS = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}  # of torch's gates among those of ONNX
+
+
+def _recurrent(t: Tensors, kind: str) -> tuple[Any, Any]:
+    """A layer of torch with the same weights, and its input."""
+    layer = getattr(t.torch.nn, kind)(t["x"].shape[2], t["r"].shape[2])
+    bias = t["r"].new_zeros(1, 2 * t["r"].shape[1]) if t["bias"] is None else t["bias"]
+    given = {"weight_ih_l0": t["w"][0], "weight_hh_l0": t["r"][0]}
+    given |= dict(zip(("bias_ih_l0", "bias_hh_l0"), bias[0].chunk(2), strict=True))
+    with t.torch.no_grad():
+        for name, value in given.items():
+            parts = value.chunk(len(ORDERS[kind]))
+            getattr(layer, name).copy_(t.torch.cat([parts[place] for place in ORDERS[kind]]))
+    return layer.to(t["x"].dtype), t["x"].detach().requires_grad_()
+
+
+def _is_torchs(t: Tensors, kind: str) -> bool:
+    """Whether torch has such a layer, and all gradients of its results are given, or none."""
+    missing = all(t[name] is None for name in ("initial_h", "initial_c", "peepholes"))
+    upstream = ("dy", "dy_h", "dy_c") if kind == "LSTM" else ("dy", "dy_h")
+    given = "y" not in t.values or all(t[name] is not None for name in upstream)
+    return t["direction"] == "forward" and missing and given and bool(kind == "LSTM" or t["linear_before_reset"])
+
+
+def _padded(t: Tensors, found: Sequence[Any]) -> list[Any]:
+    """The first results, and None for those that torch does not have in this form."""
+    return [*found, *[None] * (len(t.results) - len(found))]
+
+
+def _layer(kind: str) -> Callable[[Tensors], Call | None]:
+    """The layer, with what autograd keeps for its gradient."""
+
+    def setup(t: Tensors) -> Call | None:
+        if not _is_torchs(t, kind):
+            return None
+        layer, x = _recurrent(t, kind)
+
+        def call() -> object:
+            y, last = layer(x)
+            found = y.unsqueeze(1), *(last if isinstance(last, tuple) else (last,))
+            return _padded(t, [each.detach() for each in found])
+
+        return call
+
+    return setup
+
+
+def _layer_grad(kind: str) -> Callable[[Tensors], Call | None]:
+    """What autograd makes of the layer: all gradients, of which dx alone has the order that ours has."""
+
+    def setup(t: Tensors) -> Call | None:
+        if not _is_torchs(t, kind):
+            return None
+        layer, x = _recurrent(t, kind)
+        y, last = layer(x)
+        outputs = [y, *(last if isinstance(last, tuple) else (last,))]
+        upstream = [t["dy"][:, 0], t["dy_h"], t["dy_c"]][: len(outputs)]
+        inputs, grad = (x, *layer.parameters()), t.torch.autograd.grad
+        return lambda: _padded(t, grad(outputs, inputs, upstream, retain_graph=True)[:1])
+
+    return setup
+
+
 # --- windows ---------------------------------------------------------------------------------------------------------
 
 
@@ -273,6 +338,10 @@ LAYERS: Setups = {
     "simplified_layer_normalization_grad": _rms_norm_grad,
     "batch_norm_internal": _batch_norm,
     "batch_normalization_grad": _batch_norm_grad,
+    "lstm_training": _layer("LSTM"),
+    "lstm_grad": _layer_grad("LSTM"),
+    "gru_training": _layer("GRU"),
+    "gru_grad": _layer_grad("GRU"),
     "conv_grad": _conv_grad,
     "conv_transpose_grad": _conv_transpose_grad,
     "max_pool_grad": _max_pool_grad,

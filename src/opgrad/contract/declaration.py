@@ -66,6 +66,7 @@ class OnnxName:
     that they come in; without it all float arrays share one. `origin` is the domain of the original if it is another.
     `overwrites`: results that are written over an input, whose memory the caller keeps.
     `shape_of` names the result whose shape, as the graph declares it, is the attribute `shape`.
+    `unread` names attributes that front ends cannot read, so that a node may not have them.
     """
 
     name: str
@@ -77,6 +78,7 @@ class OnnxName:
     origin: str = "com.microsoft"
     overwrites: Mapping[str, str] = field(default_factory=dict)
     shape_of: str | None = None
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ What is written twice with the same inputs and attributes is one node; constants
 element type of every value is known, so that numbers beside it are constants of its type.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ OPTIONAL_RESULTS = {
     "ConvTransposeGrad": 0,
     "DivGrad": 0,
     "BroadcastGradientArgs": 0,
+    "GRUGrad": 0,
+    "LSTMGrad": 0,
 }
 
 
@@ -35,10 +37,12 @@ class GraphBody(Body):
     """Nodes that are appended to a graph.
 
     opset: of ai.onnx, 11 or later. taken: names that the graph has already; new ones are added.
+    plain: whether all nodes will be written in ai.onnx in the end.
     """
 
-    def __init__(self, opset: int, taken: set[str]):
+    def __init__(self, opset: int, taken: set[str], plain: bool = False):
         super().__init__(opset)
+        self.plain = plain
         self.initializers: list[TensorProto] = []
         self.infos: dict[str, onnx.ValueInfoProto] = {}
         self._taken = taken
@@ -95,33 +99,9 @@ class GraphBody(Body):
         self._arrays[named.name] = numpy_helper.to_array(named)
         return Value(self, named.name, tensor.data_type, list(tensor.dims))
 
-    def scan(
-        self,
-        states: Sequence[Value],
-        sequences: Sequence[Value],
-        turn: Callable[..., tuple[Sequence[Value], Sequence[Value]]],
-        backward: bool = False,
-    ) -> list[Value]:
-        """The last states, and the sequences of what each turn gives.
-
-        turn(inner, *states, *elements) writes into the body `inner` of the scan and gives new states and elements;
-        values from outside go through `inner.outer`. The sequences run along axis 0, from the end if `backward`.
-        """
-        inner = Body(self.opset, f"{self._scope}/scan_{self._count}_")
-        taken = [inner.input() for _ in (*states, *sequences)]
-        new, given = turn(inner, *taken)
-        results = [each.apply("Identity") for each in (*new, *given)]
-        kinds = [each.element_type or TensorProto.FLOAT for each in (*states, *sequences)]
-        inputs = [helper.make_tensor_value_info(a.name, kind, None) for a, kind in zip(taken, kinds, strict=True)]
-        kind = kinds[0]
-        outputs = [helper.make_tensor_value_info(each.name, kind, None) for each in results]
-        attributes = {
-            "num_scan_inputs": len(sequences),
-            "scan_input_directions": [int(backward)] * len(sequences),
-            "scan_output_directions": [int(backward)] * len(given),
-            "body": helper.make_graph(inner.nodes, "body", inputs, outputs),
-        }
-        return self.nodes_of("Scan", len(results), *states, *sequences, **attributes)
+    def inner_prefix(self) -> str:
+        """What the names inside the next node with a body start with."""
+        return f"{self._scope}/scan_{self._count}_"
 
     def declare(self, value: Value, element_type: int, sizes: Sizes | None) -> Value:
         """The same value, with what is known of it; the graph will tell it, too."""

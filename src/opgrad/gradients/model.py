@@ -55,7 +55,7 @@ def gradients(
     simple = _simplified(load(model, WHO), [*sources, *named], targets, opset, plain)
     forward = prepared(simple, sources, targets, opset)
     before = [*sources, *(each.name for each in forward.graph.output)]
-    body = GraphBody(forward.opset, forward.names())
+    body = GraphBody(forward.opset, forward.names(), plain)
     found = differentiate(forward, body, {name: _seed(forward, body, name) for name in sources}, targets)
     outputs = [_output(forward, body, name, value) for name, value in found.items()]
     append(forward, body, outputs)

@@ -22,6 +22,7 @@ def read_attributes(api: Api, info: int, overload: Overload) -> tuple[dict[str, 
 
     `info` is the OrtKernelInfo of the node.
     """
+    _refuse_unread(api, info, overload)
     found = {name: _attribute(api, info, overload, name) for name in overload.onnx.attributes}
     if "ignore_index" in overload.operator.attributes:
         found.setdefault("ignore_index", IGNORED_BY_DEFAULT)
@@ -42,6 +43,18 @@ def read_attributes(api: Api, info: int, overload: Overload) -> tuple[dict[str, 
     if overload.onnx.shape_of:
         found["shape"] = _declared_shape(api, info, overload)
     return found, inputs.value, outputs.value
+
+
+def _refuse_unread(api: Api, info: int, overload: Overload) -> None:
+    """NotImplementedError if the node has an attribute that cannot be read: onnxruntime gives out no lists of text."""
+    for name in overload.onnx.unread:
+        text, size = ctypes.create_string_buffer(LONGEST_STRING), ctypes.c_size_t(LONGEST_STRING)
+        try:
+            api.check(abi.KERNEL_INFO_GET_STRING, info, name.encode(), text, ctypes.byref(size))
+        except RuntimeError as error:
+            if "No attribute" in str(error):
+                continue
+        raise NotImplementedError(f"{overload.onnx.name}: the node has the attribute {name}, expected none")
 
 
 def _attribute(api: Api, info: int, overload: Overload, name: str) -> Any:

@@ -33,6 +33,7 @@ def address_of(p: Any) -> int: ...
 def to_line(p: Any, i: int) -> int: ...  # elements from i to the next cache line, 0 if i starts one; -1 if none does
 def prefetch(p: Any, i: int) -> None: ...  # asks for the cache lines of the vector at element i
 def each_row(operands: Any, row: int) -> Any: ...  # where this row of each `Rows` in a tuple begins, as a tuple
+def moved_each(pointers: Any, i: int) -> Any: ...  # each pointer in a tuple moved by i elements, as a tuple
 
 
 # --- loads and stores ----------------------------------------------------------------------------------------------
@@ -44,8 +45,11 @@ def load_masked(p: Any, i: int, mask: Mask, fill: float) -> Vector: ...
 def load_each(pointers: Any, i: int) -> Any: ...  # `load` of each pointer in a tuple, as a tuple
 def load_each_masked(pointers: Any, i: int, mask: Mask, fill: float) -> Any: ...
 def load_one(p: Any, i: int) -> Any: ...  # element i as a number
+def load_one_each(pointers: Any, i: int) -> Any: ...  # `load_one` of each pointer in a tuple, as a tuple
 def store(p: Any, i: int, v: Vector) -> None: ...  # to elements i, i+1, …
 def store_masked(p: Any, i: int, v: Vector, mask: Mask) -> None: ...  # the lanes where `mask` holds
+def store_each(pointers: Any, i: int, vectors: Any) -> None: ...  # `store` of each vector to the pointer of its place
+def store_each_masked(pointers: Any, i: int, vectors: Any, mask: Mask) -> None: ...
 def store_streaming(p: Any, i: int, v: Vector) -> None: ...  # past the cache; element i must be aligned to a cache line
 def store_one(p: Any, i: int, x: float) -> None: ...
 
@@ -82,6 +86,8 @@ def absolute(v: Vector) -> Vector: ...
 def sqrt(v: Vector) -> Vector: ...  # rounded once
 def copy_sign(v: Vector, sign: Vector) -> Vector: ...  # v with the sign of `sign`
 def add_each(a: Any, b: Any) -> Any: ...  # the sums of the vectors of two tuples, as a tuple
+# numbers[r] * v + sums[r] for each r, rounded once, as a tuple: a column of a tile of products.
+def add_products(sums: Any, numbers: Any, v: Vector) -> Any: ...
 
 
 # --- powers of two: v = m * 2**e with m in [sqrt(1/2), sqrt(2)) ----------------------------------------------------

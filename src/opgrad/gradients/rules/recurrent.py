@@ -1,17 +1,21 @@
 """Recurrent layers: RNN, GRU and LSTM.
 
-All hidden states are known from the forward node, so that the gates of all steps are computed at once; only the
-gradients of the states go from step to step, in a scan from the last to the first.
+Where there are kernels for it, the forward node keeps its gates, and one node is the gradient. Elsewhere all hidden
+states are known from the forward node, so that the gates of all steps are computed at once; only the gradients of the
+states go from step to step, in a scan from the last to the first.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from onnx import TensorProto
 
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, NoGradient, decomposition, gradient
 from opgrad.gradients.rules.steps import Steps
+from opgrad.gradients.shaping import sizes_of
 from opgrad.onnxruntime.bodies.build import Body, Value
+from opgrad.onnxruntime.bodies.recurrent import gru_factors, gru_turn, lstm_factors, lstm_turn
 from opgrad.onnxruntime.messages import MICROSOFT
 
 LENGTHS = 4  # the place of the input with the lengths of the sequences
@@ -35,13 +39,26 @@ def rnn(node: Node) -> Gradients:
 @gradient("GRU", constant=(LENGTHS,))
 def gru(node: Node) -> Gradients:
     """dh goes to the gates z and r and the new state n of h = (1 - z) * n + z * h before, from them to x, W and R."""
-    return _layer(node, 3, _gru_direction)
+    if not _has_kernels(node, "GRU"):
+        return _layer(node, 3, _gru_direction)
+    attributes = _become(node, "GRUTraining", linear_before_reset=node.get("linear_before_reset", 0))
+    y, gates = node.output(0, "_states"), node.output(2, "_gates")
+    given = [node.input(place) for place in range(6)]
+    dx, dw, dr, db, dh = node.results("GRUGrad", 5, *given, y, gates, *_upstream(node, 2), **attributes)
+    return [dx, dw, dr, db, None, dh]
 
 
 @gradient("LSTM", constant=(LENGTHS,))
 def lstm(node: Node) -> Gradients:
     """dh and dc go to the gates of c = f * c before + i * g, h = o * tanh(c), and from them to x, W and R."""
-    return _layer(node, 4, _lstm_direction)
+    if not _has_kernels(node, "LSTM"):
+        return _layer(node, 4, _lstm_direction)
+    attributes = _become(node, "LSTMTraining")
+    kept = node.output(0, "_states"), node.output(3, "_cells"), node.output(4, "_gates")
+    x, w, r, _, lengths, h, c, peepholes = (node.input(place) for place in range(8))
+    given = x, w, r, lengths, h, c, *kept, *_upstream(node, 3), peepholes
+    dx, dw, dr, db, dh, dc, dp = node.results("LSTMGrad", 7, *given, **attributes)
+    return [dx, dw, dr, db, None, dh, dc, dp]
 
 
 @decomposition("GRUTraining", "LSTMTraining", domain=MICROSOFT)
@@ -54,8 +71,7 @@ def of_training_graphs(node: Node) -> Gradients:
 
 def _layer(node: Node, gates: int, write: Callable[[Steps], Parts]) -> Gradients:
     """The gradients of all inputs: those of the directions, summed for x and behind each other for the rest."""
-    directions = 2 if node.get("direction", "forward") == "bidirectional" else 1
-    _check(node, directions)
+    directions = _check(node)
     parts = [write(Steps(node, index, gates)) for index in range(directions)]
     found: list[Value | None] = []
     for place, value in enumerate(node.inputs):
@@ -72,9 +88,31 @@ def _layer(node: Node, gates: int, write: Callable[[Steps], Parts]) -> Gradients
     return found
 
 
-def _check(node: Node, directions: int) -> None:
-    """Raise NoGradient for what has no rule."""
-    op = node.proto.op_type
+def _has_kernels(node: Node, op: str) -> bool:
+    """Whether the node and its gradient are operators that opgrad has kernels of. Raises as `_check`."""
+    _check(node)
+    kinds = TensorProto.FLOAT, TensorProto.DOUBLE
+    batch_first, lengths = node.get("layout", 0), node.input(LENGTHS)
+    return not (node.body.plain or batch_first or lengths is not None) and node.x.element_type in kinds
+
+
+def _become(node: Node, op: str, **more: Any) -> dict[str, Any]:
+    """Change the node into that which keeps its gates; its attributes, which the gradient has, too."""
+    hidden = node.get("hidden_size") or sizes_of(node.required(2))[2]
+    known = {"hidden_size": hidden} if isinstance(hidden, int) else {}
+    attributes = {"direction": node.get("direction", "forward"), **known, **more}
+    node.become(op, MICROSOFT, **attributes)
+    return attributes
+
+
+def _upstream(node: Node, outputs: int) -> list[Value | None]:
+    """The gradients of the first outputs, None for those that nothing depends on."""
+    return [node.dys[index] if index < len(node.dys) else None for index in range(outputs)]
+
+
+def _check(node: Node) -> int:
+    """The number of directions. Raises NoGradient for what has no rule."""
+    op, directions = node.proto.op_type, 2 if node.get("direction", "forward") == "bidirectional" else 1
     for name in ("clip", "input_forget"):
         if node.get(name, 0):
             raise NoGradient(f"its attribute {name} is {node.get(name)}, expected none")
@@ -82,6 +120,7 @@ def _check(node: Node, directions: int) -> None:
     plain = [each.lower() for each in ACTIVATIONS[op] * directions]
     if given != plain and not (op == "RNN" and set(given) <= RNN_SLOPES.keys()):
         raise NoGradient(f"its activations are {node.get('activations')}, expected {ACTIVATIONS[op]}")
+    return directions
 
 
 # --- RNN ---
@@ -107,33 +146,17 @@ def _gru_direction(steps: Steps) -> Parts:
     wz, wr, wn = steps.split(steps.from_x())
     rz, rr, rn = (body.node("MatMul", before, each.transpose(1, 0)) for each in steps.split(steps.r, 0))
     bz, br, bn = (None, None, None) if steps.rb is None else steps.split(steps.rb, 0)
-    z = steps.plus(wz + rz, bz).apply("Sigmoid")
-    r = steps.plus(wr + rr, br).apply("Sigmoid")
+    z, r = steps.plus(wz + rz, bz).apply("Sigmoid"), steps.plus(wr + rr, br).apply("Sigmoid")
     r_n = steps.split(steps.r, 0)[2]
     if linear_before_reset:
-        q = steps.plus(rn, bn)
-        n = (wn + r * q).apply("Tanh")
-        to_r = q * r * (1 - r)
+        behind_reset = steps.plus(rn, bn)
+        n = (wn + r * behind_reset).apply("Tanh")
     else:
+        behind_reset = before
         n = steps.plus(wn + body.node("MatMul", r * before, r_n.transpose(1, 0)), bn).apply("Tanh")
-        to_r = before * r * (1 - r)
-    to_n, to_z = (1 - z) * (1 - n * n), (before - n) * z * (1 - z)
-    gate_weights = body.concat(*steps.split(steps.r, 0)[:2], axis=0)
-
-    def turn(inner: Body, dh: Value, *now: Value) -> tuple[list[Value], list[Value]]:
-        dy, z, r, to_z, to_r, to_n = now
-        whole = dy + dh
-        dz, dn = whole * to_z, whole * to_n
-        if linear_before_reset:
-            dq, dr = dn * r, dn * to_r
-            through = inner.node("MatMul", dq, inner.outer(r_n))
-        else:
-            reset = inner.node("MatMul", dn, inner.outer(r_n))
-            dq, dr, through = dn, reset * to_r, reset * r
-        gates = inner.node("MatMul", inner.concat(dz, dr, axis=1), inner.outer(gate_weights))
-        return [whole * z + gates + through], [dz, dr, dn, dq]
-
-    (dh0,), (dz, dr, dn, dq) = steps.back([steps.dh], [steps.dy, z, r, to_z, to_r, to_n], turn, 4)
+    turn = gru_turn(body.concat(*steps.split(steps.r, 0)[:2], axis=0), r_n, bool(linear_before_reset))
+    factors = gru_factors(z, r, n, before, behind_reset)
+    (dh0,), (dz, dr, dn, dq) = steps.back([steps.dh], [steps.dy, z, r, *factors], turn, 4)
     gates = body.concat(dz, dr, axis=2)
     hidden = before if linear_before_reset else r * before
     found = steps.parts(body.concat(gates, dn, axis=2), body.concat(gates, dq, axis=2), before, [dh0])
@@ -156,22 +179,8 @@ def _lstm_direction(steps: Steps) -> Parts:
     c_before = steps.shifted(c, steps.initial(6))
     i, f = (steps.plus(z, None if p is None else p * c_before).apply("Sigmoid") for z, p in ((zi, pi), (zf, pf)))
     o = steps.plus(zo, None if po is None else po * c).apply("Sigmoid")
-    t = c.apply("Tanh")
-    factors = [t * o * (1 - o), o * (1 - t * t), g * i * (1 - i), c_before * f * (1 - f), i * (1 - g * g), f]
-
-    def turn(inner: Body, dh: Value, dc: Value, *now: Value) -> tuple[list[Value], list[Value]]:
-        dy, to_o, to_c, to_i, to_f, to_g, f = now
-        whole = dy + dh
-        do = whole * to_o
-        cell = dc + whole * to_c
-        cell = cell if po is None else cell + do * inner.outer(po)
-        di, df, dg = cell * to_i, cell * to_f, cell * to_g
-        back = cell * f
-        if pi is not None and pf is not None:
-            back = back + di * inner.outer(pi) + df * inner.outer(pf)
-        dz = inner.concat(di, do, df, dg, axis=1)
-        return [inner.node("MatMul", dz, inner.outer(steps.r)), back], [dz]
-
+    factors = lstm_factors(i, o, f, g, c.apply("Tanh"), c_before)
+    turn = lstm_turn(steps.r, None if peepholes is None else steps.split(peepholes, 0, 3))
     (dh0, dc0), (dz,) = steps.back([steps.dh, steps.dc], [steps.dy, *factors], turn, 1)
     found = steps.parts(dz, dz, before, [dh0, dc0])
     if peepholes is not None:

@@ -12,6 +12,7 @@ from opgrad.onnxruntime.bodies import (
     normalization,
     optimizer,
     pooling,
+    recurrent,
     resize,
     softmax,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "normalization",
     "optimizer",
     "pooling",
+    "recurrent",
     "resize",
     "softmax",
 ]

@@ -20,6 +20,7 @@ Number = Union["Value", int, float]
 LATEST_AXES_ATTRIBUTE = 17  # from the next opset on the axes of all reductions are an input …
 LATEST_SUM_AXES_ATTRIBUTE = 12  # … and of these already from here
 AXES_INPUT_EARLY = ("ReduceSum", "Squeeze", "Unsqueeze")
+COUNT_IS_ATTRIBUTE = 18  # of Split
 FIRST_PART_OF_SHAPE = 15  # whose Shape gives a part of the sizes
 LAST = np.iinfo(np.int64).max  # as the end of a slice: up to the last
 
@@ -132,6 +133,11 @@ class Value:
         ends = [self.body.ints([each]) if isinstance(each, int) else each for each in (start, end)]
         return self.body.node("Slice", self, *ends, self.body.ints([axis]), self.body.ints([step]))
 
+    def split(self, count: int, axis: int) -> list["Value"]:
+        """So many equal parts along an axis."""
+        told = {"num_outputs": count} if self.body.opset >= COUNT_IS_ATTRIBUTE else {}
+        return self.body.nodes_of("Split", count, self, axis=axis, **told)
+
     def expand(self, shape: "Value") -> "Value":
         """Broadcast to this shape."""
         return self.body.node("Expand", self, shape)
@@ -227,6 +233,39 @@ class Body:
         """0, 1, … up to before `end`, an int64 of shape ()."""
         return self.node("Range", self.constant(np.array(0)), end, self.constant(np.array(1)))
 
+    def scan(
+        self,
+        states: Sequence[Value],
+        sequences: Sequence[Value],
+        turn: Callable[..., tuple[Sequence[Value], Sequence[Value]]],
+        backward: bool = False,
+        rank: int | None = None,
+    ) -> list[Value]:
+        """The last states, and the sequences of what each turn gives.
+
+        turn(inner, *states, *elements) writes into the body `inner` of the scan and gives new states and elements;
+        values from outside go through `inner.outer`. The sequences run along axis 0, from the end if `backward`.
+        rank: of states and elements, which onnxruntime must know; None leaves it to be found out from the graph.
+        """
+        inner = Body(self.opset, self.inner_prefix())
+        taken = [inner.input() for _ in (*states, *sequences)]
+        new, given = turn(inner, *taken)
+        results = [each.apply("Identity") for each in (*new, *given)]
+        kinds = [each.element_type for each in (*states, *sequences)]
+        inputs = [_declared(each, kind, rank) for each, kind in zip(taken, kinds, strict=True)]
+        outputs = [_declared(each, kinds[0], rank) for each in results]
+        attributes = {
+            "num_scan_inputs": len(sequences),
+            "scan_input_directions": [int(backward)] * len(sequences),
+            "scan_output_directions": [int(backward)] * len(given),
+            "body": helper.make_graph(inner.nodes, "body", inputs, outputs),
+        }
+        return self.nodes_of("Scan", len(results), *states, *sequences, **attributes)
+
+    def inner_prefix(self) -> str:
+        """What the names inside the next node with a body start with."""
+        return f"{self._prefix}l{self._count}_"
+
     # --- sequences of tensors ---
 
     def each(self, sequences: Sequence[Value], step: Callable[..., Sequence[Value]]) -> list[Value]:
@@ -253,7 +292,7 @@ class Body:
 
     def loop(self, count: Value, carried: Sequence[Value], turn: Callable[..., Sequence[Value]]) -> list[Value]:
         """What `turn(inner, *values)`, applied `count` times, makes of the carried values."""
-        inner = Body(self.opset, f"{self._prefix}l{self._count}_")
+        inner = Body(self.opset, self.inner_prefix())
         counter, go_on, *values = [inner.input() for _ in range(2 + len(carried))]
         results = [each.apply("Identity") for each in (go_on, *turn(inner, *values))]
         inputs = [
@@ -265,3 +304,10 @@ class Body:
         graph = helper.make_graph(inner.nodes, "body", inputs, outputs)
         always = self.constant(np.array(True))
         return self.nodes_of("Loop", len(carried), count, always, *carried, body=graph)
+
+
+def _declared(value: Value, element_type: int | None, rank: int | None) -> onnx.ValueInfoProto:
+    """A value as an input or output of a body, with what is known of it."""
+    if element_type is None:
+        return onnx.ValueInfoProto(name=value.name)
+    return helper.make_tensor_value_info(value.name, element_type, None if rank is None else [None] * rank)

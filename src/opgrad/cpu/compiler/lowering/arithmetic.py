@@ -107,6 +107,16 @@ def _(a: Any, b: Any, c: Any) -> Any:
     return kind, emit
 
 
+@defines(simd.add_products)
+def _(sums: Any, numbers: Any, v: Any) -> Any:
+    def emit(context: Any, builder: Any, totals: Any, factors: Any, x: Any) -> Any:
+        pairs = zip(cgutils.unpack_tuple(builder, totals), cgutils.unpack_tuple(builder, factors), strict=True)
+        made = [intrinsic(builder, "llvm.fma", v.llvm, [splat(builder, v, number), x, each]) for each, number in pairs]
+        return context.make_tuple(builder, sums, made)
+
+    return sums, emit
+
+
 @defines(simd.polynomial)
 def _(v: Any, coefficients: Any) -> Any:
     def emit(context: Any, builder: Any, x: Any, values: Any) -> Any:

@@ -132,6 +132,10 @@ def _(p: Any, i: Any) -> Any:
     return SCALAR[p.element], emit
 
 
+for_each(simd.load_one_each, simd.load_one)
+for_each(simd.moved_each, operator.add)
+
+
 @defines(simd.store)
 def _(p: Any, i: Any, v: Any) -> Any:
     def emit(context: Any, builder: Any, base: Any, i: Any, v: Any) -> None:
@@ -161,6 +165,25 @@ def _(p: Any, i: Any, v: Any, mask: Any) -> Any:
         intrinsic(builder, "llvm.masked.store", ir.VoidType(), [value, address, I32(1), mask], suffix)
 
     return types.none, emit
+
+
+def store_several(word: Any, one: Any) -> None:
+    """`word` as what `one` is for each pair of a pointer and a vector, of two tuples."""
+
+    @defines(word)
+    def _(pointers: Any, i: Any, vectors: Any, *rest: Any) -> Any:
+        found = [definition(one, (p, i, v, *rest)) for p, v in zip(pointers, vectors, strict=True)]
+
+        def emit(context: Any, builder: Any, places: Any, i: Any, values: Any, *others: Any) -> None:
+            pairs = zip(cgutils.unpack_tuple(builder, places), cgutils.unpack_tuple(builder, values), strict=True)
+            for (_, code), (place, value) in zip(found, pairs, strict=True):
+                code(context, builder, place, i, value, *others)
+
+        return types.none, emit
+
+
+store_several(simd.store_each, simd.store)
+store_several(simd.store_each_masked, simd.store_masked)
 
 
 @defines(simd.store_one)

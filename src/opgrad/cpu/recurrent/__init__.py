@@ -1,0 +1,144 @@
+"""Recurrent layers and their gradients.
+
+What x gives the gates of all steps is one product, and so are the gradients of the weights; what the states give them
+goes from step to step, in a kernel whose units are sequences (`lstm`, `gru`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from opgrad.contract.problem import Problem
+from opgrad.cpu.recurrent.gru import gru_steps, gru_steps_back, gru_steps_linear, gru_steps_linear_back
+from opgrad.cpu.recurrent.lstm import lstm_steps, lstm_steps_back, peepholes_back
+from opgrad.cpu.recurrent.products import Grid
+from opgrad.cpu.recurrent.program import Building
+from opgrad.cpu.runtime.execute import Program
+
+LSTM, GRU = 4, 3  # gates
+
+
+def _gates_from_x(building: Building) -> None:
+    """What x gives the gates, into the result that becomes the gates."""
+    weights = building.transposed("w", building.inputs, building.rows)
+    gates = building.states_of_steps("gates", building.gates)
+    building.multiply_rows(gates, building.inputs_of_steps("x"), weights, building.inputs, building.rows)
+
+
+def lstm_training(problem: Problem) -> Program:
+    b = Building(problem, LSTM)
+    _gates_from_x(b)
+    peepholes, peep = b.peepholes()
+    b.add_sequences(
+        lstm_steps,
+        r=b.transposed("r", b.hidden, b.rows),
+        bias=b.biases(b.rows),
+        peepholes=peepholes,
+        peep=peep,
+        h0=b.states("initial_h"),
+        c0=b.states("initial_c"),
+        **{name: problem[name] for name in ("gates", "y", "cells", "y_h", "y_c")},
+    )
+    return b.program("lstm_training")
+
+
+def lstm_grad(problem: Problem) -> Program:
+    b = Building(problem, LSTM)
+    dz, state = b.matrix(b.rows), b.directions * b.batch * b.hidden
+    peepholes, peep = b.peepholes()
+    c0, cells = b.states("initial_c"), problem["cells"]
+    b.add_sequences(
+        lstm_steps_back,
+        r=b.packed_weights("r", b.hidden),
+        peepholes=peepholes,
+        peep=peep,
+        c0=c0,
+        gates=problem["gates"],
+        cells=cells,
+        dy=b.of_steps("dy"),
+        dy_h=b.states("dy_h"),
+        dy_c=b.states("dy_c"),
+        dz=dz.data,
+        dh=b.result("dinitial_h", state),
+        dc=b.result("dinitial_c", state),
+    )
+    parts = b.parts(dz, [b.rows])
+    b.gradient_of_x(dz)
+    b.gradient_of_w(parts)
+    b.gradient_of_r(parts, [b.packed_before])
+    b.sum_columns(dz, 0, b.rows)
+    if b.given("dpeepholes"):
+        strips = -(-b.hidden // b.lanes)
+        arguments = {"strips": strips, "layer": b.layer, "cells": cells, "c0": c0, "dz": dz.data}
+        arguments["dp"] = problem["dpeepholes"]
+        b.add(peepholes_back, b.directions * strips, 5 * b.all_rows * b.lanes * b.item, arguments)
+    return b.program("lstm_grad")
+
+
+def gru_training(problem: Problem) -> Program:
+    b = Building(problem, GRU)
+    linear = problem.attributes["linear_before_reset"]
+    _gates_from_x(b)
+    b.add_sequences(
+        gru_steps_linear if linear else gru_steps,
+        r_gates=b.transposed("r", b.hidden, 2 * b.hidden),
+        r_new=b.transposed("r", b.hidden, b.hidden, first=2 * b.hidden),
+        bias=b.biases(2 * b.hidden, b.hidden) if linear else b.biases(b.rows),
+        h0=b.states("initial_h"),
+        product=b.shared(b.directions * b.batch * b.hidden),
+        **{name: problem[name] for name in ("gates", "y", "y_h")},
+    )
+    return b.program("gru_training")
+
+
+def gru_grad(problem: Problem) -> Program:
+    b = Building(problem, GRU)
+    dz = b.matrix(b.rows)
+    common = {
+        "h0": b.states("initial_h"),
+        "gates": problem["gates"],
+        "y": problem["y"],
+        "dy": b.of_steps("dy"),
+        "dy_h": b.states("dy_h"),
+        "dz": dz.data,
+        "dh": b.result("dinitial_h", b.directions * b.batch * b.hidden),
+    }
+    back = _linear_back if problem.attributes["linear_before_reset"] else _reset_back
+    dz_h = back(b, dz, common)
+    b.gradient_of_x(dz)
+    b.sum_columns(dz, 0, 0)
+    b.sum_columns(dz_h, b.rows, 0)
+    return b.program("gru_grad")
+
+
+def _reset_back(b: Building, dz: Grid, common: Mapping[str, Any]) -> Grid:
+    """The steps back, and dw and dr; the gradients of what R gives the gates are dz, too."""
+    resets = b.matrix(b.hidden)
+    b.add_sequences(
+        gru_steps_back,
+        r_gates=b.packed_weights("r", b.hidden, 2 * b.hidden),
+        r_new=b.packed_weights("r", b.hidden, b.hidden, first=2 * b.hidden),
+        product=resets.data,
+        **common,
+    )
+    parts = b.parts(dz, [2 * b.hidden, b.hidden])
+    b.gradient_of_w(parts)
+    # The state that n meets is the one behind the reset gate.
+    b.gradient_of_r(parts, [b.packed_before, lambda: b.packed(resets, b.steps, b.batch, b.hidden)])
+    return dz
+
+
+def _linear_back(b: Building, dz: Grid, common: Mapping[str, Any]) -> Grid:
+    """The same where what R gives n goes through the reset gate: its gradient is another."""
+    dz_h = b.matrix(b.rows)
+    b.add_sequences(
+        gru_steps_linear_back,
+        r=b.packed_weights("r", b.hidden),
+        r_new=b.transposed("r", b.hidden, b.hidden, first=2 * b.hidden),
+        bias=b.biases(2 * b.hidden, b.hidden),
+        dz_h=dz_h.data,
+        product=b.shared(b.directions * b.batch * b.hidden),
+        **common,
+    )
+    b.gradient_of_w(b.parts(dz, [b.rows]))
+    b.gradient_of_r(b.parts(dz_h, [b.rows]), [b.packed_before])
+    return dz_h

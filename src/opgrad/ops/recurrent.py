@@ -1,0 +1,384 @@
+"""Recurrent layers that keep what their gradients need, and these gradients."""
+
+import functools
+from typing import Annotated, Any
+
+from opgrad.contract import IN_GRAPHS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, choosing, one_of, operator
+from opgrad.contract.attributes import Beside, flag, integer, number
+from opgrad.recurrences import gru, gru_gradients, lstm, lstm_gradients
+
+NUMBERS = ("float32", "float64")
+DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
+LSTM, GRU = 4, 3  # gates
+NO_CLIPPING = 3.4e38  # from here on: 1.19.2 writes the largest float32 where nothing is clipped
+
+
+# --- shapes: T steps of N sequences of I numbers, D directions, states of H numbers ---------------------------------
+
+
+def _sizes(shapes: Shapes, attributes: Attributes) -> tuple[int, int]:
+    """D and H."""
+    given = attributes["hidden_size"]
+    return DIRECTIONS[attributes["direction"]], shapes["r"][2] if given is None else given
+
+
+def _of_x(gates: int, shapes: Shapes, attributes: Attributes) -> Shape:
+    directions, hidden = _sizes(shapes, attributes)
+    return (directions, gates * hidden, shapes["x"][2])
+
+
+def _of_h(gates: int, shapes: Shapes, attributes: Attributes) -> Shape:
+    directions, hidden = _sizes(shapes, attributes)
+    return (directions, gates * hidden, hidden)
+
+
+def _vector(parts: int, shapes: Shapes, attributes: Attributes) -> Shape:
+    directions, hidden = _sizes(shapes, attributes)
+    return (directions, parts * hidden)
+
+
+def _state(shapes: Shapes, attributes: Attributes) -> Shape:
+    directions, hidden = _sizes(shapes, attributes)
+    return (directions, shapes["x"][1], hidden)
+
+
+def _of_steps(parts: int, shapes: Shapes, attributes: Attributes) -> Shape:
+    directions, hidden = _sizes(shapes, attributes)
+    return (shapes["x"][0], directions, shapes["x"][1], parts * hidden)
+
+
+def _lengths(operator: str) -> Tensor:
+    def refused(shapes: Shapes, attributes: Attributes) -> Shape:
+        raise NotImplementedError(f"{operator}: sequence_lens is given, expected none: sequences are as long as x")
+
+    return Tensor(("int32",), refused, role="alone")
+
+
+def _tensor(shape: Any, rank: int, as_in: str) -> Tensor:
+    return Tensor(NUMBERS, shape, as_in, dtype_of="x", ranks=range(rank, rank + 1), role="alone")
+
+
+def _from_x(gates: int) -> Tensor:
+    return _tensor(functools.partial(_of_x, gates), 3, f"directions, {gates} gates of each number, numbers of x")
+
+
+def _from_h(gates: int) -> Tensor:
+    return _tensor(functools.partial(_of_h, gates), 3, f"directions, {gates} gates of each number, numbers of a state")
+
+
+def _vectors(parts: int) -> Tensor:
+    return _tensor(functools.partial(_vector, parts), 2, f"directions, {parts} times the numbers of a state")
+
+
+def _steps(parts: int = 1) -> Tensor:
+    each = "numbers of a state" if parts == 1 else f"{parts} gates of each number of a state"
+    return _tensor(functools.partial(_of_steps, parts), 4, f"steps, directions, sequences, {each}")
+
+
+STATE = _tensor(_state, 3, "directions, sequences, numbers of a state")
+X = Annotated[Array, Tensor(NUMBERS, ranks=range(3, 4), role="alone")]
+State = Annotated[Array, STATE]
+Steps = Annotated[Array, _steps()]
+LstmW = Annotated[Array, _from_x(LSTM)]
+LstmR = Annotated[Array, _from_h(LSTM)]
+LstmBias = Annotated[Array, _vectors(2 * LSTM)]
+LstmGates = Annotated[Array, _steps(LSTM)]
+Peepholes = Annotated[Array, _vectors(3)]
+GruW = Annotated[Array, _from_x(GRU)]
+GruR = Annotated[Array, _from_h(GRU)]
+GruBias = Annotated[Array, _vectors(2 * GRU)]
+GruGates = Annotated[Array, _steps(GRU)]
+OF_X = Tensor(NUMBERS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x", role="alone")
+OF_W = Tensor(NUMBERS, lambda shapes, _: shapes["w"], "the shape of w", dtype_of="x", role="alone")
+OF_R = Tensor(NUMBERS, lambda shapes, _: shapes["r"], "the shape of r", dtype_of="x", role="alone")
+
+
+# --- attributes -----------------------------------------------------------------------------------------------------
+
+
+def _none_clipped(what: str, value: Any, beside: Beside) -> float:
+    found = number(what, value)
+    if found != 0 and not found >= NO_CLIPPING:
+        raise NotImplementedError(f"{what} is {found}, expected 0: nothing is clipped")
+    return 0.0
+
+
+def _separate_gates(what: str, value: Any, beside: Beside) -> bool:
+    if flag(what, value):
+        raise NotImplementedError(f"{what} is True, expected False: the gates i and f are not coupled")
+    return False
+
+
+def _time_first(what: str, value: Any, beside: Beside) -> int:
+    if integer(what, value):
+        raise NotImplementedError(f"{what} is {value}, expected 0: the first axis of x is time")
+    return 0
+
+
+Direction = Annotated[str, one_of(*DIRECTIONS)]
+Clip = Annotated[float, _none_clipped]
+InputForget = Annotated[bool, _separate_gates]
+Layout = Annotated[int, _time_first]
+ATTRIBUTES: dict[str, Any] = {"hidden_size": None, "direction": "forward", "clip": 0.0, "layout": 0}
+LSTM_ATTRIBUTES = ATTRIBUTES | {"input_forget": 0}
+GRU_ATTRIBUTES = ATTRIBUTES | {"linear_before_reset": 0}
+# onnxruntime does not let custom operators read lists of text, so that a node may not have them.
+UNREAD = ("activations",)
+
+
+def _types(*names: str) -> dict[str, str | tuple[str, ...]]:
+    return {**dict.fromkeys(names, "T"), "sequence_lens": ("int32",)}
+
+
+# --- LSTM -----------------------------------------------------------------------------------------------------------
+
+
+@operator(
+    "i, o, f = sigmoid(x W + h R), g = tanh(x W + h R); c = f * c before + i * g, h = o * tanh(c)",
+    support=IN_GRAPHS,
+    results={"y": _steps(), "y_h": STATE, "y_c": STATE, "cells": _steps(), "gates": _steps(LSTM)},
+    onnx=(
+        OnnxName(
+            "LSTMTraining",
+            ("x", "w", "r", "bias?", "sequence_lens?", "initial_h?", "initial_c?", "peepholes?"),
+            ("y?", "y_h?", "y_c?", "cells?", "gates?"),
+            LSTM_ATTRIBUTES,
+            types=_types("x", "w", "r", "bias", "initial_h", "initial_c", "peepholes"),
+            unread=UNREAD,
+        ),
+    ),
+)
+def lstm_training(
+    x: X,
+    w: LstmW,
+    r: LstmR,
+    bias: LstmBias | None = None,
+    sequence_lens: Annotated[Array, _lengths("lstm_training")] | None = None,
+    initial_h: State | None = None,
+    initial_c: State | None = None,
+    peepholes: Peepholes | None = None,
+    hidden_size: int | None = None,
+    direction: Direction = "forward",
+    input_forget: InputForget = False,
+    clip: Clip = 0.0,
+    layout: Layout = 0,
+    *,
+    out: Any = None,
+) -> Any:
+    """A layer of long short-term memory, with the cells and gates that its gradient needs.
+
+    x: steps x sequences x numbers of input, T x N x I; float32 or float64.
+    w: the weights of x, D x 4H x I: rows of the gates i, o, f and g behind each other; D directions; of the dtype of x.
+    r: the weights of the states, D x 4H x H; of the dtype of x.
+    bias: D x 8H, what is added to x W and then what is added to h R; None: 0.
+    sequence_lens: is refused; all sequences have T steps.
+    initial_h, initial_c: the states and cells before the first step, D x N x H; None: 0.
+    peepholes: D x 3H, what the gates i, o and f take of the cells; None: nothing.
+    hidden_size: H, as r has it, or None.
+    direction: "forward", "reverse" (from the last step to the first) or "bidirectional" (D = 2).
+    input_forget, clip, layout: False, 0 and 0; others are refused.
+    out: where to write, a tuple of five arrays; must not overlap an input.
+
+    Returns (y, y_h, y_c, cells, gates): the states of all steps, T x D x N x H; the last states and cells,
+    D x N x H; the cells of all steps, T x D x N x H; the gates i, o, f and g of all steps, T x D x N x 4H.
+    Raises TypeError, ValueError, NotImplementedError for what is refused.
+
+    Formula: i = sigmoid(x Wi + h Ri + bi + Pi * c), f likewise, g = tanh(x Wg + h Rg + bg); c = f * c + i * g;
+    o = sigmoid(x Wo + h Ro + bo + Po * c); h = o * tanh(c). Source: com.microsoft LSTMTraining.
+    """
+    return lstm(x, w, r, bias, initial_h, initial_c, peepholes, direction)
+
+
+@operator(
+    "dx, dw, dr, … from dy, dy_h, dy_c through h = o * tanh(c), c = f * c before + i * g, from the last step on",
+    support=IN_GRAPHS,
+    results={
+        "dx": OF_X,
+        "dw": OF_W,
+        "dr": OF_R,
+        "dbias": _vectors(8),
+        "dinitial_h": STATE,
+        "dinitial_c": STATE,
+        "dpeepholes": _vectors(3),
+    },
+    onnx=(
+        OnnxName(
+            "LSTMGrad",
+            (
+                *("x", "w", "r", "sequence_lens?", "initial_h?", "initial_c?", "y", "cells", "gates"),
+                *("dy?", "dy_h?", "dy_c?", "peepholes?"),
+            ),
+            ("dx?", "dw?", "dr?", "dbias?", "dinitial_h?", "dinitial_c?", "dpeepholes?"),
+            LSTM_ATTRIBUTES,
+            types=_types(
+                *("x", "w", "r", "initial_h", "initial_c", "y", "cells", "gates", "dy", "dy_h", "dy_c", "peepholes")
+            ),
+            unread=UNREAD,
+        ),
+    ),
+    general=choosing(),
+)
+def lstm_grad(
+    x: X,
+    w: LstmW,
+    r: LstmR,
+    y: Steps,
+    cells: Steps,
+    gates: LstmGates,
+    dy: Steps | None = None,
+    dy_h: State | None = None,
+    dy_c: State | None = None,
+    sequence_lens: Annotated[Array, _lengths("lstm_grad")] | None = None,
+    initial_h: State | None = None,
+    initial_c: State | None = None,
+    peepholes: Peepholes | None = None,
+    hidden_size: int | None = None,
+    direction: Direction = "forward",
+    input_forget: InputForget = False,
+    clip: Clip = 0.0,
+    layout: Layout = 0,
+    *,
+    needs: tuple[str, ...] | None = None,
+    out: Any = None,
+) -> Any:
+    """Gradients of lstm_training with respect to its arrays.
+
+    x, w, r, sequence_lens, initial_h, initial_c, peepholes, hidden_size, direction, input_forget, clip, layout: as
+        given to lstm_training; float32 or float64, all of one dtype.
+    y, cells, gates: its results of these names.
+    dy, dy_h, dy_c: gradients with respect to y, y_h and y_c, of their shapes; None: 0.
+    needs: the names of the results that are wanted, such as ("dw", "dr"); the others are not computed. None: all.
+    out: where to write; a tuple if there are several results; must not overlap an input.
+
+    Returns (dx, dw, dr, dbias, dinitial_h, dinitial_c, dpeepholes), or those in needs, of the shapes of x, w, r, bias
+    (D x 8H), initial_h, initial_c and peepholes (D x 3H). Raises TypeError, ValueError, NotImplementedError.
+
+    Formula: with dh and dc of h and c, from the last step to the first: dh += dy; do = dh * tanh(c) * o * (1 - o);
+    dc += dh * o * (1 - tanh(c)**2) + Po * do; di = dc * g * i * (1 - i); df = dc * c before * f * (1 - f);
+    dg = dc * i * (1 - g * g); dz = (di, do, df, dg); dx = dz W; dw = sum of dz x; dr = sum of dz h before; dbias = sum
+    of dz; dh before = dz R; dc before = dc * f + Pi * di + Pf * df.
+    Source: com.microsoft LSTMGrad; the original gets no peepholes, and leaves out what goes through them.
+    """
+    arrays = {"x": x, "w": w, "r": r, "y": y, "cells": cells, "gates": gates, "dy": dy, "dy_h": dy_h, "dy_c": dy_c}
+    arrays |= {"initial_h": initial_h, "initial_c": initial_c, "peepholes": peepholes}
+    names = ("dx", "dw", "dr", "dbias", "dinitial_h", "dinitial_c", "dpeepholes")
+    return _chosen(dict(zip(names, lstm_gradients(arrays, direction), strict=True)), needs)
+
+
+def _chosen(results: dict[str, Array], needs: tuple[str, ...] | None) -> Any:
+    found = tuple(results[name] for name in results if needs is None or name in needs)
+    return found if len(found) > 1 else found[0]
+
+
+# --- GRU ------------------------------------------------------------------------------------------------------------
+
+
+@operator(
+    "z, r = sigmoid(x W + h R), n = tanh(x W + (r * h) R); h = (1 - z) * n + z * h before",
+    support=IN_GRAPHS,
+    results={"y": _steps(), "y_h": STATE, "gates": _steps(GRU)},
+    onnx=(
+        OnnxName(
+            "GRUTraining",
+            ("x", "w", "r", "bias?", "sequence_lens?", "initial_h?"),
+            ("y?", "y_h?", "gates?"),
+            GRU_ATTRIBUTES,
+            types=_types("x", "w", "r", "bias", "initial_h"),
+            unread=UNREAD,
+        ),
+    ),
+)
+def gru_training(
+    x: X,
+    w: GruW,
+    r: GruR,
+    bias: GruBias | None = None,
+    sequence_lens: Annotated[Array, _lengths("gru_training")] | None = None,
+    initial_h: State | None = None,
+    hidden_size: int | None = None,
+    direction: Direction = "forward",
+    linear_before_reset: bool = False,
+    clip: Clip = 0.0,
+    layout: Layout = 0,
+    *,
+    out: Any = None,
+) -> Any:
+    """A layer of gated recurrent units, with the gates that its gradient needs.
+
+    x: steps x sequences x numbers of input, T x N x I; float32 or float64.
+    w: the weights of x, D x 3H x I: rows of the gates z, r and n behind each other; D directions; of the dtype of x.
+    r: the weights of the states, D x 3H x H; of the dtype of x.
+    bias: D x 6H, what is added to x W and then what is added to h R; None: 0.
+    sequence_lens: is refused; all sequences have T steps.
+    initial_h: the states before the first step, D x N x H; None: 0.
+    hidden_size: H, as r has it, or None.
+    direction: "forward", "reverse" (from the last step to the first) or "bidirectional" (D = 2).
+    linear_before_reset: whether n takes r * (h R + b) (as PyTorch) instead of (r * h) R + b.
+    clip, layout: 0; others are refused.
+    out: where to write, a tuple of three arrays; must not overlap an input.
+
+    Returns (y, y_h, gates): the states of all steps, T x D x N x H; the last states, D x N x H; the gates z, r and n of
+    all steps, T x D x N x 3H. Raises TypeError, ValueError, NotImplementedError for what is refused.
+
+    Formula: z = sigmoid(x Wz + h Rz + bz), r likewise; n = tanh(x Wn + (r * h) Rn + bn); h = (1 - z) * n + z * h.
+    Source: com.microsoft GRUTraining.
+    """
+    return gru(x, w, r, bias, initial_h, direction, linear_before_reset)
+
+
+@operator(
+    "dx, dw, dr, … from dy, dy_h through h = (1 - z) * n + z * h before, from the last step on",
+    support=IN_GRAPHS,
+    results={"dx": OF_X, "dw": OF_W, "dr": OF_R, "dbias": _vectors(6), "dinitial_h": STATE},
+    onnx=(
+        OnnxName(
+            "GRUGrad",
+            ("x", "w", "r", "bias?", "sequence_lens?", "initial_h?", "y", "gates", "dy?", "dy_h?"),
+            ("dx?", "dw?", "dr?", "dbias?", "dinitial_h?"),
+            GRU_ATTRIBUTES,
+            types=_types("x", "w", "r", "bias", "initial_h", "y", "gates", "dy", "dy_h"),
+            unread=UNREAD,
+        ),
+    ),
+    general=choosing(),
+)
+def gru_grad(
+    x: X,
+    w: GruW,
+    r: GruR,
+    y: Steps,
+    gates: GruGates,
+    dy: Steps | None = None,
+    dy_h: State | None = None,
+    bias: GruBias | None = None,
+    sequence_lens: Annotated[Array, _lengths("gru_grad")] | None = None,
+    initial_h: State | None = None,
+    hidden_size: int | None = None,
+    direction: Direction = "forward",
+    linear_before_reset: bool = False,
+    clip: Clip = 0.0,
+    layout: Layout = 0,
+    *,
+    needs: tuple[str, ...] | None = None,
+    out: Any = None,
+) -> Any:
+    """Gradients of gru_training with respect to its arrays.
+
+    x, w, r, bias, sequence_lens, initial_h, hidden_size, direction, linear_before_reset, clip, layout: as given to
+        gru_training; float32 or float64, all of one dtype.
+    y, gates: its results of these names.
+    dy, dy_h: gradients with respect to y and y_h, of their shapes; None: 0.
+    needs: the names of the results that are wanted, such as ("dw", "dr"); the others are not computed. None: all.
+    out: where to write; a tuple if there are several results; must not overlap an input.
+
+    Returns (dx, dw, dr, dbias, dinitial_h), or those in needs, of the shapes of x, w, r, bias (D x 6H) and initial_h.
+    Raises TypeError, ValueError, NotImplementedError.
+
+    Formula: with dh of h, from the last step to the first: dh += dy; dz = dh * (h before - n) * z * (1 - z);
+    dn = dh * (1 - z) * (1 - n * n); dr = (dn Rn) * h before * r * (1 - r); dx = (dz, dr, dn) W; dh before = dh * z +
+    (dn Rn) * r + (dz, dr) R. Source: com.microsoft GRUGrad.
+    """
+    arrays = {"x": x, "w": w, "r": r, "y": y, "gates": gates, "dy": dy, "dy_h": dy_h}
+    arrays |= {"bias": bias, "initial_h": initial_h}
+    names = ("dx", "dw", "dr", "dbias", "dinitial_h")
+    return _chosen(dict(zip(names, gru_gradients(arrays, direction, linear_before_reset), strict=True)), needs)
