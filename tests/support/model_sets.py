@@ -1,4 +1,4 @@
-"""Artifact sets of small models; artifacts/generate_models.py made them, and says what is in the files."""
+"""Artifact sets of small models; artifacts/generate_models.py and generate_recurrent.py made them, and says what is in the files."""
 
 import json
 from dataclasses import dataclass
@@ -57,4 +57,6 @@ SETS = (
     ModelSet("sequence_first", ("scores",), (("steps", 1),)),
     ModelSet("resizing_unet", ("scores",), classes=False),
     ModelSet("transposed_convolution", ("output",), classes=False),
+    ModelSet("lstm", ("scores",), (("steps", 1),)),
+    ModelSet("gru", ("scores",)),
 )
