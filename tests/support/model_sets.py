@@ -1,4 +1,4 @@
-"""Artifact sets of small models; artifacts/generate_models.py and generate_recurrent.py made them, and says what is in the files."""
+"""Artifact sets of small models; generate_models.py and generate_recurrent.py in artifacts/ made them, and say how."""
 
 import json
 from dataclasses import dataclass
