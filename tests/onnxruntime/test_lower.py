@@ -5,7 +5,7 @@ import onnx
 import pytest
 from accuracy import tolerance
 from lowering_cases import ACTIVATIONS, GATHER, JOINS, SOFTMAX
-from lowering_cases_layers import CONVOLUTION, LOSSES, NORMALIZATION, POOLING, SUMS, TRANSPOSED
+from lowering_cases_layers import CONTRIB, CONVOLUTION, LOSSES, NORMALIZATION, POOLING, SUMS, TRANSPOSED
 from lowering_models import graph_of, run
 from onnx import helper
 
@@ -13,6 +13,7 @@ from opgrad.contract import operators
 from opgrad.onnxruntime import LOWERED, NOT_LOWERED, InferenceSession, lower
 
 CASES = [*ACTIVATIONS, *SOFTMAX, *GATHER, *JOINS, *LOSSES, *NORMALIZATION, *CONVOLUTION, *TRANSPOSED, *POOLING, *SUMS]
+CASES += CONTRIB
 CHANGED = [*GATHER, *JOINS, *NORMALIZATION, *POOLING, *LOSSES]  # whose bodies have operators that opset 18 changed
 # Operators on sequences and MaxPoolGrad, which needs its forward node, have tests of their own.
 ELSEWHERE = {"AdamWOptimizer", "InplaceClipGradNorm", "MaxPoolGrad", "SGDOptimizerV2"}

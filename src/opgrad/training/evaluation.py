@@ -41,7 +41,7 @@ class Evaluator:
         self._session = open_session(model, options, f"Evaluator: {artifacts.directory / EVALUATION}")
         self.score_type = next(item for item in self._session.get_outputs() if item.name == self._scores)
         self.classes = _classes(self._label, self.score_type.shape)
-        self._ignored = _ignored_label(artifacts.eval_model.graph)
+        self._ignored = ignored_label(artifacts.eval_model.graph)
 
     def check_labels(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Raise ValueError, naming the first row, if a label is neither a class nor ignored."""
@@ -108,7 +108,8 @@ def _classes(label: TensorSpec, scores: Sequence[int | str | None]) -> int | Non
     return scores[1] if known and isinstance(scores[1], int) else None
 
 
-def _ignored_label(graph: onnx.GraphProto) -> int | None:
+def ignored_label(graph: onnx.GraphProto) -> int | None:
+    """The label that does not count, as a loss node says."""
     for node in graph.node:
         if any(item.name == "ignore_index" for item in node.attribute):
             return int(get_node_attr_value(node, "ignore_index"))

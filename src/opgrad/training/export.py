@@ -82,7 +82,7 @@ def _write(
     outputs: Sequence[onnx.ValueInfoProto],
     path: str | PathLike[str],
 ) -> None:
-    nodes = _nodes_before(source.graph, [output.name for output in outputs])
+    nodes = nodes_before(source.graph, [output.name for output in outputs])
     read = {name for node in nodes for name in _read_by(node)}
     inputs = [value for value in source.graph.input if value.name in read and value.name not in parameters]
     constants = [tensor for tensor in source.graph.initializer if tensor.name in read]
@@ -111,7 +111,7 @@ def _save(model: onnx.ModelProto, path: Path) -> None:
             onnx.save(model, partial)
 
 
-def _nodes_before(graph: onnx.GraphProto, tensors: Sequence[str]) -> list[onnx.NodeProto]:
+def nodes_before(graph: onnx.GraphProto, tensors: Sequence[str]) -> list[onnx.NodeProto]:
     """The nodes that some tensors depend on, in the graph's order."""
     needed, nodes = set(tensors), []
     for node in reversed(graph.node):

@@ -3,6 +3,7 @@
 from opgrad.onnxruntime.bodies import (
     accumulate,
     activation,
+    contrib,
     convolution,
     cross_entropy,
     dropout,
@@ -23,6 +24,7 @@ __all__ = [
     "NoForm",
     "accumulate",
     "activation",
+    "contrib",
     "convolution",
     "cross_entropy",
     "dropout",
