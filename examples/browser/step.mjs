@@ -24,7 +24,7 @@ export class Step {
     const step = new Step();
     const told = JSON.parse(new TextDecoder().decode(await read(manifest)));
     if (told.format !== "opgrad.step" || told.version !== 1) throw new Error(`${manifest} is no manifest of a step`);
-    Object.assign(step, { ort, read, told, providers, sessions: {}, steps: 0, rate: 0.001 });
+    Object.assign(step, { ort, read, told, providers, sessions: {}, steps: 0, rate: 0.001, seed: 0 });
     await step.load(await step.file("weights"));
     return step;
   }
@@ -93,12 +93,14 @@ export class Step {
     const feeds = this.batch(arrays);
     feeds.learning_rate = this.tensor("float32", Float32Array.of(rate), [1]);
     feeds.step = this.tensor("int64", BigInt64Array.of(BigInt(this.steps + 1)), [1]);
+    feeds.seed = this.tensor("int64", BigInt64Array.of(BigInt(this.seed)), [1]); // of dropout: another one for each batch
     feeds.share = this.tensor("float32", Float32Array.of(share), [1]);
     feeds.update = this.tensor("bool", Uint8Array.of(update ? 1 : 0), [1]);
     const results = await this.run("step", feeds);
     for (const { input, output } of this.told.state) this.state[input] = results[output];
     this.rate = rate;
     this.steps += update ? 1 : 0;
+    this.seed += 1;
     return results.loss.data[0];
   }
 

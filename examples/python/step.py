@@ -25,7 +25,7 @@ class Step:
         self.folder, self.manifest = Path(manifest).parent, json.loads(Path(manifest).read_text())
         if self.manifest.get("format") != "opgrad.step" or self.manifest.get("version") != 1:
             raise ValueError(f"{manifest} is no manifest of an exported step, or of another version")
-        self.sessions, self.state, self.steps, self.rate = {}, {}, 0, 0.001
+        self.sessions, self.state, self.steps, self.rate, self.seed = {}, {}, 0, 0.001, 0
         self.load(self.read("weights"))
 
     def read(self, kind):
@@ -71,10 +71,12 @@ class Step:
         self.check(batch)
         self.rate = learning_rate
         given = {"learning_rate": np.array([learning_rate], np.float32), "step": np.array([self.steps + 1], np.int64)}
+        given["seed"] = np.array([self.seed], np.int64)  # of dropout: another one for each batch
         given |= {"share": np.array([share], np.float32), "update": np.array([update])}
         results = self.run("step", {**batch, **given})
         self.state = {part["input"]: results[part["output"]] for part in self.manifest["state"]}
         self.steps += bool(update)
+        self.seed += 1
         return float(np.reshape(results["loss"], -1)[0])
 
     def evaluate(self, batch):

@@ -183,6 +183,43 @@ def test_labels_out_of_range_do_what_the_document_says(label, message, tmp_path)
         assert (step.run("step", feeds)["loss"] == 0) == (label == -1)
 
 
+def test_dropout_depends_on_the_seed_alone(tmp_path):
+    """About as many elements are dropped as the ratio says, others with each seed, in each node, in each place."""
+    artifacts = ArtifactSet.load(FOLDERS["digits_transformer"])
+    model = onnx.load(artifacts.training_model)
+    (ratio,) = {node.input[1] for node in model.graph.node if node.op_type == "Dropout"}
+    tensor = next(each for each in model.graph.initializer if each.name == ratio)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(np.array(0.25, np.float32), ratio))
+    onnx.save(model, tmp_path / "training_model.onnx")
+    masks = [node.output[1] for node in model.graph.node if node.op_type == "Dropout"]
+    changed = replace(artifacts, training_model=tmp_path / "training_model.onnx")
+    step = client().Step(export_step(changed, tmp_path / "step.onnx", outputs=masks).files["manifest"])
+    assert step.manifest["scalars"] == ["learning_rate", "step", "seed"]
+    batch = next(batches("digits_transformer", 1, rows=40))
+    found = [step.run("step", {**batch, **scalars(1), "seed": np.array([seed])}) for seed in (1, 1, 2, -(2**62))]
+    losses = [each["loss"].item() for each in found]
+    assert losses[0] == losses[1]
+    assert len(set(losses)) == 3
+    for name in masks:
+        drawn = [each[name].ravel() for each in found[1:]]
+        for one in drawn:
+            assert abs(one.mean() - 0.75) < 5 * np.sqrt(0.75 * 0.25 / one.size)
+        pairs = [(drawn[0], drawn[1]), (drawn[0], drawn[2]), (drawn[0][1:], drawn[0][:-1])]
+        for one, other in pairs:  # of independent ones the variance of this is 1 / size
+            assert abs(np.corrcoef(one, other)[0, 1]) < 5 / np.sqrt(one.size)
+
+
+def test_names_of_the_step_that_the_graph_has_are_told(tmp_path):
+    artifacts = ArtifactSet.load(FOLDERS[SMALL])
+    model = onnx.load(artifacts.training_model)
+    model.graph.node[0].output[0], old = "step", model.graph.node[0].output[0]
+    for node in model.graph.node:
+        node.input[:] = ["step" if each == old else each for each in node.input]
+    onnx.save(model, tmp_path / "training_model.onnx")
+    with pytest.raises(ValueError, match="the graph has a value 'step', which is the name of an input"):
+        export_step(replace(artifacts, training_model=tmp_path / "training_model.onnx"), tmp_path / "step.onnx")
+
+
 def test_the_manifest_tells_all(tmp_path):
     made = export_step(FOLDERS["digits_cnn"], tmp_path / "step.onnx", accumulate=True, optimizer=rule("nesterov"))
     told = json.loads(made.files["manifest"].read_text())

@@ -15,6 +15,7 @@ from opgrad.onnxruntime.messages import keep
 from opgrad.onnxruntime.opset import captured
 from opgrad.training.artifact_set import ArtifactSet
 from opgrad.training.export import nodes_before
+from opgrad.training.portable.dropout import seed_dropout
 from opgrad.training.portable.layout import Layout, Tensor
 from opgrad.training.portable.packing import FLOAT, Packing, bake
 from opgrad.training.portable.plain import WHO, plain_model
@@ -99,6 +100,7 @@ def build_step(
     model = found.model
     bake(model.graph, frozen)
     packing = Packing(model, layout)
+    seed_dropout(packing, found.types)
     _append_outputs(packing, outputs, found.types, labels, scores)
     packing.body.scope("optimizer")
     _append_optimizer(packing, found, settings)

@@ -10,6 +10,7 @@ import onnx
 from opgrad.onnxruntime.messages import opset_of
 from opgrad.training.artifact_set import ArtifactSet, tensor_spec
 from opgrad.training.portable.building import RATE, SHARE, STEP, UPDATE, Labels, Settings
+from opgrad.training.portable.dropout import SEED
 from opgrad.training.portable.layout import GRADIENTS, Layout, Part
 from opgrad.training.portable.rules import NAMES
 from opgrad.training.weights import fixed_metadata
@@ -26,7 +27,8 @@ def manifest(
     dtype: str,
 ) -> dict[str, Any]:
     """All that is told but the files."""
-    scalars = [RATE, STEP, *([SHARE, UPDATE] if settings.accumulate else [])]
+    inputs = {value.name for value in step.graph.input}
+    scalars = [name for name in (RATE, STEP, SHARE, UPDATE, SEED) if name in inputs]
     held = {each.input for each in layout.parts} | set(scalars)
     batch = [value for value in step.graph.input if value.name not in held]
     name = NAMES[type(settings.rule)]

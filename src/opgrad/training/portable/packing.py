@@ -40,9 +40,15 @@ class Packing:
 
     def scalar(self, name: str, element_type: int) -> Value:
         """A new input of shape [1], as a value of shape ()."""
-        self.model.graph.input.append(helper.make_tensor_value_info(self.body.free(name), element_type, [1]))
+        self._claim(name)
+        self.model.graph.input.append(helper.make_tensor_value_info(name, element_type, [1]))
         shaped = Value(self.body, name, element_type, [1]).reshape([])
         return Value(self.body, shaped.name, element_type, [])
+
+    def _claim(self, name: str) -> None:
+        """Take a name that the step has to have. Raises ValueError if the graph has it already."""
+        if self.body.free(name) != name:
+            raise ValueError(f"export_step: the graph has a value {name!r}, which is the name of an input of the step")
 
     def section(self, tensors: Sequence[Tensor]) -> Value:
         """What an input holds of these tensors, which follow each other in it, in float32."""
@@ -58,6 +64,8 @@ class Packing:
     def _take(self, part: Part) -> Value:
         """An input in float32; it becomes one of the graph when it is first asked for."""
         if part.input not in self._given:
+            if part.kind not in (PARAMETERS, STATISTICS) or part.input != part.tensors[0].name:
+                self._claim(part.input)
             self.model.graph.input.append(part.value())
             self._given[part.input] = Value(self.body, part.input, part.element_type, list(part.shape))
         given = self._given[part.input]
