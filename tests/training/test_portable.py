@@ -193,6 +193,7 @@ def test_dropout_depends_on_the_seed_alone(tmp_path):
     onnx.save(model, tmp_path / "training_model.onnx")
     masks = [node.output[1] for node in model.graph.node if node.op_type == "Dropout"]
     changed = replace(artifacts, training_model=tmp_path / "training_model.onnx")
+    assert "seed" not in export_step(artifacts, tmp_path / "step.onnx").manifest["scalars"]  # its ratio is 0
     step = client().Step(export_step(changed, tmp_path / "step.onnx", outputs=masks).files["manifest"])
     assert step.manifest["scalars"] == ["learning_rate", "step", "seed"]
     batch = next(batches("digits_transformer", 1, rows=40))

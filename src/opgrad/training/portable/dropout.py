@@ -6,7 +6,7 @@ An element's number and the seed are hashed with integers that no product makes 
 from collections.abc import Mapping
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.onnxruntime.bodies.build import Body, Value
 from opgrad.onnxruntime.messages import domain_of, keep
@@ -20,9 +20,11 @@ ROUNDS = ((16807, 12345), (48271, 1013904), (69621, 374761))  # h = h² + a·h +
 
 
 def seed_dropout(packing: Packing, types: Mapping[str, onnx.TypeProto]) -> None:
-    """Write every dropout that may train with the seed, which becomes an input if there is one."""
+    """Write every dropout that may drop something with the seed, which becomes an input if there is one."""
     graph = packing.model.graph
-    dropping = [node for node in graph.node if node.op_type == "Dropout" and not domain_of(node) and _trains(node)]
+    idle = {each.name for each in graph.initializer if not each.dims and not numpy_helper.to_array(each)}
+    plain = (node for node in graph.node if node.op_type == "Dropout" and not domain_of(node))
+    dropping = [node for node in plain if _trains(node) and not idle.intersection(node.input[1:])]
     if not dropping:
         return
     body = packing.body
