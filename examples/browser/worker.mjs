@@ -6,6 +6,8 @@ import { Step, digest } from "./step.mjs";
 const [BATCH, TOLD_EVERY, LEARN_STEPS, SURE] = [50, 60, 60, 0.9]; // rows, ms, steps, probability
 const [OWN, COPIES] = [10, 2]; // rows of a batch that are drawn digits, at most; how often each of them
 
+const PATIENCE = 20000; // ms
+
 const page = (name) => new URL(name, import.meta.url);
 const channel = new MessageChannel();
 let step, digits, drawn = [], running = false, queue = Promise.resolve();
@@ -55,14 +57,19 @@ async function open({ kind }) {
   let note = why;
   if (asked === "webgpu") {
     try {
-      step = await opened("webgpu");
+      step = await Promise.race([opened("webgpu"), late()]);
     } catch (error) {
-      note = `WebGPU cannot run this graph (${error.message})`;
+      note = `WebGPU cannot run this graph (${error.message.slice(0, 120)})`;
     }
   }
   step = step ?? (await opened("wasm"));
   const bytes = [...files.values()].reduce((sum, each) => sum + each.byteLength, 0);
   return { provider: step.provider, note, steps: step.steps, bytes };
+}
+
+/** An error when WebGPU has had time enough for a first step. */
+function late() {
+  return new Promise((_, reject) => setTimeout(() => reject(new Error(`no step in ${PATIENCE / 1000} seconds`)), PATIENCE));
 }
 
 /** WebGPU if the browser has it, else WebAssembly, and why. */

@@ -3,8 +3,9 @@
 New parameters and moments are outputs; the caller feeds them back.
 """
 
+import math
+
 import numpy as np
-from onnx import TensorProto
 
 from opgrad.onnxruntime.bodies.build import Body, Value
 from opgrad.onnxruntime.bodies.forms import Call, NoForm, Results, lowers
@@ -34,14 +35,18 @@ def sgd_step(p: Value, g: Value, rate: Value) -> Value:
 def corrections(rate: Value, count: Value, decays: tuple[float, float], corrected: bool) -> tuple[Value, Value]:
     """1 - decay^count for both moments, 1 without bias correction, in the type of the learning rate.
 
-    They are formed in float64: of 1 - 0.999 float32 has four digits.
+    Of 1 - 0.999 float32 has four digits; 1 - exp(y) is -tanh(y / 2) * (1 + exp(y)), where nothing is lost.
     """
-    body = rate.body
-    if not corrected:
-        return body.number(1.0, rate), body.number(1.0, rate)
-    time = count.cast(TensorProto.DOUBLE)
-    first, second = (1 - body.node("Pow", body.number(each, time), time) for each in decays)
-    return first.like(rate), second.like(rate)
+    first, second = (_correction(rate, count, each if corrected else 0.0) for each in decays)
+    return first, second
+
+
+def _correction(rate: Value, count: Value, decay: float) -> Value:
+    """1 - decay^count."""
+    if decay <= 0:
+        return rate.body.number(1.0, rate)
+    exponent = count.like(rate) * math.log(decay)
+    return -(exponent * 0.5).apply("Tanh") * (1 + exponent.apply("Exp"))
 
 
 def adamw_step(
