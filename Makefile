@@ -9,7 +9,7 @@ MINIMUM := .venv-minimum
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
-.PHONY: setup train test test-gate test-minimum lint bench tables clean help
+.PHONY: setup train test test-gate test-minimum test-portable lint bench tables clean help
 
 help:
 	@echo "make setup   both environments that tests need; with --jobs 2 at once"
@@ -17,6 +17,7 @@ help:
 	@echo "make test    set up, then run the tests"
 	@echo "make test-gate  set up, then run every case of the CUDA tests"
 	@echo "make test-minimum  a few of them with the lowest versions of all dependencies"
+	@echo "make test-portable  set up, then run exported steps in Node, in Chromium and from C++; needs these, and npm"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   measure every operator against the peers installed"
 	@echo "make tables  rewrite the generated tables of README and docs"
@@ -37,6 +38,14 @@ test-gate: $(VENV)/.torch
 test-minimum: $(MINIMUM)/.installed
 	$(MINIMUM)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -W ignore::DeprecationWarning \
 		$(MINIMUM_TESTS)
+
+# Chromium is the system's: CHROMIUM names it where it is not /usr/bin/chromium.
+test-portable: $(VENV)/.portable examples/browser/node_modules examples/node/node_modules
+	OPGRAD_PORTABLE=1 $(RUN)/python -m pytest tests/portable
+
+examples/%/node_modules: examples/%/package.json
+	cd examples/$* && npm install --no-package-lock --no-audit --no-fund --ignore-scripts
+	@touch $@
 
 lint: $(VENV)/.torch
 	$(RUN)/ruff check .

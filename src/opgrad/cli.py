@@ -12,6 +12,7 @@ from opgrad.check import check
 from opgrad.commands.artifacts import artifacts
 from opgrad.commands.errors import explains_errors
 from opgrad.commands.lower import lower
+from opgrad.commands.step import step
 from opgrad.commands.train import train
 from opgrad.compile import compile_kernels
 from opgrad.terminal import console
@@ -35,6 +36,7 @@ def main() -> None:
 
 app.command()(explains_errors(extra="train")(train))
 app.command()(explains_errors(extra="onnx")(artifacts))
+app.command()(explains_errors(extra="train")(step))
 
 
 @app.command()

@@ -53,6 +53,14 @@ def gelu_slope(x):
     return 0.5 * (1 + erf(x / math.sqrt(2))) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
+def gelu(x):
+    return 0.5 * x * (1 + erf(x / math.sqrt(2)))
+
+
+def fast_gelu(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
 def fast_gelu_slope(x):
     u, du = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3), math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
     return 0.5 * (1 + np.tanh(u)) + 0.5 * x * (1 - np.tanh(u) ** 2) * du
@@ -78,6 +86,10 @@ ACTIVATIONS = [
     Case("SigmoidGrad", normal(*PAIR), lambda dy, y: dy * y * (1 - y)),
     Case("TanhGrad", normal(*PAIR), lambda dy, y: dy * (1 - y**2)),
     Case("QuickGelu", normal((3, 5)), lambda x: x * sigmoid(1.702 * x)),
+    Case("Gelu", normal((3, 5)), gelu, dtypes=SINGLE),
+    Case("BiasGelu", normal((3, 5), (5,)), lambda x, b: gelu(x + b), dtypes=SINGLE),
+    Case("FastGelu", normal((3, 5)), fast_gelu),
+    Case("FastGelu", normal((3, 5), (5,)), lambda x, b: fast_gelu(x + b), note="bias"),
     Case("QuickGeluGrad", normal(*PAIR), quick_gelu_grad),
     Case("QuickGeluGrad", normal(*PAIR), lambda dy, x: quick_gelu_grad(dy, x, -2.0), {"alpha": -2.0}),
     Case("GeluGrad", normal(*PAIR), lambda dy, x: dy * gelu_slope(x), dtypes=SINGLE),

@@ -1,7 +1,7 @@
 """More nodes to lower, each with a float64 formula of its own: losses, normalization, sums."""
 
 import numpy as np
-from lowering_cases import Case, normal, softmax
+from lowering_cases import SINGLE, Case, normal, softmax
 
 # --- cross-entropy ---------------------------------------------------------------------------------------------------
 
@@ -259,5 +259,40 @@ SUMS = [
         normal((1,), (2, 3), (4,)),
         lambda f, *given: f * np.concatenate([x.ravel() for x in given]),
         {"to": "dtype", "fuse_outputs": 1},
+    ),
+]
+
+
+# --- what stock onnxruntime has beyond ai.onnx -----------------------------------------------------------------------
+
+
+def rms(axis):
+    def formula(x, scale):
+        axes = tuple(range(axis % x.ndim, x.ndim))
+        inv_std = 1 / np.sqrt((x * x).mean(axes, keepdims=True) + 1e-5)
+        return x * inv_std * scale, inv_std.astype(np.float32)
+
+    return formula
+
+
+CONTRIB = [
+    Case("FusedMatMul", normal((2, 3, 4), (2, 4, 5)), lambda a, b: 0.5 * (a @ b), {"alpha": 0.5}),
+    Case("FusedMatMul", normal((4, 3), (5, 4)), lambda a, b: a.T @ b.T, {"transA": 1, "transB": 1}),
+    Case(
+        "FusedMatMul",
+        normal((3, 2, 4), (2, 5, 4)),
+        lambda a, b: a.transpose(1, 0, 2) @ b.swapaxes(1, 2),
+        {"transBatchA": 1, "transB": 1},
+    ),
+    *(
+        Case(
+            "SimplifiedLayerNormalization",
+            normal((2, 3, 4), shape),
+            rms(axis),
+            {"axis": axis},
+            domain="",
+            dtypes=SINGLE,
+        )
+        for axis, shape in ((-1, (4,)), (1, (3, 4)))
     ),
 ]

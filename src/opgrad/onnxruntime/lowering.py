@@ -28,7 +28,8 @@ FEEDBACK = "opgrad.feedback"
 KEPT_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 LOWERED = tuple(sorted(name for _, name in FORMS))
-STOCK = ("QuickGelu",)  # of LOWERED, what stock onnxruntime has on the CPU
+# Of LOWERED, what stock onnxruntime has on the CPU.
+STOCK = ("BiasGelu", "FastGelu", "FusedMatMul", "Gelu", "QuickGelu", "SimplifiedLayerNormalization")
 
 
 def lower(

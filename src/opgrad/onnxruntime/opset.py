@@ -8,7 +8,8 @@ from opgrad.onnxruntime.conversion import converted
 
 LEAST = 16  # the first whose ScatterND and ScatterElements add
 LAYER_NORMALIZATION = 17  # the first that has it; onnxruntime-training wrote it into older opsets
-UNCHANGED_FROM = 13  # from here to 17 only types were added, but for the operators below
+# From here to there only types were added, but for the operators below.
+UNCHANGED_FROM, UNCHANGED_TO = 13, 17
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -41,8 +42,8 @@ def captured(node: onnx.NodeProto) -> Iterator[str]:
 def raise_opset(model: onnx.ModelProto, least: int = LEAST, who: str = "lower") -> None:
     """Let a model import at least opset `least` of ai.onnx, in place. who: the caller, for messages.
 
-    From opset 13 on its operators mean the same, except RoiAlign and a training BatchNormalization; onnx's converter
-    rewrites models with those, and models of older opsets.
+    From opset 13 to 17 its operators mean the same, except RoiAlign and a training BatchNormalization; onnx's converter
+    rewrites models with those, models of older opsets, and models for newer ones.
     Raises NotImplementedError where the converter cannot.
     """
     entry = next((each for each in model.opset_import if each.domain in ("", "ai.onnx")), None)
@@ -57,7 +58,7 @@ def raise_opset(model: onnx.ModelProto, least: int = LEAST, who: str = "lower") 
     changed = any(
         node.op_type == "RoiAlign" or (node.op_type == "BatchNormalization" and len(node.output) > 1) for node in plain
     )
-    if entry.version < UNCHANGED_FROM or (changed and entry.version < 14):
+    if entry.version < UNCHANGED_FROM or wanted > UNCHANGED_TO or (changed and entry.version < 14):
         _convert(model, entry.version, wanted, who)
     else:
         entry.version = wanted

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from opgrad.training import odtc
+from opgrad.training import odtc, safetensors, weights
 from opgrad.training.replacing import bytes_in_use, data_path, replace_pair
 from opgrad.writing import replace_file
 
@@ -62,7 +62,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
-    """Read a checkpoint file of onnxruntime-training 1.19 or of `write_checkpoint`.
+    """Read a checkpoint file of onnxruntime-training 1.19 or of `write_checkpoint`, or weights of an exported step.
 
     path: the file. If it keeps its values outside, they are in the file of this name with ".data" appended.
     Returns a `Checkpoint`. Its arrays are read-only views of the files' bytes, which are read into memory as a whole;
@@ -74,7 +74,10 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
     if not path.exists():
         raise FileNotFoundError(f"read_checkpoint: there is no file {path}")
     try:
-        root = odtc.decode(path.read_bytes())
+        content = path.read_bytes()
+        if not odtc.is_one(content) and safetensors.starts_like_one(content):
+            return of_weights(weights.decode(content))
+        root = odtc.decode(content)
         outside = b""
         if root["model"]["outside"]:
             if not data_path(path).exists():
@@ -85,6 +88,15 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
         return _checkpoint(root, outside)
     except odtc.Damaged as damage:
         raise ValueError(f"read_checkpoint: {path} {damage}") from None
+
+
+def of_weights(held: weights.Weights) -> Checkpoint:
+    """A checkpoint with what a weights file holds; without moments of optimizers that training graphs do not have."""
+    moments = held.moments if held.optimizer == "adamw" else {}
+    if held.optimizer == "sgd":  # as onnxruntime-training has them, see `Trainer.checkpoint`
+        moments = {name: {"momentum0": np.zeros_like(each)} for name, each in held.trainable.items()}
+    groups = {"group0": OptimizerGroup(held.step, held.learning_rate, moments)} if moments else {}
+    return Checkpoint(held.trainable, held.statistics, groups)
 
 
 def _checkpoint(root: odtc.Values, outside: bytes) -> Checkpoint:

@@ -92,7 +92,7 @@ def graph_between(
 ) -> onnx.ModelProto:
     """The part of a graph that computes some tensors from others, and from inputs of the graph."""
     names = {value.name for value in given}
-    nodes = _nodes_before(source.graph, [value.name for value in wanted], names)
+    nodes = nodes_before(source.graph, [value.name for value in wanted], names)
     read = {name for node in nodes for name in captured(node)}
     inputs = [value for value in (*given, *source.graph.input) if value.name in read]
     constants = [tensor for tensor in source.graph.initializer if tensor.name in read]
@@ -107,7 +107,7 @@ def _write(
     outputs: Sequence[onnx.ValueInfoProto],
     path: str | PathLike[str],
 ) -> None:
-    nodes = _nodes_before(source.graph, [output.name for output in outputs])
+    nodes = nodes_before(source.graph, [output.name for output in outputs])
     read = {name for node in nodes for name in captured(node)}
     inputs = [value for value in source.graph.input if value.name in read and value.name not in parameters]
     constants = [tensor for tensor in source.graph.initializer if tensor.name in read]
@@ -141,7 +141,7 @@ def _save(model: onnx.ModelProto, path: Path) -> None:
             onnx.save(model, partial)
 
 
-def _nodes_before(graph: onnx.GraphProto, tensors: Sequence[str], given: Collection[str] = ()) -> list[onnx.NodeProto]:
+def nodes_before(graph: onnx.GraphProto, tensors: Sequence[str], given: Collection[str] = ()) -> list[onnx.NodeProto]:
     """The nodes that some tensors depend on, in the graph's order, without those that make what is given."""
     needed, nodes = set(tensors).difference(given), []
     for node in reversed(graph.node):

@@ -49,6 +49,7 @@ class Trainer:
         what = f"Trainer: {artifacts.training_model}"
         self._graph = TrainingGraph(model, trainable, frozen, gradients, options, what)
         self.evaluator = Evaluator(artifacts, options)
+        self._trainable = trainable
         self.optimizer: SGD | AdamW = artifacts.rule.start(trainable.flat, gradients.flat, learning_rate)
         self.parameters: Mapping[str, np.ndarray] = {**trainable, **frozen}
         self.gradients: Mapping[str, np.ndarray] = gradients
@@ -162,11 +163,13 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint: its parameters, and the optimizer's state or, if it has none, a fresh one.
 
+        Frozen parameters that it does not have stay as they are.
         Raises ValueError, with nothing changed, if it is of another model or of another optimizer.
         """
         group = checkpoint.optimizers.get(GROUP, OptimizerGroup(0, self.optimizer.learning_rate))
         moments = self._moments()
-        _check_like("parameters", checkpoint.parameters, self.parameters)
+        frozen = {name: each for name, each in self.parameters.items() if name not in self.gradients}
+        _check_like("parameters", frozen | checkpoint.parameters, self.parameters)
         saved = flat_names(group.moments)
         if saved:
             _check_like("moments", saved, flat_names(moments))
@@ -178,16 +181,10 @@ class Trainer:
 
     def _moments(self) -> dict[str, dict[str, np.ndarray]]:
         """The optimizer's moments by parameter and by their names in a checkpoint."""
-        parts: dict[str, dict[str, np.ndarray]] = {name: {} for name in self.gradients}
         # onnxruntime-training opens the state of its SGD only with a moment for every parameter, which is always 0.
-        size = sum(gradient.size for gradient in self.gradients.values())
-        flats = self.optimizer.moments or {"momentum0": np.zeros(size, np.float32)}
-        for moment, flat in flats.items():
-            start = 0
-            for name, gradient in self.gradients.items():
-                parts[name][moment] = flat[start : start + gradient.size].reshape(gradient.shape)
-                start += gradient.size
-        return parts
+        flats = self.optimizer.moments or {"momentum0": np.zeros_like(self._trainable.flat)}
+        views = {moment: self._trainable.views_of(flat) for moment, flat in flats.items()}
+        return {name: {moment: own[name] for moment, own in views.items()} for name in self._trainable}
 
 
 def flat_names(moments: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -157,12 +157,17 @@ def aligned(count: int) -> int:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
+def is_one(content: bytes) -> bool:
+    """Whether a file says that it is a checkpoint."""
+    return len(content) >= 8 and bool(BufferHasIdentifier(content, 0, IDENTIFIER))
+
+
 def decode(content: bytes) -> Values:
     """The root table of a checkpoint file; arrays are views of `content`, fields that are not there are None.
 
     Raises Damaged if this is no checkpoint, or has another version, or if anything in it is wrong.
     """
-    if len(content) < 8 or not BufferHasIdentifier(content, 0, IDENTIFIER):
+    if not is_one(content):
         raise Damaged("is no checkpoint, expected the identifier ODTC at byte 4")
     try:
         reader = _Reader(content)

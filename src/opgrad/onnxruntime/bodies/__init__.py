@@ -3,6 +3,7 @@
 from opgrad.onnxruntime.bodies import (
     accumulate,
     activation,
+    contrib,
     convolution,
     cross_entropy,
     dropout,
@@ -25,6 +26,7 @@ __all__ = [
     "NoForm",
     "accumulate",
     "activation",
+    "contrib",
     "convolution",
     "cross_entropy",
     "dropout",

@@ -149,7 +149,7 @@ class Value:
     def like(self, other: "Value") -> "Value":
         """In the element type of another value."""
         if other.element_type is not None:
-            return self.cast(other.element_type)
+            return self if self.element_type == other.element_type else self.cast(other.element_type)
         return self.body.node("CastLike", self, other)
 
 

@@ -1,0 +1,152 @@
+"""`opgrad step`: the training step of an artifact set as one plain ONNX model."""
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from opgrad.commands.making import numbers
+from opgrad.commands.options import file_option, option, positive, takes_groups
+from opgrad.terminal import console
+
+if TYPE_CHECKING:
+    from opgrad.training.portable import Exported, StepRule
+
+
+class StepOptimizer(StrEnum):
+    """The optimizers of an exported step; nesterov is momentum's."""
+
+    AdamW = "adamw"
+    SGD = "sgd"
+    Momentum = "momentum"
+    Nesterov = "nesterov"
+    Lion = "lion"
+    Adagrad = "adagrad"
+
+
+class Dtype(StrEnum):
+    """How parameters are kept."""
+
+    Float32 = "float32"
+    Float16 = "float16"
+
+
+# The attributes of rules by option; those of `betas` are a list of numbers.
+ATTRIBUTES = {"betas": ("alpha", "beta"), "eps": ("epsilon",), "bias_correction": ("correct_bias",)}
+
+
+def _option(panel: str, *names: str, help: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **settings)
+
+
+@dataclass(frozen=True)
+class StepOptimizerOptions:
+    """The optimizer. Those below `optimizer` are its attributes; the learning rate is an input of the step."""
+
+    optimizer: Annotated[StepOptimizer | None, _option("Optimizer", help="Default: that of the set.")] = None
+    betas: Annotated[
+        str | None, _option("Optimizer", help="adamw, lion: such as 0.9,0.999.", metavar="NUMBERS", callback=numbers)
+    ] = None
+    eps: Annotated[float | None, _option("Optimizer", help="adamw, adagrad.")] = None
+    weight_decay: Annotated[float | None, _option("Optimizer", help="All but sgd.")] = None
+    momentum: Annotated[float | None, _option("Optimizer", help="momentum, nesterov; default: 0.9.")] = None
+    bias_correction: Annotated[bool | None, _option("Optimizer", help="adamw; default: yes.")] = None
+    adam_mode: Annotated[int | None, _option("Optimizer", help="adamw: 1 Hugging Face's order, 0 PyTorch's.")] = None
+
+    def rule(self) -> "StepRule | None":
+        """The rule, None for that of the set. Raises ValueError for an attribute of another optimizer."""
+        from opgrad.training.portable import rule
+
+        given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
+        given = {name: value for name, value in given.items() if value is not None}
+        if self.optimizer is None:
+            if given:
+                raise ValueError(f"step: {option(next(iter(given)))} is of an optimizer, expected --optimizer, too")
+            return None
+        attributes: dict[str, Any] = {}
+        for name, value in given.items():
+            names = ATTRIBUTES.get(name, (name,))
+            values = [float(each) for each in value.split(",")] if name == "betas" else [value]
+            if len(values) != len(names):
+                raise ValueError(f"step: --{name} is {value}, expected {len(names)} numbers")
+            attributes |= dict(zip(names, map(_plain, values), strict=True))
+        return rule(self.optimizer, **attributes)
+
+
+def _plain(value: Any) -> Any:
+    """A flag as the number that attributes of ONNX are."""
+    return int(value) if isinstance(value, bool) else value
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What the step takes and gives."""
+
+    accumulate: Annotated[bool, _option("Step", help="Add gradients of several batches before a step.")] = False
+    clip_norm: Annotated[
+        float | None, _option("Step", help="Largest norm of all gradients; default: as the set.", callback=positive)
+    ] = None
+    flat: Annotated[bool, _option("Step", help="All parameters in one input, all moments in another.")] = False
+    weights: Annotated[Dtype, _option("Step", help="How parameters are kept.")] = Dtype.Float32
+    opset: Annotated[int | None, _option("Step", help="Of ai.onnx; default: the graph's, 16 at least.")] = None
+    inline: Annotated[bool, _option("Step", help="No functions, for runtimes without them.")] = False
+    accuracy: Annotated[bool, _option("Step", help="The share of right answers as an output.")] = False
+    output_name: Annotated[
+        list[str] | None, _option("Step", help="Value of the training graph that is an output, too.", metavar="NAME")
+    ] = None
+
+
+@takes_groups
+def step(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The artifact set.", exists=True, file_okay=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file of the step, such as step.onnx.")],
+    options: StepOptions,
+    optimizer: StepOptimizerOptions,
+    evaluation: Annotated[bool, typer.Option("--eval", help="Also write the model of loss, scores, accuracy.")] = False,
+    inference: Annotated[bool, typer.Option("--infer", help="Also write the model of the scores.")] = False,
+    checkpoint: Annotated[Path | None, file_option("Whose parameters and moments the weights are.")] = None,
+) -> None:
+    """Write the training step of an artifact set as one plain ONNX model, for every runtime and without opgrad.
+
+    Beside step.onnx stand step.json, which tells a client all that it must know, and step.safetensors, the weights.
+
+    Example: opgrad step examples/digits --flat --eval --infer -o step.onnx
+    """
+    from opgrad.training.portable import export_step
+
+    given = {name: value for name, value in vars(options).items() if name != "output_name"}
+    given["weights"] = str(options.weights)
+    made = export_step(
+        directory,
+        output,
+        optimizer=optimizer.rule(),
+        outputs=options.output_name or (),
+        evaluation=evaluation,
+        inference=inference,
+        checkpoint=checkpoint,
+        **given,
+    )
+    _print(made)
+
+
+def _print(made: "Exported") -> None:
+    """Print what was written, and what the step takes and gives."""
+    from opgrad.training import tables
+
+    told, screen = made.manifest, console()
+    tables.fit(screen)
+    files = [(made.files[kind].name, tables.size(entry["bytes"])) for kind, entry in told["files"].items()]
+    batch = ", ".join(f"{each['name']} {each['dtype']} {each['shape']}" for each in told["batch"])
+    optimizer = ", ".join(f"{name} {value}" for name, value in told["optimizer"].items() if name != "name")
+    rows = [
+        *files,
+        (made.files["manifest"].name, "names, sizes, checksums"),
+        ("takes", f"{batch}; {', '.join(told['scalars'])}"),
+        ("keeps", tables.amount(len(told["state"]), sum(each["bytes"] for each in told["state"]) // 4)),
+        ("gives", ", ".join(told["outputs"])),
+        ("optimizer", f"{told['optimizer']['name']}: {optimizer}"),
+        ("opset", f"{told['opset']}, {told['functions']} functions"),
+    ]
+    screen.print(tables.facts(f"step of {told['name']} in {made.files['step'].parent}", rows))

@@ -1,0 +1,202 @@
+"""The graphs of an exported step: gradients and optimizer in one; evaluation and inference."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from opgrad.gradients.body import GraphBody
+from opgrad.onnxruntime.bodies.build import Value
+from opgrad.onnxruntime.lowering import FEEDBACK
+from opgrad.onnxruntime.messages import keep
+from opgrad.onnxruntime.opset import captured
+from opgrad.training.artifact_set import ArtifactSet
+from opgrad.training.export import nodes_before
+from opgrad.training.portable.dropout import seed_dropout
+from opgrad.training.portable.layout import Layout, Tensor
+from opgrad.training.portable.packing import FLOAT, Packing, bake
+from opgrad.training.portable.plain import WHO, plain_model
+from opgrad.training.portable.rules import StepRule
+from opgrad.training.portable.updates import Slot, stepped
+from opgrad.training.rewriting import overwriting
+
+RATE, STEP, SHARE, UPDATE = "learning_rate", "step", "share", "update"
+LOSS, ACCURACY = "loss", "accuracy"
+TYPE_OF_ACCURACY = helper.make_tensor_type_proto(FLOAT, [])
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels that are classes, and the scores that the loss compares with them.
+
+    element_type: TensorProto's. classes: how many there are. ignored: the label that does not count.
+    """
+
+    name: str
+    scores: str
+    element_type: int
+    classes: int | None
+    ignored: int
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """A training graph in plain operators, without outputs.
+
+    types: of the graph's values. gradients, statistics: the values with the gradient, or the new value, of parameters.
+    """
+
+    model: onnx.ModelProto
+    types: Mapping[str, onnx.TypeProto]
+    gradients: Mapping[str, str]
+    statistics: Mapping[str, str]
+
+
+def plain_gradients(artifacts: ArtifactSet, model: onnx.ModelProto, opset: int | None) -> Gradients:
+    """The training graph of a set, which is changed, without accumulators.
+
+    Raises NotImplementedError where it accumulates otherwise than the artifact generators' graphs, or has operators
+    without a plain form.
+    """
+    gradients = overwriting(model)
+    if gradients is None or gradients.keys() != artifacts.trainable.keys():
+        raise NotImplementedError(
+            f"{WHO}: {artifacts.training_model} does not accumulate gradients as graphs of the artifact generator do: "
+            "make the set anew with `opgrad artifacts`"
+        )
+    plain = plain_model(model, opset)
+    entries = {each.key: each.value for each in plain.metadata_props}
+    statistics = {source: name for name, source in json.loads(entries.get(FEEDBACK, "{}")).items()}
+    types = types_of(plain)
+    del plain.metadata_props[:], plain.graph.output[:]
+    return Gradients(plain, types, gradients, statistics)
+
+
+# --- the step --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a step does. rule: the optimizer's. flat, accumulate: as for `export_step`."""
+
+    rule: StepRule
+    flat: bool
+    accumulate: bool
+
+
+def build_step(
+    found: Gradients,
+    layout: Layout,
+    settings: Settings,
+    frozen: Mapping[str, np.ndarray],
+    outputs: Mapping[str, str],
+    labels: Labels | None,
+) -> onnx.ModelProto:
+    """The model of a step.
+
+    layout: of what is kept. frozen: values that become part of the model. outputs: the names that values of the graph
+        have as outputs, the loss first. labels: what the accuracy is measured with, if it is wanted.
+    """
+    model = found.model
+    bake(model.graph, frozen)
+    packing = Packing(model, layout)
+    seed_dropout(packing, found.types)
+    _append_outputs(packing, outputs, found.types, labels)
+    packing.body.scope("optimizer")
+    _append_optimizer(packing, found, settings)
+    packing.put_out()
+    packing.finish()
+    return model
+
+
+def _append_optimizer(packing: Packing, found: Gradients, settings: Settings) -> None:
+    layout, body = packing.layout, packing.body
+    rate, count = packing.scalar(RATE, FLOAT), packing.scalar(STEP, TensorProto.INT64)
+    groups = [layout.trainable] if settings.flat else [[each] for each in layout.trainable]
+    slots = [_slot(packing, group, found.gradients, settings.flat) for group in groups]
+    update = None
+    if settings.accumulate:
+        share, update = packing.scalar(SHARE, FLOAT), packing.scalar(UPDATE, TensorProto.BOOL)
+        slots = [_accumulated(packing, slot, group, share, update) for slot, group in zip(slots, groups, strict=True)]
+    for group, slot, new in zip(groups, slots, stepped(settings.rule, slots, rate, count), strict=True):
+        sections, old = [group, *layout.moments(group)], (slot.parameter, *slot.moments)
+        for tensors, value, before in zip(sections, new, old, strict=True):
+            packing.put(tensors, value if update is None else body.where(update, value, before))
+    for tensor in layout.statistics:
+        packing.put([tensor], Value(body, found.statistics[tensor.name], FLOAT))
+
+
+def _slot(packing: Packing, group: Sequence[Tensor], gradients: Mapping[str, str], flat: bool) -> Slot:
+    """Parameters with their moments and gradients, in float32."""
+    found = [Value(packing.body, gradients[each.name]).cast(FLOAT) for each in group]
+    gradient = packing.joined(found) if flat else found[0]
+    moments = (packing.section(each) for each in packing.layout.moments(group))
+    return Slot(packing.section(group), tuple(moments), gradient)
+
+
+def _accumulated(packing: Packing, slot: Slot, group: Sequence[Tensor], share: Value, update: Value) -> Slot:
+    """The same with the sum of gradients, each batch with its share; after a step the sum begins anew."""
+    sums = packing.layout.sums(group)
+    total = packing.section(sums) + slot.gradient * share
+    packing.put(sums, packing.body.where(update, 0, total))
+    return replace(slot, gradient=total)
+
+
+# --- evaluation and inference ----------------------------------------------------------------------------------------
+
+
+def build_forward(
+    artifacts: ArtifactSet,
+    layout: Layout,
+    frozen: Mapping[str, np.ndarray],
+    outputs: Mapping[str, str],
+    labels: Labels | None,
+    opset: int | None,
+) -> onnx.ModelProto:
+    """The eval graph up to some of its values, with the parameters as the step takes them; see `build_step`."""
+    model = plain_model(artifacts.eval_model, opset)
+    keep(model.graph.node, nodes_before(model.graph, list(outputs)))
+    read = {name for node in model.graph.node for name in captured(node)}
+    keep(model.graph.input, [each for each in model.graph.input if each.name in read])
+    keep(model.graph.initializer, [each for each in model.graph.initializer if each.name in read])
+    types = types_of(model)
+    del model.graph.output[:]
+    bake(model.graph, {name: array for name, array in frozen.items() if name in read})
+    packing = Packing(model, layout)
+    _append_outputs(packing, outputs, types, labels)
+    packing.finish()
+    return model
+
+
+# --- outputs ---------------------------------------------------------------------------------------------------------
+
+
+def types_of(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """What a graph tells of its values."""
+    return {each.name: each.type for each in (*model.graph.value_info, *model.graph.output, *model.graph.input)}
+
+
+def _append_outputs(
+    packing: Packing,
+    outputs: Mapping[str, str],
+    types: Mapping[str, onnx.TypeProto],
+    labels: Labels | None,
+) -> None:
+    """Let values be outputs, and the accuracy if there are labels."""
+    packing.body.scope("outputs")
+    for value, name in outputs.items():
+        packing.output(name, Value(packing.body, value), types.get(value))
+    if labels is not None:
+        packing.output(ACCURACY, _accuracy(packing.body, labels), TYPE_OF_ACCURACY)
+
+
+def _accuracy(body: GraphBody, labels: Labels) -> Value:
+    """The share of right answers among those that count; 0 if none does."""
+    given = Value(body, labels.name, labels.element_type)
+    best = Value(body, labels.scores).apply("ArgMax", axis=1, keepdims=0).like(given)
+    counts = ~given.equals(labels.ignored)
+    right, all_of_them = (each.cast(FLOAT).sum(keepdims=False) for each in (best.equals(given) & counts, counts))
+    return right / body.node("Max", all_of_them, body.number(1.0, all_of_them))

@@ -1,0 +1,244 @@
+"""Write the training step of an artifact set as one plain ONNX model, with all that a client needs beside it."""
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import inliner
+
+from opgrad.onnxruntime.messages import opset_of
+from opgrad.onnxruntime.reading import read_model
+from opgrad.training.artifact_set import ArtifactSet
+from opgrad.training.building.outputs import inferred_model
+from opgrad.training.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint
+from opgrad.training.portable import building
+from opgrad.training.portable.building import LOSS, Labels, Settings
+from opgrad.training.portable.layout import layout_of
+from opgrad.training.portable.manifest import file_entry, forward_entry, manifest
+from opgrad.training.portable.plain import WHO, only_plain_imports
+from opgrad.training.portable.rules import MOMENTS, NAMES, StepRule
+from opgrad.training.weights import PRESENT, Weights, encode
+from opgrad.writing import replace_file
+
+IGNORED = -1  # the label that does not count where the graph names no other
+LARGEST = 2**31 - 1  # bytes of a message of protobuf
+SCORES = "scores"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written. manifest: the content of the JSON file. files: the paths by what they are."""
+
+    manifest: Mapping[str, Any]
+    files: Mapping[str, Path]
+
+
+def export_step(
+    artifacts: ArtifactSet | str | PathLike[str],
+    output: str | PathLike[str],
+    *,
+    optimizer: StepRule | None = None,
+    clip_norm: float | None = None,
+    accumulate: bool = False,
+    flat: bool = False,
+    weights: str = "float32",
+    opset: int | None = None,
+    inline: bool = False,
+    accuracy: bool = False,
+    outputs: Collection[str] = (),
+    evaluation: bool = False,
+    inference: bool = False,
+    checkpoint: Checkpoint | str | PathLike[str] | None = None,
+) -> Exported:
+    """Write a training step as one ONNX model that every runtime takes, without operators beyond ai.onnx.
+
+    artifacts: the artifact set, or its folder. output: the file of the step, such as step.onnx; beside it are written
+        step.json, the manifest, and step.safetensors, the weights.
+    optimizer: the rule, one of `opgrad.training.portable.rules`; None: that of the set.
+    clip_norm: the largest norm of all gradients together; None: as the rule says.
+    accumulate: add gradients of several batches before a step, with the inputs `share` and `update`.
+    flat: parameters in one input, moments in another, instead of an input for each.
+    weights: "float32", or "float16" for parameters that are kept in half the bytes and computed with in float32.
+    opset: of ai.onnx; None: that of the graph, 16 at least. inline: no functions, for runtimes that know none.
+    accuracy: the share of right answers as an output. outputs: names of further values of the training graph.
+    evaluation: write step.eval.onnx, which gives loss, scores and accuracy. inference: write step.infer.onnx, which
+        gives the scores.
+    checkpoint: whose parameters and moments the weights file gets; None: the set's.
+
+    Returns what was written. Frozen parameters are part of the models. Nothing is written unless all can be.
+    Raises TypeError, ValueError, FileNotFoundError, and NotImplementedError for a graph with an operator that has no
+    form of plain operators.
+    """
+    found = artifacts if isinstance(artifacts, ArtifactSet) else ArtifactSet.load(artifacts)
+    if weights not in PRESENT:
+        raise ValueError(f"{WHO}: weights is {weights!r}, expected one of {', '.join(PRESENT)}")
+    settings = Settings(_rule(found, optimizer, clip_norm), flat, accumulate)
+    export = _Export(found, settings, np.dtype(weights), opset, inline)
+    target = _target(Path(output))
+    held = export.weights(read_checkpoint(checkpoint) if isinstance(checkpoint, (str, PathLike)) else checkpoint)
+    models = {"step": export.step(accuracy, outputs)}
+    models |= {"eval": export.evaluation()} if evaluation else {}
+    models |= {"infer": export.inference()} if inference else {}
+    return export.write(target, models, held, accuracy)
+
+
+def _rule(artifacts: ArtifactSet, optimizer: StepRule | None, clip_norm: float | None) -> StepRule:
+    rule: StepRule = artifacts.rule if optimizer is None else optimizer
+    if type(rule) not in MOMENTS:
+        raise TypeError(f"{WHO}: optimizer is of type {type(rule).__name__}, expected a rule such as AdamWRule")
+    if clip_norm is None:
+        return rule
+    if not 0 < clip_norm < math.inf:
+        raise ValueError(f"{WHO}: clip_norm is {clip_norm}, expected a number above 0")
+    return replace(rule, max_norm=clip_norm)
+
+
+def _target(output: Path) -> Path:
+    if output.suffix != ".onnx" or not output.absolute().parent.is_dir():
+        raise ValueError(f"{WHO}: output is {output}, expected a name that ends with .onnx, in a folder that is there")
+    return output
+
+
+class _Export:
+    """One run of `export_step`."""
+
+    def __init__(
+        self, artifacts: ArtifactSet, settings: Settings, dtype: np.dtype[Any], opset: int | None, inline: bool
+    ):
+        self._artifacts, self._settings, self._inline = artifacts, settings, inline
+        self._present = _dtype_of(artifacts)
+        self._gradients = building.plain_gradients(artifacts, read_model(artifacts.training_model, WHO), opset)
+        # The eval graph has the opset of the step: a client asks one runtime for all.
+        self._opset = opset_of(self._gradients.model)
+        running = self._gradients.statistics
+        if lack := sorted(running.keys() - artifacts.frozen.keys()):
+            raise NotImplementedError(f"{WHO}: the graph writes into {', '.join(lack)}, expected frozen parameters")
+        statistics = {name: each for name, each in artifacts.frozen.items() if name in running}
+        self._frozen = {name: each for name, each in artifacts.frozen.items() if name not in running}
+        moments = MOMENTS[type(settings.rule)]
+        flat, accumulate = settings.flat, settings.accumulate
+        self.layout = layout_of(artifacts.trainable, statistics, moments, dtype, flat, accumulate)
+        self._labels = labels_of(artifacts)
+
+    # --- models ---
+
+    def step(self, accuracy: bool, outputs: Collection[str]) -> onnx.ModelProto:
+        """The model of the step."""
+        artifacts, graph = self._artifacts, self._gradients.model.graph
+        known = {name for node in graph.node for name in node.output}
+        labels = self._labels if accuracy else None
+        if accuracy and labels is None:
+            raise ValueError(f"{WHO}: accuracy is asked for, expected labels that are classes")
+        wanted = [*outputs, *([labels.scores] if labels else [])]
+        if lack := [name for name in wanted if name not in known]:
+            raise ValueError(
+                f"{WHO}: the training graph computes no {lack[0]!r}; ask the evaluation model for it, or name one of "
+                f"its values such as {', '.join(sorted(known)[:4])}"
+            )
+        named = {artifacts.loss: LOSS} | {name: name for name in outputs}
+        return self._finished(
+            building.build_step(self._gradients, self.layout, self._settings, self._frozen, named, labels)
+        )
+
+    def evaluation(self) -> onnx.ModelProto:
+        """The model that gives loss, scores and, for classes, accuracy."""
+        scores = self._artifacts.scores
+        return self._forward({self._artifacts.loss: LOSS} | ({scores: SCORES} if scores else {}), self._labels)
+
+    def inference(self) -> onnx.ModelProto:
+        """The model that gives the scores."""
+        if self._artifacts.scores is None:
+            raise ValueError(f"{WHO}: the inference model is asked for, but the loss compares no scores with a label")
+        return self._forward({self._artifacts.scores: SCORES}, None)
+
+    def _forward(self, outputs: Mapping[str, str], labels: Labels | None) -> onnx.ModelProto:
+        artifacts = self._artifacts
+        made = building.build_forward(artifacts, self.layout, self._frozen, outputs, labels, self._opset)
+        return self._finished(made)
+
+    def _finished(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        if self._inline:
+            model = inliner.inline_local_functions(model)
+        only_plain_imports(model)
+        model.producer_name = "opgrad"
+        if model.ByteSize() > LARGEST:
+            raise ValueError(f"{WHO}: the model has more than 2 GiB with its frozen parameters")
+        onnx.checker.check_model(model)
+        return model
+
+    # --- weights and files ---
+
+    def weights(self, checkpoint: Checkpoint | None) -> bytes:
+        """The content of the weights file: of a checkpoint, or of the set."""
+        values = checkpoint.parameters if checkpoint else {**self._artifacts.trainable, **self._artifacts.frozen}
+        for each in self.layout.weights:
+            if each.name not in values or values[each.name].shape != each.shape:
+                raise ValueError(f"{WHO}: the checkpoint has no {each.name!r} of shape {each.shape}")
+        dtype = self.layout.weights[0].dtype
+        trainable, statistics = (
+            {each.name: values[each.name].astype(dtype) for each in own}
+            for own in (self.layout.trainable, self.layout.statistics)
+        )
+        name = NAMES[type(self._settings.rule)]
+        kept = next(iter(checkpoint.optimizers.values()), None) if checkpoint else None
+        if kept is None or not self._fits(kept):
+            return encode(Weights(trainable, statistics, dtype=self._present, optimizer=name))
+        names = MOMENTS[type(self._settings.rule)]
+        moments = {each: {name: kept.moments[each][name] for name in names} for each in trainable}
+        return encode(Weights(trainable, statistics, moments, self._present, name, kept.step, kept.learning_rate))
+
+    def _fits(self, group: OptimizerGroup) -> bool:
+        """Whether a group has the moments of the step's optimizer, which is the set's."""
+        wanted = set(MOMENTS[type(self._settings.rule)])
+        same = type(self._settings.rule) is type(self._artifacts.rule)
+        return same and all(wanted <= group.moments.get(each.name, {}).keys() for each in self.layout.trainable)
+
+    def write(self, output: Path, models: Mapping[str, onnx.ModelProto], held: bytes, accuracy: bool) -> Exported:
+        """Write all files, the manifest last."""
+        contents = {
+            output.name if kind == "step" else f"{output.stem}.{kind}.onnx": _bytes(model)
+            for kind, model in models.items()
+        }
+        kinds = dict(zip(models, contents, strict=True)) | {"weights": f"{output.stem}.safetensors"}
+        contents[kinds["weights"]] = held
+        told = manifest(self._artifacts, self.layout, self._settings, self._labels, models["step"], self._present)
+        told["files"] = {kind: file_entry(name, contents[name]) for kind, name in kinds.items()}
+        told |= {kind: forward_entry(model) for kind, model in models.items() if kind != "step"}
+        kinds["manifest"] = f"{output.stem}.json"
+        contents[kinds["manifest"]] = (json.dumps(told, indent=1) + "\n").encode()
+        for name, content in contents.items():
+            replace_file(output.with_name(name), content)
+        return Exported(told, {kind: output.with_name(name) for kind, name in kinds.items()})
+
+
+def _bytes(model: onnx.ModelProto) -> bytes:
+    return model.SerializeToString(deterministic=True)
+
+
+def _dtype_of(artifacts: ArtifactSet) -> str:
+    """The dtype of the trainable parameters."""
+    found = sorted({array.dtype.name for array in artifacts.trainable.values()})
+    if len(found) != 1 or found[0] not in PRESENT:
+        raise NotImplementedError(f"{WHO}: the parameters are {', '.join(found)}, expected one of {', '.join(PRESENT)}")
+    return found[0]
+
+
+def labels_of(artifacts: ArtifactSet) -> Labels | None:
+    """What the label is, if it is a class for each of the scores without their axis 1."""
+    objective = artifacts.objective
+    if objective.scores is None or objective.classes is None or objective.classes != objective.label:
+        return None
+    label = artifacts.label
+    graph = inferred_model(artifacts.eval_model).graph
+    kinds = [each.type.tensor_type for each in (*graph.value_info, *graph.output) if each.name == objective.scores]
+    sizes = kinds[0].shape.dim if kinds else []
+    classes = sizes[1].dim_value or None if len(sizes) > 1 else None
+    element_type = onnx.helper.np_dtype_to_tensor_dtype(label.dtype)
+    ignored = IGNORED if objective.ignored is None else objective.ignored
+    return Labels(label.name, objective.scores, element_type, classes, ignored)

@@ -1,0 +1,166 @@
+"""What an exported step keeps from call to call: parameters, running statistics and moments, and where they lie.
+
+All of it lies behind each other in one order, which is that of a weights file and of flat inputs: trainable parameters,
+running statistics, then each moment of all trainable parameters.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from opgrad.training import safetensors
+
+PARAMETERS, STATISTICS, MOMENTS, GRADIENTS = "parameters", "statistics", "moments", "gradients"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One of the tensors that are kept. moment: which one of the parameter it is; empty for the parameter itself."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    kind: str
+    moment: str = ""
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it takes."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def key(self) -> str:
+        """Its name in a weights file."""
+        return f"{self.moment}/{self.name}" if self.moment else self.name
+
+
+@dataclass(frozen=True)
+class Part:
+    """An input of the step and the output that takes its place in the next call.
+
+    kind: parameters, statistics, moments or gradients. tensors: what it holds, behind each other.
+    """
+
+    kind: str
+    input: str
+    output: str
+    tensors: tuple[Tensor, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of its tensors."""
+        return self.tensors[0].dtype
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it takes."""
+        return sum(each.nbytes for each in self.tensors)
+
+    @property
+    def element_type(self) -> int:
+        """Its TensorProto.DataType."""
+        return helper.np_dtype_to_tensor_dtype(self.dtype)
+
+    def value(self, output: bool = False) -> onnx.ValueInfoProto:
+        """What the graph says of the input, or of the output."""
+        return helper.make_tensor_value_info(self.output if output else self.input, self.element_type, self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a step keeps.
+
+    tensors: all of it but gradients, in the order of a weights file. parts: the inputs, in their order.
+    """
+
+    tensors: tuple[Tensor, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def trainable(self) -> list[Tensor]:
+        """The trainable parameters."""
+        return [each for each in self.tensors if each.kind == PARAMETERS]
+
+    @property
+    def statistics(self) -> list[Tensor]:
+        """The running statistics of batch normalizations."""
+        return [each for each in self.tensors if each.kind == STATISTICS]
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """What a model computes with: parameters and statistics."""
+        return [*self.trainable, *self.statistics]
+
+    def moments(self, group: Sequence[Tensor]) -> list[list[Tensor]]:
+        """The moments of parameters, kind by kind."""
+        names = {each.name for each in group}
+        found: dict[str, list[Tensor]] = {}
+        for each in self.tensors:
+            if each.kind == MOMENTS and each.name in names:
+                found.setdefault(each.moment, []).append(each)
+        return list(found.values())
+
+    def sums(self, group: Sequence[Tensor]) -> list[Tensor]:
+        """The sums of the gradients of parameters."""
+        names = {each.name for each in group}
+        return [each for part in self.parts for each in part.tensors if each.kind == GRADIENTS and each.name in names]
+
+    def offsets(self) -> dict[str, int]:
+        """The place in bytes of each tensor, by its name in a weights file."""
+        ends = np.cumsum([0, *(each.nbytes for each in self.tensors)]).tolist()
+        return dict(zip([each.key for each in self.tensors], ends, strict=False))
+
+    def header(self) -> dict[str, dict[str, Any]]:
+        """What a weights file with everything says of its tensors."""
+        return safetensors.entries({each.key: (each.dtype, each.shape) for each in self.tensors})
+
+
+def layout_of(
+    trainable: Mapping[str, np.ndarray],
+    statistics: Mapping[str, np.ndarray],
+    moments: Sequence[str],
+    dtype: np.dtype[Any],
+    flat: bool,
+    accumulate: bool,
+) -> Layout:
+    """Where everything lies.
+
+    trainable, statistics: the values by name. moments: their names. dtype: that of parameters and statistics; moments
+    and gradients are float32. accumulate: whether sums of gradients are kept.
+    """
+    single = np.dtype(np.float32)
+    weights = [Tensor(name, array.shape, dtype, PARAMETERS) for name, array in trainable.items()]
+    weights += [Tensor(name, array.shape, dtype, STATISTICS) for name, array in statistics.items()]
+    kept = [
+        Tensor(name, array.shape, single, MOMENTS, moment) for moment in moments for name, array in trainable.items()
+    ]
+    sums = [Tensor(name, array.shape, single, GRADIENTS) for name, array in trainable.items()] if accumulate else []
+    make = _flat_parts if flat else _single_parts
+    return Layout((*weights, *kept), make([weights, kept, sums]))
+
+
+def _flat_parts(groups: Sequence[Sequence[Tensor]]) -> tuple[Part, ...]:
+    """One array for each group, under the name of its kind."""
+    kinds = [group[0].kind for group in groups if group]
+    return tuple(
+        Part(kind, kind, f"{kind}.next", tuple(group), (sum(each.size for each in group),))
+        for kind, group in zip(kinds, filter(None, groups), strict=True)
+    )
+
+
+def _single_parts(groups: Sequence[Sequence[Tensor]]) -> tuple[Part, ...]:
+    """An array for each tensor."""
+    names = {PARAMETERS: "{0.name}", STATISTICS: "{0.name}", MOMENTS: "{0.key}", GRADIENTS: "gradients/{0.name}"}
+    found = [(names[each.kind].format(each), each) for group in groups for each in group]
+    return tuple(Part(each.kind, name, f"{name}.next", (each,), each.shape) for name, each in found)

@@ -1,0 +1,87 @@
+"""What a client must know of an exported step, as JSON: names, order and sizes, and a SHA-256 of each file."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import onnx
+
+from opgrad.onnxruntime.messages import opset_of
+from opgrad.training.artifact_set import ArtifactSet, tensor_spec
+from opgrad.training.portable.building import RATE, SHARE, STEP, UPDATE, Labels, Settings
+from opgrad.training.portable.dropout import SEED
+from opgrad.training.portable.layout import GRADIENTS, Layout, Part
+from opgrad.training.portable.rules import NAMES
+from opgrad.training.weights import fixed_metadata
+
+FORMAT, VERSION = "opgrad.step", 1
+
+
+def manifest(
+    artifacts: ArtifactSet,
+    layout: Layout,
+    settings: Settings,
+    labels: Labels | None,
+    step: onnx.ModelProto,
+    dtype: str,
+) -> dict[str, Any]:
+    """All that is told but the files."""
+    inputs = {value.name for value in step.graph.input}
+    scalars = [name for name in (RATE, STEP, SHARE, UPDATE, SEED) if name in inputs]
+    held = {each.input for each in layout.parts} | set(scalars)
+    batch = [value for value in step.graph.input if value.name not in held]
+    name = NAMES[type(settings.rule)]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": artifacts.name,
+        "opset": opset_of(step),
+        "functions": len(step.functions),
+        "optimizer": {"name": name, **asdict(settings.rule)},
+        "batch": [_tensor(value) for value in batch],
+        "batch_rows": artifacts.batch_rows,
+        "label": None
+        if labels is None
+        else {"name": labels.name, "classes": labels.classes, "ignored": labels.ignored},
+        "scalars": scalars,
+        "state": _state(layout.parts),
+        "outputs": [
+            value.name for value in step.graph.output if value.name not in {each.output for each in layout.parts}
+        ],
+        "weights": {
+            "bytes": sum(each.nbytes for each in layout.weights),
+            "all_bytes": sum(each.nbytes for each in layout.tensors),
+            "tensors": layout.header(),
+            "metadata": fixed_metadata(name, dtype, [each.name for each in layout.statistics]),
+        },
+    }
+
+
+def _state(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """The inputs that are kept, with their place in the data of a weights file; sums of gradients have none there."""
+    found, end = [], 0
+    for part in parts:
+        place = None if part.kind == GRADIENTS else end
+        end += part.nbytes
+        told = {"kind": part.kind, "input": part.input, "output": part.output, "dtype": part.dtype.name}
+        found.append({**told, "shape": list(part.shape), "offset": place, "bytes": part.nbytes})
+    return found
+
+
+def _tensor(value: onnx.ValueInfoProto) -> dict[str, Any]:
+    spec = tensor_spec(value)
+    return {"name": spec.name, "dtype": spec.dtype.name, "shape": list(spec.shape)}
+
+
+def forward_entry(model: onnx.ModelProto) -> dict[str, Any]:
+    """Inputs and outputs of an evaluation or inference model."""
+    return {
+        "inputs": [value.name for value in model.graph.input],
+        "outputs": [value.name for value in model.graph.output],
+    }
+
+
+def file_entry(name: str, content: bytes) -> dict[str, Any]:
+    """Name, size and SHA-256 of a file."""
+    return {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -1,0 +1,66 @@
+"""A model of an artifact set without operators beyond ai.onnx: its own functions and those of training in its place."""
+
+from collections.abc import Iterator
+
+import onnx
+from onnx import defs, inliner
+
+from opgrad.onnxruntime import LOWERED, lower
+from opgrad.onnxruntime.lowering import DOMAIN
+from opgrad.onnxruntime.messages import domain_of, opset_of
+from opgrad.onnxruntime.opset import LEAST, all_nodes, raise_opset
+from opgrad.training.building.checks import sentence
+from opgrad.training.building.outputs import inferred_model
+from opgrad.training.rewriting import fuse_losses
+
+WHO = "export_step"
+
+
+def plain_model(model: onnx.ModelProto, opset: int | None, who: str = WHO) -> onnx.ModelProto:
+    """The same model in operators of ai.onnx, and functions of these.
+
+    model: a training or an eval graph, which is not changed. opset: that of the result; None: the model's, or the
+        least that functions can be written for.
+    Raises NotImplementedError, naming the operator, where there is no such form, ValueError for an older opset.
+    """
+    if opset is not None and opset < LEAST:
+        raise ValueError(f"{who}: opset is {opset}, expected {LEAST} at least")
+    inlined = inliner.inline_local_functions(model) if model.functions else model
+    try:
+        typed = inferred_model(inlined)
+    except onnx.shape_inference.InferenceError as error:
+        raise ValueError(f"{who}: the graph is wrong: {sentence(error)}") from None
+    fuse_losses(typed)
+    raise_opset(typed, opset or LEAST, who)
+    if opset is not None and opset_of(typed) > opset:
+        raise ValueError(f"{who}: opset is {opset}, expected {opset_of(typed)} at least, which the graph needs")
+    lowered = lower(typed, operators=LOWERED)
+    if lack := sorted(set(_unknown(lowered))):
+        raise NotImplementedError(
+            f"{who}: the graph has {', '.join(lack)}, of which there is no form of plain ONNX operators: export the "
+            "model without fusions, or write the node with operators of ai.onnx"
+        )
+    return lowered
+
+
+def _unknown(model: onnx.ModelProto) -> Iterator[str]:
+    """The operators that are neither of ai.onnx nor functions of the model."""
+    nodes = [*all_nodes(model.graph.node)]
+    nodes += [node for function in model.functions for node in all_nodes(function.node)]
+    for node in nodes:
+        if domain_of(node) != DOMAIN and (domain_of(node) or not _known(node.op_type, opset_of(model))):
+            yield ":".join(filter(None, (node.domain, node.op_type)))
+
+
+def _known(op: str, opset: int) -> bool:
+    try:
+        return not defs.get_schema(op, opset, "").deprecated
+    except defs.SchemaError:
+        return False
+
+
+def only_plain_imports(model: onnx.ModelProto) -> None:
+    """Let a model import ai.onnx, and the functions' domain if it has some."""
+    kept = [each for each in model.opset_import if each.domain in ("", DOMAIN)]
+    del model.opset_import[:]
+    model.opset_import.extend(each for each in kept if not each.domain or model.functions)

@@ -1,0 +1,67 @@
+"""Other runtimes and a browser: only where `make test-portable` has installed them."""
+
+import os
+import threading
+
+import pytest
+from artifact_sets import EXAMPLES
+
+BROWSER = EXAMPLES / "browser"
+
+if not os.environ.get("OPGRAD_PORTABLE"):
+    collect_ignore_glob = ["test_*.py"]
+
+# Without what a browser does on its own account.
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+ARGUMENTS += ["--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory):
+    """Opens the system's Chromium with a folder of its own."""
+    from playwright.sync_api import sync_playwright
+
+    executable = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+    with sync_playwright() as running:
+
+        def opened(folder=None, **settings):
+            folder = folder or tmp_path_factory.mktemp("profile")
+            return running.chromium.launch_persistent_context(
+                folder, executable_path=executable, args=ARGUMENTS, headless=True, **settings
+            )
+
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def serving():
+    """Serves folders as examples/browser/serve.py does; gives the address."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("portable_serve", BROWSER / "serve.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    servers = []
+
+    def served(folder):
+        running = module.server(folder)
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        servers.append(running)
+        return f"http://localhost:{running.server_address[1]}/"
+
+    yield served
+    for running in servers:
+        running.shutdown()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """The page's folder."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("portable_build", BROWSER / "build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    folder = tmp_path_factory.mktemp("site")
+    module.build(folder, BROWSER / "node_modules")
+    return folder

@@ -1,0 +1,175 @@
+"""The page of examples/browser in the system's Chromium: it learns, keeps, and asks nobody."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+from artifact_sets import EXAMPLES
+
+from opgrad.training import ArtifactSet, CheckpointState, Trainer, read_checkpoint, write_checkpoint
+from opgrad.training.portable import export_step
+
+WAIT = 180_000  # milliseconds; machines that do other work, too, are slow
+PHONE = {"width": 390, "height": 844}
+
+
+class Page:
+    """The page, what it asked for, and what went wrong in it."""
+
+    def __init__(self, context, address):
+        self.page, self.requests, self.errors = context.new_page(), [], []
+        self.page.set_default_timeout(WAIT)
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        self.answer = self.page.goto(address)
+        self.ready()
+
+    def ready(self):
+        self.page.locator("#train:enabled").wait_for(timeout=WAIT)
+
+    def text(self, place):
+        return self.page.inner_text(place)
+
+    def accuracy(self):
+        return float(self.text("#accuracy").split()[0]) / 100
+
+    def train(self, epochs):
+        self.page.fill("#epochs", str(epochs))
+        self.page.click("#train")
+        self.page.locator("#train", has_text="Pause").wait_for()
+        self.page.locator("#train", has_text="Train").wait_for(timeout=WAIT)
+        self.page.locator("#saved", has_text="Kept").wait_for()
+
+    def draw(self, *points):
+        box = self.page.locator("#pad").bounding_box()
+        places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+        self.page.mouse.move(*places[0])
+        self.page.mouse.down()
+        for place in places[1:]:
+            self.page.mouse.move(*place, steps=5)
+        self.page.mouse.up()
+        self.page.locator("#answer", has_text="It takes this for").wait_for()
+
+    def learn(self, label):
+        self.page.locator("#labels button").nth(label).click()
+        self.page.locator("#answer").filter(has_text=re.compile("Learned|knew")).wait_for(timeout=WAIT)
+        return self.text("#answer")
+
+
+SEVEN = (0.3, 0.2), (0.7, 0.2), (0.45, 0.85)
+SHAPE = (0.2, 0.2), (0.8, 0.2), (0.8, 0.8), (0.2, 0.8), (0.2, 0.5), (0.8, 0.5)  # no digit, until one says so
+
+
+@pytest.fixture
+def opened(chromium, serving, site, tmp_path):
+    address, contexts = serving(site), []
+
+    def made(folder="profile", **settings):
+        context = chromium(tmp_path / folder, accept_downloads=True, **settings)
+        contexts.append(context)
+        return Page(context, address), context
+
+    yield made
+    for context in contexts:
+        context.close()
+
+
+def test_it_learns_keeps_and_asks_nobody(opened, tmp_path):
+    page, _ = opened(viewport={"width": 1200, "height": 860})
+    assert "default-src 'none'" in page.answer.headers["content-security-policy"]
+    assert "WebAssembly" in page.text("#runtime") or "WebGPU" in page.text("#runtime")
+    page.train(12)
+    assert page.accuracy() >= 0.95
+    page.draw(*SEVEN)
+    page.page.click("#clear")
+    page.draw(*SHAPE)
+    found = re.search(r"went from ([\d.]+) % to ([\d.]+) %", page.learn(4))
+    assert float(found[1]) < 50 < 90 <= float(found[2])
+    assert page.accuracy() > 0.9
+    page.page.screenshot(path=tmp_path / "desktop.png", full_page=True)
+    accuracy, steps = page.text("#accuracy"), page.text("#steps")
+    page.page.locator("#saved", has_text="Kept").wait_for()
+    page.page.reload()
+    page.ready()
+    assert (page.text("#accuracy"), page.text("#steps")) == (accuracy, steps)
+    assert page.page.locator("#mine figure").count() == 1
+    assert not page.errors
+    assert {url.split("/")[2] for url in page.requests if url.startswith("http")} == {page.answer.url.split("/")[2]}
+
+
+def test_a_phone_shows_all_without_scrolling_sideways(opened, tmp_path):
+    page, _ = opened(viewport=PHONE, device_scale_factor=2, has_touch=True, is_mobile=True)
+    page.page.screenshot(path=tmp_path / "phone.png", full_page=True)
+    for name in ("train", "pad", "labels", "reset"):
+        box = page.page.locator(f"#{name}").bounding_box()
+        assert 0 <= box["x"] < box["x"] + box["width"] <= PHONE["width"], name
+
+
+def test_weights_go_to_opgrad_and_back(opened, tmp_path):
+    """Saved to a file and gone on with here; what opgrad wrote is opened there."""
+    page, _ = opened()
+    page.train(2)
+    with page.page.expect_download() as download:
+        page.page.click("#save")
+    download.value.save_as(tmp_path / "digits.safetensors")
+    state = CheckpointState.load_checkpoint(tmp_path / "digits.safetensors")
+    assert [name for name, _ in state.parameters] == sorted(name for name, _ in state.parameters)
+    artifacts = ArtifactSet.load(EXAMPLES / "digits")
+    trainer = Trainer(artifacts)
+    trainer.restore(read_checkpoint(tmp_path / "digits.safetensors"))
+    assert trainer.optimizer.steps == int(page.text("#steps")) == 60
+    batch = {"pixels": np.zeros((2, 64), np.float32), "labels": np.zeros(2, np.int64)}
+    trainer.step(batch)
+    write_checkpoint(trainer.checkpoint(), tmp_path / "checkpoint")
+    made = export_step(artifacts, tmp_path / "step.onnx", flat=True, checkpoint=tmp_path / "checkpoint")
+    page.page.set_input_files("#file", made.files["weights"])
+    page.page.locator("#steps", has_text="61").wait_for()
+
+
+def test_bad_files_and_a_full_disk_lose_nothing(opened, tmp_path, site):
+    page, context = opened()
+    page.train(1)
+    accuracy = page.text("#accuracy")
+    content = (site / "step.safetensors").read_bytes()
+    for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1]), b"no weights"):
+        (tmp_path / "bad.safetensors").write_bytes(damaged)
+        page.page.set_input_files("#file", tmp_path / "bad.safetensors")
+        page.page.locator("#message", has_text="the weights are damaged").wait_for()
+        assert page.text("#accuracy") == accuracy
+    full = "IDBObjectStore.prototype.put = () => { throw new DOMException('full', 'QuotaExceededError'); }"
+    context.new_cdp_session(page.page).send("Runtime.evaluate", {"expression": full})  # which CSP lets do so
+    page.page.click("#train")
+    page.page.locator("#message", has_text="no room to keep the weights").wait_for()
+    page.page.locator("#train", has_text="Train").wait_for()
+    assert page.text("#steps") == "60"
+    page.page.reload()
+    page.ready()
+    assert (page.text("#accuracy"), page.text("#steps")) == (accuracy, "30")  # of the last save that was whole
+
+
+def test_a_tab_closed_in_the_middle_of_a_save_loses_nothing(opened):
+    page, context = opened()
+    page.train(1)
+    page.page.fill("#epochs", "500")
+    for _ in range(3):
+        page.page.click("#train")
+        page.page.wait_for_timeout(700)
+        address = page.page.url
+        page.page.close()  # while epochs end and are kept
+        page = Page(context, address)
+        assert not page.page.is_visible("#message")
+        assert int(page.text("#steps").replace(",", "")) >= 30
+
+
+def test_damaged_files_are_said(serving, chromium, site, tmp_path):
+    shutil.copytree(site, tmp_path / "site")
+    for name, message in (("step.onnx", "step.onnx is damaged"), ("digits.bin", "digits.bin is damaged")):
+        whole = (tmp_path / "site" / name).read_bytes()
+        (tmp_path / "site" / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with chromium(tmp_path / name) as context:
+            page = context.new_page()
+            page.goto(serving(tmp_path / "site"))
+            page.locator("#message", has_text=message).wait_for(timeout=WAIT)
+        (tmp_path / "site" / name).write_bytes(whole)

@@ -1,0 +1,350 @@
+"""Exported steps, in stock onnxruntime with NumPy alone, train as opgrad does."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from inspect import signature
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from artifact_sets import EXAMPLES
+from portable_steps import FOLDERS, RULES, Reference, batches, client
+from typer.testing import CliRunner
+
+from opgrad.cli import app
+from opgrad.commands.step import step as step_command
+from opgrad.training import ArtifactSet, CheckpointState, Dataset, Trainer, read_checkpoint, write_checkpoint
+from opgrad.training.fit import GradientMean
+from opgrad.training.portable import AdagradRule, LionRule, MomentumRule, export_step, rule
+
+TOLERANCE = 1e-4  # of losses, relative
+RATE = 0.002
+SMALL = "mlp_mse"
+
+
+def exported(folder, name=SMALL, **options):
+    """The client of an exported step."""
+    made = export_step(FOLDERS[name], folder / "step.onnx", **options)
+    return client().Step(made.files["manifest"])
+
+
+def domains(model):
+    functions = [node for function in model.functions for node in function.node]
+    return {node.domain for node in model.graph.node}, {node.domain for node in functions}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_set_trains_as_in_opgrad(name, tmp_path):
+    """Flat, with its own optimizer; what is saved goes on in opgrad, and the other way round."""
+    step = exported(tmp_path, name, flat=True, evaluation=True, inference=True)
+    trainer = Trainer(ArtifactSet.load(FOLDERS[name]), RATE)
+    for path in tmp_path.glob("*.onnx"):
+        outer, inner = domains(onnx.load(path))
+        assert (outer - {"opgrad"}, inner - {""}) == ({""}, set())
+    given = list(batches(name, 26))
+    losses = [(step.train(batch, RATE), trainer.step(batch)) for batch in given[:20]]
+    np.testing.assert_allclose(*np.transpose(losses), rtol=TOLERANCE)
+    evaluated, expected = step.evaluate(given[20]), trainer.evaluate(Dataset(given[20]))
+    np.testing.assert_allclose(evaluated["loss"], expected.loss, rtol=TOLERANCE)
+    assert expected.accuracy is None or evaluated["accuracy"] == pytest.approx(expected.accuracy)
+    (scores,) = step.run("infer", given[20]).values()
+    np.testing.assert_allclose(scores, evaluated["scores"], rtol=1e-5, atol=1e-5)
+    step.save(tmp_path / "trained.safetensors")
+    again = Trainer(trainer.artifacts, RATE)
+    again.restore(read_checkpoint(tmp_path / "trained.safetensors"))
+    losses = [(step.train(batch, RATE), again.step(batch)) for batch in given[20:23]]
+    if name not in ("digits_cnn", SMALL):  # with running statistics, and without moments
+        np.testing.assert_allclose(*np.transpose(losses), rtol=TOLERANCE)
+        return
+    write_checkpoint(again.checkpoint(), tmp_path / "checkpoint")
+    back = exported(tmp_path, name, flat=True, checkpoint=tmp_path / "checkpoint")
+    assert back.steps == 23
+    losses += [(back.train(batch, RATE), again.step(batch)) for batch in given[23:]]
+    np.testing.assert_allclose(*np.transpose(losses), rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("kind", "flat"), [*((kind, False) for kind in RULES), ("lion", True)])
+def test_an_optimizer_is_its_formula(kind, flat, tmp_path):
+    chosen = replace(RULES[kind], max_norm=0.05)
+    step = exported(tmp_path, optimizer=RULES[kind], clip_norm=0.05, flat=flat)
+    reference = Reference(Trainer(ArtifactSet.load(FOLDERS[SMALL]), RATE), chosen)
+    losses = [(step.train(batch, RATE), reference.step(batch, RATE)) for batch in batches(SMALL, 20)]
+    np.testing.assert_allclose(*np.transpose(losses), rtol=TOLERANCE)
+    assert losses[-1][0] < losses[0][0]
+
+
+@pytest.mark.parametrize("options", [{}, {"flat": True, "inline": True}], ids=["single", "flat-inline"])
+def test_accumulated_batches_are_one_step(options, tmp_path):
+    """Each batch counts with its share of the rows, as in opgrad; running statistics change with every batch."""
+    trainer = Trainer(ArtifactSet.load(FOLDERS["digits_cnn"]), RATE)
+    scores = trainer.artifacts.scores
+    step = exported(tmp_path, "digits_cnn", accumulate=True, accuracy=True, outputs=[scores], **options)
+    mean, shares = GradientMean(trainer.gradients), (0.25, 0.75)
+    for number, batch in enumerate(batches("digits_cnn", 8)):
+        loss, last = trainer.compute_gradients(batch), number % 2 == 1
+        mean.add(shares[number % 2])
+        np.testing.assert_allclose(step.train(batch, RATE, shares[number % 2], last), loss, rtol=TOLERANCE)
+        if last:
+            mean.take()
+            trainer.optimizer.step()
+    assert step.steps == trainer.optimizer.steps == 4
+    found = step.run("step", {**batch, **scalars(5), "share": np.ones(1, np.float32), "update": np.array([True])})
+    assert found["accuracy"] == pytest.approx((found[scores].argmax(1) == batch["labels"]).mean())
+    (tmp_path / "weights").write_bytes(step.content())
+    for name, values in read_checkpoint(tmp_path / "weights").frozen.items():
+        np.testing.assert_allclose(values, trainer.parameters[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def scalars(number):
+    return {"learning_rate": np.array([RATE], np.float32), "step": np.array([number])}
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["single", "flat"])
+def test_parameters_in_half_the_bytes(flat, tmp_path):
+    step = exported(tmp_path, "digits", weights="float16", flat=flat, opset=21, inline=True)
+    model = onnx.load(tmp_path / "step.onnx")
+    assert (model.opset_import[0].version, len(model.opset_import), len(model.functions)) == (21, 1, 0)
+    trainer = Trainer(ArtifactSet.load(FOLDERS["digits"]), RATE)
+    losses = [(step.train(batch, RATE), trainer.step(batch)) for batch in batches("digits", 20)]
+    np.testing.assert_allclose(*np.transpose(losses), rtol=20 * np.finfo(np.float16).eps)  # rounded in every step
+    assert step.manifest["weights"]["bytes"] == 2 * sum(each.size for each in trainer.gradients.values())
+    step.save(tmp_path / "half.safetensors")
+    state = CheckpointState.load_checkpoint(tmp_path / "half.safetensors")
+    for name, parameter in state.parameters:
+        assert parameter.data.dtype == np.float32
+        np.testing.assert_allclose(parameter.data, trainer.parameters[name], atol=0.01, err_msg=name)
+
+
+def test_the_client_needs_no_opgrad_and_the_command_no_python(tmp_path):
+    """`opgrad step`, examples/python in a process that cannot import opgrad, `opgrad train --resume`."""
+    words = ["--flat", "--eval", "--infer", "--optimizer", "adamw", "--betas", "0.9,0.999", "--eps", "1e-6"]
+    words += [
+        "--adam-mode",
+        "1",
+        "--bias-correction",
+        "--weight-decay",
+        "0",
+        "--accuracy",
+        "-o",
+        str(tmp_path / "step.onnx"),
+    ]
+    result = CliRunner().invoke(app, ["step", str(EXAMPLES / "digits"), *words])
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in tmp_path.iterdir()} >= {"step.eval.onnx", "step.infer.onnx", "step.json"}
+    np.savez(tmp_path / "data.npz", **next(batches("digits", 1, rows=500)))
+    code = "import sys; sys.modules['opgrad'] = None; import train; train.EPOCHS = 4; train.main(*sys.argv[1:])"
+    files = [str(tmp_path / name) for name in ("step.json", "data.npz", "trained.safetensors")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *files], cwd=EXAMPLES / "python", capture_output=True, text=True, check=True
+    )
+    first, *_, second = (float(line.split()[-1]) for line in done.stdout.splitlines())
+    assert second < 0.8 * first
+    words = ["--resume", files[2], "--epochs", "1", "--output", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, ["train", str(EXAMPLES / "digits"), *words])
+    assert result.exit_code == 0, result.output
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["train_loss_per_epoch"][0] < second
+
+
+def test_the_client_of_the_document_runs(tmp_path, monkeypatch, capsys):
+    text = (EXAMPLES.parent / "docs" / "portable.md").read_text(encoding="utf-8")
+    (tmp_path / "examples").symlink_to(EXAMPLES, target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
+    (command,) = re.findall(r"^opgrad (step .*)$", text, re.MULTILINE)[:1]
+    assert CliRunner().invoke(app, shlex.split(command)).exit_code == 0
+    (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    exec(block, {})
+    assert len(capsys.readouterr().out.split()) == 3
+
+
+def test_every_option_is_documented():
+    text = (EXAMPLES.parent / "docs" / "portable.md").read_text(encoding="utf-8")
+    for name in signature(step_command).parameters:
+        option = {"evaluation": "eval", "inference": "infer", "bias_correction": "no-bias-correction"}.get(name, name)
+        assert name in ("directory", "output") or f"--{option.replace('_', '-')}" in text, name
+
+
+@pytest.mark.parametrize(
+    ("label", "message"), [(-1, None), (-3, None), (10, "Out of range value"), (-11, "Out of range value")]
+)
+def test_labels_out_of_range_do_what_the_document_says(label, message, tmp_path):
+    step = exported(tmp_path, "digits")
+    batch = next(batches("digits", 1))
+    feeds = {**batch, "labels": np.full(10, label), **scalars(1)}
+    if message:
+        with pytest.raises(Exception, match=message):
+            step.run("step", feeds)
+    else:
+        assert (step.run("step", feeds)["loss"] == 0) == (label == -1)
+
+
+def test_dropout_depends_on_the_seed_alone(tmp_path):
+    """About as many elements are dropped as the ratio says, others with each seed, in each node, in each place."""
+    artifacts = ArtifactSet.load(FOLDERS["digits_transformer"])
+    model = onnx.load(artifacts.training_model)
+    (ratio,) = {node.input[1] for node in model.graph.node if node.op_type == "Dropout"}
+    tensor = next(each for each in model.graph.initializer if each.name == ratio)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(np.array(0.25, np.float32), ratio))
+    onnx.save(model, tmp_path / "training_model.onnx")
+    masks = [node.output[1] for node in model.graph.node if node.op_type == "Dropout"]
+    changed = replace(artifacts, training_model=tmp_path / "training_model.onnx")
+    assert "seed" not in export_step(artifacts, tmp_path / "step.onnx").manifest["scalars"]  # its ratio is 0
+    step = client().Step(export_step(changed, tmp_path / "step.onnx", outputs=masks).files["manifest"])
+    assert step.manifest["scalars"] == ["learning_rate", "step", "seed"]
+    batch = next(batches("digits_transformer", 1, rows=40))
+    found = [step.run("step", {**batch, **scalars(1), "seed": np.array([seed])}) for seed in (1, 1, 2, -(2**62))]
+    losses = [each["loss"].item() for each in found]
+    assert losses[0] == losses[1]
+    assert len(set(losses)) == 3
+    for name in masks:
+        drawn = [each[name].ravel() for each in found[1:]]
+        for one in drawn:
+            assert abs(one.mean() - 0.75) < 5 * np.sqrt(0.75 * 0.25 / one.size)
+        pairs = [(drawn[0], drawn[1]), (drawn[0], drawn[2]), (drawn[0][1:], drawn[0][:-1])]
+        for one, other in pairs:  # of independent ones the variance of this is 1 / size
+            assert abs(np.corrcoef(one, other)[0, 1]) < 5 / np.sqrt(one.size)
+
+
+def test_names_of_the_step_that_the_graph_has_are_told(tmp_path):
+    artifacts = ArtifactSet.load(FOLDERS[SMALL])
+    model = onnx.load(artifacts.training_model)
+    model.graph.node[0].output[0], old = "step", model.graph.node[0].output[0]
+    for node in model.graph.node:
+        node.input[:] = ["step" if each == old else each for each in node.input]
+    onnx.save(model, tmp_path / "training_model.onnx")
+    with pytest.raises(ValueError, match="the graph has a value 'step', which is the name of an input"):
+        export_step(replace(artifacts, training_model=tmp_path / "training_model.onnx"), tmp_path / "step.onnx")
+
+
+def test_the_manifest_tells_all(tmp_path):
+    made = export_step(FOLDERS["digits_cnn"], tmp_path / "step.onnx", accumulate=True, optimizer=rule("nesterov"))
+    told = json.loads(made.files["manifest"].read_text())
+    assert told == made.manifest
+    assert told["label"] == {"name": "labels", "classes": 10, "ignored": -1}
+    assert told["batch_rows"] == 50
+    session = onnxruntime.InferenceSession(made.files["step"])
+    inputs = {value.name: value for value in session.get_inputs()}
+    names = [each["name"] for each in told["batch"]] + [each["input"] for each in told["state"]] + told["scalars"]
+    assert sorted(names) == sorted(inputs)
+    outputs = {value.name: value.shape for value in session.get_outputs()}
+    assert sorted(told["outputs"] + [each["output"] for each in told["state"]]) == sorted(outputs)
+    for part in told["state"]:
+        assert inputs[part["input"]].shape == outputs[part["output"]] == part["shape"]
+    assert {each["kind"] for each in told["state"]} == {"parameters", "statistics", "moments", "gradients"}
+    first = made.files["step"].read_bytes()
+    assert export_step(FOLDERS["digits_cnn"], tmp_path / "step.onnx", accumulate=True, optimizer=rule("nesterov"))
+    assert made.files["step"].read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"opset": 15}, ValueError, "opset is 15, expected 16 at least"),
+        ({"weights": "int8"}, ValueError, "weights is 'int8', expected one of float32, float16"),
+        ({"clip_norm": -1.0}, ValueError, "clip_norm is -1.0, expected a number above 0"),
+        ({"optimizer": "adamw"}, TypeError, "optimizer is of type str, expected a rule"),
+        ({"accuracy": True}, ValueError, "accuracy is asked for, expected labels that are classes"),
+        ({"outputs": ["nothing"]}, ValueError, "the training graph computes no 'nothing'"),
+        ({"output": "step.bin"}, ValueError, "expected a name that ends with .onnx"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(options, error, message, tmp_path):
+    output = tmp_path / options.pop("output", "step.onnx")
+    with pytest.raises(error, match=message):
+        export_step(FOLDERS[SMALL], output, **options)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_operator_without_a_plain_form_is_named(tmp_path):
+    artifacts = ArtifactSet.load(FOLDERS[SMALL])
+    model = onnx.load(artifacts.training_model)
+    next(node for node in model.graph.node if node.op_type == "LeakyRelu").domain = "somewhere"
+    model.opset_import.append(onnx.helper.make_opsetid("somewhere", 1))
+    onnx.save(model, tmp_path / "training_model.onnx")
+    with pytest.raises(NotImplementedError, match="the graph has somewhere:LeakyRelu, of which there is no form"):
+        export_step(replace(artifacts, training_model=tmp_path / "training_model.onnx"), tmp_path / "step.onnx")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: rule("adam"), "optimizer is 'adam', expected one of adagrad, adamw, lion"),
+        (lambda: rule("sgd", momentum=0.9), "sgd takes no momentum, expected max_norm"),
+        (lambda: MomentumRule(momentum=1.0), "MomentumRule: momentum is 1.0, expected a number from 0 to below 1"),
+        (lambda: LionRule(weight_decay=-1.0), "LionRule: weight_decay is -1.0, expected a number from 0 on"),
+        (lambda: AdagradRule(epsilon=float("nan")), "AdagradRule: epsilon is nan"),
+    ],
+)
+def test_rules_without_meaning(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--betas", "0.9,0.99"], "--betas is of an optimizer, expected --optimizer, too"),
+        (["--optimizer", "lion", "--betas", "0.9"], "--betas is 0.9, expected 2 numbers"),
+        (["--optimizer", "sgd", "--momentum", "0.9"], "sgd takes no momentum"),
+    ],
+)
+def test_wrong_options_are_one_line(words, message, tmp_path):
+    result = CliRunner().invoke(app, ["step", str(FOLDERS[SMALL]), "-o", str(tmp_path / "step.onnx"), *words])
+    assert result.exit_code == 1
+    assert message in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+# --- the files, damaged ----------------------------------------------------------------------------------------------
+
+
+def changed(content, old, new):
+    assert old in content
+    return content.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content[:-1], "damaged or cut short"),
+        (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "its SHA-256 is another"),
+        (lambda content: content[:100], "cut short"),
+        (lambda content: changed(content, b'"F32"', b'"X32"'), "says of 'layers.0.weight' what has no meaning"),
+        (lambda content: changed(content, b"opgrad.weights", b"someone.weight"), "no weights file"),
+        (lambda content: changed(content, b'"step":"0"', b'"step":"x"'), "its step is 'x'"),
+        (lambda content: changed(content, b'"version":"1"', b'"version":"2"'), "has version 2, expected 1"),
+        (lambda content: changed(content, b'"statistics":"[]"', b'"statistics":"[3"'), "its running statistics are"),
+    ],
+)
+def test_damaged_weights_are_refused(damage, message, tmp_path):
+    step = exported(tmp_path)
+    content = damage((tmp_path / "step.safetensors").read_bytes())
+    (tmp_path / "weights").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_checkpoint(tmp_path / "weights")
+    if "SHA-256" in message or "cut" in message or "meaning" in message:  # what a client looks at
+        with pytest.raises(ValueError, match="the weights are"):
+            step.load(content)
+
+
+def test_the_client_refuses_what_does_not_fit(tmp_path):
+    step = exported(tmp_path, "digits")
+    batch = next(batches("digits", 1))
+    with pytest.raises(ValueError, match="labels has 10, expected 0 to 9"):
+        step.train({**batch, "labels": np.full(10, 10)}, RATE)
+    with pytest.raises(ValueError, match=r"pixels is float32 of shape \(10, 63\)"):
+        step.train({**batch, "pixels": batch["pixels"][:, :63]}, RATE)
+    with pytest.raises(ValueError, match="labels is missing"):
+        step.train({"pixels": batch["pixels"]}, RATE)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match="their SHA-256 or size is another"):
+        step.load(exported(tmp_path / "other").content())
+    model = tmp_path / "step.onnx"
+    model.write_bytes(model.read_bytes() + b" ")
+    with pytest.raises(ValueError, match=r"step.onnx is damaged, or of another export"):
+        client().Step(tmp_path / "step.json").train(batch, RATE)
