@@ -171,6 +171,16 @@ def test_comparison():
         assert (numbers == ~nan).all()
 
 
+def test_comparison_of_pairs():
+    """The first result is of the low halves, the second of the high ones."""
+    a, b, _ = three(np.dtype("f2"))
+    code = "mov.b32 %r0, {%h0, %h1}; mov.b32 %r1, {%h1, %h0}; setp.lt.f16x2 %p0|%p1, %r0, %r1;"
+    code += "selp.b32 %r2, 1, 0, %p0; selp.b32 %r3, 1, 0, %p1;"
+    low, high = run(code, {"r2": "u4", "r3": "u4"}, h0=bits(a), h1=bits(b))
+    assert (low == (a < b)).all()
+    assert (high == (b < a)).all()
+
+
 def test_approximations_are_off_by_no_more_than_is_documented():
     """And by as much: half of it somewhere. Special values are exact."""
     a = np.concatenate((SPECIAL, np.random.default_rng(3).uniform(-40, 40, 3000))).astype(np.float32)

@@ -164,6 +164,7 @@ def test_comparison_and_selection():
         ("add.s32.sideways %r1, %r0, %r0;", "add.s32.sideways: unknown modifier .sideways"),
         ("add.rm.f32 %r1, %r0, %r0;", "unknown modifier .rm"),
         ("ld.global.frob.b32 %r1, [%d0];", "unknown modifier .frob"),
+        ("ex2.approx.f16x2 %r1, %r0;", "no operation on .f16x2 is known"),
         ("add.s32 %r1, %r0;", "has 2 operands, expected 3"),
         ("atom.global.add.u32 %r1, [%d0], %r0;", "unknown instruction atom.global.add.u32"),
         ("mov.u32 %r1, %smid;", "unknown special register %smid"),

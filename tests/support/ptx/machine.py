@@ -13,7 +13,7 @@ import numpy as np
 from ptx.memory import SHARED_BASE, GlobalMemory, SharedMemory
 from ptx.parser import Instruction, PtxError, Register
 from ptx.program import Program
-from ptx.sanitizer import Races, Sanitizer
+from ptx.sanitizer import Finding, Races, Sanitizer
 from ptx.types import Type
 
 WARP = 32
@@ -24,7 +24,8 @@ LANES = 1 << 15  # that run at a time: their registers stay in the caches
 
 @dataclass
 class Launch:
-    """One launch. arguments: numbers by parameter. shared: bytes. ctas: of a cluster."""
+    """One launch. arguments: numbers by parameter. shared: bytes. ctas: of a cluster. local: bytes of memory of its own
+    that a thread may have."""
 
     program: Program
     grid: tuple[int, int, int]
@@ -34,6 +35,7 @@ class Launch:
     shared: int = 0
     ctas: int = 1
     traffic: Any = None
+    local: int = 0
     sanitizer: Sanitizer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,6 +47,11 @@ class Launch:
             raise PtxError(f"{kernel.name}: launched in clusters of {self.ctas}, compiled for {kernel.ctas}")
         if len(self.arguments) != len(kernel.parameters):
             raise PtxError(f"{kernel.name}: {len(self.arguments)} arguments for {len(kernel.parameters)} parameters")
+
+        if kernel.local > self.local:
+            detail = f"{kernel.local} bytes of a thread do not fit into registers, {self.local} may"
+            first = kernel.instructions[0]
+            self.sanitizer.found["local", 0] = Finding("local", kernel.name, first, (0, 0, 0), 0, detail)
 
     def run(self) -> None:
         """Run all thread blocks. Raises Findings for what no kernel may do."""

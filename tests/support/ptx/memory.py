@@ -29,6 +29,14 @@ class Allocation:
         return self.address + self.size
 
 
+def _union(one: Allocation, other: Allocation) -> Allocation:
+    """Both, and what lies between; written, unless neither was."""
+    address, end = min(one.address, other.address), max(one.end, other.end)
+    size = end - address
+    both = one.written is not None and other.written is not None
+    return Allocation(f"{one.name} and {other.name}", address, size, np.zeros(size, np.uint8) if both else None)
+
+
 class _Everything:
     """All of the host's memory as an array from ORIGIN on."""
 
@@ -57,14 +65,21 @@ class GlobalMemory:
         return self.add_range(name, low, high - low, written)
 
     def add_range(self, name: str, address: int, size: int, written: bool = True) -> Allocation:
-        """Let kernels access so many bytes from an address on; twice the same is one."""
-        place = bisect_right(self.starts(), address)
-        if place and self.allocations[place - 1].end >= address + size and size:
-            return self.allocations[place - 1]
-        shadow = None if written else np.zeros(size, np.uint8)
-        found = Allocation(name, address, size, shadow)
-        self.allocations.insert(place, found)
+        """Let kernels access so many bytes from an address on; what overlaps becomes one allocation."""
+        found = Allocation(name, address, size, None if written else np.zeros(size, np.uint8))
+        for each in [each for each in self.allocations if each.address < found.end and found.address < each.end]:
+            self.remove(each)
+            found = _union(each, found)
+        self.allocations.insert(bisect_right(self.starts(), found.address), found)
         return found
+
+    def remove(self, allocation: Allocation) -> None:
+        """Let kernels access it no more."""
+        self.allocations = [each for each in self.allocations if each is not allocation]
+
+    def covers(self, low: int, high: int) -> bool:
+        """Whether kernels may access these bytes already."""
+        return any(each.address <= low and high <= each.end for each in self.allocations)
 
     def starts(self) -> list[int]:
         return [each.address for each in self.allocations]

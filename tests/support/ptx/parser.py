@@ -145,7 +145,7 @@ class _Parser:
             code = COMMENT.sub("", line).strip()
             if code.startswith(".section"):
                 return
-            if code.startswith(".loc"):
+            if code.startswith((".loc ", ".loc\t")):
                 self.source = self._location(code)
             elif not code.startswith((".file", ".version", ".address_size")):
                 for token in TOKEN.findall(code):

@@ -60,12 +60,14 @@ class Modifiers:
             raise self.unknown(f"expected one of {', '.join(names)}")
         return found[0] if found else str(default)
 
-    def type(self) -> Type:
-        """The first type that is left."""
+    def type(self, packed: bool = False) -> Type:
+        """The first type that is left; packed: it may be one of two values."""
         for name in self.left:
             found = named(name)
             if found is not None:
                 self.left.remove(name)
+                if found.packed and not packed:
+                    raise self.unknown(f"no operation on .{name} is known")
                 return found
         raise self.unknown("expected a type")
 

@@ -41,7 +41,7 @@ def convert(m: Modifiers) -> Formula:
     integral = m.one(*TO_INTEGRAL, default="")
     rounding = m.one("rn", "rna", default="") if not integral else ""
     ftz, sat = m.take("ftz"), m.take("sat")
-    to, of = m.type(), m.type()
+    to, of = m.type(packed=True), m.type()
     if rounding == "rna" or (sat and to.is_float):
         raise m.unknown("no such conversion")
     if to.packed:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ptx.opcodes import Formula, Modifiers, opcode
 from ptx.opcodes.integer import COMPARISONS, combined, compared
-from ptx.types import Type, halves
+from ptx.types import PRED, Type, halves, split
 
 NAN32 = np.uint32(0x7FFFFFFF)  # what arithmetic gives for NaN
 SMALLEST = {np.float32: np.finfo(np.float32).smallest_normal, np.float64: np.finfo(np.float64).smallest_normal}
@@ -109,7 +109,7 @@ def finished(m: Modifiers, of: Type, ftz: bool, sat: bool, formula: Callable[...
 @opcode("add", "sub", "mul", floating=True)
 def arithmetic(m: Modifiers) -> Formula:
     m.one("rn", default="rn")
-    ftz, sat, of = m.take("ftz"), m.take("sat"), m.type()
+    ftz, sat, of = m.take("ftz"), m.take("sat"), m.type(packed=True)
     name = m.instruction.opcode
     if len(m.types) > 1:  # add.f32.bf16: the first operand is narrower
         return _mixed(m, name, of, m.type())
@@ -135,7 +135,7 @@ def _mixed(m: Modifiers, name: str, of: Type, narrow: Type) -> Formula:
 @opcode("fma", floating=True)
 def fused(m: Modifiers) -> Formula:
     m.one("rn")
-    ftz, sat, of = m.take("ftz"), m.take("sat"), m.type()
+    ftz, sat, of = m.take("ftz"), m.take("sat"), m.type(packed=True)
     single = of.half if of.packed else of
     if single.bits == 64:
         return Formula([of], [of, of, of], finished(m, of, ftz, sat, fma64))
@@ -259,7 +259,7 @@ def transcendental(m: Modifiers) -> Formula:
 @opcode("min", "max", floating=True)
 def extreme(m: Modifiers) -> Formula:
     """Of two, or of three; the number where one operand is NaN, or NaN with .NaN; -0 is below +0."""
-    ftz, propagates, of = m.take("ftz"), m.take("NaN"), m.type()
+    ftz, propagates, of = m.take("ftz"), m.take("NaN"), m.type(packed=True)
     single = of.half if of.packed else of
     wide, greatest = widened(single), m.instruction.opcode == "max"
 
@@ -282,7 +282,7 @@ def extreme(m: Modifiers) -> Formula:
 
 @opcode("neg", "abs", floating=True)
 def sign(m: Modifiers) -> Formula:
-    ftz, of = m.take("ftz"), m.type()
+    ftz, of = m.take("ftz"), m.type(packed=True)
     single = of.half if of.packed else of
     top, negate = single.raw(1 << (single.bits - 1)), m.instruction.opcode == "neg"
 
@@ -302,8 +302,6 @@ def copy_sign(m: Modifiers) -> Formula:
 
 @opcode("testp", floating=True)
 def classify(m: Modifiers) -> Formula:
-    from ptx.types import PRED
-
     tests = {"finite": np.isfinite, "infinite": np.isinf, "number": lambda a: ~np.isnan(a), "notanumber": np.isnan}
     test, of = tests[m.one(*tests)], m.type()
     return Formula([PRED], [of], test)
@@ -311,11 +309,20 @@ def classify(m: Modifiers) -> Formula:
 
 @opcode("setp", floating=True)
 def compare(m: Modifiers) -> Formula:
-    """equ, neu, ltu …: true where an operand is NaN."""
+    """equ, neu, ltu …: true where an operand is NaN. Of packed values each of the two results is of one half."""
     ordered = [name for name in COMPARISONS if name not in ("lo", "ls", "hi", "hs")]
     name = m.one(*ordered, *[f"{name}u" for name in ordered], "num", "nan")
-    with_, ftz, of = m.one("and", "or", "xor", default=""), m.take("ftz"), m.type()
-    wide = widened(of)
-    values = (lambda a: flushed(wide(a))) if ftz else wide
-    unordered = name.endswith("u")
-    return combined(m, compared(name.removesuffix("u"), unordered, values), with_, of)
+    with_, ftz, of = m.one("and", "or", "xor", default=""), m.take("ftz"), m.type(packed=True)
+    single = of.half if of.packed else of
+    wide = widened(single)
+    test = compared(name.removesuffix("u"), name.endswith("u"), (lambda a: flushed(wide(a))) if ftz else wide)
+    if not of.packed:
+        return combined(m, test, with_, of)
+    if with_:
+        raise m.unknown("packed comparisons are not combined")
+
+    def compute(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
+        pairs = zip(split(a, of), split(b, of), strict=True)
+        return tuple(test(x.view(single.dtype), y.view(single.dtype)) for x, y in pairs)
+
+    return Formula([PRED, PRED], [of, of], compute)
