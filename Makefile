@@ -9,12 +9,13 @@ MINIMUM := .venv-minimum
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
-.PHONY: train test test-gate test-minimum lint bench tables clean help
+.PHONY: train test test-gate test-ptx test-minimum lint bench tables clean help
 
 help:
 	@echo "make train   set up, then train a real ONNX training graph on scanned digits"
 	@echo "make test    set up, then run the tests"
 	@echo "make test-gate  set up, then run every case of the CUDA tests"
+	@echo "make test-ptx   set up, then run them on what the CUDA kernels are compiled to, without a GPU"
 	@echo "make test-minimum  a few of them with the lowest versions of all dependencies"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   measure every operator against the peers installed"
@@ -29,6 +30,16 @@ test: $(VENV)/.torch
 
 test-gate: $(VENV)/.torch
 	OPGRAD_GATE=full $(RUN)/python -m pytest tests/cuda
+
+# For A100, H100 and H200, and B200.
+ARCHITECTURES := 80 90 100
+PTX_TESTS := tests/cuda/test_grid.py tests/cuda/test_elements.py tests/cuda/test_gather.py tests/cuda/test_sort.py \
+	tests/cuda/test_regimes.py tests/cuda/test_primitive.py tests/cuda/test_primitive_grads.py \
+	tests/cuda/test_primitive_post_ops.py tests/interop/test_cupy.py
+
+test-ptx: $(VENV)/.torch
+	set -e; for architecture in $(ARCHITECTURES); do OPGRAD_PTX=$$architecture OPGRAD_GATE=full \
+		$(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 $(PTX_TESTS); done
 
 # What an old package says of newer ones that it imports is no fault of ours.
 test-minimum: $(MINIMUM)/.installed

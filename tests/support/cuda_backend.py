@@ -9,6 +9,7 @@ OPGRAD_GATE=full, it has all of them.
 
 import ctypes
 import inspect
+import json
 import math
 import os
 import zlib
@@ -33,6 +34,7 @@ from opgrad.post_ops import PostOp
 
 PUBLIC = {name: getattr(opgrad, name) for name in operators()}
 FROM_PTX = int(os.environ.get("OPGRAD_PTX", "0"))  # the architecture that is compiled for
+RECORD = os.environ.get("OPGRAD_PTX_RECORD")  # a file of what was executed
 ON_GPU = os.environ.get("TRITON_INTERPRET", "0") == "0" and not FROM_PTX
 EVERYTHING = ON_GPU or FULL
 # Of operators that run the same kernels with another formula, those whose formulas take most arguments.
@@ -93,11 +95,23 @@ def public(name, *args, **kwargs):
 def check(op, arguments, note="", **more):
     """Call the kernels, hold the results against the reference, and make sure that no argument was changed."""
     before = {name: bits(value) for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    given = {**arguments, **more}
     results = call(op, arguments, **more)
     for name, content in before.items():
         assert bits(arguments[name]) == content, f"{name} changed {note}"
-    assert_close(op, arguments, results, note)
+    used = assert_close(op, arguments, results, note)
+    if RECORD and FROM_PTX:
+        _record(op, program(op, given).regime, used)
     return results
+
+
+def _record(op, regime, used):
+    """Add a line to the file of what was executed: launches, checked accesses, the share of the tolerance."""
+    launches = list(_device.launches)
+    _device.launches.clear()
+    line = [op.name, regime, FROM_PTX, len(launches), sum(each.checked for each in launches), used]
+    with open(RECORD, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def program(op, arguments, **more):

@@ -25,7 +25,7 @@ LANES = 1 << 15  # that run at a time: their registers stay in the caches
 @dataclass
 class Launch:
     """One launch. arguments: numbers by parameter. shared: bytes. ctas: of a cluster. local: bytes of memory of its own
-    that a thread may have."""
+    that a thread may have. most: thread blocks that are run, spread over the grid; None: all."""
 
     program: Program
     grid: tuple[int, int, int]
@@ -36,6 +36,7 @@ class Launch:
     ctas: int = 1
     traffic: Any = None
     local: int = 0
+    most: int | None = None
     sanitizer: Sanitizer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,13 +55,20 @@ class Launch:
             self.sanitizer.found["local", 0] = Finding("local", kernel.name, first, (0, 0, 0), 0, detail)
 
     def run(self) -> None:
-        """Run all thread blocks. Raises Findings for what no kernel may do."""
-        count = self.grid[0] * self.grid[1] * self.grid[2]
+        """Run the thread blocks. Raises Findings for what no kernel may do."""
+        blocks = self.blocks()
         together = max(LANES // (self.threads * self.ctas), 1) * self.ctas
         with np.errstate(all="ignore"):
-            for first in range(0, count, together):
-                Machine(self, np.arange(first, min(first + together, count))).run()
+            for first in range(0, len(blocks), together):
+                Machine(self, blocks[first : first + together]).run()
         self.sanitizer.raise_found()
+
+    def blocks(self) -> np.ndarray:
+        """The thread blocks that are run, whole clusters of them."""
+        clusters = self.grid[0] * self.grid[1] * self.grid[2] // self.ctas
+        wanted = clusters if self.most is None else min(max(self.most // self.ctas, 1), clusters)
+        chosen = np.unique(np.linspace(0, clusters - 1, wanted).astype(np.int64))
+        return (chosen[:, None] * self.ctas + np.arange(self.ctas)).ravel()
 
 
 class Machine:
