@@ -92,6 +92,24 @@ $behind:
     np.testing.assert_array_equal(other, total[LANE ^ 1])
 
 
+def test_lanes_meet_behind_a_branch_whose_side_stands_at_the_end():
+    """As the compiler lays out what is seldom run; in a loop, too, which some lanes leave early."""
+    code = """
+    mov.b32 %r1, 0; mov.b32 %r2, 0;
+$loop:
+    setp.gt.u32 %p0, %r0, 20; @%p0 bra $seldom;
+$back:
+    shfl.sync.bfly.b32 %r3, %r1, 1, 31, -1; add.s32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 3; @%p1 bra $loop;
+    bra.uni $end;
+$seldom:
+    add.s32 %r1, %r1, 5; bra.uni $back;
+$end:
+    add.s32 %r4, %r1, %r3;"""
+    (found,) = run(code, {"r4": "u4"}, r0=LANE)
+    own = np.where(LANE > 20, 15, 0)
+    np.testing.assert_array_equal(found, own + own[LANE ^ 1])
+
+
 def test_warps_wait_for_each_other():
     """Words go through shared memory from each warp to the next."""
     code = """

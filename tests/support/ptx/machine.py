@@ -1,7 +1,7 @@
 """Thread blocks at work: all their lanes at once, in lockstep where their ways agree.
 
-Each lane has a block of instructions to run next. The lanes of the first such block run it together, so that lanes that
-parted meet again behind the branch; a barrier holds a lane until all of its thread block are there.
+Each lane has a block of instructions to run next. The lanes of the first such block (flow.py) run it together, so that
+lanes that parted meet again behind the branch; a barrier holds a lane until all of its thread block are there.
 """
 
 from collections.abc import Sequence
@@ -119,10 +119,7 @@ class Machine:
 
     def _run_block(self, number: int, active: np.ndarray | None) -> None:
         block = self.program.blocks[number]
-        if active is None:
-            self.next[:] = number + 1
-        else:
-            self.next[active] = number + 1
+        self.branch(block.following, active)
         if self.traffic is not None:
             self.traffic.issue(self, block, active)
         for step in block.steps:

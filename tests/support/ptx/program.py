@@ -1,12 +1,13 @@
 """A kernel as the machine runs it: blocks of steps, and what is known of registers beforehand."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ptx.flow import order
 from ptx.opcodes import Effect, Formula, decode
 from ptx.operands import names, parts, reader, writer
 from ptx.parser import Instruction, Kernel, Operand, Symbol, parse
@@ -30,10 +31,11 @@ class Step:
 
 @dataclass
 class Block:
-    """Steps that run one after the other, unless the last one branches. first: the number of its first instruction."""
+    """Steps that run one after the other. following: the block that lanes go to which the last one does not send
+    elsewhere."""
 
-    first: int
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Step]
+    following: int
 
 
 class Program:
@@ -42,9 +44,8 @@ class Program:
     def __init__(self, text: str):
         self.kernel: Kernel = parse(text)
         self.addressing = _addressing(self.kernel.instructions)
-        effects = [decode(each) for each in self.kernel.instructions]
         self.block_of_label: dict[str, int] = {}
-        self.blocks = self._blocks(effects)
+        self.blocks = self._blocks([decode(each) for each in self.kernel.instructions])
         self.granule = min(map(_shared_width, self.kernel.instructions))
 
     def _blocks(self, effects: Sequence[Formula | Effect]) -> list[Block]:
@@ -52,14 +53,18 @@ class Program:
         targets = {each.name for i in instructions for each in i.operands if isinstance(each, Symbol)}
         starts = {kernel.labels[name] for name in targets & kernel.labels.keys()} | {0}
         starts |= {i + 1 for i, effect in enumerate(effects) if isinstance(effect, Effect) and effect.ends}
-        ordered = sorted(starts - {len(instructions)})
-        numbers = {first: number for number, first in enumerate(ordered)}
-        for name in targets & kernel.labels.keys():
-            self.block_of_label[name] = numbers.get(kernel.labels[name], len(ordered))
+        firsts = sorted(starts - {len(instructions)})
+        ends = [*firsts[1:], len(instructions)]
+        place = {first: number for number, first in enumerate(firsts)}
+        labels = {name: place.get(kernel.labels[name], len(firsts)) for name in targets & kernel.labels.keys()}
+        ways = [_ways(instructions[end - 1], number, labels, len(firsts)) for number, end in enumerate(ends)]
+        ordered = order(ways)
+        rank = {number: at for at, number in enumerate(ordered)} | {len(firsts): len(firsts)}
+        self.block_of_label = {name: rank[number] for name, number in labels.items()}
         found = []
-        for first, end in zip(ordered, [*ordered[1:], len(instructions)], strict=True):
-            steps = [self._step(instructions[i], effects[i]) for i in range(first, end)]
-            found.append(Block(first, steps))
+        for number in ordered:
+            steps = [self._step(instructions[i], effects[i]) for i in range(firsts[number], ends[number])]
+            found.append(Block(steps, rank[number + 1]))
         _note_last_uses(found)
         return found
 
@@ -121,6 +126,13 @@ class Program:
             run(machine, mask)
 
         return watch
+
+
+def _ways(last: Instruction, number: int, labels: Mapping[str, int], end: int) -> list[int]:
+    """The blocks that may run behind a block with this last instruction."""
+    ways = [labels[each.name] for each in last.operands if isinstance(each, Symbol) and each.name in labels]
+    leaves = last.opcode in ("bra", "ret", "exit", "trap") and last.guard is None
+    return [each for each in (ways if leaves else [number + 1, *ways]) if each < end]
 
 
 def _shared_width(instruction: Instruction) -> int:
