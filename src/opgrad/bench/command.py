@@ -87,8 +87,8 @@ def bench(
     """
     if training:
         named = {"--ops": ops, "--dtypes": dtypes, "--shapes": shapes, "--peers": peers, "--groups": groups}
-        named |= {"--update": update, "--plot": plot, "--device": device != "cpu", "--predict": predict}
-        _refuse("--training has no", named)
+        _refuse("--training has no", named | {"--update": update, "--plot": plot, "--device": device != "cpu"})
+        _refuse("--training has no", {"--predict": predict})
         return _bench_training(folders or [], batches, old_python, seconds, quick, json_file)
     of_training = {"DIR": folders, "--batches": batches, "--old-python": old_python}
     _refuse("--training is missing, without which there is no", of_training)

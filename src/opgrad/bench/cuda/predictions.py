@@ -61,7 +61,7 @@ def _parts(name: str) -> tuple[str, str, str]:
 
 def _beside(device: str, taken: Mapping[str, float]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     columns = ("operator", "shape", "dtype", "regime", "bound", "predicted", "measured", "measured / predicted")
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, own in predictions().items():
         if name in taken and device in own:
             said, measured = own[device], taken[name]
