@@ -77,9 +77,14 @@ class GlobalMemory:
         """Let kernels access it no more."""
         self.allocations = [each for each in self.allocations if each is not allocation]
 
-    def covers(self, low: int, high: int) -> bool:
-        """Whether kernels may access these bytes already."""
-        return any(each.address <= low and high <= each.end for each in self.allocations)
+    def fill(self, low: int, high: int) -> bool:
+        """Note that these bytes hold something, if they are an allocation's; whether they are."""
+        for each in self.allocations:
+            if each.address <= low and high <= each.end:
+                if each.written is not None:
+                    each.written[low - each.address : high - each.address] = 1
+                return True
+        return False
 
     def starts(self) -> list[int]:
         return [each.address for each in self.allocations]

@@ -89,7 +89,9 @@ class Device:
     def lend(self, array: np.ndarray, name: str, written: bool = True) -> None:
         """Let kernels access an array while it lives. written: it holds something."""
         low, high = np.lib.array_utils.byte_bounds(array)
-        if array.size and not (written and self.memory.covers(low, high)):
+        if written and self.memory.fill(low, high):
+            return
+        if array.size:
             allocation = self.memory.add(array, name, written)
             weakref.finalize(array, self.memory.remove, allocation)
 
