@@ -9,13 +9,14 @@ MINIMUM := .venv-minimum
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
-.PHONY: setup train test test-gate test-minimum test-portable lint bench tables clean help
+.PHONY: setup train test test-gate test-ptx test-minimum test-portable lint bench tables clean help
 
 help:
 	@echo "make setup   both environments that tests need; with --jobs 2 at once"
 	@echo "make train   set up, then train a real ONNX training graph on scanned digits"
 	@echo "make test    set up, then run the tests"
 	@echo "make test-gate  set up, then run every case of the CUDA tests"
+	@echo "make test-ptx   set up, then run them on what the CUDA kernels are compiled to, without a GPU"
 	@echo "make test-minimum  a few of them with the lowest versions of all dependencies"
 	@echo "make test-portable  set up, then run exported steps in Node, in Chromium and from C++; needs these, and npm"
 	@echo "make lint    ruff and mypy"
@@ -33,6 +34,16 @@ test: $(VENV)/.torch
 
 test-gate: $(VENV)/.torch
 	OPGRAD_GATE=full $(RUN)/python -m pytest tests/cuda
+
+# For A100, H100 and H200, and B200.
+ARCHITECTURES := 80 90 100
+PTX_TESTS := tests/cuda/test_grid.py tests/cuda/test_elements.py tests/cuda/test_gather.py tests/cuda/test_sort.py \
+	tests/cuda/test_regimes.py tests/cuda/test_primitive.py tests/cuda/test_primitive_grads.py \
+	tests/cuda/test_primitive_post_ops.py tests/interop/test_cupy.py
+
+test-ptx: $(VENV)/.torch
+	set -e; for architecture in $(ARCHITECTURES); do OPGRAD_PTX=$$architecture OPGRAD_GATE=full \
+		$(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 $(PTX_TESTS); done
 
 # What an old package says of newer ones that it imports is no fault of ours.
 test-minimum: $(MINIMUM)/.installed

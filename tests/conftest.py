@@ -1,6 +1,7 @@
 """What every test shares: an empty kernel cache, the operators and dtypes to run over, seeded random numbers.
 
-CUDA kernels run on the GPU if there is one, else in Triton's interpreter.
+CUDA kernels run on the GPU if there is one, else in Triton's interpreter; with OPGRAD_PTX=90, or another architecture,
+what they are compiled to runs on the CPU (tests/support/ptx).
 """
 
 import ctypes
@@ -36,8 +37,13 @@ def usable_gpu():
     return torch.cuda.is_available()
 
 
-# Triton looks at this when it is imported.
-if "TRITON_INTERPRET" not in os.environ and not usable_gpu():
+# Triton looks at this when it is imported; PyTorch must not be before the stand-in for the driver is there.
+if "OPGRAD_PTX" in os.environ:
+    from ptx import driver
+
+    os.environ["TRITON_INTERPRET"] = "0"
+    driver.start(int(os.environ["OPGRAD_PTX"]))
+elif "TRITON_INTERPRET" not in os.environ and not usable_gpu():
     os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np  # noqa: E402
@@ -60,7 +66,7 @@ def pytest_collection_finish():
 
 def pytest_collection_modifyitems(items):
     """Leave out what needs a GPU where there is none."""
-    if os.environ.get("TRITON_INTERPRET", "0") != "0":
+    if os.environ.get("TRITON_INTERPRET", "0") != "0" or "OPGRAD_PTX" in os.environ:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and PyTorch for CUDA"))

@@ -273,6 +273,13 @@ def _full_tables(found: dict[str, dict[str, Any]]) -> str:
     return "\n\n".join(f"### {name}\n\n{full_table(result)}" for name, result in reversed(found.items()))
 
 
+def cuda_predictions(root: Path, folder: Path) -> str:
+    """What a model of the time says of the cells on CUDA devices."""
+    from opgrad.bench.cuda.predictions import markdown
+
+    return markdown()
+
+
 PARTS: dict[str, Callable[[Path, Path], str]] = {
     "operators": operator_table,
     "operator-reference": operator_reference,
@@ -286,6 +293,7 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
     "training-steps": training_steps,
     "cuda-speed": cuda_speed,
     "cuda-benchmark": cuda_benchmark,
+    "cuda-predictions": cuda_predictions,
 }
 
 if __name__ == "__main__":

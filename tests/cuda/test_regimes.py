@@ -16,9 +16,11 @@ from opgrad.contract import FLOATS, operators
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from cuda_backend import ON_GPU, call, check, for_kernels, forget, has_kernel, has_own_kernels, program, some
+import triton
+from cuda_backend import FROM_PTX, ON_GPU, call, check, for_kernels, forget, has_kernel, has_own_kernels, program, some
 
 from opgrad.cuda import regimes
+from opgrad.cuda.execute import device
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 
@@ -78,6 +80,8 @@ def lowered(monkeypatch):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.regime)
 def test_regimes(case, rng, lowered):
+    if case.clusters and not triton.knobs.runtime.interpret and device().architecture < 90:
+        pytest.skip("needs a device with clusters")
     lowered(case.limits, case.clusters)
     chosen = [operators()[name] for name in case.operators.split() if has_kernel(operators()[name])]
     for place, op in enumerate(chosen):
@@ -101,3 +105,14 @@ def test_few_odd_rows_in_place_and_apart(op, dtype, rng, lowered):
     guards = [Guarded(result.shape, result.dtype, result.itemsize) for result in expected]
     check(op, relaid(arguments, spaced_rows, elements(op, arguments)), out=packed([each.array for each in guards]))
     assert all(guard.untouched() for guard in guards)
+
+
+LENGTHS = [(4096, 1000), (3, 32768), (2, 50257), (140, 65539), (1, 131072), (150, 131072), (2, 262144)]
+
+
+@pytest.mark.skipif(not FROM_PTX, reason="the interpreter takes minutes")
+@for_kernels(lambda op: op.name in REDUCING.split() and has_own_kernels(op), ["float32", "bfloat16"])
+def test_limits_as_they_are(op, dtype, rng):
+    """Rows as long as in training, whatever regime they belong to."""
+    for shape in LENGTHS:
+        check(op, sample(op, shape, dtype, rng), str(shape))

@@ -6,7 +6,7 @@ from guards import Guarded
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from cuda_backend import ON_GPU, some
+from cuda_backend import ON_GPU, address, some
 
 from opgrad.contract.problem import Operand
 from opgrad.cuda import sort as sorting
@@ -35,7 +35,7 @@ def _part(memory, scratch, count):
 def _run(program, indices):
     aligned = -Guarded((program.scratch_bytes,), "bool").array.ctypes.data % ALIGNMENT
     memory = Guarded((program.scratch_bytes,), "bool", aligned)
-    addresses, scratch = [indices.ctypes.data], memory.array.ctypes.data
+    addresses, scratch = [address(indices)], address(memory.array)
     Compiled(program, addresses, scratch).run(addresses, scratch, None)
     assert memory.untouched()
     return memory.array.tobytes()

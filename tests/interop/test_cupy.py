@@ -15,7 +15,7 @@ from opgrad.contract import DTYPES
 
 pytest.importorskip("triton")
 
-from cuda_backend import ON_GPU, for_kernels
+from cuda_backend import ON_GPU, address, for_kernels
 
 in_the_interpreter = pytest.mark.skipif(ON_GPU, reason="kernels on a GPU cannot use the stand-in's memory")
 SHAPES = [(5, 33), (2, 4, 3), (0, 4)]
@@ -40,7 +40,7 @@ class Ndarray:
     dtype = property(lambda self: self.host.dtype)
     flags = property(lambda self: SimpleNamespace(c_contiguous=self.host.flags.c_contiguous))
     device = property(lambda self: on_device(self.device_id))
-    data = property(lambda self: SimpleNamespace(ptr=self.host.ctypes.data, device_id=self.device_id))
+    data = property(lambda self: SimpleNamespace(ptr=address(self.host), device_id=self.device_id))
 
     def transpose(self, axes):
         return Ndarray(self.host.transpose(axes), self.device_id)
@@ -189,10 +189,10 @@ def turned(array):
 
 
 def spread(array):
-    """The same numbers with gaps between them, at an odd address."""
+    """The same numbers with gaps between them, one element behind an aligned address."""
     if not array.ndim:
         return array
-    memory = np.zeros(2 * array.nbytes + 1, np.uint8)[1:].view(array.dtype)
+    memory = np.zeros(2 * array.size + 1, array.dtype)[1:]
     gaps = memory.reshape(*array.shape[:-1], 2 * array.shape[-1])[..., ::2]
     gaps[...] = array
     return gaps
@@ -243,6 +243,19 @@ def test_in_place(rng, cupy):
     expected = opgrad.softmax_grad(dy.host, y)
     assert opgrad.softmax_grad(dy, Ndarray(y), out=dy) is dy
     np.testing.assert_allclose(dy.host, expected, atol=1e-15)
+
+
+@in_the_interpreter
+def test_elements_across_words(cupy):
+    """A device can neither read nor copy them: their address is refused before any kernel is compiled."""
+    x = Ndarray(np.zeros(41, np.uint8)[1:].view(np.float32))
+    expected = (
+        "begins at an address that is no multiple of 4 bytes, the size of its elements, expected an aligned array"
+    )
+    with pytest.raises(ValueError, match=rf"^tanh: x {expected}$"):
+        opgrad.tanh(x)
+    with pytest.raises(ValueError, match=rf"^tanh: out for y {expected}$"):
+        opgrad.tanh(Ndarray(np.zeros(10, np.float32)), out=x)
 
 
 @in_the_interpreter

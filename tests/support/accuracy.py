@@ -31,7 +31,8 @@ def check(op, arguments, note="", **more):
 
 
 def assert_close(op, arguments, results, note=""):
-    """Every result has the reference's shape and, within the tolerance, its values."""
+    """Every result has the reference's shape and, within the tolerance, its values; how much of that is used."""
+    used = 0.0
     for name, exact, result in zip(op.results, reference(op, arguments), results, strict=True):
         where = f"{op.name}: {name} {note}"
         exact = np.asarray(exact)
@@ -47,6 +48,8 @@ def assert_close(op, arguments, results, note=""):
             worst = int(np.argmax(share))
             pair = f"{given[worst]!r} for {rounded[worst]!r} at {places[worst].tolist()}"
             raise AssertionError(f"{where}: {pair}, {share[worst]:.3g} times the tolerance; {sum(share > 1)} wrong")
+        used = max(used, float(share.max(initial=0.0)))
+    return used
 
 
 def _allowed(op, name, arguments, exact, dtype):

@@ -1,12 +1,15 @@
-"""Calls operators' CUDA kernels with NumPy arrays: on a GPU if there is one, else in Triton's interpreter.
+"""Calls operators' CUDA kernels with NumPy arrays: on a GPU if there is one, else in Triton's interpreter, or compiled
+and executed from their PTX (OPGRAD_PTX=90, an architecture).
 
-In the interpreter every array that a call makes, results and working memory alike, lies between bytes that must
-stay as they were. It takes milliseconds for a program, so that a test has a share of its cases there: every
-operator in one dtype, another in another test. On a GPU, and with OPGRAD_GATE=full, it has all of them.
+In the interpreter and from PTX every array that a call makes, results and working memory alike, lies between bytes that
+must stay as they were. The interpreter takes milliseconds for a program, and compiling a kernel as long, so that a test
+has a share of its cases there: every operator in one dtype, another in another test. On a GPU, and with
+OPGRAD_GATE=full, it has all of them.
 """
 
 import ctypes
 import inspect
+import json
 import math
 import os
 import zlib
@@ -17,6 +20,7 @@ import pytest
 from accuracy import assert_close
 from cuda_gate import FULL
 from guards import EDGE, Guarded
+from ptx import driver
 from samples import bits
 
 import opgrad
@@ -24,11 +28,14 @@ from opgrad import arrays
 from opgrad.contract import DTYPES, FLOATS, Spec, layout, operators
 from opgrad.contract.signature import prepare
 from opgrad.cuda import ALIGNMENT
+from opgrad.interop import arrays_of
 from opgrad.interop.device import Runners
 from opgrad.post_ops import PostOp
 
 PUBLIC = {name: getattr(opgrad, name) for name in operators()}
-ON_GPU = os.environ.get("TRITON_INTERPRET", "0") == "0"
+FROM_PTX = int(os.environ.get("OPGRAD_PTX", "0"))  # the architecture that is compiled for
+RECORD = os.environ.get("OPGRAD_PTX_RECORD")  # a file of what was executed
+ON_GPU = os.environ.get("TRITON_INTERPRET", "0") == "0" and not FROM_PTX
 EVERYTHING = ON_GPU or FULL
 # Of operators that run the same kernels with another formula, those whose formulas take most arguments.
 OWN_KERNELS = (
@@ -74,7 +81,7 @@ def some(cases, key, one_in, place=0):
 def call(op, arguments, **more):
     """The results of the CUDA kernels as a tuple of NumPy arrays; arrays in `out` are written and returned."""
     given = {**arguments, **more}
-    results = _on_gpu(op, given) if ON_GPU else _interpreted(op, given)
+    results = _on_gpu(op, given) if ON_GPU else _on_host(op, given)
     return results if isinstance(results, tuple) else (results,)
 
 
@@ -82,17 +89,29 @@ def public(name, *args, **kwargs):
     """What the public function returns, in any form of the call, computed by the CUDA kernels."""
     op = operators()[name]
     given = dict(zip(inspect.signature(op.reference).parameters, args, strict=False)) | kwargs
-    return _on_gpu(op, given) if ON_GPU else _interpreted(*arrays.form(op, given))
+    return _on_gpu(op, given) if ON_GPU else _on_host(*arrays.form(op, given))
 
 
 def check(op, arguments, note="", **more):
     """Call the kernels, hold the results against the reference, and make sure that no argument was changed."""
     before = {name: bits(value) for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    given = {**arguments, **more}
     results = call(op, arguments, **more)
     for name, content in before.items():
         assert bits(arguments[name]) == content, f"{name} changed {note}"
-    assert_close(op, arguments, results, note)
+    used = assert_close(op, arguments, results, note)
+    if RECORD and FROM_PTX:
+        _record(op, program(op, given).regime, used)
     return results
+
+
+def _record(op, regime, used):
+    """Add a line to the file of what was executed: launches, checked accesses, the share of the tolerance."""
+    launches = list(_device.launches)
+    _device.launches.clear()
+    line = [op.name, regime, FROM_PTX, len(launches), sum(each.checked for each in launches), used]
+    with open(RECORD, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def program(op, arguments, **more):
@@ -101,6 +120,13 @@ def program(op, arguments, **more):
     specs = [None if given.get(name) is None else _memory.spec(given[name]) for name in op.inputs]
     attributes = {name: value for name, value in given.items() if name in op.attributes}
     return op.kernel("cuda")(prepare(op, specs, attributes, any_stride=True).problem)
+
+
+def address(array):
+    """Where an array lies that a stand-in for a library lends to kernels."""
+    if FROM_PTX:
+        _device.lend(array, "array")
+    return array.ctypes.data
 
 
 def forget():
@@ -112,7 +138,7 @@ def forget():
         torch_tensors._cuda._plans.clear()
 
 
-# --- in the interpreter --------------------------------------------------------------------------------------------
+# --- in the interpreter, and from PTX --------------------------------------------------------------------------------
 
 
 def _patch_once():
@@ -168,7 +194,7 @@ def _convert():
     interpreter.InterpreterBuilder.cast_impl = convert
 
 
-if not ON_GPU:
+if not ON_GPU and not FROM_PTX:
     _patch_once()
     _fuse()
     _convert()
@@ -196,7 +222,10 @@ class _Memory:
         def make():
             guard = Guarded((spec.dtype.itemsize * math.prod(spec.shape),), "bool")
             self.made.append(guard)
-            return np.ndarray(spec.shape, spec.dtype, guard.memory, EDGE, spec.strides)
+            array = np.ndarray(spec.shape, spec.dtype, guard.memory, EDGE, spec.strides)
+            if FROM_PTX:
+                _device.lend(guard.array, f"result {len(self.made)}", written=False)
+            return array
 
         return make
 
@@ -204,6 +233,8 @@ class _Memory:
         spec = self.spec(array)
         copy = self.maker(Spec(spec.shape, spec.dtype, self.strides(spec, order, array)), array)()
         copy[...] = array
+        if FROM_PTX:
+            _device.lend(copy, "copy")
         return copy
 
     def assign(self, destination, source):
@@ -222,12 +253,17 @@ def _settled(op, given):
     return given
 
 
+_device = driver.start(FROM_PTX) if FROM_PTX else None
 _memory = _Memory()
 _runners = Runners(_memory, _settled)
 
 
-def _interpreted(op, given):
+def _on_host(op, given):
     _memory.made.clear()
+    if FROM_PTX:
+        _device.take_back()
+        for name, array in arrays_of(op, given).items():
+            _device.lend(array, name)
     with np.errstate(all="ignore"):
         results = _runners.run(op, given)
     assert all(made.untouched() for made in _memory.made), f"{op.name} wrote outside of its memory"

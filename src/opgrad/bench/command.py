@@ -50,6 +50,10 @@ Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the result
 Seconds = Annotated[float | None, typer.Option(min=0, help="How long to measure each cell.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A few cells only.")]
 
+Predict = Annotated[
+    bool, typer.Option("--predict", help="With --device cuda: print what a model of the time predicts, too.")
+]
+
 
 def bench(
     folders: Folders = None,
@@ -68,6 +72,7 @@ def bench(
     plot: Plot = None,
     seconds: Seconds = None,
     quick: Quick = False,
+    predict: Predict = False,
 ) -> None:
     """Measure the operators beside torch, onnxruntime, SciPy and NumPy.
 
@@ -77,7 +82,9 @@ def bench(
     GB/s count each input and each result once; "of copy" compares that with
     a copy of as many bytes; "ratio" is the best peer's time over ours; "ulp"
     is the worst error against float64. Other work on the machine spoils the
-    figures. On CUDA times are the device's, and "host" is that of our call.
+    figures. On CUDA times are the device's, and "host" is that of our call;
+    --predict sets beside them what a model of the time predicts, which it
+    prints where there is no device, too.
 
     With --training the steps of artifact sets, by default those of examples/,
     beside torch where the model is a plain chain of layers, and graphs that
@@ -95,13 +102,34 @@ def bench(
             "--memory": memory,
         }
         _refuse("--training has no", named | {"--update": update, "--plot": plot, "--device": device != "cpu"})
+        _refuse("--training has no", {"--predict": predict})
         return _bench_training(folders or [], batches, old_python, seconds, quick, json_file)
     of_training = {"DIR": folders, "--batches": batches, "--old-python": old_python}
     _refuse("--training is missing, without which there is no", of_training)
-    return _bench_cells((device, ops, dtypes, shapes, peers, seconds, quick, groups, memory), json_file, update, plot)
+    if predict and device != "cuda":
+        raise ValueError("bench: --predict is for --device cuda")
+    if not predict or _has_device(ops, dtypes):
+        options = (device, ops, dtypes, shapes, peers, seconds, quick, groups, memory)
+        _bench_cells(options, json_file, update, plot, predict)
+    return None
 
 
-def _bench_cells(options: tuple[Any, ...], json_file: Path | None, update: bool, plot: Path | None) -> None:
+def _has_device(ops: str, dtypes: str) -> bool:
+    """Whether there is a device to be measured; where there is none, predictions are printed alone."""
+    from opgrad import machine
+    from opgrad.bench.cuda import predictions
+
+    problem = machine.cuda_problem()
+    if problem:
+        screen = console()
+        predictions.show(screen, ops, dtypes)
+        screen.print(f"Nothing is measured: {problem}.", highlight=False)
+    return not problem
+
+
+def _bench_cells(
+    options: tuple[Any, ...], json_file: Path | None, update: bool, plot: Path | None, predict: bool
+) -> None:
     """Measure cells, print the tables, write and draw the result; options: what `Options` takes."""
     from opgrad.bench.run import Options, prepared, previous, store
     from opgrad.bench.tables import show
@@ -114,6 +142,10 @@ def _bench_cells(options: tuple[Any, ...], json_file: Path | None, update: bool,
     old = previous(json_file, update)
     result = _with_bar(screen, prepared(Options(*options), old))
     show(screen, result)
+    if predict:
+        from opgrad.bench.cuda import predictions
+
+        predictions.show(screen, "", "", result)
     if json_file is not None:
         result = store(json_file, result, old)
     if plot is not None:

@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import cupy
@@ -105,7 +105,7 @@ def _check_driver(op: Operator) -> None:
     if triton.knobs.runtime.interpret:
         return
     alone = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= FIRST_WITHOUT_TORCH
-    if alone and "torch" not in sys.modules:
+    if alone and _reaches_gpu():
         return
     if importlib.util.find_spec("torch") is None:
         raise ImportError(
@@ -120,6 +120,27 @@ def _check_driver(op: Operator) -> None:
             f"{op.name}: Triton {triton.__version__} finds the GPU through PyTorch {torch.__version__}, "
             f"which sees none: install PyTorch for CUDA, {remedy}"
         )
+
+
+@cache
+def _reaches_gpu() -> bool:
+    """Whether Triton has a driver that asks PyTorch for nothing, or asks one that sees the GPU.
+
+    Looking for devices, Triton imports PyTorch where it is installed, and from then on asks it, even one for the CPU
+    alone. A driver that was made before does not.
+    """
+    import triton
+
+    if "torch" in sys.modules:
+        return False
+    if importlib.util.find_spec("torch") is None:
+        return True
+    own = triton.backends.backends["nvidia"].driver()
+    import torch
+
+    if not torch.cuda.is_available():
+        triton.runtime.driver.set_active(own)
+    return True
 
 
 # --- what general calls are put together from: `contract.libraries.Arrays` -------------------------------------------

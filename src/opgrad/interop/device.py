@@ -15,7 +15,7 @@ from opgrad.contract import Operator, Spec
 from opgrad.contract.plain import is_plain, plain
 from opgrad.contract.problem import Pair
 from opgrad.contract.signature import Prepared, pairs, prepare
-from opgrad.interop import Memory
+from opgrad.interop import Memory, arrays_of
 from opgrad.locks import settling
 
 PLANS = 1024  # signatures kept for each library; the oldest goes first
@@ -116,6 +116,16 @@ class Signature:
         return Spec(spec.shape, spec.dtype, strides)
 
 
+def _check_aligned(memory: Memory, op: Operator, name: str, array: Any) -> None:
+    """Raise ValueError for an array whose elements lie across words of memory: a device cannot read it, nor copy it."""
+    size = memory.spec(array).dtype.itemsize
+    if memory.address(array) % size:
+        raise ValueError(
+            f"{op.name}: {name} begins at an address that is no multiple of {size} bytes, the size of its elements, "
+            "expected an aligned array"
+        )
+
+
 def model_of(op: Operator, result: str) -> str | None:
     """The argument for each of whose elements this result has an entry; None if there is none."""
     if op.kind == "slices" or op.results[result].role != "element":
@@ -128,6 +138,8 @@ class DevicePlan:
 
     def __init__(self, memory: Memory, op: Operator, given: Mapping[str, Any]):
         signature = Signature(memory, op, given, any_stride=True)
+        for name, array in arrays_of(op, given).items():
+            _check_aligned(memory, op, name, array)
         if importlib.util.find_spec("triton") is None:
             raise ImportError(
                 f'{op.name}: CUDA kernels need Triton, which is not installed: pip install "opgrad[cuda]"'

@@ -1,0 +1,255 @@
+"""The device behind the driver's functions: modules, launches, and the memory that kernels may access."""
+
+import ctypes
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ptx.driver.arguments import check, values_of
+from ptx.machine import Launch
+from ptx.memory import GlobalMemory
+from ptx.program import Program
+from ptx.sanitizer import Finding, Findings
+
+HANDLER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p))
+SUCCESS, INVALID_VALUE, NOT_SUPPORTED, LAUNCH_FAILED = 0, 1, 801, 719
+MESSAGE = 900  # characters: Triton copies them into an array of 1024
+STATIC_SHARED = 48 << 10  # bytes of shared memory of a launch, if more was not allowed before
+
+# CUdevice_attribute and CUfunction_attribute, by their numbers in cuda.h
+ATTRIBUTES = {
+    10: "warp_size", 12: "registers", 13: "clock", 16: "multiprocessors", 36: "memory_clock", 37: "bus_width",
+    75: "major", 76: "minor", 81: "shared_of_multiprocessor", 97: "shared_memory",
+}  # fmt: skip
+MAX_THREADS, SHARED_BYTES, LOCAL_BYTES, REGISTERS, DYNAMIC_SHARED, NON_PORTABLE = 0, 1, 3, 4, 8, 14
+CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+DEVICES = {80: (108, 166912), 90: (132, 232448), 100: (148, 232448)}  # multiprocessors, bytes of shared memory
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+@dataclass
+class Function:
+    """A kernel that was loaded. source: what Triton says of it. allowed: bytes of shared memory of a launch."""
+
+    program: Program
+    source: Any = None
+    allowed: int = STATIC_SHARED
+
+
+@dataclass
+class Done:
+    """A launch that was run."""
+
+    kernel: str
+    grid: tuple[int, ...]
+    stream: int
+    checked: int
+
+
+@dataclass
+class Device:
+    """A device of an architecture, whose memory is the host's."""
+
+    architecture: int
+    memory: GlobalMemory = field(default_factory=GlobalMemory)
+    launches: deque[Done] = field(default_factory=lambda: deque(maxlen=100_000))
+    found: list[Finding] = field(default_factory=list)
+    traffic: Callable[[], Any] | None = None
+    recorded: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.functions: list[Function] = []
+        self.programs: dict[bytes, Program] = {}
+        self.error = ctypes.create_string_buffer(MESSAGE + 1)
+        self.context = 0
+        self.handler = HANDLER(self._call)
+
+    # --- memory
+
+    def lend(self, array: np.ndarray, name: str, written: bool = True) -> None:
+        """Let kernels access an array while it lives. written: it holds something."""
+        low, high = np.lib.array_utils.byte_bounds(array)
+        if written and self.memory.fill(low, high):
+            return
+        if array.size:
+            allocation = self.memory.add(array, name, written)
+            weakref.finalize(array, self.memory.remove, allocation)
+
+    def take_back(self) -> None:
+        """Let kernels access nothing."""
+        self.memory.allocations.clear()
+
+    # --- the driver's functions
+
+    def _call(self, name: bytes, arguments: Any) -> int:
+        try:
+            return getattr(self, name.decode())(_Arguments(arguments)) or SUCCESS
+        except Findings as findings:
+            self.found += findings.found
+            return self._failed(str(findings))
+        except Exception as error:
+            return self._failed(f"{type(error).__name__}: {error}")
+
+    def _failed(self, message: str) -> int:
+        self.error.value = message.encode("ascii", "replace")[:MESSAGE]
+        return LAUNCH_FAILED
+
+    def cuInit(self, given: "_Arguments") -> None:
+        pass
+
+    def cuDriverGetVersion(self, given: "_Arguments") -> None:
+        given.result(0, ctypes.c_int, 13000)
+
+    def cuGetErrorString(self, given: "_Arguments") -> None:
+        given.result(1, ctypes.c_void_p, ctypes.addressof(self.error))
+
+    def cuDeviceGetCount(self, given: "_Arguments") -> None:
+        given.result(0, ctypes.c_int, 1)
+
+    def cuDeviceGet(self, given: "_Arguments") -> int:
+        given.result(0, ctypes.c_int, 0)
+        return SUCCESS if given.number(1) == 0 else INVALID_VALUE
+
+    def cuDeviceGetAttribute(self, given: "_Arguments") -> int:
+        multiprocessors, shared = DEVICES[self.architecture]
+        known = {
+            "warp_size": 32, "registers": 65536, "clock": 1_700_000, "multiprocessors": multiprocessors,
+            "memory_clock": 2_600_000, "bus_width": 5120, "major": self.architecture // 10,
+            "minor": self.architecture % 10, "shared_of_multiprocessor": shared + 1024, "shared_memory": shared,
+        }  # fmt: skip
+        name = ATTRIBUTES.get(given.number(1))
+        if name is None:
+            return INVALID_VALUE
+        given.result(0, ctypes.c_int, known[name])
+        return SUCCESS
+
+    def cuDevicePrimaryCtxRetain(self, given: "_Arguments") -> None:
+        given.result(0, ctypes.c_void_p, 1)
+
+    def cuCtxGetCurrent(self, given: "_Arguments") -> None:
+        given.result(0, ctypes.c_void_p, self.context)
+
+    def cuCtxSetCurrent(self, given: "_Arguments") -> None:
+        self.context = given.address(0)
+
+    def cuCtxGetDevice(self, given: "_Arguments") -> None:
+        given.result(0, ctypes.c_int, 0)
+
+    def cuStreamIsCapturing(self, given: "_Arguments") -> None:
+        given.result(1, ctypes.c_int, 0)
+
+    def cuPointerGetAttribute(self, given: "_Arguments") -> int:
+        """Of the attributes only that of a device's address is asked for: the address itself."""
+        address = given.unsigned(2)
+        known = any(each.address <= address <= each.end for each in self.memory.allocations)
+        given.result(0, ctypes.c_uint64, address)
+        return SUCCESS if known else INVALID_VALUE
+
+    def cuModuleLoadData(self, given: "_Arguments") -> None:
+        image = ctypes.string_at(given.address(1))
+        if not image.lstrip().startswith(b"//"):
+            raise ValueError("the image of a module is no PTX")
+        if image not in self.programs:
+            self.programs[image] = Program(image.decode())
+        self.functions.append(Function(self.programs[image]))
+        given.result(0, ctypes.c_void_p, len(self.functions))
+
+    def cuModuleUnload(self, given: "_Arguments") -> None:
+        pass
+
+    def cuModuleGetFunction(self, given: "_Arguments") -> int:
+        number = given.address(1)
+        name = ctypes.string_at(given.address(2)).decode()
+        given.result(0, ctypes.c_void_p, number)
+        return SUCCESS if self.functions[number - 1].program.kernel.name == name else INVALID_VALUE
+
+    def cuFuncGetAttribute(self, given: "_Arguments") -> None:
+        kernel = self.functions[given.address(2) - 1].program.kernel
+        known = {MAX_THREADS: kernel.threads or 1024, SHARED_BYTES: sum(kernel.shared.values()),
+                 LOCAL_BYTES: kernel.local, REGISTERS: 255}  # fmt: skip
+        given.result(0, ctypes.c_int, known[given.number(1)])
+
+    def cuFuncSetAttribute(self, given: "_Arguments") -> int:
+        """More shared memory than 48 KiB, and clusters of 16; no larger shared memory than the device has."""
+        if given.number(1) == DYNAMIC_SHARED:
+            self.functions[given.address(0) - 1].allowed = given.number(2)
+            return SUCCESS
+        return SUCCESS if given.number(1) == NON_PORTABLE else NOT_SUPPORTED
+
+    def cuFuncSetCacheConfig(self, given: "_Arguments") -> None:
+        pass
+
+    def cuLaunchKernelEx(self, given: "_Arguments") -> None:
+        config = ctypes.cast(given.address(0), ctypes.POINTER(_Config)).contents
+        function = self.functions[given.address(1) - 1]
+        if config.shared > function.allowed:
+            raise ValueError(f"{config.shared} bytes of shared memory, {function.allowed} are allowed")
+        clusters = [each.value[0] for each in config.attributes[: config.count] if each.id == CLUSTER]
+        values = values_of(function.program.kernel, given.address(2))
+        check(function.program.kernel, function.source, values, self.memory)
+        launch = Launch(
+            function.program, tuple(config.grid), config.block[0], values, self.memory, config.shared,
+            clusters[0] if clusters else 1, self.traffic and self.traffic(),
+        )  # fmt: skip
+        launch.run()
+        kernel = function.program.kernel.name
+        self.launches.append(Done(kernel, tuple(config.grid), config.stream or 0, launch.sanitizer.checked))
+        if launch.traffic is not None:
+            self.recorded.append((launch, function.source))
+
+    # --- what Triton knows of a kernel
+
+    def watch(self, triton: Any) -> None:
+        """Keep what Triton compiled a kernel for beside the kernel, once it has loaded it."""
+        kernels = triton.compiler.CompiledKernel
+        load = kernels._init_handles
+
+        def loaded(kernel: Any) -> None:
+            load(kernel)
+            if kernel.function is not None:
+                self.functions[kernel.function - 1].source = kernel.src
+
+        kernels._init_handles = loaded
+
+
+class _Arguments:
+    """The arguments of a call, each behind a pointer."""
+
+    def __init__(self, pointers: Any):
+        self.pointers = pointers
+
+    def _at(self, place: int, kind: Any) -> Any:
+        return ctypes.cast(self.pointers[place], ctypes.POINTER(kind)).contents.value
+
+    def number(self, place: int) -> int:
+        return self._at(place, ctypes.c_int)
+
+    def unsigned(self, place: int) -> int:
+        return self._at(place, ctypes.c_uint64)
+
+    def address(self, place: int) -> int:
+        return self._at(place, ctypes.c_void_p) or 0
+
+    def result(self, place: int, kind: Any, value: int) -> None:
+        """Write where a pointer argument says."""
+        ctypes.cast(self.address(place), ctypes.POINTER(kind)).contents.value = value

@@ -1,0 +1,309 @@
+"""Integers and bits, comparison and selection."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ptx.opcodes import Formula, Modifiers, opcode
+from ptx.types import B32, PRED, S32, SIGNED, U32, UNSIGNED, Type
+
+Binary = Callable[[np.ndarray, np.ndarray], np.ndarray]
+ARITHMETIC: dict[str, Binary] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+LOGIC: dict[str, Binary] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+
+
+def exact(of: Type, formula: Callable[..., np.ndarray]) -> Callable[..., np.ndarray] | None:
+    """Where a 32-bit result is another than without a limit of bits, as a number that is extended with its sign, or
+    with zeros: an address that it becomes part of is wrong. Negative constants are subtracted from unsigned numbers.
+    """
+    if of.bits != 32:
+        return None
+
+    def overflows(signed: bool, *operands: np.ndarray) -> np.ndarray:
+        right = formula(*[each.view(np.int32).astype(np.float64) for each in operands])
+        wrong = (right < -(2.0**31)) | (right >= 2.0**31)
+        if signed:
+            return wrong
+        positive = formula(*[each.view(np.uint32).astype(np.float64) for each in operands])
+        return (wrong | (right < 0)) & ((positive < 0) | (positive >= 2.0**32))
+
+    return overflows
+
+
+@opcode("add", "sub", floating=False)
+def add(m: Modifiers) -> Formula:
+    of, formula = m.type(), ARITHMETIC[m.instruction.opcode]
+    if m.take("sat"):
+        if of != S32:
+            raise m.unknown(".sat is for s32")
+        return Formula([of], [of, of], lambda a, b: _clamped(formula(a.astype(np.int64), b), of))
+    return Formula([of], [of, of], formula, exact(of, formula))
+
+
+def _clamped(value: np.ndarray, of: Type) -> np.ndarray:
+    info = np.iinfo(of.dtype)
+    return np.clip(value, info.min, info.max).astype(of.dtype)
+
+
+def high(a: np.ndarray, b: np.ndarray, of: Type) -> np.ndarray:
+    """The upper half of a product."""
+    if of.bits < 64:
+        wide = (SIGNED if of.kind == "s" else UNSIGNED)[2 * of.bits]
+        return (a.astype(wide) * b.astype(wide) >> wide(of.bits)).astype(of.dtype)
+    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    ua, ub = a.view(np.uint64), b.view(np.uint64)
+    low, middle, other = (ua & mask) * (ub & mask), (ua >> half) * (ub & mask), (ua & mask) * (ub >> half)
+    carry = (low >> half) + (middle & mask) + (other & mask)
+    top = (ua >> half) * (ub >> half) + (middle >> half) + (other >> half) + (carry >> half)
+    if of.kind == "s":
+        top = top - np.where(a < 0, ub, np.uint64(0)) - np.where(b < 0, ua, np.uint64(0))
+    return top.view(of.dtype)
+
+
+@opcode("mul", "mad", floating=False)
+def multiply(m: Modifiers) -> Formula:
+    way, of = m.one("lo", "hi", "wide"), m.type()
+    more = m.instruction.opcode == "mad"
+    if way == "wide":
+        wide = Type(of.kind, 2 * of.bits)
+
+        def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+            return a.astype(wide.dtype) * b.astype(wide.dtype)
+    elif way == "hi":
+        wide = of
+
+        def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+            return high(a, b, of)
+    else:
+        wide, product = of, np.multiply
+    if not more:
+        return Formula([wide], [of, of], product, exact(of, np.multiply) if way == "lo" else None)
+    check = exact(of, lambda a, b, c: a * b + c) if way == "lo" else None
+    return Formula([wide], [of, of, wide], lambda a, b, c: product(a, b) + c, check)
+
+
+@opcode("div", "rem", floating=False)
+def divide(m: Modifiers) -> Formula:
+    """Towards 0; what dividing by 0 gives is not specified: all ones."""
+    of, quotient = m.type(), m.instruction.opcode == "div"
+
+    def compute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        zero = b == 0
+        safe = np.where(zero, of.dtype(1), b)
+        if of.kind == "s":
+            lowest = safe == -1  # of which NumPy's division of the least number overflows
+            safe = np.where(lowest, of.dtype(1), safe)
+            rest = np.fmod(a, safe)
+            found = np.where(lowest, -a, (a - rest) // safe) if quotient else np.where(lowest, of.dtype(0), rest)
+        else:
+            found = a // safe if quotient else a % safe
+        return np.where(zero, of.dtype(-1 if of.kind == "s" else np.iinfo(of.dtype).max), found).astype(of.dtype)
+
+    return Formula([of], [of, of], compute)
+
+
+@opcode("min", "max", floating=False)
+def extreme(m: Modifiers) -> Formula:
+    of = m.type()
+    return Formula([of], [of, of], np.minimum if m.instruction.opcode == "min" else np.maximum)
+
+
+@opcode("neg", "abs", floating=False)
+def sign(m: Modifiers) -> Formula:
+    of = m.type()
+    return Formula([of], [of], np.negative if m.instruction.opcode == "neg" else np.abs)
+
+
+@opcode("and", "or", "xor")
+def logic(m: Modifiers) -> Formula:
+    of = m.type()
+    return Formula([of], [of, of], LOGIC[m.instruction.opcode])
+
+
+@opcode("not")
+def invert(m: Modifiers) -> Formula:
+    of = m.type()
+    return Formula([of], [of], np.logical_not if of == PRED else np.bitwise_not)
+
+
+@opcode("cnot")
+def is_zero(m: Modifiers) -> Formula:
+    of = m.type()
+    return Formula([of], [of], lambda a: (a == 0).astype(of.dtype))
+
+
+@opcode("shl", "shr")
+def shift(m: Modifiers) -> Formula:
+    """Amounts beyond the width shift everything out."""
+    of, left = m.type(), m.instruction.opcode == "shl"
+
+    def compute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        amount = np.minimum(b, of.bits - 1).astype(of.dtype)
+        moved = np.left_shift(a, amount) if left else np.right_shift(a, amount)
+        return moved if of.kind == "s" else np.where(b >= of.bits, of.dtype(0), moved)
+
+    check = None
+    if left and of.bits == 32:
+        check = exact(of, lambda a, b: a * np.exp2(b))
+    return Formula([of], [of, U32], compute, check)
+
+
+@opcode("shf")
+def funnel(m: Modifiers) -> Formula:
+    """32 bits out of the 64 of two words, shifted."""
+    left, wraps = m.one("l", "r") == "l", m.one("wrap", "clamp") == "wrap"
+    of = m.type()
+
+    def compute(low: np.ndarray, upper: np.ndarray, amount: np.ndarray) -> np.ndarray:
+        n = (amount & np.uint32(31) if wraps else np.minimum(amount, np.uint32(32))).astype(np.uint64)
+        both = low.astype(np.uint64) | upper.astype(np.uint64) << np.uint64(32)
+        if left:
+            return (np.left_shift(both, n) >> np.uint64(32)).astype(np.uint32)
+        return np.right_shift(both, n).astype(np.uint32)
+
+    return Formula([of], [of, of, U32], compute)
+
+
+@opcode("bfe")
+def extract(m: Modifiers) -> Formula:
+    """A field of `length` bits from `start` on; of signed numbers its highest bit is repeated."""
+    of = m.type()
+
+    def compute(a: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
+        first, count = (start & np.uint32(0xFF)).astype(np.int64), (length & np.uint32(0xFF)).astype(np.int64)
+        moved = np.where(first < of.bits, np.right_shift(a, np.minimum(first, of.bits - 1).astype(of.dtype)), 0)
+        if of.kind == "s":
+            moved = np.where(first < of.bits, moved, np.where(a < 0, -1, 0)).astype(of.dtype)
+            room = np.clip(of.bits - count, 0, of.bits - 1).astype(of.dtype)
+            field = np.right_shift(np.left_shift(moved, room), room)
+        else:
+            ones = np.where(count < of.bits, (np.uint64(1) << np.minimum(count, 63).astype(np.uint64)) - np.uint64(1),
+                            np.uint64(0xFFFFFFFFFFFFFFFF))  # fmt: skip
+            field = moved.astype(np.uint64) & ones
+        return np.where(count == 0, 0, field).astype(of.dtype)
+
+    return Formula([of], [of, U32, U32], compute)
+
+
+@opcode("bfi")
+def insert(m: Modifiers) -> Formula:
+    """The low `length` bits of a in the place of those of b from `start` on."""
+    of = m.type()
+
+    def compute(a: np.ndarray, b: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
+        first, count = (start & np.uint32(0xFF)).astype(np.uint64), (length & np.uint32(0xFF)).astype(np.uint64)
+        full = np.uint64(2**64 - 1)
+        ones = np.where(count < 64, (np.uint64(1) << np.minimum(count, np.uint64(63))) - np.uint64(1), full)
+        mask = np.where(first < of.bits, ones << np.minimum(first, np.uint64(63)), np.uint64(0))
+        moved = a.astype(np.uint64) << np.minimum(first, np.uint64(63))
+        return (b.astype(np.uint64) & ~mask | moved & mask).astype(of.dtype)
+
+    return Formula([of], [of, of, U32, U32], compute)
+
+
+@opcode("prmt")
+def permute(m: Modifiers) -> Formula:
+    """Bytes picked out of two words by the four digits of a third; a digit's highest bit repeats the byte's sign."""
+    m.take("b32")
+
+    def compute(a: np.ndarray, b: np.ndarray, which: np.ndarray) -> np.ndarray:
+        both = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
+        found = np.zeros(np.broadcast(a, b, which).shape, np.uint64)
+        for place in range(4):
+            digit = (which >> np.uint32(4 * place)).astype(np.uint64)
+            byte = both >> (np.uint64(8) * (digit & np.uint64(7))) & np.uint64(0xFF)
+            signs = np.where(byte >> np.uint64(7) & np.uint64(1), np.uint64(0xFF), np.uint64(0))
+            found |= np.where(digit & np.uint64(8), signs, byte) << np.uint64(8 * place)
+        return found.astype(np.uint32)
+
+    return Formula([B32], [B32, B32, B32], compute)
+
+
+@opcode("lop3")
+def logic_of_three(m: Modifiers) -> Formula:
+    """Any function of three bits, by its table."""
+    m.take("b32")
+
+    def compute(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: np.ndarray) -> np.ndarray:
+        found = np.uint32(0)
+        for row in range(8):
+            terms = (each if row >> place & 1 else ~each for place, each in ((2, a), (1, b), (0, c)))
+            matches = np.bitwise_and.reduce(np.broadcast_arrays(*terms))
+            found = found | np.where(table >> np.uint32(row) & np.uint32(1), matches, np.uint32(0))
+        return found
+
+    return Formula([B32], [B32, B32, B32, B32], compute)
+
+
+@opcode("popc", "clz", "brev")
+def bits(m: Modifiers) -> Formula:
+    of, name = m.type(), m.instruction.opcode
+
+    def of_each(a: np.ndarray) -> np.ndarray:
+        table = np.unpackbits(np.ascontiguousarray(np.atleast_1d(a)).view(np.uint8).reshape(-1, of.bits // 8), 1,
+                              bitorder="little")  # fmt: skip
+        if name == "popc":
+            return table.sum(1).astype(np.uint32).reshape(a.shape)
+        if name == "brev":
+            return np.packbits(table[:, ::-1], 1, bitorder="little").view(of.raw).reshape(a.shape)
+        leading = table[:, ::-1].argmax(1)
+        return np.where(table.any(1), leading, of.bits).astype(np.uint32).reshape(a.shape)
+
+    return Formula([of if name == "brev" else U32], [of], of_each)
+
+
+# --- comparison -------------------------------------------------------------------------------------------------------
+
+COMPARISONS: dict[str, Binary] = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
+}  # fmt: skip
+
+
+def compared(name: str, unordered: bool, values: Callable[[np.ndarray], np.ndarray]) -> Binary:
+    """A comparison; unordered: true where an operand is NaN, where the others are false then."""
+    if name in ("num", "nan"):
+
+        def nan(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+            either = np.isnan(values(a)) | np.isnan(values(b))
+            return either if name == "nan" else ~either
+
+        return nan
+    test = COMPARISONS[name]
+
+    def compute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        a, b = values(a), values(b)
+        if unordered:
+            return test(a, b) | np.isnan(a) | np.isnan(b)
+        return test(a, b) & ~(np.isnan(a) | np.isnan(b)) if name == "ne" else test(a, b)
+
+    return compute
+
+
+@opcode("setp", floating=False)
+def compare(m: Modifiers) -> Formula:
+    """One result, or two: a comparison and its opposite, each combined with a predicate if one is given."""
+    test = COMPARISONS[m.one(*COMPARISONS)]
+    return combined(m, test, m.one("and", "or", "xor", default=""), m.type())
+
+
+def combined(m: Modifiers, test: Binary, with_: str, of: Type) -> Formula:
+    from ptx.parser import Pair
+
+    both = isinstance(m.instruction.operands[0], Pair)
+    results = [PRED, PRED] if both else [PRED]
+
+    def compute(a: np.ndarray, b: np.ndarray, *c: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
+        found = test(a, b)
+        chosen = [found, ~found] if both else [found]
+        chosen = [LOGIC[with_](each, c[0]) for each in chosen] if with_ else chosen
+        return tuple(chosen) if both else chosen[0]
+
+    return Formula(results, [of, of] + ([PRED] if with_ else []), compute)
+
+
+@opcode("selp")
+def select(m: Modifiers) -> Formula:
+    of = m.type()
+    raw = Type("b", of.bits)
+    return Formula([raw], [raw, raw, PRED], lambda a, b, c: np.where(c, a, b))

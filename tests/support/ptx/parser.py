@@ -1,0 +1,350 @@
+"""PTX text to kernels: parameters, shared memory, registers and instructions.
+
+What Triton's compiler writes is read: one kernel a module, with inline assembly in braces of its own.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ptx.types import Type, named
+
+TOKEN = re.compile(
+    r"@!?[%\w$]+|0[fF][0-9A-Fa-f]{8}|0[dD][0-9A-Fa-f]{16}|-?0[xX][0-9A-Fa-f]+U?|-?\d+U?"
+    r"|[%$._A-Za-z][\w$]*(?:(?:::|\.)[\w$]+)*(?:<\d+>)?|[{}\[\](),;:!+|<>=-]|\"[^\"]*\""
+)
+COMMENT = re.compile(r"//.*|/\*.*?\*/")
+LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(?:.*inlined_at\s+(\d+)\s+(\d+))?")
+FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
+
+
+class PtxError(Exception):
+    """PTX that the executor does not know."""
+
+
+@dataclass(frozen=True)
+class Register:
+    name: str
+    type: Type
+
+
+@dataclass(frozen=True)
+class Immediate:
+    text: str
+
+
+@dataclass(frozen=True)
+class Special:
+    """A special register, such as %tid.x."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A variable's address, or a label."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Address:
+    """[base + offset]"""
+
+    base: "Register | Symbol | Immediate"
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Vector:
+    items: "tuple[Operand, ...]"
+
+
+@dataclass(frozen=True)
+class Not:
+    """!%p"""
+
+    register: Register
+
+
+@dataclass(frozen=True)
+class Pair:
+    """%r|%p, or %p|%q: two results."""
+
+    first: "Operand"
+    second: "Operand"
+
+
+@dataclass(frozen=True)
+class Sink:
+    """_"""
+
+
+Operand = Register | Immediate | Special | Symbol | Address | Vector | Not | Pair | Sink
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """guard: the predicate, and whether it is negated. line: of the PTX. source: file:line of the kernel's Python."""
+
+    name: str
+    operands: tuple[Operand, ...]
+    guard: tuple[Register, bool] | None
+    line: int
+    source: str
+
+    @property
+    def opcode(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def modifiers(self) -> list[str]:
+        return self.name.split(".")[1:]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    type: Type
+    pointer: bool
+
+
+@dataclass
+class Kernel:
+    """labels: the number of the instruction behind each. shared: bytes that are declared, beside those of a launch."""
+
+    name: str = ""
+    target: str = ""
+    parameters: list[Parameter] = field(default_factory=list)
+    threads: int = 0
+    ctas: int = 1
+    local: int = 0
+    shared: dict[str, int] = field(default_factory=dict)
+    instructions: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+
+
+def parse(text: str) -> Kernel:
+    """The kernel of a module. Raises PtxError for what is not understood."""
+    return _Parser(text).kernel
+
+
+class _Parser:
+    def __init__(self, text: str):
+        self.kernel = Kernel()
+        self.files: dict[str, str] = dict(FILE.findall(text))
+        self.scopes: list[dict[str, Register]] = [{}]
+        self.renamed = 0
+        self.source, self.line = "", 0
+        self.tokens = self._tokens(text)
+        while (token := next(self.tokens, None)) is not None:
+            self._directive(token)
+
+    def _tokens(self, text: str) -> Iterator[str]:
+        for number, line in enumerate(text.splitlines(), 1):
+            code = COMMENT.sub("", line).strip()
+            if code.startswith(".section"):
+                return
+            if code.startswith((".loc ", ".loc\t")):
+                self.source = self._location(code)
+            elif not code.startswith((".file", ".version", ".address_size")):
+                for token in TOKEN.findall(code):
+                    self.line = number
+                    yield token
+
+    def _location(self, code: str) -> str:
+        found = LOCATION.match(code)
+        if found is None:
+            raise PtxError(f"line {self.line}: {code} is no location")
+        file, line, outer, caller = found.groups()
+        name = self.files.get(file, file).rpartition("/")[2]
+        called = f", called at {self.files.get(outer, outer).rpartition('/')[2]}:{caller}" if outer else ""
+        return f"{name}:{line}{called}"
+
+    def _next(self) -> str:
+        token = next(self.tokens, None)
+        if token is None:
+            raise PtxError(f"line {self.line}: the text ends in the middle of a statement")
+        return token
+
+    def _until(self, *ends: str) -> list[str]:
+        found: list[str] = []
+        while (token := self._next()) not in ends:
+            found.append(token)
+        return found
+
+    # --- outside of the kernel's body
+
+    def _directive(self, token: str) -> None:
+        if token.startswith(".target"):
+            self.kernel.target = self._next()
+        elif token in (".visible", ".weak", ".explicitcluster"):
+            pass
+        elif token == ".entry":
+            self.kernel.name = self._next()
+            self._parameters()
+        elif token == ".reqntid":
+            self.kernel.threads = int(self._next())
+        elif token == ".reqnctapercluster":
+            self.kernel.ctas = int(self._next())
+        elif token in (".maxntid", ".minnctapersm", ".maxnreg"):
+            self._next()
+        elif token in (".global", ".extern", ".shared", ".const"):
+            self._variable([token, *self._until(";")])
+        elif token == "{":
+            self._body()
+        elif token != ",":
+            raise PtxError(f"line {self.line}: unknown directive {token}")
+
+    def _parameters(self) -> None:
+        token = self._next()
+        if token != "(":
+            raise PtxError(f"line {self.line}: unknown directive {token}")
+        for part in " ".join(self._until(")")).split(","):
+            words = part.split()
+            if words:
+                of = next(found for word in words if (found := named(word.lstrip("."))))
+                self.kernel.parameters.append(Parameter(words[-1], of, ".ptr" in words))
+
+    def _variable(self, words: list[str]) -> None:
+        if ".shared" in words:
+            sized = words[-2] if words[-1] == "]" and words[-2] != "[" else "0"
+            name = words[words.index("[") - 1] if "[" in words else words[-1]
+            of = next(found for word in words if (found := named(word.lstrip("."))))
+            self.kernel.shared[name] = int(sized) * of.bits // 8
+
+    # --- inside
+
+    def _body(self) -> None:
+        depth = 1
+        while depth:
+            token = self._next()
+            if token == "{":
+                self.scopes.append({})
+                depth += 1
+            elif token == "}":
+                if len(self.scopes) > 1:
+                    self.scopes.pop()
+                depth -= 1
+            else:
+                self._statement(token)
+
+    def _statement(self, token: str) -> None:
+        if token == ".reg":
+            self._registers(self._until(";"))
+        elif token == ".local":
+            words = self._until(";")
+            self.kernel.local += int(words[-2]) if words[-1] == "]" else 8
+        elif token in (".pragma", ".shared"):
+            self._variable([token, *self._until(";")])
+        elif token == ";":
+            pass
+        elif not token.startswith(("@", ".")) and self._is_label(token):
+            self.kernel.labels[token] = len(self.kernel.instructions)
+        else:
+            self._instruction(token)
+
+    def _is_label(self, token: str) -> bool:
+        """Whether a colon follows; labels alone begin with $."""
+        if not token.startswith("$"):
+            return False
+        if self._next() != ":":
+            raise PtxError(f"line {self.line}: expected a colon behind {token}")
+        return True
+
+    def _registers(self, words: list[str]) -> None:
+        of = named(words[0].lstrip("."))
+        if of is None:
+            raise PtxError(f"line {self.line}: unknown type {words[0]} of registers")
+        for word in words[1:]:
+            if word == ",":
+                continue
+            name, _, count = word.rstrip(">").partition("<")
+            inner = len(self.scopes) > 1
+            self.renamed += inner
+            for each in [f"{name}{i}" for i in range(int(count))] if count else [name]:
+                self.scopes[-1][each] = Register(f"{each}'{self.renamed}" if inner else each, of)
+
+    def _register(self, name: str) -> Register | None:
+        return next((scope[name] for scope in reversed(self.scopes) if name in scope), None)
+
+    def _instruction(self, token: str) -> None:
+        guard = None
+        if token.startswith("@"):
+            negated, name = token.startswith("@!"), token.lstrip("@!")
+            found = self._register(name)
+            if found is None:
+                raise PtxError(f"line {self.line}: unknown predicate {name}")
+            guard = found, negated
+            token = self._next()
+        line = self.line
+        words = self._until(";")
+        operands = tuple(_Operands(self, words).all())
+        self.kernel.instructions.append(Instruction(token, operands, guard, line, self.source))
+
+
+class _Operands:
+    """The operands of one instruction, from its words."""
+
+    def __init__(self, parser: _Parser, words: list[str]):
+        self.parser, self.words, self.place = parser, words, 0
+
+    def all(self) -> Iterator[Operand]:
+        while self.place < len(self.words):
+            yield self._operand()
+            if self.place < len(self.words):
+                self._take(",")
+
+    def _take(self, expected: str | None = None) -> str:
+        if self.place == len(self.words) or (expected and self.words[self.place] != expected):
+            found = self.words[self.place] if self.place < len(self.words) else "nothing"
+            raise PtxError(f"line {self.parser.line}: {found}, expected {expected or 'an operand'}")
+        self.place += 1
+        return self.words[self.place - 1]
+
+    def _peek(self) -> str:
+        return self.words[self.place] if self.place < len(self.words) else ""
+
+    def _operand(self) -> Operand:
+        word = self._take()
+        if word == "{":
+            items = []
+            while self._peek() != "}":
+                items.append(self._operand())
+                if self._peek() == ",":
+                    self._take()
+            self._take("}")
+            return Vector(tuple(items))
+        if word == "[":
+            return self._address()
+        if word == "!":
+            register = self._operand()
+            assert isinstance(register, Register)
+            return Not(register)
+        operand = self._named(word)
+        if self._peek() == "|":
+            self._take("|")
+            return Pair(operand, self._operand())
+        return operand
+
+    def _named(self, word: str) -> Operand:
+        if word == "_":
+            return Sink()
+        if word[0].isdigit() or word[0] == "-":
+            return Immediate(word.rstrip("U") if word[:2].lower() not in ("0f", "0d") else word)
+        register = self.parser._register(word)
+        if register is not None:
+            return register
+        return Special(word) if word.startswith("%") else Symbol(word)
+
+    def _address(self) -> Address:
+        base = self._named(self._take())
+        offset = 0
+        if self._peek() == "+":
+            self._take()
+            offset = int(self._take().rstrip("U"), 0)
+        elif self._peek() != "]":
+            offset = int(self._take().rstrip("U"), 0)
+        self._take("]")
+        assert isinstance(base, Register | Symbol | Immediate)
+        return Address(base, offset)

@@ -1,0 +1,189 @@
+"""What no kernel may do, found while it runs.
+
+bounds          an access outside of every array that the launch was given, or outside of shared memory
+alignment       an access at an address that is no multiple of its width
+uninitialised   a read of memory that nobody wrote
+race            two threads at one place of shared memory, one of them writing, with no barrier between
+barrier         a barrier that not all threads reach, or not together
+lanes           an instruction of a warp that other lanes reach than it names, or that reads a lane which did not
+overflow        an address made of a 32-bit number that lost its upper bits
+local           memory of a thread's own, where registers were wanted
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptx.memory import GlobalMemory
+from ptx.parser import Instruction
+
+if TYPE_CHECKING:
+    from ptx.machine import Machine
+
+
+@dataclass
+class Finding:
+    """One kind of fault of one instruction; of the first thread that had it, and how many had."""
+
+    kind: str
+    kernel: str
+    instruction: Instruction
+    cta: tuple[int, int, int]
+    thread: int
+    detail: str
+    address: int | None = None
+    count: int = 1
+
+    def __str__(self) -> str:
+        at = "" if self.address is None else f" at {self.address:#x}"
+        return (
+            f"{self.kind}: {self.kernel}, PTX line {self.instruction.line} ({self.instruction.name}), "
+            f"{self.instruction.source}: thread {self.thread} of block {self.cta}{at}: {self.detail}"
+            + (f"; {self.count} threads in all" if self.count > 1 else "")
+        )
+
+
+class Findings(Exception):
+    """What was found in a launch."""
+
+    def __init__(self, found: list[Finding]):
+        super().__init__("\n".join(map(str, found)))
+        self.found = found
+
+
+@dataclass
+class Sanitizer:
+    """Collects findings. checked: accesses that were looked at, in lanes."""
+
+    kernel: str
+    memory: GlobalMemory
+    found: dict[tuple[str, int], Finding] = field(default_factory=dict)
+    checked: int = 0
+
+    def report(
+        self, kind: str, machine: "Machine", instruction: Instruction, lanes: np.ndarray, detail: str,
+        address: int | None = None,
+    ) -> None:  # fmt: skip
+        """A fault of these lanes."""
+        known = self.found.get((kind, instruction.line))
+        if known is not None:
+            known.count += len(lanes)
+            return
+        cta, thread = machine.place(int(lanes[0]))
+        self.found[kind, instruction.line] = Finding(
+            kind, self.kernel, instruction, cta, thread, detail, address, len(lanes)
+        )
+
+    def raise_found(self) -> None:
+        if self.found:
+            raise Findings(list(self.found.values()))
+
+    # --- global memory
+
+    def allowed(
+        self, machine: "Machine", instruction: Instruction, lanes: np.ndarray, addresses: np.ndarray, width: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Which accesses may be made, and the allocations they are in."""
+        self.checked += len(lanes)
+        owners = self.memory.owners(addresses, width)
+        skewed = addresses & np.uint64(width - 1) != 0
+        outside = owners < 0
+        self._place(machine, instruction, "alignment", lanes, addresses, skewed, f"no multiple of {width} bytes")
+        self._place(machine, instruction, "bounds", lanes, addresses, outside, f"{width} bytes")
+        return ~(skewed | outside), owners
+
+    def _place(
+        self, machine: "Machine", instruction: Instruction, kind: str, lanes: np.ndarray, addresses: np.ndarray,
+        wrong: np.ndarray, what: str,
+    ) -> None:  # fmt: skip
+        if wrong.any():
+            first = int(addresses[wrong.argmax()])
+            detail = f"{what}, {self.memory.beside(first)}"
+            self.report(kind, machine, instruction, lanes[wrong], detail, first)
+
+    def written(
+        self, machine: "Machine", instruction: Instruction, lanes: np.ndarray, addresses: np.ndarray, width: int,
+        owners: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Look for reads of what nobody wrote."""
+        unwritten = self.memory.unwritten(addresses, width, owners)
+        self._place(machine, instruction, "uninitialised", lanes, addresses, unwritten, f"{width} bytes never written")
+
+
+class Races:
+    """Who touched what of the shared memory since the last barrier.
+
+    A barrier of a block, a cluster or a warp ends an epoch of theirs. Two accesses to one place, one of them a write,
+    by two threads are in order if between them ended an epoch of what holds both threads.
+    """
+
+    def __init__(self, machine: "Machine", granule: int):
+        size = len(machine.shared.bytes) // granule + 1
+        self.machine, self.granule = machine, granule
+        self.writer, self.reader = np.full(size, -1, np.int32), np.full(size, -1, np.int32)
+        self.written, self.read = np.zeros((3, size), np.int32), np.zeros((3, size), np.int32)
+        self.lanes_read, self.warps_read = np.zeros(size, bool), np.zeros(size, bool)
+
+    def _now(self, lanes: np.ndarray) -> np.ndarray:
+        m = self.machine
+        return np.stack((m.warp_epoch[lanes // 32], m.cta_epoch[m.cta[lanes]], m.cluster_epoch[m.cluster[lanes]]))
+
+    def _spread(self, places: np.ndarray, width: int, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        count = max(width // self.granule, 1)
+        if count == 1:
+            return places // self.granule, lanes
+        return (places[:, None] // self.granule + np.arange(count)).ravel(), np.repeat(lanes, count)
+
+    def _unordered(self, other: np.ndarray, then: np.ndarray, lanes: np.ndarray, now: np.ndarray) -> np.ndarray:
+        """Whether accesses by other lanes, in their epochs then, are in no order with those of these lanes now."""
+        m = self.machine
+        there = (other >= 0) & (other != lanes)
+        same_cta = m.cta[other] == m.cta[lanes]
+        same_warp = other // 32 == lanes // 32
+        ordered = now[2] > then[2]
+        ordered |= same_cta & (now[1] > then[1])
+        ordered |= same_warp & (now[0] > then[0])
+        return there & ~ordered
+
+    def load(self, instruction: Instruction, places: np.ndarray, width: int, lanes: np.ndarray) -> None:
+        """Note reads, and report those of what another thread wrote meanwhile."""
+        at, who = self._spread(places, width, lanes)
+        now = self._now(who)
+        self._report(instruction, self._unordered(self.writer[at], self.written[:, at], who, now), who, at, self.writer)
+        before = self.reader[at]
+        known = self._unordered(before, self.read[:, at], who, now)  # another reader since the last barrier
+        own = (before == who) & (now == self.read[:, at]).all(0)
+        self.lanes_read[at] = np.where(known, True, np.where(own, self.lanes_read[at], False))
+        self.warps_read[at] = np.where(known & (before // 32 != who // 32), True, known & self.warps_read[at])
+        self.reader[at], self.read[:, at] = who, now
+        other = self.reader[at] != who
+        self.lanes_read[at[other]] = True
+        apart = self.reader[at] // 32 != who // 32
+        self.warps_read[at[apart]] = True
+
+    def store(self, instruction: Instruction, places: np.ndarray, width: int, lanes: np.ndarray) -> np.ndarray:
+        """Note writes, and report those to what another thread wrote or read meanwhile; the accesses of which another
+        lane makes one to the same place at the same time."""
+        at, who = self._spread(places, width, lanes)
+        now = self._now(who)
+        self._report(instruction, self._unordered(self.writer[at], self.written[:, at], who, now), who, at, self.writer)
+        m, reader, then = self.machine, self.reader[at], self.read[:, at]
+        alone = self._unordered(reader, then, who, now)
+        ended = (now[1] > then[1]) & (m.cta[reader] == m.cta[who]) | (now[2] > then[2])
+        crowd = (reader >= 0) & ~ended & self.lanes_read[at]
+        crowd &= self.warps_read[at] | (reader // 32 != who // 32) | (now[0] <= then[0])
+        self._report(instruction, alone | crowd, who, at, self.reader)
+        self.writer[at], self.written[:, at] = who, now
+        return self.writer[at] != who
+
+    def _report(
+        self, instruction: Instruction, wrong: np.ndarray, lanes: np.ndarray, at: np.ndarray, others: np.ndarray
+    ) -> None:
+        if wrong.any():
+            first = wrong.argmax()
+            _, other = self.machine.place(int(others[at[first]]))
+            what = "wrote" if others is self.writer else "read"
+            address = int(at[first]) * self.granule % self.machine.shared.pitch
+            detail = f"byte {address} of shared memory, which thread {other} {what}, with no barrier between"
+            self.machine.sanitizer.report("race", self.machine, instruction, lanes[wrong], detail, address)
