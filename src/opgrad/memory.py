@@ -82,7 +82,8 @@ def _ordered(spec: Spec, order: tuple[int, ...]) -> Array:
     shape = [spec.shape[axis] for axis in order]
     steps = [spec.dtype.itemsize * math.prod(shape[place + 1 :]) for place in range(len(shape))]
     strides = [steps[order.index(axis)] for axis in range(len(order))]
-    return np.lib.stride_tricks.as_strided(np.empty(1, spec.dtype), spec.shape, strides)
+    word = np.empty(1, f"V{spec.dtype.itemsize}")  # `as_strided` knows NumPy's own dtypes alone
+    return np.lib.stride_tricks.as_strided(word, spec.shape, strides).view(spec.dtype)
 
 
 _also_emptied: list[Callable[[], None]] = []

@@ -22,7 +22,7 @@ PACKAGE = Path(opgrad.__file__).parent
 
 def test_public_names():
     plans = {"plan", "PlannedCall", *(f"{op.name}_plan" for op in operators().values() if op.general)}
-    others = {"Dropout", "post_ops", "get_num_threads", "set_num_threads"}
+    others = {"Dropout", "empty_pool", "post_ops", "get_num_threads", "set_num_threads"}
     assert set(opgrad.__all__) == {*operators(), *graph_operators(), *plans, *others}
     assert opgrad.__all__ == sorted(opgrad.__all__)
     assert all(callable(getattr(opgrad, name)) for name in opgrad.__all__ if name != "post_ops")

@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import tracemalloc
+import warnings
 
 import numpy as np
 import pytest
@@ -198,7 +199,9 @@ def test_a_forked_child_has_a_pool_of_its_own(bounded):
     slot = pool.FIRST + pool.SLOT * (pool.SLOTS - 1)
     bounded[slot] = pool.BUSY  # as if another thread were at it
     bounded[pool.HELD] += 100
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX, which another test may have loaded, warns of every fork
+        child = os.fork()
     if child == 0:
         signal.alarm(100)
         fine = bounded[slot] == pool.EMPTY and pool.held() < SIZES[-1] + 8192

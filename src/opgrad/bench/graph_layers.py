@@ -210,6 +210,7 @@ def _layer(kind: str) -> Callable[[Tensors], Call | None]:
     def setup(t: Tensors) -> Call | None:
         if not _is_torchs(t, kind):
             return None
+        t.only(NEW)
         layer, x = _recurrent(t, kind)
 
         def call() -> object:
@@ -228,6 +229,7 @@ def _layer_grad(kind: str) -> Callable[[Tensors], Call | None]:
     def setup(t: Tensors) -> Call | None:
         if not _is_torchs(t, kind):
             return None
+        t.only(NEW)
         layer, x = _recurrent(t, kind)
         y, last = layer(x)
         outputs = [y, *(last if isinstance(last, tuple) else (last,))]
@@ -265,6 +267,7 @@ def _conv_transpose_grad(t: Tensors) -> Call | None:
     told = t["needs"] is None and not t["output_shape"]
     if not told or (windows := _windows(t, axes)) is None:
         return None
+    t.only(NEW)
     more = list(t["output_padding"]) or [0] * axes
     given = (t["dy"], t["x"], t["w"], [t["dy"].shape[1]], *windows, True, more, t["group"])
     return partial(t.aten.convolution_backward, *given, ALL)
@@ -314,7 +317,7 @@ def _resize_grad(t: Tensors) -> Call | None:
         return None
     scales = list(t["scales"])[2:] or [None, None]
     backward = getattr(t.aten, name).grad_input
-    return partial(backward, dy, list(dy.shape[2:]), list(dx.shape), kind == CORNERS, *scales, grad_input=dx)
+    return t.into(backward, dy, list(dy.shape[2:]), list(dx.shape), kind == CORNERS, *scales, grad_input=dx)
 
 
 LAYERS: Setups = {

@@ -7,7 +7,7 @@ function that is given the value and what it stands beside, and returns it in th
 import math
 import operator as arithmetic
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -72,6 +72,15 @@ def integer(what: str, value: Any, beyond: int = 2**63) -> int:
 
 def integers(what: str, value: Any) -> Shape:
     """A tuple of such numbers, from a tuple, a list or an array."""
+    return tuple(integer(what, each) for each in _elements(what, value, "ints"))
+
+
+def numbers(what: str, value: Any) -> tuple[float, ...]:
+    """A tuple of numbers, from a tuple, a list or an array."""
+    return tuple(number(what, each) for each in _elements(what, value, "numbers"))
+
+
+def _elements(what: str, value: Any, kind: str) -> Sequence[Any]:
     try:
         # PyTorch's own list takes no NumPy view of a tensor's memory, which would keep it from being resized.
         array = value if isinstance(value, tuple | list) or hasattr(value, "tolist") else np.asarray(value)
@@ -79,16 +88,8 @@ def integers(what: str, value: Any) -> Shape:
     except Exception:  # a foreign __array__ may raise anything
         found = None
     if not isinstance(found, tuple | list):
-        raise TypeError(f"{what} is {shown(value)}, expected a tuple of ints")
-    return tuple(integer(what, each) for each in found)
-
-
-def numbers(what: str, value: Any) -> tuple[float, ...]:
-    """A tuple of numbers, from a tuple, a list or an array."""
-    found = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(found, tuple | list):
-        raise TypeError(f"{what} is {shown(value)}, expected a tuple of numbers")
-    return tuple(number(what, each) for each in found)
+        raise TypeError(f"{what} is {shown(value)}, expected a tuple of {kind}")
+    return found
 
 
 def flag(what: str, value: Any) -> bool:

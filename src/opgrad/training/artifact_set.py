@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import onnx
 from onnx.helper import tensor_dtype_to_np_dtype
 
+from opgrad.locks import once
 from opgrad.onnxruntime.reading import read_eval_model, read_model
 from opgrad.training.batches import TensorSpec, located
 from opgrad.training.checkpoint import read_checkpoint
@@ -88,7 +88,7 @@ class ArtifactSet:
         """By input, the axis of the examples."""
         return {spec.name: spec.axis for spec in self.inputs}
 
-    @cached_property
+    @once
     def objective(self) -> Objective:
         """What the loss compares, and what is exported."""
         return find_objective(self.eval_model, self.loss, [spec.name for spec in self.inputs])
