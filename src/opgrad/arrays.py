@@ -53,27 +53,31 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
             as_is = _is_plain(of, args, kwargs, given)
             if not as_is:
                 args, kwargs = (), given
-            runner = find(of, args, kwargs, given)
+            runner = _find(runners, of, args, kwargs, given)
         result = runner(args, kwargs)
         if as_is and entries is not None:
             entries.enter(runner, args, kwargs)
         return result
 
-    def find(of: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]) -> Runner:
-        if not _never_changes(args, kwargs):
-            return Runner(of, args, given)
-        key = _key(args, kwargs)
-        runner = runners.get(key)
-        if runner is None:
-            runner = Runner(of, args, given)
-            with settling:
-                if len(runners) >= PLANS:
-                    del runners[next(iter(runners))]
-                runners[key] = runner
-        return runner
-
     function, entries = function_of(call)
     return function
+
+
+def _find(
+    runners: dict[Any, "Runner"], of: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]
+) -> "Runner":
+    """The runner that is kept for a call's signature, or a new one, which is kept if the signature can be a key."""
+    if not _never_changes(args, kwargs):
+        return Runner(of, args, given)
+    key = _key(args, kwargs)
+    runner = runners.get(key)
+    if runner is None:
+        runner = Runner(of, args, given)
+        with settling:
+            if len(runners) >= PLANS:
+                del runners[next(iter(runners))]
+            runners[key] = runner
+    return runner
 
 
 def form(op: Operator, given: dict[str, Any], library: Arrays = HOST) -> tuple[Operator, dict[str, Any]]:
