@@ -69,7 +69,7 @@ LAYERS = {
     "gradients/": ("numpy onnx google", "onnxruntime/"),
     "training/": (
         f"{ONNX} flatbuffers matplotlib ml_dtypes rich sklearn",
-        "contract/ cpu/ cpu/compiler/native cpu/runtime/ gradients/ onnxruntime/ writing",
+        "contract/ cpu/ cpu/compiler/native cpu/runtime/ gradients/ locks onnxruntime/ writing",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),

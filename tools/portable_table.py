@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "onnxrunti
 
 from opgrad.onnxruntime import lower  # noqa: E402
 
-BEGIN, END = "<!-- runtimes:begin -->", "<!-- runtimes:end -->"
+BEGIN, END = "<!-- from here on by tools/portable_table.py -->", "<!-- up to here -->"
 # Runs all models of a folder in whatever onnxruntime an interpreter has.
 RUNNER = """
 import json, sys

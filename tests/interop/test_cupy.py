@@ -484,8 +484,17 @@ def driver(monkeypatch):
             monkeypatch.setitem(sys.modules, "torch", imported)
         else:
             monkeypatch.delitem(sys.modules, "torch", raising=False)
+        module._reaches_gpu.cache_clear()
 
-    return settle
+        def own():
+            """Triton's driver, which imports PyTorch where it is installed."""
+            monkeypatch.setitem(sys.modules, "torch", imported)
+
+        monkeypatch.setitem(triton.backends.backends, "nvidia", SimpleNamespace(driver=own))
+        monkeypatch.setattr(triton.runtime.driver, "set_active", lambda driver: None)
+
+    yield settle
+    module._reaches_gpu.cache_clear()
 
 
 def check_driver():
