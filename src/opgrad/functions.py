@@ -214,9 +214,8 @@ class Entry:
         words = self._words(runner, len(args))
         self._kept = (ctypes.c_int64 * len(words))(*words)
         self.address = ctypes.addressof(self._kept)
-        self._values = [
-            None if type(value) is np.ndarray else value for value in self._values
-        ]  # the caller's arrays go
+        # The caller's arrays go; their dtypes stay, whose addresses are compared.
+        self._values = [value.dtype if type(value) is np.ndarray else value for value in self._values]
 
     def _words(self, runner: Any, positional: int) -> list[int]:
         out = self._place("out", positional)

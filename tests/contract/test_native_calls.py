@@ -18,7 +18,7 @@ from samples import bits, call, sample
 from subprocesses import TIMEOUT, run_python
 
 import opgrad
-from opgrad import functions
+from opgrad import arrays, functions
 from opgrad.cpu.runtime import calls
 
 pytestmark = pytest.mark.skipif(not functions.SUPPORTED, reason="this Python has no native calls")
@@ -153,12 +153,12 @@ def test_what_a_kernel_refuses():
 
 
 def test_more_signatures_than_places():
-    arrays = [np.arange(-n, n, dtype=np.float32) for n in range(1, 2 * calls.SLOTS)]
+    every = [np.arange(-n, n, dtype=np.float32) for n in range(1, 2 * calls.SLOTS)]
     for _ in range(4):
-        for x in arrays:
+        for x in every:
             np.testing.assert_array_equal(opgrad.relu(x), np.maximum(x, 0))
-    opgrad.relu(arrays[0])
-    assert is_native(opgrad.relu, arrays[0])
+    opgrad.relu(every[0])
+    assert is_native(opgrad.relu, every[0])
 
 
 def test_nothing_is_lost_or_kept():
@@ -182,6 +182,18 @@ def test_nothing_is_lost_or_kept():
     assert [sys.getrefcount(each) for each in results] == [3] * len(results)  # the tuple's, `each`, the argument
     kept = weakref.ref(opgrad.relu(X))
     assert kept() is None
+
+
+def test_a_dtype_that_is_compared_is_kept(monkeypatch):
+    """Its address is: after its plan has gone, another dtype might lie there."""
+    monkeypatch.setattr(arrays, "PLANS", 1)
+    dtype, x = np.dtype("int64", metadata={"of": "indices alone"}), np.ones((3, 8), np.float32)
+    before, indices = sys.getrefcount(dtype), np.zeros(2, dtype)
+    for _ in range(3):
+        opgrad.gather(x, indices)
+    del indices
+    opgrad.gather(x, np.zeros(3, np.int64))
+    assert sys.getrefcount(dtype) > before
 
 
 def test_results_are_their_own():
