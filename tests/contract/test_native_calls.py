@@ -8,14 +8,14 @@ import os
 import pickle
 import pydoc
 import sys
-import threading
 import weakref
 
 import numpy as np
 import pytest
+from callers import call_at_once
 from outputs import packed
 from samples import bits, call, sample
-from subprocesses import TIMEOUT, run_python
+from subprocesses import run_python
 
 import opgrad
 from opgrad import arrays, functions
@@ -211,21 +211,15 @@ def test_threads_with_many_signatures():
     sizes = [10, 3_000, 70_000, *range(100, 100 + calls.SLOTS)]
     cases = [np.random.default_rng(n).normal(size=n).astype("float32") for n in sizes]
     expected = [bits(np.maximum(x, 0)) for x in cases]
-    wrong, gate = [], threading.Barrier(4)
+    wrong = []
 
     def hammer(first):
-        gate.wait()
         for turn in range(1500):
             which = (first + turn * (first + 1)) % len(cases)
             if bits(opgrad.relu(cases[which])) != expected[which]:
                 wrong.append(which)
 
-    callers = [threading.Thread(target=hammer, args=(number,)) for number in range(4)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(TIMEOUT)
-    assert not any(caller.is_alive() for caller in callers)
+    call_at_once(4, hammer)
     assert wrong == []
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from callers import call_at_once
 from samples import bits, call, sample
 from subprocesses import TIMEOUT, run_python
 
@@ -49,10 +50,9 @@ def test_eight_callers_at_once(op, rng):
     shapes = [(3, 50_000), (5, 7), (300, 33), (64, 1000)]
     cases = [sample(op, shape, "float32", rng) for shape in shapes]
     expected = [[bits(array) for array in call(op, case)] for case in cases]
-    wrong, gate = [], threading.Barrier(8)
+    wrong = []
 
     def hammer(first):
-        gate.wait()
         for turn in range(40):
             which = (first + turn) % len(cases)
             try:
@@ -62,12 +62,7 @@ def test_eight_callers_at_once(op, rng):
             if not same:
                 wrong.append(which)
 
-    callers = [threading.Thread(target=hammer, args=(number,)) for number in range(8)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(TIMEOUT)
-    assert not any(caller.is_alive() for caller in callers)
+    call_at_once(8, hammer)
     assert wrong == []
 
 
