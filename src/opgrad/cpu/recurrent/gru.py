@@ -3,8 +3,10 @@
 The reset gate stands before the product of the states with the weights of n, or behind it: two kernels of each.
 """
 
+from collections.abc import Callable
+
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.loops.fold import fold
 from opgrad.cpu.loops.map import get, put, write_same
@@ -54,59 +56,54 @@ def mix_linear(total, arrays, i: int, whole: bool, mask, numbers):
 reset_of_row, mix_of_row, mix_linear_of_row = fold(reset), fold(mix), fold(mix_linear)
 
 
-@kernel
-def gru_steps(
-    units: Units, layer: Layer, r_gates: Panels, r_new: Panels, bias: Rows, h0: States, product: Pointer,
-    gates: Pointer, y: Pointer, y_h: Pointer,
-):  # fmt: skip
-    """gates holds what x gives the gates, without bias; product is memory for a row of each unit."""
-    n, batch = layer.hidden, layer.batch
-    for direction in range(units.start // batch, -(-units.stop // batch)):
-        begin, end = sequences_of(layer, units, direction)
-        b, own = bias.data + direction * bias.step, product + direction * batch * n
-        h, h_row = h0.data + direction * h0.direction, h0.row
-        to_gates, to_new = r_gates.data + direction * r_gates.direction, r_new.data + direction * r_new.direction
-        for step in range(layer.steps):
-            place = place_of(layer, direction, time_of(layer, direction, step))
-            z, h_next = gates + place * 3 * n, y + place * n
-            multiply(z, 3 * n, h, h_row, to_gates, r_gates.panel, n, 2 * n, begin, end, 1)
+def steps_of(new_states: Callable[..., None]) -> Kernel:
+    """The kernel of all steps: `new_states` makes a step's states of the sums of z and r, and of what x gives n."""
+    inline(new_states)
+
+    @kernel
+    def gru_steps(
+        units: Units, layer: Layer, r_gates: Panels, r_new: Panels, bias: Rows, h0: States, product: Pointer,
+        gates: Pointer, y: Pointer, y_h: Pointer,
+    ):  # fmt: skip
+        """gates holds what x gives the gates, without bias; product is memory for a row of each unit."""
+        n, batch = layer.hidden, layer.batch
+        for direction in range(units.start // batch, -(-units.stop // batch)):
+            begin, end = sequences_of(layer, units, direction)
+            b, own = bias.data + direction * bias.step, product + direction * batch * n
+            h, h_row = h0.data + direction * h0.direction, h0.row
+            to_gates, to_new = r_gates.data + direction * r_gates.direction, r_new.data + direction * r_new.direction
+            for step in range(layer.steps):
+                place = place_of(layer, direction, time_of(layer, direction, step))
+                z, h_next = gates + place * 3 * n, y + place * n
+                multiply(z, 3 * n, h, h_row, to_gates, r_gates.panel, n, 2 * n, begin, end, 1)
+                new_states(z, own, b, h, h_row, h_next, to_new, r_new.panel, n, begin, end)
+                h, h_row = h_next, n
             for row in range(begin, end):
-                each = z + row * 3 * n
-                reset_of_row((), 0, n, (each, each + n, b, b + n, h + row * h_row, own + row * n), ())
-            multiply(z + 2 * n, 3 * n, own, n, to_new, r_new.panel, n, n, begin, end, 1)
-            for row in range(begin, end):
-                each = z + row * 3 * n
-                mix_of_row((), 0, n, (each, each + 2 * n, b + 2 * n, h + row * h_row, h_next + row * n), ())
-            h, h_row = h_next, n
-        for row in range(begin, end):
-            write_same(y_h + (direction * batch + row) * n, 0, n, 0, (h + row * h_row,), ())
+                write_same(y_h + (direction * batch + row) * n, 0, n, 0, (h + row * h_row,), ())
+
+    return gru_steps
 
 
-@kernel
-def gru_steps_linear(
-    units: Units, layer: Layer, r_gates: Panels, r_new: Panels, bias: Rows, h0: States, product: Pointer,
-    gates: Pointer, y: Pointer, y_h: Pointer,
-):  # fmt: skip
-    """The same with linear_before_reset."""
-    n, batch = layer.hidden, layer.batch
-    for direction in range(units.start // batch, -(-units.stop // batch)):
-        begin, end = sequences_of(layer, units, direction)
-        b, own = bias.data + direction * bias.step, product + direction * batch * n
-        h, h_row = h0.data + direction * h0.direction, h0.row
-        to_gates, to_new = r_gates.data + direction * r_gates.direction, r_new.data + direction * r_new.direction
-        for step in range(layer.steps):
-            place = place_of(layer, direction, time_of(layer, direction, step))
-            z, h_next = gates + place * 3 * n, y + place * n
-            multiply(z, 3 * n, h, h_row, to_gates, r_gates.panel, n, 2 * n, begin, end, 1)
-            multiply(own, n, h, h_row, to_new, r_new.panel, n, n, begin, end, 0)
-            for row in range(begin, end):
-                each = z + row * 3 * n
-                now, biases = (each, each + n, each + 2 * n), (b, b + n, b + 2 * n, b + 3 * n)
-                states = own + row * n, h + row * h_row, h_next + row * n
-                mix_linear_of_row((), 0, n, now + biases + states, ())
-            h, h_row = h_next, n
-        for row in range(begin, end):
-            write_same(y_h + (direction * batch + row) * n, 0, n, 0, (h + row * h_row,), ())
+@steps_of
+def gru_steps(z, own, b, h, h_row: int, h_next, to_new, panel: int, n: int, begin: int, end: int) -> None:
+    for row in range(begin, end):
+        each = z + row * 3 * n
+        reset_of_row((), 0, n, (each, each + n, b, b + n, h + row * h_row, own + row * n), ())
+    multiply(z + 2 * n, 3 * n, own, n, to_new, panel, n, n, begin, end, 1)
+    for row in range(begin, end):
+        each = z + row * 3 * n
+        mix_of_row((), 0, n, (each, each + 2 * n, b + 2 * n, h + row * h_row, h_next + row * n), ())
+
+
+@steps_of
+def gru_steps_linear(z, own, b, h, h_row: int, h_next, to_new, panel: int, n: int, begin: int, end: int) -> None:
+    """With linear_before_reset."""
+    multiply(own, n, h, h_row, to_new, panel, n, n, begin, end, 0)
+    for row in range(begin, end):
+        each = z + row * 3 * n
+        now, biases = (each, each + n, each + 2 * n), (b, b + n, b + 2 * n, b + 3 * n)
+        states = own + row * n, h + row * h_row, h_next + row * n
+        mix_linear_of_row((), 0, n, now + biases + states, ())
 
 
 # --- gradients ------------------------------------------------------------------------------------------------------
