@@ -15,13 +15,13 @@ from opgrad import interop, memory
 from opgrad.contract import Array, Operator, Spec, answer_with
 from opgrad.contract.libraries import HOST, Arrays, is_masked
 from opgrad.contract.plain import is_plain, plain
+from opgrad.cpu.runtime.partition import CACHE_LINE
 from opgrad.cpu.runtime.plan import Plan as Plan
 from opgrad.cpu.runtime.plan import plan as plan
 from opgrad.functions import function_of
 from opgrad.locks import settling
 
 PLANS = 1024  # signatures kept for each operator; the oldest goes first
-CACHE_LINE = 64
 
 
 def _packed(array: Array, order: tuple[int, ...]) -> Array:

@@ -33,7 +33,6 @@ def address_of(p: Any) -> int: ...
 def to_line(p: Any, i: int) -> int: ...  # elements from i to the next cache line, 0 if i starts one; -1 if none does
 def prefetch(p: Any, i: int) -> None: ...  # asks for the cache lines of the vector at element i
 def each_row(operands: Any, row: int) -> Any: ...  # where this row of each `Rows` in a tuple begins, as a tuple
-def moved_each(pointers: Any, i: int) -> Any: ...  # each pointer in a tuple moved by i elements, as a tuple
 
 
 # --- loads and stores ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ A row that starts or ends inside a cache line would write that line in two piece
 first: rows of 128 that start 16 bytes behind a line took 1.3 to 1.8 times as long.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from opgrad.cpu.compiler import simd as v
@@ -26,17 +27,30 @@ def rows_at_once(y, n: int, group: int, stream: int) -> int:
 
 
 @inline
-def target(y, buffer, combined: int):
+def _target(y, buffer, combined: int):
     """Where rows are written that belong at y: there, or in the buffer, whose lines begin with the same elements."""
     own = v.address_of(buffer) + v.address_of(y) % CACHE_LINE
     return v.at_byte(y, own - v.address_of(y) if combined else 0)
 
 
-@inline
-def write_out(y, buffer, count: int, combined: int) -> None:
-    """y[:count] from the buffer, if rows were put together there."""
-    if combined:
-        write_same(y, 0, count, 1, (target(y, buffer, combined),), ())
+def combining(write: Callable[..., None]) -> Callable[..., None]:
+    """write(first, stop, n, out, past, arguments) for the rows from `begin` to `end` of y, some at a time.
+
+    It writes them at `out`, past the cache if `past`: where they belong, or in the buffer, `group` rows together.
+    """
+    inline(write)
+
+    @inline
+    def by_rows(begin: int, end: int, n: int, y, buffer, group: int, stream: int, arguments) -> None:
+        combined = rows_at_once(y, n, group, stream)
+        for first in range(begin, end, combined or max(end - begin, 1)):
+            stop, ys = min(first + combined, end) if combined else end, y.data + first * y.step
+            out = _target(ys, buffer, combined)
+            write(first, stop, n, out, stream and not combined, arguments)
+            if combined:
+                write_same(ys, 0, (stop - first) * n, 1, (out,), ())
+
+    return by_rows
 
 
 def size(itemsize: int) -> int:

@@ -34,10 +34,8 @@ VECTORCALL, TABLE, OWN = range(3)  # the words: where a call begins, which CPyth
 # Words of the table: addresses of the fields below, the Python function, the word with the team of threads; entries.
 FUNCTIONS, PYTHON, TEAM, ENTRIES, SLOTS = 0, 1, 2, 3, 16
 # Words of the C functions' table.
-CALL, INC_REF, DEC_REF, SAVE_THREAD, RESTORE_THREAD, IS_TRUE, CLEAR, NEW_TUPLE, SET_ITEM, NEW_ARRAY, ARRAY, RUN = range(
-    12
-)
-C_FUNCTIONS: Final = 12
+CALL, INC_REF, DEC_REF, SAVE_THREAD, RESTORE_THREAD, EQUALS, CLEAR = range(7)
+NEW_TUPLE, SET_ITEM, NEW_ARRAY, ARRAY, RUN, C_FUNCTIONS = range(7, 13)  # the last: how many there are
 
 # Words of an entry. PLAN: its address. MEMORY: free working memory, 0 while it is used, NO_MEMORY without need of it.
 # SHARED: whether several threads help. UNLOCKED: whether the interpreter's lock is given up. OUT: the value that is
@@ -75,7 +73,7 @@ def _is_number(functions: int, value: int, record: int) -> bool:
         return False
     if load_word(record, KIND) == FLOAT:
         return load_word(value + VALUE, 0) == load_word(record, WHAT + 2)
-    return call_address(load_word(functions, IS_TRUE), value, known, EQ) & 0xFFFFFFFF == 1
+    return call_address(load_word(functions, EQUALS), value, known, EQ) & 0xFFFFFFFF == 1
 
 
 @inline

@@ -209,27 +209,31 @@ softmax_groups_in_place = groups_in_place(softmax_group(variants.COLUMNS_IN_PLAC
 log_softmax_groups_in_place = groups_in_place(log_softmax_group(variants.COLUMNS_IN_PLACE))
 
 
+def _by_groups(group: Callable[..., Vector]) -> Callable[..., None]:
+    """The writer of softmax, or log-softmax, of groups of rows; `e` is where their exponentials go."""
+
+    @combine.combining
+    def write(first, stop, n, out, past, arguments):
+        x, y, tile, e, e_row = arguments
+        w = v.lanes(tile)
+        for row in range(first, stop, w):
+            xs, ys = x.data + row * x.step, out + (row - first) * y.step
+            group(xs, x.step, ys, y.step, n, min(w, stop - row), tile, e, e_row, v.is_fine(xs), past, 0, 0)
+
+    return write
+
+
+_write_softmax, _write_log_softmax = _by_groups(_softmax), _by_groups(_log_softmax)
+
+
 @kernel
 def softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, e: Private, buffer: Private, stream):
-    w, e_row = v.lanes(tile), (n + v.lanes(tile) - 1) // v.lanes(tile) * v.lanes(tile)
-    combined = combine.rows_at_once(y, n, w, stream)
-    past, some = stream and not combined, combined or w
-    for first in range(units.start * w, min(units.stop * w, count), some):
-        start, stop = y.data + first * y.step, min(first + some, units.stop * w, count)
-        for row in range(first, stop, w):
-            xs, ys = x.data + row * x.step, combine.target(start, buffer, combined) + (row - first) * y.step
-            _softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, e, e_row, v.is_fine(xs), past, 0, 0)
-        combine.write_out(start, buffer, (stop - first) * n, combined)
+    w = v.lanes(tile)
+    arguments = x, y, tile, e, (n + w - 1) // w * w
+    _write_softmax(units.start * w, min(units.stop * w, count), n, y, buffer, w, stream, arguments)
 
 
 @kernel
 def log_softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, buffer: Private, stream):
     w = v.lanes(tile)
-    combined = combine.rows_at_once(y, n, w, stream)
-    past, some = stream and not combined, combined or w
-    for first in range(units.start * w, min(units.stop * w, count), some):
-        start, stop = y.data + first * y.step, min(first + some, units.stop * w, count)
-        for row in range(first, stop, w):
-            xs, ys = x.data + row * x.step, combine.target(start, buffer, combined) + (row - first) * y.step
-            _log_softmax(xs, x.step, ys, y.step, n, min(w, count - row), tile, xs, 0, v.is_fine(xs), past, 0, 0)
-        combine.write_out(start, buffer, (stop - first) * n, combined)
+    _write_log_softmax(units.start * w, min(units.stop * w, count), n, y, buffer, w, stream, (x, y, tile, x.data, 0))

@@ -91,16 +91,16 @@ _add_exponentials = in_blocks(loops.row_sum_exp(variants.no_step))
 _softmax_in_place = softmax_body(_add_exponentials, _at_once, variants.ROWS_IN_PLACE, _log_sum_exp)
 
 
+@combine.combining
+def _write_softmax(first, stop, n, out, past, arguments):
+    x, y, e, done = arguments
+    xs = x.data + first * x.step
+    _softmax(range(stop - first), n, xs, x.step, out, y.step, e, done, past, y.data, 0, 0)
+
+
 @kernel
 def softmax_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, buffer: Private, stream):
-    combined = combine.rows_at_once(y, n, 1, stream)
-    past = stream and not combined
-    for first in range(rows.start, rows.stop, combined or max(rows.stop - rows.start, 1)):
-        some = range(min(combined, rows.stop - first)) if combined else range(rows.stop - first)
-        xs, ys = x.data + first * x.step, y.data + first * y.step
-        out = combine.target(ys, buffer, combined)
-        _softmax(some, n, xs, x.step, out, y.step, e, done, past, y.data, 0, 0)
-        combine.write_out(ys, buffer, some.stop * n, combined)
+    _write_softmax(rows.start, rows.stop, n, y, buffer, 1, stream, (x, y, e, done))
 
 
 @kernel
@@ -163,15 +163,15 @@ _add_rest = rest_in_blocks(loops.row_rest(variants.no_step))
 _log_softmax_in_place = log_softmax_body(_add_rest, _at_once, variants.ROWS_IN_PLACE, _store_sum)
 
 
+@combine.combining
+def _write_log_softmax(first, stop, n, out, past, arguments):
+    x, y = arguments
+    _log_softmax(range(stop - first), n, x.data + first * x.step, x.step, out, y.step, past, y.data)
+
+
 @kernel
 def log_softmax_rows(rows: Units, n, x: Rows, y: Rows, buffer: Private, stream):
-    combined = combine.rows_at_once(y, n, 1, stream)
-    past = stream and not combined
-    for first in range(rows.start, rows.stop, combined or max(rows.stop - rows.start, 1)):
-        some = range(min(combined, rows.stop - first)) if combined else range(rows.stop - first)
-        xs, ys = x.data + first * x.step, y.data + first * y.step
-        _log_softmax(some, n, xs, x.step, combine.target(ys, buffer, combined), y.step, past, y.data)
-        combine.write_out(ys, buffer, some.stop * n, combined)
+    _write_log_softmax(rows.start, rows.stop, n, y, buffer, 1, stream, (x, y))
 
 
 @kernel
@@ -205,15 +205,15 @@ def gradient_body(add_up: Callable[..., Any], formula: Callable[..., Vector]) ->
 def gradient_rows(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
     body = gradient_body(loops.row_sum(term, next_vector(formula)), formula)
 
+    @combine.combining
+    def write(first, stop, n, out, past, arguments):
+        dy, y, dx = arguments
+        dys, ys = dy.data + first * dy.step, y.data + first * y.step
+        body(range(stop - first), n, dys, dy.step, ys, y.step, out, dx.step, past)
+
     @kernel
     def by_rows(rows: Units, n, dy: Rows, y: Rows, dx: Rows, buffer: Private, stream):
-        combined = combine.rows_at_once(dx, n, 1, stream)
-        past = stream and not combined
-        for first in range(rows.start, rows.stop, combined or max(rows.stop - rows.start, 1)):
-            some = range(min(combined, rows.stop - first)) if combined else range(rows.stop - first)
-            dys, ys, dxs = dy.data + first * dy.step, y.data + first * y.step, dx.data + first * dx.step
-            body(some, n, dys, dy.step, ys, y.step, combine.target(dxs, buffer, combined), dx.step, past)
-            combine.write_out(dxs, buffer, some.stop * n, combined)
+        write(rows.start, rows.stop, n, dx, buffer, 1, stream, (dy, y, dx))
 
     return by_rows
 

@@ -133,7 +133,6 @@ def _(p: Any, i: Any) -> Any:
 
 
 for_each(simd.load_one_each, simd.load_one)
-for_each(simd.moved_each, operator.add)
 
 
 @defines(simd.store)
