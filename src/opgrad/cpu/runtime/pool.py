@@ -110,6 +110,13 @@ def _free(pool: int, block: int) -> None:
 
 
 @inline
+def _claim(slot: int) -> int:
+    """The block that is kept in a slot, which is busy from now on; 0 if there is none, or another thread is faster."""
+    block = atomic_load(slot)
+    return block if block > BUSY and atomic_swap_if(slot, block, BUSY) else 0
+
+
+@inline
 def _take(pool: int, size: int) -> int:
     """The data of a kept block; 0 if none fits."""
     most, best, least = size + size // SPARE + PAGE, 0, 0
@@ -119,10 +126,8 @@ def _take(pool: int, size: int) -> int:
         better = best == 0 or capacity < least
         if atomic_load(slot) > BUSY and size <= capacity and capacity <= most and better:
             best, least = slot, capacity
-    if best == 0:
-        return 0
-    block = atomic_load(best)
-    if block <= BUSY or not atomic_swap_if(best, block, BUSY):
+    block = _claim(best) if best else 0
+    if block == 0:
         return 0
     capacity = load_word(block - HEADER, HOLDS)  # another block may have come meanwhile
     if capacity < size or capacity > most:
@@ -142,10 +147,8 @@ def _evict(pool: int) -> int:
         stamp = atomic_load(slot + 8 * STAMP)
         if atomic_load(slot) > BUSY and (oldest == 0 or stamp < first):
             oldest, first = slot, stamp
-    if oldest == 0:
-        return 0
-    block = atomic_load(oldest)
-    if block <= BUSY or not atomic_swap_if(oldest, block, BUSY):
+    block = _claim(oldest) if oldest else 0
+    if block == 0:
         return 0
     atomic_add(pool + 8 * HELD, -load_word(block - HEADER, HOLDS))
     atomic_store(oldest, EMPTY)
