@@ -9,7 +9,7 @@ MINIMUM := .venv-minimum
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
-.PHONY: setup train test test-gate test-ptx test-minimum test-portable lint bench tables clean help
+.PHONY: setup train test test-gate test-ptx test-minimum test-portable test-arm64 test-haswell test-nehalem lint bench tables clean help
 
 help:
 	@echo "make setup   both environments that tests need; with --jobs 2 at once"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-ptx   set up, then run them on what the CUDA kernels are compiled to, without a GPU"
 	@echo "make test-minimum  a few of them with the lowest versions of all dependencies"
 	@echo "make test-portable  set up, then run exported steps in Node, in Chromium and from C++; needs these, and npm"
+	@echo "make test-arm64  some of them on an emulated arm64; test-haswell, test-nehalem: on older x86-64; need qemu-user"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   measure every operator against the peers installed"
 	@echo "make tables  rewrite the generated tables of README and docs"
@@ -53,6 +54,21 @@ test-minimum: $(MINIMUM)/.installed
 # Chromium is the system's: CHROMIUM names it where it is not /usr/bin/chromium.
 test-portable: $(VENV)/.portable examples/browser/node_modules examples/node/node_modules
 	OPGRAD_PORTABLE=1 $(RUN)/python -m pytest tests/portable
+
+# On processors that qemu emulates: kernels of some operators; on older x86-64 the shared object and sessions, too, for
+# which onnxruntime's library for arm64 crashes in qemu 7.2 when it is loaded.
+KERNEL_TESTS := fewest_dimensions and float32 and (softmax or relu or gather)
+EMULATED = $$($(RUN)/python tools/emulated.py $(1) .emulated) -m pytest -p no:xdist tests/operators/test_ops.py $(2)
+STUB_TESTS := tests/onnxruntime/test_stub.py tests/onnxruntime/test_sessions.py -k "stub or registering or outlive or ($(KERNEL_TESTS))"
+
+test-haswell: $(VENV)/.torch
+	$(call EMULATED,Haswell,$(STUB_TESTS))
+
+test-nehalem: $(VENV)/.torch
+	$(call EMULATED,Nehalem,$(STUB_TESTS))
+
+test-arm64: $(VENV)/.dev
+	$(call EMULATED,arm64,-k "$(KERNEL_TESTS)")
 
 examples/%/node_modules: examples/%/package.json
 	cd examples/$* && npm install --no-package-lock --no-audit --no-fund --ignore-scripts
