@@ -42,7 +42,7 @@ IN_PLACE: Final = Limits(transposed=24, grouped=128)  # on a buffer in the first
 
 def forward_limits(width: int, sixteen_bits: bool) -> Limits:
     """Those of softmax and log-softmax: the arithmetic of 16-bit rows is short, so what each row takes counts more."""
-    return Limits(3 * width // 2, 16 * width) if sixteen_bits else Limits(3 * width // 4, 2 * width)
+    return Limits(3 * width // 2, 16 * width) if sixteen_bits else Limits(3 * width // 4, 8 * width)
 
 
 def precision(problem: Any) -> str:
