@@ -261,7 +261,7 @@ def _add_plain_below(x, sums, value: Vector, m: Vector, scale):
 
 
 EXACT_BELOW: Final = AddingBelow(64, _add_exact_below)
-PLAIN_BELOW: Final = AddingBelow(8, _add_plain_below)  # 8 terms err by at most 3.5 ulp of their sum
+PLAIN_BELOW: Final = AddingBelow(4, _add_plain_below)  # 4 terms err by at most 1.5 ulp of their sum
 
 
 # --- dividing by it ------------------------------------------------------------------------------------------------
