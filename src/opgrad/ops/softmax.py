@@ -53,8 +53,8 @@ def softmax(
     dropout: an opgrad.Dropout, or None.
     post_ops: up to 32 of opgrad.post_ops, applied in order.
     out_scale: divides what they leave, before y is rounded to its dtype. (oneDNN: the scale of dst.)
-    accumulation: "strict" keeps all digits of the sums: results are within 2 ulp instead of 4, and take up to a half
-        longer in the cache. "relaxed" and "any" do not ask for that.
+    accumulation: "strict" keeps all digits of the sums: results are within 2 ulp of float32 instead of 4, and take
+        longer. "relaxed" and "any" do not ask for that.
     stats: also return the logarithm of each row's sum of exponentials, float32, in the shape of x with 1 for axis.
     save: also return the probabilities before result_scale, which softmax_grad takes as y; the dtype of x, or float32.
 
