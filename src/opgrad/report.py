@@ -18,6 +18,7 @@ from opgrad.contract import Operator, graph_operators, operators
 RESULTS = Path("bench/results")
 PLOT = Path("docs/benchmark.png")
 CUDA_PLOT = Path("docs/benchmark-cuda.png")
+SWEEP_PLOT = Path("docs/benchmark-sweep.png")
 # The rows of the README's table: every kind of kernel, a loss among them.
 TEN = (
     ("softmax", "4096x1000"),
@@ -61,8 +62,9 @@ def write(root: Path) -> None:
     """Write the generated parts of all documents, and a plot where there is a result."""
     for path in documents(root):
         path.write_text(rewritten(path, root), encoding="utf-8")
-    for device, picture in (("cpu", PLOT), ("cuda", CUDA_PLOT)):
-        if result := newest(root, device):
+    pictures = {PLOT: newest(root, "cpu"), CUDA_PLOT: newest(root, "cuda"), SWEEP_PLOT: newest_sweep(root)}
+    for picture, result in pictures.items():
+        if result:
             from opgrad.bench.plot import plot
 
             plot(result, root / picture)
@@ -191,8 +193,10 @@ def _gradient_cases(root: Path) -> Any:
 
 
 def results(root: Path, device: str) -> dict[str, dict[str, Any]]:
-    """The result files of a device, cpu or cuda, by name, the newest last; those of training steps left out."""
-    found = {name: result for name, result in _files(root).items() if "training" not in result}
+    """The result files of a device, cpu or cuda, by name, the newest last, but those of training steps and sweeps."""
+    from opgrad.bench.sweep import curves
+
+    found = {name: result for name, result in _files(root).items() if "training" not in result and not curves(result)}
     return {name: result for name, result in found.items() if ("device" in result) == (device == "cuda")}
 
 
@@ -211,6 +215,14 @@ def newest(root: Path, device: str) -> dict[str, Any] | None:
     return next((result for result in reversed(results(root, device).values()) if figures(result)), None)
 
 
+def newest_sweep(root: Path) -> dict[str, Any] | None:
+    """The newest result of a sweep, None if there is none."""
+    from opgrad.bench.sweep import curves
+
+    found = [result for result in _files(root).values() if "training" not in result and curves(result)]
+    return found[-1] if found else None
+
+
 def headlines(root: Path, folder: Path) -> str:
     """The plot and ten rows of the newest result."""
     from opgrad.bench.tables import headline_table
@@ -223,6 +235,17 @@ def benchmark(root: Path, folder: Path) -> str:
     """The plot and the short table of the newest result."""
     result = newest(root, "cpu")
     return _plot_and_table(result, root, folder, PLOT) if result else NO_RESULT
+
+
+def sweep(root: Path, folder: Path) -> str:
+    """The plot and the table of the newest sweep."""
+    from opgrad.bench.tables import sweep_table
+
+    result = newest_sweep(root)
+    if result is None:
+        return NO_RESULT
+    picture = (Path(os.path.relpath(root, folder)) / SWEEP_PLOT).as_posix()
+    return f"![Time per element over the length of rows]({picture})\n\n{sweep_table(result)}"
 
 
 def benchmark_cells(root: Path, _: Path) -> str:
@@ -290,6 +313,7 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
     "headlines": headlines,
     "benchmark": benchmark,
     "benchmark-cells": benchmark_cells,
+    "sweep": sweep,
     "training-steps": training_steps,
     "cuda-speed": cuda_speed,
     "cuda-benchmark": cuda_benchmark,

@@ -50,6 +50,10 @@ Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the result
 Seconds = Annotated[float | None, typer.Option(min=0, help="How long to measure each cell.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A few cells only.")]
 
+Sweep = Annotated[
+    bool, typer.Option("--sweep", help="Measure rows of every length; with --update those that the file lacks.")
+]
+Load = Annotated[bool, typer.Option("--load", help="Measure what is lost while another process keeps a core busy.")]
 Predict = Annotated[
     bool, typer.Option("--predict", help="With --device cuda: print what a model of the time predicts, too.")
 ]
@@ -72,6 +76,8 @@ def bench(
     plot: Plot = None,
     seconds: Seconds = None,
     quick: Quick = False,
+    sweep: Sweep = False,
+    load: Load = False,
     predict: Predict = False,
 ) -> None:
     """Measure the operators beside torch, onnxruntime, SciPy and NumPy.
@@ -90,6 +96,10 @@ def bench(
     beside torch where the model is a plain chain of layers, and graphs that
     opgrad generates, of their models and of some in torch.
 
+    With --sweep softmax, log_softmax and their gradients, or --ops, on rows
+    of 1 to 4 million elements: time per element. With --load a few cells
+    while another process computes.
+
     Example: opgrad bench --ops relu,softmax_grad --json result.json
     """
     if training:
@@ -102,14 +112,18 @@ def bench(
             "--memory": memory,
         }
         _refuse("--training has no", named | {"--update": update, "--plot": plot, "--device": device != "cpu"})
-        _refuse("--training has no", {"--predict": predict})
+        _refuse("--training has no", {"--predict": predict, "--sweep": sweep, "--load": load})
         return _bench_training(folders or [], batches, old_python, seconds, quick, json_file)
     of_training = {"DIR": folders, "--batches": batches, "--old-python": old_python}
     _refuse("--training is missing, without which there is no", of_training)
     if predict and device != "cuda":
         raise ValueError("bench: --predict is for --device cuda")
+    if load:
+        beyond = {"--device": device != "cpu", "--groups": groups, "--memory": memory, "--json": json_file}
+        _refuse("--load has no", beyond | {"--update": update, "--plot": plot, "--quick": quick, "--sweep": sweep})
+        return _bench_load(ops, dtypes, shapes, peers, seconds)
     if not predict or _has_device(ops, dtypes):
-        options = (device, ops, dtypes, shapes, peers, seconds, quick, groups, memory)
+        options = (device, ops, dtypes, shapes, peers, seconds, quick, groups, memory, sweep)
         _bench_cells(options, json_file, update, plot, predict)
     return None
 
@@ -151,6 +165,19 @@ def _bench_cells(
     if plot is not None:
         plot.parent.mkdir(parents=True, exist_ok=True)
         draw(result, plot)
+
+
+def _bench_load(ops: str, dtypes: str, shapes: str, peers: str, seconds: float | None) -> None:
+    """Measure with and without another process that computes, print the table."""
+    from opgrad.bench.load import PEERS, SECONDS, cells, measure
+    from opgrad.bench.peers import chosen, installed
+    from opgrad.bench.run import names
+    from opgrad.bench.tables import show_load
+
+    wanted = chosen(names(peers) or [name for name in PEERS if name in installed()], installed())
+    found = cells(names(ops), names(dtypes), names(shapes))
+    screen = console()
+    show_load(screen, _with_bar(screen, partial(measure, found, wanted, SECONDS if seconds is None else seconds)))
 
 
 def _refuse(why: str, given: dict[str, Any]) -> None:

@@ -39,71 +39,73 @@ def row_max(x, begin: int, end: int):
     return v.reduce_max(row_top(x, begin, end))
 
 
-def row_sum_exp(step: Callable[..., int], add: Callable[..., Any] = lse.add_exact) -> Callable[..., Any]:
+def row_sum_exp(step: Callable[..., int], adding: lse.Adding) -> Callable[..., Any]:
     """The sum of the exponentials of x[begin:end], which go to `e` if `keep`.
 
     Meanwhile it asks for the row `ahead` and writes out[j:stop] with `step`; it returns how far that came, too.
     """
+    add, add_two = adding
 
     @inline
     def sum_exp(x, begin: int, end: int, m: float, e, keep: int, ahead, out, j: int, stop: int, arrays, numbers):
-        w, scale = v.lanes(x), lse.scale_for(v.full(x, m))
-        total, compensation = lse.sum_start(x)
+        w, scale, sums = v.lanes(x), lse.scale_for(v.full(x, m)), lse.start(x)
         i = begin
-        while i + w <= end:
+        while i + 2 * w <= end:
             chunk_end = min(i + CHUNK * w, end)
-            while i + w <= chunk_end:
-                value, total, compensation = add(x, total, compensation, v.load(x, i), scale)
+            while i + 2 * w <= chunk_end:
+                first, second, sums = add_two(x, sums, v.load(x, i), v.load(x, i + w), scale)
                 v.prefetch(ahead, i)
+                v.prefetch(ahead, i + w)
                 if keep:
-                    v.store(e, i, value)
-                j = step(out, j, stop, arrays, numbers)
-                i += w
-            total, compensation = lse.next_chunk(x, total, compensation)
-        if i < end:
+                    v.store(e, i, first)
+                    v.store(e, i + w, second)
+                j = step(out, step(out, j, stop, arrays, numbers), stop, arrays, numbers)
+                i += 2 * w
+            sums = lse.next_chunk(x, sums)
+        while i < end:
             mask = v.first(x, end - i)
-            value = v.load_masked(x, i, mask, MINUS_INFINITY)
-            value, total, compensation = add(x, total, compensation, value, scale)
+            value, sums = add(x, sums, v.load_masked(x, i, mask, MINUS_INFINITY), scale)
             if keep:
                 v.store_masked(e, i, value, mask)
-        return lse.sum_lanes(x, total, compensation), j
+            i += w
+        return lse.sum_lanes(x, sums[0], sums), j
 
     return sum_exp
 
 
 @inline
-def add_to_rest(x, total, value: Vector, m: Vector, scale):
-    """The sum of the exponentials of what is not m, its compensation, and how many are m: one vector more."""
-    rest, compensation, count = total
-    rest, compensation = lse.add_below(x, rest, compensation, value, m, scale)
-    return rest, compensation, count + v.select(value == m, v.like(m, 1.0), 0.0)
+def number_equal(count: Vector, value: Vector, m: Vector) -> Vector:
+    """How many values were m: a vector more."""
+    return count + v.select(value == m, v.like(m, 1.0), 0.0)
 
 
-def row_rest(step: Callable[..., int]) -> Callable[..., Any]:
+def row_rest(step: Callable[..., int], adding: lse.AddingBelow) -> Callable[..., Any]:
     """The sum of the exponentials of the numbers in x[begin:end] that are not m, and how many are m.
 
     Meanwhile it asks for the row `ahead` and writes out[j:stop] with `step`, as row_sum_exp.
     """
+    vectors, add = adding
 
     @inline
     def add_rest(x, begin: int, end: int, m: float, ahead, out, j: int, stop: int, arrays, numbers):
         w, largest, zero = v.lanes(x), v.full(x, m), v.full(x, 0.0)
-        scale = lse.scale_for(largest)
-        rest, compensation, count = zero, zero, zero
+        scale, sums, count = lse.scale_for(largest), lse.no_sums(x), zero
         i = begin
         while i + w <= end:
-            chunk_end = min(i + CHUNK * w, end)
+            chunk_end = min(i + vectors * w, end)
             while i + w <= chunk_end:
                 value = v.load(x, i)
                 v.prefetch(ahead, i)
-                rest, compensation, count = add_to_rest(x, (rest, compensation, count), value, largest, scale)
+                sums, count = add(x, sums, value, largest, scale), number_equal(count, value, largest)
                 j = step(out, j, stop, arrays, numbers)
                 i += w
-            rest, compensation = lse.next_chunk(x, rest, compensation)
+            if i < end:
+                sums = lse.join_plain(x, sums)
         if i < end:
             value = v.load_masked(x, i, v.first(x, end - i), MINUS_INFINITY)
-            rest, compensation, count = add_to_rest(x, (rest, compensation, count), value, largest, scale)
-        return v.reduce_add_wide(rest, compensation), v.reduce_add_wide(count, zero), j
+            sums, count = add(x, sums, value, largest, scale), number_equal(count, value, largest)
+        sums = lse.join_plain(x, sums)
+        return v.reduce_add_wide(sums[2], sums[3]), v.reduce_add_wide(count, zero), j
 
     return add_rest
 
@@ -120,9 +122,8 @@ def minus_both(x: Vector, m, log_s) -> Vector:
     return (x - m) - log_s
 
 
-write_scaled, write_log = mapped(lse.scaled), mapped(minus_both)
-step_scaled, step_log = next_vector(lse.scaled), next_vector(minus_both)
-sum_exp_scaling, add_rest_logging = row_sum_exp(step_scaled), row_rest(step_log)
+write_log, step_log = mapped(minus_both), next_vector(minus_both)
+add_rest_logging = row_rest(step_log, lse.PLAIN_BELOW)
 
 
 @inline

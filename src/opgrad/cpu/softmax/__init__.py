@@ -25,6 +25,7 @@ from opgrad.cpu.loops.layout import (
 )
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.numerics.math import exp
+from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.cpu.softmax import columns, groups, rows, split, transposed
@@ -100,7 +101,8 @@ def _forward(problem: Problem, kernels: Mapping[str, Any]) -> Program:
         return Program(())
     dtype = precision(problem)
     sixteen_bits = problem["x"].dtype in ("float16", "bfloat16")
-    layout = layout_of(problem, kernels, forward_limits(vector_lanes(dtype), sixteen_bits))
+    limits = forward_limits(vector_lanes(dtype), sixteen_bits, partition.streams(problem.bytes))
+    layout = layout_of(problem, kernels, limits)
     loops = loops_of(problem, layout, spare_columns(problem, "y"), x=problem["x"], y=problem["y"])
     workspace = Workspace(dtype)
     if layout == "split":
@@ -113,7 +115,7 @@ def _private(workspace: Workspace, layout: str, n: int) -> dict[str, Any]:
     """What each part of a forward kernel works on: transposed numbers, the exponentials of this row and the last."""
     width = vector_lanes(workspace.precision)
     if layout == "transposed":
-        return {"tile": workspace.private(tile_size(n, width))}
+        return {"tile": workspace.private(tile_size(n, width))} | _combining(workspace)
     if layout == "groups":
         tiles = {"tile": workspace.private(group_tiles(width)), "e": workspace.private((n + width) * width)}
         return tiles | _combining(workspace)
@@ -146,8 +148,8 @@ def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     if layout == "split":
         memory = {"stats": workspace.shared(loops.units)}
         return Program([loops.step(kernel, **memory) for kernel in kernels[layout]], workspace)
-    memory = _combining(workspace) if layout == "rows" else {}
+    memory = {} if layout == "columns" else _combining(workspace)
     if layout == "transposed":
         size = tile_size(problem.n, vector_lanes(workspace.precision))
-        memory = {"dy_tile": workspace.private(size), "y_tile": workspace.private(size)}
+        memory |= {"dy_tile": workspace.private(size), "y_tile": workspace.private(size)}
     return Program((loops.step(kernels[layout], **memory),), workspace)
