@@ -37,12 +37,16 @@ class Limits:
 LOSS: Final = Limits(transposed=64)
 LOSS_ALONE: Final = Limits(transposed=96)  # nothing is transposed back
 GRADIENT: Final = Limits(transposed=16)  # what each row takes is little
-IN_PLACE: Final = Limits(transposed=24, grouped=128)  # on a buffer in the first-level cache
 
 
 def forward_limits(width: int, sixteen_bits: bool) -> Limits:
     """Those of softmax and log-softmax: the arithmetic of 16-bit rows is short, so what each row takes counts more."""
     return Limits(3 * width // 2, 16 * width) if sixteen_bits else Limits(3 * width // 4, 2 * width)
+
+
+def in_place_limits(width: int) -> Limits:
+    """Those of kernels on a buffer, which holds numbers of 32 or 64 bits whatever the call's dtypes are."""
+    return forward_limits(width, sixteen_bits=False)
 
 
 def precision(problem: Any) -> str:

@@ -4,14 +4,17 @@ A layout of opgrad.cpu.loops.layout a file, each with the plain kernel and the o
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.fused import program as fused
+from opgrad.cpu.fused import fusing
+from opgrad.cpu.fused import program as stages
+from opgrad.cpu.fused.form import Form
 from opgrad.cpu.loops import combine
 from opgrad.cpu.loops.layout import (
     GRADIENT,
@@ -27,7 +30,7 @@ from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Workspace
-from opgrad.cpu.softmax import columns, groups, rows, split, transposed
+from opgrad.cpu.softmax import columns, fused_rows, groups, rows, split, transposed
 
 SOFTMAX = {
     "rows": rows.softmax_rows,
@@ -77,22 +80,46 @@ SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(lambda dy, y: dy * y, la
 LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(lambda dy, y: dy, lambda dy, y, s: dy - exp(y) * s)
 
 
+FUSED: Mapping[tuple[str, str], Callable[[Form], Kernel]] = {
+    ("softmax", "rows"): fused_rows.softmax,
+    ("log_softmax", "rows"): fused_rows.log_softmax,
+}
+
+
+@cache
+def fused(form: Form) -> Kernel:
+    """The one kernel of calls with attributes of this form."""
+    return FUSED[form.operator, form.layout](form)
+
+
 def softmax(problem: Problem) -> Program:
-    return fused.forward(problem, SOFTMAX_IN_PLACE) if problem.is_general else _forward(problem, SOFTMAX)
+    if problem.is_general:
+        return _with_attributes("softmax", problem, partial(stages.forward, problem, SOFTMAX_IN_PLACE))
+    return _forward(problem, SOFTMAX)
 
 
 def log_softmax(problem: Problem) -> Program:
-    return fused.forward(problem, LOG_SOFTMAX_IN_PLACE) if problem.is_general else _forward(problem, LOG_SOFTMAX)
+    if problem.is_general:
+        return _with_attributes("log_softmax", problem, partial(stages.forward, problem, LOG_SOFTMAX_IN_PLACE))
+    return _forward(problem, LOG_SOFTMAX)
 
 
 def softmax_grad(problem: Problem) -> Program:
-    return fused.gradient(problem, SOFTMAX_GRAD_IN_PLACE) if problem.is_general else _gradient(problem, SOFTMAX_GRAD)
+    if problem.is_general:
+        return stages.gradient(problem, SOFTMAX_GRAD_IN_PLACE)
+    return _gradient(problem, SOFTMAX_GRAD)
 
 
 def log_softmax_grad(problem: Problem) -> Program:
     if problem.is_general:
-        return fused.gradient(problem, LOG_SOFTMAX_GRAD_IN_PLACE)
+        return stages.gradient(problem, LOG_SOFTMAX_GRAD_IN_PLACE)
     return _gradient(problem, LOG_SOFTMAX_GRAD)
+
+
+def _with_attributes(operator: str, problem: Problem, in_stages: Callable[[], Program]) -> Program:
+    import os
+    found = fusing.forward(operator, problem, fused) if os.environ.get("OPGRAD_FUSION") == "now" else None
+    return found or in_stages()
 
 
 def _forward(problem: Problem, kernels: Mapping[str, Any]) -> Program:

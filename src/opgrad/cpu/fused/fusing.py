@@ -1,0 +1,195 @@
+"""Softmax with attributes by a kernel of its own: which form a call has, and the program that runs it.
+
+Rare calls have none and go through stages (opgrad.cpu.fused.program): operands whose outer axes make three loops or
+more, or whose vectors are not contiguous, factors that float32 does not hold, many post-ops.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from opgrad.contract import layout
+from opgrad.contract.problem import Operand, Problem
+from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.compiler.parameters import Rows
+from opgrad.cpu.fused import program as stages
+from opgrad.cpu.fused.chain import ALONG, SAME, Link
+from opgrad.cpu.fused.form import Form
+from opgrad.cpu.fused.operands import Dropout, Memory, Results, Source
+from opgrad.cpu.loops import combine
+from opgrad.cpu.loops.layout import few, in_place_limits
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.execute import Program, shared_out
+from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.fused.primitive import STATE
+from opgrad.random import keep_threshold, kept_scale
+
+MOST_LINKS: Final = 6
+MOST_SOURCES: Final = 6
+
+
+class Lying(NamedTuple):
+    """How an operand lies: its places at outer indices and along n, in elements; whether it is contiguous along vectors."""
+
+    source: Source
+    along: bool
+    outer_loops: int
+
+
+class Linked(NamedTuple):
+    """Links with the operands of each, and their numbers."""
+
+    links: tuple[Link, ...] = ()
+    sources: tuple[Source, ...] = ()
+    numbers: tuple[float, ...] = ()
+
+
+class Rare(Exception):
+    """A call that is left to stages."""
+
+
+def lying(problem: Problem, first: str, name: str) -> Lying:
+    """How an operand lies. Raises Rare if kernels cannot use it there."""
+    spec, order = problem.specs[name], problem.orders[first]
+    places = [place for place, axis in enumerate(order) if axis in problem.attributes["axis"]]
+    start, stop = places[0], places[-1] + 1
+    outer, along_n, inner = (
+        _steps(spec, group) for group in (order[:start], order[start:stop], order[stop:])
+    )
+    if len(outer) > 2 or len(along_n) > 1 or len(inner) > 1:
+        raise Rare
+    vectors, count = (inner[0], problem.inner) if problem.inner > 1 else (along_n[0], problem.n)
+    if vectors[1] not in (0, 1) and count > 1:
+        raise Rare
+    far, period = (outer[0][1], outer[1][0]) if len(outer) == 2 else (0, max(problem.outer, 1))
+    operand = replace(problem[name], dtype=stages.storage(spec))
+    along = vectors[1] == 1 or count == 1
+    return Lying(Source(operand, period, far, outer[-1][1], along_n[0][1]), along, len(outer))
+
+
+def _steps(spec: Any, axes: Sequence[int]) -> list[tuple[int, int]]:
+    """Sizes and strides in elements of the fewest loops over these axes. Raises Rare for broken strides."""
+    found = layout.steps(spec.shape, spec.strides, axes)
+    if any(stride % spec.dtype.itemsize for _, stride in found):
+        raise Rare
+    return [(size, stride // spec.dtype.itemsize) for size, stride in found]
+
+
+def rows_of(problem: Problem, first: str, name: str) -> Rows | None:
+    """A result as rows; None if it is not wanted."""
+    if name not in problem.specs:
+        return None
+    found = lying(problem, first, name)
+    if not found.along or found.outer_loops > 1:
+        raise Rare
+    return Rows(found.source.data, found.source.near)
+
+
+# --- links -------------------------------------------------------------------------------------------------------------
+
+
+def _times(factors: Sequence[float]) -> Iterator[tuple[str, tuple[str, ...], float, float]]:
+    if len(factors) > 1:
+        raise Rare
+    return iter([("times", (), factors[0], 0.0)] if factors[0] != 1.0 else [])
+
+
+def _linked(problem: Problem, first: str, steps: Sequence[tuple[str, tuple[str, ...], float, float]]) -> Linked:
+    """Links by name, operands, alpha and beta."""
+    links, sources, numbers = [], [], []
+    for name, operands, alpha, beta in steps:
+        found = [lying(problem, first, each) for each in operands]
+        along = (ALONG,) if name == "dropout" else tuple(each.along for each in found)
+        links.append(Link(name, along))
+        sources += [each.source for each in found]
+        numbers += [alpha, beta]
+    return Linked(tuple(links), tuple(sources), tuple(numbers))
+
+
+def _before(problem: Problem) -> Linked:
+    attributes = problem.attributes
+    steps = list(_times(stages.factors(attributes["logit_scale"])))
+    if "where" in problem.specs:
+        steps.append(("where", ("where",), float("-inf"), 0.0))
+    return _linked(problem, "x", steps)
+
+
+def _after(problem: Problem) -> Linked:
+    attributes = problem.attributes
+    applied, probability = attributes["post_ops"], attributes["dropout"]
+    steps = list(_times(stages.factors(attributes["result_scale"]))) if applied else []
+    if probability:
+        steps.append(("dropout", (), kept_scale(probability), 0.0))
+    steps += [(each.name, each.operands, each.alpha, each.beta) for each in applied]
+    last = stages.quotient(1.0 if applied else attributes["result_scale"], attributes["out_scale"])
+    return _linked(problem, "x", [*steps, *_times(last)])
+
+
+# --- forward -----------------------------------------------------------------------------------------------------------
+
+
+KernelOf = Callable[[Form], Kernel]
+
+
+def forward(operator: str, problem: Problem, kernel_of: KernelOf) -> Program | None:
+    """The program of a call of softmax or log_softmax; None if it is rare."""
+    if not problem.outer * problem.n * problem.inner:
+        return None
+    try:
+        return _forward(operator, problem, kernel_of)
+    except Rare:
+        return None
+
+
+def _forward(operator: str, problem: Problem, kernel_of: KernelOf) -> Program:
+    before, after = _before(problem), _after(problem)
+    drops = any(link.name == "dropout" for link in after.links)
+    if drops and problem.orders["x"] != tuple(range(len(problem.orders["x"]))):
+        raise Rare
+    if problem.attributes["dropout"] == 0.0 and "mask" in problem.specs:
+        raise Rare
+    precision = stages.precision_of(problem, "x", ("y",))
+    layout = layout_of(problem, precision)
+    x = lying(problem, "x", "x")
+    sources = (x.source, *before.sources, *after.sources)
+    if any(each.data.dtype == "float64" for each in sources) and precision != "float64":
+        raise Rare  # the whole kernel would compute in float64
+    if not x.along or len(sources) > MOST_SOURCES or len(before.links + after.links) > MOST_LINKS:
+        raise Rare
+    wanted = tuple(name for name in ("stats", "saved", "mask") if name in problem.specs)
+    form = Form(operator, layout, before.links, after.links, drops, wanted)
+    return _by_rows(problem, form, kernel_of(form), sources, (*before.numbers, *after.numbers), precision)
+
+
+def layout_of(problem: Problem, precision: str) -> str:
+    width = vector_lanes(precision)
+    if problem.inner > 1 or few(problem.outer, problem.n) or problem.n <= in_place_limits(width).grouped:
+        raise Rare
+    return "rows"
+
+
+def _by_rows(
+    problem: Problem, form: Form, kernel: Kernel, sources: Sequence[Source], numbers: Sequence[float], precision: str
+) -> Program:
+    workspace, row = Workspace(precision), problem.n + vector_lanes(precision)
+    memory = Memory(
+        workspace.private(row), workspace.private(row), workspace.private(row if form.drops else 0),
+        workspace.private(combine.size(8 if precision == "float64" else 4)),
+    )  # fmt: skip
+    stats = problem["stats"] if "stats" in problem.specs else None
+    results = Results(
+        rows_of(problem, "x", "saved"), rows_of(problem, "x", "mask"), stats and Rows(stats, 1)
+    )
+    arguments = {
+        "n": problem.n, "sources": tuple(sources), "y": rows_of(problem, "x", "y"), "numbers": tuple(numbers) or 0,
+        "memory": memory, "results": results, "dropout": dropout_of(problem, form),
+        "inf_as_zero": problem.attributes["inf_as_zero"], "stream": partition.streams(problem.bytes),
+    }  # fmt: skip
+    step = shared_out(kernel, problem.outer, problem.bytes / problem.outer, arguments)
+    return Program((step,), workspace, name=f"fused, {form.layout}, {precision}")
+
+
+def dropout_of(problem: Problem, form: Form) -> Dropout:
+    """Where a kernel finds seed and offset, if its form drops."""
+    probability = problem.attributes["dropout"]
+    return Dropout(problem[STATE], keep_threshold(probability)) if form.drops else Dropout(None, 0)
