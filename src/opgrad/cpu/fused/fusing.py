@@ -4,6 +4,7 @@ Rare calls have none and go through stages (opgrad.cpu.fused.program): operands 
 more, or whose vectors are not contiguous, factors that float32 does not hold, many post-ops.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -18,7 +19,7 @@ from opgrad.cpu.fused.form import Form
 from opgrad.cpu.fused.operands import Dropout, Memory, Results, Source
 from opgrad.cpu.loops import combine
 from opgrad.cpu.loops.layout import few, in_place_limits
-from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime import background, compilers, partition
 from opgrad.cpu.runtime.execute import Program, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.fused.primitive import STATE
@@ -26,6 +27,26 @@ from opgrad.random import keep_threshold, kept_scale
 
 MOST_LINKS: Final = 6
 MOST_SOURCES: Final = 6
+
+
+VARIABLE: Final = "OPGRAD_FUSION"
+LATER, NOW, NEVER = CHOICES = ("later", "now", "never")
+
+
+def chosen(fused: Program | None, in_stages: Callable[[], Program]) -> Program:
+    """The fused program, if there is one and its kernels are compiled; else stages, to be followed by it.
+
+    OPGRAD_FUSION=now has kernels compiled before the first call runs, never leaves every call to stages. Raises
+    ValueError for any other value but later.
+    """
+    choice = os.environ.get(VARIABLE, LATER)
+    if choice not in CHOICES:
+        raise ValueError(f"{VARIABLE} is {choice!r}, expected one of {', '.join(CHOICES)}")
+    if fused is None or choice == NEVER:
+        return in_stages()
+    if choice == NOW or not background.lacking(fused):
+        return fused
+    return replace(in_stages(), later=fused if compilers.count() else None)
 
 
 class Lying(NamedTuple):
@@ -128,20 +149,20 @@ def _after(problem: Problem) -> Linked:
 # --- forward -----------------------------------------------------------------------------------------------------------
 
 
-KernelOf = Callable[[Form], Kernel]
+KernelsOf = Callable[[Form], Sequence[Kernel]]
 
 
-def forward(operator: str, problem: Problem, kernel_of: KernelOf) -> Program | None:
+def forward(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program | None:
     """The program of a call of softmax or log_softmax; None if it is rare."""
     if not problem.outer * problem.n * problem.inner:
         return None
     try:
-        return _forward(operator, problem, kernel_of)
+        return _forward(operator, problem, kernels_of)
     except Rare:
         return None
 
 
-def _forward(operator: str, problem: Problem, kernel_of: KernelOf) -> Program:
+def _forward(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program:
     before, after = _before(problem), _after(problem)
     drops = any(link.name == "dropout" for link in after.links)
     if drops and problem.orders["x"] != tuple(range(len(problem.orders["x"]))):
@@ -158,7 +179,7 @@ def _forward(operator: str, problem: Problem, kernel_of: KernelOf) -> Program:
         raise Rare
     wanted = tuple(name for name in ("stats", "saved", "mask") if name in problem.specs)
     form = Form(operator, layout, before.links, after.links, drops, wanted)
-    return _by_rows(problem, form, kernel_of(form), sources, (*before.numbers, *after.numbers), precision)
+    return _by_rows(problem, form, kernels_of(form), sources, (*before.numbers, *after.numbers), precision)
 
 
 def layout_of(problem: Problem, precision: str) -> str:
@@ -169,7 +190,7 @@ def layout_of(problem: Problem, precision: str) -> str:
 
 
 def _by_rows(
-    problem: Problem, form: Form, kernel: Kernel, sources: Sequence[Source], numbers: Sequence[float], precision: str
+    problem: Problem, form: Form, kernels: Sequence[Kernel], sources: Sequence[Source], numbers: Sequence[float], precision: str
 ) -> Program:
     workspace, row = Workspace(precision), problem.n + vector_lanes(precision)
     memory = Memory(
@@ -185,7 +206,7 @@ def _by_rows(
         "memory": memory, "results": results, "dropout": dropout_of(problem, form),
         "inf_as_zero": problem.attributes["inf_as_zero"], "stream": partition.streams(problem.bytes),
     }  # fmt: skip
-    step = shared_out(kernel, problem.outer, problem.bytes / problem.outer, arguments)
+    step = shared_out(kernels[0], problem.outer, problem.bytes / problem.outer, arguments)
     return Program((step,), workspace, name=f"fused, {form.layout}, {precision}")
 
 

@@ -41,11 +41,23 @@ class Call(NamedTuple):
     attributes: dict[str, Any]
 
 
-Request = tuple[str, Named | Call]  # the entry that it is about, and what it is made of
+class Made(NamedTuple):
+    """A kernel, in some form, that a function of a module makes of these arguments: one of several, by its number."""
+
+    module: str
+    function: str
+    arguments: tuple[Any, ...]
+    number: int
+    form: str
 
 
-def main() -> None:
-    """Answer until the input ends."""
+Request = tuple[str, Named | Call | Made]  # the entry that it is about, and what it is made of
+
+
+def main(nice: int = 0) -> None:
+    """Answer until the input ends; `nice`: how far this stands back behind other processes."""
+    if hasattr(os, "nice"):
+        os.nice(nice)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this, whose end ends the input
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what others print is no answer
@@ -71,17 +83,24 @@ def _read(requests: BinaryIO, put: Callable[[Request], None]) -> None:
         os._exit(0)
 
 
-def _compile(entry: str, what: Named | Call) -> None:
+def _compile(entry: str, what: Named | Call | Made) -> None:
+    if isinstance(what, Made):
+        _task(getattr(import_module(what.module), what.function)(*what.arguments)[what.number], what.form)
+        return
     if isinstance(what, Named):
         found = getattr(import_module(what.module), what.name)
         if isinstance(found, Kernel):
-            form, _, dtypes = what.form.rstrip(")").partition("(")
-            found.task(dtypes.split(",") if dtypes else [], form)
+            _task(found, what.form)
         else:
             found.link()
         return
     with noting([entry]):
         plan(_operator(what), _specs(what), what.attributes)
+
+
+def _task(kernel: Kernel, form: str) -> None:
+    kind, _, dtypes = form.rstrip(")").partition("(")
+    kernel.task(dtypes.split(",") if dtypes else [], kind)
 
 
 def _operator(call: Call) -> Any:

@@ -80,16 +80,19 @@ SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(lambda dy, y: dy * y, la
 LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(lambda dy, y: dy, lambda dy, y, s: dy - exp(y) * s)
 
 
-FUSED: Mapping[tuple[str, str], Callable[[Form], Kernel]] = {
+FUSED: Mapping[tuple[str, str], Callable[[Form], tuple[Kernel, ...]]] = {
     ("softmax", "rows"): fused_rows.softmax,
     ("log_softmax", "rows"): fused_rows.log_softmax,
 }
 
 
 @cache
-def fused(form: Form) -> Kernel:
-    """The one kernel of calls with attributes of this form."""
-    return FUSED[form.operator, form.layout](form)
+def fused(form: Form) -> tuple[Kernel, ...]:
+    """The kernels of calls with attributes of this form, in order."""
+    kernels = FUSED[form.operator, form.layout](form)
+    for number, each in enumerate(kernels):
+        each.made = __name__, fused.__name__, (form,), number
+    return kernels
 
 
 def softmax(problem: Problem) -> Program:
@@ -117,9 +120,7 @@ def log_softmax_grad(problem: Problem) -> Program:
 
 
 def _with_attributes(operator: str, problem: Problem, in_stages: Callable[[], Program]) -> Program:
-    import os
-    found = fusing.forward(operator, problem, fused) if os.environ.get("OPGRAD_FUSION") == "now" else None
-    return found or in_stages()
+    return fusing.chosen(fusing.forward(operator, problem, fused), in_stages)
 
 
 def _forward(problem: Problem, kernels: Mapping[str, Any]) -> Program:

@@ -198,9 +198,9 @@ def forward(form: Form, sums: Sums) -> Kernel:
     return fused_rows
 
 
-def softmax(form: Form) -> Kernel:
-    return forward(form, SOFTMAX)
+def softmax(form: Form) -> tuple[Kernel, ...]:
+    return (forward(form, SOFTMAX),)
 
 
-def log_softmax(form: Form) -> Kernel:
-    return forward(form, LOG_SOFTMAX)
+def log_softmax(form: Form) -> tuple[Kernel, ...]:
+    return (forward(form, LOG_SOFTMAX),)
