@@ -1,6 +1,6 @@
 """What a fused kernel is made for: the links on the way into softmax or its gradient, and on the way out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler.native import inline
@@ -54,3 +54,20 @@ def arrays_outwards(form: Form, place: Any) -> Callable[..., Any]:
     if form.drops:
         return inline(lambda buffer, kept, like, sources, at: (buffer, kept) + operands(like, sources, at))
     return inline(lambda buffer, kept, like, sources, at: (buffer,) + operands(like, sources, at))
+
+
+def one_after_the_other(several: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    """Call all of them with the same arguments."""
+    every: Callable[..., None] = inline(lambda *arguments: None)
+    for each in several:
+        every = _both(every, each)
+    return every
+
+
+def _both(first: Callable[..., None], second: Callable[..., None]) -> Callable[..., None]:
+    @inline
+    def both(*arguments: Any) -> None:
+        first(*arguments)
+        second(*arguments)
+
+    return both

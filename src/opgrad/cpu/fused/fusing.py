@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from opgrad.contract import layout
+from opgrad.contract import DTYPES, layout
 from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
-from opgrad.cpu.compiler.parameters import Rows
+from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
 from opgrad.cpu.fused import program as stages
-from opgrad.cpu.fused.chain import ALONG, SAME, Link
+from opgrad.cpu.fused.chain import ALONG, Link
 from opgrad.cpu.fused.form import Form
-from opgrad.cpu.fused.operands import Dropout, Memory, Results, Source
+from opgrad.cpu.fused.operands import ColumnResults, Dropout, Memory, Results, Source, Switches
 from opgrad.cpu.loops import combine
-from opgrad.cpu.loops.layout import few, in_place_limits
+from opgrad.cpu.loops.layout import few, in_place_limits, keeps_column, spare_columns
 from opgrad.cpu.runtime import background, compilers, partition
 from opgrad.cpu.runtime.execute import Program, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
@@ -106,6 +106,16 @@ def rows_of(problem: Problem, first: str, name: str) -> Rows | None:
     return Rows(found.source.data, found.source.near)
 
 
+def columns_of(problem: Problem, first: str, name: str) -> Columns | None:
+    """A result as columns; None if it is not wanted."""
+    if name not in problem.specs:
+        return None
+    found = lying(problem, first, name)
+    if not found.along or found.outer_loops > 1:
+        raise Rare
+    return Columns(found.source.data, found.source.near, found.source.step)
+
+
 # --- links -------------------------------------------------------------------------------------------------------------
 
 
@@ -179,35 +189,54 @@ def _forward(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program:
         raise Rare
     wanted = tuple(name for name in ("stats", "saved", "mask") if name in problem.specs)
     form = Form(operator, layout, before.links, after.links, drops, wanted)
-    return _by_rows(problem, form, kernels_of(form), sources, (*before.numbers, *after.numbers), precision)
+    return _program(problem, form, kernels_of(form), sources, (*before.numbers, *after.numbers), precision)
 
 
 def layout_of(problem: Problem, precision: str) -> str:
+    """The layout of a fused kernel. Raises Rare for one that has none."""
     width = vector_lanes(precision)
-    if problem.inner > 1 or few(problem.outer, problem.n) or problem.n <= in_place_limits(width).grouped:
+    if problem.inner > 1:
+        if not keeps_column(problem.n, width):
+            raise Rare
+        return "columns"
+    if few(problem.outer, problem.n) or problem.n <= in_place_limits(width).grouped:
         raise Rare
     return "rows"
 
 
-def _by_rows(
-    problem: Problem, form: Form, kernels: Sequence[Kernel], sources: Sequence[Source], numbers: Sequence[float], precision: str
-) -> Program:
-    workspace, row = Workspace(precision), problem.n + vector_lanes(precision)
-    memory = Memory(
-        workspace.private(row), workspace.private(row), workspace.private(row if form.drops else 0),
-        workspace.private(combine.size(8 if precision == "float64" else 4)),
-    )  # fmt: skip
+def _program(
+    problem: Problem, form: Form, kernels: Sequence[Kernel], sources: Sequence[Source], numbers: Sequence[float],
+    precision: str,
+) -> Program:  # fmt: skip
+    width, workspace = vector_lanes(precision), Workspace(precision)
+    size = problem.n * width if form.layout == "columns" else problem.n + width
+    arguments: dict[str, Any] = {
+        "n": problem.n,
+        "sources": tuple(sources),
+        "numbers": tuple(numbers) or 0,
+        "memory": _memory(workspace, size, form),
+        "dropout": dropout_of(problem, form),
+        "switches": Switches(problem.attributes["inf_as_zero"], partition.streams(problem.bytes)),
+    }
     stats = problem["stats"] if "stats" in problem.specs else None
-    results = Results(
-        rows_of(problem, "x", "saved"), rows_of(problem, "x", "mask"), stats and Rows(stats, 1)
-    )
-    arguments = {
-        "n": problem.n, "sources": tuple(sources), "y": rows_of(problem, "x", "y"), "numbers": tuple(numbers) or 0,
-        "memory": memory, "results": results, "dropout": dropout_of(problem, form),
-        "inf_as_zero": problem.attributes["inf_as_zero"], "stream": partition.streams(problem.bytes),
-    }  # fmt: skip
-    step = shared_out(kernels[0], problem.outer, problem.bytes / problem.outer, arguments)
+    if form.layout == "columns":
+        strips = partition.count(problem.inner + spare_columns(problem, "y"), width)
+        arguments |= {"strips": Strips(strips, problem.inner), "y": columns_of(problem, "x", "y")}
+        arguments["results"] = ColumnResults(*(columns_of(problem, "x", name) for name in ("saved", "mask")), stats)
+        units = problem.outer * strips
+    else:
+        units, arguments["y"] = problem.outer, rows_of(problem, "x", "y")
+        others = (rows_of(problem, "x", name) for name in ("saved", "mask"))
+        arguments["results"] = Results(*others, stats and Rows(stats, 1))
+    step = shared_out(kernels[0], units, problem.bytes / units, arguments)
     return Program((step,), workspace, name=f"fused, {form.layout}, {precision}")
+
+
+def _memory(workspace: Workspace, size: int, form: Form) -> Memory:
+    """`size` numbers for each row, or strip."""
+    buffer = 0 if form.layout == "columns" else combine.size(DTYPES[workspace.precision].itemsize)
+    sizes = size, size, size if form.drops else 0, buffer
+    return Memory(*(workspace.private(each) for each in sizes))
 
 
 def dropout_of(problem: Problem, form: Form) -> Dropout:

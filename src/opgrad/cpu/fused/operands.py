@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.parameters import Pointer, Private, Rows
+from opgrad.cpu.compiler.parameters import Columns, Pointer, Private, Rows
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.fused.chain import ALONG, SAME, Places
 from opgrad.cpu.loops.map import get
@@ -28,6 +28,21 @@ class Results(NamedTuple):
     saved: Rows
     mask: Rows
     stats: Rows
+
+
+class ColumnResults(NamedTuple):
+    """The same as columns; stats has a number for each."""
+
+    saved: Columns
+    mask: Columns
+    stats: Pointer
+
+
+class Switches(NamedTuple):
+    """Whether a row of -inf counts as zeros; whether results are written past the cache."""
+
+    inf_as_zero: int
+    stream: int
 
 
 class Memory(NamedTuple):
@@ -66,6 +81,14 @@ def keep_elements(kept, count: int, index: int, dropout: Dropout) -> None:
     keep_run(kept, 0, count, index, 1, v.load_one(dropout.state, 0), v.load_one(dropout.state, 1), dropout.threshold)
 
 
+@inline
+def _keep_strip(kept, n: int, index: int, step: int, dropout: Dropout) -> None:
+    """The same down a strip of columns, whose lines are `step` elements apart."""
+    for i in range(n):
+        keep_elements(kept.data + i * kept.step, kept.step, index + i * step, dropout)
+
+
+DECIDE_STRIP = {True: _keep_strip, False: inline(lambda kept, n, index, step, dropout: None)}
 DECIDE = {True: keep_elements, False: inline(lambda kept, count, index, dropout: None)}
 
 

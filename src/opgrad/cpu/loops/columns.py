@@ -48,12 +48,17 @@ def column_max(x, x_n: int, n: int, whole: bool, mask) -> Vector:
     return m
 
 
-def column_sum_exp(formula: Callable[..., Vector], add: Callable[..., Any] = lse.add_exact) -> Callable[..., Any]:
+def of_strip(formula: Callable[..., Vector]) -> Callable[..., Vector]:
+    """(a, a_n, i, numbers): formula(a[i], *numbers) of a strip."""
+    return inline(lambda a, a_n, i, numbers: formula(v.load(a, i * a_n), *numbers))
+
+
+def column_sum_exp(written: Callable[..., Vector], add: Callable[..., Any] = lse.add_exact) -> Callable[..., Any]:
     """The sums of the exponentials as two vectors; asks for the next strip meanwhile.
 
     The exponentials go to `e`, `keep` numbers from one to the next; nowhere if it is 0.
 
-    If `pending`, it also writes the strip before past the cache: out[i] = formula(a[i], *numbers). Writing apart
+    If `pending`, it also writes the strip before past the cache: out[i] = written(a, a_n, i, numbers). Writing apart
     from reading and computing leaves the memory idle meanwhile.
     """
 
@@ -72,14 +77,14 @@ def column_sum_exp(formula: Callable[..., Vector], add: Callable[..., Any] = lse
                 if keep:
                     v.store(e, i * keep, value)
                 if pending:
-                    v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
+                    v.store_streaming(out, i * out_n, written(a, a_n, i, numbers))
             sums = lse.add_pairs(sums, lse.sum_end(x, total, compensation))
         return sums
 
     return sum_exp
 
 
-def column_rest(formula: Callable[..., Vector]) -> Callable[..., Any]:
+def column_rest(written: Callable[..., Vector]) -> Callable[..., Any]:
     """The sums of the exponentials of the numbers that are not m, and how many are m; the rest as column_sum_exp."""
 
     @inline
@@ -96,7 +101,7 @@ def column_rest(formula: Callable[..., Vector]) -> Callable[..., Any]:
                 v.prefetch(x, i * x_n + w)
                 rest, compensation, count = add_to_rest(x, (rest, compensation, count), value, m, scale)
                 if pending:
-                    v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
+                    v.store_streaming(out, i * out_n, written(a, a_n, i, numbers))
             sums = lse.add_pairs(sums, (rest, compensation))
         high, low = sums
         return high + low, count
@@ -140,5 +145,6 @@ def column_sum(term: Callable[..., Vector], formula: Callable[..., Vector]) -> C
     return add_up
 
 
-sum_exp_scaling_columns, add_rest_logging_columns = column_sum_exp(lse.scaled), column_rest(minus_both)
+sum_exp_scaling_columns = column_sum_exp(of_strip(lse.scaled))
+add_rest_logging_columns = column_rest(of_strip(minus_both))
 write_scaled_column, write_log_column = write_column(lse.scaled), write_column(minus_both)

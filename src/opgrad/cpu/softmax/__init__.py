@@ -30,7 +30,7 @@ from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Workspace
-from opgrad.cpu.softmax import columns, fused_rows, groups, rows, split, transposed
+from opgrad.cpu.softmax import columns, fused_columns, fused_rows, groups, rows, split, transposed
 
 SOFTMAX = {
     "rows": rows.softmax_rows,
@@ -82,7 +82,9 @@ LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(lambda dy, y: dy
 
 FUSED: Mapping[tuple[str, str], Callable[[Form], tuple[Kernel, ...]]] = {
     ("softmax", "rows"): fused_rows.softmax,
+    ("softmax", "columns"): fused_columns.softmax,
     ("log_softmax", "rows"): fused_rows.log_softmax,
+    ("log_softmax", "columns"): fused_columns.log_softmax,
 }
 
 

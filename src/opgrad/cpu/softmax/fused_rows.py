@@ -4,15 +4,15 @@ A row is read once: each vector goes through the links before softmax into a buf
 exponentials are added up there, while the row before is divided, goes through the links behind softmax and is written.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.fused.form import Form, arrays_inwards, arrays_outwards, inwards, outwards
-from opgrad.cpu.fused.operands import DECIDE, IN_ROWS, OF_ROW, Dropout, Memory, Results, Source, start
+from opgrad.cpu.fused.form import Form, arrays_inwards, arrays_outwards, inwards, one_after_the_other, outwards
+from opgrad.cpu.fused.operands import DECIDE, IN_ROWS, OF_ROW, Dropout, Memory, Results, Source, Switches, start
 from opgrad.cpu.loops import combine
 from opgrad.cpu.loops import rows as loops
 from opgrad.cpu.loops.fold import fold
@@ -139,23 +139,6 @@ def beside(form: Form, sums: Sums) -> Callable[..., None]:
     return one_after_the_other([every[name] for name in form.results])
 
 
-def one_after_the_other(several: Sequence[Callable[..., None]]) -> Callable[..., None]:
-    """Call all of them with the same arguments."""
-    every: Callable[..., None] = inline(lambda *arguments: None)
-    for each in several:
-        every = _both(every, each)
-    return every
-
-
-def _both(first: Callable[..., None], second: Callable[..., None]) -> Callable[..., None]:
-    @inline
-    def both(*arguments: Any) -> None:
-        first(*arguments)
-        second(*arguments)
-
-    return both
-
-
 def forward(form: Form, sums: Sums) -> Kernel:
     """The kernel of a form."""
     read, value = row_reader(form), row_value(form, sums.result)
@@ -190,10 +173,10 @@ def forward(form: Form, sums: Sums) -> Kernel:
     @kernel
     def fused_rows(
         rows: Units, n, sources: (Source,) * count, y: Rows, numbers: (Float,) * floats, memory: Memory,
-        results: Results, dropout: Dropout, inf_as_zero, stream,
+        results: Results, dropout: Dropout, switches: Switches,
     ):  # fmt: skip
-        arguments = sources, y.step, numbers, memory, results, dropout, inf_as_zero
-        write_rows(rows.start, rows.stop, n, y, memory.buffer, 1, stream, arguments)
+        arguments = sources, y.step, numbers, memory, results, dropout, switches.inf_as_zero
+        write_rows(rows.start, rows.stop, n, y, memory.buffer, 1, switches.stream, arguments)
 
     return fused_rows
 
