@@ -9,24 +9,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from opgrad.contract import DTYPES, layout
+from opgrad.contract import layout
 from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
 from opgrad.cpu.fused import program as stages
 from opgrad.cpu.fused.chain import ALONG, Link
-from opgrad.cpu.fused.form import Form
+from opgrad.cpu.fused.form import Form, GradientForm
 from opgrad.cpu.fused.operands import ColumnResults, Dropout, Memory, Results, Source, Switches
 from opgrad.cpu.loops import combine
 from opgrad.cpu.loops.layout import few, in_place_limits, keeps_column, spare_columns
 from opgrad.cpu.runtime import background, compilers, partition
 from opgrad.cpu.runtime.execute import Program, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
-from opgrad.fused.primitive import STATE
+from opgrad.fused.primitive import STATE, gradient_name
 from opgrad.random import keep_threshold, kept_scale
 
-MOST_LINKS: Final = 6
-MOST_SOURCES: Final = 6
+MOST_WORDS: Final = 36  # of operands, five each, and numbers, two for each link; with the rest a kernel takes 64
 
 
 VARIABLE: Final = "OPGRAD_FUSION"
@@ -159,7 +158,7 @@ def _after(problem: Problem) -> Linked:
 # --- forward -----------------------------------------------------------------------------------------------------------
 
 
-KernelsOf = Callable[[Form], Sequence[Kernel]]
+KernelsOf = Callable[[Any], Sequence[Kernel]]  # those of a form
 
 
 def forward(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program | None:
@@ -173,73 +172,143 @@ def forward(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program |
 
 
 def _forward(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program:
-    before, after = _before(problem), _after(problem)
-    drops = any(link.name == "dropout" for link in after.links)
-    if drops and problem.orders["x"] != tuple(range(len(problem.orders["x"]))):
-        raise Rare
+    linked = _before(problem), _after(problem)
+    before, after = (each.links for each in linked)
+    drops = any(link.name == "dropout" for link in after)
     if problem.attributes["dropout"] == 0.0 and "mask" in problem.specs:
-        raise Rare
+        raise Rare  # decisions without a dropout
     precision = stages.precision_of(problem, "x", ("y",))
-    layout = layout_of(problem, precision)
-    x = lying(problem, "x", "x")
-    sources = (x.source, *before.sources, *after.sources)
-    if any(each.data.dtype == "float64" for each in sources) and precision != "float64":
-        raise Rare  # the whole kernel would compute in float64
-    if not x.along or len(sources) > MOST_SOURCES or len(before.links + after.links) > MOST_LINKS:
-        raise Rare
+    layout = layout_of(problem, precision, in_place_limits(vector_lanes(precision)).grouped)
     wanted = tuple(name for name in ("stats", "saved", "mask") if name in problem.specs)
-    form = Form(operator, layout, before.links, after.links, drops, wanted)
-    return _program(problem, form, kernels_of(form), sources, (*before.numbers, *after.numbers), precision)
+    form = Form(operator, layout, before, after, drops, wanted)
+    sources = _sources(problem, "x", ("x",), linked)
+    _check(problem, "x", drops, sources, (*before, *after), precision)
+    return _forward_program(problem, form, kernels_of(form), sources, _numbers(linked), precision)
 
 
-def layout_of(problem: Problem, precision: str) -> str:
-    """The layout of a fused kernel. Raises Rare for one that has none."""
-    width = vector_lanes(precision)
-    if problem.inner > 1:
-        if not keeps_column(problem.n, width):
-            raise Rare
-        return "columns"
-    if few(problem.outer, problem.n) or problem.n <= in_place_limits(width).grouped:
-        raise Rare
-    return "rows"
-
-
-def _program(
+def _forward_program(
     problem: Problem, form: Form, kernels: Sequence[Kernel], sources: Sequence[Source], numbers: Sequence[float],
     precision: str,
 ) -> Program:  # fmt: skip
-    width, workspace = vector_lanes(precision), Workspace(precision)
-    size = problem.n * width if form.layout == "columns" else problem.n + width
-    arguments: dict[str, Any] = {
-        "n": problem.n,
-        "sources": tuple(sources),
-        "numbers": tuple(numbers) or 0,
-        "memory": _memory(workspace, size, form),
-        "dropout": dropout_of(problem, form),
-        "switches": Switches(problem.attributes["inf_as_zero"], partition.streams(problem.bytes)),
-    }
+    workspace, arguments = _arguments(problem, form, sources, numbers, precision)
+    arguments["switches"] = Switches(problem.attributes["inf_as_zero"], partition.streams(problem.bytes))
     stats = problem["stats"] if "stats" in problem.specs else None
     if form.layout == "columns":
-        strips = partition.count(problem.inner + spare_columns(problem, "y"), width)
-        arguments |= {"strips": Strips(strips, problem.inner), "y": columns_of(problem, "x", "y")}
-        arguments["results"] = ColumnResults(*(columns_of(problem, "x", name) for name in ("saved", "mask")), stats)
-        units = problem.outer * strips
+        others = (columns_of(problem, "x", name) for name in ("saved", "mask"))
+        arguments["results"] = ColumnResults(*others, stats)
     else:
-        units, arguments["y"] = problem.outer, rows_of(problem, "x", "y")
         others = (rows_of(problem, "x", name) for name in ("saved", "mask"))
         arguments["results"] = Results(*others, stats and Rows(stats, 1))
+    units = _loops(problem, form.layout, "x", "y", precision, arguments)
     step = shared_out(kernels[0], units, problem.bytes / units, arguments)
     return Program((step,), workspace, name=f"fused, {form.layout}, {precision}")
 
 
-def _memory(workspace: Workspace, size: int, form: Form) -> Memory:
-    """`size` numbers for each row, or strip."""
-    buffer = 0 if form.layout == "columns" else combine.size(DTYPES[workspace.precision].itemsize)
+# --- backward ----------------------------------------------------------------------------------------------------------
+
+
+def gradient(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program | None:
+    """The program of a call of softmax_grad or log_softmax_grad; None if it is rare."""
+    if not problem.outer * problem.n * problem.inner:
+        return None
+    try:
+        return _gradient(operator, problem, kernels_of)
+    except Rare:
+        return None
+
+
+def _gradient(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program:
+    attributes, probability = problem.attributes, problem.attributes["dropout"]
+    applied, scale = attributes["post_ops"], attributes["result_scale"]
+    if any(gradient_name(name) in problem.specs for each in applied for name in each.operands):
+        raise Rare
+    scaled = list(_times(stages.factors(scale))) if applied else []
+    dropped = [("dropout", (), kept_scale(probability), 0.0)] if probability else []
+    masked = [("where", ("where",), 0.0, 0.0)] if "where" in problem.specs else []
+    before = list(_times(stages.quotient(1.0 if applied else scale, attributes["out_scale"])))
+    operations = [(each.name, each.operands, each.alpha, each.beta) for each in applied]
+    inputs = [*scaled, *dropped] if applied else []
+    groups = [before, inputs, operations, [*scaled, *dropped, *masked], list(_times(stages.factors(attributes["logit_scale"])))]
+    linked = [_linked(problem, "dy", each) for each in groups]
+    precision = stages.precision_of(problem, "dy", ("y", "dx"))
+    layout = layout_of(problem, precision, in_place_limits(vector_lanes(precision)).transposed)
+    form = GradientForm(operator, layout, *(each.links for each in linked), bool(dropped))
+    sources = _sources(problem, "dy", ("dy", "y"), linked)
+    _check(problem, "dy", form.drops, sources, form.links, precision)
+    return _gradient_program(problem, form, kernels_of(form), sources, _numbers(linked), precision)
+
+
+def _gradient_program(
+    problem: Problem, form: GradientForm, kernels: Sequence[Kernel], sources: Sequence[Source],
+    numbers: Sequence[float], precision: str,
+) -> Program:  # fmt: skip
+    workspace, arguments = _arguments(problem, form, sources, numbers, precision)
+    arguments["stream"] = partition.streams(problem.bytes)
+    units = _loops(problem, form.layout, "dy", "dx", precision, arguments)
+    step = shared_out(kernels[0], units, problem.bytes / units, arguments)
+    return Program((step,), workspace, name=f"fused, {form.layout}, {precision}")
+
+
+# --- what they share ---------------------------------------------------------------------------------------------------
+
+
+def _sources(problem: Problem, first: str, own: Sequence[str], linked: Sequence[Linked]) -> tuple[Source, ...]:
+    """The operands in the order in which forms count them. Raises Rare unless the first ones are contiguous."""
+    found = [lying(problem, first, name) for name in own]
+    if not all(each.along for each in found):
+        raise Rare
+    return (*(each.source for each in found), *(source for each in linked for source in each.sources))
+
+
+def _numbers(linked: Sequence[Linked]) -> tuple[float, ...]:
+    return tuple(number for each in linked for number in each.numbers)
+
+
+def _check(
+    problem: Problem, first: str, drops: bool, sources: Sequence[Source], links: Sequence[Link], precision: str
+) -> None:
+    """Raise Rare for what kernels are not made for."""
+    order = problem.orders[first]
+    if drops and order != tuple(range(len(order))):
+        raise Rare  # elements are not counted as they lie
+    if precision != "float64" and any(each.data.dtype == "float64" for each in sources):
+        raise Rare  # the whole kernel would compute in float64
+    if 5 * len(sources) + 2 * len(links) > MOST_WORDS:
+        raise Rare
+
+
+def layout_of(problem: Problem, precision: str, shortest: int) -> str:
+    """The layout of a fused kernel, if rows are longer than the shortest. Raises Rare for one that has none."""
+    if problem.inner > 1:
+        if not keeps_column(problem.n, vector_lanes(precision)):
+            raise Rare
+        return "columns"
+    if few(problem.outer, problem.n) or problem.n <= shortest:
+        raise Rare
+    return "rows"
+
+
+def _arguments(
+    problem: Problem, form: Any, sources: Sequence[Source], numbers: Sequence[float], precision: str
+) -> tuple[Workspace, dict[str, Any]]:
+    """Working memory, and the arguments that all kernels have."""
+    width, workspace = vector_lanes(precision), Workspace(precision)
+    size, buffer = (problem.n * width, 0) if form.layout == "columns" else (problem.n + width, combine.size(4))
     sizes = size, size, size if form.drops else 0, buffer
-    return Memory(*(workspace.private(each) for each in sizes))
-
-
-def dropout_of(problem: Problem, form: Form) -> Dropout:
-    """Where a kernel finds seed and offset, if its form drops."""
+    memory = Memory(*(workspace.private(each) for each in sizes))
     probability = problem.attributes["dropout"]
-    return Dropout(problem[STATE], keep_threshold(probability)) if form.drops else Dropout(None, 0)
+    dropout = Dropout(problem[STATE], keep_threshold(probability)) if form.drops else Dropout(None, 0)
+    found = {"n": problem.n, "sources": tuple(sources), "numbers": tuple(numbers) or 0}
+    return workspace, {**found, "memory": memory, "dropout": dropout}
+
+
+def _loops(
+    problem: Problem, layout: str, first: str, result: str, precision: str, arguments: dict[str, Any]
+) -> int:
+    """How many units there are; adds what kernels are told of them, and the result."""
+    if layout == "columns":
+        strips = partition.count(problem.inner + spare_columns(problem, result), vector_lanes(precision))
+        arguments |= {"strips": Strips(strips, problem.inner), result: columns_of(problem, first, result)}
+        return problem.outer * strips
+    arguments[result] = rows_of(problem, first, result)
+    return problem.outer

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.compiler.native import Kernel, inline, vector_lanes
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.fused import fusing
 from opgrad.cpu.fused import program as stages
-from opgrad.cpu.fused.form import Form
 from opgrad.cpu.loops import combine
 from opgrad.cpu.loops.layout import (
     GRADIENT,
@@ -30,7 +29,7 @@ from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Workspace
-from opgrad.cpu.softmax import columns, fused_columns, fused_rows, groups, rows, split, transposed
+from opgrad.cpu.softmax import columns, fused_columns, fused_gradients, fused_rows, groups, rows, split, transposed
 
 SOFTMAX = {
     "rows": rows.softmax_rows,
@@ -76,21 +75,28 @@ def _gradient_kernels(term: Callable[..., Vector], formula: Callable[..., Vector
     return plain, in_place
 
 
-SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(lambda dy, y: dy * y, lambda dy, y, s: y * (dy - s))
-LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(lambda dy, y: dy, lambda dy, y, s: dy - exp(y) * s)
+# The term of the sum, and the formula.
+SOFTMAX_TERMS = inline(lambda dy, y: dy * y), inline(lambda dy, y, s: y * (dy - s))
+LOG_SOFTMAX_TERMS = inline(lambda dy, y: dy), inline(lambda dy, y, s: dy - exp(y) * s)
+SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(*SOFTMAX_TERMS)
+LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(*LOG_SOFTMAX_TERMS)
 
 
-FUSED: Mapping[tuple[str, str], Callable[[Form], tuple[Kernel, ...]]] = {
+FUSED: Mapping[tuple[str, str], Callable[[Any], tuple[Kernel, ...]]] = {
     ("softmax", "rows"): fused_rows.softmax,
     ("softmax", "columns"): fused_columns.softmax,
     ("log_softmax", "rows"): fused_rows.log_softmax,
     ("log_softmax", "columns"): fused_columns.log_softmax,
+    ("softmax_grad", "rows"): partial(fused_gradients.of_rows, gradient=SOFTMAX_TERMS),
+    ("softmax_grad", "columns"): partial(fused_gradients.of_columns, gradient=SOFTMAX_TERMS),
+    ("log_softmax_grad", "rows"): partial(fused_gradients.of_rows, gradient=LOG_SOFTMAX_TERMS),
+    ("log_softmax_grad", "columns"): partial(fused_gradients.of_columns, gradient=LOG_SOFTMAX_TERMS),
 }
 
 
 @cache
-def fused(form: Form) -> tuple[Kernel, ...]:
-    """The kernels of calls with attributes of this form, in order."""
+def fused(form: Any) -> tuple[Kernel, ...]:
+    """The kernels, in order, of calls with attributes that have this form (opgrad.cpu.fused.form)."""
     kernels = FUSED[form.operator, form.layout](form)
     for number, each in enumerate(kernels):
         each.made = __name__, fused.__name__, (form,), number
@@ -98,31 +104,31 @@ def fused(form: Form) -> tuple[Kernel, ...]:
 
 
 def softmax(problem: Problem) -> Program:
-    if problem.is_general:
-        return _with_attributes("softmax", problem, partial(stages.forward, problem, SOFTMAX_IN_PLACE))
-    return _forward(problem, SOFTMAX)
+    return _forward_of("softmax", problem, SOFTMAX, SOFTMAX_IN_PLACE)
 
 
 def log_softmax(problem: Problem) -> Program:
-    if problem.is_general:
-        return _with_attributes("log_softmax", problem, partial(stages.forward, problem, LOG_SOFTMAX_IN_PLACE))
-    return _forward(problem, LOG_SOFTMAX)
+    return _forward_of("log_softmax", problem, LOG_SOFTMAX, LOG_SOFTMAX_IN_PLACE)
 
 
 def softmax_grad(problem: Problem) -> Program:
-    if problem.is_general:
-        return stages.gradient(problem, SOFTMAX_GRAD_IN_PLACE)
-    return _gradient(problem, SOFTMAX_GRAD)
+    return _gradient_of("softmax_grad", problem, SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE)
 
 
 def log_softmax_grad(problem: Problem) -> Program:
-    if problem.is_general:
-        return stages.gradient(problem, LOG_SOFTMAX_GRAD_IN_PLACE)
-    return _gradient(problem, LOG_SOFTMAX_GRAD)
+    return _gradient_of("log_softmax_grad", problem, LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE)
 
 
-def _with_attributes(operator: str, problem: Problem, in_stages: Callable[[], Program]) -> Program:
-    return fusing.chosen(fusing.forward(operator, problem, fused), in_stages)
+def _forward_of(operator: str, problem: Problem, plain: Mapping[str, Any], in_place: Mapping[str, Kernel]) -> Program:
+    if not problem.is_general:
+        return _forward(problem, plain)
+    return fusing.chosen(fusing.forward(operator, problem, fused), partial(stages.forward, problem, in_place))
+
+
+def _gradient_of(operator: str, problem: Problem, plain: Mapping[str, Any], in_place: Mapping[str, Kernel]) -> Program:
+    if not problem.is_general:
+        return _gradient(problem, plain)
+    return fusing.chosen(fusing.gradient(operator, problem, fused), partial(stages.gradient, problem, in_place))
 
 
 def _forward(problem: Problem, kernels: Mapping[str, Any]) -> Program:
