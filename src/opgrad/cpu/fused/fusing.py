@@ -16,11 +16,11 @@ from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
 from opgrad.cpu.fused import program as stages
 from opgrad.cpu.fused.chain import ALONG, Link
 from opgrad.cpu.fused.form import Form, GradientForm
-from opgrad.cpu.fused.operands import ColumnResults, Dropout, Memory, Results, Source, Switches
+from opgrad.cpu.fused.operands import BlockMemory, ColumnResults, Cut, Dropout, Memory, Results, Source, Switches
 from opgrad.cpu.loops import combine
-from opgrad.cpu.loops.layout import few, in_place_limits, keeps_column, spare_columns
+from opgrad.cpu.loops.layout import BLOCK, few, in_place_limits, keeps_column, spare_columns
 from opgrad.cpu.runtime import background, compilers, partition
-from opgrad.cpu.runtime.execute import Program, shared_out
+from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.fused.primitive import STATE, gradient_name
 from opgrad.random import keep_threshold, kept_scale
@@ -192,16 +192,35 @@ def _forward_program(
 ) -> Program:  # fmt: skip
     workspace, arguments = _arguments(problem, form, sources, numbers, precision)
     arguments["switches"] = Switches(problem.attributes["inf_as_zero"], partition.streams(problem.bytes))
+    arguments["results"] = _results(problem, form)
+    units = _loops(problem, form.layout, "x", "y", precision, arguments)
+    if form.layout == "split":
+        steps = _split(problem, kernels, workspace, units, arguments)
+    else:
+        steps = [shared_out(kernels[0], units, problem.bytes / units, arguments)]
+    return Program(steps, workspace, name=f"fused, {form.layout}, {precision}")
+
+
+def _results(problem: Problem, form: Form) -> Results | ColumnResults:
     stats = problem["stats"] if "stats" in problem.specs else None
     if form.layout == "columns":
-        others = (columns_of(problem, "x", name) for name in ("saved", "mask"))
-        arguments["results"] = ColumnResults(*others, stats)
-    else:
-        others = (rows_of(problem, "x", name) for name in ("saved", "mask"))
-        arguments["results"] = Results(*others, stats and Rows(stats, 1))
-    units = _loops(problem, form.layout, "x", "y", precision, arguments)
-    step = shared_out(kernels[0], units, problem.bytes / units, arguments)
-    return Program((step,), workspace, name=f"fused, {form.layout}, {precision}")
+        return ColumnResults(*(columns_of(problem, "x", name) for name in ("saved", "mask")), stats)
+    return Results(*(rows_of(problem, "x", name) for name in ("saved", "mask")), stats and Rows(stats, 1))
+
+
+def _split(
+    problem: Problem, kernels: Sequence[Kernel], workspace: Workspace, units: int, arguments: dict[str, Any]
+) -> list[Step]:
+    """The steps over blocks, and between them those over rows, of which each is a part."""
+    memory = BlockMemory(arguments["memory"].e, arguments["memory"].kept)
+    arguments |= {"memory": memory, "e": memory.e, "cut": Cut(units // problem.outer, problem.n)}
+    for name, count in (("maxima", units), ("partial", 2 * units), ("total", 3 * problem.outer)):
+        arguments[name] = workspace.shared(count, "float64")
+    per_unit, found = problem.bytes / units, []
+    for number, each in enumerate(kernels):
+        over_rows = number in (1, 3)
+        found.append(Step(each, problem.outer, arguments) if over_rows else shared_out(each, units, per_unit, arguments))
+    return found
 
 
 # --- backward ----------------------------------------------------------------------------------------------------------
@@ -232,6 +251,8 @@ def _gradient(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program
     linked = [_linked(problem, "dy", each) for each in groups]
     precision = stages.precision_of(problem, "dy", ("y", "dx"))
     layout = layout_of(problem, precision, in_place_limits(vector_lanes(precision)).transposed)
+    if layout == "split":
+        raise Rare
     form = GradientForm(operator, layout, *(each.links for each in linked), bool(dropped))
     sources = _sources(problem, "dy", ("dy", "y"), linked)
     _check(problem, "dy", form.drops, sources, form.links, precision)
@@ -283,7 +304,9 @@ def layout_of(problem: Problem, precision: str, shortest: int) -> str:
         if not keeps_column(problem.n, vector_lanes(precision)):
             raise Rare
         return "columns"
-    if few(problem.outer, problem.n) or problem.n <= shortest:
+    if few(problem.outer, problem.n):
+        return "split"
+    if problem.n <= shortest:
         raise Rare
     return "rows"
 
@@ -294,6 +317,8 @@ def _arguments(
     """Working memory, and the arguments that all kernels have."""
     width, workspace = vector_lanes(precision), Workspace(precision)
     size, buffer = (problem.n * width, 0) if form.layout == "columns" else (problem.n + width, combine.size(4))
+    if form.layout == "split":
+        size, buffer = BLOCK, 0
     sizes = size, size, size if form.drops else 0, buffer
     memory = Memory(*(workspace.private(each) for each in sizes))
     probability = problem.attributes["dropout"]
@@ -311,4 +336,4 @@ def _loops(
         arguments |= {"strips": Strips(strips, problem.inner), result: columns_of(problem, first, result)}
         return problem.outer * strips
     arguments[result] = rows_of(problem, first, result)
-    return problem.outer
+    return problem.outer * (partition.count(problem.n, BLOCK) if layout == "split" else 1)

@@ -54,6 +54,20 @@ class Memory(NamedTuple):
     buffer: Private
 
 
+class BlockMemory(NamedTuple):
+    """A part's own for a block of a row: values, dropout's decisions."""
+
+    e: Private
+    kept: Private
+
+
+class Cut(NamedTuple):
+    """Rows cut into blocks: how many of them a row has, and its length."""
+
+    blocks: int
+    n: int
+
+
 class Dropout(NamedTuple):
     """The array with seed and offset, and the largest word that is dropped."""
 
@@ -106,6 +120,10 @@ IN_ROWS = Places(_in_row, inline(lambda s, number, i, whole, mask: number))
 OF_ROW = {
     ALONG: inline(lambda like, source, row: start(source, row)),
     SAME: inline(lambda like, source, row: v.full(like, v.load_one(start(source, row), 0))),
+}
+OF_BLOCK = {  # at a row, and an element of it
+    ALONG: inline(lambda like, source, at: start(source, at[0]) + at[1]),
+    SAME: inline(lambda like, source, at: v.full(like, v.load_one(start(source, at[0]), 0))),
 }
 
 

@@ -29,7 +29,7 @@ from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Workspace
-from opgrad.cpu.softmax import columns, fused_columns, fused_gradients, fused_rows, groups, rows, split, transposed
+from opgrad.cpu.softmax import columns, fused_columns, fused_gradients, fused_rows, fused_split, groups, rows, split, transposed
 
 SOFTMAX = {
     "rows": rows.softmax_rows,
@@ -85,6 +85,8 @@ LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(*LOG_SOFTMAX_TER
 FUSED: Mapping[tuple[str, str], Callable[[Any], tuple[Kernel, ...]]] = {
     ("softmax", "rows"): fused_rows.softmax,
     ("softmax", "columns"): fused_columns.softmax,
+    ("softmax", "split"): fused_split.softmax,
+    ("log_softmax", "split"): fused_split.log_softmax,
     ("log_softmax", "rows"): fused_rows.log_softmax,
     ("log_softmax", "columns"): fused_columns.log_softmax,
     ("softmax_grad", "rows"): partial(fused_gradients.of_rows, gradient=SOFTMAX_TERMS),
