@@ -5,8 +5,9 @@ more, or whose vectors are not contiguous, factors that float32 does not hold, m
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from opgrad.contract import layout
@@ -212,15 +213,23 @@ def _split(
     problem: Problem, kernels: Sequence[Kernel], workspace: Workspace, units: int, arguments: dict[str, Any]
 ) -> list[Step]:
     """The steps over blocks, and between them those over rows, of which each is a part."""
-    memory = BlockMemory(arguments["memory"].e, arguments["memory"].kept)
-    arguments |= {"memory": memory, "e": memory.e, "cut": Cut(units // problem.outer, problem.n)}
-    for name, count in (("maxima", units), ("partial", 2 * units), ("total", 3 * problem.outer)):
-        arguments[name] = workspace.shared(count, "float64")
-    per_unit, found = problem.bytes / units, []
-    for number, each in enumerate(kernels):
-        over_rows = number in (1, 3)
-        found.append(Step(each, problem.outer, arguments) if over_rows else shared_out(each, units, per_unit, arguments))
-    return found
+    sizes = {"maxima": units, "partial": 2 * units, "total": 3 * problem.outer}
+    arguments |= _cut(problem, workspace, units, arguments["memory"], sizes)
+    arguments["e"] = arguments["memory"].e
+    maxima, row_maxima, sums, row_sums, results = kernels
+    over_blocks = partial(shared_out, units=units, unit_bytes=problem.bytes / units, arguments=arguments)
+    over_rows = partial(Step, units=problem.outer, arguments=arguments)
+    return [
+        over_blocks(maxima), over_rows(row_maxima), over_blocks(sums), over_rows(row_sums), over_blocks(results)
+    ]  # fmt: skip
+
+
+def _cut(
+    problem: Problem, workspace: Workspace, units: int, memory: Memory, sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """What kernels are told of the blocks of rows, and memory that one step leaves for the next."""
+    shared = {name: workspace.shared(count, "float64") for name, count in sizes.items()}
+    return {"cut": Cut(units // problem.outer, problem.n), "memory": BlockMemory(memory.e, memory.kept), **shared}
 
 
 # --- backward ----------------------------------------------------------------------------------------------------------
@@ -251,8 +260,6 @@ def _gradient(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program
     linked = [_linked(problem, "dy", each) for each in groups]
     precision = stages.precision_of(problem, "dy", ("y", "dx"))
     layout = layout_of(problem, precision, in_place_limits(vector_lanes(precision)).transposed)
-    if layout == "split":
-        raise Rare
     form = GradientForm(operator, layout, *(each.links for each in linked), bool(dropped))
     sources = _sources(problem, "dy", ("dy", "y"), linked)
     _check(problem, "dy", form.drops, sources, form.links, precision)
@@ -266,8 +273,10 @@ def _gradient_program(
     workspace, arguments = _arguments(problem, form, sources, numbers, precision)
     arguments["stream"] = partition.streams(problem.bytes)
     units = _loops(problem, form.layout, "dy", "dx", precision, arguments)
-    step = shared_out(kernels[0], units, problem.bytes / units, arguments)
-    return Program((step,), workspace, name=f"fused, {form.layout}, {precision}")
+    if form.layout == "split":
+        arguments |= _cut(problem, workspace, units, arguments["memory"], {"partial": units})
+    steps = [shared_out(each, units, problem.bytes / units, arguments) for each in kernels]
+    return Program(steps, workspace, name=f"fused, {form.layout}, {precision}")
 
 
 # --- what they share ---------------------------------------------------------------------------------------------------

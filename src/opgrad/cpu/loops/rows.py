@@ -7,6 +7,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.fold import CHUNK, fold
+from opgrad.cpu.loops.layout import BLOCK
 from opgrad.cpu.loops.map import get, get_or, mapped, next_vector
 from opgrad.cpu.numerics import logsumexp as lse
 
@@ -173,22 +174,27 @@ def row_sum(term: Callable[..., Vector], step: Callable[..., int]) -> Callable[.
 
 
 def row_sum_of(value: Callable[..., Vector], step: Callable[..., int]) -> Callable[..., Any]:
-    """The sum of value(terms, i, whole, mask, factors) over [begin, end), in vectors like those of `like`."""
+    """The sum of value(terms, i, whole, mask, factors) over [begin, end), in vectors like those of `like`.
+
+    The sums of blocks are added in float64, so a row that is split into such blocks has the same sum.
+    """
 
     @inline
     def add_up(like, begin: int, end: int, terms, factors, out, j: int, stop: int, arrays, numbers):
-        w = v.lanes(like)
-        total, every, i = v.full(like, 0.0), v.first(like, w), begin
-        while i + w <= end:
-            chunk = v.full(like, 0.0)
-            chunk_end = min(i + CHUNK * w, end)
-            while i + w <= chunk_end:
-                chunk = chunk + value(terms, i, True, every, factors)
-                j = step(out, j, stop, arrays, numbers)
-                i += w
-            total = total + chunk
-        if i < end:
-            total = total + value(terms, i, False, v.first(like, end - i), factors)
-        return v.reduce_add(total), j
+        w, every, s = v.lanes(like), v.first(like, v.lanes(like)), 0.0
+        for block in range(begin, end, BLOCK):
+            block_end, total, i = min(block + BLOCK, end), v.full(like, 0.0), block
+            while i + w <= block_end:
+                chunk = v.full(like, 0.0)
+                chunk_end = min(i + CHUNK * w, block_end)
+                while i + w <= chunk_end:
+                    chunk = chunk + value(terms, i, True, every, factors)
+                    j = step(out, j, stop, arrays, numbers)
+                    i += w
+                total = total + chunk
+            if i < block_end:
+                total = total + value(terms, i, False, v.first(like, block_end - i), factors)
+            s += v.reduce_add(total)
+        return v.number(like, s), j
 
     return add_up

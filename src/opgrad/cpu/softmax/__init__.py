@@ -91,6 +91,8 @@ FUSED: Mapping[tuple[str, str], Callable[[Any], tuple[Kernel, ...]]] = {
     ("log_softmax", "columns"): fused_columns.log_softmax,
     ("softmax_grad", "rows"): partial(fused_gradients.of_rows, gradient=SOFTMAX_TERMS),
     ("softmax_grad", "columns"): partial(fused_gradients.of_columns, gradient=SOFTMAX_TERMS),
+    ("softmax_grad", "split"): partial(fused_gradients.of_split, gradient=SOFTMAX_TERMS),
+    ("log_softmax_grad", "split"): partial(fused_gradients.of_split, gradient=LOG_SOFTMAX_TERMS),
     ("log_softmax_grad", "rows"): partial(fused_gradients.of_rows, gradient=LOG_SOFTMAX_TERMS),
     ("log_softmax_grad", "columns"): partial(fused_gradients.of_columns, gradient=LOG_SOFTMAX_TERMS),
 }

@@ -1,4 +1,4 @@
-"""Gradients of softmax and log-softmax with attributes as one kernel, for rows and for columns.
+"""Gradients of softmax and log-softmax with attributes as one kernel, for rows, columns, and few long rows.
 
 dy and y are read once: the gradient with respect to the softmax goes into a buffer, and its terms into the sum, while
 the row, or strip, before is written.
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Float, Rows, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
@@ -17,8 +18,11 @@ from opgrad.cpu.fused.operands import (
     DECIDE_STRIP,
     IN_COLUMNS,
     IN_ROWS,
+    OF_BLOCK,
     OF_ROW,
     OF_STRIP,
+    BlockMemory,
+    Cut,
     Dropout,
     Line,
     Memory,
@@ -26,7 +30,9 @@ from opgrad.cpu.fused.operands import (
 )
 from opgrad.cpu.loops import columns, combine, rows
 from opgrad.cpu.loops.fold import CHUNK
+from opgrad.cpu.loops.layout import BLOCK
 from opgrad.cpu.loops.map import get, put, row_stepper, row_writer
+from opgrad.cpu.softmax.variants import no_step
 
 Gradient = tuple[Callable[..., Vector], Callable[..., Vector]]  # term(dy, y), and formula(dy, y, the sum of the terms)
 
@@ -158,3 +164,61 @@ def of_columns(form: GradientForm, gradient: Gradient) -> tuple[Kernel, ...]:
                 v.store_streaming(dxs, i * dx.step, written(before, i, (s, numbers)))
 
     return (fused_gradient_columns,)
+
+
+def of_split(form: GradientForm, gradient: Gradient) -> tuple[Kernel, ...]:
+    """The steps of a form for few long rows: the sums of blocks, those of rows, and dx by blocks."""
+    term, formula = map(inline, gradient)
+    back, out, dy, y = backwards(form, IN_ROWS), out_of_gradient(form, IN_ROWS), 1 + form.drops, 2 + form.drops
+    place, decide, count, floats = arrays_backwards(form, OF_BLOCK), DECIDE[form.drops], form.sources, form.numbers
+    along = IN_ROWS.along
+
+    @inline
+    def with_y(arrays, i: int, whole: bool, mask, numbers):
+        like = v.full(arrays[0], 0.0)
+        of_y = along(like, arrays[y], i, whole, mask)
+        return back(along(like, arrays[dy], i, whole, mask), of_y, arrays, i, whole, mask, numbers), of_y
+
+    @inline
+    def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+        g, of_y = with_y(arrays, i, whole, mask, numbers)
+        return term(g, of_y) if whole else v.select(mask, term(g, of_y), 0.0)
+
+    @inline
+    def result(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+        s, of_links = numbers
+        g, of_y = with_y(arrays, i, whole, mask, of_links)
+        return out(formula(g, of_y, s), arrays, i, whole, mask, of_links)
+
+    add_up, write = rows.row_sum_of(value, no_step), row_writer(result)
+
+    @kernel
+    def fused_gradient_sums(
+        units: Units, cut: Cut, sources: (Source,) * count, numbers: (Float,) * floats, memory: BlockMemory,
+        dropout: Dropout, partial,
+    ):  # fmt: skip
+        e, kept = memory.e, memory.kept
+        for unit in units:
+            row, begin = unit // cut.blocks, unit % cut.blocks * BLOCK
+            size = min(BLOCK, cut.n - begin)
+            decide(kept, size, row * cut.n + begin, dropout)
+            arrays = place(e, kept, e, sources, (row, begin))
+            s, _ = add_up(e, 0, size, arrays, numbers, e, size, size, arrays, numbers)
+            store_f64(partial, unit, s)
+
+    @kernel
+    def fused_gradient_blocks(
+        units: Units, cut: Cut, sources: (Source,) * count, dx: Rows, numbers: (Float,) * floats, memory: BlockMemory,
+        dropout: Dropout, partial, stream,
+    ):  # fmt: skip
+        e, kept = memory.e, memory.kept
+        for unit in units:
+            row, begin = unit // cut.blocks, unit % cut.blocks * BLOCK
+            size, s = min(BLOCK, cut.n - begin), 0.0
+            for block in range(cut.blocks * row, cut.blocks * (row + 1)):
+                s += load_f64(partial, block)
+            decide(kept, size, row * cut.n + begin, dropout)
+            arrays = place(e, kept, e, sources, (row, begin))
+            write(dx.data + (row * dx.step + begin), 0, size, stream, arrays, (v.number(e, s), numbers))
+
+    return fused_gradient_sums, fused_gradient_blocks
