@@ -7,7 +7,6 @@ link has two numbers, alpha and beta, as post-ops have. Where an operand's vecto
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.fused import post_ops
@@ -51,6 +50,12 @@ def read_at(places: Places, along: Sequence[bool], operand: int, first: int) -> 
 
 
 @inline
+def joined(first, second):
+    """The tuple of what two tuples hold."""
+    return first + second
+
+
+@inline
 def _as_it_is(s: Vector, arrays, i: int, whole: bool, mask, numbers) -> Vector:
     return s
 
@@ -91,4 +96,4 @@ def each_operand(place: Mapping[bool, Callable[..., Any]], along: Sequence[bool]
 
 
 def _one_more(others: Callable[..., Any], place: Callable[..., Any], number: int) -> Callable[..., Any]:
-    return inline(lambda like, sources, at: others(like, sources, at) + (place(like, sources[number], at),))
+    return inline(lambda like, sources, at: joined(others(like, sources, at), (place(like, sources[number], at),)))

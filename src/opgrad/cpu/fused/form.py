@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.fused import post_ops
-from opgrad.cpu.fused.chain import Link, Places, chain, each_operand, formula_of, operands_of, read_at
+from opgrad.cpu.fused.chain import Link, Places, chain, each_operand, formula_of, joined, operands_of, read_at
 
 
 class Form(NamedTuple):
-    """The attributes of a forward call, without their numbers. Dropout's decisions are the first operand behind softmax."""
+    """The attributes of a forward call without their numbers; dropout's decisions are the first operand behind."""
 
     operator: str
     layout: str
@@ -79,12 +79,12 @@ def arrays_inwards(form: Form, place: Any) -> Callable[..., Any]:
 
 
 def arrays_outwards(form: Form, place: Any) -> Callable[..., Any]:
-    """(buffer, kept, sources, at): the buffer, dropout's decisions if there are any, the operands of the links behind."""
+    """(buffer, kept, like, sources, at): buffer, perhaps dropout's decisions, the operands of the links behind."""
     skipped = 1 + len(operands_of(form.before))
     operands = each_operand(place, operands_of(form.after)[form.drops :], skipped)
     if form.drops:
-        return inline(lambda buffer, kept, like, sources, at: (buffer, kept) + operands(like, sources, at))
-    return inline(lambda buffer, kept, like, sources, at: (buffer,) + operands(like, sources, at))
+        return inline(lambda buffer, kept, like, sources, at: joined((buffer, kept), operands(like, sources, at)))
+    return inline(lambda buffer, kept, like, sources, at: joined((buffer,), operands(like, sources, at)))
 
 
 def backwards(form: GradientForm, places: Places) -> Callable[..., Vector]:
@@ -138,8 +138,8 @@ def arrays_backwards(form: GradientForm, place: Any) -> Callable[..., Any]:
     """(buffer, kept, like, sources, at): what `backwards` reads, at a row or strip."""
     operands = each_operand(place, (True, True, *form.operands), 0)
     if form.drops:
-        return inline(lambda buffer, kept, like, sources, at: (buffer, kept) + operands(like, sources, at))
-    return inline(lambda buffer, kept, like, sources, at: (buffer,) + operands(like, sources, at))
+        return inline(lambda buffer, kept, like, sources, at: joined((buffer, kept), operands(like, sources, at)))
+    return inline(lambda buffer, kept, like, sources, at: joined((buffer,), operands(like, sources, at)))
 
 
 def out_of_gradient(form: GradientForm, places: Places) -> Callable[..., Vector]:

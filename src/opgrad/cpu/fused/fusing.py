@@ -4,14 +4,13 @@ Rare calls have none and go through stages (opgrad.cpu.fused.program): operands 
 more, or whose vectors are not contiguous, factors that float32 does not hold, many post-ops.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from opgrad.contract import layout
-from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
 from opgrad.cpu.fused import program as stages
@@ -20,7 +19,7 @@ from opgrad.cpu.fused.form import Form, GradientForm
 from opgrad.cpu.fused.operands import BlockMemory, ColumnResults, Cut, Dropout, Memory, Results, Source, Switches
 from opgrad.cpu.loops import combine
 from opgrad.cpu.loops.layout import BLOCK, few, in_place_limits, keeps_column, spare_columns
-from opgrad.cpu.runtime import background, compilers, partition
+from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.fused.primitive import STATE, gradient_name
@@ -29,28 +28,8 @@ from opgrad.random import keep_threshold, kept_scale
 MOST_WORDS: Final = 36  # of operands, five each, and numbers, two for each link; with the rest a kernel takes 64
 
 
-VARIABLE: Final = "OPGRAD_FUSION"
-LATER, NOW, NEVER = CHOICES = ("later", "now", "never")
-
-
-def chosen(fused: Program | None, in_stages: Callable[[], Program]) -> Program:
-    """The fused program, if there is one and its kernels are compiled; else stages, to be followed by it.
-
-    OPGRAD_FUSION=now has kernels compiled before the first call runs, never leaves every call to stages. Raises
-    ValueError for any other value but later.
-    """
-    choice = os.environ.get(VARIABLE, LATER)
-    if choice not in CHOICES:
-        raise ValueError(f"{VARIABLE} is {choice!r}, expected one of {', '.join(CHOICES)}")
-    if fused is None or choice == NEVER:
-        return in_stages()
-    if choice == NOW or not background.lacking(fused):
-        return fused
-    return replace(in_stages(), later=fused if compilers.count() else None)
-
-
 class Lying(NamedTuple):
-    """How an operand lies: its places at outer indices and along n, in elements; whether it is contiguous along vectors."""
+    """How an operand lies: its places at outer indices and along n; whether it is contiguous along vectors."""
 
     source: Source
     along: bool
@@ -74,9 +53,7 @@ def lying(problem: Problem, first: str, name: str) -> Lying:
     spec, order = problem.specs[name], problem.orders[first]
     places = [place for place, axis in enumerate(order) if axis in problem.attributes["axis"]]
     start, stop = places[0], places[-1] + 1
-    outer, along_n, inner = (
-        _steps(spec, group) for group in (order[:start], order[start:stop], order[stop:])
-    )
+    outer, along_n, inner = (_steps(spec, group) for group in (order[:start], order[start:stop], order[stop:]))
     if len(outer) > 2 or len(along_n) > 1 or len(inner) > 1:
         raise Rare
     vectors, count = (inner[0], problem.inner) if problem.inner > 1 else (along_n[0], problem.n)
@@ -116,7 +93,7 @@ def columns_of(problem: Problem, first: str, name: str) -> Columns | None:
     return Columns(found.source.data, found.source.near, found.source.step)
 
 
-# --- links -------------------------------------------------------------------------------------------------------------
+# --- links ------------------------------------------------------------------------------------------------------------
 
 
 def _times(factors: Sequence[float]) -> Iterator[tuple[str, tuple[str, ...], float, float]]:
@@ -156,7 +133,7 @@ def _after(problem: Problem) -> Linked:
     return _linked(problem, "x", [*steps, *_times(last)])
 
 
-# --- forward -----------------------------------------------------------------------------------------------------------
+# --- forward ----------------------------------------------------------------------------------------------------------
 
 
 KernelsOf = Callable[[Any], Sequence[Kernel]]  # those of a form
@@ -232,7 +209,7 @@ def _cut(
     return {"cut": Cut(units // problem.outer, problem.n), "memory": BlockMemory(memory.e, memory.kept), **shared}
 
 
-# --- backward ----------------------------------------------------------------------------------------------------------
+# --- backward ---------------------------------------------------------------------------------------------------------
 
 
 def gradient(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program | None:
@@ -256,7 +233,8 @@ def _gradient(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program
     before = list(_times(stages.quotient(1.0 if applied else scale, attributes["out_scale"])))
     operations = [(each.name, each.operands, each.alpha, each.beta) for each in applied]
     inputs = [*scaled, *dropped] if applied else []
-    groups = [before, inputs, operations, [*scaled, *dropped, *masked], list(_times(stages.factors(attributes["logit_scale"])))]
+    after = list(_times(stages.factors(attributes["logit_scale"])))
+    groups = before, inputs, operations, [*scaled, *dropped, *masked], after
     linked = [_linked(problem, "dy", each) for each in groups]
     precision = stages.precision_of(problem, "dy", ("y", "dx"))
     layout = layout_of(problem, precision, in_place_limits(vector_lanes(precision)).transposed)
@@ -279,7 +257,7 @@ def _gradient_program(
     return Program(steps, workspace, name=f"fused, {form.layout}, {precision}")
 
 
-# --- what they share ---------------------------------------------------------------------------------------------------
+# --- what they share --------------------------------------------------------------------------------------------------
 
 
 def _sources(problem: Problem, first: str, own: Sequence[str], linked: Sequence[Linked]) -> tuple[Source, ...]:
@@ -336,9 +314,7 @@ def _arguments(
     return workspace, {**found, "memory": memory, "dropout": dropout}
 
 
-def _loops(
-    problem: Problem, layout: str, first: str, result: str, precision: str, arguments: dict[str, Any]
-) -> int:
+def _loops(problem: Problem, layout: str, first: str, result: str, precision: str, arguments: dict[str, Any]) -> int:
     """How many units there are; adds what kernels are told of them, and the result."""
     if layout == "columns":
         strips = partition.count(problem.inner + spare_columns(problem, result), vector_lanes(precision))

@@ -18,6 +18,11 @@ from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics import eltwise, eltwise_grad
 
 
+@inline
+def with_numbers(vectors, numbers):
+    return vectors + numbers
+
+
 class OnBuffers(Kernel):
     """Such a kernel. `on_vectors`: what it makes of vectors, (values, operand, third, alpha, beta)."""
 
@@ -34,7 +39,7 @@ def buffer_kernel(formula: Callable[..., Vector], read: Callable[..., Any]) -> O
 
     @inline
     def on_vectors(s: Vector, operand: Vector, third: Vector, alpha: float, beta: float) -> Vector:
-        return formula(*(arrays(s, operand, third) + (alpha, beta)))
+        return formula(*with_numbers(arrays(s, operand, third), (alpha, beta)))
 
     post_op.on_vectors = on_vectors
     return post_op

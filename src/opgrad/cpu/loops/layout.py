@@ -22,7 +22,7 @@ from opgrad.cpu.runtime.execute import Step, shared_out
 KEEP: Final = 1 << 17  # numbers, 512 KiB: the exponentials of a longer strip of columns are computed twice, not kept
 LONGEST_ROW: Final = 1 << 16  # elements: such a row and its exponentials, 512 KiB, still fit the second-level cache
 SPLIT_FROM: Final = 1 << 17  # elements: two threads gain from here on
-BLOCK: Final = 1 << 14  # elements of a long row that are added up in vectors, before such sums are: a unit of a split row
+BLOCK: Final = 1 << 14  # elements of a long row that are added up in vectors: a unit where rows are split
 FEWEST_ROWS: Final = 8  # rows that are worth transposing or grouping
 
 

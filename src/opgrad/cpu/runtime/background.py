@@ -5,10 +5,13 @@ them runs, so a plan goes over between two calls, wherever its address is kept. 
 """
 
 import atexit
+import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -20,6 +23,8 @@ from opgrad.cpu.runtime.compiler_process import Made, Request
 from opgrad.cpu.runtime.execute import Program
 from opgrad.locks import in_child, settling
 
+VARIABLE = "OPGRAD_FUSION"
+LATER, NOW, NEVER = CHOICES = ("later", "now", "never")
 NOTHING = (0, 0, 0, 0)  # the words of a step without parts
 
 
@@ -30,6 +35,22 @@ class Job(NamedTuple):
     program: Program
     place: int
     requests: Sequence[Request]
+
+
+def chosen(later: Program | None, program: Callable[[], Program]) -> Program:
+    """A program whose kernels are compiled: the later one, if there is one, else another to be followed by it.
+
+    OPGRAD_FUSION=now has kernels compiled before the first call runs, never leaves every call to the other program.
+    Raises ValueError for any other value but later.
+    """
+    choice = os.environ.get(VARIABLE, LATER)
+    if choice not in CHOICES:
+        raise ValueError(f"{VARIABLE} is {choice!r}, expected one of {', '.join(CHOICES)}")
+    if later is None or choice == NEVER:
+        return program()
+    if choice == NOW or not lacking(later):
+        return later
+    return replace(program(), later=later if compilers.count() else None)
 
 
 def lacking(program: Program) -> list[Request]:
@@ -79,7 +100,7 @@ def _go_over(job: Job) -> None:
         plan.implementation = job.program.name
 
 
-# --- the thread that waits for the compiler ----------------------------------------------------------------------------
+# --- the thread that waits for the compiler ---------------------------------------------------------------------------
 
 _jobs: SimpleQueue[Job] = SimpleQueue()
 _thread: threading.Thread | None = None
@@ -104,10 +125,9 @@ def _work() -> None:
     while True:
         job = _jobs.get()
         try:
-            _compile(job.requests)
-            _go_over(job)
-        except Exception:  # the plan stays as it is, and right
-            pass
+            with suppress(Exception):  # the plan stays as it is, and right
+                _compile(job.requests)
+                _go_over(job)
         finally:
             _open -= 1
 

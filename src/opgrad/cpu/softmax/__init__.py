@@ -27,9 +27,20 @@ from opgrad.cpu.loops.layout import (
 )
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.numerics.math import exp
+from opgrad.cpu.runtime import background
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Workspace
-from opgrad.cpu.softmax import columns, fused_columns, fused_gradients, fused_rows, fused_split, groups, rows, split, transposed
+from opgrad.cpu.softmax import (
+    columns,
+    fused_columns,
+    fused_gradients,
+    fused_rows,
+    fused_split,
+    groups,
+    rows,
+    split,
+    transposed,
+)
 
 SOFTMAX = {
     "rows": rows.softmax_rows,
@@ -126,13 +137,13 @@ def log_softmax_grad(problem: Problem) -> Program:
 def _forward_of(operator: str, problem: Problem, plain: Mapping[str, Any], in_place: Mapping[str, Kernel]) -> Program:
     if not problem.is_general:
         return _forward(problem, plain)
-    return fusing.chosen(fusing.forward(operator, problem, fused), partial(stages.forward, problem, in_place))
+    return background.chosen(fusing.forward(operator, problem, fused), partial(stages.forward, problem, in_place))
 
 
 def _gradient_of(operator: str, problem: Problem, plain: Mapping[str, Any], in_place: Mapping[str, Kernel]) -> Program:
     if not problem.is_general:
         return _gradient(problem, plain)
-    return fusing.chosen(fusing.gradient(operator, problem, fused), partial(stages.gradient, problem, in_place))
+    return background.chosen(fusing.gradient(operator, problem, fused), partial(stages.gradient, problem, in_place))
 
 
 def _forward(problem: Problem, kernels: Mapping[str, Any]) -> Program:

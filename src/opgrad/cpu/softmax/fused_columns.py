@@ -11,6 +11,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Float, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.fused.chain import joined
 from opgrad.cpu.fused.form import Form, arrays_inwards, arrays_outwards, inwards, one_after_the_other, outwards
 from opgrad.cpu.fused.operands import (
     DECIDE_STRIP,
@@ -41,7 +42,7 @@ def strip_reader(form: Form) -> Callable[..., Vector]:
     def read(e, n: int, whole: bool, mask, arrays, numbers) -> Vector:
         w, x, largest = v.lanes(e), arrays[0], v.full(e, MINUS_INFINITY)
         for i in range(n):
-            s = through(get(x.data, i * x.step, whole, mask), (e,) + arrays, i, whole, mask, numbers)
+            s = through(get(x.data, i * x.step, whole, mask), joined((e,), arrays), i, whole, mask, numbers)
             v.prefetch(x.data, i * x.step + w)
             v.store(e, i * w, s)
             largest = v.maximum(s, largest)

@@ -5,7 +5,6 @@ the row, or strip, before is written.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, store_f64
@@ -134,7 +133,8 @@ def of_columns(form: GradientForm, gradient: Gradient) -> tuple[Kernel, ...]:
         y_i = get(arrays[y].data, i * arrays[y].step, whole, mask)
         return out(formula(v.load(arrays[0], i * v.lanes(arrays[0])), y_i, s), arrays, i, whole, mask, of_links)
 
-    written = inline(lambda arrays, i, numbers: result(arrays, i, numbers, True, v.first(arrays[0], v.lanes(arrays[0]))))
+    every = inline(lambda p: v.first(p, v.lanes(p)))
+    written = inline(lambda arrays, i, numbers: result(arrays, i, numbers, True, every(arrays[0])))
     add_up = strip_sum(value, written)
 
     @kernel

@@ -11,6 +11,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.fused.chain import joined
 from opgrad.cpu.fused.form import Form, arrays_inwards, arrays_outwards, inwards, one_after_the_other, outwards
 from opgrad.cpu.fused.operands import DECIDE, IN_ROWS, OF_ROW, Dropout, Memory, Results, Source, Switches, start
 from opgrad.cpu.loops import combine
@@ -41,7 +42,7 @@ def row_reader(form: Form) -> Callable[..., Any]:
 
     @inline
     def read(e, n: int, arrays, numbers):
-        return v.reduce_max(along((v.full(e, loops.MINUS_INFINITY),), 0, n, (e,) + arrays, numbers)[0])
+        return v.reduce_max(along((v.full(e, loops.MINUS_INFINITY),), 0, n, joined((e,), arrays), numbers)[0])
 
     return read
 
@@ -90,6 +91,7 @@ SOFTMAX = Sums(
     inline(lambda x: (v.full(x, 0.0), v.full(x, 0.0), v.full(x, 0.0), v.full(x, 0.0))),
     inline(lambda stats, row, x, s, largest, m, numbers: _note_sum(stats, row, x, s, largest, m, True)),
 )
+
 
 @inline
 def _log_of_row(x, sums, largest, m, inf_as_zero: int):

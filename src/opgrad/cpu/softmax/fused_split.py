@@ -12,7 +12,8 @@ from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.fused.form import Form, arrays_inwards, arrays_outwards, inwards, outwards
+from opgrad.cpu.fused.chain import joined
+from opgrad.cpu.fused.form import Form, arrays_inwards, arrays_outwards, inwards, one_after_the_other, outwards
 from opgrad.cpu.fused.operands import DECIDE, IN_ROWS, OF_BLOCK, BlockMemory, Cut, Dropout, Results, Source, Switches
 from opgrad.cpu.loops import rows as loops
 from opgrad.cpu.loops.layout import BLOCK
@@ -29,13 +30,13 @@ _, _subtracted, _, _ = variants.ROWS_IN_PLACE
 class Split(NamedTuple):
     """What softmax and log-softmax differ in, besides what they do in rows.
 
-    add_up: (e, count, m): the two numbers of a block. joined: (first, second): the sums of rows. value: (x, scale): what
-    stands in the buffer of rows for an x.
+    add_up: (e, count, m): the two numbers of a block. both: (first, second): the sums of rows. value: (x, scale): what
+    the buffer of a row holds for an x.
     """
 
     of_rows: fused_rows.Sums
     add_up: Callable[..., Any]
-    joined: Callable[..., Any]
+    both: Callable[..., Any]
     value: Callable[..., Vector]
 
 
@@ -65,7 +66,7 @@ LOG_SOFTMAX = Split(
 def reducing(form: Form, split: Split) -> tuple[Kernel, ...]:
     """The steps up to the sums of rows."""
     read, place, count, floats = fused_rows.row_reader(form), arrays_inwards(form, OF_BLOCK), form.sources, form.numbers
-    add_up, joined, note = split.add_up, split.joined, split.of_rows.note
+    add_up, both, note = split.add_up, split.both, split.of_rows.note
     of_row = split.of_rows.of_row
     keeps = _note_if("stats" in form.results, note, of_row)
 
@@ -107,7 +108,7 @@ def reducing(form: Form, split: Split) -> tuple[Kernel, ...]:
                 second += load_f64(partial, PARTIAL * block + 1)
             store_f64(total, TOTAL * row + 1, first)
             store_f64(total, TOTAL * row + 2, second)
-            keeps(results, row, e, joined(first, second), v.number(e, load_f64(total, TOTAL * row)))
+            keeps(results, row, e, both(first, second), v.number(e, load_f64(total, TOTAL * row)))
 
     return fused_block_maxima, fused_row_maxima, fused_block_sums, fused_row_sums
 
@@ -129,7 +130,7 @@ def writing(form: Form, split: Split) -> Kernel:
     """The last step."""
     inner, outer = arrays_inwards(form, OF_BLOCK), arrays_outwards(form, OF_BLOCK)
     through, behind = inwards(form, IN_ROWS), outwards(form, IN_ROWS)
-    result, exponential, of_row, joined = split.of_rows.result, split.value, split.of_rows.of_row, split.joined
+    result, exponential, of_row, both = split.of_rows.result, split.value, split.of_rows.of_row, split.both
     decide, count, floats = DECIDE[form.drops], form.sources, form.numbers
 
     @inline
@@ -154,13 +155,15 @@ def writing(form: Form, split: Split) -> Kernel:
         for unit in units:
             row, begin = unit // cut.blocks, unit % cut.blocks * BLOCK
             size, largest = min(BLOCK, cut.n - begin), v.number(e, load_f64(total, TOTAL * row))
-            sums, m = joined(load_f64(total, TOTAL * row + 1), load_f64(total, TOTAL * row + 2)), _subtracted(e, largest)
+            m = _subtracted(e, largest)
+            sums = both(load_f64(total, TOTAL * row + 1), load_f64(total, TOTAL * row + 2))
             found = of_row(e, sums, largest, m, switches.inf_as_zero)
             scale = lse.scale_for(v.full(e, m))
-            write(e, 0, size, 0, (e,) + inner(e, sources, (row, begin)), (found, scale, numbers))
+            write(e, 0, size, 0, joined((e,), inner(e, sources, (row, begin))), (found, scale, numbers))
             decide(kept, size, row * cut.n + begin, dropout)
             others(results, row, begin, size, e, kept)
-            write_y(y.data + (row * y.step + begin), 0, size, switches.stream, outer(e, kept, e, sources, (row, begin)), numbers)
+            arrays, ys = outer(e, kept, e, sources, (row, begin)), y.data + (row * y.step + begin)
+            write_y(ys, 0, size, switches.stream, arrays, numbers)
 
     return fused_block_results
 
@@ -177,7 +180,7 @@ def _others(form: Form) -> Callable[..., None]:
         write_same(results.mask.data + (row * results.mask.step + begin), 0, size, 0, (kept,), ())
 
     every = {"saved": saved, "mask": mask}
-    return fused_rows.one_after_the_other([every[name] for name in form.results if name in every])
+    return one_after_the_other([every[name] for name in form.results if name in every])
 
 
 def softmax(form: Form) -> tuple[Kernel, ...]:
