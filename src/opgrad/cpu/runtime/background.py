@@ -19,8 +19,8 @@ from opgrad.contract.problem import Pair
 from opgrad.cpu.compiler import native
 from opgrad.cpu.compiler.memory import atomic_store
 from opgrad.cpu.runtime import compilers, execute
-from opgrad.cpu.runtime.compiler_process import Made, Request
 from opgrad.cpu.runtime.execute import Program
+from opgrad.cpu.runtime.requests import Made, Request
 from opgrad.locks import in_child, settling
 
 VARIABLE = "OPGRAD_FUSION"

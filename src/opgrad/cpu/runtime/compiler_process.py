@@ -12,46 +12,12 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from queue import SimpleQueue
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from opgrad.contract import DTYPES, Spec, graph_operators, only, operators, spread
 from opgrad.cpu.compiler.native import Kernel, host, noting, object_cache
 from opgrad.cpu.runtime.plan import plan
-
-
-class Named(NamedTuple):
-    """A kernel or native function that a module has under a name, in some form."""
-
-    module: str
-    name: str
-    form: str
-
-
-class Call(NamedTuple):
-    """A call of an operator, among whose kernels is the one that is asked for.
-
-    needs: the results that it computes, if not all. lists: how long its lists of arrays are, given and made.
-    specs: shape and dtype of each array, None for one left out.
-    """
-
-    operator: str
-    needs: tuple[str, ...] | None
-    lists: tuple[int, int] | None
-    specs: tuple[tuple[tuple[int, ...], str] | None, ...]
-    attributes: dict[str, Any]
-
-
-class Made(NamedTuple):
-    """A kernel, in some form, that a function of a module makes of these arguments: one of several, by its number."""
-
-    module: str
-    function: str
-    arguments: tuple[Any, ...]
-    number: int
-    form: str
-
-
-Request = tuple[str, Named | Call | Made]  # the entry that it is about, and what it is made of
+from opgrad.cpu.runtime.requests import Call, Made, Named, Request
 
 
 def main(nice: int = 0) -> None:

@@ -20,15 +20,15 @@ from typing import Any
 from opgrad.cpu.compiler import native, sources
 from opgrad.cpu.compiler.cache import VARIABLE as CACHE
 from opgrad.cpu.compiler.target import cpu_is_known
-from opgrad.cpu.runtime import compiler_process
-from opgrad.cpu.runtime.compiler_process import Named, Request
 from opgrad.cpu.runtime.parallel import default_threads
+from opgrad.cpu.runtime.requests import Named, Request
 from opgrad.locks import in_child, settling
 
 VARIABLE = "OPGRAD_COMPILERS"
 MOST = 16  # processes
 IDLE = 10.0  # seconds without work after which a process ends: it takes 150 MB
 LOOK = 0.1  # seconds between two looks at how far they are
+PROCESS = "opgrad.cpu.runtime.compiler_process"  # what each of them runs
 BOOT = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from {} import main; main({})"
 BESIDE = 10  # how nice a process is whose work nobody waits for
 
@@ -139,7 +139,7 @@ def _start(nice: int) -> Any:
     folder = os.path.dirname(native.object_cache().folder or "")
     environment = os.environ | {CACHE: folder, "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", BOOT.format(compiler_process.__name__, nice)],
+        [sys.executable, "-I", "-c", BOOT.format(PROCESS, nice)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, env=environment,
         creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
     )  # fmt: skip
