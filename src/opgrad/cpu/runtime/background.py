@@ -129,13 +129,15 @@ def _work() -> None:
                 _compile(job.requests)
                 _go_over(job)
         finally:
-            _open -= 1
+            with settling:
+                _open -= 1
 
 
 def _compile(requests: Sequence[Request]) -> None:
     global _compiler
-    if _compiler is None or not _compiler.usable:
-        _compiler = compilers.Compilers(1, beside=True)
+    with settling:  # a child that is forked meanwhile would keep the process's input open
+        if _compiler is None or not _compiler.usable:
+            _compiler = compilers.Compilers(1, beside=True)
     _compiler.wait(_compiler.add(requests))
 
 
