@@ -53,9 +53,12 @@ class PlannedCall:
             self._known = (ctypes.c_int64 * len(words))(*words)
             self._native = planned_caller(self._count)
             self._address, self._known_address = runner.plan.address, ctypes.addressof(self._known)
-        self.implementation = runner.plan.implementation
         self.bytes_moved = runner.plan.bytes_moved
         self.scratch_bytes = runner.plan.scratch_bytes
+
+    @property
+    def implementation(self) -> str:
+        return self._runner.plan.implementation
 
     def __call__(
         self,

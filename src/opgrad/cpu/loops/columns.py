@@ -46,12 +46,17 @@ def column_max(x, x_n: int, n: int, whole: bool, mask) -> Vector:
     return m
 
 
-def column_sum_exp(formula: Callable[..., Vector], adding: lse.Adding) -> Callable[..., Any]:
+def of_strip(formula: Callable[..., Vector]) -> Callable[..., Vector]:
+    """(a, a_n, i, numbers): formula(a[i], *numbers) of a strip."""
+    return inline(lambda a, a_n, i, numbers: formula(v.load(a, i * a_n), *numbers))
+
+
+def column_sum_exp(written: Callable[..., Vector], adding: lse.Adding) -> Callable[..., Any]:
     """The sums of the exponentials as two vectors; asks for the next strip meanwhile.
 
     The exponentials go to `e`, `keep` numbers from one to the next; nowhere if it is 0.
 
-    If `pending`, it also writes the strip before past the cache: out[i] = formula(a[i], *numbers). Writing apart
+    If `pending`, it also writes the strip before past the cache: out[i] = written(a, a_n, i, numbers). Writing apart
     from reading and computing leaves the memory idle meanwhile.
     """
     add, _ = adding
@@ -69,14 +74,14 @@ def column_sum_exp(formula: Callable[..., Vector], adding: lse.Adding) -> Callab
                 if keep:
                     v.store(e, i * keep, value)
                 if pending:
-                    v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
+                    v.store_streaming(out, i * out_n, written(a, a_n, i, numbers))
             sums = lse.join(x, sums)
         return sums[2], sums[3]
 
     return sum_exp
 
 
-def column_rest(formula: Callable[..., Vector], adding: lse.AddingBelow) -> Callable[..., Any]:
+def column_rest(written: Callable[..., Vector], adding: lse.AddingBelow) -> Callable[..., Any]:
     """The sums of the exponentials of the numbers that are not m, and how many are m; the rest as column_sum_exp."""
     terms, add = adding
 
@@ -91,7 +96,7 @@ def column_rest(formula: Callable[..., Vector], adding: lse.AddingBelow) -> Call
                 v.prefetch(x, i * x_n + w)
                 sums, count = add(x, sums, value, m, scale), number_equal(count, value, m)
                 if pending:
-                    v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
+                    v.store_streaming(out, i * out_n, written(a, a_n, i, numbers))
             sums = lse.join_plain(x, sums)
         return sums[2] + sums[3], count
 
@@ -134,6 +139,6 @@ def column_sum(term: Callable[..., Vector], formula: Callable[..., Vector]) -> C
     return add_up
 
 
-sum_exp_dividing_columns = column_sum_exp(lse.quotient, lse.PLAIN)
-add_rest_logging_columns = column_rest(minus_both, lse.PLAIN_BELOW)
+sum_exp_dividing_columns = column_sum_exp(of_strip(lse.quotient), lse.PLAIN)
+add_rest_logging_columns = column_rest(of_strip(minus_both), lse.PLAIN_BELOW)
 write_quotient_column, write_log_column = write_column(lse.quotient), write_column(minus_both)

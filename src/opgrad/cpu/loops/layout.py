@@ -24,7 +24,7 @@ KEEP: Final = 1 << 17  # numbers, 512 KiB: the exponentials of a longer strip of
 # than a split row from memory. 131,072 took 0.23 ns an element instead of 0.31, softmax_grad 0.30 instead of 0.51.
 LONGEST_ROW: Final = 1 << 18
 SPLIT_FROM: Final = 1 << 17  # elements: two threads gain from here on
-BLOCK: Final = 1 << 14  # elements of a split row that one unit reduces or writes
+BLOCK: Final = 1 << 14  # elements of a long row that are added up in vectors: a unit where rows are split
 FEWEST_ROWS: Final = 8  # rows that are worth transposing or grouping
 
 
@@ -39,7 +39,6 @@ class Limits:
 LOSS: Final = Limits(transposed=64)
 LOSS_ALONE: Final = Limits(transposed=96)  # nothing is transposed back
 GRADIENT: Final = Limits(transposed=24)  # what each row takes is little
-IN_PLACE: Final = Limits(transposed=24, grouped=128)  # on a buffer in the first-level cache
 
 
 def forward_limits(width: int, sixteen_bits: bool, stream: int) -> Limits:
@@ -51,6 +50,11 @@ def forward_limits(width: int, sixteen_bits: bool, stream: int) -> Limits:
     if sixteen_bits:
         return Limits(3 * width // 2, 16 * width)
     return Limits(width - 1 if stream else 3 * width, 8 * width)
+
+
+def in_place_limits(width: int) -> Limits:
+    """Those of kernels on a buffer, which holds numbers of 32 or 64 bits whatever the call's dtypes are."""
+    return Limits(3 * width // 4, 2 * width)
 
 
 def precision(problem: Any) -> str:

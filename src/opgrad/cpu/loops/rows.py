@@ -7,7 +7,8 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.fold import CHUNK, fold
-from opgrad.cpu.loops.map import get_or, mapped, next_vector
+from opgrad.cpu.loops.layout import BLOCK
+from opgrad.cpu.loops.map import get, get_or, mapped, next_vector
 from opgrad.cpu.numerics import logsumexp as lse
 
 AHEAD: Final = 2048  # elements between a prefetch and its use: the hardware's own stop at every page of 4 KiB
@@ -158,23 +159,43 @@ def row_sum(term: Callable[..., Vector], step: Callable[..., int]) -> Callable[.
     inline(term)
 
     @inline
+    def value(both, i: int, whole: bool, mask, none) -> Vector:
+        if whole:
+            v.prefetch(both[0], i + AHEAD)
+            v.prefetch(both[1], i + AHEAD)
+        return term(get(both[0], i, whole, mask), get(both[1], i, whole, mask))
+
+    add_values = row_sum_of(value, step)
+
+    @inline
     def add_up(dy, y, begin: int, end: int, out, j: int, stop: int, arrays, numbers):
-        w = v.lanes(dy)
-        total = v.full(dy, 0.0)
-        i = begin
-        while i + w <= end:
-            chunk = v.full(dy, 0.0)
-            chunk_end = min(i + CHUNK * w, end)
-            while i + w <= chunk_end:
-                v.prefetch(dy, i + AHEAD)
-                v.prefetch(y, i + AHEAD)
-                chunk = chunk + term(v.load(dy, i), v.load(y, i))
-                j = step(out, j, stop, arrays, numbers)
-                i += w
-            total = total + chunk
-        if i < end:
-            mask = v.first(dy, end - i)
-            total = total + term(v.load_masked(dy, i, mask, 0.0), v.load_masked(y, i, mask, 0.0))
-        return v.reduce_add(total), j
+        return add_values(dy, begin, end, (dy, y), (), out, j, stop, arrays, numbers)
+
+    return add_up
+
+
+def row_sum_of(value: Callable[..., Vector], step: Callable[..., int]) -> Callable[..., Any]:
+    """The sum of value(terms, i, whole, mask, factors) over [begin, end), in vectors like those of `like`.
+
+    The sums of blocks are added in float64, so a row that is split into such blocks has the same sum.
+    """
+
+    @inline
+    def add_up(like, begin: int, end: int, terms, factors, out, j: int, stop: int, arrays, numbers):
+        w, every, s = v.lanes(like), v.first(like, v.lanes(like)), 0.0
+        for block in range(begin, end, BLOCK):
+            block_end, total, i = min(block + BLOCK, end), v.full(like, 0.0), block
+            while i + w <= block_end:
+                chunk = v.full(like, 0.0)
+                chunk_end = min(i + CHUNK * w, block_end)
+                while i + w <= chunk_end:
+                    chunk = chunk + value(terms, i, True, every, factors)
+                    j = step(out, j, stop, arrays, numbers)
+                    i += w
+                total = total + chunk
+            if i < block_end:
+                total = total + value(terms, i, False, v.first(like, block_end - i), factors)
+            s += v.reduce_add(total)
+        return v.number(like, s), j
 
     return add_up

@@ -66,7 +66,8 @@ def shared_out(kernel: Kernel, units: int, unit_bytes: float, arguments: Mapping
 class Program:
     """What a kernel function returns: steps, their working memory, and the words for what may go wrong.
 
-    `name` tells how it is done, `tables` keeps the memory that arguments point to.
+    `name` tells how it is done, `tables` keeps the memory that arguments point to. `later`: what shall run instead as
+    soon as its kernels are compiled.
     """
 
     steps: Sequence[Step]
@@ -74,6 +75,7 @@ class Program:
     explain: Explain | None = None
     name: str = ""
     tables: Sequence[Any] = ()
+    later: "Program | None" = None
     slots: int = field(init=False)  # how many parts can have private memory at a time, settled once
 
     def __post_init__(self) -> None:
@@ -92,18 +94,24 @@ def words(program: Program, pairs: Sequence[Pair]) -> list[int]:
         result += [pair.result, pair.other, *pair.result_bytes, *pair.other_bytes, pair.same]
     result[FIRST_STEP] = len(result)
     for step in program.steps:
-        result += _step_words(step, program)
+        result += step_words(step, program)
     return result
 
 
-def _step_words(step: Step, program: Program) -> list[int]:
+def dtypes_of(step: Step) -> list[str]:
+    """The dtypes of the pointers that a step's kernel is given."""
+    given = (each for name, kind in step.kernel.parameters.items() for each in values(kind, step.arguments[name]))
+    return ["float32" if value is None else value.dtype for kind, value in given if kind in POINTERS]
+
+
+def step_words(step: Step, program: Program) -> list[int]:
+    """The words of a step: its own, its kernel's arguments, and which of them are filled in at each call."""
     filled = _header(step, program)
     for name, kind in step.kernel.parameters.items():
         filled += values(kind, step.arguments[name])
-    dtypes = ["float32" if value is None else value.dtype for kind, value in filled if kind in POINTERS]
     patches = [word for index, (kind, value) in enumerate(filled) for word in _patch(index, kind, value)]
     arguments = [_word(value, kind) for kind, value in filled]
-    return [step.kernel.task(dtypes), step.parts, len(filled), len(patches) // 2, *arguments, *patches]
+    return [step.kernel.task(dtypes_of(step)), step.parts, len(filled), len(patches) // 2, *arguments, *patches]
 
 
 def _header(step: Step, program: Program) -> list[tuple[Any, Any]]:

@@ -33,7 +33,7 @@ def softmax_lines(variant: variants.Variant) -> Callable[..., Vector]:
     """
     subtracted, divide, quotient = variant.subtracted, variant.divide, variant.quotient
     no_divisor = variant.no_divisor
-    add_up = loops.column_sum_exp(quotient, variant.sums)
+    add_up = loops.column_sum_exp(loops.of_strip(quotient), variant.sums)
 
     @inline
     def lines(x, x_n: int, n: int, fine, inf_as_zero: int) -> Vector:
@@ -53,7 +53,7 @@ def softmax_lines(variant: variants.Variant) -> Callable[..., Vector]:
 def log_softmax_lines(variant: variants.Variant) -> Callable[..., Vector]:
     """x = log_softmax(x) down as many columns as a vector has lanes; the log-sum-exp of each."""
     subtracted, count_of = variant.subtracted, variant.count_of
-    add_rest = loops.column_rest(minus_both, variant.rests)
+    add_rest = loops.column_rest(loops.of_strip(minus_both), variant.rests)
 
     @inline
     def lines(x, x_n: int, n: int, fine, inf_as_zero: int) -> Vector:

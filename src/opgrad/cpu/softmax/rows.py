@@ -13,6 +13,7 @@ from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops import combine
 from opgrad.cpu.loops import rows as loops
+from opgrad.cpu.loops.layout import BLOCK
 from opgrad.cpu.loops.map import mapped, next_vector
 from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.softmax import variants
@@ -20,7 +21,6 @@ from opgrad.cpu.softmax import variants
 # Shorter rows are written after the next one's exponentials even if not past the cache: the divisor comes at the end of
 # a long chain, which rows of 1,000 would wait for.
 LATE: Final = 2048
-BLOCK: Final = 1 << 16  # elements of a row that are added up in vectors, before their sums are added in float64
 
 
 # --- softmax -------------------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def _log_sum_exp(stats, row: int, x, s: float, largest, m, keeps: int) -> None:
 
 
 def in_blocks(add_up: Callable[..., Any]) -> Callable[..., Any]:
-    """`row_sum_exp` for rows of any length."""
+    """`row_sum_exp` for rows of any length: the sums of blocks are added in float64."""
 
     @inline
     def sum_exp(x, begin: int, n: int, m: float, e, keep: int, ahead, out, j: int, stop: int, arrays, numbers):
