@@ -7,6 +7,7 @@ import torch
 
 from opgrad import interop
 from opgrad.contract import Operator
+from opgrad.interop.torch_calls import noted
 from opgrad.interop.torch_tensors import (
     NAME,
     PLAIN_DTYPES,
@@ -26,7 +27,7 @@ from opgrad.interop.torch_tensors import (
     unseen,
 )
 
-__all__ = ["NAME", "broadcast", "owns", "run", "spec", "state", "total"]  # a `Library`, and `Arrays`
+__all__ = ["NAME", "broadcast", "noted", "owns", "run", "spec", "state", "total"]  # a `Library`, and `Arrays`
 
 
 def run(op: Operator, given: Mapping[str, Any]) -> Any:

@@ -19,14 +19,14 @@ Gradients = dict[str, Tensor | None]
 Needs = Mapping[str, bool]
 Axes = int | list[int] | tuple[int, ...]
 
-softmax_grad, log_softmax_grad = OPERATORS["softmax_grad"], OPERATORS["log_softmax_grad"]
-relu_grad, leaky_relu_grad = OPERATORS["relu_grad"], OPERATORS["leaky_relu_grad"]
-sigmoid_grad, tanh_grad = OPERATORS["sigmoid_grad"], OPERATORS["tanh_grad"]
-quick_gelu_grad = OPERATORS["quick_gelu_grad"]
-loss_grad = OPERATORS["softmax_cross_entropy_loss_grad"]
-loss_and_grad = OPERATORS["softmax_cross_entropy_loss_and_grad"]
-gather, gather_grad = OPERATORS["gather"], OPERATORS["gather_grad"]
-scale = OPERATORS["scale"]
+softmax_grad, log_softmax_grad = OPERATORS["softmax_grad"].call, OPERATORS["log_softmax_grad"].call
+relu_grad, leaky_relu_grad = OPERATORS["relu_grad"].call, OPERATORS["leaky_relu_grad"].call
+sigmoid_grad, tanh_grad = OPERATORS["sigmoid_grad"].call, OPERATORS["tanh_grad"].call
+quick_gelu_grad = OPERATORS["quick_gelu_grad"].call
+loss_grad = OPERATORS["softmax_cross_entropy_loss_grad"].call
+loss_and_grad = OPERATORS["softmax_cross_entropy_loss_and_grad"].call
+gather, gather_grad = OPERATORS["gather"].call, OPERATORS["gather_grad"].call
+scale = OPERATORS["scale"].call
 
 
 def gradient(name: str) -> Callable[[Gradient], Gradient]:
@@ -222,7 +222,7 @@ def scaled(dlogits: Tensor, dloss: Tensor) -> Tensor:
 def scale_in_place(dlogits: Tensor, dloss: Tensor) -> Tensor:
     """The same without a new tensor, and without a gradient."""
     if dloss.dim() == 0 and is_direct((dlogits, dloss)):
-        return execute(scale.op, {"x": dlogits, "factor": dloss, "out": dlogits})
+        return execute(OPERATORS["scale"].op, {"x": dlogits, "factor": dloss, "out": dlogits})
     # A number on the device would be rounded to the dtype of dlogits first; a tensor with dimensions is not.
     return dlogits.mul_(dloss.unsqueeze(1) if dloss.dim() else dloss.reshape(1))
 
@@ -307,7 +307,7 @@ def declared(op: Operator) -> Gradient | None:
     names, (x, *_) = backward.names, op.arrays
 
     def formula(*dys: Tensor, **kept: Any) -> Gradients:
-        return {x: backward(*dys, *[kept[name] for name in names[1:]])}
+        return {x: backward.call(*dys, *[kept[name] for name in names[1:]])}
 
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     formula.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # by which it is called

@@ -24,7 +24,9 @@ from opgrad.contract import Operator, Spec
 from opgrad.contract.plain import PLAIN, is_plain, plain
 from opgrad.contract.signature import result_specs
 from opgrad.interop import check_owners, library_of
+from opgrad.functions import answer_whole
 from opgrad.interop.device import model_of
+from opgrad.interop.torch_calls import native
 from opgrad.interop.torch_tensors import (
     TORCH_DTYPES,
     execute,
@@ -51,6 +53,8 @@ class TensorOperator(Registered):
         torch.library.impl(f"opgrad::{op.name}", ("cpu", "cuda"), self.execute, lib=LIBRARY)
         torch.library.register_fake(f"opgrad::{op.name}", self._fake, lib=LIBRARY)
         self.defaults = tuple(op.attributes.get(name) for name in self.names)
+        self.call = native(self.__call__)
+        self.run = native(self.execute)
         self.eager: Any = None
         self.dispatched: Any = None
         self.transformed: Any = None
@@ -66,7 +70,7 @@ class TensorOperator(Registered):
             return self._dispatch(*arguments)
         if self.eager is None:
             raise NotImplementedError(f"{self.op.name}: no gradient; detach its arguments")
-        return self.eager.apply(*arguments)
+        return answer_whole(self.eager, arguments)
 
     def _dispatch(self, *arguments: Any) -> Any:
         return self.overload(*self._listed(arguments))
@@ -155,7 +159,8 @@ class TensorOperator(Registered):
     def differentiate(self, gradient: Gradient) -> None:
         """Give the operator its gradient, which `Derivative` describes."""
         self.derivative = Derivative(self.op, self.names, gradient)
-        self.eager = self.derivative.function(self.execute)
+        # Function.apply itself looks for what torch.func has left behind, which never comes here.
+        self.eager = super(torch.autograd.Function, self.derivative.function(self.run)).apply
         self.dispatched = self.derivative.forward_mode(self._below)
         self.transformed = self.derivative.transformable(self._dispatch)
         LIBRARY.impl(self.op.name, self._autograd, "Autograd", with_keyset=True)

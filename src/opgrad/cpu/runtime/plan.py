@@ -49,11 +49,12 @@ def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out
 
 
 def _plan(prepared: Prepared) -> Plan:
-    from opgrad.cpu.runtime.execute import words
+    from opgrad.cpu.runtime.execute import FEW, words
 
     op = prepared.operator
     program = op.kernel()(prepared.problem)
-    code = words(program, pairs(prepared) if prepared.brought else ())
+    compared = prepared.brought and len(op.inputs) + len(op.results) <= FEW
+    code = words(program, pairs(prepared) if compared else ())
     return Plan(
         op,
         tuple(prepared.results.values()),
