@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.contract import Spec
+from opgrad.contract import Operator, Spec
 from opgrad.contract.lists import lists_of
-from opgrad.contract.plain import is_plain
+from opgrad.contract.plain import PLAIN, is_plain
 from opgrad.contract.signature import covered
 from opgrad.cpu.runtime import calls, objects
 from opgrad.cpu.runtime.execute import FEW, known
@@ -40,7 +40,8 @@ class Answered:
     by: the `Execution` whose plan was run, or a function that was called with `operands`, in that order.
     operands: inputs and results in the plan's order; None for one left out. results: those of the operands that are
         returned, in order; `new`: whether the call made them.
-    answer: what was returned. kept: objects that every such call uses, beside its arguments.
+    answer: what was returned. kept: objects that every such call uses, beside its arguments. watched: whether the
+        arrays' library is asked before each call if it has to know of it.
     """
 
     by: Any
@@ -49,6 +50,7 @@ class Answered:
     new: bool
     answer: Any
     kept: Sequence[Any] = ()
+    watched: bool = True
 
 
 class Tensors:
@@ -92,7 +94,8 @@ def kept_forever(*things: Any) -> None:
 def signature_of(by: Any, values: Sequence[Any], names: Sequence[str]) -> Any:
     """What tells entries of one function apart; hashable."""
     places: dict[int, int] = {}
-    same, rest = [], []
+    same: list[int] = []
+    rest: list[Any] = []
     for value in _flat(values):
         same.append(places.setdefault(id(value), len(same)))
         rest.append((type(value), value if is_plain(value) else getattr(value, "requires_grad", None)))
@@ -107,10 +110,8 @@ def _flat(values: Sequence[Any]) -> list[Any]:
 
 
 def _is_sequence(value: Any) -> bool:
-    """Whether native code may look at a value's items: a list, or a tuple with nothing of its own."""
-    return type(value) is list or (
-        isinstance(value, tuple) and type(value).__basicsize__ == tuple.__basicsize__ and len(value) < 1 << 16
-    )
+    """Whether native code may look at a value's items: a list, a tuple, or what a library has in place of one."""
+    return type(value) in (list, tuple) or (isinstance(value, tuple) and type(value) in PLAIN)
 
 
 class Entry:
@@ -213,7 +214,7 @@ class Entry:
             calls.OWNER: id(self),
             calls.OPERANDS: len(answered.operands),
             calls.IS_TORCH: self.is_torch,
-            calls.WATCHING: self.tensors.watchers(_flat(self.values)),
+            calls.WATCHING: self.tensors.watchers(_flat(self.values)) if answered.watched else calls.NONE,
             **(self._of_plan() if by_plan else self._of_function()),
         }
         at = calls.ENTRY
@@ -274,7 +275,7 @@ class Entry:
         if self._are_few():
             return {calls.MEMORY: start}
         order = (ctypes.c_int64 * count).from_address(start + size + 8 * 3 * count)
-        order[:] = range(count)
+        order[:] = list(range(count))
         return {calls.MEMORY: start, calls.TABLES: start + size}
 
     def _of_function(self) -> dict[int, int]:
@@ -323,7 +324,8 @@ class Entry:
         answered = self.answered
         if answered.new or self._are_few():
             return []
-        op, groups = answered.by.op, {}
+        op: Operator = answered.by.op
+        groups: dict[str, str] = {}
         names = [*op.arrays, *op.results]
         arrays = dict(zip(names, answered.operands, strict=True))
         for result, others in op.in_place.items():

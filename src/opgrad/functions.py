@@ -16,8 +16,8 @@ from dataclasses import replace
 from types import MethodType
 from typing import Any, TypeVar
 
-from opgrad.cpu.runtime import calls, parallel
 from opgrad import entries
+from opgrad.cpu.runtime import calls, parallel
 from opgrad.entries import Answered, Entry, NotNative, kept_forever, signature_of
 from opgrad.locks import settling
 from opgrad.memory import numpy_function
@@ -223,15 +223,20 @@ def note_effect() -> None:
     note(NOTHING)
 
 
-def answer(known: Entries, python: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """python(*args, **kwargs); calls like this one are native from now on, if one thing that was noted answers them."""
+def answer(
+    known: Entries, python: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], watched: bool = True
+) -> Any:
+    """python(*args, **kwargs); calls like this one are native from now on, if one thing that was noted answers them.
+
+    watched: whether the library of the arrays is asked before each if it has to know of it.
+    """
     outside, _notes.answered = _notes.answered, []
     try:
         found, noted = python(*args, **kwargs), _notes.answered
     finally:
         _notes.answered = outside
     if len(noted) == 1:
-        known.enter(replace(noted[0], answer=found), args, kwargs)
+        known.enter(replace(noted[0], answer=found, watched=watched), args, kwargs)
     return found
 
 

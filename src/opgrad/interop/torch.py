@@ -7,7 +7,7 @@ import torch
 
 from opgrad import interop
 from opgrad.contract import Operator
-from opgrad.interop.torch_calls import noted
+from opgrad.interop.torch_calls import noted, unseen
 from opgrad.interop.torch_tensors import (
     NAME,
     PLAIN_DTYPES,
@@ -24,7 +24,6 @@ from opgrad.interop.torch_tensors import (
     spec,
     state,
     total,
-    unseen,
 )
 
 __all__ = ["NAME", "broadcast", "noted", "owns", "run", "spec", "state", "total"]  # a `Library`, and `Arrays`

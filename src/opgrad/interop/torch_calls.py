@@ -151,7 +151,7 @@ def _place(words: Sequence[Sequence[int]], wanted: Sequence[int]) -> int:
 
 
 def _found() -> TorchTensors:
-    """What is known of this PyTorch, tried. Raises LookupError, AttributeError or OSError where something is missing."""
+    """What is known of this PyTorch, tried. Raises LookupError, AttributeError or OSError if something is missing."""
     tensors = _examples()
     impls = [tensor._cdata for tensor in tensors]
     handle = _place([_words(id(each), type(each).__basicsize__ // 8) for each in tensors], impls)
@@ -192,19 +192,51 @@ def prepare() -> None:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def native(python: F) -> F:
-    """Decorate a function of tensors: calls that one operator answers are native from the second on."""
+def native(python: F, watched: bool = True) -> F:
+    """Decorate a function of tensors: calls that one operator answers are native from the second on.
+
+    watched: whether PyTorch may have to know of a call.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return noted(known, python, args, kwargs)
+        return noted(known, python, args, kwargs, watched)
 
     function, known = function_of(call)
     return cast(F, functools.wraps(python)(function) if known else python)
 
 
-def noted(known: Entries | None, python: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """python(*args, **kwargs), whose function is to know calls like this one natively if it has such entries."""
-    if known is None or torch.compiler.is_compiling() or is_watched():
+def noted(
+    known: Entries | None,
+    python: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    watched: bool = True,
+) -> Any:
+    """python(*args, **kwargs), whose function is to know calls like this one natively if it has such entries.
+
+    watched: whether PyTorch may have to know of the call.
+    """
+    if known is None or torch.compiler.is_compiling():
+        return python(*args, **kwargs)
+    return unseen(_noted)(known, python, args, kwargs, watched)
+
+
+def _noted(
+    known: Entries, python: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], watched: bool
+) -> Any:
+    if is_watched():
         return python(*args, **kwargs)
     prepare()
-    return answer(known, python, args, kwargs)
+    return answer(known, python, args, kwargs, watched)
+
+
+def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as torch.compile leaves it alone: after a graph break it would compile what is called, too."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    return function if dynamo is None else _hidden(dynamo, function)
+
+
+@functools.cache
+def _hidden(dynamo: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    hidden: Callable[..., Any] = dynamo.disable(function)
+    return hidden

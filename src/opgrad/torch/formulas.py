@@ -4,16 +4,15 @@ That of an operator whose gradient is declared, such as tanh, needs no line here
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opgrad.contract import Operator
 from opgrad.interop.torch_tensors import execute, is_direct, is_transformed
 from opgrad.torch.derivative import Gradient
-from opgrad.torch.operators import OPERATORS
+from opgrad.torch.operators import OPERATORS, TensorOperator
 
 Gradients = dict[str, Tensor | None]
 Needs = Mapping[str, bool]
@@ -63,11 +62,6 @@ def _log_softmax_grad(g: Tensor, needs: Needs, dy: Tensor, y: Tensor, axis: Axes
 # --- activations ----------------------------------------------------------------------------------------------------
 
 
-@gradient("relu")
-def _relu(dy: Tensor, y: Tensor) -> Gradients:
-    return {"x": relu_grad(dy, y)}
-
-
 @gradient("relu_grad")
 def _relu_grad(g: Tensor, x: Tensor) -> Gradients:
     return {"dy": relu_grad(g, x), "x": None}
@@ -96,12 +90,6 @@ def _quick_gelu_grad(g: Tensor, needs: Needs, dy: Tensor, x: Tensor, alpha: floa
         s = torch.sigmoid(alpha * x)
         by_x = g * dy * alpha * s * (1 - s) * (2 + alpha * x * (1 - 2 * s))
     return {"dy": quick_gelu_grad(g, x, alpha) if needs["dy"] else None, "x": by_x}
-
-
-@gradient("leaky_relu")
-def _leaky_relu(dy: Tensor, x: Tensor, alpha: float) -> Gradients:
-    # The input has the right sign for every alpha, the output for positive ones alone.
-    return {"x": leaky_relu_grad(dy, x, alpha)}
 
 
 @gradient("leaky_relu_grad")
@@ -296,24 +284,26 @@ def _scale(dy: Tensor, needs: Needs, x: Tensor, factor: Tensor, scale_down: bool
 # --- gradients that are operators themselves --------------------------------------------------------------------------
 
 
-def declared(op: Operator) -> Gradient | None:
-    """The gradient by the operator that is declared as this one's, None if there is none.
+def direct(name: str, by: TensorOperator, saved: Sequence[str]) -> None:
+    """Give an operator the gradient of its first argument by another, called with dy and what is saved.
 
-    It is given what that operator keeps: arguments and results by their names.
+    saved: arguments and results, by their names; tensors come first, as they are the first that operators take.
     """
-    backward = next((each for each in OPERATORS.values() if each.op.forward == op.name), None)
-    if backward is None:
-        return None
-    names, (x, *_) = backward.names, op.arrays
+    operator = OPERATORS[name]
+    x = operator.op.arrays[0]
 
-    def formula(*dys: Tensor, **kept: Any) -> Gradients:
-        return {x: backward.call(*dys, *[kept[name] for name in names[1:]])}
+    def formula(*dy_and_saved: Any) -> Gradients:
+        return {x: by.call(*dy_and_saved)}
 
-    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-    formula.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # by which it is called
-    return formula
+    parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in ("dy", *saved)]
+    formula.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which says what it is given
+    operator.differentiate(formula, by.call)
 
 
-for each in OPERATORS.values():
-    if each.eager is None and (formula := declared(each.op)) is not None:
-        each.differentiate(formula)
+direct("relu", OPERATORS["relu_grad"], ("y",))
+# The input has the right sign for every alpha, the output for positive ones alone.
+direct("leaky_relu", OPERATORS["leaky_relu_grad"], ("x", "alpha"))
+for backward in OPERATORS.values():
+    forward = OPERATORS.get(backward.op.forward or "")
+    if forward is not None and forward.eager is None:
+        direct(forward.op.name, backward, backward.names[1:])

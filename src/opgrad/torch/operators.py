@@ -13,7 +13,7 @@ where it meets the transformations of torch.func, which take the Function apart 
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -23,10 +23,10 @@ from opgrad import contract
 from opgrad.contract import Operator, Spec
 from opgrad.contract.plain import PLAIN, is_plain, plain
 from opgrad.contract.signature import result_specs
-from opgrad.interop import check_owners, library_of
 from opgrad.functions import answer_whole
+from opgrad.interop import check_owners, library_of
 from opgrad.interop.device import model_of
-from opgrad.interop.torch_calls import native
+from opgrad.interop.torch_calls import native, unseen
 from opgrad.interop.torch_tensors import (
     TORCH_DTYPES,
     execute,
@@ -35,7 +35,6 @@ from opgrad.interop.torch_tensors import (
     is_transformed,
     numpy_dtype,
     numpy_dtypes,
-    unseen,
 )
 from opgrad.torch.derivative import Derivative, Gradient
 from opgrad.torch.schema import LIBRARY, REGISTERED, Registered, is_recording
@@ -54,7 +53,7 @@ class TensorOperator(Registered):
         torch.library.register_fake(f"opgrad::{op.name}", self._fake, lib=LIBRARY)
         self.defaults = tuple(op.attributes.get(name) for name in self.names)
         self.call = native(self.__call__)
-        self.run = native(self.execute)
+        self.run = native(self.execute, watched=False)
         self.eager: Any = None
         self.dispatched: Any = None
         self.transformed: Any = None
@@ -156,11 +155,12 @@ class TensorOperator(Registered):
 
     # --- derivatives ---
 
-    def differentiate(self, gradient: Gradient) -> None:
+    def differentiate(self, gradient: Gradient, direct: Callable[..., torch.Tensor] | None = None) -> None:
         """Give the operator its gradient, which `Derivative` describes."""
-        self.derivative = Derivative(self.op, self.names, gradient)
+        self.derivative = Derivative(self.op, self.names, gradient, direct)
         # Function.apply itself looks for what torch.func has left behind, which never comes here.
-        self.eager = super(torch.autograd.Function, self.derivative.function(self.run)).apply
+        function: type[Any] = self.derivative.function(self.run)
+        self.eager = super(torch.autograd.Function, function).apply  # type: ignore[misc]
         self.dispatched = self.derivative.forward_mode(self._below)
         self.transformed = self.derivative.transformable(self._dispatch)
         LIBRARY.impl(self.op.name, self._autograd, "Autograd", with_keyset=True)

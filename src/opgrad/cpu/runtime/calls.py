@@ -67,7 +67,8 @@ POSITIONAL, NAMED, NAMES_AT, RECORDS, RECORDS_AT, OWNER = range(6)
 # its address. MEMORY: free working memory, 0 while it is used, NO_MEMORY without need of it. SHARED: whether several
 # threads help. UNLOCKED: whether the interpreter's lock is given up. CHECK: how overlaps are looked for.
 APPLY, ITEM, PLAN, MEMORY, SHARED, UNLOCKED, CHECK = range(6, 13)
-# IS_TORCH: whether arrays are tensors, and by how many WATCHING functions is asked whether PyTorch has to know. OUT:
+# IS_TORCH: whether arrays are tensors, and by how many WATCHING functions is asked whether PyTorch has to know,
+# NONE if it is not asked. OUT:
 # the value that is `out`, or NONE; LISTS: how many lists the results are returned in, 0 without any. TABLES: memory for
 # operands, their objects, results and the operands in the order of their addresses, 0 if they are FEW. Then how many
 # operands and results there are, and the first words of their records, and of operands' spans.
@@ -168,7 +169,7 @@ def _release(functions: int, entry: int, objects: int) -> None:
 
 @inline
 def _new_results(functions: int, entry: int, torch: int, objects: int, results: int) -> int:
-    """Write the results, new ones or those that were given; how many there are now, fewer than there shall be where one is refused."""
+    """Write the results, new ones or those that were given; how many there are, too few where one is refused."""
     record = _at(entry, RESULTS_AT)
     for number in range(load_word(entry, RESULTS)):
         if load_word(record, MAKER) == GIVEN:
@@ -351,7 +352,8 @@ def _apply(functions: int, entry: int, items: int) -> int:
 def _run_entry(table: int, entry: int, items: int, team: int) -> int:
     """The answer to a call that fits the entry; 0 where it is left to Python, or Python has raised."""
     functions, torch = load_word(table, FUNCTIONS), load_word(table, TORCH) if load_word(entry, IS_TORCH) else 0
-    if torch and is_watched(functions, torch, load_word(entry, WATCHING)):
+    watchers = load_word(entry, WATCHING)
+    if torch and watchers != NONE and is_watched(functions, torch, watchers):
         return 0
     memory = _take_memory(entry)
     if memory == 0:

@@ -65,7 +65,7 @@ def fits(functions: int, torch: int, value: int, kind: int, known: int, items: i
         return value == load_word(known, 0)
     if kind == TENSOR:
         return _is_tensor(functions, torch, value, known)
-    if kind == TUPLE or kind == LIST:
+    if kind in (TUPLE, LIST):
         return is_sequence(value, kind, known, items)
     if kind == SAME:
         return value == load_word(load_word(items, load_word(known, 0)), load_word(known, 1))
