@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
+from callers import functions_met, is_native  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -19,22 +20,6 @@ from opgrad.interop import torch_calls  # noqa: E402
 torch_calls.prepare()
 pytestmark = pytest.mark.skipif(not entries.tensors.address, reason="no native calls on this PyTorch's tensors")
 X = torch.linspace(-1, 1, 600).reshape(3, 200)
-
-
-def met(function, *args, **kwargs):
-    """The Python functions of opgrad's that a call meets."""
-    found = []
-
-    def note(frame, event, argument):
-        if event == "call" and "opgrad" in frame.f_code.co_filename and "tests" not in frame.f_code.co_filename:
-            found.append(frame.f_code.co_qualname)
-
-    sys.setprofile(note)
-    try:
-        function(*args, **kwargs)
-    finally:
-        sys.setprofile(None)
-    return found
 
 
 CALLS = {
@@ -59,7 +44,7 @@ def test_the_second_call_is_native(name):
     for x in (X, X.t()[:3].contiguous(), torch.nn.Parameter(X, requires_grad=False)):
         for _ in range(3):
             torch.testing.assert_close(ours(x), theirs(x))
-        assert met(ours, x) == []
+        assert is_native(ours, x)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -84,7 +69,7 @@ def test_gradients_before_and_after(name):
             assert ours(x).is_inference()
         assert not ours(X).requires_grad
         assert not ours(X).is_inference()
-    assert "TensorOperator.__call__" not in met(ours, x)
+    assert "TensorOperator.__call__" not in functions_met(ours, x)
 
 
 def test_saved_tensors_are_watched():
@@ -142,7 +127,7 @@ def test_what_watches_is_told():
         assert type(softmax(fake.from_tensor(X), -1)).__name__ == "FakeTensor"
     with torch.device("meta"):
         assert softmax(X, -1).device.type == "cpu"
-    assert met(softmax, X, -1) == []
+    assert is_native(softmax, X, -1)
     torch.testing.assert_close(softmax(torch._neg_view(X), -1), torch.softmax(-X, -1))
     torch.testing.assert_close(softmax(X.t(), 0), expected.t())
 
@@ -196,7 +181,6 @@ def test_nothing_is_lost_or_kept():
     assert abs(sys.getallocatedblocks() - blocks) < 1000
     y = opgrad.torch.softmax(X, -1)
     assert sys.getrefcount(y) == 2
-
 
 
 def test_a_pytorch_of_another_build_is_left_to_python(monkeypatch):

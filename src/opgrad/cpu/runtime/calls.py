@@ -67,15 +67,13 @@ POSITIONAL, NAMED, NAMES_AT, RECORDS, RECORDS_AT, OWNER = range(6)
 # its address. MEMORY: free working memory, 0 while it is used, NO_MEMORY without need of it. SHARED: whether several
 # threads help. UNLOCKED: whether the interpreter's lock is given up. CHECK: how overlaps are looked for.
 APPLY, ITEM, PLAN, MEMORY, SHARED, UNLOCKED, CHECK = range(6, 13)
-# IS_TORCH: whether arrays are tensors, and by how many WATCHING functions is asked whether PyTorch has to know,
-# NONE if it is not asked. OUT:
-# the value that is `out`, or NONE; LISTS: how many lists the results are returned in, 0 without any. TABLES: memory for
+# IS_TORCH: whether arrays are tensors; WATCHING: by how many functions is asked whether PyTorch has to know, or NONE.
+# OUT: the value that is `out`, or NONE; LISTS: how many lists the results are returned in, or 0. TABLES: memory for
 # operands, their objects, results and the operands in the order of their addresses, 0 if they are FEW. Then how many
 # operands and results there are, and the first words of their records, and of operands' spans.
 IS_TORCH, WATCHING, OUT, LISTS, TABLES, OPERANDS, OPERANDS_AT, RESULTS, RESULTS_AT, SPANS_AT = range(13, 23)
 ENTRY: Final = 23
-NONE: Final = -1
-NO_MEMORY: Final = -1
+NONE = NO_MEMORY = -1
 CONTAINERS: Final = 16  # the arguments, and sequences among them
 NO_CHECK, PAIRS, SPANS = range(3)
 
