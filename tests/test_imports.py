@@ -63,8 +63,8 @@ LAYERS = {
     "torch/": ("torch", "contract/ functions fused/ interop interop/ interop/torch_calls interop/torch_tensors"),
     "interop/torch": ("torch", "contract/ interop interop/torch_calls interop/torch_tensors torch/"),
     "torch/in_place": ("torch", "interop/torch interop/torch_tensors torch/"),
-    "torch/functions": ("torch", "functions interop/torch_calls interop/torch_tensors torch/ torch/in_place"),
-    "torch/loss": ("torch", "contract/ functions interop/torch_calls interop/torch_tensors torch/ torch/functions"),
+    "torch/functions": ("torch", "interop/torch_calls interop/torch_tensors torch/ torch/in_place"),
+    "torch/loss": ("torch", "contract/ interop/torch_calls interop/torch_tensors torch/ torch/functions"),
     "torch": ("torch", "interop torch/ torch/functions torch/loss"),
     # ONNX
     "onnxruntime/": (ONNX, f"arrays contract/ {COMPILER} cpu/runtime/ locks writing"),

@@ -236,7 +236,9 @@ class Runner(Execution):
         attributes = {name: given[name] for name in op.attributes if name in given}
         outputs = _as_tuple(given.get("out"))
         specs = [spec_of(a) for a in arrays]
-        found = plan(op, specs, attributes, outputs and [spec_of(a) for a in outputs])
+        brought = outputs and [spec_of(a) for a in outputs]
+        found = plan(op, specs, attributes, brought)
+        self.specs = [*specs, *(brought or ())]
         super().__init__(found, [each is not None for each in (*arrays, *op.results)])
         self.finish = op.finish or one_or_tuple
         positions = dict(zip(op.parameters, range(len(args)), strict=False))

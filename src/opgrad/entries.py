@@ -98,7 +98,7 @@ def signature_of(by: Any, values: Sequence[Any], names: Sequence[str]) -> Any:
     rest: list[Any] = []
     for value in _flat(values):
         same.append(places.setdefault(id(value), len(same)))
-        rest.append((type(value), value if is_plain(value) else getattr(value, "requires_grad", None)))
+        rest.append((type(value), value if is_plain(value) else _records(value)))
     return by, tuple(names), tuple(same), tuple(rest)
 
 
@@ -107,6 +107,10 @@ def _flat(values: Sequence[Any]) -> list[Any]:
     for value in values:
         flat += [len(value), *_flat(value)] if _is_sequence(value) else [value]
     return flat
+
+
+def _records(value: Any) -> bool:
+    return type(value) in tensors.kinds and value.requires_grad
 
 
 def _is_sequence(value: Any) -> bool:
@@ -133,9 +137,18 @@ class Entry:
             self._record(value, 0, place)
         self.is_torch = any(type(each) in tensors.kinds for each in _flat(self.values))
         words = self._words()
+        self._check_unchanged()
         self._kept = (ctypes.c_int64 * len(words))(*words)
         self.address = ctypes.addressof(self._kept)
         del self.answered, self.values, self.places  # the caller's arrays go
+
+    def _check_unchanged(self) -> None:
+        """Raise NotNative if another thread has given an array another shape since the plan was made for it."""
+        if self.is_torch or not self.by_plan:
+            return
+        for spec, array in zip(self.answered.by.specs, self.answered.operands, strict=False):
+            if spec is not None and (array.shape, array.strides, array.dtype) != (spec.shape, spec.strides, spec.dtype):
+                raise NotNative
 
     # --- what the arguments are ---
 
@@ -231,7 +244,7 @@ class Entry:
         if plan.copies or lists is None:
             raise NotNative
         self._check_answer(lists)
-        brought = 0 if answered.new else calls.PAIRS if self._are_few() else calls.SPANS
+        check = calls.NO_CHECK if answered.new else calls.PAIRS if self._are_few() else calls.SPANS
         out = calls.NONE
         if not answered.new and not lists:
             out = next((place for place, each in enumerate(self.values) if each is answered.answer), calls.NONE)
@@ -240,7 +253,7 @@ class Entry:
             calls.PLAN: plan.address,
             calls.SHARED: plan.parts_max > 1,
             calls.UNLOCKED: plan.bytes_moved >= UNLOCKED_FROM,
-            calls.CHECK: brought,
+            calls.CHECK: check,
             calls.OUT: out,
             calls.LISTS: lists,
             calls.RESULTS: returned,

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.autograd import forward_ad
 
-from opgrad import entries
+from opgrad import entries, functions
 from opgrad.entries import NotNative, kept_forever
 from opgrad.functions import SUPPORTED, Entries, answer, function_of
 
@@ -96,6 +96,12 @@ def _watchers() -> list[tuple[Any, Any]]:
         (torch._C._are_functorch_transforms_active, False),
         (functools.partial(torch.is_autocast_enabled, "cpu"), False),
     ]
+
+
+def note_effect() -> None:
+    """Say that the call has an effect beside its answer, so that it stays Python's."""
+    if not torch.compiler.is_compiling():
+        functions.note_effect()
 
 
 def is_watched() -> bool:

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.functions import note_effect
-from opgrad.interop.torch_calls import native
+from opgrad.interop.torch_calls import native, note_effect
 from opgrad.interop.torch_tensors import is_transformed
 from opgrad.torch.in_place import replace
 from opgrad.torch.operators import OPERATORS, is_exported

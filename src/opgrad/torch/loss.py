@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from opgrad.contract import REDUCTIONS
-from opgrad.functions import note_effect
-from opgrad.interop.torch_calls import native
+from opgrad.interop.torch_calls import native, note_effect
 from opgrad.interop.torch_tensors import is_transformed
 from opgrad.torch.derivative import is_batched
 from opgrad.torch.formulas import over, sample_weights, scale_in_place, wide
