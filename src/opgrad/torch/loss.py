@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from opgrad.contract import REDUCTIONS
+from opgrad.interop.torch_calls import native, note_effect
 from opgrad.interop.torch_tensors import is_transformed
 from opgrad.torch.derivative import is_batched
 from opgrad.torch.formulas import over, sample_weights, scale_in_place, wide
@@ -20,6 +21,7 @@ _loss, _loss_only = OPERATORS["softmax_cross_entropy_loss"], OPERATORS["softmax_
 _loss_and_grad, _log_softmax = OPERATORS["softmax_cross_entropy_loss_and_grad"], OPERATORS["log_softmax"]
 
 
+@native
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
     ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
@@ -50,6 +52,7 @@ def cross_entropy(
     Formula: loss_i = -weight[target_i] * log_softmax(input)[i, target_i]. Source: torch.nn.functional.cross_entropy.
     """
     if size_average is not None or reduce is not None:
+        note_effect()  # every such call warns
         reduction = _reduction(size_average, reduce)
     if isinstance(label_smoothing, Tensor):
         label_smoothing = label_smoothing.item()

@@ -26,6 +26,7 @@ PAIR: Final = 7
 TASK, PARTS, ARGUMENTS, PATCHES, STEP = 0, 1, 2, 3, 4  # words of a step, before its arguments and its patches
 MAX_ARGUMENTS: Final = 64
 MAX_OPERANDS: Final = 8
+FEW: Final = 32  # operands up to which every pair of them is compared
 SCRATCH: Final = -1  # the operand number of scratch memory
 TABLE: Final = -2  # … and of the table of all operands' addresses
 
@@ -248,40 +249,10 @@ def is_as_planned(array: int, known: int) -> bool:
     return as_planned
 
 
-UNPLANNED: Final = -2  # the status of a call that did nothing because an array is not as planned
-
-
-@native(6 + MAX_OPERANDS)
-def execute_planned(
-    plan: int, known: int, scratch: int, run: int, context: int, count: int,
-    a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int,
-) -> int:  # fmt: skip
-    """The same on `count` array objects, if each is what `known` says of it; UNPLANNED or OVERLAP otherwise."""
-    arrays, operands = stack_words(MAX_OPERANDS), stack_words(MAX_OPERANDS)
-    for index, array in enumerate((a, b, c, d, e, f, g, h)):
-        store_word(arrays, index, array)
-    for index in range(count):
-        array = load_word(arrays, index)
-        if not is_as_planned(array, known):
-            return UNPLANNED
-        store_word(operands, index, load_word(array + DATA, 0))
-        known += 8 * (KNOWN + 2 * load_word(known, 3))
-    if overlap(plan, operands):
-        return OVERLAP
-    return run_steps(plan, operands, scratch, run, context)
-
-
 def known(array: Any, writeable: bool) -> list[int]:
-    """What `execute_planned` is told of an array."""
+    """What `is_as_planned` is told of an array."""
     flags = WRITEABLE if writeable else 0
     return [id(type(array)), id(array.dtype), flags, array.ndim, *array.shape, *array.strides]
-
-
-@cache
-def planned_caller(count: int) -> Any:
-    """`execute_planned` for Python callers with `count` arrays."""
-    integer = ctypes.c_int64
-    return ctypes.CFUNCTYPE(integer, *[integer] * 6, *[ctypes.py_object] * count)(execute_planned.address)
 
 
 @cache

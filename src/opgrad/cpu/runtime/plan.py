@@ -50,11 +50,12 @@ def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out
 
 def _plan(prepared: Prepared) -> Plan:
     from opgrad.cpu.runtime import background
-    from opgrad.cpu.runtime.execute import words
+    from opgrad.cpu.runtime.execute import FEW, words
 
     op = prepared.operator
     program = op.kernel()(prepared.problem)
-    apart = pairs(prepared) if prepared.brought else ()
+    compared = prepared.brought and len(op.inputs) + len(op.results) <= FEW
+    apart = pairs(prepared) if compared else ()
     if program.later is None:
         return _made(prepared, [program], words(program, apart))
     code, place = background.words(program, apart)
