@@ -56,24 +56,11 @@ Predict = Annotated[
 
 
 def bench(
-    folders: Folders = None,
-    training: Training = False,
-    batches: Batches = "",
-    old_python: OldPython = None,
-    device: Device = "cpu",
-    ops: Ops = "",
-    dtypes: Dtypes = "",
-    shapes: Shapes = "",
-    peers: Peers = "",
-    groups: Groups = "",
-    memory: Memory = "",
-    json_file: JsonFile = None,
-    update: Update = False,
-    plot: Plot = None,
-    seconds: Seconds = None,
-    quick: Quick = False,
-    predict: Predict = False,
-) -> None:
+    folders: Folders = None, training: Training = False, batches: Batches = "", old_python: OldPython = None,
+    device: Device = "cpu", ops: Ops = "", dtypes: Dtypes = "", shapes: Shapes = "", peers: Peers = "",
+    groups: Groups = "", memory: Memory = "", json_file: JsonFile = None, update: Update = False, plot: Plot = None,
+    seconds: Seconds = None, quick: Quick = False, predict: Predict = False,
+) -> None:  # fmt: skip
     """Measure the operators beside torch, onnxruntime, SciPy and NumPy.
 
     Everybody uses the same arrays and number of threads, and takes turns, in
@@ -93,16 +80,9 @@ def bench(
     Example: opgrad bench --ops relu,softmax_grad --json result.json
     """
     if training:
-        named = {
-            "--ops": ops,
-            "--dtypes": dtypes,
-            "--shapes": shapes,
-            "--peers": peers,
-            "--groups": groups,
-            "--memory": memory,
-        }
-        _refuse("--training has no", named | {"--update": update, "--plot": plot, "--device": device != "cpu"})
-        _refuse("--training has no", {"--predict": predict})
+        texts = {"--ops": ops, "--dtypes": dtypes, "--shapes": shapes, "--peers": peers, "--groups": groups}
+        others = {"--memory": memory, "--update": update, "--plot": plot, "--device": device != "cpu"}
+        _refuse("--training has no", {**texts, **others, "--predict": predict})
         return _bench_training(folders or [], batches, old_python, seconds, quick, json_file)
     of_training = {"DIR": folders, "--batches": batches, "--old-python": old_python}
     _refuse("--training is missing, without which there is no", of_training)
