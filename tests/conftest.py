@@ -12,8 +12,9 @@ import os
 import tempfile
 import zlib
 
-# Threads of PyTorch that wait for work sleep: they would take the core from the other tests' process.
+# Threads of PyTorch and NumPy that wait for work sleep: they would take the core from the other tests' process.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # the shortest: a power of two of cycles
 
 # Set before opgrad is imported, so that the suite starts cold; its subprocesses, pytest's workers too, share one cache.
 if "PYTEST_XDIST_WORKER" not in os.environ:
