@@ -60,26 +60,11 @@ Predict = Annotated[
 
 
 def bench(
-    folders: Folders = None,
-    training: Training = False,
-    batches: Batches = "",
-    old_python: OldPython = None,
-    device: Device = "cpu",
-    ops: Ops = "",
-    dtypes: Dtypes = "",
-    shapes: Shapes = "",
-    peers: Peers = "",
-    groups: Groups = "",
-    memory: Memory = "",
-    json_file: JsonFile = None,
-    update: Update = False,
-    plot: Plot = None,
-    seconds: Seconds = None,
-    quick: Quick = False,
-    sweep: Sweep = False,
-    load: Load = False,
-    predict: Predict = False,
-) -> None:
+    folders: Folders = None, training: Training = False, batches: Batches = "", old_python: OldPython = None,
+    device: Device = "cpu", ops: Ops = "", dtypes: Dtypes = "", shapes: Shapes = "", peers: Peers = "",
+    groups: Groups = "", memory: Memory = "", json_file: JsonFile = None, update: Update = False, plot: Plot = None,
+    seconds: Seconds = None, quick: Quick = False, sweep: Sweep = False, load: Load = False, predict: Predict = False,
+) -> None:  # fmt: skip
     """Measure the operators beside torch, onnxruntime, SciPy and NumPy.
 
     Everybody uses the same arrays and number of threads, and takes turns, in
@@ -103,16 +88,10 @@ def bench(
     Example: opgrad bench --ops relu,softmax_grad --json result.json
     """
     if training:
-        named = {
-            "--ops": ops,
-            "--dtypes": dtypes,
-            "--shapes": shapes,
-            "--peers": peers,
-            "--groups": groups,
-            "--memory": memory,
-        }
-        _refuse("--training has no", named | {"--update": update, "--plot": plot, "--device": device != "cpu"})
-        _refuse("--training has no", {"--predict": predict, "--sweep": sweep, "--load": load})
+        texts = {"--ops": ops, "--dtypes": dtypes, "--shapes": shapes, "--peers": peers, "--groups": groups}
+        others = {"--memory": memory, "--update": update, "--plot": plot, "--device": device != "cpu"}
+        kinds = {"--predict": predict, "--sweep": sweep, "--load": load}
+        _refuse("--training has no", {**texts, **others, **kinds})
         return _bench_training(folders or [], batches, old_python, seconds, quick, json_file)
     of_training = {"DIR": folders, "--batches": batches, "--old-python": old_python}
     _refuse("--training is missing, without which there is no", of_training)
