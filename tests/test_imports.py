@@ -63,7 +63,10 @@ LAYERS = {
     "torch/in_place": ("torch", "interop/torch interop/torch_tensors torch/"),
     "torch/functions": ("torch", "interop/torch_tensors torch/ torch/in_place"),
     "torch/loss": ("torch", "contract/ interop/torch_tensors torch/ torch/functions"),
-    "torch": ("torch", "interop torch/ torch/functions torch/loss"),
+    "torch/linear_loss": ("torch", "contract/ interop/torch_tensors torch/ torch/functions torch/loss"),
+    "torch/modules": ("torch", "torch/ torch/loss torch/linear_loss"),
+    "torch/patching": ("torch", "torch/ torch/loss torch/linear_loss"),
+    "torch": ("torch", "interop torch/ torch/functions torch/loss torch/linear_loss torch/modules torch/patching"),
     # ONNX
     "onnxruntime/": (ONNX, f"arrays contract/ {COMPILER} cpu/runtime/ locks writing"),
     "gradients/": ("numpy onnx google", "onnxruntime/"),

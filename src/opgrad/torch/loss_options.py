@@ -1,6 +1,6 @@
 """What losses on tensors take beside logits and labels: read and checked in one place, and what they return.
 
-Names are those in use: `lse_square_scale` weighs the z-loss, `softcap` bounds logits and `temperature` divides them then,
+Names are those in use: `lse_square_scale` weighs the z-loss, `softcap` bounds logits, `temperature` divides them then,
 `shift` pairs each sample with a later label, `num_items` is what a mean divides by.
 """
 
@@ -87,12 +87,13 @@ def read_options(
         raise ValueError(f"{name}: num_items is given with reduction {reduction!r}, expected 'mean', which it divides")
     smoothing = _number(name, "label_smoothing", label_smoothing)
     if not 0 <= smoothing <= 1:
-        raise ValueError(f"{name}: label_smoothing is {smoothing}, expected a number from 0 to 1")
+        raise ValueError(f"{name}: label_smoothing is {label_smoothing}, expected a number from 0 to 1")
     scale = _number(name, "lse_square_scale", lse_square_scale)
     if not abs(scale) < float("inf"):
         raise ValueError(f"{name}: lse_square_scale is {scale}, expected a finite number")
-    cap, divisor = 0.0 if softcap is None else _number(name, "softcap", softcap), _number(
-        name, "temperature", temperature
+    cap, divisor = (
+        0.0 if softcap is None else _number(name, "softcap", softcap),
+        _number(name, "temperature", temperature),
     )
     for option, value, given in (("softcap", cap, softcap is not None), ("temperature", divisor, True)):
         if given and not 0 < value < float("inf"):
@@ -137,8 +138,12 @@ def shifted(name: str, target: Tensor, shift: int, ignore_index: int | None) -> 
     if not shift:
         return target
     if ignore_index is None or target.is_floating_point() or not target.dim():
-        what = "class probabilities" if target.is_floating_point() else "no ignore_index" if target.dim() else "one label"
-        raise ValueError(f"{name}: shift is {shift} with {what}, expected samples with classes, of which some are ignored")
+        what = (
+            "class probabilities" if target.is_floating_point() else "no ignore_index" if target.dim() else "one label"
+        )
+        raise ValueError(
+            f"{name}: shift is {shift} with {what}, expected samples with classes, of which some are ignored"
+        )
     count = min(shift, target.shape[-1])
     behind = target.new_full((*target.shape[:-1], count), ignore_index)
     return torch.cat([target[..., count:], behind], -1)
