@@ -105,6 +105,8 @@ def read_options(
 
 def _number(name: str, option: str, value: Any) -> float:
     """A number, also one in a tensor, which is read."""
+    if isinstance(value, float):  # also a compiler's symbol for one
+        return value
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, bool | str) or not hasattr(value, "__float__"):
