@@ -45,5 +45,7 @@ def check(op, given, results):
             np.testing.assert_array_equal(result, exact)
             continue
         # Sums of products with the upstream gradients cancel: each of the five has roundings of its own.
-        allowed = tolerance(result.dtype.name, classes) if result.dtype.itemsize == 2 else len(UPSTREAM) * roundings(classes)
+        allowed = (
+            tolerance(result.dtype.name, classes) if result.dtype.itemsize == 2 else len(UPSTREAM) * roundings(classes)
+        )
         assert error_in_ulp(np.asarray(result), exact) <= allowed, (name, result.dtype)
