@@ -58,6 +58,7 @@ LAYERS = {
         "arrays contract/ cuda/ interop interop/ interop/torch_storages",
     ),
     "interop/jax": ("numpy jax torch cupy", "arrays contract/ interop locks"),
+    "jax": ("numpy jax", "opgrad"),
     # PyTorch: its operators with their gradients, calls that need them, functions with its words
     "torch/": ("torch", "contract/ fused/ interop interop/ interop/torch_tensors"),
     "interop/torch": ("torch", "contract/ interop interop/torch_tensors torch/"),

@@ -146,7 +146,7 @@ def losses(
         value = read(x, x_body, k, x_n, inside, 0.0).to(NUMBER)
         target = targets_of(q, q_body, k, q_n, weight, column, inside, BASE, SHARE, NUMBER)
         found = take(found, value, bent(value, INNER, OUTER, CAPPED), target, column, inside)
-    m, d, slack, best, place, spread, mass = found
+    m, d, slack, _, place, spread, mass = found
 
     picked = tl.load(x + x_row + label * x_n, mask=label >= 0, other=float("nan")).to(NUMBER)
     log_d = tl.log(d)
