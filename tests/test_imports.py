@@ -60,15 +60,22 @@ LAYERS = {
     "interop/jax": ("numpy jax torch cupy", "arrays contract/ interop locks"),
     "jax": ("numpy jax", "opgrad"),
     # PyTorch: its operators with their gradients, calls that need them, functions with its words
-    "torch/": ("torch", "contract/ fused/ interop interop/ interop/torch_tensors"),
+    "torch/loss_options": ("torch", "contract/"),
+    "torch/": ("torch", "contract/ fused/ interop interop/ interop/torch_tensors torch/loss_options"),
     "interop/torch": ("torch", "contract/ interop interop/torch_tensors torch/"),
     "torch/in_place": ("torch", "interop/torch interop/torch_tensors torch/"),
     "torch/functions": ("torch", "interop/torch_tensors torch/ torch/in_place"),
-    "torch/loss": ("torch", "contract/ interop/torch_tensors torch/ torch/functions"),
-    "torch/linear_loss": ("torch", "contract/ interop/torch_tensors torch/ torch/functions torch/loss"),
+    "torch/loss": ("torch", "contract/ interop/torch_tensors torch/ torch/functions torch/loss_options"),
+    "torch/linear_loss": (
+        "torch",
+        "contract/ interop/torch_tensors torch/ torch/functions torch/loss torch/loss_options",
+    ),
     "torch/modules": ("torch", "torch/ torch/loss torch/linear_loss"),
     "torch/patching": ("torch", "torch/ torch/loss torch/linear_loss"),
-    "torch": ("torch", "interop torch/ torch/functions torch/loss torch/linear_loss torch/modules torch/patching"),
+    "torch": (
+        "torch",
+        "interop torch/ torch/functions torch/loss torch/loss_options torch/linear_loss torch/modules torch/patching",
+    ),
     # ONNX
     "onnxruntime/": (ONNX, f"arrays contract/ {COMPILER} cpu/runtime/ locks writing"),
     "gradients/": ("numpy onnx google", "onnxruntime/"),
