@@ -136,9 +136,9 @@ def losses(
     found = (lowest, zero, zero, lowest, tl.full([ROWS], -1, tl.int64), zero, zero)
     if PEEL:
         k_end, inside_end = ends(head, body, n, exists, VECTOR)
-        value = read(x, x_row, k_end, x_n, inside_end, 0.0).to(NUMBER)
-        target = targets_of(q, q_row, k_end, q_n, weight, k_end, inside_end, BASE, SHARE, NUMBER)
-        found = take(found, value, bent(value, INNER, OUTER, CAPPED), target, k_end, inside_end)
+        end = read(x, x_row, k_end, x_n, inside_end, 0.0).to(NUMBER)
+        end_target = targets_of(q, q_row, k_end, q_n, weight, k_end, inside_end, BASE, SHARE, NUMBER)
+        found = take(found, end, bent(end, INNER, OUTER, CAPPED), end_target, k_end, inside_end)
     for start in tl.range(0, n, BLOCK, num_stages=STAGES):
         k = columns_from(start, BLOCK, INDEX)
         inside = exists[:, None] & (k < body[:, None])
@@ -174,10 +174,10 @@ def losses(
         y_row = row_of(sample, inner, y_outer, y_inner)
         y_body = body_of(y_row, head, VECTOR)
         if PEEL:
-            value = read(x, x_row, k_end, x_n, inside_end, 0.0).to(NUMBER)
-            target = targets_of(q, q_row, k_end, q_n, weight, k_end, inside_end, BASE, SHARE, NUMBER)
-            made = gradient_of(value, target, k_end, label, numbers, INNER, OUTER, CAPPED)
-            write(y, y_row, k_end, y_n, inside_end, made)
+            end = read(x, x_row, k_end, x_n, inside_end, 0.0).to(NUMBER)
+            end_target = targets_of(q, q_row, k_end, q_n, weight, k_end, inside_end, BASE, SHARE, NUMBER)
+            end_slope = gradient_of(end, end_target, k_end, label, numbers, INNER, OUTER, CAPPED)
+            write(y, y_row, k_end, y_n, inside_end, end_slope)
         last = (n - 1) // BLOCK * BLOCK
         for done in tl.range(0, n, BLOCK, num_stages=STAGES):
             k = columns_from(last - done, BLOCK, INDEX)
@@ -218,7 +218,7 @@ def _program(problem: Problem, operator: str, gradient: Operand | None) -> Progr
     operands = [each for each in (problem["logits"], gradient, q) if each is not None]
     given, launches, name = options(problem), [], ""
     if samples:
-        regime = regimes.choose(problem, operands, streams=1, labelled=True, alone=True, functions=True)
+        regime = regimes.choose(problem, operands, streams=2, labelled=True, alone=True, functions=True)
         regime = replace(regime, block=min(regime.block, max(STEP // regime.rows, 1)))
         name = regime.name
         given |= {each: problem[each] if gradient else None for each in UPSTREAM}

@@ -83,7 +83,7 @@ def chunks_of(layer: Layer, rows: int | None, with_gradient: bool) -> Chunks:
     sums = 4 * c * h if with_gradient and layer.number != layer.x.dtype else 0
     finite = layer.b is None or layer.b.device.type != "cpu" or bool(torch.isfinite(layer.b).all())
     if finite and (fitting < FEWEST_ROWS or sums > MOST_IN_FLOAT32):
-        return Chunks(True, max(budget // (2 * n * item) // 16 * 16, 16))
+        return Chunks(True, max(budget // (4 * n * item) // 16 * 16, 16))
     return Chunks(False, max(fitting // 16 * 16, 1))
 
 
