@@ -1,8 +1,8 @@
 """JAX: differentiable functions that work under jit, grad and vmap, on the CPU.
 
 Each is a jax.custom_vjp around jax.pure_callback: XLA hands the arrays to the NumPy kernels on the host, so a call
-costs a copy in and out, and a compiled program waits for it. On other devices XLA moves the arrays to the host and back.
-Derivatives are of the first order, in reverse.
+costs a copy in and out, and a compiled program waits for it. On other devices XLA moves the arrays to the host and
+back. Derivatives are of the first order, in reverse.
 """
 
 from collections.abc import Callable

@@ -95,9 +95,9 @@ def read_options(
         0.0 if softcap is None else _number(name, "softcap", softcap),
         _number(name, "temperature", temperature),
     )
-    for option, value, given in (("softcap", cap, softcap is not None), ("temperature", divisor, True)):
-        if given and not 0 < value < float("inf"):
-            raise ValueError(f"{name}: {option} is {value}, expected a finite number above 0")
+    for option, value, given in (("softcap", cap, softcap), ("temperature", divisor, temperature)):
+        if given is not None and not 0 < value < float("inf"):
+            raise ValueError(f"{name}: {option} is {given}, expected a finite number above 0")
     asked = tuple(field for field, wanted in returned.items() if wanted)
     items = _items(name, num_items)
     return LossOptions(reduction, ignore_index, smoothing, scale, cap, divisor, items, asked)
