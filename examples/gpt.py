@@ -71,7 +71,7 @@ class GPT(nn.Module):
 
 def train(fused: bool, steps: int, dtype: torch.dtype, vocabulary: int) -> dict[str, object]:
     torch.manual_seed(0)
-    text, model = tokens_of(vocabulary), GPT(vocabulary, fused).to(dtype)
+    text, model = tokens_of(vocabulary), GPT(vocabulary, fused)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses, seconds = [], []
     for _ in range(steps):
@@ -79,7 +79,8 @@ def train(fused: bool, steps: int, dtype: torch.dtype, vocabulary: int) -> dict[
         batch = torch.stack([text[start : start + CONTEXT + 1] for start in starts.tolist()])
         began = time.perf_counter()
         optimizer.zero_grad()
-        loss = model(batch[:, :-1], batch[:, 1:])
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss = model(batch[:, :-1], batch[:, 1:])
         loss.backward()
         optimizer.step()
         seconds.append(time.perf_counter() - began)
