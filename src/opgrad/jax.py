@@ -15,7 +15,7 @@ from jax import Array
 
 import opgrad
 
-Shape = jax.ShapeDtypeStruct
+Shape: Any = jax.ShapeDtypeStruct
 
 
 def softmax(x: Array, axis: int = -1) -> Array:
@@ -87,7 +87,7 @@ def _call(function: Callable[..., Any], results: Any, *arrays: Any) -> Any:
     return jax.pure_callback(on_host, results, *given, vmap_method="sequential")
 
 
-def _like(x: Any) -> Shape:
+def _like(x: Any) -> Any:
     return Shape(x.shape, x.dtype)
 
 
@@ -136,7 +136,7 @@ def _table_gradient(kept: Any, dy: Array) -> tuple[None, Any]:
 _embedding.defvjp(_keep_indices, _table_gradient)
 
 
-def _loss_shape(labels: Any, x: Any, options: dict[str, Any]) -> Shape:
+def _loss_shape(labels: Any, x: Any, options: dict[str, Any]) -> Any:
     """That of the loss; of dense labels the samples are those of logits."""
     samples = labels.shape if np.issubdtype(labels.dtype, np.integer) else (*labels.shape[:1], *labels.shape[2:])
     return Shape(samples if options.get("reduction") == "none" else (), _wide(x))

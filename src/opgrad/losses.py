@@ -146,7 +146,11 @@ class _Call:
         self.ignore_index, self.reduction, self.square, self.num_items = (
             ignore_index, reduction, float(lse_square_scale), num_items,
         )  # fmt: skip
-        self.bent = {"label_smoothing": label_smoothing, "softcap": softcap or 0.0, "temperature": temperature}
+        self.bent: dict[str, Any] = {
+            "label_smoothing": label_smoothing,
+            "softcap": softcap or 0.0,
+            "temperature": temperature,
+        }
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -253,7 +257,7 @@ def _over_chunks(
         if bias is not None:
             logits += bias
         if dloss is None:
-            results = sample_losses(logits, labels[chosen], weight, **call.bent)
+            results: list[Array] = list(sample_losses(logits, labels[chosen], weight, **call.bent))
         else:
             given = {each: values[chosen] for each, values in upstream.items()}
             *results, dlogits = sample_losses_and_grad(logits, labels[chosen], weight, **given, **call.bent)

@@ -38,7 +38,9 @@ def at_least_zero(what: str, value: object, beside: Beside) -> float:
     return found
 
 
-Share, Positive, AtLeastZero = Annotated[float, share], Annotated[float, positive], Annotated[float, at_least_zero]
+Share = Annotated[float, share]
+Positive = Annotated[float, positive]
+AtLeastZero = Annotated[float, at_least_zero]
 Probabilities = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["logits"], "the shape of logits")]
 OfSample = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["labels"], "the shape of labels", role="sample")]
 

@@ -266,7 +266,8 @@ class _Fused(torch.autograd.Function):
             return *_differentiable(ctx, dloss), *nothing
         if grads is None:
             options, _, rows = ctx.options
-            _, grads, _ = _total(*ctx.saved_tensors, options, rows, ctx.needs_input_grad)
+            x, w, b, labels, weight = ctx.saved_tensors
+            _, grads, _ = _total(x, w, b, labels, weight, options, rows, ctx.needs_input_grad)
         factor = dloss * ctx.later
         if is_batched(dloss):
             return *(None if each is None else each * factor for each in grads), *nothing
@@ -296,7 +297,8 @@ def _total(
     layer, kept = _layer(x, w, b, labels, weight, options.ignore_index)
     by_weight, by_count = divisors(labels, weight, False, options, layer.number)
     inverse, of_square = over(by_weight), options.lse_square_scale * over(by_count)
-    now, later = inverse, 1.0
+    now: Any = inverse
+    later: Any = 1.0
     if x.dtype == torch.float16:  # as cross_entropy does: little of a mean's gradient is more than float16 holds
         now, later, of_square = 1.0, inverse, of_square * by_weight
     if not len(layer.x):
@@ -425,7 +427,7 @@ def _samples_grad_backward(ctx: Any, *directions: Any) -> tuple[Any, ...]:
     directions = (*directions[:2], None if b is None else directions[2])
     if all(each is None for each in directions):
         return (None,) * len(arguments)
-    options: Settings = tuple(attributes)  # type: ignore[assignment]
+    options: Settings = tuple(attributes)
     values = {"x": x, "w": w, "b": b, **given}
     names = [name for name, each in values.items() if each is not None]
 
@@ -438,7 +440,8 @@ def _samples_grad_backward(ctx: Any, *directions: Any) -> tuple[Any, ...]:
         return tuple(each for each, direction in zip(made, directions, strict=True) if direction is not None)
 
     wanted = [each for each in directions if each is not None]
-    _, pull = torch.func.vjp(slopes, *(values[name] for name in names))
+    vjp: Any = torch.func.vjp
+    _, pull = vjp(slopes, *(values[name] for name in names))
     found = dict(zip(names, pull(tuple(wanted)), strict=True))
     of_tensors = [found.get(name) for name in ("x", "w", "b")]
     return *of_tensors, *(None,) * 7, *(found.get(name) for name in UPSTREAM)

@@ -187,7 +187,7 @@ def _differentiable(
     input: Tensor,
     labels: Tensor,
     weight: Tensor | None,
-    ignore_index: int,
+    ignore_index: int | None,
     reduction: str,
     dtype: torch.dtype,
     check: bool,

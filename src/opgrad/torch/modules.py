@@ -64,7 +64,8 @@ class LinearCrossEntropyLoss(_Loss):
         self.linear, self.out_features = linear, tuple(out_features)
 
     def forward(self, input: Tensor, target: Tensor) -> Any:
-        w, b = self.linear.weight, self.linear.bias
+        w: Tensor = self.linear.weight
+        b: Tensor | None = self.linear.bias
         if self.out_features:
             w = w.view(-1, *self.out_features, w.shape[-1])
             b = None if b is None else b.view(-1, *self.out_features)

@@ -31,7 +31,8 @@ def patch(model: torch.nn.Module, *, linear: bool = True, **options: Any) -> tor
         raise TypeError(f"patch: model is {type(model).__name__}, expected a causal language model of transformers")
     unpatch(model)
     changed = _Patch(model, options)
-    model.loss_function = changed.loss
+    settable: Any = model
+    settable.loss_function = changed.loss
     if linear:
         changed.take_output_layer()
     object.__setattr__(model, PATCHED, changed)
@@ -86,7 +87,8 @@ class _Patch:
             kind = type(self.layer).__name__
             raise TypeError(f"patch: the output layer is {kind}, expected torch.nn.Linear: give linear=False")
         self.linear: Callable[..., Any] = self.layer.forward
-        self.layer.forward = self.output_layer
+        layer: Any = self.layer
+        layer.forward = self.output_layer
         self.model.forward = self.model_forward
 
     def undo(self) -> None:
@@ -130,7 +132,7 @@ class _Patch:
     def loss(self, logits: Tensor, labels: Tensor | None, vocab_size: int, *args: Any, **given: Any) -> Tensor:
         """What the model calls."""
         if self.call is None or "loss" not in self.call:
-            return causal_lm_loss(logits, labels, vocab_size, *args, **_known(given), **self.options)
+            return causal_lm_loss(logits, labels, vocab_size, *args, **{**self.options, **_known(given)})
         if logits is not self.call["logits"] and not self.call["caps"]:
             kind = type(self.model).__name__
             raise RuntimeError(f"patch: {kind} changes what its output layer gives: patch it with linear=False")

@@ -70,7 +70,7 @@ def reduced(
     total = (loss if z_loss is None else loss + z_loss).to(dtype)
     if not options.returned:
         return total
-    known = dict(zip(("loss", "lse", "log_prob", "entropy", "predicted_tokens"), found, strict=True))
+    known: dict[str, Any] = dict(zip(("loss", "lse", "log_prob", "entropy", "predicted_tokens"), found, strict=True))
     return _output(total, known | {"z_loss": None if z_loss is None else z_loss.to(dtype)}, labels, options)
 
 
@@ -106,7 +106,8 @@ class _Fused(torch.autograd.Function):
         is_dense, number = probabilities is not None, wide(logits.dtype)
         by_weight, by_count = divisors(labels, weight, is_dense, options, number)
         inverse, of_square = over(by_weight), options.lse_square_scale * over(by_count)
-        now, later = inverse, 1.0
+        now: Any = inverse
+        later: Any = 1.0
         if logits.dtype == torch.float16:
             # Divided by the number of samples, most of a gradient is less than float16 holds, before a scaled loss
             # can save it: so the gradient of the sum is kept there, and the division left to the factor.

@@ -5,6 +5,7 @@ derivative is made of.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -220,7 +221,8 @@ def _losses_and_grad(
         return tuple(each for each, direction in zip(made, directions, strict=True) if direction is not None)
 
     moved = tuple(values[name] for name in names)
-    found, pull = torch.func.vjp(results, *moved)
+    vjp: Any = torch.func.vjp
+    found, pull = vjp(results, *moved)
     wanted = [direction for direction in directions if direction is not None]
     slopes = pull(tuple(direction.to(each.dtype) for direction, each in zip(wanted, found, strict=True)))
     return dict(zip(names, slopes, strict=True))
