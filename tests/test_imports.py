@@ -49,7 +49,8 @@ LAYERS = {
     "functions": ("", "cpu/runtime/ entries locks memory"),
     "arrays": ("numpy", "contract/ cpu/runtime/ entries functions interop locks memory"),
     "planned": ("numpy", "arrays contract/ cpu/runtime/ entries functions fused/ interop"),
-    "opgrad": ("", "arrays cpu/runtime/ fused/ memory ops/ planned post_ops"),
+    "losses": ("numpy", "contract/ ops/"),
+    "opgrad": ("", "arrays losses cpu/runtime/ fused/ memory ops/ planned post_ops"),
     "interop/": ("numpy", "arrays contract/ cpu/runtime/ cuda/ entries functions interop locks"),
     "interop/torch_calls": ("torch", "entries functions"),
     "interop/cupy": ("numpy cupy torch triton", "arrays contract/ cuda/ interop interop/"),
@@ -59,13 +60,30 @@ LAYERS = {
         "arrays contract/ cuda/ interop interop/ interop/torch_calls interop/torch_storages",
     ),
     "interop/jax": ("numpy jax torch cupy", "arrays contract/ interop locks"),
+    "jax": ("numpy jax", "opgrad"),
     # PyTorch: its operators with their gradients, calls that need them, functions with its words
-    "torch/": ("torch", "contract/ functions fused/ interop interop/ interop/torch_calls interop/torch_tensors"),
+    "torch/loss_options": ("torch", "contract/"),
+    "torch/": (
+        "torch",
+        "contract/ functions fused/ interop interop/ interop/torch_calls interop/torch_tensors torch/loss_options",
+    ),
     "interop/torch": ("torch", "contract/ interop interop/torch_calls interop/torch_tensors torch/"),
     "torch/in_place": ("torch", "interop/torch interop/torch_tensors torch/"),
     "torch/functions": ("torch", "interop/torch_calls interop/torch_tensors torch/ torch/in_place"),
-    "torch/loss": ("torch", "contract/ interop/torch_calls interop/torch_tensors torch/ torch/functions"),
-    "torch": ("torch", "interop torch/ torch/functions torch/loss"),
+    "torch/loss": (
+        "torch",
+        "contract/ interop/torch_calls interop/torch_tensors torch/ torch/functions torch/loss_options",
+    ),
+    "torch/linear_loss": (
+        "torch",
+        "contract/ interop/torch_tensors torch/ torch/functions torch/loss torch/loss_options",
+    ),
+    "torch/modules": ("torch", "torch/ torch/loss torch/linear_loss"),
+    "torch/patching": ("torch", "torch/ torch/loss torch/linear_loss"),
+    "torch": (
+        "torch",
+        "interop torch/ torch/functions torch/loss torch/loss_options torch/linear_loss torch/modules torch/patching",
+    ),
     # ONNX
     "onnxruntime/": (ONNX, f"arrays contract/ {COMPILER} cpu/runtime/ locks writing"),
     "gradients/": ("numpy onnx google", "onnxruntime/"),

@@ -33,6 +33,8 @@ class Support:
 EVERYWHERE = Support(("cpu", "cuda"), ("numpy", "torch", "cupy", "jax", "onnxruntime"))
 # Operators that training graphs contain beside those; PyTorch and JAX differentiate what they stand for themselves.
 IN_GRAPHS = Support(("cpu",), ("numpy", "onnxruntime"))
+# Operators that the functions of losses are made of; what stands for them in other front ends is a function, too.
+IN_LOSSES = Support(("cpu", "cuda"), ("numpy", "torch"))
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,12 @@ def operators() -> dict[str, Operator]:
 
 def graph_operators() -> dict[str, Operator]:
     """The other operators of training graphs, which NumPy and ONNX Runtime have on the CPU."""
-    return {op.name: op for op in _all() if op.support != EVERYWHERE}
+    return {op.name: op for op in _all() if op.support == IN_GRAPHS}
+
+
+def loss_operators() -> dict[str, Operator]:
+    """The operators that the functions of losses are made of, by name."""
+    return {op.name: op for op in _all() if op.support == IN_LOSSES}
 
 
 def _all() -> Iterator[Operator]:

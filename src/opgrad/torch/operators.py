@@ -15,7 +15,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -238,7 +238,7 @@ def call(op: Operator, given: Mapping[str, Any]) -> Any:
     library = library_of(torch.Tensor)
     assert library is not None
     check_owners(op, given, library)
-    operator = OPERATORS[op.name]
+    operator = cast(TensorOperator, REGISTERED[op.name])
     return operator(*operator.arguments(given))
 
 
