@@ -22,6 +22,7 @@ from opgrad.contract.checks import check_arrays, normalise
 from opgrad.contract.declaration import (
     EVERYWHERE,
     IN_GRAPHS,
+    ON_SHARDS,
     General,
     Kind,
     OnnxName,
@@ -57,6 +58,7 @@ __all__ = [
     "INTEGERS",
     "IN_GRAPHS",
     "NEEDS",
+    "ON_SHARDS",
     "REDUCTIONS",
     "Array",
     "Attributes",

@@ -33,6 +33,8 @@ class Support:
 EVERYWHERE = Support(("cpu", "cuda"), ("numpy", "torch", "cupy", "jax", "onnxruntime"))
 # Operators that training graphs contain beside those; PyTorch and JAX differentiate what they stand for themselves.
 IN_GRAPHS = Support(("cpu",), ("numpy", "onnxruntime"))
+# Operators on what one process of several has: opgrad.torch puts them together, over its process groups.
+ON_SHARDS = Support(("cpu", "cuda"), ("numpy",))
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def operators() -> dict[str, Operator]:
 
 
 def graph_operators() -> dict[str, Operator]:
-    """The other operators of training graphs, which NumPy and ONNX Runtime have on the CPU."""
+    """The other operators, which NumPy has on the CPU: those of training graphs, and those on shards."""
     return {op.name: op for op in _all() if op.support != EVERYWHERE}
 
 
