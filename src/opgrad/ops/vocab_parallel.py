@@ -101,7 +101,9 @@ def cross_entropy_shard(
     "dlogits = (p * (a + e * z) + b * [k == label] + c * weight) * dz/dx, p = exp(z - m - log_s)",
     support=ON_SHARDS,
     results={
-        "dlogits": Tensor(FLOATS, lambda shapes, _: shapes["logits"], "the shape of logits", dtype_of="logits")
+        "dlogits": Tensor(
+            FLOATS, lambda shapes, _: shapes["logits"], "the shape of logits", dtype_of="logits", role="alone"
+        )
     },
     in_place={"dlogits": ("logits",)},
 )
