@@ -67,9 +67,10 @@ LAYERS = {
     # ONNX
     "onnxruntime/": (ONNX, f"arrays contract/ {COMPILER} cpu/runtime/ locks writing"),
     "gradients/": ("numpy onnx google", "onnxruntime/"),
+    "training/distributed": ("numpy torch", "cpu/runtime/"),
     "training/": (
         f"{ONNX} flatbuffers matplotlib ml_dtypes rich sklearn",
-        "contract/ cpu/ cpu/compiler/native cpu/runtime/ gradients/ locks onnxruntime/ writing",
+        "contract/ cpu/ cpu/compiler/native cpu/runtime/ gradients/ locks onnxruntime/ training/distributed writing",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),
@@ -87,7 +88,7 @@ LAYERS = {
         "numpy rich typer",
         "opgrad bench/ compile contract/ cpu/compiler/native cpu/runtime/ machine onnxruntime/ terminal testing/",
     ),
-    "commands/": ("onnx rich typer", "onnxruntime/ terminal training/"),
+    "commands/": ("onnx rich typer", "onnxruntime/ terminal training/ training/distributed"),
     "cli": ("rich typer", "bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),
     "report": ("", "bench/ cli contract/ gradients/ post_ops"),
     "__main__": ("", "cli"),

@@ -34,7 +34,8 @@ EXTRA = {"return_lse": True, "return_z_loss": True, "return_log_prob": True, "re
 
 
 def composed(x, target, weight=None, ignore_index=IGNORED, reduction="mean", label_smoothing=0.0,
-             smoothing_formula="torch", lse_square_scale=0.0, softcap=None, temperature=1.0, shift=0, num_items=None):  # fmt: skip
+             smoothing_formula="torch", lse_square_scale=0.0, softcap=None, temperature=1.0, shift=0,
+             num_items=None):  # fmt: skip
     """The same loss of all classes as a composition, and what else a call may ask for."""
     z = x.double() if softcap is None else softcap * torch.tanh(x.double() / softcap)
     z = z / temperature
@@ -82,7 +83,9 @@ class Cases:
 
     def close(self, what, ours, theirs, tolerance):
         scale = theirs.abs().max().item() if theirs.numel() else 0
-        if ours.shape != theirs.shape or not torch.allclose(ours.double(), theirs, rtol=0, atol=tolerance * (1 + scale)):
+        if ours.shape != theirs.shape or not torch.allclose(
+            ours.double(), theirs, rtol=0, atol=tolerance * (1 + scale)
+        ):
             self.faults.append(f"{what}: {ours} is not {theirs}")
 
     def logits(self, options, dtype):

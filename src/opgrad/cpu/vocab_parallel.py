@@ -48,9 +48,7 @@ def as_they_are(x, n: int, buffer, scale):
     return x
 
 
-_write_scaled = mapped(
-    lambda x, cap, inverse, factor: (tanh(x * inverse) * cap if cap != 0.0 else x) * factor  # fmt: skip
-)
+_write_scaled = mapped(lambda x, cap, inverse, factor: (tanh(x * inverse) * cap if cap != 0.0 else x) * factor)
 
 
 @inline

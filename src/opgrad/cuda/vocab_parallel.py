@@ -82,9 +82,7 @@ def shard_statistics(
     found = (m, d, tl.zeros([ROWS], NUMBER), tl.zeros([ROWS], NUMBER))
     if PEEL:
         k_end, inside_end = ends(head, body, n, exists, VECTOR)
-        found = taken(
-            found, x, x_row, x_n, 0, k_end, inside_end, weight, cap, inverse, factor, CAPPED, MOMENT, NUMBER
-        )
+        found = taken(found, x, x_row, x_n, 0, k_end, inside_end, weight, cap, inverse, factor, CAPPED, MOMENT, NUMBER)
     m, d, total, moment = found
     for start in tl.range(0, n, BLOCK, num_stages=STAGES):
         k = columns_from(start, BLOCK, INDEX)

@@ -116,7 +116,7 @@ def cross_entropy_shard_grad(
     logits, labels, weight, first, softcap, temperature: as given to cross_entropy_shard.
     factors: shape (6, N), float32 or float64: for each row the largest logit m of all shards, log_s, the logarithm of
         the sum of exp(z - m) over all shards, and the loss's gradients with respect to the log-sum-exp (a), the logit
-        of the label (b), the sum of weight * z (c) and the mean of z under the softmax (e). To a belongs e * (1 - mean).
+        of the label (b), the sum of weight * z (c) and the mean of z (e); to a belongs e * (1 - mean).
     out: where to write; may be logits.
 
     Returns dlogits, of the shape and dtype of logits; exactly 0 where a, b, c and e are 0, whatever the logits are.

@@ -95,7 +95,7 @@ def gathered(statistics: Tensor, shard: Shard) -> tuple[Tensor, Any]:
     every = own.new_empty(dist.get_world_size(shard.group), own.numel())
     _gather(every.view(-1), own, group=shard.group)
     headers = every[:, : header.numel()].reshape(-1).view(torch.int64).view(-1, HEADER)
-    total = headers[-1, 1]
+    total: Any = headers[-1, 1]
     if statistics.device.type == "cpu":
         _check_ranges(headers.tolist())
         total = int(total)
@@ -224,8 +224,6 @@ def of_logits(logits: Tensor, labels: Tensor, weight: Tensor | None, shard: Shar
     return Rows(*_of_logits(logits, labels, weight, shard))
 
 
-def of_linear(
-    x: Tensor, w: Tensor, bias: Tensor | None, labels: Tensor, weight: Tensor | None, shard: Shard
-) -> Rows:
+def of_linear(x: Tensor, w: Tensor, bias: Tensor | None, labels: Tensor, weight: Tensor | None, shard: Shard) -> Rows:
     """The same for the logits x [N, H] @ w [classes of the shard, H]^T + bias; dx is summed over the group."""
     return Rows(*cast(Any, _of_linear(x, w, bias, labels, weight, shard)))

@@ -98,7 +98,7 @@ def vocab_parallel_cross_entropy(
     dim: the axis of the classes.
     smoothing_formula: "torch", or "megatron", which takes label_smoothing * V / (V - 1) in its place.
     lse_square_scale: the factor of the z-loss, the mean (for "sum": the sum) of lse**2, which is added.
-    softcap: bounds the logits, softcap * tanh(x / softcap); None or 0: none. temperature: what they are divided by then.
+    softcap: bounds the logits, softcap * tanh(x / softcap); None: none. temperature: divides them then.
     shift: 1 takes the target of the next place, along target's last axis; the last place does not count.
     num_items: what the sum is divided by in place of what "mean" would take; None: that.
     return_lse, return_z_loss, return_log_prob, return_entropy, return_token_accuracy: more results, all but the last
@@ -136,7 +136,10 @@ def _from_logits(
     shard = options.shard(group, first, logits.shape[-1])
     labels = shifted(options, target)
     rows = shards.of_logits(
-        logits.reshape(labels.numel(), shard.classes), labels.reshape(-1), options.own_weight(first, shard.classes), shard
+        logits.reshape(labels.numel(), shard.classes),
+        labels.reshape(-1),
+        options.own_weight(first, shard.classes),
+        shard,
     )
     dtype = torch.float32 if autocasts(input) else input.dtype
     return _result(options, rows, labels, dtype)
@@ -186,8 +189,10 @@ def vocab_parallel_linear_cross_entropy(
     x, picked = input.reshape(-1, input.shape[-1])[counted], labels.reshape(-1)[counted]
     shard = options.shard(group, first, classes)
     found = shards.of_linear(x, linear_weight, linear_bias, picked, options.own_weight(first, classes), shard)
-    spread = (each.new_zeros(labels.numel()).index_copy(0, counted, each) for each in found[:5])
-    return _result(options, Rows(*spread, found.total), labels, torch.float32 if autocasts(input) else input.dtype)
+    spread = [each.new_zeros(labels.numel()).index_copy(0, counted, each) for each in found[:5]]
+    return _result(
+        options, Rows._make([*spread, found.total]), labels, torch.float32 if autocasts(input) else input.dtype
+    )
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,9 @@ def loss(options: Options, input: Any, target: Any, dim: int, group: Any, vocab_
     dim %= input.dim()
     axis = _class_axis(options, input, dim)
     mesh, classes = input.device_mesh, input.shape[dim]
-    of_samples = [_of_sample(each, dim) if place != axis else Replicate() for place, each in enumerate(input.placements)]
+    of_samples = [
+        _of_sample(each, dim) if place != axis else Replicate() for place, each in enumerate(input.placements)
+    ]
     if target.shape != input.shape[:dim] + input.shape[dim + 1 :]:
         found, wanted = tuple(target.shape), tuple(input.shape[:dim] + input.shape[dim + 1 :])
         raise ValueError(f"{options.who}: target has shape {found}, expected {wanted}, input's without the classes")
@@ -34,7 +36,10 @@ def loss(options: Options, input: Any, target: Any, dim: int, group: Any, vocab_
     first = min(mesh.get_local_rank(axis) * size, classes)
     shard = options.shard(mesh.get_group(axis), first, logits.shape[-1])
     rows = shards.of_logits(
-        logits.reshape(labels.numel(), shard.classes), labels.reshape(-1), options.own_weight(first, shard.classes), shard
+        logits.reshape(labels.numel(), shard.classes),
+        labels.reshape(-1),
+        options.own_weight(first, shard.classes),
+        shard,
     )
     groups = tuple(mesh.get_group(place) for place, each in enumerate(of_samples) if isinstance(each, Shard))
     found = _result(options, rows, labels, torch.float32 if autocasts(logits) else logits.dtype, groups)
