@@ -39,6 +39,7 @@ LAYERS = {
     "cpu/numerics/": ("", COMPILER),
     "cpu/loops/": ("", KERNELS),
     "cpu/fused/": ("", f"{KERNELS} cpu/loops/ fused/ random"),
+    "cpu/runtime/passes": ("numpy", f"contract/ {COMPILER} cpu/runtime/"),
     "cpu/": ("numpy", f"{KERNELS} cpu/loops/ cpu/fused/ locks random"),
     # CUDA
     "cuda/": ("triton", "contract/ fused/ random"),
@@ -48,6 +49,7 @@ LAYERS = {
     "functions": ("numpy", "contract/ cpu/runtime/ locks memory"),
     "arrays": ("numpy", "contract/ cpu/runtime/ functions interop locks memory"),
     "planned": ("numpy", "arrays contract/ cpu/runtime/ fused/ interop locks"),
+    "optim": ("numpy ml_dtypes", "cpu/ cpu/runtime/ cpu/runtime/passes"),
     "opgrad": ("", "arrays cpu/runtime/ fused/ memory ops/ planned post_ops"),
     "interop/": ("numpy", "arrays contract/ cpu/runtime/ cuda/ interop locks"),
     "interop/cupy": ("numpy cupy torch triton", "arrays contract/ cuda/ interop interop/"),
@@ -70,7 +72,8 @@ LAYERS = {
     "training/distributed": ("numpy torch", "cpu/runtime/"),
     "training/": (
         f"{ONNX} flatbuffers matplotlib ml_dtypes rich sklearn",
-        "contract/ cpu/ cpu/compiler/native cpu/runtime/ gradients/ locks onnxruntime/ training/distributed writing",
+        "contract/ cpu/ cpu/compiler/native cpu/runtime/ cpu/runtime/passes gradients/ locks onnxruntime/"
+        " training/distributed writing",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),

@@ -120,6 +120,7 @@ class Operator:
     support: Support = EVERYWHERE
     general: General | None = None
     finish: Callable[[tuple[Any, ...]], Any] | None = None  # makes what the function returns of the results
+    instead: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # keywords that make a call another's
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -183,10 +184,12 @@ def operator(
     onnx: tuple[OnnxName, ...] = (),
     in_place: Mapping[str, tuple[str, ...]] | None = None,
     general: General | None = None,
+    instead: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Callable[[F], F]:
     """Declare an operator: the function becomes the reference, and a front end of the same signature replaces it.
 
-    `in_place` maps a result to the arguments whose memory it may take over.
+    `in_place` maps a result to the arguments whose memory it may take over. `instead` maps a keyword to the function
+    that a call is handed to where it is true, with the operator's name and the other arguments.
     """
 
     def declare(function: F) -> F:
@@ -199,7 +202,8 @@ def operator(
             onnx=onnx,
             in_place=in_place or {},
             general=general,
-            **_interface(function, general.keywords if general else ()),
+            instead=instead or {},
+            **_interface(function, (*(general.keywords if general else ()), *(instead or ()))),
         )
         _declared[declared.name] = declared
         return typing.cast(F, functools.wraps(function)(_front_end[0](declared)))
