@@ -5,13 +5,14 @@ import multiprocessing
 import os
 from pathlib import Path
 
-TIMEOUT = 100  # seconds that all of them have
+TIMEOUT = 200  # seconds that all of them have
+PRELOADED = ("torch.distributed", "opgrad.torch.vocab_parallel")
 
 
 def run_processes(work, count, folder, *arguments):
     """What work(rank, *arguments) returns in each of so many processes of a group: JSON values, by rank."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "opgrad.torch", "opgrad.torch.vocab_parallel"])
+    context.set_forkserver_preload([*PRELOADED])
     started = [context.Process(target=_begin, args=(work, rank, count, folder, arguments)) for rank in range(count)]
     for process in started:
         process.start()

@@ -46,6 +46,7 @@ class Fit:
 
     batch_losses: by epoch, the loss of every batch, of the epochs of this fit; of one that has begun, what this process
         has of them.
+    communication: the seconds of this fit's steps in which gradients were exchanged, or others waited for.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Fit:
             )
         self._sharing = Sharing(recipe.batch_size, recipe.accumulate, rank, size, whole)
         self.batch_losses: list[list[float]] = []
+        self.communication = 0.0
 
     def run(self, progress: Progress) -> None:
         """Train until the last epoch, or until the validation loss has not fallen for the recipe's patience.
@@ -108,9 +110,10 @@ class Fit:
         validation_loss = state.history[-1].validation_loss if state.history else None
         self.batch_losses.append([])
         for step in steps:
-            before = time.perf_counter()
+            before, exchanged = time.perf_counter(), self._exchanged()
             losses = self._step(batches, step, interrupt)
             state.seconds += time.perf_counter() - before
+            self.communication += self._exchanged() - exchanged
             state.rows += step.rows
             state.batches += step.batches
             state.loss_sum += sum(losses)
@@ -139,6 +142,9 @@ class Fit:
         trainer.optimizer.step()
         self.state.steps += 1
         return losses
+
+    def _exchanged(self) -> float:
+        return 0.0 if self._processes is None else self._processes.seconds
 
     def _add_up(self, step: Step, interrupt: "_DeferredInterrupt") -> None:
         """Put the gradient of all processes together, and whether the user has stopped one of them: then all stop."""

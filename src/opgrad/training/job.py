@@ -122,9 +122,8 @@ def train(
         _make_folder(output)
         if resumption and resumption.best:
             write_checkpoint(resumption.best, output / BEST)
-    before, begun = sum(epoch.seconds for epoch in state.history) + state.seconds, _communicated(processes)
+    before = _trained_seconds(state)
     fit.run(progress)
-    seconds, spent = sum(epoch.seconds for epoch in state.history) - before, _communicated(processes) - begun
     if processes is not None and not processes.is_first:
         return None
     with parameters_kept(output):
@@ -133,13 +132,14 @@ def train(
         trainer.export(output / MODEL)
         run = _evaluated(artifacts, fit, test, str(file or recipe.dataset))
         if processes is not None:
-            run = replace(run, processes=processes.size, communication=spent / seconds)
+            share = fit.communication / (_trained_seconds(state) - before)
+            run = replace(run, processes=processes.size, communication=share)
         _write(run)
     return run
 
 
-def _communicated(processes: Processes | None) -> float:
-    return processes.seconds if processes else 0.0
+def _trained_seconds(state: RunState) -> float:
+    return sum(epoch.seconds for epoch in state.history) + state.seconds
 
 
 @contextmanager
