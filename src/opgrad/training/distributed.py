@@ -76,7 +76,10 @@ def begin() -> Processes | None:
     import torch.distributed
 
     if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo")
+        # torchrun may keep the store when it starts processes anew: there they would find the addresses of the lost ones.
+        store, rank, size = next(iter(torch.distributed.rendezvous("env://")))
+        own = torch.distributed.PrefixStore(f"opgrad/{restarts()}", store)
+        torch.distributed.init_process_group("gloo", store=own, rank=rank, world_size=size)
     if "OPGRAD_NUM_THREADS" not in os.environ:
         set_num_threads(max(1, get_num_threads() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     return Processes()
