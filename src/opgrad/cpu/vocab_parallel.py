@@ -147,19 +147,25 @@ def _common(problem: Problem) -> dict[str, Any]:
 
 
 @inline
-def _slope(i, x: Vector, w, label, row, scale) -> Vector:
-    """dlogits of one vector of classes; `row` are the row's factors."""
-    (m, log_s, a, b, c, e), (cap, inverse, factor) = row, scale
-    t = tanh(x * inverse) if cap != 0.0 else x
-    z = (t * cap if cap != 0.0 else x) * factor
+def _of_logit(i, z: Vector, w, label, row) -> Vector:
+    """The gradient with respect to z, for one vector of classes; `row` are the row's factors."""
+    m, log_s, a, b, c, e = row
     p = exp((z - m) - log_s)
     dz = p * a + v.select(p == 0.0, 0.0, p * z * e) + w * c
-    dz = v.select(i == label, dz + b, dz) * factor
-    return dz * (1.0 - t * t) if cap != 0.0 else dz
+    return v.select(i == label, dz + b, dz)
 
 
-write_slope = mapped_by_index(lambda i, x, label, row, scale: _slope(i, x, 1.0, label, row, scale))
-write_weighted_slope = mapped_by_index(lambda i, x, w, label, row, scale: _slope(i, x, w, label, row, scale))
+@inline
+def _slope(i, x: Vector, w, label, row, scale) -> Vector:
+    """dlogits where logits are divided alone."""
+    return _of_logit(i, x * scale[2], w, label, row) * scale[2]
+
+
+@inline
+def _capped_slope(i, x: Vector, w, label, row, scale) -> Vector:
+    cap, inverse, factor = scale
+    t = tanh(x * inverse)
+    return _of_logit(i, t * cap * factor, w, label, row) * factor * (1.0 - t * t)
 
 
 @inline
@@ -174,21 +180,31 @@ def _factors(x, factors, row: int, samples: int):
     )
 
 
-@kernel
-def gradient_of_rows(
-    rows: Units, samples, n, logits: Pointer, labels: Pointer, classes: Classes, scale: Scale,
-    factors: Pointer, dlogits: Pointer, stream,
-):  # fmt: skip
-    numbers = _numbers(logits, scale)
-    for row in rows:
-        x, out, own = logits + row * n, dlogits + row * n, _factors(logits, factors, row, samples)
-        label = v.load_one(labels, row) - classes.first
-        if own[2] == 0.0 and own[3] == 0.0 and own[4] == 0.0 and own[5] == 0.0:
-            write_zeros(out, 0, n, stream)
-        elif classes.is_weighted:
-            write_weighted_slope(out, 0, n, stream, (x, classes.weight), (label, own, numbers))
-        else:
-            write_slope(out, 0, n, stream, (x,), (label, own, numbers))
+def gradient(slope: Callable[..., Vector]) -> Kernel:
+    """The kernel for this formula: with a branch for the cap in one kernel, tanh took most of the time of both."""
+    write = mapped_by_index(lambda i, x, label, row, scale: slope(i, x, 1.0, label, row, scale))
+    write_weighted = mapped_by_index(lambda i, x, w, label, row, scale: slope(i, x, w, label, row, scale))
+
+    @kernel
+    def of_rows(
+        rows: Units, samples, n, logits: Pointer, labels: Pointer, classes: Classes, scale: Scale,
+        factors: Pointer, dlogits: Pointer, stream,
+    ):  # fmt: skip
+        numbers = _numbers(logits, scale)
+        for row in rows:
+            x, out, own = logits + row * n, dlogits + row * n, _factors(logits, factors, row, samples)
+            label = v.load_one(labels, row) - classes.first
+            if own[2] == 0.0 and own[3] == 0.0 and own[4] == 0.0 and own[5] == 0.0:
+                write_zeros(out, 0, n, stream)
+            elif classes.is_weighted:
+                write_weighted(out, 0, n, stream, (x, classes.weight), (label, own, numbers))
+            else:
+                write(out, 0, n, stream, (x,), (label, own, numbers))
+
+    return of_rows
+
+
+GRADIENT = {False: gradient(_slope), True: gradient(_capped_slope)}
 
 
 def cross_entropy_shard_grad(problem: Problem) -> Program:
@@ -197,4 +213,6 @@ def cross_entropy_shard_grad(problem: Problem) -> Program:
         return Program(())
     arguments = {**_common(problem), "factors": problem["factors"], "dlogits": problem["dlogits"]}
     arguments["stream"] = partition.streams(problem.bytes)
-    return Program([shared_out(gradient_of_rows, samples, problem.bytes / samples, arguments)])
+    return Program(
+        [shared_out(GRADIENT[problem.attributes["softcap"] != 0], samples, problem.bytes / samples, arguments)]
+    )
