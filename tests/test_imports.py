@@ -64,6 +64,8 @@ LAYERS = {
     "interop/torch": ("torch", "contract/ interop interop/torch_tensors torch/"),
     "torch/in_place": ("torch", "interop/torch interop/torch_tensors torch/"),
     "torch/functions": ("torch", "interop/torch_tensors torch/ torch/in_place"),
+    "torch/vocab_parallel_dtensor": ("torch", "torch/ torch/functions"),
+    "torch/vocab_parallel": ("torch", "torch/ torch/functions torch/vocab_parallel_dtensor"),
     "torch/loss": ("torch", "contract/ interop/torch_tensors torch/ torch/functions"),
     "torch": ("torch", "interop torch/ torch/functions torch/loss"),
     # ONNX

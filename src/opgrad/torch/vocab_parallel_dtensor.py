@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from opgrad.torch import shards
 from opgrad.torch.functions import autocasts
-from opgrad.torch.vocab_parallel import Options, VocabParallelLoss, _result, shifted
+from opgrad.torch.shard_losses import Options, VocabParallelLoss, result, shifted
 
 
 def loss(options: Options, input: Any, target: Any, dim: int, group: Any, vocab_range: Any) -> Any:
@@ -42,7 +42,7 @@ def loss(options: Options, input: Any, target: Any, dim: int, group: Any, vocab_
         shard,
     )
     groups = tuple(mesh.get_group(place) for place, each in enumerate(of_samples) if isinstance(each, Shard))
-    found = _result(options, rows, labels, torch.float32 if autocasts(logits) else logits.dtype, groups)
+    found = result(options, rows, labels, torch.float32 if autocasts(logits) else logits.dtype, groups)
     return _placed(options, found, mesh, of_samples, target.shape)
 
 

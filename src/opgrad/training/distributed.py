@@ -76,7 +76,7 @@ def begin() -> Processes | None:
     import torch.distributed
 
     if not torch.distributed.is_initialized():
-        # torchrun may keep the store when it starts processes anew: there they would find the addresses of the lost ones.
+        # torchrun may keep the store when it starts processes anew, which would find the lost ones there.
         store, rank, size = next(iter(torch.distributed.rendezvous("env://")))
         own = torch.distributed.PrefixStore(f"opgrad/{restarts()}", store)
         torch.distributed.init_process_group("gloo", store=own, rank=rank, world_size=size)
