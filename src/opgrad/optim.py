@@ -80,7 +80,7 @@ def adam_rows(
     _run(
         "adam_rows", kernels.adamw_rows, rows, values, [table, first_moment, second_moment],
         np.array([*found, 1.0], np.float64),
-        lambda p, g, m, v: {"state": kernels.State(p, g, m, v), "rates": kernels.Rates(alpha, beta)},
+        lambda p, g, m, v: {"state": kernels.State(p, g, m, v), "rates": kernels.Rates._make((alpha, beta))},
     )  # fmt: skip
 
 

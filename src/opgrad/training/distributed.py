@@ -75,11 +75,12 @@ def begin() -> Processes | None:
         return None
     import torch.distributed
 
-    if not torch.distributed.is_initialized():
+    distributed: Any = torch.distributed
+    if not distributed.is_initialized():
         # torchrun may keep the store when it starts processes anew, which would find the lost ones there.
-        store, rank, size = next(iter(torch.distributed.rendezvous("env://")))
-        own = torch.distributed.PrefixStore(f"opgrad/{restarts()}", store)
-        torch.distributed.init_process_group("gloo", store=own, rank=rank, world_size=size)
+        store, rank, size = next(iter(distributed.rendezvous("env://")))
+        own = distributed.PrefixStore(f"opgrad/{restarts()}", store)
+        distributed.init_process_group("gloo", store=own, rank=rank, world_size=size)
     if "OPGRAD_NUM_THREADS" not in os.environ:
         set_num_threads(max(1, get_num_threads() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     return Processes()
