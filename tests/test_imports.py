@@ -39,6 +39,7 @@ LAYERS = {
     "cpu/numerics/": ("", COMPILER),
     "cpu/loops/": ("", KERNELS),
     "cpu/fused/": ("", f"{KERNELS} cpu/loops/ fused/ random"),
+    "cpu/runtime/passes": ("numpy", f"contract/ {COMPILER} cpu/runtime/"),
     "cpu/": ("numpy", f"{KERNELS} cpu/loops/ cpu/fused/ locks random"),
     # CUDA
     "cuda/": ("triton", "contract/ fused/ random"),
@@ -50,6 +51,7 @@ LAYERS = {
     "arrays": ("numpy", "contract/ cpu/runtime/ entries functions interop locks memory"),
     "planned": ("numpy", "arrays contract/ cpu/runtime/ entries functions fused/ interop"),
     "losses": ("numpy", "contract/ ops/"),
+    "optim": ("numpy ml_dtypes", "cpu/ cpu/runtime/ cpu/runtime/passes"),
     "opgrad": ("", "arrays losses cpu/runtime/ fused/ memory ops/ planned post_ops"),
     "interop/": ("numpy", "arrays contract/ cpu/runtime/ cuda/ entries functions interop locks"),
     "interop/torch_calls": ("torch", "entries functions"),
@@ -70,6 +72,8 @@ LAYERS = {
     "interop/torch": ("torch", "contract/ interop interop/torch_calls interop/torch_tensors torch/"),
     "torch/in_place": ("torch", "interop/torch interop/torch_tensors torch/"),
     "torch/functions": ("torch", "interop/torch_calls interop/torch_tensors torch/ torch/in_place"),
+    "torch/vocab_parallel_dtensor": ("torch", "torch/ torch/functions"),
+    "torch/vocab_parallel": ("torch", "torch/ torch/functions torch/vocab_parallel_dtensor"),
     "torch/loss": (
         "torch",
         "contract/ interop/torch_calls interop/torch_tensors torch/ torch/functions torch/loss_options",
@@ -87,9 +91,11 @@ LAYERS = {
     # ONNX
     "onnxruntime/": (ONNX, f"arrays contract/ {COMPILER} cpu/runtime/ locks writing"),
     "gradients/": ("numpy onnx google", "onnxruntime/"),
+    "training/distributed": ("numpy torch", "cpu/runtime/"),
     "training/": (
         f"{ONNX} flatbuffers matplotlib ml_dtypes rich sklearn",
-        "contract/ cpu/ cpu/compiler/native cpu/runtime/ gradients/ locks onnxruntime/ writing",
+        "contract/ cpu/ cpu/compiler/native cpu/runtime/ cpu/runtime/passes gradients/ locks onnxruntime/"
+        " training/distributed writing",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),
@@ -107,7 +113,7 @@ LAYERS = {
         "numpy rich typer",
         "opgrad bench/ compile contract/ cpu/compiler/native cpu/runtime/ machine onnxruntime/ terminal testing/",
     ),
-    "commands/": ("onnx rich typer", "onnxruntime/ terminal training/"),
+    "commands/": ("onnx rich typer", "onnxruntime/ terminal training/ training/distributed"),
     "cli": ("rich typer", "bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),
     "report": ("", "bench/ cli contract/ gradients/ post_ops"),
     "__main__": ("", "cli"),

@@ -65,6 +65,7 @@ from opgrad.ops.several import (
     split_training,
 )
 from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
+from opgrad.ops.vocab_parallel import cross_entropy_shard, cross_entropy_shard_grad
 from opgrad.planned import (
     PlannedCall,
     log_softmax_grad_plan,
@@ -95,6 +96,8 @@ __all__ = [
     "conv_transpose_grad",
     "cross_entropy",
     "cross_entropy_and_grad",
+    "cross_entropy_shard",
+    "cross_entropy_shard_grad",
     "div_grad",
     "dropout",
     "dropout_grad",

@@ -38,6 +38,9 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
     place = op.parameters.index(first)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        for name, function in op.instead.items():
+            if kwargs.pop(name, False):
+                return function(op.name, *args, **kwargs)
         if interop.known.get(type(args[place] if len(args) > place else kwargs.get(first))) is not None:
             return interop.run(op, named(args, kwargs), (entries, args, kwargs))
         try:

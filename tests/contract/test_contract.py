@@ -41,7 +41,7 @@ def test_every_file_of_operators_is_a_family():
 def test_signature(op):
     function = getattr(opgrad, op.name)
     signature = inspect.signature(function)
-    more = set(op.general.keywords) & set(signature.parameters) if op.general else set()
+    more = set(op.general.keywords) & set(signature.parameters) if op.general else set(op.instead)
     assert all(signature.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in ("out", *more))
     assert signature.parameters["out"].default is None
     assert tuple(name for name in signature.parameters if name not in more) == op.parameters

@@ -84,7 +84,7 @@ def test_accumulated_batches_are_one_step(options, tmp_path):
     trainer = Trainer(ArtifactSet.load(FOLDERS["digits_cnn"]), RATE)
     scores = trainer.artifacts.scores
     step = exported(tmp_path, "digits_cnn", accumulate=True, accuracy=True, outputs=[scores], **options)
-    mean, shares = GradientMean(trainer.gradients), (0.25, 0.75)
+    mean, shares = GradientMean(trainer.gradients.flat), (0.25, 0.75)
     for number, batch in enumerate(batches("digits_cnn", 8)):
         loss, last = trainer.compute_gradients(batch), number % 2 == 1
         mean.add(shares[number % 2])

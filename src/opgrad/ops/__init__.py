@@ -4,5 +4,5 @@
 FAMILIES = (
     *("softmax", "cross_entropy", "sample_loss", "activation", "gather", "accumulate"),
     *("gelu", "dropout", "attention", "loss", "arithmetic", "normalization"),
-    *("convolution", "recurrent", "pooling", "resize", "scatter", "several", "optimizer"),
+    *("convolution", "recurrent", "pooling", "resize", "scatter", "several", "optimizer", "vocab_parallel"),
 )

@@ -69,6 +69,8 @@ def print_run(console: Console, run: Run) -> None:
         loss = f"{history[best - 1].validation_loss:.4f} on {run.validation_rows:,} rows after epoch {best}"
         table.add_row("validation loss", f"{loss}, the best, which is kept")
     table.add_row("speed", f"{run.samples_per_second:,.0f} samples/s")
+    if run.processes > 1:
+        table.add_row("processes", f"{run.processes}, {run.communication:.1%} of the time in communication")
     table.add_row("test loss", f"{run.test.loss:.4f} on {run.test_rows:,} rows")
     if run.test.accuracy is not None:
         table.add_row("test accuracy", f"{run.test.accuracy:.2%}")

@@ -136,10 +136,10 @@ def rest_of_block(x, begin: int, end: int, m: float, ahead):
 
 
 @inline
-def row_log_sum(x, n: int, ahead):
-    """The largest of x[0:n] and log(sum of exp(x - largest)), where nothing is written; asks for the row `ahead`.
+def row_rests(x, n: int, ahead):
+    """The largest of x[0:n], the scaled sum of the exponentials of what is not it, and how many are it.
 
-    A block at a time, so that x is in the cache when it is read again.
+    Nothing is written; it asks for the row `ahead`. A block at a time, so that x is in the cache when it is read again.
     """
     m, rest, count = v.number(x, MINUS_INFINITY), 0.0, 0.0
     for begin in range(0, n, READ_TWICE):
@@ -151,6 +151,13 @@ def row_log_sum(x, n: int, ahead):
             m, rest, count = lse.joined_rests(x, m, rest, count, top, added, equal)
         else:
             m, rest, count = top, added, equal
+    return m, rest, count
+
+
+@inline
+def row_log_sum(x, n: int, ahead):
+    """The largest of x[0:n] and log(sum of exp(x - largest)); asks for the row `ahead`."""
+    m, rest, count = row_rests(x, n, ahead)
     return m, v.first_lane(lse.row_log_of_sum(x, rest, count, m))
 
 
