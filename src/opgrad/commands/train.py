@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from opgrad.training.artifact_set import ArtifactSet
     from opgrad.training.job import Run
+    from opgrad.training.live import LiveCurve
+    from opgrad.training.report import TrainingBar
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ class Places:
     ] = None
 
 
+Live = Annotated[bool, typer.Option("--live", help="Draw the curve of the loss in the terminal.")]
+
+
 @takes_groups
 def train(
     path: Annotated[
@@ -85,6 +90,7 @@ def train(
     parameters: ParameterOptions,
     loss: LossOptions,
     optimizer: OptimizerOptions,
+    live: Live = False,
 ) -> None:
     """Train an ONNX model, or an artifact set of onnxruntime-training, in stock onnxruntime.
 
@@ -96,13 +102,25 @@ def train(
     Example: opgrad train model.onnx --data data.npz --loss cross-entropy --freeze 'backbone.*'
     """
     making = Making(parameters, loss, optimizer)
+    shown = _shown(live)
     if path.is_dir():
         _check_folder(path, making, places)
-        _train(path, path, settings, places, making, path)
+        _train(path, path, settings, places, making, path, shown)
         return
     _check_model(path, settings, places)
     with _artifacts(path, making, places.artifacts) as folder:
-        _train(path, folder, settings, places, making, path.parent)
+        _train(path, folder, settings, places, making, path.parent, shown)
+
+
+def _shown(live: bool) -> "type[LiveCurve] | type[TrainingBar]":
+    """What shows how far the training is."""
+    if live:
+        from opgrad.training.live import LiveCurve
+
+        return LiveCurve
+    from opgrad.training.report import TrainingBar
+
+    return TrainingBar
 
 
 def _check_folder(folder: Path, making: Making, places: Places) -> None:
@@ -147,7 +165,15 @@ def _artifacts(model: Path, making: Making, kept: Path | None) -> Iterator[Path]
         yield folder
 
 
-def _train(path: Path, folder: Path, settings: Settings, places: Places, making: Making, recipes: Path) -> None:
+def _train(
+    path: Path,
+    folder: Path,
+    settings: Settings,
+    places: Places,
+    making: Making,
+    recipes: Path,
+    shown: "type[LiveCurve] | type[TrainingBar]",
+) -> None:
     """Train the artifacts in a folder, which are of the model at `path`; print what the run came to."""
     from opgrad.training import ArtifactSet, Recipe, job, report
     from opgrad.training.fit import Interrupted
@@ -163,7 +189,7 @@ def _train(path: Path, folder: Path, settings: Settings, places: Places, making:
     if artifacts.scores is None:
         screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")
     try:
-        with report.TrainingBar(screen, artifacts.name) as bar:
+        with shown(screen, artifacts.name) as bar:
             run = job.train(artifacts, recipe, places.data, output, bar, resumption)
     except Interrupted as interruption:
         options = {"--resume": interruption.checkpoint, **given(replace(places, resume=None), *making.groups)}
