@@ -51,18 +51,21 @@ MODULES = {
     "opgrad.training.onnxblock.blocks": "Blocks of graphs",
     "opgrad.training.portable": "A step as one model",
 }
-LANGUAGES = {".py": "python", ".mjs": "javascript", ".cpp": "cpp", ".html": "html", ".md": "markdown", ".h": "cpp"}
 FOREIGN = "https://unpkg.com/iframe-worker/shim"
-INTRODUCTION = """\
-Each mark is one operator on one shape in one dtype, beside the fastest of torch, torch.compile, onnxruntime, SciPy and
-NumPy in the same run, which worked on the same arrays in the same way. Right of 1 opgrad is faster, left of it the peer
-is. Point at a mark for its times. How it is measured, and every figure as a table: [Benchmark](benchmark.md).
-"""
-RELEASES = "The geometric mean over all cells that have a peer. Machines and peers differ: compare along a line only."
+LANGUAGES = {".py": "python", ".mjs": "javascript", ".cpp": "cpp", ".html": "html", ".md": "markdown", ".h": "cpp"}
+
+
+def _file(module: str) -> str:
+    """Where the source of a module stands, relative to the root."""
+    place = "src/" + module.replace(".", "/")
+    return f"{place}/__init__.py" if (ROOT / place).is_dir() else f"{place}.py"
+
+
+PAGES = {_file(name): f"api/{name}.md" for name in MODULES}
 # The navigation. A page of docs/ that is named nowhere stands among the guides.
 START = ["index.md", "install.md", "support.md", "examples.md"]
 TUTORIALS = ["numpy.md", "onnx.md", "pytorch.md", "browser.md", "operator.md"]
-REFERENCES = ["operators.md", "graph-operators.md", "onednn.md", "gradients.md", "checkpoints.md"]
+REFERENCES = ["api.md", "operators.md", "graph-operators.md", "onednn.md", "gradients.md", "checkpoints.md"]
 SPEED = ["performance.md", "benchmark.md"]
 PROJECT = ["design.md", "security.md", "contributing.md", "changelog.md"]
 
@@ -90,7 +93,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are no files of docs/, and the sources that are linked."""
     generated = {f"api/{name}.md": _api(name, title) for name, title in MODULES.items()}
     generated |= {_source_page(source): _listing(source) for source in sorted(_sources())}
-    generated["performance.md"] = _performance()
     for path, place in MOVED.items():
         if place != "index.md":  # which docs/ has
             generated[place] = (ROOT / path).read_text(encoding="utf-8")
@@ -103,10 +105,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead links to where their targets stand in the site, and show operators from their docstrings."""
     at = page.file.src_uri
-    if at.startswith(("source/", "api/")) or at == "performance.md":
+    if at.startswith(("source/", "api/")):
         return markdown
     origin = {place: path for path, place in MOVED.items() if place != "index.md"}
     folder = (ROOT / origin[at] if at in origin else DOCS / at).parent
+    if at == "performance.md":
+        return _performance(markdown)
     text = _outside_code(markdown, lambda part: LINK.sub(lambda link: _link(link, folder, at), part))
     return REFERENCE.sub(lambda part: part[1] + DOCSTRING.sub(_operator, part[2]) + part[3], text)
 
@@ -139,9 +143,7 @@ def _api(module: str, title: str) -> str:
 
 
 def _tree(module: str) -> ast.Module:
-    place = ROOT / "src" / Path(*module.split("."))
-    path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return ast.parse((ROOT / _file(module)).read_text(encoding="utf-8"))
 
 
 def _public(module: str) -> list[str]:
@@ -182,6 +184,8 @@ def _place(path: str) -> str:
     """Where a file of the repository stands in the site."""
     if path in MOVED:
         return MOVED[path]
+    if path in PAGES:
+        return PAGES[path]
     return path.removeprefix("docs/") if path.startswith("docs/") else _source_page(path)
 
 
@@ -200,7 +204,7 @@ def _sources() -> set[str]:
             path = (document.parent / target).resolve()
             if target and path.is_file() and path.is_relative_to(ROOT) and not path.is_relative_to(DOCS):
                 found.add(path.relative_to(ROOT).as_posix())
-    return {path for path in found if path not in MOVED}
+    return found - {*MOVED, *PAGES}
 
 
 def _source_page(path: str) -> str:
@@ -212,22 +216,23 @@ def _listing(path: str) -> str:
     text = (ROOT / path).read_text(encoding="utf-8")
     head = f"---\ntitle: {path}\nsearch:\n  exclude: true\n---\n\n"
     language = LANGUAGES.get(Path(path).suffix, "text")
-    return f"{head}# {path.rpartition('/')[2]}\n\n`{path}`\n\n````{language} linenums=\"1\"\n{text}\n````\n"
+    return f'{head}# {path.rpartition("/")[2]}\n\n`{path}`\n\n````{language} linenums="1"\n{text}\n````\n'
 
 
 # --- speed ----------------------------------------------------------------------------------------------------------
 
 
-def _performance() -> str:
-    """Charts of every result file, the newest first, and of the releases."""
-    lines = ["# Performance", "", INTRODUCTION, '<script src="javascripts/plotly.min.js"></script>', ""]
+def _performance(text: str) -> str:
+    """The page with charts of every result file, the newest first, and of the releases."""
+    lines = ['<script src="javascripts/plotly.min.js"></script>', ""]
     for name, result in reversed(report.all_results(ROOT).items()):
         if training_tables.is_training(result):
             said, found = training_tables.surroundings(result), [charts.steps(result)]
         else:
             said, found = tables.machine_line(result), [charts.ratios(result, way) for way in WAYS]
         lines += [f"## {name}", "", said, "", *map(_chart, filter(None, found)), ""]
-    return "\n".join([*lines, "## Releases", "", RELEASES, "", _chart(charts.history(report.history(ROOT)))])
+    parts = {"charts": "\n".join(lines), "history": _chart(charts.history(report.history(ROOT)))}
+    return re.sub(r"<!-- (charts|history): .*? -->", lambda part: parts[part[1]], text)
 
 
 def _chart(figure: Any) -> str:

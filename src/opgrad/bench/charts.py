@@ -104,8 +104,8 @@ def history(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
     lines = []
     for machine, found in results.items():
         for way in WAYS:
-            means = {each["versions"]["opgrad"]: geometric_mean(figures(dict(each)), way) for each in found}
-            known = {version: mean for version, mean in means.items() if mean is not None}
+            means = {each["versions"].get("opgrad"): geometric_mean(figures(dict(each)), way) for each in found}
+            known = {version: mean for version, mean in means.items() if version and mean}
             if known:
                 name = f"{machine}, {TITLES[way].lower()}"
                 lines.append(go.Scatter(x=list(known), y=list(known.values()), name=name, mode="lines+markers"))

@@ -79,6 +79,8 @@ class LiveCurve:
 
     def picture(self) -> str:
         """The curves as lines of text."""
+        if not self._training.places:
+            return f"{self._title}: loss: no number yet"
         plotext.clear_figure()
         plotext.theme("clear")
         plotext.plot_size(min(self._console.width, MOST_COLUMNS), HEIGHT)

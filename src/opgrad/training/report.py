@@ -58,10 +58,7 @@ class TrainingBar:
         self._shown = now
         speed = (done - self._first) / max(now - self._start, 1e-6)
         validation = "" if validation_loss is None else f", validation {validation_loss:.4f}"
-        self._progress.update(
-            self._task, completed=done, total=total, loss=loss, validation=validation, speed=speed
-        )
-
+        self._progress.update(self._task, completed=done, total=total, loss=loss, validation=validation, speed=speed)
 
     def rendered(self) -> RenderableType:
         """The bar, for somebody else to show."""
