@@ -1,7 +1,7 @@
 """Build wheel and sdist twice and check them: python tools/dist.py [--install PYTHON …].
 
-Both builds must be the same bytes, the wheel small, and the description one that renders. With --install the wheel goes into a
-bare environment of each Python, where the NumPy snippet of the README and the command line must run.
+Both builds must be the same bytes, the wheel small, and the description one that renders. With --install the wheel goes
+into a bare environment of each Python, where the NumPy snippet of the README and the command line must run.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Write and run the notebooks of the documentation: python tools/notebooks.py [NAME …].
 
-What stands in docs/notebooks is made of the scripts in tools/site/notebooks, in the format of editors: a cell begins with
-`# %%`, one of text with `# %% [markdown]`. They run in a folder of their own, with examples/ in it.
+What stands in docs/notebooks is made of the scripts in tools/site/notebooks, in the format of editors: a cell begins
+with `# %%`, one of text with `# %% [markdown]`. They run in a folder of their own, with examples/ in it.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """What MkDocs takes from outside of docs/: root documents, sources that are linked, the API, the figures of speed.
 
-mkdocs.yml names this file as a hook. Nothing here is written by hand twice: pages of the API follow `__all__`, operators
-their declarations (`opgrad.report`), plots the files in bench/results and bench/history.
+mkdocs.yml names this file as a hook. Nothing here is written by hand twice: pages of the API follow `__all__`,
+operators their declarations (`opgrad.report`), plots the files in bench/results and bench/history.
 """
 
 import ast
@@ -122,7 +122,7 @@ def _operator(match: re.Match[str]) -> str:
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Take the theme's way of searching without a server from the site itself: it would load a script from elsewhere."""
+    """Take the theme's way of searching without a server from the site: it would load a script from elsewhere."""
     script = os.path.relpath("javascripts/worker.js", os.path.dirname(page.file.dest_uri) or ".")
     return output.replace(FOREIGN, script.replace(os.sep, "/"))
 
@@ -137,7 +137,7 @@ def _api(module: str, title: str) -> str:
     lines = [f"# {title}", "", _summary(module), ""]
     if module == "opgrad":
         lines += [
-            "The operators stand in [Operators](../operators.md) and [Operators of training graphs](../graph-operators.md).\n"
+            "The operators: [Operators](../operators.md), [Operators of training graphs](../graph-operators.md).\n"
         ]
     return "\n".join([*lines, *(f"::: {module}.{name}\n" for name in names)])
 

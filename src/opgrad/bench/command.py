@@ -164,7 +164,7 @@ def _bench_cells(
 
 
 def _page_writer(file: Path | None) -> Callable[[Any], None]:
-    """What writes a result as a page, or nothing without a file; found before measuring, as a library may be missing."""
+    """What writes a result as a page, or nothing; found before measuring, as a library may be missing."""
     if file is None:
         return lambda _: None
     from opgrad.bench.page import page

@@ -1,4 +1,4 @@
-"""The curve of the loss in a terminal, while a model trains: what `opgrad train --live` shows above the progress bar."""
+"""The curve of the loss in a terminal, while a model trains: what `opgrad train --live` shows over the bar."""
 
 import time
 from types import TracebackType

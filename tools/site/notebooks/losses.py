@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Loss curves
 #
-# The same artifact set, trained with several learning rates and schedules: what `opgrad train` does, called from Python,
-# with a batch's loss after every step. `pip install "opgrad[train]"`.
+# The same artifact set, trained with several learning rates and schedules: what `opgrad train` does, called from
+# Python, with a batch's loss after every step. `pip install "opgrad[train]"`.
 
 # %%
 
@@ -53,7 +53,12 @@ plt.show()
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-cosine = lambda share: 0.5 + 0.5 * np.cos(np.pi * share)
+
+
+def cosine(share):
+    return 0.5 + 0.5 * np.cos(np.pi * share)
+
+
 for name, scale in {"constant": lambda share: 1.0, "cosine": cosine}.items():
     losses, result = curve(0.01, scale)
     axes.plot(smooth(losses), label=f"{name}: {result.accuracy:.1%} right on the test rows")

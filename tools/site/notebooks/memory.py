@@ -2,8 +2,8 @@
 # # Memory of the fused loss
 #
 # Cross-entropy over a large vocabulary: PyTorch writes log-probabilities, keeps them, and makes the gradient of them.
-# `opgrad.torch.cross_entropy` makes the gradient in the same pass and keeps nothing else. Measured is the largest resident
-# memory of a process that does one forward and backward pass, less that of one that only has the logits: Linux counts it.
+# `opgrad.torch.cross_entropy` makes the gradient in the same pass and keeps nothing else. Measured is the largest
+# resident memory of a process that does one forward and backward pass, less that of one that only has the logits.
 
 # %%
 import subprocess
@@ -57,5 +57,5 @@ for axes, dtype in zip(all_axes, ("float32", "bfloat16"), strict=True):
 plt.show()
 
 # %% [markdown]
-# The gradient itself has the size of the logits: no loss needs less unless it writes over them, which the plain function
-# does, `opgrad.softmax_cross_entropy_loss_and_grad(logits, labels, out=(loss, logits))`.
+# The gradient itself has the size of the logits: no loss needs less unless it writes over them, which the plain
+# function does, `opgrad.softmax_cross_entropy_loss_and_grad(logits, labels, out=(loss, logits))`.

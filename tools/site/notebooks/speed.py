@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Speed beside others, on your machine
 #
-# `opgrad bench` measures every operator for minutes; here are a few, in a form that you can change. All work on the same
-# arrays, in turns, with results in new memory; bars are medians. Other work on the machine spoils the figures, and this
-# notebook was run on a machine that did other work: run it on yours.
+# `opgrad bench` measures every operator for minutes; here are a few, in a form that you can change. All work on the
+# same arrays, in turns, with results in new memory; bars are medians. Other work on the machine spoils the figures, and
+# this notebook was run on a machine that did other work: run it on yours.
 
 # %%
 import statistics
