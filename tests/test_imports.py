@@ -68,14 +68,14 @@ LAYERS = {
     "onnxruntime/": (ONNX, f"arrays contract/ {COMPILER} cpu/runtime/ locks writing"),
     "gradients/": ("numpy onnx google", "onnxruntime/"),
     "training/": (
-        f"{ONNX} flatbuffers matplotlib ml_dtypes rich sklearn",
+        f"{ONNX} flatbuffers matplotlib ml_dtypes plotext rich sklearn",
         "contract/ cpu/ cpu/compiler/native cpu/runtime/ gradients/ locks onnxruntime/ writing",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),
     "testing/": ("numpy ml_dtypes", "opgrad arrays contract/"),
     "bench/": (
-        f"{ONNX} matplotlib ml_dtypes rich torch typer",
+        f"{ONNX} markdown_it matplotlib ml_dtypes plotly rich torch typer",
         f"opgrad arrays {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine onnxruntime/ post_ops"
         " terminal testing/ training/",
     ),
