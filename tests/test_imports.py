@@ -93,7 +93,7 @@ LAYERS = {
     "gradients/": ("numpy onnx google", "onnxruntime/"),
     "training/distributed": ("numpy torch", "cpu/runtime/"),
     "training/": (
-        f"{ONNX} flatbuffers matplotlib ml_dtypes rich sklearn",
+        f"{ONNX} flatbuffers matplotlib ml_dtypes plotext rich sklearn",
         "contract/ cpu/ cpu/compiler/native cpu/runtime/ cpu/runtime/passes gradients/ locks onnxruntime/"
         " training/distributed writing",
     ),
@@ -101,7 +101,7 @@ LAYERS = {
     "machine": ("", "cpu/compiler/native"),
     "testing/": ("numpy ml_dtypes", "opgrad arrays contract/"),
     "bench/": (
-        f"{ONNX} matplotlib ml_dtypes rich torch typer",
+        f"{ONNX} markdown_it matplotlib ml_dtypes plotly rich torch typer",
         f"opgrad arrays {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine onnxruntime/ post_ops"
         " terminal testing/ training/",
     ),

@@ -75,7 +75,7 @@ from opgrad.planned import (
     softmax_plan,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CrossEntropyOutput",

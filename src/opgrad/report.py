@@ -16,6 +16,7 @@ from typing import Any
 from opgrad.contract import Operator, graph_operators, operators
 
 RESULTS = Path("bench/results")
+HISTORY = Path("bench/history")  # a folder for each release, with the results as they were then
 PLOT = Path("docs/benchmark.png")
 CUDA_PLOT = Path("docs/benchmark-cuda.png")
 SWEEP_PLOT = Path("docs/benchmark-sweep.png")
@@ -40,7 +41,7 @@ NOT_MEASURED = "The speed on CUDA has not been measured yet."
 
 def documents(root: Path) -> list[Path]:
     """The files that may have generated parts."""
-    return [path for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))] if path.exists()]
+    return [path for path in [root / "README.md", *sorted((root / "docs").rglob("*.md"))] if path.exists()]
 
 
 def rewritten(path: Path, root: Path) -> str:
@@ -196,16 +197,27 @@ def results(root: Path, device: str) -> dict[str, dict[str, Any]]:
     """The result files of a device, cpu or cuda, by name, the newest last, but those of training steps and sweeps."""
     from opgrad.bench.sweep import curves
 
-    found = {name: result for name, result in _files(root).items() if "training" not in result and not curves(result)}
+    every = all_results(root).items()
+    found = {name: result for name, result in every if "training" not in result and not curves(result)}
     return {name: result for name, result in found.items() if ("device" in result) == (device == "cuda")}
 
 
-def _files(root: Path) -> dict[str, dict[str, Any]]:
-    """All result files by name, the newest last."""
+def all_results(root: Path) -> dict[str, dict[str, Any]]:
+    """All result files by name, which is that of the machine, the newest last."""
     from opgrad.bench.figures import read
 
     found = {path.stem: read(path) for path in sorted((root / RESULTS).glob("*.json"))}
     return dict(sorted(found.items(), key=lambda item: item[1]["date"]))
+
+
+def history(root: Path) -> dict[str, list[dict[str, Any]]]:
+    """The results of each machine in all releases, the newest last."""
+    from opgrad.bench.figures import read
+
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in [*(root / HISTORY).glob("*/*.json"), *(root / RESULTS).glob("*.json")]:
+        found.setdefault(path.stem, []).append(read(path))
+    return {name: sorted(results, key=lambda result: str(result["date"])) for name, results in found.items()}
 
 
 def newest(root: Path, device: str) -> dict[str, Any] | None:
@@ -219,7 +231,7 @@ def newest_sweep(root: Path) -> dict[str, Any] | None:
     """The newest result of a sweep, None if there is none."""
     from opgrad.bench.sweep import curves
 
-    found = [result for result in _files(root).values() if "training" not in result and curves(result)]
+    found = [result for result in all_results(root).values() if "training" not in result and curves(result)]
     return found[-1] if found else None
 
 
@@ -257,7 +269,7 @@ def training_steps(root: Path, _: Path) -> str:
     """The table of every result of training steps, the newest first."""
     from opgrad.bench.training_tables import is_training, markdown
 
-    found = {name: result for name, result in _files(root).items() if is_training(result)}
+    found = {name: result for name, result in all_results(root).items() if is_training(result)}
     parts = [f"#### {name}\n\n{markdown(result)}" for name, result in reversed(found.items())]
     return "\n\n".join(parts) or NO_RESULT
 

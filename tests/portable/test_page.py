@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from artifact_sets import EXAMPLES
+from snippets import snippets
 
 from opgrad.training import ArtifactSet, CheckpointState, Trainer, read_checkpoint, write_checkpoint
 from opgrad.training.portable import export_step
@@ -234,3 +235,18 @@ def test_damaged_files_are_said(serving, chromium, site, tmp_path):
             page.goto(serving(tmp_path / "site"))
             page.locator("#message", has_text=f"{name} is damaged").wait_for(timeout=WAIT)
         (tmp_path / "site" / name).write_bytes(whole)
+
+
+def test_the_page_of_the_tutorial_learns(chromium, serving, site, tmp_path):
+    """Its HTML and JavaScript, as they stand there, beside the files that it says."""
+    for name in ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm", "step.mjs"):
+        shutil.copyfile(site / name, tmp_path / name)
+    export_step(EXAMPLES / "digits", tmp_path / "step.onnx", flat=True, evaluation=True, inference=True)
+    codes = {kind: code for kind, _, code in snippets("docs/tutorials/browser.md")}
+    (tmp_path / "index.html").write_text(codes["html"])
+    (tmp_path / "main.mjs").write_text(codes["js"])
+    with chromium() as context:
+        page = context.new_page()
+        page.goto(serving(tmp_path))
+        page.locator("body[data-done]").wait_for(timeout=WAIT)
+        assert float(page.inner_text("#loss").split()[-1]) < 0.3

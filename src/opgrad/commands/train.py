@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from opgrad.training.artifact_set import ArtifactSet
     from opgrad.training.distributed import Processes
     from opgrad.training.job import Run
+    from opgrad.training.live import LiveCurve
+    from opgrad.training.report import TrainingBar
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,9 @@ class Places:
     ] = None
 
 
+Live = Annotated[bool, typer.Option("--live", help="Draw the curve of the loss in the terminal.")]
+
+
 @takes_groups
 def train(
     path: Annotated[
@@ -86,6 +91,7 @@ def train(
     parameters: ParameterOptions,
     loss: LossOptions,
     optimizer: OptimizerOptions,
+    live: Live = False,
 ) -> None:
     """Train an ONNX model, or an artifact set of onnxruntime-training, in stock onnxruntime.
 
@@ -99,19 +105,30 @@ def train(
     """
     from opgrad.training import distributed
 
-    making, processes = Making(parameters, loss, optimizer), distributed.begin()
+    making, processes, shown = Making(parameters, loss, optimizer), distributed.begin(), _shown(live)
     if path.is_dir():
         _check_folder(path, making, places)
-        _train(path, path, settings, places, making, path, processes)
+        _train(path, path, settings, places, making, path, processes, shown)
         return
     _check_model(path, settings, places)
     with _artifacts(path, making, places.artifacts, processes) as folder:
-        _train(path, folder, settings, places, making, path.parent, processes)
+        _train(path, folder, settings, places, making, path.parent, processes, shown)
 
 
 def _is_silent(processes: "Processes | None") -> bool:
     """Whether another process prints and writes."""
     return processes is not None and not processes.is_first
+
+
+def _shown(live: bool) -> "type[LiveCurve] | type[TrainingBar]":
+    """What shows how far the training is."""
+    if live:
+        from opgrad.training.live import LiveCurve
+
+        return LiveCurve
+    from opgrad.training.report import TrainingBar
+
+    return TrainingBar
 
 
 def _check_folder(folder: Path, making: Making, places: Places) -> None:
@@ -164,6 +181,7 @@ def _train(
     making: Making,
     recipes: Path,
     processes: "Processes | None",
+    shown: "type[LiveCurve] | type[TrainingBar]",
 ) -> None:
     """Train the artifacts in a folder, which are of the model at `path`; print what the run came to."""
     from opgrad.training import ArtifactSet, Recipe, distributed, job, report
@@ -183,7 +201,7 @@ def _train(
     if artifacts.scores is None:
         screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")
     try:
-        with report.TrainingBar(screen, artifacts.name) as bar:
+        with shown(screen, artifacts.name) as bar:
             run = job.train(artifacts, recipe, places.data, output, bar, resumption, processes)
     except Interrupted as interruption:
         options = {"--resume": interruption.checkpoint, **given(replace(places, resume=None), *making.groups)}
