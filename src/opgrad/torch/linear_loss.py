@@ -14,7 +14,8 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from opgrad.interop.torch_tensors import PLAIN, unseen
+from opgrad.interop.torch_calls import unseen
+from opgrad.interop.torch_tensors import PLAIN
 from opgrad.torch.derivative import is_batched
 from opgrad.torch.formulas import wide
 from opgrad.torch.linear_chunks import Chunks, Layer, chunks_of, gradients, plain_gradients, sample_results
