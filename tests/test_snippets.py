@@ -15,9 +15,11 @@ from opgrad.cli import app
 HERE = [
     "README.md",
     "docs/checkpoints.md",
+    "docs/distributed.md",
     "docs/graph-operators.md",
     "docs/index.md",
     "docs/install.md",
+    "docs/losses.md",
     "docs/onnxruntime.md",
     "docs/tutorials/browser.md",
     "docs/tutorials/numpy.md",

@@ -59,6 +59,10 @@ class Tensors:
     kinds: frozenset[type] = frozenset()  # of the arrays
     address = 0  # of what is known of the library
 
+    def layout(self, tensor: Any) -> Any:
+        """What tells tensors apart that need an entry each, where no plan does; hashable."""
+        return None
+
     def of_value(self, tensor: Any) -> list[int]:
         """What `objects.TENSOR` is told of an argument."""
         raise NotNative
@@ -98,7 +102,7 @@ def signature_of(by: Any, values: Sequence[Any], names: Sequence[str]) -> Any:
     rest: list[Any] = []
     for value in _flat(values):
         same.append(places.setdefault(id(value), len(same)))
-        rest.append((type(value), value if is_plain(value) else _records(value)))
+        rest.append((type(value), value if is_plain(value) else _layout(value)))
     return by, tuple(names), tuple(same), tuple(rest)
 
 
@@ -109,8 +113,8 @@ def _flat(values: Sequence[Any]) -> list[Any]:
     return flat
 
 
-def _records(value: Any) -> bool:
-    return type(value) in tensors.kinds and value.requires_grad
+def _layout(value: Any) -> Any:
+    return tensors.layout(value) if type(value) in tensors.kinds else None
 
 
 def _is_sequence(value: Any) -> bool:

@@ -60,6 +60,10 @@ class TorchTensors(entries.Tensors):
         kept_forever(kept)
         self.address = ctypes.addressof(kept)
 
+    def layout(self, tensor: Any) -> Any:
+        strides = tensor.stride() if tensor.layout is torch.strided else None
+        return tensor.requires_grad, tensor.dtype, tensor.shape, strides
+
     def of_value(self, tensor: Any) -> list[int]:
         if tensor.device.type != "cpu" or not tensor.numel():
             raise NotNative
