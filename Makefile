@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 or newer; everything else goes into .venv.
 PYTHON ?= python3
 VENV := .venv
-RUN := $(VENV)/bin
+RUN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 
 # The oldest Python and the lowest versions of all packages that pyproject.toml allows: every operator, and training.
 OLDEST_PYTHON ?= python3.11
@@ -9,7 +9,8 @@ MINIMUM := .venv-minimum
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
-.PHONY: setup train test test-gate test-ptx test-minimum test-portable test-arm64 test-haswell test-nehalem lint bench tables clean help
+.PHONY: setup train test test-gate test-ptx test-minimum test-portable test-arm64 test-haswell test-nehalem lint docs docs-serve \
+	notebooks bench tables dist review clean help
 
 help:
 	@echo "make setup   both environments that tests need; with --jobs 2 at once"
@@ -20,9 +21,13 @@ help:
 	@echo "make test-minimum  a few of them with the lowest versions of all dependencies"
 	@echo "make test-portable  set up, then run exported steps in Node, in Chromium and from C++; needs these, and npm"
 	@echo "make test-arm64  some of them on an emulated arm64; test-haswell, test-nehalem: on older x86-64; need qemu-user"
-	@echo "make lint    ruff and mypy"
+	@echo "make lint    ruff, mypy, and zizmor on the workflows"
+	@echo "make docs    the documentation's site, into build/site; docs-serve shows it while you write"
+	@echo "make notebooks  run the notebooks of the documentation anew"
 	@echo "make bench   measure every operator against the peers installed"
 	@echo "make tables  rewrite the generated tables of README and docs"
+	@echo "make dist    wheel and sdist, twice, with their checks, into dist"
+	@echo "make review  what scientific-python's repo-review says"
 	@echo "make clean   remove the environment"
 
 setup: $(VENV)/.torch $(MINIMUM)/.installed
@@ -78,15 +83,32 @@ lint: $(VENV)/.torch
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
+	$(RUN)/zizmor --offline --quiet .github
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --quiet
+
+docs-serve: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs serve --no-strict
+
+notebooks: $(VENV)/.torch $(VENV)/.notebooks
+	$(RUN)/python tools/notebooks.py
+
+# BENCH: more options.
 bench: $(VENV)/.torch
-	$(RUN)/opgrad bench
+	$(RUN)/opgrad bench $(BENCH)
+
+dist: $(VENV)/.release
+	$(RUN)/python tools/dist.py
+
+review: $(VENV)/.review
+	$(RUN)/repo-review .
 
 tables: $(VENV)/.dev
 	$(RUN)/python -m opgrad.report
 
 clean:
-	rm -rf $(VENV) $(MINIMUM)
+	rm -rf $(VENV) $(MINIMUM) build dist
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

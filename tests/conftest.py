@@ -5,11 +5,16 @@ what they are compiled to runs on the CPU (tests/support/ptx).
 """
 
 import ctypes
+import functools
 import gc
 import importlib.util
 import os
 import tempfile
 import zlib
+
+# Threads of PyTorch and NumPy that wait for work sleep: they would take the core from the other tests' process.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # the shortest: a power of two of cycles
 
 # Set before opgrad is imported, so that the suite starts cold; its subprocesses, pytest's workers too, share one cache.
 if "PYTEST_XDIST_WORKER" not in os.environ:
@@ -46,6 +51,9 @@ if "OPGRAD_PTX" in os.environ:
 elif "TRITON_INTERPRET" not in os.environ and not usable_gpu():
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Fused kernels are tested by a few; calls with all the other attributes would have each its own compiled.
+os.environ.setdefault("OPGRAD_FUSION", "never")
+
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
@@ -70,6 +78,27 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and PyTorch for CUDA"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def waiting_threads_of_sessions_sleep():
+    """The same for the threads of onnxruntime's sessions: they took half of the time in which these are made."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        yield
+        return
+    import onnxruntime
+
+    make = onnxruntime.InferenceSession.__init__
+
+    @functools.wraps(make)
+    def sleeping(self, model, sess_options=None, *arguments, **named):
+        options = onnxruntime.SessionOptions() if sess_options is None else sess_options
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        make(self, model, options, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime.InferenceSession, "__init__", sleeping)
+        yield
 
 
 @pytest.fixture(params=operators().values(), ids=lambda op: op.name)

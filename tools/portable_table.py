@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -44,14 +45,49 @@ print(json.dumps({"version": onnxruntime.__version__, "found": found}))
 """
 
 
-def write_cases(folder: Path) -> list[dict]:
-    """Write the models, their inputs and what they must give."""
+def nodes() -> Iterator[tuple[str, onnx.ModelProto, dict, dict]]:
+    """Every operator of training graphs: its name, a model of it, inputs, and what it must give."""
     import test_lower
 
+    for case in test_lower.CASES:
+        if "float32" in case.dtypes:
+            yield case.op, *test_lower.built(case, "float32", 17, np.random.default_rng(0))
+    yield from recurrent_nodes()
+    yield from pooling_nodes()
+
+
+def recurrent_nodes() -> Iterator[tuple[str, onnx.ModelProto, dict, dict]]:
+    """Layers and their gradients, in all forms that the tests have."""
+    import test_recurrent
+
+    from opgrad.testing.examples import examples, expected
+
+    for op in test_recurrent.OPERATORS.values():
+        for example in examples(op, "float32"):
+            if example.arguments["x"].size:  # onnxruntime's Scan takes no empty arrays
+                model = onnx.load_from_string(test_recurrent.model_of(op, example.arguments))
+                results = expected(op, example.arguments)
+                exact = dict(zip([each.name for each in model.graph.output], results, strict=True))
+                yield op.onnx[0].name, model, test_recurrent.arrays(example.arguments), exact
+
+
+def pooling_nodes() -> Iterator[tuple[str, onnx.ModelProto, dict, dict]]:
+    """The gradient of a maximum, which goes to its place."""
+    import test_lower_nodes
+
+    x = np.random.default_rng(0).standard_normal((2, 1, 4, 3)).astype(np.float32)
+    indices, dy = np.array([[[[0, 5]]], [[[23, 23]]]]), np.arange(4, dtype=np.float32).reshape(2, 1, 1, 2)
+    exact = np.zeros_like(x)
+    np.add.at(exact.reshape(-1), indices.ravel(), dy.ravel())
+    model = test_lower_nodes.max_pool_model(x, {}, forward=False)
+    yield "MaxPoolGrad", model, {"dy": dy, "indices": indices}, {"dx": exact}
+
+
+def write_cases(folder: Path) -> list[dict]:
+    """Write the models, their inputs and what they must give."""
     told = []
-    for index, case in enumerate(each for each in test_lower.CASES if "float32" in each.dtypes):
-        model, inputs, exact = test_lower.built(case, "float32", 17, np.random.default_rng(0))
-        onnx.save(lower(model, operators=[case.op]), folder / f"{index}.onnx")
+    for index, (op, model, inputs, exact) in enumerate(nodes()):
+        onnx.save(lower(model, operators=[op]), folder / f"{index}.onnx")
         entries = []
         for place, (name, array) in enumerate(inputs.items()):
             array.tofile(folder / f"{index}-{place}.bin")
@@ -59,7 +95,7 @@ def write_cases(folder: Path) -> list[dict]:
             entries.append(entry)
         exact = {name: np.asarray(each, np.float64).ravel().tolist() for name, each in exact.items()}
         wanted = {"outputs": [*exact], "exact": [*exact.values()]}
-        told.append({"op": case.op, "file": f"{index}.onnx", "inputs": entries, **wanted})
+        told.append({"op": op, "file": f"{index}.onnx", "inputs": entries, **wanted})
     (folder / "cases.json").write_text(json.dumps(told))
     return told
 

@@ -70,15 +70,19 @@ const TOLD = {
 
 /** Keep weights and drawn digits in the browser, one save after the other. */
 function keep(content) {
-  keeping = keeping.then(async () => {
+  at("saved").textContent = "Keeping the weights…";
+  const own = keeping.then(async () => {
+    let told = `Kept in this browser at ${new Date().toLocaleTimeString()}.`;
     try {
       await store({ content, drawn });
-      at("saved").textContent = `Kept in this browser at ${new Date().toLocaleTimeString()}.`;
     } catch (error) {
+      told = "";
       say(explained(error));
     }
+    if (own === keeping) at("saved").textContent = told; // else a newer one is on its way
   });
-  return keeping;
+  keeping = own;
+  return own;
 }
 
 async function showScores() {

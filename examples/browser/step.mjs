@@ -79,6 +79,8 @@ export class Step {
       if (!fits || !(data instanceof ARRAYS[dtype])) {
         throw new Error(`${name} has shape [${dims ?? "none"}], expected ${dtype} of shape [${shape}]`);
       }
+      const count = dims.reduce((one, other) => one * other, 1);
+      if (data.length !== count) throw new Error(`${name} has ${data.length} numbers, expected ${count}`);
       feeds[name] = this.tensor(dtype, data, dims);
     }
     if (label?.classes) {

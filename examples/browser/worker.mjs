@@ -5,8 +5,7 @@ import { Step, digest } from "./step.mjs";
 
 const [BATCH, TOLD_EVERY, LEARN_STEPS, SURE] = [50, 60, 60, 0.9]; // rows, ms, steps, probability
 const [OWN, COPIES] = [10, 2]; // rows of a batch that are drawn digits, at most; how often each of them
-
-const PATIENCE = 20000; // ms
+const PATIENCE = 60000; // ms; a first step compiles all shaders
 
 const page = (name) => new URL(name, import.meta.url);
 const channel = new MessageChannel();
@@ -72,11 +71,12 @@ function late() {
   return new Promise((_, reject) => setTimeout(() => reject(new Error(`no step in ${PATIENCE / 1000} seconds`)), PATIENCE));
 }
 
-/** WebGPU if the browser has it, else WebAssembly, and why. */
+/** WebGPU if the browser has it on a GPU, else WebAssembly, and why. */
 async function provider(kind) {
   if (kind !== "auto") return [kind, ""];
   const adapter = await navigator.gpu?.requestAdapter().catch(() => null);
-  return adapter ? ["webgpu", ""] : ["wasm", "this browser offers no WebGPU"];
+  if (!adapter) return ["wasm", "this browser offers no WebGPU"];
+  return adapter.info?.isFallbackAdapter ? ["wasm", "this browser's WebGPU has no GPU"] : ["webgpu", ""];
 }
 
 // --- batches ---

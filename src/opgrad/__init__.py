@@ -4,6 +4,13 @@ from opgrad import arrays as arrays  # before the declarations, whose calls it a
 from opgrad import post_ops
 from opgrad.cpu.runtime.parallel import get_num_threads, set_num_threads
 from opgrad.fused.dropout import Dropout
+from opgrad.losses import (
+    CrossEntropyOutput,
+    cross_entropy,
+    cross_entropy_and_grad,
+    linear_cross_entropy,
+    linear_cross_entropy_and_grad,
+)
 from opgrad.memory import empty_pool
 from opgrad.ops.accumulate import in_place_accumulator, scale
 from opgrad.ops.activation import (
@@ -58,6 +65,7 @@ from opgrad.ops.several import (
     split_training,
 )
 from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
+from opgrad.ops.vocab_parallel import cross_entropy_shard, cross_entropy_shard_grad
 from opgrad.planned import (
     PlannedCall,
     log_softmax_grad_plan,
@@ -67,9 +75,10 @@ from opgrad.planned import (
     softmax_plan,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
+    "CrossEntropyOutput",
     "Dropout",
     "PlannedCall",
     "accumulate",
@@ -85,6 +94,10 @@ __all__ = [
     "concat_training",
     "conv_grad",
     "conv_transpose_grad",
+    "cross_entropy",
+    "cross_entropy_and_grad",
+    "cross_entropy_shard",
+    "cross_entropy_shard_grad",
     "div_grad",
     "dropout",
     "dropout_grad",
@@ -108,6 +121,8 @@ __all__ = [
     "layer_normalization_grad",
     "leaky_relu",
     "leaky_relu_grad",
+    "linear_cross_entropy",
+    "linear_cross_entropy_and_grad",
     "log_softmax",
     "log_softmax_grad",
     "log_softmax_grad_plan",

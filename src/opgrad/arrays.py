@@ -18,6 +18,7 @@ from opgrad.contract.plain import is_plain, plain
 from opgrad.cpu.runtime.partition import CACHE_LINE
 from opgrad.cpu.runtime.plan import Plan as Plan
 from opgrad.cpu.runtime.plan import plan as plan
+from opgrad.entries import Answered
 from opgrad.functions import function_of
 from opgrad.locks import settling
 
@@ -37,27 +38,29 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
     place = op.parameters.index(first)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        for name, function in op.instead.items():
+            if kwargs.pop(name, False):
+                return function(op.name, *args, **kwargs)
         if interop.known.get(type(args[place] if len(args) > place else kwargs.get(first))) is not None:
-            return interop.run(op, named(args, kwargs))
+            return interop.run(op, named(args, kwargs), (entries, args, kwargs))
         try:
             runner = runners.get(_key(args, kwargs))
         except (TypeError, ValueError):  # a list, or a memoryview, has no hash
             runner = None
-        as_is = True
+        given_args, given_kwargs = args, kwargs
         if runner is None:
             given = named(args, kwargs)
             if interop.foreign(op, given):
                 return interop.run(op, given)
             of, given = form(op, given)
             given = as_given(of, given)
-            as_is = _is_plain(of, args, kwargs, given)
-            if not as_is:
+            if not _is_plain(of, args, kwargs, given):
                 args, kwargs = (), given
             runner = _find(runners, of, args, kwargs, given)
-        result = runner(args, kwargs)
-        if as_is and entries is not None:
-            entries.enter(runner, args, kwargs)
-        return result
+        answered = runner.answered(args, kwargs)
+        if runner.can_be_native and entries is not None:
+            entries.enter(answered, given_args, given_kwargs)
+        return answered.answer
 
     function, entries = function_of(call)
     return function
@@ -77,6 +80,7 @@ def _find(
             if len(runners) >= PLANS:
                 del runners[next(iter(runners))]
             runners[key] = runner
+        runner.can_be_native = not runner.plan.copies
     return runner
 
 
@@ -235,16 +239,21 @@ class Runner(Execution):
         attributes = {name: given[name] for name in op.attributes if name in given}
         outputs = _as_tuple(given.get("out"))
         specs = [spec_of(a) for a in arrays]
-        found = plan(op, specs, attributes, outputs and [spec_of(a) for a in outputs])
+        brought = outputs and [spec_of(a) for a in outputs]
+        found = plan(op, specs, attributes, brought)
+        self.specs = [*specs, *(brought or ())]
         super().__init__(found, [each is not None for each in (*arrays, *op.results)])
         self.finish = op.finish or one_or_tuple
         positions = dict(zip(op.parameters, range(len(args)), strict=False))
         self.sources = [(positions.get(name), name) for name in op.arrays]
         self.makers = [memory.maker(spec, order) for spec, order in zip(found.results, found.orders, strict=True)]
-        self.is_simple = not found.copies and op.finish is None
-        self.entry: Any = None  # in opgrad.functions; False if calls of this signature are never native
+        self.can_be_native = False  # unless it is kept
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self.answered(args, kwargs).answer
+
+    def answered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answered:
+        """Run a call; its answer, and how it was found."""
         arrays: list[Any] = [kwargs.get(name) if place is None else args[place] for place, name in self.sources]
         out = kwargs.get("out")
         results: Sequence[Array]
@@ -255,8 +264,9 @@ class Runner(Execution):
             for name, result in zip(self.op.results, results, strict=True):
                 if not result.flags.writeable:
                     raise ValueError(f"{self.op.name}: out for {name} is read-only, expected a writable array")
-        self.run([*arrays, *results], results, trusted=out is None)
-        return self.finish(tuple(results))
+        operands = [*arrays, *results]
+        self.run(operands, results, trusted=out is None)
+        return Answered(self, operands, results, out is None, self.finish(tuple(results)))
 
     def run(self, arrays: list[Any], results: Sequence[Array], trusted: bool = False) -> None:
         """Run on all arrays in the plan's order, results last; `trusted`: they are new and overlap nothing."""

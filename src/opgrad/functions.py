@@ -7,24 +7,21 @@ in C, or as here by the C function that makes types of a specification.
 """
 
 import ctypes
-import functools
 import struct
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
-
-from opgrad.contract.plain import is_plain
+from opgrad import entries
 from opgrad.cpu.runtime import calls, parallel
-from opgrad.cpu.runtime.execute import MAX_OPERANDS, known
+from opgrad.entries import Answered, Entry, NotNative, kept_forever, signature_of
 from opgrad.locks import settling
 from opgrad.memory import numpy_function
 
-UNLOCKED_FROM = 1 << 16  # bytes of traffic: giving the interpreter's lock up and taking it again costs some 50 ns
-MOST_VALUES = 16
 # Objects are laid out as calls.py reads them in CPython with its lock, on 64 bits.
 SUPPORTED = (
     sys.implementation.name == "cpython"
@@ -85,33 +82,35 @@ T_PYSSIZET, READONLY, TP_MEMBERS = 19, 1, 72
 DEFAULT, HAVE_VECTORCALL = 1 << 18, 1 << 11
 
 
-def _native_type() -> type[PythonFunction]:
-    """The subclass of PythonFunction whose objects have the words that CPython and `calls.call` read."""
+F = TypeVar("F", bound=calls.Function)
+
+
+def native_type(base: type[F]) -> type[F]:
+    """The subclass whose objects have the words that CPython and `calls.call` read; the class itself without a way.
+
+    Its objects are called as `Entries` of each say.
+    """
+    if not SUPPORTED:
+        return base
     offset = calls.OWN_WORDS + 8 * calls.VECTORCALL
     members = (_Member * 2)(_Member(b"__vectorcalloffset__", T_PYSSIZET, offset, READONLY, None))
     slots = (_Slot * 2)(_Slot(TP_MEMBERS, ctypes.addressof(members)))
     size = calls.OWN_WORDS + 8 * calls.OWN
-    spec = _Spec(b"opgrad.functions.NativeFunction", size, 0, DEFAULT | HAVE_VECTORCALL, slots)
+    spec = _Spec(f"{base.__module__}.{base.__name__}".encode(), size, 0, DEFAULT | HAVE_VECTORCALL, slots)
     make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object)(
         ("PyType_FromSpecWithBases", ctypes.pythonapi)
     )
-    made: type[PythonFunction] = make(ctypes.addressof(spec), (PythonFunction,))
-    _keep(members, spec, slots)
+    made: type[F] = make(ctypes.addressof(spec), (base,))
+    kept_forever(members, spec, slots)
     return made
 
 
-def _keep(*things: Any) -> None:
-    """Never free these: native code reads them as long as the process lives."""
-    for thing in things:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-_Type = _native_type() if SUPPORTED else None
+_Type = native_type(PythonFunction)
 
 
 def function_of(python: Callable[..., Any]) -> tuple[Any, "Entries | None"]:
     """The public function in front of a Python function, and its entries; itself where there is no native way."""
-    if _Type is None:
+    if not SUPPORTED:
         return python, None
     made = _Type()
     made._python = python
@@ -127,14 +126,16 @@ def _address(function: Any) -> int:
 
 
 def _c_functions() -> list[int]:
-    """Where `calls.call` finds the C functions of Python and NumPy, and our `run`; in the order of its words."""
+    """Where native code finds the C functions of Python and NumPy, and our `run`; in the order of its words."""
     python = ctypes.pythonapi
     names = [
         "PyObject_Vectorcall", "Py_IncRef", "Py_DecRef", "PyEval_SaveThread", "PyEval_RestoreThread",
-        "PyObject_RichCompareBool", "PyErr_Clear", "PyTuple_New", "PyTuple_SetItem",
+        "PyObject_RichCompareBool", "PyErr_Clear", "PyErr_ExceptionMatches", "PyErr_Occurred", "PyTuple_New",
+        "PyTuple_SetItem", "PyList_New", "PyList_SetItem", "PyObject_GetAttr", "PyDict_GetItem",
     ]  # fmt: skip
     new_array, array = numpy_function(94), numpy_function(2)  # PyArray_NewFromDescr, PyArray_Type
-    return [*(_address(getattr(python, name)) for name in names), new_array, array, parallel.run.address]
+    found = [*(_address(getattr(python, name)) for name in names), new_array, array, parallel.run.address]
+    return [*found, id(ValueError), id(MemoryError)]
 
 
 _functions: Any = None
@@ -144,8 +145,8 @@ def _table_of_c_functions() -> int:
     global _functions
     if _functions is None:
         found = _c_functions()
-        _functions = (ctypes.c_int64 * calls.C_FUNCTIONS)(*found)
-        _keep(_functions)
+        _functions = (ctypes.c_int64 * len(found))(*found)
+        kept_forever(_functions)
     return ctypes.addressof(_functions)
 
 
@@ -161,120 +162,90 @@ class Entries:
         self.own = (ctypes.c_int64 * calls.OWN).from_address(id(function) + calls.OWN_WORDS)
         self.table[calls.PYTHON], self.table[calls.TEAM] = id(python), parallel.team_word()
         self.own[calls.TABLE] = ctypes.addressof(self.table)
-        self.entered: list[Any] = []
+        self.entered: list[tuple[Any, Entry]] = []
+        self.refused: list[Any] = []  # signatures that are never native
         self.next = 0
 
-    def enter(self, runner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Let calls like this one, which `runner` has answered, be native from now on, if they can be.
+    def enter(self, answered: Answered, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Let calls like this one, which Python has answered, be native from now on, if they can be.
 
         Nothing happens while another thread settles something: a later call enters.
         """
-        if runner in self.entered or runner.entry is False or not settling.begin():
+        signature = signature_of(answered.by, [*args, *kwargs.values()], list(kwargs))
+        if signature in self.refused or any(signature == each for each, _ in self.entered) or not settling.begin():
             return
         try:
-            replaced = self._enter(runner, args, kwargs)
+            replaced = self._enter(signature, Entry(answered, args, kwargs))
+        except NotNative:
+            replaced = self._refuse(signature)
         finally:
             settling.end()
         del replaced  # behind the lock, since what it frees may run any code
 
-    def _enter(self, runner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if runner.entry is None:
-            runner.entry = _can_be_native(runner, args, kwargs) and Entry(runner, args, kwargs)
-        if not runner.entry:
-            return None
+    def _enter(self, signature: Any, entry: Entry) -> Any:
         if not self.own[calls.VECTORCALL]:
             self.table[calls.FUNCTIONS] = _table_of_c_functions()
+        self.table[calls.TORCH] = entries.tensors.address
         replaced = self.entered[self.next : self.next + 1]
-        self.table[calls.ENTRIES + self.next] = runner.entry.address
-        self.entered[self.next : self.next + 1] = [runner]
+        self.table[calls.ENTRIES + self.next] = entry.address
+        self.entered[self.next : self.next + 1] = [(signature, entry)]
         self.next = (self.next + 1) % calls.SLOTS
         self.own[calls.VECTORCALL] = calls.call.address
         return replaced
 
-
-def _can_be_native(runner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether calls of this signature are such that native code can answer them."""
-    values = [*args, *kwargs.values()]
-    return (
-        runner.is_simple
-        and len(runner.op.arrays) + len(runner.op.results) <= MAX_OPERANDS
-        and len(values) <= MOST_VALUES
-        and all(type(value) is np.ndarray or is_plain(value) for value in values)
-    )
+    def _refuse(self, signature: Any) -> Any:
+        replaced = self.refused[: -calls.SLOTS]
+        self.refused = [*self.refused[-calls.SLOTS :], signature]
+        return replaced
 
 
-class Entry:
-    """The words of one signature, as `opgrad.cpu.runtime.calls` reads them, and all that they point to."""
-
-    def __init__(self, runner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
-        self._values = [*args, *kwargs.values()]
-        self._names = [sys.intern(name) for name in kwargs]
-        self._memory = runner.working_memory() if runner.plan.scratch_bytes else (None, calls.NO_MEMORY)
-        self._makers = [None if _is_plainly_made(make) else make for make in runner.makers]
-        words = self._words(runner, len(args))
-        self._kept = (ctypes.c_int64 * len(words))(*words)
-        self.address = ctypes.addressof(self._kept)
-        # The caller's arrays go; their dtypes stay, whose addresses are compared.
-        self._values = [value.dtype if type(value) is np.ndarray else value for value in self._values]
-
-    def _words(self, runner: Any, positional: int) -> list[int]:
-        out = self._place("out", positional)
-        made = [] if out != calls.NONE else list(zip(self._makers, runner.plan.results, strict=True))
-        operands = [self._operand(place, name, positional) for place, name in runner.sources]
-        operands += [out] if out != calls.NONE else [calls.FIRST_RESULT - number for number in range(len(made))]
-        names = [0] * positional + [id(name) for name in self._names]
-        values = [
-            word
-            for place, (name, value) in enumerate(zip(names, self._values, strict=True))
-            for word in _value_record(name, value, writeable=place == out)
-        ]
-        results = [word for make, spec in made for word in _result_record(make, spec)]
-        header = {
-            calls.POSITIONAL: positional,
-            calls.NAMED: len(self._names),
-            calls.RUNNER: id(runner),
-            calls.PLAN: runner.plan.address,
-            calls.MEMORY: self._memory[1],
-            calls.SHARED: runner.threads,
-            calls.UNLOCKED: runner.plan.bytes_moved >= UNLOCKED_FROM,
-            calls.OUT: out,
-            calls.OPERANDS: len(operands),
-            calls.RESULTS: len(made),
-            calls.VALUES_AT: calls.ENTRY,
-            calls.OPERANDS_AT: calls.ENTRY + len(values),
-            calls.RESULTS_AT: calls.ENTRY + len(values) + len(operands),
-        }
-        return [*(int(header[word]) for word in range(calls.ENTRY)), *values, *operands, *results]
-
-    def _place(self, name: str, positional: int) -> int:
-        """The number of a value by its keyword; NONE if it is left out, or None."""
-        place = positional + self._names.index(name) if name in self._names else calls.NONE
-        return calls.NONE if place != calls.NONE and self._values[place] is None else place
-
-    def _operand(self, place: int | None, name: str, positional: int) -> int:
-        if place is None:
-            return self._place(name, positional)
-        return calls.NONE if self._values[place] is None else place
+# --- calls that Python answers through other functions ---------------------------------------------------------------
 
 
-def _value_record(name: int, value: Any, writeable: bool) -> list[int]:
-    kind = type(value)
-    if kind is np.ndarray:
-        what, words = calls.KNOWN_ARRAY, known(value, writeable)
-    elif kind is float:
-        what, words = calls.FLOAT, [id(value), id(kind), *struct.unpack("q", struct.pack("d", value))]
-    elif kind in (int, str):
-        what, words = calls.EQUAL, [id(value), id(kind)]
-    else:
-        what, words = calls.OBJECT, [id(value)]
-    return [calls.WHAT + len(words), name, what, *words]
+class _Notes(threading.local):
+    """How the call was answered that a thread is in: what was run for it; None where nobody asks."""
+
+    answered: list[Answered] | None = None
 
 
-def _result_record(make: Any, spec: Any) -> list[int]:
-    words = [id(make) if make else 0, id(spec.dtype), len(spec.shape), *spec.shape]
-    return [1 + len(words), *words]
+_notes = _Notes()
+NOTHING = Answered(None, (), (), False, None)
 
 
-def _is_plainly_made(make: Any) -> bool:
-    """Whether a result is made by np.empty alone, which native code does as well."""
-    return isinstance(make, functools.partial) and make.func is np.empty
+def note(answered: Answered) -> None:
+    """Tell the public function that is called, if it asks, how it is answered."""
+    if _notes.answered is not None:
+        _notes.answered.append(answered)
+
+
+def note_effect() -> None:
+    """Tell it that something is done beside answering: such calls are left to Python."""
+    note(NOTHING)
+
+
+def answer(
+    known: Entries, python: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], watched: bool = True
+) -> Any:
+    """python(*args, **kwargs); calls like this one are native from now on, if one thing that was noted answers them.
+
+    watched: whether the library of the arrays is asked before each if it has to know of it.
+    """
+    outside, _notes.answered = _notes.answered, []
+    try:
+        found, noted = python(*args, **kwargs), _notes.answered
+    finally:
+        _notes.answered = outside
+    if len(noted) == 1:
+        known.enter(replace(noted[0], answer=found, watched=watched), args, kwargs)
+    return found
+
+
+def answer_whole(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """function(*arguments), noted as what answers; what it calls is its own matter."""
+    outside, _notes.answered = _notes.answered, None
+    try:
+        found = function(*arguments)
+    finally:
+        _notes.answered = outside
+    note(Answered(function, arguments, found, True, found))
+    return found

@@ -7,7 +7,6 @@ A call only looks at shapes, dtypes, strides and pointers, and allocates nothing
 Several threads may use one plan at a time.
 """
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,12 +17,14 @@ from opgrad.contract import DTYPES, Array, Operator, Shape, operators
 from opgrad.contract.layout import contiguous
 from opgrad.contract.libraries import HOST
 from opgrad.contract.signature import prepare
+from opgrad.cpu.runtime.calls import Function
+from opgrad.entries import Answered
+from opgrad.functions import SUPPORTED, Entries, native_type
 from opgrad.fused.dropout import Dropout
 from opgrad.fused.primitive import STATE
-from opgrad.locks import settling
 
 
-class PlannedCall:
+class PlannedCall(Function):
     """What a plan function returns.
 
     implementation: which kernels run: the layout of the work and the precision of the computation.
@@ -32,9 +33,6 @@ class PlannedCall:
     """
 
     def __init__(self, op: Operator, given: dict[str, Any]):
-        with settling:
-            from opgrad.cpu.runtime.execute import MAX_OPERANDS, known, planned_caller
-
         runner = arrays.Runner(op, (), given)
         outputs = given["out"] if isinstance(given["out"], tuple) else (given["out"],)
         first = [name for name in op.arrays if name in op.parameters and given.get(name) is not None]
@@ -45,17 +43,24 @@ class PlannedCall:
         self._tail = tuple(self._bound.values())
         places = {name: place for place, name in enumerate((*first, *self._bound))}
         self._places = [places[name] for name in op.arrays]
-        several = [*(given.get(name) for name in op.arrays), *outputs]
-        self._count = len(several)
-        self._native: Any = None
-        if self._count <= MAX_OPERANDS and not any(each is None for each in several) and not runner.plan.copies:
-            words = [word for n, each in enumerate(several) for word in known(each, writeable=n >= len(op.arrays))]
-            self._known = (ctypes.c_int64 * len(words))(*words)
-            self._native = planned_caller(self._count)
-            self._address, self._known_address = runner.plan.address, ctypes.addressof(self._known)
-        self.implementation = runner.plan.implementation
+        self._count = len(op.arrays) + len(outputs)
         self.bytes_moved = runner.plan.bytes_moved
         self.scratch_bytes = runner.plan.scratch_bytes
+        if SUPPORTED:
+            self._python = self.__call__
+            self._entries = Entries(self, self._python)
+        self._enter(tuple(given[name] for name in first), [given.get(name) for name in op.arrays], given["out"])
+
+    def _enter(self, inputs: tuple[Array, ...], several: Sequence[Array | None], out: Any) -> None:
+        """Let calls on such arrays be native."""
+        if SUPPORTED and not self._runner.plan.copies:
+            outputs = out if type(out) is tuple else (out,)
+            answered = Answered(self._runner, [*several, *outputs], outputs, False, out, self._tail)
+            self._entries.enter(answered, inputs, {"out": out})
+
+    @property
+    def implementation(self) -> str:
+        return self._runner.plan.implementation
 
     def __call__(
         self,
@@ -82,22 +87,11 @@ class PlannedCall:
         several: tuple[Any, ...] = (*inputs, *tail)
         if tail:
             several = tuple([several[place] for place in self._places])
-        if self._native is None or self._run(several + outputs):
-            self._check(inputs, outputs)
-            self._runner.run([*several, *outputs], outputs)
+        self._check(inputs, outputs)
+        self._runner.run([*several, *outputs], outputs)
+        if tail is self._tail:
+            self._enter(inputs, several, out)
         return out
-
-    def _run(self, several: tuple[Array, ...]) -> int:
-        """Run if native code finds the arrays as planned and apart; what it answers otherwise."""
-        runner = self._runner
-        run, context = runner.threads_for() if runner.threads else (0, 0)
-        space = runner.working_memory()
-        status = self._native(self._address, self._known_address, space[1], run, context, self._count, *several)
-        error = runner.plan.error(space[1]) if status > 0 else None
-        runner.free.append(space)
-        if error is not None:
-            raise error
-        return status
 
     def _check(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Raise unless the arrays are as planned."""
@@ -156,6 +150,9 @@ class PlannedCall:
         return TypeError(f"{self._op.name}: {len(inputs)} arrays and {len(outputs)} for out, expected {expected}")
 
 
+_Planned = native_type(PlannedCall)
+
+
 def _signature(array: Array) -> tuple[Shape, Shape, np.dtype[Any]]:
     return array.shape, array.strides, array.dtype
 
@@ -177,7 +174,7 @@ def plan(function: Callable[..., Any], *args: Any, **kwargs: Any) -> PlannedCall
     of, given = (op, given) if foreign else arrays.form(op, given)
     if of.finish is not None or foreign:
         raise NotImplementedError(f"plan: {op.name} with post_op_grads, or on other arrays than NumPy's, has no plan")
-    return PlannedCall(of, arrays.as_given(of, given))
+    return _Planned(of, arrays.as_given(of, given))
 
 
 def softmax_plan(
@@ -276,7 +273,7 @@ def _planned(
     outputs += [_example(spec.shape, spec.dtype, None) for spec in results[1:]]
     out = outputs[0] if len(outputs) == 1 else tuple(outputs)
     of, values = arrays.form(op, given | {"out": out})
-    return PlannedCall(of, arrays.as_given(of, values))
+    return _Planned(of, arrays.as_given(of, values))
 
 
 def _example(shape: Shape, dtype: Any, strides: Shape | None) -> Array:

@@ -16,8 +16,10 @@ from typing import Any
 from opgrad.contract import Operator, graph_operators, operators
 
 RESULTS = Path("bench/results")
+HISTORY = Path("bench/history")  # a folder for each release, with the results as they were then
 PLOT = Path("docs/benchmark.png")
 CUDA_PLOT = Path("docs/benchmark-cuda.png")
+SWEEP_PLOT = Path("docs/benchmark-sweep.png")
 # The rows of the README's table: every kind of kernel, a loss among them.
 TEN = (
     ("softmax", "4096x1000"),
@@ -39,7 +41,7 @@ NOT_MEASURED = "The speed on CUDA has not been measured yet."
 
 def documents(root: Path) -> list[Path]:
     """The files that may have generated parts."""
-    return [path for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))] if path.exists()]
+    return [path for path in [root / "README.md", *sorted((root / "docs").rglob("*.md"))] if path.exists()]
 
 
 def rewritten(path: Path, root: Path) -> str:
@@ -61,8 +63,9 @@ def write(root: Path) -> None:
     """Write the generated parts of all documents, and a plot where there is a result."""
     for path in documents(root):
         path.write_text(rewritten(path, root), encoding="utf-8")
-    for device, picture in (("cpu", PLOT), ("cuda", CUDA_PLOT)):
-        if result := newest(root, device):
+    pictures = {PLOT: newest(root, "cpu"), CUDA_PLOT: newest(root, "cuda"), SWEEP_PLOT: newest_sweep(root)}
+    for picture, result in pictures.items():
+        if result:
             from opgrad.bench.plot import plot
 
             plot(result, root / picture)
@@ -191,17 +194,30 @@ def _gradient_cases(root: Path) -> Any:
 
 
 def results(root: Path, device: str) -> dict[str, dict[str, Any]]:
-    """The result files of a device, cpu or cuda, by name, the newest last; those of training steps left out."""
-    found = {name: result for name, result in _files(root).items() if "training" not in result}
+    """The result files of a device, cpu or cuda, by name, the newest last, but those of training steps and sweeps."""
+    from opgrad.bench.sweep import curves
+
+    every = all_results(root).items()
+    found = {name: result for name, result in every if "training" not in result and not curves(result)}
     return {name: result for name, result in found.items() if ("device" in result) == (device == "cuda")}
 
 
-def _files(root: Path) -> dict[str, dict[str, Any]]:
-    """All result files by name, the newest last."""
+def all_results(root: Path) -> dict[str, dict[str, Any]]:
+    """All result files by name, which is that of the machine, the newest last."""
     from opgrad.bench.figures import read
 
     found = {path.stem: read(path) for path in sorted((root / RESULTS).glob("*.json"))}
     return dict(sorted(found.items(), key=lambda item: item[1]["date"]))
+
+
+def history(root: Path) -> dict[str, list[dict[str, Any]]]:
+    """The results of each machine in all releases, the newest last."""
+    from opgrad.bench.figures import read
+
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in [*(root / HISTORY).glob("*/*.json"), *(root / RESULTS).glob("*.json")]:
+        found.setdefault(path.stem, []).append(read(path))
+    return {name: sorted(results, key=lambda result: str(result["date"])) for name, results in found.items()}
 
 
 def newest(root: Path, device: str) -> dict[str, Any] | None:
@@ -209,6 +225,14 @@ def newest(root: Path, device: str) -> dict[str, Any] | None:
     from opgrad.bench.figures import figures
 
     return next((result for result in reversed(results(root, device).values()) if figures(result)), None)
+
+
+def newest_sweep(root: Path) -> dict[str, Any] | None:
+    """The newest result of a sweep, None if there is none."""
+    from opgrad.bench.sweep import curves
+
+    found = [result for result in all_results(root).values() if "training" not in result and curves(result)]
+    return found[-1] if found else None
 
 
 def headlines(root: Path, folder: Path) -> str:
@@ -225,6 +249,17 @@ def benchmark(root: Path, folder: Path) -> str:
     return _plot_and_table(result, root, folder, PLOT) if result else NO_RESULT
 
 
+def sweep(root: Path, folder: Path) -> str:
+    """The plot and the table of the newest sweep."""
+    from opgrad.bench.tables import sweep_table
+
+    result = newest_sweep(root)
+    if result is None:
+        return NO_RESULT
+    picture = (Path(os.path.relpath(root, folder)) / SWEEP_PLOT).as_posix()
+    return f"![Time per element over the length of rows]({picture})\n\n{sweep_table(result)}"
+
+
 def benchmark_cells(root: Path, _: Path) -> str:
     """Every cell of every result, the newest first."""
     return _full_tables(results(root, "cpu")) or NO_RESULT
@@ -234,7 +269,7 @@ def training_steps(root: Path, _: Path) -> str:
     """The table of every result of training steps, the newest first."""
     from opgrad.bench.training_tables import is_training, markdown
 
-    found = {name: result for name, result in _files(root).items() if is_training(result)}
+    found = {name: result for name, result in all_results(root).items() if is_training(result)}
     parts = [f"#### {name}\n\n{markdown(result)}" for name, result in reversed(found.items())]
     return "\n\n".join(parts) or NO_RESULT
 
@@ -290,6 +325,7 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
     "headlines": headlines,
     "benchmark": benchmark,
     "benchmark-cells": benchmark_cells,
+    "sweep": sweep,
     "training-steps": training_steps,
     "cuda-speed": cuda_speed,
     "cuda-benchmark": cuda_benchmark,

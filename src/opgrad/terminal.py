@@ -6,9 +6,9 @@ import typer
 from rich.console import Console
 
 
-def console() -> Console:
+def console(quiet: bool = False) -> Console:
     """A console that prints text as it is: file names, shapes and messages have brackets, which are no markup."""
-    return Console(markup=False)
+    return Console(markup=False, quiet=quiet)
 
 
 def folders_argument(help: str) -> Any:

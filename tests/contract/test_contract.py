@@ -13,7 +13,7 @@ from samples import call, for_operators, sample
 
 import opgrad
 from opgrad import arrays, contract, interop
-from opgrad.contract import DTYPES, FLOATS, INTEGERS, Spec, graph_operators, operators
+from opgrad.contract import DTYPES, FLOATS, INTEGERS, Spec, graph_operators, loss_operators, operators
 from opgrad.ops import FAMILIES
 from opgrad.testing.arguments import SHAPES
 
@@ -22,7 +22,8 @@ PACKAGE = Path(opgrad.__file__).parent
 
 def test_public_names():
     plans = {"plan", "PlannedCall", *(f"{op.name}_plan" for op in operators().values() if op.general)}
-    others = {"Dropout", "empty_pool", "post_ops", "get_num_threads", "set_num_threads"}
+    losses = {f"{name}{more}" for name in ("cross_entropy", "linear_cross_entropy") for more in ("", "_and_grad")}
+    others = {"CrossEntropyOutput", "Dropout", "empty_pool", "post_ops", "get_num_threads", "set_num_threads", *losses}
     assert set(opgrad.__all__) == {*operators(), *graph_operators(), *plans, *others}
     assert opgrad.__all__ == sorted(opgrad.__all__)
     assert all(callable(getattr(opgrad, name)) for name in opgrad.__all__ if name != "post_ops")
@@ -32,7 +33,7 @@ def test_every_file_of_operators_is_a_family():
     files = {path.stem for path in (PACKAGE / "ops").glob("*.py")} - {"__init__"}
     assert files == {*FAMILIES}
     every = {**operators(), **graph_operators()}.values()
-    assert files == {op.family for op in every}
+    assert files == {op.family for op in [*every, *loss_operators().values()]}
     written = {path.stem for path in (PACKAGE / "testing" / "examples").glob("*.py")} - {"__init__"}
     assert all(op.family in written or op.kind in SHAPES for op in every)
     assert written <= files
@@ -41,7 +42,7 @@ def test_every_file_of_operators_is_a_family():
 def test_signature(op):
     function = getattr(opgrad, op.name)
     signature = inspect.signature(function)
-    more = set(op.general.keywords) & set(signature.parameters) if op.general else set()
+    more = set(op.general.keywords) & set(signature.parameters) if op.general else set(op.instead)
     assert all(signature.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in ("out", *more))
     assert signature.parameters["out"].default is None
     assert tuple(name for name in signature.parameters if name not in more) == op.parameters

@@ -11,7 +11,7 @@ from opgrad.contract import DTYPES, FLOATS, operators
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from cuda_backend import ON_GPU, call, check, for_kernels, forget, program
+from cuda_backend import FROM_PTX, ON_GPU, call, check, for_kernels, forget, program
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 
@@ -56,8 +56,9 @@ def test_few_units_in_the_last_place(name, dtype):
     exact = np.tanh(wide) if name == "tanh" else 1 / (1 + np.exp(-wide))
     (result,) = call(operators()[name], {"x": x})
     spacing = np.spacing(np.abs(exact).astype(dtype)).astype(np.longdouble)
-    # The hardware's exp2 errs by 2 units, and is squared where float32 could not hold the result of one.
-    assert (np.abs(result - exact) / spacing).max() < 8
+    # ex2.approx is off by up to 2^-22, four units below a power of two, and is squared where float32 could not hold the
+    # result of one; eight roundings of half a unit and more are on the way. NumPy's, in the interpreter, errs by less.
+    assert (np.abs(result - exact) / spacing).max() < (16 if ON_GPU or FROM_PTX else 8)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

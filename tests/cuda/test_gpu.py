@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from accuracy import assert_close
 from samples import sample
+from snippets import run
 
 import opgrad
 from opgrad.contract import operators
@@ -125,3 +126,8 @@ def test_check_raises(name, rng):
     arguments[wrong].view(-1)[4] = 10**6
     with pytest.raises(ValueError, match=r"\[4\] is 1000000"):
         getattr(opgrad, name)(**arguments, check=True)
+
+
+def test_the_snippets_of_the_document_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("docs/cuda.md", tmp_path)["loss"].is_cuda

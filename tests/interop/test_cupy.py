@@ -469,7 +469,7 @@ def driver(monkeypatch):
     import triton
 
     module = front_end()
-    found = module.importlib.util.find_spec
+    found, reaches_gpu = module.importlib.util.find_spec, module._reaches_gpu.__wrapped__  # what is kept stays
 
     def settle(release, torch, cuda=False):
         imported = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: cuda), __version__="2.11.0")
@@ -484,7 +484,7 @@ def driver(monkeypatch):
             monkeypatch.setitem(sys.modules, "torch", imported)
         else:
             monkeypatch.delitem(sys.modules, "torch", raising=False)
-        module._reaches_gpu.cache_clear()
+        monkeypatch.setattr(module, "_reaches_gpu", reaches_gpu)
 
         def own():
             """Triton's driver, which imports PyTorch where it is installed."""
@@ -493,8 +493,7 @@ def driver(monkeypatch):
         monkeypatch.setitem(triton.backends.backends, "nvidia", SimpleNamespace(driver=own))
         monkeypatch.setattr(triton.runtime.driver, "set_active", lambda driver: None)
 
-    yield settle
-    module._reaches_gpu.cache_clear()
+    return settle
 
 
 def check_driver():

@@ -1,4 +1,4 @@
-"""Softmax within 2 ulp of the exact value and log-softmax within 4, whatever the row looks like, in every layout."""
+"""Softmax and log-softmax within 4 ulp of the exact value, whatever the row looks like, in every layout."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from samples import cast
 import opgrad
 from opgrad.contract import DTYPES
 
-LIMIT = {"softmax": 2.0, "log_softmax": 4.0}
+LIMIT = {"softmax": 4.0, "log_softmax": 4.0}
 LIMIT_DOUBLE = 6.0  # the sum over a vector's lanes, and its inverse, have no wider arithmetic to go to
 WIDER = {"float32": np.float64, "float64": np.longdouble}
 LAYOUTS = ["rows", "columns"]  # of which short rows are tiles, and few long rows are split
@@ -100,8 +100,6 @@ def test_equal_entries(dtype, rng):
     for n in LENGTHS:
         x = np.broadcast_to(rng.normal(0, 100, (rows_for(n), 1)), (rows_for(n), n)).astype(dtype)
         check(x, f"{n}, all equal")
-        if dtype == "float32":
-            assert (opgrad.softmax(x) == np.float32(1) / np.float32(n)).all(), n
 
 
 @pytest.mark.parametrize("n", [65_536, 150_000])
@@ -118,6 +116,15 @@ def test_long_rows(n, dtype, rng):
     }
     for name, x in cases.items():
         check(x.astype(dtype), f"{n}, {name}")
+
+
+def test_strict_accumulation(rng):
+    """All digits of the sums are kept."""
+    for n in (3, 64, 130, 1000):
+        x = (rng.normal(0, 4, (rows_for(n), n)) + 90).astype(np.float32)
+        expected = exact(x, np.float64)["softmax"]
+        given = opgrad.softmax(x, accumulation="strict").astype(np.float64)
+        assert np.max(np.abs(given - expected) / unit(expected, np.float32)) <= 2, n
 
 
 def test_largest_probability_is_1(dtype):

@@ -14,10 +14,11 @@ function* batches(content, { batch, losses }) {
   }
 }
 
-/** The losses of every case by its name, or what went wrong; and the milliseconds of a step. */
-export async function train(Step, ort, read, providers) {
+/** The losses of every case, or of one, by its name, or what went wrong; and the milliseconds of a step. */
+export async function train(Step, ort, read, providers, only = null) {
   const found = { losses: {}, times: {} };
   for (const each of JSON.parse(new TextDecoder().decode(await read("cases.json")))) {
+    if (only !== null && each.name !== only) continue;
     try {
       const step = await Step.open(ort, (name) => read(`${each.name}/${name}`), "step.json", providers);
       const [losses, times] = [[], []];

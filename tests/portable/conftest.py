@@ -12,8 +12,10 @@ if not os.environ.get("OPGRAD_PORTABLE"):
     collect_ignore_glob = ["test_*.py"]
 
 # Without what a browser does on its own account.
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+ARGUMENTS = ["--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 ARGUMENTS += ["--disable-component-update", "--disable-sync"]
+# WebGPU by a software adapter: slow, and the same way through the runtime.
+WEBGPU = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan"]
 
 
 @pytest.fixture(scope="session")
@@ -24,10 +26,11 @@ def chromium(tmp_path_factory):
     executable = os.environ.get("CHROMIUM", "/usr/bin/chromium")
     with sync_playwright() as running:
 
-        def opened(folder=None, **settings):
+        def opened(folder=None, webgpu=False, **settings):
             folder = folder or tmp_path_factory.mktemp("profile")
+            arguments = [*ARGUMENTS, *(WEBGPU if webgpu else ["--disable-gpu"])]
             return running.chromium.launch_persistent_context(
-                folder, executable_path=executable, args=ARGUMENTS, headless=True, **settings
+                folder, executable_path=executable, args=arguments, headless=True, **settings
             )
 
         yield opened
@@ -52,6 +55,7 @@ def serving():
     yield served
     for running in servers:
         running.shutdown()
+        running.server_close()
 
 
 @pytest.fixture(scope="session")

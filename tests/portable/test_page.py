@@ -6,24 +6,26 @@ import shutil
 import numpy as np
 import pytest
 from artifact_sets import EXAMPLES
+from snippets import snippets
 
 from opgrad.training import ArtifactSet, CheckpointState, Trainer, read_checkpoint, write_checkpoint
 from opgrad.training.portable import export_step
 
 WAIT = 180_000  # milliseconds; machines that do other work, too, are slow
+STEPS = 30  # of an epoch
 PHONE = {"width": 390, "height": 844}
 
 
 class Page:
     """The page, what it asked for, and what went wrong in it."""
 
-    def __init__(self, context, address):
+    def __init__(self, context, address, query=""):
         self.page, self.requests, self.errors = context.new_page(), [], []
         self.page.set_default_timeout(WAIT)
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
-        self.answer = self.page.goto(address)
+        self.answer = self.page.goto(address + query)
         self.ready()
 
     def ready(self):
@@ -35,10 +37,18 @@ class Page:
     def accuracy(self):
         return float(self.text("#accuracy").split()[0]) / 100
 
+    def steps(self):
+        return int(self.text("#steps").replace(",", ""))
+
     def train(self, epochs):
+        steps = self.steps() + STEPS * epochs
         self.page.fill("#epochs", str(epochs))
         self.page.click("#train")
-        self.page.locator("#train", has_text="Pause").wait_for()
+        self.page.locator("#steps", has_text=re.compile(f"^{steps:,}$")).wait_for(timeout=WAIT)
+        self.stopped()
+
+    def stopped(self):
+        """Wait until it trains no more, and what it learned is kept."""
         self.page.locator("#train", has_text="Train").wait_for(timeout=WAIT)
         self.page.locator("#saved", has_text="Kept").wait_for()
 
@@ -66,10 +76,10 @@ SHAPE = (0.2, 0.2), (0.8, 0.2), (0.8, 0.8), (0.2, 0.8), (0.2, 0.5), (0.8, 0.5)  
 def opened(chromium, serving, site, tmp_path):
     address, contexts = serving(site), []
 
-    def made(folder="profile", **settings):
+    def made(folder="profile", query="", **settings):
         context = chromium(tmp_path / folder, accept_downloads=True, **settings)
         contexts.append(context)
-        return Page(context, address), context
+        return Page(context, address, query), context
 
     yield made
     for context in contexts:
@@ -80,23 +90,37 @@ def test_it_learns_keeps_and_asks_nobody(opened, tmp_path):
     page, _ = opened(viewport={"width": 1200, "height": 860})
     assert "default-src 'none'" in page.answer.headers["content-security-policy"]
     assert "WebAssembly" in page.text("#runtime") or "WebGPU" in page.text("#runtime")
-    page.train(12)
+    page.train(16)
     assert page.accuracy() >= 0.95
     page.draw(*SEVEN)
     page.page.click("#clear")
     page.draw(*SHAPE)
     found = re.search(r"went from ([\d.]+) % to ([\d.]+) %", page.learn(4))
     assert float(found[1]) < 50 < 90 <= float(found[2])
-    assert page.accuracy() > 0.9
+    page.train(2)
+    assert page.accuracy() >= 0.95
+    page.page.locator("#answer", has_text="It takes this for a 4").wait_for()
     page.page.screenshot(path=tmp_path / "desktop.png", full_page=True)
     accuracy, steps = page.text("#accuracy"), page.text("#steps")
-    page.page.locator("#saved", has_text="Kept").wait_for()
     page.page.reload()
     page.ready()
     assert (page.text("#accuracy"), page.text("#steps")) == (accuracy, steps)
     assert page.page.locator("#mine figure").count() == 1
     assert not page.errors
     assert {url.split("/")[2] for url in page.requests if url.startswith("http")} == {page.answer.url.split("/")[2]}
+
+
+def test_it_says_what_it_runs_on(opened):
+    """A software adapter is slower than WebAssembly: it is taken when asked for, alone."""
+    assert opened("none")[0].text("#runtime") == "Runs on WebAssembly: this browser offers no WebGPU"
+    page, context = opened("software", webgpu=True)
+    assert page.text("#runtime") == "Runs on WebAssembly: this browser's WebGPU has no GPU"
+    asked = Page(context, page.answer.url, "?runtime=webgpu")
+    assert asked.text("#runtime") == "Runs on WebGPU"
+    asked.train(1)
+    assert asked.text("#steps") == "30"
+    assert asked.accuracy() > 0.5
+    assert not asked.errors
 
 
 def test_a_phone_shows_all_without_scrolling_sideways(opened, tmp_path):
@@ -119,7 +143,7 @@ def test_weights_go_to_opgrad_and_back(opened, tmp_path):
     artifacts = ArtifactSet.load(EXAMPLES / "digits")
     trainer = Trainer(artifacts)
     trainer.restore(read_checkpoint(tmp_path / "digits.safetensors"))
-    assert trainer.optimizer.steps == int(page.text("#steps")) == 60
+    assert trainer.optimizer.steps == page.steps() == 2 * STEPS
     batch = {"pixels": np.zeros((2, 64), np.float32), "labels": np.zeros(2, np.int64)}
     trainer.step(batch)
     write_checkpoint(trainer.checkpoint(), tmp_path / "checkpoint")
@@ -160,16 +184,69 @@ def test_a_tab_closed_in_the_middle_of_a_save_loses_nothing(opened):
         page.page.close()  # while epochs end and are kept
         page = Page(context, address)
         assert not page.page.is_visible("#message")
-        assert int(page.text("#steps").replace(",", "")) >= 30
+        assert page.steps() >= STEPS
+
+
+DAMAGE = """() => new Promise((resolve) => {
+  indexedDB.open("opgrad-digits").onsuccess = ({ target: { result: database } }) => {
+    const store = database.transaction("slots", "readwrite").objectStore("slots");
+    store.getAll().onsuccess = ({ target: { result: records } }) => store.getAllKeys().onsuccess = ({ target }) => {
+      const newest = records.reduce((best, each, index) => each.number > records[best].number ? index : best, 0);
+      const content = records[newest].content.slice(0, -4);
+      store.put({ ...records[newest], content }, target.result[newest]).onsuccess = () => resolve(records.length);
+    };
+  };
+})"""
+
+
+def test_a_save_that_is_cut_short_gives_way_to_the_one_before(opened):
+    page, _ = opened()
+    page.train(2)
+    assert page.page.evaluate(DAMAGE) == 2
+    page.page.reload()
+    page.ready()
+    assert "the weights are damaged" in page.text("#message")
+    assert "Older ones are here." in page.text("#message")
+    assert page.text("#steps") == "30"
+
+
+def test_pausing_keeps_what_was_learned(opened):
+    page, _ = opened()
+    page.page.fill("#epochs", "500")
+    page.page.click("#train")
+    page.page.locator("#saved", has_text="Kept").wait_for()
+    page.page.click("#train")
+    page.stopped()
+    steps = page.steps()
+    page.page.wait_for_timeout(500)
+    assert page.steps() == steps
+    page.page.reload()
+    page.ready()
+    assert page.steps() == steps
 
 
 def test_damaged_files_are_said(serving, chromium, site, tmp_path):
     shutil.copytree(site, tmp_path / "site")
-    for name, message in (("step.onnx", "step.onnx is damaged"), ("digits.bin", "digits.bin is damaged")):
+    for name in ("step.onnx", "step.safetensors", "digits.bin"):
         whole = (tmp_path / "site" / name).read_bytes()
         (tmp_path / "site" / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         with chromium(tmp_path / name) as context:
             page = context.new_page()
             page.goto(serving(tmp_path / "site"))
-            page.locator("#message", has_text=message).wait_for(timeout=WAIT)
+            page.locator("#message", has_text=f"{name} is damaged").wait_for(timeout=WAIT)
         (tmp_path / "site" / name).write_bytes(whole)
+
+
+def test_the_page_of_the_tutorial_learns(chromium, serving, site, tmp_path):
+    """Its HTML and JavaScript, as they stand there, beside the files that it says."""
+    for name in ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm", "step.mjs"):
+        shutil.copyfile(site / name, tmp_path / name)
+    export_step(EXAMPLES / "digits", tmp_path / "step.onnx", flat=True, evaluation=True, inference=True)
+    codes = {kind: code for kind, _, code in snippets("docs/tutorials/browser.md")}
+    (tmp_path / "index.html").write_text(codes["html"])
+    (tmp_path / "main.mjs").write_text(codes["js"])
+    with chromium() as context:
+        page = context.new_page()
+        page.goto(serving(tmp_path))
+        page.locator("body[data-done]").wait_for(timeout=WAIT)
+        assert float(page.inner_text("#loss").split()[-1]) < 0.3

@@ -1,6 +1,7 @@
 """Every artifact set with every optimizer, 20 steps in other runtimes: losses are opgrad's."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -28,12 +29,12 @@ def assert_close(told, found):
 
 
 def test_stock_onnxruntime(cases):
+    """In a process that cannot import opgrad. OLDEST names another Python, such as one with onnxruntime 1.18."""
     folder, told = cases
-    found = {}
-    for case in told:
-        step = client().Step(folder / case["name"] / "step.json")
-        found[case["name"]] = [step.train(batch, case["rate"]) for batch in batches(case["set"], len(case["losses"]))]
-    assert_close(told, found)
+    for python in {sys.executable, os.environ.get("OLDEST", sys.executable)}:
+        command = [python, HERE / "stock_cases.py", EXAMPLES / "python", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+        assert_close(told, json.loads(done.stdout.splitlines()[-1])["losses"])
 
 
 @pytest.mark.parametrize("kind", ["node", "web"])
@@ -44,17 +45,61 @@ def test_node(cases, kind):
     assert_close(told, json.loads(done.stdout.splitlines()[-1])["losses"])
 
 
-def test_browser(cases, chromium, serving):
-    folder, told = cases
-    for file in (HERE / "cases.html", HERE / "cases.mjs", HERE / "page_cases.mjs", EXAMPLES / "browser" / "step.mjs"):
+@pytest.fixture(scope="session")
+def cases_page(cases, site, serving):
+    """The address of a page that runs the cases."""
+    folder, _ = cases
+    for file in (
+        HERE / "cases.html",
+        HERE / "cases.mjs",
+        HERE / "page_cases.mjs",
+        *site.glob("ort*"),
+        site / "step.mjs",
+    ):
         shutil.copy(file, folder)
-    for name in ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"):
-        shutil.copy(EXAMPLES / "browser" / "node_modules" / "onnxruntime-web" / "dist" / name, folder)
+    return serving(folder) + "cases.html"
+
+
+def losses_of(page, address):
+    page.goto(address)
+    page.locator("#found", has_text="losses").wait_for(timeout=900_000)
+    return json.loads(page.inner_text("#found"))["losses"]
+
+
+def test_browser(cases, chromium, cases_page):
     with chromium() as context:
-        page = context.new_page()
-        page.goto(serving(folder) + "cases.html")
-        page.locator("#found", has_text="losses").wait_for(timeout=600_000)
-        assert_close(told, json.loads(page.inner_text("#found"))["losses"])
+        assert_close(cases[1], losses_of(context.new_page(), cases_page))
+
+
+def test_webgpu(cases, chromium, cases_page):
+    """By a software adapter, which compiles for seconds: one set is enough to see that the way is right."""
+    only = "digits-adamw"
+    with chromium(webgpu=True) as context:
+        found = losses_of(context.new_page(), f"{cases_page}?runtime=webgpu&only={only}")
+    assert_close([case for case in cases[1] if case["name"] == only], found)
+
+
+@pytest.mark.parametrize("kind", ["node", "web"])
+def test_what_does_not_fit_is_said(kind, site):
+    """Wrong batches, labels out of range, damaged models and weights, told by examples/browser/step.mjs."""
+    command = ["node", str(HERE / "refusals.mjs"), str(EXAMPLES), str(site), kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.pop("kept") == [True] * len(found)
+    for name, message in {
+        "width": "pixels has shape [2,63], expected float32 of shape [batch,64]",
+        "dtype": "pixels has shape [2,64], expected float32 of shape [batch,64]",
+        "data": "pixels has 5 numbers, expected 128",
+        "missing": "labels has shape [none], expected int64 of shape [batch]",
+        "high": "labels has 10, expected 0 to 9",
+        "negative": "labels has -2, expected 0 to 9",
+        "model": "step.onnx is damaged, or of another export: its SHA-256 is another",
+        "weights": "the weights are damaged, or of another model: their SHA-256 or size is another",
+        "short": "the weights are damaged: no header",
+        "manifest": "step.json is no manifest of a step",
+    }.items():
+        assert message in found.pop(name), name
+    assert not found
 
 
 @pytest.mark.parametrize("kind", ["node", "web"])

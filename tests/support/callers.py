@@ -1,8 +1,14 @@
-"""Python threads that call at once."""
+"""Python threads that call at once, and what Python a call meets."""
 
+import sys
 import threading
+from pathlib import Path
 
 from subprocesses import TIMEOUT
+
+import opgrad
+
+PACKAGE = str(Path(opgrad.__file__).parent)
 
 
 def call_at_once(count, function):
@@ -19,3 +25,24 @@ def call_at_once(count, function):
     for thread in threads:
         thread.join(TIMEOUT)
     assert not any(thread.is_alive() for thread in threads)
+
+
+def functions_met(function, *args, **kwargs):
+    """The Python functions of opgrad's that a call meets."""
+    met = []
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            met.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        function(*args, **kwargs)
+    finally:
+        sys.setprofile(None)
+    return met
+
+
+def is_native(function, *args, **kwargs):
+    """Whether a call, which has been made before, meets none but what takes large results from the pool."""
+    return set(functions_met(function, *args, **kwargs)) <= {"_maker.<locals>.make"}

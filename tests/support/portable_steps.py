@@ -2,17 +2,20 @@
 
 import importlib.util
 from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
 from artifact_sets import EXAMPLES, SETS
 from lowered_sets import NAMES, batch_inputs
+from model_sets import SETS as MODEL_SETS
 
 from opgrad.training import AdamWRule, ArtifactSet, SGDRule
 from opgrad.training.portable import AdagradRule, LionRule, MomentumRule
 
 ARTIFACTS = Path(__file__).parents[1] / "artifacts"
-FOLDERS = {name: EXAMPLES / name for name in SETS} | {name: ARTIFACTS / name for name in NAMES}
+MODELS = {each.name: each for each in MODEL_SETS}  # with data of their own
+FOLDERS = {name: EXAMPLES / name for name in SETS} | {name: ARTIFACTS / name for name in (*NAMES, *MODELS)}
 ROWS = 10  # of a batch, where the graphs take any
 
 RULES = {
@@ -37,7 +40,11 @@ def client():
 
 
 def batches(name, count, rows=None, seed=0):
-    """Batches of the digits, as many rows as the set's graphs take."""
+    """Batches of the digits, as many rows as the set's graphs take; or those of the set's own data, again and again."""
+    if name in MODELS:
+        steps, evaluations = MODELS[name].batches()
+        yield from islice(cycle([*steps, *evaluations]), count)
+        return
     artifacts = ArtifactSet.load(FOLDERS[name])
     rows = artifacts.batch_rows or rows or ROWS
     inputs = batch_inputs(name)

@@ -4,14 +4,16 @@ import os
 import subprocess
 import sys
 
+WAITING = ("OMP_WAIT_POLICY", "OPENBLAS_THREAD_TIMEOUT")  # what conftest.py sets
 TIMEOUT = 120  # seconds, for a subprocess that may hang
 
 
 def run_python(code, **environment):
-    """The output of a fresh interpreter; it shares the suite's kernel cache."""
+    """The output of a fresh interpreter; it shares the suite's kernel cache. Its threads wait as users' threads do."""
+    inherited = {name: value for name, value in os.environ.items() if name not in WAITING}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ | environment,
+        env=inherited | environment,
         capture_output=True,
         text=True,
         timeout=TIMEOUT,

@@ -19,6 +19,8 @@ LABELS = torch.tensor([0, 3, 1])
 def arguments(name):
     if name == "embedding":
         return [torch.tensor([[0, 2], [2, 1]]), torch.randn(3, 4)]
+    if name == "linear_cross_entropy":
+        return [torch.randn(3, 5), torch.randn(4, 5), LABELS]
     return [torch.randn(3, 4), LABELS] if name == "cross_entropy" else [torch.randn(3, 4)]
 
 
@@ -29,7 +31,10 @@ def theirs(name):
 
 
 def test_every_function_is_compared():
-    assert BOTH == ["cross_entropy", "embedding", "leaky_relu", "log_softmax", "relu", "sigmoid", "softmax", "tanh"]
+    losses = ["cross_entropy", "linear_cross_entropy"]
+    assert sorted(BOTH) == sorted(
+        ["embedding", "leaky_relu", "log_softmax", "relu", "sigmoid", "softmax", "tanh", *losses]
+    )
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -37,7 +42,7 @@ def test_parameters_stand_where_pytorch_has_them(name):
     ours = list(inspect.signature(getattr(opgrad.torch, name)).parameters.values())
     expected = list(inspect.signature(getattr(functional, name)).parameters.values())
     assert [each.name for each in ours[: len(expected)]] == [each.name for each in expected]
-    assert all(each.kind is each.POSITIONAL_OR_KEYWORD for each in ours[: len(expected)])
+    assert [each.kind for each in ours[: len(expected)]] == [each.kind for each in expected]
     assert all(each.kind is each.KEYWORD_ONLY for each in ours[len(expected) :])
     for mine, other in zip(ours, expected, strict=False):
         if other.default is not other.empty:
@@ -48,12 +53,13 @@ def test_parameters_stand_where_pytorch_has_them(name):
 def test_calls_by_position_and_by_name(name):
     given, parameters = arguments(name), theirs(name)
     values = given + list(parameters.values())[len(given) :]
-    expected = getattr(functional, name)(*values)
-    function = getattr(opgrad.torch, name)
-    torch.testing.assert_close(function(*values), expected)
-    torch.testing.assert_close(function(**dict(zip(parameters, values, strict=True))), expected)
     named = list(zip(parameters, values, strict=True))
-    for count in range(len(given), len(values)):
+    kinds = [each.kind for each in inspect.signature(getattr(functional, name)).parameters.values()]
+    positional = len(kinds) - kinds.count(inspect.Parameter.KEYWORD_ONLY)
+    expected = getattr(functional, name)(*values[:positional], **dict(named[positional:]))
+    function = getattr(opgrad.torch, name)
+    torch.testing.assert_close(function(**dict(named)), expected)
+    for count in range(len(given), positional + 1):
         torch.testing.assert_close(function(*values[:count], **dict(named[count:])), expected)
 
 

@@ -18,6 +18,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", default="")
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--sweep", action="store_true")
     given = vars(parser.parse_args())
     path, update = given.pop("json"), given.pop("update")
     try:

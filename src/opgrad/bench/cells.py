@@ -13,6 +13,8 @@ PLAIN, TYPES, POST_OPS, BROADCAST, ATTRIBUTES, GRADIENTS, PLANS, GRAPH = GROUPS 
     "plain", "types", "post-ops", "broadcast", "attributes", "gradients", "plans", "graph",
 )  # fmt: skip
 
+SWEEP = "sweep"  # the group of the cells of bench/sweep.py, which are measured by themselves
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -176,9 +178,8 @@ def select(
     graphs = graph_operators() if workloads is WORKLOADS else {}
     declared = {**operators(), **graphs}
     _check("operator", ops, declared)
-    _check("dtype", dtypes, FLOATS)
     _check("group", groups, GROUPS)
-    _check("memory", memories, MEMORIES)
+    check_names(dtypes, memories)
     plain = not groups or PLAIN in groups
     cells = []
     for op in [declared[name] for name in ops or declared]:
@@ -209,6 +210,12 @@ def _pairs(workload: Workload, dtypes: Sequence[str], quick: bool) -> Sequence[s
     """The dtypes of a form, or those with nothing but these dtypes in them."""
     found = [pair for pair in workload.dtypes if not dtypes or set(pair.replace("->", ",").split(",")) <= set(dtypes)]
     return found[:1] if quick else found
+
+
+def check_names(dtypes: Sequence[str], memories: Sequence[str]) -> None:
+    """Raise ValueError for a dtype or memory that is not known."""
+    _check("dtype", dtypes, FLOATS)
+    _check("memory", memories, MEMORIES)
 
 
 def _check(what: str, names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """The command `opgrad bench`."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,33 +48,26 @@ Memory = Annotated[
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result.")]
 Update = Annotated[bool, typer.Option("--update", help="Keep the cells of the JSON file that are not measured now.")]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the result into a PNG.")]
+Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write tables and charts as one page.")]
 Seconds = Annotated[float | None, typer.Option(min=0, help="How long to measure each cell.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A few cells only.")]
 
+Sweep = Annotated[
+    bool, typer.Option("--sweep", help="Measure rows of every length; with --update those that the file lacks.")
+]
+Load = Annotated[bool, typer.Option("--load", help="Measure what is lost while another process keeps a core busy.")]
 Predict = Annotated[
     bool, typer.Option("--predict", help="With --device cuda: print what a model of the time predicts, too.")
 ]
 
 
 def bench(
-    folders: Folders = None,
-    training: Training = False,
-    batches: Batches = "",
-    old_python: OldPython = None,
-    device: Device = "cpu",
-    ops: Ops = "",
-    dtypes: Dtypes = "",
-    shapes: Shapes = "",
-    peers: Peers = "",
-    groups: Groups = "",
-    memory: Memory = "",
-    json_file: JsonFile = None,
-    update: Update = False,
-    plot: Plot = None,
-    seconds: Seconds = None,
-    quick: Quick = False,
+    folders: Folders = None, training: Training = False, batches: Batches = "", old_python: OldPython = None,
+    device: Device = "cpu", ops: Ops = "", dtypes: Dtypes = "", shapes: Shapes = "", peers: Peers = "",
+    groups: Groups = "", memory: Memory = "", json_file: JsonFile = None, update: Update = False, plot: Plot = None,
+    html: Html = None, seconds: Seconds = None, quick: Quick = False, sweep: Sweep = False, load: Load = False,
     predict: Predict = False,
-) -> None:
+) -> None:  # fmt: skip
     """Measure the operators beside torch, onnxruntime, SciPy and NumPy.
 
     Everybody uses the same arrays and number of threads, and takes turns, in
@@ -90,27 +84,32 @@ def bench(
     beside torch where the model is a plain chain of layers, and graphs that
     opgrad generates, of their models and of some in torch.
 
+    With --sweep softmax, log_softmax and their gradients, or --ops, on rows
+    of 1 to 4 million elements: time per element. With --load a few cells
+    while another process computes.
+
     Example: opgrad bench --ops relu,softmax_grad --json result.json
     """
     if training:
-        named = {
-            "--ops": ops,
-            "--dtypes": dtypes,
-            "--shapes": shapes,
-            "--peers": peers,
-            "--groups": groups,
-            "--memory": memory,
-        }
-        _refuse("--training has no", named | {"--update": update, "--plot": plot, "--device": device != "cpu"})
-        _refuse("--training has no", {"--predict": predict})
-        return _bench_training(folders or [], batches, old_python, seconds, quick, json_file)
+        texts = {"--ops": ops, "--dtypes": dtypes, "--shapes": shapes, "--peers": peers, "--groups": groups}
+        others = {"--memory": memory, "--update": update, "--plot": plot, "--device": device != "cpu"}
+        kinds = {"--predict": predict, "--sweep": sweep, "--load": load}
+        _refuse("--training has no", {**texts, **others, **kinds})
+        return _bench_training(folders or [], batches, old_python, seconds, quick, json_file, html)
     of_training = {"DIR": folders, "--batches": batches, "--old-python": old_python}
     _refuse("--training is missing, without which there is no", of_training)
     if predict and device != "cuda":
         raise ValueError("bench: --predict is for --device cuda")
+    if load:
+        beyond = {"--device": device != "cpu", "--groups": groups, "--memory": memory, "--json": json_file}
+        _refuse(
+            "--load has no",
+            beyond | {"--update": update, "--plot": plot, "--html": html, "--quick": quick, "--sweep": sweep},
+        )
+        return _bench_load(ops, dtypes, shapes, peers, seconds)
     if not predict or _has_device(ops, dtypes):
-        options = (device, ops, dtypes, shapes, peers, seconds, quick, groups, memory)
-        _bench_cells(options, json_file, update, plot, predict)
+        options = (device, ops, dtypes, shapes, peers, seconds, quick, groups, memory, sweep)
+        _bench_cells(options, json_file, update, plot, html, predict)
     return None
 
 
@@ -128,7 +127,12 @@ def _has_device(ops: str, dtypes: str) -> bool:
 
 
 def _bench_cells(
-    options: tuple[Any, ...], json_file: Path | None, update: bool, plot: Path | None, predict: bool
+    options: tuple[Any, ...],
+    json_file: Path | None,
+    update: bool,
+    plot: Path | None,
+    html: Path | None,
+    predict: bool,
 ) -> None:
     """Measure cells, print the tables, write and draw the result; options: what `Options` takes."""
     from opgrad.bench.run import Options, prepared, previous, store
@@ -136,6 +140,7 @@ def _bench_cells(
 
     if plot is not None:
         from opgrad.bench.plot import plot as draw
+    write_page = _page_writer(html)
     if update and json_file is None:
         raise ValueError("bench: --update needs --json with the file to be updated")
     screen = console()
@@ -151,6 +156,33 @@ def _bench_cells(
     if plot is not None:
         plot.parent.mkdir(parents=True, exist_ok=True)
         draw(result, plot)
+    write_page(result)
+
+
+def _page_writer(file: Path | None) -> Callable[[Any], None]:
+    """What writes a result as a page, or nothing; found before measuring, as a library may be missing."""
+    if file is None:
+        return lambda _: None
+    from opgrad.bench.page import page
+
+    def write(result: Any) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(page(result), encoding="utf-8")
+
+    return write
+
+
+def _bench_load(ops: str, dtypes: str, shapes: str, peers: str, seconds: float | None) -> None:
+    """Measure with and without another process that computes, print the table."""
+    from opgrad.bench.load import PEERS, SECONDS, cells, measure
+    from opgrad.bench.peers import chosen, installed
+    from opgrad.bench.run import names
+    from opgrad.bench.tables import show_load
+
+    wanted = chosen(names(peers) or [name for name in PEERS if name in installed()], installed())
+    found = cells(names(ops), names(dtypes), names(shapes))
+    screen = console()
+    show_load(screen, _with_bar(screen, partial(measure, found, wanted, SECONDS if seconds is None else seconds)))
 
 
 def _refuse(why: str, given: dict[str, Any]) -> None:
@@ -167,6 +199,7 @@ def _bench_training(
     seconds: float | None,
     quick: bool,
     json_file: Path | None,
+    html: Path | None,
 ) -> None:
     """Measure training steps, print the table, write the result."""
     from opgrad.bench import training
@@ -177,11 +210,12 @@ def _bench_training(
         seconds = training.QUICK_SECONDS if quick else training.SECONDS
     rows = _batches(batches) if batches else training.BATCHES
     options = training.TrainingOptions(tuple(folders), rows, seconds, old_python)
-    screen = console()
+    screen, write_page = console(), _page_writer(html)
     result = _with_bar(screen, partial(training.run, options))
     show(screen, result)
     if json_file is not None:
         store(json_file, result, None)
+    write_page(result)
 
 
 def _batches(text: str) -> tuple[int, ...]:

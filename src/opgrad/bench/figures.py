@@ -74,7 +74,12 @@ def read(path: Path) -> dict[str, Any]:
 
 def figures(result: dict[str, Any]) -> list[Figures]:
     """The figures of every plain cell, from median times."""
-    return [_figures(cell) for cell in result["cells"] if cell.get("group", PLAIN) == PLAIN]
+    return measured_as(result, PLAIN)
+
+
+def measured_as(result: Mapping[str, Any], group: str) -> list[Figures]:
+    """The figures of every cell of a group."""
+    return [_figures(cell) for cell in result["cells"] if cell.get("group", PLAIN) == group]
 
 
 def forms(result: dict[str, Any]) -> dict[str, list[Figures]]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import opgrad
 from opgrad import machine
-from opgrad.bench.cells import Cell, select
+from opgrad.bench import sweep
+from opgrad.bench.cells import DTYPES, Cell, check_names, select
 from opgrad.bench.figures import FORMAT, read
 from opgrad.bench.measure import measure_each
 from opgrad.bench.memories import DEFAULT
@@ -34,6 +35,7 @@ class Options:
     quick: bool = False
     groups: str = ""
     memory: str = ""
+    sweep: bool = False
 
 
 def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[Progress], dict[str, Any]]:
@@ -43,14 +45,16 @@ def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[P
     another machine or of other versions; RuntimeError where there is no such device.
     """
     chosen = target(options.device)
-    ops, dtypes, shapes = _names(options.ops), _names(options.dtypes), _names(options.shapes)
-    memories = _names(options.memory)
+    ops, dtypes, shapes = names(options.ops), names(options.dtypes), names(options.shapes)
+    memories = names(options.memory)
+    if options.sweep:
+        return _prepared_sweep(options, chosen, ops, dtypes, memories, old)
     if memories and options.device != "cpu":
         raise ValueError(f"bench: memory is {options.memory!r}, but arrays on {options.device} lie in the device's")
-    cells = select(ops, dtypes, shapes, options.quick, chosen.workloads, _names(options.groups), memories)
+    cells = select(ops, dtypes, shapes, options.quick, chosen.workloads, names(options.groups), memories)
     if not cells:
         raise ValueError("bench: no cell has these operators, dtypes, shapes and groups")
-    peers = chosen.peers(_names(options.peers))
+    peers = chosen.peers(names(options.peers))
     if old is not None:
         _check_same(old, _surroundings(chosen))
     seconds = options.seconds
@@ -59,7 +63,31 @@ def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[P
     return partial(run, chosen, cells, peers, seconds, asdict(options) | {"seconds": seconds})
 
 
-def _names(text: str) -> list[str]:
+def _prepared_sweep(
+    options: Options,
+    chosen: Target,
+    ops: Sequence[str],
+    dtypes: Sequence[str],
+    memories: Sequence[str],
+    old: dict[str, Any] | None,
+) -> Callable[[Progress], dict[str, Any]]:
+    """What measures the sweep: those of its cells that the old result lacks."""
+    if options.device != "cpu" or options.shapes or options.groups:
+        raise ValueError("bench: the sweep is of the CPU, and has its own shapes and groups")
+    check_names(dtypes, memories)
+    cells = sweep.cells(ops, dtypes or DTYPES, memories or (DEFAULT,), options.quick)
+    peers = sweep.peers(names(options.peers), chosen.peers(names(options.peers)))
+    if old is not None:
+        _check_same(old, _surroundings(chosen))
+        known = {_key(cell) for cell in old["cells"]}
+        cells = [cell for cell in cells if (cell.op.name, cell.workload.label, cell.dtype, cell.memory) not in known]
+    seconds = options.seconds
+    if seconds is None:
+        seconds = sweep.QUICK_SECONDS if options.quick else sweep.SECONDS
+    return partial(run, chosen, cells, peers, seconds, asdict(options) | {"seconds": seconds})
+
+
+def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 

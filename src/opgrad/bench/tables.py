@@ -8,7 +8,9 @@ from rich.table import Table
 
 from opgrad.bench.cells import ATTRIBUTES, BROADCAST, GRADIENTS, GRAPH, PLANS, POST_OPS, TYPES
 from opgrad.bench.figures import Figures, Times, figures, forms, geometric_mean, losses, plans, times_of_fastest
+from opgrad.bench.load import Loss
 from opgrad.bench.memories import DEFAULT
+from opgrad.bench.sweep import Curve, curves
 from opgrad.bench.ways import GIVEN, NEW, WAYS
 
 OURS_IN = {NEW: ("time", "GB/s", "of copy"), GIVEN: ("given",)}
@@ -26,6 +28,9 @@ TITLES = {
     PLANS: "Plans",
     GRAPH: "Operators of training graphs",
 }
+SWEEP_TITLE = "Rows of every length"
+SWEEP_COLUMNS = ("operator", "dtype", "memory", "lengths", "ratio", "behind", "worst", "at", "step up", "at")
+LOAD_COLUMNS = ("operator", "shape", "dtype", "of", "alone", "with a core busy", "lost")
 HOST = "host"  # one more on a device: the time after which a call returns
 LEFT = 3  # columns with text; the others hold numbers
 PIPE_WIDTH = 200  # of a table in a file or a pipe
@@ -42,6 +47,8 @@ def show(console: Console, result: dict[str, Any]) -> None:
         console.print(summary(cells))
     for title, columns, rows in _form_tables(result):
         console.print(_table(title, columns, rows))
+    if found := curves(result):
+        console.print(_table(SWEEP_TITLE, SWEEP_COLUMNS, [_curve_row(curve) for curve in found]))
     console.print(machine_line(result), highlight=False)
     for cell in losses(cells):
         console.print(f"  slower: {cell.name}, {cell.new.ratio:.2f}x {cell.new.peer}", highlight=False)
@@ -213,3 +220,33 @@ def _best(times: Times) -> tuple[str, str, str]:
 def duration(seconds: float) -> str:
     """Three digits of milliseconds or microseconds."""
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def _curve_row(curve: Curve, code: bool = False) -> list[str]:
+    """The mean ratio to the best peer, at how many lengths it is below 1, the worst of it, and the largest step up."""
+    worst, at = curve.worst or (None, 0)
+    step, length = curve.cliff
+    behind = sum(round(ratio, 2) < 1 for ratio in curve.ratios)
+    return [
+        _name_of(curve.operator, code), curve.dtype, curve.memory, str(len(curve.lengths)),
+        f"{curve.mean:.2f}" if curve.mean else NOBODY, str(behind),
+        *((f"{worst:.2f}", str(at)) if worst else ("", "")), f"{step:.2f}", str(length),
+    ]  # fmt: skip
+
+
+def sweep_table(result: dict[str, Any]) -> str:
+    """Markdown: a row for each curve of a sweep."""
+    rows = [_curve_row(curve, code=True) for curve in curves(result)]
+    return "\n".join([*_markdown(SWEEP_COLUMNS, rows), "", machine_line(result)])
+
+
+def _lost(loss: Loss) -> tuple[str, str, str]:
+    return duration(loss.alone), duration(loss.loaded), f"{loss.share:.0%}"
+
+
+def show_load(console: Console, losses: Sequence[Loss]) -> None:
+    """Print what each contestant loses while another process keeps one core busy."""
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    rows = [[each.operator, each.shape, each.dtype, each.contestant, *_lost(each)] for each in losses]
+    console.print(_table("", LOAD_COLUMNS, rows))

@@ -7,12 +7,13 @@ from typing import Any, Protocol
 
 from opgrad.bench import peers
 from opgrad.bench.case import Case
-from opgrad.bench.cells import GRAPH, PLAIN, WORKLOADS, Cell, Workloads
+from opgrad.bench.cells import GRAPH, PLAIN, SWEEP, WORKLOADS, Cell, Workloads
 from opgrad.bench.copying import MOST_COPIED, copier
 from opgrad.bench.form_case import FormCase
 from opgrad.bench.graph_case import GraphCase
 from opgrad.bench.measure import COPY, OURS, interleaved
 from opgrad.bench.peers import COMPILE
+from opgrad.bench.sweep import SweepCase
 from opgrad.bench.ways import GIVEN, Call, by_way
 
 TARGETS = ("cpu", "cuda")
@@ -108,6 +109,8 @@ def contestants(case: Case | GraphCase, names: Sequence[str]) -> tuple[dict[str,
 def _case(cell: Cell) -> Case | GraphCase:
     if cell.workload.group == GRAPH:
         return GraphCase(cell)
+    if cell.workload.group == SWEEP:
+        return SweepCase(cell)
     return Case(cell) if cell.workload.group == PLAIN else FormCase(cell)
 
 

@@ -149,10 +149,7 @@ def measure(artifacts: ArtifactSet, batch: int, seconds: float, old_python: Path
         except (ImportError, NotImplementedError) as error:
             notes[TORCH] = str(error)
         if old_python is not None:
-            threads = opgrad.get_num_threads()
-            old = stack.enter_context(step_process(old_python, OLD_API, artifacts.directory, data, threads))
-            losses[OLD], versions = old.loss, old.versions
-            contestants |= {OLD: partial(old.turn, STEP), OLD_OPTIMIZER: partial(old.turn, OPTIMIZER)}
+            losses[OLD], versions = _add_old(contestants, stack, old_python, artifacts, data)
         times = _keep_best(take_turns(contestants, seconds))
     others = _others(losses)
     notes |= others
@@ -175,6 +172,16 @@ def _add_torch(contestants: dict[str, Turn], artifacts: ArtifactSet, data: Mappi
         loss = float(theirs())
         contestants[f"{TORCH} {threads}"] = turns(theirs)
     return loss
+
+
+def _add_old(
+    contestants: dict[str, Turn], stack: ExitStack, python: Path, artifacts: ArtifactSet, data: Mapping[str, np.ndarray]
+) -> tuple[float, dict[str, str]]:
+    """Add the old runtime, in a process that ends with the stack; returns its loss and its versions."""
+    threads = opgrad.get_num_threads()
+    old = stack.enter_context(step_process(python, OLD_API, artifacts.directory, data, threads))
+    contestants |= {OLD: partial(old.turn, STEP), OLD_OPTIMIZER: partial(old.turn, OPTIMIZER)}
+    return old.loss, old.versions
 
 
 def _others(losses: Mapping[str, float]) -> dict[str, str]:

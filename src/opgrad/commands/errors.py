@@ -10,7 +10,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError)
 ONNX = ("onnx", "onnxruntime", "flatbuffers", "google")
 # What the extras install, the most complete first, under the names by which it is imported.
-LIBRARIES = {"train": (*ONNX, "sklearn", "matplotlib"), "onnx": ONNX, "bench": ("matplotlib", "scipy")}
+LIBRARIES = {
+    "train": (*ONNX, "sklearn", "matplotlib", "plotext"),
+    "onnx": ONNX,
+    "bench": ("matplotlib", "scipy", "plotly"),
+}
 
 
 def explains_errors(extra: str | None = None) -> Callable[[F], F]:

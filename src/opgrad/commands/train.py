@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     import onnx
 
     from opgrad.training.artifact_set import ArtifactSet
+    from opgrad.training.distributed import Processes
     from opgrad.training.job import Run
+    from opgrad.training.live import LiveCurve
+    from opgrad.training.report import TrainingBar
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,9 @@ class Places:
     ] = None
 
 
+Live = Annotated[bool, typer.Option("--live", help="Draw the curve of the loss in the terminal.")]
+
+
 @takes_groups
 def train(
     path: Annotated[
@@ -85,24 +91,44 @@ def train(
     parameters: ParameterOptions,
     loss: LossOptions,
     optimizer: OptimizerOptions,
+    live: Live = False,
 ) -> None:
     """Train an ONNX model, or an artifact set of onnxruntime-training, in stock onnxruntime.
 
     Writes the trained model (model.onnx, for any onnxruntime), a picture of the loss (loss.png), all figures
     (metrics.json, metrics.csv) and checkpoints (last.checkpoint, best.checkpoint). What is not given here is read
     from recipe.toml beside MODEL or in ARTIFACT_DIR or, with --resume, from the checkpoint. Ctrl-C leaves a
-    checkpoint behind. The options in the boxes say what is made of a MODEL.
+    checkpoint behind. The options in the boxes say what is made of a MODEL. Started by torchrun, the processes share
+    out every batch, and the first one writes.
 
     Example: opgrad train model.onnx --data data.npz --loss cross-entropy --freeze 'backbone.*'
     """
-    making = Making(parameters, loss, optimizer)
+    from opgrad.training import distributed
+
+    making, processes, shown = Making(parameters, loss, optimizer), distributed.begin(), _shown(live)
     if path.is_dir():
         _check_folder(path, making, places)
-        _train(path, path, settings, places, making, path)
+        _train(path, path, settings, places, making, path, processes, shown)
         return
     _check_model(path, settings, places)
-    with _artifacts(path, making, places.artifacts) as folder:
-        _train(path, folder, settings, places, making, path.parent)
+    with _artifacts(path, making, places.artifacts, processes) as folder:
+        _train(path, folder, settings, places, making, path.parent, processes, shown)
+
+
+def _is_silent(processes: "Processes | None") -> bool:
+    """Whether another process prints and writes."""
+    return processes is not None and not processes.is_first
+
+
+def _shown(live: bool) -> "type[LiveCurve] | type[TrainingBar]":
+    """What shows how far the training is."""
+    if live:
+        from opgrad.training.live import LiveCurve
+
+        return LiveCurve
+    from opgrad.training.report import TrainingBar
+
+    return TrainingBar
 
 
 def _check_folder(folder: Path, making: Making, places: Places) -> None:
@@ -132,13 +158,13 @@ def _check_model(path: Path, settings: Settings, places: Places) -> None:
 
 
 @contextmanager
-def _artifacts(model: Path, making: Making, kept: Path | None) -> Iterator[Path]:
+def _artifacts(model: Path, making: Making, kept: Path | None, processes: "Processes | None") -> Iterator[Path]:
     """The folder with the artifacts of a model: one that is kept, or one that is gone at the end."""
     from opgrad.training.tables import amount
 
-    screen = console()
+    screen = console(_is_silent(processes))
     with TemporaryDirectory(prefix="opgrad-") as temporary:
-        folder = kept or Path(temporary) / model.stem
+        folder = Path(temporary) / model.stem if kept is None or _is_silent(processes) else kept
         with screen.status(f"making artifacts of {model}"):
             made = make(model, making, folder, "train")
         count = sum(made.sizes.get(name, 0) for name in made.trainable)
@@ -147,28 +173,42 @@ def _artifacts(model: Path, making: Making, kept: Path | None) -> Iterator[Path]
         yield folder
 
 
-def _train(path: Path, folder: Path, settings: Settings, places: Places, making: Making, recipes: Path) -> None:
+def _train(
+    path: Path,
+    folder: Path,
+    settings: Settings,
+    places: Places,
+    making: Making,
+    recipes: Path,
+    processes: "Processes | None",
+    shown: "type[LiveCurve] | type[TrainingBar]",
+) -> None:
     """Train the artifacts in a folder, which are of the model at `path`; print what the run came to."""
-    from opgrad.training import ArtifactSet, Recipe, job, report
+    from opgrad.training import ArtifactSet, Recipe, distributed, job, report
     from opgrad.training.fit import Interrupted
-    from opgrad.training.state import Resumption
+    from opgrad.training.state import LAST, Resumption
 
-    resumption = Resumption.read(places.resume) if places.resume else None
-    saved = resumption.state.recipe if resumption and resumption.state else Recipe.load(recipes)
-    recipe: Recipe = replace(saved, **settings.of_recipe())
     artifacts = ArtifactSet.load(folder)
     output = places.output or Path("runs") / (artifacts.name if path.is_dir() else path.stem)
-    screen = console()
+    resume = places.resume
+    if processes is not None and distributed.restarts() and (output / LAST).is_file():
+        resume = output / LAST  # written by these processes before one of them was lost
+    resumption = Resumption.read(resume) if resume else None
+    saved = resumption.state.recipe if resumption and resumption.state else Recipe.load(recipes)
+    recipe: Recipe = replace(saved, **settings.of_recipe())
+    screen = console(_is_silent(processes))
     exported = _outputs(artifacts) if places.export else []
     if artifacts.scores is None:
         screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")
     try:
-        with report.TrainingBar(screen, artifacts.name) as bar:
-            run = job.train(artifacts, recipe, places.data, output, bar, resumption)
+        with shown(screen, artifacts.name) as bar:
+            run = job.train(artifacts, recipe, places.data, output, bar, resumption, processes)
     except Interrupted as interruption:
         options = {"--resume": interruption.checkpoint, **given(replace(places, resume=None), *making.groups)}
         command = shlex.join(["opgrad", "train", str(path), *words(options)])
         raise RuntimeError(f"{interruption}; to go on: {command}") from None
+    if run is None:
+        return
     report.print_run(screen, run)
     if places.export:
         _export(run, exported, places.export, screen)

@@ -33,6 +33,10 @@ class Support:
 EVERYWHERE = Support(("cpu", "cuda"), ("numpy", "torch", "cupy", "jax", "onnxruntime"))
 # Operators that training graphs contain beside those; PyTorch and JAX differentiate what they stand for themselves.
 IN_GRAPHS = Support(("cpu",), ("numpy", "onnxruntime"))
+# Operators that the functions of losses are made of; what stands for them in other front ends is a function, too.
+IN_LOSSES = Support(("cpu", "cuda"), ("numpy", "torch"))
+# Operators on what one process of several has: opgrad.torch puts them together, over its process groups.
+ON_SHARDS = Support(("cpu", "cuda"), ("numpy",))
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ class Operator:
     support: Support = EVERYWHERE
     general: General | None = None
     finish: Callable[[tuple[Any, ...]], Any] | None = None  # makes what the function returns of the results
+    instead: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # keywords that make a call another's
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -156,8 +161,13 @@ def operators() -> dict[str, Operator]:
 
 
 def graph_operators() -> dict[str, Operator]:
-    """The other operators of training graphs, which NumPy and ONNX Runtime have on the CPU."""
-    return {op.name: op for op in _all() if op.support != EVERYWHERE}
+    """The other operators that are called by themselves: those of training graphs, and those on shards."""
+    return {op.name: op for op in _all() if op.support in (IN_GRAPHS, ON_SHARDS)}
+
+
+def loss_operators() -> dict[str, Operator]:
+    """The operators that the functions of losses are made of, by name."""
+    return {op.name: op for op in _all() if op.support == IN_LOSSES}
 
 
 def _all() -> Iterator[Operator]:
@@ -181,10 +191,12 @@ def operator(
     onnx: tuple[OnnxName, ...] = (),
     in_place: Mapping[str, tuple[str, ...]] | None = None,
     general: General | None = None,
+    instead: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Callable[[F], F]:
     """Declare an operator: the function becomes the reference, and a front end of the same signature replaces it.
 
-    `in_place` maps a result to the arguments whose memory it may take over.
+    `in_place` maps a result to the arguments whose memory it may take over. `instead` maps a keyword to the function
+    that a call is handed to where it is true, with the operator's name and the other arguments.
     """
 
     def declare(function: F) -> F:
@@ -197,7 +209,8 @@ def operator(
             onnx=onnx,
             in_place=in_place or {},
             general=general,
-            **_interface(function, general.keywords if general else ()),
+            instead=instead or {},
+            **_interface(function, (*(general.keywords if general else ()), *(instead or ()))),
         )
         _declared[declared.name] = declared
         return typing.cast(F, functools.wraps(function)(_front_end[0](declared)))

@@ -93,6 +93,15 @@ def _flattened(out: Any) -> Any:
     return flat[0] if len(flat) == 1 else flat
 
 
+def lists_of(op: Operator) -> int | None:
+    """In how many lists its results are returned, 0 if in none; None if something else is made of them."""
+    if op.finish is None:
+        return 0
+    if isinstance(op.finish, functools.partial) and op.finish.func is _in_lists:
+        return int(op.finish.args[0])
+    return None
+
+
 def _in_lists(lists: int, results: tuple[Any, ...]) -> Any:
     """The results as a list, or as so many lists of one length."""
     if lists == 1:

@@ -109,7 +109,7 @@ def pairs(prepared: Prepared) -> list[Pair]:
                 output = present[result]
                 same = spec.dtype == output.dtype and _strides(spec) == _strides(output)
                 same &= name in op.in_place.get(result, ())
-                found.append(Pair(numbers[result], numbers[name], _covered(output), _covered(spec), same))
+                found.append(Pair(numbers[result], numbers[name], covered(output), covered(spec), same))
     return found
 
 
@@ -134,7 +134,7 @@ def _bytes(spec: Spec) -> int:
     return spec.dtype.itemsize * math.prod(moving)
 
 
-def _covered(spec: Spec) -> tuple[int, int]:
+def covered(spec: Spec) -> tuple[int, int]:
     """The bytes that an array covers, counted from its data pointer."""
     if 0 in spec.shape:
         return 0, 0

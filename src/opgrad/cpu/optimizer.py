@@ -82,7 +82,18 @@ def _add_square(total, arrays, i: int, whole: bool, mask, numbers):
     return (v.fma(gradient, gradient, total[0]),)
 
 
+@inline
+def _adagrad(total, arrays, i: int, whole: bool, mask, numbers):
+    (p, g, s), (rate, epsilon) = arrays, numbers
+    gradient = get(g, i, whole, mask)
+    square = v.fma(gradient, gradient, get(s, i, whole, mask))
+    put(s, i, square, whole, mask, 0)
+    put(p, i, get(p, i, whole, mask) - gradient * rate / (v.sqrt(square) + epsilon), whole, mask, 0)
+    return total
+
+
 _sgd_range, _adamw_range, _squares_of_range = fold(_sgd), fold(_adamw), fold(_add_square)
+_adagrad_range = fold(_adagrad)
 
 
 @kernel
@@ -106,6 +117,60 @@ def squares(elements: Units, part: Part, g: Pointer, sums: Pointer):
     """sums[part] = sum of g**2; float64 sums make it compute in float64."""
     total = _squares_of_range((v.full(g, 0.0),), elements.start, elements.stop, (g,), ())
     v.store_one(sums, part, v.reduce_add(total[0]))
+
+
+# --- some rows of a table: row `unit` of g is the gradient of row rows[unit] ------------------------------------------
+
+
+@kernel
+def sgd_rows(units: Units, width, rows: Pointer, p: Pointer, g: Pointer, factors):
+    numbers = _factor(p, factors, RATE), v.number(p, 1.0), False
+    for unit in units:
+        of = p + v.load_one(rows, unit) * width
+        _sgd_range((), 0, width, (of, g + unit * width, of, of), numbers)
+
+
+@kernel
+def adagrad_rows(units: Units, width, rows: Pointer, p: Pointer, g: Pointer, s: Pointer, factors):
+    numbers = _factor(p, factors, RATE), _factor(p, factors, EPSILON)
+    for unit in units:
+        start = v.load_one(rows, unit) * width
+        _adagrad_range((), 0, width, (p + start, g + unit * width, s + start), numbers)
+
+
+@kernel
+def adamw_rows(units: Units, width, rows: Pointer, state: State, rates: Rates, factors):
+    p = state.p
+    rate, epsilon = _factor(p, factors, RATE), _factor(p, factors, EPSILON)
+    before, after = _factor(p, factors, BEFORE), _factor(p, factors, AFTER)
+    numbers = rates, rate, epsilon, before, after, v.number(p, 1.0), False
+    for unit in units:
+        start, g = v.load_one(rows, unit) * width, state.g + unit * width
+        of = p + start, state.m + start, state.v + start
+        _adamw_range((), 0, width, (of[0], g, of[1], of[2], of[0], g, of[1], of[2]), numbers)
+
+
+class AdamWStep(NamedTuple):
+    """What the factors of an AdamW step are computed from; the attributes of AdamWOptimizer."""
+
+    learning_rate: float
+    number: int
+    alpha: float
+    beta: float
+    epsilon: float
+    weight_decay: float
+    mode: int = 0
+    corrects: bool = True
+
+    def factors(self) -> tuple[float, float, float, float]:
+        """Rate and epsilon of rate * m / (sqrt(v) + epsilon), with the bias correction, and p's factors around it."""
+        decay = 1.0 - self.learning_rate * self.weight_decay
+        before, after = (decay, 1.0) if self.mode == 0 else (1.0, decay)
+        if not self.corrects:
+            return self.learning_rate, self.epsilon, before, after
+        root = math.sqrt(1 - self.beta**self.number)
+        rate = self.learning_rate * root / (1 - self.alpha**self.number)
+        return rate, self.epsilon * root if self.mode == 0 else self.epsilon, before, after
 
 
 def sgd_in_place(operands: Sequence[Operand], factors: int) -> dict[str, Any]:

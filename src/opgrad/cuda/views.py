@@ -185,8 +185,8 @@ class Views:
 
 
 def _moving(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """No loops if all stay where they are."""
-    return loops if any(stride for _, stride in loops) else []
+    """No loops if all stay where they are, on an element that exists."""
+    return loops if any(stride or not size for size, stride in loops) else []
 
 
 def _strides(spec: Spec, order: tuple[int, ...]) -> tuple[int, ...]:

@@ -40,6 +40,8 @@ CONDITION_TYPES = (*OPERAND_TYPES, "bool")
 
 RANKS = range(1, 65)
 SCALARS: Mapping[str, Any] = {"logit_scale": 1.0, "result_scale": 1.0, "out_scale": 1.0}
+# What leaves the plain kernels to do the work, by attribute; False where none stands here.
+DEFAULTS = {"accumulation": ("relaxed", "any"), **{name: (value,) for name, value in SCALARS.items()}}
 FORWARD = (
     "out_dtype", "where", *SCALARS, "inf_as_zero", "dropout", "post_ops", "accumulation", "stats", "save",
 )  # fmt: skip
@@ -117,7 +119,7 @@ def _forward(
         for (name, (shape, as_in)), dtype in zip(names.items(), dtypes, strict=True)
         if dtype
     }
-    attributes = {"inf_as_zero": False, "accumulation": "strict", "stats": False, "save": False}
+    attributes = {"inf_as_zero": False, "accumulation": "any", "stats": False, "save": False}
     inputs = {"x": Tensor(TYPES, ranks=RANKS)} | _inputs("x", applied, masked, drops)
     return _operator(op, inputs, results, attributes, in_place={"y": ("x",)})
 
@@ -272,7 +274,7 @@ def _has_attributes(op: Operator, given: Mapping[str, Any], keywords: tuple[str,
                 return True
         else:
             normalise(op, checked := {name: value}, {})
-            if name != "accumulation" and checked[name] != SCALARS.get(name, False):
+            if checked[name] not in DEFAULTS.get(name, (False,)):
                 return True
     return False
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 from opgrad.contract import Operator, Spec
 from opgrad.locks import settling
 
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # a function's entries, positional and keyword arguments
 LIBRARIES = {"torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}  # package of a type: module here
 
 
@@ -115,8 +116,10 @@ def foreign(op: Operator, given: Mapping[str, Any]) -> bool:
     return any(library_of(type(array)) is not None for array in arrays_of(op, given).values())
 
 
-def run(op: Operator, given: Mapping[str, Any]) -> Any:
+def run(op: Operator, given: Mapping[str, Any], call: Call | None = None) -> Any:
     """Run an operator on arrays of one library, given by parameter name; at least one is not NumPy's.
+
+    call: the public function's call, for libraries whose calls can be native.
 
     Raises TypeError if they belong to several, NotImplementedError for an operator that only NumPy's arrays have,
     besides what the operator raises.
@@ -126,9 +129,17 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
     for name in op.inputs:
         library = known.get(type(given.get(name)))
         if library is not None:
-            return library.run(op, given)
+            return _run(library, op, given, call)
     owners = (library_of(type(array)) for array in arrays_of(op, given).values())
     return next(owner for owner in owners if owner is not None).run(op, given)
+
+
+def _run(library: Library, op: Operator, given: Mapping[str, Any], call: Call | None) -> Any:
+    noted = getattr(library, "noted", None)
+    if noted is None or call is None:
+        return library.run(op, given)
+    known, args, kwargs = call
+    return noted(known, lambda *args, **kwargs: library.run(op, given), args, kwargs)
 
 
 def _run_graph_operator(op: Operator, given: Mapping[str, Any]) -> Any:

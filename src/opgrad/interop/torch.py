@@ -7,6 +7,7 @@ import torch
 
 from opgrad import interop
 from opgrad.contract import Operator
+from opgrad.interop.torch_calls import noted, unseen
 from opgrad.interop.torch_tensors import (
     NAME,
     PLAIN_DTYPES,
@@ -23,10 +24,9 @@ from opgrad.interop.torch_tensors import (
     spec,
     state,
     total,
-    unseen,
 )
 
-__all__ = ["NAME", "broadcast", "owns", "run", "spec", "state", "total"]  # a `Library`, and `Arrays`
+__all__ = ["NAME", "broadcast", "noted", "owns", "run", "spec", "state", "total"]  # a `Library`, and `Arrays`
 
 
 def run(op: Operator, given: Mapping[str, Any]) -> Any:

@@ -3,9 +3,8 @@
 Kernels get addresses: the NumPy kernels on the CPU, the Triton kernels on CUDA.
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, cast
 
 import ml_dtypes
@@ -21,11 +20,12 @@ from opgrad.cuda import ALIGNMENT
 from opgrad.interop import torch_storages
 from opgrad.interop.device import Runners, extent
 from opgrad.interop.host import HostPlan
+from opgrad.interop.torch_calls import KINDS
 
 plain.PLAIN.update((torch.dtype, torch.Size))
 
 NAME = "PyTorch tensor"
-PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # types that hide nothing
+PLAIN = KINDS
 REMEDY = "call it outside of the compiled or transformed function (torch.compiler.disable), or in its plain form"
 
 
@@ -37,18 +37,6 @@ def form(op: Operator, given: Mapping[str, Any]) -> tuple[Operator, Mapping[str,
     if given.get("out_dtype") is not None:
         given = {**given, "out_dtype": numpy_dtypes(given["out_dtype"])}
     return arrays.form(op, dict(given), cast(Arrays, library()))
-
-
-def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as torch.compile leaves it alone: after a graph break it would compile what is called, too."""
-    dynamo: Any = sys.modules.get("torch._dynamo")
-    return function if dynamo is None else _hidden(dynamo, function)
-
-
-@cache
-def _hidden(dynamo: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    hidden: Callable[..., Any] = dynamo.disable(function)
-    return hidden
 
 
 # --- what watches a call ---------------------------------------------------------------------------------------------

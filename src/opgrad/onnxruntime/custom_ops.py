@@ -1,4 +1,4 @@
-"""The operators as onnxruntime's C structures, and the functions through which it asks about them."""
+"""The operators as onnxruntime's C structures, and the functions that make their nodes."""
 
 import ctypes
 import functools
@@ -8,17 +8,17 @@ from typing import Any
 
 from opgrad.cpu.runtime.execute import execute
 from opgrad.onnxruntime import abi
-from opgrad.onnxruntime.abi import Api, CustomOp, address_of, callback, forever
+from opgrad.onnxruntime.abi import Api, address_of, callback, forever
 from opgrad.onnxruntime.attributes import read_attributes
 from opgrad.onnxruntime.compute import close, compute, parallel_for
+from opgrad.onnxruntime.description import MEMBERS, Described, described
 from opgrad.onnxruntime.node import Node, prepare, refuse
-from opgrad.onnxruntime.overloads import VALUE, Overload, Port, overloads
+from opgrad.onnxruntime.overloads import Overload, overloads
 
 # The domains' names for onnxruntime, and whose operators each has; None: all.
 DOMAINS: tuple[tuple[bytes, str | None], ...] = ((b"com.microsoft", None), (b"", ""))
 PROVIDER = ctypes.create_string_buffer(b"CPUExecutionProvider")
-LAST_VERSION = 2**31 - 1
-SIZE, NUMBER = ctypes.c_size_t, ctypes.c_int
+SIZE = ctypes.c_size_t
 
 _overloads: dict[int, Overload] = {}  # by the address of their structure
 _names: dict[str, Any] = {}
@@ -34,7 +34,7 @@ def new_domains(api: Api, functions: Callable[[], dict[str, int]] | None = None)
     return [_new_domain(api, name, _structures(origin, functions or _functions)) for name, origin in DOMAINS]
 
 
-def _new_domain(api: Api, name: bytes, structures: list[CustomOp]) -> int:
+def _new_domain(api: Api, name: bytes, structures: list[Described]) -> int:
     domain = ctypes.c_size_t()
     api.check(abi.CREATE_CUSTOM_OP_DOMAIN, name, ctypes.byref(domain))
     for structure in structures:
@@ -43,16 +43,17 @@ def _new_domain(api: Api, name: bytes, structures: list[CustomOp]) -> int:
 
 
 @functools.cache
-def _structures(origin: str | None, functions: Callable[[], dict[str, int]]) -> list[CustomOp]:
+def _structures(origin: str | None, functions: Callable[[], dict[str, int]]) -> list[Described]:
     """The operators of this origin, or all."""
-    members = _descriptions() | functions()
+    members = {member: each.address for member, each in MEMBERS.items()} | functions()
     structures = []
     for overload in overloads():
         if origin not in (None, overload.onnx.origin):
             continue
-        structure = CustomOp(version=abi.VERSION, **members)
+        name = _names.setdefault(overload.onnx.name, ctypes.create_string_buffer(overload.onnx.name.encode()))
+        structure, words = described(members, overload, ctypes.addressof(name), ctypes.addressof(PROVIDER))
         _overloads[ctypes.addressof(structure)] = overload
-        _names.setdefault(overload.onnx.name, ctypes.create_string_buffer(overload.onnx.name.encode()))
+        _kept.append(words)
         structures.append(structure)
     _kept.append(structures)
     return structures
@@ -70,38 +71,6 @@ def overload_at(op: int) -> Overload:
 
 
 @functools.cache
-def _descriptions() -> dict[str, int]:
-    """The members that tell what an operator is, the same in all structures: they answer by the structure's address."""
-
-    def answer(result: Any, of: Callable[[Overload], int]) -> int:
-        return keep(callback(lambda op: of(_overloads[op]), result, 1))
-
-    def input_answer(of: Callable[[Port], int]) -> int:
-        return keep(callback(lambda op, i: of(_overloads[op].inputs[i]), NUMBER, 2))
-
-    def output_answer(of: Callable[[Port], int]) -> int:
-        return keep(callback(lambda op, i: of(_overloads[op].outputs[i]), NUMBER, 2))
-
-    return {
-        "GetName": answer(SIZE, lambda overload: ctypes.addressof(_names[overload.onnx.name])),
-        "GetExecutionProviderType": answer(SIZE, lambda _: ctypes.addressof(PROVIDER)),
-        "GetInputTypeCount": answer(SIZE, lambda overload: len(overload.inputs)),
-        "GetOutputTypeCount": answer(SIZE, lambda overload: len(overload.outputs)),
-        "GetInputType": input_answer(lambda port: abi.ELEMENT_TYPES[port.dtype]),
-        "GetOutputType": output_answer(lambda port: abi.ELEMENT_TYPES[port.dtype]),
-        "GetInputCharacteristic": input_answer(_characteristic),
-        "GetOutputCharacteristic": output_answer(_characteristic),
-        "GetInputMemoryType": input_answer(_memory_type),
-        "GetVariadicInputMinArity": answer(NUMBER, lambda _: 1),
-        "GetVariadicInputHomogeneity": answer(NUMBER, lambda _: 1),
-        "GetVariadicOutputMinArity": answer(NUMBER, lambda _: 1),
-        "GetVariadicOutputHomogeneity": answer(NUMBER, lambda _: 1),
-        "GetStartVersion": answer(NUMBER, lambda _: 1),
-        "GetEndVersion": answer(NUMBER, lambda _: LAST_VERSION),
-    }
-
-
-@functools.cache
 def _functions() -> dict[str, int]:
     """The members that create, run and destroy nodes."""
     return {
@@ -109,17 +78,6 @@ def _functions() -> dict[str, int]:
         "KernelComputeV2": compute.address,
         "KernelDestroy": close.address,
     }
-
-
-def _characteristic(port: Port) -> int:
-    if port.several:
-        return abi.VARIADIC
-    # onnxruntime refuses required outputs of undefined type, except with one input of undefined type.
-    return abi.OPTIONAL if port.optional or port.dtype == abi.ANY else abi.REQUIRED
-
-
-def _memory_type(port: Port) -> int:
-    return abi.CPU_MEMORY if port.operand == VALUE else abi.DEFAULT_MEMORY
 
 
 @functools.cache

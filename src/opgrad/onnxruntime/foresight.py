@@ -18,7 +18,7 @@ import onnxruntime
 from opgrad import arrays
 from opgrad.contract import DTYPES, Operator
 from opgrad.cpu.compiler.native import noting
-from opgrad.cpu.runtime.compiler_process import Call, Request
+from opgrad.cpu.runtime.requests import Call, Request
 from opgrad.locks import settling
 from opgrad.onnxruntime import abi, custom_ops, library
 from opgrad.onnxruntime.abi import Api, callback

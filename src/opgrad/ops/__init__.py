@@ -2,7 +2,7 @@
 
 # In the order of the documentation.
 FAMILIES = (
-    *("softmax", "cross_entropy", "activation", "gather", "accumulate"),
+    *("softmax", "cross_entropy", "sample_loss", "activation", "gather", "accumulate"),
     *("gelu", "dropout", "attention", "loss", "arithmetic", "normalization"),
-    *("convolution", "recurrent", "pooling", "resize", "scatter", "several", "optimizer"),
+    *("convolution", "recurrent", "pooling", "resize", "scatter", "several", "optimizer", "vocab_parallel"),
 )

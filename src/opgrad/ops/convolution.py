@@ -135,19 +135,10 @@ def _chosen(dy: Array, dx: Array, dw: Array, needs: tuple[str, ...] | None) -> A
     general=choosing(),
 )
 def conv_grad(
-    dy: Output,
-    x: Input,
-    w: Weights,
-    strides: tuple[int, ...] = (),
-    pads: tuple[int, ...] = (),
-    dilations: tuple[int, ...] = (),
-    group: int = 1,
-    auto_pad: str = "NOTSET",
-    kernel_shape: tuple[int, ...] = (),
-    *,
-    needs: tuple[str, ...] | None = None,
-    out: Any = None,
-) -> Any:
+    dy: Output, x: Input, w: Weights, strides: tuple[int, ...] = (), pads: tuple[int, ...] = (),
+    dilations: tuple[int, ...] = (), group: int = 1, auto_pad: str = "NOTSET", kernel_shape: tuple[int, ...] = (),
+    *, needs: tuple[str, ...] | None = None, out: Any = None,
+) -> Any:  # fmt: skip
     """Gradients of convolution with respect to its input, its filters and its bias.
 
     dy: gradient with respect to Conv's output, N x M x one to three axes, as many windows as the attributes make of x;
@@ -193,21 +184,11 @@ def conv_grad(
     general=choosing(),
 )
 def conv_transpose_grad(
-    dy: TransposedOutput,
-    x: Input,
-    w: TransposedWeights,
-    strides: tuple[int, ...] = (),
-    pads: tuple[int, ...] = (),
-    dilations: tuple[int, ...] = (),
-    group: int = 1,
-    auto_pad: str = "NOTSET",
-    kernel_shape: tuple[int, ...] = (),
-    output_padding: tuple[int, ...] = (),
-    output_shape: tuple[int, ...] = (),
-    *,
-    needs: tuple[str, ...] | None = None,
-    out: Any = None,
-) -> Any:
+    dy: TransposedOutput, x: Input, w: TransposedWeights, strides: tuple[int, ...] = (), pads: tuple[int, ...] = (),
+    dilations: tuple[int, ...] = (), group: int = 1, auto_pad: str = "NOTSET", kernel_shape: tuple[int, ...] = (),
+    output_padding: tuple[int, ...] = (), output_shape: tuple[int, ...] = (),
+    *, needs: tuple[str, ...] | None = None, out: Any = None,
+) -> Any:  # fmt: skip
     """Gradients of transposed convolution with respect to its input, its filters and its bias.
 
     dy: gradient with respect to ConvTranspose's output, N x M x one to three axes, of the sizes that the attributes

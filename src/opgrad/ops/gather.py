@@ -1,6 +1,6 @@
 """Rows picked by index, and the gradient that adds them up again."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -55,12 +55,37 @@ def gather(x: X, indices: Indices, axis: Axis = 0, *, check: bool = False, out: 
     return np.take(x, indices, axis)
 
 
+def _rows_and_values(
+    name: str, shape: Any, indices: Any, dy: Any, axis: int = 0, *, check: bool = False, out: None = None
+) -> tuple[Array, Array]:
+    """The rows of the table that indices name, rising, and what is added up for each of them."""
+    sizes = tuple(np.asarray(shape).tolist())
+    if type(indices) is not np.ndarray or type(dy) is not np.ndarray:
+        raise TypeError(f"{name}: sparse is True, expected NumPy arrays; opgrad.torch.embedding has it for tensors")
+    if not sizes or axis % len(sizes) or out is not None:
+        raise ValueError(f"{name}: sparse is True, expected axis 0 of at least one dimension, and no out")
+    if indices.dtype.name not in INTEGERS:
+        raise TypeError(f"{name}: indices has dtype {indices.dtype}, expected int32 or int64")
+    wrong = np.flatnonzero((indices < -sizes[0]) | (indices >= sizes[0]))
+    if wrong.size:
+        place = tuple(map(int, np.unravel_index(wrong[0], indices.shape)))
+        found = f"indices{list(place)} is {indices[place]}"
+        raise ValueError(f"{name}: {found}, expected {-sizes[0]} to {sizes[0] - 1}")
+    rows, places = np.unique(np.where(indices < 0, indices + sizes[0], indices), return_inverse=True)
+    # Numbers of rows that differ by less than an eighth share a plan.
+    step = 1 << max(len(rows).bit_length() - 4, 0)
+    room = -(-len(rows) // step) * step
+    values = gather_grad((room, *sizes[1:]), places.reshape(indices.shape), dy)
+    return rows.astype(np.int64), values[: len(rows)]
+
+
 @operator(
     "dx = 0; dx[.., indices[j], ..] += dy[.., j, ..]",
     forward="gather",
     kind="slices",
     results={"dx": Tensor(FLOATS, lambda _, attributes: attributes["shape"], "the argument shape", dtype_of="dy")},
     onnx=(OnnxName("GatherGrad", ("shape", "indices", "dy"), ("dx",), {"axis": 0}),),
+    instead={"sparse": _rows_and_values},
 )
 def gather_grad(
     shape: Sizes,
@@ -69,6 +94,7 @@ def gather_grad(
     axis: Axis = 0,
     *,
     check: bool = False,
+    sparse: bool = False,
     out: Array | None = None,
 ) -> Array:
     """Gradient of gather: every slice of dy is added to the slice of dx that it came from.
@@ -80,6 +106,8 @@ def gather_grad(
     axis: the axis of x that indices picked from.
     check: on CUDA, wait for the device and raise for indices out of range instead of leaving them out; the CPU
         always checks.
+    sparse: return the rows of dx that indices name, int64 and rising, and these rows alone, as a tuple; for NumPy's
+        arrays and axis 0, without out. What they take depends on indices, not on the size of the table.
     out: where to write; must not overlap dy or indices.
 
     Returns dx of the given shape and dy's dtype. The slices are added in float32 (float64 for float64), in

@@ -149,22 +149,12 @@ def _types(*names: str) -> dict[str, str | tuple[str, ...]]:
     ),
 )
 def lstm_training(
-    x: X,
-    w: LstmW,
-    r: LstmR,
-    bias: LstmBias | None = None,
+    x: X, w: LstmW, r: LstmR, bias: LstmBias | None = None,
     sequence_lens: Annotated[Array, _lengths("lstm_training")] | None = None,
-    initial_h: State | None = None,
-    initial_c: State | None = None,
-    peepholes: Peepholes | None = None,
-    hidden_size: int | None = None,
-    direction: Direction = "forward",
-    input_forget: InputForget = False,
-    clip: Clip = 0.0,
-    layout: Layout = 0,
-    *,
-    out: Any = None,
-) -> Any:
+    initial_h: State | None = None, initial_c: State | None = None, peepholes: Peepholes | None = None,
+    hidden_size: int | None = None, direction: Direction = "forward",
+    input_forget: InputForget = False, clip: Clip = 0.0, layout: Layout = 0, *, out: Any = None,
+) -> Any:  # fmt: skip
     """A layer of long short-term memory, with the cells and gates that its gradient needs.
 
     x: steps x sequences x numbers of input, T x N x I; float32 or float64.
@@ -219,28 +209,14 @@ def lstm_training(
     general=choosing(),
 )
 def lstm_grad(
-    x: X,
-    w: LstmW,
-    r: LstmR,
-    y: Steps,
-    cells: Steps,
-    gates: LstmGates,
-    dy: Steps | None = None,
-    dy_h: State | None = None,
-    dy_c: State | None = None,
+    x: X, w: LstmW, r: LstmR, y: Steps, cells: Steps, gates: LstmGates,
+    dy: Steps | None = None, dy_h: State | None = None, dy_c: State | None = None,
     sequence_lens: Annotated[Array, _lengths("lstm_grad")] | None = None,
-    initial_h: State | None = None,
-    initial_c: State | None = None,
-    peepholes: Peepholes | None = None,
-    hidden_size: int | None = None,
-    direction: Direction = "forward",
-    input_forget: InputForget = False,
-    clip: Clip = 0.0,
-    layout: Layout = 0,
-    *,
-    needs: tuple[str, ...] | None = None,
-    out: Any = None,
-) -> Any:
+    initial_h: State | None = None, initial_c: State | None = None, peepholes: Peepholes | None = None,
+    hidden_size: int | None = None, direction: Direction = "forward",
+    input_forget: InputForget = False, clip: Clip = 0.0, layout: Layout = 0,
+    *, needs: tuple[str, ...] | None = None, out: Any = None,
+) -> Any:  # fmt: skip
     """Gradients of lstm_training with respect to its arrays.
 
     x, w, r, sequence_lens, initial_h, initial_c, peepholes, hidden_size, direction, input_forget, clip, layout: as
@@ -289,20 +265,11 @@ def _chosen(results: dict[str, Array], needs: tuple[str, ...] | None) -> Any:
     ),
 )
 def gru_training(
-    x: X,
-    w: GruW,
-    r: GruR,
-    bias: GruBias | None = None,
-    sequence_lens: Annotated[Array, _lengths("gru_training")] | None = None,
-    initial_h: State | None = None,
-    hidden_size: int | None = None,
-    direction: Direction = "forward",
-    linear_before_reset: bool = False,
-    clip: Clip = 0.0,
-    layout: Layout = 0,
-    *,
-    out: Any = None,
-) -> Any:
+    x: X, w: GruW, r: GruR, bias: GruBias | None = None,
+    sequence_lens: Annotated[Array, _lengths("gru_training")] | None = None, initial_h: State | None = None,
+    hidden_size: int | None = None, direction: Direction = "forward", linear_before_reset: bool = False,
+    clip: Clip = 0.0, layout: Layout = 0, *, out: Any = None,
+) -> Any:  # fmt: skip
     """A layer of gated recurrent units, with the gates that its gradient needs.
 
     x: steps x sequences x numbers of input, T x N x I; float32 or float64.
@@ -343,25 +310,12 @@ def gru_training(
     general=choosing(),
 )
 def gru_grad(
-    x: X,
-    w: GruW,
-    r: GruR,
-    y: Steps,
-    gates: GruGates,
-    dy: Steps | None = None,
-    dy_h: State | None = None,
+    x: X, w: GruW, r: GruR, y: Steps, gates: GruGates, dy: Steps | None = None, dy_h: State | None = None,
     bias: GruBias | None = None,
-    sequence_lens: Annotated[Array, _lengths("gru_grad")] | None = None,
-    initial_h: State | None = None,
-    hidden_size: int | None = None,
-    direction: Direction = "forward",
-    linear_before_reset: bool = False,
-    clip: Clip = 0.0,
-    layout: Layout = 0,
-    *,
-    needs: tuple[str, ...] | None = None,
-    out: Any = None,
-) -> Any:
+    sequence_lens: Annotated[Array, _lengths("gru_grad")] | None = None, initial_h: State | None = None,
+    hidden_size: int | None = None, direction: Direction = "forward", linear_before_reset: bool = False,
+    clip: Clip = 0.0, layout: Layout = 0, *, needs: tuple[str, ...] | None = None, out: Any = None,
+) -> Any:  # fmt: skip
     """Gradients of gru_training with respect to its arrays.
 
     x, w, r, bias, sequence_lens, initial_h, hidden_size, direction, linear_before_reset, clip, layout: as given to

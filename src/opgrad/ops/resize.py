@@ -36,6 +36,10 @@ def _resized(shapes: Shapes, attributes: Attributes) -> Shape:
 Alone = functools.partial(Tensor, role="alone")
 Output = Annotated[Array, Alone(FLOATS, _resized, "what the attributes make of x", ranks=range(1, 65))]
 Input = Annotated[Array, Alone(FLOATS, ranks=range(1, 65), dtype_of="dy")]
+Mode = Annotated[str, one_of(*MODES)]
+Coordinates = Annotated[str, one_of(*COORDINATES)]
+NearestMode = Annotated[str, one_of(*NEAREST_MODES)]
+Policy = Annotated[str, one_of(*POLICIES)]
 
 
 @operator(
@@ -62,21 +66,11 @@ Input = Annotated[Array, Alone(FLOATS, ranks=range(1, 65), dtype_of="dy")]
     ),
 )
 def resize_grad(
-    dy: Output,
-    x: Input,
-    roi: tuple[float, ...] = (),
-    scales: tuple[float, ...] = (),
-    mode: Annotated[str, one_of(*MODES)] = "nearest",
-    coordinate_transformation_mode: Annotated[str, one_of(*COORDINATES)] = "half_pixel",
-    nearest_mode: Annotated[str, one_of(*NEAREST_MODES)] = "round_prefer_floor",
-    cubic_coeff_a: Annotated[float, finite] = -0.75,
-    exclude_outside: bool = False,
-    antialias: bool = False,
-    axes: tuple[int, ...] = (),
-    keep_aspect_ratio_policy: Annotated[str, one_of(*POLICIES)] = "stretch",
-    *,
-    out: Array | None = None,
-) -> Array:
+    dy: Output, x: Input, roi: tuple[float, ...] = (), scales: tuple[float, ...] = (), mode: Mode = "nearest",
+    coordinate_transformation_mode: Coordinates = "half_pixel", nearest_mode: NearestMode = "round_prefer_floor",
+    cubic_coeff_a: Annotated[float, finite] = -0.75, exclude_outside: bool = False, antialias: bool = False,
+    axes: tuple[int, ...] = (), keep_aspect_ratio_policy: Policy = "stretch", *, out: Array | None = None,
+) -> Array:  # fmt: skip
     """Gradient of resizing, in every form that ONNX's Resize has: nearest, linear and cubic, along any axes.
 
     dy: gradient with respect to Resize's output, of as many axes as x; float32, float64, float16 or bfloat16.

@@ -20,19 +20,29 @@ from opgrad.torch.functions import (
     softmax,
     tanh,
 )
+from opgrad.torch.linear_loss import linear_cross_entropy
 from opgrad.torch.loss import cross_entropy
+from opgrad.torch.loss_options import CrossEntropyOutput
+from opgrad.torch.modules import CrossEntropyLoss, LinearCrossEntropyLoss
+from opgrad.torch.patching import patch, unpatch
 
 __all__ = [
+    "CrossEntropyLoss",
+    "CrossEntropyOutput",
+    "LinearCrossEntropyLoss",
     "cross_entropy",
     "embedding",
     "gather",
     "leaky_relu",
+    "linear_cross_entropy",
     "log_softmax",
+    "patch",
     "quick_gelu",
     "relu",
     "sigmoid",
     "softmax",
     "tanh",
+    "unpatch",
 ]
 
 # The plain functions know tensors from now on, so that a compiler need not follow how they find out.

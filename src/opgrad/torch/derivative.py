@@ -18,28 +18,45 @@ class Derivative:
     """An operator's gradients, tangents and batching rule, as the parts of a torch.autograd.Function.
 
     names: those of the arguments.
-    gradient: is called with the gradients of the results (None where there is none), then by name with what else its
+    gradient: is called with the gradients of the results (None where there is none), then with what else its
         parameters name: arguments and results, which are saved; the shape or dtype of an argument x as `x_shape` and
         `x_dtype`; `needs`, which says of each argument whether its gradient is wanted. It returns gradients by
         argument.
+    direct: the operator that takes all that, and returns the gradient of the first argument, the only one.
     tangent: is given the tangents of those arguments that have one, and all arguments and results, both by name. It
         returns the tangent of each result, None for zeros, alone or in a tuple.
     batching: is given the number of calls that are made at once, the place of their axis in each argument (None: it
         has none) and the arguments. It returns results, and the place of that axis in each.
     """
 
-    def __init__(self, op: Operator, names: Sequence[str], gradient: Gradient):
+    def __init__(
+        self, op: Operator, names: Sequence[str], gradient: Gradient, direct: Callable[..., Tensor] | None = None
+    ):
         self.op, self.names, self.gradient = op, names, gradient
+        self.direct = direct
         self.tangent: Callable[[Mapping[str, Tensor], Mapping[str, Any]], Any] | None = None
         self.batching: Callable[[int, Sequence[Any], Sequence[Any]], tuple[Any, Any]] | None = None
         self.wanted = tuple(inspect.signature(gradient).parameters)[len(op.results) :]
         self.saved = tuple(name for name in self.wanted if name in op.inputs or name in op.results)
         self.places = {name: place for place, name in enumerate(names)}
         self.places |= {name: place - len(op.results) for place, name in enumerate(op.results)}
+        self.differentiable = [(name, place) for place, name in enumerate(names) if name in op.inputs]
+        self.asks, self.order = "needs" in self.wanted, self._order()
 
     def function(self, run: Callable[..., Any]) -> Any:
         """The operator, computed by `run`, as a torch.autograd.Function for the backward pass alone."""
-        return self._function(forward=_noting(run, self._setup_context()))
+        places, described = [self.places[name] for name in self.saved], self._described()
+
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            output = run(*arguments)
+            values = (*arguments, *output) if isinstance(output, tuple) else (*arguments, output)
+            # As `set_materialize_grads` and `save_for_backward` do, which cost a tenth of the call.
+            ctx.materialize_grads = False
+            ctx.to_save = tuple([values[place] for place in places])
+            ctx.kept = described(values)
+            return output
+
+        return self._function(forward=forward)
 
     def forward_mode(self, run: Callable[..., Any]) -> Any:
         """The same with tangents."""
@@ -56,48 +73,79 @@ class Derivative:
         static = {name: staticmethod(method) for name, method in methods.items()}
         return type(self.op.name, (torch.autograd.Function,), static)
 
+    def _described(self) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+        """What finds, among arguments and results, all that the gradient wants and that is not saved."""
+        kept = [name for name in self.wanted if name not in self.saved and name != "needs"]
+        whole = [self.places[name] for name in kept if name in self.places]
+        if len(whole) == len(kept):
+            return lambda values: tuple([values[place] for place in whole])
+        found = [(name, None) if name in self.places else name.rpartition("_")[::2] for name in kept]
+        parts = [(self.places[name], part) for name, part in found]
+        return lambda values: tuple([getattr(values[at], part) if part else values[at] for at, part in parts])
+
     def _setup_context(self) -> Callable[..., None]:
-        places, wanted = self.places, self.wanted
-        saved = [places[name] for name in self.saved]
-        kept = [(name, places[name]) for name in wanted if name in places and name not in self.saved]
-        described = [name for name in wanted if name not in places and name != "needs"]
-        parts = [(name, places[name.rpartition("_")[0]], name.rpartition("_")[2]) for name in described]
+        places, described = [self.places[name] for name in self.saved], self._described()
 
         def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
             values = (*inputs, *output) if isinstance(output, tuple | list) else (*inputs, output)
             ctx.set_materialize_grads(False)
-            ctx.save_for_backward(*[values[place] for place in saved])
-            ctx.kept = {name: values[place] for name, place in kept}
-            for name, place, part in parts:
-                ctx.kept[name] = getattr(values[place], part)
+            ctx.save_for_backward(*[values[place] for place in places])
+            ctx.kept = described(values)
 
         return setup_context
 
     def _backward(self) -> Callable[..., Any]:
-        saved, nothing = self.saved, (None,) * (len(self.names) + 1)
+        if self.direct is not None:
+            return self._direct_backward(self.direct)
+        nothing = (None,) * (len(self.names) + 1)
 
         def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-            if all(gradient is None for gradient in gradients):
-                return nothing
-            values = ctx.kept | dict(zip(saved, ctx.saved_tensors, strict=True))
-            needs = dict(zip(self.names, ctx.needs_input_grad, strict=False))
-            if any(gradient is not None and is_batched(gradient) for gradient in gradients):
-                # The dispatcher alone knows such tensors; under a dispatch mode every call is left to it.
-                with BaseTorchDispatchMode():
-                    return self._gradients(gradients, values, needs)
-            return self._gradients(gradients, values, needs)
+            for gradient in gradients:
+                if gradient is not None and is_batched(gradient):
+                    # The dispatcher alone knows such tensors; under a dispatch mode every call is left to it.
+                    with BaseTorchDispatchMode():
+                        return self._gradients(ctx, gradients)
+            for gradient in gradients:
+                if gradient is not None:
+                    return self._gradients(ctx, gradients)
+            return nothing
 
         return backward
 
-    def _gradients(self, gradients: Sequence[Any], values: dict[str, Any], needs: Mapping[str, bool]) -> Any:
+    def _direct_backward(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The backward pass of an operator with one differentiable argument, the first, by one other operator."""
+        rest = (None,) * len(self.names)
+
+        def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
+            if dy is None:
+                return None, *rest
+            if is_batched(dy):
+                with BaseTorchDispatchMode():  # as above
+                    return call(dy, *ctx.saved_tensors, *ctx.kept), *rest
+            return call(dy, *ctx.saved_tensors, *ctx.kept), *rest
+
+        return backward
+
+    def _order(self) -> list[int]:
+        """Where the gradient's parameters stand behind one another: saved tensors, what else is kept, needs."""
+        kept = [name for name in self.wanted if name not in self.saved and name != "needs"]
+        every = [*self.saved, *kept, "needs"]
+        return [every.index(name) for name in self.wanted]
+
+    def _gradients(self, ctx: Any, gradients: Sequence[Any]) -> Any:
         """The gradients of the arguments, and None for what the dispatcher's function is given beside them."""
-        if "needs" in self.wanted:
-            values["needs"] = needs
-        found = self.gradient(*gradients, **values)
-        for name in self.op.inputs:
-            if needs[name] and name not in found:
-                raise self.missing(name)
-        return *[found.get(name) if needs[name] else None for name in self.names], None
+        needed = ctx.needs_input_grad
+        every = [*ctx.saved_tensors, *ctx.kept]
+        if self.asks:
+            every.append(dict(zip(self.names, needed, strict=False)))
+        found = self.gradient(*gradients, *[every[place] for place in self.order])
+        answers: list[Any] = [None] * (len(self.names) + 1)
+        for name, place in self.differentiable:
+            if needed[place]:
+                if name not in found:
+                    raise self.missing(name)
+                answers[place] = found[name]
+        return tuple(answers)
 
     def known(self, name: str, values: Mapping[str, Any]) -> Any:
         """What a parameter of the gradient stands for, given all arguments and results by name."""

@@ -4,29 +4,28 @@ That of an operator whose gradient is declared, such as tanh, needs no line here
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opgrad.contract import Operator
 from opgrad.interop.torch_tensors import execute, is_direct, is_transformed
 from opgrad.torch.derivative import Gradient
-from opgrad.torch.operators import OPERATORS
+from opgrad.torch.operators import OPERATORS, TensorOperator
 
 Gradients = dict[str, Tensor | None]
 Needs = Mapping[str, bool]
 Axes = int | list[int] | tuple[int, ...]
 
-softmax_grad, log_softmax_grad = OPERATORS["softmax_grad"], OPERATORS["log_softmax_grad"]
-relu_grad, leaky_relu_grad = OPERATORS["relu_grad"], OPERATORS["leaky_relu_grad"]
-sigmoid_grad, tanh_grad = OPERATORS["sigmoid_grad"], OPERATORS["tanh_grad"]
-quick_gelu_grad = OPERATORS["quick_gelu_grad"]
-loss_grad = OPERATORS["softmax_cross_entropy_loss_grad"]
-loss_and_grad = OPERATORS["softmax_cross_entropy_loss_and_grad"]
-gather, gather_grad = OPERATORS["gather"], OPERATORS["gather_grad"]
-scale = OPERATORS["scale"]
+softmax_grad, log_softmax_grad = OPERATORS["softmax_grad"].call, OPERATORS["log_softmax_grad"].call
+relu_grad, leaky_relu_grad = OPERATORS["relu_grad"].call, OPERATORS["leaky_relu_grad"].call
+sigmoid_grad, tanh_grad = OPERATORS["sigmoid_grad"].call, OPERATORS["tanh_grad"].call
+quick_gelu_grad = OPERATORS["quick_gelu_grad"].call
+loss_grad = OPERATORS["softmax_cross_entropy_loss_grad"].call
+loss_and_grad = OPERATORS["softmax_cross_entropy_loss_and_grad"].call
+gather, gather_grad = OPERATORS["gather"].call, OPERATORS["gather_grad"].call
+scale = OPERATORS["scale"].call
 
 
 def gradient(name: str) -> Callable[[Gradient], Gradient]:
@@ -63,11 +62,6 @@ def _log_softmax_grad(g: Tensor, needs: Needs, dy: Tensor, y: Tensor, axis: Axes
 # --- activations ----------------------------------------------------------------------------------------------------
 
 
-@gradient("relu")
-def _relu(dy: Tensor, y: Tensor) -> Gradients:
-    return {"x": relu_grad(dy, y)}
-
-
 @gradient("relu_grad")
 def _relu_grad(g: Tensor, x: Tensor) -> Gradients:
     return {"dy": relu_grad(g, x), "x": None}
@@ -96,12 +90,6 @@ def _quick_gelu_grad(g: Tensor, needs: Needs, dy: Tensor, x: Tensor, alpha: floa
         s = torch.sigmoid(alpha * x)
         by_x = g * dy * alpha * s * (1 - s) * (2 + alpha * x * (1 - 2 * s))
     return {"dy": quick_gelu_grad(g, x, alpha) if needs["dy"] else None, "x": by_x}
-
-
-@gradient("leaky_relu")
-def _leaky_relu(dy: Tensor, x: Tensor, alpha: float) -> Gradients:
-    # The input has the right sign for every alpha, the output for positive ones alone.
-    return {"x": leaky_relu_grad(dy, x, alpha)}
 
 
 @gradient("leaky_relu_grad")
@@ -222,7 +210,7 @@ def scaled(dlogits: Tensor, dloss: Tensor) -> Tensor:
 def scale_in_place(dlogits: Tensor, dloss: Tensor) -> Tensor:
     """The same without a new tensor, and without a gradient."""
     if dloss.dim() == 0 and is_direct((dlogits, dloss)):
-        return execute(scale.op, {"x": dlogits, "factor": dloss, "out": dlogits})
+        return execute(OPERATORS["scale"].op, {"x": dlogits, "factor": dloss, "out": dlogits})
     # A number on the device would be rounded to the dtype of dlogits first; a tensor with dimensions is not.
     return dlogits.mul_(dloss.unsqueeze(1) if dloss.dim() else dloss.reshape(1))
 
@@ -296,24 +284,26 @@ def _scale(dy: Tensor, needs: Needs, x: Tensor, factor: Tensor, scale_down: bool
 # --- gradients that are operators themselves --------------------------------------------------------------------------
 
 
-def declared(op: Operator) -> Gradient | None:
-    """The gradient by the operator that is declared as this one's, None if there is none.
+def direct(name: str, by: TensorOperator, saved: Sequence[str]) -> None:
+    """Give an operator the gradient of its first argument by another, called with dy and what is saved.
 
-    It is given what that operator keeps: arguments and results by their names.
+    saved: arguments and results, by their names; tensors come first, as they are the first that operators take.
     """
-    backward = next((each for each in OPERATORS.values() if each.op.forward == op.name), None)
-    if backward is None:
-        return None
-    names, (x, *_) = backward.names, op.arrays
+    operator = OPERATORS[name]
+    x = operator.op.arrays[0]
 
-    def formula(*dys: Tensor, **kept: Any) -> Gradients:
-        return {x: backward(*dys, *[kept[name] for name in names[1:]])}
+    def formula(*dy_and_saved: Any) -> Gradients:
+        return {x: by.call(*dy_and_saved)}
 
-    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-    formula.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # by which it is called
-    return formula
+    parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in ("dy", *saved)]
+    formula.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which says what it is given
+    operator.differentiate(formula, by.call)
 
 
-for each in OPERATORS.values():
-    if each.eager is None and (formula := declared(each.op)) is not None:
-        each.differentiate(formula)
+direct("relu", OPERATORS["relu_grad"], ("y",))
+# The input has the right sign for every alpha, the output for positive ones alone.
+direct("leaky_relu", OPERATORS["leaky_relu_grad"], ("x", "alpha"))
+for backward in OPERATORS.values():
+    forward = OPERATORS.get(backward.op.forward or "")
+    if forward is not None and forward.eager is None:
+        direct(forward.op.name, backward, backward.names[1:])

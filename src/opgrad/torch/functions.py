@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrad.interop.torch_calls import native, note_effect
 from opgrad.interop.torch_tensors import is_transformed
 from opgrad.torch.in_place import replace
 from opgrad.torch.operators import OPERATORS, is_exported
@@ -21,6 +22,7 @@ _quick_gelu, _leaky_relu, _gather = OPERATORS["quick_gelu"], OPERATORS["leaky_re
 Axis = int | tuple[int, ...]
 
 
+@native
 def softmax(
     input: Tensor | None = None, dim: Axis | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None,
     *, x: Tensor | None = None, axis: Axis | None = None,
@@ -43,6 +45,7 @@ def softmax(
     return _over_rows(_softmax, wide, _either("softmax", "dim", dim, None, "axis", axis))
 
 
+@native
 def log_softmax(
     input: Tensor | None = None, dim: Axis | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None,
     *, x: Tensor | None = None, axis: Axis | None = None,
@@ -68,6 +71,7 @@ def _over_rows(operator: Callable[..., Tensor], x: Tensor, axis: Axis | None) ->
     return operator(x, axis)
 
 
+@native
 def relu(input: Tensor | None = None, inplace: bool = False, *, x: Tensor | None = None) -> Tensor:
     """Rectified linear unit.
 
@@ -83,6 +87,7 @@ def relu(input: Tensor | None = None, inplace: bool = False, *, x: Tensor | None
     return replace(_relu, given) if inplace else _relu(given)
 
 
+@native
 def sigmoid(input: Tensor | None = None, *, x: Tensor | None = None) -> Tensor:
     """Logistic function.
 
@@ -95,6 +100,7 @@ def sigmoid(input: Tensor | None = None, *, x: Tensor | None = None) -> Tensor:
     return _sigmoid(_either("sigmoid", "input", input, None, "x", x))
 
 
+@native
 def tanh(input: Tensor | None = None, *, x: Tensor | None = None) -> Tensor:
     """Hyperbolic tangent.
 
@@ -107,6 +113,7 @@ def tanh(input: Tensor | None = None, *, x: Tensor | None = None) -> Tensor:
     return _tanh(_either("tanh", "input", input, None, "x", x))
 
 
+@native
 def quick_gelu(x: Tensor, alpha: float = 1.702) -> Tensor:
     """Gelu approximated by a sigmoid; with alpha=1 it is SiLU.
 
@@ -119,6 +126,7 @@ def quick_gelu(x: Tensor, alpha: float = 1.702) -> Tensor:
     return _quick_gelu(x, alpha)
 
 
+@native
 def leaky_relu(
     input: Tensor | None = None,
     negative_slope: float = 0.01,
@@ -143,6 +151,7 @@ def leaky_relu(
     return replace(_leaky_relu, given, slope) if inplace else _leaky_relu(given, slope)
 
 
+@native
 def gather(x: Tensor, indices: Tensor, axis: int = 0, *, check: bool = False) -> Tensor:
     """The slices of x along one axis that indices name, as ONNX's Gather has it; torch.gather is something else.
 
@@ -160,6 +169,7 @@ def gather(x: Tensor, indices: Tensor, axis: int = 0, *, check: bool = False) ->
     return _gather(x, indices, axis, check)
 
 
+@native
 def embedding(
     input: Tensor,
     weight: Tensor,
@@ -194,6 +204,7 @@ def embedding(
                 f"embedding: {name} is {wanted}, expected False: torch.nn.functional.embedding has it"
             )
     if max_norm is not None:
+        note_effect()
         torch.embedding_renorm_(weight.detach(), input.detach().contiguous(), max_norm, norm_type)
     try:
         return _embedding(input, weight, padding_idx, check)

@@ -7,24 +7,30 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from opgrad.contract import REDUCTIONS
+from opgrad.interop.torch_calls import native, note_effect
 from opgrad.interop.torch_tensors import is_transformed
 from opgrad.torch.derivative import is_batched
-from opgrad.torch.formulas import over, sample_weights, scale_in_place, wide
+from opgrad.torch.formulas import over, sample_weights, scale_in_place
 from opgrad.torch.functions import autocasts
+from opgrad.torch.loss_options import LossOptions, read_options, shifted
 from opgrad.torch.operators import OPERATORS, is_exported
+from opgrad.torch.reduced_loss import loss_of_samples
 from opgrad.torch.schema import is_recording
 from opgrad.torch.words import ERRORS, in_words
 
-_loss, _loss_only = OPERATORS["softmax_cross_entropy_loss"], OPERATORS["softmax_cross_entropy_loss_only"]
-_loss_and_grad, _log_softmax = OPERATORS["softmax_cross_entropy_loss_and_grad"], OPERATORS["log_softmax"]
+_loss_only = OPERATORS["softmax_cross_entropy_loss_only"]
+_loss_and_grad = OPERATORS["softmax_cross_entropy_loss_and_grad"]
 
 
+@native
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
     ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
-    *, inplace_backward: bool = False, check: bool = False,
-) -> Tensor:  # fmt: skip
+    *, lse_square_scale: float = 0.0, softcap: float | None = None, temperature: float = 1.0, shift: int = 0,
+    num_items: float | Tensor | None = None, return_z_loss: bool = False, return_lse: bool = False,
+    return_log_prob: bool = False, return_entropy: bool = False, return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False, inplace_backward: bool = False, check: bool = False,
+) -> Any:  # fmt: skip
     """Cross-entropy between softmax(input) over the classes and labels or class probabilities.
 
     input: logits of shape (C,), (N, C) or (N, C, D1, …, Dk); float32, float64, float16 or bfloat16. Any strides.
@@ -36,31 +42,47 @@ def cross_entropy(
     reduction: "none" (a loss for each sample), "sum", or "mean" (sum divided by the sum of the samples' weights,
         or by the number of samples for probabilities; 0 if that is 0).
     label_smoothing: in [0, 1]; this much of each sample's probability is shared by all classes.
+    lse_square_scale: this times the square of each sample's log-sum-exp is added to its loss, without its weight; for
+        "mean", divided by the number of samples that count.
+    softcap: logits are softcap * tanh(input / softcap); None: input. temperature: they are divided by it then.
+    shift: sample i is compared with the target `shift` places behind it on the last axis of target; the last ones
+        are ignored.
+    num_items: what "mean" divides by; a number, or a tensor with one, which is not waited for; None: what counts.
+    return_…: also return fields of CrossEntropyOutput.
     inplace_backward: scale the stored gradient in place and hand it out: one tensor of input's size less in the
-        backward pass, which can then run once only. Without effect under torch.compile and torch.func.
+        backward pass, which can then run once only. Without effect under torch.compile and torch.func, and where
+        the gradient is not stored.
     check: on CUDA, wait for the device and raise for classes out of range instead of giving NaN; the CPU always
         checks.
 
     Returns the loss, of the samples' shape for "none", else (); in input's dtype, or float32 for half precision
-    under autocast; probabilities of a wider dtype, and weight beside them, give theirs. Differentiable twice. With
-    integer classes and no smoothing a call that needs a gradient computes it at once, and keeps that alone: neither
-    input nor log-probabilities.
+    under autocast; probabilities of a wider dtype, and weight beside them, give theirs. With other results asked for,
+    a CrossEntropyOutput. Differentiable twice. With integer classes alone a call that needs a gradient computes it at
+    once, and keeps that alone: neither input nor log-probabilities. With options it keeps input, too, for gradients
+    of gradients; where other results are differentiable, or for "none", it keeps input instead.
     Raises TypeError for a wrong dtype; ValueError for a wrong shape, device, option or class.
 
-    Formula: loss_i = -weight[target_i] * log_softmax(input)[i, target_i]. Source: torch.nn.functional.cross_entropy.
+    Formula: loss_i = -weight[target_i] * log_softmax(z)[i, target_i] + lse_square_scale * lse_i ** 2, where z are the
+    logits. Source: torch.nn.functional.cross_entropy; label smoothing as there.
     """
     if size_average is not None or reduce is not None:
+        note_effect()  # every such call warns
         reduction = _reduction(size_average, reduce)
-    if isinstance(label_smoothing, Tensor):
-        label_smoothing = label_smoothing.item()
+    returned = {
+        "z_loss": return_z_loss, "lse": return_lse, "log_prob": return_log_prob, "entropy": return_entropy,
+        "token_accuracy": return_token_accuracy, "predicted_tokens": return_predicted_tokens,
+    }  # fmt: skip
+    bent = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
+    options = read_options("cross_entropy", reduction, ignore_index, *bent, **returned)
     try:
-        return _cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing, inplace_backward, check)
+        return _cross_entropy(input, target, weight, options, shift, inplace_backward, check)
     except ERRORS as error:
         single = isinstance(input, Tensor) and input.dim() == 1
         raise in_words(error, SINGLE if single else WORDS) from None
 
 
 WORDS = {name: "cross_entropy" for name in OPERATORS if name.startswith("softmax_cross_entropy_loss")}
+WORDS |= dict.fromkeys(("sample_losses", "sample_losses_and_grad"), "cross_entropy")
 WORDS |= {"logits": "input", "labels": "target"}
 SINGLE = {"labels[0]": "target", **WORDS}
 
@@ -81,50 +103,72 @@ def _cross_entropy(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    inplace_backward: bool,
+    options: LossOptions,
+    shift: int,
+    in_place: bool,
     check: bool,
-) -> Tensor:
+) -> Any:
     """The loss, by the way that its arguments ask for."""
     recording = is_recording()
-    _check(input, target, weight, reduction, label_smoothing, recording)
+    _check(input, target, weight, recording)
     if input.dim() == 1:
-        options = (ignore_index, reduction, label_smoothing, inplace_backward, check)
-        loss = _cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, *options)
-        return loss.squeeze(0) if reduction == "none" else loss
+        found = _cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, options, shift, in_place, check)
+        return _of_one(found)
     dtype = torch.float32 if autocasts(input) else input.dtype
-    if target.is_floating_point():
-        if ignore_index >= 0:
-            raise ValueError(f"cross_entropy: ignore_index is {ignore_index}, expected none for class probabilities")
-        return _from_probabilities(input, target, weight, reduction, label_smoothing, dtype)
     labels = target.int() if target.dtype == torch.uint8 else target
-    if label_smoothing:
-        return _smoothed(input, labels, weight, ignore_index, reduction, label_smoothing, dtype, check)
+    labels = shifted("cross_entropy", labels, shift, options.ignore_index)
+    if target.is_floating_point():
+        if options.ignore_index is not None and options.ignore_index >= 0:
+            ignored = options.ignore_index
+            raise ValueError(f"cross_entropy: ignore_index is {ignored}, expected none for class probabilities")
+        dtype = torch.promote_types(dtype, target.dtype)
+        dtype = dtype if weight is None else torch.promote_types(dtype, weight.dtype)
+        return loss_of_samples(input, None, weight, target, options, dtype, in_place, check)
+    if not options.is_plain:
+        return loss_of_samples(input, labels, weight, None, options, dtype, in_place, check)
+    if options.num_items is not None:
+        total = _plain(input, labels, weight, options.ignore_index, "sum", torch.float32, in_place, check, recording)
+        return (total / options.num_items).to(dtype)
+    return _plain(input, labels, weight, options.ignore_index, options.reduction, dtype, in_place, check, recording)
+
+
+def _of_one(found: Any) -> Any:
+    """What one row of logits gives, from what a batch of one gives."""
+    if isinstance(found, tuple):
+        return type(found)(*[each if each is None or not each.dim() else each.squeeze(0) for each in found])
+    return found.squeeze(0) if found.dim() else found
+
+
+def _plain(
+    input: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    ignore_index: int | None,
+    reduction: str,
+    dtype: torch.dtype,
+    in_place: bool,
+    check: bool,
+    recording: bool,
+) -> Tensor:
+    """The loss of integer classes without options."""
     if not (torch.is_grad_enabled() and input.requires_grad) or recording:
         # A recorded module may be trained or not: the loss alone is differentiable, too, by computing it anew.
         return _loss_only(input, labels, weight, ignore_index, reduction, dtype, check)
     if reduction == "mean" and input.dtype == torch.float16 and not is_exported():
         # Divided by the number of samples, most of a gradient is less than float16 holds, before a scaled loss can
         # save it: so the gradient of the sum is kept, and the division left to the factor.
-        arguments = (input, labels, weight, ignore_index, "sum", torch.float32, check)
-        total = _differentiable(inplace_backward, *arguments)
+        total = _differentiable(in_place, input, labels, weight, ignore_index, "sum", torch.float32, check)
         counted = sample_weights(labels, weight, ignore_index, torch.float32).sum(dtype=torch.float64)
         return (total * over(counted).float()).to(dtype)
-    return _differentiable(inplace_backward, input, labels, weight, ignore_index, reduction, dtype, check)
+    return _differentiable(in_place, input, labels, weight, ignore_index, reduction, dtype, check)
 
 
-def _check(input: Any, target: Any, weight: Any, reduction: str, label_smoothing: float, recording: bool) -> None:
+def _check(input: Any, target: Any, weight: Any, recording: bool) -> None:
     for name, value in (("input", input), ("target", target), ("weight", weight)):
         if not isinstance(value, Tensor) and (value is not None or name != "weight"):
             raise TypeError(f"cross_entropy: {name} is {type(value).__name__}, expected a PyTorch tensor")
     if not input.dim():
         raise ValueError("cross_entropy: input has 0 dimensions, expected at least 1")
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"cross_entropy: reduction is {reduction!r}, expected one of {', '.join(REDUCTIONS)}")
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"cross_entropy: label_smoothing is {label_smoothing}, expected a number from 0 to 1")
     if recording:
         return  # sizes are tensors there, of which Python shall not decide; the operator checks them when it runs
     if target.is_floating_point():
@@ -146,7 +190,7 @@ def _differentiable(
     input: Tensor,
     labels: Tensor,
     weight: Tensor | None,
-    ignore_index: int,
+    ignore_index: int | None,
     reduction: str,
     dtype: torch.dtype,
     check: bool,
@@ -181,48 +225,3 @@ class _InPlace(torch.autograd.Function):
 
 
 _in_place: Callable[..., Tensor] = _InPlace.apply
-
-
-def _smoothed(
-    input: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    smoothing: float,
-    dtype: torch.dtype,
-    check: bool,
-) -> Tensor:
-    """The loss of the labels and that of all classes, in the ratio of 1 - smoothing to smoothing."""
-    sums = wide(input.dtype)
-    loss, log_prob = _loss(input, labels, weight, ignore_index, reduction, sums, dtype, check)
-    spread = -_over_classes(log_prob, weight, sums).masked_fill(labels == ignore_index, 0)
-    if reduction != "none":
-        spread = spread.sum()
-    if reduction == "mean":
-        counted = sample_weights(labels, weight, ignore_index, sums).sum(dtype=torch.float64)
-        spread = spread * over(counted).to(sums)
-    return ((1 - smoothing) * loss + smoothing / max(input.shape[1], 1) * spread).to(dtype)
-
-
-def _from_probabilities(
-    input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, smoothing: float, dtype: torch.dtype
-) -> Tensor:
-    classes = input.shape[1]
-    if smoothing:
-        target = target * (1 - smoothing) + smoothing / max(classes, 1)
-    product = _log_softmax(input.to(dtype), 1) * target
-    dtype = product.dtype if weight is None else torch.promote_types(product.dtype, weight.dtype)
-    loss = -_over_classes(product.to(dtype), weight, wide(dtype))
-    if reduction == "mean":
-        loss = loss.sum() / max(loss.numel(), 1)
-    elif reduction == "sum":
-        loss = loss.sum()
-    return loss.to(dtype)
-
-
-def _over_classes(x: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The sum over the classes, on axis 1, weighted; in this dtype."""
-    if weight is not None:
-        x = x * weight.to(x.dtype).view(-1, *[1] * (x.dim() - 2))
-    return x.sum(1, dtype=dtype)

@@ -13,9 +13,9 @@ where it meets the transformations of torch.func, which take the Function apart 
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -23,8 +23,10 @@ from opgrad import contract
 from opgrad.contract import Operator, Spec
 from opgrad.contract.plain import PLAIN, is_plain, plain
 from opgrad.contract.signature import result_specs
+from opgrad.functions import answer_whole
 from opgrad.interop import check_owners, library_of
 from opgrad.interop.device import model_of
+from opgrad.interop.torch_calls import native, unseen
 from opgrad.interop.torch_tensors import (
     TORCH_DTYPES,
     execute,
@@ -33,7 +35,6 @@ from opgrad.interop.torch_tensors import (
     is_transformed,
     numpy_dtype,
     numpy_dtypes,
-    unseen,
 )
 from opgrad.torch.derivative import Derivative, Gradient
 from opgrad.torch.schema import LIBRARY, REGISTERED, Registered, is_recording
@@ -51,6 +52,8 @@ class TensorOperator(Registered):
         torch.library.impl(f"opgrad::{op.name}", ("cpu", "cuda"), self.execute, lib=LIBRARY)
         torch.library.register_fake(f"opgrad::{op.name}", self._fake, lib=LIBRARY)
         self.defaults = tuple(op.attributes.get(name) for name in self.names)
+        self.call = native(self.__call__)
+        self.run = native(self.execute, watched=False)
         self.eager: Any = None
         self.dispatched: Any = None
         self.transformed: Any = None
@@ -66,7 +69,7 @@ class TensorOperator(Registered):
             return self._dispatch(*arguments)
         if self.eager is None:
             raise NotImplementedError(f"{self.op.name}: no gradient; detach its arguments")
-        return self.eager.apply(*arguments)
+        return answer_whole(self.eager, arguments)
 
     def _dispatch(self, *arguments: Any) -> Any:
         return self.overload(*self._listed(arguments))
@@ -152,10 +155,12 @@ class TensorOperator(Registered):
 
     # --- derivatives ---
 
-    def differentiate(self, gradient: Gradient) -> None:
+    def differentiate(self, gradient: Gradient, direct: Callable[..., torch.Tensor] | None = None) -> None:
         """Give the operator its gradient, which `Derivative` describes."""
-        self.derivative = Derivative(self.op, self.names, gradient)
-        self.eager = self.derivative.function(self.execute)
+        self.derivative = Derivative(self.op, self.names, gradient, direct)
+        # Function.apply itself looks for what torch.func has left behind, which never comes here.
+        function: type[Any] = self.derivative.function(self.run)
+        self.eager = super(torch.autograd.Function, function).apply  # type: ignore[misc]
         self.dispatched = self.derivative.forward_mode(self._below)
         self.transformed = self.derivative.transformable(self._dispatch)
         LIBRARY.impl(self.op.name, self._autograd, "Autograd", with_keyset=True)
@@ -233,7 +238,7 @@ def call(op: Operator, given: Mapping[str, Any]) -> Any:
     library = library_of(torch.Tensor)
     assert library is not None
     check_owners(op, given, library)
-    operator = OPERATORS[op.name]
+    operator = cast(TensorOperator, REGISTERED[op.name])
     return operator(*operator.arguments(given))
 
 

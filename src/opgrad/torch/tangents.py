@@ -46,10 +46,9 @@ def _by_gradient(name: str) -> Callable[..., Tangent]:
 def multiplied(operator: str, argument: str, t: Tensor, values: Mapping[str, Any], of: str | None = None) -> Tangent:
     """t times the Jacobian, a symmetric one, of the only result or of that with the name `of`, by an argument."""
     derivative = OPERATORS[operator].derivative
-    known = {name: derivative.known(name, values) for name in derivative.wanted if name != "needs"}
-    if "needs" in derivative.wanted:
-        known["needs"] = {name: name == argument for name in derivative.names}
-    found = derivative.gradient(*[t if of in (None, name) else None for name in derivative.op.results], **known)
+    needs = {name: name == argument for name in derivative.names}
+    known = [needs if name == "needs" else derivative.known(name, values) for name in derivative.wanted]
+    found = derivative.gradient(*[t if of in (None, name) else None for name in derivative.op.results], *known)
     if argument not in found:
         raise derivative.missing(argument)
     return found[argument]

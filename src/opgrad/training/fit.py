@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
@@ -14,9 +13,12 @@ import numpy as np
 
 from opgrad.training.checkpoint import write_checkpoint
 from opgrad.training.data import Dataset
+from opgrad.training.distributed import Processes
+from opgrad.training.evaluation import Evaluation
 from opgrad.training.loop import Trainer
 from opgrad.training.metrics import EpochMetrics, best_epoch, write_csv
 from opgrad.training.schedule import Schedule
+from opgrad.training.sharing import Sharing, Step
 from opgrad.training.state import BEST, LAST, PROPERTY, RunState
 
 # Rows done, rows in all, loss of the batches of the step, validation loss of the epoch before.
@@ -40,8 +42,11 @@ class Fit:
     state: how far the training is; it is changed as the training goes on.
     output: the folder for last.checkpoint, best.checkpoint and metrics.csv.
     properties: what else the checkpoints hold.
+    processes: those that train together, each a share of every step; None: this one alone. The first one writes.
 
-    batch_losses: by epoch, the loss of every batch, of the epochs of this fit.
+    batch_losses: by epoch, the loss of every batch, of the epochs of this fit; of one that has begun, what this process
+        has of them.
+    communication: the seconds of this fit's steps in which gradients were exchanged, or others waited for.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class Fit:
         state: RunState,
         output: Path,
         properties: Mapping[str, int | float | str],
+        processes: Processes | None = None,
     ):
         recipe = state.recipe
         self.trainer, self.training, self.validation = trainer, training, validation
@@ -59,8 +65,18 @@ class Fit:
         batches = math.ceil(training.rows / recipe.batch_size)
         steps = recipe.epochs * math.ceil(batches / recipe.accumulate)
         self._schedule = Schedule(recipe.learning_rate, recipe.schedule, recipe.warmup, steps)
-        self._mean = GradientMean(trainer.gradients) if recipe.accumulate > 1 else None
+        self._mean = GradientMean(trainer.gradients.flat) if recipe.accumulate > 1 else None
+        self._processes, self._all_stop = processes, False
+        rank, size = (processes.rank, processes.size) if processes else (0, 1)
+        whole = size > 1 and trainer.artifacts.batch_rows is not None
+        if whole and recipe.accumulate < size:
+            raise ValueError(
+                f"train: accumulate is {recipe.accumulate}, expected at least {size}: the graphs take one batch size "
+                "alone, so that each process needs a batch of every step"
+            )
+        self._sharing = Sharing(recipe.batch_size, recipe.accumulate, rank, size, whole)
         self.batch_losses: list[list[float]] = []
+        self.communication = 0.0
 
     def run(self, progress: Progress) -> None:
         """Train until the last epoch, or until the validation loss has not fallen for the recipe's patience.
@@ -69,14 +85,19 @@ class Fit:
         Raises `Interrupted` after Ctrl-C, with last.checkpoint written; a second Ctrl-C ends at once.
         """
         state = self.state
+        if self._processes is not None:
+            if not self._processes.is_first:
+                state.loss_sum = 0.0  # the first process has that of the rows before
+            if not state.steps:
+                self._save(LAST)  # what a start anew goes on from if a process is lost before the first epoch ends
         with _DeferredInterrupt() as interrupt:
             while len(state.history) < self._recipe.epochs and not state.stopped_early:
                 self._train(progress, interrupt)
                 if state.rows == self.training.rows:
                     self._finish_epoch()
-                elif interrupt.requested:
+                elif self._stops(interrupt):
                     self._save(LAST)
-                if interrupt.requested and len(state.history) < self._recipe.epochs:
+                if self._stops(interrupt) and len(state.history) < self._recipe.epochs:
                     raise Interrupted(self.output / LAST, state)
 
     def _train(self, progress: Progress, interrupt: "_DeferredInterrupt") -> None:
@@ -84,41 +105,82 @@ class Fit:
         state, recipe, rows = self.state, self._recipe, self.training.rows
         epoch = len(state.history)
         order = np.random.default_rng(recipe.seed + epoch).permutation(rows)[state.rows :]
-        batches = self.trainer.gradient_batches(self.training, recipe.batch_size, order)
+        steps = list(self._sharing.steps(order))
+        batches = self.trainer.gradients_of(self.training, (share.rows for step in steps for share in step.shares))
         validation_loss = state.history[-1].validation_loss if state.history else None
         self.batch_losses.append([])
-        while state.rows < rows and not interrupt.requested:
-            before = time.perf_counter()
-            step_rows = min(recipe.batch_size * recipe.accumulate, rows - state.rows)
-            losses = self._step(batches, step_rows)
+        for step in steps:
+            before, exchanged = time.perf_counter(), self._exchanged()
+            losses = self._step(batches, step, interrupt)
             state.seconds += time.perf_counter() - before
-            state.rows += step_rows
-            state.batches += len(losses)
+            self.communication += self._exchanged() - exchanged
+            state.rows += step.rows
+            state.batches += step.batches
             state.loss_sum += sum(losses)
             self.batch_losses[-1] += losses
             progress(epoch * rows + state.rows, recipe.epochs * rows, losses[-1], validation_loss)
+            if self._stops(interrupt):
+                break
+        self._put_together()
 
-    def _step(self, batches: Iterator[float], rows: int) -> list[float]:
-        """One step of the optimizer along the gradient of the next rows; the losses of their batches."""
-        trainer, recipe = self.trainer, self._recipe
-        if self._mean is None:
-            losses = [next(batches)]
-        else:
-            losses = []
-            for loss in islice(batches, math.ceil(rows / recipe.batch_size)):
-                batch_rows = min(recipe.batch_size, rows - len(losses) * recipe.batch_size)
-                self._mean.add(batch_rows / rows)
-                losses.append(loss)
+    def _stops(self, interrupt: "_DeferredInterrupt") -> bool:
+        """Whether the user has stopped the training; of several processes, in a step that all have made."""
+        return interrupt.requested if self._processes is None else self._all_stop
+
+    def _step(self, batches: Iterator[float], step: Step, interrupt: "_DeferredInterrupt") -> list[float]:
+        """One step of the optimizer along the gradient of the next rows; this process's part of the batches' losses."""
+        trainer, losses = self.trainer, [0.0] * step.batches
+        for share in step.shares:
+            losses[share.place] = next(batches) * (len(share.rows) / share.of)
+            if self._mean is not None:
+                self._mean.add(len(share.rows) / step.rows)
+        if self._mean is not None:
             self._mean.take()
+        if self._processes is not None:
+            self._add_up(step, interrupt)
         trainer.optimizer.learning_rate = self._schedule.at(self.state.steps)
         trainer.optimizer.step()
         self.state.steps += 1
         return losses
 
+    def _exchanged(self) -> float:
+        return 0.0 if self._processes is None else self._processes.seconds
+
+    def _add_up(self, step: Step, interrupt: "_DeferredInterrupt") -> None:
+        """Put the gradient of all processes together, and whether the user has stopped one of them: then all stop."""
+        assert self._processes is not None
+        gradients = self.trainer.gradients
+        if self._mean is None:
+            own = sum(len(share.rows) for share in step.shares)
+            np.multiply(gradients.flat, own / step.rows if own else 0.0, out=gradients.flat)
+        gradients.extended[-1] = interrupt.requested
+        self._processes.add(gradients.extended)
+        self._all_stop = bool(gradients.extended[-1])
+
+    def _put_together(self) -> None:
+        """Make the losses of all processes of their parts."""
+        if self._processes is not None:
+            losses = np.array([self.state.loss_sum, *self.batch_losses[-1]])
+            self._processes.add(losses)
+            self.state.loss_sum, self.batch_losses[-1] = float(losses[0]), losses[1:].tolist()
+
+    def _validate(self) -> Evaluation | None:
+        """What the first process finds, on all of them."""
+        if self.validation is None:
+            return None
+        if self._processes is None:
+            return self.trainer.evaluate(self.validation)
+        found = np.full(2, np.nan)
+        if self._processes.is_first:
+            evaluation = self.trainer.evaluate(self.validation)
+            found[:] = evaluation.loss, np.nan if evaluation.accuracy is None else evaluation.accuracy
+        self._processes.from_first(found)
+        return Evaluation(float(found[0]), None if np.isnan(found[1]) else float(found[1]))
+
     def _finish_epoch(self) -> None:
         """Validate, and write down what there is."""
         state = self.state
-        found = self.trainer.evaluate(self.validation) if self.validation is not None else None
+        found = self._validate()
         state.history.append(
             EpochMetrics(
                 epoch=len(state.history) + 1,
@@ -135,9 +197,16 @@ class Fit:
         if best_epoch(state.history) == len(state.history):
             self._save(BEST)
         self._save(LAST)
-        write_csv(state.history, self.output / "metrics.csv")
+        if self._writes:
+            write_csv(state.history, self.output / "metrics.csv")
+
+    @property
+    def _writes(self) -> bool:
+        return self._processes is None or self._processes.is_first
 
     def _save(self, name: str) -> None:
+        if not self._writes:
+            return
         self.state.optimizer_steps = self.trainer.optimizer.steps
         properties = {**self._properties, PROPERTY: self.state.to_text()}
         write_checkpoint(self.trainer.checkpoint(properties), self.output / name)
@@ -146,24 +215,21 @@ class Fit:
 class GradientMean:
     """The weighted sum of the gradients of several batches.
 
-    gradients: by name; overwritten by every batch.
+    gradients: float32 [n], overwritten by every batch.
     """
 
-    def __init__(self, gradients: Mapping[str, np.ndarray]):
-        self._gradients = gradients
-        self._sums = {name: np.zeros_like(array) for name, array in gradients.items()}
+    def __init__(self, gradients: np.ndarray):
+        self._gradients, self._sums = gradients, np.zeros_like(gradients)
 
     def add(self, weight: float) -> None:
         """Add the gradients of a batch, which are scaled on the way."""
-        for name, gradient in self._gradients.items():
-            np.multiply(gradient, weight, out=gradient)
-            np.add(self._sums[name], gradient, out=self._sums[name])
+        np.multiply(self._gradients, weight, out=self._gradients)
+        np.add(self._sums, self._gradients, out=self._sums)
 
     def take(self) -> None:
         """Put the sum in place of the last batch's gradients and begin anew."""
-        for name, gradient in self._gradients.items():
-            np.copyto(gradient, self._sums[name])
-            self._sums[name][...] = 0
+        np.copyto(self._gradients, self._sums)
+        self._sums[...] = 0
 
 
 class _DeferredInterrupt:

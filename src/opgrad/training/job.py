@@ -3,6 +3,7 @@
 import json
 import platform
 import timeit
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ from opgrad.cpu.runtime.parallel import get_num_threads
 from opgrad.training.artifact_set import ArtifactSet
 from opgrad.training.checkpoint import read_checkpoint, write_checkpoint
 from opgrad.training.data import Dataset, load_file, load_named
+from opgrad.training.distributed import Processes
 from opgrad.training.evaluation import Evaluation
 from opgrad.training.fit import Fit, Progress
 from opgrad.training.loop import BATCH_ROWS, Trainer, session_options
@@ -38,6 +40,8 @@ class Run:
     batch_losses: by epoch, the loss of every batch, of the epochs since the run was begun or resumed.
     test: of the exported parameters, those of the best epoch or, without validation, of the last; on the test rows.
     exported_accuracy: of the exported model in a session without opgrad; None if the label is no class.
+    processes: how many trained together. communication: the share of the time that the first spent in exchanging
+        gradients with the others, waiting for them included.
     """
 
     artifacts: ArtifactSet
@@ -50,6 +54,8 @@ class Run:
     test: Evaluation
     exported_accuracy: float | None
     output: Path
+    processes: int = 1
+    communication: float = 0.0
 
     @property
     def best_epoch(self) -> int | None:
@@ -92,7 +98,8 @@ def train(
     output: Path,
     progress: Progress,
     resumption: Resumption | None = None,
-) -> Run:
+    processes: Processes | None = None,
+) -> Run | None:
     """Train an artifact set and write what it gives into a folder.
 
     artifacts: what is trained.
@@ -102,25 +109,37 @@ def train(
         best.checkpoint; made if need be, when everything else is found to be right.
     progress: called after every step.
     resumption: the checkpoint to go on from; None begins with that of the artifact set.
+    processes: those that train together, all of which call; the first one writes, and alone returns a run.
     Raises `Interrupted` after Ctrl-C, ValueError for settings, data or a checkpoint that do not fit.
     """
     if recipe.clip_norm is not None:
         artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
     training, validation, test = _whole_batches(artifacts, recipe, file)
-    trainer, state = _begin(artifacts, recipe, training, resumption)
+    trainer, state = _begin(artifacts, recipe, training, resumption, processes)
     properties = resumption.properties if resumption else {}
-    fit = Fit(trainer, training, validation, state, output, properties)
-    _make_folder(output)
-    if resumption and resumption.best:
-        write_checkpoint(resumption.best, output / BEST)
+    fit = Fit(trainer, training, validation, state, output, properties, processes)
+    if processes is None or processes.is_first:
+        _make_folder(output)
+        if resumption and resumption.best:
+            write_checkpoint(resumption.best, output / BEST)
+    before = _trained_seconds(state)
     fit.run(progress)
+    if processes is not None and not processes.is_first:
+        return None
     with parameters_kept(output):
         if validation is not None:
             trainer.restore(read_checkpoint(output / BEST))
         trainer.export(output / MODEL)
         run = _evaluated(artifacts, fit, test, str(file or recipe.dataset))
+        if processes is not None:
+            share = fit.communication / (_trained_seconds(state) - before)
+            run = replace(run, processes=processes.size, communication=share)
         _write(run)
     return run
+
+
+def _trained_seconds(state: RunState) -> float:
+    return sum(epoch.seconds for epoch in state.history) + state.seconds
 
 
 @contextmanager
@@ -171,7 +190,11 @@ def _write(run: Run) -> None:
 
 
 def _begin(
-    artifacts: ArtifactSet, recipe: Recipe, training: Dataset, resumption: Resumption | None
+    artifacts: ArtifactSet,
+    recipe: Recipe,
+    training: Dataset,
+    resumption: Resumption | None,
+    processes: Processes | None,
 ) -> tuple[Trainer, RunState]:
     """A trainer whose kernels are compiled, in the state where the run begins or goes on."""
     data = fingerprint(training)
@@ -184,7 +207,25 @@ def _begin(
         trainer = Trainer(artifacts, recipe.learning_rate, session_options(state.threads))
     if resumption is not None:
         trainer.restore(resumption.checkpoint)
+    if processes is not None:
+        trainer = _agreed(trainer, state, processes)
     return trainer, state
+
+
+def _agreed(trainer: Trainer, state: RunState, processes: Processes) -> Trainer:
+    """The trainer with as many threads as that of the first process: another number may change the last digits.
+
+    Raises ValueError unless all processes begin in the same state.
+    """
+    number = np.array([state.threads])
+    processes.from_first(number)
+    if number[0] != state.threads:
+        state.threads, before = int(number[0]), trainer
+        trainer = Trainer(before.artifacts, state.recipe.learning_rate, session_options(state.threads))
+        trainer.restore(before.checkpoint())
+    processes.check_same("data, settings or progress", state.to_text())
+    processes.check_same("parameters", str(zlib.crc32(trainer.flat_parameters.tobytes())))
+    return trainer
 
 
 def _check_goes_on(state: RunState, data: int) -> None:
@@ -236,6 +277,8 @@ def metrics(run: Run) -> dict[str, Any]:
         "test_accuracy": run.test.accuracy,
         "exported_accuracy": run.exported_accuracy,
         "threads": state.threads,
+        "processes": run.processes,
+        "communication": run.communication,
         "seconds": run.seconds,
         "samples_per_second": run.samples_per_second,
         "versions": {

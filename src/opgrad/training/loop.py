@@ -1,6 +1,6 @@
 """Train an artifact set: steps, epochs, evaluation, export."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 
 import numpy as np
@@ -52,7 +52,12 @@ class Trainer:
         self._trainable = trainable
         self.optimizer: SGD | AdamW = artifacts.rule.start(trainable.flat, gradients.flat, learning_rate)
         self.parameters: Mapping[str, np.ndarray] = {**trainable, **frozen}
-        self.gradients: Mapping[str, np.ndarray] = gradients
+        self.gradients = gradients
+
+    @property
+    def flat_parameters(self) -> np.ndarray:
+        """The trainable parameters one behind the other, float32 [n]."""
+        return self._trainable.flat
 
     def step(self, batch: Mapping[str, np.ndarray]) -> float:
         """Train on one batch and return its loss, as it was before the step.
@@ -142,9 +147,13 @@ class Trainer:
             self._check_rows("epoch", len(order) % batch_size or batch_size)
         if order.size and not 0 <= order.min() <= order.max() < data.rows:
             raise ValueError(f"Trainer.epoch: order names other rows, expected 0 to {data.rows - 1}")
+        yield from self.gradients_of(data, (order[at : at + batch_size] for at in range(0, len(order), batch_size)))
+
+    def gradients_of(self, data: Dataset, batches: Iterable[np.ndarray]) -> Iterator[float]:
+        """The same for batches of these rows, which must fit and be there."""
+        data = Dataset(data.arrays, self.artifacts.axes)
         parts = [data.part(spec.name) for spec in self.artifacts.inputs]
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
+        for rows in batches:
             self._graph.reset = True
             for place, part in enumerate(parts):
                 part.copy(rows, self._graph.bound.buffer(place, part.shape(len(rows))))

@@ -1,7 +1,7 @@
 """AdamW and SGD as an optimizer model describes them: in place, over all parameters at once."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -9,15 +9,12 @@ import numpy as np
 import onnx
 from onnx.helper import get_attribute_value
 
-from opgrad.contract.problem import Operand
 from opgrad.cpu import optimizer as kernels
-from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Address, Program, Step, execute, threads_for, words
+from opgrad.cpu.runtime.execute import Address
+from opgrad.cpu.runtime.passes import Pass, per_part
 
 CLIP = "InplaceClipGradNorm"
-# Below, waking a worker takes longer than the pass: 7 µs against 5 for 17,000 parameters.
-LEAST_SHARED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -106,44 +103,6 @@ def _attributes(node: onnx.NodeProto, known: Collection[str]) -> dict[str, Any]:
 # --- passes over memory ----------------------------------------------------------------------------------------------
 
 
-class _Pass:
-    """A kernel of `opgrad.cpu.optimizer` over arrays of one length and dtype, shared out to opgrad's threads.
-
-    `arguments` gives the kernel's arguments from the operands that stand for the arrays.
-    """
-
-    def __init__(
-        self, kernel: Kernel, arrays: Sequence[np.ndarray], arguments: Callable[[list[Operand]], dict[str, Any]]
-    ):
-        for array in arrays:
-            _check(array, arrays[0])
-        size, traffic = arrays[0].size, sum(array.nbytes for array in arrays)
-        operands = [Operand(number, array.dtype.name) for number, array in enumerate(arrays)]
-        step = Step(kernel, size, arguments(operands), _per_part(size, traffic))
-        self._shared = step.parts > 1 and traffic >= LEAST_SHARED_BYTES
-        self._plan = np.array(words(Program([step]), ()), np.int64)
-        self._table = np.array([array.ctypes.data for array in arrays], np.int64)
-        self._arrays, self._addresses = arrays, (self._plan.ctypes.data, self._table.ctypes.data)
-
-    def __call__(self) -> None:
-        execute.call(*self._addresses, 0, *(threads_for() if self._shared else (0, 0)))
-
-
-def _per_part(size: int, traffic: int) -> int:
-    """How many elements make a part; every part but the last holds whole vectors."""
-    return -(-partition.per_part(size, traffic / size) // 64) * 64 if size else 1
-
-
-def _check(array: np.ndarray, model: np.ndarray) -> None:
-    """Raise unless native code can step through the array."""
-    if array.dtype not in (np.float32, np.float64) or array.dtype != model.dtype:
-        raise TypeError(f"optimizer: an array has dtype {array.dtype}, expected float32 or float64, the same for all")
-    if array.ndim != 1 or array.shape != model.shape:
-        raise ValueError(f"optimizer: an array has shape {array.shape}, expected ({model.size},)")
-    if not (array.flags.c_contiguous and array.flags.writeable):
-        raise ValueError("optimizer: an array is read-only or strided, expected contiguous memory to write to")
-
-
 class GradientNorm:
     """The Euclidean norm of all gradients together, summed in float64; the same with any number of threads.
 
@@ -151,10 +110,10 @@ class GradientNorm:
     """
 
     def __init__(self, gradients: np.ndarray):
-        parts = partition.count(gradients.size, _per_part(gradients.size, gradients.nbytes))
+        parts = partition.count(gradients.size, per_part(gradients.size, gradients.nbytes))
         self._sums = np.zeros(parts)
         sums = Address(self._sums.ctypes.data, "float64")
-        self._pass = _Pass(kernels.squares, [gradients], lambda given: {"g": given[0], "sums": sums})
+        self._pass = Pass(kernels.squares, [gradients], lambda given: {"g": given[0], "sums": sums})
 
     def measure(self) -> float:
         """The norm of the gradients as they are now."""
@@ -204,7 +163,7 @@ class SGD:
         self._clip = _Clip(gradients, self.rule.max_norm)
         self._factors = np.ones(kernels.FACTORS)
         factors = self._factors.ctypes.data
-        self._pass = _Pass(kernels.sgd, [parameters, gradients], lambda given: kernels.sgd_in_place(given, factors))
+        self._pass = Pass(kernels.sgd, [parameters, gradients], lambda given: kernels.sgd_in_place(given, factors))
 
     @property
     def moments(self) -> dict[str, np.ndarray]:
@@ -258,7 +217,7 @@ class AdamW:
         self._clip = _Clip(gradients, rule.max_norm)
         self._factors = np.ones(kernels.FACTORS)
         factors = self._factors.ctypes.data
-        self._pass = _Pass(
+        self._pass = Pass(
             kernels.adamw, arrays, lambda given: kernels.adamw_in_place(given, rule.alpha, rule.beta, factors)
         )
 
@@ -269,19 +228,9 @@ class AdamW:
 
     def step(self) -> None:
         """Change the moments and the parameters in place."""
-        clip = self._clip.factor()
+        clip, rule = self._clip.factor(), self.rule
         self.steps += 1
-        rate, epsilon = self._rate_and_epsilon()
-        decay = 1.0 - self.learning_rate * self.rule.weight_decay
-        before, after = (decay, 1.0) if self.rule.adam_mode == 0 else (1.0, decay)
-        self._factors[:] = rate, epsilon, before, after, clip
+        decay = rule.epsilon, rule.weight_decay, rule.adam_mode, bool(rule.correct_bias)
+        step = kernels.AdamWStep(float(self.learning_rate), self.steps, rule.alpha, rule.beta, *decay)
+        self._factors[:] = *step.factors(), clip
         self._pass()
-
-    def _rate_and_epsilon(self) -> tuple[float, float]:
-        """Step size and epsilon of `rate * m / (sqrt(v) + epsilon)`, with the bias correction in them."""
-        rule = self.rule
-        if not rule.correct_bias:
-            return float(self.learning_rate), float(rule.epsilon)
-        root = math.sqrt(1 - rule.beta**self.steps)
-        rate = self.learning_rate * root / (1 - rule.alpha**self.steps)
-        return rate, rule.epsilon * root if rule.adam_mode == 0 else float(rule.epsilon)

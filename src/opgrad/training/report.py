@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -43,18 +43,26 @@ class TrainingBar:
 
     def __call__(self, done: int, total: int, loss: float, validation_loss: float | None) -> None:
         """Show that `done` of `total` rows are trained, and the losses of the last batch and the last validation."""
+        if not self._start:
+            self._progress.start()
+        elif time.perf_counter() - self._shown < INTERVAL and done < total:
+            return
+        self.update(done, total, loss, validation_loss)
+        self._progress.refresh()
+
+    def update(self, done: int, total: int, loss: float, validation_loss: float | None) -> None:
+        """The same without showing it."""
         now = time.perf_counter()
         if not self._start:
             self._start, self._first = now, done
-            self._progress.start()
-        if now - self._shown < INTERVAL and done < total:
-            return
         self._shown = now
         speed = (done - self._first) / max(now - self._start, 1e-6)
         validation = "" if validation_loss is None else f", validation {validation_loss:.4f}"
-        self._progress.update(
-            self._task, completed=done, total=total, refresh=True, loss=loss, validation=validation, speed=speed
-        )
+        self._progress.update(self._task, completed=done, total=total, loss=loss, validation=validation, speed=speed)
+
+    def rendered(self) -> RenderableType:
+        """The bar, for somebody else to show."""
+        return self._progress.get_renderable()
 
 
 def print_run(console: Console, run: Run) -> None:
@@ -69,6 +77,8 @@ def print_run(console: Console, run: Run) -> None:
         loss = f"{history[best - 1].validation_loss:.4f} on {run.validation_rows:,} rows after epoch {best}"
         table.add_row("validation loss", f"{loss}, the best, which is kept")
     table.add_row("speed", f"{run.samples_per_second:,.0f} samples/s")
+    if run.processes > 1:
+        table.add_row("processes", f"{run.processes}, {run.communication:.1%} of the time in communication")
     table.add_row("test loss", f"{run.test.loss:.4f} on {run.test_rows:,} rows")
     if run.test.accuracy is not None:
         table.add_row("test accuracy", f"{run.test.accuracy:.2%}")

@@ -13,6 +13,7 @@ class FlatTensors(Mapping[str, np.ndarray]):
     shapes: by name, in the order in which they lie. Each starts on a cache line, with zeros before the next.
 
     flat: float32 [n], the memory of all of them; each named array is a view of it.
+    extended: float32 [n + 1], the same with one number behind it.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
@@ -22,9 +23,9 @@ class FlatTensors(Mapping[str, np.ndarray]):
         for name, size in sizes.items():
             starts[name] = end
             end += -(-size * item // LINE) * LINE // item
-        memory = np.zeros(end + LINE // item, np.float32)
+        memory = np.zeros(end + 2 * LINE // item, np.float32)
         skipped = -memory.ctypes.data % LINE // item
-        self.flat = memory[skipped : skipped + end]
+        self.flat, self.extended = memory[skipped : skipped + end], memory[skipped : skipped + end + 1]
         self._views = {
             name: self.flat[start : start + sizes[name]].reshape(shapes[name]) for name, start in starts.items()
         }

@@ -53,6 +53,11 @@ def everything(width: int) -> np.ndarray:
     return np.asarray(_Everything(np.dtype(WORDS[width])))
 
 
+def byte_bounds(array: np.ndarray) -> tuple[int, int]:
+    """Where its elements begin and end; an empty array lies at one place."""
+    return np.lib.array_utils.byte_bounds(array) if array.size else (array.ctypes.data, array.ctypes.data)
+
+
 @dataclass
 class GlobalMemory:
     """The allocations that a launch may access."""
@@ -61,7 +66,7 @@ class GlobalMemory:
 
     def add(self, array: np.ndarray, name: str, written: bool = True) -> Allocation:
         """Let kernels access an array's memory, all that lies between its first and its last element."""
-        low, high = np.lib.array_utils.byte_bounds(array)
+        low, high = byte_bounds(array)
         return self.add_range(name, low, high - low, written)
 
     def add_range(self, name: str, address: int, size: int, written: bool = True) -> Allocation:

@@ -59,7 +59,13 @@ def native(count: int) -> Callable[[Callable[..., int]], Native]:
 
 
 class Kernel(Parameters):
-    """A function that does some units of the work; `task` makes it callable as `task(arguments, part)`."""
+    """A function that does some units of the work; `task` makes it callable as `task(arguments, part)`.
+
+    made: where other processes find a kernel that no module has under a name: module, function, its arguments, and the
+    kernel's number among those that it returns.
+    """
+
+    made: tuple[str, str, tuple[Any, ...], int] | None = None
 
     def __init__(self, function: Callable[..., None]):
         super().__init__(function)

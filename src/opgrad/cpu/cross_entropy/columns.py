@@ -20,7 +20,7 @@ from opgrad.cpu.numerics.math import exp, exp_up_to_zero, log
 # --- what one vector of samples contributes -------------------------------------------------------------------------
 
 
-sum_exp_columns = loops.column_sum_exp(minus_both, lse.add_rounded)
+sum_exp_columns = loops.column_sum_exp(loops.of_strip(minus_both), lse.ROUNDED)
 
 
 @inline

@@ -11,7 +11,7 @@ from opgrad.cpu.loops.fill import write_zeros
 from opgrad.cpu.loops.map import mapped_by_index, next_vector, times, write_same, write_times
 from opgrad.cpu.numerics import logsumexp as lse
 
-sum_exp_times = loops.row_sum_exp(next_vector(times), lse.add_rounded)
+sum_exp_times = loops.row_sum_exp(next_vector(times), lse.ROUNDED)
 write_gradient = mapped_by_index(gradient_from_log_prob)
 write_gradient_with_bias = mapped_by_index(
     lambda i, log_prob, bias, label, f: gradient_from_log_prob(i, log_prob, label, f) + bias

@@ -11,37 +11,53 @@ from collections.abc import Callable
 from typing import Any
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.native import Kernel, inline
 from opgrad.cpu.compiler.parameters import Float, Pointer
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics import eltwise, eltwise_grad
 
 
-def buffer_kernel(formula: Callable[..., Vector], read: Callable[..., Any]) -> Kernel:
+@inline
+def with_numbers(vectors, numbers):
+    return vectors + numbers
+
+
+class OnBuffers(Kernel):
+    """Such a kernel. `on_vectors`: what it makes of vectors, (values, operand, third, alpha, beta)."""
+
+    on_vectors: Callable[..., Vector]
+
+
+def buffer_kernel(formula: Callable[..., Vector], read: Callable[..., Any]) -> OnBuffers:
     """values = formula(*read(values, operand, third), alpha, beta)."""
     write, arrays = mapped(formula), inline(read)
 
-    @kernel
+    @OnBuffers
     def post_op(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
         write(values, 0, count, 0, arrays(values, operand, third), (alpha, beta))
 
+    @inline
+    def on_vectors(s: Vector, operand: Vector, third: Vector, alpha: float, beta: float) -> Vector:
+        return formula(*with_numbers(arrays(s, operand, third), (alpha, beta)))
+
+    post_op.on_vectors = on_vectors
     return post_op
 
 
-def of_values(formula: Callable[..., Vector]) -> Kernel:
+def of_values(formula: Callable[..., Vector]) -> OnBuffers:
     return buffer_kernel(formula, lambda values, operand, third: (values,))
 
 
-def with_operand(formula: Callable[..., Vector]) -> Kernel:
+def with_operand(formula: Callable[..., Vector]) -> OnBuffers:
     return buffer_kernel(formula, lambda values, operand, third: (values, operand))
 
 
-def with_third(formula: Callable[..., Vector]) -> Kernel:
+def with_third(formula: Callable[..., Vector]) -> OnBuffers:
     return buffer_kernel(formula, lambda values, operand, third: (values, third))
 
 
-def with_both(formula: Callable[..., Vector]) -> Kernel:
+def with_both(formula: Callable[..., Vector]) -> OnBuffers:
     return buffer_kernel(formula, lambda values, operand, third: (values, operand, third))
 
 
@@ -85,12 +101,12 @@ def _smaller(g: Vector, s: Vector, t: Vector, alpha: float, beta: float) -> Vect
     return _larger(g, t, s, alpha, beta)
 
 
-VALUES: dict[str, Kernel] = {
+VALUES: dict[str, OnBuffers] = {
     **{name: of_values(formula) for name, formula in eltwise.FORMULAS.items()},
     **{name: with_operand(formula) for name, formula in BINARY.items()},
     "select": with_both(lambda s, condition, t, alpha, beta: v.select(condition != 0.0, s, t)),
 }
-GRADIENTS: dict[str, Kernel] = {
+GRADIENTS: dict[str, OnBuffers] = {
     **{name: with_operand(formula) for name, formula in eltwise_grad.FORMULAS.items()},
     "add": of_values(lambda g, alpha, beta: g),
     "sub": of_values(lambda g, alpha, beta: g),
@@ -100,7 +116,7 @@ GRADIENTS: dict[str, Kernel] = {
     "min": with_both(_smaller),
     "select": with_third(lambda g, condition, alpha, beta: v.select(condition != 0.0, g, 0.0)),
 }
-OPERAND_GRADIENTS: dict[str, Kernel] = {
+OPERAND_GRADIENTS: dict[str, OnBuffers] = {
     "add": GRADIENTS["add"],
     "sub": of_values(lambda g, alpha, beta: -g),
     "mul": with_operand(BINARY["mul"]),

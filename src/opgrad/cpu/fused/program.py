@@ -17,7 +17,7 @@ from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.fused import post_ops, stages
 from opgrad.cpu.fused.post_ops import copy, drop, fill, mask_out, multiply
 from opgrad.cpu.fused.stages import keep, read, write
-from opgrad.cpu.loops.layout import IN_PLACE
+from opgrad.cpu.loops.layout import Limits, in_place_limits
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.execute import Operands, Program, shared_out
@@ -56,6 +56,10 @@ class Blocks:
 
     def __post_init__(self) -> None:
         self.workspace = Workspace(self.precision)
+
+    @property
+    def limits(self) -> Limits:
+        return in_place_limits(vector_lanes(self.precision))
 
     @property
     def item(self) -> int:
@@ -136,7 +140,7 @@ class Blocks:
         problem, layout = self.problem, self._layout(kernels)
         strips = partition.count(problem.inner, self.per_block)
         width = vector_lanes(self.precision)
-        tiles = max(2 * tile_size(min(problem.n, IN_PLACE.transposed), width), group_tiles(width))
+        tiles = max(2 * tile_size(min(problem.n, self.limits.transposed), width), group_tiles(width))
         plan = [
             self.columns,
             self.per_block,
@@ -162,9 +166,9 @@ class Blocks:
     def _layout(self, kernels: Mapping[str, Kernel]) -> str:
         if self.columns:
             return "columns"
-        if self.problem.n <= IN_PLACE.transposed:
+        if self.problem.n <= self.limits.transposed:
             return "transposed"
-        return "groups" if "groups" in kernels and self.problem.n <= IN_PLACE.grouped else "rows"
+        return "groups" if "groups" in kernels and self.problem.n <= self.limits.grouped else "rows"
 
     @property
     def block_stats(self) -> Buffer:
@@ -189,10 +193,15 @@ def _bits(value: float) -> int:
     return int(unpack("q", pack("d", value))[0])
 
 
+def precision_of(problem: Problem, first: str, results: Sequence[str]) -> str:
+    """The dtype of the computation."""
+    double = any(problem.specs[name].dtype == DTYPES["float64"] for name in (first, *results))
+    return "float64" if double else "float32"
+
+
 def cut(problem: Problem, first: str, results: Sequence[str]) -> Blocks:
     """The problem's blocks: some rows, or a strip of columns."""
-    double = any(problem.specs[name].dtype == DTYPES["float64"] for name in (first, *results))
-    precision = "float64" if double else "float32"
+    precision = precision_of(problem, first, results)
     lanes, n = vector_lanes(precision), max(problem.n, 1)
     if problem.inner > 1:
         item = DTYPES[precision].itemsize
@@ -200,7 +209,7 @@ def cut(problem: Problem, first: str, results: Sequence[str]) -> Blocks:
         per_block = min(widest, problem.inner, CHUNK) // lanes * lanes or lanes
         return Blocks(problem, first, precision, True, per_block, max(1, CHUNK // per_block))
     per_block = max(1, CHUNK // n)
-    if n <= IN_PLACE.grouped:
+    if n <= in_place_limits(lanes).grouped:
         per_block = -(-per_block // lanes) * lanes
     return Blocks(problem, first, precision, False, per_block, CHUNK)
 
@@ -215,13 +224,13 @@ def forward(problem: Problem, kernels: Mapping[str, Kernel]) -> Program:
         return Program((), name="nothing to do")
     blocks, attributes = cut(problem, "x", ("y",)), problem.attributes
     values, applied = blocks.block("values"), attributes["post_ops"]
-    before = _read_scaled(blocks, "x", values, _factors(attributes["logit_scale"]))
+    before = _read_scaled(blocks, "x", values, factors(attributes["logit_scale"]))
     before += _masked(blocks, values, float("-inf"))
     of_rows = [blocks.write("stats", blocks.block_stats)] if "stats" in problem.specs else []
     after = [blocks.write("saved", values)] if "saved" in problem.specs else []
     # Scales go into the last writing; result_scale only where nothing stands between.
     after += _scaled(blocks, values, attributes["result_scale"]) if applied else []
-    last = _quotient(1.0 if applied else attributes["result_scale"], attributes["out_scale"])
+    last = quotient(1.0 if applied else attributes["result_scale"], attributes["out_scale"])
     after += _dropped(blocks, values)
     if "mask" in problem.specs:
         after.append(blocks.write("mask", blocks.chunk("kept")))
@@ -232,32 +241,32 @@ def forward(problem: Problem, kernels: Mapping[str, Kernel]) -> Program:
     return blocks.program(kernels, before, of_rows, after, inf_as_zero=attributes["inf_as_zero"])
 
 
-def _quotient(scale: float, divisor: float) -> list[float]:
+def quotient(scale: float, divisor: float) -> list[float]:
     """scale / divisor as factors that are normal numbers in float32, too: 0 / 1e-40 is 0, but 0 * inf is not."""
     if scale == 0.0 or LEAST < abs(scale / divisor) < 1 / LEAST:
         return [scale / divisor]
-    return [*_factors(scale), *(1.0 / each for each in _factors(divisor))]
+    return [*factors(scale), *(1.0 / each for each in factors(divisor))]
 
 
-def _factors(scale: float) -> list[float]:
+def factors(scale: float) -> list[float]:
     if scale == 0.0 or LEAST < abs(scale) < 1 / LEAST:
         return [scale]
     root = math.sqrt(abs(scale))
-    return [*_factors(root), *_factors(math.copysign(root, scale))]
+    return [*factors(root), *factors(math.copysign(root, scale))]
 
 
-def _read_scaled(blocks: Blocks, name: str, values: Buffer, factors: Sequence[float]) -> list[list[int]]:
-    first, *others = factors
+def _read_scaled(blocks: Blocks, name: str, values: Buffer, by: Sequence[float]) -> list[list[int]]:
+    first, *others = by
     return [blocks.read(name, values, first), *(blocks.of_buffers(multiply, values, alpha=each) for each in others)]
 
 
-def _write_scaled(blocks: Blocks, name: str, values: Buffer, factors: Sequence[float]) -> list[list[int]]:
-    *others, last = factors
+def _write_scaled(blocks: Blocks, name: str, values: Buffer, by: Sequence[float]) -> list[list[int]]:
+    *others, last = by
     return [*(blocks.of_buffers(multiply, values, alpha=each) for each in others), blocks.write(name, values, last)]
 
 
 def _scaled(blocks: Blocks, values: Buffer, by: float) -> list[list[int]]:
-    return [] if by == 1.0 else [blocks.of_buffers(multiply, values, alpha=factor) for factor in _factors(by)]
+    return [] if by == 1.0 else [blocks.of_buffers(multiply, values, alpha=factor) for factor in factors(by)]
 
 
 def _masked(blocks: Blocks, values: Buffer, otherwise: float) -> list[list[int]]:
@@ -304,7 +313,7 @@ def gradient(problem: Problem, kernels: Mapping[str, Kernel]) -> Program:
     blocks, attributes = cut(problem, "dy", ("y", "dx")), problem.attributes
     g, y = blocks.block("values"), blocks.block("y")
     # The scales commute with what follows, but the post-ops' operands have their gradients before.
-    first = _quotient(1.0 if attributes["post_ops"] else attributes["result_scale"], attributes["out_scale"])
+    first = quotient(1.0 if attributes["post_ops"] else attributes["result_scale"], attributes["out_scale"])
     before = [blocks.read("y", y), *_forward_again(blocks, y), *_read_scaled(blocks, "dy", g, first)]
     for number, each in reversed(list(enumerate(attributes["post_ops"]))):
         before += _back(blocks, number, each, g)
@@ -314,7 +323,7 @@ def gradient(problem: Problem, kernels: Mapping[str, Kernel]) -> Program:
     if probability:
         before.append(blocks.of_buffers(drop, g, blocks.chunk("kept"), alpha=kept_scale(probability)))
     before += _masked(blocks, g, 0.0)
-    after = _write_scaled(blocks, "dx", g, _factors(attributes["logit_scale"]))
+    after = _write_scaled(blocks, "dx", g, factors(attributes["logit_scale"]))
     return blocks.program(kernels, before, (), after, other=y)
 
 

@@ -1,18 +1,16 @@
 """What kernels share whose vectors run across the axes behind the reduced one."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.map import get
-from opgrad.cpu.loops.rows import MINUS_INFINITY, add_to_rest, minus_both
+from opgrad.cpu.loops.rows import MINUS_INFINITY, minus_both, number_equal
 from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.runtime.partition import CACHE_LINE
-
-EXACT_CHUNK: Final = 1024  # terms of a compensated sum that starts anew, so that the compensation stays small
 
 
 @inline
@@ -48,58 +46,59 @@ def column_max(x, x_n: int, n: int, whole: bool, mask) -> Vector:
     return m
 
 
-def column_sum_exp(formula: Callable[..., Vector], add: Callable[..., Any] = lse.add_exact) -> Callable[..., Any]:
+def of_strip(formula: Callable[..., Vector]) -> Callable[..., Vector]:
+    """(a, a_n, i, numbers): formula(a[i], *numbers) of a strip."""
+    return inline(lambda a, a_n, i, numbers: formula(v.load(a, i * a_n), *numbers))
+
+
+def column_sum_exp(written: Callable[..., Vector], adding: lse.Adding) -> Callable[..., Any]:
     """The sums of the exponentials as two vectors; asks for the next strip meanwhile.
 
     The exponentials go to `e`, `keep` numbers from one to the next; nowhere if it is 0.
 
-    If `pending`, it also writes the strip before past the cache: out[i] = formula(a[i], *numbers). Writing apart
+    If `pending`, it also writes the strip before past the cache: out[i] = written(a, a_n, i, numbers). Writing apart
     from reading and computing leaves the memory idle meanwhile.
     """
+    add, _ = adding
 
     @inline
     def sum_exp(
         x, x_n: int, n: int, whole: bool, mask, m: Vector, e, keep: int,
         out, out_n: int, pending: int, a, a_n: int, numbers,
     ):  # fmt: skip
-        w, scale, zero, chunk = v.lanes(x), lse.scale_for(m), v.full(x, 0.0), EXACT_CHUNK if v.is_fine(x) else CHUNK
-        sums = zero, zero
-        for begin in range(0, n, chunk):
-            total, compensation = lse.sum_start(x)
-            for i in range(begin, min(begin + chunk, n)):
-                value, total, compensation = add(x, total, compensation, get(x, i * x_n, whole, mask), scale)
+        w, scale, sums = v.lanes(x), lse.scale_for(m), lse.start(x)
+        for begin in range(0, n, CHUNK):
+            for i in range(begin, min(begin + CHUNK, n)):
+                value, sums = add(x, sums, get(x, i * x_n, whole, mask), scale)
                 v.prefetch(x, i * x_n + w)
                 if keep:
                     v.store(e, i * keep, value)
                 if pending:
-                    v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
-            sums = lse.add_pairs(sums, lse.sum_end(x, total, compensation))
-        return sums
+                    v.store_streaming(out, i * out_n, written(a, a_n, i, numbers))
+            sums = lse.join(x, sums)
+        return sums[2], sums[3]
 
     return sum_exp
 
 
-def column_rest(formula: Callable[..., Vector]) -> Callable[..., Any]:
+def column_rest(written: Callable[..., Vector], adding: lse.AddingBelow) -> Callable[..., Any]:
     """The sums of the exponentials of the numbers that are not m, and how many are m; the rest as column_sum_exp."""
+    terms, add = adding
 
     @inline
     def add_rest(
         x, x_n: int, n: int, whole: bool, mask, m: Vector, out, out_n: int, pending: int, a, a_n: int, numbers
     ):
-        w, scale, zero = v.lanes(x), lse.scale_for(m), v.full(x, 0.0)
-        chunk = EXACT_CHUNK if v.is_fine(x) else CHUNK
-        sums, count = (zero, zero), zero
-        for begin in range(0, n, chunk):
-            rest, compensation = zero, zero
-            for i in range(begin, min(begin + chunk, n)):
+        w, scale, sums, count = v.lanes(x), lse.scale_for(m), lse.no_sums(x), v.full(x, 0.0)
+        for begin in range(0, n, terms):
+            for i in range(begin, min(begin + terms, n)):
                 value = get(x, i * x_n, whole, mask)
                 v.prefetch(x, i * x_n + w)
-                rest, compensation, count = add_to_rest(x, (rest, compensation, count), value, m, scale)
+                sums, count = add(x, sums, value, m, scale), number_equal(count, value, m)
                 if pending:
-                    v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
-            sums = lse.add_pairs(sums, (rest, compensation))
-        high, low = sums
-        return high + low, count
+                    v.store_streaming(out, i * out_n, written(a, a_n, i, numbers))
+            sums = lse.join_plain(x, sums)
+        return sums[2] + sums[3], count
 
     return add_rest
 
@@ -140,5 +139,6 @@ def column_sum(term: Callable[..., Vector], formula: Callable[..., Vector]) -> C
     return add_up
 
 
-sum_exp_scaling_columns, add_rest_logging_columns = column_sum_exp(lse.scaled), column_rest(minus_both)
-write_scaled_column, write_log_column = write_column(lse.scaled), write_column(minus_both)
+sum_exp_dividing_columns = column_sum_exp(of_strip(lse.quotient), lse.PLAIN)
+add_rest_logging_columns = column_rest(of_strip(minus_both), lse.PLAIN_BELOW)
+write_quotient_column, write_log_column = write_column(lse.quotient), write_column(minus_both)

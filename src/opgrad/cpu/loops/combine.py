@@ -17,10 +17,10 @@ LONGEST: Final = 32  # lines: a longer row is written by itself, since two piece
 
 
 @inline
-def rows_at_once(y, n: int, group: int, stream: int) -> int:
+def rows_at_once(y, n: int, group: int, stream: int, streams: bool) -> int:
     """How many rows go through the buffer at a time, whole groups of them; 0 if each is written where it belongs."""
     line, head = v.line(y.data), v.to_line(y.data, 0)
-    own_lines = head == 0 and n % line == 0
+    own_lines = streams and head == 0 and n % line == 0
     if not stream or y.step != n or n > LONGEST * line or head < 0 or own_lines:
         return 0
     return LINES * line // (n * group) * group
@@ -33,16 +33,17 @@ def _target(y, buffer, combined: int):
     return v.at_byte(y, own - v.address_of(y) if combined else 0)
 
 
-def combining(write: Callable[..., None]) -> Callable[..., None]:
+def combining(write: Callable[..., None], streams: bool = True) -> Callable[..., None]:
     """write(first, stop, n, out, past, arguments) for the rows from `begin` to `end` of y, some at a time.
 
     It writes them at `out`, past the cache if `past`: where they belong, or in the buffer, `group` rows together.
+    If it `streams` at all: otherwise rows go through the buffer also where each has cache lines of its own.
     """
     inline(write)
 
     @inline
     def by_rows(begin: int, end: int, n: int, y, buffer, group: int, stream: int, arguments) -> None:
-        combined = rows_at_once(y, n, group, stream)
+        combined = rows_at_once(y, n, group, stream, streams)
         for first in range(begin, end, combined or max(end - begin, 1)):
             stop, ys = min(first + combined, end) if combined else end, y.data + first * y.step
             out = _target(ys, buffer, combined)

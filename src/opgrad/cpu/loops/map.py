@@ -29,8 +29,8 @@ def put(p, i: int, value: Vector, whole: bool, mask, stream: int) -> None:
         v.store(p, i, value)
 
 
-def mapped(formula: Callable[..., Vector]) -> Callable[..., None]:
-    """The row writer of out[i] = formula(a[i], b[i], …, *numbers)."""
+def _of_each(formula: Callable[..., Vector]) -> Callable[..., Vector]:
+    """value(arrays, i, whole, mask, numbers) = formula(a[i], b[i], …, *numbers)."""
     inline(formula)
 
     @inline
@@ -39,7 +39,12 @@ def mapped(formula: Callable[..., Vector]) -> Callable[..., None]:
             return formula(*(v.load_each(arrays, i) + numbers))
         return formula(*(v.load_each_masked(arrays, i, mask, 0.0) + numbers))
 
-    return row_writer(value)
+    return value
+
+
+def mapped(formula: Callable[..., Vector]) -> Callable[..., None]:
+    """The row writer of out[i] = formula(a[i], b[i], …, *numbers)."""
+    return row_writer(_of_each(formula))
 
 
 def mapped_by_index(formula: Callable[..., Vector]) -> Callable[..., None]:
@@ -92,13 +97,18 @@ def next_vector(formula: Callable[..., Vector]) -> Callable[..., int]:
 
     Writing apart from reading and computing leaves the memory idle meanwhile: 18 ms against 16 for 2048 x 32000.
     """
-    inline(formula)
+    return row_stepper(_of_each(formula))
+
+
+def row_stepper(value: Callable[..., Vector]) -> Callable[..., int]:
+    """The same of `row_writer`."""
+    inline(value)
 
     @inline
     def step(out, i: int, end: int, arrays, numbers) -> int:
         w = v.lanes(out)
         if i + w <= end:
-            v.store_streaming(out, i, formula(*(v.load_each(arrays, i) + numbers)))
+            v.store_streaming(out, i, value(arrays, i, True, v.first(out, w), numbers))
             return i + w
         return i
 

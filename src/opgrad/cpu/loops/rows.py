@@ -7,7 +7,8 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.fold import CHUNK, fold
-from opgrad.cpu.loops.map import get_or, mapped, next_vector
+from opgrad.cpu.loops.layout import BLOCK
+from opgrad.cpu.loops.map import get, get_or, mapped, next_vector
 from opgrad.cpu.numerics import logsumexp as lse
 
 AHEAD: Final = 2048  # elements between a prefetch and its use: the hardware's own stop at every page of 4 KiB
@@ -39,71 +40,73 @@ def row_max(x, begin: int, end: int):
     return v.reduce_max(row_top(x, begin, end))
 
 
-def row_sum_exp(step: Callable[..., int], add: Callable[..., Any] = lse.add_exact) -> Callable[..., Any]:
+def row_sum_exp(step: Callable[..., int], adding: lse.Adding) -> Callable[..., Any]:
     """The sum of the exponentials of x[begin:end], which go to `e` if `keep`.
 
     Meanwhile it asks for the row `ahead` and writes out[j:stop] with `step`; it returns how far that came, too.
     """
+    add, add_two = adding
 
     @inline
     def sum_exp(x, begin: int, end: int, m: float, e, keep: int, ahead, out, j: int, stop: int, arrays, numbers):
-        w, scale = v.lanes(x), lse.scale_for(v.full(x, m))
-        total, compensation = lse.sum_start(x)
+        w, scale, sums = v.lanes(x), lse.scale_for(v.full(x, m)), lse.start(x)
         i = begin
-        while i + w <= end:
+        while i + 2 * w <= end:
             chunk_end = min(i + CHUNK * w, end)
-            while i + w <= chunk_end:
-                value, total, compensation = add(x, total, compensation, v.load(x, i), scale)
+            while i + 2 * w <= chunk_end:
+                first, second, sums = add_two(x, sums, v.load(x, i), v.load(x, i + w), scale)
                 v.prefetch(ahead, i)
+                v.prefetch(ahead, i + w)
                 if keep:
-                    v.store(e, i, value)
-                j = step(out, j, stop, arrays, numbers)
-                i += w
-            total, compensation = lse.next_chunk(x, total, compensation)
-        if i < end:
+                    v.store(e, i, first)
+                    v.store(e, i + w, second)
+                j = step(out, step(out, j, stop, arrays, numbers), stop, arrays, numbers)
+                i += 2 * w
+            sums = lse.next_chunk(x, sums)
+        while i < end:
             mask = v.first(x, end - i)
-            value = v.load_masked(x, i, mask, MINUS_INFINITY)
-            value, total, compensation = add(x, total, compensation, value, scale)
+            value, sums = add(x, sums, v.load_masked(x, i, mask, MINUS_INFINITY), scale)
             if keep:
                 v.store_masked(e, i, value, mask)
-        return lse.sum_lanes(x, total, compensation), j
+            i += w
+        return lse.sum_lanes(x, sums[0], sums), j
 
     return sum_exp
 
 
 @inline
-def add_to_rest(x, total, value: Vector, m: Vector, scale):
-    """The sum of the exponentials of what is not m, its compensation, and how many are m: one vector more."""
-    rest, compensation, count = total
-    rest, compensation = lse.add_below(x, rest, compensation, value, m, scale)
-    return rest, compensation, count + v.select(value == m, v.like(m, 1.0), 0.0)
+def number_equal(count: Vector, value: Vector, m: Vector) -> Vector:
+    """How many values were m: a vector more."""
+    return count + v.select(value == m, v.like(m, 1.0), 0.0)
 
 
-def row_rest(step: Callable[..., int]) -> Callable[..., Any]:
+def row_rest(step: Callable[..., int], adding: lse.AddingBelow) -> Callable[..., Any]:
     """The sum of the exponentials of the numbers in x[begin:end] that are not m, and how many are m.
 
     Meanwhile it asks for the row `ahead` and writes out[j:stop] with `step`, as row_sum_exp.
     """
+    vectors, add = adding
 
     @inline
     def add_rest(x, begin: int, end: int, m: float, ahead, out, j: int, stop: int, arrays, numbers):
         w, largest, zero = v.lanes(x), v.full(x, m), v.full(x, 0.0)
-        scale = lse.scale_for(largest)
-        rest, compensation, count = zero, zero, zero
+        scale, sums, count = lse.scale_for(largest), lse.no_sums(x), zero
         i = begin
         while i + w <= end:
-            chunk_end = min(i + CHUNK * w, end)
+            chunk_end = min(i + vectors * w, end)
             while i + w <= chunk_end:
                 value = v.load(x, i)
                 v.prefetch(ahead, i)
-                rest, compensation, count = add_to_rest(x, (rest, compensation, count), value, largest, scale)
+                sums, count = add(x, sums, value, largest, scale), number_equal(count, value, largest)
                 j = step(out, j, stop, arrays, numbers)
                 i += w
-            rest, compensation = lse.next_chunk(x, rest, compensation)
+            if i < end:
+                sums = lse.join_plain(x, sums)
         if i < end:
             value = v.load_masked(x, i, v.first(x, end - i), MINUS_INFINITY)
-            rest, compensation, count = add_to_rest(x, (rest, compensation, count), value, largest, scale)
-        return v.reduce_add_wide(rest, compensation), v.reduce_add_wide(count, zero), j
+            sums, count = add(x, sums, value, largest, scale), number_equal(count, value, largest)
+        sums = lse.join_plain(x, sums)
+        return v.reduce_add_wide(sums[2], sums[3]), v.reduce_add_wide(count, zero), j
 
     return add_rest
 
@@ -120,9 +123,8 @@ def minus_both(x: Vector, m, log_s) -> Vector:
     return (x - m) - log_s
 
 
-write_scaled, write_log = mapped(lse.scaled), mapped(minus_both)
-step_scaled, step_log = next_vector(lse.scaled), next_vector(minus_both)
-sum_exp_scaling, add_rest_logging = row_sum_exp(step_scaled), row_rest(step_log)
+write_log, step_log = mapped(minus_both), next_vector(minus_both)
+add_rest_logging = row_rest(step_log, lse.PLAIN_BELOW)
 
 
 @inline
@@ -134,10 +136,10 @@ def rest_of_block(x, begin: int, end: int, m: float, ahead):
 
 
 @inline
-def row_log_sum(x, n: int, ahead):
-    """The largest of x[0:n] and log(sum of exp(x - largest)), where nothing is written; asks for the row `ahead`.
+def row_rests(x, n: int, ahead):
+    """The largest of x[0:n], the scaled sum of the exponentials of what is not it, and how many are it.
 
-    A block at a time, so that x is in the cache when it is read again.
+    Nothing is written; it asks for the row `ahead`. A block at a time, so that x is in the cache when it is read again.
     """
     m, rest, count = v.number(x, MINUS_INFINITY), 0.0, 0.0
     for begin in range(0, n, READ_TWICE):
@@ -149,6 +151,13 @@ def row_log_sum(x, n: int, ahead):
             m, rest, count = lse.joined_rests(x, m, rest, count, top, added, equal)
         else:
             m, rest, count = top, added, equal
+    return m, rest, count
+
+
+@inline
+def row_log_sum(x, n: int, ahead):
+    """The largest of x[0:n] and log(sum of exp(x - largest)); asks for the row `ahead`."""
+    m, rest, count = row_rests(x, n, ahead)
     return m, v.first_lane(lse.row_log_of_sum(x, rest, count, m))
 
 
@@ -157,23 +166,43 @@ def row_sum(term: Callable[..., Vector], step: Callable[..., int]) -> Callable[.
     inline(term)
 
     @inline
+    def value(both, i: int, whole: bool, mask, none) -> Vector:
+        if whole:
+            v.prefetch(both[0], i + AHEAD)
+            v.prefetch(both[1], i + AHEAD)
+        return term(get(both[0], i, whole, mask), get(both[1], i, whole, mask))
+
+    add_values = row_sum_of(value, step)
+
+    @inline
     def add_up(dy, y, begin: int, end: int, out, j: int, stop: int, arrays, numbers):
-        w = v.lanes(dy)
-        total = v.full(dy, 0.0)
-        i = begin
-        while i + w <= end:
-            chunk = v.full(dy, 0.0)
-            chunk_end = min(i + CHUNK * w, end)
-            while i + w <= chunk_end:
-                v.prefetch(dy, i + AHEAD)
-                v.prefetch(y, i + AHEAD)
-                chunk = chunk + term(v.load(dy, i), v.load(y, i))
-                j = step(out, j, stop, arrays, numbers)
-                i += w
-            total = total + chunk
-        if i < end:
-            mask = v.first(dy, end - i)
-            total = total + term(v.load_masked(dy, i, mask, 0.0), v.load_masked(y, i, mask, 0.0))
-        return v.reduce_add(total), j
+        return add_values(dy, begin, end, (dy, y), (), out, j, stop, arrays, numbers)
+
+    return add_up
+
+
+def row_sum_of(value: Callable[..., Vector], step: Callable[..., int]) -> Callable[..., Any]:
+    """The sum of value(terms, i, whole, mask, factors) over [begin, end), in vectors like those of `like`.
+
+    The sums of blocks are added in float64, so a row that is split into such blocks has the same sum.
+    """
+
+    @inline
+    def add_up(like, begin: int, end: int, terms, factors, out, j: int, stop: int, arrays, numbers):
+        w, every, s = v.lanes(like), v.first(like, v.lanes(like)), 0.0
+        for block in range(begin, end, BLOCK):
+            block_end, total, i = min(block + BLOCK, end), v.full(like, 0.0), block
+            while i + w <= block_end:
+                chunk = v.full(like, 0.0)
+                chunk_end = min(i + CHUNK * w, block_end)
+                while i + w <= chunk_end:
+                    chunk = chunk + value(terms, i, True, every, factors)
+                    j = step(out, j, stop, arrays, numbers)
+                    i += w
+                total = total + chunk
+            if i < block_end:
+                total = total + value(terms, i, False, v.first(like, block_end - i), factors)
+            s += v.reduce_add(total)
+        return v.number(like, s), j
 
     return add_up

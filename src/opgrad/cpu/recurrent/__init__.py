@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from opgrad.contract.problem import Problem
-from opgrad.cpu.recurrent.gru import gru_steps, gru_steps_back, gru_steps_linear, gru_steps_linear_back
-from opgrad.cpu.recurrent.lstm import lstm_steps, lstm_steps_back, peepholes_back
-from opgrad.cpu.recurrent.products import Grid
+from opgrad.cpu.recurrent import gru, lstm
+from opgrad.cpu.recurrent.products import Grid, Panels
 from opgrad.cpu.recurrent.program import Building
 from opgrad.cpu.runtime.execute import Program
 
@@ -27,15 +26,11 @@ def _gates_from_x(building: Building) -> None:
 def lstm_training(problem: Problem) -> Program:
     b = Building(problem, LSTM)
     _gates_from_x(b)
-    peepholes, peep = b.peepholes()
     b.add_sequences(
-        lstm_steps,
-        r=b.transposed("r", b.hidden, b.rows),
+        lstm.lstm_steps,
+        weights=lstm.Weights(b.transposed("r", b.hidden, b.rows), *b.peepholes()),
         bias=b.biases(b.rows),
-        peepholes=peepholes,
-        peep=peep,
-        h0=b.states("initial_h"),
-        c0=b.states("initial_c"),
+        start=lstm.Start(b.states("initial_h"), b.states("initial_c")),
         **{name: problem[name] for name in ("gates", "y", "cells", "y_h", "y_c")},
     )
     return b.program("lstm_training")
@@ -44,19 +39,14 @@ def lstm_training(problem: Problem) -> Program:
 def lstm_grad(problem: Problem) -> Program:
     b = Building(problem, LSTM)
     dz, state = b.matrix(b.rows), b.directions * b.batch * b.hidden
-    peepholes, peep = b.peepholes()
     c0, cells = b.states("initial_c"), problem["cells"]
     b.add_sequences(
-        lstm_steps_back,
-        r=b.packed_weights("r", b.hidden),
-        peepholes=peepholes,
-        peep=peep,
+        lstm.lstm_steps_back,
+        weights=lstm.Weights(b.packed_weights("r", b.hidden), *b.peepholes()),
         c0=c0,
         gates=problem["gates"],
         cells=cells,
-        dy=b.of_steps("dy"),
-        dy_h=b.states("dy_h"),
-        dy_c=b.states("dy_c"),
+        above=lstm.Above(b.of_steps("dy"), b.states("dy_h"), b.states("dy_c")),
         dz=dz.data,
         dh=b.result("dinitial_h", state),
         dc=b.result("dinitial_c", state),
@@ -70,8 +60,13 @@ def lstm_grad(problem: Problem) -> Program:
         strips = -(-b.hidden // b.lanes)
         arguments = {"strips": strips, "layer": b.layer, "cells": cells, "c0": c0, "dz": dz.data}
         arguments["dp"] = problem["dpeepholes"]
-        b.add(peepholes_back, b.directions * strips, 5 * b.all_rows * b.lanes * b.item, arguments)
+        b.add(lstm.peepholes_back, b.directions * strips, 5 * b.all_rows * b.lanes * b.item, arguments)
     return b.program("lstm_grad")
+
+
+def _transposed_new(b: Building) -> Panels:
+    """What the steps multiply the states with for n."""
+    return b.transposed("r", b.hidden, b.hidden, first=2 * b.hidden)
 
 
 def gru_training(problem: Problem) -> Program:
@@ -79,9 +74,8 @@ def gru_training(problem: Problem) -> Program:
     linear = problem.attributes["linear_before_reset"]
     _gates_from_x(b)
     b.add_sequences(
-        gru_steps_linear if linear else gru_steps,
-        r_gates=b.transposed("r", b.hidden, 2 * b.hidden),
-        r_new=b.transposed("r", b.hidden, b.hidden, first=2 * b.hidden),
+        gru.gru_steps_linear if linear else gru.gru_steps,
+        r=gru.Weights(b.transposed("r", b.hidden, 2 * b.hidden), _transposed_new(b)),
         bias=b.biases(2 * b.hidden, b.hidden) if linear else b.biases(b.rows),
         h0=b.states("initial_h"),
         product=b.shared(b.directions * b.batch * b.hidden),
@@ -94,12 +88,8 @@ def gru_grad(problem: Problem) -> Program:
     b = Building(problem, GRU)
     dz = b.matrix(b.rows)
     common = {
-        "h0": b.states("initial_h"),
-        "gates": problem["gates"],
-        "y": problem["y"],
-        "dy": b.of_steps("dy"),
-        "dy_h": b.states("dy_h"),
-        "dz": dz.data,
+        "kept": gru.Kept(problem["gates"], problem["y"], b.states("initial_h")),
+        "above": gru.Above(b.of_steps("dy"), b.states("dy_h")),
         "dh": b.result("dinitial_h", b.directions * b.batch * b.hidden),
     }
     back = _linear_back if problem.attributes["linear_before_reset"] else _reset_back
@@ -114,9 +104,12 @@ def _reset_back(b: Building, dz: Grid, common: Mapping[str, Any]) -> Grid:
     """The steps back, and dw and dr; the gradients of what R gives the gates are dz, too."""
     resets = b.matrix(b.hidden)
     b.add_sequences(
-        gru_steps_back,
-        r_gates=b.packed_weights("r", b.hidden, 2 * b.hidden),
-        r_new=b.packed_weights("r", b.hidden, b.hidden, first=2 * b.hidden),
+        gru.gru_steps_back,
+        r=gru.Weights(
+            b.packed_weights("r", b.hidden, 2 * b.hidden),
+            b.packed_weights("r", b.hidden, b.hidden, first=2 * b.hidden),
+        ),
+        dz=dz.data,
         product=resets.data,
         **common,
     )
@@ -131,11 +124,10 @@ def _linear_back(b: Building, dz: Grid, common: Mapping[str, Any]) -> Grid:
     """The same where what R gives n goes through the reset gate: its gradient is another."""
     dz_h = b.matrix(b.rows)
     b.add_sequences(
-        gru_steps_linear_back,
-        r=b.packed_weights("r", b.hidden),
-        r_new=b.transposed("r", b.hidden, b.hidden, first=2 * b.hidden),
+        gru.gru_steps_linear_back,
+        r=gru.Weights(b.packed_weights("r", b.hidden), _transposed_new(b)),
         bias=b.biases(2 * b.hidden, b.hidden),
-        dz_h=dz_h.data,
+        dz=gru.Sums(dz.data, dz_h.data),
         product=b.shared(b.directions * b.batch * b.hidden),
         **common,
     )

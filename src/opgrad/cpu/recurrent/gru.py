@@ -4,15 +4,46 @@ The reset gate stands before the product of the states with the weights of n, or
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.loops.fold import fold
-from opgrad.cpu.loops.map import get, put, write_same
+from opgrad.cpu.loops.map import get, put
 from opgrad.cpu.numerics.math import sigmoid, tanh
-from opgrad.cpu.recurrent.layer import Layer, place_of, sequences_of, time_of
-from opgrad.cpu.recurrent.products import Panels, States, multiply
+from opgrad.cpu.recurrent.layer import Layer, States, copy_states, place_of, sequences_of, states_before, time_of
+from opgrad.cpu.recurrent.products import Panels, multiply
+
+
+class Weights(NamedTuple):
+    """What the states are multiplied with: for the gates z and r, or for all, and for n."""
+
+    gates: Panels
+    new: Panels
+
+
+class Kept(NamedTuple):
+    """What the steps left: the gates, all states, and those before the first step."""
+
+    gates: Pointer
+    y: Pointer
+    h0: States
+
+
+class Above(NamedTuple):
+    """The gradients of all states and of the last ones that come from behind the layer."""
+
+    y: Rows
+    h: States
+
+
+class Sums(NamedTuple):
+    """The gradients of what x and of what the states give the gates: a matrix of all steps for each direction."""
+
+    x: Pointer
+    h: Pointer
+
 
 # --- steps ----------------------------------------------------------------------------------------------------------
 
@@ -62,8 +93,8 @@ def steps_of(new_states: Callable[..., None]) -> Kernel:
 
     @kernel
     def gru_steps(
-        units: Units, layer: Layer, r_gates: Panels, r_new: Panels, bias: Rows, h0: States, product: Pointer,
-        gates: Pointer, y: Pointer, y_h: Pointer,
+        units: Units, layer: Layer, r: Weights, bias: Rows, h0: States, product: Pointer, gates: Pointer, y: Pointer,
+        y_h: Pointer,
     ):  # fmt: skip
         """gates holds what x gives the gates, without bias; product is memory for a row of each unit."""
         n, batch = layer.hidden, layer.batch
@@ -71,15 +102,14 @@ def steps_of(new_states: Callable[..., None]) -> Kernel:
             begin, end = sequences_of(layer, units, direction)
             b, own = bias.data + direction * bias.step, product + direction * batch * n
             h, h_row = h0.data + direction * h0.direction, h0.row
-            to_gates, to_new = r_gates.data + direction * r_gates.direction, r_new.data + direction * r_new.direction
+            to_gates, to_new = r.gates.data + direction * r.gates.direction, r.new.data + direction * r.new.direction
             for step in range(layer.steps):
                 place = place_of(layer, direction, time_of(layer, direction, step))
                 z, h_next = gates + place * 3 * n, y + place * n
-                multiply(z, 3 * n, h, h_row, to_gates, r_gates.panel, n, 2 * n, begin, end, 1)
-                new_states(z, own, b, h, h_row, h_next, to_new, r_new.panel, n, begin, end)
+                multiply(z, 3 * n, h, h_row, to_gates, r.gates.panel, n, 2 * n, begin, end, 1)
+                new_states(z, own, b, h, h_row, h_next, to_new, r.new.panel, n, begin, end)
                 h, h_row = h_next, n
-            for row in range(begin, end):
-                write_same(y_h + (direction * batch + row) * n, 0, n, 0, (h + row * h_row,), ())
+            copy_states(y_h + direction * batch * n, h, h_row, begin, end, n)
 
     return gru_steps
 
@@ -157,66 +187,54 @@ mix_back_of_row, reset_back_of_row, linear_back_of_row = fold(mix_back), fold(re
 
 @kernel
 def gru_steps_back(
-    units: Units, layer: Layer, r_gates: Panels, r_new: Panels, h0: States, gates: Pointer, y: Pointer,
-    dy: Rows, dy_h: States, dz: Pointer, product: Pointer, dh: Pointer,
-):  # fmt: skip
+    units: Units, layer: Layer, r: Weights, kept: Kept, above: Above, dz: Pointer, product: Pointer, dh: Pointer
+):
     """dh holds the gradients of the states on the way; dz, and r * h, have a matrix of all steps for each direction."""
-    n, batch = layer.hidden, layer.batch
+    n, batch, dy = layer.hidden, layer.batch, above.y
     for direction in range(units.start // batch, -(-units.stop // batch)):
         begin, end = sequences_of(layer, units, direction)
         own = dh + direction * batch * n
-        to_gates, to_new = r_gates.data + direction * r_gates.direction, r_new.data + direction * r_new.direction
-        for row in range(begin, end):
-            last = dy_h.data + (direction * dy_h.direction + row * dy_h.row)
-            write_same(own + row * n, 0, n, 0, (last,), ())
+        to_gates, to_new = r.gates.data + direction * r.gates.direction, r.new.data + direction * r.new.direction
+        copy_states(own, above.h.data + direction * above.h.direction, above.h.row, begin, end, n)
         for step in range(layer.steps - 1, -1, -1):
             t = time_of(layer, direction, step)
             place, matrix_row = place_of(layer, direction, t), (direction * layer.steps + t) * batch
             d_gates, resets = dz + matrix_row * 3 * n, product + matrix_row * n
-            h, h_row = h0.data + direction * h0.direction, h0.row
-            if step:
-                h, h_row = y + place_of(layer, direction, time_of(layer, direction, step - 1)) * n, n
+            h, h_row = states_before(layer, kept.h0, kept.y, direction, step)
             for row in range(begin, end):
-                gate, d = gates + (place + row) * 3 * n, d_gates + row * 3 * n
+                gate, d = kept.gates + (place + row) * 3 * n, d_gates + row * 3 * n
                 states = h + row * h_row, dy.data + (place + row) * dy.step, own + row * n
                 now, out = (gate, gate + 2 * n), (d, d + 2 * n)
                 mix_back_of_row((), 0, n, now + states + out, ())
-            multiply(resets, n, d_gates + 2 * n, 3 * n, to_new, r_new.panel, n, n, begin, end, 0)
+            multiply(resets, n, d_gates + 2 * n, 3 * n, to_new, r.new.panel, n, n, begin, end, 0)
             for row in range(begin, end):
-                r, dr = gates + ((place + row) * 3 + 1) * n, d_gates + (row * 3 + 1) * n
-                reset_back_of_row((), 0, n, (r, h + row * h_row, resets + row * n, dr, own + row * n), ())
-            multiply(own, n, d_gates, 3 * n, to_gates, r_gates.panel, 2 * n, n, begin, end, 1)
+                reset, dr = kept.gates + ((place + row) * 3 + 1) * n, d_gates + (row * 3 + 1) * n
+                reset_back_of_row((), 0, n, (reset, h + row * h_row, resets + row * n, dr, own + row * n), ())
+            multiply(own, n, d_gates, 3 * n, to_gates, r.gates.panel, 2 * n, n, begin, end, 1)
 
 
 @kernel
 def gru_steps_linear_back(
-    units: Units, layer: Layer, r: Panels, r_new: Panels, bias: Rows, h0: States, gates: Pointer, y: Pointer,
-    dy: Rows, dy_h: States, dz: Pointer, dz_h: Pointer, product: Pointer, dh: Pointer,
+    units: Units, layer: Layer, r: Weights, bias: Rows, kept: Kept, above: Above, dz: Sums, product: Pointer,
+    dh: Pointer,
 ):  # fmt: skip
-    """The same with linear_before_reset: product is memory for a row of each unit, r_new packed as for the steps."""
-    n, batch = layer.hidden, layer.batch
+    """The same with linear_before_reset: product is memory for a row of each unit, r.new packed as for the steps."""
+    n, batch, dy = layer.hidden, layer.batch, above.y
     for direction in range(units.start // batch, -(-units.stop // batch)):
         begin, end = sequences_of(layer, units, direction)
-        own, q, bq = (
-            dh + direction * batch * n,
-            product + direction * batch * n,
-            bias.data + direction * bias.step + 3 * n,
-        )
-        to_states, to_new = r.data + direction * r.direction, r_new.data + direction * r_new.direction
-        for row in range(begin, end):
-            last = dy_h.data + (direction * dy_h.direction + row * dy_h.row)
-            write_same(own + row * n, 0, n, 0, (last,), ())
+        own, q = dh + direction * batch * n, product + direction * batch * n
+        bq = bias.data + direction * bias.step + 3 * n
+        to_states, to_new = r.gates.data + direction * r.gates.direction, r.new.data + direction * r.new.direction
+        copy_states(own, above.h.data + direction * above.h.direction, above.h.row, begin, end, n)
         for step in range(layer.steps - 1, -1, -1):
             t = time_of(layer, direction, step)
             place, matrix_row = place_of(layer, direction, t), (direction * layer.steps + t) * batch
-            of_x, of_h = dz + matrix_row * 3 * n, dz_h + matrix_row * 3 * n
-            h, h_row = h0.data + direction * h0.direction, h0.row
-            if step:
-                h, h_row = y + place_of(layer, direction, time_of(layer, direction, step - 1)) * n, n
-            multiply(q, n, h, h_row, to_new, r_new.panel, n, n, begin, end, 0)
+            of_x, of_h = dz.x + matrix_row * 3 * n, dz.h + matrix_row * 3 * n
+            h, h_row = states_before(layer, kept.h0, kept.y, direction, step)
+            multiply(q, n, h, h_row, to_new, r.new.panel, n, n, begin, end, 0)
             for row in range(begin, end):
-                gate, d, e = gates + (place + row) * 3 * n, of_x + row * 3 * n, of_h + row * 3 * n
+                gate, d, e = kept.gates + (place + row) * 3 * n, of_x + row * 3 * n, of_h + row * 3 * n
                 states = h + row * h_row, bq, q + row * n, dy.data + (place + row) * dy.step, own + row * n
                 now, out = (gate, gate + n, gate + 2 * n), (d, d + n, d + 2 * n, e, e + n, e + 2 * n)
                 linear_back_of_row((), 0, n, now + states + out, ())
-            multiply(own, n, of_h, 3 * n, to_states, r.panel, 3 * n, n, begin, end, 1)
+            multiply(own, n, of_h, 3 * n, to_states, r.gates.panel, 3 * n, n, begin, end, 1)

@@ -3,6 +3,16 @@
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.parameters import Pointer
+from opgrad.cpu.loops.map import write_same
+
+
+class States(NamedTuple):
+    """A state for each sequence of each direction: the elements from one of each to the next."""
+
+    data: Pointer
+    direction: int
+    row: int
 
 
 class Layer(NamedTuple):
@@ -32,3 +42,18 @@ def sequences_of(layer: Layer, units: Any, direction: int) -> tuple[int, int]:
     """The sequences of a direction that are among these units, all sequences of one direction behind the other."""
     first = direction * layer.batch
     return max(units.start - first, 0), min(units.stop - first, layer.batch)
+
+
+@inline
+def states_before(layer: Layer, first: States, states: Any, direction: int, step: int) -> tuple[Any, int]:
+    """Where the states before a direction's step begin, and the elements from one sequence's to the next."""
+    if step:
+        return states + place_of(layer, direction, time_of(layer, direction, step - 1)) * layer.hidden, layer.hidden
+    return first.data + direction * first.direction, first.row
+
+
+@inline
+def copy_states(target: Any, source: Any, row_step: int, begin: int, end: int, n: int) -> None:
+    """Copy the states of sequences [begin, end) into rows behind each other."""
+    for row in range(begin, end):
+        write_same(target + row * n, 0, n, 0, (source + row * row_step,), ())

@@ -3,14 +3,39 @@
 Threads share the sequences, so that none waits for another between steps.
 """
 
+from typing import NamedTuple
+
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.loops.fold import fold
-from opgrad.cpu.loops.map import get, put, write_same
+from opgrad.cpu.loops.map import get, put
 from opgrad.cpu.numerics.math import sigmoid, tanh
-from opgrad.cpu.recurrent.layer import Layer, place_of, sequences_of, time_of
-from opgrad.cpu.recurrent.products import Panels, States, multiply
+from opgrad.cpu.recurrent.layer import Layer, States, copy_states, place_of, sequences_of, states_before, time_of
+from opgrad.cpu.recurrent.products import Panels, multiply
+
+
+class Weights(NamedTuple):
+    """Of the states, of the cells, and whether these are given."""
+
+    r: Panels
+    peepholes: Rows
+    peep: int
+
+
+class Start(NamedTuple):
+    """The states and cells before the first step."""
+
+    h: States
+    c: States
+
+
+class Above(NamedTuple):
+    """The gradients of all states, and of the last states and cells, that come from behind the layer."""
+
+    y: Rows
+    h: States
+    c: States
 
 
 @inline
@@ -41,16 +66,16 @@ cells_of_row = fold(cell)
 
 @kernel
 def lstm_steps(
-    units: Units, layer: Layer, r: Panels, bias: Rows, peepholes: Rows, peep, h0: States, c0: States,
-    gates: Pointer, y: Pointer, cells: Pointer, y_h: Pointer, y_c: Pointer,
+    units: Units, layer: Layer, weights: Weights, bias: Rows, start: Start, gates: Pointer, y: Pointer, cells: Pointer,
+    y_h: Pointer, y_c: Pointer,
 ):  # fmt: skip
     """gates holds what x gives the gates, without bias."""
-    n, batch = layer.hidden, layer.batch
+    n, batch, r, peepholes = layer.hidden, layer.batch, weights.r, weights.peepholes
     for direction in range(units.start // batch, -(-units.stop // batch)):
         begin, end = sequences_of(layer, units, direction)
         b, p = bias.data + direction * bias.step, peepholes.data + direction * peepholes.step
-        h, h_row = h0.data + direction * h0.direction, h0.row
-        c, c_row = c0.data + direction * c0.direction, c0.row
+        h, h_row = start.h.data + direction * start.h.direction, start.h.row
+        c, c_row = start.c.data + direction * start.c.direction, start.c.row
         panels = r.data + direction * r.direction
         for step in range(layer.steps):
             place = place_of(layer, direction, time_of(layer, direction, step))
@@ -60,12 +85,10 @@ def lstm_steps(
                 zi = z + row * 4 * n
                 sums, biases = (zi, zi + n, zi + 2 * n, zi + 3 * n), (b, b + n, b + 2 * n, b + 3 * n)
                 states = c + row * c_row, h_next + row * n, c_next + row * n
-                cells_of_row((), 0, n, sums + biases + (p, p + n, p + 2 * n) + states, (peep,))
+                cells_of_row((), 0, n, sums + biases + (p, p + n, p + 2 * n) + states, (weights.peep,))
             h, h_row, c, c_row = h_next, n, c_next, n
-        for row in range(begin, end):
-            last = (direction * batch + row) * n
-            write_same(y_h + last, 0, n, 0, (h + row * h_row,), ())
-            write_same(y_c + last, 0, n, 0, (c + row * c_row,), ())
+        copy_states(y_h + direction * batch * n, h, h_row, begin, end, n)
+        copy_states(y_c + direction * batch * n, c, c_row, begin, end, n)
 
 
 @inline
@@ -96,32 +119,27 @@ cells_back_of_row = fold(cell_back)
 
 @kernel
 def lstm_steps_back(
-    units: Units, layer: Layer, r: Panels, peepholes: Rows, peep, c0: States, gates: Pointer, cells: Pointer,
-    dy: Rows, dy_h: States, dy_c: States, dz: Pointer, dh: Pointer, dc: Pointer,
+    units: Units, layer: Layer, weights: Weights, c0: States, gates: Pointer, cells: Pointer, above: Above,
+    dz: Pointer, dh: Pointer, dc: Pointer,
 ):  # fmt: skip
     """dh and dc hold the gradients of the states on the way; dz has a matrix of all steps for each direction."""
-    n, batch = layer.hidden, layer.batch
+    n, batch, r, dy = layer.hidden, layer.batch, weights.r, above.y
     for direction in range(units.start // batch, -(-units.stop // batch)):
         begin, end = sequences_of(layer, units, direction)
-        p, panels = peepholes.data + direction * peepholes.step, r.data + direction * r.direction
+        p, panels = weights.peepholes.data + direction * weights.peepholes.step, r.data + direction * r.direction
         own_h, own_c = dh + direction * batch * n, dc + direction * batch * n
-        for row in range(begin, end):
-            last_h = dy_h.data + (direction * dy_h.direction + row * dy_h.row)
-            last_c = dy_c.data + (direction * dy_c.direction + row * dy_c.row)
-            write_same(own_h + row * n, 0, n, 0, (last_h,), ())
-            write_same(own_c + row * n, 0, n, 0, (last_c,), ())
+        copy_states(own_h, above.h.data + direction * above.h.direction, above.h.row, begin, end, n)
+        copy_states(own_c, above.c.data + direction * above.c.direction, above.c.row, begin, end, n)
         for step in range(layer.steps - 1, -1, -1):
             t = time_of(layer, direction, step)
             place, z = place_of(layer, direction, t), dz + (direction * layer.steps + t) * batch * 4 * n
-            c, c_row = c0.data + direction * c0.direction, c0.row
-            if step:
-                c, c_row = cells + place_of(layer, direction, time_of(layer, direction, step - 1)) * n, n
+            c, c_row = states_before(layer, c0, cells, direction, step)
             for row in range(begin, end):
                 gate, d = gates + (place + row) * 4 * n, z + row * 4 * n
                 now = gate, gate + n, gate + 2 * n, gate + 3 * n
                 states = cells + (place + row) * n, c + row * c_row, dy.data + (place + row) * dy.step, own_h + row * n
                 out = own_c + row * n, d, d + n, d + 2 * n, d + 3 * n
-                cells_back_of_row((), 0, n, now + states + (p, p + n, p + 2 * n) + out, (peep,))
+                cells_back_of_row((), 0, n, now + states + (p, p + n, p + 2 * n) + out, (weights.peep,))
             multiply(own_h, n, z, 4 * n, panels, r.panel, 4 * n, n, begin, end, 0)
 
 
@@ -136,11 +154,10 @@ def peepholes_back(units: Units, strips, layer: Layer, cells: Pointer, c0: State
         for step in range(layer.steps):
             t = time_of(layer, direction, step)
             place, z = place_of(layer, direction, t), dz + ((direction * layer.steps + t) * batch * 4 * n + j)
-            c, c_row, some = c0.data + (direction * c0.direction + j), c0.row, (zero, zero, zero)
-            if step:
-                c, c_row = cells + (place_of(layer, direction, time_of(layer, direction, step - 1)) * n + j), n
+            c, c_row = states_before(layer, c0, cells, direction, step)
+            some = zero, zero, zero
             for row in range(batch):
-                before = v.load_masked(c, row * c_row, mask, 0.0)
+                before = v.load_masked(c, row * c_row + j, mask, 0.0)
                 after = v.load_masked(cells, (place + row) * n + j, mask, 0.0)
                 di, do = v.load_masked(z, row * 4 * n, mask, 0.0), v.load_masked(z, (4 * row + 1) * n, mask, 0.0)
                 df = v.load_masked(z, (4 * row + 2) * n, mask, 0.0)

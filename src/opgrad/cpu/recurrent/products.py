@@ -12,6 +12,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel, vector_bytes
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.loops.transpose import transpose_in
+from opgrad.cpu.recurrent.layer import States
 
 MANY_REGISTERS: Final = vector_bytes() == 64 or platform.machine().lower() in ("aarch64", "arm64")  # 32, not 16
 ROWS: Final = 8 if MANY_REGISTERS else 4  # of a tile: sums of two registers each, and room for what is multiplied
@@ -34,14 +35,6 @@ class Grid(NamedTuple):
     first: int
     direction: int
     block: int
-    row: int
-
-
-class States(NamedTuple):
-    """A state for each sequence of each direction: the elements from one of each to the next."""
-
-    data: Pointer
-    direction: int
     row: int
 
 

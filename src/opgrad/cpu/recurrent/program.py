@@ -11,8 +11,8 @@ from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.loops.fill import fill_zeros
 from opgrad.cpu.loops.layout import precision
 from opgrad.cpu.recurrent import products, sums
-from opgrad.cpu.recurrent.layer import Layer
-from opgrad.cpu.recurrent.products import Blocks, Grid, Panels, States
+from opgrad.cpu.recurrent.layer import Layer, States
+from opgrad.cpu.recurrent.products import Blocks, Grid, Panels
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.parallel import get_num_threads
 from opgrad.cpu.runtime.workspace import Workspace

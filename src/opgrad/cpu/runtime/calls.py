@@ -3,11 +3,12 @@
 `call` is what CPython runs for a public function, by its vectorcall protocol (PEP 590): a pointer to the arguments,
 positional ones first, their number, and a tuple of the others' names. It compares them with entries, each of which says
 what the arguments of one signature are, word for word as they stand in the objects: an array's type, dtype, sizes and
-strides, a number's value, the identity of everything else. An entry that fits has the plan. Whatever fits none, and
-whatever goes wrong, is left to the Python function that stands behind: it answers, or raises, as if it had been called.
+strides, a number's value, the identity of everything else. An entry that fits has the plan, or the Python function that
+answers such calls. Whatever fits none, and whatever goes wrong, is left to the Python function that stands behind: it
+answers, or raises, as if it had been called.
 
 The lock of the interpreter is held but while large arrays are worked on, so nobody else writes entries meanwhile.
-Objects are only changed by Python's and NumPy's own C functions.
+Objects are only changed by Python's, NumPy's and PyTorch's own C functions.
 """
 
 from typing import Final
@@ -22,7 +23,32 @@ from opgrad.cpu.compiler.memory import (
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
-from opgrad.cpu.runtime.execute import DATA, MAX_OPERANDS, OVERLAP, TYPE, is_as_planned, overlap, run_steps
+from opgrad.cpu.runtime.execute import FEW, OVERLAP, overlap, run_steps
+from opgrad.cpu.runtime.objects import (
+    ARRAY,
+    CALL,
+    CLEAR,
+    DEC_REF,
+    INC_REF,
+    IS_ERROR,
+    MEMORY_ERROR,
+    NEW_ARRAY,
+    NEW_LIST,
+    NEW_TUPLE,
+    OCCURRED,
+    RESTORE_THREAD,
+    RUN,
+    SAVE_THREAD,
+    SET_ITEM,
+    SET_LIST_ITEM,
+    SIZE,
+    TUPLE_ITEMS,
+    VALUE_ERROR,
+    data_of,
+    fits,
+    is_watched,
+    new_tensor,
+)
 
 
 class Function:
@@ -31,87 +57,132 @@ class Function:
 
 OWN_WORDS: Final = Function.__basicsize__
 VECTORCALL, TABLE, OWN = range(3)  # the words: where a call begins, which CPython reads; the table; how many there are
-# Words of the table: addresses of the fields below, the Python function, the word with the team of threads; entries.
-FUNCTIONS, PYTHON, TEAM, ENTRIES, SLOTS = 0, 1, 2, 3, 16
-# Words of the C functions' table.
-CALL, INC_REF, DEC_REF, SAVE_THREAD, RESTORE_THREAD, EQUALS, CLEAR = range(7)
-NEW_TUPLE, SET_ITEM, NEW_ARRAY, ARRAY, RUN, C_FUNCTIONS = range(7, 13)  # the last: how many there are
+# Words of the table: the addresses of the C functions, of what is known of PyTorch and of the Python function; the word
+# with the team of threads; entries.
+FUNCTIONS, TORCH, PYTHON, TEAM, ENTRIES, SLOTS = 0, 1, 2, 3, 4, 16
 
-# Words of an entry. PLAN: its address. MEMORY: free working memory, 0 while it is used, NO_MEMORY without need of it.
-# SHARED: whether several threads help. UNLOCKED: whether the interpreter's lock is given up. OUT: the value that is
-# `out`, or NONE. Then the first words of the values', operands' and results' records.
-POSITIONAL, NAMED, RUNNER, PLAN, MEMORY, SHARED, UNLOCKED, OUT = range(8)
-OPERANDS, RESULTS, OPERANDS_AT, RESULTS_AT, VALUES_AT = range(8, 13)
-ENTRY: Final = 13
-NONE: Final = -1
-NO_MEMORY: Final = -1
-# An operand: a value's number; NONE; or a result's number, taken from this.
-FIRST_RESULT: Final = -2
+# Words of an entry: how many arguments; how many names and records, and the first words of them; what to keep alive.
+POSITIONAL, NAMED, NAMES_AT, RECORDS, RECORDS_AT, OWNER = range(6)
+# APPLY: the Python function that answers, 0 for a plan, and ITEM: which of its results is the answer, or NONE. PLAN:
+# its address. MEMORY: free working memory, 0 while it is used, NO_MEMORY without need of it. SHARED: whether several
+# threads help. UNLOCKED: whether the interpreter's lock is given up. CHECK: how overlaps are looked for.
+APPLY, ITEM, PLAN, MEMORY, SHARED, UNLOCKED, CHECK = range(6, 13)
+# IS_TORCH: whether arrays are tensors; WATCHING: by how many functions is asked whether PyTorch has to know, or NONE.
+# OUT: the value that is `out`, or NONE; LISTS: how many lists the results are returned in, or 0. TABLES: memory for
+# operands, their objects, results and the operands in the order of their addresses, 0 if they are FEW. Then how many
+# operands and results there are, and the first words of their records, and of operands' spans.
+IS_TORCH, WATCHING, OUT, LISTS, TABLES, OPERANDS, OPERANDS_AT, RESULTS, RESULTS_AT, SPANS_AT = range(13, 23)
+ENTRY: Final = 23
+NONE = NO_MEMORY = -1
+CONTAINERS: Final = 16  # the arguments, and sequences among them
+NO_CHECK, PAIRS, SPANS = range(3)
 
-# A value's record: words until the next, the address of its name or 0, what it is, then: of an object its address; of
-# a number also its type, and a float's bits; of an array what `known` tells.
-NEXT, NAME, KIND, WHAT = range(4)
-OBJECT, FLOAT, EQUAL, KNOWN_ARRAY = range(4)
-# A result's record: words until the next, the Python function that makes it or 0, dtype, rank, sizes.
-MAKER, DTYPE, RANK, SIZES = range(1, 5)
-
-# CPython's objects, as its headers lay them out. A tuple's items come last; 3.14 keeps a hash before them.
-SIZE: Final = object.__basicsize__
-ITEMS: Final = tuple.__basicsize__
-VALUE: Final = object.__basicsize__  # of a float
+# A record of a value: words until the next; under which number its container's items are found, and its place there;
+# its kind, and what `objects` is told of it.
+NEXT, CONTAINER, INDEX, KIND, KNOWN = range(5)
+# A record of an operand: its container and place, or one of these and: nothing; the number of a new result; the address
+# of an object that the owner keeps.
+WHERE, WHICH, OPERAND = range(3)
+NOTHING, NEW, KEPT = -1, -2, -3
+# A record of a result: words until the next; the Python function that makes it, 0, or GIVEN; then dtype, rank and sizes
+# of an array, or what `objects.new_tensor` is told, or which operand it is.
+MAKER, MADE, GIVEN = 1, 2, -1
+# A record of an operand's span: the bytes that it covers around its pointer, and a number that those share which may
+# be the same memory.
+LOW, HIGH, GROUP, SPAN = range(4)
 COUNT: Final = (1 << 63) - 1  # the lower bits of vectorcall's number of arguments
-EQ: Final = 2  # Py_EQ
 
 
 @inline
-def _is_number(functions: int, value: int, record: int) -> bool:
-    """Whether a value has the number's type, which is Python's own, and equals it."""
-    known = load_word(record, WHAT)
-    if value == known:
-        return True
-    if load_word(value + TYPE, 0) != load_word(record, WHAT + 1):
-        return False
-    if load_word(record, KIND) == FLOAT:
-        return load_word(value + VALUE, 0) == load_word(record, WHAT + 2)
-    return call_address(load_word(functions, EQUALS), value, known, EQ) & 0xFFFFFFFF == 1
+def _find(table: int, arguments: int, positional: int, named: int, names: int, items: int) -> int:
+    """The entry that the arguments fit; 0 if there is none."""
+    for slot in range(SLOTS):
+        entry = load_word(table, ENTRIES + slot)
+        if entry == 0:
+            return 0
+        as_many = load_word(entry, POSITIONAL) == positional and load_word(entry, NAMED) == named
+        if as_many and _fits(table, entry, named, names, items):
+            return entry
+    return 0
 
 
 @inline
-def _fits(functions: int, entry: int, arguments: int, names: int) -> bool:
+def _fits(table: int, entry: int, named: int, names: int, items: int) -> bool:
     """Whether the arguments are those of the entry."""
-    record, positional = entry + 8 * load_word(entry, VALUES_AT), load_word(entry, POSITIONAL)
-    for number in range(positional + load_word(entry, NAMED)):
-        value, kind = load_word(arguments, number), load_word(record, KIND)
-        if number >= positional and load_word(names + ITEMS, number - positional) != load_word(record, NAME):
+    known_names = entry + 8 * load_word(entry, NAMES_AT)
+    for number in range(named):
+        if load_word(names + TUPLE_ITEMS, number) != load_word(known_names, number):
             return False
-        if kind == KNOWN_ARRAY:
-            if not is_as_planned(value, record + 8 * WHAT):
-                return False
-        elif kind == OBJECT:
-            if value != load_word(record, WHAT):
-                return False
-        elif not _is_number(functions, value, record):
+    functions, torch, record = load_word(table, FUNCTIONS), load_word(table, TORCH), _at(entry, RECORDS_AT)
+    for _ in range(load_word(entry, RECORDS)):
+        value = load_word(load_word(items, load_word(record, CONTAINER)), load_word(record, INDEX))
+        if not fits(functions, torch, value, load_word(record, KIND), record + 8 * KNOWN, items):
             return False
         record += 8 * load_word(record, NEXT)
     return True
 
 
 @inline
-def _new_results(functions: int, entry: int, results: int) -> int:
-    """Allocate the results; how many there are now, fewer than there shall be where Python has refused one."""
-    record = entry + 8 * load_word(entry, RESULTS_AT)
+def _at(entry: int, word: int) -> int:
+    """The address of records whose first word stands in a word of the entry."""
+    return entry + 8 * load_word(entry, word)
+
+
+# --- operands and results ------------------------------------------------------------------------------------------
+
+
+@inline
+def _gather(functions: int, entry: int, torch: int, items: int, objects: int, operands: int) -> bool:
+    """Write the operands' objects and where their elements lie, 0 for those that are not there; whether all do.
+
+    What lies in a sequence gets a reference: others may change a list meanwhile.
+    """
+    record, lies = _at(entry, OPERANDS_AT), True
+    for number in range(load_word(entry, OPERANDS)):
+        where, which = load_word(record, WHERE), load_word(record, WHICH)
+        value, address = 0, 0
+        if where >= 0:
+            value = load_word(load_word(items, where), which)
+        elif where == KEPT:
+            value = which
+        if where > 0:
+            call_address(load_word(functions, INC_REF), value)
+        if value:
+            address = data_of(torch, value)
+            lies &= address != 0
+        store_word(objects, number, value)
+        store_word(operands, number, address)
+        record += 8 * OPERAND
+    return lies
+
+
+@inline
+def _release(functions: int, entry: int, objects: int) -> None:
+    record = _at(entry, OPERANDS_AT)
+    for number in range(load_word(entry, OPERANDS)):
+        if load_word(record, WHERE) > 0:
+            call_address(load_word(functions, DEC_REF), load_word(objects, number))
+        record += 8 * OPERAND
+
+
+@inline
+def _new_results(functions: int, entry: int, torch: int, objects: int, results: int) -> int:
+    """Write the results, new ones or those that were given; how many there are, too few where one is refused."""
+    record = _at(entry, RESULTS_AT)
     for number in range(load_word(entry, RESULTS)):
-        maker, dtype = load_word(record, MAKER), load_word(record, DTYPE)
-        if maker:
-            made = call_address(load_word(functions, CALL), maker, 0, 0, 0)
+        if load_word(record, MAKER) == GIVEN:
+            made = load_word(objects, load_word(record, MADE))
+            call_address(load_word(functions, INC_REF), made)
+        elif load_word(record, MAKER):
+            made = call_address(load_word(functions, CALL), load_word(record, MAKER), 0, 0, 0)
+        elif torch:
+            made = new_tensor(torch, record + 8 * MADE)
         else:
+            dtype, rank = load_word(record, MADE), load_word(record, MADE + 1)
             call_address(load_word(functions, INC_REF), dtype)  # NewFromDescr takes a reference over
-            sizes, rank = record + 8 * SIZES, load_word(record, RANK)
-            made = call_address(
-                load_word(functions, NEW_ARRAY), load_word(functions, ARRAY), dtype, rank, sizes, 0, 0, 0, 0
-            )
+            sizes, kind = record + 8 * (MADE + 2), load_word(functions, ARRAY)
+            made = call_address(load_word(functions, NEW_ARRAY), kind, dtype, rank, sizes, 0, 0, 0, 0)
         if made == 0:
-            call_address(load_word(functions, CLEAR))
             return number
         store_word(results, number, made)
         record += 8 * load_word(record, NEXT)
@@ -119,24 +190,69 @@ def _new_results(functions: int, entry: int, results: int) -> int:
 
 
 @inline
-def _operands(entry: int, arguments: int, results: int, operands: int) -> None:
-    """Write where the operands lie, 0 for one left out."""
-    of_operand = entry + 8 * load_word(entry, OPERANDS_AT)
+def _place_results(entry: int, torch: int, results: int, operands: int) -> None:
+    """Write where the new results lie."""
+    record = _at(entry, OPERANDS_AT)
     for number in range(load_word(entry, OPERANDS)):
-        value = load_word(of_operand, number)
-        address = 0
-        if value >= 0:
-            address = load_word(load_word(arguments, value) + DATA, 0)
-        elif value != NONE:
-            address = load_word(load_word(results, FIRST_RESULT - value) + DATA, 0)
-        store_word(operands, number, address)
+        if load_word(record, WHERE) == NEW:
+            store_word(operands, number, data_of(torch, load_word(results, load_word(record, WHICH))))
+        record += 8 * OPERAND
 
 
 @inline
-def _run(table: int, entry: int, operands: int, scratch: int, team: int) -> int:
+def _drop(functions: int, results: int, count: int) -> None:
+    for number in range(count):
+        call_address(load_word(functions, DEC_REF), load_word(results, number))
+
+
+# --- overlaps ------------------------------------------------------------------------------------------------------
+
+
+@inline
+def _start(entry: int, operands: int, number: int) -> int:
+    return load_word(operands, number) + load_word(_at(entry, SPANS_AT) + 8 * SPAN * number, LOW)
+
+
+@inline
+def _sort(entry: int, operands: int, order: int) -> None:
+    """Put the operands into the order of their addresses: from that of the last call, which is mostly the same."""
+    for place in range(1, load_word(entry, OPERANDS)):
+        number, free = load_word(order, place), place
+        start = _start(entry, operands, number)
+        while free > 0 and _start(entry, operands, load_word(order, free - 1)) > start:
+            store_word(order, free, load_word(order, free - 1))
+            free -= 1
+        store_word(order, free, number)
+
+
+@inline
+def _may_overlap(entry: int, operands: int, order: int) -> bool:
+    """Whether operands span common bytes that are not one array under two names that it may have."""
+    _sort(entry, operands, order)
+    spans, before, first, reached = _at(entry, SPANS_AT), 0, 0, 0
+    for place in range(load_word(entry, OPERANDS)):
+        number = load_word(order, place)
+        span, address = spans + 8 * SPAN * number, load_word(operands, number)
+        start, end = address + load_word(span, LOW), address + load_word(span, HIGH)
+        if start < reached and start < end:
+            same = start == first and end == reached and load_word(span, GROUP) == load_word(before, GROUP)
+            if not same:
+                return True
+        if end > reached:
+            before, first, reached = span, start, end
+    return False
+
+
+# --- the call ------------------------------------------------------------------------------------------------------
+
+
+@inline
+def _run(functions: int, entry: int, operands: int, order: int, scratch: int, team: int) -> int:
     """Run the plan; its status."""
-    functions, plan = load_word(table, FUNCTIONS), load_word(entry, PLAN)
-    if load_word(entry, OUT) != NONE and overlap(plan, operands):
+    plan, check = load_word(entry, PLAN), load_word(entry, CHECK)
+    if check == PAIRS and overlap(plan, operands):
+        return OVERLAP
+    if check == SPANS and _may_overlap(entry, operands, order):
         return OVERLAP
     run = load_word(functions, RUN) if team else 0
     if load_word(entry, UNLOCKED):
@@ -148,28 +264,36 @@ def _run(table: int, entry: int, operands: int, scratch: int, team: int) -> int:
 
 
 @inline
-def _drop(functions: int, results: int, count: int) -> None:
-    for number in range(count):
-        call_address(load_word(functions, DEC_REF), load_word(results, number))
-
-
-@inline
-def _answer(functions: int, entry: int, arguments: int, results: int) -> int:
-    """What the function returns: `out`, the new result, or a tuple of them; 0 where Python has refused the tuple."""
-    out, count = load_word(entry, OUT), load_word(entry, RESULTS)
-    if out != NONE:
-        call_address(load_word(functions, INC_REF), load_word(arguments, out))
-        return load_word(arguments, out)
-    if count == 1:
-        return load_word(results, 0)
-    made = call_address(load_word(functions, NEW_TUPLE), count)
+def _collect(functions: int, new: int, set_item: int, results: int, count: int) -> int:
+    """A tuple or a list of objects whose references it takes over; 0 where Python has refused it, and they are gone."""
+    made = call_address(load_word(functions, new), count)
     if made == 0:
-        call_address(load_word(functions, CLEAR))
         _drop(functions, results, count)
         return 0
     for number in range(count):
-        call_address(load_word(functions, SET_ITEM), made, number, load_word(results, number))
+        call_address(load_word(functions, set_item), made, number, load_word(results, number))
     return made
+
+
+@inline
+def _answer(functions: int, entry: int, items: int, results: int) -> int:
+    """What the function returns: `out`, the new result, several in a tuple or in lists; 0 where Python refuses it."""
+    out, count, lists = load_word(entry, OUT), load_word(entry, RESULTS), load_word(entry, LISTS)
+    if out != NONE:
+        value = load_word(load_word(items, 0), out)
+        call_address(load_word(functions, INC_REF), value)
+        return value
+    if lists == 0:
+        return load_word(results, 0) if count == 1 else _collect(functions, NEW_TUPLE, SET_ITEM, results, count)
+    length = count // lists
+    for number in range(lists):
+        made = _collect(functions, NEW_LIST, SET_LIST_ITEM, results + 8 * number * length, length)
+        if made == 0:
+            _drop(functions, results, number)
+            _drop(functions, results + 8 * (number + 1) * length, count - (number + 1) * length)
+            return 0
+        store_word(results, number, made)
+    return load_word(results, 0) if lists == 1 else _collect(functions, NEW_TUPLE, SET_ITEM, results, lists)
 
 
 @inline
@@ -182,56 +306,95 @@ def _take_memory(entry: int) -> int:
 
 
 @inline
-def _run_entry(table: int, entry: int, arguments: int, team: int) -> int:
-    """The answer to a call that fits the entry; 0 where it is left to Python."""
-    functions = load_word(table, FUNCTIONS)
-    memory = _take_memory(entry)
-    if memory == 0:
-        return 0
-    results, operands = stack_words(MAX_OPERANDS), stack_words(MAX_OPERANDS)
-    runner = load_word(entry, RUNNER)
-    call_address(load_word(functions, INC_REF), runner)  # the entry lives as long as it, whatever other threads do
-    answer, made = 0, _new_results(functions, entry, results)
-    if made == load_word(entry, RESULTS):
-        _operands(entry, arguments, results, operands)
-        status = _run(table, entry, operands, 0 if memory == NO_MEMORY else memory, team)
+def _run_plan(functions: int, entry: int, torch: int, items: int, memory: int, team: int) -> int:
+    """The answer of the entry's plan; 0 where it is left to Python, or Python has raised."""
+    count, tables = load_word(entry, OPERANDS), load_word(entry, TABLES)
+    operands, objects, results = stack_words(FEW), stack_words(FEW), stack_words(FEW)
+    if tables:
+        operands, objects, results = tables, tables + 8 * count, tables + 16 * count
+    answer, made = 0, 0
+    if _gather(functions, entry, torch, items, objects, operands):
+        made = _new_results(functions, entry, torch, objects, results)
+        status = OVERLAP
+        if made == load_word(entry, RESULTS):
+            _place_results(entry, torch, results, operands)
+            scratch = 0 if memory == NO_MEMORY else memory
+            status = _run(functions, entry, operands, tables + 24 * count, scratch, team)
         if status == 0:
-            answer = _answer(functions, entry, arguments, results)
+            answer = _answer(functions, entry, items, results)
         else:
             _drop(functions, results, made)
-    else:
-        _drop(functions, results, made)
-    if memory != NO_MEMORY:
-        atomic_store(entry + 8 * MEMORY, memory)
-    call_address(load_word(functions, DEC_REF), runner)
+    _release(functions, entry, objects)
     return answer
 
 
 @inline
-def _find(table: int, arguments: int, positional: int, named: int, names: int) -> int:
-    """The entry that the arguments fit; 0 if there is none."""
-    functions = load_word(table, FUNCTIONS)
-    for slot in range(SLOTS):
-        entry = load_word(table, ENTRIES + slot)
-        if entry == 0:
-            return 0
-        as_many = load_word(entry, POSITIONAL) == positional and load_word(entry, NAMED) == named
-        if as_many and _fits(functions, entry, arguments, names):
-            return entry
-    return 0
+def _apply(functions: int, entry: int, items: int) -> int:
+    """The answer of the entry's Python function; 0 where it has raised."""
+    arguments, record = stack_words(FEW), _at(entry, OPERANDS_AT)
+    for number in range(load_word(entry, OPERANDS)):
+        where, which = load_word(record, WHERE), load_word(record, WHICH)
+        store_word(arguments, number, which if where == KEPT else load_word(load_word(items, where), which))
+        record += 8 * OPERAND
+    answer = call_address(load_word(functions, CALL), load_word(entry, APPLY), arguments, load_word(entry, OPERANDS), 0)
+    item = load_word(entry, ITEM)
+    if answer and item != NONE:
+        chosen = load_word(answer + TUPLE_ITEMS, item)
+        call_address(load_word(functions, INC_REF), chosen)
+        call_address(load_word(functions, DEC_REF), answer)
+        return chosen
+    return answer
+
+
+@inline
+def _run_entry(table: int, entry: int, items: int, team: int) -> int:
+    """The answer to a call that fits the entry; 0 where it is left to Python, or Python has raised."""
+    functions, torch = load_word(table, FUNCTIONS), load_word(table, TORCH) if load_word(entry, IS_TORCH) else 0
+    watchers = load_word(entry, WATCHING)
+    if torch and watchers != NONE and is_watched(functions, torch, watchers):
+        return 0
+    memory = _take_memory(entry)
+    if memory == 0:
+        return 0
+    owner, answer = load_word(entry, OWNER), 0
+    call_address(load_word(functions, INC_REF), owner)  # the entry lives as long as it, whatever other threads do
+    if load_word(entry, APPLY):
+        answer = _apply(functions, entry, items)
+    else:
+        answer = _run_plan(functions, entry, torch, items, memory, team)
+    if memory != NO_MEMORY:
+        atomic_store(entry + 8 * MEMORY, memory)
+    call_address(load_word(functions, DEC_REF), owner)
+    return answer
+
+
+@inline
+def _has_raised(functions: int) -> bool:
+    """Whether an error is to be passed on; what the Python function raises as well, with better words, is forgotten."""
+    if call_address(load_word(functions, OCCURRED)) == 0:
+        return False
+    for error in (MEMORY_ERROR, VALUE_ERROR):
+        if call_address(load_word(functions, IS_ERROR), load_word(functions, error)) & 0xFFFFFFFF:
+            call_address(load_word(functions, CLEAR))
+            return False
+    return True
 
 
 @native(4)
 def call(function: int, arguments: int, count: int, names: int) -> int:
     """What CPython calls: function(*arguments[:count], the others by names)."""
     table = load_word(function + OWN_WORDS, TABLE)
-    positional, named = count & COUNT, 0
+    functions, positional, named = load_word(table, FUNCTIONS), count & COUNT, 0
     if names:
         named = load_word(names + SIZE, 0)
-    entry = _find(table, arguments, positional, named, names)
+    items = stack_words(CONTAINERS)
+    store_word(items, 0, arguments)
+    entry = _find(table, arguments, positional, named, names, items)
     if entry:
         team = load_word(load_word(table, TEAM), 0) if load_word(entry, SHARED) else 0
-        answer = _run_entry(table, entry, arguments, team) if team >= 0 else 0
+        answer = _run_entry(table, entry, items, team) if team >= 0 else 0
         if answer:
             return answer
-    return call_address(load_word(load_word(table, FUNCTIONS), CALL), load_word(table, PYTHON), arguments, count, names)
+        if _has_raised(functions):
+            return 0
+    return call_address(load_word(functions, CALL), load_word(table, PYTHON), arguments, count, names)

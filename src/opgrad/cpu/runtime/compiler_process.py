@@ -12,40 +12,18 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from queue import SimpleQueue
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from opgrad.contract import DTYPES, Spec, graph_operators, only, operators, spread
 from opgrad.cpu.compiler.native import Kernel, host, noting, object_cache
 from opgrad.cpu.runtime.plan import plan
+from opgrad.cpu.runtime.requests import Call, Made, Named, Request
 
 
-class Named(NamedTuple):
-    """A kernel or native function that a module has under a name, in some form."""
-
-    module: str
-    name: str
-    form: str
-
-
-class Call(NamedTuple):
-    """A call of an operator, among whose kernels is the one that is asked for.
-
-    needs: the results that it computes, if not all. lists: how long its lists of arrays are, given and made.
-    specs: shape and dtype of each array, None for one left out.
-    """
-
-    operator: str
-    needs: tuple[str, ...] | None
-    lists: tuple[int, int] | None
-    specs: tuple[tuple[tuple[int, ...], str] | None, ...]
-    attributes: dict[str, Any]
-
-
-Request = tuple[str, Named | Call]  # the entry that it is about, and what it is made of
-
-
-def main() -> None:
-    """Answer until the input ends."""
+def main(nice: int = 0) -> None:
+    """Answer until the input ends; `nice`: how far this stands back behind other processes."""
+    if hasattr(os, "nice"):
+        os.nice(nice)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this, whose end ends the input
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what others print is no answer
@@ -71,17 +49,24 @@ def _read(requests: BinaryIO, put: Callable[[Request], None]) -> None:
         os._exit(0)
 
 
-def _compile(entry: str, what: Named | Call) -> None:
+def _compile(entry: str, what: Named | Call | Made) -> None:
+    if isinstance(what, Made):
+        _task(getattr(import_module(what.module), what.function)(*what.arguments)[what.number], what.form)
+        return
     if isinstance(what, Named):
         found = getattr(import_module(what.module), what.name)
         if isinstance(found, Kernel):
-            form, _, dtypes = what.form.rstrip(")").partition("(")
-            found.task(dtypes.split(",") if dtypes else [], form)
+            _task(found, what.form)
         else:
             found.link()
         return
     with noting([entry]):
         plan(_operator(what), _specs(what), what.attributes)
+
+
+def _task(kernel: Kernel, form: str) -> None:
+    kind, _, dtypes = form.rstrip(")").partition("(")
+    kernel.task(dtypes.split(",") if dtypes else [], kind)
 
 
 def _operator(call: Call) -> Any:

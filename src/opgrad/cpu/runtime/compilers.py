@@ -20,16 +20,17 @@ from typing import Any
 from opgrad.cpu.compiler import native, sources
 from opgrad.cpu.compiler.cache import VARIABLE as CACHE
 from opgrad.cpu.compiler.target import cpu_is_known
-from opgrad.cpu.runtime import compiler_process
-from opgrad.cpu.runtime.compiler_process import Named, Request
 from opgrad.cpu.runtime.parallel import default_threads
+from opgrad.cpu.runtime.requests import Named, Request
 from opgrad.locks import in_child, settling
 
 VARIABLE = "OPGRAD_COMPILERS"
 MOST = 16  # processes
 IDLE = 10.0  # seconds without work after which a process ends: it takes 150 MB
 LOOK = 0.1  # seconds between two looks at how far they are
-BOOT = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from {} import main; main()"
+PROCESS = "opgrad.cpu.runtime.compiler_process"  # what each of them runs
+BOOT = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from {} import main; main({})"
+BESIDE = 10  # how nice a process is whose work nobody waits for
 
 Progress = Callable[[int, int], None]  # how many are compiled, of how many
 
@@ -37,17 +38,17 @@ Progress = Callable[[int, int], None]  # how many are compiled, of how many
 class Compilers:
     """The processes, each with a thread that hands it one request after the other.
 
-    count: how many. Raises OSError if the system refuses to start them.
+    count: how many. beside: they stand back behind other processes. Raises OSError if the system refuses to start them.
     """
 
-    def __init__(self, count: int):
+    def __init__(self, count: int, beside: bool = False):
         self._todo: deque[Request] = deque()
         self._known: dict[str, threading.Event] = {}  # by entry: set when there is nothing more to wait for
         self._news = threading.Event()
         self._processes: list[Any] = []
         try:
             for _ in range(count):
-                self._processes.append(_start())
+                self._processes.append(_start(BESIDE if beside else 0))
         except BaseException:
             self.close()
             raise
@@ -133,12 +134,12 @@ class Compilers:
             self._known[self._todo.popleft()[0]].set()
 
 
-def _start() -> Any:
+def _start(nice: int) -> Any:
     """A process that will import this very opgrad, whatever its working folder and its program are."""
     folder = os.path.dirname(native.object_cache().folder or "")
     environment = os.environ | {CACHE: folder, "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", BOOT.format(compiler_process.__name__)],
+        [sys.executable, "-I", "-c", BOOT.format(PROCESS, nice)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, env=environment,
         creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
     )  # fmt: skip
@@ -166,15 +167,15 @@ def compilers() -> Compilers | None:
     global _compilers
     with settling:
         if _compilers is None or not _compilers.usable:
-            count = _count()
+            wanted = count()
             try:
-                _compilers = Compilers(count) if count else None
+                _compilers = Compilers(wanted) if wanted else None
             except OSError:
                 _compilers = None
         return _compilers
 
 
-def _count() -> int:
+def count() -> int:
     """How many processes: OPGRAD_COMPILERS, else as many as calls use threads; 0 where no code can be handed over."""
     wanted = os.environ.get(VARIABLE)
     if wanted is not None and not wanted.isdecimal():

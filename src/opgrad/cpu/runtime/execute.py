@@ -26,6 +26,7 @@ PAIR: Final = 7
 TASK, PARTS, ARGUMENTS, PATCHES, STEP = 0, 1, 2, 3, 4  # words of a step, before its arguments and its patches
 MAX_ARGUMENTS: Final = 64
 MAX_OPERANDS: Final = 8
+FEW: Final = 32  # operands up to which every pair of them is compared
 SCRATCH: Final = -1  # the operand number of scratch memory
 TABLE: Final = -2  # … and of the table of all operands' addresses
 
@@ -66,7 +67,8 @@ def shared_out(kernel: Kernel, units: int, unit_bytes: float, arguments: Mapping
 class Program:
     """What a kernel function returns: steps, their working memory, and the words for what may go wrong.
 
-    `name` tells how it is done, `tables` keeps the memory that arguments point to.
+    `name` tells how it is done, `tables` keeps the memory that arguments point to. `later`: what shall run instead as
+    soon as its kernels are compiled.
     """
 
     steps: Sequence[Step]
@@ -74,6 +76,7 @@ class Program:
     explain: Explain | None = None
     name: str = ""
     tables: Sequence[Any] = ()
+    later: "Program | None" = None
     slots: int = field(init=False)  # how many parts can have private memory at a time, settled once
 
     def __post_init__(self) -> None:
@@ -92,18 +95,24 @@ def words(program: Program, pairs: Sequence[Pair]) -> list[int]:
         result += [pair.result, pair.other, *pair.result_bytes, *pair.other_bytes, pair.same]
     result[FIRST_STEP] = len(result)
     for step in program.steps:
-        result += _step_words(step, program)
+        result += step_words(step, program)
     return result
 
 
-def _step_words(step: Step, program: Program) -> list[int]:
+def dtypes_of(step: Step) -> list[str]:
+    """The dtypes of the pointers that a step's kernel is given."""
+    given = (each for name, kind in step.kernel.parameters.items() for each in values(kind, step.arguments[name]))
+    return ["float32" if value is None else value.dtype for kind, value in given if kind in POINTERS]
+
+
+def step_words(step: Step, program: Program) -> list[int]:
+    """The words of a step: its own, its kernel's arguments, and which of them are filled in at each call."""
     filled = _header(step, program)
     for name, kind in step.kernel.parameters.items():
         filled += values(kind, step.arguments[name])
-    dtypes = ["float32" if value is None else value.dtype for kind, value in filled if kind in POINTERS]
     patches = [word for index, (kind, value) in enumerate(filled) for word in _patch(index, kind, value)]
     arguments = [_word(value, kind) for kind, value in filled]
-    return [step.kernel.task(dtypes), step.parts, len(filled), len(patches) // 2, *arguments, *patches]
+    return [step.kernel.task(dtypes_of(step)), step.parts, len(filled), len(patches) // 2, *arguments, *patches]
 
 
 def _header(step: Step, program: Program) -> list[tuple[Any, Any]]:
@@ -240,40 +249,10 @@ def is_as_planned(array: int, known: int) -> bool:
     return as_planned
 
 
-UNPLANNED: Final = -2  # the status of a call that did nothing because an array is not as planned
-
-
-@native(6 + MAX_OPERANDS)
-def execute_planned(
-    plan: int, known: int, scratch: int, run: int, context: int, count: int,
-    a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int,
-) -> int:  # fmt: skip
-    """The same on `count` array objects, if each is what `known` says of it; UNPLANNED or OVERLAP otherwise."""
-    arrays, operands = stack_words(MAX_OPERANDS), stack_words(MAX_OPERANDS)
-    for index, array in enumerate((a, b, c, d, e, f, g, h)):
-        store_word(arrays, index, array)
-    for index in range(count):
-        array = load_word(arrays, index)
-        if not is_as_planned(array, known):
-            return UNPLANNED
-        store_word(operands, index, load_word(array + DATA, 0))
-        known += 8 * (KNOWN + 2 * load_word(known, 3))
-    if overlap(plan, operands):
-        return OVERLAP
-    return run_steps(plan, operands, scratch, run, context)
-
-
 def known(array: Any, writeable: bool) -> list[int]:
-    """What `execute_planned` is told of an array."""
+    """What `is_as_planned` is told of an array."""
     flags = WRITEABLE if writeable else 0
     return [id(type(array)), id(array.dtype), flags, array.ndim, *array.shape, *array.strides]
-
-
-@cache
-def planned_caller(count: int) -> Any:
-    """`execute_planned` for Python callers with `count` arrays."""
-    integer = ctypes.c_int64
-    return ctypes.CFUNCTYPE(integer, *[integer] * 6, *[ctypes.py_object] * count)(execute_planned.address)
 
 
 @cache

@@ -12,7 +12,7 @@ from opgrad.cpu.runtime import parallel
 from opgrad.locks import settling
 
 
-@dataclass
+@dataclass(eq=False)
 class Plan:
     """All that a call needs to know beforehand; `words` is what native code reads, `tables` what they point to."""
 
@@ -49,23 +49,36 @@ def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out
 
 
 def _plan(prepared: Prepared) -> Plan:
-    from opgrad.cpu.runtime.execute import words
+    from opgrad.cpu.runtime import background
+    from opgrad.cpu.runtime.execute import FEW, words
 
     op = prepared.operator
     program = op.kernel()(prepared.problem)
-    code = words(program, pairs(prepared) if prepared.brought else ())
+    compared = prepared.brought and len(op.inputs) + len(op.results) <= FEW
+    apart = pairs(prepared) if compared else ()
+    if program.later is None:
+        return _made(prepared, [program], words(program, apart))
+    code, place = background.words(program, apart)
+    found = _made(prepared, [program, program.later], code)
+    background.go_over_later(found, program.later, place)
+    return found
+
+
+def _made(prepared: Prepared, programs: Sequence[Any], code: Sequence[int]) -> Plan:
+    """The plan that runs the first of these programs, and has room for each."""
+    op, program = prepared.operator, programs[0]
     return Plan(
         op,
         tuple(prepared.results.values()),
         tuple(_unless_c_order(prepared.problem.orders[name]) for name in prepared.results),
         prepared.copies,
-        program.scratch_bytes,
-        max((step.parts for step in program.steps), default=1),
+        max(each.scratch_bytes for each in programs),
+        max((step.parts for each in programs for step in each.steps), default=1),
         (ctypes.c_int64 * len(code))(*code),
         program.explain or _unexplained,
         program.name or " + ".join(dict.fromkeys(step.kernel.__name__ for step in program.steps)),
         prepared.problem.bytes,
-        program.tables,
+        [table for each in programs for table in each.tables],
     )
 
 

@@ -4,14 +4,16 @@ A layout of opgrad.cpu.loops.layout a file, each with the plain kernel and the o
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.compiler.native import Kernel, inline, vector_lanes
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.fused import program as fused
+from opgrad.cpu.fused import fusing
+from opgrad.cpu.fused import program as stages
 from opgrad.cpu.loops import combine
 from opgrad.cpu.loops.layout import (
     GRADIENT,
@@ -25,9 +27,20 @@ from opgrad.cpu.loops.layout import (
 )
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.numerics.math import exp
+from opgrad.cpu.runtime import background, partition
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Workspace
-from opgrad.cpu.softmax import columns, groups, rows, split, transposed
+from opgrad.cpu.softmax import (
+    columns,
+    fused_columns,
+    fused_gradients,
+    fused_rows,
+    fused_split,
+    groups,
+    rows,
+    split,
+    transposed,
+)
 
 SOFTMAX = {
     "rows": rows.softmax_rows,
@@ -73,26 +86,64 @@ def _gradient_kernels(term: Callable[..., Vector], formula: Callable[..., Vector
     return plain, in_place
 
 
-SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(lambda dy, y: dy * y, lambda dy, y, s: y * (dy - s))
-LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(lambda dy, y: dy, lambda dy, y, s: dy - exp(y) * s)
+# The term of the sum, and the formula.
+SOFTMAX_TERMS = inline(lambda dy, y: dy * y), inline(lambda dy, y, s: y * (dy - s))
+LOG_SOFTMAX_TERMS = inline(lambda dy, y: dy), inline(lambda dy, y, s: dy - exp(y) * s)
+SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(*SOFTMAX_TERMS)
+LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(*LOG_SOFTMAX_TERMS)
+
+
+FUSED: Mapping[tuple[str, str], Callable[[Any], tuple[Kernel, ...]]] = {
+    ("softmax", "rows"): fused_rows.softmax,
+    ("softmax", "columns"): fused_columns.softmax,
+    ("softmax", "split"): fused_split.softmax,
+    ("log_softmax", "split"): fused_split.log_softmax,
+    ("log_softmax", "rows"): fused_rows.log_softmax,
+    ("log_softmax", "columns"): fused_columns.log_softmax,
+    ("softmax_grad", "rows"): partial(fused_gradients.of_rows, gradient=SOFTMAX_TERMS),
+    ("softmax_grad", "columns"): partial(fused_gradients.of_columns, gradient=SOFTMAX_TERMS),
+    ("softmax_grad", "split"): partial(fused_gradients.of_split, gradient=SOFTMAX_TERMS),
+    ("log_softmax_grad", "split"): partial(fused_gradients.of_split, gradient=LOG_SOFTMAX_TERMS),
+    ("log_softmax_grad", "rows"): partial(fused_gradients.of_rows, gradient=LOG_SOFTMAX_TERMS),
+    ("log_softmax_grad", "columns"): partial(fused_gradients.of_columns, gradient=LOG_SOFTMAX_TERMS),
+}
+
+
+@cache
+def fused(form: Any) -> tuple[Kernel, ...]:
+    """The kernels, in order, of calls with attributes that have this form (opgrad.cpu.fused.form)."""
+    kernels = FUSED[form.operator, form.layout](form)
+    for number, each in enumerate(kernels):
+        each.made = __name__, fused.__name__, (form,), number
+    return kernels
 
 
 def softmax(problem: Problem) -> Program:
-    return fused.forward(problem, SOFTMAX_IN_PLACE) if problem.is_general else _forward(problem, SOFTMAX)
+    return _forward_of("softmax", problem, SOFTMAX, SOFTMAX_IN_PLACE)
 
 
 def log_softmax(problem: Problem) -> Program:
-    return fused.forward(problem, LOG_SOFTMAX_IN_PLACE) if problem.is_general else _forward(problem, LOG_SOFTMAX)
+    return _forward_of("log_softmax", problem, LOG_SOFTMAX, LOG_SOFTMAX_IN_PLACE)
 
 
 def softmax_grad(problem: Problem) -> Program:
-    return fused.gradient(problem, SOFTMAX_GRAD_IN_PLACE) if problem.is_general else _gradient(problem, SOFTMAX_GRAD)
+    return _gradient_of("softmax_grad", problem, SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE)
 
 
 def log_softmax_grad(problem: Problem) -> Program:
-    if problem.is_general:
-        return fused.gradient(problem, LOG_SOFTMAX_GRAD_IN_PLACE)
-    return _gradient(problem, LOG_SOFTMAX_GRAD)
+    return _gradient_of("log_softmax_grad", problem, LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE)
+
+
+def _forward_of(operator: str, problem: Problem, plain: Mapping[str, Any], in_place: Mapping[str, Kernel]) -> Program:
+    if not problem.is_general:
+        return _forward(problem, plain)
+    return background.chosen(fusing.forward(operator, problem, fused), partial(stages.forward, problem, in_place))
+
+
+def _gradient_of(operator: str, problem: Problem, plain: Mapping[str, Any], in_place: Mapping[str, Kernel]) -> Program:
+    if not problem.is_general:
+        return _gradient(problem, plain)
+    return background.chosen(fusing.gradient(operator, problem, fused), partial(stages.gradient, problem, in_place))
 
 
 def _forward(problem: Problem, kernels: Mapping[str, Any]) -> Program:
@@ -100,7 +151,8 @@ def _forward(problem: Problem, kernels: Mapping[str, Any]) -> Program:
         return Program(())
     dtype = precision(problem)
     sixteen_bits = problem["x"].dtype in ("float16", "bfloat16")
-    layout = layout_of(problem, kernels, forward_limits(vector_lanes(dtype), sixteen_bits))
+    limits = forward_limits(vector_lanes(dtype), sixteen_bits, partition.streams(problem.bytes))
+    layout = layout_of(problem, kernels, limits)
     loops = loops_of(problem, layout, spare_columns(problem, "y"), x=problem["x"], y=problem["y"])
     workspace = Workspace(dtype)
     if layout == "split":
@@ -113,7 +165,7 @@ def _private(workspace: Workspace, layout: str, n: int) -> dict[str, Any]:
     """What each part of a forward kernel works on: transposed numbers, the exponentials of this row and the last."""
     width = vector_lanes(workspace.precision)
     if layout == "transposed":
-        return {"tile": workspace.private(tile_size(n, width))}
+        return {"tile": workspace.private(tile_size(n, width))} | _combining(workspace)
     if layout == "groups":
         tiles = {"tile": workspace.private(group_tiles(width)), "e": workspace.private((n + width) * width)}
         return tiles | _combining(workspace)
@@ -146,8 +198,8 @@ def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     if layout == "split":
         memory = {"stats": workspace.shared(loops.units)}
         return Program([loops.step(kernel, **memory) for kernel in kernels[layout]], workspace)
-    memory = _combining(workspace) if layout == "rows" else {}
+    memory = {} if layout == "columns" else _combining(workspace)
     if layout == "transposed":
         size = tile_size(problem.n, vector_lanes(workspace.precision))
-        memory = {"dy_tile": workspace.private(size), "y_tile": workspace.private(size)}
+        memory |= {"dy_tile": workspace.private(size), "y_tile": workspace.private(size)}
     return Program((loops.step(kernels[layout], **memory),), workspace)

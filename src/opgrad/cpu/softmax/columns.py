@@ -12,6 +12,7 @@ from opgrad.cpu.compiler.parameters import Columns, Private, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops import columns as loops
 from opgrad.cpu.loops.map import get, put
+from opgrad.cpu.loops.rows import minus_both
 from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.softmax import variants
 
@@ -30,18 +31,20 @@ def softmax_lines(variant: variants.Variant) -> Callable[..., Vector]:
 
     `fine`: whether the result shows the sums' last digits.
     """
-    subtracted, divide = variant.subtracted, variant.divide
+    subtracted, divide, quotient = variant.subtracted, variant.divide, variant.quotient
+    no_divisor = variant.no_divisor
+    add_up = loops.column_sum_exp(loops.of_strip(quotient), variant.sums)
 
     @inline
     def lines(x, x_n: int, n: int, fine, inf_as_zero: int) -> Vector:
-        mask, zero = v.first(x, v.lanes(x)), v.full(x, 0.0)
+        mask = v.first(x, v.lanes(x))
         largest = loops.column_max(x, x_n, n, True, mask)
         m = subtracted(x, largest)
-        nothing = (zero, zero, zero, zero), 0  # is written meanwhile
-        s = loops.sum_exp_scaling_columns(x, x_n, n, True, mask, m, x, x_n, x, x_n, 0, x, x_n, nothing)
+        nothing = no_divisor(x), 0  # is written meanwhile
+        s = add_up(x, x_n, n, True, mask, m, x, x_n, x, x_n, 0, x, x_n, nothing)
         divisor = divide(x, s, m, inf_as_zero)
         for i in range(n):
-            v.store(x, i * x_n, lse.scaled(v.load(x, i * x_n), divisor, fine))
+            v.store(x, i * x_n, quotient(v.load(x, i * x_n), divisor, fine))
         return log_sum_exp(largest, m, s)
 
     return lines
@@ -50,13 +53,14 @@ def softmax_lines(variant: variants.Variant) -> Callable[..., Vector]:
 def log_softmax_lines(variant: variants.Variant) -> Callable[..., Vector]:
     """x = log_softmax(x) down as many columns as a vector has lanes; the log-sum-exp of each."""
     subtracted, count_of = variant.subtracted, variant.count_of
+    add_rest = loops.column_rest(loops.of_strip(minus_both), variant.rests)
 
     @inline
     def lines(x, x_n: int, n: int, fine, inf_as_zero: int) -> Vector:
         mask = v.first(x, v.lanes(x))
         largest = loops.column_max(x, x_n, n, True, mask)
         m = subtracted(x, largest)
-        rest, count = loops.add_rest_logging_columns(x, x_n, n, True, mask, m, x, x_n, 0, x, x_n, (m, m))
+        rest, count = add_rest(x, x_n, n, True, mask, m, x, x_n, 0, x, x_n, (m, m))
         log_s = lse.column_log_of_sum(rest, count_of(largest, count), m)
         for i in range(n):
             v.store(x, i * x_n, (v.load(x, i * x_n) - largest) - log_s)
@@ -113,17 +117,17 @@ def gradient_columns_in_place(term: Callable[..., Vector], formula: Callable[...
 @kernel
 def softmax_columns(units: Units, strips: Strips, n, x: Columns, y: Columns, e: Private, done: Private, keep, stream):
     w, zero = v.lanes(x.data), v.full(x.data, 0.0)
-    out, pending, divisor = y.data, 0, (zero, zero, zero, zero)
+    out, pending, divisor = y.data, 0, (zero, zero)
     for unit in units:
         o, j, whole, mask = loops.strip_of(unit, strips, y, y, w, stream)
         if j >= strips.inner:
             continue
         xs, ys = x.data + (o * x.outer + j), y.data + (o * y.outer + j)
         m = loops.column_max(xs, x.step, n, whole, mask)
-        s = loops.sum_exp_scaling_columns(
+        s = loops.sum_exp_dividing_columns(
             xs, x.step, n, whole, mask, m, e, keep * w, out, y.step, pending, done, w, (divisor, v.is_fine(xs))
         )
-        out, divisor = ys, lse.column_divisor(s, m)
+        out, divisor = ys, lse.column_reciprocal(s)
         e, done = done, e
         past = loops.streams_columns(ys, y.step, stream)
         pending = past if whole and keep else 0
@@ -131,9 +135,9 @@ def softmax_columns(units: Units, strips: Strips, n, x: Columns, y: Columns, e: 
             for i in range(n):
                 at = i * x.step
                 value = v.load(done, i * w) if keep else lse.exp_scaled(get(xs, at, whole, mask), lse.scale_for(m))
-                put(ys, i * y.step, lse.scaled(value, divisor, v.is_fine(xs)), whole, mask, past)
+                put(ys, i * y.step, lse.quotient(value, divisor, v.is_fine(xs)), whole, mask, past)
     if pending:
-        loops.write_scaled_column(out, y.step, n, done, w, (divisor, v.is_fine(out)))
+        loops.write_quotient_column(out, y.step, n, done, w, (divisor, v.is_fine(out)))
 
 
 @kernel

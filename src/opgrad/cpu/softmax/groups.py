@@ -4,7 +4,8 @@ What is done once for each row, which would take as long as some hundred element
 vector: a row leaves a vector of maxima or of sums, and the group's vectors are transposed, so that each lane is a row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
@@ -13,8 +14,8 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops import combine
 from opgrad.cpu.loops.columns import column_max
 from opgrad.cpu.loops.fold import fold
-from opgrad.cpu.loops.map import get_or, put
-from opgrad.cpu.loops.rows import MINUS_INFINITY, add_to_rest, row_top, write_log, write_scaled
+from opgrad.cpu.loops.map import get_or, mapped, put
+from opgrad.cpu.loops.rows import MINUS_INFINITY, number_equal, row_top, write_log
 from opgrad.cpu.loops.transpose import TILES, transpose_in
 from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.softmax import variants
@@ -23,40 +24,37 @@ from opgrad.cpu.softmax.columns import log_sum_exp
 # --- one row: what is left to be done across the lanes --------------------------------------------------------------
 
 
-@inline
-def _add_exponential(total, arrays, i: int, whole: bool, mask, scale):
-    x, e, ahead = arrays
-    value, s, compensation = lse.add_exact(x, total[0], total[1], get_or(x, i, whole, mask, MINUS_INFINITY), scale)
-    if whole:
-        v.prefetch(ahead, i)
-    put(e, i, value, whole, mask, 0)
-    return s, compensation
+def row_exponentials(adding: lse.Adding) -> Callable[..., Any]:
+    """The sums of a row's exponentials, which go to `e`; asks for the row `ahead`."""
+    add, _ = adding
+
+    @inline
+    def visit(sums, arrays, i: int, whole: bool, mask, scale):
+        x, e, ahead = arrays
+        value, sums = add(x, sums, get_or(x, i, whole, mask, MINUS_INFINITY), scale)
+        if whole:
+            v.prefetch(ahead, i)
+        put(e, i, value, whole, mask, 0)
+        return sums
+
+    along = fold(visit)
+    return inline(lambda x, n, scale, e, ahead: along(lse.start(x), 0, n, (x, e, ahead), scale))
 
 
-@inline
-def _add_to_rest(total, arrays, i: int, whole: bool, mask, numbers):
-    (x, ahead), (m, scale) = arrays, numbers
-    value = get_or(x, i, whole, mask, MINUS_INFINITY)
-    if whole:
-        v.prefetch(ahead, i)
-    return add_to_rest(x, total, value, m, scale)
+def row_rest(adding: lse.Adding) -> Callable[..., Any]:
+    """The sums of the exponentials of what is not m, and how many are m; asks for the row `ahead`."""
+    _, add = adding
 
+    @inline
+    def visit(total, arrays, i: int, whole: bool, mask, numbers):
+        (sums, count), (x, ahead), (m, scale) = total, arrays, numbers
+        value = get_or(x, i, whole, mask, MINUS_INFINITY)
+        if whole:
+            v.prefetch(ahead, i)
+        return add(x, sums, value, m, scale), number_equal(count, value, m)
 
-_add_exponentials, _add_rest = fold(_add_exponential), fold(_add_to_rest)
-
-
-@inline
-def row_exponentials(x, n: int, scale, e, ahead):
-    """Their sums; they go to `e`."""
-    total, compensation = _add_exponentials(lse.sum_start(x), 0, n, (x, e, ahead), scale)
-    return lse.sum_end(x, total, compensation)
-
-
-@inline
-def row_rest(x, n: int, m: Vector, scale, ahead):
-    """The sums of the exponentials of what is not m, with their compensation, and how many are m."""
-    zero = v.full(x, 0.0)
-    return _add_rest((zero, zero, zero), 0, n, (x, ahead), (m, scale))
+    along = fold(visit)
+    return inline(lambda x, n, m, scale, ahead: along((lse.no_sums(x), v.full(x, 0.0)), 0, n, (x, ahead), (m, scale)))
 
 
 # --- a group -------------------------------------------------------------------------------------------------------
@@ -81,7 +79,12 @@ def scale_of_row(x, numbers, row: int):
 
 
 @inline
-def divisor_of_row(x, numbers, row: int):
+def two_of_row(x, numbers, row: int):
+    return of_row(x, numbers, 0, row), of_row(x, numbers, 1, row)
+
+
+@inline
+def four_of_row(x, numbers, row: int):
     high, low, top = scale_of_row(x, numbers, row)
     return high, low, top, of_row(x, numbers, 3, row)
 
@@ -96,19 +99,54 @@ def group_maxima(x, x_row: int, n: int, filled: int, tile, transposed) -> Vector
 
 
 @inline
-def sums_across(x, high, low, transposed, filled: int):
-    """The sums across the lanes of two-part numbers, for each row."""
+def _keep_plain(x, sums, tile, low, row: int) -> None:
+    v.store(tile, row * v.lanes(x), lse.rounded(x, sums))
+
+
+@inline
+def _keep_plain_below(x, sums, tile, low, row: int) -> None:
+    v.store(tile, row * v.lanes(x), sums[0])
+
+
+@inline
+def _across_plain(x, tile, low, transposed, filled: int):
+    """Two lanes at a time; what joining those rounds off is kept."""
+    w, sums = v.lanes(x), lse.no_sums(x)
+    transpose_in(transposed, tile, w, w, filled)
+    for i in range(0, w, 2):
+        two = v.load(transposed, i * w) + v.load(transposed, (i + 1) * w)
+        sums = lse.join_plain(x, (two, sums[1], sums[2], sums[3]))
+    return sums[2], sums[3]
+
+
+def _keep_exact(join: Callable[..., Any]) -> Callable[..., None]:
+    @inline
+    def keep(x, sums, tile, low, row: int) -> None:
+        _, _, high, rest = join(x, sums)
+        v.store(tile, row * v.lanes(x), high)
+        v.store(low, row * v.lanes(x), rest)
+
+    return keep
+
+
+@inline
+def _across_exact(x, tile, low, transposed, filled: int):
     w, zero = v.lanes(x), v.full(x, 0.0)
-    transpose_in(transposed, high, w, w, filled)
-    if v.is_fine(x):
-        transpose_in(high, low, w, w, filled)
-        sums = zero, zero
-        for i in range(w):
-            sums = lse.add_pairs(sums, (v.load(transposed, i * w), v.load(high, i * w)))
-        return sums
+    sums = zero, zero
+    transpose_in(transposed, tile, w, w, filled)
+    transpose_in(tile, low, w, w, filled)
     for i in range(w):
-        zero = zero + v.load(transposed, i * w)
-    return zero, v.full(x, 0.0)
+        sums = lse.add_pairs(sums, (v.load(transposed, i * w), v.load(tile, i * w)))
+    return sums
+
+
+# What keeps a row's sums in the tiles, and what adds those up across the lanes, for each row.
+ACROSS: Final[Mapping[Any, tuple[Callable[..., None], Callable[..., Any]]]] = {
+    lse.PLAIN: (_keep_plain, _across_plain),
+    lse.EXACT: (_keep_exact(lse.join), _across_exact),
+    lse.PLAIN_BELOW: (_keep_plain_below, _across_plain),
+    lse.EXACT_BELOW: (_keep_exact(lse.join_plain), _across_exact),
+}
 
 
 @inline
@@ -129,7 +167,10 @@ def softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
 
     `e` has room for the exponentials, `e_row` from one row to the next.
     """
-    buffer, subtracted, divide, _ = variant
+    buffer, subtracted, divide = variant.buffer, variant.subtracted, variant.divide
+    add_up, (keep_sums, across) = row_exponentials(variant.sums), ACROSS[variant.sums]
+    divisor_of_row = two_of_row if variant.quotient is lse.quotient else four_of_row
+    write = mapped(variant.quotient)
 
     @inline
     def group(
@@ -144,14 +185,13 @@ def softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
         for r in range(filled):
             row = x + r * x_row
             exps = buffer(row, e + r * e_row)
-            sums = row_exponentials(row, n, scale_of_row(x, numbers, r), exps, row + w * x_row)
-            v.store(tile, r * w, sums[0])
-            v.store(low, r * w, sums[1])
-        s = sums_across(x, tile, low, transposed, filled)
+            sums = add_up(row, n, scale_of_row(x, numbers, r), exps, row + w * x_row)
+            keep_sums(x, sums, tile, low, r)
+        s = across(x, tile, low, transposed, filled)
         keep_numbers(numbers, divide(x, s, m, inf_as_zero))
         for r in range(filled):
             exps = buffer(x + r * x_row, e + r * e_row)
-            write_scaled(y + r * y_row, 0, n, stream, (exps,), (divisor_of_row(x, numbers, r), fine))
+            write(y + r * y_row, 0, n, stream, (exps,), (divisor_of_row(x, numbers, r), fine))
         return log_sum_exp(largest, m, s) if keeps_stats else largest
 
     return group
@@ -160,6 +200,7 @@ def softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
 def log_softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
     """y = log_softmax(x) for as many rows as a vector has lanes, or fewer; their log-sum-exp."""
     subtracted, count_of = variant.subtracted, variant.count_of
+    add_rest, (keep_sums, across) = row_rest(variant.rests), ACROSS[variant.rests]
 
     @inline
     def group(
@@ -174,13 +215,11 @@ def log_softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
         keep_numbers(numbers, (scale[0], scale[1], scale[2], m))
         for r in range(filled):
             row = x + r * x_row
-            rest, low_rest, equal = row_rest(
-                row, n, of_row(x, numbers, 3, r), scale_of_row(x, numbers, r), row + w * x_row
-            )
-            v.store(tile, r * w, rest)
-            v.store(low, r * w, low_rest)
+            m_of_row, ahead = of_row(x, numbers, 3, r), row + w * x_row
+            sums, equal = add_rest(row, n, m_of_row, scale_of_row(x, numbers, r), ahead)
+            keep_sums(x, sums, tile, low, r)
             v.store(counts, r * w, equal)
-        rests = sums_across(x, tile, low, transposed, filled)
+        rests = across(x, tile, low, transposed, filled)
         count = count_of(largest, counts_across(x, counts, transposed, filled))
         log_s = lse.column_log_of_sum(rests[0] + rests[1], count, m)
         keep_numbers(numbers, (largest, log_s))

@@ -13,14 +13,14 @@ from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops import combine
 from opgrad.cpu.loops import rows as loops
+from opgrad.cpu.loops.layout import BLOCK
 from opgrad.cpu.loops.map import mapped, next_vector
 from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.softmax import variants
 
 # Shorter rows are written after the next one's exponentials even if not past the cache: the divisor comes at the end of
-# a long chain, which rows of 1,000 waited for (1.31 times as long as before it was exact; now 1.2).
+# a long chain, which rows of 1,000 would wait for.
 LATE: Final = 2048
-BLOCK: Final = 1 << 16  # elements of a row that are added up in vectors, before their sums are added in float64
 
 
 # --- softmax -------------------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def _log_sum_exp(stats, row: int, x, s: float, largest, m, keeps: int) -> None:
 
 
 def in_blocks(add_up: Callable[..., Any]) -> Callable[..., Any]:
-    """`row_sum_exp` for rows of any length."""
+    """`row_sum_exp` for rows of any length: the sums of blocks are added in float64."""
 
     @inline
     def sum_exp(x, begin: int, n: int, m: float, e, keep: int, ahead, out, j: int, stop: int, arrays, numbers):
@@ -59,35 +59,37 @@ def softmax_body(
     sum_exp: Callable[..., Any], late: Callable[..., bool], variant: variants.Variant, note: Callable[..., None]
 ) -> Callable[..., None]:
     """y = softmax(x) for a range of rows, in one of the variants; `e` and `done` hold a row's exponentials."""
-    buffer, subtracted, divide, _ = variant
+    buffer, subtracted, divide, no_divisor = variant.buffer, variant.subtracted, variant.divide, variant.no_divisor
+    write = mapped(variant.quotient)
 
     @inline
     def body(
         rows, n: int, x, x_row: int, y, y_row: int, e, done, stream: int,
         stats, inf_as_zero: int, keeps_stats: int,
     ) -> None:  # fmt: skip
-        zero, is_late = v.full(x, 0.0), late(n, stream)
+        is_late = late(n, stream)
         stop = 0 if is_late else n
-        out, head, divisor = y, n, (zero, zero, zero, zero)
+        out, head, divisor = y, n, no_divisor(x)
         for row in rows:
             xs = x + row * x_row
             largest, exps = loops.row_max(xs, 0, n), buffer(xs, e)
             m = subtracted(xs, largest)
             # The row before is written while this one is computed; the first has none before it: head is n.
             s, j = sum_exp(xs, 0, n, m, exps, 1, xs + x_row, out, head, stop, (done,), (divisor, v.is_fine(x)))
-            loops.write_scaled(out, j, n, 0, (done,), (divisor, v.is_fine(x)))
+            write(out, j, n, 0, (done,), (divisor, v.is_fine(x)))
             out, divisor = y + row * y_row, divide(x, s, m, inf_as_zero)
             e, done = done, exps
             head = 0 if is_late else loops.line_head(out, n, stream)
-            loops.write_scaled(out, 0, head, 0, (done,), (divisor, v.is_fine(x)))
+            write(out, 0, head, 0, (done,), (divisor, v.is_fine(x)))
             note(stats, row, x, s, largest, m, keeps_stats)
-        loops.write_scaled(out, head, n, stream, (done,), (divisor, v.is_fine(x)))
+        write(out, head, n, stream, (done,), (divisor, v.is_fine(x)))
 
     return body
 
 
-_softmax = softmax_body(loops.row_sum_exp(next_vector(lse.scaled)), _late, variants.PLAIN_ROWS, _nothing_noted)
-_add_exponentials = in_blocks(loops.row_sum_exp(variants.no_step))
+_add_writing = loops.row_sum_exp(next_vector(lse.quotient), lse.PLAIN)
+_softmax = softmax_body(_add_writing, _late, variants.PLAIN_ROWS, _nothing_noted)
+_add_exponentials = in_blocks(loops.row_sum_exp(variants.no_step, lse.EXACT))
 _softmax_in_place = softmax_body(_add_exponentials, _at_once, variants.ROWS_IN_PLACE, _log_sum_exp)
 
 
@@ -158,8 +160,8 @@ def log_softmax_body(
     return body
 
 
-_log_softmax = log_softmax_body(loops.row_rest(next_vector(loops.minus_both)), _late, variants.PLAIN_ROWS, _no_sum)
-_add_rest = rest_in_blocks(loops.row_rest(variants.no_step))
+_log_softmax = log_softmax_body(loops.add_rest_logging, _late, variants.PLAIN_ROWS, _no_sum)
+_add_rest = rest_in_blocks(loops.row_rest(variants.no_step, lse.EXACT_BELOW))
 _log_softmax_in_place = log_softmax_body(_add_rest, _at_once, variants.ROWS_IN_PLACE, _store_sum)
 
 

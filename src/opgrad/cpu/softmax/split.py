@@ -18,11 +18,13 @@ STATS: Final = 3  # float64 numbers for each block: its maximum, and what its su
 TOTAL: Final = 2  # for each row: its maximum, and the sum or its logarithm
 
 
+_add_up = loops.row_sum_exp(variants.no_step, lse.PLAIN)
+
+
 @inline
 def _sum_exp(x, begin: int, end: int, m: float):
     top = max(m, v.number(x, lse.LOWEST))  # a block of -inf adds 0, not NaN: only the row as a whole decides
-    zero = v.full(x, 0.0)
-    s, _ = loops.sum_exp_scaling(x, begin, end, top, x, 0, x, x, end, end, (x,), ((zero, zero, zero, zero), 0))
+    s, _ = _add_up(x, begin, end, top, x, 0, x, x, end, end, (x,), (m,))
     return s, 0.0
 
 
@@ -73,12 +75,12 @@ def log_softmax_combine(rows: Units, blocks, x: Rows, stats, total):
         store_f64(total, TOTAL * row + 1, v.first_lane(lse.row_log_of_sum(x.data, rest, count, m)))
 
 
-_write_exp_over_sum = mapped(lambda x, scale, divisor, fine: lse.scaled(lse.exp_scaled(x, scale), divisor, fine))
+_write_exp_over_sum = mapped(lambda x, scale, divisor, fine: lse.quotient(lse.exp_scaled(x, scale), divisor, fine))
 
 
 @inline
 def _write_softmax(y, begin: int, end: int, stream: int, x, m: float, s: float) -> None:
-    scale, divisor = lse.scale_for(v.full(x, m)), lse.row_divisor(x, s, m)
+    scale, divisor = lse.scale_for(v.full(x, m)), lse.row_reciprocal(x, s)
     _write_exp_over_sum(y, begin, end, stream, (x,), (scale, divisor, v.is_fine(x)))
 
 

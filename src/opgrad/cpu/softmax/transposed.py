@@ -6,6 +6,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.loops import combine
 from opgrad.cpu.loops.transpose import transpose_in, transpose_out
 from opgrad.cpu.softmax import variants
 from opgrad.cpu.softmax.columns import (
@@ -17,15 +18,30 @@ from opgrad.cpu.softmax.columns import (
 )
 
 
+@inline
+def ask_for_rows(x, count: int) -> None:
+    """Bring the next rows' elements to the cache while these are computed."""
+    for i in range(0, count, v.lanes(x)):
+        v.prefetch(x, i)
+
+
 def transposed(lines: Callable[..., Vector]) -> Kernel:
-    @kernel
-    def by_transposed_rows(units: Units, count, n, x: Rows, y: Rows, tile: Private):
+    def write(first, stop, n, out, past, arguments):
+        x, y, tile = arguments
         w = v.lanes(tile)
-        for row in range(units.start * w, units.stop * w, w):
-            filled = min(w, count - row)
+        for row in range(first, stop, w):
+            filled = min(w, stop - row)
             transpose_in(tile, x.data + row * x.step, x.step, n, filled)
+            ask_for_rows(x.data + (row + w) * x.step, w * n)
             lines(tile, w, n, v.is_fine(x.data), 0)
-            transpose_out(y.data + row * y.step, y.step, tile, n, filled)
+            transpose_out(out + (row - first) * y.step, y.step, tile, n, filled)
+
+    write_rows = combine.combining(write, streams=False)
+
+    @kernel
+    def by_transposed_rows(units: Units, count, n, x: Rows, y: Rows, tile: Private, buffer: Private, stream):
+        w = v.lanes(tile)
+        write_rows(units.start * w, min(units.stop * w, count), n, y, buffer, w, stream, (x, y, tile))
 
     return by_transposed_rows
 
@@ -67,12 +83,23 @@ def gradient_body(term: Callable[..., Vector], formula: Callable[..., Vector]) -
 def gradient_transposed(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
     body = gradient_body(term, formula)
 
-    @kernel
-    def by_transposed_rows(units: Units, count, n, dy: Rows, y: Rows, dx: Rows, dy_tile: Private, y_tile: Private):
+    def write(first, stop, n, out, past, arguments):
+        dy, y, dx, dy_tile, y_tile = arguments
         w = v.lanes(dy_tile)
-        for row in range(units.start * w, units.stop * w, w):
-            dys, ys, dxs = dy.data + row * dy.step, y.data + row * y.step, dx.data + row * dx.step
-            body(dys, dy.step, ys, y.step, dxs, dx.step, n, min(w, count - row), dy_tile, y_tile)
+        for row in range(first, stop, w):
+            dys, ys, dxs = dy.data + row * dy.step, y.data + row * y.step, out + (row - first) * dx.step
+            ask_for_rows(dys + w * dy.step, w * n)
+            ask_for_rows(ys + w * y.step, w * n)
+            body(dys, dy.step, ys, y.step, dxs, dx.step, n, min(w, stop - row), dy_tile, y_tile)
+
+    write_rows = combine.combining(write, streams=False)
+
+    @kernel
+    def by_transposed_rows(
+        units: Units, count, n, dy: Rows, y: Rows, dx: Rows, dy_tile: Private, y_tile: Private, buffer: Private, stream
+    ):
+        w, arguments = v.lanes(dy_tile), (dy, y, dx, dy_tile, y_tile)
+        write_rows(units.start * w, min(units.stop * w, count), n, dx, buffer, w, stream, arguments)
 
     return by_transposed_rows
 

@@ -1,8 +1,8 @@
 """What the two variants of a softmax kernel differ in, chosen when it is compiled.
 
-Plain     The caller's arrays: a row is written past the cache while the next one is reduced.
+Plain     The caller's arrays: a row is written past the cache while the next one is reduced. Sums are plain.
 In place  A buffer that stages fill and empty (opgrad.cpu.fused): exponentials overwrite their arguments, a row of -inf
-          may count as zeros, and the log-sum-exp of each row is kept.
+          may count as zeros, and the log-sum-exp of each row is kept. Sums are exact.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.parameters import Pointer
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.rows import MINUS_INFINITY
-from opgrad.cpu.numerics.logsumexp import column_divisor, row_divisor
+from opgrad.cpu.numerics import logsumexp as lse
 
 NAN: Final = float("nan")
 
@@ -35,14 +35,18 @@ class Block(NamedTuple):
 class Variant(NamedTuple):
     """The choices, for rows (numbers) or columns (vectors of rows); x is a pointer of the kernel's."""
 
+    sums: lse.Adding  # of the exponentials
+    rests: lse.AddingBelow  # of those below the largest
     buffer: Callable[..., Any]  # (x, memory): where the exponentials of x are kept
     subtracted: Callable[..., Any]  # (x, largest): what is subtracted, so that exponentials are at most 1
     divide: Callable[..., Any]  # (x, s, m, inf_as_zero): the divisor
+    no_divisor: Callable[..., Any]  # (x): its zeros
+    quotient: Callable[..., Any]  # (e, divisor, fine): an exponential divided by it
     count_of: Callable[..., Any]  # (largest, count): how many elements of a row are its largest
 
 
-def _variant(*choices: Callable[..., Any]) -> Variant:
-    return Variant(*map(inline, choices))
+def _variant(sums: lse.Adding, rests: lse.AddingBelow, *choices: Callable[..., Any]) -> Variant:
+    return Variant(sums, rests, *map(inline, choices))
 
 
 @inline
@@ -56,30 +60,42 @@ def _empty(s: Vector, divisor, inf_as_zero: int):
 
 @inline
 def _divisor_of_row(x, s: float, m, inf_as_zero: int):
-    divisor = row_divisor(x, s, m)
+    divisor = lse.row_divisor(x, s, m)
     if s < 1.0:
         divisor = _empty(v.full(x, s), divisor, inf_as_zero)
     return divisor
 
 
 PLAIN_ROWS = _variant(
+    lse.PLAIN,
+    lse.PLAIN_BELOW,
     lambda x, memory: memory,
     lambda x, largest: largest,
-    lambda x, s, m, inf_as_zero: row_divisor(x, s, m),
+    lambda x, s, m, inf_as_zero: lse.row_reciprocal(x, s),
+    lambda x: (v.full(x, 0.0), v.full(x, 0.0)),
+    lse.quotient,
     lambda largest, count: count,
 )
-PLAIN_COLUMNS = PLAIN_ROWS._replace(divide=inline(lambda x, s, m, inf_as_zero: column_divisor(s, m)))
+PLAIN_COLUMNS = PLAIN_ROWS._replace(divide=inline(lambda x, s, m, inf_as_zero: lse.column_reciprocal(s)))
 # A row may be -inf everywhere: 0 is subtracted, and one element is the largest, so that its log-sum-exp is -inf.
 ROWS_IN_PLACE = _variant(
+    lse.EXACT,
+    lse.EXACT_BELOW,
     lambda x, memory: x,
     lambda x, largest: largest if largest > MINUS_INFINITY else v.number(x, 0.0),
     _divisor_of_row,
+    lse.no_sums,
+    lse.scaled,
     lambda largest, count: count if largest > MINUS_INFINITY else 1.0,
 )
 COLUMNS_IN_PLACE = _variant(
+    lse.EXACT,
+    lse.EXACT_BELOW,
     lambda x, memory: x,
     lambda x, largest: v.select(largest > MINUS_INFINITY, largest, 0.0),
-    lambda x, s, m, inf_as_zero: _empty(s[0], column_divisor(s, m), inf_as_zero),
+    lambda x, s, m, inf_as_zero: _empty(s[0], lse.column_divisor(s, m), inf_as_zero),
+    lse.no_sums,
+    lse.scaled,
     lambda largest, count: v.select(largest > MINUS_INFINITY, count, 1.0),
 )
 

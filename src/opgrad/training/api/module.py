@@ -18,6 +18,7 @@ from opgrad.training.api.memory import Memory
 from opgrad.training.artifact_set import check_parameters, tensor_spec
 from opgrad.training.batches import TensorSpec
 from opgrad.training.binding import BoundGraph, Value, check_inputs, declared, ort_value
+from opgrad.training.distributed import Processes
 from opgrad.training.export import write_inference_model
 from opgrad.training.first_run import first_run
 from opgrad.training.graph import Source, TrainingGraph, open_session, read_model, run_error, session_options
@@ -36,6 +37,9 @@ class Module:
     eval_model_uri: the file of the eval graph, or its bytes; needed for evaluation and export.
     device: "cpu".
     session_options: onnxruntime's; by default as many threads as `opgrad.get_num_threads()` says.
+    process_group: of torch.distributed, with a backend for the CPU such as gloo, whose processes train the same model,
+        each on its own batches. All begin with the first one's parameters, and before a step, or before gradients are
+        clipped, every gradient becomes the mean of theirs. None: this process trains alone.
 
     training: whether a call trains (True at first) or evaluates.
 
@@ -53,6 +57,7 @@ class Module:
         eval_model_uri: Source | None = None,
         device: str = "cpu",
         session_options: onnxruntime.SessionOptions | None = None,
+        process_group: Any = None,
     ) -> None:
         _check_device(device)
         if not isinstance(state, CheckpointState):
@@ -71,8 +76,19 @@ class Module:
             self._eval_graph = _open_eval(self._eval_model, memory, options, f"{WHO}: {name_of(eval_model_uri)}")
         self._order = [value.name for value in model.graph.input if value.name in state.parameters]
         self._norm: GradientNorm | None = None
+        self._processes = None if process_group is None else self._joined(process_group)
+        self._reduced = True  # whether all processes have the mean of their gradients, or there are none yet
         self._fitting: set[Any] = set()  # modes, dtypes and shapes of inputs that were found to fit
         memory.bound = True
+
+    def _joined(self, group: Any) -> Processes:
+        """The processes of a group, which all have the first one's parameters from now on."""
+        processes = Processes(group)
+        if not self._memory.nominal:
+            processes.from_first(self._memory.parameters.flat)
+            for name in sorted(self._memory.frozen):
+                processes.from_first(self._memory.frozen[name])
+        return processes
 
     # --- calls ---
 
@@ -94,6 +110,7 @@ class Module:
         except Exception as error:
             raise run_error(error, WHO) from None
         self._memory.computed |= training
+        self._reduced &= not training
         results = bound.ort_results() if as_ort else bound.results()
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -165,11 +182,23 @@ class Module:
         """The gradients by the names of the parameters, views of live memory."""
         return self._memory.gradients
 
+    def reduce_gradients(self) -> None:
+        """Make every gradient the mean of the processes'; nothing without a process group, or if that is done.
+
+        `Optimizer.step` and `clip_grad_norm` do it. All processes of the group have to call.
+        """
+        if self._processes is not None and not self._reduced:
+            flat = self._memory.gradients.flat
+            flat *= np.float32(1 / self._processes.size)
+            self._processes.add(flat)
+            self._reduced = True
+
     def clip_grad_norm(self, max_norm: float) -> float:
         """Scale all gradients so that their Euclidean norm, taken together, is at most `max_norm`.
 
         Returns the norm before. An optimizer model with InplaceClipGradNorm does the same in every step.
         """
+        self.reduce_gradients()
         if self._norm is None:
             self._norm = GradientNorm(self._memory.gradients.flat)
         norm = self._norm.measure()

@@ -25,16 +25,19 @@ class Optimizer:
         if not isinstance(module, Module):
             raise TypeError(f"Optimizer: module is {type(module).__name__}, expected Module")
         rule = read_rule(read_model(optimizer_uri, "Optimizer"))
-        self._memory = module._state._memory
+        self._module, self._memory = module, module._state._memory
         self._update = self._memory.start_optimizer(rule)
 
     def step(self) -> None:
         """Change the parameters by one step along their gradients, which stay as they are unless they are clipped.
 
+        Of a module with a process group they are first made the mean of all processes'.
+
         Raises RuntimeError before the first call of a module in training mode, if no gradient was set otherwise.
         """
         if not self._memory.computed:
             self._check_gradients()
+        self._module.reduce_gradients()
         self._update.step()
 
     def _check_gradients(self) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from opgrad.training.onnxblock import cross_entropy
 from opgrad.training.onnxblock.accessor import current
 from opgrad.training.onnxblock.block import Block
 from opgrad.training.onnxblock.blocks import append, float_type, number
+from opgrad.training.onnxblock.cross_entropy import CrossEntropyLoss, NLLLoss
 from opgrad.training.onnxblock.targets import REDUCTIONS, chosen, in_float32, positive, reduced, target_like, weights
 
 __all__ = [
@@ -26,8 +26,6 @@ __all__ = [
     "NLLLoss",
     "SmoothL1Loss",
 ]
-
-CrossEntropyLoss, NLLLoss = cross_entropy.CrossEntropyLoss, cross_entropy.NLLLoss
 
 
 class _Regression(Block):

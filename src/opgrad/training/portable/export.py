@@ -40,22 +40,11 @@ class Exported:
 
 
 def export_step(
-    artifacts: ArtifactSet | str | PathLike[str],
-    output: str | PathLike[str],
-    *,
-    optimizer: StepRule | None = None,
-    clip_norm: float | None = None,
-    accumulate: bool = False,
-    flat: bool = False,
-    weights: str = "float32",
-    opset: int | None = None,
-    inline: bool = False,
-    accuracy: bool = False,
-    outputs: Collection[str] = (),
-    evaluation: bool = False,
-    inference: bool = False,
-    checkpoint: Checkpoint | str | PathLike[str] | None = None,
-) -> Exported:
+    artifacts: ArtifactSet | str | PathLike[str], output: str | PathLike[str], *, optimizer: StepRule | None = None,
+    clip_norm: float | None = None, accumulate: bool = False, flat: bool = False, weights: str = "float32",
+    opset: int | None = None, inline: bool = False, accuracy: bool = False, outputs: Collection[str] = (),
+    evaluation: bool = False, inference: bool = False, checkpoint: Checkpoint | str | PathLike[str] | None = None,
+) -> Exported:  # fmt: skip
     """Write a training step as one ONNX model that every runtime takes, without operators beyond ai.onnx.
 
     artifacts: the artifact set, or its folder. output: the file of the step, such as step.onnx; beside it are written

@@ -11,7 +11,7 @@ import numpy as np
 
 from ptx.driver.arguments import check, values_of
 from ptx.machine import Launch
-from ptx.memory import GlobalMemory
+from ptx.memory import GlobalMemory, byte_bounds
 from ptx.program import Program
 from ptx.sanitizer import Finding, Findings
 
@@ -88,12 +88,10 @@ class Device:
 
     def lend(self, array: np.ndarray, name: str, written: bool = True) -> None:
         """Let kernels access an array while it lives. written: it holds something."""
-        low, high = np.lib.array_utils.byte_bounds(array)
-        if written and self.memory.fill(low, high):
+        if written and self.memory.fill(*byte_bounds(array)):
             return
-        if array.size:
-            allocation = self.memory.add(array, name, written)
-            weakref.finalize(array, self.memory.remove, allocation)
+        allocation = self.memory.add(array, name, written)
+        weakref.finalize(array, self.memory.remove, allocation)
 
     def take_back(self) -> None:
         """Let kernels access nothing."""

@@ -1,0 +1,324 @@
+"""Softmax with attributes by a kernel of its own: which form a call has, and the program that runs it.
+
+Rare calls have none and go through stages (opgrad.cpu.fused.program): operands whose outer axes make three loops or
+more, or whose vectors are not contiguous, factors that float32 does not hold, many post-ops.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from opgrad.contract import layout
+from opgrad.contract.problem import Problem
+from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
+from opgrad.cpu.fused import program as stages
+from opgrad.cpu.fused.chain import ALONG, Link
+from opgrad.cpu.fused.form import Form, GradientForm
+from opgrad.cpu.fused.operands import BlockMemory, ColumnResults, Cut, Dropout, Memory, Results, Source, Switches
+from opgrad.cpu.loops import combine
+from opgrad.cpu.loops.layout import BLOCK, few, in_place_limits, keeps_column, spare_columns
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.fused.primitive import STATE, gradient_name
+from opgrad.random import keep_threshold, kept_scale
+
+MOST_WORDS: Final = 36  # of operands, five each, and numbers, two for each link; with the rest a kernel takes 64
+
+
+class Lying(NamedTuple):
+    """How an operand lies: its places at outer indices and along n; whether it is contiguous along vectors."""
+
+    source: Source
+    along: bool
+    outer_loops: int
+
+
+class Linked(NamedTuple):
+    """Links with the operands of each, and their numbers."""
+
+    links: tuple[Link, ...] = ()
+    sources: tuple[Source, ...] = ()
+    numbers: tuple[float, ...] = ()
+
+
+class Rare(Exception):
+    """A call that is left to stages."""
+
+
+def lying(problem: Problem, first: str, name: str) -> Lying:
+    """How an operand lies. Raises Rare if kernels cannot use it there."""
+    spec, order = problem.specs[name], problem.orders[first]
+    places = [place for place, axis in enumerate(order) if axis in problem.attributes["axis"]]
+    start, stop = places[0], places[-1] + 1
+    outer, along_n, inner = (_steps(spec, group) for group in (order[:start], order[start:stop], order[stop:]))
+    if len(outer) > 2 or len(along_n) > 1 or len(inner) > 1:
+        raise Rare
+    vectors, count = (inner[0], problem.inner) if problem.inner > 1 else (along_n[0], problem.n)
+    if vectors[1] not in (0, 1) and count > 1:
+        raise Rare
+    far, period = (outer[0][1], outer[1][0]) if len(outer) == 2 else (0, max(problem.outer, 1))
+    operand = replace(problem[name], dtype=stages.storage(spec))
+    along = vectors[1] == 1 or count == 1
+    return Lying(Source(operand, period, far, outer[-1][1], along_n[0][1]), along, len(outer))
+
+
+def _steps(spec: Any, axes: Sequence[int]) -> list[tuple[int, int]]:
+    """Sizes and strides in elements of the fewest loops over these axes. Raises Rare for broken strides."""
+    found = layout.steps(spec.shape, spec.strides, axes)
+    if any(stride % spec.dtype.itemsize for _, stride in found):
+        raise Rare
+    return [(size, stride // spec.dtype.itemsize) for size, stride in found]
+
+
+def rows_of(problem: Problem, first: str, name: str) -> Rows | None:
+    """A result as rows; None if it is not wanted."""
+    if name not in problem.specs:
+        return None
+    found = lying(problem, first, name)
+    if not found.along or found.outer_loops > 1:
+        raise Rare
+    return Rows(found.source.data, found.source.near)
+
+
+def columns_of(problem: Problem, first: str, name: str) -> Columns | None:
+    """A result as columns; None if it is not wanted."""
+    if name not in problem.specs:
+        return None
+    found = lying(problem, first, name)
+    if not found.along or found.outer_loops > 1:
+        raise Rare
+    return Columns(found.source.data, found.source.near, found.source.step)
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+def _times(factors: Sequence[float]) -> Iterator[tuple[str, tuple[str, ...], float, float]]:
+    if len(factors) > 1:
+        raise Rare
+    return iter([("times", (), factors[0], 0.0)] if factors[0] != 1.0 else [])
+
+
+def _linked(problem: Problem, first: str, steps: Sequence[tuple[str, tuple[str, ...], float, float]]) -> Linked:
+    """Links by name, operands, alpha and beta."""
+    links, sources, numbers = [], [], []
+    for name, operands, alpha, beta in steps:
+        found = [lying(problem, first, each) for each in operands]
+        along = (ALONG,) if name == "dropout" else tuple(each.along for each in found)
+        links.append(Link(name, along))
+        sources += [each.source for each in found]
+        numbers += [alpha, beta]
+    return Linked(tuple(links), tuple(sources), tuple(numbers))
+
+
+def _before(problem: Problem) -> Linked:
+    attributes = problem.attributes
+    steps = list(_times(stages.factors(attributes["logit_scale"])))
+    if "where" in problem.specs:
+        steps.append(("where", ("where",), float("-inf"), 0.0))
+    return _linked(problem, "x", steps)
+
+
+def _after(problem: Problem) -> Linked:
+    attributes = problem.attributes
+    applied, probability = attributes["post_ops"], attributes["dropout"]
+    steps = list(_times(stages.factors(attributes["result_scale"]))) if applied else []
+    if probability:
+        steps.append(("dropout", (), kept_scale(probability), 0.0))
+    steps += [(each.name, each.operands, each.alpha, each.beta) for each in applied]
+    last = stages.quotient(1.0 if applied else attributes["result_scale"], attributes["out_scale"])
+    return _linked(problem, "x", [*steps, *_times(last)])
+
+
+# --- forward ----------------------------------------------------------------------------------------------------------
+
+
+KernelsOf = Callable[[Any], Sequence[Kernel]]  # those of a form
+
+
+def forward(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program | None:
+    """The program of a call of softmax or log_softmax; None if it is rare."""
+    if not problem.outer * problem.n * problem.inner:
+        return None
+    try:
+        return _forward(operator, problem, kernels_of)
+    except Rare:
+        return None
+
+
+def _forward(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program:
+    linked = _before(problem), _after(problem)
+    before, after = (each.links for each in linked)
+    drops = any(link.name == "dropout" for link in after)
+    if problem.attributes["dropout"] == 0.0 and "mask" in problem.specs:
+        raise Rare  # decisions without a dropout
+    precision = stages.precision_of(problem, "x", ("y",))
+    layout = layout_of(problem, precision, in_place_limits(vector_lanes(precision)).grouped)
+    wanted = tuple(name for name in ("stats", "saved", "mask") if name in problem.specs)
+    form = Form(operator, layout, before, after, drops, wanted)
+    sources = _sources(problem, "x", ("x",), linked)
+    _check(problem, "x", drops, sources, (*before, *after), precision)
+    return _forward_program(problem, form, kernels_of(form), sources, _numbers(linked), precision)
+
+
+def _forward_program(
+    problem: Problem, form: Form, kernels: Sequence[Kernel], sources: Sequence[Source], numbers: Sequence[float],
+    precision: str,
+) -> Program:  # fmt: skip
+    workspace, arguments = _arguments(problem, form, sources, numbers, precision)
+    arguments["switches"] = Switches(problem.attributes["inf_as_zero"], partition.streams(problem.bytes))
+    arguments["results"] = _results(problem, form)
+    units = _loops(problem, form.layout, "x", "y", precision, arguments)
+    if form.layout == "split":
+        steps = _split(problem, kernels, workspace, units, arguments)
+    else:
+        steps = [shared_out(kernels[0], units, problem.bytes / units, arguments)]
+    return Program(steps, workspace, name=f"fused, {form.layout}, {precision}")
+
+
+def _results(problem: Problem, form: Form) -> Results | ColumnResults:
+    stats = problem["stats"] if "stats" in problem.specs else None
+    if form.layout == "columns":
+        return ColumnResults(*(columns_of(problem, "x", name) for name in ("saved", "mask")), stats)
+    return Results(*(rows_of(problem, "x", name) for name in ("saved", "mask")), stats and Rows(stats, 1))
+
+
+def _split(
+    problem: Problem, kernels: Sequence[Kernel], workspace: Workspace, units: int, arguments: dict[str, Any]
+) -> list[Step]:
+    """The steps over blocks, and between them those over rows, of which each is a part."""
+    sizes = {"maxima": units, "partial": 2 * units, "total": 3 * problem.outer}
+    arguments |= _cut(problem, workspace, units, arguments["memory"], sizes)
+    arguments["e"] = arguments["memory"].e
+    maxima, row_maxima, sums, row_sums, results = kernels
+    over_blocks = partial(shared_out, units=units, unit_bytes=problem.bytes / units, arguments=arguments)
+    over_rows = partial(Step, units=problem.outer, arguments=arguments)
+    return [
+        over_blocks(maxima), over_rows(row_maxima), over_blocks(sums), over_rows(row_sums), over_blocks(results)
+    ]  # fmt: skip
+
+
+def _cut(
+    problem: Problem, workspace: Workspace, units: int, memory: Memory, sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """What kernels are told of the blocks of rows, and memory that one step leaves for the next."""
+    shared = {name: workspace.shared(count, "float64") for name, count in sizes.items()}
+    return {"cut": Cut(units // problem.outer, problem.n), "memory": BlockMemory(memory.e, memory.kept), **shared}
+
+
+# --- backward ---------------------------------------------------------------------------------------------------------
+
+
+def gradient(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program | None:
+    """The program of a call of softmax_grad or log_softmax_grad; None if it is rare."""
+    if not problem.outer * problem.n * problem.inner:
+        return None
+    try:
+        return _gradient(operator, problem, kernels_of)
+    except Rare:
+        return None
+
+
+def _gradient(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program:
+    attributes, probability = problem.attributes, problem.attributes["dropout"]
+    applied, scale = attributes["post_ops"], attributes["result_scale"]
+    if any(gradient_name(name) in problem.specs for each in applied for name in each.operands):
+        raise Rare
+    scaled = list(_times(stages.factors(scale))) if applied else []
+    dropped = [("dropout", (), kept_scale(probability), 0.0)] if probability else []
+    masked = [("where", ("where",), 0.0, 0.0)] if "where" in problem.specs else []
+    before = list(_times(stages.quotient(1.0 if applied else scale, attributes["out_scale"])))
+    operations = [(each.name, each.operands, each.alpha, each.beta) for each in applied]
+    inputs = [*scaled, *dropped] if applied else []
+    after = list(_times(stages.factors(attributes["logit_scale"])))
+    groups = before, inputs, operations, [*scaled, *dropped, *masked], after
+    linked = [_linked(problem, "dy", each) for each in groups]
+    precision = stages.precision_of(problem, "dy", ("y", "dx"))
+    layout = layout_of(problem, precision, in_place_limits(vector_lanes(precision)).transposed)
+    form = GradientForm(operator, layout, *(each.links for each in linked), bool(dropped))
+    sources = _sources(problem, "dy", ("dy", "y"), linked)
+    _check(problem, "dy", form.drops, sources, form.links, precision)
+    return _gradient_program(problem, form, kernels_of(form), sources, _numbers(linked), precision)
+
+
+def _gradient_program(
+    problem: Problem, form: GradientForm, kernels: Sequence[Kernel], sources: Sequence[Source],
+    numbers: Sequence[float], precision: str,
+) -> Program:  # fmt: skip
+    workspace, arguments = _arguments(problem, form, sources, numbers, precision)
+    arguments["stream"] = partition.streams(problem.bytes)
+    units = _loops(problem, form.layout, "dy", "dx", precision, arguments)
+    if form.layout == "split":
+        arguments |= _cut(problem, workspace, units, arguments["memory"], {"partial": units})
+    steps = [shared_out(each, units, problem.bytes / units, arguments) for each in kernels]
+    return Program(steps, workspace, name=f"fused, {form.layout}, {precision}")
+
+
+# --- what they share --------------------------------------------------------------------------------------------------
+
+
+def _sources(problem: Problem, first: str, own: Sequence[str], linked: Sequence[Linked]) -> tuple[Source, ...]:
+    """The operands in the order in which forms count them. Raises Rare unless the first ones are contiguous."""
+    found = [lying(problem, first, name) for name in own]
+    if not all(each.along for each in found):
+        raise Rare
+    return (*(each.source for each in found), *(source for each in linked for source in each.sources))
+
+
+def _numbers(linked: Sequence[Linked]) -> tuple[float, ...]:
+    return tuple(number for each in linked for number in each.numbers)
+
+
+def _check(
+    problem: Problem, first: str, drops: bool, sources: Sequence[Source], links: Sequence[Link], precision: str
+) -> None:
+    """Raise Rare for what kernels are not made for."""
+    order = problem.orders[first]
+    if drops and order != tuple(range(len(order))):
+        raise Rare  # elements are not counted as they lie
+    if precision != "float64" and any(each.data.dtype == "float64" for each in sources):
+        raise Rare  # the whole kernel would compute in float64
+    if 5 * len(sources) + 2 * len(links) > MOST_WORDS:
+        raise Rare
+
+
+def layout_of(problem: Problem, precision: str, shortest: int) -> str:
+    """The layout of a fused kernel, if rows are longer than the shortest. Raises Rare for one that has none."""
+    if problem.inner > 1:
+        if not keeps_column(problem.n, vector_lanes(precision)):
+            raise Rare
+        return "columns"
+    if few(problem.outer, problem.n):
+        return "split"
+    if problem.n <= shortest:
+        raise Rare
+    return "rows"
+
+
+def _arguments(
+    problem: Problem, form: Any, sources: Sequence[Source], numbers: Sequence[float], precision: str
+) -> tuple[Workspace, dict[str, Any]]:
+    """Working memory, and the arguments that all kernels have."""
+    width, workspace = vector_lanes(precision), Workspace(precision)
+    size, buffer = (problem.n * width, 0) if form.layout == "columns" else (problem.n + width, combine.size(4))
+    if form.layout == "split":
+        size, buffer = BLOCK, 0
+    sizes = size, size, size if form.drops else 0, buffer
+    memory = Memory(*(workspace.private(each) for each in sizes))
+    probability = problem.attributes["dropout"]
+    dropout = Dropout(problem[STATE], keep_threshold(probability)) if form.drops else Dropout(None, 0)
+    found = {"n": problem.n, "sources": tuple(sources), "numbers": tuple(numbers) or 0}
+    return workspace, {**found, "memory": memory, "dropout": dropout}
+
+
+def _loops(problem: Problem, layout: str, first: str, result: str, precision: str, arguments: dict[str, Any]) -> int:
+    """How many units there are; adds what kernels are told of them, and the result."""
+    if layout == "columns":
+        strips = partition.count(problem.inner + spare_columns(problem, result), vector_lanes(precision))
+        arguments |= {"strips": Strips(strips, problem.inner), result: columns_of(problem, first, result)}
+        return problem.outer * strips
+    arguments[result] = rows_of(problem, first, result)
+    return problem.outer * (partition.count(problem.n, BLOCK) if layout == "split" else 1)

@@ -1,0 +1,139 @@
+"""How fused kernels are given operands: rows or columns of any array whose outer axes make at most two loops."""
+
+from typing import NamedTuple
+
+from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.parameters import Columns, Pointer, Private, Rows
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.fused.chain import ALONG, SAME, Places
+from opgrad.cpu.loops.map import get
+from opgrad.cpu.loops.rows import AHEAD
+from opgrad.cpu.numerics.philox import keep_run
+
+
+class Source(NamedTuple):
+    """Where outer index o begins: o // period * far + o % period * near elements from the first on; step: along n."""
+
+    data: Pointer
+    period: int
+    far: int
+    near: int
+    step: int
+
+
+class Results(NamedTuple):
+    """What a forward kernel writes as rows, each perhaps missing, besides y."""
+
+    saved: Rows
+    mask: Rows
+    stats: Rows
+
+
+class ColumnResults(NamedTuple):
+    """The same as columns; stats has a number for each."""
+
+    saved: Columns
+    mask: Columns
+    stats: Pointer
+
+
+class Switches(NamedTuple):
+    """Whether a row of -inf counts as zeros; whether results are written past the cache."""
+
+    inf_as_zero: int
+    stream: int
+
+
+class Memory(NamedTuple):
+    """A part's own: values of this row and of the one before, dropout's decisions, the write-combining buffer."""
+
+    e: Private
+    done: Private
+    kept: Private
+    buffer: Private
+
+
+class BlockMemory(NamedTuple):
+    """A part's own for a block of a row: values, dropout's decisions."""
+
+    e: Private
+    kept: Private
+
+
+class Cut(NamedTuple):
+    """Rows cut into blocks: how many of them a row has, and its length."""
+
+    blocks: int
+    n: int
+
+
+class Dropout(NamedTuple):
+    """The array with seed and offset, and the largest word that is dropped."""
+
+    state: Pointer
+    threshold: int
+
+
+class Line(NamedTuple):
+    """An operand in a strip of columns: its first element there, and the elements from one to the next of n."""
+
+    data: Pointer
+    step: int
+
+
+@inline
+def start(source: Source, outer: int):
+    """The first element of an operand at this outer index."""
+    far = outer // source.period if outer >= source.period else 0
+    return source.data + (far * source.far + (outer - far * source.period) * source.near)
+
+
+@inline
+def keep_elements(kept, count: int, index: int, dropout: Dropout) -> None:
+    """kept = 1 where dropout keeps an element, else 0, for elements from `index` on."""
+    keep_run(kept, 0, count, index, 1, v.load_one(dropout.state, 0), v.load_one(dropout.state, 1), dropout.threshold)
+
+
+@inline
+def _keep_strip(kept, n: int, index: int, step: int, dropout: Dropout) -> None:
+    """The same down a strip of columns, whose lines are `step` elements apart."""
+    for i in range(n):
+        keep_elements(kept.data + i * kept.step, kept.step, index + i * step, dropout)
+
+
+DECIDE_STRIP = {True: _keep_strip, False: inline(lambda kept, n, index, step, dropout: None)}
+DECIDE = {True: keep_elements, False: inline(lambda kept, count, index, dropout: None)}
+
+
+# --- rows: an operand is a pointer, or a vector of the row's number ---------------------------------------------------
+
+
+@inline
+def _in_row(s: Vector, row, i: int, whole: bool, mask) -> Vector:
+    if whole:
+        v.prefetch(row, i + AHEAD)
+    return get(row, i, whole, mask)
+
+
+IN_ROWS = Places(_in_row, inline(lambda s, number, i, whole, mask: number))
+OF_ROW = {
+    ALONG: inline(lambda like, source, row: start(source, row)),
+    SAME: inline(lambda like, source, row: v.full(like, v.load_one(start(source, row), 0))),
+}
+OF_BLOCK = {  # at a row, and an element of it
+    ALONG: inline(lambda like, source, at: start(source, at[0]) + at[1]),
+    SAME: inline(lambda like, source, at: v.full(like, v.load_one(start(source, at[0]), 0))),
+}
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+IN_COLUMNS = Places(
+    inline(lambda s, line, i, whole, mask: get(line.data, i * line.step, whole, mask)),
+    inline(lambda s, line, i, whole, mask: v.like(s, v.load_one(line.data, i * line.step))),
+)
+OF_STRIP = {
+    ALONG: inline(lambda like, source, strip: Line(start(source, strip[0]) + strip[1], source.step)),
+    SAME: inline(lambda like, source, strip: Line(start(source, strip[0]), source.step)),
+}

@@ -1,0 +1,237 @@
+"""Cross-entropy with all its options: what each row of logits gives, and the gradient of that.
+
+One kernel goes over tiles of rows in steps, once for all sums, and once more from the end for the gradient, where the
+steps are still in the L2 cache. A sample whose label is out of range has NaN for results and gradient; its label is
+never followed.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.ranges import wrong_label
+from opgrad.cuda import regimes
+from opgrad.cuda.execute import Launch, Program, Space
+from opgrad.cuda.functions import hyperbolic_tangent
+from opgrad.cuda.labels import checks, read_labels, weights_of
+from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow
+from opgrad.cuda.rows import (
+    aligned,
+    body_of,
+    columns_from,
+    ends,
+    frame,
+    read,
+    row_of,
+    samples_of,
+    shift_for,
+    strides,
+    tiles,
+    write,
+)
+
+LEAST: tl.constexpr = tl.constexpr(-800.0)  # z - m of which exp is 0, in the place of -inf, where that would make NaN
+
+
+@triton.jit
+def bent(x, INNER: tl.constexpr, OUTER: tl.constexpr, CAPPED: tl.constexpr):
+    """z of the logits."""
+    return hyperbolic_tangent(x * INNER) * OUTER if CAPPED else x * INNER
+
+
+@triton.jit
+def targets_of(
+    q, q_row, k, q_n, weight, column, inside, BASE: tl.constexpr, SHARE: tl.constexpr, NUMBER: tl.constexpr
+):  # fmt: skip
+    """weight * q without what labels add; 0 outside."""
+    if weight is None:
+        factor = tl.where(inside, 1.0, 0.0).to(NUMBER)
+    else:
+        factor = tl.load(weight + column, mask=inside, other=0.0).to(NUMBER)
+    if q is None:
+        target = factor * BASE
+    else:
+        target = factor * BASE + factor * read(q, q_row, k, q_n, inside, 0.0).to(NUMBER) * SHARE
+    return target
+
+
+@triton.jit
+def take(found, x, z, target, column, inside):
+    """Take a tile into the running sums of its rows.
+
+    They are the largest z, the sum of exp(z - m), that of exp(z - m) * (z - m), the largest logit, its place, the sums
+    of target * z and of targets.
+    """
+    m, d, slack, best, place, spread, mass = found
+    z = tl.where(inside, z, MINUS_INFINITY)
+    larger = tl.maximum(m, tl.max(z, 1))
+    shift = shift_for(larger)
+    down = tl.where(d == 0, 0.0, m - shift)
+    below = z - shift[:, None]
+    e = exp(below)
+    scale = exp(down)
+    slack = (slack + d * down) * scale + tl.sum(e * tl.where(below < LEAST, LEAST, below), 1)
+    d = d * scale + tl.sum(e, 1)
+    top = tl.max(tl.where(inside, x, MINUS_INFINITY), 1)
+    first = tl.min(tl.where(inside & (x == top[:, None]), column, 2147483647).to(tl.int64), 1)
+    place = tl.where(top > best, first, place)
+    spread += tl.sum(tl.where(target == 0, 0.0, target * z), 1)
+    return larger, d, slack, tl.maximum(best, top), place, spread, mass + tl.sum(target, 1)
+
+
+@triton.jit
+def given_or(pointer, sample, exists, DEFAULT: tl.constexpr, NUMBER: tl.constexpr, ROWS: tl.constexpr):
+    if pointer is None:
+        value = tl.full([ROWS], DEFAULT, NUMBER)
+    else:
+        value = tl.load(pointer + sample, mask=exists, other=0.0).to(NUMBER)
+    return value
+
+
+@triton.jit
+def store(pointer, sample, exists, counts, value):
+    """A result of samples: 0 for those that are ignored."""
+    tl.store(pointer + sample, narrow(tl.where(counts, value, 0.0), pointer.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def gradient_of(
+    x, target, column, label, numbers, INNER: tl.constexpr, OUTER: tl.constexpr, CAPPED: tl.constexpr
+):  # fmt: skip
+    m, inverse, constant, curved, of_target, of_label, counts = numbers
+    z = bent(x, INNER, OUTER, CAPPED)
+    below = z - m[:, None]
+    p = exp(below) * inverse[:, None]
+    dz = p * (constant[:, None] + curved[:, None] * tl.where(below < LEAST, LEAST, below))
+    dz += tl.where(column == label[:, None], of_label[:, None], 0.0) - of_target[:, None] * target
+    if CAPPED:
+        t = z * (1.0 / OUTER)
+        dx = dz * (1.0 - t * t) * (INNER * OUTER)
+    else:
+        dx = dz * INNER
+    return tl.where(counts[:, None], dx, 0.0)
+
+
+@triton.jit
+def losses(
+    x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, q, q_outer, q_n, q_inner, labels, weight,
+    dloss, dlse, dlse_square, dlog_prob, dentropy, loss, lse, log_prob, entropy, predicted,
+    samples, n, inner, ignore, IGNORES: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr, CAPPED: tl.constexpr,
+    BASE: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+    PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    sample, exists = samples_of(tl.program_id(0), samples, ROWS)
+    label, counts, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
+    label = tl.where(valid, label, -1)
+    x_row = row_of(sample, inner, x_outer, x_inner)
+    q_row = row_of(sample, inner, q_outer, q_inner)
+    head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
+    x_body, q_body = body_of(x_row, head, VECTOR), body_of(q_row, head, VECTOR)
+
+    zero = tl.zeros([ROWS], NUMBER)
+    lowest = tl.full([ROWS], MINUS_INFINITY, NUMBER)
+    found = (lowest, zero, zero, lowest, tl.full([ROWS], -1, tl.int64), zero, zero)
+    if PEEL:
+        k_end, inside_end = ends(head, body, n, exists, VECTOR)
+        end = read(x, x_row, k_end, x_n, inside_end, 0.0).to(NUMBER)
+        end_target = targets_of(q, q_row, k_end, q_n, weight, k_end, inside_end, BASE, SHARE, NUMBER)
+        found = take(found, end, bent(end, INNER, OUTER, CAPPED), end_target, k_end, inside_end)
+    for start in tl.range(0, n, BLOCK, num_stages=STAGES):
+        k = columns_from(start, BLOCK, INDEX)
+        inside = exists[:, None] & (k < body[:, None])
+        column = k + head[:, None]
+        value = read(x, x_body, k, x_n, inside, 0.0).to(NUMBER)
+        target = targets_of(q, q_body, k, q_n, weight, column, inside, BASE, SHARE, NUMBER)
+        found = take(found, value, bent(value, INNER, OUTER, CAPPED), target, column, inside)
+    m, d, slack, _, place, spread, mass = found
+
+    picked = tl.load(x + x_row + label * x_n, mask=label >= 0, other=float("nan")).to(NUMBER)
+    log_d = tl.log(d)
+    below = log_d + (m - bent(picked, INNER, OUTER, CAPPED))
+    total = mass * (m + log_d) - spread
+    of_label = tl.zeros([ROWS], NUMBER)
+    if q is None:
+        of_label = weights_of(weight, label, counts, valid).to(NUMBER) * SHARE
+        total += tl.where(of_label == 0, 0.0, of_label * below)
+        mass += of_label
+    spare = log_d - slack / d
+    store(loss, sample, exists, counts, total + tl.where(valid, d - d, float("nan")))
+    store(lse, sample, exists, counts, m + log_d)
+    store(log_prob, sample, exists, counts, -below)
+    store(entropy, sample, exists, counts, spare)
+    tl.store(predicted + sample, tl.where(counts & (d == d), place, -1), mask=exists)
+    if y is not None:
+        upstream = given_or(dloss, sample, exists, 1.0, NUMBER, ROWS)
+        by_log_prob = given_or(dlog_prob, sample, exists, 0.0, NUMBER, ROWS)
+        by_entropy = given_or(dentropy, sample, exists, 0.0, NUMBER, ROWS)
+        constant = upstream * mass + given_or(dlse, sample, exists, 0.0, NUMBER, ROWS) - by_log_prob
+        constant += 2.0 * (m + log_d) * given_or(dlse_square, sample, exists, 0.0, NUMBER, ROWS)
+        constant += by_entropy * (log_d - spare) + tl.where(valid, 0.0, float("nan"))
+        numbers = (m, 1.0 / d, constant, -by_entropy, upstream, by_log_prob - upstream * of_label, counts)
+        y_row = row_of(sample, inner, y_outer, y_inner)
+        y_body = body_of(y_row, head, VECTOR)
+        if PEEL:
+            end = read(x, x_row, k_end, x_n, inside_end, 0.0).to(NUMBER)
+            end_target = targets_of(q, q_row, k_end, q_n, weight, k_end, inside_end, BASE, SHARE, NUMBER)
+            end_slope = gradient_of(end, end_target, k_end, label, numbers, INNER, OUTER, CAPPED)
+            write(y, y_row, k_end, y_n, inside_end, end_slope)
+        last = (n - 1) // BLOCK * BLOCK
+        for done in tl.range(0, n, BLOCK, num_stages=STAGES):
+            k = columns_from(last - done, BLOCK, INDEX)
+            inside = exists[:, None] & (k < body[:, None])
+            column = k + head[:, None]
+            value = read(x, x_body, k, x_n, inside, 0.0).to(NUMBER)
+            target = targets_of(q, q_body, k, q_n, weight, column, inside, BASE, SHARE, NUMBER)
+            write(y, y_body, k, y_n, inside, gradient_of(value, target, column, label, numbers, INNER, OUTER, CAPPED))
+
+
+# --- programs ------------------------------------------------------------------------------------------------------
+
+UPSTREAM = ("dloss", "dlse", "dlse_square", "dlog_prob", "dentropy")
+RESULTS = ("loss", "lse", "log_prob", "entropy", "predicted")
+STEP = 4096  # elements of a step in a loop: sums and targets need registers beside the logits
+
+
+def options(problem: Problem) -> dict[str, Any]:
+    """The arguments that say how z and the targets are made; constants, which have the precision of the sums."""
+    given = problem.attributes
+    softcap, temperature, smoothing = given["softcap"], given["temperature"], given["label_smoothing"]
+    return {
+        "labels": problem["labels"],
+        "weight": problem["weight"],
+        "ignore": given["ignore_index"] or 0,
+        "IGNORES": given["ignore_index"] is not None,
+        "CAPPED": softcap > 0,
+        "INNER": 1 / softcap if softcap else 1 / temperature,
+        "OUTER": softcap / temperature if softcap else 1.0,
+        "BASE": smoothing / max(problem.n, 1),
+        "SHARE": 1 - smoothing,
+    }
+
+
+def _program(problem: Problem, operator: str, gradient: Operand | None) -> Program:
+    q, samples, space = problem["probabilities"], problem.outer * problem.inner, Space()
+    space.take(2, "int64")  # the status of the checks
+    operands = [each for each in (problem["logits"], gradient, q) if each is not None]
+    given, launches, name = options(problem), [], ""
+    if samples:
+        regime = regimes.choose(problem, operands, streams=2, labelled=True, alone=True, functions=True)
+        regime = replace(regime, block=min(regime.block, max(STEP // regime.rows, 1)))
+        name = regime.name
+        given |= {each: problem[each] if gradient else None for each in UPSTREAM}
+        given |= {each: problem[each] for each in RESULTS}
+        given |= frame(problem, regime, operands) | strides(x=problem["logits"], y=gradient, q=q)
+        launches.append(Launch(losses, (tiles(problem, regime),), given, regime.warps))
+    checking = checks(problem["labels"], samples, 0, problem.n, problem.attributes["ignore_index"])
+    return Program(launches, space.size, name, checking, wrong_label(problem, operator))
+
+
+def sample_losses(problem: Problem) -> Program:
+    return _program(problem, "sample_losses", None)
+
+
+def sample_losses_and_grad(problem: Problem) -> Program:
+    return _program(problem, "sample_losses_and_grad", problem["dlogits"])

@@ -1,0 +1,363 @@
+"""Signatures written down for native code: the words of an entry, as `opgrad.cpu.runtime.calls` reads them.
+
+An entry is made of a call that Python has answered. Which argument is which operand is told by the objects themselves:
+an operand is an argument, an item of a sequence among them, or something that the plan keeps. If it is none of these,
+Python has made it, and calls of this signature are left to Python.
+"""
+
+import ctypes
+import functools
+import operator
+import struct
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from opgrad.contract import Operator, Spec
+from opgrad.contract.lists import lists_of
+from opgrad.contract.plain import PLAIN, is_plain
+from opgrad.contract.signature import covered
+from opgrad.cpu.runtime import calls, objects
+from opgrad.cpu.runtime.execute import FEW, known
+from opgrad.cpu.runtime.partition import CACHE_LINE
+from opgrad.cpu.runtime.workspace import STATUS_WORDS
+
+UNLOCKED_FROM = 1 << 16  # bytes of traffic: giving the interpreter's lock up and taking it again costs some 50 ns
+MOST_VALUES, MOST_ITEMS = 16, 4096
+
+
+class NotNative(Exception):
+    """Calls of this signature are left to Python."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """How Python has answered a call.
+
+    by: the `Execution` whose plan was run, or a function that was called with `operands`, in that order.
+    operands: inputs and results in the plan's order; None for one left out. results: those of the operands that are
+        returned, in order; `new`: whether the call made them.
+    answer: what was returned. kept: objects that every such call uses, beside its arguments. watched: whether the
+        arrays' library is asked before each call if it has to know of it.
+    """
+
+    by: Any
+    operands: Sequence[Any]
+    results: Sequence[Any]
+    new: bool
+    answer: Any
+    kept: Sequence[Any] = ()
+    watched: bool = True
+
+
+class Tensors:
+    """What entries have to know of a library's arrays beside NumPy's; `opgrad.interop.torch_calls` has PyTorch's."""
+
+    kinds: frozenset[type] = frozenset()  # of the arrays
+    address = 0  # of what is known of the library
+
+    def layout(self, tensor: Any) -> Any:
+        """What tells tensors apart that need an entry each, where no plan does; hashable."""
+        return None
+
+    def of_value(self, tensor: Any) -> list[int]:
+        """What `objects.TENSOR` is told of an argument."""
+        raise NotNative
+
+    def of_result(self, tensor: Any) -> list[int]:
+        """What `objects.new_tensor` is told of a result."""
+        raise NotNative
+
+    def is_plainly_made(self, make: Any) -> bool:
+        """Whether a result is made by nothing but what native code does as well."""
+        return False
+
+    def watchers(self, tensors: Sequence[Any]) -> int:
+        """How many of the watchers are asked for calls on these."""
+        return 0
+
+
+tensors = Tensors()  # PyTorch's, once it is there
+
+
+def know(found: Tensors) -> None:
+    """Let entries be made of calls on these arrays, too."""
+    global tensors
+    tensors = found
+
+
+def kept_forever(*things: Any) -> None:
+    """Never free these: native code reads them as long as the process lives."""
+    for thing in things:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def signature_of(by: Any, values: Sequence[Any], names: Sequence[str]) -> Any:
+    """What tells entries of one function apart; hashable."""
+    places: dict[int, int] = {}
+    same: list[int] = []
+    rest: list[Any] = []
+    for value in _flat(values):
+        same.append(places.setdefault(id(value), len(same)))
+        rest.append((type(value), value if is_plain(value) else _layout(value)))
+    return by, tuple(names), tuple(same), tuple(rest)
+
+
+def _flat(values: Sequence[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for value in values:
+        flat += [len(value), *_flat(value)] if _is_sequence(value) else [value]
+    return flat
+
+
+def _layout(value: Any) -> Any:
+    return tensors.layout(value) if type(value) in tensors.kinds else None
+
+
+def _is_sequence(value: Any) -> bool:
+    """Whether native code may look at a value's items: a list, a tuple, or what a library has in place of one."""
+    return type(value) in (list, tuple) or (isinstance(value, tuple) and type(value) in PLAIN)
+
+
+class Entry:
+    """The words of one signature, and all that they point to."""
+
+    def __init__(self, answered: Answered, args: Sequence[Any], kwargs: Mapping[str, Any]):
+        self.answered, self.tensors = answered, tensors
+        self.values, self.positional = [*args, *kwargs.values()], len(args)
+        self.names = [sys.intern(name) for name in kwargs]
+        self.kept: list[Any] = [answered.by, getattr(answered.by, "plan", None), answered.kept]
+        self.places: dict[int, tuple[int, int]] = {}
+        self.by_plan = hasattr(answered.by, "plan")
+        self.containers = 1
+        self.given = self.used = 0  # arrays among the arguments, and operands that they are
+        self.records: list[list[int]] = []
+        if len(self.values) > MOST_VALUES:
+            raise NotNative
+        for place, value in enumerate(self.values):
+            self._record(value, 0, place)
+        self.is_torch = any(type(each) in tensors.kinds for each in _flat(self.values))
+        words = self._words()
+        self._check_unchanged()
+        self._kept = (ctypes.c_int64 * len(words))(*words)
+        self.address = ctypes.addressof(self._kept)
+        del self.answered, self.values, self.places  # the caller's arrays go
+
+    def _check_unchanged(self) -> None:
+        """Raise NotNative if another thread has given an array another shape since the plan was made for it."""
+        if self.is_torch or not self.by_plan:
+            return
+        for spec, array in zip(self.answered.by.specs, self.answered.operands, strict=False):
+            if spec is not None and (array.shape, array.strides, array.dtype) != (spec.shape, spec.strides, spec.dtype):
+                raise NotNative
+
+    # --- what the arguments are ---
+
+    def _record(self, value: Any, container: int, index: int) -> None:
+        """Tell what is known of a value, and of its items."""
+        words = self._known(value, container, index)
+        self.records.append([calls.KNOWN + len(words) - 1, container, index, *words])
+        if words[0] in (objects.TUPLE, objects.LIST):
+            for place, item in enumerate(value):
+                self._record(item, words[3], place)
+
+    def _known(self, value: Any, container: int, index: int) -> list[int]:
+        if _is_sequence(value):
+            return self._sequence(value, container, index)
+        kind = type(value)
+        is_tensor = kind in self.tensors.kinds
+        if kind is not np.ndarray and not is_tensor:
+            return self._number(value)
+        self.given += 1
+        place = self.places.setdefault(id(value), (container, index))
+        if place != (container, index):
+            return [objects.SAME, *place]
+        self.kept.append(kind)
+        if is_tensor:
+            words = self.tensors.of_value(value)
+            if self.by_plan and words[objects.OF_GRAD]:  # PyTorch has recorded what the plan did
+                raise NotNative
+            return [objects.TENSOR, *words]
+        self.kept.append(value.dtype)
+        return [objects.KNOWN_ARRAY, *known(value, writeable=self._is_result(value))]
+
+    def _sequence(self, value: Any, container: int, index: int) -> list[int]:
+        place = self.places.setdefault(id(value), (container, index))
+        if value and place != (container, index):
+            self.given += sum(id(each) in self.places for each in _flat(value))
+            return [objects.SAME, *place]
+        self.containers += 1
+        if self.containers > calls.CONTAINERS or len(value) > MOST_ITEMS:
+            raise NotNative
+        kind = type(value)
+        self.kept.append(kind)
+        return [objects.LIST if kind is list else objects.TUPLE, id(kind), len(value), self.containers - 1]
+
+    def _number(self, value: Any) -> list[int]:
+        if not is_plain(value):
+            raise NotNative
+        kind = type(value)
+        self.kept.append(value)
+        if kind is float:
+            return [objects.FLOAT, id(value), id(kind), *struct.unpack("q", struct.pack("d", value))]
+        return [objects.EQUAL, id(value), id(kind)] if kind in (int, str) else [objects.OBJECT, id(value)]
+
+    def _is_result(self, value: Any) -> bool:
+        return not self.answered.new and any(value is each for each in self.answered.results)
+
+    # --- what is done with them ---
+
+    def _words(self) -> list[int]:
+        answered = self.answered
+        by_plan = self.by_plan
+        operands = [word for each in answered.operands for word in self._operand(each)]
+        if self.used != self.given:  # the others are values of attributes, which may change
+            raise NotNative
+        results = [word for number in range(len(answered.results)) for word in self._result(number)] if by_plan else []
+        parts = {
+            calls.NAMES_AT: [id(name) for name in self.names],
+            calls.RECORDS_AT: [word for record in self.records for word in record],
+            calls.OPERANDS_AT: operands,
+            calls.RESULTS_AT: results,
+            calls.SPANS_AT: self._spans() if by_plan else [],
+        }
+        header = {
+            calls.POSITIONAL: self.positional,
+            calls.NAMED: len(self.names),
+            calls.RECORDS: len(self.records),
+            calls.OWNER: id(self),
+            calls.OPERANDS: len(answered.operands),
+            calls.IS_TORCH: self.is_torch,
+            calls.WATCHING: self.tensors.watchers(_flat(self.values)) if answered.watched else calls.NONE,
+            **(self._of_plan() if by_plan else self._of_function()),
+        }
+        at = calls.ENTRY
+        for word, part in parts.items():
+            header[word], at = at, at + len(part)
+        return [
+            *(int(header.get(word, 0)) for word in range(calls.ENTRY)),
+            *(w for part in parts.values() for w in part),
+        ]
+
+    def _of_plan(self) -> dict[int, int]:
+        answered, plan = self.answered, self.answered.by.plan
+        lists = lists_of(answered.by.op)
+        if plan.copies or lists is None:
+            raise NotNative
+        self._check_answer(lists)
+        check = calls.NO_CHECK if answered.new else calls.PAIRS if self._are_few() else calls.SPANS
+        out = calls.NONE
+        if not answered.new and not lists:
+            out = next((place for place, each in enumerate(self.values) if each is answered.answer), calls.NONE)
+        returned = len(answered.results) if out == calls.NONE else 0
+        return {
+            calls.PLAN: plan.address,
+            calls.SHARED: plan.parts_max > 1,
+            calls.UNLOCKED: plan.bytes_moved >= UNLOCKED_FROM,
+            calls.CHECK: check,
+            calls.OUT: out,
+            calls.LISTS: lists,
+            calls.RESULTS: returned,
+            **self._memory(plan.scratch_bytes),
+        }
+
+    def _check_answer(self, lists: int) -> None:
+        """Raise NotNative if the call has returned something else than the plan's results."""
+        answered = self.answered
+        if lists:
+            return
+        if answered.new:
+            found = answered.answer if isinstance(answered.answer, tuple) else (answered.answer,)
+            same = len(found) == len(answered.results) and all(map(operator.is_, found, answered.results))
+        else:  # PyTorch counts how often a tensor was written to
+            same = not self.is_torch and any(each is answered.answer for each in self.values)
+        if not same:
+            raise NotNative
+
+    def _are_few(self) -> bool:
+        return len(self.answered.operands) <= FEW
+
+    def _memory(self, scratch_bytes: int) -> dict[int, int]:
+        """Working memory of the plan, behind it tables for many operands."""
+        if self._are_few() and not scratch_bytes:
+            return {calls.MEMORY: calls.NO_MEMORY}
+        size = -(-max(scratch_bytes, 8 * STATUS_WORDS) // CACHE_LINE) * CACHE_LINE
+        count = len(self.answered.operands)
+        memory = np.zeros(size + 8 * 4 * count + CACHE_LINE, np.uint8)
+        start = memory.ctypes.data + -memory.ctypes.data % CACHE_LINE
+        self.kept.append(memory)
+        if self._are_few():
+            return {calls.MEMORY: start}
+        order = (ctypes.c_int64 * count).from_address(start + size + 8 * 3 * count)
+        order[:] = list(range(count))
+        return {calls.MEMORY: start, calls.TABLES: start + size}
+
+    def _of_function(self) -> dict[int, int]:
+        answered = self.answered
+        if not self._are_few():
+            raise NotNative
+        item, whole = calls.NONE, answered.results
+        if isinstance(whole, tuple) and answered.answer is not whole:
+            item = next((place for place, each in enumerate(whole) if each is answered.answer), calls.NONE)
+        if item == calls.NONE and answered.answer is not whole:
+            raise NotNative
+        return {calls.APPLY: id(answered.by), calls.ITEM: item, calls.MEMORY: calls.NO_MEMORY}
+
+    def _operand(self, operand: Any) -> tuple[int, int]:
+        answered, by_plan = self.answered, self.by_plan
+        if operand is None and by_plan:
+            return calls.NOTHING, 0
+        if by_plan and answered.new:
+            for number, each in enumerate(answered.results):
+                if operand is each:
+                    return calls.NEW, number
+        if id(operand) in self.places:
+            self.used += 1
+            return self.places[id(operand)]
+        if any(operand is each for each in answered.kept) or (not by_plan and is_plain(operand)):
+            self.kept.append(operand)
+            return calls.KEPT, id(operand)
+        raise NotNative
+
+    def _result(self, number: int) -> list[int]:
+        answered = self.answered
+        result = answered.results[number]
+        if not answered.new:
+            words = [calls.GIVEN, len(answered.operands) - len(answered.results) + number]
+            return [1 + len(words), *words]
+        make = answered.by.makers[number]
+        if self.is_torch:
+            plainly, words = self.tensors.is_plainly_made(make), self.tensors.of_result(result)
+        else:
+            plainly, words = _is_plainly_made(make), [id(result.dtype), result.ndim, *result.shape]
+        self.kept += [make, result.dtype]
+        return [2 + len(words), 0 if plainly else id(make), *words]
+
+    def _spans(self) -> list[int]:
+        """The bytes that operands cover, and a number for those that may be the same; where they are not few."""
+        answered = self.answered
+        if answered.new or self._are_few():
+            return []
+        op: Operator = answered.by.op
+        groups: dict[str, str] = {}
+        names = [*op.arrays, *op.results]
+        arrays = dict(zip(names, answered.operands, strict=True))
+        for result, others in op.in_place.items():
+            groups |= {name: result for name in others if _are_alike(arrays[name], arrays.get(result))}
+        words = []
+        for name, array in arrays.items():
+            span = (0, 0) if array is None else covered(Spec(array.shape, array.dtype, array.strides))
+            words += [*span, names.index(groups.get(name, name))]
+        return words
+
+
+def _are_alike(array: Any, other: Any) -> bool:
+    return array is not None and other is not None and array.dtype == other.dtype and array.strides == other.strides
+
+
+def _is_plainly_made(make: Callable[..., Any]) -> bool:
+    """Whether a result is made by np.empty alone, which native code does as well."""
+    return isinstance(make, functools.partial) and make.func is np.empty

@@ -1,0 +1,232 @@
+"""Losses with options on tensors, by samples: the operators with their gradients, and the same in torch functions.
+
+The composition is what transformations of torch.func see, what is recorded and exported, and what the second
+derivative is made of.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrad.contract import loss_operators
+from opgrad.torch.formulas import Gradients, Needs, onehot, wide
+from opgrad.torch.loss_options import LossOptions
+from opgrad.torch.operators import OPERATORS, TensorOperator
+from opgrad.torch.schema import REGISTERED
+
+LOSSES = {name: TensorOperator(op) for name, op in loss_operators().items()}
+REGISTERED.update(LOSSES)
+_loss = OPERATORS["softmax_cross_entropy_loss"]
+sample_losses, losses_and_grad = LOSSES["sample_losses"], LOSSES["sample_losses_and_grad"]
+
+UPSTREAM = ("dloss", "dlse", "dlse_square", "dlog_prob", "dentropy")
+Settings = tuple[int | None, float, float, float]  # ignore_index, label_smoothing, softcap, temperature
+
+
+def settings(options: LossOptions) -> Settings:
+    """The operators' attributes."""
+    return options.ignore_index, options.label_smoothing, options.softcap, options.temperature
+
+
+# --- in torch functions --------------------------------------------------------------------------------------------
+
+
+def scaled(logits: Tensor, softcap: float, temperature: float) -> Tensor:
+    """z, in float32 or float64."""
+    x = logits.to(wide(logits.dtype))
+    if softcap:
+        x = torch.tanh(x / softcap) * softcap
+    return x if temperature == 1.0 else x / temperature
+
+
+def targets(like: Tensor, labels: Tensor, weight: Tensor | None, probabilities: Tensor | None, share: float) -> Tensor:
+    """weight * q, of the shape of `like`; `share` is what labels are smoothed by."""
+    q = onehot(labels, like.shape[1], like.dtype) if probabilities is None else probabilities.to(like.dtype)
+    if share:
+        q = q * (1 - share) + share / max(like.shape[1], 1)
+    return q if weight is None else q * weight.to(like.dtype).view(-1, *[1] * (like.dim() - 2))
+
+
+def composed(
+    logits: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    probabilities: Tensor | None,
+    settings: Settings,
+    check: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What sample_losses gives; a label out of range is refused, or makes NaN, as the operator of the loss does."""
+    ignore_index, _, softcap, temperature = settings
+    z = scaled(logits, softcap, temperature)
+    nll, log_p = _loss(z, labels, None, ignore_index, "none", None, None, check)
+    return _from_log_prob(logits, z, nll, log_p, labels, weight, probabilities, settings)
+
+
+def _of_known_labels(
+    logits: Tensor, labels: Tensor, weight: Tensor | None, probabilities: Tensor | None, settings: Settings
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The same for labels that have been checked, in PyTorch's own functions alone."""
+    _, _, softcap, temperature = settings
+    z = scaled(logits, softcap, temperature)
+    log_p = torch.log_softmax(z, 1)
+    inside = labels.clamp(0, max(z.shape[1] - 1, 0)).long().unsqueeze(1)
+    nll = -log_p.gather(1, inside).squeeze(1) if z.shape[1] else log_p.sum(1)
+    return _from_log_prob(logits, z, nll, log_p, labels, weight, probabilities, settings)
+
+
+def _from_log_prob(
+    logits: Tensor,
+    z: Tensor,
+    nll: Tensor,
+    log_p: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    probabilities: Tensor | None,
+    settings: Settings,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    ignore_index, smoothing, _, _ = settings
+    target, p = targets(z, labels, weight, probabilities, smoothing), log_p.exp()
+    below = -torch.where(target == 0, 0, log_p)
+    slack = -torch.where(p == 0, 0, log_p)
+    results = ((target * below).sum(1), z.logsumexp(1), -nll, (p * slack).sum(1))
+    predicted = logits.detach().argmax(1) if z.shape[1] else torch.full_like(labels, -1, dtype=torch.int64)
+    if ignore_index is None:
+        return *results, predicted
+    ignored = labels == ignore_index
+    kept = [torch.where(ignored, 0, each) for each in results]
+    return kept[0], kept[1], kept[2], kept[3], predicted.masked_fill(ignored, -1)
+
+
+def composed_gradient(
+    logits: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    probabilities: Tensor | None,
+    upstream: Mapping[str, Tensor],
+    settings: Settings,
+) -> Tensor:
+    """The gradient that sample_losses_and_grad gives, differentiable itself."""
+    ignore_index, smoothing, softcap, temperature = settings
+    z = scaled(logits, softcap, temperature)
+    lse = z.logsumexp(1, keepdim=True)
+    p = torch.exp(z - lse)
+    target = targets(z, labels, weight, probabilities, smoothing)
+    dz = torch.zeros_like(z)
+    of = {name: each.to(z.dtype).unsqueeze(1) for name, each in upstream.items()}
+    if "dloss" in of:
+        dz = dz + of["dloss"] * (p * target.sum(1, keepdim=True) - target)
+    if "dlse" in of:
+        dz = dz + of["dlse"] * p
+    if "dlse_square" in of:
+        dz = dz + 2 * lse * of["dlse_square"] * p
+    if "dlog_prob" in of:
+        dz = dz + of["dlog_prob"] * (onehot(labels, z.shape[1], z.dtype) - p)
+    if "dentropy" in of:
+        below = torch.where(p == 0, 0, lse - z)
+        dz = dz + of["dentropy"] * p * (below - (p * below).sum(1, keepdim=True))
+    slope = (1 - (z * (temperature / softcap)) ** 2) / temperature if softcap else 1 / temperature
+    dlogits = dz * slope
+    if ignore_index is not None:
+        dlogits = torch.where((labels == ignore_index).unsqueeze(1), 0, dlogits)
+    return dlogits.to(logits.dtype)
+
+
+# --- the operators' gradients --------------------------------------------------------------------------------------
+
+
+def _sample_losses(
+    dloss: Tensor | None,
+    dlse: Tensor | None,
+    dlog_prob: Tensor | None,
+    dentropy: Tensor | None,
+    dpredicted: Tensor | None,
+    needs: Needs,
+    logits: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    probabilities: Tensor | None,
+    ignore_index: int | None,
+    label_smoothing: float,
+    softcap: float,
+    temperature: float,
+) -> Gradients:
+    options = (ignore_index, label_smoothing, softcap, temperature)
+    found: Gradients = {}
+    if needs["logits"]:
+        by_loss = torch.zeros_like(labels, dtype=wide(logits.dtype)) if dloss is None else dloss
+        upstream = (by_loss, dlse, None, dlog_prob, dentropy)
+        *_, found["logits"] = losses_and_grad(logits, labels, weight, probabilities, *upstream, *options, False)
+    if needs["probabilities"] and probabilities is not None:
+        found["probabilities"] = None if dloss is None else _by_probabilities(dloss, logits, labels, weight, options)
+        if found["probabilities"] is not None:
+            found["probabilities"] = found["probabilities"].to(probabilities.dtype)
+    return found
+
+
+def _by_probabilities(
+    dloss: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None, settings: Settings
+) -> Tensor:
+    """The gradient of the loss with respect to the target probabilities: (1 - smoothing) * weight * -log_softmax(z)."""
+    ignore_index, smoothing, softcap, temperature = settings
+    below = -torch.log_softmax(scaled(logits, softcap, temperature), 1)
+    factor = dloss.unsqueeze(1) * (1 - smoothing)
+    if weight is not None:
+        factor = factor * weight.to(below.dtype).view(-1, *[1] * (below.dim() - 2))
+    if ignore_index is not None:
+        factor = factor.masked_fill((labels == ignore_index).unsqueeze(1), 0)
+    return factor * below
+
+
+def _losses_and_grad(
+    dloss_of: Tensor | None,
+    dlse_of: Tensor | None,
+    dlog_prob_of: Tensor | None,
+    dentropy_of: Tensor | None,
+    dpredicted: Tensor | None,
+    ddlogits: Tensor | None,
+    needs: Needs,
+    logits: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    probabilities: Tensor | None,
+    dloss: Tensor | None,
+    dlse: Tensor | None,
+    dlse_square: Tensor | None,
+    dlog_prob: Tensor | None,
+    dentropy: Tensor | None,
+    ignore_index: int | None,
+    label_smoothing: float,
+    softcap: float,
+    temperature: float,
+) -> Gradients:
+    """By the vector-Jacobian product of the composition."""
+    options = (ignore_index, label_smoothing, softcap, temperature)
+    given = {
+        name: each
+        for name, each in zip(UPSTREAM, (dloss, dlse, dlse_square, dlog_prob, dentropy), strict=True)
+        if each is not None
+    }
+    constant = {} if "dloss" in given else {"dloss": torch.ones_like(labels, dtype=wide(logits.dtype))}
+    names = [name for name in ("logits", *given) if needs[name]]
+    values = {"logits": logits, **given}
+    directions = (dloss_of, dlse_of, dlog_prob_of, dentropy_of, ddlogits)
+
+    def results(*moved: Tensor) -> tuple[Tensor, ...]:
+        now = values | dict(zip(names, moved, strict=True))
+        x = now.pop("logits")
+        made: list[Tensor] = list(_of_known_labels(x, labels, weight, probabilities, options)[:4])
+        made.append(composed_gradient(x, labels, weight, probabilities, {**constant, **now}, options))
+        return tuple(each for each, direction in zip(made, directions, strict=True) if direction is not None)
+
+    moved = tuple(values[name] for name in names)
+    vjp: Any = torch.func.vjp
+    found, pull = vjp(results, *moved)
+    wanted = [direction for direction in directions if direction is not None]
+    slopes = pull(tuple(direction.to(each.dtype) for direction, each in zip(wanted, found, strict=True)))
+    return dict(zip(names, slopes, strict=True))
+
+
+sample_losses.differentiate(_sample_losses)
+losses_and_grad.differentiate(_losses_and_grad)

@@ -1,0 +1,91 @@
+"""Several processes that train one model: over a process group of torch.distributed, which torchrun starts.
+
+PyTorch is imported when there is such a group, and then alone.
+"""
+
+import os
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from opgrad.cpu.runtime.parallel import get_num_threads, set_num_threads
+
+LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells a process it has started
+
+
+class Processes:
+    """The processes of a group, whose arrays lie in CPU memory.
+
+    group: of torch.distributed, with gloo or another backend for the CPU; None: the default group.
+
+    rank, size: the number of this process, and how many there are.
+    seconds: the time that was spent in communication, waiting for others included.
+    """
+
+    def __init__(self, group: Any = None):
+        import torch.distributed
+
+        if not torch.distributed.is_initialized():
+            raise RuntimeError("process_group: torch.distributed is not initialised: call init_process_group first")
+        self._torch, self._group = torch, group
+        self.rank, self.size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError("process_group: this process is not in the group, expected one that it belongs to")
+        self.seconds = 0.0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes and prints."""
+        return self.rank == 0
+
+    def add(self, array: np.ndarray) -> None:
+        """Put the sum over all processes in place of a contiguous array; it has the same bits on each of them."""
+        self._communicate(self._torch.distributed.all_reduce, array)
+
+    def from_first(self, array: np.ndarray) -> None:
+        """Put the first process's numbers into the array, which is contiguous, on all of them."""
+        first = 0 if self._group is None else self._torch.distributed.get_global_rank(self._group, 0)
+        self._communicate(self._torch.distributed.broadcast, array.reshape(-1).view(np.uint8), first)
+
+    def _communicate(self, collective: Callable[..., Any], array: np.ndarray, *more: Any) -> None:
+        before = time.perf_counter()
+        collective(self._torch.from_numpy(array), *more, group=self._group)
+        self.seconds += time.perf_counter() - before
+
+    def check_same(self, what: str, text: str) -> None:
+        """Raise ValueError, on every process, unless they all have the same text."""
+        digest = zlib.crc32(text.encode())
+        first = np.array([digest])
+        self.from_first(first)
+        others = np.array([first[0] != digest], np.int64)
+        self.add(others)
+        if others[0]:
+            raise ValueError(f"train: the {what} of {others[0]} of {self.size} processes differ from the first's")
+
+
+def begin() -> Processes | None:
+    """The processes that torchrun has started together with this one; None if it was started by itself.
+
+    Those of a machine share out its cores, unless OPGRAD_NUM_THREADS says how many threads each takes.
+    """
+    if not all(name in os.environ for name in LAUNCHED):
+        return None
+    import torch.distributed
+
+    distributed: Any = torch.distributed
+    if not distributed.is_initialized():
+        # torchrun may keep the store when it starts processes anew, which would find the lost ones there.
+        store, rank, size = next(iter(distributed.rendezvous("env://")))
+        own = distributed.PrefixStore(f"opgrad/{restarts()}", store)
+        distributed.init_process_group("gloo", store=own, rank=rank, world_size=size)
+    if "OPGRAD_NUM_THREADS" not in os.environ:
+        set_num_threads(max(1, get_num_threads() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    return Processes()
+
+
+def restarts() -> int:
+    """How many times torchrun has started the processes anew, after one of them was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

@@ -1,0 +1,76 @@
+"""The sweep over lengths of rows, and the measurement under load, on tiny arrays."""
+
+import pytest
+from rich.console import Console
+
+from opgrad.bench import load, sweep
+from opgrad.bench.plot import plot
+from opgrad.bench.run import Options, prepared, read, store
+from opgrad.bench.sweep import Curve, curves
+from opgrad.bench.tables import show, show_load, sweep_table
+from opgrad.contract import operators
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(sweep, "ELEMENTS", 1 << 10)
+    monkeypatch.setattr(sweep, "QUICK_LENGTHS", (1, 7, 2000))
+
+
+def measured(old=None, **options):
+    return prepared(Options(dtypes="float32", seconds=0.0, quick=True, sweep=True, **options), old)(lambda *_: None)
+
+
+def test_a_sweep_has_a_curve_for_each_operator_and_memory(tiny, tmp_path):
+    result = measured(ops="softmax,softmax_grad", memory="numpy,view", peers="numpy")
+    found = curves(result)
+    names = [(curve.operator, curve.memory) for curve in found]
+    assert names == [(op, memory) for memory in ("numpy", "view") for op in ("softmax", "softmax_grad")]
+    assert all(list(curve.lengths) == [1, 7, 2000] for curve in found)
+    assert {cell["workload"] for cell in result["cells"]} == {"1024x1", "146x7", "1x2000"}
+    plot(result, tmp_path / "sweep.png")
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    show(screen := Console(record=True, width=150), result)
+    assert "Rows of every length" in screen.export_text()
+    assert sweep_table(result).count("`softmax`") == 2
+
+
+def test_a_sweep_goes_on_where_it_ended(tiny, tmp_path):
+    path = tmp_path / "sweep.json"
+    store(path, measured(ops="softmax", peers="numpy"), None)
+    more = measured(read(path), ops="softmax,log_softmax", peers="numpy")
+    assert {cell["operator"] for cell in more["cells"]} == {"log_softmax"}
+    assert len(store(path, more, read(path))["cells"]) == 6
+
+
+def test_every_length_is_swept_by_default():
+    found = sweep.cells([], ["float32"], ["numpy"], quick=False)
+    assert {cell.op.name for cell in found} == set(sweep.OPERATORS)
+    assert [cell.workload.shape[1] for cell in found[: len(sweep.LENGTHS)]] == sorted(sweep.LENGTHS)
+
+
+def test_a_sweep_has_neither_shapes_nor_other_operators():
+    for options in (Options(sweep=True, shapes="3x4"), Options(sweep=True, groups="plain")):
+        with pytest.raises(ValueError, match="the sweep is of the CPU"):
+            prepared(options)
+    with pytest.raises(ValueError, match="operator is 'relu', expected for the sweep one of"):
+        prepared(Options(sweep=True, ops="relu"))
+
+
+def test_what_a_curve_says():
+    curve = Curve("softmax", "float32", "numpy", [1, 2, 4], [1.0, 2.0, 1.0], [2.0, 1.0, None])
+    assert curve.ratios == [2.0, 0.5]
+    assert curve.mean == pytest.approx(1.0)
+    assert curve.worst == (0.5, 2)
+    assert curve.cliff == (2.0, 2)
+    assert Curve("softmax", "float32", "numpy", [1], [1.0], [None]).worst is None
+
+
+def test_load_keeps_a_core_busy():
+    cells = load.cells(["relu"], [], ["30"])
+    assert [cell.op for cell in cells] == [operators()["relu"]]
+    losses = load.measure(cells, [], 0.0, lambda *_: None)
+    assert [loss.contestant for loss in losses] == ["opgrad"]
+    assert losses[0].share == losses[0].loaded / losses[0].alone - 1
+    show_load(screen := Console(record=True, width=150), losses)
+    assert "with a core busy" in screen.export_text()

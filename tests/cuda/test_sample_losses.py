@@ -1,0 +1,76 @@
+"""The losses with options on CUDA: every branch of the kernel, interpreted; and compiled for an architecture."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton", reason="needs Triton")
+
+import sample_losses as cases
+from cuda_backend import FROM_PTX, ON_GPU, call
+from sample_losses import LOSSES, OPTIONS, WITH_GRADIENT
+
+import opgrad.cuda.sample_loss as kernels
+
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
+SHAPES = {"short rows": (5, 33), "long rows, ends": (2, 301), "columns": (2, 7, 5)}
+
+
+@pytest.mark.skipif(bool(FROM_PTX), reason="its arguments are not known to what executes PTX")
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_kernels(name, shape, rng, monkeypatch):
+    monkeypatch.setattr(kernels, "STEP", 64)
+    dtype = {"smoothed": "float64", "softcap": "float16"}.get(name, "float32")
+    given = cases.arguments(shape, dtype, rng, **OPTIONS[name])
+    cases.check(WITH_GRADIENT, given, call(WITH_GRADIENT, given))
+    alone = cases.of(LOSSES, given)
+    cases.check(LOSSES, alone, call(LOSSES, alone))
+
+
+@pytest.mark.skipif(bool(FROM_PTX), reason="its arguments are not known to what executes PTX")
+def test_a_wrong_label_makes_nan():
+    logits, labels = np.zeros((3, 4), np.float32), np.array([0, 7, 1])
+    *results, _, dlogits = call(WITH_GRADIENT, {"logits": logits, "labels": labels})
+    for each in (results[0], dlogits):
+        assert np.isnan(each[1]).all()
+        assert np.isfinite(each[[0, 2]]).all()
+
+
+COMPILE = """
+import numpy as np
+from opgrad.contract import DTYPES, Spec, loss_operators
+from opgrad.contract.signature import prepare
+from opgrad.cuda.inspect import compiled
+for dtype, n, inner, options in CASES:
+    for op in loss_operators().values():
+        shape, samples = (64, n, *inner), (64, *inner)
+        specs = {"logits": Spec(shape, DTYPES[dtype]), "labels": Spec(samples, DTYPES["int64"])}
+        if "probabilities" in options:
+            specs["probabilities"] = specs["logits"]
+            specs["weight"] = Spec((n,), DTYPES[dtype])
+        if "dentropy" in op.inputs:
+            specs["dentropy"] = Spec(samples, DTYPES["float32"])
+        attributes = {name: value for name, value in options.items() if name != "probabilities"}
+        problem = prepare(op, [specs.get(name) for name in op.inputs], attributes, any_stride=True).problem
+        for report in compiled(op.kernel("cuda")(problem)):
+            assert report.spilled == 0, (op.name, dtype, n, report.name, report.spilled)
+            assert report.registers <= 255
+"""
+CASES = [
+    ("bfloat16", 50257, (), {"softcap": 30.0, "label_smoothing": 0.1}),
+    ("float32", 128256, (), {"probabilities": True}),
+    ("float64", 1000, (), {"label_smoothing": 0.1}),
+    ("float16", 19, (32,), {"temperature": 0.7}),
+]
+
+
+@pytest.mark.skipif(ON_GPU or bool(FROM_PTX), reason="the kernels run there")
+def test_kernels_compile_without_spills():
+    code = COMPILE.replace("CASES", repr(CASES))
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,147 @@
+"""Softmax with attributes as one kernel: the bits of stages, within the same ranges; plans that go over to it."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+from primitive_cases import Placed, check_forward, check_gradient, fortran, laid_out, numbers
+from samples import bits, cast
+from subprocesses import run_python
+
+import opgrad
+from opgrad import Dropout, arrays, post_ops
+from opgrad.contract import operators
+from opgrad.cpu.runtime import background
+
+
+@pytest.fixture
+def fusion(monkeypatch):
+    """Choose how calls from now on are computed."""
+    return lambda choice: monkeypatch.setenv(background.VARIABLE, choice)
+
+
+def runner(name, values, attributes):
+    """A new plan for this call, and what runs it."""
+    op = operators()[name]
+    of, given = arrays.form(op, dict(zip(op.parameters, values, strict=False)) | attributes)
+    given = arrays.as_given(of, given)
+    found = arrays.Runner(of, (), given)
+    return found, lambda: found((), given)
+
+
+def several(results):
+    return [bits(each) for each in (results if isinstance(results, tuple) else (results,))]
+
+
+# By layout: shapes with tails and several parts, an operand for each element, one for all rows, and one of two loops.
+SHAPES = {"rows": ((5, 67, 133), -1), "columns": ((3, 131, 5, 9), 1), "split": ((1, 131077), -1)}
+
+
+def operands_for(rng, shape, axis):
+    own = [size if place in (axis, axis % len(shape)) else 1 for place, size in enumerate(shape)]
+    repeated = [1 if place == 1 and len(shape) > 2 else size for place, size in enumerate(shape)]
+    return numbers(rng, own, "bfloat16", 1.0), rng.random(repeated) < 0.7
+
+
+@pytest.mark.parametrize(("name", "layout"), [("softmax", "rows"), ("log_softmax", "columns"), ("softmax", "split")])
+def test_forward(name, layout, fusion, rng):
+    """Also of rows of -inf, and of rows with NaN and inf."""
+    shape, axis = SHAPES[layout]
+    x = numbers(rng, shape, "float32")
+    x[0, :60] = -np.inf
+    if layout != "split":
+        x[1], x[2, 7], x[2, 30] = -np.inf, np.nan, np.inf
+    bias, mask = operands_for(rng, shape, axis)
+    attributes = {
+        "axis": axis, "where": mask, "logit_scale": 0.5, "result_scale": 2.0, "out_scale": 0.01, "stats": True,
+        "save": True, "dropout": Dropout(0.2, 3, 1, mask=True), "post_ops": [post_ops.add(bias)], "out_dtype": "int8",
+    }  # fmt: skip
+    fusion("never")
+    expected = several(runner(name, (x,), attributes)[1]())
+    fusion("now")
+    found, call = runner(name, (x,), attributes)
+    assert found.plan.implementation == f"fused, {layout}, float32"
+    assert several(call()) == expected
+    threads = opgrad.get_num_threads()
+    opgrad.set_num_threads(1)
+    assert several(call()) == expected
+    opgrad.set_num_threads(threads)
+    check_forward(name, x, place=Placed, **attributes)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"), [("softmax_grad", "rows"), ("log_softmax_grad", "columns"), ("softmax_grad", "split")]
+)
+def test_gradient(name, layout, fusion, rng):
+    shape, axis = SHAPES[layout]
+    dy = numbers(rng, shape, "bfloat16", 1.0)
+    y = cast(operators()[name.removesuffix("_grad")].reference(numbers(rng, shape, "float64", 1.5), axis), "float32")
+    factor, mask = operands_for(rng, shape, axis)
+    attributes = {
+        "axis": axis, "where": mask, "result_scale": 2.0, "post_ops": [post_ops.mul(factor), post_ops.relu()],
+        "out_dtype": "float32",
+    } | ({"dropout": Dropout(0.2, 3, 1)} if layout == "rows" else {})  # fmt: skip
+    fusion("never")
+    expected = several(runner(name, (dy, y), attributes)[1]())
+    fusion("now")
+    found, call = runner(name, (dy, y), attributes)
+    assert found.plan.implementation == f"fused, {layout}, float32"
+    assert several(call()) == expected
+    check_gradient(name, dy, y, place=Placed, **attributes)
+    assert several(runner(name, (dy, out := y.copy()), attributes | {"out": out})[1]()) == expected
+
+
+def test_rare_calls_go_through_stages(fusion, rng):
+    """Nothing of these is compiled: other strides, three loops of an operand, many post-ops, short rows."""
+    fusion("now")
+    x = numbers(rng, (6, 5, 4, 130), "float32")
+    many = [post_ops.add(x)] * 8
+    for values, attributes in [
+        ((x[..., ::2],), {"logit_scale": 2.0}),
+        ((x,), {"where": rng.random((6, 1, 4, 130)) < 0.5, "post_ops": [post_ops.add(x[:, :, ::-1])]}),
+        ((x,), {"post_ops": many}),
+        ((x,), {"logit_scale": 1e-44}),
+        ((x[..., :7],), {"logit_scale": 2.0}),
+        ((laid_out(x, fortran),), {"dropout": Dropout(0.5), "axis": -1}),
+        ((x,), {"post_ops": [post_ops.add(x.astype(np.float64))]}),
+    ]:
+        found, _ = runner("softmax", values, attributes)
+        assert found.plan.implementation.startswith("stages"), attributes
+
+
+def test_refuses_another_choice(fusion, rng):
+    fusion("soon")
+    with pytest.raises(ValueError, match="OPGRAD_FUSION is 'soon', expected one of later, now, never"):
+        opgrad.softmax(numbers(rng, (3, 211), "float32"), logit_scale=2.0)
+
+
+GOES_OVER = """
+import numpy as np, opgrad, os, sys
+from opgrad.cpu.runtime import background
+x = np.random.default_rng(0).standard_normal((40, 301), np.float32)
+attributes = {"logit_scale": 2.0, "post_ops": (opgrad.post_ops.swish(),)}
+plan = opgrad.softmax_plan(x.shape, "float32", **attributes)
+first, later = np.empty_like(x), np.empty_like(x)
+plan(x, out=first)
+opgrad.softmax(x, **attributes)
+found = [plan.implementation.startswith("stages"), background.wait(60.0)]
+found.append(plan.implementation == "fused, rows, float32")
+found.append(np.array_equal(plan(x, out=later), first) and np.array_equal(opgrad.softmax(x, **attributes), first))
+child = os.fork() if hasattr(os, "fork") else 0
+if child == 0 and hasattr(os, "fork"):
+    os._exit(0 if opgrad.softmax_plan((9, 301), "float32", **attributes).implementation.startswith("fused") else 1)
+found.append(not hasattr(os, "fork") or os.waitpid(child, 0)[1] == 0)
+print(found)
+"""
+
+
+def test_a_plan_goes_over(tmp_path):
+    """The first call is one of stages; the fused kernel comes from another process, and stays in the cache."""
+    folder = shutil.copytree(os.environ["OPGRAD_CACHE_DIR"], tmp_path / "cache")  # no other test has this form
+    found = run_python(GOES_OVER, OPGRAD_CACHE_DIR=str(folder), OPGRAD_FUSION="later")
+    assert found == str([True] * 5)
+
+
+def test_nothing_is_waited_for_where_nothing_is_compiled():
+    assert background.wait(0.0)

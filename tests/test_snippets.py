@@ -1,0 +1,107 @@
+"""What stands in the documents runs, as it stands there."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import typer
+from snippets import ROOT, commands, documents, run, snippets
+from subprocesses import run_python
+
+import opgrad
+from opgrad.cli import app
+
+# Documents whose snippets run here, and those that have a test of their own, which knows what they should come to.
+HERE = [
+    "README.md",
+    "docs/checkpoints.md",
+    "docs/distributed.md",
+    "docs/graph-operators.md",
+    "docs/index.md",
+    "docs/install.md",
+    "docs/losses.md",
+    "docs/onnxruntime.md",
+    "docs/tutorials/browser.md",
+    "docs/tutorials/numpy.md",
+    "docs/tutorials/onnx.md",
+    "docs/tutorials/pytorch.md",
+]
+ELSEWHERE = {
+    "CONTRIBUTING.md": "test_snippets.py",
+    "docs/arrays.md": "interop/test_jax.py",
+    "docs/artifacts.md": "training/test_artifacts_docs.py",
+    "docs/cuda.md": "cuda/test_gpu.py",
+    "docs/gradients.md": "gradients/test_gradients.py",
+    "docs/lowering.md": "onnxruntime/test_lower_model.py",
+    "docs/migration.md": "training/test_api_calls.py",
+    "docs/onednn.md": "test_docs.py",
+    "docs/portable.md": "training/test_portable.py",
+    "docs/pytorch.md": "torch/test_functions.py",
+    "docs/training.md": "training/test_docs.py",
+    "docs/tutorials/operator.md": "test_snippets.py",
+}
+SLOW = ("check", "bench", "compile")  # which have tests of their own
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = opgrad.get_num_threads()
+    yield tmp_path
+    opgrad.set_num_threads(before)
+
+
+@pytest.mark.parametrize("document", HERE)
+def test_every_snippet_runs(document, folder):
+    run(document, folder, SLOW)
+
+
+@pytest.mark.parametrize("document", documents())
+def test_no_snippet_is_left_out(document):
+    has = any(kind == "python" for kind, _, _ in snippets(document))
+    if has and document not in HERE:
+        test = ROOT / "tests" / ELSEWHERE[document]
+        assert Path(document).name in test.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("document", documents())
+def test_every_command_has_the_options_that_are_written(document):
+    group = typer.main.get_command(app)
+    for words in commands(document):
+        if words[0].startswith("-"):
+            continue
+        command = group.commands[words[0]]
+        known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+        for word in words[1:]:
+            assert not word.startswith("-") or word.partition("=")[0] in known, (document, words)
+
+
+# --- what changes the sources, in a copy of them --------------------------------------------------------------------
+
+WRITTEN = {"docs/tutorials/operator.md": "softsign", "CONTRIBUTING.md": "square"}
+USE = """
+op, x = operators()["{name}_grad"], np.linspace(-3, 3, 257, dtype=np.float32)
+y = op.reference(np.ones(257), x.astype(np.float64))
+np.testing.assert_allclose(opgrad.{name}_grad(np.ones_like(x), x), y, rtol=1e-6)
+leaf = torch.from_numpy(x).requires_grad_()
+opgrad.{name}(leaf).sum().backward()
+np.testing.assert_allclose(leaf.grad.numpy(), y, rtol=1e-6)
+"""
+
+
+def test_an_operator_is_written_as_the_documents_say(tmp_path):
+    """Declarations and kernels are put where they say; NumPy and PyTorch have the operators then, with gradients."""
+    package = tmp_path / "opgrad"
+    shutil.copytree(ROOT / "src" / "opgrad", package, ignore=shutil.ignore_patterns("__pycache__"))
+    for document, name in WRITTEN.items():
+        codes = [code for kind, _, code in snippets(document) if kind == "python" and code.startswith("@")]
+        places = [package / layer / "activation.py" for layer in ("ops", "cpu", "cuda")]
+        for path, code in zip(places, codes[:3], strict=True):
+            path.write_text(f"{path.read_text(encoding='utf-8')}\n\n{code}", encoding="utf-8")
+        public = (package / "__init__.py").read_text(encoding="utf-8")
+        public = public.replace("    tanh,\n", f"    {name},\n    {name}_grad,\n    tanh,\n", 1)
+        (package / "__init__.py").write_text(public, encoding="utf-8")
+    uses = [code for kind, _, code in snippets("docs/tutorials/operator.md") if code.startswith("import")]
+    imports = "import numpy as np, opgrad, torch\nfrom opgrad.contract import operators"
+    checks = [USE.format(name=name) for name in WRITTEN.values()]
+    run_python("\n".join([*uses, imports, *checks]), PYTHONPATH=str(tmp_path))

@@ -1,0 +1,292 @@
+"""Losses with options on tensors, of logits and of a linear layer, against float64 compositions of PyTorch's."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+functional, checkpoint = torch.nn.functional, pytest.importorskip("torch.utils.checkpoint")
+
+import opgrad.torch  # noqa: E402
+from opgrad.torch import linear_chunks  # noqa: E402
+
+ALL = {"label_smoothing": 0.1, "lse_square_scale": 0.05, "softcap": 4.0, "temperature": 1.5}
+OPTIONS = [{}, {"label_smoothing": 0.1}, {"lse_square_scale": 0.1}, {"softcap": 3.0}, ALL]
+EXTRAS = ("z_loss", "lse", "log_prob", "entropy")
+RETURNED = {f"return_{name}": True for name in (*EXTRAS, "token_accuracy", "predicted_tokens")}
+CHUNKS = {"whole": {}, "rows": {"LEAST_BUFFER": 2000, "FEWEST_ROWS": 0}, "classes": {"LEAST_BUFFER": 2000}}
+
+
+def expected_loss(x, target, weight=None, reduction="mean", num_items=None, lse_square_scale=0.0, **options):
+    """By PyTorch's functions."""
+    z = options["softcap"] * torch.tanh(x / options["softcap"]) if options.get("softcap") else x
+    z = z / options.get("temperature", 1.0)
+    smoothing = options.get("label_smoothing", 0.0)
+    each = functional.cross_entropy(z, target, weight, label_smoothing=smoothing, reduction="none")
+    counts = torch.ones_like(each) if target.is_floating_point() else (target != -100).to(each.dtype)
+    squares = lse_square_scale * z.logsumexp(1) ** 2 * counts
+    if reduction == "none":
+        return each + squares
+    if reduction == "sum":
+        return (each + squares).sum()
+    mass = counts if weight is None or target.is_floating_point() else weight[target.clamp(min=0)] * counts
+    by_weight, by_count = (num_items, num_items) if num_items else (mass.sum(), counts.sum())
+    return each.sum() / by_weight + squares.sum() / by_count
+
+
+def slopes(loss, arguments, dy):
+    return torch.autograd.grad(loss, arguments, dy, retain_graph=True)
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["classes", "probabilities"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_cross_entropy(options, dense):
+    torch.manual_seed(0)
+    for shape, weighted, reduction in [((6, 9), True, "mean"), ((3, 9, 4), False, "none"), ((6, 9), False, "sum")]:
+        x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        target = torch.randint(0, 9, (shape[0], *shape[2:]))
+        target[0] = -100
+        target = torch.rand(shape, dtype=torch.float64) if dense else target
+        weight = torch.rand(9, dtype=torch.float64) + 0.5 if weighted else None
+        loss = opgrad.torch.cross_entropy(x, target, weight, reduction=reduction, **options)
+        expected = expected_loss(x, target, weight, reduction, **options)
+        torch.testing.assert_close(loss, expected)
+        dy = torch.randn_like(loss)
+        torch.testing.assert_close(slopes(loss, x, dy), slopes(expected, x, dy))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_derivatives_of_all_results(reduction):
+    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor([1, 2, -100, 4])
+
+    def results(x):
+        found = opgrad.torch.cross_entropy(x, target, reduction=reduction, **ALL, **RETURNED)
+        return tuple(getattr(found, name) for name in ("loss", *EXTRAS))
+
+    assert torch.autograd.gradcheck(results, x)
+    assert torch.autograd.gradgradcheck(results, x)
+    alone = lambda x: opgrad.torch.cross_entropy(x, target, reduction=reduction, **ALL)  # noqa: E731
+    assert torch.autograd.gradgradcheck(alone, x)
+    torch.testing.assert_close(alone(x), results(x)[0])
+
+
+def test_what_is_returned():
+    x, target = torch.randn(5, 7), torch.tensor([0, 1, 2, -100, 4])
+    found = opgrad.torch.cross_entropy(x, target, **RETURNED)
+    log_p = x.log_softmax(1)
+    kept = target != -100
+    torch.testing.assert_close(found.log_prob[kept], log_p[kept, target[kept]])
+    torch.testing.assert_close(found.entropy[kept], -(log_p.exp() * log_p).sum(1)[kept])
+    torch.testing.assert_close(found.lse[kept], x.logsumexp(1)[kept])
+    assert found.predicted_tokens.tolist() == torch.where(kept, x.argmax(1), -1).tolist()
+    assert found.token_accuracy == (x.argmax(1) == target)[kept].float().mean()
+    assert opgrad.torch.cross_entropy(x, target, return_lse=True).entropy is None
+
+
+def test_shift_and_num_items():
+    x, target = torch.randn(6, 7), torch.randint(0, 7, (6,))
+    for shift in (1, 2, 9):
+        found = opgrad.torch.cross_entropy(x, target, shift=shift)
+        moved = functional.pad(target[shift:], (0, min(shift, 6)), value=-100)
+        torch.testing.assert_close(found, opgrad.torch.cross_entropy(x, moved))
+    total = functional.cross_entropy(x, target, reduction="sum")
+    for items in (13, torch.tensor(13)):
+        torch.testing.assert_close(opgrad.torch.cross_entropy(x, target, num_items=items), total / 13)
+        found = opgrad.torch.linear_cross_entropy(x, torch.eye(7), target, num_items=items, lse_square_scale=0.1)
+        torch.testing.assert_close(found, expected_loss(x, target, num_items=13, lse_square_scale=0.1))
+
+
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
+def test_linear_cross_entropy(chunks, monkeypatch):
+    for name, value in {**chunks, "SHARE_OF_BUFFER": 0}.items():
+        monkeypatch.setattr(linear_chunks, name, value)
+    torch.manual_seed(0)
+    x, w, b = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((13, 4), (50, 4), (50,)))
+    target, weight = torch.randint(0, 50, (13,)), torch.rand(50, dtype=torch.float64) + 0.5
+    target[::3] = -100
+    for options in ({}, {"weight": weight}, ALL | {"weight": weight}):
+        for reduction in ("mean", "sum", "none"):
+            logits = functional.linear(x, w, b)
+            expected = opgrad.torch.cross_entropy(logits, target, reduction=reduction, **RETURNED, **options)
+            dy = torch.randn_like(expected.loss)
+            wanted = slopes(expected.loss, (x, w, b), dy)
+            call = {"linear_bias": b, "reduction": reduction, **options}
+            loss = opgrad.torch.linear_cross_entropy(x, w, target, **call)
+            torch.testing.assert_close(loss, expected.loss)
+            torch.testing.assert_close(slopes(loss, (x, w, b), dy), wanted)
+            found = opgrad.torch.linear_cross_entropy(x, w, target, **call, **RETURNED)
+            torch.testing.assert_close(tuple(found), tuple(expected))
+            several = [getattr(found, name) for name in ("loss", *EXTRAS)]
+            others = [getattr(expected, name) for name in ("loss", *EXTRAS)]
+            dys = [torch.randn_like(each) for each in several]
+            logits_slopes = torch.autograd.grad(others, (x, w, b), dys)
+            torch.testing.assert_close(torch.autograd.grad(several, (x, w, b), dys), logits_slopes)
+
+
+def test_linear_cross_entropy_in_half_precision(monkeypatch):
+    """Gradients over chunks are as near to the exact ones as those of stored logits."""
+    monkeypatch.setattr(linear_chunks, "SHARE_OF_BUFFER", 0)
+    torch.manual_seed(0)
+    x, w, target = torch.randn(64, 16), torch.randn(300, 16) / 4, torch.randint(0, 300, (64,))
+    exact = [each.bfloat16().double().requires_grad_() for each in (x, w)]
+    wanted = slopes(functional.cross_entropy(exact[0] @ exact[1].t(), target), exact, torch.tensor(1.0))
+    half = [each.bfloat16().requires_grad_() for each in (x, w)]
+    theirs = slopes(functional.linear_cross_entropy(*half, target), half, torch.tensor(1.0, dtype=torch.bfloat16))
+    for chunks in CHUNKS.values():
+        for name, value in {"LEAST_BUFFER": 32 << 20, "FEWEST_ROWS": 64, **chunks}.items():
+            monkeypatch.setattr(linear_chunks, name, value * 4 if name == "LEAST_BUFFER" else value)
+        mine = slopes(opgrad.torch.linear_cross_entropy(*half, target), half, torch.tensor(1.0, dtype=torch.bfloat16))
+        for ours, other, true in zip(mine, theirs, wanted, strict=True):
+            assert (ours.double() - true).norm() <= 1.5 * (other.double() - true).norm()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_linear_under_transformations():
+    x, w, b = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((4, 3), (6, 3), (6,)))
+    target = torch.tensor([1, -100, 5, 0])
+
+    def ours(x, w, b):
+        return opgrad.torch.linear_cross_entropy(x, w, target, linear_bias=b, **ALL)
+
+    def theirs(x, w, b):
+        return expected_loss(functional.linear(x, w, b), target, **ALL)
+
+    assert torch.autograd.gradgradcheck(ours, (x, w, b))
+    places = (0, 1, 2)
+    torch.testing.assert_close(torch.func.grad(ours, places)(x, w, b), torch.func.grad(theirs, places)(x, w, b))
+    torch.testing.assert_close(torch.func.hessian(ours)(x, w, b), torch.func.hessian(theirs)(x, w, b))
+    expected = torch.autograd.grad(theirs(x, w, b), (x, w, b))
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    checkpointed = checkpoint.checkpoint(ours, x, w, b, use_reentrant=False)
+    for loss in (compiled(x, w, b), checkpointed):
+        torch.testing.assert_close(torch.autograd.grad(loss, (x, w, b)), expected)
+    loss = ours(x, w, b)
+    for retain in (True, False):  # the second pass computes the gradients that the first has handed out
+        torch.testing.assert_close(torch.autograd.grad(loss, (x, w, b), retain_graph=retain), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert opgrad.torch.linear_cross_entropy(x.float(), w.float(), target).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["sample_losses", "sample_losses_and_grad"])
+def test_registered_operators(name):
+    x, target = torch.randn(4, 5, requires_grad=True), torch.tensor([1, 2, -100, 4])
+    given = (None,) * (7 if name.endswith("grad") else 2)
+    operator = getattr(torch.ops.opgrad, name).default
+    torch.library.opcheck(operator, (x, target, *given, -100, 0.1, 2.0, 1.3, False))
+
+
+@pytest.mark.parametrize("name", ["linear_sample_losses", "linear_sample_losses_grad"])
+def test_registered_linear_operators(name):
+    x, w, target = torch.randn(4, 3, requires_grad=True), torch.randn(6, 3, requires_grad=True), torch.arange(4)
+    given = (torch.randn(4), *(None,) * 4) if name.endswith("grad") else ()
+    operator = getattr(torch.ops.opgrad, name).default
+    torch.library.opcheck(operator, (x, w, None, target, None, -100, 0.1, 2.0, 1.3, None, *given))
+
+
+@pytest.mark.parametrize("name", ["nn.functional.cross_entropy", "nn.functional.linear_cross_entropy"])
+def test_samples_of_pytorch(name):
+    """The cases of PyTorch's own tests."""
+    testing = pytest.importorskip("torch.testing._internal.common_methods_invocations")
+    info = next((each for each in testing.op_db if each.name == name), None)
+    if info is None:
+        pytest.skip("this PyTorch has no cases of it")
+    ours = getattr(opgrad.torch, name.rpartition(".")[2])
+    theirs = getattr(functional, name.rpartition(".")[2])
+    for case in info.sample_inputs("cpu", torch.float64, requires_grad=True):
+        if case.kwargs.get("weight") is not None:
+            case.kwargs["weight"] = case.kwargs["weight"].detach()
+        expected = theirs(case.input, *case.args, **case.kwargs)
+        found = ours(case.input, *case.args, **case.kwargs)
+        torch.testing.assert_close(found, torch.nan_to_num(expected, 0.0))  # the mean over nothing is 0 here
+        dy = torch.ones_like(found)
+        torch.testing.assert_close(slopes(found, case.input, dy), slopes(expected, case.input, dy))
+
+
+def test_modules():
+    x, target = torch.randn(5, 4), torch.randint(0, 7, (5,))
+    layer = torch.nn.Linear(4, 7)
+    module = opgrad.torch.LinearCrossEntropyLoss(linear=layer, label_smoothing=0.1)
+    expected = functional.cross_entropy(layer(x), target, label_smoothing=0.1)
+    torch.testing.assert_close(module(x, target), expected)
+    torch.testing.assert_close(opgrad.torch.CrossEntropyLoss(label_smoothing=0.1)(layer(x), target), expected)
+    assert opgrad.torch.LinearCrossEntropyLoss(4, 7)(x, target).dim() == 0
+    assert "label_smoothing=0.1" in repr(module)
+
+
+class Model(torch.nn.Module):
+    """A model as transformers has them: a loss function that can be set, an output layer, logits beside the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = type("Config", (), {"final_logit_softcapping": None})()
+        self.embedding, self.head = torch.nn.Embedding(11, 4), torch.nn.Linear(4, 11, bias=False)
+
+    @property
+    def loss_function(self):
+        return getattr(self, "_loss_function", opgrad.torch.patching.causal_lm_loss)
+
+    @loss_function.setter
+    def loss_function(self, function):
+        self._loss_function = function
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def forward(self, ids, labels=None, **given):
+        logits = self.head(self.embedding(ids))
+        loss = None if labels is None else self.loss_function(logits, labels, 11, **given)
+        return Output(loss, logits)
+
+
+class Output:
+    def __init__(self, loss, logits):
+        self.loss, self.logits = loss, logits
+
+
+@pytest.mark.parametrize("linear", [True, False])
+def test_patch(linear):
+    model, ids = Model(), torch.randint(0, 11, (2, 6))
+    labels = ids.clone()
+    labels[0, :3] = -100
+    logits = model(ids).logits[:, :-1].flatten(0, 1)
+    expected = functional.cross_entropy(logits, labels[:, 1:].flatten())
+    wanted = torch.autograd.grad(expected, list(model.parameters()))
+    assert opgrad.torch.patch(model, linear=linear) is model
+    found = model(ids, labels=labels)
+    torch.testing.assert_close(found.loss, expected)
+    torch.testing.assert_close(torch.autograd.grad(found.loss, list(model.parameters())), wanted)
+    assert (found.logits is None) == linear
+    items = model(ids, labels=labels, num_items_in_batch=torch.tensor(20)).loss
+    torch.testing.assert_close(items, functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum") / 20)
+    assert model.eval()(ids, labels=labels).logits.shape == (2, 6, 11)
+    opgrad.torch.unpatch(model)
+    assert model.train()(ids, labels=labels).logits is not None
+    with pytest.raises(TypeError, match="expected a causal language model"):
+        opgrad.torch.patch(torch.nn.Linear(2, 2))
+
+
+def test_refuses():
+    x, w, target = torch.randn(3, 4), torch.randn(7, 4), torch.tensor([0, 1, 2])
+    linear = opgrad.torch.linear_cross_entropy
+    for error, message, call in [
+        (ValueError, "softcap is 0, expected a finite number above 0", lambda: linear(x, w, target, softcap=0)),
+        (
+            ValueError,
+            "num_items is given with reduction 'sum'",
+            lambda: linear(x, w, target, reduction="sum", num_items=3),
+        ),
+        (ValueError, "input has 4 features, expected 5", lambda: linear(x, torch.randn(7, 5), target)),
+        (
+            ValueError,
+            r"target\[1\] is 7, expected 0 to 6 or ignore_index -100",
+            lambda: linear(x, w, target + 6 * (target == 1)),
+        ),
+        (
+            TypeError,
+            "linear_weight has dtype torch.float64, expected torch.float32",
+            lambda: linear(x, w.double(), target),
+        ),
+        (TypeError, "target is list, expected a PyTorch tensor", lambda: linear(x, w, [0, 1, 2])),
+        (ValueError, "shift is -1", lambda: linear(x, w, target, shift=-1)),
+    ]:
+        with pytest.raises(error, match=message):
+            call()

@@ -1,0 +1,159 @@
+"""Several gloo processes train an artifact set: as one process with the whole batch does, and bit by bit alike."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import run_processes
+
+from opgrad.training.sharing import Sharing
+
+torch = pytest.importorskip("torch")
+if not torch.distributed.is_available():
+    pytest.skip("PyTorch without torch.distributed", allow_module_level=True)
+
+ROOT = Path(__file__).parents[2]
+DIGITS, FIXED = ROOT / "examples" / "digits", ROOT / "tests" / "artifacts" / "digits_cnn"
+
+
+@pytest.mark.parametrize(("size", "whole"), [(1, False), (3, False), (5, False), (2, True), (3, True)])
+def test_shares_are_the_batches(size, whole):
+    order = np.random.default_rng(0).permutation(47)
+    every = [list(Sharing(10, 3, rank, size, whole).steps(order)) for rank in range(size)]
+    for step in zip(*every, strict=True):
+        assert len({(each.rows, each.batches) for each in step}) == 1
+        for place in range(step[0].batches):
+            shares = [share for each in step for share in each.shares if share.place == place]
+            assert sum(len(share.rows) for share in shares) == shares[0].of
+            assert not whole or len(shares) == 1
+    taken = [share.rows for steps in zip(*every, strict=True) for place in range(3) for each in steps
+             for share in each.shares if share.place == place]  # fmt: skip
+    np.testing.assert_array_equal(np.concatenate(taken), order)
+
+
+def trained(rank, folder, accumulate, validation, stop):
+    """A run of these processes: the losses of its epochs, and digests of gradients and parameters on every process."""
+    from opgrad.training import ArtifactSet, Recipe, job
+    from opgrad.training.distributed import Processes
+    from opgrad.training.fit import Interrupted
+
+    recipe = Recipe.load(DIGITS)
+    settings = {"epochs": 2, "batch_size": 50 // accumulate, "accumulate": accumulate, "validation": validation}
+    recipe = Recipe(**{**vars(recipe), **settings})
+    processes, seen = Processes(), []
+
+    def progress(done, total, loss, validation_loss):
+        seen.append(done)
+        if stop and rank == 1 and len(seen) == stop:
+            signal.raise_signal(signal.SIGINT)
+
+    try:
+        run = job.train(ArtifactSet.load(DIGITS), recipe, None, Path(folder) / "run", progress, None, processes)
+    except Interrupted as interrupted:
+        return {"steps": len(seen), "checkpoint": str(interrupted.checkpoint)}
+    losses = [epoch.train_loss for epoch in run.state.history] if run else None
+    return {"losses": losses, "steps": len(seen), "communication": run.communication if run else None}
+
+
+def alone(folder, accumulate, validation):
+    from opgrad.training import ArtifactSet, Recipe, job
+
+    settings = {"epochs": 2, "batch_size": 50 // accumulate, "accumulate": accumulate, "validation": validation}
+    recipe = Recipe(**{**vars(Recipe.load(DIGITS)), **settings})
+    return job.train(ArtifactSet.load(DIGITS), recipe, None, Path(folder) / "alone", lambda *each: None)
+
+
+def cases(rank, folder):
+    """All that three processes are asked."""
+    found = {}
+    for name, arguments in {"plain": (1, None, 0), "again": (1, None, 0), "accumulated": (2, 100, 0)}.items():
+        Path(folder, name).mkdir(exist_ok=True)
+        found[name] = trained(rank, f"{folder}/{name}", *arguments)
+    Path(folder, "stopped").mkdir(exist_ok=True)
+    found["stopped"] = trained(rank, f"{folder}/stopped", 1, None, 5)
+    found["module"] = module(rank)
+    return found
+
+
+def module(rank):
+    """What a module's steps over the processes come to, beside those of all batches in one."""
+    from opgrad.training.api import CheckpointState, Module, Optimizer
+
+    state = CheckpointState.load_checkpoint(DIGITS / "checkpoint")
+    if rank:  # the first one's are taken
+        for _, parameter in state.parameters:
+            parameter.data = parameter.data + 1
+    files = [str(DIGITS / name) for name in ("training_model.onnx", "eval_model.onnx")]
+    model = Module(files[0], state, files[1], process_group=torch.distributed.group.WORLD)
+    optimizer = Optimizer(str(DIGITS / "optimizer_model.onnx"), model)
+    rng, norms = np.random.default_rng(3), []
+    for _ in range(3):
+        pixels, digits = rng.random((30, 64), np.float32), rng.integers(0, 10, 30)
+        model(pixels[rank::3], digits[rank::3])
+        norms.append(model.clip_grad_norm(0.5))
+        optimizer.step()
+        model.lazy_reset_grad()
+    return {"norms": norms, "sum": float(np.abs(model.get_contiguous_parameters().numpy()).sum(dtype=np.float64))}
+
+
+def test_three_processes_train_as_one_does(tmp_path):
+    found = run_processes(cases, 3, str(tmp_path), str(tmp_path))
+    for name, arguments in {"plain": (1, None), "accumulated": (2, 100)}.items():
+        one = alone(tmp_path, *arguments)
+        np.testing.assert_allclose(found[0][name]["losses"], [e.train_loss for e in one.state.history], rtol=1e-6)
+        assert 0 < found[0][name]["communication"] < 1
+        assert [each[name]["losses"] for each in found[1:]] == [None, None]
+    first, again = (Path(tmp_path, name, "run", "model.onnx").read_bytes() for name in ("plain", "again"))
+    assert first == again
+    assert [each["stopped"]["steps"] for each in found] == [found[0]["stopped"]["steps"]] * 3  # all after the same step
+    assert Path(found[0]["stopped"]["checkpoint"]).is_file()
+    assert len({json.dumps(each["module"]) for each in found}) == 1
+    for name, wanted in module_alone().items():
+        assert found[0]["module"][name] == pytest.approx(wanted, rel=1e-5)
+
+
+def module_alone():
+    from opgrad.training.api import CheckpointState, Module, Optimizer
+
+    state = CheckpointState.load_checkpoint(DIGITS / "checkpoint")
+    files = [str(DIGITS / name) for name in ("training_model.onnx", "eval_model.onnx")]
+    model = Module(files[0], state, files[1])
+    optimizer = Optimizer(str(DIGITS / "optimizer_model.onnx"), model)
+    rng, norms = np.random.default_rng(3), []
+    for _ in range(3):
+        model(rng.random((30, 64), np.float32), rng.integers(0, 10, 30))
+        norms.append(model.clip_grad_norm(0.5))
+        optimizer.step()
+        model.lazy_reset_grad()
+    return {"norms": norms, "sum": float(np.abs(model.get_contiguous_parameters().numpy()).sum(dtype=np.float64))}
+
+
+@pytest.mark.skipif("OPGRAD_PROCESSES" not in os.environ, reason="half a minute of torchrun: set OPGRAD_PROCESSES")
+def test_a_killed_worker_costs_no_epoch(tmp_path):
+    """torchrun starts all of them anew, and they go on from the last checkpoint to the result of an undisturbed run."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "2"]
+    command += ["-m", "opgrad", "train", str(DIGITS), "--epochs", "60", "--output", str(tmp_path / "run")]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OPGRAD_NUM_THREADS": "1"}
+    running = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics = tmp_path / "run" / "metrics.csv"
+    for _ in range(600):
+        if metrics.is_file() and len(metrics.read_text().splitlines()) > 3:
+            break
+        time.sleep(0.1)
+    listed = subprocess.run(["pgrep", "-P", str(running.pid)], capture_output=True, text=True, check=True)
+    os.kill(int(listed.stdout.split()[-1]), signal.SIGKILL)
+    output, _ = running.communicate(timeout=200)
+    assert running.returncode == 0, output
+    lines = metrics.read_text().splitlines()
+    assert [int(line.split(",")[0]) for line in lines[1:]] == list(range(1, 61))
+    again = [*command[:-1], str(tmp_path / "whole")]
+    whole = subprocess.run(again, env=environment, capture_output=True, text=True, check=True, timeout=200)
+    assert "processes" in whole.stdout
+    models = [(tmp_path / name / "model.onnx").read_bytes() for name in ("run", "whole")]
+    assert models[0] == models[1]

@@ -1,0 +1,72 @@
+"""Build wheel and sdist twice and check them: python tools/dist.py [--install PYTHON …].
+
+Both builds must be the same bytes, the wheel small, and the description one that renders. With --install the wheel goes
+into a bare environment of each Python, where the NumPy snippet of the README and the command line must run.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DIST = ROOT / "dist"
+LARGEST = 1_000_000  # bytes of a wheel
+
+
+def main() -> None:
+    """Build, check, and install where it is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--install", nargs="+", default=[], metavar="PYTHON")
+    pythons = parser.parse_args().install
+    first, second = build(), build()
+    if first != second:
+        sys.exit(f"dist: two builds differ: {first}, {second}")
+    (wheel,) = DIST.glob("*.whl")
+    if wheel.stat().st_size > LARGEST:
+        sys.exit(f"dist: {wheel.name} has {wheel.stat().st_size:,} bytes, expected at most {LARGEST:,}")
+    run(sys.executable, "-m", "twine", "check", "--strict", *DIST.iterdir())
+    for path in sorted(DIST.iterdir()):
+        print(f"{path.name}: {path.stat().st_size:,} bytes, sha256 {first[path.name]}")
+    for python in pythons:
+        install(python, wheel)
+
+
+def build() -> dict[str, str]:
+    """Build into dist; the SHA-256 of each file. The time in the archives is that of the last commit."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    date = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True)
+    run(sys.executable, "-m", "build", "--outdir", DIST, ROOT, SOURCE_DATE_EPOCH=date.stdout.strip())
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in DIST.iterdir()}
+
+
+def install(python: str, wheel: Path) -> None:
+    """Install the wheel into a bare environment, away from the sources, and use it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    snippet = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        run(python, "-m", "venv", folder)
+        inside = Path(folder) / ("Scripts" if os.name == "nt" else "bin") / "python"
+        run(inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
+        own = {"OPGRAD_CACHE_DIR": str(Path(folder) / "cache"), "PYTHONPATH": ""}
+        run(inside, "-W", "error", "-c", snippet, cwd=folder, **own)
+        run(inside, "-m", "opgrad", "ops", cwd=folder, **own)
+    print(f"{python}: installed and used")
+
+
+def run(*words: object, cwd: Path | str = ROOT, **environment: str) -> None:
+    """Run a command; end with what it says if it fails."""
+    done = subprocess.run(
+        list(map(str, words)), cwd=cwd, env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"dist: {' '.join(map(str, words[:4]))} failed:\n{done.stdout or ''}{done.stderr or ''}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Docstrings as Markdown, for mkdocstrings: the lines that tell of a parameter become a list, formulas code."""
+
+import re
+from typing import Any
+
+import griffe
+
+ABOUT = re.compile(r"(\w+(?:, \w+)*): (.*)", re.DOTALL)
+FORMULA = re.compile(r"Formula: (?P<formula>.*?)(?:(?:\.\s+|\s+)Source: (?P<source>.*))?", re.DOTALL)
+ITEM = "\n- "
+
+
+class Docstrings(griffe.Extension):
+    """What Griffe calls for each object that it reads."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Rewrite its docstring."""
+        if obj.docstring:
+            known = {parameter.name for parameter in getattr(obj, "parameters", ())} | set(obj.members)
+            obj.docstring.value = markdown(obj.docstring.value, known)
+
+
+def markdown(text: str, names: set[str]) -> str:
+    """A docstring as Markdown; names: of the parameters and members that its lines may tell of."""
+    return "\n\n".join(_paragraph(each, names) for each in re.split(r"\n\s*\n", text.strip("\n")))
+
+
+def _paragraph(text: str, names: set[str]) -> str:
+    if text.startswith(" "):
+        return text  # code
+    if formula := FORMULA.fullmatch(text):
+        source = f"\n\n**Source:** {' '.join(formula['source'].split())}" if formula["source"] else ""
+        return f"**Formula:**\n\n```text\n{formula['formula'].rstrip('.')}\n```{source}"
+    return "\n".join(_statement(" ".join(each.split()), names) for each in re.split(r"\n(?! )", text))
+
+
+def _statement(text: str, names: set[str]) -> str:
+    """One line with those that continue it."""
+    about = ABOUT.match(text)
+    if about and names.intersection(about[1].split(", ")):
+        return f"{ITEM}**{', '.join(f'`{name}`' for name in about[1].split(', '))}**: {about[2]}"
+    return f"\n{text}" if re.match(r"(Returns?|Raises) ", text) else text

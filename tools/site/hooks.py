@@ -1,0 +1,239 @@
+"""What MkDocs takes from outside of docs/: root documents, sources that are linked, the API, the figures of speed.
+
+mkdocs.yml names this file as a hook. Nothing here is written by hand twice: pages of the API follow `__all__`,
+operators their declarations (`opgrad.report`), plots the files in bench/results and bench/history.
+"""
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "src"))
+
+from opgrad import report  # noqa: E402
+from opgrad.bench import charts, tables, training_tables  # noqa: E402
+from opgrad.bench.ways import WAYS  # noqa: E402
+from opgrad.contract import graph_operators, operators  # noqa: E402
+
+DOCS = ROOT / "docs"
+# Documents of the root, under the names that they have in the site.
+MOVED = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "examples/README.md": "examples.md",
+    "README.md": "index.md",
+}
+LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]*)(#[^)\s]*)?(?=\))")
+REFERENCE = re.compile(r"(<!-- (?:graph-)?operator-reference:begin -->)(.*?)(<!-- )", re.DOTALL)
+DOCSTRING = re.compile(r"^(## (\w+)\n\n```)python(\n.*?```\n\n)```text\n.*?\n```$", re.DOTALL | re.MULTILINE)
+MODULES = {
+    "opgrad": "Calls, plans, threads and memory",
+    "opgrad.post_ops": "Post-ops of softmax",
+    "opgrad.torch": "PyTorch",
+    "opgrad.onnxruntime": "Stock onnxruntime",
+    "opgrad.gradients": "Gradients of ONNX models",
+    "opgrad.training": "Training",
+    "opgrad.training.api": "The names of onnxruntime.training.api",
+    "opgrad.training.artifacts": "Making artifacts",
+    "opgrad.training.onnxblock": "Losses, optimizers and blocks of graphs",
+    "opgrad.training.onnxblock.loss": "Losses of graphs",
+    "opgrad.training.onnxblock.optim": "Optimizers of graphs",
+    "opgrad.training.onnxblock.blocks": "Blocks of graphs",
+    "opgrad.training.portable": "A step as one model",
+}
+FOREIGN = "https://unpkg.com/iframe-worker/shim"
+LANGUAGES = {".py": "python", ".mjs": "javascript", ".cpp": "cpp", ".html": "html", ".md": "markdown", ".h": "cpp"}
+
+
+def _file(module: str) -> str:
+    """Where the source of a module stands, relative to the root."""
+    place = "src/" + module.replace(".", "/")
+    return f"{place}/__init__.py" if (ROOT / place).is_dir() else f"{place}.py"
+
+
+PAGES = {_file(name): f"api/{name}.md" for name in MODULES}
+# The navigation. A page of docs/ that is named nowhere stands among the guides.
+START = ["index.md", "install.md", "support.md", "examples.md"]
+TUTORIALS = ["numpy.md", "onnx.md", "pytorch.md", "browser.md", "operator.md"]
+REFERENCES = ["api.md", "operators.md", "graph-operators.md", "onednn.md", "gradients.md", "checkpoints.md"]
+SPEED = ["performance.md", "benchmark.md"]
+PROJECT = ["design.md", "security.md", "contributing.md", "changelog.md"]
+
+
+# --- pages ----------------------------------------------------------------------------------------------------------
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the navigation together."""
+    notebooks = sorted(f"notebooks/{path.name}" for path in (DOCS / "notebooks").glob("*.ipynb"))
+    placed = {*START, *REFERENCES, *SPEED, *PROJECT}
+    guides = sorted(path.name for path in DOCS.glob("*.md") if path.name not in placed)
+    config.nav = [
+        {"Start": START},
+        {"Tutorials": [f"tutorials/{name}" for name in TUTORIALS] + notebooks},
+        {"Guides": guides},
+        {"Reference": [*REFERENCES, {"API": [f"api/{name}.md" for name in MODULES]}]},
+        {"Speed": SPEED},
+        {"Project": PROJECT},
+    ]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are no files of docs/, and the sources that are linked."""
+    generated = {f"api/{name}.md": _api(name, title) for name, title in MODULES.items()}
+    generated |= {_source_page(source): _listing(source) for source in sorted(_sources())}
+    for path, place in MOVED.items():
+        if place != "index.md":  # which docs/ has
+            generated[place] = (ROOT / path).read_text(encoding="utf-8")
+    for path, text in generated.items():
+        files.append(File.generated(config, path, content=text))
+    files.append(File.generated(config, "javascripts/plotly.min.js", content=charts.library()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lead links to where their targets stand in the site, and show operators from their docstrings."""
+    at = page.file.src_uri
+    if at.startswith(("source/", "api/")):
+        return markdown
+    origin = {place: path for path, place in MOVED.items() if place != "index.md"}
+    folder = (ROOT / origin[at] if at in origin else DOCS / at).parent
+    if at == "performance.md":
+        return _performance(markdown)
+    text = _outside_code(markdown, lambda part: LINK.sub(lambda link: _link(link, folder, at), part))
+    return REFERENCE.sub(lambda part: part[1] + DOCSTRING.sub(_operator, part[2]) + part[3], text)
+
+
+def _operator(match: re.Match[str]) -> str:
+    """The section of an operator: its docstring as mkdocstrings shows it."""
+    options = "    options:\n      show_root_heading: false\n      show_root_toc_entry: false\n      show_source: false"
+    return f"{match[1]}py{match[3]}::: opgrad.{match[2]}\n{options}"
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Take the theme's way of searching without a server from the site: it would load a script from elsewhere."""
+    script = os.path.relpath("javascripts/worker.js", os.path.dirname(page.file.dest_uri) or ".")
+    return output.replace(FOREIGN, script.replace(os.sep, "/"))
+
+
+# --- the API --------------------------------------------------------------------------------------------------------
+
+
+def _api(module: str, title: str) -> str:
+    """The page of a module: every public name but operators, which have pages of their own, and modules."""
+    apart = {*operators(), *graph_operators(), *(name.rpartition(".")[2] for name in MODULES)}
+    names = [name for name in _public(module) if name not in apart]
+    lines = [f"# {title}", "", _summary(module), ""]
+    if module == "opgrad":
+        lines += [
+            "The operators: [Operators](../operators.md), [Operators of training graphs](../graph-operators.md).\n"
+        ]
+    return "\n".join([*lines, *(f"::: {module}.{name}\n" for name in names)])
+
+
+def _tree(module: str) -> ast.Module:
+    return ast.parse((ROOT / _file(module)).read_text(encoding="utf-8"))
+
+
+def _public(module: str) -> list[str]:
+    """`__all__` of a module, or its functions and classes; read, not imported, as not all need be installed."""
+    tree = _tree(module)
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and "__all__" in [getattr(target, "id", "") for target in node.targets]:
+            return list(ast.literal_eval(node.value))
+    found = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return [name for name in found if not name.startswith("_")]
+
+
+def _summary(module: str) -> str:
+    """The name of a module and its docstring's first sentence."""
+    return f"`{module}`: {(ast.get_docstring(_tree(module)) or '').partition(chr(10) * 2)[0]}"
+
+
+def _operator(match: re.Match[str]) -> str:
+    """The section of an operator: its docstring as mkdocstrings shows it."""
+    options = "    options:\n      show_root_heading: false\n      show_root_toc_entry: false\n      show_source: false"
+    return f"{match[1]}py{match[3]}::: opgrad.{match[2]}\n{options}"
+
+
+# --- links and sources ----------------------------------------------------------------------------------------------
+
+
+def _link(match: re.Match[str], folder: Path, at: str) -> str:
+    """A link of a document in `folder` as the page `at` of the site has it."""
+    target, section = match[1], match[2] or ""
+    if not target:
+        return match[0]
+    path = (folder / target).resolve()
+    place = _place(path.relative_to(ROOT).as_posix()) if path.is_relative_to(ROOT) and path.exists() else target
+    return os.path.relpath(place, os.path.dirname(at) or ".").replace(os.sep, "/") + section
+
+
+def _place(path: str) -> str:
+    """Where a file of the repository stands in the site."""
+    if path in MOVED:
+        return MOVED[path]
+    if path in PAGES:
+        return PAGES[path]
+    return path.removeprefix("docs/") if path.startswith("docs/") else _source_page(path)
+
+
+def _outside_code(text: str, change: Callable[[str], str]) -> str:
+    """Change what stands outside of blocks and spans of code."""
+    parts = re.split(r"(^ *```.*?^ *```$|`[^`\n]*`)", text, flags=re.DOTALL | re.MULTILINE)
+    return "".join(part if number % 2 else change(part) for number, part in enumerate(parts))
+
+
+def _sources() -> set[str]:
+    """The files outside of docs/ that documents link to, relative to the root."""
+    documents = [*DOCS.rglob("*.md"), *(ROOT / path for path in MOVED)]
+    found = set()
+    for document in documents:
+        for target, _ in LINK.findall(document.read_text(encoding="utf-8")):
+            path = (document.parent / target).resolve()
+            if target and path.is_file() and path.is_relative_to(ROOT) and not path.is_relative_to(DOCS):
+                found.add(path.relative_to(ROOT).as_posix())
+    return found - {*MOVED, *PAGES}
+
+
+def _source_page(path: str) -> str:
+    return f"source/{path}.md"
+
+
+def _listing(path: str) -> str:
+    """A page with a source, which the search leaves out; documents are shown as such."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    head = f"---\ntitle: {path}\nsearch:\n  exclude: true\n---\n\n"
+    language = LANGUAGES.get(Path(path).suffix, "text")
+    return f'{head}# {path.rpartition("/")[2]}\n\n`{path}`\n\n````{language} linenums="1"\n{text}\n````\n'
+
+
+# --- speed ----------------------------------------------------------------------------------------------------------
+
+
+def _performance(text: str) -> str:
+    """The page with charts of every result file, the newest first, and of the releases."""
+    lines = ['<script src="javascripts/plotly.min.js"></script>', ""]
+    for name, result in reversed(report.all_results(ROOT).items()):
+        if training_tables.is_training(result):
+            said, found = training_tables.surroundings(result), [charts.steps(result)]
+        else:
+            said, found = tables.machine_line(result), [charts.ratios(result, way) for way in WAYS]
+        lines += [f"## {name}", "", said, "", *map(_chart, filter(None, found)), ""]
+    parts = {"charts": "\n".join(lines), "history": _chart(charts.history(report.history(ROOT)))}
+    return re.sub(r"<!-- (charts|history): .*? -->", lambda part: parts[part[1]], text)
+
+
+def _chart(figure: Any) -> str:
+    return f'<div class="chart"><div>{charts.html(figure)}</div></div>\n'
