@@ -80,7 +80,7 @@ LAYERS = {
     ),
     "torch/linear_loss": (
         "torch",
-        "contract/ interop/torch_calls interop/torch_tensors torch/ torch/functions torch/loss torch/loss_options",
+        "contract/ interop/torch_tensors torch/ torch/functions torch/loss torch/loss_options",
     ),
     "torch/modules": ("torch", "torch/ torch/loss torch/linear_loss"),
     "torch/patching": ("torch", "torch/ torch/loss torch/linear_loss"),

@@ -23,8 +23,24 @@ def functions():
 
 
 def lines_of_functions():
-    """Without their docstrings."""
-    return {place: node.end_lineno - node.lineno + 1 - lines_of_docstring(node) for place, node in functions()}
+    """Without their docstrings, and without the functions inside of them, which are counted themselves."""
+    return {place: own_lines(node) for place, node in functions()}
+
+
+def own_lines(node):
+    return node.end_lineno - node.lineno + 1 - lines_of_docstring(node) - sum(map(lines_inside, inner_functions(node)))
+
+
+def inner_functions(node):
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+        else:
+            yield from inner_functions(child)
+
+
+def lines_inside(node):
+    return node.end_lineno - min(node.lineno, *(each.lineno for each in node.decorator_list), node.lineno) + 1
 
 
 def lines_of_docstring(node):

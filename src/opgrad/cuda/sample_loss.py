@@ -116,21 +116,13 @@ def gradient_of(
 
 
 @triton.jit
-def losses(
-    x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, q, q_outer, q_n, q_inner, labels, weight,
-    dloss, dlse, dlse_square, dlog_prob, dentropy, loss, lse, log_prob, entropy, predicted,
-    samples, n, inner, ignore, IGNORES: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr, CAPPED: tl.constexpr,
-    BASE: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
-    PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
+def reduced(
+    x, x_row, x_n, q, q_row, q_n, weight, n, head, body, exists, INNER: tl.constexpr, OUTER: tl.constexpr,
+    CAPPED: tl.constexpr, BASE: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    sample, exists = samples_of(tl.program_id(0), samples, ROWS)
-    label, counts, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
-    label = tl.where(valid, label, -1)
-    x_row = row_of(sample, inner, x_outer, x_inner)
-    q_row = row_of(sample, inner, q_outer, q_inner)
-    head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
+    """What `take` has found when it has seen whole rows."""
     x_body, q_body = body_of(x_row, head, VECTOR), body_of(q_row, head, VECTOR)
-
     zero = tl.zeros([ROWS], NUMBER)
     lowest = tl.full([ROWS], MINUS_INFINITY, NUMBER)
     found = (lowest, zero, zero, lowest, tl.full([ROWS], -1, tl.int64), zero, zero)
@@ -146,8 +138,67 @@ def losses(
         value = read(x, x_body, k, x_n, inside, 0.0).to(NUMBER)
         target = targets_of(q, q_body, k, q_n, weight, column, inside, BASE, SHARE, NUMBER)
         found = take(found, value, bent(value, INNER, OUTER, CAPPED), target, column, inside)
-    m, d, slack, _, place, spread, mass = found
+    return found
 
+
+@triton.jit
+def write_gradients(
+    x, x_row, x_n, y, y_row, y_n, q, q_row, q_n, weight, label, numbers, n, head, body, exists, INNER: tl.constexpr,
+    OUTER: tl.constexpr, CAPPED: tl.constexpr, BASE: tl.constexpr, SHARE: tl.constexpr, BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """y = the gradients of rows, from their last columns on, which are still in the cache."""
+    x_body, q_body, y_body = body_of(x_row, head, VECTOR), body_of(q_row, head, VECTOR), body_of(y_row, head, VECTOR)
+    if PEEL:
+        k_end, inside_end = ends(head, body, n, exists, VECTOR)
+        end = read(x, x_row, k_end, x_n, inside_end, 0.0).to(NUMBER)
+        end_target = targets_of(q, q_row, k_end, q_n, weight, k_end, inside_end, BASE, SHARE, NUMBER)
+        end_slope = gradient_of(end, end_target, k_end, label, numbers, INNER, OUTER, CAPPED)
+        write(y, y_row, k_end, y_n, inside_end, end_slope)
+    last = (n - 1) // BLOCK * BLOCK
+    for done in tl.range(0, n, BLOCK, num_stages=STAGES):
+        k = columns_from(last - done, BLOCK, INDEX)
+        inside = exists[:, None] & (k < body[:, None])
+        column = k + head[:, None]
+        value = read(x, x_body, k, x_n, inside, 0.0).to(NUMBER)
+        target = targets_of(q, q_body, k, q_n, weight, column, inside, BASE, SHARE, NUMBER)
+        write(y, y_body, k, y_n, inside, gradient_of(value, target, column, label, numbers, INNER, OUTER, CAPPED))
+
+
+@triton.jit
+def coefficients(
+    found, log_d, spare, of_label, sample, exists, valid, counts, dloss, dlse, dlse_square, dlog_prob, dentropy,
+    NUMBER: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The numbers of rows that `gradient_of` takes: made of the gradients of their results."""
+    m, d, _, _, _, _, mass = found
+    upstream = given_or(dloss, sample, exists, 1.0, NUMBER, ROWS)
+    by_log_prob = given_or(dlog_prob, sample, exists, 0.0, NUMBER, ROWS)
+    by_entropy = given_or(dentropy, sample, exists, 0.0, NUMBER, ROWS)
+    constant = upstream * (mass + of_label) + given_or(dlse, sample, exists, 0.0, NUMBER, ROWS) - by_log_prob
+    constant += 2.0 * (m + log_d) * given_or(dlse_square, sample, exists, 0.0, NUMBER, ROWS)
+    constant += by_entropy * (log_d - spare) + tl.where(valid, 0.0, float("nan"))
+    return m, 1.0 / d, constant, -by_entropy, upstream, by_log_prob - upstream * of_label, counts
+
+
+@triton.jit
+def losses(
+    x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, q, q_outer, q_n, q_inner, labels, weight,
+    dloss, dlse, dlse_square, dlog_prob, dentropy, loss, lse, log_prob, entropy, predicted,
+    samples, n, inner, ignore, IGNORES: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr, CAPPED: tl.constexpr,
+    BASE: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+    PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    sample, exists = samples_of(tl.program_id(0), samples, ROWS)
+    label, counts, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
+    label = tl.where(valid, label, -1)
+    x_row, q_row = row_of(sample, inner, x_outer, x_inner), row_of(sample, inner, q_outer, q_inner)
+    head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
+    found = reduced(
+        x, x_row, x_n, q, q_row, q_n, weight, n, head, body, exists, INNER, OUTER, CAPPED, BASE, SHARE, ROWS, BLOCK,
+        VECTOR, PEEL, INDEX, NUMBER, STAGES,
+    )  # fmt: skip
+    m, d, slack, _, place, spread, mass = found
     picked = tl.load(x + x_row + label * x_n, mask=label >= 0, other=float("nan")).to(NUMBER)
     log_d = tl.log(d)
     below = log_d + (m - bent(picked, INNER, OUTER, CAPPED))
@@ -156,7 +207,6 @@ def losses(
     if q is None:
         of_label = weights_of(weight, label, counts, valid).to(NUMBER) * SHARE
         total += tl.where(of_label == 0, 0.0, of_label * below)
-        mass += of_label
     spare = log_d - slack / d
     store(loss, sample, exists, counts, total + tl.where(valid, d - d, float("nan")))
     store(lse, sample, exists, counts, m + log_d)
@@ -164,28 +214,14 @@ def losses(
     store(entropy, sample, exists, counts, spare)
     tl.store(predicted + sample, tl.where(counts & (d == d), place, -1), mask=exists)
     if y is not None:
-        upstream = given_or(dloss, sample, exists, 1.0, NUMBER, ROWS)
-        by_log_prob = given_or(dlog_prob, sample, exists, 0.0, NUMBER, ROWS)
-        by_entropy = given_or(dentropy, sample, exists, 0.0, NUMBER, ROWS)
-        constant = upstream * mass + given_or(dlse, sample, exists, 0.0, NUMBER, ROWS) - by_log_prob
-        constant += 2.0 * (m + log_d) * given_or(dlse_square, sample, exists, 0.0, NUMBER, ROWS)
-        constant += by_entropy * (log_d - spare) + tl.where(valid, 0.0, float("nan"))
-        numbers = (m, 1.0 / d, constant, -by_entropy, upstream, by_log_prob - upstream * of_label, counts)
-        y_row = row_of(sample, inner, y_outer, y_inner)
-        y_body = body_of(y_row, head, VECTOR)
-        if PEEL:
-            end = read(x, x_row, k_end, x_n, inside_end, 0.0).to(NUMBER)
-            end_target = targets_of(q, q_row, k_end, q_n, weight, k_end, inside_end, BASE, SHARE, NUMBER)
-            end_slope = gradient_of(end, end_target, k_end, label, numbers, INNER, OUTER, CAPPED)
-            write(y, y_row, k_end, y_n, inside_end, end_slope)
-        last = (n - 1) // BLOCK * BLOCK
-        for done in tl.range(0, n, BLOCK, num_stages=STAGES):
-            k = columns_from(last - done, BLOCK, INDEX)
-            inside = exists[:, None] & (k < body[:, None])
-            column = k + head[:, None]
-            value = read(x, x_body, k, x_n, inside, 0.0).to(NUMBER)
-            target = targets_of(q, q_body, k, q_n, weight, column, inside, BASE, SHARE, NUMBER)
-            write(y, y_body, k, y_n, inside, gradient_of(value, target, column, label, numbers, INNER, OUTER, CAPPED))
+        numbers = coefficients(
+            found, log_d, spare, of_label, sample, exists, valid, counts, dloss, dlse, dlse_square, dlog_prob,
+            dentropy, NUMBER, ROWS,
+        )  # fmt: skip
+        write_gradients(
+            x, x_row, x_n, y, row_of(sample, inner, y_outer, y_inner), y_n, q, q_row, q_n, weight, label, numbers, n,
+            head, body, exists, INNER, OUTER, CAPPED, BASE, SHARE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
+        )  # fmt: skip
 
 
 # --- programs ------------------------------------------------------------------------------------------------------

@@ -14,19 +14,16 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from opgrad.interop.torch_calls import unseen
 from opgrad.interop.torch_tensors import PLAIN
 from opgrad.torch.derivative import is_batched
-from opgrad.torch.formulas import wide
-from opgrad.torch.linear_chunks import Chunks, Layer, chunks_of, gradients, plain_gradients, sample_results
+from opgrad.torch.linear_chunks import Chunks, Layer, chunks_of, gradients, plain_gradients
+from opgrad.torch.linear_operators import NAME, layer_of, linear_samples, rows_of_all
 from opgrad.torch.loss import cross_entropy
 from opgrad.torch.loss_options import IGNORED, LossOptions, divisors, over, read_options, shifted
 from opgrad.torch.operators import is_exported
 from opgrad.torch.reduced_loss import reduced
-from opgrad.torch.sample_loss import UPSTREAM, Settings, composed_gradient, settings
-from opgrad.torch.schema import LIBRARY, TAGS, is_recording
-
-NAME = "linear_cross_entropy"
+from opgrad.torch.sample_loss import settings
+from opgrad.torch.schema import is_recording
 
 
 def linear_cross_entropy(
@@ -204,48 +201,6 @@ def _in_shape(found: Any, shape: torch.Size, options: LossOptions) -> Any:
     })  # fmt: skip
 
 
-def _layer(
-    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, ignore_index: int | None
-) -> tuple[Layer, Tensor | None]:
-    """The layer with those samples alone that count, and which these are; None if they are all."""
-    x, w, b = x.detach(), w.detach(), None if b is None else b.detach()
-    weight = None if weight is None else weight.detach()
-    _check_labels(labels, len(w), ignore_index)
-    if ignore_index is None or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
-        kept = None
-    else:
-        kept = (labels != ignore_index).nonzero().squeeze(1)
-        kept = None if len(kept) == len(labels) else kept
-    if kept is not None:
-        x, labels = x.index_select(0, kept), labels.index_select(0, kept)
-    return Layer(x, w, b, labels, weight), kept
-
-
-def _check_labels(labels: Tensor, classes: int, ignore_index: int | None) -> None:
-    """Raise ValueError for a label out of range, on the CPU."""
-    if labels.device.type != "cpu":
-        return
-    wrong = (labels < 0) | (labels >= classes)
-    wrong = (wrong if ignore_index is None else wrong & (labels != ignore_index)).nonzero()
-    if len(wrong):
-        place = int(wrong[0])
-        also = "" if ignore_index is None else f" or ignore_index {ignore_index}"
-        raise ValueError(f"{NAME}: target[{place}] is {int(labels[place])}, expected 0 to {classes - 1}{also}")
-
-
-def _of_all(found: Sequence[Tensor], kept: Tensor | None, count: int) -> list[Tensor]:
-    """The results of all samples: 0 for those left out, predicted -1."""
-    if kept is None:
-        return list(found)
-    return [each.new_full((count,), 0 if each.is_floating_point() else -1).index_copy_(0, kept, each) for each in found]
-
-
-def _rows_of_all(dx: Tensor | None, kept: Tensor | None, count: int) -> Tensor | None:
-    if dx is None or kept is None:
-        return dx
-    return dx.new_zeros(count, dx.shape[1]).index_copy_(0, kept, dx)
-
-
 # --- one number, with its gradients --------------------------------------------------------------------------------
 
 
@@ -295,7 +250,7 @@ def _total(
     needs: Sequence[bool],
 ) -> tuple[Tensor, list[Tensor | None], Tensor | float]:
     """The loss in float64 but for a factor, its gradients but for the same factor, and that."""
-    layer, kept = _layer(x, w, b, labels, weight, options.ignore_index)
+    layer, kept = layer_of(x, w, b, labels, weight, options.ignore_index)
     by_weight, by_count = divisors(labels, weight, False, options, layer.number)
     inverse, of_square = over(by_weight), options.lse_square_scale * over(by_count)
     now: Any = inverse
@@ -307,7 +262,7 @@ def _total(
         return torch.zeros((), dtype=torch.float64, device=x.device), nothing, later
     chunks = chunks_of(layer, rows, with_gradient=True)
     total, (dx, dw, db) = _with_gradients(layer, options, now, of_square, needs[:3], chunks)
-    return total, [_rows_of_all(dx, kept, len(x)), dw, db], later
+    return total, [rows_of_all(dx, kept, len(x)), dw, db], later
 
 
 def _with_gradients(
@@ -350,119 +305,3 @@ def _differentiable(ctx: Any, dloss: Tensor) -> list[Tensor | None]:
     for place, slope in zip(wanted, slopes, strict=True):
         grads[place] = slope
     return grads
-
-
-# --- the registered operators --------------------------------------------------------------------------------------
-
-_ARGUMENTS = (
-    "Tensor x, Tensor w, Tensor? b, Tensor labels, Tensor? weight, SymInt? ignore_index, float label_smoothing, "
-    "float softcap, float temperature, SymInt? rows"
-)
-_GIVEN = ", ".join(f"Tensor? {name}" for name in UPSTREAM)
-LIBRARY.define(f"linear_sample_losses({_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", tags=TAGS)
-LIBRARY.define(f"linear_sample_losses_grad({_ARGUMENTS}, {_GIVEN}) -> (Tensor, Tensor, Tensor)", tags=TAGS)
-linear_samples: Any = torch.ops.opgrad.linear_sample_losses.default
-linear_samples_grad: Any = torch.ops.opgrad.linear_sample_losses_grad.default
-
-
-def _samples(
-    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, ignore_index: int | None,
-    label_smoothing: float, softcap: float, temperature: float, rows: int | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    layer, kept = _layer(x, w, b, labels, weight, ignore_index)
-    options = (None, label_smoothing, softcap, temperature)
-    return tuple(_of_all(sample_results(layer, options, chunks_of(layer, rows, False)), kept, len(x)))
-
-
-def _samples_fake(x: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    floats = [x.new_empty(x.shape[0], dtype=wide(x.dtype)) for _ in range(4)]
-    return *floats, x.new_empty(x.shape[0], dtype=torch.int64)
-
-
-def _samples_grad(
-    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, ignore_index: int | None,
-    label_smoothing: float, softcap: float, temperature: float, rows: int | None, *given: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    layer, kept = _layer(x, w, b, labels, weight, ignore_index)
-    upstream = {name: each for name, each in zip(UPSTREAM, given, strict=True) if each is not None}
-    upstream = upstream if "dloss" in upstream else {**upstream, "dloss": torch.zeros_like(labels, dtype=layer.number)}
-    if kept is not None:
-        upstream = {name: each.index_select(0, kept) for name, each in upstream.items()}
-    options, needs = (None, label_smoothing, softcap, temperature), (True, True, b is not None)
-    _, (dx, dw, db) = gradients(layer, upstream, options, needs, chunks_of(layer, rows, True))
-    dx = _rows_of_all(dx, kept, len(x))
-    assert dx is not None
-    assert dw is not None
-    return dx, dw, x.new_empty(0) if db is None else db
-
-
-def _samples_grad_fake(x: Tensor, w: Tensor, b: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(w), x.new_empty(0) if b is None else torch.empty_like(b)
-
-
-def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    tensors = [each for each in inputs if isinstance(each, Tensor)]
-    ctx.save_for_backward(*tensors)
-    ctx.others = [None if isinstance(each, Tensor) else (each,) for each in inputs]
-    ctx.set_materialize_grads(False)
-
-
-def _kept(ctx: Any) -> list[Any]:
-    tensors = iter(ctx.saved_tensors)
-    return [next(tensors) if each is None else each[0] for each in ctx.others]
-
-
-def _samples_backward(ctx: Any, dloss: Any, dlse: Any, dlog_prob: Any, dentropy: Any, _: Any) -> tuple[Any, ...]:
-    arguments = _kept(ctx)
-    if all(each is None for each in (dloss, dlse, dlog_prob, dentropy)):
-        return (None,) * len(arguments)
-    dx, dw, db = linear_samples_grad(*arguments, dloss, dlse, None, dlog_prob, dentropy)
-    return dx, dw, None if arguments[2] is None else db, *(None,) * (len(arguments) - 3)
-
-
-def _samples_grad_backward(ctx: Any, *directions: Any) -> tuple[Any, ...]:
-    """By the vector-Jacobian product of the composition, whose logits are stored."""
-    arguments = _kept(ctx)
-    x, w, b, labels, weight, *attributes, _ = arguments[:10]
-    given = dict(zip(UPSTREAM, arguments[10:], strict=True))
-    directions = (*directions[:2], None if b is None else directions[2])
-    if all(each is None for each in directions):
-        return (None,) * len(arguments)
-    options: Settings = tuple(attributes)
-    values = {"x": x, "w": w, "b": b, **given}
-    names = [name for name, each in values.items() if each is not None]
-
-    def slopes(*moved: Tensor) -> tuple[Tensor, ...]:
-        now: dict[str, Any] = dict(zip(names, moved, strict=True))
-        logits = functional.linear(now["x"], now["w"], now.get("b"))
-        upstream = {name: now[name] for name in UPSTREAM if name in now}
-        dlogits = composed_gradient(logits, labels, weight, None, upstream, options)
-        made = dlogits @ now["w"], dlogits.t() @ now["x"], dlogits.sum(0)
-        return tuple(each for each, direction in zip(made, directions, strict=True) if direction is not None)
-
-    wanted = [each for each in directions if each is not None]
-    vjp: Any = torch.func.vjp
-    _, pull = vjp(slopes, *(values[name] for name in names))
-    found = dict(zip(names, pull(tuple(wanted)), strict=True))
-    of_tensors = [found.get(name) for name in ("x", "w", "b")]
-    return *of_tensors, *(None,) * 7, *(found.get(name) for name in UPSTREAM)
-
-
-def _register(overload: Any, run: Callable[..., Any], fake: Callable[..., Any], backward: Callable[..., Any]) -> None:
-    """Give an operator its kernel, its shapes and its gradient; the latter for transformations of torch.func, too."""
-    name = overload.name().removesuffix(".default")
-    torch.library.impl(name, ("cpu", "cuda"), run, lib=LIBRARY)
-    torch.library.register_fake(name, fake, lib=LIBRARY)
-    torch.library.register_autograd(name, backward, setup_context=_keep, lib=LIBRARY)
-    methods = {"forward": overload, "setup_context": _keep, "backward": backward}
-    function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(each) for key, each in methods.items()})
-
-    def transform(*arguments: Any) -> Any:
-        defaults = [each.default_value for each in overload._schema.arguments[len(arguments) :]]
-        return unseen(function.apply)(*arguments, *defaults)
-
-    LIBRARY.impl(name.partition("::")[2], transform, "FuncTorchDynamicLayerFrontMode")
-
-
-_register(linear_samples, _samples, _samples_fake, _samples_backward)
-_register(linear_samples_grad, _samples_grad, _samples_grad_fake, _samples_grad_backward)

@@ -40,6 +40,17 @@ def row_max(x, begin: int, end: int):
     return v.reduce_max(row_top(x, begin, end))
 
 
+@inline
+def first_place(x, n: int, value) -> int:
+    """The first place where x is this number, which is there; by whole vectors up to that which has it."""
+    w, i = v.lanes(x), 0
+    while i + w <= n and v.reduce_max(v.select(v.load(x, i) == value, v.full(x, 1.0), 0.0)) == 0.0:
+        i += w
+    while i < n - 1 and v.load_one(x, i) != value:
+        i += 1
+    return i
+
+
 def row_sum_exp(step: Callable[..., int], adding: lse.Adding) -> Callable[..., Any]:
     """The sum of the exponentials of x[begin:end], which go to `e` if `keep`.
 

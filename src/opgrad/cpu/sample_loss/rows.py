@@ -78,17 +78,6 @@ def row_loops_of(bend: Bend) -> RowLoops:
 
 
 @inline
-def first_place(x, n: int, value) -> int:
-    """The first place where x is this number, which is there; by whole vectors up to that which has it."""
-    w, i = v.lanes(x), 0
-    while i + w <= n and v.reduce_max(v.select(v.load(x, i) == value, v.full(x, 1.0), 0.0)) == 0.0:
-        i += w
-    while i < n - 1 and v.load_one(x, i) != value:
-        i += 1
-    return i
-
-
-@inline
 def given_or(p, sample: int, is_given: int, default: float):
     return v.load_one(p, sample) if is_given else v.number(p, default)
 
@@ -131,7 +120,7 @@ def by_rows(bend: Bend, with_gradient: bool) -> Kernel:
         v.store_one(results.lse, row, v.first_lane(m) + log_s)
         v.store_one(results.log_prob, row, -below)
         v.store_one(results.entropy, row, entropy)
-        v.store_one(results.predicted, row, first_place(xs, n, top) if s == s else -1)
+        v.store_one(results.predicted, row, row_loops.first_place(xs, n, top) if s == s else -1)
         return m, s, log_s, entropy, mass_all
 
     @inline
