@@ -10,6 +10,7 @@ from opgrad.cpu.loops.fold import CHUNK, fold
 from opgrad.cpu.loops.layout import BLOCK
 from opgrad.cpu.loops.map import get, get_or, mapped, next_vector
 from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.numerics import row_blocks
 
 AHEAD: Final = 2048  # elements between a prefetch and its use: the hardware's own stop at every page of 4 KiB
 # Elements of a row that are read twice: 128 KiB of float32 stay in the second-level cache. Rows of 262,144 took
@@ -141,7 +142,7 @@ add_rest_logging = row_rest(step_log, lse.PLAIN_BELOW)
 @inline
 def rest_of_block(x, begin: int, end: int, m: float, ahead):
     """`row_rest` for a block of a row; of -inf alone it is 0, not NaN: only the whole row decides."""
-    top = max(m, v.number(x, lse.LOWEST))
+    top = max(m, v.number(x, row_blocks.LOWEST))
     rest, count, _ = add_rest_logging(x, begin, end, top, ahead, x, end, end, (x,), (v.full(x, top), v.full(x, top)))
     return rest, count
 
@@ -159,7 +160,7 @@ def row_rests(x, n: int, ahead):
         top = row_max(block, 0, size)
         added, equal = rest_of_block(block, 0, size, top, coming)
         if begin:
-            m, rest, count = lse.joined_rests(x, m, rest, count, top, added, equal)
+            m, rest, count = row_blocks.joined_rests(x, m, rest, count, top, added, equal)
         else:
             m, rest, count = top, added, equal
     return m, rest, count

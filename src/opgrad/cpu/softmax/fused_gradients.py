@@ -38,27 +38,24 @@ Gradient = tuple[Callable[..., Vector], Callable[..., Vector]]  # term(dy, y), a
 
 def of_rows(form: GradientForm, gradient: Gradient) -> tuple[Kernel, ...]:
     """The kernel of a form for contiguous rows."""
+    write_rows, count, floats = _rows_writer(form, gradient), form.sources, form.numbers
+
+    @kernel
+    def fused_gradient_rows(
+        rows: Units, n, sources: (Source,) * count, dx: Rows, numbers: (Float,) * floats, memory: Memory,
+        dropout: Dropout, stream,
+    ):  # fmt: skip
+        arguments = sources, dx.step, numbers, memory, dropout
+        write_rows(rows.start, rows.stop, n, dx, memory.buffer, 1, stream, arguments)
+
+    return (fused_gradient_rows,)
+
+
+def _rows_writer(form: GradientForm, gradient: Gradient) -> Callable[..., None]:
+    """Write dx of the rows from first to stop, each while the next one is read."""
     term, formula = map(inline, gradient)
-    back, out, dy, y = backwards(form, IN_ROWS), out_of_gradient(form, IN_ROWS), 1 + form.drops, 2 + form.drops
-    place, decide, count, floats = arrays_backwards(form, OF_ROW), DECIDE[form.drops], form.sources, form.numbers
-    along = IN_ROWS.along
-
-    @inline
-    def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        like = v.full(arrays[0], 0.0)
-        of_y = along(like, arrays[y], i, whole, mask)
-        g = back(along(like, arrays[dy], i, whole, mask), of_y, arrays, i, whole, mask, numbers)
-        put(arrays[0], i, g, whole, mask, 0)
-        if not whole:
-            return v.select(mask, term(g, of_y), 0.0)
-        return term(g, of_y)
-
-    @inline
-    def result(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        s, of_links = numbers
-        dx = formula(get(arrays[0], i, whole, mask), get(arrays[y], i, whole, mask), s)
-        return out(dx, arrays, i, whole, mask, of_links)
-
+    place, decide = arrays_backwards(form, OF_ROW), DECIDE[form.drops]
+    value, result = _row_value(form, term), _row_result(form, formula)
     add_up, write = rows.row_sum_of(value, row_stepper(result)), row_writer(result)
 
     @combine.combining
@@ -77,15 +74,37 @@ def of_rows(form: GradientForm, gradient: Gradient) -> tuple[Kernel, ...]:
             e, done = done, e
         write(dxs, head, n, past, before, (s_before, numbers))
 
-    @kernel
-    def fused_gradient_rows(
-        rows: Units, n, sources: (Source,) * count, dx: Rows, numbers: (Float,) * floats, memory: Memory,
-        dropout: Dropout, stream,
-    ):  # fmt: skip
-        arguments = sources, dx.step, numbers, memory, dropout
-        write_rows(rows.start, rows.stop, n, dx, memory.buffer, 1, stream, arguments)
+    return write_rows
 
-    return (fused_gradient_rows,)
+
+def _row_value(form: GradientForm, term: Callable[..., Vector]) -> Callable[..., Vector]:
+    """(arrays, i, whole, mask, numbers): a term of the sum; the gradient with respect to the softmax to the buffer."""
+    back, along, dy, y = backwards(form, IN_ROWS), IN_ROWS.along, 1 + form.drops, 2 + form.drops
+
+    @inline
+    def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+        like = v.full(arrays[0], 0.0)
+        of_y = along(like, arrays[y], i, whole, mask)
+        g = back(along(like, arrays[dy], i, whole, mask), of_y, arrays, i, whole, mask, numbers)
+        put(arrays[0], i, g, whole, mask, 0)
+        if not whole:
+            return v.select(mask, term(g, of_y), 0.0)
+        return term(g, of_y)
+
+    return value
+
+
+def _row_result(form: GradientForm, formula: Callable[..., Vector]) -> Callable[..., Vector]:
+    """(arrays, i, whole, mask, (the sum, numbers)): dx from the buffer."""
+    out, y = out_of_gradient(form, IN_ROWS), 2 + form.drops
+
+    @inline
+    def result(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+        s, of_links = numbers
+        dx = formula(get(arrays[0], i, whole, mask), get(arrays[y], i, whole, mask), s)
+        return out(dx, arrays, i, whole, mask, of_links)
+
+    return result
 
 
 def strip_sum(value: Callable[..., Vector], written: Callable[..., Vector]) -> Callable[..., Vector]:
@@ -112,30 +131,11 @@ def strip_sum(value: Callable[..., Vector], written: Callable[..., Vector]) -> C
 def of_columns(form: GradientForm, gradient: Gradient) -> tuple[Kernel, ...]:
     """The kernel of a form for columns."""
     term, formula = map(inline, gradient)
-    back, out, dy, y = backwards(form, IN_COLUMNS), out_of_gradient(form, IN_COLUMNS), 1 + form.drops, 2 + form.drops
     place, decide = arrays_backwards(form, OF_STRIP), DECIDE_STRIP[form.drops]
-    count, floats = form.sources, form.numbers
-
-    @inline
-    def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        e, of_dy, of_y = arrays[0], arrays[dy], arrays[y]
-        w = v.lanes(e)
-        v.prefetch(of_dy.data, i * of_dy.step + w)
-        v.prefetch(of_y.data, i * of_y.step + w)
-        y_i = get(of_y.data, i * of_y.step, whole, mask)
-        g = back(get(of_dy.data, i * of_dy.step, whole, mask), y_i, arrays, i, whole, mask, numbers)
-        v.store(e, i * w, g)
-        return term(g, y_i)
-
-    @inline
-    def result(arrays, i: int, numbers, whole: bool, mask) -> Vector:
-        s, of_links = numbers
-        y_i = get(arrays[y].data, i * arrays[y].step, whole, mask)
-        return out(formula(v.load(arrays[0], i * v.lanes(arrays[0])), y_i, s), arrays, i, whole, mask, of_links)
-
+    count, floats, result = form.sources, form.numbers, _column_result(form, formula)
     every = inline(lambda p: v.first(p, v.lanes(p)))
     written = inline(lambda arrays, i, numbers: result(arrays, i, numbers, True, every(arrays[0])))
-    add_up = strip_sum(value, written)
+    add_up = strip_sum(_column_value(form, term), written)
 
     @kernel
     def fused_gradient_columns(
@@ -166,31 +166,54 @@ def of_columns(form: GradientForm, gradient: Gradient) -> tuple[Kernel, ...]:
     return (fused_gradient_columns,)
 
 
+def _column_value(form: GradientForm, term: Callable[..., Vector]) -> Callable[..., Vector]:
+    """(arrays, i, whole, mask, numbers): a term of the sum; the gradient with respect to the softmax to the buffer."""
+    back, dy, y = backwards(form, IN_COLUMNS), 1 + form.drops, 2 + form.drops
+
+    @inline
+    def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+        e, of_dy, of_y = arrays[0], arrays[dy], arrays[y]
+        w = v.lanes(e)
+        v.prefetch(of_dy.data, i * of_dy.step + w)
+        v.prefetch(of_y.data, i * of_y.step + w)
+        y_i = get(of_y.data, i * of_y.step, whole, mask)
+        g = back(get(of_dy.data, i * of_dy.step, whole, mask), y_i, arrays, i, whole, mask, numbers)
+        v.store(e, i * w, g)
+        return term(g, y_i)
+
+    return value
+
+
+def _column_result(form: GradientForm, formula: Callable[..., Vector]) -> Callable[..., Vector]:
+    """(arrays, i, (the sum, numbers), whole, mask): dx from the buffer."""
+    out, y = out_of_gradient(form, IN_COLUMNS), 2 + form.drops
+
+    @inline
+    def result(arrays, i: int, numbers, whole: bool, mask) -> Vector:
+        s, of_links = numbers
+        y_i = get(arrays[y].data, i * arrays[y].step, whole, mask)
+        return out(formula(v.load(arrays[0], i * v.lanes(arrays[0])), y_i, s), arrays, i, whole, mask, of_links)
+
+    return result
+
+
 def of_split(form: GradientForm, gradient: Gradient) -> tuple[Kernel, ...]:
     """The steps of a form for few long rows: the sums of blocks, those of rows, and dx by blocks."""
     term, formula = map(inline, gradient)
-    back, out, dy, y = backwards(form, IN_ROWS), out_of_gradient(form, IN_ROWS), 1 + form.drops, 2 + form.drops
-    place, decide, count, floats = arrays_backwards(form, OF_BLOCK), DECIDE[form.drops], form.sources, form.numbers
-    along = IN_ROWS.along
+    return _block_sums(form, term), _block_results(form, formula)
 
-    @inline
-    def with_y(arrays, i: int, whole: bool, mask, numbers):
-        like = v.full(arrays[0], 0.0)
-        of_y = along(like, arrays[y], i, whole, mask)
-        return back(along(like, arrays[dy], i, whole, mask), of_y, arrays, i, whole, mask, numbers), of_y
+
+def _block_sums(form: GradientForm, term: Callable[..., Vector]) -> Kernel:
+    """The first step."""
+    place, decide, count, floats = arrays_backwards(form, OF_BLOCK), DECIDE[form.drops], form.sources, form.numbers
+    with_y = _gradient_with_y(form)
 
     @inline
     def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
         g, of_y = with_y(arrays, i, whole, mask, numbers)
         return term(g, of_y) if whole else v.select(mask, term(g, of_y), 0.0)
 
-    @inline
-    def result(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        s, of_links = numbers
-        g, of_y = with_y(arrays, i, whole, mask, of_links)
-        return out(formula(g, of_y, s), arrays, i, whole, mask, of_links)
-
-    add_up, write = rows.row_sum_of(value, no_step), row_writer(result)
+    add_up = rows.row_sum_of(value, no_step)
 
     @kernel
     def fused_gradient_sums(
@@ -205,6 +228,22 @@ def of_split(form: GradientForm, gradient: Gradient) -> tuple[Kernel, ...]:
             arrays = place(e, kept, e, sources, (row, begin))
             s, _ = add_up(e, 0, size, arrays, numbers, e, size, size, arrays, numbers)
             store_f64(partial, unit, s)
+
+    return fused_gradient_sums
+
+
+def _block_results(form: GradientForm, formula: Callable[..., Vector]) -> Kernel:
+    """The last step, which adds up the blocks' sums."""
+    place, decide, count, floats = arrays_backwards(form, OF_BLOCK), DECIDE[form.drops], form.sources, form.numbers
+    out, with_y = out_of_gradient(form, IN_ROWS), _gradient_with_y(form)
+
+    @inline
+    def result(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+        s, of_links = numbers
+        g, of_y = with_y(arrays, i, whole, mask, of_links)
+        return out(formula(g, of_y, s), arrays, i, whole, mask, of_links)
+
+    write = row_writer(result)
 
     @kernel
     def fused_gradient_blocks(
@@ -221,4 +260,17 @@ def of_split(form: GradientForm, gradient: Gradient) -> tuple[Kernel, ...]:
             arrays = place(e, kept, e, sources, (row, begin))
             write(dx.data + (row * dx.step + begin), 0, size, stream, arrays, (v.number(e, s), numbers))
 
-    return fused_gradient_sums, fused_gradient_blocks
+    return fused_gradient_blocks
+
+
+def _gradient_with_y(form: GradientForm) -> Callable[..., tuple[Vector, Vector]]:
+    """(arrays, i, whole, mask, numbers): the gradient with respect to the softmax, and y."""
+    back, along, dy, y = backwards(form, IN_ROWS), IN_ROWS.along, 1 + form.drops, 2 + form.drops
+
+    @inline
+    def with_y(arrays, i: int, whole: bool, mask, numbers):
+        like = v.full(arrays[0], 0.0)
+        of_y = along(like, arrays[y], i, whole, mask)
+        return back(along(like, arrays[dy], i, whole, mask), of_y, arrays, i, whole, mask, numbers), of_y
+
+    return with_y

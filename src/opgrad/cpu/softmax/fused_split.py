@@ -64,12 +64,22 @@ LOG_SOFTMAX = Split(
 )
 
 
+@kernel
+def fused_row_maxima(rows: Units, cut: Cut, maxima, total):
+    for row in rows:
+        largest = MINUS_INFINITY
+        for block in range(cut.blocks * row, cut.blocks * (row + 1)):
+            largest = max(largest, load_f64(maxima, block))
+        store_f64(total, TOTAL * row, largest)
+
+
 def reducing(form: Form, split: Split) -> tuple[Kernel, ...]:
     """The steps up to the sums of rows."""
+    return _block_maxima(form), fused_row_maxima, _block_sums(form, split), _row_sums(form, split)
+
+
+def _block_maxima(form: Form) -> Kernel:
     read, place, count, floats = fused_rows.row_reader(form), arrays_inwards(form, OF_BLOCK), form.sources, form.numbers
-    add_up, both, note = split.add_up, split.both, split.of_rows.note
-    of_row = split.of_rows.of_row
-    keeps = _note_if("stats" in form.results, note, of_row)
 
     @kernel
     def fused_block_maxima(
@@ -80,13 +90,12 @@ def reducing(form: Form, split: Split) -> tuple[Kernel, ...]:
             size = min(BLOCK, cut.n - begin)
             store_f64(maxima, unit, read(e, size, place(e, sources, (row, begin)), numbers))
 
-    @kernel
-    def fused_row_maxima(rows: Units, cut: Cut, maxima, total):
-        for row in rows:
-            largest = MINUS_INFINITY
-            for block in range(cut.blocks * row, cut.blocks * (row + 1)):
-                largest = max(largest, load_f64(maxima, block))
-            store_f64(total, TOTAL * row, largest)
+    return fused_block_maxima
+
+
+def _block_sums(form: Form, split: Split) -> Kernel:
+    read, place, count, floats = fused_rows.row_reader(form), arrays_inwards(form, OF_BLOCK), form.sources, form.numbers
+    add_up = split.add_up
 
     @kernel
     def fused_block_sums(
@@ -100,6 +109,12 @@ def reducing(form: Form, split: Split) -> tuple[Kernel, ...]:
             store_f64(partial, PARTIAL * unit, first)
             store_f64(partial, PARTIAL * unit + 1, second)
 
+    return fused_block_sums
+
+
+def _row_sums(form: Form, split: Split) -> Kernel:
+    both, keeps = split.both, _note_if("stats" in form.results, split.of_rows.note, split.of_rows.of_row)
+
     @kernel
     def fused_row_sums(rows: Units, cut: Cut, e: Private, results: Results, partial, total):
         for row in rows:
@@ -111,7 +126,7 @@ def reducing(form: Form, split: Split) -> tuple[Kernel, ...]:
             store_f64(total, TOTAL * row + 2, second)
             keeps(results, row, e, both(first, second), v.number(e, load_f64(total, TOTAL * row)))
 
-    return fused_block_maxima, fused_row_maxima, fused_block_sums, fused_row_sums
+    return fused_row_sums
 
 
 def _note_if(keeps: bool, note: Callable[..., None], of_row: Callable[..., Any]) -> Callable[..., None]:

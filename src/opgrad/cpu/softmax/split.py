@@ -12,6 +12,7 @@ from opgrad.cpu.loops import rows as loops
 from opgrad.cpu.loops.layout import BLOCK
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.numerics import row_blocks
 from opgrad.cpu.softmax import variants
 
 STATS: Final = 3  # float64 numbers for each block: its maximum, and what its sum is made of
@@ -23,7 +24,7 @@ _add_up = loops.row_sum_exp(variants.no_step, lse.PLAIN)
 
 @inline
 def _sum_exp(x, begin: int, end: int, m: float):
-    top = max(m, v.number(x, lse.LOWEST))  # a block of -inf adds 0, not NaN: only the row as a whole decides
+    top = max(m, v.number(x, row_blocks.LOWEST))  # a block of -inf adds 0, not NaN: only the row as a whole decides
     s, _ = _add_up(x, begin, end, top, x, 0, x, x, end, end, (x,), (m,))
     return s, 0.0
 
@@ -58,7 +59,8 @@ def softmax_combine(rows: Units, blocks, x: Rows, stats, total):
         for b in range(blocks * row, blocks * (row + 1)):
             m = max(m, v.number(x.data, load_f64(stats, STATS * b)))
         for b in range(blocks * row, blocks * (row + 1)):
-            s += load_f64(stats, STATS * b + 1) * lse.rescale(x.data, v.number(x.data, load_f64(stats, STATS * b)), m)
+            of_block = v.number(x.data, load_f64(stats, STATS * b))
+            s += load_f64(stats, STATS * b + 1) * row_blocks.rescale(x.data, of_block, m)
         store_f64(total, TOTAL * row, m)
         store_f64(total, TOTAL * row + 1, s)
 
@@ -70,7 +72,7 @@ def log_softmax_combine(rows: Units, blocks, x: Rows, stats, total):
         m, rest, count = v.number(x.data, loops.MINUS_INFINITY), 0.0, 0.0
         for b in range(blocks * row, blocks * (row + 1)):
             top, added = v.number(x.data, load_f64(stats, STATS * b)), load_f64(stats, STATS * b + 1)
-            m, rest, count = lse.joined_rests(x.data, m, rest, count, top, added, load_f64(stats, STATS * b + 2))
+            m, rest, count = row_blocks.joined_rests(x.data, m, rest, count, top, added, load_f64(stats, STATS * b + 2))
         store_f64(total, TOTAL * row, m)
         store_f64(total, TOTAL * row + 1, v.first_lane(lse.row_log_of_sum(x.data, rest, count, m)))
 
