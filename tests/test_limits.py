@@ -40,7 +40,7 @@ def inner_functions(node):
 
 
 def lines_inside(node):
-    return node.end_lineno - min(node.lineno, *(each.lineno for each in node.decorator_list), node.lineno) + 1
+    return node.end_lineno - min([node.lineno, *(each.lineno for each in node.decorator_list)]) + 1
 
 
 def lines_of_docstring(node):
