@@ -17,11 +17,13 @@ pytestmark = pytest.mark.skipif(not (shutil.which("gcc") or shutil.which("clang"
 TESTS = Path(__file__).parents[2]
 # On each architecture other kernels, those of most options: cp.async in long rows, clusters, pairs of float32.
 PARTS = {
-    80: "(test_regimes and long and rows) or (test_passes and 1025)",
+    80: "(test_regimes and long and rows) or (test_passes and 1025) or test_empty_arrays",
     90: "(test_sizes and loss_and_grad) or (test_in_place and softmax_grad and not log) or cluster or wrong_labels",
     100: "(test_regimes and few and rows) or (test_sizes and leaky_relu_grad) or (test_in_place and gather_grad)",
 }
-FILES = ["cuda/test_grid.py", "cuda/test_regimes.py", "cuda/test_sort.py", "interop/test_cupy.py"]
+FILES = [
+    "cuda/test_grid.py", "cuda/test_primitive.py", "cuda/test_regimes.py", "cuda/test_sort.py", "interop/test_cupy.py"
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("architecture", PARTS)
