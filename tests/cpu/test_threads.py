@@ -236,6 +236,18 @@ print("same in a child" if os.waitpid(child, 0)[1] == 0 else "lost")
 """
 
 
+KEPT_APART = """
+import os, torch, opgrad
+from pathlib import Path
+torch.set_num_threads(2)
+opgrad.set_num_threads(2)
+x = torch.randn(64, 20000).numpy()
+for _ in range(3): opgrad.softmax(x)
+allowed = [os.sched_getaffinity(int(path.name)) for path in Path("/proc/self/task").iterdir()]
+print(any(cpus < os.sched_getaffinity(0) for cpus in allowed))
+"""
+
+
 TOGETHER = """
 import time, numpy as np
 {first}
@@ -258,6 +270,13 @@ if importlib.util.find_spec("torch"):
     @pytest.mark.parametrize("order", [("import torch", "import opgrad"), ("import opgrad", "import torch")])
     def test_beside_torch(order):
         assert run_python(TOGETHER.format(first=order[0], second=order[1])) == "True"
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="torch's OpenMP can be asked for its threads on Linux alone")
+    @pytest.mark.parametrize(("binding", "kept_apart"), [({}, "True"), ({"OMP_PROC_BIND": "false"}, "False")])
+    def test_helpers_leave_the_callers_cpu(binding, kept_apart):
+        if len(os.sched_getaffinity(0)) < 2:
+            pytest.xfail("there is one CPU alone")
+        assert run_python(KEPT_APART, **binding) == kept_apart
 
     @pytest.mark.skipif(sys.platform != "linux", reason="torch's OpenMP can be asked for its threads on Linux alone")
     def test_help_from_openmp():

@@ -52,7 +52,8 @@ C_LOCK, C_UNLOCK, C_WAIT, C_WAKE = 40, 41, 42, 43  # addresses of the system's f
 MUTEX, CONDITION = 48, 64
 NEXT, LINE = 80, 8  # for each thread, on a line of its own: the next part of its share
 MOST_SHARES = 64
-# Linux: the CPU of the last caller, the system's functions, the CPUs allowed, those for workers, their threads.
+# Linux: the CPU of the last caller, the system's functions, the CPUs allowed, those for helpers, their threads; in a
+# region with the CPU that each has left, thread << 32 | CPU.
 CPU, C_GET_CPU, C_SET_AFFINITY, C_GET_THREAD = 34, 44, 45, 46
 # Where OpenMP's threads do the parts, functions: a parallel region, my number in it, how many threads torch would use.
 C_REGION, C_NUMBER, C_LIMIT, WORK_IN_REGION = 36, 37, 38, 39
@@ -66,6 +67,7 @@ NO_CPU = -1
 GENERATION, MAY_JOIN = 32, 16  # how far these are shifted in JOB
 FIELD = 0xFFFF
 MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))  # of a call; more than four for each CPU only wait
+BINDINGS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")  # the user's own for OpenMP's threads
 SPINS = 1500  # about 50 µs of waiting for the next job before a worker sleeps
 
 
@@ -126,24 +128,45 @@ def _await_job(pool: int, me: int, seen: int) -> int:
 
 
 @inline
-def _keep_apart(pool: int) -> None:
-    """Keep the workers off the caller's CPU.
+def _leave_cpu(pool: int) -> bool:
+    """Write the CPUs for helpers, all that are allowed but the caller's; whether that is another one than before.
 
-    The scheduler may wake a worker on it though another is idle, and leaves it there for milliseconds: calls after
-    a pause of 10 ms then took 1.4 ms instead of 0.8.
+    The scheduler may wake a helper on the caller's CPU though another is idle, as on virtual machines, and leaves it
+    there for milliseconds, in which the caller waits: after a pause of 20 ms relu of a million elements took 7.8 ms
+    with OpenMP's threads and takes 0.3 (Zen 5, 2 threads).
     """
-    if load_word(pool, C_GET_CPU):
-        cpu = call_address(load_word(pool, C_GET_CPU)) & 0xFFFF
-        if cpu != load_word(pool, CPU) and cpu < 64 * MASK_WORDS:
-            store_word(pool, CPU, cpu)
-            for word in range(MASK_WORDS):
-                store_word(pool, FOR_WORKERS + word, load_word(pool, ALLOWED + word))
-            own = FOR_WORKERS + cpu // 64
-            store_word(pool, own, load_word(pool, own) & ~(1 << (cpu % 64)))
-            for worker in range(min(atomic_load(pool + 8 * STARTED), MOST_SHARES)):
-                thread, mask = atomic_load(pool + 8 * (THREADS + worker)), pool + 8 * FOR_WORKERS
-                if thread:  # 0, of a worker that has not written it yet, would be the caller
-                    call_address(load_word(pool, C_SET_AFFINITY), thread, 8 * MASK_WORDS, mask)
+    if load_word(pool, C_GET_CPU) == 0:
+        return False
+    cpu = call_address(load_word(pool, C_GET_CPU)) & 0xFFFF
+    if cpu == load_word(pool, CPU) or cpu >= 64 * MASK_WORDS:
+        return False
+    store_word(pool, CPU, cpu)
+    for word in range(MASK_WORDS):
+        store_word(pool, FOR_WORKERS + word, load_word(pool, ALLOWED + word))
+    own = FOR_WORKERS + cpu // 64
+    store_word(pool, own, load_word(pool, own) & ~(1 << (cpu % 64)))
+    return True
+
+
+@inline
+def _keep_apart(pool: int, thread: int) -> None:
+    """Keep a thread, 0 for this one, off the caller's CPU."""
+    call_address(load_word(pool, C_SET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * FOR_WORKERS)
+
+
+@inline
+def _keep_workers_apart(pool: int) -> None:
+    """Keep the workers off the caller's CPU."""
+    if _leave_cpu(pool):
+        for worker in range(min(atomic_load(pool + 8 * STARTED), MOST_SHARES)):
+            thread = atomic_load(pool + 8 * (THREADS + worker))
+            if thread:  # 0, of a worker that has not written it yet, would be the caller
+                _keep_apart(pool, thread)
+
+
+@inline
+def _this_thread(pool: int) -> int:
+    return call_address(load_word(pool, C_GET_THREAD)) & 0xFFFFFFFF
 
 
 @native(1)
@@ -151,8 +174,7 @@ def work(pool: int) -> int:
     """What a worker thread does, forever."""
     me = atomic_add(pool + 8 * STARTED, 1)
     if load_word(pool, C_GET_CPU) and me < MOST_SHARES:
-        thread = call_address(load_word(pool, C_GET_THREAD)) & 0xFFFFFFFF
-        atomic_store(pool + 8 * (THREADS + me), thread)
+        atomic_store(pool + 8 * (THREADS + me), _this_thread(pool))
         atomic_store(pool + 8 * CPU, NO_CPU)
     seen = 0
     while True:
@@ -204,9 +226,17 @@ def _run_with_workers(pool: int, workers: int) -> None:
 
 @native(1)
 def work_in_region(pool: int) -> int:
-    """What a thread of OpenMP does in a parallel region: the parts of the share of its number first."""
-    shares = load_word(pool, SHARES)
-    _take_parts(pool, call_address(load_word(pool, C_NUMBER)) & 0xFFFFFFFF, shares)
+    """What a thread of OpenMP does in a parallel region: the parts of the share of its number first.
+
+    Where a thread may run only it says itself: the runtime may have ended others, whose numbers then name strangers.
+    """
+    shares, number = load_word(pool, SHARES), call_address(load_word(pool, C_NUMBER)) & 0xFFFFFFFF
+    if 0 < number <= MOST_SHARES and load_word(pool, C_GET_CPU):
+        known, state = pool + 8 * (THREADS + number - 1), _this_thread(pool) << GENERATION | load_word(pool, CPU)
+        if atomic_load(known) != state:
+            _keep_apart(pool, 0)
+            atomic_store(known, state)
+    _take_parts(pool, number, shares)
     return 0
 
 
@@ -233,9 +263,10 @@ def run(team: int, task: int, arguments: int, parts: int) -> int:
     _write_job(pool, shares, task, arguments, parts)
     if load_word(pool, C_REGION):
         store_word(pool, SHARES, shares)
+        _leave_cpu(pool)
         call_address(load_word(pool, C_REGION), load_word(pool, WORK_IN_REGION), pool, workers + 1, 0)
     else:
-        _keep_apart(pool)
+        _keep_workers_apart(pool)
         _run_with_workers(pool, workers)
     atomic_store(pool + 8 * LOCK, 0)
     return 0
@@ -255,8 +286,9 @@ class Pool:
         words = (ctypes.c_int64 * count).from_address(self.address)
         words[C_LOCK], words[C_UNLOCK], words[C_WAIT], words[C_WAKE] = _system_calls(words)
         words[CPU] = NO_CPU
-        _allow_affinity(words)
         self.openmp = bool(openmp)
+        if not openmp or not any(os.environ.get(name) for name in BINDINGS):
+            _allow_affinity(words)
         if openmp:
             words[C_REGION], words[C_NUMBER], words[C_LIMIT] = openmp
             words[WORK_IN_REGION] = work_in_region.address
