@@ -44,7 +44,10 @@ def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float) -> di
 
 def turns(call: Callable[[], object]) -> Callable[[], list[float]]:
     """What takes a turn with a call; it is called twice now, to find out how long a turn is."""
-    return partial(_settled_turn, call, _batch(call))
+    once = _seconds(call, 1)
+    if once < TURN:
+        once = _seconds(call, 1)
+    return partial(_settled_turn, call, max(1, math.ceil(BATCH / max(once, 1e-7))), once < TURN)
 
 
 def take_turns(contestants: Mapping[str, Callable[[], list[float]]], seconds: float) -> dict[str, dict[str, float]]:
@@ -67,26 +70,15 @@ def _summary(samples: list[float]) -> dict[str, float]:
     return {"median": statistics.median(samples), "minimum": min(samples), "samples": len(samples)}
 
 
-def _batch(call: Callable[[], object]) -> int:
-    """How many calls to take the time of at once."""
-    once = _seconds(call, 1)
-    if once < TURN:
-        once = _seconds(call, 1)
-    return max(1, math.ceil(BATCH / max(once, 1e-7)))
-
-
-def _settled_turn(call: Callable[[], object], batch: int) -> list[float]:
+def _settled_turn(call: Callable[[], object], batch: int, short: bool) -> list[float]:
+    """Seconds of a call, once, or several times if it is a short one: then the first only wakes the threads."""
     settle()
-    return _turn(call, batch)
-
-
-def _turn(call: Callable[[], object], batch: int) -> list[float]:
-    """Seconds of a call, several times; the first short one only wakes the threads."""
-    samples = [_seconds(call, batch)]
-    if samples[0] * batch < TURN:
-        samples.clear()
-        while sum(samples) * batch < TURN:
-            samples.append(_seconds(call, batch))
+    first = _seconds(call, batch)
+    if not short:
+        return [first]
+    samples: list[float] = []
+    while sum(samples) * batch < TURN:
+        samples.append(_seconds(call, batch))
     return samples
 
 
