@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 OURS, COPY = "opgrad", "copy"  # the contestants that are always there
 CALL, KERNEL = "call", "kernel"  # those of a plan: the plain call, and native code alone
 TURN = 0.002  # seconds of calls in a turn, at least one call
+SLOW = 0.02  # seconds of a call that cannot be a short one, whose threads slept
 BATCH = 20e-6  # seconds between two looks at the clock: long against the 0.1 µs that a look costs
 FEWEST = 3  # rounds
 QUIET = 0.2  # share of a core: below, no other's threads are spinning any more
@@ -43,10 +44,10 @@ def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float) -> di
 
 
 def turns(call: Callable[[], object]) -> Callable[[], list[float]]:
-    """What takes a turn with a call; it is called twice now, to find out how long a turn is."""
+    """What takes a turn with a call; it is called now, to find out how long a turn is."""
     once = _seconds(call, 1)
-    if once < TURN:
-        once = _seconds(call, 1)
+    if once < SLOW:
+        once = min(_seconds(call, 1) for _ in range(3))
     return partial(_settled_turn, call, max(1, math.ceil(BATCH / max(once, 1e-7))), once < TURN)
 
 
