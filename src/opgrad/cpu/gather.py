@@ -14,7 +14,9 @@ from opgrad.contract.ranges import wrong_index
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import copy_bytes, load_i32, load_word, store_i32, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel, vector_lanes
-from opgrad.cpu.compiler.parameters import Part, Pointer, Units
+from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Rows, Units
+from opgrad.cpu.loops import combine
+from opgrad.cpu.loops.combine import combining
 from opgrad.cpu.loops.fill import zero_step
 from opgrad.cpu.loops.fold import fold_down
 from opgrad.cpu.loops.layout import precision
@@ -97,30 +99,40 @@ class Slices(NamedTuple):
     post: int
 
 
+@combining
+def _copy_rows(first, stop, n, out, past, arguments):
+    x, indices, count, size, last = arguments
+    for unit in range(first, stop):
+        source = x + source_of(unit, count, size, indices) * n
+        coming = x + source_of(min(unit + SOON, last), count, size, indices) * n
+        for i in range(0, min(n, LONGEST_AHEAD), v.lanes(x)):
+            v.prefetch(coming, i)
+        write_same(out + (unit - first) * n, 0, n, past, (source,), ())
+
+
 @kernel
-def copy_slices(units: Units, slices: Slices, item, words, x: Pointer, y: Pointer, indices: Pointer, last, stream):
+def copy_slices(
+    units: Units, slices: Slices, item, words, x: Pointer, y: Rows, indices: Pointer, last, buffer: Private, stream
+):
     """A unit is one slice of y, `last` the last of them; slices of whole 4-byte words are copied as vectors of them."""
     count, size, post = slices
-    for unit in units:
-        source = source_of(unit, count, size, indices)
-        if words:
-            coming = x + source_of(min(unit + SOON, last), count, size, indices) * words
-            for i in range(0, min(words, LONGEST_AHEAD), v.lanes(x)):
-                v.prefetch(coming, i)
-            write_same(y + unit * words, 0, words, stream, (x + source * words,), ())
-        else:
-            copy_bytes(v.address_of(y) + unit * post * item, v.address_of(x) + source * post * item, post * item)
+    if words:
+        _copy_rows(units.start, units.stop, words, y, buffer, 1, stream, (x, indices, count, size, last))
+    else:
+        for unit in units:
+            source = v.address_of(x) + source_of(unit, count, size, indices) * post * item
+            copy_bytes(v.address_of(y.data) + unit * post * item, source, post * item)
 
 
 def gather(problem: Problem) -> Program:
     shape, axis = problem.specs["x"].shape, problem.attributes["axis"].start
     pre, size, post = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     count, workspace = math.prod(problem.specs["indices"].shape), Workspace()
-    steps = index_steps(problem, workspace, size) + copy_steps(problem, pre, Slices(count, size, post))
+    steps = index_steps(problem, workspace, size) + copy_steps(problem, workspace, pre, Slices(count, size, post))
     return Program(steps, workspace, wrong_index(problem, "gather", size))
 
 
-def copy_steps(problem: Problem, pre: int, slices: Slices) -> list[Step]:
+def copy_steps(problem: Problem, workspace: Workspace, pre: int, slices: Slices) -> list[Step]:
     """The step that copies slices of x to y, none if there is nothing to copy."""
     x, y = problem["x"], problem["y"]
     item = DTYPES[x.dtype].itemsize
@@ -128,8 +140,10 @@ def copy_steps(problem: Problem, pre: int, slices: Slices) -> list[Step]:
     traffic = 2 * units * slice_bytes
     if not traffic:
         return []
-    arguments = {"slices": slices, "item": item, "words": 0 if slice_bytes % 4 else slice_bytes // 4}
-    arguments |= {"x": Operand(x.number, "float32"), "y": Operand(y.number, "float32"), "indices": problem["indices"]}
+    words = 0 if slice_bytes % 4 else slice_bytes // 4
+    arguments = {"slices": slices, "item": item, "words": words, "buffer": workspace.private(combine.size(4), "float32")}
+    arguments |= {"x": Operand(x.number, "float32"), "y": Rows(Operand(y.number, "float32"), words)}
+    arguments |= {"indices": problem["indices"]}
     arguments |= {"last": units - 1, "stream": partition.streams(traffic)}
     return [shared_out(copy_slices, units, 2 * slice_bytes, arguments)]
 

@@ -80,7 +80,7 @@ def gather_nd(problem: Problem) -> Program:
     if post == 1:
         lines = along_axis.Lines((numbered.size,), (count,), 0)
         return numbered.program(along_axis.copy_steps(numbered.problem, numbered.workspace, lines))
-    return numbered.program(copy_steps(numbered.problem, 1, Slices(count, numbered.size, post)))
+    return numbered.program(copy_steps(numbered.problem, numbered.workspace, 1, Slices(count, numbered.size, post)))
 
 
 def gather_nd_grad(problem: Problem) -> Program:
