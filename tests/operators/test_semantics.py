@@ -121,6 +121,18 @@ def test_equal_indices_are_summed_before_rounding(count, dtype, rng):
     check(op, arguments)
 
 
+@pytest.mark.parametrize("columns", [1, 7, 8, 65, 4097])
+@pytest.mark.parametrize("names", [1, 3])
+def test_few_indices_are_summed_in_pieces(names, columns, dtype, rng):
+    """Around the limits of pieces, in addends and columns, for one and for two indices before the axis."""
+    op = operators()["gather_grad"]
+    for count in (255, 511, 512, 1025) if columns < 4096 else (600,):
+        indices = rng.integers(0, names, count)
+        check(op, {"shape": (4, columns), "indices": indices, "dy": cast(rng.uniform(0.5, 1, (count, columns)), dtype)})
+    dy = cast(rng.uniform(0.5, 1, (2, 600, columns)), dtype)
+    check(op, {"shape": (2, 4, columns), "indices": rng.integers(0, names, 600), "dy": dy, "axis": 1})
+
+
 def test_scalar_indices(dtype, rng):
     for name in ("gather", "gather_grad"):
         for axis in (0, 1, 2, -1):
