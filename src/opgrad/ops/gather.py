@@ -55,6 +55,12 @@ def gather(x: X, indices: Indices, axis: Axis = 0, *, check: bool = False, out: 
     return np.take(x, indices, axis)
 
 
+def room_for(count: int) -> int:
+    """At least so many rows; counts that differ by less than an eighth get the same, and so share a plan."""
+    step = 1 << max(count.bit_length() - 4, 0)
+    return -(-count // step) * step
+
+
 def _rows_and_values(
     name: str, shape: Any, indices: Any, dy: Any, axis: int = 0, *, check: bool = False, out: None = None
 ) -> tuple[Array, Array]:
@@ -72,10 +78,7 @@ def _rows_and_values(
         found = f"indices{list(place)} is {indices[place]}"
         raise ValueError(f"{name}: {found}, expected {-sizes[0]} to {sizes[0] - 1}")
     rows, places = np.unique(np.where(indices < 0, indices + sizes[0], indices), return_inverse=True)
-    # Numbers of rows that differ by less than an eighth share a plan.
-    step = 1 << max(len(rows).bit_length() - 4, 0)
-    room = -(-len(rows) // step) * step
-    values = gather_grad((room, *sizes[1:]), places.reshape(indices.shape), dy)
+    values = gather_grad((room_for(len(rows)), *sizes[1:]), places.reshape(indices.shape), dy)
     return rows.astype(np.int64), values[: len(rows)]
 
 
