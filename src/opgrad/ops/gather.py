@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, Axis, OnnxName, Shape, Shapes, Sizes, Tensor, operator
+from opgrad.contract.shapes import room_for
 
 
 def _gathered(shape: Shape, shapes: Shapes, attributes: Attributes) -> Shape:
@@ -53,12 +54,6 @@ def gather(x: X, indices: Indices, axis: Axis = 0, *, check: bool = False, out: 
     Formula: y[.., j, ..] = x[.., indices[j], ..]. Source: ONNX Gather.
     """
     return np.take(x, indices, axis)
-
-
-def room_for(count: int) -> int:
-    """At least so many rows; counts that differ by less than an eighth get the same, and so share a plan."""
-    step = 1 << max(count.bit_length() - 4, 0)
-    return -(-count // step) * step
 
 
 def _rows_and_values(
