@@ -20,6 +20,7 @@ from opgrad.cpu.loops.layout import (
     Loops,
     forward_limits,
     forward_streams,
+    gradient_streams,
     is_sixteen_bits,
     keeps_column,
     layout_of,
@@ -194,7 +195,8 @@ def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
         return Program(())
     layout, workspace = layout_of(problem, kernels, GRADIENT), Workspace(precision(problem))
     operands = {name: problem[name] for name in ("dy", "y", "dx")}
-    loops = loops_of(problem, layout, spare_columns(problem, "dx"), **operands)
+    stream = gradient_streams(problem)
+    loops = loops_of(problem, layout, spare_columns(problem, "dx", stream), stream, **operands)
     if layout == "split":
         memory = {"stats": workspace.shared(loops.units)}
         return Program([loops.step(kernel, **memory) for kernel in kernels[layout]], workspace)
