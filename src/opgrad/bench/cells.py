@@ -137,8 +137,8 @@ GRADIENT_FORMS = (
 )
 
 LOSS_DTYPES = ("float32", "bfloat16")
-LOGITS_FORMS = _forms(LOSSES, list(loss_forms.FORMS), LOSS_DTYPES, ((1024, 32000),))
-LAYERS = _forms(LOSSES, [""], LOSS_DTYPES, tuple((1024, 32000, hidden) for hidden in (64, 256, 512, 1024)))
+LOGITS_FORMS = _forms(LOSSES, list(loss_forms.FORMS), LOSS_DTYPES, ((512, 32000),))
+LAYERS = _forms(LOSSES, [""], LOSS_DTYPES, tuple((512, 32000, hidden) for hidden in (64, 256, 512, 1024)))
 
 Workloads = Mapping[str, Sequence[Workload]]  # by kind of operator; an operator's forms by its name
 WORKLOADS: Workloads = {
@@ -198,7 +198,7 @@ def select(
             continue
         for workload in _workloads(op, workloads[op.kind], shapes, quick) if plain and op.name not in losses else []:
             cells += [Cell(op, workload, dtype) for dtype in dtypes or DTYPES]
-        for workload in workloads.get(op.name, ()):
+        for workload in (*workloads.get(op.name, ()), *_layers(op, shapes)):
             if (not groups or workload.group in groups) and _is_asked(workload, shapes, quick):
                 cells += [Cell(op, workload, pair) for pair in _pairs(workload, dtypes, quick)]
     return [
@@ -214,6 +214,15 @@ def _taken(op: Operator, dtypes: Sequence[str], quick: bool) -> Sequence[str]:
     floats = {name for tensor in op.inputs.values() for name in tensor.dtypes}
     found = [dtype for dtype in dtypes if dtype in floats]
     return found[:1] if quick else found
+
+
+def _layers(op: Operator, shapes: Sequence[str]) -> list[Workload]:
+    """The linear layers of these shapes that no workload has."""
+    found = map(_shape, shapes if op.name == loss_forms.LINEAR else ())
+    known = {workload.shape for workload in LAYERS}
+    return [
+        Workload(shape, group=LOSSES, dtypes=LOSS_DTYPES) for shape in found if len(shape) == 3 and shape not in known
+    ]
 
 
 def _is_asked(workload: Workload, shapes: Sequence[str], quick: bool) -> bool:

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from opgrad.bench.ways import NEW, Call
 TORCH, WHOLE, CHUNKED = "torch", "torch, linear_cross_entropy", "torch, in chunks"
 SPREAD = 0.05  # of a linear layer's numbers, so that logits are of the size of a model's
 IGNORED = -100
+SLOW = 2.0  # seconds of a step beyond which a peer is not measured further
 Loss = Callable[..., Any]
 
 
@@ -124,19 +126,30 @@ def measure(cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
     calls: dict[str, Call] = {}
     notes: dict[str, str] = {}
     for name, loss in case.losses(names).items():
-        calls[name] = partial(case.step, loss)
-        try:
-            calls[name]()
-        except Exception as error:
-            if name == OURS:
-                raise
-            del calls[name]
-            notes[name] = reason(error)
+        call = partial(case.step, loss)
+        problem = _problem(name, call)
+        if problem is None:
+            calls[name] = call
+        else:
+            notes[name] = problem
     times = interleaved(calls, seconds)
     needed = sum(leaf.nbytes for leaf in case.leaves)
     taken = {name: _beyond(case, call, needed) for name, call in calls.items()}
     group = {"group": cell.workload.group, "headline": False}
     return {**what, **group, "beyond": taken, "ways": {NEW: {"times": times, "notes": notes}}}
+
+
+def _problem(name: str, call: Call) -> str | None:
+    """What keeps a contestant from the race; its first call compiles."""
+    start = time.perf_counter()
+    try:
+        call()
+    except Exception as error:
+        if name == OURS:
+            raise
+        return reason(error)
+    seconds = time.perf_counter() - start
+    return f"takes {seconds:.1f} seconds" if name not in (OURS, COMPILE) and seconds > SLOW else None
 
 
 def _beyond(case: LossCase, call: Call, gradients: int) -> int | None:
