@@ -261,9 +261,7 @@ def test_optimizers_take_sparse_gradients(optimizer):
 
 def test_where_gradients_cannot_be_sparse():
     table = torch.ones(3, 2, requires_grad=True)
-    with pytest.raises(
-        NotImplementedError, match=r"^embedding: sparse is True, expected False under torch.compile and torch.func"
-    ):
+    with pytest.raises(NotImplementedError, match=r"^embedding: sparse is True, expected False under"):
         torch.func.grad(lambda w: opgrad.torch.embedding(torch.tensor([1]), w, sparse=True).sum())(table)
     with pytest.raises(ValueError, match=r"^embedding: padding_idx is 3, expected -3 to 2$"):
         opgrad.torch.embedding(torch.tensor([1]), table, 3, sparse=True)

@@ -1,5 +1,6 @@
 """Rows of an embedding table whose gradient is sparse: the rows that a batch names, each with its sum."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -27,7 +28,7 @@ def sparse_embedding(input: Tensor, weight: Tensor, padding_idx: int | None, che
         raise NotImplementedError("embedding: sparse is True, expected False under torch.compile and torch.func")
     if padding_idx is not None:
         check_padding(padding_idx, weight.shape[0])
-    return cast(Tensor, _SparseEmbedding.apply(input, weight, padding_idx, check))
+    return _looked_up(input, weight, padding_idx, check)
 
 
 class _SparseEmbedding(torch.autograd.Function):
@@ -49,3 +50,6 @@ class _SparseEmbedding(torch.autograd.Function):
         values = _gather_grad((room_for(len(rows)), *row), places, dy, 0)[: len(rows)]
         found = torch.sparse_coo_tensor(rows[None].long(), values, ctx.shape, is_coalesced=True, check_invariants=False)
         return None, found, None, None
+
+
+_looked_up: Callable[[Tensor, Tensor, int | None, bool], Tensor] = _SparseEmbedding.apply
