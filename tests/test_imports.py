@@ -102,8 +102,8 @@ LAYERS = {
     "testing/": ("numpy ml_dtypes", "opgrad arrays contract/"),
     "bench/": (
         f"{ONNX} markdown_it matplotlib ml_dtypes plotly rich torch typer",
-        f"opgrad arrays {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine onnxruntime/ post_ops torch"
-        " terminal testing/ training/",
+        f"opgrad arrays {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine onnxruntime/ post_ops"
+        " torch terminal testing/ training/",
     ),
     "compile": (
         "numpy rich typer",
