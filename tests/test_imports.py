@@ -95,7 +95,7 @@ LAYERS = {
     "training/": (
         f"{ONNX} flatbuffers matplotlib ml_dtypes plotext rich sklearn",
         "contract/ cpu/ cpu/compiler/native cpu/runtime/ cpu/runtime/passes gradients/ locks onnxruntime/"
-        " training/distributed writing",
+        " ops/ optim training/distributed writing",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),
