@@ -158,7 +158,7 @@ class Cases:
                     self.faults.append(f"{error} does not say {what}")
 
     def predicted(self):
-        """The first of the largest classes, among equal ones of several shards, too, as the loss of one process has it."""
+        """The first of the largest classes, among equal ones of several shards, too, as one process has it."""
         names = ("predicted_tokens", "token_accuracy")
         wanted_of = {f"return_{name}": True for name in names}
         for options in ({}, {"softcap": 1.0, "temperature": 3.0}, {"label_smoothing": 0.1, "return_entropy": True}):
@@ -186,7 +186,7 @@ class Cases:
         """Target probabilities, with gradients of their own."""
         part = slice(self.first, self.last)
         q = torch.rand(14, CLASSES, generator=torch.Generator().manual_seed(2)).softmax(1)
-        x, target = self.x.reshape(-1, CLASSES), self.target.reshape(-1)
+        x = self.x.reshape(-1, CLASSES)
         for options in ({}, {"weight": WEIGHT, "label_smoothing": 0.1, "lse_square_scale": 0.1, "softcap": 3.0}):
             for reduction in ("mean", "none"):
                 whole = [each.clone().requires_grad_() for each in (x, q)]
@@ -236,7 +236,7 @@ class Cases:
         first = of(vocab_parallel_cross_entropy(own, target, vocab_range=(self.first, self.last), **options))
         (slope,) = torch.autograd.grad(first, own, create_graph=True)
         (found,) = torch.autograd.grad((slope * v[:, part]).sum(), own)
-        self.close("second derivative", found, wanted, 1e-12)
+        self.close("second derivative", found, wanted[:, part], 1e-12)
 
         layer, hidden = self.layer.double(), self.hidden.reshape(-1, HIDDEN).double()
         whole = [each.clone().requires_grad_() for each in (hidden, layer)]
@@ -249,25 +249,6 @@ class Cases:
         dx, dw = torch.autograd.grad((slope * u).sum(), own)
         self.close("second derivative by input", dx, wanted[0], 1e-12)
         self.close("second derivative by weight", dw, wanted[1][part], 1e-12)
-
-    def compiled(self):
-        """One graph without a break, the same numbers."""
-
-        def losses(x, hidden, layer, target):
-            more = {"vocab_range": (self.first, self.last), "lse_square_scale": 0.1, "return_entropy": True}
-            found = vocab_parallel_cross_entropy(x, target, **more)
-            other = vocab_parallel_linear_cross_entropy(hidden, layer, target, **more)
-            return found.loss + found.entropy.sum() + other.loss
-
-        given = self.x[..., self.first : self.last], self.hidden, self.layer[self.first : self.last]
-        results = []
-        for run in (losses, torch.compile(losses, fullgraph=True, backend="aot_eager")):
-            own = [each.clone().requires_grad_() for each in given]
-            value = run(*own, self.target)
-            value.backward()
-            results.append([value.detach(), *(each.grad for each in own)])
-        for place, (eager, compiled) in enumerate(zip(*results, strict=True)):
-            self.close(f"compiled {place}", compiled, eager.double(), 1e-6)
 
     def dtensor(self):
         """Classes along one axis of a mesh, rows along another or not at all; by the plain functions' names, too."""
@@ -330,9 +311,20 @@ def work(rank, count):
     cases.predicted()
     cases.dense()
     cases.twice()
-    cases.compiled()
     cases.dtensor()
     return {"faults": cases.faults, "digest": cases.digest.hexdigest()}
+
+
+def lost(rank):
+    """The last process ends without a word: what the others are told."""
+    if rank == 1:
+        os._exit(0)
+    try:
+        vocab_parallel_cross_entropy(torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))
+    except RuntimeError as error:
+        torch.distributed.destroy_process_group = lambda: None  # it would wait for the one that has ended
+        return str(error)
+    return ""
 
 
 COUNTS = (1, 2, 3, 5) if "OPGRAD_PROCESSES" in os.environ else (3,)
@@ -344,3 +336,81 @@ def test_shards_are_what_the_whole_is(count, tmp_path):
     found = run_processes(work, count, str(tmp_path), count)
     assert [each["faults"] for each in found] == [[]] * count
     assert len({each["digest"] for each in found}) == 1
+
+
+def test_a_lost_process_is_an_error(tmp_path):
+    assert "one of which may have ended" in run_processes(lost, 2, str(tmp_path))[0]
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A group of this process alone."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.group.WORLD.group_name
+    torch.distributed.destroy_process_group()
+
+
+def test_compiled_without_a_graph_break(alone):
+    def losses(x, hidden, layer, target):
+        options = {"lse_square_scale": 0.1, "return_entropy": True}
+        found = vocab_parallel_cross_entropy(x, target, **options)
+        other = vocab_parallel_linear_cross_entropy(hidden, layer, target, **options)
+        dense = vocab_parallel_cross_entropy(x, x.detach().softmax(-1))
+        return found.loss + found.entropy.sum() + other.loss + dense
+
+    cases = Cases(0, 1)
+    results = []
+    for run in (losses, torch.compile(losses, fullgraph=True, backend="aot_eager")):
+        own = [each.clone().requires_grad_() for each in (cases.x, cases.hidden, cases.layer)]
+        value = run(*own, cases.target)
+        value.backward()
+        results.append([value.detach(), *(each.grad for each in own)])
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager)
+
+
+def test_opcheck(alone):
+    operators, check = torch.ops.opgrad, torch.library.opcheck
+    generator = torch.Generator().manual_seed(5)
+    x, w, b = (
+        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        for shape in ((4, 7), (5, 7), (5,))
+    )
+    labels, parts = torch.tensor([2, -100, 0, 4]), torch.randn(1, 4, 3, dtype=torch.float64, requires_grad=True)
+    classes = (labels, None, 0, 3.0, 0.7, True, True)
+    check(operators.shard_statistics, (x, *classes))
+    check(operators.shard_linear_statistics, (x, w, b, *classes, -100, alone))
+    statistics = operators.shard_statistics(x.detach(), *classes)
+    check(operators.shard_statistics_grad, (x.detach(), *classes, statistics, torch.ones_like(statistics)))
+    own = [each.detach() for each in (x, w, b)]
+    statistics = operators.shard_linear_statistics(*own, *classes, -100, alone)
+    given = (*classes, -100, alone, statistics, torch.ones_like(statistics))
+    check(operators.shard_linear_statistics_grad, (*own, *given))
+    place = (0, 1, alone)
+    check(operators.shard_gather, (parts[0].detach(), labels[[0, 2, 3]], 0, 5, -100, *place, "a loss"))
+    check(operators.shard_part, (parts, *place))
+    check(operators.shard_parts, (parts[0], *place))
+    check(operators.shard_copy, (x, alone))
+    check(operators.shard_sum, (x, alone))
+
+
+def test_gradcheck(alone):
+    """Of first and second order, of all results."""
+    generator = torch.Generator().manual_seed(6)
+    x, w = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((3, 4), (5, 4)))
+    x, w = x.requires_grad_(), w.requires_grad_()
+    target = torch.tensor([4, -100, 1])
+    options = {"softcap": 2.0, "label_smoothing": 0.1, "lse_square_scale": 0.1, "return_entropy": True}
+
+    def linear(x, w):
+        found = vocab_parallel_linear_cross_entropy(x, w, target, return_lse=True, return_log_prob=True, **options)
+        return found.loss, found.lse, found.log_prob, found.entropy
+
+    def of_logits(x):
+        found = vocab_parallel_cross_entropy(x, target.clamp(-100, 3), **options)
+        return found.loss, found.entropy
+
+    for run, given in ((linear, (x, w)), (of_logits, (x,))):
+        assert torch.autograd.gradcheck(run, given)
+        assert torch.autograd.gradgradcheck(run, given)

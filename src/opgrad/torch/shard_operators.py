@@ -4,7 +4,7 @@ Every operator that communicates has its counterpart as gradient: of a value tha
 the same on all; of one that each holds a part of, the gradient is its part.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from opgrad.contract import graph_operators
-from opgrad.interop.torch_tensors import execute
+from opgrad.interop.torch_tensors import execute, is_transformed
 from opgrad.torch.formulas import wide
 from opgrad.torch.linear_operators import kept_arguments, register
 from opgrad.torch.sample_loss import scaled
@@ -62,15 +62,15 @@ def statistics_count(softcap: float, temperature: float, moment: bool, predicted
     return 4 + moment + predicted * (1 + _bends(softcap, temperature))
 
 
-def largest_class(logits: Tensor, bends: bool) -> list[Tensor]:
-    """The first class of the shard with the largest logit, and, if rounding may make logits equal later, that logit."""
+def largest_class(logits: Tensor, first: int, bends: bool) -> list[Tensor]:
+    """The first of the shard's classes with the largest logit, and that logit where z may have others equal to it."""
     dtype, (rows, classes) = wide(logits.dtype), logits.shape
     if not classes:
         return [logits.new_full((rows,), value, dtype=dtype) for value in (-1.0, -torch.inf)[: 1 + bends]]
-    if classes > EXACT and dtype != torch.float64:
-        raise ValueError(f"predicted_tokens of {classes} classes on one process, expected at most {EXACT}")
+    if first + classes > EXACT and dtype != torch.float64:
+        raise ValueError(f"predicted_tokens of {first + classes} classes, expected at most {EXACT} but for float64")
     value, place = logits.detach().max(1)
-    return [each.to(dtype) for each in (place, value)[: 1 + bends]]
+    return [each.to(dtype) for each in (place + first, value)[: 1 + bends]]
 
 
 def _statistics(
@@ -80,7 +80,7 @@ def _statistics(
     given = {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), "weight": weight, "first": first}
     found: Tensor = execute(_statistics_of, given | {"softcap": softcap, "temperature": temperature, "moment": moment})
     if predicted:
-        more = largest_class(logits, _bends(softcap, temperature))
+        more = largest_class(logits, first, _bends(softcap, temperature))
         found = torch.cat([found, torch.stack(more)])
     return found
 
@@ -133,7 +133,7 @@ def composed_statistics(
     if probabilities is not None:
         found.append(q.sum(1))
     if predicted:
-        found += largest_class(logits, _bends(softcap, temperature))
+        found += largest_class(logits, first, _bends(softcap, temperature))
     return torch.stack(found)
 
 
@@ -149,9 +149,19 @@ def _statistics_backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
     nothing = (None,) * len(given)
     if not torch.is_grad_enabled():
         return shard_statistics_grad(logits, *given, statistics, slopes), *nothing
-    vjp: Any = torch.func.vjp
-    _, pull = vjp(lambda x: composed_statistics(x, *given), logits)
-    return *pull(slopes), *nothing
+    return *_differentiable(lambda x: composed_statistics(x, *given), [logits], slopes), *nothing
+
+
+def _differentiable(make: Callable[..., Tensor], tensors: Sequence[Tensor], slopes: Tensor) -> Sequence[Tensor | None]:
+    """The vector-Jacobian product of a composition, differentiable itself."""
+    if is_transformed():
+        vjp: Any = torch.func.vjp
+        found: Sequence[Tensor] = vjp(make, *tensors)[1](slopes)
+        return found
+    # PyTorch's function takes five seconds for its imports.
+    wanted = [each for each in tensors if each.requires_grad]
+    grads = iter(torch.autograd.grad(make(*tensors), wanted, slopes, create_graph=True))
+    return [next(grads) if each.requires_grad else None for each in tensors]
 
 
 def _once(ctx: Any, *slopes: Any) -> Any:
@@ -241,8 +251,7 @@ def _linear_backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
         own = shard_copy(layer[0], group) if group else layer[0]
         return composed_statistics(functional.linear(own, *layer[1:]), *classes)
 
-    vjp: Any = torch.func.vjp
-    found = vjp(stored, *(each for each in (x, w, b) if each is not None))[1](slopes)
+    found = _differentiable(stored, [each for each in (x, w, b) if each is not None], slopes)
     return *found, *(None,) * (3 - len(found)), *nothing
 
 
