@@ -305,7 +305,8 @@ def _gather(
     if statistics.device.type == "cpu":
         _check_ranges(headers.tolist(), who)
         _check_labels(labels, int(headers[-1, 1]), ignore_index, who)
-    return every[:, header.numel() :].reshape(-1, count, rows).double(), headers[-1, 1].clone()
+    parts = every[:, header.numel() :].reshape(-1, count, rows)
+    return parts.to(torch.float64, copy=True), headers[-1, 1].clone()
 
 
 def _check_ranges(headers: Sequence[Sequence[int]], who: str) -> None:
