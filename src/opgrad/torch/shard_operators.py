@@ -77,7 +77,8 @@ def _statistics(
     logits: Tensor, labels: Tensor, weight: Tensor | None, first: int, softcap: float, temperature: float,
     moment: bool, predicted: bool,
 ) -> Tensor:  # fmt: skip
-    given = {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), "weight": weight, "first": first}
+    given: dict[str, Any] = {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), "weight": weight}
+    given["first"] = first
     found: Tensor = execute(_statistics_of, given | {"softcap": softcap, "temperature": temperature, "moment": moment})
     if predicted:
         more = largest_class(logits, first, _bends(softcap, temperature))
@@ -264,9 +265,10 @@ register(shard_linear_statistics_grad, _linear_grad, _linear_grad_fake, _once)
 
 def _named(group: str) -> Any:
     """The process group of a name, as PyTorch's own operators find it."""
-    from torch.distributed.distributed_c10d import _resolve_process_group
+    from torch.distributed import distributed_c10d
 
-    return _resolve_process_group(group)
+    resolve: Any = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009
+    return resolve(group)
 
 
 @lru_cache(maxsize=64)
