@@ -79,7 +79,8 @@ def _statistics(
 ) -> Tensor:  # fmt: skip
     given: dict[str, Any] = {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), "weight": weight}
     given["first"] = first
-    found: Tensor = execute(_statistics_of, given | {"softcap": softcap, "temperature": temperature, "moment": moment})
+    given |= {"softcap": softcap, "temperature": temperature, "moment": moment}
+    found: Tensor = execute(_statistics_of, given)
     if predicted:
         more = largest_class(logits, first, _bends(softcap, temperature))
         found = torch.cat([found, torch.stack(more)])
@@ -100,7 +101,8 @@ def _statistics_grad(
     both = slopes[1] + torch.where(by_moment == 0, 0.0, by_moment)
     m = torch.where(m == -torch.inf, 0.0, m)
     factors = torch.stack([m, nothing, both, slopes[2], slopes[3], by_moment])
-    given = {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), "weight": weight, "first": first}
+    given: dict[str, Any] = {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), "weight": weight}
+    given["first"] = first
     given |= {"factors": factors.to(wide(logits.dtype)), "softcap": softcap, "temperature": temperature}
     found: Tensor = execute(_gradient_of, given)
     return found

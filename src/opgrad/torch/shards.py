@@ -147,7 +147,8 @@ def of_logits(logits: Tensor, labels: Tensor, shard: Shard) -> Rows:
 
 def of_probabilities(logits: Tensor, labels: Tensor, probabilities: Tensor, shard: Shard) -> Rows:
     """The same for target probabilities of the shard's classes, of logits' shape; differentiable in both."""
-    found = shard_operators.composed_statistics(logits, labels, *shard.given, probabilities=probabilities)
+    given: Any = (*shard.given, probabilities)
+    found = shard_operators.composed_statistics(logits, labels, *given)
     return gathered(found, labels, shard, True)
 
 
