@@ -83,7 +83,7 @@ def column_sum_exp(written: Callable[..., Vector], adding: lse.Adding) -> Callab
 
 def column_rest(written: Callable[..., Vector], adding: lse.AddingBelow) -> Callable[..., Any]:
     """The sums of the exponentials of the numbers that are not m, and how many are m; the rest as column_sum_exp."""
-    terms, add = adding
+    terms, add, _ = adding
 
     @inline
     def add_rest(

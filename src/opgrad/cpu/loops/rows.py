@@ -97,26 +97,29 @@ def row_rest(step: Callable[..., int], adding: lse.AddingBelow) -> Callable[...,
 
     Meanwhile it asks for the row `ahead` and writes out[j:stop] with `step`, as row_sum_exp.
     """
-    vectors, add = adding
+    chunk, add, add_two = adding
 
     @inline
     def add_rest(x, begin: int, end: int, m: float, ahead, out, j: int, stop: int, arrays, numbers):
         w, largest, zero = v.lanes(x), v.full(x, m), v.full(x, 0.0)
         scale, sums, count = lse.scale_for(largest), lse.no_sums(x), zero
         i = begin
-        while i + w <= end:
-            chunk_end = min(i + vectors * w, end)
-            while i + w <= chunk_end:
-                value = v.load(x, i)
+        while i + 2 * w <= end:
+            chunk_end = min(i + 2 * chunk * w, end)
+            while i + 2 * w <= chunk_end:
+                first, second = v.load(x, i), v.load(x, i + w)
                 v.prefetch(ahead, i)
-                sums, count = add(x, sums, value, largest, scale), number_equal(count, value, largest)
-                j = step(out, j, stop, arrays, numbers)
-                i += w
-            if i < end:
-                sums = lse.join_plain(x, sums)
-        if i < end:
-            value = v.load_masked(x, i, v.first(x, end - i), MINUS_INFINITY)
+                v.prefetch(ahead, i + w)
+                sums = add_two(x, sums, first, second, largest, scale)
+                count = number_equal(number_equal(count, first, largest), second, largest)
+                j = step(out, step(out, j, stop, arrays, numbers), stop, arrays, numbers)
+                i += 2 * w
+            sums = lse.join_plain(x, sums)
+        while i < end:
+            mask = v.first(x, end - i)
+            value = v.load_masked(x, i, mask, MINUS_INFINITY)
             sums, count = add(x, sums, value, largest, scale), number_equal(count, value, largest)
+            i += w
         sums = lse.join_plain(x, sums)
         return v.reduce_add_wide(sums[2], sums[3]), v.reduce_add_wide(count, zero), j
 

@@ -103,8 +103,9 @@ class Adding(NamedTuple):
 class AddingBelow(NamedTuple):
     """The same for the exponentials of those values that are not m."""
 
-    chunk: int  # terms, after which `join_plain` is called
+    chunk: int  # calls of either, after which `join_plain` is called
     add: Callable[..., Any]  # (x, sums, value, m, scale): the sums with exp(value)
+    add_two: Callable[..., Any]  # (x, sums, value, other, m, scale): the sums with both exponentials
 
 
 @inline
@@ -262,8 +263,20 @@ def _add_plain_below(x, sums, value: Vector, m: Vector, scale):
     return v.select(value == m, sums[0], added), sums[1], sums[2], sums[3]
 
 
-EXACT_BELOW: Final = AddingBelow(64, _add_exact_below)
-PLAIN_BELOW: Final = AddingBelow(4, _add_plain_below)  # 4 terms err by at most 1.5 ulp of their sum
+@inline
+def _add_exact_two_below(x, sums, value: Vector, other: Vector, m: Vector, scale):
+    return _add_exact_below(x, _add_exact_below(x, sums, value, m, scale), other, m, scale)
+
+
+@inline
+def _add_pair_below(x, sums, value: Vector, other: Vector, m: Vector, scale):
+    first, second = exp_scaled(value, scale), exp_scaled(other, scale)
+    pair = v.select(value == m, 0.0, first) + v.select(other == m, 0.0, second)
+    return sums[0] + pair, sums[1], sums[2], sums[3]
+
+
+EXACT_BELOW: Final = AddingBelow(64, _add_exact_below, _add_exact_two_below)
+PLAIN_BELOW: Final = AddingBelow(4, _add_plain_below, _add_pair_below)  # 4 pairs err by at most 2 ulp of their sum
 
 
 # --- dividing by it ------------------------------------------------------------------------------------------------

@@ -41,9 +41,9 @@ def row_exponentials(adding: lse.Adding) -> Callable[..., Any]:
     return inline(lambda x, n, scale, e, ahead: along(lse.start(x), 0, n, (x, e, ahead), scale))
 
 
-def row_rest(adding: lse.Adding) -> Callable[..., Any]:
+def row_rest(adding: lse.AddingBelow) -> Callable[..., Any]:
     """The sums of the exponentials of what is not m, and how many are m; asks for the row `ahead`."""
-    _, add = adding
+    _, add, _ = adding
 
     @inline
     def visit(total, arrays, i: int, whole: bool, mask, numbers):
