@@ -117,7 +117,7 @@ class LossCase:
 
 
 def measure(cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
-    """A cell of a result: times by name, and bytes of memory beyond arguments and gradients by name; these are `needed`."""
+    """A cell of a result: times by name, and bytes of memory beyond arguments and gradients (`needed`) by name."""
     what = {"operator": cell.op.name, "workload": cell.workload.label, "dtype": cell.dtype}
     try:
         case = LossCase(cell)
