@@ -75,7 +75,8 @@ def test_the_table_has_the_fastest_peer_and_the_least_memory_of_any():
     before = full_table(result)
     result["cells"].append(cell)
     assert full_table(result).startswith(before)
-    row = "| `linear_cross_entropy` | 4x5x6 | float32 | 2 ms | torch.compile | 4 ms | 2.00 | 1 MiB | 1.12 | 5 MiB | 4 MiB |"
+    ratios = "2.00 | 1 MiB | 1.12 | 5 MiB | 4 MiB |"
+    row = f"| `linear_cross_entropy` | 4x5x6 | float32 | 2 ms | torch.compile | 4 ms | {ratios}"
     assert row in full_table(result)
     cell["beyond"] = dict.fromkeys(times)
     assert "| 2.00 |  |  |  |  |" in full_table(result)
