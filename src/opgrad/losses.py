@@ -166,7 +166,10 @@ class _Call:
     def targets(self, logits: Array, labels: Array, shift: int) -> tuple[Array, Array | None, "_Call"]:
         """Labels, and probabilities if they take their place."""
         if labels.dtype.kind in "iu":
-            return self.shifted(labels, shift), None, self.ignoring(shift)
+            moved = self.shifted(labels, shift)
+            if logits.ndim > 1:
+                _check_labels("cross_entropy", moved, logits.shape[1], self.ignore_index)
+            return moved, None, self.ignoring(shift)
         if shift or self.ignore_index is not None:
             raise ValueError("cross_entropy: labels are class probabilities, expected neither shift nor ignore_index")
         return np.zeros(logits.shape[:1] + logits.shape[2:], np.int64), labels, self
@@ -232,6 +235,17 @@ def _array(name: str, argument: str, value: Any) -> Array:
     return np.asarray(value)
 
 
+def _check_labels(name: str, labels: Array, classes: int, ignore_index: int | None) -> None:
+    wrong = (labels < 0) | (labels >= classes)
+    if ignore_index is not None:
+        wrong &= labels != ignore_index
+    if wrong.any():
+        place = tuple(int(each) for each in np.argwhere(wrong)[0])
+        also = "" if ignore_index is None else f" or ignore_index {ignore_index}"
+        where = ", ".join(map(str, place))
+        raise ValueError(f"{name}: labels[{where}] is {labels[place]}, expected 0 to {classes - 1}{also}")
+
+
 # --- a linear layer ------------------------------------------------------------------------------------------------
 
 
@@ -243,6 +257,7 @@ def _over_chunks(
     x, w, labels = _array(name, "x", x), _array(name, "linear_weight", w), _array(name, "labels", labels)
     _check_layer(name, x, w, labels, b)
     labels = call.shifted(labels, shift)
+    _check_labels(name, labels, len(w), call.ignore_index)
     number = np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
     kept = np.arange(len(x)) if call.ignore_index is None else np.flatnonzero(labels != call.ignore_index)
     wide, bias = w.astype(number, copy=False), None if b is None else np.asarray(b).astype(number)

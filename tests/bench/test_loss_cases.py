@@ -69,15 +69,17 @@ def test_the_table_has_the_fastest_peer_and_the_least_memory_of_any():
     times = {"opgrad": 2e-3, "torch": 8e-3, "torch.compile": 4e-3}
     cell = {"operator": LINEAR, "workload": "4x5x6", "dtype": "float32", "group": LOSSES, "headline": False}
     cell["ways"] = {"new": {"times": {name: summarized(each) for name, each in times.items()}, "notes": {}}}
+    cell["needed"] = 8 << 20
     cell["beyond"] = {"opgrad": 1 << 20, "torch": 4 << 20, "torch.compile": 5 << 20}
     result = made_up_result([4.0])
     before = full_table(result)
     result["cells"].append(cell)
     assert full_table(result).startswith(before)
-    row = "| `linear_cross_entropy` | 4x5x6 | float32 | 2 ms | torch.compile | 4 ms | 2.00 | 1 MiB | 5 MiB | 4 MiB |"
+    ratios = "2.00 | 1 MiB | 1.12 | 5 MiB | 4 MiB |"
+    row = f"| `linear_cross_entropy` | 4x5x6 | float32 | 2 ms | torch.compile | 4 ms | {ratios}"
     assert row in full_table(result)
     cell["beyond"] = dict.fromkeys(times)
-    assert "| 2.00 |  |  |  |" in full_table(result)
+    assert "| 2.00 |  |  |  |  |" in full_table(result)
 
 
 def test_without_pytorch_the_cells_are_left_out(monkeypatch):

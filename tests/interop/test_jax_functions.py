@@ -6,6 +6,8 @@ import pytest
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
+check_grads = pytest.importorskip("jax.test_util").check_grads
+
 import opgrad.jax  # noqa: E402
 
 OPTIONS = {"ignore_index": 1, "label_smoothing": 0.1, "lse_square_scale": 0.01, "softcap": 5.0, "temperature": 0.8}
@@ -63,6 +65,25 @@ def test_losses(options):
         w,
         b,
     )
+
+
+def test_vmap_and_numerical_gradients():
+    labels, x = jnp.asarray([[0, 1, 2], [6, 5, 4]]), random(2, 3, 7)
+    each = jax.vmap(opgrad.jax.cross_entropy)(x, labels)
+    expected = [loss_of(*pair) for pair in zip(x, labels, strict=True)]
+    np.testing.assert_allclose(each, jnp.stack(expected), rtol=1e-5)
+    for function in (opgrad.jax.log_softmax, lambda x: opgrad.jax.cross_entropy(x, labels[0], label_smoothing=0.1)):
+        check_grads(function, (x[0],), order=1, modes=["rev"], rtol=2e-2, atol=2e-2, eps=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_wrong_label_names_the_function():
+    for call in (
+        lambda labels: opgrad.jax.cross_entropy(random(2, 3), labels),
+        lambda labels: opgrad.jax.linear_cross_entropy(random(2, 4), random(3, 4), labels),
+    ):
+        with pytest.raises(Exception, match=r"cross_entropy: labels\[1\] is 3, expected"):
+            jax.block_until_ready(call(jnp.asarray([0, 3])))
 
 
 def test_large_arrays_do_not_wait_for_each_other():

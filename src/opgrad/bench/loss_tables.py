@@ -8,12 +8,16 @@ from opgrad.bench.loss_case import medians
 from opgrad.bench.measure import OURS
 
 COLUMNS = (
-    "function", "shape", "dtype", "time", "best peer", "its time", "ratio", "memory", "its memory", "least of a peer",
+    "function", "shape", "dtype", "time", "best peer", "its time", "ratio", "memory", "over needed", "its memory",
+    "least of a peer",
 )  # fmt: skip
 
 
 def rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    """One for each cell: our time beside the fastest peer's, and what both take beyond arguments and gradients."""
+    """One for each cell: our time beside the fastest peer's, and what both take beyond arguments and gradients.
+
+    `over needed` is our peak over the bytes of arguments and gradients: 1 would be nothing beyond them.
+    """
     for cell in result["cells"]:
         if cell.get("group") != LOSSES:
             continue
@@ -22,9 +26,11 @@ def rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
         peer = min(times, key=lambda name: times[name], default=None)
         best = [peer, _milliseconds(times[peer]), f"{times[peer] / ours:.2f}"] if peer else ["none", "", ""]
         least = min((size for name, size in beyond.items() if name != OURS and size is not None), default=None)
-        sizes = [beyond[OURS], beyond[peer] if peer else None, least]
+        mine, sizes = beyond[OURS], [beyond[peer] if peer else None, least]
+        over = "" if mine is None else f"{1 + mine / cell['needed']:.2f}"
         yield [
-            cell["operator"], cell["workload"], cell["dtype"], _milliseconds(ours), *best, *map(_mebibytes, sizes)
+            cell["operator"], cell["workload"], cell["dtype"], _milliseconds(ours), *best, _mebibytes(mine), over,
+            *map(_mebibytes, sizes),
         ]  # fmt: skip
 
 
