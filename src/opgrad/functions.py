@@ -22,10 +22,12 @@ from opgrad.entries import Answered, Entry, NotNative, kept_forever, signature_o
 from opgrad.locks import settling
 from opgrad.memory import numpy_function
 
+HEADER = 16  # bytes of an object before what its type adds: its count of references and its type
 # Objects are laid out as calls.py reads them in CPython with its lock, on 64 bits.
 SUPPORTED = (
     sys.implementation.name == "cpython"
     and not sysconfig.get_config_var("Py_GIL_DISABLED")
+    and object.__basicsize__ == HEADER  # where a distribution's own data do not tell
     and struct.calcsize("P") == 8
     and sys.byteorder == "little"
 )

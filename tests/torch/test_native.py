@@ -87,6 +87,45 @@ def test_saved_tensors_are_watched():
     assert len(packed) == 1
 
 
+def test_nodes_keep_their_hooks():
+    for name, (ours, _) in CALLS.items():
+        met = []
+        x = X.clone().requires_grad_()
+        y = ours(x)
+        node = y.grad_fn
+        node.register_prehook(lambda dy, met=met: met.append("before"))
+        node.register_hook(lambda dx, dy, met=met: met.append("behind"))
+        y.register_hook(lambda dy, met=met: met.append("result"))
+        x.register_hook(lambda dx: 2 * dx)
+        dy = torch.rand_like(y)
+        (hooked,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+        assert met == ["result", "before", "behind"], name
+        y.backward(dy)
+        torch.testing.assert_close(x.grad, hooked)
+        plain = X.clone().requires_grad_()
+        torch.testing.assert_close(2 * torch.autograd.grad(ours(plain), plain, dy)[0], hooked)
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            y.backward(dy)
+
+
+def test_a_gradient_that_is_not_there():
+    """A node behind hands out None: so does ours."""
+
+    class Stops(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y):
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            return None
+
+    for ours, _ in CALLS.values():
+        x = X.clone().requires_grad_()
+        Stops.apply(ours(x)).sum().backward()
+        assert x.grad is None
+
+
 class Counting(TorchDispatchMode):
     def __init__(self):
         super().__init__()

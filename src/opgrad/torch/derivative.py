@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ class Derivative:
         parameters name: arguments and results, which are saved; the shape or dtype of an argument x as `x_shape` and
         `x_dtype`; `needs`, which says of each argument whether its gradient is wanted. It returns gradients by
         argument.
-    direct: the operator that takes all that, and returns the gradient of the first argument, the only one.
+    direct: a function that is called with the same, but what is saved first, and returns the gradient of the first
+        argument, the only one.
     tangent: is given the tangents of those arguments that have one, and all arguments and results, both by name. It
         returns the tangent of each result, None for zeros, alone or in a tuple.
     batching: is given the number of calls that are made at once, the place of their axis in each argument (None: it
@@ -40,23 +42,30 @@ class Derivative:
         self.saved = tuple(name for name in self.wanted if name in op.inputs or name in op.results)
         self.places = {name: place for place, name in enumerate(names)}
         self.places |= {name: place - len(op.results) for place, name in enumerate(op.results)}
+        self.kept = tuple(name for name in self.wanted if name not in self.saved and name != "needs")
         self.differentiable = [(name, place) for place, name in enumerate(names) if name in op.inputs]
         self.asks, self.order = "needs" in self.wanted, self._order()
 
     def function(self, run: Callable[..., Any]) -> Any:
         """The operator, computed by `run`, as a torch.autograd.Function for the backward pass alone."""
-        places, described = [self.places[name] for name in self.saved], self._described()
+        saved, described = _picker([self.places[name] for name in self.saved]), self._described()
+        keeps = bool(self.kept)
 
         def forward(ctx: Any, *arguments: Any) -> Any:
             output = run(*arguments)
-            values = (*arguments, *output) if isinstance(output, tuple) else (*arguments, output)
+            values = arguments + output if type(output) is tuple else (*arguments, output)
             # As `set_materialize_grads` and `save_for_backward` do, which cost a tenth of the call.
             ctx.materialize_grads = False
-            ctx.to_save = tuple([values[place] for place in places])
-            ctx.kept = described(values)
+            ctx.to_save = saved(values)
+            if keeps:  # an attribute makes a dictionary
+                ctx.kept = described(values)
             return output
 
-        return self._function(forward=forward)
+        made = self._function(forward=forward)
+        if hasattr(made, "_backward_cls"):
+            # What a node calls, which would look `backward` up and call that: half a microsecond.
+            made._backward_cls.apply = made.backward
+        return made
 
     def forward_mode(self, run: Callable[..., Any]) -> Any:
         """The same with tangents."""
@@ -75,21 +84,20 @@ class Derivative:
 
     def _described(self) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
         """What finds, among arguments and results, all that the gradient wants and that is not saved."""
-        kept = [name for name in self.wanted if name not in self.saved and name != "needs"]
-        whole = [self.places[name] for name in kept if name in self.places]
-        if len(whole) == len(kept):
-            return lambda values: tuple([values[place] for place in whole])
-        found = [(name, None) if name in self.places else name.rpartition("_")[::2] for name in kept]
+        whole = [self.places[name] for name in self.kept if name in self.places]
+        if len(whole) == len(self.kept):
+            return _picker(whole)
+        found = [(name, None) if name in self.places else name.rpartition("_")[::2] for name in self.kept]
         parts = [(self.places[name], part) for name, part in found]
         return lambda values: tuple([getattr(values[at], part) if part else values[at] for at, part in parts])
 
     def _setup_context(self) -> Callable[..., None]:
-        places, described = [self.places[name] for name in self.saved], self._described()
+        saved, described = _picker([self.places[name] for name in self.saved]), self._described()
 
         def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
             values = (*inputs, *output) if isinstance(output, tuple | list) else (*inputs, output)
             ctx.set_materialize_grads(False)
-            ctx.save_for_backward(*[values[place] for place in places])
+            ctx.save_for_backward(*saved(values))
             ctx.kept = described(values)
 
         return setup_context
@@ -113,29 +121,29 @@ class Derivative:
         return backward
 
     def _direct_backward(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The backward pass of an operator with one differentiable argument, the first, by one other operator."""
-        rest = (None,) * len(self.names)
+        """The backward pass of an operator with one differentiable argument, the first, by one other function."""
+        rest, keeps = (None,) * len(self.names), bool(self.kept)
 
         def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
             if dy is None:
                 return None, *rest
+            values = (dy, *ctx.saved_tensors, *ctx.kept) if keeps else (dy, *ctx.saved_tensors)
             if is_batched(dy):
                 with BaseTorchDispatchMode():  # as above
-                    return call(dy, *ctx.saved_tensors, *ctx.kept), *rest
-            return call(dy, *ctx.saved_tensors, *ctx.kept), *rest
+                    return call(*values), *rest
+            return call(*values), *rest
 
         return backward
 
     def _order(self) -> list[int]:
         """Where the gradient's parameters stand behind one another: saved tensors, what else is kept, needs."""
-        kept = [name for name in self.wanted if name not in self.saved and name != "needs"]
-        every = [*self.saved, *kept, "needs"]
+        every = [*self.saved, *self.kept, "needs"]
         return [every.index(name) for name in self.wanted]
 
     def _gradients(self, ctx: Any, gradients: Sequence[Any]) -> Any:
         """The gradients of the arguments, and None for what the dispatcher's function is given beside them."""
         needed = ctx.needs_input_grad
-        every = [*ctx.saved_tensors, *ctx.kept]
+        every = [*ctx.saved_tensors, *(ctx.kept if self.kept else ())]
         if self.asks:
             every.append(dict(zip(self.names, needed, strict=False)))
         found = self.gradient(*gradients, *[every[place] for place in self.order])
@@ -208,7 +216,15 @@ def _keeping_all(setup_context: Callable[..., None]) -> Callable[..., None]:
     return keep
 
 
-def is_batched(gradient: Tensor) -> bool:
-    """Whether it is a batch of gradients, as torch.autograd.grad(is_grads_batched=True) makes them."""
-    found: bool = torch._C._functorch.is_legacy_batchedtensor(gradient)
-    return found
+def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What gives the values at these places in a tuple."""
+    if not places:
+        return lambda values: ()
+    if len(places) == 1:
+        (only,) = places
+        return lambda values: (values[only],)
+    return itemgetter(*places)
+
+
+# Whether it is a batch of gradients, as torch.autograd.grad(is_grads_batched=True) makes them.
+is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor

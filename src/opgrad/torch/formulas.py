@@ -12,7 +12,7 @@ from torch import Tensor
 
 from opgrad.interop.torch_tensors import execute, is_direct, is_transformed
 from opgrad.torch.derivative import Gradient
-from opgrad.torch.operators import OPERATORS, TensorOperator
+from opgrad.torch.operators import OPERATORS
 
 Gradients = dict[str, Tensor | None]
 Needs = Mapping[str, bool]
@@ -253,9 +253,8 @@ def onehot(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
 # --- gather ---------------------------------------------------------------------------------------------------------
 
 
-@gradient("gather")
-def _gather(dy: Tensor, indices: Tensor, axis: int, x_shape: torch.Size) -> Gradients:
-    return {"x": gather_grad(x_shape, indices, dy, axis, False)}
+def _gather_backward(dy: Tensor, indices: Tensor, axis: int, x_shape: torch.Size) -> Tensor:
+    return gather_grad(x_shape, indices, dy, axis, False)
 
 
 @gradient("gather_grad")
@@ -284,26 +283,27 @@ def _scale(dy: Tensor, needs: Needs, x: Tensor, factor: Tensor, scale_down: bool
 # --- gradients that are operators themselves --------------------------------------------------------------------------
 
 
-def direct(name: str, by: TensorOperator, saved: Sequence[str]) -> None:
-    """Give an operator the gradient of its first argument by another, called with dy and what is saved.
+def direct(name: str, by: Callable[..., Tensor], saved: Sequence[str]) -> None:
+    """Give an operator the gradient of its first argument by one function, called with dy and what is saved.
 
-    saved: arguments and results, by their names; tensors come first, as they are the first that operators take.
+    saved: what `Derivative` knows by these names; tensors come first, as they are the first that operators take.
     """
     operator = OPERATORS[name]
     x = operator.op.arrays[0]
 
     def formula(*dy_and_saved: Any) -> Gradients:
-        return {x: by.call(*dy_and_saved)}
+        return {x: by(*dy_and_saved)}
 
     parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in ("dy", *saved)]
     formula.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which says what it is given
-    operator.differentiate(formula, by.call)
+    operator.differentiate(formula, by)
 
 
-direct("relu", OPERATORS["relu_grad"], ("y",))
+direct("relu", OPERATORS["relu_grad"].call, ("y",))
 # The input has the right sign for every alpha, the output for positive ones alone.
-direct("leaky_relu", OPERATORS["leaky_relu_grad"], ("x", "alpha"))
+direct("leaky_relu", OPERATORS["leaky_relu_grad"].call, ("x", "alpha"))
+direct("gather", _gather_backward, ("indices", "axis", "x_shape"))
 for backward in OPERATORS.values():
     forward = OPERATORS.get(backward.op.forward or "")
     if forward is not None and forward.eager is None:
-        direct(forward.op.name, backward, backward.names[1:])
+        direct(forward.op.name, backward.call, backward.names[1:])
