@@ -28,6 +28,9 @@ class Fused:
 def fuse_bias_gelu(model: onnx.ModelProto) -> list[Fused]:
     """Let Gelu or FastGelu and their gradients add the bias themselves, so that the sum is neither written nor read.
 
+    It is no faster: onnxruntime joins the product before it and the bias to one Gemm, which this prevents. Behind
+    products it measured 0.86 of the plain graph's speed with Gelu, about the same with FastGelu.
+
     model: changed in place. Only float32 sums with a vector along the last axis, which nothing but the activation and
         its gradient reads, and which are no outputs of the graph.
     Returns what was replaced, in the order of the graph.

@@ -28,6 +28,7 @@ class Trainer:
     artifacts: the artifact set; its checkpoint gives the initial parameters.
     learning_rate: that of the optimizer; `optimizer.learning_rate` changes it later.
     options: onnxruntime's session options; by default it uses `opgrad.get_num_threads()` threads.
+    fuse: whether groups of nodes of the training graph become one node each; it saves memory, not time.
 
     parameters: every parameter by name, float32 arrays of their present values; the trainable ones may be
         written to between steps.
@@ -39,6 +40,7 @@ class Trainer:
         artifacts: ArtifactSet,
         learning_rate: float = 1e-3,
         options: onnxruntime.SessionOptions | None = None,
+        fuse: bool = False,
     ):
         if options is None:
             options = session_options(get_num_threads())
@@ -47,7 +49,7 @@ class Trainer:
         frozen = {name: np.array(array, order="C") for name, array in artifacts.frozen.items()}
         model = read_model(artifacts.training_model, "Trainer")
         what = f"Trainer: {artifacts.training_model}"
-        self._graph = TrainingGraph(model, trainable, frozen, gradients, options, what)
+        self._graph = TrainingGraph(model, trainable, frozen, gradients, options, what, fuse)
         self.evaluator = Evaluator(artifacts, options)
         self._trainable = trainable
         self.optimizer: SGD | AdamW = artifacts.rule.start(trainable.flat, gradients.flat, learning_rate)
