@@ -26,10 +26,9 @@ class Fused:
 
 
 def fuse_bias_gelu(model: onnx.ModelProto) -> list[Fused]:
-    """Let Gelu or FastGelu and their gradients add the bias themselves, so that the sum is neither written nor read.
+    """Let Gelu or FastGelu and their gradients add the bias themselves, without a node for the sum.
 
-    It is no faster: onnxruntime joins the product before it and the bias to one Gemm, which this prevents. Behind
-    products it measured 0.86 of the plain graph's speed with Gelu, about the same with FastGelu.
+    Behind products it ran at 0.86 to 0.96 of the plain graph's speed with Gelu, at 0.95 to 1.09 with FastGelu.
 
     model: changed in place. Only float32 sums with a vector along the last axis, which nothing but the activation and
         its gradient reads, and which are no outputs of the graph.

@@ -58,7 +58,7 @@ class TrainingGraph:
     parameters, gradients: the trainable ones by name; the graph reads and writes this very memory.
     frozen: the other parameters.
     options: onnxruntime's session options.
-    fuse: whether groups of nodes become one node each; it saves memory, not time.
+    fuse: whether groups of nodes become one node each.
 
     inputs, outputs: of a call, in the graph's order.
     reset: whether the next run overwrites the gradients; otherwise it adds to them.

@@ -28,7 +28,7 @@ class Trainer:
     artifacts: the artifact set; its checkpoint gives the initial parameters.
     learning_rate: that of the optimizer; `optimizer.learning_rate` changes it later.
     options: onnxruntime's session options; by default it uses `opgrad.get_num_threads()` threads.
-    fuse: whether groups of nodes of the training graph become one node each; it saves memory, not time.
+    fuse: whether groups of nodes of the training graph become one node each.
 
     parameters: every parameter by name, float32 arrays of their present values; the trainable ones may be
         written to between steps.

@@ -40,7 +40,7 @@ class Module:
     process_group: of torch.distributed, with a backend for the CPU such as gloo, whose processes train the same model,
         each on its own batches. All begin with the first one's parameters, and before a step, or before gradients are
         clipped, every gradient becomes the mean of theirs. None: this process trains alone.
-    fuse: whether groups of nodes of the training graph, such as a bias with Gelu, become one node each; it saves memory, not time.
+    fuse: whether groups of nodes, such as a bias with Gelu, become one node each.
 
     training: whether a call trains (True at first) or evaluates.
 
