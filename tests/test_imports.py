@@ -72,21 +72,23 @@ LAYERS = {
     "interop/torch": ("torch", "contract/ interop interop/torch_calls interop/torch_tensors torch/"),
     "torch/in_place": ("torch", "interop/torch interop/torch_tensors torch/"),
     "torch/functions": ("torch", "interop/torch_calls interop/torch_tensors torch/ torch/in_place"),
-    "torch/vocab_parallel_dtensor": ("torch", "torch/ torch/functions"),
-    "torch/vocab_parallel": ("torch", "torch/ torch/functions torch/vocab_parallel_dtensor"),
+    "torch/vocab_parallel_dtensor": ("torch", "torch/ torch/functions torch/loss_options"),
+    "torch/vocab_parallel": ("torch", "torch/ torch/functions torch/loss_options torch/vocab_parallel_dtensor"),
     "torch/loss": (
         "torch",
-        "contract/ interop/torch_calls interop/torch_tensors torch/ torch/functions torch/loss_options",
+        "contract/ interop/torch_calls interop/torch_tensors torch/ torch/functions torch/loss_options"
+        " torch/vocab_parallel",
     ),
     "torch/linear_loss": (
         "torch",
-        "contract/ interop/torch_tensors torch/ torch/functions torch/loss torch/loss_options",
+        "contract/ interop/torch_tensors torch/ torch/functions torch/loss torch/loss_options torch/vocab_parallel",
     ),
     "torch/modules": ("torch", "torch/ torch/loss torch/linear_loss"),
     "torch/patching": ("torch", "torch/ torch/loss torch/linear_loss"),
     "torch": (
         "torch",
-        "interop torch/ torch/functions torch/loss torch/loss_options torch/linear_loss torch/modules torch/patching",
+        "interop torch/ torch/functions torch/loss torch/loss_options torch/linear_loss torch/modules torch/patching"
+        " torch/vocab_parallel",
     ),
     # ONNX
     "onnxruntime/": (ONNX, f"arrays contract/ {COMPILER} cpu/runtime/ locks writing"),
@@ -95,7 +97,7 @@ LAYERS = {
     "training/": (
         f"{ONNX} flatbuffers matplotlib ml_dtypes plotext rich sklearn",
         "contract/ cpu/ cpu/compiler/native cpu/runtime/ cpu/runtime/passes gradients/ locks onnxruntime/"
-        " training/distributed writing",
+        " ops/ optim training/distributed writing",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),

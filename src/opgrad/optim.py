@@ -61,22 +61,26 @@ def adagrad_rows(
 def adam_rows(
     table: Array, first_moment: Array, second_moment: Array, rows: Array, values: Array, learning_rate: float,
     step: int, alpha: float = 0.9, beta: float = 0.999, epsilon: float = 1e-8, weight_decay: float = 0.0,
+    adam_mode: int = 0, correct_bias: bool = True,
 ) -> None:  # fmt: skip
     """A step of Adam, or with weight_decay of AdamW, for some rows of a table, in place.
 
     table, rows, values: as for sgd_rows. first_moment, second_moment: like table, of any of the four dtypes; changed,
         too. step: the number of this step, from 1, for all rows.
     alpha, beta: the decay rates of the moments. epsilon: what keeps the denominator from 0. weight_decay: the decay
-        of the rows, times the learning rate.
+        of the rows, times the learning rate. adam_mode, correct_bias: as for adamw_optimizer.
 
     Raises what sgd_rows raises.
 
-    Formula: that of adamw_optimizer with adam_mode 0, on table[rows] and the same rows of the moments.
+    Formula: that of adamw_optimizer, on table[rows] and the same rows of the moments.
     Source: torch.optim.SparseAdam; Decoupled Weight Decay Regularization, arXiv 1711.05101.
     """
     if step < 1:
         raise ValueError(f"adam_rows: step is {step}, expected at least 1")
-    found = AdamWStep(learning_rate, step, alpha, beta, epsilon, weight_decay).factors()
+    if adam_mode not in (0, 1) or not (adam_mode or correct_bias):
+        wrong = f"adam_rows: adam_mode is {adam_mode} and correct_bias is {correct_bias}"
+        raise ValueError(f"{wrong}, expected 0 or 1, and True with 0")
+    found = AdamWStep(learning_rate, step, alpha, beta, epsilon, weight_decay, adam_mode, correct_bias).factors()
     _run(
         "adam_rows", kernels.adamw_rows, rows, values, [table, first_moment, second_moment],
         np.array([*found, 1.0], np.float64),

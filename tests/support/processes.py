@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 TIMEOUT = 200  # seconds that all of them have
-PRELOADED = ("torch.distributed", "opgrad.torch.vocab_parallel")
+PRELOADED = ("torch.distributed", "opgrad.torch")
 
 
 def run_processes(work, count, folder, *arguments):

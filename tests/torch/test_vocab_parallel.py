@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from pathlib import Path
 
 import pytest
 from processes import run_processes
@@ -10,10 +11,8 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("PyTorch without torch.distributed", allow_module_level=True)
 
-from opgrad.torch.vocab_parallel import (  # noqa: E402
-    vocab_parallel_cross_entropy,
-    vocab_parallel_linear_cross_entropy,
-)
+import opgrad.torch  # noqa: E402
+from opgrad.torch import vocab_parallel_cross_entropy, vocab_parallel_linear_cross_entropy  # noqa: E402
 
 CLASSES, HIDDEN, IGNORED = 37, 6, -100
 RANGES = {1: (0, 37), 2: (0, 12, 37), 3: (0, 20, 20, 37), 5: (0, 1, 9, 9, 30, 37)}  # uneven, and empty
@@ -30,6 +29,7 @@ OPTIONS = [
     {"shift": 1, "num_items": 11},
     {"ignore_index": 5, "reduction": "none", "lse_square_scale": 0.1},
 ]
+NAMES = ("loss", "lse", "z_loss", "log_prob", "entropy")
 EXTRA = {"return_lse": True, "return_z_loss": True, "return_log_prob": True, "return_entropy": True}
 
 
@@ -96,11 +96,12 @@ class Cases:
         )
         wanted = composed(whole, self.targets(options), **options)
         step = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 8e-3}[dtype]
-        for name, ours, theirs in zip(("loss", "lse", "z_loss", "log_prob", "entropy"), found, wanted, strict=False):
+        for name, theirs in zip(NAMES, wanted, strict=True):
+            ours = getattr(found, name)
             rounded = dtype == torch.bfloat16 and name in ("loss", "z_loss")
             self.close(f"{name} {options} {dtype}", ours, theirs, step if rounded else min(step, 1e-6))
             self.digest.update(ours.detach().double().numpy().tobytes())
-        upstream(found[:5]).backward()
+        upstream([getattr(found, name) for name in NAMES]).backward()
         upstream(wanted).backward()
         if own.grad.dtype != dtype:
             self.faults.append(f"the gradient is {own.grad.dtype}")
@@ -116,7 +117,7 @@ class Cases:
         found = vocab_parallel_linear_cross_entropy(
             y, own[0], target, linear_bias=own[1], vocab_range=(self.first, self.last), **options, **EXTRA
         )
-        upstream(found[:5]).backward()
+        upstream([getattr(found, name) for name in NAMES]).backward()
         for name, ours, theirs in (("loss", found.loss, wanted[0]), ("dx", y.grad, x.grad.double())):
             self.close(f"linear {name} {options}", ours, theirs, 3e-6)
             self.digest.update(ours.detach().double().numpy().tobytes())
@@ -147,7 +148,7 @@ class Cases:
             "expected one that begins with 0": lambda: vocab_parallel_cross_entropy(
                 own, self.target[0], vocab_range=(self.first + 1, self.last + 1)
             ),
-            "expected a number above 0": lambda: vocab_parallel_cross_entropy(own, target, temperature=0.0),
+            "expected a finite number above 0": lambda: vocab_parallel_cross_entropy(own, target, temperature=0.0),
             "target has shape": lambda: vocab_parallel_cross_entropy(own, target[1:]),
         }.items():
             try:
@@ -157,26 +158,146 @@ class Cases:
                 if what not in str(error):
                     self.faults.append(f"{error} does not say {what}")
 
-    def dtensor(self):
-        """Classes along one axis of a mesh, rows along another or not at all."""
-        from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+    def predicted(self):
+        """The first of the largest classes, among equal ones of several shards, too, as one process has it."""
+        names = ("predicted_tokens", "token_accuracy")
+        wanted_of = {f"return_{name}": True for name in names}
+        for options in ({}, {"softcap": 1.0, "temperature": 3.0}, {"label_smoothing": 0.1, "return_entropy": True}):
+            whole = (4 * self.x.reshape(-1, CLASSES)).round() / 8  # many are equal
+            whole[1], whole[2, 30] = torch.nan, torch.inf
+            target = self.target.reshape(-1)
+            ours = vocab_parallel_cross_entropy(
+                whole[:, self.first : self.last], target, vocab_range=(self.first, self.last), **options, **wanted_of
+            )
+            theirs = opgrad.torch.cross_entropy(whole, target, **options, **wanted_of)
+            for name in names:
+                self.same(f"{name} {options}", getattr(ours, name), getattr(theirs, name))
+            weight, x = self.layer[self.first : self.last], self.hidden
+            ours = vocab_parallel_linear_cross_entropy(
+                x, weight, self.target, vocab_range=(self.first, self.last), **options, **wanted_of
+            )
+            theirs = opgrad.torch.linear_cross_entropy(x, self.layer, self.target, **options, **wanted_of)
+            self.same(f"linear {options}", ours.predicted_tokens, theirs.predicted_tokens)
 
-        rows = self.x[0, :5].clone()
-        for shape, placements in (((self.count,), [Shard(1)]), ((1, self.count), [Shard(0), Shard(1)])):
+    def same(self, what, ours, theirs):
+        if not torch.equal(ours, theirs):
+            self.faults.append(f"{what}: {ours} is not {theirs}")
+
+    def dense(self):
+        """Target probabilities, with gradients of their own."""
+        part = slice(self.first, self.last)
+        q = torch.rand(14, CLASSES, generator=torch.Generator().manual_seed(2)).softmax(1)
+        x = self.x.reshape(-1, CLASSES)
+        for options in ({}, {"weight": WEIGHT, "label_smoothing": 0.1, "lse_square_scale": 0.1, "softcap": 3.0}):
+            for reduction in ("mean", "none"):
+                whole = [each.clone().requires_grad_() for each in (x, q)]
+                own = [each[:, part].clone().requires_grad_() for each in (x, q)]
+                more = {"reduction": reduction, "return_entropy": True, "return_predicted_tokens": True, **options}
+                theirs = opgrad.torch.cross_entropy(*whole, **more)
+                ours = vocab_parallel_cross_entropy(*own, vocab_range=(self.first, self.last), **more)
+                for found in (ours, theirs):
+                    upstream([found.loss, found.entropy]).backward()
+                self.same("predicted", ours.predicted_tokens, theirs.predicted_tokens)
+                for name, a, b in (
+                    ("loss", ours.loss, theirs.loss),
+                    ("entropy", ours.entropy, theirs.entropy),
+                    *((f"gradient {at}", own[at].grad, whole[at].grad[:, part]) for at in (0, 1)),
+                ):
+                    self.close(f"probabilities: {name} {options}", a, b.double(), 2e-6)
+        layer = self.layer[part].clone().requires_grad_()
+        hidden, again, whole = (each.clone().requires_grad_() for each in (self.hidden, self.hidden, self.layer))
+        ours = vocab_parallel_linear_cross_entropy(
+            hidden, layer, q[:, part].view(2, 7, -1), vocab_range=(self.first, self.last)
+        )
+        theirs = opgrad.torch.linear_cross_entropy(again, whole, q.view(2, 7, -1))
+        ours.backward()
+        theirs.backward()
+        for name, a, b in (
+            ("loss", ours, theirs),
+            ("dx", hidden.grad, again.grad),
+            ("dw", layer.grad, whole.grad[part]),
+        ):
+            self.close(f"linear with probabilities: {name}", a, b.double(), 2e-6)
+
+    def twice(self):
+        """Gradients of gradients: of a function of the shards' gradients, whose values the processes add up."""
+        options = {"label_smoothing": 0.2, "softcap": 4.0, "lse_square_scale": 0.1, "return_entropy": True}
+        generator = torch.Generator().manual_seed(3)
+        v = torch.randn(14, CLASSES, generator=generator).double()
+        u = torch.randn(14, HIDDEN, generator=generator).double()
+        x, target, part = self.x.reshape(-1, CLASSES).double(), self.target.reshape(-1), slice(self.first, self.last)
+
+        def of(found):
+            return found.loss + (found.entropy * torch.arange(14)).sum()
+
+        whole, own = x.clone().requires_grad_(), x[:, part].clone().requires_grad_()
+        first = of(opgrad.torch.cross_entropy(whole, target, **options))
+        (slope,) = torch.autograd.grad(first, whole, create_graph=True)
+        (wanted,) = torch.autograd.grad((slope * v).sum(), whole)
+        first = of(vocab_parallel_cross_entropy(own, target, vocab_range=(self.first, self.last), **options))
+        (slope,) = torch.autograd.grad(first, own, create_graph=True)
+        (found,) = torch.autograd.grad((slope * v[:, part]).sum(), own)
+        self.close("second derivative", found, wanted[:, part], 1e-12)
+
+        layer, hidden = self.layer.double(), self.hidden.reshape(-1, HIDDEN).double()
+        whole = [each.clone().requires_grad_() for each in (hidden, layer)]
+        first = of(opgrad.torch.linear_cross_entropy(*whole, target, **options))
+        (slope,) = torch.autograd.grad(first, whole[:1], create_graph=True)
+        wanted = torch.autograd.grad((slope * u).sum(), whole)
+        own = [hidden.clone().requires_grad_(), layer[part].clone().requires_grad_()]
+        first = of(vocab_parallel_linear_cross_entropy(*own, target, vocab_range=(self.first, self.last), **options))
+        (slope,) = torch.autograd.grad(first, own[:1], create_graph=True)
+        dx, dw = torch.autograd.grad((slope * u).sum(), own)
+        self.close("second derivative by input", dx, wanted[0], 1e-12)
+        self.close("second derivative by weight", dw, wanted[1][part], 1e-12)
+
+    def dtensor(self):
+        """Classes along one axis of a mesh, rows along another or not at all; by the plain functions' names, too."""
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+        rows, target = self.x[0, :5].clone(), self.target[0, :5]
+        meshes = [((self.count,), [Shard(1)]), ((1, self.count), [Shard(0), Shard(1)])]
+        meshes += [((1, self.count), [Replicate(), Shard(1)])]
+        meshes += [((self.count, 1), [Shard(0), Shard(1)])] if self.count > 1 else []
+        for place, (shape, placements) in enumerate(meshes):
             mesh = init_device_mesh("cpu", shape)
             shared = distribute_tensor(rows.clone(), mesh, placements).requires_grad_()
             whole = rows.clone().requires_grad_()
+            run = opgrad.torch.cross_entropy if place % 2 else vocab_parallel_cross_entropy
             for reduction in ("mean", "sum", "none"):
                 options = {"reduction": reduction, "label_smoothing": 0.1}
-                loss = vocab_parallel_cross_entropy(shared, self.target[0, :5], **options)
-                wanted = composed(whole, self.target[0, :5], **options)[0]
-                self.close(f"DTensor {shape} {reduction}", loss.full_tensor(), wanted, 1e-6)
+                found = run(shared, target, **options, return_entropy=True, return_token_accuracy=True)
+                wanted = opgrad.torch.cross_entropy(whole, target, **options, return_token_accuracy=True)
+                self.close(f"DTensor {shape} {reduction}", found.loss.full_tensor(), wanted.loss.double(), 1e-6)
+                self.same(f"accuracy {shape}", found.token_accuracy, wanted.token_accuracy)
                 shared.grad = whole.grad = None
-                loss.sum().backward()
-                wanted.sum().backward()
+                found.loss.sum().backward()
+                wanted.loss.sum().backward()
                 self.close(f"gradient of DTensor {shape}", shared.grad.full_tensor(), whole.grad.double(), 1e-6)
             if shared.grad.placements != tuple(placements):
                 self.faults.append(f"the gradient lies as {shared.grad.placements}")
+            loss = opgrad.torch.CrossEntropyLoss(WEIGHT)(shared, target)
+            self.close("module", loss.full_tensor(), composed(rows, target, WEIGHT)[0], 1e-6)
+            self.dtensor_layer(mesh, placements, target)
+
+    def dtensor_layer(self, mesh, placements, target):
+        """A layer whose rows are sharded where the classes are, and input that is sharded where the rows are."""
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+        lies = [Replicate() if each == Shard(1) else each for each in placements]
+        of_layer = [Shard(0) if each == Shard(1) else Replicate() for each in placements]
+        whole = [each.clone().requires_grad_() for each in (self.hidden[0, :5], self.layer, self.bias)]
+        loss = opgrad.torch.linear_cross_entropy(*whole[:2], target, linear_bias=whole[2], softcap=2.0)
+        loss.backward()
+        x = distribute_tensor(self.hidden[0, :5].clone(), mesh, lies).requires_grad_()
+        linear = torch.nn.Linear(HIDDEN, CLASSES)
+        for name, value in (("weight", self.layer), ("bias", self.bias)):
+            setattr(linear, name, torch.nn.Parameter(distribute_tensor(value.clone(), mesh, of_layer)))
+        found = opgrad.torch.LinearCrossEntropyLoss(linear=linear, softcap=2.0)(x, target)
+        found.backward()
+        self.close("linear module", found.full_tensor(), loss.double(), 1e-6)
+        for name, ours, theirs in zip(("x", "w", "b"), (x, linear.weight, linear.bias), whole, strict=True):
+            self.close(f"linear DTensor d{name} {placements}", ours.grad.full_tensor(), theirs.grad.double(), 3e-6)
 
 
 def work(rank, count):
@@ -188,8 +309,24 @@ def work(rank, count):
         cases.logits(OPTIONS[4], dtype)
     cases.silent()
     cases.refused()
+    cases.predicted()
+    cases.dense()
+    cases.twice()
     cases.dtensor()
     return {"faults": cases.faults, "digest": cases.digest.hexdigest()}
+
+
+def lost(rank, folder):
+    """The last process ends without a word: what the others are told."""
+    if rank == 1:
+        (Path(folder) / "found1.json").write_text('""')
+        os._exit(0)
+    try:
+        vocab_parallel_cross_entropy(torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))
+    except RuntimeError as error:
+        torch.distributed.destroy_process_group = lambda: None  # it would wait for the one that has ended
+        return str(error)
+    return ""
 
 
 COUNTS = (1, 2, 3, 5) if "OPGRAD_PROCESSES" in os.environ else (3,)
@@ -201,3 +338,81 @@ def test_shards_are_what_the_whole_is(count, tmp_path):
     found = run_processes(work, count, str(tmp_path), count)
     assert [each["faults"] for each in found] == [[]] * count
     assert len({each["digest"] for each in found}) == 1
+
+
+def test_a_lost_process_is_an_error(tmp_path):
+    assert "one of which may have ended" in run_processes(lost, 2, str(tmp_path), str(tmp_path))[0]
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A group of this process alone."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.group.WORLD.group_name
+    torch.distributed.destroy_process_group()
+
+
+def test_compiled_without_a_graph_break(alone):
+    def losses(x, hidden, layer, target):
+        options = {"lse_square_scale": 0.1, "return_entropy": True}
+        found = vocab_parallel_cross_entropy(x, target, **options)
+        other = vocab_parallel_linear_cross_entropy(hidden, layer, target, **options)
+        dense = vocab_parallel_cross_entropy(x, x.detach().softmax(-1))
+        return found.loss + found.entropy.sum() + other.loss + dense
+
+    cases = Cases(0, 1)
+    results = []
+    for run in (losses, torch.compile(losses, fullgraph=True, backend="aot_eager")):
+        own = [each.clone().requires_grad_() for each in (cases.x, cases.hidden, cases.layer)]
+        value = run(*own, cases.target)
+        value.backward()
+        results.append([value.detach(), *(each.grad for each in own)])
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager)
+
+
+def test_opcheck(alone):
+    operators, check = torch.ops.opgrad, torch.library.opcheck
+    generator = torch.Generator().manual_seed(5)
+    x, w, b = (
+        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        for shape in ((4, 7), (5, 7), (5,))
+    )
+    labels, parts = torch.tensor([2, -100, 0, 4]), torch.randn(1, 4, 3, dtype=torch.float64, requires_grad=True)
+    classes = (labels, None, 0, 3.0, 0.7, True, True)
+    check(operators.shard_statistics, (x, *classes))
+    check(operators.shard_linear_statistics, (x, w, b, *classes, -100, alone))
+    statistics = operators.shard_statistics(x.detach(), *classes)
+    check(operators.shard_statistics_grad, (x.detach(), *classes, statistics, torch.ones_like(statistics)))
+    own = [each.detach() for each in (x, w, b)]
+    statistics = operators.shard_linear_statistics(*own, *classes, -100, alone)
+    given = (*classes, -100, alone, statistics, torch.ones_like(statistics))
+    check(operators.shard_linear_statistics_grad, (*own, *given))
+    place = (0, 1, alone)
+    check(operators.shard_gather, (parts[0].detach(), labels[[0, 2, 3]], 0, 5, -100, *place, "a loss"))
+    check(operators.shard_part, (parts, *place))
+    check(operators.shard_parts, (parts[0].detach().requires_grad_(), *place))
+    check(operators.shard_copy, (x, alone))
+    check(operators.shard_sum, (x, alone))
+
+
+def test_gradcheck(alone):
+    """Of first and second order, of all results."""
+    generator = torch.Generator().manual_seed(6)
+    x, w = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((3, 4), (5, 4)))
+    x, w = x.requires_grad_(), w.requires_grad_()
+    target = torch.tensor([4, -100, 1])
+    options = {"softcap": 2.0, "label_smoothing": 0.1, "lse_square_scale": 0.1, "return_entropy": True}
+
+    def linear(x, w):
+        found = vocab_parallel_linear_cross_entropy(x, w, target, return_lse=True, return_log_prob=True, **options)
+        return found.loss, found.lse, found.log_prob, found.entropy
+
+    def of_logits(x):
+        found = vocab_parallel_cross_entropy(x, target.clamp(-100, 3), **options)
+        return found.loss, found.entropy
+
+    for run, given in ((linear, (x, w)), (of_logits, (x,))):
+        assert torch.autograd.gradcheck(run, given)
+        assert torch.autograd.gradgradcheck(run, given)

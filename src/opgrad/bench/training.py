@@ -176,8 +176,7 @@ def measure(
     data = batch_of(artifacts, batch) if data is None else data
     losses: dict[str, float] = {}
     contestants: dict[str, Turn] = {}
-    notes: dict[str, str] = {}
-    versions: dict[str, str] = {}
+    notes, versions = dict[str, str](), dict[str, str]()
     with ExitStack() as stack:
         try:
             ours = _our_step(artifacts, data)

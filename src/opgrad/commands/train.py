@@ -50,10 +50,18 @@ class Settings:
         float | None, typer.Option(callback=positive, help="Largest norm of all gradients together.")
     ] = None
 
+    row_wise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,…", help="Embedding tables of which a step changes the rows alone that its batches have read."
+        ),
+    ] = None
+
     def of_recipe(self) -> dict[str, Any]:
         """Those that were given, under the names of a recipe."""
         values = {**vars(self), "validation": _rows_or_fraction(self.validation)}
         values["learning_rate"] = values.pop("lr")
+        values["row_wise"] = self.row_wise.split(",") if self.row_wise else None
         return {name: value for name, value in values.items() if value is not None}
 
 

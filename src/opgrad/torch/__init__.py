@@ -25,6 +25,7 @@ from opgrad.torch.loss import cross_entropy
 from opgrad.torch.loss_options import CrossEntropyOutput
 from opgrad.torch.modules import CrossEntropyLoss, LinearCrossEntropyLoss
 from opgrad.torch.patching import patch, unpatch
+from opgrad.torch.vocab_parallel import vocab_parallel_cross_entropy, vocab_parallel_linear_cross_entropy
 
 __all__ = [
     "CrossEntropyLoss",
@@ -43,6 +44,8 @@ __all__ = [
     "softmax",
     "tanh",
     "unpatch",
+    "vocab_parallel_cross_entropy",
+    "vocab_parallel_linear_cross_entropy",
 ]
 
 # The plain functions know tensors from now on, so that a compiler need not follow how they find out.

@@ -24,6 +24,7 @@ from opgrad.torch.operators import is_exported
 from opgrad.torch.reduced_loss import reduced
 from opgrad.torch.sample_loss import settings
 from opgrad.torch.schema import is_recording
+from opgrad.torch.shards import is_class_sharded
 
 
 def linear_cross_entropy(
@@ -40,6 +41,7 @@ def linear_cross_entropy(
     linear_weight: shape (C, H), or (C, D1, …, Dk, H) with input of shape (N, H); input's dtype.
     target: classes in [0, C) of shape (), (N,) or (…), or (N, D1, …, Dk); int32, int64 or uint8. Or probabilities of
         the logits' shape, floating-point: the logits are stored for these, and for k > 0.
+        DTensors that are sharded along the classes: as by vocab_parallel_linear_cross_entropy.
     linear_bias: shape (C,), or (C, D1, …, Dk); None: none.
     ignore_index: samples with this class have loss and gradient 0, do not count, and their logits are not computed;
         None: -100. On CUDA that waits for their number.
@@ -68,6 +70,10 @@ def linear_cross_entropy(
     _check(tensors | {name: each for name, each in optional.items() if each is not None})
     if target.is_floating_point() and ignore_index is not None:
         raise ValueError(f"{NAME}: ignore_index is {ignore_index}, expected none for class probabilities")
+    if is_class_sharded(linear_weight, 0) and linear_weight.dim() == 2:
+        from opgrad.torch import vocab_parallel
+
+        return vocab_parallel.of_dtensor_layer(input, linear_weight, linear_bias, target, weight, chosen, shift)
     rows = getattr(options, "batch_chunk_size", None)
     if target.is_floating_point() or linear_weight.dim() != 2 or not input.numel() or not linear_weight.numel():
         return _by_logits(input, linear_weight, target, linear_bias, weight, chosen, shift)

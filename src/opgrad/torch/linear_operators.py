@@ -103,20 +103,20 @@ def _samples_grad_fake(x: Tensor, w: Tensor, b: Tensor | None, *others: Any) -> 
     return torch.empty_like(x), torch.empty_like(w), x.new_empty(0) if b is None else torch.empty_like(b)
 
 
-def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+def keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     tensors = [each for each in inputs if isinstance(each, Tensor)]
     ctx.save_for_backward(*tensors)
     ctx.others = [None if isinstance(each, Tensor) else (each,) for each in inputs]
     ctx.set_materialize_grads(False)
 
 
-def _kept(ctx: Any) -> list[Any]:
+def kept_arguments(ctx: Any) -> list[Any]:
     tensors = iter(ctx.saved_tensors)
     return [next(tensors) if each is None else each[0] for each in ctx.others]
 
 
 def _samples_backward(ctx: Any, dloss: Any, dlse: Any, dlog_prob: Any, dentropy: Any, _: Any) -> tuple[Any, ...]:
-    arguments = _kept(ctx)
+    arguments = kept_arguments(ctx)
     if all(each is None for each in (dloss, dlse, dlog_prob, dentropy)):
         return (None,) * len(arguments)
     dx, dw, db = linear_samples_grad(*arguments, dloss, dlse, None, dlog_prob, dentropy)
@@ -125,7 +125,7 @@ def _samples_backward(ctx: Any, dloss: Any, dlse: Any, dlog_prob: Any, dentropy:
 
 def _samples_grad_backward(ctx: Any, *directions: Any) -> tuple[Any, ...]:
     """By the vector-Jacobian product of the composition, whose logits are stored."""
-    arguments = _kept(ctx)
+    arguments = kept_arguments(ctx)
     x, w, b, labels, weight, *attributes, _ = arguments[:10]
     given = dict(zip(UPSTREAM, arguments[10:], strict=True))
     directions = (*directions[:2], None if b is None else directions[2])
@@ -151,13 +151,19 @@ def _samples_grad_backward(ctx: Any, *directions: Any) -> tuple[Any, ...]:
     return *of_tensors, *(None,) * 7, *(found.get(name) for name in UPSTREAM)
 
 
-def _register(overload: Any, run: Callable[..., Any], fake: Callable[..., Any], backward: Callable[..., Any]) -> None:
+def register(
+    overload: Any,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., Any],
+    setup: Callable[..., None] = keep,
+) -> None:
     """Give an operator its kernel, its shapes and its gradient; the latter for transformations of torch.func, too."""
     name = overload.name().removesuffix(".default")
     torch.library.impl(name, ("cpu", "cuda"), run, lib=LIBRARY)
     torch.library.register_fake(name, fake, lib=LIBRARY)
-    torch.library.register_autograd(name, backward, setup_context=_keep, lib=LIBRARY)
-    methods = {"forward": overload, "setup_context": _keep, "backward": backward}
+    torch.library.register_autograd(name, backward, setup_context=setup, lib=LIBRARY)
+    methods = {"forward": overload, "setup_context": setup, "backward": backward}
     function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(each) for key, each in methods.items()})
 
     def transform(*arguments: Any) -> Any:
@@ -167,5 +173,5 @@ def _register(overload: Any, run: Callable[..., Any], fake: Callable[..., Any], 
     LIBRARY.impl(name.partition("::")[2], transform, "FuncTorchDynamicLayerFrontMode")
 
 
-_register(linear_samples, _samples, _samples_fake, _samples_backward)
-_register(linear_samples_grad, _samples_grad, _samples_grad_fake, _samples_grad_backward)
+register(linear_samples, _samples, _samples_fake, _samples_backward)
+register(linear_samples_grad, _samples_grad, _samples_grad_fake, _samples_grad_backward)

@@ -16,6 +16,7 @@ from opgrad.torch.loss_options import LossOptions, read_options, shifted
 from opgrad.torch.operators import OPERATORS, is_exported
 from opgrad.torch.reduced_loss import loss_of_samples
 from opgrad.torch.schema import is_recording
+from opgrad.torch.shards import is_class_sharded
 from opgrad.torch.words import ERRORS, in_words
 
 _loss_only = OPERATORS["softmax_cross_entropy_loss_only"]
@@ -34,6 +35,7 @@ def cross_entropy(
     """Cross-entropy between softmax(input) over the classes and labels or class probabilities.
 
     input: logits of shape (C,), (N, C) or (N, C, D1, …, Dk); float32, float64, float16 or bfloat16. Any strides.
+        A DTensor that is sharded along the classes is computed as by vocab_parallel_cross_entropy.
     target: classes in [0, C), of shape (), (N,) or (N, D1, …, Dk); int32, int64 or uint8. Or probabilities, a
         floating-point tensor of input's shape.
     weight: shape (C,), any of the four dtypes; a factor for the samples of each class; None: all 1.
@@ -74,6 +76,10 @@ def cross_entropy(
     }  # fmt: skip
     bent = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
     options = read_options("cross_entropy", reduction, ignore_index, *bent, **returned)
+    if is_class_sharded(input, min(input.dim() - 1, 1) if isinstance(input, Tensor) else 0):
+        from opgrad.torch import vocab_parallel
+
+        return vocab_parallel.of_dtensor(input, target, weight, options, shift)
     try:
         return _cross_entropy(input, target, weight, options, shift, inplace_backward, check)
     except ERRORS as error:

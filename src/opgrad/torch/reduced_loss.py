@@ -58,13 +58,14 @@ def _computes_gradient(logits: Tensor, probabilities: Tensor | None, options: Lo
 
 
 def reduced(
-    found: Samples, labels: Tensor, weight: Tensor | None, is_dense: bool, options: LossOptions, dtype: torch.dtype
-) -> Any:
-    """The loss of the samples' losses, reduced, or CrossEntropyOutput."""
+    found: Samples, labels: Tensor, weight: Tensor | None, is_dense: bool, options: LossOptions, dtype: torch.dtype,
+    by: tuple[Tensor | float, Tensor | float] | None = None,
+) -> Any:  # fmt: skip
+    """The loss of the samples' losses, reduced, or CrossEntropyOutput. by: the divisors, where others count, too."""
     loss, lse = found[0], found[1]
     z_loss = options.lse_square_scale * lse * lse if options.lse_square_scale or "z_loss" in options.returned else None
     if options.reduction != "none":
-        by_weight, by_count = divisors(labels, weight, is_dense, options, lse.dtype)
+        by_weight, by_count = by or divisors(labels, weight, is_dense, options, lse.dtype)
         loss = loss.sum(dtype=torch.float64) * over(by_weight)
         z_loss = None if z_loss is None else z_loss.sum(dtype=torch.float64) * over(by_count)
     total = (loss if z_loss is None else loss + z_loss).to(dtype)

@@ -1,229 +1,248 @@
-"""Logits whose classes are split over the processes of a group: what all shards' rows come to, with one all-gather.
+"""The losses of samples whose classes are split over the processes of a group, with one all-gather.
 
-Each process finds four numbers for each of its rows (opgrad.ops.vocab_parallel) and gathers those of all. It puts them
-together in the order of the ranks, in float64, so that every process has the same bits. The gradient is written in one
-pass over the logits, in their dtype.
+Each process finds four numbers for each of its rows (opgrad.ops.vocab_parallel), more for some options, and gathers
+those of all. It puts them together in the order of the ranks, in float64, so that every process has the same bits. What
+comes out is what `sample_losses` returns for classes that are all in one place, and is reduced likewise.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
-from opgrad.contract import graph_operators
-from opgrad.interop.torch_tensors import execute
+from opgrad.torch import shard_operators
+from opgrad.torch.formulas import wide
+from opgrad.torch.loss_options import LossOptions
 
-_statistics, _gradient = (graph_operators()[name] for name in ("cross_entropy_shard", "cross_entropy_shard_grad"))
-
-HEADER = 4  # words before the statistics: the first class, the one behind the last, the rows, the statistics
-# PyTorch 2.13 renamed it.
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-CHUNK = 1 << 24  # elements of the logits that exist at a time where a linear layer makes them: 64 MiB of float32
+FORMULAS = ("torch", "megatron")
 
 
 @dataclass(frozen=True)
-class Scale:
-    """z = softcap * tanh(x / softcap) / temperature; without a softcap, 0, x / temperature."""
+class Call:
+    """The loss that is wanted, and by whom. weight: of all classes. formula: how labels are smoothed."""
 
-    softcap: float = 0.0
-    temperature: float = 1.0
+    who: str
+    options: LossOptions
+    formula: str = "torch"
+    weight: Tensor | None = None
 
-    def given(self) -> dict[str, float]:
-        return {"softcap": self.softcap, "temperature": self.temperature}
+    @property
+    def predicts(self) -> bool:
+        return bool({"predicted_tokens", "token_accuracy"}.intersection(self.options.returned))
+
+
+class Place(NamedTuple):
+    """A process's rank in its group, the number of processes there, and the group's name, as operators know it."""
+
+    rank: int
+    processes: int
+    group: str
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The classes of one process: those from `first` on, of all that the group has together."""
+    """The classes of one process, those from `first` on, of all that its group has together."""
 
-    group: Any
+    call: Call
     first: int
     classes: int
-    scale: Scale
-    moment: bool
+    place: Place
 
-    def given(self, logits: Tensor, labels: Tensor, weight: Tensor | None) -> dict[str, Any]:
-        """The arguments that both operators take."""
-        return {"logits": logits, "labels": labels, "weight": weight, "first": self.first, **self.scale.given()}
-
-    def statistics(self, logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
-        found: Tensor = execute(_statistics, {**self.given(logits, labels, weight), "moment": self.moment})
-        return found
-
-    def gradient(self, logits: Tensor, labels: Tensor, weight: Tensor | None, factors: Tensor) -> Tensor:
-        found: Tensor = execute(_gradient, {**self.given(logits, labels, weight), "factors": factors})
-        return found
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """What the operators of the statistics take behind the labels; weight is that of the shard's classes."""
+        options, weight = self.call.options, self.call.weight
+        own = None if weight is None else weight.detach()[self.first : self.first + self.classes].contiguous()
+        of_moment = "entropy" in options.returned
+        return own, self.first, options.softcap, options.temperature, of_moment, self.call.predicts
 
 
 class Rows(NamedTuple):
-    """Of each row, over the classes of all processes, in float64: differentiable, but for the largest logit.
+    """Of each row, over the classes of all processes, in float64: differentiable, but for the predicted class.
 
-    mean: of z under the softmax, 0 unless it was asked for. total: how many classes all processes have.
+    target: the label's z, or sum(weight * q * z) for probabilities q, with mass = sum(weight * q). sum: of weight * z.
+    mean: of z under the softmax. mean, mass and predicted: None where nothing asks for them. total: how many classes.
     """
 
     lse: Tensor
     target: Tensor
     sum: Tensor
-    mean: Tensor
-    largest: Tensor
-    total: Any
+    mean: Tensor | None
+    mass: Tensor | None
+    predicted: Tensor | None
+    total: Tensor
 
 
-# --- the collective --------------------------------------------------------------------------------------------------
+def place_of(who: str, group: Any) -> Place:
+    """This process's place in a group; None: the default one."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(f"{who}: there is no process group, expected torch.distributed to be initialised")
+    group = dist.group.WORLD if group is None else group
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(f"{who}: this process is not in the group, expected one of its own")
+    return Place(rank, dist.get_world_size(group), group.group_name)
 
 
-@lru_cache(maxsize=64)
-def _header(words: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The words as bits of a dtype; kept, since a copy to a device waits for it."""
-    return torch.tensor(words, dtype=torch.int64, device=device).view(dtype)
+def class_axis(value: Any, dim: int) -> int | None:
+    """The axis of a DTensor's mesh that shares out the classes, which lie along `dim`; None unless exactly one does."""
+    axes = [place for place, each in enumerate(value.placements) if each.is_shard(dim)]
+    if len(axes) != 1 or any(each.is_partial() for each in value.placements):
+        return None
+    return axes[0]
 
 
-def gathered(statistics: Tensor, shard: Shard) -> tuple[Tensor, Any]:
-    """The statistics of all processes, [processes, statistics, rows] in float64, and the number of all classes.
-
-    Raises ValueError on the CPU, on every process, unless the shards are neighbours that begin with class 0.
-    """
-    count, rows = statistics.shape
-    words = shard.first, shard.first + shard.classes, rows, count
-    header = _header(words, statistics.dtype, statistics.device)
-    own = torch.cat([header, statistics.reshape(-1)])
-    every = own.new_empty(dist.get_world_size(shard.group), own.numel())
-    _gather(every.view(-1), own, group=shard.group)
-    headers = every[:, : header.numel()].reshape(-1).view(torch.int64).view(-1, HEADER)
-    total: Any = headers[-1, 1]
-    if statistics.device.type == "cpu":
-        _check_ranges(headers.tolist())
-        total = int(total)
-    return every[:, header.numel() :].reshape(-1, count, rows).double(), total
+def is_class_sharded(value: Any, dim: int) -> bool:
+    """Whether it is a DTensor whose classes, along `dim`, one axis of its mesh shares out."""
+    return type(value) is not Tensor and hasattr(value, "device_mesh") and class_axis(value, dim) is not None
 
 
-def _check_ranges(headers: Sequence[Sequence[int]]) -> None:
-    expected = 0
-    for rank, (first, last, *sizes) in enumerate(headers):
-        if first != expected:
-            raise ValueError(
-                f"vocab_range is [{first}, {last}) on rank {rank}, expected one that begins with {expected}, "
-                "behind the classes of the ranks before"
-            )
-        if sizes != headers[0][2:]:
-            raise ValueError(
-                f"input has {sizes[0]} rows on rank {rank}, expected {headers[0][2]}, as on rank 0, with equal options"
-            )
-        expected = last
+# --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def merged(parts: Tensor) -> tuple[Tensor, ...]:
-    """m, log_s, the labels' logits, the sums and the means of z, of all processes' statistics in rank order."""
-    m = parts[:, 0].amax(0)
+def merged(parts: Tensor, shard: Shard, is_dense: bool, total: Tensor) -> Rows:
+    """What the statistics [processes, statistics, rows] of all shards come to, in rank order."""
+    m = parts[:, 0].detach().amax(0)
     shift = torch.where(m == -torch.inf, 0.0, m)
-    s, target, total, moment = (torch.zeros_like(m) for _ in range(4))
-    for part in parts:
-        scale = (part[0] - shift).exp()
-        s = s + part[1] * scale
-        target, total = target + part[2], total + part[3]
-        if len(part) > HEADER:
-            moment = moment + part[4] * scale
-    return m, s.log(), target, total, moment / s
+    of_moment, end = shard.given[4], 4 + shard.given[4]
+    s, target, sums, moment, mass = (torch.zeros_like(m) for _ in range(5))
+    for part in parts.unbind():
+        scale = (part[0].detach() - shift).exp()
+        s, target, sums = s + part[1] * scale, target + part[2], sums + part[3]
+        moment = moment + part[4] * scale if of_moment else moment
+        mass = mass + part[end] if is_dense else mass
+    predicted = _predicted(parts.detach(), end + is_dense) if shard.call.predicts else None
+    mean = moment / s if of_moment else None
+    return Rows(m + s.log(), target, sums, mean, mass if is_dense else None, predicted, total)
 
 
-def _factors(gradients: Sequence[Tensor], m: Tensor, log_s: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
-    """What the operator of the gradient takes for each row."""
-    a, b, c, e = gradients
-    return torch.stack([m, log_s, a + torch.where(e == 0, 0.0, e * (1 - mean)), b, c, e]).to(dtype)
+def _predicted(parts: Tensor, place: int) -> Tensor:
+    """The first of the largest classes: of the first process whose largest logit is the largest of all."""
+    largest = parts[:, place + 1] if parts.shape[1] > place + 1 else parts[:, 0]
+    which = largest.max(0)[1].unsqueeze(0)
+    return parts[:, place].gather(0, which).squeeze(0)
 
 
-# --- logits ----------------------------------------------------------------------------------------------------------
+def gathered(statistics: Tensor, labels: Tensor, shard: Shard, is_dense: bool) -> Rows:
+    """The rows of all shards; those that do not count are set aside first, so that their gradients are 0."""
+    ignored = None if is_dense else shard.call.options.ignore_index
+    parts, total = shard_operators.shard_gather(
+        statistics, labels, shard.first, shard.classes, ignored, *shard.place, shard.call.who
+    )
+    if ignored is not None:
+        silent = torch.zeros_like(parts[:, :1])
+        silent = torch.cat([silent, silent + 1, *[silent] * (parts.shape[1] - 2)], 1)
+        parts = torch.where(labels == ignored, silent, parts)
+    return merged(parts, shard, is_dense, total)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def of_logits(logits: Tensor, labels: Tensor, shard: Shard) -> Rows:
+    """What rows [N, classes of the shard] come to, labels [N] being classes of all shards."""
+    return gathered(shard_operators.shard_statistics(logits, labels, *shard.given), labels, shard, False)
 
 
-class _OfLogits(torch.autograd.Function):
-    """What the rows of all shards come to, for logits that exist."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, weight: Tensor | None, shard: Shard) -> Any:
-        parts, total = gathered(shard.statistics(logits, labels, weight), shard)
-        m, log_s, target, sums, mean = merged(parts)
-        ctx.save_for_backward(logits, labels, weight, m, log_s, mean)
-        ctx.shard = shard
-        ctx.mark_non_differentiable(m)
-        return m + log_s, target, sums, mean, m, total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        logits, labels, weight, m, log_s, mean = ctx.saved_tensors
-        factors = _factors(gradients[:4], m, log_s, mean, _wide(logits.dtype))
-        return ctx.shard.gradient(logits, labels, weight, factors), None, None, None
+def of_probabilities(logits: Tensor, labels: Tensor, probabilities: Tensor, shard: Shard) -> Rows:
+    """The same for target probabilities of the shard's classes, of logits' shape; differentiable in both."""
+    given: Any = (*shard.given, probabilities)
+    found = shard_operators.composed_statistics(logits, labels, *given)
+    return gathered(found, labels, shard, True)
 
 
-# --- a linear layer, whose logits never exist ------------------------------------------------------------------------
+def of_linear(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, shard: Shard) -> Rows:
+    """The same for the logits x [N, H] @ w [classes of the shard, H]^T + b; dx is summed over the group."""
+    found = shard_operators.shard_linear_statistics(
+        x, w, b, labels, *shard.given, shard.call.options.ignore_index, shard.place.group
+    )
+    return gathered(found, labels, shard, False)
 
 
-class _OfLinear(torch.autograd.Function):
-    """The same for logits that a linear layer makes, a chunk of rows at a time, once more for the gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, labels: Tensor, weight: Tensor | None, shard: Shard
-    ) -> Any:
-        found = [
-            shard.statistics(torch.nn.functional.linear(x[rows], w, bias), labels[rows], weight)
-            for rows in _chunks(len(x), len(w))
-        ]
-        parts, total = gathered(torch.cat(found, 1), shard)
-        m, log_s, target, sums, mean = merged(parts)
-        ctx.save_for_backward(x, w, bias, labels, weight, m, log_s, mean)
-        ctx.shard = shard
-        ctx.mark_non_differentiable(m)
-        return m + log_s, target, sums, mean, m, total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        x, w, bias, labels, weight, m, log_s, mean = ctx.saved_tensors
-        factors = _factors(gradients[:4], m, log_s, mean, _wide(x.dtype))
-        sums, needs = _wide(w.dtype), ctx.needs_input_grad
-        dx = torch.empty_like(x, dtype=sums) if needs[0] else None
-        dw = torch.zeros_like(w, dtype=sums) if needs[1] else None
-        dbias = torch.zeros_like(bias, dtype=sums) if bias is not None and needs[2] else None
-        for rows in _chunks(len(x), len(w)):
-            logits = torch.nn.functional.linear(x[rows], w, bias)
-            dlogits = ctx.shard.gradient(logits, labels[rows], weight, factors[:, rows].contiguous())
-            if dx is not None:
-                dx[rows] = dlogits @ w
-            if dw is not None:
-                dw += dlogits.t() @ x[rows]
-            if dbias is not None:
-                dbias += dlogits.sum(0, dtype=sums)
-        if dx is not None:  # every process has a part of it
-            dist.all_reduce(dx, group=ctx.shard.group)
-        narrow = (each if each is None else each.to(like.dtype) for each, like in ((dx, x), (dw, w), (dbias, bias)))
-        return *narrow, None, None, None
+# --- samples ---------------------------------------------------------------------------------------------------------
 
 
-def _chunks(rows: int, classes: int) -> Iterator[slice]:
-    """At least one, so that without rows there are statistics, too."""
-    step = max(CHUNK // max(classes, 1), 1)
-    return (slice(start, start + step) for start in range(0, max(rows, 1), step))
+def samples(rows: Rows, labels: Tensor, shard: Shard, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+    """What `sample_losses` returns: loss in float64, lse, log_prob, entropy and the predicted class.
+
+    Entropy and predicted class are None where they are not asked for.
+    """
+    ignored = None if rows.mass is not None else shard.call.options.ignore_index
+    counts = torch.ones_like(labels, dtype=torch.bool) if ignored is None else labels != ignored
+    wrong = counts & ((labels < 0) | (labels >= rows.total))
+    target = torch.where(wrong, torch.nan, rows.target)
+    picked = torch.where(counts & ~wrong, labels, 0).long()
+    if rows.mass is not None:
+        losses = rows.mass * rows.lse - target
+    elif shard.call.weight is None:
+        losses = rows.lse - target
+    else:
+        losses = shard.call.weight.detach().double()[picked] * (rows.lse - target)
+    if shard.call.options.label_smoothing:
+        losses = _smoothed(losses, rows, shard)
+    entropy = None if rows.mean is None else rows.lse - rows.mean
+    each: Callable[[Tensor], Tensor] = lambda value: torch.where(counts, value, 0.0)  # noqa: E731
+    floats = [
+        None if value is None else each(value).to(wide(dtype)) for value in (rows.lse, target - rows.lse, entropy)
+    ]
+    predicted = None
+    if rows.predicted is not None:
+        known = counts & (rows.predicted >= 0) & ~rows.lse.detach().isnan()
+        predicted = torch.where(known, rows.predicted, -1.0).long()
+    return each(losses), *floats, predicted
 
 
-_of_logits: Callable[..., Any] = _OfLogits.apply
-_of_linear: Callable[..., Any] = _OfLinear.apply
+def _smoothed(losses: Tensor, rows: Rows, shard: Shard) -> Tensor:
+    smoothing: Any = shard.call.options.label_smoothing
+    total = rows.total.double()  # a number beside an integer tensor would be float32
+    if shard.call.formula == "megatron":
+        smoothing = smoothing * total / (total - 1)
+    every = total if shard.call.weight is None else shard.call.weight.detach().double().sum()
+    return (1 - smoothing) * losses + smoothing / total * (rows.lse * every - rows.sum)
 
 
-def of_logits(logits: Tensor, labels: Tensor, weight: Tensor | None, shard: Shard) -> Rows:
-    """What rows [N, classes of the shard] come to, labels [N] being classes of all shards, weight of this one."""
-    return Rows(*_of_logits(logits, labels, weight, shard))
+# --- the results of a call -------------------------------------------------------------------------------------------
 
 
-def of_linear(x: Tensor, w: Tensor, bias: Tensor | None, labels: Tensor, weight: Tensor | None, shard: Shard) -> Rows:
-    """The same for the logits x [N, H] @ w [classes of the shard, H]^T + bias; dx is summed over the group."""
-    return Rows(*cast(Any, _of_linear(x, w, bias, labels, weight, shard)))
+def of_shard(logits: Tensor, labels: Tensor, probabilities: Tensor | None, shard: Shard, dtype: torch.dtype) -> Any:
+    """The results of logits [..., classes of the shard], labels [...] and perhaps probabilities as logits, flat."""
+    x, y = logits.reshape(labels.numel(), shard.classes), labels.reshape(-1)
+    if probabilities is None:
+        return samples(of_logits(x, y, shard), y, shard, dtype)
+    return samples(of_probabilities(x, y, probabilities.reshape(x.shape), shard), y, shard, dtype)
+
+
+def of_layer(
+    input: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, probabilities: Tensor | None, shard: Shard,
+    dtype: torch.dtype,
+) -> Any:  # fmt: skip
+    """The same for the logits of a linear layer, in autocast's dtype; with probabilities they are stored."""
+    x, y = input.reshape(labels.numel(), input.shape[-1]), labels.reshape(-1)
+    if autocast_applies(x):
+        half = torch.get_autocast_dtype(x.device.type)
+        x, w, b = x.to(half), w.to(half), None if b is None else b.to(half)
+    if probabilities is None:
+        return samples(of_linear(x, w, b, y, shard), y, shard, dtype)
+    logits = functional.linear(shard_operators.shard_copy(x, shard.place.group), w, b)
+    return of_shard(logits, labels, probabilities, shard, dtype)
+
+
+def autocast_applies(x: Tensor) -> bool:
+    return torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
+
+
+def in_shape(found: Any, shape: torch.Size, options: LossOptions) -> Any:
+    """The fields of samples in the samples' shape."""
+    if isinstance(found, Tensor):
+        return found.reshape(shape) if options.reduction == "none" else found
+    fields = found._asdict()
+    for name in of_samples(options):
+        fields[name] = None if fields[name] is None else fields[name].reshape(shape)
+    return type(found)(**fields)
+
+
+def of_samples(options: LossOptions) -> tuple[str, ...]:
+    """The fields of CrossEntropyOutput that each sample has its own of."""
+    fields = ("lse", "log_prob", "entropy", "predicted_tokens")
+    return (*fields, "loss", "z_loss") if options.reduction == "none" else fields

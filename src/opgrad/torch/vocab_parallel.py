@@ -3,13 +3,15 @@
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from opgrad.torch import shards
 from opgrad.torch.functions import autocasts
-from opgrad.torch.shard_losses import Options, result, shifted
-from opgrad.torch.shards import Rows
+from opgrad.torch.loss_options import LossOptions, read_options, shifted
+from opgrad.torch.reduced_loss import reduced
+from opgrad.torch.shards import FORMULAS, Call, Shard
+
+LOGITS, LINEAR = "vocab_parallel_cross_entropy", "vocab_parallel_linear_cross_entropy"
 
 
 def vocab_parallel_cross_entropy(
@@ -18,15 +20,16 @@ def vocab_parallel_cross_entropy(
     smoothing_formula: str = "torch", lse_square_scale: float = 0.0, softcap: float | None = None,
     temperature: float = 1.0, shift: int = 0, num_items: float | Tensor | None = None, return_lse: bool = False,
     return_z_loss: bool = False, return_log_prob: bool = False, return_entropy: bool = False,
-    return_token_accuracy: bool = False,
+    return_token_accuracy: bool = False, return_predicted_tokens: bool = False,
 ) -> Any:  # fmt: skip
     """Cross-entropy of logits of which each process of a group has the classes of a range, with one all-gather.
 
     input: logits of this process's classes, which lie along `dim`; float32, float64, float16 or bfloat16, of any
         number of classes, 0 too. Or a DTensor that is sharded along `dim` by one axis of its mesh, and by others along
         other axes or not at all.
-    target: classes of the whole vocabulary, the same on all processes, of input's shape without `dim`; int32 or int64.
-        Beside a DTensor a DTensor, or a tensor of the whole's shape.
+    target: classes of the whole vocabulary, the same on all processes, of input's shape without `dim`; int32, int64 or
+        uint8. Beside a DTensor a DTensor, or a tensor of the whole's shape. Or probabilities of this process's
+        classes, floating-point, of input's shape; beside a DTensor a DTensor.
     weight: shape (V,) for the whole vocabulary, on every process; a factor for the samples of each class; None: all 1.
     ignore_index: samples with this class have loss and gradient 0 and do not count.
     reduction: "none", "sum" or "mean", as in torch.nn.functional.cross_entropy.
@@ -38,50 +41,46 @@ def vocab_parallel_cross_entropy(
     smoothing_formula: "torch", or "megatron", which takes label_smoothing * V / (V - 1) in its place.
     lse_square_scale: the factor of the z-loss, the mean (for "sum": the sum) of lse**2, which is added.
     softcap: bounds the logits, softcap * tanh(x / softcap); None: none. temperature: divides them then.
-    shift: 1 takes the target of the next place, along target's last axis; the last place does not count.
-    num_items: what the sum is divided by in place of what "mean" would take; None: that.
-    return_lse, return_z_loss, return_log_prob, return_entropy, return_token_accuracy: more results, all but the last
-        differentiable; they come as a `VocabParallelLoss`.
+    shift: sample i meets the target of place i + shift along target's last axis; the last ones do not count.
+    num_items: what "mean" divides by in place of what counts.
+    return_…: also return fields of CrossEntropyOutput. log_prob, token_accuracy: not beside probabilities.
 
     Returns the loss, the same bits on every process, in input's dtype, float32 for half precision under autocast; of
-    target's shape for "none", else (). Differentiable once; the gradient of input is in its dtype and needs no
-    communication. Every process of the group has to call.
-    Raises TypeError for a wrong dtype; ValueError for a wrong shape, range, option or, on the CPU, class. On CUDA a
-    sample whose class is out of range has a loss of NaN.
+    target's shape for "none", else (); with more results asked for a CrossEntropyOutput. Differentiable any number of
+    times; the first gradient of input is in its dtype and needs no communication, further ones store the logits in
+    float32 and communicate. Every process of the group has to call, and to differentiate alike.
+    Raises TypeError for a wrong dtype; ValueError for a wrong shape, range, option or, on the CPU, class; RuntimeError
+    where a process of the group has ended. On CUDA a sample whose class is out of range has a loss of NaN.
 
     Formula: loss_i = lse_i - z_i[target_i] with lse over all processes, z = softcap * tanh(x / softcap) / temperature.
     Source: Megatron-LM (arXiv 1909.08053, section 3), torch.nn.functional.cross_entropy.
     """
-    wanted = {"lse": return_lse, "z_loss": return_z_loss, "log_prob": return_log_prob, "entropy": return_entropy}
-    wanted["token_accuracy"] = return_token_accuracy
-    options = Options(
-        "vocab_parallel_cross_entropy", weight, ignore_index, reduction, label_smoothing, smoothing_formula,
-        lse_square_scale, softcap, temperature, shift, num_items, frozenset(name for name in wanted if wanted[name]),
-    )  # fmt: skip
-    _check(options, input, target)
-    if type(input) is not Tensor and hasattr(input, "device_mesh"):
+    returned = {
+        "z_loss": return_z_loss, "lse": return_lse, "log_prob": return_log_prob, "entropy": return_entropy,
+        "token_accuracy": return_token_accuracy, "predicted_tokens": return_predicted_tokens,
+    }  # fmt: skip
+    bent = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
+    call = Call(LOGITS, read_options(LOGITS, reduction, ignore_index, *bent, **returned), smoothing_formula, weight)
+    _check(call, input, target)
+    if hasattr(input, "device_mesh"):
         from opgrad.torch import vocab_parallel_dtensor
 
-        return vocab_parallel_dtensor.loss(options, input, target, dim, group, vocab_range)
-    return _from_logits(options, input, target, group, vocab_range, dim)
-
-
-def _from_logits(
-    options: Options, input: Tensor, target: Tensor, group: Any, vocab_range: tuple[int, int] | None, dim: int
-) -> Any:
-    logits = input.movedim(dim, -1)
-    _check_shapes(options, target, logits.shape[:-1])
-    first = first_class(options, group, vocab_range, logits.shape[-1])
-    shard = options.shard(group, first, logits.shape[-1])
-    labels = shifted(options, target)
-    rows = shards.of_logits(
-        logits.reshape(labels.numel(), shard.classes),
-        labels.reshape(-1),
-        options.own_weight(first, shard.classes),
-        shard,
-    )
-    dtype = torch.float32 if autocasts(input) else input.dtype
-    return result(options, rows, labels, dtype)
+        _check_mesh_alone(call, group, vocab_range)
+        return vocab_parallel_dtensor.loss(call, input, target, dim, shift)
+    logits, dtype = input.movedim(dim, -1), torch.float32 if autocasts(input) else input.dtype
+    shard = _shard(call, group, vocab_range, logits.shape[-1])
+    if target.is_floating_point():
+        _check_shape(call, target, input.shape, "input's")
+        dtype = torch.promote_types(dtype, target.dtype)
+        labels = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=input.device)
+        target = target.movedim(dim, -1)
+    else:
+        _check_shape(call, target, logits.shape[:-1], "input's without the classes")
+        labels = _labels(call, target, shift)
+    is_dense = target.is_floating_point()
+    found = shards.of_shard(logits, labels, target if is_dense else None, shard, dtype)
+    result = reduced(found, labels.reshape(-1), weight, is_dense, call.options, dtype)
+    return shards.in_shape(result, labels.shape, call.options)
 
 
 def vocab_parallel_linear_cross_entropy(
@@ -91,15 +90,18 @@ def vocab_parallel_linear_cross_entropy(
     lse_square_scale: float = 0.0, softcap: float | None = None, temperature: float = 1.0, shift: int = 0,
     num_items: float | Tensor | None = None, return_lse: bool = False, return_z_loss: bool = False,
     return_log_prob: bool = False, return_entropy: bool = False, return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False,
 ) -> Any:  # fmt: skip
     """Cross-entropy of input @ linear_weight.T + linear_bias, of which each process has the rows of a range.
 
     The logits exist a chunk of tokens at a time, in the forward pass and again in the backward pass.
 
     input: shape (…, H), the same on all processes; float32, float64, float16 or bfloat16.
-    linear_weight: shape (C, H), this process's rows of the last layer. linear_bias: shape (C,), or None.
+    linear_weight: shape (C, H), this process's rows of the last layer. linear_bias: shape (C,), or None. Or DTensors
+        that are sharded along their first axis by one axis of a mesh; input and target then DTensors of the same mesh,
+        or tensors that all processes have.
     target: classes of the whole vocabulary, of input's shape without its last axis. Tokens that do not count are
-        not computed.
+        not computed. Or probabilities of this process's classes, for which the logits are stored.
     All other arguments are those of vocab_parallel_cross_entropy.
 
     Returns what vocab_parallel_cross_entropy returns. The gradient of input is summed over the group, so that it is
@@ -108,72 +110,116 @@ def vocab_parallel_linear_cross_entropy(
 
     Formula: as there, with x = input @ linear_weight.T + linear_bias. Source: torch.nn.functional.linear_cross_entropy.
     """
-    wanted = {"lse": return_lse, "z_loss": return_z_loss, "log_prob": return_log_prob, "entropy": return_entropy}
-    wanted["token_accuracy"] = return_token_accuracy
-    options = Options(
-        "vocab_parallel_linear_cross_entropy", weight, ignore_index, reduction, label_smoothing, smoothing_formula,
-        lse_square_scale, softcap, temperature, shift, num_items, frozenset(name for name in wanted if wanted[name]),
-    )  # fmt: skip
-    _check(options, input, target)
-    _check_shapes(options, target, input.shape[:-1])
-    _check_layer(options, input, linear_weight, linear_bias)
-    if autocasts(input) or torch.is_autocast_enabled(input.device.type):
-        half = torch.get_autocast_dtype(input.device.type)
-        input, linear_weight = input.to(half), linear_weight.to(half)
-        linear_bias = None if linear_bias is None else linear_bias.to(half)
-    classes = linear_weight.shape[0]
-    first = first_class(options, group, vocab_range, classes)
-    labels = shifted(options, target)
-    counted = (labels.reshape(-1) != ignore_index).nonzero()[:, 0]
-    x, picked = input.reshape(-1, input.shape[-1])[counted], labels.reshape(-1)[counted]
-    shard = options.shard(group, first, classes)
-    found = shards.of_linear(x, linear_weight, linear_bias, picked, options.own_weight(first, classes), shard)
-    spread = [each.new_zeros(labels.numel()).index_copy(0, counted, each) for each in found[:5]]
-    return result(
-        options, Rows._make([*spread, found.total]), labels, torch.float32 if autocasts(input) else input.dtype
-    )
+    returned = {
+        "z_loss": return_z_loss, "lse": return_lse, "log_prob": return_log_prob, "entropy": return_entropy,
+        "token_accuracy": return_token_accuracy, "predicted_tokens": return_predicted_tokens,
+    }  # fmt: skip
+    bent = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
+    call = Call(LINEAR, read_options(LINEAR, reduction, ignore_index, *bent, **returned), smoothing_formula, weight)
+    _check(call, input, target)
+    if hasattr(linear_weight, "device_mesh"):
+        from opgrad.torch import vocab_parallel_dtensor
+
+        _check_mesh_alone(call, group, vocab_range)
+        return vocab_parallel_dtensor.linear_loss(call, input, linear_weight, linear_bias, target, shift)
+    _check_layer(call, input, linear_weight, linear_bias)
+    shard = _shard(call, group, vocab_range, linear_weight.shape[0])
+    is_dense, samples = target.is_floating_point(), input.shape[:-1]
+    if is_dense:
+        _check_shape(call, target, torch.Size((*samples, shard.classes)), "the logits'")
+        labels = torch.zeros(samples, dtype=torch.int64, device=input.device)
+    else:
+        _check_shape(call, target, samples, "input's without the features")
+        labels = _labels(call, target, shift)
+    dtype = torch.float32 if shards.autocast_applies(input) else input.dtype
+    dtype = torch.promote_types(dtype, target.dtype) if is_dense else dtype
+    dense = target if is_dense else None
+    found = shards.of_layer(input, linear_weight, linear_bias, labels, dense, shard, dtype)
+    result = reduced(found, labels.reshape(-1), weight, is_dense, call.options, dtype)
+    return shards.in_shape(result, samples, call.options)
+
+
+def of_dtensor(input: Any, target: Tensor, weight: Tensor | None, options: LossOptions, shift: int) -> Any:
+    """cross_entropy of a DTensor whose classes, on the second axis or the only one, are sharded."""
+    from opgrad.torch import vocab_parallel_dtensor
+
+    call = Call("cross_entropy", options, weight=weight)
+    _check(call, input, target)
+    return vocab_parallel_dtensor.loss(call, input, target, min(input.dim() - 1, 1), shift)
+
+
+def of_dtensor_layer(
+    input: Tensor, w: Any, b: Any, target: Tensor, weight: Tensor | None, options: LossOptions, shift: int
+) -> Any:
+    """linear_cross_entropy of a layer of DTensors whose classes are sharded."""
+    from opgrad.torch import vocab_parallel_dtensor
+
+    call = Call("linear_cross_entropy", options, weight=weight)
+    _check(call, input, target)
+    return vocab_parallel_dtensor.linear_loss(call, input, w, b, target, shift)
+
+
+def _labels(call: Call, target: Tensor, shift: int) -> Tensor:
+    target = target.int() if target.dtype == torch.uint8 else target
+    return shifted(call.who, target, shift, call.options.ignore_index)
+
+
+def _shard(call: Call, group: Any, vocab_range: tuple[int, int] | None, classes: int) -> Shard:
+    """This process's classes. Raises ValueError for a range of another length."""
+    place = shards.place_of(call.who, group)
+    first = place.rank * classes
+    if vocab_range is not None:
+        first, last = (int(each) for each in vocab_range)
+        if first < 0 or last - first != classes:
+            raise ValueError(f"{call.who}: vocab_range is {vocab_range}, expected {classes} classes, as input has")
+    return Shard(call, first, classes, place)
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _check(options: Options, input: Any, target: Any) -> None:
-    for name, value in (("input", input), ("target", target), ("weight", options.weight)):
+def _check(call: Call, input: Any, target: Any) -> None:
+    who, weight, options = call.who, call.weight, call.options
+    for name, value in (("input", input), ("target", target), ("weight", weight)):
         if not isinstance(value, Tensor) and (value is not None or name != "weight"):
-            raise TypeError(f"{options.who}: {name} is {type(value).__name__}, expected a PyTorch tensor")
-    if target.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{options.who}: target has dtype {target.dtype}, expected int32 or int64")
+            raise TypeError(f"{who}: {name} is {type(value).__name__}, expected a PyTorch tensor")
+    if not target.is_floating_point() and target.dtype not in (torch.int32, torch.int64, torch.uint8):
+        raise TypeError(f"{who}: target has dtype {target.dtype}, expected int32, int64 or uint8, or a float")
     if not input.dim():
-        raise ValueError(f"{options.who}: input has 0 dimensions, expected at least 1")
-    options.check()
+        raise ValueError(f"{who}: input has 0 dimensions, expected at least 1")
+    if call.formula not in FORMULAS:
+        raise ValueError(f"{who}: smoothing_formula is {call.formula!r}, expected {' or '.join(FORMULAS)}")
+    if weight is not None and call.formula == "megatron":
+        raise ValueError(f"{who}: weight is given, expected none with Megatron's formula")
+    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(f"{who}: weight requires grad, and the loss has no gradient for it: detach it")
+    if target.is_floating_point():
+        _check_dense(who, options)
 
 
-def _check_shapes(options: Options, target: Tensor, expected: torch.Size) -> None:
+def _check_mesh_alone(call: Call, group: Any, vocab_range: Any) -> None:
+    if group is not None or vocab_range is not None:
+        raise ValueError(f"{call.who}: group or vocab_range is given beside a DTensor, expected its mesh alone")
+
+
+def _check_dense(who: str, options: LossOptions) -> None:
+    if options.ignore_index is not None and options.ignore_index >= 0:
+        raise ValueError(f"{who}: ignore_index is {options.ignore_index}, expected none for class probabilities")
+    for name in ("log_prob", "token_accuracy"):
+        if name in options.returned:
+            raise ValueError(f"{who}: return_{name} is given with class probabilities, expected it with classes alone")
+
+
+def _check_shape(call: Call, target: Tensor, expected: torch.Size, which: str) -> None:
     if target.shape != expected:
         found, wanted = tuple(target.shape), tuple(expected)
-        raise ValueError(f"{options.who}: target has shape {found}, expected {wanted}, input's without the classes")
-    if options.shift and not target.dim():
-        raise ValueError(f"{options.who}: shift is 1 and target has no axis, expected one")
+        raise ValueError(f"{call.who}: target has shape {found}, expected {wanted}, {which}")
 
 
-def _check_layer(options: Options, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _check_layer(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if weight.dim() != 2 or weight.shape[1] != input.shape[-1]:
         expected = f"(C, {input.shape[-1]})"
-        raise ValueError(f"{options.who}: linear_weight has shape {tuple(weight.shape)}, expected {expected}")
+        raise ValueError(f"{call.who}: linear_weight has shape {tuple(weight.shape)}, expected {expected}")
     if bias is not None and bias.shape != weight.shape[:1]:
         expected = str((weight.shape[0],))
-        raise ValueError(f"{options.who}: linear_bias has shape {tuple(bias.shape)}, expected {expected}")
-
-
-def first_class(options: Options, group: Any, vocab_range: tuple[int, int] | None, classes: int) -> int:
-    """The first class of this process. Raises ValueError for a range of another length."""
-    if not dist.is_initialized():
-        raise RuntimeError(f"{options.who}: there is no process group, expected torch.distributed to be initialised")
-    if dist.get_rank(group) < 0:
-        raise ValueError(f"{options.who}: this process is not in the group, expected one of its own")
-    if vocab_range is None:
-        return dist.get_rank(group) * classes
-    first, last = vocab_range
-    if first < 0 or last - first != classes:
-        raise ValueError(f"{options.who}: vocab_range is {vocab_range}, expected {classes} classes, as input has")
-    return int(first)
+        raise ValueError(f"{call.who}: linear_bias has shape {tuple(bias.shape)}, expected {expected}")

@@ -1,89 +1,148 @@
-"""Vocabulary-parallel cross-entropy of a DTensor: its shards, and where the results lie on the mesh."""
+"""Vocabulary-parallel cross-entropy of DTensors: their shards, and where the results lie on the mesh."""
 
 from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
+from torch.distributed.tensor import Shard as Sharded
 
 from opgrad.torch import shards
 from opgrad.torch.functions import autocasts
-from opgrad.torch.shard_losses import Options, VocabParallelLoss, result, shifted
+from opgrad.torch.loss_options import CrossEntropyOutput, divisors, shifted
+from opgrad.torch.reduced_loss import reduced
+from opgrad.torch.shards import Call, Shard
 
 
-def loss(options: Options, input: Any, target: Any, dim: int, group: Any, vocab_range: Any) -> Any:
+def loss(call: Call, input: Any, target: Any, dim: int, shift: int) -> Any:
     """The results as DTensors: each sample's where it is, sums as partial ones over the axes that share out samples.
 
     Raises ValueError unless exactly one axis of the mesh shares out the classes, and no other does in parts.
     """
-    if group is not None or vocab_range is not None:
-        raise ValueError(f"{options.who}: group or vocab_range is given beside a DTensor, expected its mesh alone")
     dim %= input.dim()
-    axis = _class_axis(options, input, dim)
-    mesh, classes = input.device_mesh, input.shape[dim]
-    of_samples = [
-        _of_sample(each, dim) if place != axis else Replicate() for place, each in enumerate(input.placements)
-    ]
-    if target.shape != input.shape[:dim] + input.shape[dim + 1 :]:
-        found, wanted = tuple(target.shape), tuple(input.shape[:dim] + input.shape[dim + 1 :])
-        raise ValueError(f"{options.who}: target has shape {found}, expected {wanted}, input's without the classes")
-    labels = _local(shifted(options, _whole(target)), mesh, of_samples)
-    if isinstance(options.weight, DTensor):
-        options = replace(options, weight=options.weight.full_tensor())
-    logits = input.to_local().movedim(dim, -1)
-    size = -(-classes // mesh.size(axis))  # as torch.chunk shares them out
-    first = min(mesh.get_local_rank(axis) * size, classes)
-    shard = options.shard(mesh.get_group(axis), first, logits.shape[-1])
-    rows = shards.of_logits(
-        logits.reshape(labels.numel(), shard.classes),
-        labels.reshape(-1),
-        options.own_weight(first, shard.classes),
-        shard,
+    axis, mesh = _required_axis(call, "input", input, dim), input.device_mesh
+    lies = [_of_sample(each, dim) if at != axis else Replicate() for at, each in enumerate(input.placements)]
+    labels, dense = _targets(call, target, input.shape, dim, mesh, lies, input.placements, shift)
+    call, logits = _with_whole_weight(call), input.to_local().movedim(dim, -1)
+    dtype = torch.float32 if autocasts(logits) else logits.dtype
+    dtype = dtype if dense is None else torch.promote_types(dtype, dense.dtype)
+    found = shards.of_shard(logits, labels, dense, _shard(call, mesh, axis, input.shape[dim], logits.shape[-1]), dtype)
+    return _finished(
+        call, found, labels, dense is not None, mesh, lies, input.shape[:dim] + input.shape[dim + 1 :], dtype
     )
-    groups = tuple(mesh.get_group(place) for place, each in enumerate(of_samples) if isinstance(each, Shard))
-    found = result(options, rows, labels, torch.float32 if autocasts(logits) else logits.dtype, groups)
-    return _placed(options, found, mesh, of_samples, target.shape)
 
 
-def _class_axis(options: Options, input: Any, dim: int) -> int:
-    """The axis of the mesh that shares out the classes."""
-    axes = [place for place, each in enumerate(input.placements) if each.is_shard(dim)]
-    if len(axes) != 1 or any(each.is_partial() for each in input.placements):
+def linear_loss(call: Call, input: Any, w: Any, b: Any, target: Any, shift: int) -> Any:
+    """The same for the logits of a layer whose rows one axis of the mesh shares out; input has tokens on other axes."""
+    axis, mesh = _required_axis(call, "linear_weight", w, 0), w.device_mesh
+    if b is not None and (not isinstance(b, DTensor) or shards.class_axis(b, 0) != axis):
+        raise ValueError(f"{call.who}: linear_bias lies otherwise than linear_weight, expected a DTensor with Shard(0)")
+    if not isinstance(input, DTensor):
+        input = DTensor.from_local(input, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    features = input.dim() - 1
+    lies = [
+        each if at != axis and isinstance(each, Sharded) and each.dim < features else Replicate()
+        for at, each in enumerate(input.placements)
+    ]
+    x = input.redistribute(mesh, lies).to_local()
+    of_layer = [Partial() if isinstance(lie, Sharded) else own for lie, own in zip(lies, w.placements, strict=True)]
+    own_w = w.to_local(grad_placements=of_layer)
+    own_b = None if b is None else b.to_local(grad_placements=of_layer)
+    call, shape = _with_whole_weight(call), torch.Size((*input.shape[:-1], w.shape[0]))
+    of_logits = [Sharded(features) if at == axis else each for at, each in enumerate(lies)]
+    labels, dense = _targets(call, target, shape, features, mesh, lies, of_logits, shift)
+    dtype = torch.float32 if shards.autocast_applies(x) else x.dtype
+    dtype = dtype if dense is None else torch.promote_types(dtype, dense.dtype)
+    shard = _shard(call, mesh, axis, w.shape[0], own_w.shape[0])
+    found = shards.of_layer(x, own_w, own_b, labels, dense, shard, dtype)
+    return _finished(call, found, labels, dense is not None, mesh, lies, shape[:-1], dtype)
+
+
+def _required_axis(call: Call, name: str, value: Any, dim: int) -> int:
+    axis = shards.class_axis(value, dim)
+    if axis is None:
         expected = f"Shard({dim}) on one axis of the mesh, and Shard or Replicate on others"
-        raise ValueError(f"{options.who}: input has the placements {input.placements}, expected {expected}")
-    return axes[0]
+        raise ValueError(f"{call.who}: {name} has the placements {value.placements}, expected {expected}")
+    return axis
 
 
 def _of_sample(placement: Placement, dim: int) -> Placement:
     """The placement of what has no classes."""
-    if not isinstance(placement, Shard):
+    if not isinstance(placement, Sharded):
         return placement
-    return Shard(placement.dim - (placement.dim > dim))
+    return Sharded(placement.dim - (placement.dim > dim))
 
 
-def _whole(target: Any) -> Tensor:
-    return target.full_tensor() if isinstance(target, DTensor) else target
+def _shard(call: Call, mesh: Any, axis: int, total: int, classes: int) -> Shard:
+    size = -(-total // mesh.size(axis))  # as torch.chunk shares them out
+    first = min(mesh.get_local_rank(axis) * size, total)
+    return Shard(call, first, classes, shards.place_of(call.who, mesh.get_group(axis)))
 
 
-def _local(target: Tensor, mesh: Any, placements: Any) -> Tensor:
-    """This process's part of a tensor that every process has."""
-    whole = DTensor.from_local(target, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return whole.redistribute(mesh, placements).to_local()
+def _with_whole_weight(call: Call) -> Call:
+    return replace(call, weight=call.weight.full_tensor()) if isinstance(call.weight, DTensor) else call
 
 
-def _placed(options: Options, found: Any, mesh: Any, of_samples: list[Placement], shape: torch.Size) -> Any:
-    """The results as DTensors."""
-    summed = [Partial("sum") if isinstance(each, Shard) else Replicate() for each in of_samples]
-    stride = torch.empty(shape, device="meta").stride()
+def _targets(
+    call: Call, target: Any, shape: torch.Size, dim: int, mesh: Any, lies: Any, of_logits: Any, shift: int
+) -> tuple[Tensor, Tensor | None]:
+    """This process's labels and, if it is these, probabilities, with the classes last."""
+    is_dense, of_samples = target.is_floating_point(), shape[:dim] + shape[dim + 1 :]
+    expected = shape if is_dense else of_samples
+    if target.shape != expected:
+        which = "that of the logits" if is_dense else "that without the classes"
+        raise ValueError(f"{call.who}: target has shape {tuple(target.shape)}, expected {tuple(expected)}, {which}")
+    if is_dense:
+        if not isinstance(target, DTensor):
+            target = DTensor.from_local(target, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        dense = target.redistribute(mesh, of_logits).to_local().movedim(dim, -1)
+        return torch.zeros(dense.shape[:-1], dtype=torch.int64, device=dense.device), dense
+    whole = target.full_tensor() if isinstance(target, DTensor) else target
+    whole = shifted(call.who, whole.int() if whole.dtype == torch.uint8 else whole, shift, call.options.ignore_index)
+    every = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return every.redistribute(mesh, lies).to_local(), None
+
+
+def _finished(
+    call: Call, found: Any, labels: Tensor, is_dense: bool, mesh: Any, lies: Any, shape: torch.Size, dtype: torch.dtype
+) -> Any:
+    """The results of this process's samples, reduced with those of the others, as DTensors."""
+    groups = [mesh.get_group(place) for place, each in enumerate(lies) if isinstance(each, Sharded)]
+    flat, options = labels.reshape(-1), call.options
+    by = divisors(flat, call.weight, is_dense, options, torch.float64)
+    if groups and options.reduction == "mean" and options.num_items is None:
+        both = torch.stack([torch.as_tensor(each) for each in by])
+        for group in groups:
+            dist.all_reduce(both, group=group)
+        by = both[0], both[1]
+    result = reduced(found, flat, call.weight, is_dense, options, dtype, by)
+    if isinstance(result, CrossEntropyOutput) and result.token_accuracy is not None and groups:
+        result = result._replace(token_accuracy=_accuracy(found[4], flat, options.ignore_index, groups))
+    return _placed(call, shards.in_shape(result, labels.shape, options), mesh, lies, shape)
+
+
+def _accuracy(predicted: Tensor, labels: Tensor, ignore_index: int | None, groups: list[Any]) -> Tensor:
+    counts = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
+    hits = torch.stack([((predicted == labels) & counts).sum(), counts.sum()])
+    for group in groups:
+        dist.all_reduce(hits, group=group)
+    return hits[0].float() / hits[1].clamp(min=1)
+
+
+def _placed(call: Call, found: Any, mesh: Any, lies: Any, shape: torch.Size) -> Any:
+    """The results as DTensors; the accuracy, which all processes have, is a tensor."""
+    summed = [Partial("sum") if isinstance(each, Sharded) else Replicate() for each in lies]
+    stride, of_samples = torch.empty(shape, device="meta").stride(), shards.of_samples(call.options)
 
     def each(name: str, value: Any) -> Any:
         if value is None or name == "token_accuracy":
             return value
-        if options.reduction != "none" and name in ("loss", "z_loss"):
+        if name not in of_samples:
             return DTensor.from_local(value, mesh, summed, run_check=False)
-        return DTensor.from_local(value, mesh, of_samples, run_check=False, shape=shape, stride=stride)
+        return DTensor.from_local(value, mesh, lies, run_check=False, shape=shape, stride=stride)
 
-    if isinstance(found, VocabParallelLoss):
-        return VocabParallelLoss(*(each(name, value) for name, value in zip(found._fields, found, strict=True)))
+    if isinstance(found, CrossEntropyOutput):
+        return CrossEntropyOutput(*(each(name, value) for name, value in zip(found._fields, found, strict=True)))
     return each("loss", found)

@@ -67,6 +67,8 @@ class Fit:
         self._schedule = Schedule(recipe.learning_rate, recipe.schedule, recipe.warmup, steps)
         self._mean = GradientMean(trainer.gradients.flat) if recipe.accumulate > 1 else None
         self._processes, self._all_stop = processes, False
+        if processes is not None and recipe.row_wise:
+            raise ValueError("train: row_wise names tables, expected none where several processes train together")
         rank, size = (processes.rank, processes.size) if processes else (0, 1)
         whole = size > 1 and trainer.artifacts.batch_rows is not None
         if whole and recipe.accumulate < size:
@@ -134,12 +136,14 @@ class Fit:
             losses[share.place] = next(batches) * (len(share.rows) / share.of)
             if self._mean is not None:
                 self._mean.add(len(share.rows) / step.rows)
+                if trainer.rows is not None:
+                    trainer.rows.keep(len(share.rows) / step.rows)
         if self._mean is not None:
             self._mean.take()
         if self._processes is not None:
             self._add_up(step, interrupt)
         trainer.optimizer.learning_rate = self._schedule.at(self.state.steps)
-        trainer.optimizer.step()
+        trainer.update()
         self.state.steps += 1
         return losses
 

@@ -58,11 +58,11 @@ class TrainingGraph:
     parameters, gradients: the trainable ones by name; the graph reads and writes this very memory.
     frozen: the other parameters.
     options: onnxruntime's session options.
-    fuse: whether groups of nodes become one node each.
+    fuse: whether `fusions.fuse` replaces nodes.
 
     inputs, outputs: of a call, in the graph's order.
     reset: whether the next run overwrites the gradients; otherwise it adds to them.
-    fused: what was replaced by one node.
+    fused: what it replaced.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TrainingGraph:
         gradients: FlatTensors,
         options: onnxruntime.SessionOptions,
         who: str,
-        fuse: bool = False,
+        fuse: bool = True,
     ):
         buffers = {name + BUFFER_SUFFIX: array for name, array in gradients.items()}
         fixed = {**parameters, **frozen, **buffers, RESET: np.zeros(1, np.bool_)}

@@ -57,9 +57,8 @@ class Inspection:
     files: bytes of each file by name.
     parameters: of the checkpoint, or the initializers of a single model, as training would take them.
     inputs, outputs: of the training graph, without parameters, gradients and `lazy_reset_grad`; or of a single model.
-    operators: of the same graph. fused: groups of nodes that training replaces if
-        `fuse` is asked for. problem: why onnxruntime with opgrad cannot load it, or the eval model, and what to
-        do; None if it can.
+    operators: of the same graph. fused: what training replaces there, unless `fuse` is False.
+    problem: why onnxruntime with opgrad cannot load it, or the eval model, and what to do; None if it can.
     optimizer: nodes of the optimizer model with their attributes; optimizer_problem: why opgrad cannot run them.
     checkpoint: what it holds beside parameters.
     training: what training would make of a single model; None of a training graph.

@@ -204,7 +204,7 @@ def _begin(
     else:
         state = replace(resumption.state, recipe=recipe, history=list(resumption.state.history))
         _check_goes_on(state, data)
-        trainer = Trainer(artifacts, recipe.learning_rate, session_options(state.threads))
+        trainer = Trainer(artifacts, recipe.learning_rate, session_options(state.threads), recipe.row_wise)
     if resumption is not None:
         trainer.restore(resumption.checkpoint)
     if processes is not None:
@@ -251,7 +251,7 @@ def _fastest_trainer(artifacts: ArtifactSet, recipe: Recipe, data: Dataset) -> t
     batch = data.take(np.arange(min(recipe.batch_size, data.rows))).arrays
     trials = []
     for threads in sorted({1, get_num_threads()}):
-        trainer = Trainer(artifacts, recipe.learning_rate, session_options(threads))
+        trainer = Trainer(artifacts, recipe.learning_rate, session_options(threads), recipe.row_wise)
         times = timeit.repeat(partial(trainer.compute_gradients, batch), number=1, repeat=8)
         trials.append((min(times), threads, trainer))
     _, threads, trainer = min(trials, key=lambda trial: trial[:2])

@@ -1,6 +1,6 @@
 """Train an artifact set: steps, epochs, evaluation, export."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 
 import numpy as np
@@ -15,6 +15,7 @@ from opgrad.training.export import export_model
 from opgrad.training.graph import TrainingGraph, read_model
 from opgrad.training.graph import session_options as session_options
 from opgrad.training.optimizer import SGD, AdamW
+from opgrad.training.row_wise import RowWise, expose
 from opgrad.training.tensors import FlatTensors
 
 GROUP = "group0"  # of the parameters, as the checkpoints of onnxruntime-training call the only one
@@ -28,11 +29,14 @@ class Trainer:
     artifacts: the artifact set; its checkpoint gives the initial parameters.
     learning_rate: that of the optimizer; `optimizer.learning_rate` changes it later.
     options: onnxruntime's session options; by default it uses `opgrad.get_num_threads()` threads.
-    fuse: whether groups of nodes of the training graph become one node each.
+    row_wise: the names of embedding tables of which a step changes the rows alone that its batches have read; each is
+        read by one Gather along its first axis alone. Not beside a limit of the gradients' norm.
+    fuse: whether nodes such as the loss and its gradient become one; see `opgrad inspect`.
 
     parameters: every parameter by name, float32 arrays of their present values; the trainable ones may be
         written to between steps.
-    gradients: the gradients of the last batch, by the name of the parameter.
+    gradients: the gradients of the last batch, by the name of the parameter; those of row-wise tables are not kept.
+    rows: the steps of row-wise tables; None: there are no such tables.
     """
 
     def __init__(
@@ -40,25 +44,29 @@ class Trainer:
         artifacts: ArtifactSet,
         learning_rate: float = 1e-3,
         options: onnxruntime.SessionOptions | None = None,
-        fuse: bool = False,
+        row_wise: Sequence[str] = (),
+        fuse: bool = True,
     ):
         if options is None:
             options = session_options(get_num_threads())
         self.artifacts = artifacts
-        trainable, gradients = _trainable_memory(artifacts)
-        frozen = {name: np.array(array, order="C") for name, array in artifacts.frozen.items()}
         model = read_model(artifacts.training_model, "Trainer")
+        expose(model, row_wise)
+        trainable, gradients = _trainable_memory(artifacts, row_wise)
+        frozen = {name: np.array(array, order="C") for name, array in artifacts.frozen.items()}
+        tables = {name: np.array(artifacts.trainable[name], order="C") for name in row_wise}
         what = f"Trainer: {artifacts.training_model}"
-        self._graph = TrainingGraph(model, trainable, frozen, gradients, options, what, fuse)
+        self._graph = TrainingGraph(model, trainable, {**frozen, **tables}, gradients, options, what, fuse)
         self.evaluator = Evaluator(artifacts, options)
         self._trainable = trainable
         self.optimizer: SGD | AdamW = artifacts.rule.start(trainable.flat, gradients.flat, learning_rate)
-        self.parameters: Mapping[str, np.ndarray] = {**trainable, **frozen}
+        self.rows = RowWise(self.optimizer, tables) if tables else None
+        self.parameters: Mapping[str, np.ndarray] = {**trainable, **tables, **frozen}
         self.gradients = gradients
 
     @property
     def flat_parameters(self) -> np.ndarray:
-        """The trainable parameters one behind the other, float32 [n]."""
+        """The trainable parameters one behind the other, float32 [n]; without row-wise tables."""
         return self._trainable.flat
 
     def step(self, batch: Mapping[str, np.ndarray]) -> float:
@@ -69,8 +77,14 @@ class Trainer:
         TypeError for a wrong dtype; onnxruntime's exceptions carry what else a kernel finds wrong.
         """
         loss = self.compute_gradients(batch)
-        self.optimizer.step()
+        self.update()
         return loss
+
+    def update(self) -> None:
+        """Change the parameters along the gradients."""
+        self.optimizer.step()
+        if self.rows is not None:
+            self.rows.step()
 
     def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> float:
         """Fill `gradients` for one batch and return its loss, like `step`, but leave the parameters alone."""
@@ -88,12 +102,15 @@ class Trainer:
         Raises what `step` raises, and ValueError if `order` names a row that the data do not have.
         """
         for loss in self.gradient_batches(data, batch_size, order):
-            self.optimizer.step()
+            self.update()
             yield loss
 
     def _run(self, values: list[np.ndarray] | None) -> float:
         self._graph.reset = True
-        return self._graph.run(values).loss
+        bound = self._graph.run(values)
+        if self.rows is not None:
+            self.rows.give(dict(zip((spec.name for spec in bound.outputs), bound.results(), strict=True)))
+        return bound.loss
 
     def _check(self, caller: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Raise unless there is an array that fits for every input of the graph."""
@@ -166,7 +183,7 @@ class Trainer:
 
         properties: what else the checkpoint shall hold.
         """
-        trainable = {name: self.parameters[name] for name in self.gradients}
+        trainable = {name: self.parameters[name] for name in self.artifacts.trainable}
         frozen = {name: array for name, array in self.parameters.items() if name not in trainable}
         group = OptimizerGroup(self.optimizer.steps, self.optimizer.learning_rate, self._moments())
         return Checkpoint(trainable, frozen, {GROUP: group}, dict(properties or {}))
@@ -179,7 +196,7 @@ class Trainer:
         """
         group = checkpoint.optimizers.get(GROUP, OptimizerGroup(0, self.optimizer.learning_rate))
         moments = self._moments()
-        frozen = {name: each for name, each in self.parameters.items() if name not in self.gradients}
+        frozen = {name: each for name, each in self.parameters.items() if name not in self.artifacts.trainable}
         _check_like("parameters", frozen | checkpoint.parameters, self.parameters)
         saved = flat_names(group.moments)
         if saved:
@@ -195,7 +212,10 @@ class Trainer:
         # onnxruntime-training opens the state of its SGD only with a moment for every parameter, which is always 0.
         flats = self.optimizer.moments or {"momentum0": np.zeros_like(self._trainable.flat)}
         views = {moment: self._trainable.views_of(flat) for moment, flat in flats.items()}
-        return {name: {moment: own[name] for moment, own in views.items()} for name in self._trainable}
+        found = {name: {moment: own[name] for moment, own in views.items()} for name in self._trainable}
+        for name, own in self.rows.moments.items() if self.rows else ():
+            found[name] = own or {moment: np.zeros_like(self.parameters[name]) for moment in flats}
+        return {name: found[name] for name in self.artifacts.trainable}
 
 
 def flat_names(moments: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -217,13 +237,13 @@ def _check_like(what: str, found: Mapping[str, np.ndarray], expected: Mapping[st
             )
 
 
-def _trainable_memory(artifacts: ArtifactSet) -> tuple[FlatTensors, FlatTensors]:
-    """The initial trainable parameters, and their gradients."""
+def _trainable_memory(artifacts: ArtifactSet, row_wise: Sequence[str]) -> tuple[FlatTensors, FlatTensors]:
+    """The initial trainable parameters, and their gradients, but for tables that are row-wise."""
     for name, array in artifacts.trainable.items():
         if array.dtype != np.float32:
             raise NotImplementedError(f"Trainer: {name} has dtype {array.dtype}, expected float32")
-    shapes = {name: array.shape for name, array in artifacts.trainable.items()}
+    shapes = {name: array.shape for name, array in artifacts.trainable.items() if name not in row_wise}
     parameters = FlatTensors(shapes)
-    for name, array in artifacts.trainable.items():
-        parameters[name][...] = array
+    for name in shapes:
+        parameters[name][...] = artifacts.trainable[name]
     return parameters, FlatTensors(shapes)

@@ -31,6 +31,8 @@ class Recipe:
     accumulate: how many batches make one step; its gradient is that of the mean over all their rows.
     clip_norm: the largest Euclidean norm of all gradients together; longer ones are scaled down. None leaves it to the
         optimizer model.
+    row_wise: the names of embedding tables of which a step changes the rows alone that its batches have read; see
+        `Trainer`.
     patience: after how many epochs without a better validation loss training ends; None: never.
     """
 
@@ -47,6 +49,7 @@ class Recipe:
     warmup: int = 0
     accumulate: int = 1
     clip_norm: float | None = None
+    row_wise: list[str] = field(default_factory=list)
     patience: int | None = None
 
     def __post_init__(self) -> None:
@@ -54,6 +57,9 @@ class Recipe:
         _require(isinstance(self.divide, dict), "divide", self.divide, "a table of numbers")
         for name, divisor in self.divide.items():
             _require(_is_number(divisor) and divisor != 0, f"divide.{name}", divisor, "a number but 0")
+        names = self.row_wise
+        is_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        _require(is_names and len(set(names)) == len(names), "row_wise", names, "a list of different names")
         for name in ("test_rows", "patience"):
             value = getattr(self, name)
             _require(value is None or _is_count(value, 1), name, value, "a whole number of at least 1")

@@ -31,7 +31,7 @@ def print_inspection(console: Console, found: Inspection) -> None:
     if found.operators:
         console.print(_operator_table(found))
     for operators, count in Counter((each.operators, each.by) for each in found.fused).items():
-        console.print(f"with fuse=True, {' + '.join(operators[0])} becomes {' + '.join(operators[1])}: {count} times")
+        console.print(f"in training {' + '.join(operators[0])} becomes {operators[1]}: {count} times", highlight=False)
     for problem in filter(None, (found.problem, found.optimizer_problem)):
         console.print(f"cannot run: {problem}", style="red", highlight=False)
     for problem in found.training.problems if found.training else ():

@@ -40,7 +40,7 @@ class Module:
     process_group: of torch.distributed, with a backend for the CPU such as gloo, whose processes train the same model,
         each on its own batches. All begin with the first one's parameters, and before a step, or before gradients are
         clipped, every gradient becomes the mean of theirs. None: this process trains alone.
-    fuse: whether groups of nodes, such as a bias with Gelu, become one node each.
+    fuse: whether nodes such as the loss and its gradient become one; see `opgrad inspect`.
 
     training: whether a call trains (True at first) or evaluates.
 
@@ -60,7 +60,7 @@ class Module:
         session_options: onnxruntime.SessionOptions | None = None,
         process_group: Any = None,
         *,
-        fuse: bool = False,
+        fuse: bool = True,
     ) -> None:
         _check_device(device)
         if not isinstance(state, CheckpointState):
