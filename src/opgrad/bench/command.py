@@ -26,6 +26,9 @@ OldPython = Annotated[
 Models = Annotated[
     str, _names("With --training: of GPT-2, BERT, ViT, MobileNetV2, small ones; default: all, and the examples.")
 ]
+Fuse = Annotated[
+    bool, typer.Option("--fuse/--no-fuse", help="With --training: replace nodes of the graph by faster ones.")
+]
 Device = Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")]
 Ops = Annotated[str, _names("Operators; default: all.")]
 Dtypes = Annotated[str, _names("Default: float32,bfloat16,float16; there is float64 too.")]
@@ -69,7 +72,7 @@ def bench(
     models: Models = "", device: Device = "cpu", ops: Ops = "", dtypes: Dtypes = "", shapes: Shapes = "",
     peers: Peers = "", groups: Groups = "", memory: Memory = "", json_file: JsonFile = None, update: Update = False,
     plot: Plot = None, html: Html = None, seconds: Seconds = None, quick: Quick = False, sweep: Sweep = False,
-    load: Load = False, predict: Predict = False,
+    load: Load = False, predict: Predict = False, fuse: Fuse = True,
 ) -> None:  # fmt: skip
     """Measure the operators beside torch, onnxruntime, SciPy and NumPy.
 
@@ -98,8 +101,14 @@ def bench(
         others = {"--memory": memory, "--update": update, "--plot": plot, "--device": device != "cpu"}
         kinds = {"--predict": predict, "--sweep": sweep, "--load": load}
         _refuse("--training has no", {**texts, **others, **kinds})
-        return _bench_training(folders or [], batches, old_python, models, seconds, quick, json_file, html)
-    of_training = {"DIR": folders, "--batches": batches, "--old-python": old_python, "--models": models}
+        return _bench_training(folders or [], batches, old_python, models, fuse, seconds, quick, json_file, html)
+    of_training = {
+        "DIR": folders,
+        "--batches": batches,
+        "--old-python": old_python,
+        "--models": models,
+        "--no-fuse": not fuse,
+    }
     _refuse("--training is missing, without which there is no", of_training)
     if predict and device != "cuda":
         raise ValueError("bench: --predict is for --device cuda")
@@ -200,6 +209,7 @@ def _bench_training(
     batches: str,
     old_python: Path | None,
     models: str,
+    fuse: bool,
     seconds: float | None,
     quick: bool,
     json_file: Path | None,
@@ -214,7 +224,7 @@ def _bench_training(
         seconds = training.QUICK_SECONDS if quick else training.SECONDS
     rows = _batches(batches) if batches else training.BATCHES
     chosen = training.chosen_models(names(models))
-    options = training.TrainingOptions(tuple(folders), rows, seconds, old_python, chosen)
+    options = training.TrainingOptions(tuple(folders), rows, seconds, old_python, chosen, fuse)
     screen, write_page = console(), _page_writer(html)
     result = _with_bar(screen, partial(training.run, options))
     show(screen, result)

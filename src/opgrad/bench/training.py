@@ -42,6 +42,7 @@ class TrainingOptions:
     batches: rows of a batch.
     seconds: how long to measure each cell.
     old_python: a Python with onnxruntime-training.
+    fuse: whether our steps replace nodes of the training graph; see `Module`.
     models: names of architectures, in place of the examples; none without folders stands for the examples and all.
     """
 
@@ -50,6 +51,7 @@ class TrainingOptions:
     seconds: float = SECONDS
     old_python: Path | None = None
     models: tuple[str, ...] = ()
+    fuse: bool = True
 
 
 def examples() -> tuple[Path, ...]:
@@ -107,11 +109,11 @@ def _jobs(
     options: TrainingOptions,
 ) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
     """What is measured, with its name: the steps of the cells, the sets' first steps, then generated graphs."""
-    steps = [(each, partial(measure, *each, options.seconds, options.old_python)) for each in cells]
+    steps = [(each, partial(measure, *each, options.seconds, options.old_python, options.fuse)) for each in cells]
     anew = [(each, partial(_generated, *each, options.seconds)) for each in cells]
     return [
         *((f"{artifacts.name}, batch {batch}", job) for (artifacts, batch), job in steps),
-        *((name, partial(_architecture, name, options.seconds, options.old_python)) for name in models),
+        *((name, partial(_architecture, name, options)) for name in models),
         *((f"{each.name}, first step", partial(_start, each, options)) for each in sets),
         *((f"{artifacts.name}, generated, batch {batch}", job) for (artifacts, batch), job in anew),
         *((f"{each.name}, generated", partial(generated.measure, each, options.seconds)) for each in modules),
@@ -135,13 +137,14 @@ def _architectures() -> tuple[str, ...]:
     return tuple(MODELS)
 
 
-def _architecture(name: str, seconds: float, old_python: Path | None) -> dict[str, Any]:
+def _architecture(name: str, options: TrainingOptions) -> dict[str, Any]:
     """The step of an architecture, whose artifact set is made now."""
     from opgrad.bench.training_models import architecture
 
     with TemporaryDirectory() as folder:
         made = architecture(name, Path(folder))
-        return measure(made.artifacts, made.rows, seconds, old_python, made.batch, made.step)
+        given = options.seconds, options.old_python, options.fuse
+        return measure(made.artifacts, made.rows, *given, made.batch, made.step)
 
 
 def _start(artifacts: ArtifactSet, options: TrainingOptions) -> dict[str, Any]:
@@ -165,6 +168,7 @@ def measure(
     batch: int,
     seconds: float,
     old_python: Path | None,
+    fuse: bool = True,
     data: Mapping[str, np.ndarray] | None = None,
     in_torch: Callable[[int], Callable[[], Any]] | None = None,
 ) -> dict[str, Any]:
@@ -179,12 +183,12 @@ def measure(
     notes, versions = dict[str, str](), dict[str, str]()
     with ExitStack() as stack:
         try:
-            ours = _our_step(artifacts, data)
+            ours = _our_step(artifacts, data, fuse)
             losses[STEP] = float(np.asarray(ours()))
         except (ValueError, RuntimeError) as error:
             return {"set": artifacts.name, "batch": batch, "left_out": " ".join(str(error).split())}
         contestants[STEP] = turns(ours)
-        contestants[GRAPH] = turns(_graph(artifacts, data))
+        contestants[GRAPH] = turns(_graph(artifacts, data, fuse))
         contestants[OPTIMIZER] = turns(_optimizer(artifacts))
         try:
             losses[TORCH] = _add_torch(contestants, in_torch or partial(torch_step, artifacts, data))
@@ -265,12 +269,12 @@ def batch_of(artifacts: ArtifactSet, rows: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[], object]:
+def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool = True) -> Callable[[], object]:
     """A step through the api: forward and backward, optimizer, reset."""
     folder, arrays = artifacts.directory, list(data.values())
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     threads = session_options(opgrad.get_num_threads())
-    module = Module(artifacts.training_model, state, folder / "eval_model.onnx", session_options=threads)
+    module = Module(artifacts.training_model, state, folder / "eval_model.onnx", session_options=threads, fuse=fuse)
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
     optimizer.set_learning_rate(0.0)
     module.train()
@@ -284,7 +288,7 @@ def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callabl
     return step
 
 
-def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[], object]:
+def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool = True) -> Callable[[], object]:
     """The training graph alone, as the step runs it, with the batch in its place."""
     parameters, frozen = (
         {name: array.copy() for name, array in group.items()} for group in (artifacts.trainable, artifacts.frozen)
@@ -292,7 +296,7 @@ def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[
     gradients = FlatTensors({name: array.shape for name, array in parameters.items()})
     options = session_options(opgrad.get_num_threads())
     model = read_model(artifacts.training_model, "bench")
-    graph = TrainingGraph(model, parameters, frozen, gradients, options, "bench")
+    graph = TrainingGraph(model, parameters, frozen, gradients, options, "bench", fuse)
     graph.run(list(data.values()))
     graph.reset = True
     return graph.bound.run
