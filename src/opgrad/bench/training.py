@@ -178,8 +178,7 @@ def measure(
     The learning rate is 0: every step computes the same, however many there are.
     """
     data = batch_of(artifacts, batch) if data is None else data
-    losses: dict[str, float] = {}
-    contestants: dict[str, Turn] = {}
+    losses, contestants = dict[str, float](), dict[str, Turn]()
     notes, versions = dict[str, str](), dict[str, str]()
     with ExitStack() as stack:
         try:
