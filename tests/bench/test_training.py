@@ -200,12 +200,24 @@ def test_the_examples_are_the_default() -> None:
         ((EXAMPLES / "digits",), "--training is missing, without which there is no DIR"),
         (("--batches", "4"), "--training is missing, without which there is no --batches"),
         (("--training", "--batches", "4,x"), "batches is '4,x', expected numbers of rows"),
+        (("--training", "--models", "VGG"), "models has 'VGG', expected of "),
+        (("--models", "ViT"), "--training is missing, without which there is no --models"),
     ],
 )
 def test_options_that_do_not_go_together(words: tuple[str | Path, ...], message: str) -> None:
     status, text = cli(*words)
     assert (status, text.count("\n")) == (1, 1)
     assert message in text
+
+
+def test_an_architecture_is_measured_beside_torch() -> None:
+    pytest.importorskip("torch")
+    result = run(TrainingOptions(models=("ViT",), seconds=0.0), lambda *_: None)
+    (cell,) = result["training"]
+    assert (cell["set"], cell["batch"]) == ("ViT", 8)
+    assert set(cell["times"]) == {"step", "graph", "optimizer", "torch"}
+    assert "notes" not in cell
+    assert result["starts"] == result["generated"] == []
 
 
 def test_interruption_keeps_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

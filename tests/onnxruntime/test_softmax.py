@@ -17,6 +17,7 @@ ONNX_NAMES = {
     "SoftmaxGrad_13",
     "LogSoftmaxGrad",
     "LogSoftmaxGrad_13",
+    "SoftmaxCrossEntropyLossAndGrad",
     "SoftmaxCrossEntropyLossGrad",
     "SoftmaxCrossEntropyLossInternal",
     "SoftmaxCrossEntropyLossInternalGrad",

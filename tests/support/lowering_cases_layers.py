@@ -44,6 +44,18 @@ def grad_case(shape, labels, reduction="mean", weight=None, ignore=None, note=""
     return Case("SoftmaxCrossEntropyLossGrad", inputs, formula, attributes, note)
 
 
+def together_case(shape, labels, reduction="mean", weight=None, ignore=-1, note=""):
+    given = [np.array(labels), *([] if weight is None else [np.array(weight)])]
+
+    def formula(scores, labels, weight=None):
+        return loss_and_grad(scores, labels, weight, ignore, reduction)[::2]
+
+    attributes = {"reduction": reduction, "ignore_index": ignore}
+    return Case(
+        "SoftmaxCrossEntropyLossAndGrad", lambda rng: [rng.standard_normal(shape), *given], formula, attributes, note
+    )
+
+
 def internal_case(shape, labels, reduction="mean", weight=None, ignore=None, note=""):
     given = [
         np.array(labels),
@@ -97,6 +109,10 @@ LOSSES = [
     grad_case((2, 4, 3), LABELS, weight=[0.5, 2, 1, 3], note="spatial"),
     grad_case((2, 4, 3), LABELS, "none", note="spatial"),
     grad_case((2, 4, 3, 1), np.zeros((2, 3, 1)), "sum", dy=(1,), note="two axes", kind=np.int32),
+    together_case((3, 4), [1, 0, 3]),
+    together_case((3, 4), [1, -1, 3], "none"),
+    together_case((2, 4, 3), LABELS, "sum", weight=[0.5, 2, 1, 3], note="spatial"),
+    together_case((3, 4), [9, 9, 9], ignore=9, note="all ignored"),
     internal_case((3, 4), [1, 0, 3]),
     internal_case((3, 4), [1, -1, 3], "none"),
     internal_case((2, 4, 3), LABELS, "sum", weight=[0.5, 2, 1, 3]),

@@ -22,7 +22,7 @@ def softmaxed(logits):
 def samples(operator):
     """float64 arguments for an operator, by parameter name; values for its attributes that are inputs too."""
     r = np.random.default_rng(7)
-    if operator == "softmax_cross_entropy_loss":
+    if operator in ("softmax_cross_entropy_loss", "softmax_cross_entropy_loss_and_grad"):
         arrays = {"logits": r.normal(size=(6, 5)), "labels": np.array([4, 2, 0, 2, 1, 3])}
         return arrays | {"weight": r.uniform(0.5, 2, 5), "ignore_index": 2}
     if operator == "softmax_cross_entropy_loss_grad":

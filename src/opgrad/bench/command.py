@@ -23,6 +23,12 @@ OldPython = Annotated[
     Path | None,
     typer.Option(metavar="PATH", help="With --training: a Python with onnxruntime-training, measured as well."),
 ]
+Models = Annotated[
+    str, _names("With --training: of GPT-2, BERT, ViT, MobileNetV2, small ones; default: all, and the examples.")
+]
+Fuse = Annotated[
+    bool, typer.Option("--fuse/--no-fuse", help="With --training: replace nodes of the graph by faster ones.")
+]
 Device = Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")]
 Ops = Annotated[str, _names("Operators; default: all.")]
 Dtypes = Annotated[str, _names("Default: float32,bfloat16,float16; there is float64 too.")]
@@ -63,10 +69,10 @@ Predict = Annotated[
 
 def bench(
     folders: Folders = None, training: Training = False, batches: Batches = "", old_python: OldPython = None,
-    device: Device = "cpu", ops: Ops = "", dtypes: Dtypes = "", shapes: Shapes = "", peers: Peers = "",
-    groups: Groups = "", memory: Memory = "", json_file: JsonFile = None, update: Update = False, plot: Plot = None,
-    html: Html = None, seconds: Seconds = None, quick: Quick = False, sweep: Sweep = False, load: Load = False,
-    predict: Predict = False,
+    models: Models = "", device: Device = "cpu", ops: Ops = "", dtypes: Dtypes = "", shapes: Shapes = "",
+    peers: Peers = "", groups: Groups = "", memory: Memory = "", json_file: JsonFile = None, update: Update = False,
+    plot: Plot = None, html: Html = None, seconds: Seconds = None, quick: Quick = False, sweep: Sweep = False,
+    load: Load = False, predict: Predict = False, fuse: Fuse = True,
 ) -> None:  # fmt: skip
     """Measure the operators beside torch, onnxruntime, SciPy and NumPy.
 
@@ -80,9 +86,9 @@ def bench(
     --predict sets beside them what a model of the time predicts, which it
     prints where there is no device, too.
 
-    With --training the steps of artifact sets, by default those of examples/,
-    beside torch where the model is a plain chain of layers, and graphs that
-    opgrad generates, of their models and of some in torch.
+    With --training the steps of artifact sets, by default those of examples/
+    and of small GPT-2, BERT, ViT and MobileNetV2, beside torch, and graphs
+    that opgrad generates, of the sets' models and of some in torch.
 
     With --sweep softmax, log_softmax and their gradients, or --ops, on rows
     of 1 to 4 million elements: time per element. With --load a few cells
@@ -95,8 +101,14 @@ def bench(
         others = {"--memory": memory, "--update": update, "--plot": plot, "--device": device != "cpu"}
         kinds = {"--predict": predict, "--sweep": sweep, "--load": load}
         _refuse("--training has no", {**texts, **others, **kinds})
-        return _bench_training(folders or [], batches, old_python, seconds, quick, json_file, html)
-    of_training = {"DIR": folders, "--batches": batches, "--old-python": old_python}
+        return _bench_training(folders or [], batches, old_python, models, fuse, seconds, quick, json_file, html)
+    of_training = {
+        "DIR": folders,
+        "--batches": batches,
+        "--old-python": old_python,
+        "--models": models,
+        "--no-fuse": not fuse,
+    }
     _refuse("--training is missing, without which there is no", of_training)
     if predict and device != "cuda":
         raise ValueError("bench: --predict is for --device cuda")
@@ -196,6 +208,8 @@ def _bench_training(
     folders: list[Path],
     batches: str,
     old_python: Path | None,
+    models: str,
+    fuse: bool,
     seconds: float | None,
     quick: bool,
     json_file: Path | None,
@@ -203,13 +217,14 @@ def _bench_training(
 ) -> None:
     """Measure training steps, print the table, write the result."""
     from opgrad.bench import training
-    from opgrad.bench.run import store
+    from opgrad.bench.run import names, store
     from opgrad.bench.training_tables import show
 
     if seconds is None:
         seconds = training.QUICK_SECONDS if quick else training.SECONDS
     rows = _batches(batches) if batches else training.BATCHES
-    options = training.TrainingOptions(tuple(folders), rows, seconds, old_python)
+    chosen = training.chosen_models(names(models))
+    options = training.TrainingOptions(tuple(folders), rows, seconds, old_python, chosen, fuse)
     screen, write_page = console(), _page_writer(html)
     result = _with_bar(screen, partial(training.run, options))
     show(screen, result)

@@ -1,12 +1,13 @@
 """A training step of artifact sets: graph, optimizer and Python, beside torch and the old runtime."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,16 @@ class TrainingOptions:
     batches: rows of a batch.
     seconds: how long to measure each cell.
     old_python: a Python with onnxruntime-training.
+    fuse: whether our steps replace nodes of the training graph; see `Module`.
+    models: names of architectures, in place of the examples; none without folders stands for the examples and all.
     """
 
     folders: tuple[Path, ...] = ()
     batches: tuple[int, ...] = BATCHES
     seconds: float = SECONDS
     old_python: Path | None = None
+    models: tuple[str, ...] = ()
+    fuse: bool = True
 
 
 def examples() -> tuple[Path, ...]:
@@ -58,6 +63,15 @@ def examples() -> tuple[Path, ...]:
     return found
 
 
+def chosen_models(names: Sequence[str]) -> tuple[str, ...]:
+    """The architectures of these names. Raises ValueError for others, and without PyTorch."""
+    known = _architectures() if names else ()
+    for name in names:
+        if name not in known:
+            raise ValueError(f"bench: models has {name!r}, expected of {', '.join(known) or 'none, without PyTorch'}")
+    return tuple(names)
+
+
 def run(options: TrainingOptions, progress: Progress) -> dict[str, Any]:
     """Measure every set with every batch and return what a result file holds: what is done so far, if interrupted.
 
@@ -65,10 +79,13 @@ def run(options: TrainingOptions, progress: Progress) -> dict[str, Any]:
     Raises what `ArtifactSet.load` raises, and RuntimeError if the old runtime does not start.
     """
     began = time.perf_counter()
-    sets = [ArtifactSet.load(folder) for folder in (options.folders or examples())]
+    alone = options.folders or options.models
+    sets = [ArtifactSet.load(folder) for folder in (options.folders if alone else examples())]
     cells = [(artifacts, batch) for artifacts in sets for batch in options.batches]
-    jobs = _jobs(sets, cells, [] if options.folders else list(_modules(options.batches[0])), options)
+    models = options.models if alone else _architectures()
+    jobs = _jobs(sets, cells, [] if alone else list(_modules(options.batches[0])), models, options)
     measured = measure_each(jobs, lambda job: job[1](), lambda done, count, job: progress(done, count, job[0]))
+    steps = len(cells) + len(models)
     return {
         "format": 1,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -78,9 +95,9 @@ def run(options: TrainingOptions, progress: Progress) -> dict[str, Any]:
         "threads": opgrad.get_num_threads(),
         "options": {"batches": list(options.batches), "seconds": options.seconds},
         "cells": [],
-        "training": measured[: len(cells)],
-        "starts": measured[len(cells) : len(cells) + len(sets)],
-        "generated": measured[len(cells) + len(sets) :],
+        "training": measured[:steps],
+        "starts": measured[steps : steps + len(sets)],
+        "generated": measured[steps + len(sets) :],
     }
 
 
@@ -88,13 +105,15 @@ def _jobs(
     sets: list[ArtifactSet],
     cells: list[tuple[ArtifactSet, int]],
     modules: list[generated.Subject],
+    models: tuple[str, ...],
     options: TrainingOptions,
 ) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
     """What is measured, with its name: the steps of the cells, the sets' first steps, then generated graphs."""
-    steps = [(each, partial(measure, *each, options.seconds, options.old_python)) for each in cells]
+    steps = [(each, partial(measure, *each, options.seconds, options.old_python, options.fuse)) for each in cells]
     anew = [(each, partial(_generated, *each, options.seconds)) for each in cells]
     return [
         *((f"{artifacts.name}, batch {batch}", job) for (artifacts, batch), job in steps),
+        *((name, partial(_architecture, name, options)) for name in models),
         *((f"{each.name}, first step", partial(_start, each, options)) for each in sets),
         *((f"{artifacts.name}, generated, batch {batch}", job) for (artifacts, batch), job in anew),
         *((f"{each.name}, generated", partial(generated.measure, each, options.seconds)) for each in modules),
@@ -107,6 +126,25 @@ def _modules(rows: int) -> Iterator[generated.Subject]:
         yield from generated.of_modules(rows)
     except ImportError:
         return
+
+
+def _architectures() -> tuple[str, ...]:
+    """The names of the architectures, none without PyTorch."""
+    try:
+        from opgrad.bench.training_models import MODELS
+    except ImportError:
+        return ()
+    return tuple(MODELS)
+
+
+def _architecture(name: str, options: TrainingOptions) -> dict[str, Any]:
+    """The step of an architecture, whose artifact set is made now."""
+    from opgrad.bench.training_models import architecture
+
+    with TemporaryDirectory() as folder:
+        made = architecture(name, Path(folder))
+        given = options.seconds, options.old_python, options.fuse
+        return measure(made.artifacts, made.rows, *given, made.batch, made.step)
 
 
 def _start(artifacts: ArtifactSet, options: TrainingOptions) -> dict[str, Any]:
@@ -125,27 +163,34 @@ def _generated(artifacts: ArtifactSet, batch: int, seconds: float) -> dict[str, 
         return {"model": artifacts.name, "batch": batch, "left_out": " ".join(str(error).split())}
 
 
-def measure(artifacts: ArtifactSet, batch: int, seconds: float, old_python: Path | None) -> dict[str, Any]:
+def measure(
+    artifacts: ArtifactSet,
+    batch: int,
+    seconds: float,
+    old_python: Path | None,
+    fuse: bool = True,
+    data: Mapping[str, np.ndarray] | None = None,
+    in_torch: Callable[[int], Callable[[], Any]] | None = None,
+) -> dict[str, Any]:
     """One set with one batch: the times of all contestants, which take turns; or why our step cannot be made.
 
+    data: the batch; None: what `batch_of` gives. in_torch: gives torch's step for so many threads; None: `torch_step`.
     The learning rate is 0: every step computes the same, however many there are.
     """
-    data = batch_of(artifacts, batch)
-    losses: dict[str, float] = {}
-    contestants: dict[str, Turn] = {}
-    notes: dict[str, str] = {}
-    versions: dict[str, str] = {}
+    data = batch_of(artifacts, batch) if data is None else data
+    losses, contestants = dict[str, float](), dict[str, Turn]()
+    notes, versions = dict[str, str](), dict[str, str]()
     with ExitStack() as stack:
         try:
-            ours = _our_step(artifacts, data)
+            ours = _our_step(artifacts, data, fuse)
             losses[STEP] = float(np.asarray(ours()))
         except (ValueError, RuntimeError) as error:
             return {"set": artifacts.name, "batch": batch, "left_out": " ".join(str(error).split())}
         contestants[STEP] = turns(ours)
-        contestants[GRAPH] = turns(_graph(artifacts, data))
+        contestants[GRAPH] = turns(_graph(artifacts, data, fuse))
         contestants[OPTIMIZER] = turns(_optimizer(artifacts))
         try:
-            losses[TORCH] = _add_torch(contestants, artifacts, data)
+            losses[TORCH] = _add_torch(contestants, in_torch or partial(torch_step, artifacts, data))
         except (ImportError, NotImplementedError) as error:
             notes[TORCH] = str(error)
         if old_python is not None:
@@ -165,10 +210,10 @@ def measure(artifacts: ArtifactSet, batch: int, seconds: float, old_python: Path
     }
 
 
-def _add_torch(contestants: dict[str, Turn], artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> float:
-    """Add torch with one thread and with all of them; returns its loss."""
+def _add_torch(contestants: dict[str, Turn], make: Callable[[int], Callable[[], Any]]) -> float:
+    """Add torch's step with one thread and with all of them; returns its loss."""
     for threads in {1, opgrad.get_num_threads()}:
-        theirs = torch_step(artifacts, data, threads)
+        theirs = make(threads)
         loss = float(theirs())
         contestants[f"{TORCH} {threads}"] = turns(theirs)
     return loss
@@ -223,12 +268,12 @@ def batch_of(artifacts: ArtifactSet, rows: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[], object]:
+def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool = True) -> Callable[[], object]:
     """A step through the api: forward and backward, optimizer, reset."""
     folder, arrays = artifacts.directory, list(data.values())
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     threads = session_options(opgrad.get_num_threads())
-    module = Module(artifacts.training_model, state, folder / "eval_model.onnx", session_options=threads)
+    module = Module(artifacts.training_model, state, folder / "eval_model.onnx", session_options=threads, fuse=fuse)
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
     optimizer.set_learning_rate(0.0)
     module.train()
@@ -242,7 +287,7 @@ def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callabl
     return step
 
 
-def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[], object]:
+def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool = True) -> Callable[[], object]:
     """The training graph alone, as the step runs it, with the batch in its place."""
     parameters, frozen = (
         {name: array.copy() for name, array in group.items()} for group in (artifacts.trainable, artifacts.frozen)
@@ -250,7 +295,7 @@ def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[
     gradients = FlatTensors({name: array.shape for name, array in parameters.items()})
     options = session_options(opgrad.get_num_threads())
     model = read_model(artifacts.training_model, "bench")
-    graph = TrainingGraph(model, parameters, frozen, gradients, options, "bench")
+    graph = TrainingGraph(model, parameters, frozen, gradients, options, "bench", fuse)
     graph.run(list(data.values()))
     graph.reset = True
     return graph.bound.run

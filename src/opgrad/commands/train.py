@@ -56,6 +56,9 @@ class Settings:
             metavar="NAME,…", help="Embedding tables of which a step changes the rows alone that its batches have read."
         ),
     ] = None
+    fuse: Annotated[
+        bool | None, typer.Option("--fuse/--no-fuse", help="Replace nodes of the graph by faster ones; default: yes.")
+    ] = None
 
     def of_recipe(self) -> dict[str, Any]:
         """Those that were given, under the names of a recipe."""

@@ -207,6 +207,9 @@ def softmax_cross_entropy_loss_grad(
     kind="classes",
     results={"loss": LOSS, "dlogits": LIKE_LOGITS},
     in_place={"dlogits": ("logits",)},
+    onnx=(
+        OnnxName("SoftmaxCrossEntropyLossAndGrad", ("logits", "labels", "weight?"), ("loss", "dlogits"), WITH_INDEX),
+    ),
 )
 def softmax_cross_entropy_loss_and_grad(
     logits: Logits, labels: Labels, weight: Weight | None = None,

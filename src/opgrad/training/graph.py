@@ -12,7 +12,7 @@ from opgrad.onnxruntime import LOWERED, loading, lower
 from opgrad.onnxruntime.messages import copied
 from opgrad.onnxruntime.reading import Source as Source
 from opgrad.onnxruntime.reading import read_model as read_model
-from opgrad.training import first_run, rewriting
+from opgrad.training import first_run, fusions, rewriting
 from opgrad.training.binding import BoundGraph, Value, declared
 from opgrad.training.names import BUFFER_SUFFIX, RESET
 from opgrad.training.tensors import FlatTensors
@@ -58,9 +58,11 @@ class TrainingGraph:
     parameters, gradients: the trainable ones by name; the graph reads and writes this very memory.
     frozen: the other parameters.
     options: onnxruntime's session options.
+    fuse: whether `fusions.fuse` replaces nodes.
 
     inputs, outputs: of a call, in the graph's order.
     reset: whether the next run overwrites the gradients; otherwise it adds to them.
+    fused: what it replaced.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class TrainingGraph:
         gradients: FlatTensors,
         options: onnxruntime.SessionOptions,
         who: str,
+        fuse: bool = True,
     ):
         buffers = {name + BUFFER_SUFFIX: array for name, array in gradients.items()}
         fixed = {**parameters, **frozen, **buffers, RESET: np.zeros(1, np.bool_)}
@@ -81,6 +84,7 @@ class TrainingGraph:
         self._flag, self._fixed, self._gradients = fixed[RESET], fixed, gradients
         self._options, self._who = options, who
         self._model = copied(model)
+        self.fused = fusions.fuse(self._model) if fuse else []
         rewriting.fuse_losses(self._model)
         rewriting.simplify_concatenations(self._model.graph)
         self._adding: BoundGraph | None = None

@@ -20,6 +20,7 @@ from opgrad.onnxruntime.reading import read_model
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, Operator, operators
 from opgrad.training.artifact_set import FILES, tensor_spec
 from opgrad.training.checkpoint import Checkpoint, read_checkpoint
+from opgrad.training.fusions import Fused, fuse
 from opgrad.training.loop import session_options
 from opgrad.training.names import BUFFER_SUFFIX, RESET
 from opgrad.training.optimizer import read_rule
@@ -56,8 +57,8 @@ class Inspection:
     files: bytes of each file by name.
     parameters: of the checkpoint, or the initializers of a single model, as training would take them.
     inputs, outputs: of the training graph, without parameters, gradients and `lazy_reset_grad`; or of a single model.
-    operators: of the same graph. problem: why onnxruntime with opgrad cannot load it, or the eval model, and what to
-        do; None if it can.
+    operators: of the same graph. fused: what training replaces there, unless `fuse` is False.
+    problem: why onnxruntime with opgrad cannot load it, or the eval model, and what to do; None if it can.
     optimizer: nodes of the optimizer model with their attributes; optimizer_problem: why opgrad cannot run them.
     checkpoint: what it holds beside parameters.
     training: what training would make of a single model; None of a training graph.
@@ -69,6 +70,7 @@ class Inspection:
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
+    fused: list[Fused] = field(default_factory=list)
     problem: str | None = None
     optimizer: list[dict[str, Any]] = field(default_factory=list)
     optimizer_problem: str | None = None
@@ -140,6 +142,7 @@ def _inspect_folder(folder: Path) -> Inspection:
     if TRAINING in files:
         model = _load(folder / TRAINING)
         parts |= _ports(model, checkpoint.parameters if checkpoint else {}) | _run(folder / TRAINING, model)
+        parts["fused"] = fuse(model)
     if EVALUATION in files and not parts.get("problem"):
         parts["problem"] = _not_evaluated(folder / EVALUATION)
     if OPTIMIZER in files:

@@ -204,7 +204,7 @@ def _begin(
     else:
         state = replace(resumption.state, recipe=recipe, history=list(resumption.state.history))
         _check_goes_on(state, data)
-        trainer = Trainer(artifacts, recipe.learning_rate, session_options(state.threads), recipe.row_wise)
+        trainer = Trainer(artifacts, recipe.learning_rate, session_options(state.threads), recipe.row_wise, recipe.fuse)
     if resumption is not None:
         trainer.restore(resumption.checkpoint)
     if processes is not None:
@@ -221,7 +221,8 @@ def _agreed(trainer: Trainer, state: RunState, processes: Processes) -> Trainer:
     processes.from_first(number)
     if number[0] != state.threads:
         state.threads, before = int(number[0]), trainer
-        trainer = Trainer(before.artifacts, state.recipe.learning_rate, session_options(state.threads))
+        recipe, options = state.recipe, session_options(state.threads)
+        trainer = Trainer(before.artifacts, recipe.learning_rate, options, recipe.row_wise, recipe.fuse)
         trainer.restore(before.checkpoint())
     processes.check_same("data, settings or progress", state.to_text())
     processes.check_same("parameters", str(zlib.crc32(trainer.flat_parameters.tobytes())))
@@ -251,7 +252,7 @@ def _fastest_trainer(artifacts: ArtifactSet, recipe: Recipe, data: Dataset) -> t
     batch = data.take(np.arange(min(recipe.batch_size, data.rows))).arrays
     trials = []
     for threads in sorted({1, get_num_threads()}):
-        trainer = Trainer(artifacts, recipe.learning_rate, session_options(threads), recipe.row_wise)
+        trainer = Trainer(artifacts, recipe.learning_rate, session_options(threads), recipe.row_wise, recipe.fuse)
         times = timeit.repeat(partial(trainer.compute_gradients, batch), number=1, repeat=8)
         trials.append((min(times), threads, trainer))
     _, threads, trainer = min(trials, key=lambda trial: trial[:2])

@@ -31,6 +31,7 @@ class Trainer:
     options: onnxruntime's session options; by default it uses `opgrad.get_num_threads()` threads.
     row_wise: the names of embedding tables of which a step changes the rows alone that its batches have read; each is
         read by one Gather along its first axis alone. Not beside a limit of the gradients' norm.
+    fuse: whether nodes such as the loss and its gradient become one; see `opgrad inspect`.
 
     parameters: every parameter by name, float32 arrays of their present values; the trainable ones may be
         written to between steps.
@@ -44,6 +45,7 @@ class Trainer:
         learning_rate: float = 1e-3,
         options: onnxruntime.SessionOptions | None = None,
         row_wise: Sequence[str] = (),
+        fuse: bool = True,
     ):
         if options is None:
             options = session_options(get_num_threads())
@@ -54,7 +56,7 @@ class Trainer:
         frozen = {name: np.array(array, order="C") for name, array in artifacts.frozen.items()}
         tables = {name: np.array(artifacts.trainable[name], order="C") for name in row_wise}
         what = f"Trainer: {artifacts.training_model}"
-        self._graph = TrainingGraph(model, trainable, {**frozen, **tables}, gradients, options, what)
+        self._graph = TrainingGraph(model, trainable, {**frozen, **tables}, gradients, options, what, fuse)
         self.evaluator = Evaluator(artifacts, options)
         self._trainable = trainable
         self.optimizer: SGD | AdamW = artifacts.rule.start(trainable.flat, gradients.flat, learning_rate)

@@ -33,6 +33,7 @@ class Recipe:
         optimizer model.
     row_wise: the names of embedding tables of which a step changes the rows alone that its batches have read; see
         `Trainer`.
+    fuse: whether nodes of the training graph become one, such as the loss and its gradient; see `Trainer`.
     patience: after how many epochs without a better validation loss training ends; None: never.
     """
 
@@ -50,6 +51,7 @@ class Recipe:
     accumulate: int = 1
     clip_norm: float | None = None
     row_wise: list[str] = field(default_factory=list)
+    fuse: bool = True
     patience: int | None = None
 
     def __post_init__(self) -> None:
@@ -60,6 +62,7 @@ class Recipe:
         names = self.row_wise
         is_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
         _require(is_names and len(set(names)) == len(names), "row_wise", names, "a list of different names")
+        _require(isinstance(self.fuse, bool), "fuse", self.fuse, "true or false")
         for name in ("test_rows", "patience"):
             value = getattr(self, name)
             _require(value is None or _is_count(value, 1), name, value, "a whole number of at least 1")

@@ -1,5 +1,6 @@
 """What the commands print of artifact sets and models."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ def print_inspection(console: Console, found: Inspection) -> None:
         console.print(parameter_table(found.parameters))
     if found.operators:
         console.print(_operator_table(found))
+    for operators, count in Counter((each.operators, each.by) for each in found.fused).items():
+        console.print(f"in training {' + '.join(operators[0])} becomes {operators[1]}: {count} times", highlight=False)
     for problem in filter(None, (found.problem, found.optimizer_problem)):
         console.print(f"cannot run: {problem}", style="red", highlight=False)
     for problem in found.training.problems if found.training else ():

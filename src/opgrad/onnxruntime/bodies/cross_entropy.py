@@ -68,6 +68,19 @@ def softmax_cross_entropy_loss_internal(call: Call) -> Results:
     return [each.cast(target) for each in results] if target else results
 
 
+@lowers("SoftmaxCrossEntropyLossAndGrad")
+def softmax_cross_entropy_loss_and_grad(call: Call) -> Results:
+    """The loss, and its gradient weight[label] * (softmax(scores) - onehot(label)) / W."""
+    scores, labels = call.required(2)
+    log_prob, reduction = scores.apply("LogSoftmax", axis=1), _reduction(call)
+    ignored, picked, weights = _samples(labels, call.input(2), call.get("ignore_index", IGNORE_INDEX), scores)
+    gathered = call.body.node("GatherElements", log_prob, picked.unsqueeze(1), axis=1).squeeze(1)
+    loss = _reduced(call.body.where(ignored, 0, -gathered * weights), weights, reduction)
+    factor = _over(weights, weights.sum(keepdims=False)) if reduction == "mean" else weights
+    grad = factor.unsqueeze(1) * (log_prob.apply("Exp") - _one_hot(labels, log_prob))
+    return loss, call.body.where(ignored.unsqueeze(1), 0, grad)
+
+
 def _loss_grad(call: Call, ignore: int | Value) -> Value:
     """weight[label] * dy * (exp(log_prob) - onehot(label)) / W."""
     dy, log_prob, labels = call.required(3)

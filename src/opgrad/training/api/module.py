@@ -40,6 +40,7 @@ class Module:
     process_group: of torch.distributed, with a backend for the CPU such as gloo, whose processes train the same model,
         each on its own batches. All begin with the first one's parameters, and before a step, or before gradients are
         clipped, every gradient becomes the mean of theirs. None: this process trains alone.
+    fuse: whether nodes such as the loss and its gradient become one; see `opgrad inspect`.
 
     training: whether a call trains (True at first) or evaluates.
 
@@ -58,6 +59,8 @@ class Module:
         device: str = "cpu",
         session_options: onnxruntime.SessionOptions | None = None,
         process_group: Any = None,
+        *,
+        fuse: bool = True,
     ) -> None:
         _check_device(device)
         if not isinstance(state, CheckpointState):
@@ -70,7 +73,7 @@ class Module:
         _fit(model.graph, self._memory)
         memory = self._memory
         what = f"{WHO}: {name_of(train_model_uri)}"
-        self._graph = TrainingGraph(model, memory.parameters, memory.frozen, memory.gradients, options, what)
+        self._graph = TrainingGraph(model, memory.parameters, memory.frozen, memory.gradients, options, what, fuse)
         self._eval_graph = None
         if self._eval_model is not None and eval_model_uri is not None:
             self._eval_graph = _open_eval(self._eval_model, memory, options, f"{WHO}: {name_of(eval_model_uri)}")

@@ -1,0 +1,141 @@
+"""Nodes that become one or others: what is replaced, what stays, and that results are the same."""
+
+import numpy as np
+import onnx
+import pytest
+from artifact_sets import EXAMPLES
+from onnx import TensorProto, helper, numpy_helper
+
+from opgrad.onnxruntime import InferenceSession
+from opgrad.training import ArtifactSet, CheckpointState, Module, Trainer
+from opgrad.training.fusions import fuse
+from opgrad.training.inspection import inspect
+from opgrad.training.rewriting import fuse_losses
+
+FLOAT, DOUBLE, INT64, BOOL = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.BOOL
+MICROSOFT = "com.microsoft"
+SIZES = {"x": (5, 4), "labels": (5,), "w": (4,), "dy": (5, 4), "row": (4,)}
+
+
+def model(*nodes, outputs, kind=FLOAT, one=1.0) -> onnx.ModelProto:
+    """A graph with what the nodes of these tests read; all results are declared."""
+    kinds = {"labels": INT64}
+    inputs = [helper.make_tensor_value_info(name, kinds.get(name, kind), size) for name, size in SIZES.items()]
+    made = [helper.make_tensor_value_info(name, kind, None) for name in outputs]
+    real = helper.tensor_dtype_to_np_dtype(kind)
+    numbers = {"one": one, "zero": 0.0, "two": 2.0}
+    constants = [numpy_helper.from_array(np.array(value, real), name) for name, value in numbers.items()]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
+    whole = helper.make_graph(list(nodes), "g", inputs, made, constants)
+    return helper.make_model(whole, opset_imports=imports, ir_version=9)
+
+
+def losses(attributes=None, of_gradient=None, weight=(), outputs=(), extra=(), **others) -> onnx.ModelProto:
+    """A loss and its gradient."""
+    forward, backward = ["x", "labels", *weight], ["one", "p", "labels", *weight]
+    given = attributes or {}
+    nodes = [
+        helper.make_node("SoftmaxCrossEntropyLoss", forward, ["loss", "p"], **given),
+        helper.make_node("SoftmaxCrossEntropyLossGrad", backward, ["dx"], domain=MICROSOFT, **(of_gradient or given)),
+        *extra,
+    ]
+    return model(*nodes, outputs=("loss", "dx", *outputs), **others)
+
+
+def choices(*inputs, equal=("x", "row"), **others) -> onnx.ModelProto:
+    """Where, behind the comparison that makes its mask."""
+    nodes = [helper.make_node("Less", equal, ["mask"]), helper.make_node("Where", inputs, ["dx"])]
+    return model(*nodes, outputs=("dx",), **others)
+
+
+def run(given: onnx.ModelProto) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    feeds = {}
+    for value in given.graph.input:
+        kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        size = SIZES[value.name]
+        feeds[value.name] = np.array(random.integers(-1, 4, size) if kind == np.int64 else random.random(size), kind)
+    fuse_losses(given)
+    return InferenceSession(given.SerializeToString()).run(None, feeds)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"attributes": {"reduction": "sum", "ignore_index": 2}},
+        {"weight": ("w",), "of_gradient": {"ignore_index": -1}},
+        {"kind": DOUBLE},
+    ],
+)
+def test_a_loss_and_its_gradient_become_one_node(changed):
+    changed_model, plain = losses(**changed), losses(**changed)
+    if "ignore_index" in changed.get("attributes", {}):
+        labels = np.array([0, 1, 2, 3, 2])
+        for each in (changed_model, plain):
+            each.graph.input.remove(next(value for value in each.graph.input if value.name == "labels"))
+            each.graph.initializer.append(numpy_helper.from_array(labels, "labels"))
+    assert [each.by for each in fuse(changed_model)] == ["SoftmaxCrossEntropyLossAndGrad"]
+    assert [node.op_type for node in changed_model.graph.node] == ["SoftmaxCrossEntropyLossAndGrad"]
+    for ours, theirs in zip(run(changed_model), run(plain), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"outputs": ("p",)},
+        {"outputs": ("z",), "extra": (helper.make_node("Exp", ["p"], ["z"]),)},
+        {"one": 2.0},
+        {"attributes": {"reduction": "none"}, "of_gradient": {"reduction": "mean"}},
+        {"of_gradient": {"ignore_index": 2}},
+    ],
+)
+def test_a_loss_stays_whose_gradient_is_another_or_whose_logarithms_are_read(changed):
+    changed_model, plain = losses(**changed), losses(**changed)
+    assert fuse(changed_model) == []
+    assert changed_model == plain
+
+
+def test_a_choice_between_values_and_0_becomes_a_gradient_of_dropout():
+    changed_model, plain = choices("mask", "dy", "zero"), choices("mask", "dy", "zero")
+    assert [each.by for each in fuse(changed_model)] == ["DropoutGrad"]
+    (ours,), (theirs,) = run(changed_model), run(plain)
+    np.testing.assert_array_equal(ours, theirs)
+    assert 0 < np.count_nonzero(ours) < ours.size
+
+
+@pytest.mark.parametrize(
+    ("inputs", "changed"),
+    [
+        (("mask", "dy", "two"), {}),
+        (("mask", "zero", "dy"), {}),
+        (("mask", "dy", "x"), {}),
+        (("mask", "row", "zero"), {}),
+        (("mask", "dy", "zero"), {"equal": ("row", "w")}),
+        (("mask", "dy", "zero"), {"kind": DOUBLE}),
+    ],
+)
+def test_other_choices_stay(inputs, changed):
+    changed_model, plain = choices(*inputs, **changed), choices(*inputs, **changed)
+    assert fuse(changed_model) == []
+    assert changed_model == plain
+
+
+def test_training_steps_are_the_same_with_and_without():
+    artifacts = ArtifactSet.load(EXAMPLES / "digits")
+    random = np.random.default_rng(0)
+    batch = {"x": random.random((7, 64), np.float32), "labels": random.integers(0, 10, 7)}
+    batch = dict(zip((spec.name for spec in artifacts.inputs), batch.values(), strict=True))
+    trainers = [Trainer(artifacts, fuse=together) for together in (True, False)]
+    ours, theirs = ([trainer.step(batch) for _ in range(3)] for trainer in trainers)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    state = CheckpointState.load_checkpoint(artifacts.directory / "checkpoint")
+    module = Module(artifacts.training_model, state, fuse=False)
+    assert float(np.asarray(module(*batch.values()))) == pytest.approx(theirs[0], rel=1e-5)
+
+
+def test_inspect_tells_what_is_replaced():
+    (found,) = inspect(EXAMPLES / "digits").fused
+    assert found.operators == ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossGrad")
+    assert found.by == "SoftmaxCrossEntropyLossAndGrad"
