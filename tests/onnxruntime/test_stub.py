@@ -139,7 +139,6 @@ session.run(None, {{"a": np.ones(3, "f4"), "b": np.ones(3, "f4")}})
     subprocess.run([sys.executable, "-c", use + "assert 'numba' not in sys.modules"], check=True)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="lief is asked where the shared object can run")
 @pytest.mark.parametrize("machine", elf.MACHINES)
 def test_another_reader_finds_in_the_shared_object_what_a_linker_would_write(machine):
     lief = pytest.importorskip("lief")
