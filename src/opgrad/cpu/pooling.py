@@ -66,23 +66,48 @@ def in_rows(element: int, sizes) -> int:
     return (d * sizes.height + h) * sizes.width + w
 
 
-@kernel
-def add_to_maxima(planes: Units, windows, sizes: Sizes, columns_first, dy: Pointer, indices: Pointer, sums: Pointer):
-    """sums = 0; sums[indices[j]] += dy[j], plane by plane."""
-    size = sizes.depth * sizes.height * sizes.width
-    for plane in planes:
-        into = sums + plane * size
-        write_zeros(into, 0, size, 0)
-        for j in range(plane * windows, (plane + 1) * windows):
-            element = v.load_one(indices, j) - plane * size
-            if columns_first:
-                element = in_rows(element, sizes)
+@inline
+def _add_plane(into, begin: int, end: int, first: int, sizes, columns_first: int, dy, indices) -> None:
+    """into = 0; into[indices[j] - first] += dy[j] for j in [begin, end)."""
+    write_zeros(into, 0, sizes.depth * sizes.height * sizes.width, 0)
+    if columns_first:
+        for j in range(begin, end):
+            element = in_rows(v.load_one(indices, j) - first, sizes)
+            v.store_one(into, element, v.load_one(into, element) + v.load_one(dy, j))
+    else:
+        for j in range(begin, end):
+            element = v.load_one(indices, j) - first
             v.store_one(into, element, v.load_one(into, element) + v.load_one(dy, j))
 
 
 @kernel
-def copy_planes(planes: Units, size, sums: Pointer, dx: Pointer):
-    write_same(dx, planes.start * size, planes.stop * size, 0, (sums,), ())
+def add_to_maxima(planes: Units, windows, sizes: Sizes, columns_first, dy: Pointer, indices: Pointer, dx: Pointer):
+    """dx = 0; dx[indices[j]] += dy[j], plane by plane."""
+    size = sizes.depth * sizes.height * sizes.width
+    for plane in planes:
+        begin, first = plane * windows, plane * size
+        _add_plane(dx + first, begin, begin + windows, first, sizes, columns_first, dy, indices)
+
+
+@kernel
+def add_to_maxima_apart(
+    planes: Units,
+    windows,
+    sizes: Sizes,
+    columns_first,
+    dy: Pointer,
+    indices: Pointer,
+    dx: Pointer,
+    sums: Private,
+    addends: Private,
+):
+    """The same in single precision: half would round after each addition. Vectors are converted faster than numbers."""
+    size = sizes.depth * sizes.height * sizes.width
+    for plane in planes:
+        begin, first = plane * windows, plane * size
+        write_same(addends, 0, windows, 0, (dy + begin,), ())
+        _add_plane(sums, 0, windows, first, sizes, columns_first, addends, indices + begin)
+        write_same(dx + first, 0, size, 0, (sums,), ())
 
 
 def max_pool_grad(problem: Problem) -> Program:
@@ -91,16 +116,13 @@ def max_pool_grad(problem: Problem) -> Program:
     if not planes or not size + windows:
         return Program(())
     workspace, per_part = Workspace(precision(problem)), partition.per_part(planes, problem.bytes / planes)
-    dx = problem["dx"]
-    # Half precision would round after each addition.
-    apart = dx.dtype in ("float16", "bfloat16")
+    apart = problem["dx"].dtype in ("float16", "bfloat16")
+    memory = {"sums": workspace.private(size), "addends": workspace.private(windows)} if apart else {}
     arguments = {"windows": windows, "size": size, "sizes": Sizes(*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:])}
     arguments |= {"columns_first": problem.attributes["storage_order"], "indices": problem["indices"]}
-    arguments |= {"dy": problem["dy"], "sums": workspace.shared(planes * size) if apart else dx, "dx": dx}
+    arguments |= {"dy": problem["dy"], "dx": problem["dx"]} | memory
     steps = checking(check_planes, workspace, planes, per_part, arguments)
-    steps.append(Step(add_to_maxima, planes, arguments, per_part))
-    if apart:
-        steps.append(Step(copy_planes, planes, arguments, per_part))
+    steps.append(Step(add_to_maxima_apart if apart else add_to_maxima, planes, arguments, per_part))
     return Program(steps, workspace, wrong_maximum(problem, "max_pool_grad"))
 
 
