@@ -103,7 +103,7 @@ LAYERS = {
     "bench/": (
         f"{ONNX} markdown_it matplotlib ml_dtypes plotly rich torch typer",
         f"opgrad arrays {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine onnxruntime/ post_ops"
-        " terminal testing/ training/",
+        " torch terminal testing/ training/",
     ),
     "compile": (
         "numpy rich typer",

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from opgrad.bench.cells import GRAPH, GROUPS, PLAIN, Cell, Workload, select
+from opgrad.bench.cells import GRAPH, GROUPS, LOSSES, PLAIN, Cell, Workload, select
 
 TINY = {
     "elements": (Workload((37,)),),
@@ -12,7 +12,9 @@ TINY = {
 }
 FORMS = {
     cell.name: cell
-    for cell in select([], [], [], quick=False, groups=[group for group in GROUPS if group not in (PLAIN, GRAPH)])
+    for cell in select(
+        [], [], [], quick=False, groups=[group for group in GROUPS if group not in (PLAIN, GRAPH, LOSSES)]
+    )
 }
 
 

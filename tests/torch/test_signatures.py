@@ -226,9 +226,45 @@ def test_rows_are_scaled_down_to_a_norm():
         torch.testing.assert_close(y, functional.embedding(indices, theirs, None, 2.5, norm))
         torch.testing.assert_close(ours, theirs)
         y.sum().backward()
-    for name in ("scale_grad_by_freq", "sparse"):
-        with pytest.raises(NotImplementedError, match=f"^embedding: {name} is True, expected False"):
-            opgrad.torch.embedding(indices, ours, **{name: True})
+    with pytest.raises(NotImplementedError, match=r"^embedding: scale_grad_by_freq is True, expected False"):
+        opgrad.torch.embedding(indices, ours, scale_grad_by_freq=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("padding_idx", [None, 3, -1])
+def test_sparse_gradients_of_rows(dtype, padding_idx):
+    indices = torch.randint(-50, 50, (6, 7))
+    indices[0, :2] = 3
+    sparse, dense = (torch.ones(50, 4, 3, dtype=dtype, requires_grad=True) for _ in "12")
+    y = opgrad.torch.embedding(indices, sparse, padding_idx, sparse=True)
+    dy = torch.randn_like(y)
+    (found,) = torch.autograd.grad(y, sparse, dy)
+    opgrad.torch.embedding(indices, dense, padding_idx).backward(dy)
+    assert found.is_coalesced()
+    assert torch.equal(found.to_dense(), dense.grad)
+    kept = indices.remainder(50) if padding_idx is None else indices[(indices - padding_idx) % 50 != 0].remainder(50)
+    assert torch.equal(found.indices()[0], kept.unique())
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # PyTorch's own, of its optimizers
+@pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad])
+def test_optimizers_take_sparse_gradients(optimizer):
+    tables = [torch.nn.Parameter(torch.ones(40, 5)) for _ in "12"]
+    for table, embedding in zip(tables, (opgrad.torch.embedding, functional.embedding), strict=True):
+        steps = optimizer([table], lr=0.1)
+        for first in (0, 7):
+            table.grad = None
+            embedding(torch.arange(first, first + 9) // 2, table, sparse=True).pow(2).sum().backward()
+            steps.step()
+    torch.testing.assert_close(*tables)
+
+
+def test_where_gradients_cannot_be_sparse():
+    table = torch.ones(3, 2, requires_grad=True)
+    with pytest.raises(NotImplementedError, match=r"^embedding: sparse is True, expected False under"):
+        torch.func.grad(lambda w: opgrad.torch.embedding(torch.tensor([1]), w, sparse=True).sum())(table)
+    with pytest.raises(ValueError, match=r"^embedding: padding_idx is 3, expected -3 to 2$"):
+        opgrad.torch.embedding(torch.tensor([1]), table, 3, sparse=True)
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------

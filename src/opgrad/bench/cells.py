@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from opgrad.bench import loss_forms
 from opgrad.bench.forms import BROADCAST_SHAPE, BROADCASTS
 from opgrad.bench.memories import DEFAULT, MEMORIES
 from opgrad.contract import FLOATS, Operator, Shape, graph_operators, operators
 
 DTYPES = ("float32", "bfloat16", "float16")
-PLAIN, TYPES, POST_OPS, BROADCAST, ATTRIBUTES, GRADIENTS, PLANS, GRAPH = GROUPS = (
-    "plain", "types", "post-ops", "broadcast", "attributes", "gradients", "plans", "graph",
+PLAIN, TYPES, POST_OPS, BROADCAST, ATTRIBUTES, GRADIENTS, PLANS, GRAPH, LOSSES = GROUPS = (
+    "plain", "types", "post-ops", "broadcast", "attributes", "gradients", "plans", "graph", "losses",
 )  # fmt: skip
 
 SWEEP = "sweep"  # the group of the cells of bench/sweep.py, which are measured by themselves
@@ -21,6 +22,8 @@ class Workload:
     """A shape with what belongs to it. `headline`: in the short table; `quick`: measured by `--quick`.
 
     That of the group "graph" is the large example of an operator of training graphs.
+    Those of "losses" are steps in PyTorch: `form` is one of bench/loss_forms.py; a linear layer's shape has the tokens,
+    classes and hidden features.
     A workload of any other group than "plain" is a form of softmax: one of bench/forms.py, by its name, and the dtypes
     that it is measured in, such as "float32->int8" or, for a gradient's two arrays, "bfloat16,float32->float32".
     """
@@ -133,6 +136,10 @@ GRADIENT_FORMS = (
     *_forms(PLANS, ["no attribute"], shapes=((1, 1000),)),
 )
 
+LOSS_DTYPES = ("float32", "bfloat16")
+LOGITS_FORMS = _forms(LOSSES, list(loss_forms.FORMS), LOSS_DTYPES, ((512, 32000),))
+LAYERS = _forms(LOSSES, [""], LOSS_DTYPES, tuple((512, 32000, hidden) for hidden in (64, 256, 512, 1024)))
+
 Workloads = Mapping[str, Sequence[Workload]]  # by kind of operator; an operator's forms by its name
 WORKLOADS: Workloads = {
     "elements": ELEMENTS,
@@ -141,6 +148,8 @@ WORKLOADS: Workloads = {
     "slices": SLICES,
     "softmax": SOFTMAX_FORMS,
     "softmax_grad": GRADIENT_FORMS,
+    loss_forms.LOGITS: LOGITS_FORMS,
+    loss_forms.LINEAR: LAYERS,
 }
 
 
@@ -175,8 +184,8 @@ def select(
 
     Raises ValueError for a name that is not known.
     """
-    graphs = graph_operators() if workloads is WORKLOADS else {}
-    declared = {**operators(), **graphs}
+    graphs, losses = (graph_operators(), loss_forms.functions()) if workloads is WORKLOADS else ({}, {})
+    declared = {**operators(), **graphs, **losses}
     _check("operator", ops, declared)
     _check("group", groups, GROUPS)
     check_names(dtypes, memories)
@@ -187,12 +196,17 @@ def select(
             asked = not shapes and (not groups or GRAPH in groups)
             cells += [Cell(op, EXAMPLE, dtype) for dtype in _taken(op, dtypes or DTYPES, quick) if asked]
             continue
-        for workload in _workloads(op, workloads[op.kind], shapes, quick) if plain else []:
+        for workload in _workloads(op, workloads[op.kind], shapes, quick) if plain and op.name not in losses else []:
             cells += [Cell(op, workload, dtype) for dtype in dtypes or DTYPES]
-        for workload in workloads.get(op.name, ()):
+        for workload in (*workloads.get(op.name, ()), *_layers(op, shapes)):
             if (not groups or workload.group in groups) and _is_asked(workload, shapes, quick):
                 cells += [Cell(op, workload, pair) for pair in _pairs(workload, dtypes, quick)]
-    return [replace(cell, memory=memory) for memory in memories or (DEFAULT,) for cell in cells]
+    return [
+        replace(cell, memory=memory)
+        for memory in memories or (DEFAULT,)
+        for cell in cells
+        if memory == DEFAULT or cell.workload.group != LOSSES  # PyTorch's tensors lie where PyTorch puts them
+    ]
 
 
 def _taken(op: Operator, dtypes: Sequence[str], quick: bool) -> Sequence[str]:
@@ -200,6 +214,15 @@ def _taken(op: Operator, dtypes: Sequence[str], quick: bool) -> Sequence[str]:
     floats = {name for tensor in op.inputs.values() for name in tensor.dtypes}
     found = [dtype for dtype in dtypes if dtype in floats]
     return found[:1] if quick else found
+
+
+def _layers(op: Operator, shapes: Sequence[str]) -> list[Workload]:
+    """The linear layers of these shapes that no workload has."""
+    found = map(_shape, shapes if op.name == loss_forms.LINEAR else ())
+    known = {workload.shape for workload in LAYERS}
+    return [
+        Workload(shape, group=LOSSES, dtypes=LOSS_DTYPES) for shape in found if len(shape) == 3 and shape not in known
+    ]
 
 
 def _is_asked(workload: Workload, shapes: Sequence[str], quick: bool) -> bool:

@@ -38,7 +38,7 @@ Groups = Annotated[
     str,
     _names(
         "Of plain and, for softmax with attributes, types, post-ops, broadcast, attributes, gradients, plans; "
-        "graph: the operators that only training graphs have. "
+        "graph: the operators that only training graphs have; losses: steps of PyTorch's losses. "
         "Default: all."
     ),
 ]

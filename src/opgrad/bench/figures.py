@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opgrad.bench.cells import GROUPS, PLAIN, PLANS
+from opgrad.bench.cells import GROUPS, LOSSES, PLAIN, PLANS
 from opgrad.bench.measure import CALL, KERNEL, OURS
 from opgrad.bench.memories import DEFAULT
 from opgrad.bench.ways import GIVEN, NEW
@@ -83,9 +83,11 @@ def measured_as(result: Mapping[str, Any], group: str) -> list[Figures]:
 
 
 def forms(result: dict[str, Any]) -> dict[str, list[Figures]]:
-    """The figures of the forms of softmax by group, plans left out."""
+    """The figures of the forms of softmax by group; plans and losses have others."""
     of_group = {group: [cell for cell in result["cells"] if cell.get("group") == group] for group in GROUPS}
-    return {group: list(map(_figures, cells)) for group, cells in of_group.items() if cells and group != PLANS}
+    return {
+        group: list(map(_figures, cells)) for group, cells in of_group.items() if cells and group not in (PLANS, LOSSES)
+    }
 
 
 def times_of_fastest(cells: Sequence[Figures]) -> list[float]:

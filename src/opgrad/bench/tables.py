@@ -6,7 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from opgrad.bench.cells import ATTRIBUTES, BROADCAST, GRADIENTS, GRAPH, PLANS, POST_OPS, TYPES
+from opgrad.bench import loss_tables
+from opgrad.bench.cells import ATTRIBUTES, BROADCAST, GRADIENTS, GRAPH, LOSSES, PLANS, POST_OPS, TYPES
 from opgrad.bench.figures import Figures, Times, figures, forms, geometric_mean, losses, plans, times_of_fastest
 from opgrad.bench.load import Loss
 from opgrad.bench.memories import DEFAULT
@@ -27,6 +28,7 @@ TITLES = {
     GRADIENTS: "Gradients of softmax with mixed dtypes and attributes",
     PLANS: "Plans",
     GRAPH: "Operators of training graphs",
+    LOSSES: "Losses in PyTorch",
 }
 SWEEP_TITLE = "Rows of every length"
 SWEEP_COLUMNS = ("operator", "dtype", "memory", "lengths", "ratio", "behind", "worst", "at", "step up", "at")
@@ -157,6 +159,8 @@ def _form_tables(result: dict[str, Any], code: bool = False) -> list[tuple[str, 
             for each in found
         ]
         tables.append((TITLES[PLANS], PLAN_COLUMNS, rows))
+    if rows := [[_name_of(name, code), *row] for name, *row in loss_tables.rows(result)]:
+        tables.append((TITLES[LOSSES], loss_tables.COLUMNS, rows))
     return tables
 
 

@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from opgrad.bench import peers
+from opgrad.bench import loss_case, peers
 from opgrad.bench.case import Case
-from opgrad.bench.cells import GRAPH, PLAIN, SWEEP, WORKLOADS, Cell, Workloads
+from opgrad.bench.cells import GRAPH, LOSSES, PLAIN, SWEEP, WORKLOADS, Cell, Workloads
 from opgrad.bench.copying import MOST_COPIED, copier
 from opgrad.bench.form_case import FormCase
 from opgrad.bench.graph_case import GraphCase
@@ -69,6 +69,8 @@ class Cpu:
         return None
 
     def measure(self, cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
+        if cell.workload.group == LOSSES:
+            return loss_case.measure(cell, names, seconds)
         group, case = cell.workload.group, _case(cell)
         case.call(GIVEN)()
         traffic, error = case.traffic(), case.error()

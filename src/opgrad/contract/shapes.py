@@ -77,3 +77,9 @@ def slice_ranges(attributes: Attributes) -> list[range]:
         seen.add(axis % rank)
         found[axis] = range(*slice(start, end, step).indices(shape[axis]))
     return found
+
+
+def room_for(count: int) -> int:
+    """At least so many rows; counts that differ by less than an eighth get the same, and so share a plan."""
+    step = 1 << max(count.bit_length() - 4, 0)
+    return -(-count // step) * step

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, Axis, OnnxName, Shape, Shapes, Sizes, Tensor, operator
+from opgrad.contract.shapes import room_for
 
 
 def _gathered(shape: Shape, shapes: Shapes, attributes: Attributes) -> Shape:
@@ -72,10 +73,7 @@ def _rows_and_values(
         found = f"indices{list(place)} is {indices[place]}"
         raise ValueError(f"{name}: {found}, expected {-sizes[0]} to {sizes[0] - 1}")
     rows, places = np.unique(np.where(indices < 0, indices + sizes[0], indices), return_inverse=True)
-    # Numbers of rows that differ by less than an eighth share a plan.
-    step = 1 << max(len(rows).bit_length() - 4, 0)
-    room = -(-len(rows) // step) * step
-    values = gather_grad((room, *sizes[1:]), places.reshape(indices.shape), dy)
+    values = gather_grad((room_for(len(rows)), *sizes[1:]), places.reshape(indices.shape), dy)
     return rows.astype(np.int64), values[: len(rows)]
 
 

@@ -11,6 +11,7 @@ from opgrad.interop.torch_tensors import is_transformed
 from opgrad.torch.in_place import replace
 from opgrad.torch.operators import OPERATORS, is_exported
 from opgrad.torch.schema import is_recording
+from opgrad.torch.sparse_embedding import check_padding, sparse_embedding
 from opgrad.torch.words import ERRORS, in_words
 
 HALF = (torch.float16, torch.bfloat16)
@@ -188,25 +189,28 @@ def embedding(
     padding_idx: the row that receives no gradient; None: none.
     max_norm, norm_type: the largest norm of a row, and which norm; the rows that input names are scaled down to it
         in weight itself. None: any.
-    scale_grad_by_freq, sparse: False.
+    scale_grad_by_freq: False.
+    sparse: give the gradient with respect to weight as a sparse tensor of the rows that input names, each once, rising,
+        as torch.optim.SparseAdam, SGD and Adagrad take it: what it takes depends on input, not on V.
     check: as for gather.
 
-    Returns y of shape input.shape + weight.shape[1:]. The gradient with respect to weight is dense, and summed in
-    float32 (float64 for float64), always in the same order. Differentiable twice.
+    Returns y of shape input.shape + weight.shape[1:]. The gradient with respect to weight is summed in
+    float32 (float64 for float64), always in the same order. Differentiable twice, with sparse once.
     Raises TypeError for a wrong dtype, ValueError for an index or padding_idx out of range, NotImplementedError for
-    scale_grad_by_freq and sparse.
+    scale_grad_by_freq, and for sparse under torch.compile and torch.func.
 
     Formula: y[i] = weight[input[i]]. Source: torch.nn.functional.embedding.
     """
-    for name, wanted in (("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
-        if wanted:
-            raise NotImplementedError(
-                f"embedding: {name} is {wanted}, expected False: torch.nn.functional.embedding has it"
-            )
+    if scale_grad_by_freq:
+        raise NotImplementedError(
+            "embedding: scale_grad_by_freq is True, expected False: torch.nn.functional.embedding has it"
+        )
     if max_norm is not None:
         note_effect()
         torch.embedding_renorm_(weight.detach(), input.detach().contiguous(), max_norm, norm_type)
     try:
+        if sparse and weight.requires_grad and torch.is_grad_enabled() and not is_recording():
+            return sparse_embedding(input, weight, padding_idx, check)
         return _embedding(input, weight, padding_idx, check)
     except ERRORS as error:
         raise in_words(error, EMBEDDING) from None
@@ -221,8 +225,8 @@ def _embedding(input: Tensor, weight: Tensor, padding_idx: int | None, check: bo
     if padding_idx is None:
         return y
     rows, recording = weight.shape[0], is_recording()
-    if not recording and not -rows <= padding_idx < rows:
-        raise ValueError(f"embedding: padding_idx is {padding_idx}, expected {-rows} to {rows - 1}")
+    if not recording:
+        check_padding(padding_idx, rows)
     if not (y.requires_grad or recording or is_transformed()):
         return y
     # A compiler joins the selection with what it computes next, and a transformation sees what it is made of; classes

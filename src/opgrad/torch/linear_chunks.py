@@ -20,6 +20,7 @@ from opgrad.torch.sample_loss import LOSSES, Settings
 
 _plain, _plain_with_grad = (OPERATORS[f"softmax_cross_entropy_loss{name}"].op for name in ("_only", "_and_grad"))
 _losses, _losses_and_grad = (LOSSES[f"sample_losses{name}"].op for name in ("", "_and_grad"))
+_add = OPERATORS["in_place_accumulator"].op
 
 LEAST_BUFFER = 32 << 20  # bytes of logits
 SHARE_OF_BUFFER = 0.11  # of the arguments and their gradients, if that is more: peak memory stays within 1.15 of these
@@ -78,9 +79,11 @@ def chunks_of(layer: Layer, rows: int | None, with_gradient: bool) -> Chunks:
         return Chunks(False, rows)
     budget = max(LEAST_BUFFER, int(SHARE_OF_BUFFER * 2 * item * (c + n) * h))
     fitting = budget // (c * item)
-    if fitting >= n:
-        return Chunks(False, n)
     sums = 4 * c * h if with_gradient and layer.number != layer.x.dtype else 0
+    # One chunk needs no sum in float32, and no product beside it: logits may take their memory.
+    without = sums + c * h * item if 0 < sums <= MOST_IN_FLOAT32 else 0
+    if n * c * item <= budget + without:
+        return Chunks(False, n)
     finite = layer.b is None or layer.b.device.type != "cpu" or bool(torch.isfinite(layer.b).all())
     if finite and (fitting < FEWEST_ROWS or sums > MOST_IN_FLOAT32):
         return Chunks(True, max(budget // (4 * n * item) // 16 * 16, 16))
@@ -245,8 +248,8 @@ class Gradients:
             torch.mm(a, b, out=out)
         elif out.dtype == a.dtype:
             out.addmm_(a, b)
-        else:
-            out += torch.mm(a, b)
+        else:  # in one pass, where PyTorch would first make a float32 copy of the product
+            execute(_add, {"buffer": out, "value": torch.mm(a, b), "out": out})
 
     def results(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """In the dtypes of the layer."""

@@ -19,6 +19,9 @@ from opgrad.cpu.loops.layout import (
     GRADIENT,
     Loops,
     forward_limits,
+    forward_streams,
+    gradient_streams,
+    is_sixteen_bits,
     keeps_column,
     layout_of,
     loops_of,
@@ -27,7 +30,7 @@ from opgrad.cpu.loops.layout import (
 )
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.numerics.math import exp
-from opgrad.cpu.runtime import background, partition
+from opgrad.cpu.runtime import background
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.cpu.softmax import (
@@ -149,11 +152,9 @@ def _gradient_of(operator: str, problem: Problem, plain: Mapping[str, Any], in_p
 def _forward(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program(())
-    dtype = precision(problem)
-    sixteen_bits = problem["x"].dtype in ("float16", "bfloat16")
-    limits = forward_limits(vector_lanes(dtype), sixteen_bits, partition.streams(problem.bytes))
-    layout = layout_of(problem, kernels, limits)
-    loops = loops_of(problem, layout, spare_columns(problem, "y"), x=problem["x"], y=problem["y"])
+    dtype, stream = precision(problem), forward_streams(problem)
+    layout = layout_of(problem, kernels, forward_limits(vector_lanes(dtype), is_sixteen_bits(problem["x"]), stream))
+    loops = loops_of(problem, layout, spare_columns(problem, "y", stream), stream, x=problem["x"], y=problem["y"])
     workspace = Workspace(dtype)
     if layout == "split":
         return _split_forward(problem, kernels[layout], loops, workspace)
@@ -194,7 +195,8 @@ def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
         return Program(())
     layout, workspace = layout_of(problem, kernels, GRADIENT), Workspace(precision(problem))
     operands = {name: problem[name] for name in ("dy", "y", "dx")}
-    loops = loops_of(problem, layout, spare_columns(problem, "dx"), **operands)
+    stream = gradient_streams(problem)
+    loops = loops_of(problem, layout, spare_columns(problem, "dx", stream), stream, **operands)
     if layout == "split":
         memory = {"stats": workspace.shared(loops.units)}
         return Program([loops.step(kernel, **memory) for kernel in kernels[layout]], workspace)

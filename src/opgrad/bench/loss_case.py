@@ -1,0 +1,183 @@
+"""A step of a loss in PyTorch: forward and backward, ours and torch's, their time, and the memory that they take."""
+
+import ctypes
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import opgrad
+from opgrad.bench import loss_forms
+from opgrad.bench.cells import Cell
+from opgrad.bench.measure import OURS, interleaved
+from opgrad.bench.peers import COMPILE, reason
+from opgrad.bench.ways import NEW, Call
+
+TORCH, WHOLE, CHUNKED = "torch", "torch, linear_cross_entropy", "torch, in chunks"
+SPREAD = 0.05  # of a linear layer's numbers, so that logits are of the size of a model's
+IGNORED = -100
+SLOW = 2.0  # seconds of a step beyond which a peer is not measured further
+Loss = Callable[..., Any]
+
+
+class LossCase:
+    """A cell's tensors, and a step with each loss: `leaves` are the tensors that get gradients."""
+
+    def __init__(self, cell: Cell):
+        import torch
+
+        torch.set_num_threads(opgrad.get_num_threads())
+        self.torch, self.cell = torch, cell
+        self.dtype = getattr(torch, cell.dtype)
+        made = torch.Generator().manual_seed(0)
+        rows, classes, *hidden = cell.workload.shape
+        self.is_linear = bool(hidden)
+        sizes = [(rows, *hidden), (classes, *hidden)] if hidden else [(rows, classes)]
+        spread = SPREAD if hidden else 1.0
+        self.leaves = [
+            (torch.randn(size, generator=made) * spread).to(self.dtype).requires_grad_() for size in sizes
+        ]  # fmt: skip
+        self.options = dict(loss_forms.FORMS[cell.workload.form])
+        self.target = torch.randint(0, classes, (rows,), generator=made)
+        if self.options.pop("ignored", False):
+            self.target[::2] = IGNORED
+        if self.options.pop("probabilities", False):
+            self.target = torch.randn(rows, classes, generator=made).softmax(1).to(self.dtype)
+        if self.options.pop("weight", False):
+            self.options["weight"] = torch.rand(classes, generator=made) + 0.5
+            self.options["weight"] = self.options["weight"].to(self.dtype)
+
+    def losses(self, names: Sequence[str]) -> dict[str, Loss]:
+        """Ours and those of these peers, by name: each takes the leaves."""
+        found: dict[str, Loss] = {OURS: self._ours()}
+        if TORCH in names:
+            found[TORCH] = self._composed
+            functional = self.torch.nn.functional
+            if self.is_linear and hasattr(functional, loss_forms.LINEAR):
+                whole = functional.linear_cross_entropy
+                chunks = self.torch.nn.LinearCrossEntropyOptions(allow_retain_graph=False)
+                found[WHOLE] = lambda *leaves: whole(*leaves, self.target)
+                found[CHUNKED] = lambda *leaves: whole(*leaves, self.target, options=chunks)
+        if COMPILE in names:
+            self.torch.compiler.reset()
+            found[COMPILE] = self.torch.compile(self._composed, dynamic=False, fullgraph=True)
+        return found
+
+    def step(self, loss: Loss) -> None:
+        """Forward and backward, with gradients in new memory."""
+        for leaf in self.leaves:
+            leaf.grad = None
+        loss(*self.leaves).backward()
+
+    def _ours(self) -> Loss:
+        import opgrad.torch
+
+        function = getattr(opgrad.torch, self.cell.op.name)
+        share = self.options.get("entropy")
+        given = {name: value for name, value in self.options.items() if name != "entropy"}
+        if not share:
+            return lambda *leaves: function(*leaves, self.target, **given)
+
+        def loss(*leaves: Any) -> Any:
+            found = function(*leaves, self.target, return_entropy=True, **given)
+            return found.loss - share * found.entropy.mean()
+
+        return loss
+
+    def _composed(self, x: Any, *layer: Any) -> Any:
+        """What users of PyTorch write."""
+        torch, options, target = self.torch, self.options, self.target
+        functional = torch.nn.functional
+        z = functional.linear(x, *layer) if layer else x
+        z = torch.tanh(z / options["softcap"]) * options["softcap"] if "softcap" in options else z
+        z = z / options["temperature"] if "temperature" in options else z
+        if shift := options.get("shift", 0):
+            target = functional.pad(target[shift:], (0, shift), value=IGNORED)
+        summed = "num_items" in options
+        loss = functional.cross_entropy(
+            z,
+            target,
+            options.get("weight"),
+            reduction="sum" if summed else "mean",
+            label_smoothing=options.get("label_smoothing", 0.0),
+        )
+        loss = loss / options["num_items"] if summed else loss
+        if not options.keys() & {"lse_square_scale", "entropy"}:
+            return loss
+        kept, lse = target != IGNORED, z.logsumexp(1)
+        if scale := options.get("lse_square_scale"):
+            count = options.get("num_items") or kept.sum()
+            loss = loss + scale * torch.where(kept, lse, 0).square().sum() / count
+        if share := options.get("entropy"):
+            entropy = lse - (z.softmax(1) * z).sum(1)
+            loss = loss - share * torch.where(kept, entropy, 0).mean()
+        return loss
+
+
+def measure(cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
+    """A cell of a result: times by name, and bytes of memory beyond arguments and gradients by name."""
+    what = {"operator": cell.op.name, "workload": cell.workload.label, "dtype": cell.dtype}
+    try:
+        case = LossCase(cell)
+    except ImportError:
+        return {**what, "left_out": "needs PyTorch"}
+    calls: dict[str, Call] = {}
+    notes: dict[str, str] = {}
+    for name, loss in case.losses(names).items():
+        call = partial(case.step, loss)
+        problem = _problem(name, call)
+        if problem is None:
+            calls[name] = call
+        else:
+            notes[name] = problem
+    times = interleaved(calls, seconds)
+    needed = sum(leaf.nbytes for leaf in case.leaves)
+    taken = {name: _beyond(case, call, needed) for name, call in calls.items()}
+    group = {"group": cell.workload.group, "headline": False}
+    return {**what, **group, "beyond": taken, "ways": {NEW: {"times": times, "notes": notes}}}
+
+
+def _problem(name: str, call: Call) -> str | None:
+    """What keeps a contestant from the race; its first call compiles."""
+    start = time.perf_counter()
+    try:
+        call()
+    except Exception as error:
+        if name == OURS:
+            raise
+        return reason(error)
+    seconds = time.perf_counter() - start
+    return f"takes {seconds:.1f} seconds" if name not in (OURS, COMPILE) and seconds > SLOW else None
+
+
+def _beyond(case: LossCase, call: Call, gradients: int) -> int | None:
+    for leaf in case.leaves:
+        leaf.grad = None
+    grown = growth(call)
+    return None if grown is None else max(0, grown - gradients)
+
+
+def growth(call: Call) -> int | None:
+    """Bytes of resident memory that a call takes at most; None where the system cannot tell: Linux alone does."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # memory that was released before would not be seen to be taken
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except (OSError, AttributeError, TypeError):
+        return None
+    before = _resident()
+    call()
+    return _resident("VmHWM") - before
+
+
+def _resident(field: str = "VmRSS") -> int:
+    """Bytes of this process's memory: now, or at most since it was last cleared (VmHWM)."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(field))
+
+
+def medians(cell: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds by name."""
+    return {name: taken["median"] for name, taken in cell["ways"][NEW]["times"].items()}
