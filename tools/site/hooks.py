@@ -39,7 +39,9 @@ DOCSTRING = re.compile(r"^(## (\w+)\n\n```)python(\n.*?```\n\n)```text\n.*?\n```
 MODULES = {
     "opgrad": "Calls, plans, threads and memory",
     "opgrad.post_ops": "Post-ops of softmax",
+    "opgrad.optim": "Optimizers on arrays",
     "opgrad.torch": "PyTorch",
+    "opgrad.jax": "JAX",
     "opgrad.onnxruntime": "Stock onnxruntime",
     "opgrad.gradients": "Gradients of ONNX models",
     "opgrad.training": "Training",
@@ -159,12 +161,6 @@ def _public(module: str) -> list[str]:
 def _summary(module: str) -> str:
     """The name of a module and its docstring's first sentence."""
     return f"`{module}`: {(ast.get_docstring(_tree(module)) or '').partition(chr(10) * 2)[0]}"
-
-
-def _operator(match: re.Match[str]) -> str:
-    """The section of an operator: its docstring as mkdocstrings shows it."""
-    options = "    options:\n      show_root_heading: false\n      show_root_toc_entry: false\n      show_source: false"
-    return f"{match[1]}py{match[3]}::: opgrad.{match[2]}\n{options}"
 
 
 # --- links and sources ----------------------------------------------------------------------------------------------
