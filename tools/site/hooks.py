@@ -133,8 +133,10 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 
 
 def _api(module: str, title: str) -> str:
-    """The page of a module: every public name but operators, which have pages of their own, and modules."""
-    apart = {*operators(), *graph_operators(), *(name.rpartition(".")[2] for name in MODULES)}
+    """The page of a module: every public name but modules and opgrad's operators, which have pages of their own."""
+    apart = {name.rpartition(".")[2] for name in MODULES if name.startswith(f"{module}.")}
+    if module == "opgrad":
+        apart |= {*operators(), *graph_operators()}
     names = [name for name in _public(module) if name not in apart]
     lines = [f"# {title}", "", _summary(module), ""]
     if module == "opgrad":
