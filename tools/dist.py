@@ -1,7 +1,7 @@
 """Build wheel and sdist twice and check them: python tools/dist.py [--install PYTHON …].
 
 Both builds must be the same bytes, the wheel small, and the description one that renders. With --install the wheel goes
-into a bare environment of each Python, where the NumPy snippet of the README and the command line must run.
+into a bare environment of each Python, where the NumPy snippets of README and tutorial and the command line must run.
 """
 
 import argparse
@@ -45,16 +45,21 @@ def build() -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in DIST.iterdir()}
 
 
+def snippets(document: str) -> list[str]:
+    """The Python code of a document. README's first and the NumPy tutorial's need no extras."""
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(encoding="utf-8"), re.M | re.S)
+
+
 def install(python: str, wheel: Path) -> None:
     """Install the wheel into a bare environment, away from the sources, and use it."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    snippet = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)[0]
+    first, *_ = snippets("README.md")
+    code = "\n".join([first, *snippets("docs/tutorials/numpy.md")])
     with tempfile.TemporaryDirectory() as folder:
         run(python, "-m", "venv", folder)
         inside = Path(folder) / ("Scripts" if os.name == "nt" else "bin") / "python"
         run(inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
         own = {"OPGRAD_CACHE_DIR": str(Path(folder) / "cache"), "PYTHONPATH": ""}
-        run(inside, "-W", "error", "-c", snippet, cwd=folder, **own)
+        run(inside, "-W", "error", "-c", code, cwd=folder, **own)
         run(inside, "-m", "opgrad", "ops", cwd=folder, **own)
     print(f"{python}: installed and used")
 

@@ -29,7 +29,11 @@ def softmax(x: Array, axis: int = -1) -> Array:
 
 
 def log_softmax(x: Array, axis: int = -1) -> Array:
-    """Logarithms of the softmax probabilities; the arguments are those of softmax. Source: jax.nn.log_softmax."""
+    """Logarithms of the softmax probabilities over one axis.
+
+    Shapes, dtypes and what is raised are those of softmax. Formula: y = x - max(x) - log(sum(exp(x - max(x)))).
+    Source: jax.nn.log_softmax.
+    """
     found: Array = _row_function("log_softmax", axis)(x)
     return found
 

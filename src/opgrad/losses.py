@@ -97,7 +97,10 @@ def linear_cross_entropy(
         products are computed by NumPy, in float32 for half precision.
     labels: shape (N,); int32 or int64. The other arguments are those of cross_entropy; ignored samples are left out.
 
-    Returns a CrossEntropyOutput. Raises TypeError, ValueError. Source: torch.nn.functional.linear_cross_entropy.
+    Returns a CrossEntropyOutput. Raises TypeError, ValueError.
+
+    Formula: cross_entropy(x @ linear_weight.T + linear_bias, labels). Source:
+    torch.nn.functional.linear_cross_entropy.
     """
     call = _Call(ignore_index, reduction, label_smoothing, lse_square_scale, softcap, temperature, num_items)
     found, labels, _ = _over_chunks("linear_cross_entropy", x, linear_weight, labels, linear_bias, weight, call, shift)
@@ -113,7 +116,7 @@ def linear_cross_entropy_and_grad(
     """The results of linear_cross_entropy, and the gradients with respect to x, linear_weight and linear_bias.
 
     dloss: the gradient with respect to loss: a number, or for reduction "none" an array of shape (N,).
-    The other arguments, and what is raised, are those of linear_cross_entropy.
+    The other arguments, formula and source, and what is raised, are those of linear_cross_entropy.
 
     Returns (output, dx, dlinear_weight, dlinear_bias), gradients in the shapes and dtypes of what they are for, None
     without a bias; sums over chunks are formed in float32, or float64 for float64.

@@ -1,6 +1,7 @@
 """The page and the charts of a result: they say what the tables say, and ask nobody."""
 
 import re
+from pathlib import Path
 
 import pytest
 from bench_results import made_up_result
@@ -8,10 +9,15 @@ from typer.testing import CliRunner
 
 pytest.importorskip("plotly")
 
+import opgrad
+from opgrad import report
 from opgrad.bench import charts
+from opgrad.bench.figures import read
 from opgrad.bench.page import page
 from opgrad.bench.ways import GIVEN, NEW
 from opgrad.cli import app
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_chart_has_a_mark_for_each_cell_with_a_peer():
@@ -55,3 +61,19 @@ def test_the_command_writes_a_page(tmp_path):
     result = CliRunner().invoke(app, ["bench", *options, "--html", str(file)])
     assert result.exit_code == 0, result.output
     assert "relu" in file.read_text(encoding="utf-8")
+
+
+def kept(folder):
+    return {path.name: read(path) for path in folder.glob("*.json")}
+
+
+def test_the_results_of_every_release_are_kept_and_drawn():
+    """bench/history/VERSION has that version's files, those that bench/results still has among them."""
+    for folder in (ROOT / report.HISTORY).iterdir():
+        assert {result["versions"]["opgrad"] for result in kept(folder).values()} == {folder.name}
+    for name, result in kept(ROOT / report.RESULTS).items():
+        version = result["versions"]["opgrad"]
+        if version != opgrad.__version__:
+            assert name in kept(ROOT / report.HISTORY / version), f"copy it to {report.HISTORY / version}"
+    drawn = {line.name.partition(",")[0] for line in charts.history(report.history(ROOT)).data}
+    assert drawn == {name for device in ("cpu", "cuda") for name in report.results(ROOT, device)}

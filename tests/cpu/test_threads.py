@@ -129,7 +129,7 @@ REFUSED_AT_FIRST = """
 import warnings
 import numpy as np, opgrad
 from opgrad.cpu.runtime import workers
-workers._start_thread = lambda function, argument: "no"
+workers.system().start_thread = lambda function, argument: "no"
 warnings.simplefilter("error")
 x = np.ones((64, 20000), "float32")
 opgrad.set_num_threads(4)

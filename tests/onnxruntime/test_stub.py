@@ -137,3 +137,24 @@ session.run(None, {{"a": np.ones(3, "f4"), "b": np.ones(3, "f4")}})
 """
     subprocess.run([sys.executable, "-c", use], check=True)
     subprocess.run([sys.executable, "-c", use + "assert 'numba' not in sys.modules"], check=True)
+
+
+@pytest.mark.parametrize("machine", elf.MACHINES)
+def test_another_reader_finds_in_the_shared_object_what_a_linker_would_write(machine):
+    lief = pytest.importorskip("lief")
+    lief.logging.disable()
+    read = lief.parse(list(elf.shared_object(machine, "stub.so")))
+    assert read.header.file_type == lief.ELF.Header.FILE_TYPE.DYN
+    assert read.header.machine_type.value == elf.MACHINES[machine][0]
+    assert [(each.name, each.size) for each in read.dynamic_symbols][1:] == [
+        (elf.ENTRY, len(elf.MACHINES[machine][1](0, 0))),
+        (elf.SLOT, elf.SLOT_BYTES),
+    ]
+    assert read.has_nx
+    assert not list(read.relocations)
+    assert not list(read.libraries)
+    code, data = (each for each in read.segments if each.type == lief.ELF.Segment.TYPE.LOAD)
+    entry, slot = (read.get_dynamic_symbol(name).value for name in (elf.ENTRY, elf.SLOT))
+    assert code.virtual_address <= entry < code.virtual_address + code.virtual_size
+    assert data.virtual_address <= slot <= data.virtual_address + data.virtual_size - elf.SLOT_BYTES
+    assert read.get(lief.ELF.DynamicEntry.TAG.SONAME).name == "stub.so"

@@ -39,7 +39,9 @@ DOCSTRING = re.compile(r"^(## (\w+)\n\n```)python(\n.*?```\n\n)```text\n.*?\n```
 MODULES = {
     "opgrad": "Calls, plans, threads and memory",
     "opgrad.post_ops": "Post-ops of softmax",
+    "opgrad.optim": "Optimizers on arrays",
     "opgrad.torch": "PyTorch",
+    "opgrad.jax": "JAX",
     "opgrad.onnxruntime": "Stock onnxruntime",
     "opgrad.gradients": "Gradients of ONNX models",
     "opgrad.training": "Training",
@@ -131,8 +133,10 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 
 
 def _api(module: str, title: str) -> str:
-    """The page of a module: every public name but operators, which have pages of their own, and modules."""
-    apart = {*operators(), *graph_operators(), *(name.rpartition(".")[2] for name in MODULES)}
+    """The page of a module: every public name but modules and opgrad's operators, which have pages of their own."""
+    apart = {name.rpartition(".")[2] for name in MODULES if name.startswith(f"{module}.")}
+    if module == "opgrad":
+        apart |= {*operators(), *graph_operators()}
     names = [name for name in _public(module) if name not in apart]
     lines = [f"# {title}", "", _summary(module), ""]
     if module == "opgrad":
@@ -159,12 +163,6 @@ def _public(module: str) -> list[str]:
 def _summary(module: str) -> str:
     """The name of a module and its docstring's first sentence."""
     return f"`{module}`: {(ast.get_docstring(_tree(module)) or '').partition(chr(10) * 2)[0]}"
-
-
-def _operator(match: re.Match[str]) -> str:
-    """The section of an operator: its docstring as mkdocstrings shows it."""
-    options = "    options:\n      show_root_heading: false\n      show_root_toc_entry: false\n      show_source: false"
-    return f"{match[1]}py{match[3]}::: opgrad.{match[2]}\n{options}"
 
 
 # --- links and sources ----------------------------------------------------------------------------------------------

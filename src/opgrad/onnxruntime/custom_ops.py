@@ -2,11 +2,11 @@
 
 import ctypes
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
 from opgrad.cpu.runtime.execute import execute
+from opgrad.cpu.runtime.system import system
 from opgrad.onnxruntime import abi
 from opgrad.onnxruntime.abi import Api, address_of, callback, forever
 from opgrad.onnxruntime.attributes import read_attributes
@@ -83,13 +83,12 @@ def _functions() -> dict[str, int]:
 @functools.cache
 def _natives() -> tuple[int, ...]:
     """The words of a node from PREPARE on."""
-    system = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)
     return (
         keep(callback(prepare, SIZE, 3)),
         keep(callback(refuse, SIZE, 3)),
         execute.address,
         parallel_for.address,
-        *map(address_of, (system.malloc, system.free, system.memcpy)),
+        *map(system().heap, ("malloc", "free", "memcpy")),
     )
 
 

@@ -123,7 +123,7 @@ def concat_training(arrays: Joined, axis: Axis = 0, *, out: Any = None) -> tuple
 def split_training(x: Split, split: tuple[int, ...], axis: Axis = 0, *, out: Any = None) -> list[Array]:
     """Part an array along an axis.
 
-    x: the array; floats, int32, int64, int8, uint8, bool. split: the sizes of the pieces, which add up to x's size.
+    x: of any shape; floats, int32, int64, int8, uint8, bool. split: the sizes of the pieces, which add up to x's size.
     axis: along which x is parted.
     out: where to write, a list with an array for each piece; must not overlap x.
 
@@ -146,7 +146,7 @@ def split_training(x: Split, split: tuple[int, ...], axis: Axis = 0, *, out: Any
 def pass_through(arrays: Moved, *, out: Any = None) -> list[Array]:
     """Copies of arrays; in a graph it makes the nodes behind it wait until all of them are there.
 
-    arrays: a list of arrays; floats, int32, int64, int8, uint8, bool.
+    arrays: a list of arrays of any shapes; floats, int32, int64, int8, uint8, bool.
     out: where to write, a list with an array for each; must not overlap the arrays.
 
     Returns a list of arrays. Raises TypeError, ValueError.

@@ -28,6 +28,7 @@ from opgrad.cpu.compiler.memory import (
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
+from opgrad.cpu.runtime.system import system
 from opgrad.locks import in_child, settling
 
 # Words of the table, then of each slot: its block, the bytes that hold data there, when it was released.
@@ -37,8 +38,6 @@ BLOCK, CAPACITY, STAMP, SLOT = 0, 1, 2, 3
 SLOTS: Final = 64
 EMPTY, BUSY = 0, 1  # in place of a block
 # Words of a block in front of its data: the bytes that hold data, where the memory begins, a mapping's length or 0.
-OF_HEAP = (C_MALLOC, "malloc"), (C_CALLOC, "calloc"), (C_FREE, "free")
-OF_MAPPINGS = (C_MAP, "mmap"), (C_UNMAP, "munmap"), (C_ADVISE, "madvise")
 HOLDS, BASE, LENGTH, HEADER = 0, 1, 2, 64
 PAGE: Final = mmap.PAGESIZE
 HUGE: Final = 1 << 21  # bytes of a huge page; a larger block starts one
@@ -280,17 +279,16 @@ def table() -> int:
 def _made() -> ctypes.Array[ctypes.c_int64]:
     """A table. Arrays outlive the interpreter's objects, so it is never freed.
 
-    Without a bound to keep anything within, and where the system has no mmap, all blocks are malloc's.
+    Without a bound to keep anything within, and where the system has no mappings, all blocks are malloc's.
     """
     words = (ctypes.c_int64 * (FIRST + SLOT * SLOTS + 1))()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(words))
     words[LIMIT] = bound()
-    functions, system = OF_HEAP, ctypes.CDLL(None if os.name == "posix" else "ucrtbase")
-    if os.name == "posix" and bound():
-        functions += OF_MAPPINGS
-        words[FLAGS] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    for word, name in functions:
-        words[word] = ctypes.cast(getattr(system, name), ctypes.c_void_p).value or 0
+    for word, name in ((C_MALLOC, "malloc"), (C_CALLOC, "calloc"), (C_FREE, "free")):
+        words[word] = system().heap(name)
+    mappings = system().mappings()
+    if mappings and bound():
+        words[C_MAP], words[C_UNMAP], words[C_ADVISE], words[FLAGS] = mappings
     return words
 
 

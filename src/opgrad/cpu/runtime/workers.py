@@ -27,8 +27,6 @@ How a job goes. Every atomic access is sequentially consistent.
 
 import ctypes
 import os
-import signal
-import sys
 from collections.abc import Sequence
 
 from opgrad.cpu.compiler.memory import (
@@ -42,6 +40,7 @@ from opgrad.cpu.compiler.memory import (
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
+from opgrad.cpu.runtime.system import system
 
 # Words of the pool's memory block; what several threads write stands on cache lines of its own.
 LOCK = 0  # 1 while some caller owns the pool
@@ -284,7 +283,8 @@ class Pool:
         self.address = (ctypes.addressof(memory) + 63) & ~63
         self.workers = 0
         words = (ctypes.c_int64 * count).from_address(self.address)
-        words[C_LOCK], words[C_UNLOCK], words[C_WAIT], words[C_WAKE] = _system_calls(words)
+        waiting = system().waiting(self.address + 8 * MUTEX, self.address + 8 * CONDITION)
+        words[C_LOCK], words[C_UNLOCK], words[C_WAIT], words[C_WAKE] = waiting
         words[CPU] = NO_CPU
         self.openmp = bool(openmp)
         if not openmp or not any(os.environ.get(name) for name in BINDINGS):
@@ -304,59 +304,18 @@ class Pool:
         if self.openmp:  # starts its threads itself
             self.workers = max(self.workers, count)
         while self.workers < count:
-            refusal = _start_thread(work.address, self.address)
+            refusal = system().start_thread(work.address, self.address)
             if refusal:
                 return refusal
             self.workers += 1
         return ""
 
 
-def _system_calls(words: ctypes.Array[ctypes.c_int64]) -> list[int]:
-    """Initialise the mutex and the condition; the addresses of lock, unlock, wait and wake."""
-    mutex, condition = (ctypes.c_void_p(ctypes.addressof(words) + 8 * word) for word in (MUTEX, CONDITION))
-    if sys.platform == "win32":
-        system = ctypes.WinDLL("kernel32")
-        system.InitializeSRWLock(mutex)
-        system.InitializeConditionVariable(condition)
-        names = [
-            "AcquireSRWLockExclusive",
-            "ReleaseSRWLockExclusive",
-            "SleepConditionVariableSRW",
-            "WakeAllConditionVariable",
-        ]
-    else:
-        system = ctypes.CDLL(None)
-        system.pthread_mutex_init(mutex, None)
-        system.pthread_cond_init(condition, None)
-        names = ["pthread_mutex_lock", "pthread_mutex_unlock", "pthread_cond_wait", "pthread_cond_broadcast"]
-    return [ctypes.cast(getattr(system, name), ctypes.c_void_p).value or 0 for name in names]
-
-
 def _allow_affinity(words: ctypes.Array[ctypes.c_int64]) -> None:
     """Let callers keep workers off their CPU, where the system can say which it is and there is another."""
-    system = ctypes.CDLL(None) if sys.platform == "linux" else None
-    cpus = os.sched_getaffinity(0) if system else set()
-    if len(cpus) < 2 or max(cpus) >= 64 * MASK_WORDS or not hasattr(system, "gettid"):
+    cpus, functions = system().affinity()
+    if len(cpus) < 2 or max(cpus) >= 64 * MASK_WORDS:
         return
     for cpu in cpus:
         words[ALLOWED + cpu // 64] |= ctypes.c_int64(1 << cpu % 64).value
-    for word, name in ((C_SET_AFFINITY, "sched_setaffinity"), (C_GET_THREAD, "gettid"), (C_GET_CPU, "sched_getcpu")):
-        words[word] = ctypes.cast(getattr(system, name), ctypes.c_void_p).value or 0
-
-
-def _start_thread(function: int, argument: int) -> str:
-    """Start a thread that Python does not know, with every signal left to Python's own threads.
-
-    The reason if the system refuses, else "".
-    """
-    entry, handle = ctypes.c_void_p(function), ctypes.c_void_p()
-    if sys.platform == "win32":
-        system = ctypes.WinDLL("kernel32", use_last_error=True)
-        started = system.CreateThread(None, 0, entry, ctypes.c_void_p(argument), 0, None)
-        return "" if started else ctypes.FormatError(ctypes.get_last_error())
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        error = ctypes.CDLL(None).pthread_create(ctypes.byref(handle), None, entry, ctypes.c_void_p(argument))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    return os.strerror(error) if error else ""
+    words[C_SET_AFFINITY], words[C_GET_THREAD], words[C_GET_CPU] = functions
