@@ -82,6 +82,7 @@ LAYERS = {
         "torch",
         "contract/ interop/torch_tensors torch/ torch/functions torch/loss torch/loss_options",
     ),
+    "torch/optim": ("numpy torch", "interop/torch_tensors optim"),
     "torch/modules": ("torch", "torch/ torch/loss torch/linear_loss"),
     "torch/patching": ("torch", "torch/ torch/loss torch/linear_loss"),
     "torch": (
