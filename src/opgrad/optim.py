@@ -136,18 +136,23 @@ class _Split:
     """
 
     def __init__(self, parameters: Array, gradients: Array, learning_rate: float):
+        self.learning_rate, self.steps = learning_rate, 0
+        self.low = np.zeros(parameters.size, np.int16)
+        self.rebind(parameters, gradients)
+        self._weights, self._slope = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+        self._factors = np.ones(kernels.FACTORS)
+
+    def rebind(self, parameters: Array, gradients: Array) -> None:
+        """Go on with the same parameters, and with gradients, in other memory."""
+        size = self.low.size
         for name, array in (("parameters", parameters), ("gradients", gradients)):
-            if array.ndim != 1 or array.shape != parameters.shape or not array.flags.c_contiguous:
-                raise ValueError(f"{name} has shape {array.shape}, expected contiguous ({parameters.size},)")
+            if array.shape != (size,) or not array.flags.c_contiguous:
+                raise ValueError(f"{name} has shape {array.shape}, expected contiguous ({size},)")
         if parameters.dtype != ml_dtypes.bfloat16 or not parameters.flags.writeable:
             raise TypeError(f"parameters is {parameters.dtype}, expected bfloat16 that may be written to")
         if gradients.dtype not in (np.float32, ml_dtypes.bfloat16):
             raise TypeError(f"gradients is {gradients.dtype}, expected float32 or bfloat16")
-        self.learning_rate, self.steps = learning_rate, 0
-        self.low = np.zeros(parameters.size, np.int16)
         self._high, self._gradients = parameters.view(np.uint16), gradients
-        self._weights, self._slope = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-        self._factors = np.ones(kernels.FACTORS)
 
     def weights(self) -> Array:
         """The weights in float32, [n], a copy."""
