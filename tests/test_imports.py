@@ -46,7 +46,8 @@ LAYERS = {
     # arrays of NumPy, and of other libraries
     "interop": ("", "contract/ locks"),
     "memory": ("numpy", "contract/ cpu/runtime/ locks"),
-    "entries": ("numpy", "contract/ cpu/runtime/"),
+    "values": ("numpy", "contract/ cpu/runtime/"),
+    "entries": ("numpy", "contract/ cpu/runtime/ values"),
     "functions": ("", "cpu/runtime/ entries locks memory"),
     "arrays": ("numpy", "contract/ cpu/runtime/ entries functions interop locks memory"),
     "planned": ("numpy", "arrays contract/ cpu/runtime/ entries functions fused/ interop"),

@@ -7,6 +7,7 @@ call finds it, allocates the result and runs. Arrays of other libraries go to `o
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
             runner = runners.get(_key(args, kwargs))
         except (TypeError, ValueError):  # a list, or a memoryview, has no hash
             runner = None
-        given_args, given_kwargs = args, kwargs
+        given_args, given_kwargs, given = args, kwargs, None
         if runner is None:
             given = named(args, kwargs)
             if interop.foreign(op, given):
@@ -59,11 +60,37 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
             runner = _find(runners, of, args, kwargs, given)
         answered = runner.answered(args, kwargs)
         if runner.can_be_native and entries is not None:
+            if given is not None and op.general is not None:
+                answered = _as_called(op, answered, named(given_args, given_kwargs))
             entries.enter(answered, given_args, given_kwargs)
         return answered.answer
 
     function, entries = function_of(call)
     return function
+
+
+def _as_called(op: Operator, answered: Answered, given: Mapping[str, Any]) -> Answered:
+    """The answer in terms of the call's own values: arrays in place of views that repeat them, and what never changes.
+
+    given: the call's arguments by name.
+    """
+    assert op.general is not None
+    found: dict[str, Any] = {}
+    op.general.over_arrays(given, found.setdefault)
+    operands, kept, numbers = list(answered.operands), [*answered.kept], op.general.numbers
+    for place, name in enumerate(answered.by.op.arrays):
+        operand, source = operands[place], found.get(name)
+        if name in numbers:
+            operands[place] = given[numbers[name]]
+        elif type(source) is np.ndarray and type(operand) is np.ndarray and _shows(operand, source):
+            operands[place] = source
+        elif operand is not None and name not in op.parameters and is_plain(source):
+            kept.append(operand)  # made of a number, which every such call has
+    return replace(answered, operands=operands, kept=kept)
+
+
+def _shows(view: Array, array: Array) -> bool:
+    return view.ctypes.data == array.ctypes.data and view.dtype == array.dtype
 
 
 def _find(

@@ -8,7 +8,6 @@ Python has made it, and calls of this signature are left to Python.
 import ctypes
 import functools
 import operator
-import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,19 +17,18 @@ import numpy as np
 
 from opgrad.contract import Operator, Spec
 from opgrad.contract.lists import lists_of
-from opgrad.contract.plain import PLAIN, is_plain
+from opgrad.contract.plain import RECORDS, fields, is_plain
 from opgrad.contract.signature import covered
-from opgrad.cpu.runtime import calls, objects
-from opgrad.cpu.runtime.execute import FEW, known
+from opgrad.cpu.runtime import calls
+from opgrad.cpu.runtime.execute import FEW
 from opgrad.cpu.runtime.partition import CACHE_LINE
 from opgrad.cpu.runtime.workspace import STATUS_WORDS
+from opgrad.values import NotNative as NotNative
+from opgrad.values import Tensors as Tensors
+from opgrad.values import Values, flattened
 
 UNLOCKED_FROM = 1 << 16  # bytes of traffic: giving the interpreter's lock up and taking it again costs some 50 ns
-MOST_VALUES, MOST_ITEMS = 16, 4096
-
-
-class NotNative(Exception):
-    """Calls of this signature are left to Python."""
+MOST_VALUES = 16
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,8 @@ class Answered:
     """How Python has answered a call.
 
     by: the `Execution` whose plan was run, or a function that was called with `operands`, in that order.
-    operands: inputs and results in the plan's order; None for one left out. results: those of the operands that are
+    operands: inputs and results in the plan's order; None for one left out; of an array that is repeated, or numbers
+        in a record, what the call was given. results: those of the operands that are
         returned, in order; `new`: whether the call made them.
     answer: what was returned. kept: objects that every such call uses, beside its arguments. watched: whether the
         arrays' library is asked before each call if it has to know of it.
@@ -51,33 +50,6 @@ class Answered:
     answer: Any
     kept: Sequence[Any] = ()
     watched: bool = True
-
-
-class Tensors:
-    """What entries have to know of a library's arrays beside NumPy's; `opgrad.interop.torch_calls` has PyTorch's."""
-
-    kinds: frozenset[type] = frozenset()  # of the arrays
-    address = 0  # of what is known of the library
-
-    def layout(self, tensor: Any) -> Any:
-        """What tells tensors apart that need an entry each, where no plan does; hashable."""
-        return None
-
-    def of_value(self, tensor: Any) -> list[int]:
-        """What `objects.TENSOR` is told of an argument."""
-        raise NotNative
-
-    def of_result(self, tensor: Any) -> list[int]:
-        """What `objects.new_tensor` is told of a result."""
-        raise NotNative
-
-    def is_plainly_made(self, make: Any) -> bool:
-        """Whether a result is made by nothing but what native code does as well."""
-        return False
-
-    def watchers(self, tensors: Sequence[Any]) -> int:
-        """How many of the watchers are asked for calls on these."""
-        return 0
 
 
 tensors = Tensors()  # PyTorch's, once it is there
@@ -100,26 +72,17 @@ def signature_of(by: Any, values: Sequence[Any], names: Sequence[str]) -> Any:
     places: dict[int, int] = {}
     same: list[int] = []
     rest: list[Any] = []
-    for value in _flat(values):
+    for value in flattened(values):
         same.append(places.setdefault(id(value), len(same)))
         rest.append((type(value), value if is_plain(value) else _layout(value)))
     return by, tuple(names), tuple(same), tuple(rest)
 
 
-def _flat(values: Sequence[Any]) -> list[Any]:
-    flat: list[Any] = []
-    for value in values:
-        flat += [len(value), *_flat(value)] if _is_sequence(value) else [value]
-    return flat
-
-
 def _layout(value: Any) -> Any:
+    """A plan does not tell an array that is repeated along an axis from one without that axis."""
+    if type(value) is np.ndarray:
+        return value.shape, value.strides
     return tensors.layout(value) if type(value) in tensors.kinds else None
-
-
-def _is_sequence(value: Any) -> bool:
-    """Whether native code may look at a value's items: a list, a tuple, or what a library has in place of one."""
-    return type(value) in (list, tuple) or (isinstance(value, tuple) and type(value) in PLAIN)
 
 
 class Entry:
@@ -129,84 +92,29 @@ class Entry:
         self.answered, self.tensors = answered, tensors
         self.values, self.positional = [*args, *kwargs.values()], len(args)
         self.names = [sys.intern(name) for name in kwargs]
-        self.kept: list[Any] = [answered.by, getattr(answered.by, "plan", None), answered.kept]
-        self.places: dict[int, tuple[int, int]] = {}
         self.by_plan = hasattr(answered.by, "plan")
-        self.containers = 1
-        self.given = self.used = 0  # arrays among the arguments, and operands that they are
-        self.records: list[list[int]] = []
+        self.used = 0  # how many operands are arguments
         if len(self.values) > MOST_VALUES:
             raise NotNative
+        self.known = Values(tensors, self.by_plan, () if answered.new else answered.results)
         for place, value in enumerate(self.values):
-            self._record(value, 0, place)
-        self.is_torch = any(type(each) in tensors.kinds for each in _flat(self.values))
+            self.known.record(value, 0, place)
+        self.places, self.kept = self.known.places, self.known.kept
+        self.kept += [answered.by, getattr(answered.by, "plan", None), answered.kept]
+        self.is_torch = any(type(each) in tensors.kinds for each in flattened(self.values))
         words = self._words()
         self._check_unchanged()
         self._kept = (ctypes.c_int64 * len(words))(*words)
         self.address = ctypes.addressof(self._kept)
-        del self.answered, self.values, self.places  # the caller's arrays go
+        del self.answered, self.values, self.places, self.known  # the caller's arrays go
 
     def _check_unchanged(self) -> None:
         """Raise NotNative if another thread has given an array another shape since the plan was made for it."""
         if self.is_torch or not self.by_plan:
             return
         for spec, array in zip(self.answered.by.specs, self.answered.operands, strict=False):
-            if spec is not None and (array.shape, array.strides, array.dtype) != (spec.shape, spec.strides, spec.dtype):
+            if spec is not None and type(array) is np.ndarray and not _is_still(array, spec):
                 raise NotNative
-
-    # --- what the arguments are ---
-
-    def _record(self, value: Any, container: int, index: int) -> None:
-        """Tell what is known of a value, and of its items."""
-        words = self._known(value, container, index)
-        self.records.append([calls.KNOWN + len(words) - 1, container, index, *words])
-        if words[0] in (objects.TUPLE, objects.LIST):
-            for place, item in enumerate(value):
-                self._record(item, words[3], place)
-
-    def _known(self, value: Any, container: int, index: int) -> list[int]:
-        if _is_sequence(value):
-            return self._sequence(value, container, index)
-        kind = type(value)
-        is_tensor = kind in self.tensors.kinds
-        if kind is not np.ndarray and not is_tensor:
-            return self._number(value)
-        self.given += 1
-        place = self.places.setdefault(id(value), (container, index))
-        if place != (container, index):
-            return [objects.SAME, *place]
-        self.kept.append(kind)
-        if is_tensor:
-            words = self.tensors.of_value(value)
-            if self.by_plan and words[objects.OF_GRAD]:  # PyTorch has recorded what the plan did
-                raise NotNative
-            return [objects.TENSOR, *words]
-        self.kept.append(value.dtype)
-        return [objects.KNOWN_ARRAY, *known(value, writeable=self._is_result(value))]
-
-    def _sequence(self, value: Any, container: int, index: int) -> list[int]:
-        place = self.places.setdefault(id(value), (container, index))
-        if value and place != (container, index):
-            self.given += sum(id(each) in self.places for each in _flat(value))
-            return [objects.SAME, *place]
-        self.containers += 1
-        if self.containers > calls.CONTAINERS or len(value) > MOST_ITEMS:
-            raise NotNative
-        kind = type(value)
-        self.kept.append(kind)
-        return [objects.LIST if kind is list else objects.TUPLE, id(kind), len(value), self.containers - 1]
-
-    def _number(self, value: Any) -> list[int]:
-        if not is_plain(value):
-            raise NotNative
-        kind = type(value)
-        self.kept.append(value)
-        if kind is float:
-            return [objects.FLOAT, id(value), id(kind), *struct.unpack("q", struct.pack("d", value))]
-        return [objects.EQUAL, id(value), id(kind)] if kind in (int, str) else [objects.OBJECT, id(value)]
-
-    def _is_result(self, value: Any) -> bool:
-        return not self.answered.new and any(value is each for each in self.answered.results)
 
     # --- what is done with them ---
 
@@ -214,12 +122,12 @@ class Entry:
         answered = self.answered
         by_plan = self.by_plan
         operands = [word for each in answered.operands for word in self._operand(each)]
-        if self.used != self.given:  # the others are values of attributes, which may change
+        if self.used != self.known.given:  # the others are values of attributes, which may change
             raise NotNative
         results = [word for number in range(len(answered.results)) for word in self._result(number)] if by_plan else []
         parts = {
             calls.NAMES_AT: [id(name) for name in self.names],
-            calls.RECORDS_AT: [word for record in self.records for word in record],
+            calls.RECORDS_AT: [word for record in self.known.records for word in record],
             calls.OPERANDS_AT: operands,
             calls.RESULTS_AT: results,
             calls.SPANS_AT: self._spans() if by_plan else [],
@@ -227,11 +135,11 @@ class Entry:
         header = {
             calls.POSITIONAL: self.positional,
             calls.NAMED: len(self.names),
-            calls.RECORDS: len(self.records),
+            calls.RECORDS: len(self.known.records),
             calls.OWNER: id(self),
             calls.OPERANDS: len(answered.operands),
             calls.IS_TORCH: self.is_torch,
-            calls.WATCHING: self.tensors.watchers(_flat(self.values)) if answered.watched else calls.NONE,
+            calls.WATCHING: self.tensors.watchers(flattened(self.values)) if answered.watched else calls.NONE,
             **(self._of_plan() if by_plan else self._of_function()),
         }
         at = calls.ENTRY
@@ -314,6 +222,8 @@ class Entry:
             for number, each in enumerate(answered.results):
                 if operand is each:
                     return calls.NEW, number
+        if by_plan and id(operand) in self.known.fields_at:
+            return self._numbers(operand)
         if id(operand) in self.places:
             self.used += 1
             return self.places[id(operand)]
@@ -321,6 +231,14 @@ class Entry:
             self.kept.append(operand)
             return calls.KEPT, id(operand)
         raise NotNative
+
+    def _numbers(self, value: Any) -> tuple[int, int]:
+        """An operand of a record's numbers, as `objects.write_numbers` is told of it."""
+        kind = type(value)
+        places = [fields(kind).index(each) for each in RECORDS[kind]]
+        words = (ctypes.c_int64 * (2 + len(places)))(self.known.fields_at[id(value)], len(places), *places)
+        self.kept.append(words)
+        return calls.NUMBERS, ctypes.addressof(words)
 
     def _result(self, number: int) -> list[int]:
         answered = self.answered
@@ -352,6 +270,15 @@ class Entry:
             span = (0, 0) if array is None else covered(Spec(array.shape, array.dtype, array.strides))
             words += [*span, names.index(groups.get(name, name))]
         return words
+
+
+def _is_still(array: Any, spec: Spec) -> bool:
+    """Whether an array, repeated to this shape, has these strides and this dtype."""
+    try:
+        shown = array if array.shape == spec.shape else np.broadcast_to(array, spec.shape)
+    except ValueError:
+        return False
+    return (shown.strides, shown.dtype) == (spec.strides, spec.dtype)
 
 
 def _are_alike(array: Any, other: Any) -> bool:

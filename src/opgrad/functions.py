@@ -133,7 +133,7 @@ def _c_functions() -> list[int]:
     names = [
         "PyObject_Vectorcall", "Py_IncRef", "Py_DecRef", "PyEval_SaveThread", "PyEval_RestoreThread",
         "PyObject_RichCompareBool", "PyErr_Clear", "PyErr_ExceptionMatches", "PyErr_Occurred", "PyTuple_New",
-        "PyTuple_SetItem", "PyList_New", "PyList_SetItem", "PyObject_GetAttr", "PyDict_GetItem",
+        "PyTuple_SetItem", "PyList_New", "PyList_SetItem", "PyObject_GetAttr", "PyDict_GetItem", "PyLong_AsLongLong",
     ]  # fmt: skip
     new_array, array = numpy_function(94), numpy_function(2)  # PyArray_NewFromDescr, PyArray_Type
     found = [*(_address(getattr(python, name)) for name in names), new_array, array, parallel.run.address]

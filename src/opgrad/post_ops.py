@@ -15,13 +15,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from opgrad.contract import number
+from opgrad.contract.plain import record
 
 LIMIT = 32  # operations in one list
 
 BINARY = ("add", "sub", "mul", "div", "max", "min", "ge", "gt", "le", "lt", "eq", "ne", "select")
 
 
-@dataclass(eq=False)
+@record()
+@dataclass(eq=False, slots=True)
 class PostOp:
     """One operation: its name, its constants, and its operands (none, one, or select's condition and other)."""
 
@@ -33,8 +35,9 @@ class PostOp:
     __hash__: ClassVar[None] = None  # type: ignore[assignment]  # operands change: no key of a plan
 
     def __setattr__(self, name: str, value: Any) -> None:
-        checked = name in ("alpha", "beta")
-        super().__setattr__(name, number(f"post_ops.{self.name}: {name}", value) if checked else value)
+        if name in ("alpha", "beta"):
+            value = number(f"post_ops.{self.name}: {name}", value)
+        object.__setattr__(self, name, value)
 
 
 # --- binary: s is the running value, t the operand, broadcast to it --------------------------------------------------

@@ -58,6 +58,8 @@ def dimensions(rank: int) -> str:
 
 def integer(what: str, value: Any, beyond: int = 2**63) -> int:
     """A number that int64 holds, or from -2**63 up to another limit; a bool is none."""
+    if type(value) is int and -(2**63) <= value < beyond:
+        return value
     wrong = f"{what} is {shown(value)}, expected"
     if isinstance(value, bool):
         raise TypeError(f"{wrong} an int")
@@ -101,6 +103,8 @@ def flag(what: str, value: Any) -> bool:
 
 def number(what: str, value: Any) -> float:
     """A number as a float."""
+    if type(value) is float:
+        return value + 0.0
     try:
         if isinstance(value, NO_NUMBERS):
             raise TypeError

@@ -92,12 +92,14 @@ class General:
     `keywords` are the parameters of the function that the plain form lacks. `expand` returns, for a call's arguments
     by name and the library of its arrays, the operator that computes it and the arguments by that operator's names;
     the operator itself for a call in its plain form. `over_arrays` returns the arguments with `change(name, array)`
-    for each array among the keywords, by the names that messages give them.
+    for each array among the keywords, by the names of that operator's inputs. `numbers`: inputs that hold the numbers
+    of a record (`opgrad.contract.plain`), and the keyword that has it.
     """
 
     keywords: tuple[str, ...]
     expand: Callable[["Operator", dict[str, Any], Arrays], tuple["Operator", dict[str, Any]]]
     over_arrays: Callable[[Mapping[str, Any], Callable[[str, Any], Any]], dict[str, Any]]
+    numbers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,8 +4,8 @@ A number may come in an array or in any object with `__float__` or `__index__`. 
 the plan of the number that it held before.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,11 +14,31 @@ from opgrad.contract.checks import normalise
 from opgrad.contract.declaration import Operator
 from opgrad.contract.dtypes import Attributes
 
+T = TypeVar("T")
 # The types themselves: a class derived from one of them may say anything of its value.
 # A library adds its own when it is first met.
 PLAIN: set[type] = {bool, int, float, str, type(None)} | {
     np.dtype(code).type for code in np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"
 }
+
+# Types of values that change, all of whose fields are slots; for each the fields that hold int64 numbers and are no
+# part of a plan.
+RECORDS: dict[type, tuple[str, ...]] = {}
+
+
+def record(*numbers: str) -> Callable[[type[T]], type[T]]:
+    """Declare a class with slots whose objects are values of attributes; `numbers`: see RECORDS."""
+
+    def declare(kind: type[T]) -> type[T]:
+        RECORDS[kind] = numbers
+        return kind
+
+    return declare
+
+
+def fields(kind: type) -> list[str]:
+    """The fields of a record in the order in which they lie in its objects: CPython sorts slots."""
+    return sorted(kind.__slots__)  # type: ignore[attr-defined]
 
 
 def is_plain(value: Any) -> bool:

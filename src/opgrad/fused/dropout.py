@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from opgrad.contract import integer, number, shown
+from opgrad.contract.plain import record
 
 
-@dataclass(eq=False)
+@record("seed", "offset")
+@dataclass(eq=False, slots=True)
 class Dropout:
     """Each element is dropped with this probability, by its own decision; the others are divided by 1 - probability.
 
@@ -28,7 +30,7 @@ class Dropout:
     __hash__: ClassVar[None] = None  # type: ignore[assignment]  # seeds change: no key of a plan
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, _CHECKS[name](value) if name in _CHECKS else value)
+        object.__setattr__(self, name, _CHECKS[name](value) if name in _CHECKS else value)
 
 
 def _probability(value: Any) -> float:

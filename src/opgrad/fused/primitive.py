@@ -372,5 +372,5 @@ def _dtype_of_out(op: Operator, library: Arrays, out: Any, allowed: tuple[str, .
     return dtype
 
 
-SOFTMAX = General(FORWARD, expand_forward, over_arrays)
-SOFTMAX_GRAD = General(GRADIENT, expand_gradient, over_arrays)
+SOFTMAX = General(FORWARD, expand_forward, over_arrays, {STATE: "dropout"})
+SOFTMAX_GRAD = General(GRADIENT, expand_gradient, over_arrays, {STATE: "dropout"})

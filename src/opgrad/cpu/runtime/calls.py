@@ -44,10 +44,13 @@ from opgrad.cpu.runtime.objects import (
     SIZE,
     TUPLE_ITEMS,
     VALUE_ERROR,
+    collect,
     data_of,
+    drop,
     fits,
     is_watched,
     new_tensor,
+    write_numbers,
 )
 
 
@@ -81,9 +84,10 @@ NO_CHECK, PAIRS, SPANS = range(3)
 # its kind, and what `objects` is told of it.
 NEXT, CONTAINER, INDEX, KIND, KNOWN = range(5)
 # A record of an operand: its container and place, or one of these and: nothing; the number of a new result; the address
-# of an object that the owner keeps.
+# of an object that the owner keeps; that of what `objects.write_numbers` is told.
 WHERE, WHICH, OPERAND = range(3)
-NOTHING, NEW, KEPT = -1, -2, -3
+NOTHING, NEW, KEPT, NUMBERS = -1, -2, -3, -4
+MOST_NUMBERS: Final = 2
 # A record of a result: words until the next; the Python function that makes it, 0, or GIVEN; then dtype, rank and sizes
 # of an array, or what `objects.new_tensor` is told, or which operand it is.
 MAKER, MADE, GIVEN = 1, 2, -1
@@ -132,7 +136,7 @@ def _at(entry: int, word: int) -> int:
 
 
 @inline
-def _gather(functions: int, entry: int, torch: int, items: int, objects: int, operands: int) -> bool:
+def _gather(functions: int, entry: int, torch: int, items: int, objects: int, operands: int, numbers: int) -> bool:
     """Write the operands' objects and where their elements lie, 0 for those that are not there; whether all do.
 
     What lies in a sequence gets a reference: others may change a list meanwhile.
@@ -145,6 +149,8 @@ def _gather(functions: int, entry: int, torch: int, items: int, objects: int, op
             value = load_word(load_word(items, where), which)
         elif where == KEPT:
             value = which
+        elif where == NUMBERS:
+            address, lies = numbers, lies & write_numbers(functions, items, which, numbers)
         if where > 0:
             call_address(load_word(functions, INC_REF), value)
         if value:
@@ -197,12 +203,6 @@ def _place_results(entry: int, torch: int, results: int, operands: int) -> None:
         if load_word(record, WHERE) == NEW:
             store_word(operands, number, data_of(torch, load_word(results, load_word(record, WHICH))))
         record += 8 * OPERAND
-
-
-@inline
-def _drop(functions: int, results: int, count: int) -> None:
-    for number in range(count):
-        call_address(load_word(functions, DEC_REF), load_word(results, number))
 
 
 # --- overlaps ------------------------------------------------------------------------------------------------------
@@ -264,18 +264,6 @@ def _run(functions: int, entry: int, operands: int, order: int, scratch: int, te
 
 
 @inline
-def _collect(functions: int, new: int, set_item: int, results: int, count: int) -> int:
-    """A tuple or a list of objects whose references it takes over; 0 where Python has refused it, and they are gone."""
-    made = call_address(load_word(functions, new), count)
-    if made == 0:
-        _drop(functions, results, count)
-        return 0
-    for number in range(count):
-        call_address(load_word(functions, set_item), made, number, load_word(results, number))
-    return made
-
-
-@inline
 def _answer(functions: int, entry: int, items: int, results: int) -> int:
     """What the function returns: `out`, the new result, several in a tuple or in lists; 0 where Python refuses it."""
     out, count, lists = load_word(entry, OUT), load_word(entry, RESULTS), load_word(entry, LISTS)
@@ -284,16 +272,16 @@ def _answer(functions: int, entry: int, items: int, results: int) -> int:
         call_address(load_word(functions, INC_REF), value)
         return value
     if lists == 0:
-        return load_word(results, 0) if count == 1 else _collect(functions, NEW_TUPLE, SET_ITEM, results, count)
+        return load_word(results, 0) if count == 1 else collect(functions, NEW_TUPLE, SET_ITEM, results, count)
     length = count // lists
     for number in range(lists):
-        made = _collect(functions, NEW_LIST, SET_LIST_ITEM, results + 8 * number * length, length)
+        made = collect(functions, NEW_LIST, SET_LIST_ITEM, results + 8 * number * length, length)
         if made == 0:
-            _drop(functions, results, number)
-            _drop(functions, results + 8 * (number + 1) * length, count - (number + 1) * length)
+            drop(functions, results, number)
+            drop(functions, results + 8 * (number + 1) * length, count - (number + 1) * length)
             return 0
         store_word(results, number, made)
-    return load_word(results, 0) if lists == 1 else _collect(functions, NEW_TUPLE, SET_ITEM, results, lists)
+    return load_word(results, 0) if lists == 1 else collect(functions, NEW_TUPLE, SET_ITEM, results, lists)
 
 
 @inline
@@ -310,10 +298,11 @@ def _run_plan(functions: int, entry: int, torch: int, items: int, memory: int, t
     """The answer of the entry's plan; 0 where it is left to Python, or Python has raised."""
     count, tables = load_word(entry, OPERANDS), load_word(entry, TABLES)
     operands, objects, results = stack_words(FEW), stack_words(FEW), stack_words(FEW)
+    numbers = stack_words(MOST_NUMBERS)
     if tables:
         operands, objects, results = tables, tables + 8 * count, tables + 16 * count
     answer, made = 0, 0
-    if _gather(functions, entry, torch, items, objects, operands):
+    if _gather(functions, entry, torch, items, objects, operands, numbers):
         made = _new_results(functions, entry, torch, objects, results)
         status = OVERLAP
         if made == load_word(entry, RESULTS):
@@ -323,7 +312,7 @@ def _run_plan(functions: int, entry: int, torch: int, items: int, memory: int, t
         if status == 0:
             answer = _answer(functions, entry, items, results)
         else:
-            _drop(functions, results, made)
+            drop(functions, results, made)
     _release(functions, entry, objects)
     return answer
 

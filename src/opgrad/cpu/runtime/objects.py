@@ -13,8 +13,8 @@ from opgrad.cpu.runtime.execute import DATA, TYPE, is_as_planned
 
 # Words of the table of C functions and types.
 CALL, INC_REF, DEC_REF, SAVE_THREAD, RESTORE_THREAD, EQUALS, CLEAR, IS_ERROR, OCCURRED = range(9)
-NEW_TUPLE, SET_ITEM, NEW_LIST, SET_LIST_ITEM, GET_ATTRIBUTE, GET_ITEM, NEW_ARRAY, ARRAY, RUN = range(9, 18)
-VALUE_ERROR, MEMORY_ERROR, C_FUNCTIONS = range(18, 21)  # the last: how many there are
+NEW_TUPLE, SET_ITEM, NEW_LIST, SET_LIST_ITEM, GET_ATTRIBUTE, GET_ITEM, AS_INT64, NEW_ARRAY, ARRAY, RUN = range(9, 19)
+VALUE_ERROR, MEMORY_ERROR, C_FUNCTIONS = range(19, 22)  # the last: how many there are
 # Words of what is known of PyTorch: places in its objects, C functions, names and objects; then the watchers, each a
 # function and the very object that it returns where nobody watches.
 IMPL, KEYS, GET_DIM, GET_SIZES, GET_STRIDES, GET_DTYPE, GET_DATA, RECORDS_GRAD, EMPTY, WRAP, DELETE = range(11)
@@ -30,8 +30,9 @@ EQ: Final = 2  # Py_EQ
 # What is known of a value, behind its kind: of an object its address; of a number also its type, and a float's bits; of
 # a sequence its type and length, and the number under which its items are found; of a value that another one is, too,
 # where that stands; of an array what `execute.known` tells; of a tensor its type, keys, whether autograd records it,
-# dtype, rank, sizes and strides.
-OBJECT, FLOAT, EQUAL, TUPLE, LIST, SAME, KNOWN_ARRAY, TENSOR = range(8)
+# dtype, rank, sizes and strides; of a record, whose fields are slots, its type and the number under which they are
+# found; of an integer of any value its type.
+OBJECT, FLOAT, EQUAL, TUPLE, LIST, SAME, KNOWN_ARRAY, TENSOR, RECORD, INTEGER = range(10)
 OF_TYPE, OF_KEYS, OF_GRAD, OF_DTYPE, OF_RANK, OF_SIZES = range(6)
 
 
@@ -58,7 +59,9 @@ def is_sequence(value: int, kind: int, known: int, items: int) -> bool:
 
 @inline
 def fits(functions: int, torch: int, value: int, kind: int, known: int, items: int) -> bool:
-    """Whether a value is what is known of it."""
+    """Whether a value is what is known of it; a field without a value is not."""
+    if value == 0:
+        return False
     if kind == KNOWN_ARRAY:
         return is_as_planned(value, known)
     if kind == OBJECT:
@@ -69,7 +72,49 @@ def fits(functions: int, torch: int, value: int, kind: int, known: int, items: i
         return is_sequence(value, kind, known, items)
     if kind == SAME:
         return value == load_word(load_word(items, load_word(known, 0)), load_word(known, 1))
+    if kind in (RECORD, INTEGER):
+        if kind == RECORD:
+            store_word(items, load_word(known, 1), value + SIZE)
+        return load_word(value + TYPE, 0) == load_word(known, 0)
     return is_number(functions, value, kind, known)
+
+
+@inline
+def write_numbers(functions: int, items: int, known: int, numbers: int) -> bool:
+    """Write the integers that stand in fields of a record; whether int64 holds them.
+
+    known: under which number the fields are found, how many integers there are, their places.
+    """
+    found, fit = load_word(items, load_word(known, 0)), True
+    for number in range(load_word(known, 1)):
+        value = call_address(load_word(functions, AS_INT64), load_word(found, load_word(known, 2 + number)))
+        if value == -1 and call_address(load_word(functions, OCCURRED)):
+            call_address(load_word(functions, CLEAR))
+            fit = False
+        store_word(numbers, number, value)
+    return fit
+
+
+# --- several objects ----------------------------------------------------------------------------------------------
+
+
+@inline
+def drop(functions: int, results: int, count: int) -> None:
+    """Give back references to objects."""
+    for number in range(count):
+        call_address(load_word(functions, DEC_REF), load_word(results, number))
+
+
+@inline
+def collect(functions: int, new: int, set_item: int, results: int, count: int) -> int:
+    """A tuple or a list of objects whose references it takes over; 0 where Python has refused it, and they are gone."""
+    made = call_address(load_word(functions, new), count)
+    if made == 0:
+        drop(functions, results, count)
+        return 0
+    for number in range(count):
+        call_address(load_word(functions, set_item), made, number, load_word(results, number))
+    return made
 
 
 # --- tensors -------------------------------------------------------------------------------------------------------
