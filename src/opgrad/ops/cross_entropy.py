@@ -228,7 +228,8 @@ def softmax_cross_entropy_loss_and_grad(
     ignored, naming the first one, before anything is written.
 
     Formula: dlogits[i, k] = weight[label_i] * (softmax(logits)[i, k] - [k == label_i]) / W, where W is the
-    sum of the samples' weights for "mean", else 1. Source: ONNX SoftmaxCrossEntropyLoss.
+    sum of the samples' weights for "mean", else 1. Source: ONNX
+    SoftmaxCrossEntropyLoss; in graphs SoftmaxCrossEntropyLossAndGrad, a name of opgrad's own in com.microsoft.
     """
     options = {"ignore_index": ignore_index, "reduction": reduction}
     loss, log_prob = reference("softmax_cross_entropy_loss")(logits, labels, weight, **options)
