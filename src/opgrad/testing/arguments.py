@@ -31,7 +31,7 @@ SHAPES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
         ((2, 70000), {}),
         ((3, 21, 4, 5), {"optional": True, "ignore_index": 1, "reduction": "sum"}),
     ],
-    "slices": [((50, 24), {"indices": (80,)}), ((4, 9), {"indices": (30,), "axis": 1})],
+    "slices": [((50, 24), {"indices": (600,)}), ((4, 9), {"indices": (30,), "axis": 1})],
 }
 
 
