@@ -28,7 +28,9 @@ from opgrad.cpu.runtime.workspace import Scratch, Workspace
 INDICES_PER_PART = 1 << 13
 SORTING_PARTS: Final = 8  # at most, since each needs a count for every slice of dx
 AHEAD: Final = 16  # addends between a prefetch and its use
-SOON: Final = 3  # the same for slices that are copied
+SOON: Final = 3  # the same for slices that are copied, at least,
+SOON_BYTES: Final = 4096  # and so many bytes of them: short slices are copied sooner than memory answers
+NEAR: Final = 1 << 19  # bytes of x that the second-level cache holds: its slices need not be asked for
 WIDE: Final = 4  # vectors of a slice that are summed at once: eight registers
 HOT: Final = 8  # a slice of dx is hot if more than 1/8 of all slices of dy go to it
 PIECES: Final = 128  # of a hot slice's addends, at most,
@@ -102,25 +104,45 @@ class Slices(NamedTuple):
     post: int
 
 
+@inline
+def ask_for(slice, n: int) -> None:
+    """Have the cache lines of a slice fetched, of its first elements if it is long; none if n is not above 0."""
+    if n > 0:
+        asked = min(n, LONGEST_AHEAD)
+        for i in range(0, asked, v.line(slice)):
+            v.prefetch_line(slice, i)
+        v.prefetch_line(slice, asked - 1)
+
+
 @combining
 def _copy_rows(first, stop, n, out, past, arguments):
-    x, indices, count, size, last = arguments
+    x, indices, count, size, soon = arguments
+    whole = size * n  # the numbers of x for an index before the axis
+    table, j = x + first // count * whole, first % count
+    coming, k = x + (first + soon) // count * whole, (first + soon) % count
     for unit in range(first, stop):
-        source = x + source_of(unit, count, size, indices) * n
-        coming = x + source_of(min(unit + SOON, last), count, size, indices) * n
-        for i in range(0, min(n, LONGEST_AHEAD), v.lanes(x)):
-            v.prefetch(coming, i)
-        write_same(out + (unit - first) * n, 0, n, past, (source,), ())
+        source, y = table + named(indices, j, size) * n, out + (unit - first) * n
+        ask_for(coming + named(indices, k, size) * n, n if soon else 0)
+        if past:
+            write_same(y, 0, n, past, (source,), ())
+        else:
+            copy_bytes(v.address_of(y), v.address_of(source), 4 * n)
+        # Counted on: a division for every slice would take as long as copying a short one.
+        j, k = j + 1, k + 1
+        if j == count:
+            table, j = table + whole, 0
+        if k == count:
+            coming, k = coming + whole, 0
 
 
 @kernel
 def copy_slices(
-    units: Units, slices: Slices, item, words, x: Pointer, y: Rows, indices: Pointer, last, buffer: Private, stream
+    units: Units, slices: Slices, item, words, x: Pointer, y: Rows, indices: Pointer, soon, buffer: Private, stream
 ):
-    """A unit is one slice of y, `last` the last of them; slices of whole 4-byte words are copied as vectors of them."""
+    """A unit is one slice of y. Those of whole 4-byte words are copied as vectors of them, asked for `soon` before."""
     count, size, post = slices
     if words:
-        _copy_rows(units.start, units.stop, words, y, buffer, 1, stream, (x, indices, count, size, last))
+        _copy_rows(units.start, units.stop, words, y, buffer, 1, stream, (x, indices, count, size, soon))
     else:
         for unit in units:
             source = v.address_of(x) + source_of(unit, count, size, indices) * post * item
@@ -152,7 +174,9 @@ def copy_steps(problem: Problem, workspace: Workspace, pre: int, slices: Slices)
     }
     arguments |= {"x": Operand(x.number, "float32"), "y": Rows(Operand(y.number, "float32"), words)}
     arguments |= {"indices": problem["indices"]}
-    arguments |= {"last": units - 1, "stream": partition.streams(traffic)}
+    near = pre * slices.size * slice_bytes <= NEAR
+    soon = 0 if near else max(SOON, SOON_BYTES // slice_bytes)
+    arguments |= {"soon": soon, "stream": partition.streams(traffic)}
     return [shared_out(copy_slices, units, 2 * slice_bytes, arguments)]
 
 
@@ -211,19 +235,17 @@ def sort_indices(positions: Units, part: Part, size, indices: Pointer, counts, o
 
 @inline
 def _add_wide(total, arrays, k: int, numbers):
-    """Adds four vectors of slice order[k]; asks for `ahead` elements of a slice to come, which is `last` at most."""
     (dy,), (post, order, last, ahead), (s, t, u, z) = arrays, numbers, total
     w, source = v.lanes(dy), dy + load_i32(order, k) * post
-    coming = dy + load_i32(order, min(k + AHEAD, last)) * post
-    for i in range(0, ahead, w):
-        v.prefetch(coming, i)
+    ask_for(dy + load_i32(order, min(k + AHEAD, last)) * post, ahead)
     return s + v.load(source, 0), t + v.load(source, w), u + v.load(source, 2 * w), z + v.load(source, 3 * w)
 
 
 @inline
 def _add_narrow(total, arrays, k: int, numbers):
-    post, order, mask = numbers
-    return (total[0] + v.load_masked(arrays[0], load_i32(order, k) * post, mask, 0.0),)
+    (dy,), (post, order, last, ahead, mask) = arrays, numbers
+    ask_for(dy + load_i32(order, min(k + AHEAD, last)) * post, ahead)
+    return (total[0] + v.load_masked(dy, load_i32(order, k) * post, mask, 0.0),)
 
 
 @inline
@@ -246,8 +268,9 @@ def sum_slice(
             total = _sum_elements((v.number(dy, 0.0),), begin, end, (dy,), (post, order, i))
             v.store_one(dx, i, total[0])
     else:
-        # The first columns ask for whole slices, so that memory is read in long runs.
-        ahead, every = min(columns, LONGEST_AHEAD), v.first(dy, w)
+        # The first columns ask for whole slices, so that memory is read in long runs. Slices of a single vector are
+        # not asked for: the core has several of them under way by itself.
+        ahead, every = columns if columns > w else 0, v.first(dy, w)
         i = column
         while i + WIDE * w <= columns:
             past = stream and v.to_line(dx, i) == 0
@@ -261,7 +284,9 @@ def sum_slice(
             i += WIDE * w
         while i < columns:
             mask = v.first(dy, columns - i)
-            v.store_masked(dx, i, _sum_narrow((zero,), begin, end, (dy + i,), (post, order, mask))[0], mask)
+            numbers = (post, order, last, ahead - i, mask)
+            v.store_masked(dx, i, _sum_narrow((zero,), begin, end, (dy + i,), numbers)[0], mask)
+            ahead = 0
             i += w
 
 

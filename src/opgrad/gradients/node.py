@@ -95,13 +95,6 @@ class Node:
         value = self.input(index)
         return None if value is None else self._forward.constant(value.name)
 
-    def required_constant(self, index: int, what: str) -> np.ndarray:
-        """The value of an input. Raises NoGradient if it is not the same in every run."""
-        value = self.constant(index)
-        if value is None:
-            raise NoGradient(f"its {what} is computed at run time, expected a constant")
-        return value
-
     def output(self, index: int, suffix: str = "", element_type: int | None = None) -> Value:
         """An output, which the forward node gets if it is an optional one that it lacks.
 

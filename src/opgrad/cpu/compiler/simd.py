@@ -32,6 +32,7 @@ def at_byte(p: Any, offset: int) -> Any: ...  # moved by `offset` bytes; `p + i`
 def address_of(p: Any) -> int: ...
 def to_line(p: Any, i: int) -> int: ...  # elements from i to the next cache line, 0 if i starts one; -1 if none does
 def prefetch(p: Any, i: int) -> None: ...  # asks for the cache lines of the vector at element i
+def prefetch_line(p: Any, i: int) -> None: ...  # asks for the cache line of element i
 def each_row(operands: Any, row: int) -> Any: ...  # where this row of each `Rows` in a tuple begins, as a tuple
 
 

@@ -20,7 +20,7 @@ LONGEST: Final = 32  # lines: a longer row is written by itself, since two piece
 def rows_at_once(y, n: int, group: int, stream: int, streams: bool) -> int:
     """How many rows go through the buffer at a time, whole groups of them; 0 if each is written where it belongs."""
     line, head = v.line(y.data), v.to_line(y.data, 0)
-    own_lines = streams and head == 0 and n % line == 0
+    own_lines = streams and head == 0 and n % v.lanes(y.data) == 0
     if not stream or y.step != n or n > LONGEST * line or head < 0 or own_lines:
         return 0
     return LINES * line // (n * group) * group

@@ -221,12 +221,23 @@ def _(p: Any) -> Any:
 def _(p: Any, i: Any) -> Any:
     def emit(context: Any, builder: Any, base: Any, i: Any) -> None:
         start = builder.gep(base, [builder.add(builder.mul(i, I64(p.size)), I64(CACHE_LINE - p.size))])
-        read, keep_in_l2, data = I32(0), I32(2), I32(1)
         for line in range(0, p.lanes * p.size, CACHE_LINE):
-            address = builder.gep(start, [I64(line)])
-            intrinsic(builder, "llvm.prefetch", ir.VoidType(), [address, read, keep_in_l2, data], "p0")
+            _ask_for(builder, builder.gep(start, [I64(line)]))
 
     return types.none, emit
+
+
+@defines(simd.prefetch_line)
+def _(p: Any, i: Any) -> Any:
+    def emit(context: Any, builder: Any, base: Any, i: Any) -> None:
+        _ask_for(builder, builder.gep(base, [builder.mul(i, I64(p.size))]))
+
+    return types.none, emit
+
+
+def _ask_for(builder: Any, address: Any) -> None:
+    read, keep_in_l2, data = I32(0), I32(2), I32(1)
+    intrinsic(builder, "llvm.prefetch", ir.VoidType(), [address, read, keep_in_l2, data], "p0")
 
 
 @defines(simd.full)
