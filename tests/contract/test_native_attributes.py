@@ -93,7 +93,7 @@ def test_shapes_that_repeat_to_the_same_strides():
     for shape in ((60,), (1, 60), (1, 1, 60)):
         for _ in range(3):
             y = opgrad.softmax(X, post_ops=[post_ops.add(ROW.reshape(shape))])
-        np.testing.assert_array_equal(y, opgrad.softmax(X) + ROW)
+        np.testing.assert_array_max_ulp(y, opgrad.softmax(X) + ROW, 2)  # sums may go in another order
         assert functions_met(opgrad.softmax, X, post_ops=[post_ops.add(ROW.reshape(shape))]) == []
 
 
@@ -133,7 +133,7 @@ def test_what_stays_pythons():
         assert not opgrad.softmax(X, where=mask)[..., 30:].any()
     mask[:] = mask[::-1]
     assert not opgrad.softmax(X, where=mask)[..., :30].any()
-    np.testing.assert_array_equal(opgrad.softmax(X, post_ops=[Odd("add", operands=(ROW,))]), y + ROW)
+    np.testing.assert_array_max_ulp(opgrad.softmax(X, post_ops=[Odd("add", operands=(ROW,))]), y + ROW, 2)
 
 
 def test_they_are_copied_and_pickled():

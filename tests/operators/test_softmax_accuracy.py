@@ -118,13 +118,15 @@ def test_long_rows(n, dtype, rng):
         check(x.astype(dtype), f"{n}, {name}")
 
 
-def test_strict_accumulation(rng):
-    """All digits of the sums are kept."""
-    for n in (3, 64, 130, 1000):
+@pytest.mark.parametrize(("accumulation", "ulp"), [("strict", 2), ("any", 4)])
+def test_accumulation(accumulation, ulp, rng):
+    """All digits of the sums are kept, or most of them; so they are beside other attributes."""
+    for n in (3, 64, 130, 1000, 70_000):
         x = (rng.normal(0, 4, (rows_for(n), n)) + 90).astype(np.float32)
         expected = exact(x, np.float64)["softmax"]
-        given = opgrad.softmax(x, accumulation="strict").astype(np.float64)
-        assert np.max(np.abs(given - expected) / unit(expected, np.float32)) <= 2, n
+        for given in (x, {}), (2 * x, {"logit_scale": 0.5}), (x, {"where": np.True_}):
+            y = opgrad.softmax(given[0], accumulation=accumulation, **given[1]).astype(np.float64)
+            assert np.max(np.abs(y - expected) / unit(expected, np.float32)) <= ulp, (n, given[1])
 
 
 def test_largest_probability_is_1(dtype):
@@ -132,7 +134,7 @@ def test_largest_probability_is_1(dtype):
     for n in (1, 2, 33, 100, 5000):
         x = np.full((5, n), -np.inf, dtype)
         x[:, 0] = [0.3, -7.7, 88.1, 300.3, -1e6]
-        assert opgrad.softmax(x)[:, 0].tolist() == [1] * 5
+        assert opgrad.softmax(x)[:, 0].tolist() == opgrad.softmax(x, logit_scale=0.5)[:, 0].tolist() == [1] * 5
         assert opgrad.log_softmax(x)[:, 0].tolist() == [0] * 5
         assert (opgrad.softmax(np.ascontiguousarray(x.T), axis=0)[0] == 1).all()
 

@@ -47,7 +47,7 @@ def bias_softmax(problem: Problem) -> Program:
     values, bias = work.block("values"), work.chunk("bias")
     added = work.of_buffers(post_ops.VALUES["add"], values, bias)
     before = [work.read("x", values), work.read("bias", bias), added]
-    return work.program(SOFTMAX_IN_PLACE, before, (), [work.write("y", values)])
+    return work.program(SOFTMAX_IN_PLACE[False], before, (), [work.write("y", values)])
 
 
 def softmax_dropout_grad(problem: Problem) -> Program:

@@ -18,6 +18,7 @@ class Form(NamedTuple):
     after: tuple[Link, ...] = ()
     drops: bool = False
     results: tuple[str, ...] = ()  # besides y: stats, saved, mask
+    exact: bool = False  # whether sums keep what is rounded off their terms
 
     @property
     def sources(self) -> int:

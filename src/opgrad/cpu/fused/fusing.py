@@ -158,7 +158,7 @@ def _forward(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program:
     precision = stages.precision_of(problem, "x", ("y",))
     layout = layout_of(problem, precision, in_place_limits(vector_lanes(precision)).grouped)
     wanted = tuple(name for name in ("stats", "saved", "mask") if name in problem.specs)
-    form = Form(operator, layout, before, after, drops, wanted)
+    form = Form(operator, layout, before, after, drops, wanted, stages.is_exact(problem))
     sources = _sources(problem, "x", ("x",), linked)
     _check(problem, "x", drops, sources, (*before, *after), precision)
     return _forward_program(problem, form, kernels_of(form), sources, _numbers(linked), precision)

@@ -199,6 +199,11 @@ def precision_of(problem: Problem, first: str, results: Sequence[str]) -> str:
     return "float64" if double else "float32"
 
 
+def is_exact(problem: Problem) -> bool:
+    """Whether sums keep what is rounded off their terms: for 2 ulp in place of 4, and for a sum that is a result."""
+    return problem.attributes["accumulation"] == "strict" or "stats" in problem.specs
+
+
 def cut(problem: Problem, first: str, results: Sequence[str]) -> Blocks:
     """The problem's blocks: some rows, or a strip of columns."""
     precision = precision_of(problem, first, results)

@@ -43,8 +43,10 @@ from opgrad.cpu.softmax import (
     rows,
     split,
     transposed,
+    variants,
 )
 
+InPlace = Mapping[bool, Mapping[str, Kernel]]
 SOFTMAX = {
     "rows": rows.softmax_rows,
     "columns": columns.softmax_columns,
@@ -59,18 +61,26 @@ LOG_SOFTMAX = {
     "groups": groups.log_softmax_groups,
     "split": split.LOG_SOFTMAX,
 }
-SOFTMAX_IN_PLACE = {
-    "rows": rows.softmax_rows_in_place,
-    "columns": columns.softmax_columns_in_place,
-    "transposed": transposed.softmax_transposed_in_place,
-    "groups": groups.softmax_groups_in_place,
-}
-LOG_SOFTMAX_IN_PLACE = {
-    "rows": rows.log_softmax_rows_in_place,
-    "columns": columns.log_softmax_columns_in_place,
-    "transposed": transposed.log_softmax_transposed_in_place,
-    "groups": groups.log_softmax_groups_in_place,
-}
+
+
+def _in_place(of_rows: Callable[..., Kernel], of_lines: Callable[..., Any], of_group: Callable[..., Any]) -> InPlace:
+    """The kernels on buffers, by whether sums are exact, made of the parts of a variant."""
+
+    def kernels(exact: bool) -> dict[str, Kernel]:
+        variant = variants.COLUMNS_IN_PLACE[exact]
+        lines = of_lines(variant)
+        return {
+            "rows": of_rows(variants.ROWS_IN_PLACE[exact]),
+            "columns": columns.columns_in_place(lines),
+            "transposed": transposed.transposed_in_place(lines),
+            "groups": groups.groups_in_place(of_group(variant)),
+        }
+
+    return {exact: kernels(exact) for exact in (False, True)}
+
+
+SOFTMAX_IN_PLACE = _in_place(rows.softmax_in_place, columns.softmax_lines, groups.softmax_group)
+LOG_SOFTMAX_IN_PLACE = _in_place(rows.log_softmax_in_place, columns.log_softmax_lines, groups.log_softmax_group)
 
 
 def _gradient_kernels(term: Callable[..., Vector], formula: Callable[..., Vector]) -> tuple[dict[str, Any], ...]:
@@ -137,10 +147,11 @@ def log_softmax_grad(problem: Problem) -> Program:
     return _gradient_of("log_softmax_grad", problem, LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE)
 
 
-def _forward_of(operator: str, problem: Problem, plain: Mapping[str, Any], in_place: Mapping[str, Kernel]) -> Program:
+def _forward_of(operator: str, problem: Problem, plain: Mapping[str, Any], in_place: InPlace) -> Program:
     if not problem.is_general:
         return _forward(problem, plain)
-    return background.chosen(fusing.forward(operator, problem, fused), partial(stages.forward, problem, in_place))
+    by_stages = partial(stages.forward, problem, in_place[stages.is_exact(problem)])
+    return background.chosen(fusing.forward(operator, problem, fused), by_stages)
 
 
 def _gradient_of(operator: str, problem: Problem, plain: Mapping[str, Any], in_place: Mapping[str, Kernel]) -> Program:

@@ -83,10 +83,6 @@ def gradient_lines(term: Callable[..., Vector], formula: Callable[..., Vector]) 
     return lines
 
 
-softmax_in_place = softmax_lines(variants.COLUMNS_IN_PLACE)
-log_softmax_in_place = log_softmax_lines(variants.COLUMNS_IN_PLACE)
-
-
 def columns_in_place(lines: Callable[..., Vector]) -> Kernel:
     @kernel
     def by_columns_in_place(block: variants.Block):
@@ -94,10 +90,6 @@ def columns_in_place(lines: Callable[..., Vector]) -> Kernel:
             v.store(block.stats, j, lines(block.values + j, block.width, block.n, True, block.inf_as_zero))
 
     return by_columns_in_place
-
-
-softmax_columns_in_place = columns_in_place(softmax_in_place)
-log_softmax_columns_in_place = columns_in_place(log_softmax_in_place)
 
 
 def gradient_columns_in_place(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:

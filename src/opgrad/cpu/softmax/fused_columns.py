@@ -5,6 +5,7 @@ there, while the strip before is divided, goes through the links behind softmax 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
@@ -31,7 +32,7 @@ from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.softmax import columns as plain
 from opgrad.cpu.softmax import variants
 
-_sums, _rests_of, _, _subtracted, _divide, _no_divisor, _quotient, _count_of = variants.COLUMNS_IN_PLACE
+_subtracted = variants.COLUMNS_IN_PLACE[False].subtracted
 
 
 def strip_reader(form: Form) -> Callable[..., Vector]:
@@ -66,8 +67,8 @@ class Sums(NamedTuple):
     note: Callable[..., Vector]
 
 
-def _exponentials(written: Callable[..., Vector]) -> Callable[..., Any]:
-    sum_exp = loops.column_sum_exp(written, _sums)
+def _exponentials(written: Callable[..., Vector], adding: lse.Adding) -> Callable[..., Any]:
+    sum_exp = loops.column_sum_exp(written, adding)
 
     @inline
     def add_up(e, n: int, m: Vector, out, out_n: int, pending: int, arrays, numbers):
@@ -77,8 +78,8 @@ def _exponentials(written: Callable[..., Vector]) -> Callable[..., Any]:
     return add_up
 
 
-def _rests(written: Callable[..., Vector]) -> Callable[..., Any]:
-    add_rest = loops.column_rest(written, _rests_of)
+def _rests(written: Callable[..., Vector], adding: lse.AddingBelow) -> Callable[..., Any]:
+    add_rest = loops.column_rest(written, adding)
 
     @inline
     def add_up(e, n: int, m: Vector, out, out_n: int, pending: int, arrays, numbers):
@@ -89,28 +90,39 @@ def _rests(written: Callable[..., Vector]) -> Callable[..., Any]:
 
 
 _log_sum_exp = plain.log_sum_exp
-SOFTMAX = Sums(
-    _exponentials,
-    inline(lambda x, s, largest, m, inf_as_zero: _divide(x, s, m, inf_as_zero)),
-    inline(lambda e, divisor: _quotient(e, divisor, True)),
-    _no_divisor,
-    inline(lambda s, largest, m, divisor: _log_sum_exp(largest, m, s)),
-)
 
 
-@inline
-def _log_of_strip(x, sums, largest: Vector, m: Vector, inf_as_zero: int):
-    rest, count = sums
-    return largest, lse.column_log_of_sum(rest, _count_of(largest, count), m)
+def _softmax_sums(variant: variants.Variant) -> Sums:
+    divide, quotient = variant.divide, variant.quotient
+    return Sums(
+        partial(_exponentials, adding=variant.sums),
+        inline(lambda x, s, largest, m, inf_as_zero: divide(x, s, m, inf_as_zero)),
+        inline(lambda e, divisor: quotient(e, divisor, True)),
+        variant.no_divisor,
+        inline(lambda s, largest, m, divisor: _log_sum_exp(largest, m, s)),
+    )
 
 
-LOG_SOFTMAX = Sums(
-    _rests,
-    _log_of_strip,
-    inline(lambda x, numbers: minus_both(x, numbers[0], numbers[1])),
-    inline(lambda x: (v.full(x, 0.0), v.full(x, 0.0))),
-    inline(lambda sums, largest, m, numbers: numbers[0] + numbers[1]),
-)
+def _log_softmax_sums(variant: variants.Variant) -> Sums:
+    count_of = variant.count_of
+
+    @inline
+    def log_of_strip(x, sums, largest: Vector, m: Vector, inf_as_zero: int):
+        rest, count = sums
+        return largest, lse.column_log_of_sum(rest, count_of(largest, count), m)
+
+    return Sums(
+        partial(_rests, adding=variant.rests),
+        log_of_strip,
+        inline(lambda x, numbers: minus_both(x, numbers[0], numbers[1])),
+        inline(lambda x: (v.full(x, 0.0), v.full(x, 0.0))),
+        inline(lambda sums, largest, m, numbers: numbers[0] + numbers[1]),
+    )
+
+
+# By whether sums are exact.
+SOFTMAX = {exact: _softmax_sums(variant) for exact, variant in variants.COLUMNS_IN_PLACE.items()}
+LOG_SOFTMAX = {exact: _log_softmax_sums(variant) for exact, variant in variants.COLUMNS_IN_PLACE.items()}
 
 
 def strip_value(form: Form, result: Callable[..., Vector]) -> Callable[..., Vector]:
@@ -191,8 +203,8 @@ def forward(form: Form, sums: Sums) -> Kernel:
 
 
 def softmax(form: Form) -> tuple[Kernel, ...]:
-    return (forward(form, SOFTMAX),)
+    return (forward(form, SOFTMAX[form.exact]),)
 
 
 def log_softmax(form: Form) -> tuple[Kernel, ...]:
-    return (forward(form, LOG_SOFTMAX),)
+    return (forward(form, LOG_SOFTMAX[form.exact]),)

@@ -5,6 +5,7 @@ exponentials are added up there, while the row before is divided, goes through t
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
@@ -22,7 +23,7 @@ from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.softmax import rows as plain
 from opgrad.cpu.softmax import variants
 
-_sums, _rests_of, _, _subtracted, _divide, _no_divisor, _quotient, _count_of = variants.ROWS_IN_PLACE
+_subtracted = variants.ROWS_IN_PLACE[False].subtracted
 
 
 def row_reader(form: Form) -> Callable[..., Any]:
@@ -63,8 +64,8 @@ class Sums(NamedTuple):
     note: Callable[..., None]
 
 
-def _exponentials(step: Callable[..., int]) -> Callable[..., Any]:
-    sum_exp = plain.in_blocks(loops.row_sum_exp(step, _sums))
+def _exponentials(step: Callable[..., int], adding: lse.Adding) -> Callable[..., Any]:
+    sum_exp = plain.in_blocks(loops.row_sum_exp(step, adding))
     return inline(
         lambda e, n, m, ahead, out, j, stop, arrays, numbers: sum_exp(
             e, 0, n, m, e, 1, ahead, out, j, stop, arrays, numbers
@@ -72,8 +73,8 @@ def _exponentials(step: Callable[..., int]) -> Callable[..., Any]:
     )
 
 
-def _rests(step: Callable[..., int]) -> Callable[..., Any]:
-    add_rest = plain.rest_in_blocks(loops.row_rest(step, _rests_of))
+def _rests(step: Callable[..., int], adding: lse.AddingBelow) -> Callable[..., Any]:
+    add_rest = plain.rest_in_blocks(loops.row_rest(step, adding))
 
     @inline
     def add_up(e, n: int, m, ahead, out, j: int, stop: int, arrays, numbers):
@@ -84,28 +85,39 @@ def _rests(step: Callable[..., int]) -> Callable[..., Any]:
 
 
 _note_sum = plain._log_sum_exp
-SOFTMAX = Sums(
-    _exponentials,
-    inline(lambda x, s, largest, m, inf_as_zero: _divide(x, s, m, inf_as_zero)),
-    inline(lambda e, divisor: _quotient(e, divisor, True)),
-    _no_divisor,
-    inline(lambda stats, row, x, s, largest, m, numbers: _note_sum(stats, row, x, s, largest, m, True)),
-)
 
 
-@inline
-def _log_of_row(x, sums, largest, m, inf_as_zero: int):
-    rest, equal = sums
-    return v.full(x, largest), lse.row_log_of_sum(x, rest, _count_of(largest, equal), m)
+def _softmax_sums(variant: variants.Variant) -> Sums:
+    divide, quotient = variant.divide, variant.quotient
+    return Sums(
+        partial(_exponentials, adding=variant.sums),
+        inline(lambda x, s, largest, m, inf_as_zero: divide(x, s, m, inf_as_zero)),
+        inline(lambda e, divisor: quotient(e, divisor, True)),
+        variant.no_divisor,
+        inline(lambda stats, row, x, s, largest, m, numbers: _note_sum(stats, row, x, s, largest, m, True)),
+    )
 
 
-LOG_SOFTMAX = Sums(
-    _rests,
-    _log_of_row,
-    inline(lambda x, numbers: loops.minus_both(x, numbers[0], numbers[1])),
-    inline(lambda x: (v.full(x, 0.0), v.full(x, 0.0))),
-    inline(lambda stats, row, x, sums, largest, m, of: v.store_one(stats, row, largest + v.first_lane(of[1]))),
-)
+def _log_softmax_sums(variant: variants.Variant) -> Sums:
+    count_of = variant.count_of
+
+    @inline
+    def log_of_row(x, sums, largest, m, inf_as_zero: int):
+        rest, equal = sums
+        return v.full(x, largest), lse.row_log_of_sum(x, rest, count_of(largest, equal), m)
+
+    return Sums(
+        partial(_rests, adding=variant.rests),
+        log_of_row,
+        inline(lambda x, numbers: loops.minus_both(x, numbers[0], numbers[1])),
+        inline(lambda x: (v.full(x, 0.0), v.full(x, 0.0))),
+        inline(lambda stats, row, x, sums, largest, m, of: v.store_one(stats, row, largest + v.first_lane(of[1]))),
+    )
+
+
+# By whether sums are exact.
+SOFTMAX = {exact: _softmax_sums(variant) for exact, variant in variants.ROWS_IN_PLACE.items()}
+LOG_SOFTMAX = {exact: _log_softmax_sums(variant) for exact, variant in variants.ROWS_IN_PLACE.items()}
 
 
 def row_value(form: Form, result: Callable[..., Vector]) -> Callable[..., Vector]:
@@ -184,8 +196,8 @@ def forward(form: Form, sums: Sums) -> Kernel:
 
 
 def softmax(form: Form) -> tuple[Kernel, ...]:
-    return (forward(form, SOFTMAX),)
+    return (forward(form, SOFTMAX[form.exact]),)
 
 
 def log_softmax(form: Form) -> tuple[Kernel, ...]:
-    return (forward(form, LOG_SOFTMAX),)
+    return (forward(form, LOG_SOFTMAX[form.exact]),)

@@ -24,7 +24,7 @@ from opgrad.cpu.softmax import fused_rows, variants
 PARTIAL = 2  # float64 numbers for each block: what its sums are made of
 TOTAL = 3  # for each row: its largest, and the same of all blocks
 MINUS_INFINITY = loops.MINUS_INFINITY
-_subtracted = variants.ROWS_IN_PLACE.subtracted
+_subtracted = variants.ROWS_IN_PLACE[False].subtracted
 
 
 class Split(NamedTuple):
@@ -40,28 +40,38 @@ class Split(NamedTuple):
     value: Callable[..., Vector]
 
 
-_sum_exp = loops.row_sum_exp(variants.no_step, variants.ROWS_IN_PLACE.sums)
-_sum_rest = loops.row_rest(variants.no_step, variants.ROWS_IN_PLACE.rests)
+def _exponentials(adding: lse.Adding) -> Callable[..., Any]:
+    sum_exp = loops.row_sum_exp(variants.no_step, adding)
+
+    @inline
+    def add_up(e, count: int, m):
+        s, _ = sum_exp(e, 0, count, m, e, 0, e, e, count, count, (e,), ())
+        return s, 0.0
+
+    return add_up
 
 
-@inline
-def _exponentials(e, count: int, m):
-    s, _ = _sum_exp(e, 0, count, m, e, 0, e, e, count, count, (e,), ())
-    return s, 0.0
+def _rests(adding: lse.AddingBelow) -> Callable[..., Any]:
+    add_rest = loops.row_rest(variants.no_step, adding)
+
+    @inline
+    def add_up(e, count: int, m):
+        rest, equal, _ = add_rest(e, 0, count, m, e, e, count, count, (e,), ())
+        return rest, equal
+
+    return add_up
 
 
-@inline
-def _rests(e, count: int, m):
-    rest, equal, _ = _sum_rest(e, 0, count, m, e, e, count, count, (e,), ())
-    return rest, equal
+def _softmax_steps(exact: bool) -> Split:
+    add_up = _exponentials(variants.ROWS_IN_PLACE[exact].sums)
+    both, value = inline(lambda s, none: s), inline(lambda x, scale: lse.exp_scaled(x, scale))
+    return Split(fused_rows.SOFTMAX[exact], add_up, both, value)
 
 
-SOFTMAX = Split(
-    fused_rows.SOFTMAX, _exponentials, inline(lambda s, none: s), inline(lambda x, scale: lse.exp_scaled(x, scale))
-)
-LOG_SOFTMAX = Split(
-    fused_rows.LOG_SOFTMAX, _rests, inline(lambda rest, equal: (rest, equal)), inline(lambda x, scale: x)
-)
+def _log_softmax_steps(exact: bool) -> Split:
+    add_up = _rests(variants.ROWS_IN_PLACE[exact].rests)
+    both, value = inline(lambda rest, equal: (rest, equal)), inline(lambda x, scale: x)
+    return Split(fused_rows.LOG_SOFTMAX[exact], add_up, both, value)
 
 
 @kernel
@@ -200,8 +210,10 @@ def _others(form: Form) -> Callable[..., None]:
 
 
 def softmax(form: Form) -> tuple[Kernel, ...]:
-    return (*reducing(form, SOFTMAX), writing(form, SOFTMAX))
+    steps = _softmax_steps(form.exact)
+    return (*reducing(form, steps), writing(form, steps))
 
 
 def log_softmax(form: Form) -> tuple[Kernel, ...]:
-    return (*reducing(form, LOG_SOFTMAX), writing(form, LOG_SOFTMAX))
+    steps = _log_softmax_steps(form.exact)
+    return (*reducing(form, steps), writing(form, steps))

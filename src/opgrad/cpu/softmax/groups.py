@@ -244,8 +244,6 @@ def groups_in_place(group: Callable[..., Vector]) -> Kernel:
 
 
 _softmax, _log_softmax = softmax_group(variants.PLAIN_COLUMNS), log_softmax_group(variants.PLAIN_COLUMNS)
-softmax_groups_in_place = groups_in_place(softmax_group(variants.COLUMNS_IN_PLACE))
-log_softmax_groups_in_place = groups_in_place(log_softmax_group(variants.COLUMNS_IN_PLACE))
 
 
 def _by_groups(group: Callable[..., Vector]) -> Callable[..., None]:

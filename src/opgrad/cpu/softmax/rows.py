@@ -89,8 +89,6 @@ def softmax_body(
 
 _add_writing = loops.row_sum_exp(next_vector(lse.quotient), lse.PLAIN)
 _softmax = softmax_body(_add_writing, _late, variants.PLAIN_ROWS, _nothing_noted)
-_add_exponentials = in_blocks(loops.row_sum_exp(variants.no_step, lse.EXACT))
-_softmax_in_place = softmax_body(_add_exponentials, _at_once, variants.ROWS_IN_PLACE, _log_sum_exp)
 
 
 @combine.combining
@@ -105,10 +103,16 @@ def softmax_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, bu
     _write_softmax(rows.start, rows.stop, n, y, buffer, 1, stream, (x, y, e, done))
 
 
-@kernel
-def softmax_rows_in_place(block: variants.Block):
-    x, n, inf_as_zero, keeps = block.values, block.n, block.inf_as_zero, block.keeps_stats
-    _softmax_in_place(range(block.rows), n, x, n, x, n, x, x, 0, block.stats, inf_as_zero, keeps)
+def softmax_in_place(variant: variants.Variant) -> Kernel:
+    add_up = in_blocks(loops.row_sum_exp(variants.no_step, variant.sums))
+    softmax = softmax_body(add_up, _at_once, variant, _log_sum_exp)
+
+    @kernel
+    def softmax_rows_in_place(block: variants.Block):
+        x, n, inf_as_zero, keeps = block.values, block.n, block.inf_as_zero, block.keeps_stats
+        softmax(range(block.rows), n, x, n, x, n, x, x, 0, block.stats, inf_as_zero, keeps)
+
+    return softmax_rows_in_place
 
 
 # --- log-softmax ---------------------------------------------------------------------------------------------------
@@ -161,8 +165,6 @@ def log_softmax_body(
 
 
 _log_softmax = log_softmax_body(loops.add_rest_logging, _late, variants.PLAIN_ROWS, _no_sum)
-_add_rest = rest_in_blocks(loops.row_rest(variants.no_step, lse.EXACT_BELOW))
-_log_softmax_in_place = log_softmax_body(_add_rest, _at_once, variants.ROWS_IN_PLACE, _store_sum)
 
 
 @combine.combining
@@ -176,10 +178,16 @@ def log_softmax_rows(rows: Units, n, x: Rows, y: Rows, buffer: Private, stream):
     _write_log_softmax(rows.start, rows.stop, n, y, buffer, 1, stream, (x, y))
 
 
-@kernel
-def log_softmax_rows_in_place(block: variants.Block):
-    x, n = block.values, block.n
-    _log_softmax_in_place(range(block.rows), n, x, n, x, n, 0, block.stats)
+def log_softmax_in_place(variant: variants.Variant) -> Kernel:
+    add_rest = rest_in_blocks(loops.row_rest(variants.no_step, variant.rests))
+    log_softmax = log_softmax_body(add_rest, _at_once, variant, _store_sum)
+
+    @kernel
+    def log_softmax_rows_in_place(block: variants.Block):
+        x, n = block.values, block.n
+        log_softmax(range(block.rows), n, x, n, x, n, 0, block.stats)
+
+    return log_softmax_rows_in_place
 
 
 # --- gradients -----------------------------------------------------------------------------------------------------

@@ -11,9 +11,7 @@ from opgrad.cpu.loops.transpose import transpose_in, transpose_out
 from opgrad.cpu.softmax import variants
 from opgrad.cpu.softmax.columns import (
     gradient_lines,
-    log_softmax_in_place,
     log_softmax_lines,
-    softmax_in_place,
     softmax_lines,
 )
 
@@ -62,8 +60,6 @@ def transposed_in_place(lines: Callable[..., Vector]) -> Kernel:
 
 softmax_transposed = transposed(softmax_lines(variants.PLAIN_COLUMNS))
 log_softmax_transposed = transposed(log_softmax_lines(variants.PLAIN_COLUMNS))
-softmax_transposed_in_place = transposed_in_place(softmax_in_place)
-log_softmax_transposed_in_place = transposed_in_place(log_softmax_in_place)
 
 
 def gradient_body(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Callable[..., None]:

@@ -2,10 +2,10 @@
 
 Plain     The caller's arrays: a row is written past the cache while the next one is reduced. Sums are plain.
 In place  A buffer that stages fill and empty (opgrad.cpu.fused): exponentials overwrite their arguments, a row of -inf
-          may count as zeros, and the log-sum-exp of each row is kept. Sums are exact.
+          may count as zeros, and the log-sum-exp of each row may be kept. Sums are plain or exact.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
@@ -66,6 +66,27 @@ def _divisor_of_row(x, s: float, m, inf_as_zero: int):
     return divisor
 
 
+@inline
+def _no_reciprocal(s: Vector, reciprocal, inf_as_zero: int):
+    """The same of reciprocals in two parts."""
+    high, low = reciprocal
+    empty = s < 1.0
+    return v.select(empty, 0.0 if inf_as_zero else NAN, high), v.select(empty, 0.0, low)
+
+
+@inline
+def _reciprocal_of_row(x, s: float, m, inf_as_zero: int):
+    reciprocal = lse.row_reciprocal(x, s)
+    if s < 1.0:
+        reciprocal = _no_reciprocal(v.full(x, s), reciprocal, inf_as_zero)
+    return reciprocal
+
+
+@inline
+def _reciprocal_of_columns(x, s, m: Vector, inf_as_zero: int):
+    return _no_reciprocal(s[0], lse.column_reciprocal(s), inf_as_zero)
+
+
 PLAIN_ROWS = _variant(
     lse.PLAIN,
     lse.PLAIN_BELOW,
@@ -77,8 +98,9 @@ PLAIN_ROWS = _variant(
     lambda largest, count: count,
 )
 PLAIN_COLUMNS = PLAIN_ROWS._replace(divide=inline(lambda x, s, m, inf_as_zero: lse.column_reciprocal(s)))
-# A row may be -inf everywhere: 0 is subtracted, and one element is the largest, so that its log-sum-exp is -inf.
-ROWS_IN_PLACE = _variant(
+# In place, by whether sums are exact. A row may be -inf everywhere: 0 is subtracted, and one element is the largest, so
+# that its log-sum-exp is -inf.
+_EXACT_ROWS = _variant(
     lse.EXACT,
     lse.EXACT_BELOW,
     lambda x, memory: x,
@@ -88,7 +110,7 @@ ROWS_IN_PLACE = _variant(
     lse.scaled,
     lambda largest, count: count if largest > MINUS_INFINITY else 1.0,
 )
-COLUMNS_IN_PLACE = _variant(
+_EXACT_COLUMNS = _variant(
     lse.EXACT,
     lse.EXACT_BELOW,
     lambda x, memory: x,
@@ -98,6 +120,20 @@ COLUMNS_IN_PLACE = _variant(
     lse.scaled,
     lambda largest, count: v.select(largest > MINUS_INFINITY, count, 1.0),
 )
+_PLAIN_SUMS: Final = {
+    "sums": lse.PLAIN,
+    "rests": lse.PLAIN_BELOW,
+    "no_divisor": PLAIN_ROWS.no_divisor,
+    "quotient": lse.quotient,
+}
+ROWS_IN_PLACE: Final[Mapping[bool, Variant]] = {
+    True: _EXACT_ROWS,
+    False: _EXACT_ROWS._replace(**_PLAIN_SUMS, divide=_reciprocal_of_row),
+}
+COLUMNS_IN_PLACE: Final[Mapping[bool, Variant]] = {
+    True: _EXACT_COLUMNS,
+    False: _EXACT_COLUMNS._replace(**_PLAIN_SUMS, divide=_reciprocal_of_columns),
+}
 
 
 @inline
