@@ -84,10 +84,11 @@ def _settled_turn(call: Callable[[], object], batch: int, short: bool) -> list[f
 
 
 def _seconds(call: Callable[[], object], count: int) -> float:
+    """Of one run; a call is one, or says in `runs` how many it is."""
     start = time.perf_counter()
     for _ in range(count):
         call()
-    return (time.perf_counter() - start) / count
+    return (time.perf_counter() - start) / (count * getattr(call, "runs", 1))
 
 
 def settle() -> None:
