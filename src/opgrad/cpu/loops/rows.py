@@ -182,9 +182,8 @@ def row_sum(term: Callable[..., Vector], step: Callable[..., int]) -> Callable[.
 
     @inline
     def value(both, i: int, whole: bool, mask, none) -> Vector:
-        if whole:
-            v.prefetch(both[0], i + AHEAD)
-            v.prefetch(both[1], i + AHEAD)
+        v.prefetch(both[0], i + AHEAD)
+        v.prefetch(both[1], i + AHEAD)
         return term(get(both[0], i, whole, mask), get(both[1], i, whole, mask))
 
     add_values = row_sum_of(value, step)

@@ -16,10 +16,10 @@ from opgrad.cpu.fused import fusing
 from opgrad.cpu.fused import program as stages
 from opgrad.cpu.loops import combine
 from opgrad.cpu.loops.layout import (
-    GRADIENT,
     Loops,
     forward_limits,
     forward_streams,
+    gradient_limits,
     gradient_streams,
     is_sixteen_bits,
     keeps_column,
@@ -204,9 +204,9 @@ def _split_forward(problem: Problem, kernels: Any, loops: Loops, workspace: Work
 def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program(())
-    layout, workspace = layout_of(problem, kernels, GRADIENT), Workspace(precision(problem))
+    stream, workspace = gradient_streams(problem), Workspace(precision(problem))
+    layout = layout_of(problem, kernels, gradient_limits(is_sixteen_bits(problem["y"]), stream))
     operands = {name: problem[name] for name in ("dy", "y", "dx")}
-    stream = gradient_streams(problem)
     loops = loops_of(problem, layout, spare_columns(problem, "dx", stream), stream, **operands)
     if layout == "split":
         memory = {"stats": workspace.shared(loops.units)}

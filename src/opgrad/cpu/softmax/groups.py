@@ -32,8 +32,7 @@ def row_exponentials(adding: lse.Adding) -> Callable[..., Any]:
     def visit(sums, arrays, i: int, whole: bool, mask, scale):
         x, e, ahead = arrays
         value, sums = add(x, sums, get_or(x, i, whole, mask, MINUS_INFINITY), scale)
-        if whole:
-            v.prefetch(ahead, i)
+        v.prefetch(ahead, i)
         put(e, i, value, whole, mask, 0)
         return sums
 
@@ -49,8 +48,7 @@ def row_rest(adding: lse.AddingBelow) -> Callable[..., Any]:
     def visit(total, arrays, i: int, whole: bool, mask, numbers):
         (sums, count), (x, ahead), (m, scale) = total, arrays, numbers
         value = get_or(x, i, whole, mask, MINUS_INFINITY)
-        if whole:
-            v.prefetch(ahead, i)
+        v.prefetch(ahead, i)
         return add(x, sums, value, m, scale), number_equal(count, value, m)
 
     along = fold(visit)
