@@ -30,7 +30,7 @@ def main() -> None:
     step, optimizer_step = _calls(import_module(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
     _answer({"loss": float(step())})
     _answer({"versions": _versions()})
-    turns = {"step": measure.turns(step), "optimizer": measure.turns(optimizer_step), "resident": _resident}
+    turns = {"step": measure.hot_turns(step), "optimizer": measure.hot_turns(optimizer_step), "resident": _resident}
     for line in sys.stdin:
         found = turns[line.strip()]()
         measure.settle()

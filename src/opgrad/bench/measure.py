@@ -43,12 +43,20 @@ def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float) -> di
     return take_turns({name: turns(call) for name, call in calls.items()}, seconds)
 
 
-def turns(call: Callable[[], object]) -> Callable[[], list[float]]:
-    """What takes a turn with a call; it is called now, to find out how long a turn is."""
+def turns(call: Callable[[], object], short: float = TURN) -> Callable[[], list[float]]:
+    """What takes a turn with a call; it is called now, to find out how long a turn is.
+
+    short: seconds of a call below which the first of a turn only wakes the threads.
+    """
     once = _seconds(call, 1)
     if once < SLOW:
         once = min(_seconds(call, 1) for _ in range(3))
-    return partial(_settled_turn, call, max(1, math.ceil(BATCH / max(once, 1e-7))), once < TURN)
+    return partial(_settled_turn, call, max(1, math.ceil(BATCH / max(once, 1e-7))), once < short)
+
+
+def hot_turns(call: Callable[[], object]) -> Callable[[], list[float]]:
+    """The same for a step of training, however long: in a loop its threads have just had work."""
+    return turns(call, math.inf)
 
 
 def take_turns(contestants: Mapping[str, Callable[[], list[float]]], seconds: float) -> dict[str, dict[str, float]]:

@@ -15,7 +15,7 @@ import numpy as np
 import opgrad
 from opgrad import machine
 from opgrad.bench import generated
-from opgrad.bench.measure import measure_each, take_turns, turns
+from opgrad.bench.measure import hot_turns, measure_each, take_turns
 from opgrad.bench.step_process import OLD_API, start, step_process
 from opgrad.bench.training_torch import torch_step
 from opgrad.training import ArtifactSet, CheckpointState, Module, Optimizer, Recipe
@@ -186,9 +186,9 @@ def measure(
             losses[STEP] = float(np.asarray(ours()))
         except (ValueError, RuntimeError) as error:
             return {"set": artifacts.name, "batch": batch, "left_out": " ".join(str(error).split())}
-        contestants[STEP] = turns(ours)
-        contestants[GRAPH] = turns(_graph(artifacts, data, fuse))
-        contestants[OPTIMIZER] = turns(_optimizer(artifacts))
+        contestants[STEP] = hot_turns(ours)
+        contestants[GRAPH] = hot_turns(_graph(artifacts, data, fuse))
+        contestants[OPTIMIZER] = hot_turns(_optimizer(artifacts))
         try:
             losses[TORCH] = _add_torch(contestants, in_torch or partial(torch_step, artifacts, data))
         except (ImportError, NotImplementedError) as error:
@@ -215,7 +215,7 @@ def _add_torch(contestants: dict[str, Turn], make: Callable[[int], Callable[[], 
     for threads in {1, opgrad.get_num_threads()}:
         theirs = make(threads)
         loss = float(theirs())
-        contestants[f"{TORCH} {threads}"] = turns(theirs)
+        contestants[f"{TORCH} {threads}"] = hot_turns(theirs)
     return loss
 
 
