@@ -20,15 +20,16 @@ class Units:
     """A kernel over so many units of arrays of any shapes, shared out to opgrad's threads.
 
     `arguments` gives the kernel's arguments from the operands that stand for the arrays; they must be contiguous.
-    traffic: the bytes that all units touch.
+    traffic: the bytes that all units touch. least: so many that threads share them.
     """
 
     def __init__(
-        self, kernel: Kernel, arrays: Sequence[np.ndarray], units: int, each: int, traffic: int, arguments: Arguments
-    ):
+        self, kernel: Kernel, arrays: Sequence[np.ndarray], units: int, each: int, traffic: int, arguments: Arguments,
+        least: int = LEAST_SHARED_BYTES,
+    ):  # fmt: skip
         operands = [Operand(number, array.dtype.name) for number, array in enumerate(arrays)]
         step = Step(kernel, units, arguments(operands), each)
-        self._shared = step.parts > 1 and traffic >= LEAST_SHARED_BYTES
+        self._shared = step.parts > 1 and traffic >= least
         self._plan = np.array(words(Program([step]), ()), np.int64)
         self._table = np.array([array.ctypes.data for array in arrays], np.int64)
         self._arrays, self._addresses = arrays, (self._plan.ctypes.data, self._table.ctypes.data)
@@ -40,11 +41,13 @@ class Units:
 class Pass(Units):
     """A kernel over arrays of one length and dtype, float32 or float64, whose units are their elements."""
 
-    def __init__(self, kernel: Kernel, arrays: Sequence[np.ndarray], arguments: Arguments):
+    def __init__(
+        self, kernel: Kernel, arrays: Sequence[np.ndarray], arguments: Arguments, least: int = LEAST_SHARED_BYTES
+    ):
         for array in arrays:
             _check(array, arrays[0])
         size, traffic = arrays[0].size, sum(array.nbytes for array in arrays)
-        super().__init__(kernel, arrays, size, per_part(size, traffic), traffic, arguments)
+        super().__init__(kernel, arrays, size, per_part(size, traffic), traffic, arguments, least)
 
 
 def per_part(size: int, traffic: int) -> int:
