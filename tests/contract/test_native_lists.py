@@ -103,7 +103,7 @@ def test_plans():
     np.testing.assert_array_equal(y, opgrad.softmax(X, post_ops=[opgrad.post_ops.add(bias)]))
     bias[:] = 0
     assert plan(X, out=y) is y
-    np.testing.assert_array_equal(y, opgrad.softmax(X, accumulation="strict"))
+    np.testing.assert_array_equal(y, opgrad.softmax(X, post_ops=[opgrad.post_ops.add(bias)]))
     in_place = opgrad.plan(opgrad.relu, X, out=y)
     np.copyto(y, X)
     for _ in range(3):
