@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from samples import bits
+from accuracy import check
+from samples import bits, call, sample
 
 import opgrad
 import opgrad.random
-from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS
+from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS, operators
 from opgrad.cpu.runtime import partition
 
 LINE = 64
@@ -14,6 +15,12 @@ CALLS = {
     "softmax": {"where": np.ones(1, bool), "out_scale": 0.01},
     "log_softmax": {"result_scale": 2.0},
 }
+
+
+ROWS = ["softmax", "log_softmax", "softmax_grad", "log_softmax_grad"]
+# Lengths of rows around what is transposed, grouped, and written row by row; their numbers around groups of 8 to 32.
+LENGTHS = (1, 2, 3, 7, 12, 16, 17, 31, 32, 33, 56, 57, 112, 113, 129, 224, 225, 300)
+COUNTS = (1, 9, 31, 32, 33, 64, 65, 101)
 
 
 @pytest.fixture
@@ -71,3 +78,36 @@ def test_plain_kernels(name, dtype, rng, streaming):
             function(x, out=out)
             assert bits(out) == bits(expected), offset
             assert holds(memory, out), offset
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_every_layout(name, dtype, rng, streaming):
+    """Groups of rows wait in a buffer, whose lines begin where those of the result do."""
+    op, dtype = operators()[name], DTYPES[dtype]
+    for n in LENGTHS:
+        for count in COUNTS:
+            arguments = sample(op, (count, n), dtype.name, rng)
+            (expected,) = check(op, arguments)
+            for offset in {0, 1, 4, LINE // dtype.itemsize - 1}:
+                memory, out = placed((count, n), dtype, offset)
+                call(op, arguments, out=out)
+                assert bits(out) == bits(expected), (n, count, offset)
+                assert holds(memory, out), (n, count, offset)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_in_parts_strided_and_in_place(name, dtype, rng, streaming):
+    """Parts that several threads write, rows with something between them, and results that replace an input."""
+    op = operators()[name]
+    for count, n in ((9001, 15), (4099, 33), (1501, 131)):
+        arguments = sample(op, (count, n), dtype, rng)
+        (expected,) = check(op, arguments)
+        apart = np.full((count, n + 3), 7, expected.dtype)
+        call(op, arguments, out=apart[:, :n])
+        assert bits(apart[:, :n]) == bits(expected), n
+        assert (apart[:, n:] == 7).all()
+        first = next(iter(arguments))
+        call(op, arguments, out=arguments[first])
+        assert bits(arguments[first]) == bits(expected), n

@@ -142,7 +142,7 @@ def copy_slices(
     """A unit is one slice of y. Those of whole 4-byte words are copied as vectors of them, asked for `soon` before."""
     count, size, post = slices
     if words:
-        _copy_rows(units.start, units.stop, words, y, buffer, 1, stream, (x, indices, count, size, soon))
+        _copy_rows(units.start, units.stop, words, y, buffer, stream, (x, indices, count, size, soon))
     else:
         for unit in units:
             source = v.address_of(x) + source_of(unit, count, size, indices) * post * item

@@ -17,7 +17,7 @@ PERIOD = 999_983  # elements after which random values repeat: a prime, so that 
 SHAPES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
     "elements": [((1000,), {}), ((3, 5, 7), {}), ((100,), {"overwrite": True, "scale_down": True})],
     "rows": [
-        ((33, 100), {}),
+        ((33, 120), {}),
         ((50, 10), {}),
         ((20, 25), {}),
         ((9, 600), {}),

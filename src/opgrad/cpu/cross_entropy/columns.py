@@ -12,7 +12,7 @@ from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean
 from opgrad.cpu.loops import columns as loops
 from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.map import get, put
-from opgrad.cpu.loops.rows import MINUS_INFINITY, minus_both
+from opgrad.cpu.loops.rows import MINUS_INFINITY
 from opgrad.cpu.loops.transpose import transpose_in, transpose_out
 from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.numerics.math import exp, exp_up_to_zero, log
@@ -20,7 +20,7 @@ from opgrad.cpu.numerics.math import exp, exp_up_to_zero, log
 # --- what one vector of samples contributes -------------------------------------------------------------------------
 
 
-sum_exp_columns = loops.column_sum_exp(loops.of_strip(minus_both), lse.ROUNDED)
+sum_exp_columns = loops.column_sum_exp(loops.nothing, lse.ROUNDED)
 
 
 @inline
@@ -30,7 +30,7 @@ def loss_column(
 ) -> Vector:  # fmt: skip
     """log_prob to y; the samples' losses."""
     m = loops.column_max(x, x_n, n, whole, mask)
-    rest, equal = loops.add_rest_logging_columns(x, x_n, n, whole, mask, m, y, y_n, 0, x, x_n, (m, m))
+    rest, equal = loops.add_rest_columns(x, x_n, n, whole, mask, m, x + v.lanes(x), 0)
     log_s = lse.column_log_of_sum(rest, equal, m)
     losses = v.full(x, 0.0)
     for i in range(n):
@@ -78,7 +78,7 @@ def fused_column(
     target = v.full(x, 0.0)
     for i in range(n):
         target = v.select(label == i, get(x, i * x_n, whole, mask), target)
-    s = sum_exp_columns(x, x_n, n, whole, mask, m, e, keep * v.lanes(e), y, y_n, 0, x, x_n, (m, m))
+    s = sum_exp_columns(x, x_n, n, whole, mask, m, e, keep * v.lanes(e), x + v.lanes(x), 0)
     total, f = s[0], shares(w, inverse_of(divisor)) / s[0]
     live = label >= (0 if divisor != 0.0 else n)
     for i in range(n):

@@ -51,52 +51,66 @@ def of_strip(formula: Callable[..., Vector]) -> Callable[..., Vector]:
     return inline(lambda a, a_n, i, numbers: formula(v.load(a, i * a_n), *numbers))
 
 
-def column_sum_exp(written: Callable[..., Vector], adding: lse.Adding) -> Callable[..., Any]:
-    """The sums of the exponentials as two vectors; asks for the next strip meanwhile.
+def of_two_strips(formula: Callable[..., Vector]) -> Callable[..., Vector]:
+    """(arrays, steps, i, numbers): formula(a[i], b[i], *numbers) of two strips."""
+    inline(formula)
+    return inline(lambda a, a_n, i, numbers: formula(v.load(a[0], i * a_n[0]), v.load(a[1], i * a_n[1]), *numbers))
+
+
+def writing(value: Callable[..., Vector]) -> Callable[..., None]:
+    """(i, before): out[i] = value(a, a_n, i, numbers) of the strip before, past the cache, if it is pending.
+
+    Writing apart from reading and computing leaves the memory idle meanwhile.
+    """
+
+    @inline
+    def write(i: int, before) -> None:
+        out, out_n, pending, a, a_n, numbers = before
+        if pending:
+            v.store_streaming(out, i * out_n, value(a, a_n, i, numbers))
+
+    return write
+
+
+nothing = inline(lambda i, before: None)  # is written meanwhile
+
+
+def column_sum_exp(meanwhile: Callable[..., None], adding: lse.Adding) -> Callable[..., Any]:
+    """The sums of the exponentials as two vectors; asks for what is `ahead`, and calls meanwhile(i, before).
 
     The exponentials go to `e`, `keep` numbers from one to the next; nowhere if it is 0.
-
-    If `pending`, it also writes the strip before past the cache: out[i] = written(a, a_n, i, numbers). Writing apart
-    from reading and computing leaves the memory idle meanwhile.
     """
     add, _ = adding
 
     @inline
-    def sum_exp(
-        x, x_n: int, n: int, whole: bool, mask, m: Vector, e, keep: int,
-        out, out_n: int, pending: int, a, a_n: int, numbers,
-    ):  # fmt: skip
-        w, scale, sums = v.lanes(x), lse.scale_for(m), lse.start(x)
+    def sum_exp(x, x_n: int, n: int, whole: bool, mask, m: Vector, e, keep: int, ahead, before):
+        scale, sums = lse.scale_for(m), lse.start(x)
         for begin in range(0, n, CHUNK):
             for i in range(begin, min(begin + CHUNK, n)):
                 value, sums = add(x, sums, get(x, i * x_n, whole, mask), scale)
-                v.prefetch(x, i * x_n + w)
+                v.prefetch(ahead, i * x_n)
                 if keep:
                     v.store(e, i * keep, value)
-                if pending:
-                    v.store_streaming(out, i * out_n, written(a, a_n, i, numbers))
+                meanwhile(i, before)
             sums = lse.join(x, sums)
         return sums[2], sums[3]
 
     return sum_exp
 
 
-def column_rest(written: Callable[..., Vector], adding: lse.AddingBelow) -> Callable[..., Any]:
+def column_rest(meanwhile: Callable[..., None], adding: lse.AddingBelow) -> Callable[..., Any]:
     """The sums of the exponentials of the numbers that are not m, and how many are m; the rest as column_sum_exp."""
     terms, add, _ = adding
 
     @inline
-    def add_rest(
-        x, x_n: int, n: int, whole: bool, mask, m: Vector, out, out_n: int, pending: int, a, a_n: int, numbers
-    ):
-        w, scale, sums, count = v.lanes(x), lse.scale_for(m), lse.no_sums(x), v.full(x, 0.0)
+    def add_rest(x, x_n: int, n: int, whole: bool, mask, m: Vector, ahead, before):
+        scale, sums, count = lse.scale_for(m), lse.no_sums(x), v.full(x, 0.0)
         for begin in range(0, n, terms):
             for i in range(begin, min(begin + terms, n)):
                 value = get(x, i * x_n, whole, mask)
-                v.prefetch(x, i * x_n + w)
+                v.prefetch(ahead, i * x_n)
                 sums, count = add(x, sums, value, m, scale), number_equal(count, value, m)
-                if pending:
-                    v.store_streaming(out, i * out_n, written(a, a_n, i, numbers))
+                meanwhile(i, before)
             sums = lse.join_plain(x, sums)
         return sums[2] + sums[3], count
 
@@ -114,31 +128,27 @@ def write_column(formula: Callable[..., Vector]) -> Callable[..., None]:
     return write
 
 
-def column_sum(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Callable[..., Vector]:
-    """The sums of term(dy, y); asks for the next strip and writes the one before, as column_sum_exp."""
+def column_sum(term: Callable[..., Vector], meanwhile: Callable[..., None]) -> Callable[..., Vector]:
+    """The sums of term(dy, y); asks for what is `ahead` of both, and calls meanwhile(i, before)."""
     inline(term)
-    inline(formula)
 
     @inline
-    def add_up(
-        dy, dy_n: int, y, y_n: int, n: int, whole: bool, mask, out, out_n: int, pending: int, a, b, s: Vector
-    ) -> Vector:
-        w = v.lanes(dy)
+    def add_up(dy, dy_n: int, y, y_n: int, n: int, whole: bool, mask, ahead, before) -> Vector:
         total = v.full(dy, 0.0)
         for begin in range(0, n, CHUNK):
             chunk = v.full(dy, 0.0)
             for i in range(begin, min(begin + CHUNK, n)):
                 chunk = chunk + term(get(dy, i * dy_n, whole, mask), get(y, i * y_n, whole, mask))
-                v.prefetch(dy, i * dy_n + w)
-                v.prefetch(y, i * y_n + w)
-                if pending:
-                    v.store_streaming(out, i * out_n, formula(v.load(a, i * dy_n), v.load(b, i * y_n), s))
+                v.prefetch(ahead[0], i * dy_n)
+                v.prefetch(ahead[1], i * y_n)
+                meanwhile(i, before)
             total = total + chunk
         return total
 
     return add_up
 
 
-sum_exp_dividing_columns = column_sum_exp(of_strip(lse.quotient), lse.PLAIN)
-add_rest_logging_columns = column_rest(of_strip(minus_both), lse.PLAIN_BELOW)
+sum_exp_dividing_columns = column_sum_exp(writing(of_strip(lse.quotient)), lse.PLAIN)
+add_rest_logging_columns = column_rest(writing(of_strip(minus_both)), lse.PLAIN_BELOW)
+add_rest_columns = column_rest(nothing, lse.PLAIN_BELOW)
 write_quotient_column, write_log_column = write_column(lse.quotient), write_column(minus_both)

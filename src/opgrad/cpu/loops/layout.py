@@ -31,6 +31,10 @@ FEWEST_ROWS: Final = 8  # rows that are worth transposing or grouping
 # the argument. With 16 MiB of 32, rows of 1,000 float32 took 0.13 ns an element instead of 0.16, of 128 0.21 instead of
 # 0.27; with 8 MiB as much either way. Rows of 16 bits gain nothing.
 CACHE_PARTS: Final = 2
+# Bytes of a row up to which it is written through the cache, whose lines are then fetched first, while the next is
+# computed: past the cache the line that two rows share is written twice. Rows of 1,000 bfloat16 took 0.11 ns an element
+# instead of 0.12, or 0.15 by way of a buffer, of 384 float32 0.18 instead of 0.21; of 777 float32 0.2 instead of 0.18.
+PLAIN_ROW: Final = 2048
 
 
 @dataclass(frozen=True)
@@ -48,26 +52,33 @@ LOSS_ALONE: Final = Limits(transposed=96)  # nothing is transposed back
 def forward_limits(width: int, sixteen_bits: bool, stream: int) -> Limits:
     """Those of softmax and log-softmax: the arithmetic of 16-bit rows is short, so what each row takes counts more.
 
-    In the cache, rows of 49 float32 took 0.23 ns an element in groups and 0.17 transposed; beyond it 0.34 and 0.46,
-    where transposing waits for memory.
+    Transposed rows of any length take 0.15 ns an element in the cache, grouped ones of 49 0.22, of 128 0.13; beyond it
+    0.17 to 0.2, the time of a copy, where groups write in bursts that nothing overlaps: 0.28 and 0.2.
     """
-    if sixteen_bits:
-        return Limits(3 * width // 2, 16 * width)
-    return Limits(width - 1 if stream else 3 * width, 8 * width)
+    short = 7 * width // 2
+    if stream:
+        return Limits(short, 2 * short) if sixteen_bits else Limits(2 * short)
+    return Limits(short, (16 if sixteen_bits else 8) * width)
 
 
 def gradient_limits(sixteen_bits: bool, stream: int) -> Limits:
     """Those of their gradients, where what each row takes is little.
 
-    Rows of 20 float32 took 4.6 ns transposed and 5.3 as rows in the cache, beyond it 12 and 7.
+    Rows of 20 float32 took 4.6 ns transposed and 5.3 as rows in the cache, beyond it 8 and 7.
     """
-    beyond = 16 if sixteen_bits else 12
-    return Limits(transposed=beyond if stream else 24)
+    if sixteen_bits:
+        return Limits(transposed=31)
+    return Limits(transposed=16 if stream else 24)
 
 
 def forward_streams(problem: Problem) -> bool:
     """Whether softmax and log-softmax write past the cache."""
     return partition.streams(problem.bytes * (1 if is_sixteen_bits(problem["x"]) else CACHE_PARTS))
+
+
+def row_streams(problem: Problem, layout: str, result: str) -> bool:
+    """Whether rows of a result are written past the cache that would not be written together."""
+    return layout != "rows" or problem.n * problem.specs[result].dtype.itemsize > PLAIN_ROW
 
 
 def gradient_streams(problem: Problem) -> bool:

@@ -15,6 +15,7 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.fused import fusing
 from opgrad.cpu.fused import program as stages
 from opgrad.cpu.loops import combine
+from opgrad.cpu.loops.columns import nothing
 from opgrad.cpu.loops.layout import (
     Loops,
     forward_limits,
@@ -26,6 +27,7 @@ from opgrad.cpu.loops.layout import (
     layout_of,
     loops_of,
     precision,
+    row_streams,
     spare_columns,
 )
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
@@ -68,7 +70,7 @@ def _in_place(of_rows: Callable[..., Kernel], of_lines: Callable[..., Any], of_g
 
     def kernels(exact: bool) -> dict[str, Kernel]:
         variant = variants.COLUMNS_IN_PLACE[exact]
-        lines = of_lines(variant)
+        lines = of_lines(variant, nothing)
         return {
             "rows": of_rows(variants.ROWS_IN_PLACE[exact]),
             "columns": columns.columns_in_place(lines),
@@ -165,6 +167,7 @@ def _forward(problem: Problem, kernels: Mapping[str, Any]) -> Program:
         return Program(())
     dtype, stream = precision(problem), forward_streams(problem)
     layout = layout_of(problem, kernels, forward_limits(vector_lanes(dtype), is_sixteen_bits(problem["x"]), stream))
+    stream = stream and row_streams(problem, layout, "y")
     loops = loops_of(problem, layout, spare_columns(problem, "y", stream), stream, x=problem["x"], y=problem["y"])
     workspace = Workspace(dtype)
     if layout == "split":
@@ -177,13 +180,11 @@ def _private(workspace: Workspace, layout: str, n: int) -> dict[str, Any]:
     """What each part of a forward kernel works on: transposed numbers, the exponentials of this row and the last."""
     width = vector_lanes(workspace.precision)
     if layout == "transposed":
-        return {"tile": workspace.private(tile_size(n, width))} | _combining(workspace)
+        return {"tile": workspace.private(tile_size(n, width))} | _waiting(workspace, n)
     if layout == "groups":
-        tiles = {"tile": workspace.private(group_tiles(width)), "e": workspace.private((n + width) * width)}
-        return tiles | _combining(workspace)
+        return {"tile": workspace.private(group_tiles(width)), "e": workspace.private((n + width) * width)}
     if layout == "rows":
-        rows = {"e": workspace.private(n + width), "done": workspace.private(n + width)}
-        return rows | _combining(workspace)
+        return {"e": workspace.private(n + width), "done": workspace.private(n + width)}
     keep = keeps_column(n, width)
     strip = n * width if keep else width
     return {"e": workspace.private(strip), "done": workspace.private(strip), "keep": keep}
@@ -191,6 +192,12 @@ def _private(workspace: Workspace, layout: str, n: int) -> dict[str, Any]:
 
 def _combining(workspace: Workspace) -> dict[str, Any]:
     return {"buffer": workspace.private(combine.size(np.dtype(workspace.precision).itemsize))}
+
+
+def _waiting(workspace: Workspace, n: int) -> dict[str, Any]:
+    """Where a group of rows waits to be written."""
+    size = combine.group_size(n * vector_lanes(workspace.precision), np.dtype(workspace.precision).itemsize)
+    return {"buffer": workspace.private(size)}
 
 
 def _split_forward(problem: Problem, kernels: Any, loops: Loops, workspace: Workspace) -> Program:
@@ -205,14 +212,19 @@ def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program(())
     stream, workspace = gradient_streams(problem), Workspace(precision(problem))
-    layout = layout_of(problem, kernels, gradient_limits(is_sixteen_bits(problem["y"]), stream))
+    sixteen_bits = is_sixteen_bits(problem["y"])
+    layout = layout_of(problem, kernels, gradient_limits(sixteen_bits, stream))
+    stream = stream and (not sixteen_bits or row_streams(problem, layout, "dx"))
     operands = {name: problem[name] for name in ("dy", "y", "dx")}
     loops = loops_of(problem, layout, spare_columns(problem, "dx", stream), stream, **operands)
     if layout == "split":
         memory = {"stats": workspace.shared(loops.units)}
         return Program([loops.step(kernel, **memory) for kernel in kernels[layout]], workspace)
-    memory = {} if layout == "columns" else _combining(workspace)
-    if layout == "transposed":
+    memory = {}
+    if layout == "rows":
+        memory = _combining(workspace)
+    elif layout == "transposed":
         size = tile_size(problem.n, vector_lanes(workspace.precision))
-        memory |= {"dy_tile": workspace.private(size), "y_tile": workspace.private(size)}
+        memory = {"dy_tile": workspace.private(size), "y_tile": workspace.private(size)}
+        memory |= _waiting(workspace, problem.n)
     return Program((loops.step(kernels[layout], **memory),), workspace)

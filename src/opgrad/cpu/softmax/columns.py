@@ -12,7 +12,6 @@ from opgrad.cpu.compiler.parameters import Columns, Private, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops import columns as loops
 from opgrad.cpu.loops.map import get, put
-from opgrad.cpu.loops.rows import minus_both
 from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.softmax import variants
 
@@ -26,22 +25,20 @@ def log_sum_exp(largest: Vector, m: Vector, s) -> Vector:
     return largest + v.select(s[0] < 1.0, 0.0, lse.column_log_of_total(s, m, top, compensation))
 
 
-def softmax_lines(variant: variants.Variant) -> Callable[..., Vector]:
+def softmax_lines(variant: variants.Variant, meanwhile: Callable[..., None]) -> Callable[..., Vector]:
     """x = softmax(x) down as many columns as a vector has lanes; the log-sum-exp of each.
 
-    `fine`: whether the result shows the sums' last digits.
+    `fine`: whether the result shows the sums' last digits. `ahead`, `before`: as for column_sum_exp.
     """
     subtracted, divide, quotient = variant.subtracted, variant.divide, variant.quotient
-    no_divisor = variant.no_divisor
-    add_up = loops.column_sum_exp(loops.of_strip(quotient), variant.sums)
+    add_up = loops.column_sum_exp(meanwhile, variant.sums)
 
     @inline
-    def lines(x, x_n: int, n: int, fine, inf_as_zero: int) -> Vector:
+    def lines(x, x_n: int, n: int, fine, inf_as_zero: int, ahead, before) -> Vector:
         mask = v.first(x, v.lanes(x))
         largest = loops.column_max(x, x_n, n, True, mask)
         m = subtracted(x, largest)
-        nothing = no_divisor(x), 0  # is written meanwhile
-        s = add_up(x, x_n, n, True, mask, m, x, x_n, x, x_n, 0, x, x_n, nothing)
+        s = add_up(x, x_n, n, True, mask, m, x, x_n, ahead, before)
         divisor = divide(x, s, m, inf_as_zero)
         for i in range(n):
             v.store(x, i * x_n, quotient(v.load(x, i * x_n), divisor, fine))
@@ -50,17 +47,17 @@ def softmax_lines(variant: variants.Variant) -> Callable[..., Vector]:
     return lines
 
 
-def log_softmax_lines(variant: variants.Variant) -> Callable[..., Vector]:
+def log_softmax_lines(variant: variants.Variant, meanwhile: Callable[..., None]) -> Callable[..., Vector]:
     """x = log_softmax(x) down as many columns as a vector has lanes; the log-sum-exp of each."""
     subtracted, count_of = variant.subtracted, variant.count_of
-    add_rest = loops.column_rest(loops.of_strip(minus_both), variant.rests)
+    add_rest = loops.column_rest(meanwhile, variant.rests)
 
     @inline
-    def lines(x, x_n: int, n: int, fine, inf_as_zero: int) -> Vector:
+    def lines(x, x_n: int, n: int, fine, inf_as_zero: int, ahead, before) -> Vector:
         mask = v.first(x, v.lanes(x))
         largest = loops.column_max(x, x_n, n, True, mask)
         m = subtracted(x, largest)
-        rest, count = add_rest(x, x_n, n, True, mask, m, x, x_n, 0, x, x_n, (m, m))
+        rest, count = add_rest(x, x_n, n, True, mask, m, ahead, before)
         log_s = lse.column_log_of_sum(rest, count_of(largest, count), m)
         for i in range(n):
             v.store(x, i * x_n, (v.load(x, i * x_n) - largest) - log_s)
@@ -69,14 +66,15 @@ def log_softmax_lines(variant: variants.Variant) -> Callable[..., Vector]:
     return lines
 
 
-def gradient_lines(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Callable[..., None]:
+def gradient_lines(
+    term: Callable[..., Vector], formula: Callable[..., Vector], meanwhile: Callable[..., None]
+) -> Callable[..., None]:
     """dy = formula(dy, y, sum(term(dy, y))) down as many columns as a vector has lanes."""
-    add_up = loops.column_sum(term, formula)
+    add_up = loops.column_sum(term, meanwhile)
 
     @inline
-    def lines(dy, y, step: int, n: int) -> None:
-        mask = v.first(dy, v.lanes(dy))
-        s = add_up(dy, step, y, step, n, True, mask, dy, step, 0, dy, y, v.full(dy, 0.0))
+    def lines(dy, y, step: int, n: int, ahead, before) -> None:
+        s = add_up(dy, step, y, step, n, True, v.first(dy, v.lanes(dy)), ahead, before)
         for i in range(n):
             v.store(dy, i * step, formula(v.load(dy, i * step), v.load(y, i * step), s))
 
@@ -87,18 +85,20 @@ def columns_in_place(lines: Callable[..., Vector]) -> Kernel:
     @kernel
     def by_columns_in_place(block: variants.Block):
         for j in range(0, block.width, v.lanes(block.values)):
-            v.store(block.stats, j, lines(block.values + j, block.width, block.n, True, block.inf_as_zero))
+            x = block.values + j
+            v.store(block.stats, j, lines(x, block.width, block.n, True, block.inf_as_zero, x, 0))
 
     return by_columns_in_place
 
 
 def gradient_columns_in_place(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
-    lines = gradient_lines(term, formula)
+    lines = gradient_lines(term, formula, loops.nothing)
 
     @kernel
     def by_columns_in_place(block: variants.Block):
         for j in range(0, block.width, v.lanes(block.values)):
-            lines(block.values + j, block.other + j, block.width, block.n)
+            dy, y = block.values + j, block.other + j
+            lines(dy, y, block.width, block.n, (dy, y), 0)
 
     return by_columns_in_place
 
@@ -116,9 +116,8 @@ def softmax_columns(units: Units, strips: Strips, n, x: Columns, y: Columns, e: 
             continue
         xs, ys = x.data + (o * x.outer + j), y.data + (o * y.outer + j)
         m = loops.column_max(xs, x.step, n, whole, mask)
-        s = loops.sum_exp_dividing_columns(
-            xs, x.step, n, whole, mask, m, e, keep * w, out, y.step, pending, done, w, (divisor, v.is_fine(xs))
-        )
+        before = out, y.step, pending, done, w, (divisor, v.is_fine(xs))
+        s = loops.sum_exp_dividing_columns(xs, x.step, n, whole, mask, m, e, keep * w, xs + w, before)
         out, divisor = ys, lse.column_reciprocal(s)
         e, done = done, e
         past = loops.streams_columns(ys, y.step, stream)
@@ -143,7 +142,7 @@ def log_softmax_columns(units: Units, strips: Strips, n, x: Columns, y: Columns,
         xs, ys = x.data + (o * x.outer + j), y.data + (o * y.outer + j)
         m = loops.column_max(xs, x.step, n, whole, mask)
         rest, count = loops.add_rest_logging_columns(
-            xs, x.step, n, whole, mask, m, out, y.step, pending, before, x.step, (m_before, log_before)
+            xs, x.step, n, whole, mask, m, xs + w, (out, y.step, pending, before, x.step, (m_before, log_before))
         )
         out, before, m_before, log_before = ys, xs, m, lse.column_log_of_sum(rest, count, m)
         pending = loops.streams_columns(ys, y.step, stream) if whole else 0
@@ -156,27 +155,28 @@ def log_softmax_columns(units: Units, strips: Strips, n, x: Columns, y: Columns,
 
 def gradient_columns(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
     """dx = formula(dy, y, sum(term(dy, y)))."""
-    add_up = loops.column_sum(term, formula)
+    value = loops.of_two_strips(formula)
+    add_up = loops.column_sum(term, loops.writing(value))
 
     @kernel
     def by_columns(units: Units, strips: Strips, n, dy: Columns, y: Columns, dx: Columns, stream):
-        w = v.lanes(dy.data)
-        out, pending, dy_before, y_before, s_before = dx.data, 0, dy.data, y.data, v.full(dy.data, 0.0)
+        w, steps = v.lanes(dy.data), (dy.step, y.step)
+        out, pending, arrays, s_before = dx.data, 0, (dy.data, y.data), v.full(dy.data, 0.0)
         for unit in units:
             o, j, whole, mask = loops.strip_of(unit, strips, dy, dx, w, stream)
             if j >= strips.inner:
                 continue
             dys, ys, dxs = dy.data + (o * dy.outer + j), y.data + (o * y.outer + j), dx.data + (o * dx.outer + j)
-            s = add_up(dys, dy.step, ys, y.step, n, whole, mask, out, dx.step, pending, dy_before, y_before, s_before)
-            out, dy_before, y_before, s_before = dxs, dys, ys, s
+            before = out, dx.step, pending, arrays, steps, (s_before,)
+            s = add_up(dys, dy.step, ys, y.step, n, whole, mask, (dys + w, ys + w), before)
+            out, arrays, s_before = dxs, (dys, ys), s
             pending = loops.streams_columns(dxs, dx.step, stream) if whole else 0
             if not pending:
                 for i in range(n):
-                    value = formula(get(dys, i * dy.step, whole, mask), get(ys, i * y.step, whole, mask), s)
-                    put(dxs, i * dx.step, value, whole, mask, 0)
+                    found = formula(get(dys, i * dy.step, whole, mask), get(ys, i * y.step, whole, mask), s)
+                    put(dxs, i * dx.step, found, whole, mask, 0)
         if pending:
             for i in range(n):
-                value = formula(v.load(dy_before, i * dy.step), v.load(y_before, i * y.step), s_before)
-                v.store_streaming(out, i * dx.step, value)
+                v.store_streaming(out, i * dx.step, value(arrays, steps, i, (s_before,)))
 
     return by_columns

@@ -68,23 +68,23 @@ class Sums(NamedTuple):
 
 
 def _exponentials(written: Callable[..., Vector], adding: lse.Adding) -> Callable[..., Any]:
-    sum_exp = loops.column_sum_exp(written, adding)
+    sum_exp = loops.column_sum_exp(loops.writing(written), adding)
 
     @inline
     def add_up(e, n: int, m: Vector, out, out_n: int, pending: int, arrays, numbers):
-        w = v.lanes(e)
-        return sum_exp(e, w, n, True, v.first(e, w), m, e, w, out, out_n, pending, arrays, w, numbers)
+        w, before = v.lanes(e), (out, out_n, pending, arrays, v.lanes(e), numbers)
+        return sum_exp(e, w, n, True, v.first(e, w), m, e, w, e, before)
 
     return add_up
 
 
 def _rests(written: Callable[..., Vector], adding: lse.AddingBelow) -> Callable[..., Any]:
-    add_rest = loops.column_rest(written, adding)
+    add_rest = loops.column_rest(loops.writing(written), adding)
 
     @inline
     def add_up(e, n: int, m: Vector, out, out_n: int, pending: int, arrays, numbers):
-        w = v.lanes(e)
-        return add_rest(e, w, n, True, v.first(e, w), m, out, out_n, pending, arrays, w, numbers)
+        w, before = v.lanes(e), (out, out_n, pending, arrays, v.lanes(e), numbers)
+        return add_rest(e, w, n, True, v.first(e, w), m, e, before)
 
     return add_up
 

@@ -46,7 +46,7 @@ def of_rows(form: GradientForm, gradient: Gradient) -> tuple[Kernel, ...]:
         dropout: Dropout, stream,
     ):  # fmt: skip
         arguments = sources, dx.step, numbers, memory, dropout
-        write_rows(rows.start, rows.stop, n, dx, memory.buffer, 1, stream, arguments)
+        write_rows(rows.start, rows.stop, n, dx, memory.buffer, stream, arguments)
 
     return (fused_gradient_rows,)
 

@@ -190,7 +190,7 @@ def forward(form: Form, sums: Sums) -> Kernel:
         results: Results, dropout: Dropout, switches: Switches,
     ):  # fmt: skip
         arguments = sources, y.step, numbers, memory, results, dropout, switches.inf_as_zero
-        write_rows(rows.start, rows.stop, n, y, memory.buffer, 1, switches.stream, arguments)
+        write_rows(rows.start, rows.stop, n, y, memory.buffer, switches.stream, arguments)
 
     return fused_rows
 

@@ -11,7 +11,6 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops import combine
 from opgrad.cpu.loops.columns import column_max
 from opgrad.cpu.loops.fold import fold
 from opgrad.cpu.loops.map import get_or, mapped, put
@@ -173,7 +172,7 @@ def softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
     @inline
     def group(
         x, x_row: int, y, y_row: int, n: int, filled: int, tile, e, e_row: int, fine,
-        stream: int, inf_as_zero: int, keeps_stats: int,
+        inf_as_zero: int, keeps_stats: int,
     ) -> Vector:  # fmt: skip
         w = v.lanes(x)
         low, transposed, numbers = tile + w * w, tile + 2 * w * w, tile + TILES * w * w
@@ -189,7 +188,7 @@ def softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
         keep_numbers(numbers, divide(x, s, m, inf_as_zero))
         for r in range(filled):
             exps = buffer(x + r * x_row, e + r * e_row)
-            write(y + r * y_row, 0, n, stream, (exps,), (divisor_of_row(x, numbers, r), fine))
+            write(y + r * y_row, 0, n, 0, (exps,), (divisor_of_row(x, numbers, r), fine))
         return log_sum_exp(largest, m, s) if keeps_stats else largest
 
     return group
@@ -203,7 +202,7 @@ def log_softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
     @inline
     def group(
         x, x_row: int, y, y_row: int, n: int, filled: int, tile, e, e_row: int, fine,
-        stream: int, inf_as_zero: int, keeps_stats: int,
+        inf_as_zero: int, keeps_stats: int,
     ) -> Vector:  # fmt: skip
         w = v.lanes(x)
         low, counts, transposed, numbers = tile + w * w, tile + 2 * w * w, tile + 3 * w * w, tile + TILES * w * w
@@ -223,7 +222,7 @@ def log_softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
         keep_numbers(numbers, (largest, log_s))
         for r in range(filled):
             numbers_of_row = of_row(x, numbers, 0, r), of_row(x, numbers, 1, r)
-            write_log(y + r * y_row, 0, n, stream, (x + r * x_row,), numbers_of_row)
+            write_log(y + r * y_row, 0, n, 0, (x + r * x_row,), numbers_of_row)
         return largest + log_s
 
     return group
@@ -235,7 +234,7 @@ def groups_in_place(group: Callable[..., Vector]) -> Kernel:
         w, n, keeps = v.lanes(block.values), block.n, block.keeps_stats
         for row in range(0, block.rows, w):
             xs, filled = block.values + row * n, min(w, block.rows - row)
-            found = group(xs, n, xs, n, n, filled, block.tile, xs, n, True, 0, block.inf_as_zero, keeps)
+            found = group(xs, n, xs, n, n, filled, block.tile, xs, n, True, block.inf_as_zero, keeps)
             v.store_masked(block.stats, row, found, v.first(block.stats, filled))
 
     return by_groups_in_place
@@ -245,15 +244,17 @@ _softmax, _log_softmax = softmax_group(variants.PLAIN_COLUMNS), log_softmax_grou
 
 
 def _by_groups(group: Callable[..., Vector]) -> Callable[..., None]:
-    """The writer of softmax, or log-softmax, of groups of rows; `e` is where their exponentials go."""
+    """The writer of softmax, or log-softmax, of groups of rows; `e` is where their exponentials go.
 
-    @combine.combining
-    def write(first, stop, n, out, past, arguments):
-        x, y, tile, e, e_row = arguments
+    Rows are too short to be written past the cache by themselves, and their bursts would leave the core idle.
+    """
+
+    @inline
+    def write(units, count, n: int, x, y, tile, e, e_row: int) -> None:
         w = v.lanes(tile)
-        for row in range(first, stop, w):
-            xs, ys = x.data + row * x.step, out + (row - first) * y.step
-            group(xs, x.step, ys, y.step, n, min(w, stop - row), tile, e, e_row, v.is_fine(xs), past, 0, 0)
+        for row in range(units.start * w, min(units.stop * w, count), w):
+            xs, ys = x.data + row * x.step, y.data + row * y.step
+            group(xs, x.step, ys, y.step, n, min(w, count - row), tile, e, e_row, v.is_fine(xs), 0, 0)
 
     return write
 
@@ -262,13 +263,11 @@ _write_softmax, _write_log_softmax = _by_groups(_softmax), _by_groups(_log_softm
 
 
 @kernel
-def softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, e: Private, buffer: Private, stream):
+def softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, e: Private):
     w = v.lanes(tile)
-    arguments = x, y, tile, e, (n + w - 1) // w * w
-    _write_softmax(units.start * w, min(units.stop * w, count), n, y, buffer, w, stream, arguments)
+    _write_softmax(units, count, n, x, y, tile, e, (n + w - 1) // w * w)
 
 
 @kernel
-def log_softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, buffer: Private, stream):
-    w = v.lanes(tile)
-    _write_log_softmax(units.start * w, min(units.stop * w, count), n, y, buffer, w, stream, (x, y, tile, x.data, 0))
+def log_softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private):
+    _write_log_softmax(units, count, n, x, y, tile, x.data, 0)

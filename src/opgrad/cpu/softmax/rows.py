@@ -91,16 +91,9 @@ _add_writing = loops.row_sum_exp(next_vector(lse.quotient), lse.PLAIN)
 _softmax = softmax_body(_add_writing, _late, variants.PLAIN_ROWS, _nothing_noted)
 
 
-@combine.combining
-def _write_softmax(first, stop, n, out, past, arguments):
-    x, y, e, done = arguments
-    xs = x.data + first * x.step
-    _softmax(range(stop - first), n, xs, x.step, out, y.step, e, done, past, y.data, 0, 0)
-
-
 @kernel
-def softmax_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, buffer: Private, stream):
-    _write_softmax(rows.start, rows.stop, n, y, buffer, 1, stream, (x, y, e, done))
+def softmax_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, stream):
+    _softmax(rows, n, x.data, x.step, y.data, y.step, e, done, stream, y.data, 0, 0)
 
 
 def softmax_in_place(variant: variants.Variant) -> Kernel:
@@ -167,15 +160,9 @@ def log_softmax_body(
 _log_softmax = log_softmax_body(loops.add_rest_logging, _late, variants.PLAIN_ROWS, _no_sum)
 
 
-@combine.combining
-def _write_log_softmax(first, stop, n, out, past, arguments):
-    x, y = arguments
-    _log_softmax(range(stop - first), n, x.data + first * x.step, x.step, out, y.step, past, y.data)
-
-
 @kernel
-def log_softmax_rows(rows: Units, n, x: Rows, y: Rows, buffer: Private, stream):
-    _write_log_softmax(rows.start, rows.stop, n, y, buffer, 1, stream, (x, y))
+def log_softmax_rows(rows: Units, n, x: Rows, y: Rows, stream):
+    _log_softmax(rows, n, x.data, x.step, y.data, y.step, stream, y.data)
 
 
 def log_softmax_in_place(variant: variants.Variant) -> Kernel:
@@ -223,7 +210,7 @@ def gradient_rows(term: Callable[..., Vector], formula: Callable[..., Vector]) -
 
     @kernel
     def by_rows(rows: Units, n, dy: Rows, y: Rows, dx: Rows, buffer: Private, stream):
-        write(rows.start, rows.stop, n, dx, buffer, 1, stream, (dy, y, dx))
+        write(rows.start, rows.stop, n, dx, buffer, stream, (dy, y, dx))
 
     return by_rows
 

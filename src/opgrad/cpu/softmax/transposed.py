@@ -1,12 +1,15 @@
 """Softmax, log-softmax and their gradients of short rows: as many as a vector has lanes are transposed into columns."""
 
 from collections.abc import Callable
+from typing import Any, Final
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops import combine
+from opgrad.cpu.loops.columns import nothing
+from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.loops.transpose import transpose_in, transpose_out
 from opgrad.cpu.softmax import variants
 from opgrad.cpu.softmax.columns import (
@@ -15,31 +18,57 @@ from opgrad.cpu.softmax.columns import (
     softmax_lines,
 )
 
-
-@inline
-def ask_for_rows(x, count: int) -> None:
-    """Bring the next rows' elements to the cache while these are computed."""
-    for i in range(0, count, v.lanes(x)):
-        v.prefetch(x, i)
+AHEAD: Final = 2  # groups between asking for rows and reading them
 
 
-def transposed(lines: Callable[..., Vector]) -> Kernel:
-    def write(first, stop, n, out, past, arguments):
-        x, y, tile = arguments
-        w = v.lanes(tile)
-        for row in range(first, stop, w):
-            filled = min(w, stop - row)
-            transpose_in(tile, x.data + row * x.step, x.step, n, filled)
-            ask_for_rows(x.data + (row + w) * x.step, w * n)
-            lines(tile, w, n, v.is_fine(x.data), 0)
-            transpose_out(out + (row - first) * y.step, y.step, tile, n, filled)
+def writing_groups(compute: Callable[..., None]) -> Callable[..., None]:
+    """compute(row, rows, n, waiting, arguments), which leaves a group's results in the tile, and writes y for each.
 
-    write_rows = combine.combining(write, streams=False)
+    Past the cache a group waits in the buffer and is written while the next is computed: writing it in one go leaves
+    the core idle meanwhile. Rows of 48 took 0.17 ns an element instead of 0.28, those of 33 0.19 instead of 0.38.
+    """
+
+    @inline
+    def write(begin: int, end: int, n: int, y, tile, buffer, stream: int, arguments) -> None:
+        w, held, line = v.lanes(tile), combine.lines_of(y, buffer), v.line(y.data)
+        combined = combine.holds_lines(y, end - begin, n, w, stream)
+        out, ready, filled = y.data, 0, 0
+        for row in range(begin, end, w):
+            ys, rows = y.data + row * y.step, min(w, end - row)
+            compute(row, rows, n, (out, ready, held), arguments)
+            if combined and row > begin:
+                combine.next_lines(out, ready, n, held)
+                out, filled = out + ready, filled - ready
+                transpose_out(held + filled, n, tile, n, rows)
+                filled += rows * n
+            else:
+                transpose_out(ys, y.step, tile, n, rows)
+                if combined:
+                    filled = combine.first_line(ys + w * n, held)
+                    out = ys + (w * n - filled)
+            ready = filled // line * line
+        if combined:
+            write_same(out, 0, filled, 1, (held,), ())
+
+    return write
+
+
+def transposed(make_lines: Callable[..., Any]) -> Kernel:
+    lines = make_lines(variants.PLAIN_COLUMNS, combine.write_waiting)
+
+    @inline
+    def compute(row: int, rows: int, n: int, waiting, arguments) -> None:
+        x, tile = arguments
+        w, xs = v.lanes(tile), x.data + row * x.step
+        transpose_in(tile, xs, x.step, n, rows)
+        lines(tile, w, n, v.is_fine(xs), 0, xs + AHEAD * w * x.step, waiting)
+
+    write = writing_groups(compute)
 
     @kernel
     def by_transposed_rows(units: Units, count, n, x: Rows, y: Rows, tile: Private, buffer: Private, stream):
         w = v.lanes(tile)
-        write_rows(units.start * w, min(units.stop * w, count), n, y, buffer, w, stream, (x, y, tile))
+        write(units.start * w, min(units.stop * w, count), n, y, tile, buffer, stream, (x, tile))
 
     return by_transposed_rows
 
@@ -51,57 +80,57 @@ def transposed_in_place(lines: Callable[..., Vector]) -> Kernel:
         for row in range(0, block.rows, w):
             xs, filled = block.values + row * n, min(w, block.rows - row)
             transpose_in(tile, xs, n, n, filled)
-            found = lines(tile, w, n, True, block.inf_as_zero)
+            found = lines(tile, w, n, True, block.inf_as_zero, tile, 0)
             v.store_masked(block.stats, row, found, v.first(block.stats, filled))
             transpose_out(xs, n, tile, n, filled)
 
     return by_transposed_rows_in_place
 
 
-softmax_transposed = transposed(softmax_lines(variants.PLAIN_COLUMNS))
-log_softmax_transposed = transposed(log_softmax_lines(variants.PLAIN_COLUMNS))
+softmax_transposed = transposed(softmax_lines)
+log_softmax_transposed = transposed(log_softmax_lines)
 
 
-def gradient_body(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Callable[..., None]:
-    """dx = formula(dy, y, sum(term(dy, y))) for as many rows as a vector has lanes, or fewer."""
-    lines = gradient_lines(term, formula)
+def gradient_body(
+    term: Callable[..., Vector], formula: Callable[..., Vector], meanwhile: Callable[..., None]
+) -> Callable[..., None]:
+    """dx = formula(dy, y, sum(term(dy, y))) for as many rows as a vector has lanes, or fewer, in the first tile."""
+    lines = gradient_lines(term, formula, meanwhile)
 
     @inline
-    def body(dy, dy_row: int, y, y_row: int, dx, dx_row: int, n: int, filled: int, dy_tile, y_tile) -> None:
+    def body(dy, dy_row: int, y, y_row: int, n: int, filled: int, dy_tile, y_tile, ahead, before) -> None:
         transpose_in(dy_tile, dy, dy_row, n, filled)
         transpose_in(y_tile, y, y_row, n, filled)
-        lines(dy_tile, y_tile, v.lanes(dy_tile), n)
-        transpose_out(dx, dx_row, dy_tile, n, filled)
+        lines(dy_tile, y_tile, v.lanes(dy_tile), n, ahead, before)
 
     return body
 
 
 def gradient_transposed(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
-    body = gradient_body(term, formula)
+    body = gradient_body(term, formula, combine.write_waiting)
 
-    def write(first, stop, n, out, past, arguments):
-        dy, y, dx, dy_tile, y_tile = arguments
-        w = v.lanes(dy_tile)
-        for row in range(first, stop, w):
-            dys, ys, dxs = dy.data + row * dy.step, y.data + row * y.step, out + (row - first) * dx.step
-            ask_for_rows(dys + w * dy.step, w * n)
-            ask_for_rows(ys + w * y.step, w * n)
-            body(dys, dy.step, ys, y.step, dxs, dx.step, n, min(w, stop - row), dy_tile, y_tile)
+    @inline
+    def compute(row: int, rows: int, n: int, waiting, arguments) -> None:
+        dy, y, dy_tile, y_tile = arguments
+        dys, ys, far = dy.data + row * dy.step, y.data + row * y.step, AHEAD * v.lanes(dy_tile)
+        ahead = dys + far * dy.step, ys + far * y.step
+        body(dys, dy.step, ys, y.step, n, rows, dy_tile, y_tile, ahead, waiting)
 
-    write_rows = combine.combining(write, streams=False)
+    write = writing_groups(compute)
 
     @kernel
     def by_transposed_rows(
         units: Units, count, n, dy: Rows, y: Rows, dx: Rows, dy_tile: Private, y_tile: Private, buffer: Private, stream
     ):
-        w, arguments = v.lanes(dy_tile), (dy, y, dx, dy_tile, y_tile)
-        write_rows(units.start * w, min(units.stop * w, count), n, dx, buffer, w, stream, arguments)
+        w = v.lanes(dy_tile)
+        begin, end = units.start * w, min(units.stop * w, count)
+        write(begin, end, n, dx, dy_tile, buffer, stream, (dy, y, dy_tile, y_tile))
 
     return by_transposed_rows
 
 
 def gradient_transposed_in_place(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
-    body = gradient_body(term, formula)
+    body = gradient_body(term, formula, nothing)
 
     @kernel
     def by_transposed_rows_in_place(block: variants.Block):
@@ -109,7 +138,8 @@ def gradient_transposed_in_place(term: Callable[..., Vector], formula: Callable[
         half = w // 2
         y_tile = tile + (n + half - 1) // half * half * w
         for row in range(0, block.rows, w):
-            dy = block.values + row * n
-            body(dy, n, block.other + row * n, n, dy, n, n, min(w, block.rows - row), tile, y_tile)
+            dy, y, rows = block.values + row * n, block.other + row * n, min(w, block.rows - row)
+            body(dy, n, y, n, n, rows, tile, y_tile, (tile, tile), 0)
+            transpose_out(dy, n, tile, n, rows)
 
     return by_transposed_rows_in_place
