@@ -10,15 +10,14 @@ from opgrad.cpu.numerics import math
 from opgrad.cpu.numerics.power import power
 
 # From here on gelu(s) is s, and so is mish.
-GELU_IS_LINEAR, MISH_IS_LINEAR = 10.0, 20.0
+MISH_IS_LINEAR = 20.0
 
 
 @inline
 def gelu_erf(s: Vector, alpha: float, beta: float) -> Vector:
-    """s * P(X < s), where the probability on the far side is computed: 1 less it for positive s."""
-    x = f.minimum(v.absolute(s), f.NO_TAIL)
-    tail = f.unless_infinite(f.bell_times(v.absolute(s) * f.tail_ratio(x), x), s)
-    return v.select(s > GELU_IS_LINEAR, s, v.select(s > 0.0, s - tail, v.copy_sign(tail, s)))
+    """s * P(X < s) = max(s, 0) - x * P(X > x) with x = |s|; NaN for minus infinity, -0 for -0."""
+    x = f.minimum(v.absolute(s), f.TAIL_ENDS(s))
+    return v.select(s >= 0.0, s, s * 0.0) - f.tail_times(x, x)
 
 
 @inline
