@@ -10,7 +10,7 @@ import math
 from typing import Final, NamedTuple
 
 from opgrad.contract import Shape
-from opgrad.contract.problem import Problem
+from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
@@ -99,14 +99,22 @@ def strip_at(lines, strip: int) -> tuple[int, int, int]:
 
 
 @kernel
-def copy_elements(units: Units, lines: LineStrips, per_block, blocks, indices: Pointer, x: Pointer, y: Pointer):
-    """A unit is a block of indices along the axis, for a strip of lines."""
+def copy_elements(units: Units, lines: LineStrips, per_block, blocks, asked, indices: Pointer, x: Pointer, y: Pointer):
+    """A unit is a block of indices along the axis, for a strip of lines.
+
+    `asked`: how many elements of the next line are asked for with each index, 0 if it has none or few of them are read.
+    """
     n, size, step, x_step = lines.n, lines.size, lines.step, lines.x_step
     for unit in units:
         begin = unit % blocks * per_block
         offset, x_offset, columns = strip_at(lines, unit // blocks)
         source, out, names, end = x + x_offset, y + offset, indices + offset, min(begin + per_block, n)
-        if columns == 1:
+        if asked:
+            coming = x + strip_at(lines, unit + 1)[1]
+            for j in range(n):
+                v.store_one(out, j, v.load_one(source, named(names, j, size)))
+                v.prefetch_line(coming, j * asked)
+        elif columns == 1:
             for j in range(begin, end):
                 v.store_one(out, j * step, v.load_one(source, named(names, j * step, size) * x_step))
         else:
@@ -125,8 +133,12 @@ def copy_steps(problem: Problem, workspace: Workspace, lines: Lines) -> list[Ste
     blocks = max(1, round(count * 2 * item / (strips * partition.MAX_PART_BYTES)))
     per_block = -(-lines.n // blocks)
     blocks = partition.count(lines.n, per_block)
-    arguments = {name: problem[name] for name in ("indices", "x", "y")}
-    arguments |= {"lines": bundle, "per_block": per_block, "blocks": blocks}
+    word = f"int{8 * item}"  # what is only copied is not converted
+    arguments = {"indices": problem["indices"]} | {name: Operand(problem[name].number, word) for name in ("x", "y")}
+    arguments |= {"lines": bundle, "per_block": per_block, "blocks": blocks, "asked": 0}
+    if blocks == 1 and lines.run == 1 and lines.steps == (1, 1) and lines.size * item <= CACHED:
+        each = -(-lines.size // lines.n)
+        arguments["asked"] = each if each * item <= partition.CACHE_LINE else 0
     unit_bytes = count / (strips * blocks) * (2 * item + problem.specs["indices"].dtype.itemsize)
     return [shared_out(copy_elements, strips * blocks, unit_bytes, arguments)]
 

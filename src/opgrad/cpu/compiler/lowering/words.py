@@ -29,6 +29,7 @@ STORAGE = {
     "bfloat16": (I16, 2),
     "int64": (I64, 8),
     "int32": (I32, 4),
+    "int16": (I16, 2),
     "int32_number": (I32, 4),
     "int8": (I8, 1),
     "uint8": (I8, 1),
@@ -36,7 +37,7 @@ STORAGE = {
     "float8_e5m2": (I8, 1),
     "float8_e4m3fn": (I8, 1),
 }
-INDICES = ("int64", "int32")  # kernels compute with these as integers, with all others as floats
+INDICES = ("int64", "int32", "int16")  # kernels compute with these as integers, with all others as floats
 ELEMENT = {"f32": ir.FloatType(), "f64": ir.DoubleType(), "i16": I16, "i32": I32, "i64": I64, "i1": I1}
 SCALAR = {"f32": types.float32, "f64": types.float64, "i32": types.int64, "i64": types.int64}
 
