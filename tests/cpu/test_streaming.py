@@ -19,7 +19,7 @@ CALLS = {
 
 ROWS = ["softmax", "log_softmax", "softmax_grad", "log_softmax_grad"]
 # Lengths of rows around what is transposed, grouped, and written row by row; their numbers around groups of 8 to 32.
-LENGTHS = (1, 2, 3, 7, 12, 16, 17, 31, 32, 33, 56, 57, 112, 113, 129, 224, 225, 300)
+LENGTHS = (1, 2, 3, 7, 12, 16, 17, 31, 32, 33, 56, 57, 96, 97, 112, 113, 161, 225, 390, 800)
 COUNTS = (1, 9, 31, 32, 33, 64, 65, 101)
 
 

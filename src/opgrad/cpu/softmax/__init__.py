@@ -151,7 +151,7 @@ def log_softmax_grad(problem: Problem) -> Program:
 
 def _forward_of(operator: str, problem: Problem, plain: Mapping[str, Any], in_place: InPlace) -> Program:
     if not problem.is_general:
-        return _forward(problem, plain)
+        return _forward(problem, plain, operator == "log_softmax")
     by_stages = partial(stages.forward, problem, in_place[stages.is_exact(problem)])
     return background.chosen(fusing.forward(operator, problem, fused), by_stages)
 
@@ -162,11 +162,12 @@ def _gradient_of(operator: str, problem: Problem, plain: Mapping[str, Any], in_p
     return background.chosen(fusing.gradient(operator, problem, fused), partial(stages.gradient, problem, in_place))
 
 
-def _forward(problem: Problem, kernels: Mapping[str, Any]) -> Program:
+def _forward(problem: Problem, kernels: Mapping[str, Any], logarithm: bool) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program(())
     dtype, stream = precision(problem), forward_streams(problem)
-    layout = layout_of(problem, kernels, forward_limits(vector_lanes(dtype), is_sixteen_bits(problem["x"]), stream))
+    limits = forward_limits(vector_lanes(dtype), is_sixteen_bits(problem["x"]), stream, logarithm)
+    layout = layout_of(problem, kernels, limits)
     stream = stream and row_streams(problem, layout, "y")
     loops = loops_of(problem, layout, spare_columns(problem, "y", stream), stream, x=problem["x"], y=problem["y"])
     workspace = Workspace(dtype)
