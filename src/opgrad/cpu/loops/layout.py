@@ -33,8 +33,8 @@ FEWEST_ROWS: Final = 8  # rows that are worth transposing or grouping
 CACHE_PARTS: Final = 2
 # Bytes of a row up to which it is written through the cache, whose lines are then fetched first, while the next is
 # computed: past the cache the line that two rows share is written twice. Rows of 1,000 bfloat16 took 0.11 ns an element
-# instead of 0.12, or 0.15 by way of a buffer, of 384 float32 0.18 instead of 0.21; of 777 float32 0.2 instead of 0.18.
-PLAIN_ROW: Final = 2048
+# instead of 0.12, or 0.15 by way of a buffer, of 513 float32 0.15 instead of 0.21; of 1,000 0.21 instead of 0.17.
+PLAIN_ROW: Final = 3072
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ LOSS_ALONE: Final = Limits(transposed=96)  # nothing is transposed back
 # Vectors of the longest row of softmax and of log-softmax that is grouped, by whether elements have 16 bits and whether
 # results go past the cache. The arithmetic of 16-bit rows is short, and a row's logarithm long, so what is done once
 # for a row counts more: in the cache log-softmax of 256 float32 took 0.25 ns an element instead of 0.3, softmax 0.25
-# instead of 0.23. Beyond it rows are written while the next are computed, which groups are not.
+# instead of 0.23. Beyond it transposed rows and single ones are written while the next are computed, groups are not.
 GROUPED: Final[Mapping[tuple[bool, bool], tuple[int, int]]] = {
     (False, False): (5, 24),
-    (False, True): (0, 5),
+    (False, True): (0, 0),
     (True, False): (24, 24),
     (True, True): (7, 12),
 }
@@ -65,9 +65,9 @@ def forward_limits(width: int, sixteen_bits: bool, stream: int, logarithm: bool)
     """Those of softmax, or log-softmax.
 
     In the cache transposed rows of any length take 0.3 ns an element, grouped ones of 49 0.44, of 128 0.26. Beyond it,
-    on two threads, 0.17, the time of a copy, where a group's memory fits into the first-level cache: 0.23 from 100 on.
+    on two threads, 0.17 to 0.22; rows of 129 took 0.24 by themselves, and of 196 less than transposed, 0.21 for 0.23.
     """
-    transposed = 3 * width if stream and not sixteen_bits else 7 * width // 2
+    transposed = 5 * width if stream and not sixteen_bits else 7 * width // 2
     return Limits(transposed, GROUPED[sixteen_bits, bool(stream)][logarithm] * width)
 
 
