@@ -79,11 +79,13 @@ def lines_of(y, buffer):
 
 @inline
 def write_waiting(i: int, waiting) -> None:
-    """Vector i of the lines that wait in a buffer: out[:ready] = held[:ready]."""
+    """Vector i of the lines that wait in a buffer: out[:ready] = held[:ready]. Beyond them `out` is asked for."""
     out, ready, held = waiting
     at = i * v.lanes(out)
     if at < ready:
         v.store_streaming(out, at, v.load(held, at))
+    else:
+        v.prefetch(out, at)
 
 
 @inline
