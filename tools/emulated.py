@@ -24,8 +24,8 @@ def main(processor: str, folder: str) -> None:
     made.mkdir(parents=True, exist_ok=True)
     if processor == "arm64":
         fetch(made)
-        line = f"export PYTHONHOME={made}/root/usr PYTHONPATH={made}/packages:{Path('src').resolve()}"
-        program = f"qemu-aarch64 -L {made}/root -0 $0 {made}/root/usr/bin/python3.11"
+        line = f"export PYTHONHOME={made}/system/usr PYTHONPATH={made}/packages:{Path('src').resolve()}"
+        program = f"qemu-aarch64 -L {made}/system -0 $0 {made}/system/usr/bin/python3.11"
         python = made / "python"
     else:
         # OpenBLAS, to find out what an old processor is, takes an instruction that it lacks.
@@ -39,13 +39,13 @@ def main(processor: str, folder: str) -> None:
 
 def fetch(made: Path) -> None:
     """Debian's Python for arm64 and the wheels of opgrad's dependencies, unpacked into a folder."""
-    root, packages = made / "root", made / "packages"
+    system, packages = made / "system", made / "packages"
     if packages.exists():
         return
     first_stage = ["debootstrap", "--arch=arm64", "--foreign", "--variant=minbase", f"--include={PACKAGES}"]
-    run(*first_stage, RELEASE, root, MIRROR)
-    for package in sorted(root.glob("var/cache/apt/archives/*.deb")):  # the first stage unpacks but a few
-        run("dpkg-deb", "--extract", package, root)
+    run(*first_stage, RELEASE, system, MIRROR)
+    for package in sorted(system.glob("var/cache/apt/archives/*.deb")):  # the first stage unpacks but a few
+        run("dpkg-deb", "--extract", package, system)
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = project["dependencies"] + [each for extra in EXTRAS for each in project["optional-dependencies"][extra]]
     platforms = [option for each in MANYLINUX for option in ("--platform", f"{each}_aarch64")]
