@@ -30,10 +30,15 @@ def rows_at_once(y, n: int, stream: int) -> int:
 
 
 @inline
+def in_buffer(y, buffer):
+    """The buffer, its elements those of y."""
+    return v.at_byte(y, v.address_of(buffer) - v.address_of(y))
+
+
+@inline
 def _target(y, buffer, combined: int):
     """Where rows are written that belong at y: there, or in the buffer, whose lines begin with the same elements."""
-    own = v.address_of(buffer) + v.address_of(y) % CACHE_LINE
-    return v.at_byte(y, own - v.address_of(y) if combined else 0)
+    return v.at_byte(in_buffer(y, buffer), v.address_of(y) % CACHE_LINE) if combined else y
 
 
 def combining(write: Callable[..., None]) -> Callable[..., None]:
@@ -69,12 +74,6 @@ def holds_lines(y, rows: int, n: int, group: int, stream: int) -> int:
     """Whether groups of rows are written past the cache from a buffer: if they follow one another, a line or more."""
     line = v.line(y.data)
     return stream and y.step == n and v.to_line(y.data, 0) >= 0 and group * n >= line and rows > group
-
-
-@inline
-def lines_of(y, buffer):
-    """The buffer, its elements those of y."""
-    return v.at_byte(y.data, v.address_of(buffer) - v.address_of(y.data))
 
 
 @inline

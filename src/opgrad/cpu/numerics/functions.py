@@ -180,7 +180,7 @@ _tail = polynomials(_TAIL_SINGLE, _TAIL_DOUBLE)
 
 # From here on a tail times any finite number is 0, and exp(-x*x/2) in the range of exp_parts or beyond it.
 NO_TAIL = 54.0
-TAIL_ENDS = constant(18.5, 53.0)  # from here on it is 0 times any number of that size
+TAIL_ENDS = constant(18.5, 53.0)  # from here on x times the tail is 0
 
 
 @inline
@@ -194,14 +194,14 @@ def tail_ratio(x: Vector) -> Vector:
 
 
 @inline
-def tail_times(value: Vector, x: Vector) -> Vector:
-    """value * P(X > x) for x from 0 to TAIL_ENDS, and a value of that size."""
+def times_tail(x: Vector) -> Vector:
+    """x * P(X > x) for x from 0 to TAIL_ENDS."""
     high, low = square(x)
     high = high * -0.5
     n = v.round_even(high * LOG2_E)
     p = expm1_reduced(v.fma(low, v.like(x, -0.5), remainder(high, n)))
-    product = value * tail_ratio(x)
-    return v.scale_by_power(v.fma(product, p, product), n)
+    ratio = x * tail_ratio(x)
+    return v.scale_by_power(v.fma(ratio, p, ratio), n)
 
 
 @inline

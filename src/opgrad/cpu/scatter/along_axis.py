@@ -109,14 +109,12 @@ def copy_elements(units: Units, lines: LineStrips, per_block, blocks, asked, ind
         begin = unit % blocks * per_block
         offset, x_offset, columns = strip_at(lines, unit // blocks)
         source, out, names, end = x + x_offset, y + offset, indices + offset, min(begin + per_block, n)
-        if asked:
-            coming = x + strip_at(lines, unit + 1)[1]
-            for j in range(n):
-                v.store_one(out, j, v.load_one(source, named(names, j, size)))
-                v.prefetch_line(coming, j * asked)
-        elif columns == 1:
+        if columns == 1:
+            coming = x + strip_at(lines, unit + 1)[1] if asked else source
             for j in range(begin, end):
                 v.store_one(out, j * step, v.load_one(source, named(names, j * step, size) * x_step))
+                if asked:
+                    v.prefetch_line(coming, j * asked)
         else:
             for j in range(begin, end):
                 for q in range(columns):

@@ -215,6 +215,7 @@ def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     stream, workspace = gradient_streams(problem), Workspace(precision(problem))
     sixteen_bits = is_sixteen_bits(problem["y"])
     layout = layout_of(problem, kernels, gradient_limits(sixteen_bits))
+    # Short float32 rows are written together instead, by way of a buffer: there is little arithmetic to hide that.
     stream = stream and (not sixteen_bits or row_streams(problem, layout, "dx"))
     operands = {name: problem[name] for name in ("dy", "y", "dx")}
     loops = loops_of(problem, layout, spare_columns(problem, "dx", stream), stream, **operands)

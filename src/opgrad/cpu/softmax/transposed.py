@@ -31,11 +31,11 @@ def writing_groups(compute: Callable[..., None]) -> Callable[..., None]:
 
     @inline
     def write(begin: int, end: int, n: int, y, tile, buffer, stream: int, arguments) -> None:
-        w, held, line = v.lanes(tile), combine.lines_of(y, buffer), v.line(y.data)
+        w, held, line = v.lanes(tile), combine.in_buffer(y.data, buffer), v.line(y.data)
         combined = combine.holds_lines(y, end - begin, n, w, stream)
-        out, ready, filled = y.data, 0, 0
+        out, filled = y.data, 0
         for row in range(begin, end, w):
-            ys, rows = y.data + row * y.step, min(w, end - row)
+            ys, rows, ready = y.data + row * y.step, min(w, end - row), filled // line * line
             if not combined:
                 out = ys + AHEAD * w * y.step
             compute(row, rows, n, (out, ready, held), arguments)
@@ -49,7 +49,6 @@ def writing_groups(compute: Callable[..., None]) -> Callable[..., None]:
                 if combined:
                     filled = combine.first_line(ys + w * n, held)
                     out = ys + (w * n - filled)
-            ready = filled // line * line
         if combined:
             write_same(out, 0, filled, 1, (held,), ())
 
