@@ -44,6 +44,10 @@ def in_place_accumulator(buffer: X, value: Value, overwrite: bool = False, *, ou
     Returns the sum, of the shape and dtype of buffer. Raises TypeError, ValueError.
 
     Formula: sum = value if overwrite else buffer + value. Source: com.microsoft InPlaceAccumulatorV2.
+
+    Example:
+    >>> opgrad.in_place_accumulator(np.array([1.0, 2.0], np.float32), np.array([10.0, 20.0], np.float32))
+    array([11., 22.], dtype=float32)
     """
     return value.copy() if overwrite else buffer + value
 
@@ -66,6 +70,10 @@ def scale(x: X, factor: Factor, scale_down: bool = False, *, out: Array | None =
     Returns y, of the shape and dtype of x. Raises TypeError, ValueError.
 
     Formula: y = x / factor if scale_down else x * factor. Source: com.microsoft Scale.
+
+    Example:
+    >>> opgrad.scale(np.array([1.0, 2.0], np.float32), np.float32(4.0), scale_down=True)
+    array([0.25, 0.5 ], dtype=float32)
     """
     number = np.asarray(factor, dtype=x.dtype).reshape(())
     return x / number if scale_down else x * number

@@ -26,6 +26,11 @@ def relu(x: X, *, out: Array | None = None) -> Array:
     Returns y, of the shape and dtype of x; NaN stays NaN. Raises TypeError, ValueError.
 
     Formula: y = max(x, 0). Source: ONNX Relu.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> opgrad.relu(x)
+    array([0. , 0. , 0. , 1.5], dtype=float32)
     """
     return np.maximum(x, 0)
 
@@ -47,6 +52,12 @@ def relu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     Raises TypeError, ValueError.
 
     Formula: dx = dy where x > 0 else 0. Source: com.microsoft ReluGrad.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> dy = np.array([1.0, 1.0, -1.0, 2.0], np.float32)
+    >>> opgrad.relu_grad(dy, x)
+    array([0., 0., 0., 2.], dtype=float32)
     """
     return np.where(x > 0, dy, 0)
 
@@ -59,6 +70,11 @@ def sigmoid(x: X, *, out: Array | None = None) -> Array:
     Returns y, of the shape and dtype of x. Raises TypeError, ValueError.
 
     Formula: y = 1 / (1 + exp(-x)). Source: ONNX Sigmoid.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> opgrad.sigmoid(x)
+    array([0.1192, 0.3775, 0.5   , 0.8176], dtype=float32)
     """
     return _sigmoid(x)
 
@@ -79,6 +95,12 @@ def sigmoid_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
     out: where to write; may be dy. Returns dx, of the shape and dtype of dy. Raises TypeError, ValueError.
 
     Formula: dx = dy * y * (1 - y). Source: com.microsoft SigmoidGrad.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> dy = np.array([1.0, 1.0, -1.0, 2.0], np.float32)
+    >>> opgrad.sigmoid_grad(dy, opgrad.sigmoid(x))
+    array([ 0.105 ,  0.235 , -0.25  ,  0.2983], dtype=float32)
     """
     return dy * y * (1 - y)
 
@@ -91,6 +113,11 @@ def tanh(x: X, *, out: Array | None = None) -> Array:
     Returns y, of the shape and dtype of x. Raises TypeError, ValueError.
 
     Formula: y = tanh(x). Source: ONNX Tanh.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> opgrad.tanh(x)
+    array([-0.964 , -0.4621,  0.    ,  0.9051], dtype=float32)
     """
     return np.tanh(x)
 
@@ -111,6 +138,12 @@ def tanh_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
     out: where to write; may be dy. Returns dx, of the shape and dtype of dy. Raises TypeError, ValueError.
 
     Formula: dx = dy * (1 - y * y). Source: com.microsoft TanhGrad.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> dy = np.array([1.0, 1.0, -1.0, 2.0], np.float32)
+    >>> opgrad.tanh_grad(dy, opgrad.tanh(x))
+    array([ 0.0707,  0.7864, -1.    ,  0.3614], dtype=float32)
     """
     return dy * (1 - y * y)
 
@@ -131,6 +164,11 @@ def quick_gelu(x: X, alpha: float = 1.702, *, out: Array | None = None) -> Array
     Raises TypeError, ValueError.
 
     Formula: y = x * sigmoid(alpha * x). Source: com.microsoft QuickGelu.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> opgrad.quick_gelu(x)
+    array([-0.0643, -0.1496,  0.    ,  1.3917], dtype=float32)
     """
     return x * _sigmoid(alpha * x)
 
@@ -153,6 +191,12 @@ def quick_gelu_grad(dy: X, x: Saved, alpha: float = 1.702, *, out: Array | None 
 
     Formula: s = sigmoid(alpha * x); dx = dy * s * (1 + alpha * x * (1 - s)).
     Source: com.microsoft QuickGeluGrad.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> dy = np.array([1.0, 1.0, -1.0, 2.0], np.float32)
+    >>> opgrad.quick_gelu_grad(dy, x)
+    array([-0.0738,  0.1208, -0.5   ,  2.1977], dtype=float32)
     """
     s = _sigmoid(alpha * x)
     return dy * s * (1 + alpha * x * (1 - s))
@@ -167,6 +211,11 @@ def leaky_relu(x: X, alpha: float = 0.01, *, out: Array | None = None) -> Array:
     Returns y, of the shape and dtype of x. Raises TypeError, ValueError.
 
     Formula: y = x where x > 0 else alpha * x. Source: ONNX LeakyRelu.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> opgrad.leaky_relu(x)
+    array([-0.02 , -0.005,  0.   ,  1.5  ], dtype=float32)
     """
     return np.where(x > 0, x, alpha * x)
 
@@ -190,5 +239,11 @@ def leaky_relu_grad(dy: X, y: Saved, alpha: float = 0.01, *, out: Array | None =
     Raises TypeError, ValueError.
 
     Formula: dx = dy where y > 0 else alpha * dy. Source: com.microsoft LeakyReluGrad.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> dy = np.array([1.0, 1.0, -1.0, 2.0], np.float32)
+    >>> opgrad.leaky_relu_grad(dy, opgrad.leaky_relu(x))
+    array([ 0.01,  0.01, -0.01,  2.  ], dtype=float32)
     """
     return np.where(y > 0, dy, alpha * dy)

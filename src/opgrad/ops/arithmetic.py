@@ -61,6 +61,11 @@ def reduce_sum_training(
     alone, and rounded once; integers wrap around. Raises TypeError for a wrong dtype, ValueError for a wrong axis.
 
     Formula: y = sum(x) over axes. Source: com.microsoft ReduceSumTraining.
+
+    Example:
+    >>> x = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
+    >>> opgrad.reduce_sum_training(x, [0], keepdims=False)
+    array([ 9., 12.], dtype=float32)
     """
     gone = tuple(sorted(reduced_axes(x.shape, axes, noop_with_empty_axes)))
     return np.asarray(x.sum(gone, keepdims=keepdims, dtype=x.dtype))
@@ -115,6 +120,11 @@ def div_grad(
     Raises TypeError, ValueError.
 
     Formula: da = dy / b; db = -(dy / b) * (a / b). Source: com.microsoft DivGrad.
+
+    Example:
+    >>> a, b = np.array([1.0, 2.0], np.float32), np.array([4.0, 8.0], np.float32)
+    >>> opgrad.div_grad(np.ones(2, np.float32), a, b)
+    (array([0.25 , 0.125], dtype=float32), array([-0.0625, -0.0312], dtype=float32))
     """
     da = dy / b
     return sum_to(da, a.shape), sum_to(-da * (a / b), b.shape)
@@ -152,6 +162,10 @@ def broadcast_gradient_args(
     cannot be broadcast.
 
     Formula: the axes along which a or b was broadcast. Source: com.microsoft BroadcastGradientArgs.
+
+    Example:
+    >>> opgrad.broadcast_gradient_args(np.array([3, 4]), np.array([1, 4]))
+    (array([], dtype=int64), array([0]))
     """
     a_axes, b_axes = broadcast_axes(tuple(a_shape), tuple(b_shape))
     return np.array(a_axes, np.int64), np.array(b_axes, np.int64)
@@ -183,6 +197,10 @@ def zero_gradient(
     Returns y, zeros of the shape and dtype of x. Raises TypeError, ValueError.
 
     Formula: y = 0. Source: com.microsoft ZeroGradient.
+
+    Example:
+    >>> opgrad.zero_gradient(np.array([1.0, 2.0], np.float32), np.float32(0.0))
+    array([0., 0.], dtype=float32)
     """
     return np.zeros_like(x)
 
@@ -225,5 +243,9 @@ def accumulate(
 
     Formula: sum = buffer + value if update else buffer. Source: com.microsoft InPlaceAccumulator; the successor of
     it that training graphs have today is in_place_accumulator.
+
+    Example:
+    >>> opgrad.accumulate(np.array([1.0, 2.0], np.float32), np.array([10.0, 20.0], np.float32))
+    array([11., 22.], dtype=float32)
     """
     return buffer + value if update else buffer.copy()

@@ -73,6 +73,13 @@ def bias_softmax(
 
     Formula: y = softmax(x + bias), the sum rounded to float32, or float64 for float64.
     Source: com.microsoft BiasSoftmax.
+
+    Example:
+    >>> x = np.array([[0.0, 1.0, 2.0], [3.0, 3.0, 3.0]], np.float32)
+    >>> bias = np.array([[0.0, 0.0, -np.inf], [0.0, 0.0, 0.0]], np.float32)
+    >>> opgrad.bias_softmax(x, bias)
+    array([[0.2689, 0.7311, 0.    ],
+           [0.3333, 0.3333, 0.3333]], dtype=float32)
     """
     if not x.size:
         return x.copy()
@@ -121,6 +128,14 @@ def softmax_dropout_grad(
 
     Formula: g = where(mask, dy / (1 - ratio), 0); dx = y * (g - sum(y * g)), the sum over a row.
     Source: com.microsoft SoftmaxDropoutGrad.
+
+    Example:
+    >>> x = np.array([[0.0, 1.0, 2.0], [3.0, 3.0, 3.0]], np.float32)
+    >>> dy = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], np.float32)
+    >>> mask = np.array([[True, True, False], [True, True, True]])
+    >>> opgrad.softmax_dropout_grad(dy, mask, opgrad.softmax(x), ratio=0.5)
+    array([[ 0.1639, -0.0441, -0.1198],
+           [-0.2222, -0.2222,  0.4444]], dtype=float32)
     """
     g = _rows(np.where(mask, dy * kept_scale(ratio), 0.0), axis)
     p = _rows(y, axis)

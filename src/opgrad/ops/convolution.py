@@ -158,6 +158,15 @@ def conv_grad(
 
     Formula: dx[n, c, i] = sum of w[m, c, k] * dy[n, m, o], dw[m, c, k] = sum of x[n, c, i] * dy[n, m, o] over all
     windows o that have i as element k, db[m] = sum of dy[n, m, o]. Source: com.microsoft ConvGrad.
+
+    Example:
+    >>> x = np.arange(6, dtype=np.float32).reshape(1, 1, 6)
+    >>> w = np.array([[[1.0, 0.0, -1.0]]], np.float32)
+    >>> dy = np.ones((1, 1, 4), np.float32)
+    >>> opgrad.conv_grad(dy, x, w)
+    (array([[[ 1.,  1.,  0.,  0., -1., -1.]]], dtype=float32),
+     array([[[ 6., 10., 14.]]], dtype=float32),
+     array([4.], dtype=float32))
     """
     dx, dw = _gradients(
         dy, x, w, axes("conv_grad", x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad), group
@@ -210,6 +219,13 @@ def conv_transpose_grad(
     Formula: window i has its element k at o = i * stride - pad + k * dilation; dx[n, c, i] = sum of w[c, m, k] *
     dy[n, m, o] over all k and m of the group, dw[c, m, k] = sum of x[n, c, i] * dy[n, m, o] over all windows i and n,
     db[m] = sum of dy[n, m, o]. Source: com.microsoft ConvTransposeGrad.
+
+    Example:
+    >>> x = np.array([[[1.0, 2.0]]], np.float32)
+    >>> w = np.array([[[1.0, 0.0, -1.0]]], np.float32)
+    >>> dy = np.ones((1, 1, 4), np.float32)
+    >>> opgrad.conv_transpose_grad(dy, x, w)
+    (array([[[0., 0.]]], dtype=float32), array([[[3., 3., 3.]]], dtype=float32), array([4.], dtype=float32))
     """
     given = {"strides": strides, "pads": pads, "dilations": dilations, "auto_pad": auto_pad}
     given |= {"kernel_shape": kernel_shape, "output_padding": output_padding, "output_shape": output_shape}

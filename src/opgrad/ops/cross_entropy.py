@@ -110,6 +110,13 @@ def softmax_cross_entropy_loss(
 
     Formula: loss_i = -weight[label_i] * log_prob[i, label_i]. Source: ONNX SoftmaxCrossEntropyLoss-13,
     com.microsoft SoftmaxCrossEntropyLossInternal.
+
+    Example:
+    >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
+    >>> labels = np.array([0, 2])
+    >>> opgrad.softmax_cross_entropy_loss(logits, labels)
+    (array(1.7513, dtype=float32), array([[-0.4076, -2.4076, -1.4076],
+           [-3.0949, -0.0949, -3.0949]], dtype=float32))
     """
     shifted = logits - np.max(logits, 1, keepdims=True, initial=-np.inf)
     log_prob = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
@@ -143,6 +150,12 @@ def softmax_cross_entropy_loss_only(
 
     Formula: loss_i = -weight[label_i] * log_softmax(logits, 1)[i, label_i]. Source: ONNX
     SoftmaxCrossEntropyLoss-13 without its second output.
+
+    Example:
+    >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
+    >>> labels = np.array([0, 2])
+    >>> opgrad.softmax_cross_entropy_loss_only(logits, labels, reduction="none")
+    array([0.4076, 3.0949], dtype=float32)
     """
     options = {"ignore_index": ignore_index, "reduction": reduction}
     loss, _ = reference("softmax_cross_entropy_loss")(logits, labels, weight, **options)
@@ -188,6 +201,14 @@ def softmax_cross_entropy_loss_grad(
     Formula: dlogits[i, k] = weight[label_i] * dy_i * (exp(log_prob[i, k]) - [k == label_i]) / W, where W is
     the sum of the samples' weights for "mean", else 1. Source: com.microsoft SoftmaxCrossEntropyLossGrad,
     SoftmaxCrossEntropyLossInternalGrad.
+
+    Example:
+    >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
+    >>> labels = np.array([0, 2])
+    >>> _, log_prob = opgrad.softmax_cross_entropy_loss(logits, labels)
+    >>> opgrad.softmax_cross_entropy_loss_grad(np.float32(1.0), log_prob, labels)
+    array([[-0.1674,  0.045 ,  0.1224],
+           [ 0.0226,  0.4547, -0.4774]], dtype=float32)
     """
     classes = log_prob.shape[1]
     picked, weights = _class_weights(labels, weight, ignore_index, classes)
@@ -230,6 +251,13 @@ def softmax_cross_entropy_loss_and_grad(
     Formula: dlogits[i, k] = weight[label_i] * (softmax(logits)[i, k] - [k == label_i]) / W, where W is the
     sum of the samples' weights for "mean", else 1. Source: ONNX
     SoftmaxCrossEntropyLoss; in graphs SoftmaxCrossEntropyLossAndGrad, a name of opgrad's own in com.microsoft.
+
+    Example:
+    >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
+    >>> labels = np.array([0, -1])
+    >>> opgrad.softmax_cross_entropy_loss_and_grad(logits, labels, ignore_index=-1)
+    (array(0.4076, dtype=float32), array([[-0.3348,  0.09  ,  0.2447],
+           [ 0.    ,  0.    ,  0.    ]], dtype=float32))
     """
     options = {"ignore_index": ignore_index, "reduction": reduction}
     loss, log_prob = reference("softmax_cross_entropy_loss")(logits, labels, weight, **options)

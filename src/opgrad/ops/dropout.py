@@ -62,6 +62,11 @@ def dropout(
 
     Formula: y = where(mask, x / (1 - ratio), 0). Source: ONNX Dropout-13, which onnxruntime has; random numbers are
     those of Philox-4x32-10.
+
+    Example:
+    >>> x = np.arange(1, 7, dtype=np.float32)
+    >>> opgrad.dropout(x, 0.5, seed=7)
+    (array([ 2.,  4.,  0.,  0., 10., 12.], dtype=float32), array([ True,  True, False, False,  True,  True]))
     """
     number = int(np.asarray(seed).reshape(()))
     mask = keep_mask(x.shape, ratio if training_mode else 0.0, number, 0)
@@ -100,6 +105,12 @@ def dropout_grad(
 
     Formula: dx = where(mask, dy / (1 - ratio), 0). Source: com.microsoft DropoutGrad, which scales without
     training_mode, too.
+
+    Example:
+    >>> dy = np.ones(4, np.float32)
+    >>> mask = np.array([True, False, True, True])
+    >>> opgrad.dropout_grad(dy, mask, 0.5)
+    array([2., 0., 2., 2.], dtype=float32)
     """
     if not training_mode or ratio == 0.0:
         return dy.copy()

@@ -52,6 +52,13 @@ def gather(x: X, indices: Indices, axis: Axis = 0, *, check: bool = False, out: 
     first one, before anything is written.
 
     Formula: y[.., j, ..] = x[.., indices[j], ..]. Source: ONNX Gather.
+
+    Example:
+    >>> x = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
+    >>> opgrad.gather(x, np.array([2, 0, -1]))
+    array([[5., 6.],
+           [1., 2.],
+           [5., 6.]], dtype=float32)
     """
     return np.take(x, indices, axis)
 
@@ -113,6 +120,13 @@ def gather_grad(
     shape or axis or an index outside [-s, s), naming the first one, before anything is written.
 
     Formula: dx = 0; dx[.., indices[j], ..] += dy[.., j, ..]. Source: com.microsoft GatherGrad.
+
+    Example:
+    >>> dy = np.array([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]], np.float32)
+    >>> opgrad.gather_grad((3, 2), np.array([2, 0, -1]), dy)
+    array([[ 10.,  20.],
+           [  0.,   0.],
+           [101., 202.]], dtype=float32)
     """
     axis %= len(shape)
     dx = np.zeros(shape, dy.dtype)

@@ -38,6 +38,11 @@ def gelu(x: X, *, out: Array | None = None) -> Array:
 
     Formula: y = x / 2 * (1 + erf(x / sqrt(2))), also accurate where x is far below 0.
     Source: com.microsoft Gelu, which onnxruntime has.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> opgrad.gelu(x)
+    array([-0.0455, -0.1543,  0.    ,  1.3998], dtype=float32)
     """
     return VALUES["gelu_erf"](x, 0.0, 0.0)
 
@@ -62,6 +67,12 @@ def gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
 
     Formula: P = (1 + erf(x / sqrt(2))) / 2; p = exp(-x * x / 2) / sqrt(2 pi); dx = dy * (P + x * p).
     Source: com.microsoft GeluGrad.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> dy = np.array([1.0, 1.0, -1.0, 2.0], np.float32)
+    >>> opgrad.gelu_grad(dy, x)
+    array([-0.0852,  0.1325, -0.5   ,  2.2549], dtype=float32)
     """
     return dy * SLOPES["gelu_erf"](x, 0.0, 0.0)
 
@@ -82,6 +93,11 @@ def fast_gelu(x: X, *, out: Array | None = None) -> Array:
 
     Formula: y = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))), also accurate where x is far below 0.
     Source: com.microsoft FastGelu, which onnxruntime has.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> opgrad.fast_gelu(x)
+    array([-0.0454, -0.1543,  0.    ,  1.3996], dtype=float32)
     """
     return VALUES["gelu_tanh"](x, 0.0, 0.0)
 
@@ -106,6 +122,12 @@ def fast_gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
 
     Formula: u = sqrt(2 / pi) * (x + 0.044715 * x**3); s = (1 + tanh(u)) / 2; dx = dy * (s + 2 * x * u' * s * (1 - s)),
     where u' = sqrt(2 / pi) * (1 + 3 * 0.044715 * x * x). Source: com.microsoft FastGeluGrad.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> dy = np.array([1.0, 1.0, -1.0, 2.0], np.float32)
+    >>> opgrad.fast_gelu_grad(dy, x)
+    array([-0.0861,  0.1326, -0.5   ,  2.2554], dtype=float32)
     """
     return dy * SLOPES["gelu_tanh"](x, 0.0, 0.0)
 
@@ -127,6 +149,13 @@ def bias_gelu_grad_dx(dy: Whole, x: WholeSaved, bias: Bias, *, out: Array | None
     Returns dx, of the shape and dtype of dy; NaN where x + bias is infinite. Raises TypeError, ValueError.
 
     Formula: dx = gelu_grad(dy, x + bias). Source: com.microsoft BiasGeluGrad_dX.
+
+    Example:
+    >>> x = np.array([[-2.0, -0.5], [0.0, 1.5]], np.float32)
+    >>> bias = np.array([0.5, -0.5], np.float32)
+    >>> opgrad.bias_gelu_grad_dx(np.ones_like(x), x, bias)
+    array([[-0.1275, -0.0833],
+           [ 0.8675,  1.0833]], dtype=float32)
     """
     return dy * SLOPES["gelu_erf"](x + bias, 0.0, 0.0)
 
@@ -148,5 +177,12 @@ def bias_fast_gelu_grad_dx(dy: Whole, x: WholeSaved, bias: Bias, *, out: Array |
     Returns dx, of the shape and dtype of dy; NaN where x + bias is infinite. Raises TypeError, ValueError.
 
     Formula: dx = fast_gelu_grad(dy, x + bias). Source: com.microsoft BiasFastGeluGrad_dX.
+
+    Example:
+    >>> x = np.array([[-2.0, -0.5], [0.0, 1.5]], np.float32)
+    >>> bias = np.array([0.5, -0.5], np.float32)
+    >>> opgrad.bias_fast_gelu_grad_dx(np.ones_like(x), x, bias)
+    array([[-0.1277, -0.083 ],
+           [ 0.8674,  1.083 ]], dtype=float32)
     """
     return dy * SLOPES["gelu_tanh"](x + bias, 0.0, 0.0)

@@ -86,6 +86,13 @@ def softmax_cross_entropy(
 
     Formula: loss_i = -sum_k(labels[i, k] * log_prob[i, k]). Source: com.microsoft SoftmaxCrossEntropy, which negates no
     loss with reduction "none", and adds them up.
+
+    Example:
+    >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
+    >>> labels = np.array([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]], np.float32)
+    >>> opgrad.softmax_cross_entropy(logits, labels)
+    (array(1.0013, dtype=float32), array([[-0.4076, -2.4076, -1.4076],
+           [-3.0949, -0.0949, -3.0949]], dtype=float32))
     """
     log_prob = _log_softmax(logits)
     losses = -np.where(labels == 0, 0.0, labels * log_prob).sum(-1)
@@ -122,6 +129,14 @@ def softmax_cross_entropy_grad(
 
     Formula: dlogits[i, k] = dy_i * (exp(log_prob[i, k]) - labels[i, k]) / W, where W is the number of samples for
     "mean", else 1. Source: com.microsoft SoftmaxCrossEntropyGrad, whose result with reduction "none" is undefined.
+
+    Example:
+    >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
+    >>> labels = np.array([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]], np.float32)
+    >>> _, log_prob = opgrad.softmax_cross_entropy(logits, labels)
+    >>> opgrad.softmax_cross_entropy_grad(np.float32(1.0), log_prob, labels)
+    array([[-0.1674,  0.045 ,  0.1224],
+           [ 0.0226,  0.2047, -0.2274]], dtype=float32)
     """
     samples = log_prob[..., 0].size if log_prob.shape[-1] else 1
     divisor = max(samples, 1) if reduction == "mean" else 1.0
@@ -168,6 +183,13 @@ def sparse_softmax_cross_entropy(
 
     Formula: loss_i = -weight_i * log_prob[i, label_i]. Source: ONNX Runtime's SparseSoftmaxCrossEntropy, which adds the
     losses up with reduction "none", too.
+
+    Example:
+    >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
+    >>> labels = np.array([0, 2])
+    >>> opgrad.sparse_softmax_cross_entropy(logits, labels)
+    (array(1.7513, dtype=float32), array([[-0.4076, -2.4076, -1.4076],
+           [-3.0949, -0.0949, -3.0949]], dtype=float32))
     """
     log_prob = _log_softmax(logits)
     weights = np.ones(labels.shape) if weight is None else weight
@@ -216,6 +238,14 @@ def sparse_softmax_cross_entropy_grad(
     Formula: dlogits[i, k] = weight_i * dy_i * (exp(log_prob[i, k]) - [k == label_i]) / W, where W is the sum of the
     weights for "mean", else 1. Source: ONNX Runtime's SparseSoftmaxCrossEntropyGrad, which takes the first dy for all
     with reduction "none".
+
+    Example:
+    >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
+    >>> labels = np.array([0, 2])
+    >>> _, log_prob = opgrad.sparse_softmax_cross_entropy(logits, labels)
+    >>> opgrad.sparse_softmax_cross_entropy_grad(np.float32(1.0), log_prob, labels)
+    array([[-0.1674,  0.045 ,  0.1224],
+           [ 0.0226,  0.4547, -0.4774]], dtype=float32)
     """
     weights = np.ones(labels.shape) if weight is None else weight
     divisor = float(weights.sum()) if reduction == "mean" else 1.0

@@ -83,6 +83,15 @@ def layer_normalization(
     without elements both sums are 0. Raises TypeError, ValueError.
 
     Formula: y = (x - mean) * inv_std * scale + bias. Source: ONNX LayerNormalization.
+
+    Example:
+    >>> x = np.array([[0.0, 1.0, 2.0], [2.0, 0.0, 4.0]], np.float32)
+    >>> scale = np.array([1.0, 2.0, 1.0], np.float32)
+    >>> opgrad.layer_normalization(x, scale)
+    (array([[-1.2247,  0.    ,  1.2247],
+           [ 0.    , -2.4495,  1.2247]], dtype=float32), array([[1.],
+           [2.]], dtype=float32), array([[1.2247],
+           [0.6124]], dtype=float32))
     """
     axes = _over(x, axis)
     mean = _mean(x, axes)
@@ -131,6 +140,17 @@ def layer_normalization_grad(
 
     Formula: n = (x - mean) * inv_std; g = dy * scale; dx = inv_std * (g - mean(g) - n * mean(g * n));
     dscale = sum(dy * n); dbias = sum(dy). Source: com.microsoft LayerNormalizationGrad.
+
+    Example:
+    >>> x = np.array([[0.0, 1.0, 2.0], [2.0, 0.0, 4.0]], np.float32)
+    >>> dy = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], np.float32)
+    >>> scale = np.array([1.0, 2.0, 1.0], np.float32)
+    >>> _, mean, inv_std = opgrad.layer_normalization(x, scale)
+    >>> opgrad.layer_normalization_grad(dy, x, scale, mean, inv_std)
+    (array([[ 0.2041, -0.4082,  0.2041],
+           [-0.2041,  0.1021,  0.1021]], dtype=float32),
+     array([-1.2247,  0.    ,  1.2247], dtype=float32),
+     array([1., 0., 1.], dtype=float32))
     """
     axes = _over(x, axis)
     n = (x - mean) * inv_std
@@ -165,6 +185,14 @@ def simplified_layer_normalization(
     1 / sqrt(mean(x * x) + epsilon) of each row. Raises TypeError, ValueError.
 
     Formula: y = x * inv_std * scale. Source: ONNX Runtime's SimplifiedLayerNormalization, ONNX RMSNormalization.
+
+    Example:
+    >>> x = np.array([[0.0, 1.0, 2.0], [2.0, 0.0, 4.0]], np.float32)
+    >>> scale = np.array([1.0, 2.0, 1.0], np.float32)
+    >>> opgrad.simplified_layer_normalization(x, scale)
+    (array([[0.    , 1.5492, 1.5492],
+           [0.7746, 0.    , 1.5492]], dtype=float32), array([[0.7746],
+           [0.3873]], dtype=float32))
     """
     inv_std = 1 / np.sqrt(_mean(np.square(x), _over(x, axis)) + epsilon)
     return x * inv_std * scale, inv_std
@@ -208,6 +236,15 @@ def simplified_layer_normalization_grad(
 
     Formula: n = x * inv_std; g = dy * scale; dx = inv_std * (g - n * mean(g * n)); dscale = sum(dy * n).
     Source: com.microsoft SimplifiedLayerNormalizationGrad.
+
+    Example:
+    >>> x = np.array([[0.0, 1.0, 2.0], [2.0, 0.0, 4.0]], np.float32)
+    >>> dy = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], np.float32)
+    >>> scale = np.array([1.0, 2.0, 1.0], np.float32)
+    >>> _, inv_std = opgrad.simplified_layer_normalization(x, scale)
+    >>> opgrad.simplified_layer_normalization_grad(dy, x, scale, inv_std)
+    (array([[ 0.7746,  0.    ,  0.    ],
+           [-0.1549,  0.    ,  0.0775]], dtype=float32), array([0.    , 0.    , 1.5492], dtype=float32))
     """
     axes = _over(x, axis)
     n = x * inv_std
@@ -272,6 +309,17 @@ def batch_norm_internal(
     Formula: y = (x - mean) * inv_std * scale + bias; inv_std = 1 / sqrt(var + epsilon);
     new_mean = momentum * running_mean + (1 - momentum) * mean, new_var likewise.
     Source: com.microsoft BatchNormInternal.
+
+    Example:
+    >>> x = np.array([[1.0, 10.0], [3.0, 30.0]], np.float32)
+    >>> one, zero = np.ones(2, np.float32), np.zeros(2, np.float32)
+    >>> opgrad.batch_norm_internal(x, one, zero, running_mean=zero, running_var=one)
+    (array([[-1., -1.],
+           [ 1.,  1.]], dtype=float32),
+     array([0.2, 2. ], dtype=float32),
+     array([ 1. , 10.9], dtype=float32),
+     array([ 2., 20.], dtype=float32),
+     array([1. , 0.1], dtype=float32))
     """
     mean, var, new_mean, new_var = running_mean, running_var, running_mean.copy(), running_var.copy()
     if training_mode:
@@ -322,6 +370,18 @@ def batch_normalization_grad(
 
     Formula: n = (x - mean) * inv_std; dscale = sum(dy * n); dbias = sum(dy) over all axes but 1;
     dx = scale * inv_std * (dy - mean(dy) - n * mean(dy * n)). Source: com.microsoft BatchNormalizationGrad.
+
+    Example:
+    >>> x = np.array([[1.0, 10.0], [3.0, 30.0], [2.0, 60.0]], np.float32)
+    >>> one, zero = np.ones(2, np.float32), np.zeros(2, np.float32)
+    >>> _, _, _, mean, inv_std = opgrad.batch_norm_internal(x, one, zero, zero, one)
+    >>> dy = np.array([[1.0, 1.0], [0.0, 2.0], [0.0, 0.0]], np.float32)
+    >>> opgrad.batch_normalization_grad(dy, x, one, mean, inv_std)
+    (array([[ 0.2041, -0.0269],
+           [ 0.2041,  0.0448],
+           [-0.4082, -0.0179]], dtype=float32),
+     array([-1.2247, -1.46  ], dtype=float32),
+     array([1., 3.], dtype=float32))
     """
     axes = _all_but_channels(x)
     n = (x - _by_channel(mean, x)) * _by_channel(inv_std, x)

@@ -55,6 +55,11 @@ def sgd_optimizer(lr: Rate, weights: Weights, gradients: LikeWeights, *, out: An
     Returns the new weights as a list. Raises TypeError, ValueError.
 
     Formula: weights - lr * gradients. Source: com.microsoft SGDOptimizerV2.
+
+    Example:
+    >>> weights, gradients = np.array([1.0, 2.0], np.float32), np.array([0.5, -1.0], np.float32)
+    >>> opgrad.sgd_optimizer(np.float32(0.1), [weights], [gradients])
+    [array([0.95, 2.1 ], dtype=float32)]
     """
     return [w - lr.reshape(()) * g for w, g in zip(weights, gradients, strict=True)]
 
@@ -98,6 +103,14 @@ def adamw_optimizer(
     c2 = 1 - beta**step; mode 0: w = w * (1 - lr * weight_decay) - lr / c1 * m / (sqrt(v / c2) + epsilon); mode 1:
     w = (w - lr * sqrt(c2) / c1 * m / (sqrt(v) + epsilon)) * (1 - lr * weight_decay).
     Source: com.microsoft AdamWOptimizer; Decoupled Weight Decay Regularization, arXiv 1711.05101.
+
+    Example:
+    >>> weights, gradients = np.array([1.0, 2.0], np.float32), np.array([2.0, -1.0], np.float32)
+    >>> zeros = np.zeros(2, np.float32)
+    >>> opgrad.adamw_optimizer(np.float32(0.1), np.int64(1), [weights], [gradients], [zeros], [zeros])
+    ([array([0.899, 2.098], dtype=float32)],
+     [array([ 0.2, -0.1], dtype=float32)],
+     [array([0.004, 0.001], dtype=float32)])
     """
     rate, count = float(lr.reshape(())), int(step.reshape(()))
     c1, c2 = (1 - alpha**count, 1 - beta**count) if correct_bias else (1.0, 1.0)
@@ -132,6 +145,10 @@ def clip_grad_norm(gradients: Weights, max_norm: float = 1.0, *, out: Any = None
     Raises TypeError, ValueError.
 
     Formula: g * min(1, max_norm / (norm + 1e-6)). Source: com.microsoft InplaceClipGradNorm.
+
+    Example:
+    >>> opgrad.clip_grad_norm([np.array([3.0], np.float32), np.array([0.0, 4.0], np.float32)], max_norm=1.0)
+    [array([0.6], dtype=float32), array([0. , 0.8], dtype=float32)]
     """
     norm = np.sqrt(np.sum([np.sum(np.square(g)) for g in gradients]))
     factor = np.minimum(1.0, max_norm / (norm + 1e-6))

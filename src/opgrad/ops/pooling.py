@@ -80,6 +80,12 @@ def max_pool_grad(
     outside its image and channel, naming the first one, before anything is written.
 
     Formula: dx = 0; dx[indices[j]] += dy[j]. Source: ai.onnx MaxPoolGrad.
+
+    Example:
+    >>> dy = np.array([[[1.0, 2.0]]], np.float32)
+    >>> indices = np.array([[[1, 2]]])  # where MaxPool found its two maxima
+    >>> opgrad.max_pool_grad(dy, indices, (1, 1, 4))
+    array([[[0., 1., 2., 0.]]], dtype=float32)
     """
     dx = np.zeros(shape, dy.dtype)
     places = indices.ravel()
@@ -118,6 +124,11 @@ def average_pool_grad(
 
     Formula: dx[i] = sum of dy[o] / (elements of window o) over the windows o that i is in.
     Source: ai.onnx AveragePoolGrad.
+
+    Example:
+    >>> dy = np.array([[[1.0, 2.0]]], np.float32)
+    >>> opgrad.average_pool_grad(dy, (1, 1, 4), (2,), strides=(2,))
+    array([[[0.5, 0.5, 1. , 1. ]]], dtype=float32)
     """
     dx = np.zeros(shape, dy.dtype)
     along = axes("average_pool_grad", shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)

@@ -175,6 +175,13 @@ def lstm_training(
 
     Formula: i = sigmoid(x Wi + h Ri + bi + Pi * c), f likewise, g = tanh(x Wg + h Rg + bg); c = f * c + i * g;
     o = sigmoid(x Wo + h Ro + bo + Po * c); h = o * tanh(c). Source: com.microsoft LSTMTraining.
+
+    Example:
+    >>> x = np.ones((2, 1, 1), np.float32)  # two steps, one sequence, one feature
+    >>> w, r = np.full((1, 4, 1), 0.5, np.float32), np.full((1, 4, 1), 0.1, np.float32)
+    >>> y, y_h, y_c, cells, gates = opgrad.lstm_training(x, w, r)
+    >>> y.ravel()
+    array([0.1743, 0.2787], dtype=float32)
     """
     return lstm(x, w, r, bias, initial_h, initial_c, peepholes, direction)
 
@@ -234,6 +241,14 @@ def lstm_grad(
     dg = dc * i * (1 - g * g); dz = (di, do, df, dg); dx = dz W; dw = sum of dz x; dr = sum of dz h before; dbias = sum
     of dz; dh before = dz R; dc before = dc * f + Pi * di + Pf * df.
     Source: com.microsoft LSTMGrad; the original gets no peepholes, and leaves out what goes through them.
+
+    Example:
+    >>> x = np.ones((2, 1, 1), np.float32)
+    >>> w, r = np.full((1, 4, 1), 0.5, np.float32), np.full((1, 4, 1), 0.1, np.float32)
+    >>> y, _, _, cells, gates = opgrad.lstm_training(x, w, r)
+    >>> dx, dw, dr, *_ = opgrad.lstm_grad(x, w, r, y, cells, gates, dy=np.ones_like(y))
+    >>> dx.ravel()
+    array([0.3076, 0.2187], dtype=float32)
     """
     arrays = {"x": x, "w": w, "r": r, "y": y, "cells": cells, "gates": gates, "dy": dy, "dy_h": dy_h, "dy_c": dy_c}
     arrays |= {"initial_h": initial_h, "initial_c": initial_c, "peepholes": peepholes}
@@ -289,6 +304,13 @@ def gru_training(
 
     Formula: z = sigmoid(x Wz + h Rz + bz), r likewise; n = tanh(x Wn + (r * h) Rn + bn); h = (1 - z) * n + z * h.
     Source: com.microsoft GRUTraining.
+
+    Example:
+    >>> x = np.ones((2, 1, 1), np.float32)  # two steps, one sequence, one feature
+    >>> w, r = np.full((1, 3, 1), 0.5, np.float32), np.full((1, 3, 1), 0.1, np.float32)
+    >>> y, y_h, gates = opgrad.gru_training(x, w, r)
+    >>> y.ravel()
+    array([0.1745, 0.2851], dtype=float32)
     """
     return gru(x, w, r, bias, initial_h, direction, linear_before_reset)
 
@@ -331,6 +353,14 @@ def gru_grad(
     Formula: with dh of h, from the last step to the first: dh += dy; dz = dh * (h before - n) * z * (1 - z);
     dn = dh * (1 - z) * (1 - n * n); dr = (dn Rn) * h before * r * (1 - r); dx = (dz, dr, dn) W; dh before = dh * z +
     (dn Rn) * r + (dz, dr) R. Source: com.microsoft GRUGrad.
+
+    Example:
+    >>> x = np.ones((2, 1, 1), np.float32)
+    >>> w, r = np.full((1, 3, 1), 0.5, np.float32), np.full((1, 3, 1), 0.1, np.float32)
+    >>> y, _, gates = opgrad.gru_training(x, w, r)
+    >>> dx, dw, dr, *_ = opgrad.gru_grad(x, w, r, y, gates, dy=np.ones_like(y))
+    >>> dx.ravel()
+    array([0.1542, 0.1113], dtype=float32)
     """
     arrays = {"x": x, "w": w, "r": r, "y": y, "gates": gates, "dy": dy, "dy_h": dy_h}
     arrays |= {"bias": bias, "initial_h": initial_h}

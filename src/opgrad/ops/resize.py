@@ -89,6 +89,12 @@ def resize_grad(
 
     Formula: dx[i] = sum of w[o, i] * dy[o] over all o, where y[o] = sum of w[o, i] * x[i]; along several axes the
     weights are products. Source: com.microsoft ResizeGrad.
+
+    Example:
+    >>> x = np.zeros((1, 1, 2), np.float32)
+    >>> dy = np.array([[[1.0, 2.0, 3.0, 4.0]]], np.float32)
+    >>> opgrad.resize_grad(dy, x, scales=(1.0, 1.0, 2.0), mode="linear")
+    array([[[3.25, 6.75]]], dtype=float32)
     """
     given: dict[str, Any] = {"roi": roi, "scales": scales, "axes": axes, "mode": mode, "nearest_mode": nearest_mode}
     given |= {"coordinate_transformation_mode": coordinate_transformation_mode, "cubic_coeff_a": cubic_coeff_a}

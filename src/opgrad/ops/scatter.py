@@ -112,6 +112,11 @@ def gather_elements(
     first one, before anything is written.
 
     Formula: y[.., j, ..] = x[.., indices[.., j, ..], ..]. Source: ONNX GatherElements.
+
+    Example:
+    >>> x = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
+    >>> opgrad.gather_elements(x, np.array([[2, 0]]))
+    array([[5., 2.]], dtype=float32)
     """
     return np.asarray(x[_elements(indices, axis)])
 
@@ -155,6 +160,13 @@ def gather_elements_grad(
     shape or axis or an index outside [-s, s), naming the first one, before anything is written.
 
     Formula: dx = 0; dx[.., indices[.., j, ..], ..] += dy[.., j, ..]. Source: com.microsoft GatherElementsGrad.
+
+    Example:
+    >>> dy = np.array([[1.0, 2.0], [10.0, 20.0]], np.float32)
+    >>> opgrad.gather_elements_grad(dy, (3, 2), np.array([[2, 0], [2, 1]]))
+    array([[ 0.,  2.],
+           [ 0., 20.],
+           [11.,  0.]], dtype=float32)
     """
     dx = np.zeros(shape, dy.dtype)
     np.add.at(dx, _elements(indices, axis), dy)
@@ -196,6 +208,11 @@ def gather_nd(x: Whole, indices: Tuples, batch_dims: int = 0, *, out: Array | No
     naming the first one, before anything is written.
 
     Formula: y[b.., j..] = x[b.., *indices[b.., j..]]. Source: ONNX GatherND.
+
+    Example:
+    >>> x = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
+    >>> opgrad.gather_nd(x, np.array([[0, 1], [2, 0]]))
+    array([2., 5.], dtype=float32)
     """
     return np.asarray(x[_tuples(indices, batch_dims)])
 
@@ -239,6 +256,13 @@ def gather_nd_grad(
     batch_dims or an index outside [-s, s), naming the first one, before anything is written.
 
     Formula: dx = 0; dx[b.., *indices[b.., j..]] += dy[b.., j..]. Source: com.microsoft GatherNDGrad.
+
+    Example:
+    >>> dy = np.array([1.0, 2.0], np.float32)
+    >>> opgrad.gather_nd_grad((3, 2), np.array([[0, 1], [2, 0]]), dy)
+    array([[0., 1.],
+           [0., 0.],
+           [2., 0.]], dtype=float32)
     """
     dx = np.zeros(shape, dy.dtype)
     np.add.at(dx, _tuples(indices, batch_dims), dy)
@@ -290,6 +314,11 @@ def slice_grad(
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, axis or step, or for lists of different length.
 
     Formula: dx = 0; dx[start:end:step, ..] = dy. Source: com.microsoft SliceGrad.
+
+    Example:
+    >>> dy = np.array([1.0, 2.0], np.float32)
+    >>> opgrad.slice_grad(dy, (5,), starts=(1,), ends=(5,), steps=(2,))
+    array([0., 1., 0., 2., 0.], dtype=float32)
     """
     dx = np.zeros(shape, dy.dtype)
     taken = [slice(None)] * dx.ndim

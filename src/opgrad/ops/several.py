@@ -107,6 +107,10 @@ def concat_training(arrays: Joined, axis: Axis = 0, *, out: Any = None) -> tuple
 
     Formula: y = arrays joined along axis; lengths[i] = size of arrays[i] along axis.
     Source: com.microsoft ConcatTraining.
+
+    Example:
+    >>> opgrad.concat_training([np.array([1.0, 2.0], np.float32), np.array([3.0], np.float32)])
+    (array([1., 2., 3.], dtype=float32), array([2, 1]))
     """
     return np.concatenate(arrays, axis), np.array([array.shape[axis] for array in arrays])
 
@@ -130,6 +134,10 @@ def split_training(x: Split, split: tuple[int, ...], axis: Axis = 0, *, out: Any
     Returns a list of arrays of x's dtype, as many as split has entries. Raises TypeError, ValueError.
 
     Formula: pieces[i] = the next split[i] slices of x along axis. Source: com.microsoft SplitTraining.
+
+    Example:
+    >>> opgrad.split_training(np.array([1.0, 2.0, 3.0], np.float32), [2, 1])
+    [array([1., 2.], dtype=float32), array([3.], dtype=float32)]
     """
     return np.split(x, np.cumsum(split)[:-1], axis)
 
@@ -152,6 +160,10 @@ def pass_through(arrays: Moved, *, out: Any = None) -> list[Array]:
     Returns a list of arrays. Raises TypeError, ValueError.
 
     Formula: copies[i] = arrays[i]. Source: com.microsoft PassThrough.
+
+    Example:
+    >>> opgrad.pass_through([np.array([1.0, 2.0], np.float32), np.array([3.0], np.float32)])
+    [array([1., 2.], dtype=float32), array([3.], dtype=float32)]
     """
     return [array.copy() for array in arrays]
 
@@ -178,6 +190,10 @@ def is_all_finite(
     Returns a bool array of shape (). Raises TypeError, ValueError.
 
     Formula: finite = no element of arrays is infinite or NaN. Source: com.microsoft IsAllFinite.
+
+    Example:
+    >>> opgrad.is_all_finite([np.array([1.0, 2.0], np.float32), np.array([np.inf], np.float32)])
+    array(False)
     """
     nan = not isinf_only and any(np.isnan(array).any() for array in arrays)
     infinite = not isnan_only and any(np.isinf(array).any() for array in arrays)
@@ -215,6 +231,10 @@ def mixed_precision_scale(
     Returns a list of arrays, with fuse_outputs of one array. Raises TypeError, ValueError.
 
     Formula: scaled[i] = scale * arrays[i], rounded once. Source: com.microsoft MixedPrecisionScale.
+
+    Example:
+    >>> opgrad.mixed_precision_scale(np.float32(0.5), [np.array([1.0, 3.0], np.float32)], out_dtype=np.float16)
+    [array([0.5, 1.5], dtype=float16)]
     """
     factor = scale.reshape(())
     scaled = [array * factor for array in arrays]
@@ -238,5 +258,9 @@ def reduce_all_l2(arrays: Numbers, *, out: Array | None = None) -> Array:
     Raises TypeError, ValueError.
 
     Formula: norm = sqrt(sum over all arrays of x * x). Source: com.microsoft ReduceAllL2.
+
+    Example:
+    >>> opgrad.reduce_all_l2([np.array([3.0], np.float32), np.array([0.0, 4.0], np.float32)])
+    array(5., dtype=float32)
     """
     return np.sqrt(np.sum([np.sum(np.square(array)) for array in arrays]))

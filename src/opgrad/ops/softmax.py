@@ -64,6 +64,12 @@ def softmax(
     Raises TypeError for a wrong dtype or attribute, ValueError for a wrong axis, shape, value or out.
 
     Formula: y = exp(x - max(x)) / sum(exp(x - max(x))). Source: ONNX Softmax-13; oneDNN's softmax primitive.
+
+    Example:
+    >>> x = np.array([[0.0, 1.0, 2.0], [3.0, 3.0, 3.0]], np.float32)
+    >>> opgrad.softmax(x)
+    array([[0.09  , 0.2447, 0.6652],
+           [0.3333, 0.3333, 0.3333]], dtype=float32)
     """
     z, top, s = _exponentials(x, axis, where, logit_scale)
     with np.errstate(all="ignore"):
@@ -99,6 +105,12 @@ def log_softmax(
     Raises TypeError for a wrong dtype or attribute, ValueError for a wrong axis, shape, value or out.
 
     Formula: y = x - max(x) - log(sum(exp(x - max(x)))). Source: ONNX LogSoftmax-13; oneDNN's softmax primitive.
+
+    Example:
+    >>> x = np.array([[0.0, 1.0, 2.0], [3.0, 3.0, 3.0]], np.float32)
+    >>> opgrad.log_softmax(x)
+    array([[-2.4076, -1.4076, -0.4076],
+           [-1.0986, -1.0986, -1.0986]], dtype=float32)
     """
     z, top, s = _exponentials(x, axis, where, logit_scale)
     with np.errstate(all="ignore"):
@@ -209,6 +221,13 @@ def softmax_grad(
     axis, value or out, and for a post-op that has no gradient.
 
     Formula: dx = y * (dy - sum(y * dy)). Source: com.microsoft SoftmaxGrad_13, SoftmaxGrad.
+
+    Example:
+    >>> x = np.array([[0.0, 1.0, 2.0], [3.0, 3.0, 3.0]], np.float32)
+    >>> dy = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], np.float32)
+    >>> opgrad.softmax_grad(dy, opgrad.softmax(x))
+    array([[ 0.0819, -0.022 , -0.0599],
+           [-0.1111, -0.1111,  0.2222]], dtype=float32)
     """
     g, operands = _through_attributes(dy, y, where, result_scale, dropout, post_ops, out_scale)
     dx = logit_scale * (y * (g - (y * g).sum(axis, keepdims=True)))
@@ -245,6 +264,13 @@ def log_softmax_grad(
     attribute, ValueError for a wrong shape, axis, value or out, and for a post-op that has no gradient.
 
     Formula: dx = dy - exp(y) * sum(dy). Source: com.microsoft LogSoftmaxGrad_13, LogSoftmaxGrad.
+
+    Example:
+    >>> x = np.array([[0.0, 1.0, 2.0], [3.0, 3.0, 3.0]], np.float32)
+    >>> dy = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], np.float32)
+    >>> opgrad.log_softmax_grad(dy, opgrad.log_softmax(x))
+    array([[ 0.91  , -0.2447, -0.6652],
+           [-0.3333, -0.3333,  0.6667]], dtype=float32)
     """
     g, operands = _through_attributes(dy, y, where, result_scale, dropout, post_ops, out_scale)
     dx = logit_scale * (g - np.exp(y) * g.sum(axis, keepdims=True))

@@ -84,6 +84,14 @@ def cross_entropy_shard(
     Formula: z = softcap * tanh(logits / softcap) / temperature; log-sum-exp over all shards r is
     M + log(sum_r(sum[r] * exp(max[r] - M))), M = max_r(max[r]).
     Source: Megatron-LM, vocabulary-parallel cross-entropy (arXiv 1909.08053, section 3).
+
+    Example:
+    >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
+    >>> opgrad.cross_entropy_shard(logits, np.array([0, 5]), first=3)  # this shard has classes 3, 4 and 5
+    array([[2.    , 3.    ],
+           [1.5032, 1.0996],
+           [0.    , 0.    ],
+           [3.    , 3.    ]], dtype=float32)
     """
     z = _scaled(logits, softcap, temperature)
     largest = np.max(z, 1, initial=-np.inf)
@@ -125,6 +133,13 @@ def cross_entropy_shard_grad(
     Formula: dlogits[i, k] = (p * (a[i] + e[i] * z[i, k]) + b[i] * [k + first == labels[i]] + c[i] * weight[k]) * dz/dx
     with p = exp(z[i, k] - m[i] - log_s[i]) and dz/dx = (1 - tanh(x / softcap)**2) / temperature.
     Source: Megatron-LM, vocabulary-parallel cross-entropy (arXiv 1909.08053, section 3).
+
+    Example:
+    >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
+    >>> factors = np.array([[2.0, 3.0], [0.4, 0.1], [1.0, 1.0], [-1.0, -1.0], [0.0, 0.0], [0.0, 0.0]])
+    >>> opgrad.cross_entropy_shard_grad(logits, np.array([3, 5]), factors, first=3)
+    array([[-0.3297,  0.0907,  0.2466],
+           [ 0.045 ,  0.9048, -0.955 ]], dtype=float32)
     """
     z = _scaled(logits, softcap, temperature)
     m, log_s, a, b, c, e = (each[:, np.newaxis] for each in factors)
