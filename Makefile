@@ -105,7 +105,7 @@ review: $(VENV)/.review
 	$(RUN)/repo-review .
 
 tables: $(VENV)/.dev
-	$(RUN)/python -m opgrad.report
+	$(RUN)/python tools/report.py
 
 clean:
 	rm -rf $(VENV) $(MINIMUM) build dist

@@ -1,15 +1,27 @@
 """The generated parts of the documents are what the generator gives, and the examples of the oneDNN page run."""
 
+import functools
+import inspect
 import re
 from pathlib import Path
 
+import operator_pages
 import pytest
+import report
+from formulas import latex
 
-from opgrad import report
 from opgrad.bench.cells import select
-from opgrad.contract import operators
 
 ROOT = Path(__file__).parents[1]
+# Operators that move or describe arrays, for which words say more than signs.
+PROSE = {
+    "broadcast_gradient_args",
+    "average_pool_grad",
+    "concat_training",
+    "split_training",
+    "is_all_finite",
+    "reduce_all_l2",
+}
 
 
 @pytest.mark.parametrize("path", report.documents(ROOT), ids=lambda path: path.name)
@@ -65,18 +77,48 @@ def test_the_readme_has_ten_headline_figures():
 
 
 def test_every_operator_is_documented():
-    text = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
-    for name in operators():
-        assert f"\n## {name}\n" in text
+    assert list(report.missing(ROOT)) == [], "run: make tables"
+    for family, members in operator_pages.families().items():
+        text = (ROOT / "docs" / "operators" / f"{family}.md").read_text(encoding="utf-8")
+        for op in members:
+            assert f"\n## {op.name}\n" in text
+
+
+@pytest.mark.parametrize("op", [op for members in operator_pages.families().values() for op in members])
+def test_every_formula_is_typeset(op):
+    """What is not prose from its beginning to its end, in signs that browsers show."""
+    formula = " ".join(operator_pages.PARTS.fullmatch(inspect.getdoc(op.reference))["formula"].split())
+    written = latex(formula)
+    assert written.count("{") == written.count("}")
+    assert (
+        any(each.strip() and not each.strip().startswith(r"\text") for each in written.split("\n")) or op.name in PROSE
+    )
+
+
+@pytest.mark.parametrize(
+    ("formula", "written"),
+    [
+        ("y = x / 2 * exp(-x)", r"y = \frac{x}{2} \, \exp(-x)"),
+        (
+            "y = x where x > 0 else 0",
+            r"y = \begin{cases} x & \text{where } x > 0 \\ 0 & \text{else} \end{cases}",
+        ),
+        ("y = sum(x) over axes", r"y = \sum x \text{ over axes}"),
+        ("dx[i, k] = [k == i]", r"\mathrm{dx}_{i, k} = \left[k = i\right]"),
+        ("the rest is % prose", r"\text{the rest is \% prose}"),
+    ],
+)
+def test_formulas_become_latex(formula, written):
+    assert latex(formula) == written
 
 
 def test_links_lead_to_files():
-    for part in (report.operator_table, report.operator_reference):
+    parts = [report.operator_table, functools.partial(operator_pages.reference, "softmax"), report.result_pages]
+    for part in parts:
         for folder in (ROOT, ROOT / "docs"):
-            targets = [text.partition(")")[0] for text in part(ROOT, folder).split("](")[1:]]
-            files = [target for target in targets if not target.startswith("#")]
-            assert files
-            assert all((folder / target).is_file() for target in files)
+            targets = [text.partition(")")[0].partition("#")[0] for text in part(ROOT, folder).split("](")[1:]]
+            assert any(targets)
+            assert all((folder / target).is_file() for target in targets if target)
 
 
 def test_a_part_is_replaced_between_its_markers(tmp_path):

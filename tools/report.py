@@ -1,19 +1,23 @@
-"""The generated parts of README.md and docs/: `python -m opgrad.report` in the repository's root writes them.
+"""The generated parts of README.md and docs/: `python tools/report.py` in the repository's root writes them.
 
-A part stands between the lines `<!-- NAME:begin -->` and `<!-- NAME:end -->`; NAME is a key of PARTS. The
-benchmark's parts come from the files in bench/results.
+A part stands between the lines `<!-- NAME:begin -->` and `<!-- NAME:end -->`; NAME is a key of PARTS, or begins with
+one of FAMILIES. The benchmark's parts come from the files in bench/results.
 """
 
+import functools
 import importlib
 import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from opgrad.contract import Operator, graph_operators, operators
+import operator_pages
+from operator_pages import SOURCES
+
+from opgrad.contract import graph_operators, operators
 
 RESULTS = Path("bench/results")
 HISTORY = Path("bench/history")  # a folder for each release, with the results as they were then
@@ -33,7 +37,7 @@ TEN = (
     ("gather", "50257x768, 8192 indices"),
     ("gather_grad", "50257x768, 8192 indices"),
 )
-SOURCES = Path("src/opgrad")
+CELLS = Path("docs/benchmark")  # a page for each result on a CPU
 MARKED = re.compile(r"(<!-- (?P<name>[\w-]+):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL)
 NO_RESULT = "There is no result file yet."
 NOT_MEASURED = "The speed on CUDA has not been measured yet."
@@ -51,16 +55,26 @@ def rewritten(path: Path, root: Path) -> str:
     """
 
     def replace(match: re.Match[str]) -> str:
-        name = match["name"]
-        if name not in PARTS:
-            raise ValueError(f"report: {path} has a part {name!r}, expected one of {', '.join(PARTS)}")
-        return f"{match[1]}\n{PARTS[name](root, path.parent)}\n\n{match[3]}"
+        return f"{match[1]}\n{_part(match['name'], path)(root, path.parent)}\n\n{match[3]}"
 
     return MARKED.sub(replace, path.read_text(encoding="utf-8"))
 
 
+def _part(name: str, path: Path) -> Callable[[Path, Path], str]:
+    """What writes a part of this name."""
+    if name in PARTS:
+        return PARTS[name]
+    for begin, write_one in FAMILIES.items():
+        if name.startswith(begin):
+            return functools.partial(write_one, name.removeprefix(begin))
+    raise ValueError(f"report: {path} has a part {name!r}, expected one of {', '.join([*PARTS, *FAMILIES])}")
+
+
 def write(root: Path) -> None:
-    """Write the generated parts of all documents, and a plot where there is a result."""
+    """Begin the pages that are missing, then write the generated parts of the documents and the plots of results."""
+    for page, text in missing(root):
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(text, encoding="utf-8")
     for path in documents(root):
         path.write_text(rewritten(path, root), encoding="utf-8")
     pictures = {PLOT: newest(root, "cpu"), CUDA_PLOT: newest(root, "cuda"), SWEEP_PLOT: newest_sweep(root)}
@@ -74,42 +88,24 @@ def write(root: Path) -> None:
 # --- operators ----------------------------------------------------------------------------------------------
 
 
+def missing(root: Path) -> Iterator[tuple[Path, str]]:
+    """The generated pages that are not there yet, each with the text that it begins with."""
+    if (root / operator_pages.PAGES).parent.is_dir():
+        yield from operator_pages.missing(root)
+    for name in results(root, "cpu"):
+        page = root / CELLS / f"{name}.md"
+        if not page.exists():
+            yield page, f"# Results: {name}\n\n<!-- cells-of-{name}:begin -->\n<!-- cells-of-{name}:end -->\n"
+
+
 def operator_table(root: Path, folder: Path) -> str:
-    """One row for each operator that every front end has, with links to its sources."""
-    return _operator_table(operators(), root, folder)
-
-
-def operator_reference(root: Path, folder: Path) -> str:
-    """A section for each of them: signature, documentation, ONNX names, sources."""
-    return _operator_reference(operators(), root, folder)
+    """One row for each operator that every front end has."""
+    return operator_pages.table(operators(), root, folder)
 
 
 def graph_operator_table(root: Path, folder: Path) -> str:
     """One row for each of the other operators of training graphs."""
-    return _operator_table(graph_operators(), root, folder)
-
-
-def graph_operator_reference(root: Path, folder: Path) -> str:
-    """A section for each of them."""
-    return _operator_reference(graph_operators(), root, folder)
-
-
-def _operator_table(chosen: Mapping[str, Operator], root: Path, folder: Path) -> str:
-    from opgrad.cli import operator_row
-
-    lines = ["| operator | formula | dtypes | ONNX, com.microsoft | source |", "|---|---|---|---|---|"]
-    for op in chosen.values():
-        name, formula, dtypes, backends, onnx_names = operator_row(op)
-        sources = _links(op, backends.split(", "), root, folder)
-        lines.append(f"| `{name}` | `{formula}` | {dtypes} | {onnx_names} | {sources} |")
-    return "\n".join(lines)
-
-
-def _operator_reference(chosen: Mapping[str, Operator], root: Path, folder: Path) -> str:
-    from opgrad.cli import operator_row
-
-    links = [_links(op, operator_row(op)[3].split(", "), root, folder) for op in chosen.values()]
-    return "\n\n".join(map(_section, chosen.values(), links))
+    return operator_pages.table(graph_operators(), root, folder)
 
 
 def post_op_table(root: Path, folder: Path) -> str:
@@ -128,35 +124,6 @@ def post_op_table(root: Path, folder: Path) -> str:
 def _parameter(parameter: inspect.Parameter) -> str:
     """Its name, and its default in a few digits."""
     return parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default:.4g}"
-
-
-def _section(op: Operator, sources: str) -> str:
-    lines = [f"## {op.name}", "", "```python", f"opgrad.{_signature(op)}", "```", ""]
-    lines += ["```text", inspect.getdoc(op.reference) or "", "```", ""]
-    for name in op.onnx:
-        inputs, outputs = ", ".join(name.inputs), ", ".join(name.outputs)
-        given = "".join(f"; {key}={value!r}" for key, value in name.attributes.items() if value is not None)
-        domain = name.origin or "ai.onnx"
-        lines.append(f"* ONNX: `{domain}.{name.name}({inputs}{given}) -> ({outputs})`")
-    if op.forward:
-        lines.append(f"* gradient of [`{op.forward}`](#{op.forward})")
-    return "\n".join([*lines, f"* source: {sources}"])
-
-
-def _signature(op: Operator) -> str:
-    signature = inspect.signature(op.reference)
-    bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
-    return op.name + str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
-
-
-def _links(op: Operator, backends: list[str], root: Path, folder: Path) -> str:
-    """Links to the declaration and to the kernels, relative to the folder of the document."""
-    above = Path(os.path.relpath(root, folder))
-    files = {"declaration": SOURCES / "ops" / f"{op.family}.py"}
-    for backend in filter(None, backends):
-        package = SOURCES / backend / op.family / "__init__.py"
-        files[backend] = package if (root / package).is_file() else SOURCES / backend / f"{op.family}.py"
-    return ", ".join(f"[{name}]({(above / path).as_posix()})" for name, path in files.items())
 
 
 def gradient_rules(root: Path, folder: Path) -> str:
@@ -260,9 +227,20 @@ def sweep(root: Path, folder: Path) -> str:
     return f"![Time per element over the length of rows]({picture})\n\n{sweep_table(result)}"
 
 
-def benchmark_cells(root: Path, _: Path) -> str:
-    """Every cell of every result, the newest first."""
-    return _full_tables(results(root, "cpu")) or NO_RESULT
+def cells_of(name: str, root: Path, _: Path) -> str:
+    """Every cell of one result."""
+    from opgrad.bench.tables import full_table
+
+    return full_table(results(root, "cpu")[name])
+
+
+def result_pages(root: Path, folder: Path) -> str:
+    """A link to the page of each result, the newest first."""
+    from opgrad.bench.tables import machine_line
+
+    pages = Path(os.path.relpath(root / CELLS, folder))
+    found = {f"[{name}]({(pages / name).as_posix()}.md)": each for name, each in results(root, "cpu").items()}
+    return "\n".join(f"* {link}: {machine_line(found[link])}" for link in reversed(found)) or NO_RESULT
 
 
 def training_steps(root: Path, _: Path) -> str:
@@ -317,19 +295,23 @@ def cuda_predictions(root: Path, folder: Path) -> str:
 
 PARTS: dict[str, Callable[[Path, Path], str]] = {
     "operators": operator_table,
-    "operator-reference": operator_reference,
     "graph-operators": graph_operator_table,
-    "graph-operator-reference": graph_operator_reference,
     "gradient-rules": gradient_rules,
     "post-ops": post_op_table,
     "headlines": headlines,
     "benchmark": benchmark,
-    "benchmark-cells": benchmark_cells,
+    "results": result_pages,
     "sweep": sweep,
     "training-steps": training_steps,
     "cuda-speed": cuda_speed,
     "cuda-benchmark": cuda_benchmark,
     "cuda-predictions": cuda_predictions,
+}
+
+# Parts for each of several things, whose names follow.
+FAMILIES: dict[str, Callable[[str, Path, Path], str]] = {
+    "operators-of-": operator_pages.reference,
+    "cells-of-": cells_of,
 }
 
 if __name__ == "__main__":

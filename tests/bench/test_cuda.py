@@ -11,9 +11,10 @@ from functools import partial
 
 import numpy as np
 import pytest
+import report
 from typer.testing import CliRunner
 
-from opgrad import machine, report
+from opgrad import machine
 from opgrad.bench.cells import Cell, Workload
 from opgrad.bench.figures import figures, read
 from opgrad.bench.peers import LONGEST_NOTE

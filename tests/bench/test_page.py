@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+import report
 from bench_results import made_up_result
 from typer.testing import CliRunner
 
 pytest.importorskip("plotly")
 
 import opgrad
-from opgrad import report
 from opgrad.bench import charts
 from opgrad.bench.figures import read
 from opgrad.bench.page import page

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import report
 from artifact_sets import EXAMPLES, write_linear_set
 from bench_results import made_up_result
 from typer.testing import CliRunner
 
 import opgrad
-from opgrad import report
 from opgrad.bench import generated, step_process, training
 from opgrad.bench.step_process import OLD_API
 from opgrad.bench.training import TrainingOptions, batch_of, examples, measure, run

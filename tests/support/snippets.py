@@ -7,9 +7,9 @@ import textwrap
 from pathlib import Path
 
 import numpy as np
+import report
 from typer.testing import CliRunner
 
-from opgrad import report
 from opgrad.cli import app
 
 ROOT = Path(__file__).parents[2]

@@ -1,9 +1,11 @@
-"""Docstrings as Markdown, for mkdocstrings: the lines that tell of a parameter become a list, formulas code."""
+"""Docstrings as Markdown, for mkdocstrings: what tells of a parameter becomes a list, formulas are typeset."""
 
 import re
 from typing import Any
 
 import griffe
+from formulas import latex
+from latex2mathml.converter import convert
 
 ABOUT = re.compile(r"(\w+(?:, \w+)*): (.*)", re.DOTALL)
 FORMULA = re.compile(r"Formula: (?P<formula>.*?)(?:(?:\.\s+|\s+)Source: (?P<source>.*))?", re.DOTALL)
@@ -30,7 +32,10 @@ def _paragraph(text: str, names: set[str]) -> str:
         return text  # code
     if formula := FORMULA.fullmatch(text):
         source = f"\n\n**Source:** {' '.join(formula['source'].split())}" if formula["source"] else ""
-        return f"**Formula:**\n\n```text\n{formula['formula'].rstrip('.')}\n```{source}"
+        typeset = convert(latex(" ".join(formula["formula"].split())), display="block")
+        return f'<div class="formula">{typeset}</div>{source}'
+    if text.startswith("Example:\n"):
+        return f"**Example:**\n\n```pycon\n{text.partition(chr(10))[2]}\n```"
     return "\n".join(_statement(" ".join(each.split()), names) for each in re.split(r"\n(?! )", text))
 
 

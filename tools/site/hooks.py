@@ -1,7 +1,7 @@
 """What MkDocs takes from outside of docs/: root documents, sources that are linked, the API, the figures of speed.
 
 mkdocs.yml names this file as a hook. Nothing here is written by hand twice: pages of the API follow `__all__`,
-operators their declarations (`opgrad.report`), plots the files in bench/results and bench/history.
+operators their declarations (`tools/report.py`), plots the files in bench/results and bench/history.
 """
 
 import ast
@@ -17,9 +17,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
 
-from opgrad import report  # noqa: E402
+import report  # noqa: E402
+
 from opgrad.bench import charts, tables, training_tables  # noqa: E402
 from opgrad.bench.ways import WAYS  # noqa: E402
 from opgrad.contract import graph_operators, operators  # noqa: E402
@@ -34,8 +35,11 @@ MOVED = {
     "README.md": "index.md",
 }
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]*)(#[^)\s]*)?(?=\))")
-REFERENCE = re.compile(r"(<!-- (?:graph-)?operator-reference:begin -->)(.*?)(<!-- )", re.DOTALL)
-DOCSTRING = re.compile(r"^(## (\w+)\n\n```)python(\n.*?```\n\n)```text\n.*?\n```$", re.DOTALL | re.MULTILINE)
+REFERENCE = re.compile(r"(<!-- operators-of-\w+:begin -->)(.*?)(<!-- )", re.DOTALL)
+# The signature of an operator, then its formula, its documentation and its example, which mkdocstrings shows.
+DOCSTRING = re.compile(
+    r"^(## (\w+)\n\n```)python(\n.*?```\n\n)```math\n.*?```pycon\n.*?\n```$", re.DOTALL | re.MULTILINE
+)
 MODULES = {
     "opgrad": "Calls, plans, threads and memory",
     "opgrad.post_ops": "Post-ops of softmax",
@@ -67,7 +71,8 @@ PAGES = {_file(name): f"api/{name}.md" for name in MODULES}
 # The navigation. A page of docs/ that is named nowhere stands among the guides.
 START = ["index.md", "install.md", "support.md", "examples.md"]
 TUTORIALS = ["numpy.md", "onnx.md", "pytorch.md", "browser.md", "operator.md"]
-REFERENCES = ["api.md", "operators.md", "graph-operators.md", "onednn.md", "gradients.md", "checkpoints.md"]
+REFERENCES = ["onednn.md", "gradients.md", "checkpoints.md"]
+OPERATORS = ["operators.md", "graph-operators.md"]
 SPEED = ["performance.md", "benchmark.md"]
 PROJECT = ["design.md", "security.md", "contributing.md", "changelog.md"]
 
@@ -78,17 +83,28 @@ PROJECT = ["design.md", "security.md", "contributing.md", "changelog.md"]
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the navigation together."""
     notebooks = sorted(f"notebooks/{path.name}" for path in (DOCS / "notebooks").glob("*.ipynb"))
-    placed = {*START, *REFERENCES, *SPEED, *PROJECT}
+    placed = {*START, *REFERENCES, *OPERATORS, "api.md", *SPEED, *PROJECT}
     guides = sorted(path.name for path in DOCS.glob("*.md") if path.name not in placed)
     config.nav = [
         {"Start": START},
         {"Tutorials": [f"tutorials/{name}" for name in TUTORIALS] + notebooks},
         {"Guides": guides},
-        {"Reference": [*REFERENCES, {"API": [f"api/{name}.md" for name in MODULES]}]},
-        {"Speed": SPEED},
+        {
+            "Reference": [
+                {"Operators": [*OPERATORS, *_pages("operators")]},
+                {"API": ["api.md", *(f"api/{name}.md" for name in MODULES)]},
+                *REFERENCES,
+            ]
+        },
+        {"Speed": [*SPEED, *_pages("benchmark")]},
         {"Project": PROJECT},
     ]
     return config
+
+
+def _pages(folder: str) -> list[str]:
+    """The pages of a folder of docs/, in the order of their names."""
+    return sorted(f"{folder}/{path.name}" for path in (DOCS / folder).glob("*.md"))
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

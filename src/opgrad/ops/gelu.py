@@ -120,8 +120,8 @@ def fast_gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     Returns dx, of the shape and dtype of dy; the limits dy and 0 at infinite x are not taken: they give NaN.
     Raises TypeError, ValueError.
 
-    Formula: u = sqrt(2 / pi) * (x + 0.044715 * x**3); s = (1 + tanh(u)) / 2; dx = dy * (s + 2 * x * u' * s * (1 - s)),
-    where u' = sqrt(2 / pi) * (1 + 3 * 0.044715 * x * x). Source: com.microsoft FastGeluGrad.
+    Formula: u = sqrt(2 / pi) * (x + 0.044715 * x**3); u' = sqrt(2 / pi) * (1 + 3 * 0.044715 * x * x);
+    s = (1 + tanh(u)) / 2; dx = dy * (s + 2 * x * u' * s * (1 - s)). Source: com.microsoft FastGeluGrad.
 
     Example:
     >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)

@@ -87,7 +87,7 @@ def resize_grad(
     outside of the region of tf_crop_and_resize came from no element of x. The original knew four axes and mode linear.
     Raises TypeError for a wrong dtype, ValueError for shapes and attributes that do not go together.
 
-    Formula: dx[i] = sum of w[o, i] * dy[o] over all o, where y[o] = sum of w[o, i] * x[i]; along several axes the
+    Formula: y[o] = sum of w[o, i] * x[i] over all i; dx[i] = sum of w[o, i] * dy[o] over all o; along several axes the
     weights are products. Source: com.microsoft ResizeGrad.
 
     Example:

@@ -81,8 +81,8 @@ def cross_entropy_shard(
     class of the shard), the sum of weight * z and, with moment, the sum of exp(z - largest) * z.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape or a temperature of 0.
 
-    Formula: z = softcap * tanh(logits / softcap) / temperature; log-sum-exp over all shards r is
-    M + log(sum_r(sum[r] * exp(max[r] - M))), M = max_r(max[r]).
+    Formula: z = softcap * tanh(logits / softcap) / temperature; M = max_r(max[r]) over all shards r;
+    lse = M + log(sum_r(sum[r] * exp(max[r] - M))).
     Source: Megatron-LM, vocabulary-parallel cross-entropy (arXiv 1909.08053, section 3).
 
     Example:
@@ -130,8 +130,9 @@ def cross_entropy_shard_grad(
     Returns dlogits, of the shape and dtype of logits; exactly 0 where a, b, c and e are 0, whatever the logits are.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape or a temperature of 0.
 
-    Formula: dlogits[i, k] = (p * (a[i] + e[i] * z[i, k]) + b[i] * [k + first == labels[i]] + c[i] * weight[k]) * dz/dx
-    with p = exp(z[i, k] - m[i] - log_s[i]) and dz/dx = (1 - tanh(x / softcap)**2) / temperature.
+    Formula: p = exp(z[i, k] - m[i] - log_s[i]);
+    dlogits[i, k] = (p * (a[i] + e[i] * z[i, k]) + b[i] * [k + first == labels[i]] + c[i] * weight[k]) * dz/dx;
+    dz/dx = (1 - tanh(x / softcap)**2) / temperature.
     Source: Megatron-LM, vocabulary-parallel cross-entropy (arXiv 1909.08053, section 3).
 
     Example:
