@@ -204,10 +204,26 @@ def newest_sweep(root: Path) -> dict[str, Any] | None:
 
 def headlines(root: Path, folder: Path) -> str:
     """The plot and ten rows of the newest result."""
-    from opgrad.bench.tables import headline_table
+    from opgrad.bench.tables import short_table
 
     result = newest(root, "cpu")
-    return f"{_plot(root, folder, PLOT)}\n\n{headline_table(result, TEN)}" if result else NO_RESULT
+    if result is None:
+        return NO_RESULT
+    return f"{speed(root, folder)}\n\n{_plot(root, folder, PLOT)}\n\n{short_table(result, TEN)}"
+
+
+def speed(root: Path, _: Path) -> str:
+    """The newest result in one sentence."""
+    from opgrad.bench.figures import figures, geometric_mean, losses
+    from opgrad.bench.ways import NEW
+
+    result = newest(root, "cpu")
+    if result is None:
+        return NO_RESULT
+    cells = figures(result)
+    mean, behind = geometric_mean(cells, NEW), len(losses(cells, NEW)) or "none"
+    of = f"the geometric mean of {len(cells)} cells"
+    return f"**{mean:.1f} times as fast** as the fastest peer, in {of}; slower in {behind}."
 
 
 def benchmark(root: Path, folder: Path) -> str:
@@ -299,6 +315,7 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
     "gradient-rules": gradient_rules,
     "post-ops": post_op_table,
     "headlines": headlines,
+    "speed": speed,
     "benchmark": benchmark,
     "results": result_pages,
     "sweep": sweep,

@@ -40,6 +40,7 @@ REFERENCE = re.compile(r"(<!-- operators-of-\w+:begin -->)(.*?)(<!-- )", re.DOTA
 DOCSTRING = re.compile(
     r"^(## (\w+)\n\n```)python(\n.*?```\n\n)```math\n.*?```pycon\n.*?\n```$", re.DOTALL | re.MULTILINE
 )
+SOURCE = re.compile(r"^\* after .*\n", re.MULTILINE)  # which the documentation of the operator says, too
 MODULES = {
     "opgrad": "Calls, plans, threads and memory",
     "opgrad.post_ops": "Post-ops of softmax",
@@ -130,7 +131,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if at == "performance.md":
         return _performance(markdown)
     text = _outside_code(markdown, lambda part: LINK.sub(lambda link: _link(link, folder, at), part))
-    return REFERENCE.sub(lambda part: part[1] + DOCSTRING.sub(_operator, part[2]) + part[3], text)
+    return REFERENCE.sub(lambda part: part[1] + SOURCE.sub("", DOCSTRING.sub(_operator, part[2])) + part[3], text)
 
 
 def _operator(match: re.Match[str]) -> str:

@@ -168,10 +168,19 @@ def _name_of(operator: str, code: bool) -> str:
     return f"`{operator}`" if code else operator
 
 
-def headline_table(result: dict[str, Any], rows: Sequence[tuple[str, str]] = ()) -> str:
-    """Markdown: the workloads with large arrays, one column for each dtype; of these operators and shapes, if given."""
+def short_table(result: dict[str, Any], rows: Sequence[tuple[str, str]]) -> str:
+    """Markdown: these operators and shapes in float32, with results in new memory: our time, and how it compares."""
+    found = {(cell.operator, cell.workload): cell.new for cell in figures(result) if cell.dtype == "float32"}
+    chosen = {row: found[row] for row in rows if row in found}
+    lines = [_line(["operator, float32", "time of a call", "beside the fastest peer"]), _line([":--", "--:", ":--"])]
+    lines += [_line([f"`{name}` {shape}", duration(new.seconds), _rival(new)]) for (name, shape), new in chosen.items()]
+    return "\n".join([*lines, "", machine_line(result)])
+
+
+def headline_table(result: dict[str, Any]) -> str:
+    """Markdown: the workloads with large arrays, one column for each dtype."""
     cells = figures(result)
-    chosen = [cell for cell in cells if cell.headline and (not rows or (cell.operator, cell.workload) in rows)]
+    chosen = [cell for cell in cells if cell.headline]
     dtypes = list(dict.fromkeys(cell.dtype for cell in chosen))
     found = {(cell.operator, cell.workload, cell.dtype): cell for cell in chosen}
     lines = [_line(["operator", "shape", *dtypes]), _line([":--", ":--"] + ["--:"] * len(dtypes))]
