@@ -7,6 +7,7 @@ one of FAMILIES. The benchmark's parts come from the files in bench/results.
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import re
 import sys
@@ -39,6 +40,7 @@ TEN = (
 )
 CELLS = Path("docs/benchmark")  # a page for each result on a CPU
 MARKED = re.compile(r"(<!-- (?P<name>[\w-]+):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL)
+TABLE = re.compile(r"(?P<head>\| operator \|[^\n]*\n\|[^\n]*\n)(?P<rows>(?:\|[^\n]*\n?)+)")
 NO_RESULT = "There is no result file yet."
 NOT_MEASURED = "The speed on CUDA has not been measured yet."
 
@@ -247,7 +249,17 @@ def cells_of(name: str, root: Path, _: Path) -> str:
     """Every cell of one result."""
     from opgrad.bench.tables import full_table
 
-    return full_table(results(root, "cpu")[name])
+    return TABLE.sub(_folded, full_table(results(root, "cpu")[name]))
+
+
+def _folded(table: re.Match[str]) -> str:
+    """A table of which readers unfold one operator at a time: 300 rows at once are 20,000 pixels on a screen."""
+    folds = []
+    for name, rows in itertools.groupby(table["rows"].splitlines(), lambda row: row.split(" | ")[0].strip("| `")):
+        own = list(rows)
+        summary = f"<summary><code>{name}</code>, {len(own)} cells</summary>"
+        folds += ["<details markdown>", summary, "", table["head"] + "\n".join(own), "", "</details>", ""]
+    return "\n".join(folds)
 
 
 def result_pages(root: Path, folder: Path) -> str:
