@@ -16,6 +16,7 @@ from opgrad import interop, memory
 from opgrad.contract import Array, Operator, Spec, answer_with
 from opgrad.contract.libraries import HOST, Arrays, is_masked
 from opgrad.contract.plain import is_plain, plain
+from opgrad.cpu.compiler import INTERPRETING
 from opgrad.cpu.runtime.partition import CACHE_LINE
 from opgrad.cpu.runtime.plan import Plan as Plan
 from opgrad.cpu.runtime.plan import plan as plan
@@ -107,7 +108,7 @@ def _find(
             if len(runners) >= PLANS:
                 del runners[next(iter(runners))]
             runners[key] = runner
-        runner.can_be_native = not runner.plan.copies
+        runner.can_be_native = not runner.plan.copies and not INTERPRETING
     return runner
 
 
@@ -218,12 +219,16 @@ class Execution:
 
     def __init__(self, plan: Plan, present: Sequence[bool], addresses: bool = False):
         with settling:  # a fork never meets these modules half imported
-            from opgrad.cpu.runtime.execute import OVERLAP, caller, threads_for
+            from opgrad.cpu.runtime.execute import OVERLAP, caller, execute, threads_for
 
         self.plan, self.op = plan, plan.operator
         self.address, self.threads = plan.address, plan.parts_max > 1
         self.objects = 0 if addresses else sum(1 << number for number, each in enumerate(present) if each)
         self.caller = caller(len(present), addresses)
+        if INTERPRETING:
+            from opgrad.cpu.compiler import interpret
+
+            self.caller = interpret.checked(execute.call, OVERLAP, self.plan)
         self.threads_for, self.overlap = threads_for, OVERLAP
         self.free: list[tuple[Array, int]] = []  # working memory that is used again, with its address
 

@@ -20,8 +20,12 @@ def inline(function: F) -> F:
 def by_precision(single: Callable[..., Any], double: Callable[..., Any]) -> Callable[..., Any]:
     """A helper of vectors that is one function where they hold float32, another where they hold float64."""
 
-    def chosen(bits: int) -> Callable[..., Any]:
-        return single if bits == 32 else double
+    def chosen(bits: Any, *others: Any) -> Any:
+        """Numba asks with the number of bits; an interpreted kernel calls with its vectors."""
+        if isinstance(bits, int) and not others:
+            return single if bits == 32 else double
+        given = (bits, *others)
+        return (single if next(each.bits for each in given if hasattr(each, "bits")) == 32 else double)(*given)
 
     CHOOSE.append(chosen)
     return chosen

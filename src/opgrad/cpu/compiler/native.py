@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from opgrad.cpu.compiler import machine_code, sources
+from opgrad.cpu.compiler import INTERPRETING, machine_code, sources
 from opgrad.cpu.compiler.helpers import by_precision as by_precision
 from opgrad.cpu.compiler.helpers import constant as constant
 from opgrad.cpu.compiler.helpers import inline as inline
@@ -79,6 +79,10 @@ class Kernel(Parameters):
         """
         key = (form, *dtypes)
         found = self._tasks.get(key)
+        if found is None and INTERPRETING:
+            from opgrad.cpu.compiler import interpret
+
+            found = self._tasks[key] = interpret.task(self, key[1:])
         if found is None:
             found = _link(self.function, f"{form}({','.join(key[1:])})", noted=True)
             if found:

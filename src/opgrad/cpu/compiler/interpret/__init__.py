@@ -1,0 +1,136 @@
+"""Kernels run in Python, one vector at a time, with the vector words in NumPy: what a debugger can step through.
+
+`OPGRAD_INTERPRET=1` runs every kernel of the process so; the functions that call kernels stay compiled. Each load and
+store is checked against the memory that a call was given: one outside raises IndexError with the address, where a
+compiled kernel would read or write somebody else's bytes. A kernel runs some thousand times slower than compiled.
+
+Results agree with compiled ones within the operators' tolerances, not always to the bit: a product that is added is
+rounded twice here where float64 holds no exact product, and numbers that Numba makes float64 stay float32.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from opgrad.cpu.compiler import INTERPRETED
+from opgrad.cpu.compiler.interpret import memory, simd
+from opgrad.cpu.compiler.interpret.memory import FUNCTIONS, STACK
+from opgrad.cpu.compiler.interpret.regions import REGIONS, Region, region_of
+from opgrad.cpu.compiler.interpret.values import Pointer
+from opgrad.cpu.compiler.parameters import (
+    PER_PART,
+    POINTERS,
+    PRIVATE,
+    PRIVATE_HEADER,
+    UNITS,
+    UNITS_HEADER,
+    Float,
+    Parameters,
+    Private,
+    fields,
+)
+
+Task = Callable[[int, int], int]
+_callbacks: list[Any] = []  # which must live as long as plans that hold their addresses
+_failures: list[BaseException] = []
+
+
+def task(kernel: Parameters, dtypes: Sequence[str]) -> int:
+    """The address of a kernel for pointers of these dtypes: calling it runs the kernel's Python function.
+
+    What the function raises cannot pass through native code: `check` raises it when the call is over.
+    """
+
+    def run(arguments: int, part: int) -> int:
+        before = len(STACK)
+        with np.errstate(all="ignore"):
+            kernel.function(*_given(kernel, list(dtypes), arguments, part))
+        del STACK[before:]
+        return 0
+
+    def called(arguments: int, part: int) -> int:
+        if not _failures:
+            try:
+                run(arguments, part)
+            except BaseException as error:
+                _failures.append(error)
+        return 0
+
+    callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(called)
+    _callbacks.append(callback)
+    address = ctypes.cast(callback, ctypes.c_void_p).value or 0
+    FUNCTIONS[address] = run
+    return address
+
+
+def check() -> None:
+    """Raise what a kernel has raised since the last call."""
+    if _failures:
+        raise _failures.pop()
+
+
+def _given(kernel: Parameters, dtypes: list[str], arguments: int, part: int) -> Iterator[Any]:
+    """The values of a kernel's parameters, from the words of its arguments as a compiled task reads them."""
+    load = _word  # of an argument: those stand on a stack that no region tells of
+    start = UNITS_HEADER if kernel.takes_units or kernel.takes_private else 0
+    if start:
+        begin = part * load(arguments, PER_PART)
+        yield range(begin, min(begin + load(arguments, PER_PART), load(arguments, UNITS)))
+    if kernel.takes_part:
+        yield part
+    private = 0
+    if kernel.takes_private:  # the first slot: parts run one after the other
+        private = load(arguments, start + PRIVATE)
+        start += PRIVATE_HEADER
+    bits = 64 if "float64" in dtypes else 32
+    storages, places = iter(dtypes), iter(range(start, 1 << 20))
+    for kind in kernel.parameters.values():
+        yield _value(kind, arguments, places, storages, bits, private)
+
+
+def _word(address: int, index: int) -> int:
+    return ctypes.c_int64.from_address(address + 8 * index).value
+
+
+def _value(kind: Any, arguments: int, places: Iterator[int], storages: Iterator[str], bits: int, private: int) -> Any:
+    """One parameter, from the next words."""
+    inside = fields(kind)
+    if inside:
+        values = [_value(each, arguments, places, storages, bits, private) for each in inside]
+        return kind(*values) if isinstance(kind, type) else tuple(values)
+    place = next(places)
+    if kind is Float:
+        return np.int64(_word(arguments, place)).view(np.float64)
+    word = _word(arguments, place)
+    if kind in POINTERS:
+        return Pointer(word + (private if kind is Private else 0), next(storages), bits)
+    return word
+
+
+def checked(execute: Callable[..., int], overlap: int, plan: Any) -> Callable[..., int]:
+    """What calls a plan on NumPy arrays: kernels may touch these, the plan and its working memory, and nothing else.
+
+    overlap: the status of a call whose arrays have not been compared, which asks for that.
+    """
+    words = Region(plan.address, plan.address + ctypes.sizeof(plan.words), "the plan")
+    tables = [region_of(np.ctypeslib.as_array(each), "a table") for each in plan.tables]
+    names = [*plan.operator.arrays, *plan.operator.results]
+
+    def call(address: int, scratch: int, run: int, context: int, trusted: int, objects: int, *operands: Any) -> int:
+        if not trusted:
+            return overlap
+        addresses = np.array([each.ctypes.data if isinstance(each, np.ndarray) else each or 0 for each in operands])
+        regions = [words, *tables, Region(scratch, scratch + plan.scratch_bytes, "working memory")]
+        given = zip([*names, "the operands"], [*operands, addresses], strict=True)
+        regions += [region_of(array, name) for name, array in given if isinstance(array, np.ndarray) and array.size]
+        with REGIONS.allowed(regions):
+            status = execute(address, addresses.ctypes.data, scratch, 0, 0)
+        check()
+        return status
+
+    return call
+
+
+INTERPRETED.update({**simd.WORDS, **memory.WORDS})

@@ -1,0 +1,105 @@
+"""Every family's kernels run in Python, one vector at a time, with each access checked (OPGRAD_INTERPRET)."""
+
+import pytest
+from subprocesses import run_python
+
+# Small examples of every operator, and shapes that take each layout of softmax.
+FAMILIES = """
+import numpy as np
+import opgrad
+from opgrad.contract import graph_operators, operators
+from opgrad.testing.accuracy import error_in_ulp, tolerance
+from opgrad.testing.examples import Example, examples, expected, listed
+
+SMALL = 3000
+def size(values):
+    return sum(map(size, values)) if isinstance(values, list) else getattr(values, "size", 0)
+
+def check(op, example):
+    got = listed(getattr(opgrad, op.name)(**example.arguments))
+    for found, exact in zip(got, expected(op, example.arguments), strict=True):
+        if found.dtype.kind in "iub":
+            np.testing.assert_array_equal(found, exact)
+        else:
+            error = error_in_ulp(found, exact)
+            assert error <= tolerance(found.dtype.name, example.terms), (op.name, error)
+
+tried = 0
+for op in (*operators().values(), *graph_operators().values()):
+    found = [each for each in examples(op, {dtype!r}) if size(list(each.arguments.values())) < SMALL]
+    tried += bool(found)
+    for example in found[:6]:
+        check(op, example)
+assert tried >= len(operators()) + len(graph_operators()) - 1, tried
+"""
+LAYOUTS = """
+import numpy as np
+import opgrad
+from opgrad import post_ops
+
+rng = np.random.default_rng(0)
+shapes = [(2, 300), (40, 7), (64, 16), (3, 50, 37), (1, 5000), (20, 3)]
+for shape, axis in [*((shape, 1) for shape in shapes), ((9, 4, 2), (1, 2))]:
+    x = rng.standard_normal(shape).astype(np.float32)
+    exact = np.exp(x.astype(np.float64) - x.max(axis, keepdims=True))
+    exact /= exact.sum(axis, keepdims=True)
+    y = opgrad.softmax(x, axis)
+    np.testing.assert_allclose(y, exact, rtol=1e-6)
+    dy = rng.standard_normal(shape).astype(np.float32)
+    dx = exact * (dy - (dy * exact).sum(axis, keepdims=True))
+    np.testing.assert_allclose(opgrad.softmax_grad(dy, y, axis), dx, atol=1e-6)
+    np.testing.assert_allclose(opgrad.log_softmax(x, axis), np.log(exact), rtol=1e-6, atol=1e-6)
+    bias = np.ones(shape[-1], np.float32)
+    given = {"logit_scale": 0.5, "post_ops": [post_ops.add(bias), post_ops.relu()], "where": x > -2}
+    half = np.where(x > -2, np.exp(x.astype(np.float64) / 2), 0)
+    np.testing.assert_allclose(opgrad.softmax(x, axis, **given), half / half.sum(axis, keepdims=True) + 1, rtol=1e-5)
+"""
+OUTSIDE = """
+import numpy as np
+import opgrad
+from opgrad.cpu.compiler.interpret.values import Pointer
+
+x = np.zeros(100, np.float32)
+read = Pointer.read
+Pointer.read = lambda self, i, count: read(self, i + 1000, count)
+try:
+    opgrad.relu(x)
+except IndexError as error:
+    assert str(error).startswith("a kernel touches ") and "which has 400" in str(error), error
+else:
+    raise AssertionError("a kernel read behind x")
+Pointer.read = read
+assert opgrad.relu(x).shape == (100,)  # the next call is not concerned
+"""
+TRACED = """
+import sys
+import numpy as np
+import opgrad
+
+seen = set()
+def trace(frame, event, argument):
+    if "opgrad/cpu/softmax" in frame.f_code.co_filename.replace(chr(92), "/"):
+        seen.add(frame.f_code.co_name)
+    return None
+sys.settrace(trace)
+opgrad.softmax(np.zeros((2, 300), np.float32))
+sys.settrace(None)
+assert seen - {"softmax"}, seen  # a debugger stops inside of kernels
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_every_familys_kernels_agree_with_the_reference(dtype):
+    run_python(FAMILIES.replace("{dtype!r}", repr(dtype)), OPGRAD_INTERPRET="1")
+
+
+def test_each_layout_of_softmax_is_interpreted():
+    run_python(LAYOUTS, OPGRAD_INTERPRET="1")
+
+
+def test_an_access_outside_of_what_was_given_raises():
+    run_python(OUTSIDE, OPGRAD_INTERPRET="1")
+
+
+def test_a_debugger_sees_the_lines_of_kernels():
+    run_python(TRACED, OPGRAD_INTERPRET="1")
