@@ -126,7 +126,6 @@ LAYERS = {
     ),
     "commands/": ("onnx rich typer", "onnxruntime/ terminal training/ training/distributed"),
     "cli": ("rich typer", "bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),
-    "report": ("", "bench/ cli contract/ gradients/ post_ops"),
     "__main__": ("", "cli"),
 }
 
