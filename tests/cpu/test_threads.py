@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -332,6 +333,29 @@ def test_default_is_the_process_s_cpus():
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     assert int(done.stdout) == cpus
+
+
+FAULT = """
+import ctypes, faulthandler, threading, time
+import opgrad
+from opgrad.cpu.runtime import parallel
+faulthandler.enable()
+opgrad.set_num_threads(2)
+@ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
+def part(arguments, number):
+    if threading.current_thread() is threading.main_thread():
+        time.sleep(0.01)
+    else:
+        ctypes.string_at(0)
+parallel.run.call(parallel.team(), ctypes.cast(part, ctypes.c_void_p).value, 0, 200)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_fault_in_a_worker_is_reported():
+    done = subprocess.run([sys.executable, "-c", FAULT], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert done.returncode == -signal.SIGSEGV
+    assert done.stderr.startswith("Fatal Python error: Segmentation fault"), done.stderr
 
 
 INTERRUPT = """

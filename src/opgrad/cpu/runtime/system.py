@@ -13,6 +13,8 @@ import sys
 from typing import Any, Final
 
 HEAP: Final = "malloc", "calloc", "free", "memcpy"
+# Signals that an instruction of the thread itself raises, by name, since Windows lacks some.
+FAULTS: Final = "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS"
 
 
 def address(library: Any, name: str) -> int:
@@ -52,12 +54,14 @@ class Posix:
         return os.sched_getaffinity(0), [address(self._library, name) for name in names]
 
     def start_thread(self, function: int, argument: int) -> str:
-        """Start a thread that Python does not know, with every signal left to Python's own threads.
+        """Start a thread that Python does not know; the reason if the system refuses, else "".
 
-        The reason if the system refuses, else "".
+        Signals to the process are left to Python's own threads. FAULTS are not blocked: a fault whose signal is blocked
+        ends the process before a handler such as faulthandler's has said where it happened.
         """
         entry, handle = ctypes.c_void_p(function), ctypes.c_void_p()
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        faults = {getattr(signal, name) for name in FAULTS if hasattr(signal, name)}
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
         try:
             error = self._library.pthread_create(ctypes.byref(handle), None, entry, ctypes.c_void_p(argument))
         finally:
