@@ -88,16 +88,26 @@ def _start() -> int:
             if get_num_threads() == 1:
                 _team.value = 0
             else:
-                _pool = _pool or Pool()
+                _pool = _pool or _limited(Pool())
                 _choose(_pool, get_num_threads())
         return _team.value
 
 
 def join_openmp() -> None:
-    """Let the threads of torch's OpenMP help the calls to come, where torch is loaded; called under the lock."""
+    """Let the threads of torch's OpenMP help the calls to come, where torch is loaded; called under the lock.
+
+    Where they cannot, the workers that help are no more than torch would use.
+    """
     global _pool
-    if not _forked and not (_pool and _pool.openmp) and (functions := openmp.functions()):
-        _pool, _team.value = Pool(functions), UNSETTLED
+    if not _forked and not (_pool and _pool.openmp) and (functions := openmp.region()):
+        _pool, _team.value = _limited(Pool(functions)), UNSETTLED
+    elif _pool and not _pool.limited:
+        _limited(_pool)
+
+
+def _limited(pool: Pool) -> Pool:
+    pool.limit(openmp.limit())
+    return pool
 
 
 def _choose(pool: Pool, threads: int) -> None:

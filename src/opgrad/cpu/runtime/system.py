@@ -46,12 +46,12 @@ class Posix:
         names = "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_cond_wait", "pthread_cond_broadcast"
         return [address(self._library, name) for name in names]
 
-    def affinity(self) -> tuple[set[int], list[int]]:
-        """The CPUs allowed, and functions to set a thread's, to tell the thread and its CPU; nothing on macOS."""
+    def affinity(self) -> list[int]:
+        """Functions to set a thread's CPUs and to ask for them, to tell the thread and its CPU; none on macOS."""
         if not hasattr(os, "sched_getaffinity") or not hasattr(self._library, "gettid"):
-            return set(), []
-        names = "sched_setaffinity", "gettid", "sched_getcpu"
-        return os.sched_getaffinity(0), [address(self._library, name) for name in names]
+            return []
+        names = "sched_setaffinity", "sched_getaffinity", "gettid", "sched_getcpu"
+        return [address(self._library, name) for name in names]
 
     def start_thread(self, function: int, argument: int) -> str:
         """Start a thread that Python does not know; the reason if the system refuses, else "".
@@ -91,9 +91,9 @@ class Windows:
         names = lock, unlock, "SleepConditionVariableSRW", "WakeAllConditionVariable"
         return [address(self._kernel, name) for name in names]
 
-    def affinity(self) -> tuple[set[int], list[int]]:
-        """Nothing: the scheduler keeps threads apart."""
-        return set(), []
+    def affinity(self) -> list[int]:
+        """None: the scheduler keeps threads apart."""
+        return []
 
     def start_thread(self, function: int, argument: int) -> str:
         """Start a thread that Python does not know; the reason if the system refuses, else ""."""
