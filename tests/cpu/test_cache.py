@@ -149,6 +149,21 @@ def test_a_read_only_cache_of_root_is_used():
         assert os.listdir(cache.folder) == ["name.o"]
 
 
+def test_two_may_try_a_cache_at_once(cache, monkeypatch):
+    """Each makes a file and removes it; here one does both between the other's two steps."""
+    unlink, other = os.unlink, []
+
+    def after_another(path, **options):
+        if not other:
+            other.append("")
+            other[0] = ObjectCache("environment", os.path.dirname(cache.folder)).problem()
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", after_another)
+    assert (cache.problem(), other) == ("", [""])
+    assert os.listdir(cache.folder) == ["name.o"]
+
+
 def test_without_a_home_nothing_is_kept(monkeypatch):
     def unknown(uid):
         raise KeyError(uid)

@@ -1,6 +1,7 @@
 """Processes that compile kernels ahead: what they leave, and what becomes of those who start them."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,6 +35,16 @@ done.append("numba" in sys.modules)
 print(all(done))
 """
 
+STOPPED = """
+found.wait_for_cpu()
+compilers.PATIENCE = 0.5
+for process in found._processes:
+    os.kill(process.pid, signal.SIGSTOP)
+found.add(compilers.missing([execute.execute]))
+execute.execute.link()
+print("numba" in sys.modules, [process.wait(60) for process in found._processes])
+"""
+
 ORPHANS = """
 found.add(compilers.missing([workers.run, workers.work]))
 print(*[process.pid for process in found._processes], flush=True)
@@ -65,6 +76,12 @@ def empty(tmp_path):
 def test_code_comes_from_there_or_is_made_here(empty):
     """Also when the process dies; a forked child has nothing to do with it."""
     assert run_python(BEGIN + LIFE, **empty) == "True"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="a system without signals that stop a process")
+def test_a_process_that_hangs_is_not_waited_for(empty):
+    """Whoever needs the kernel ends it, and compiles."""
+    assert run_python(BEGIN + STOPPED, **empty) == f"True [{-signal.SIGKILL}]"
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="this system does not show processes as files")

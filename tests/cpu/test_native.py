@@ -106,6 +106,23 @@ def test_numba_compiles_for_others_as_ever():
     assert numba.njit(error_model="numpy")(capped)(1, 9) == capped(1, 9)
 
 
+BLAS = """
+import sys
+import numpy as np, opgrad
+opgrad.relu(np.ones(3, "float32"))
+print("numba" in sys.modules, "scipy.linalg" in sys.modules, "scipy" in sys.modules)
+import numba
+a = np.arange(6.0).reshape(2, 3)
+print(np.array_equal(numba.njit(lambda a: np.dot(a, a.T))(a), a @ a.T), "scipy.linalg" in sys.modules)
+"""
+
+
+def test_compiling_loads_no_blas(tmp_path):
+    """OpenBLAS starts threads when it is loaded, and ends the process where it may not. Others' functions have it."""
+    pytest.importorskip("scipy")
+    assert finish(start(BLAS, tmp_path, OPGRAD_COMPILERS="0")).split("\n") == ["True False True", "True True"]
+
+
 def test_no_home_and_an_unknown_user():
     code = f"""
 try:

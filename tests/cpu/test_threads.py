@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from samples import bits, call, sample
 from subprocesses import TIMEOUT, run_python
 
 import opgrad
-from opgrad.cpu.runtime import parallel
+from opgrad.cpu.runtime import groups, parallel
 
 SHAPES = [(7, 40_000), (3000, 37), (40, 33, 65), (1, 300_000), (20_000, 4)]
 GATHERED = 1 << 18  # elements, about, that indices name
@@ -197,7 +198,7 @@ OPENMP = """
 import ctypes, os, threading, time, warnings
 warnings.simplefilter("ignore")
 import numpy as np, opgrad, torch
-from opgrad.cpu.runtime import parallel
+from opgrad.cpu.runtime import groups, parallel
 torch.set_num_threads(2)
 x = torch.randn(64, 20000)
 expected = opgrad.softmax(x)
@@ -236,15 +237,101 @@ print("same in a child" if os.waitpid(child, 0)[1] == 0 else "lost")
 """
 
 
-KEPT_APART = """
-import os, torch, opgrad
+# Calls from one CPU and then another; where the system moves the caller between them, from any.
+CPUS = """
+import ctypes, os, time
+import numpy as np
 from pathlib import Path
-torch.set_num_threads(2)
+import opgrad
+from opgrad.cpu.runtime import parallel, workers
+x = np.random.default_rng(0).normal(size=(64, 20000)).astype("float32")
+def threads(): return [int(path.name) for path in Path("/proc/self/task").iterdir()]
+def masks(): return {thread: os.sched_getaffinity(thread) for thread in threads()}
+def choose(cpus):
+    for thread in threads(): os.sched_setaffinity(thread, cpus)
+def call_from(cpu):
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {cpu})
+    os.sched_setaffinity(0, allowed)
+    opgrad.softmax(x)
+everywhere = os.sched_getaffinity(0)
+first, second, *_ = sorted(everywhere)
 opgrad.set_num_threads(2)
-x = torch.randn(64, 20000).numpy()
+others = set(threads())
+opgrad.softmax(x)
+(worker,) = set(threads()) - others
+def word(place): return ctypes.c_int64.from_address(parallel._pool.address + 8 * place).value
+while word(workers.THREADS) != worker: time.sleep(0.01)
+"""
+OWN = """
+found = []
+for cpu in (first, second) * 5:
+    call_from(cpu)
+    if word(workers.CPU) != workers.NO_CPU:  # as the worker leaves it, once
+        found.append(os.sched_getaffinity(worker) == everywhere - {word(workers.CPU)})
+print(len(found) > 0 and all(found))
+"""
+CHOSEN = """
+found = []
+for cpus in ({first}, {second}, {first}, everywhere) * 3:
+    for cpu in (first, second): call_from(cpu)
+    choose(cpus)
+    for cpu in sorted(cpus): call_from(cpu)
+    found.append(all(mask <= cpus for mask in masks().values()))
+print(all(found) and os.sched_getaffinity(worker) < everywhere)
+"""
+OF_TORCH = """
+import torch
+torch.set_num_threads(2)
+torch.relu(torch.ones(1 << 20))
+before = masks()
+opgrad.softmax(x[:50])
+print(parallel._pool.openmp, len(before) > 2)
+for cpu in (first, second): call_from(cpu)
+print(masks() == before)
+choose({second})
 for _ in range(3): opgrad.softmax(x)
-allowed = [os.sched_getaffinity(int(path.name)) for path in Path("/proc/self/task").iterdir()]
-print(any(cpus < os.sched_getaffinity(0) for cpus in allowed))
+print(set(map(frozenset, masks().values())) == {frozenset({second})})
+"""
+
+
+def few_cpus():
+    return not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2
+
+
+@pytest.mark.xfail(few_cpus(), reason="the system has one CPU alone, or does not let threads choose", run=False)
+@pytest.mark.parametrize("code", [OWN, CHOSEN], ids=["the caller's CPU", "masks that change"])
+def test_workers_leave_the_callers_cpu_within_their_mask(code):
+    """Whoever changes the CPUs of all threads, as taskset does, is respected from the next call on."""
+    assert run_python(CPUS + code) == "True"
+
+
+FORKED = """
+import ctypes, os, sys, threading, time, warnings
+warnings.simplefilter("ignore")
+import numpy as np, opgrad
+from opgrad.cpu.runtime import parallel
+{before}
+opgrad.set_num_threads(3)
+x = np.random.default_rng(0).normal(size=(64, 20000)).astype("float32")
+opgrad.softmax(x)
+seen = set()
+@ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
+def part(arguments, number):
+    seen.add(threading.get_native_id())
+    time.sleep(0.005)
+def at_work(threads):
+    torch.set_num_threads(threads)
+    seen.clear()
+    parallel.run.call(parallel.team(), ctypes.cast(part, ctypes.c_void_p).value, 0, 30)
+    return len(seen) <= threads
+if child := os.fork():
+    sys.exit(os.waitpid(child, 0)[1])
+opgrad.softmax(x)
+{after}
+opgrad.softmax(x[:50])  # a new plan, which finds torch
+print(all(map(at_work, (1, 2, 1))), parallel._pool.workers, parallel._pool.openmp, flush=True)
+os._exit(0)
 """
 
 
@@ -271,12 +358,16 @@ if importlib.util.find_spec("torch"):
     def test_beside_torch(order):
         assert run_python(TOGETHER.format(first=order[0], second=order[1])) == "True"
 
+    @pytest.mark.xfail(few_cpus(), reason="the system has one CPU alone, or does not let threads choose", run=False)
+    def test_threads_of_torch_are_left_alone():
+        assert run_python(CPUS + OF_TORCH).splitlines() == ["True True", "True", "True"]
+
     @pytest.mark.skipif(sys.platform != "linux", reason="torch's OpenMP can be asked for its threads on Linux alone")
-    @pytest.mark.parametrize(("binding", "kept_apart"), [({}, "True"), ({"OMP_PROC_BIND": "false"}, "False")])
-    def test_helpers_leave_the_callers_cpu(binding, kept_apart):
-        if len(os.sched_getaffinity(0)) < 2:
-            pytest.xfail("there is one CPU alone")
-        assert run_python(KEPT_APART, **binding) == kept_apart
+    @pytest.mark.parametrize("places", [("import torch", ""), ("", "import torch")], ids=["before", "in the child"])
+    def test_a_forked_child_uses_no_more_threads_than_torch(places):
+        """As the workers of a DataLoader, each of which has torch use one."""
+        before, after = places
+        assert run_python(FORKED.format(before=before, after=after)) == "True 2 False"
 
     @pytest.mark.skipif(sys.platform != "linux", reason="torch's OpenMP can be asked for its threads on Linux alone")
     def test_help_from_openmp():
@@ -331,7 +422,30 @@ def test_default_is_the_process_s_cpus():
     environment = {name: value for name, value in os.environ.items() if name != "OPGRAD_NUM_THREADS"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    assert int(done.stdout) == cpus
+    assert int(done.stdout) == max(1, int(min(cpus, groups.cpus())))
+
+
+FAULT = """
+import ctypes, faulthandler, threading, time
+import opgrad
+from opgrad.cpu.runtime import groups, parallel
+faulthandler.enable()
+opgrad.set_num_threads(2)
+@ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
+def part(arguments, number):
+    if threading.current_thread() is threading.main_thread():
+        time.sleep(0.01)
+    else:
+        ctypes.string_at(0)
+parallel.run.call(parallel.team(), ctypes.cast(part, ctypes.c_void_p).value, 0, 200)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_fault_in_a_worker_is_reported():
+    done = subprocess.run([sys.executable, "-c", FAULT], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert done.returncode == -signal.SIGSEGV
+    assert done.stderr.startswith("Fatal Python error: Segmentation fault"), done.stderr
 
 
 INTERRUPT = """

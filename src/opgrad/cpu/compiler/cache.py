@@ -89,8 +89,9 @@ class ObjectCache:
             return f"there is no home directory; name a folder in {VARIABLE}"
         try:
             with trust.opened(self.folder, make=True) as place:
-                _replace(place, ".trial", b"")
-                os.unlink(place.entry(".trial"), dir_fd=place.descriptor)
+                trial = place.entry(_temporary("trial"))  # a name of its own: other processes try at the same time
+                os.close(os.open(trial, CREATE, 0o600, dir_fd=place.descriptor))
+                os.unlink(trial, dir_fd=place.descriptor)
         except trust.UntrustedError as problem:
             return str(problem)
         except OSError as error:
@@ -121,7 +122,7 @@ class ObjectCache:
 
 def _replace(place: trust.Folder, name: str, data: bytes) -> None:
     """Put a file in the place of another in one step; if that fails, nothing is left behind."""
-    temporary, at = place.entry(f".{name}.{os.urandom(8).hex()}"), place.descriptor
+    temporary, at = place.entry(_temporary(name)), place.descriptor
     descriptor = os.open(temporary, CREATE, 0o600, dir_fd=at)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -131,3 +132,8 @@ def _replace(place: trust.Folder, name: str, data: bytes) -> None:
         with suppress(OSError):
             os.unlink(temporary, dir_fd=at)
         raise
+
+
+def _temporary(name: str) -> str:
+    """A name that no other process takes."""
+    return f".{name}.{os.urandom(8).hex()}"

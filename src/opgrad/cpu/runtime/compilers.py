@@ -28,6 +28,7 @@ VARIABLE = "OPGRAD_COMPILERS"
 MOST = 16  # processes
 IDLE = 10.0  # seconds without work after which a process ends: it takes 150 MB
 LOOK = 0.1  # seconds between two looks at how far they are
+PATIENCE = 120.0  # seconds without an answer of any process after which they are taken to hang: a kernel takes a few
 PROCESS = "opgrad.cpu.runtime.compiler_process"  # what each of them runs
 BOOT = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from {} import main; main({})"
 BESIDE = 10  # how nice a process is whose work nobody waits for
@@ -45,6 +46,7 @@ class Compilers:
         self._todo: deque[Request] = deque()
         self._known: dict[str, threading.Event] = {}  # by entry: set when there is nothing more to wait for
         self._news = threading.Event()
+        self._answered = 0.0  # when the last answer came
         self._processes: list[Any] = []
         try:
             for _ in range(count):
@@ -78,16 +80,27 @@ class Compilers:
         return entry in self._known
 
     def wait(self, entries: Iterable[str], progress: Progress = lambda done, total: None) -> None:
-        """Wait until these are compiled, or nobody will."""
-        events = [self._known[each] for each in entries]
+        """Wait until these are compiled, or nobody will: processes that do not answer for long are ended."""
+        events, began = [self._known[each] for each in entries], time.monotonic()
         for event in events:
             while not event.wait(LOOK):
                 progress(sum(each.is_set() for each in events), len(events))
+                if self._hang(began):
+                    return
 
     def wait_for_cpu(self) -> None:
         """Wait until a process has left word of the CPU in the cache, for which this one would have to load LLVM."""
-        while self.usable and not cpu_is_known():
+        began = time.monotonic()
+        while self.usable and not cpu_is_known() and not self._hang(began):
             time.sleep(LOOK / 10)
+
+    def _hang(self, began: float) -> bool:
+        """Whether no process has answered for long, to one who began to wait then; if so, they are ended."""
+        hang = time.monotonic() - max(began, self._answered) > PATIENCE
+        if hang:
+            for process in self._processes:
+                process.kill()
+        return hang
 
     def close(self) -> None:
         """End the processes."""
@@ -108,6 +121,7 @@ class Compilers:
                 try:
                     process.stdin.write(pickle.dumps(request))
                     alive = bool(process.stdout.readline())
+                    self._answered = time.monotonic()
                 finally:
                     self._known[request[0]].set()
                 if not alive:

@@ -6,7 +6,7 @@ import os
 import warnings
 from typing import Final
 
-from opgrad.cpu.runtime import openmp
+from opgrad.cpu.runtime import groups, openmp
 from opgrad.cpu.runtime.workers import MOST_THREADS, Pool, run
 from opgrad.locks import in_child, settling
 
@@ -16,12 +16,14 @@ __all__ = ["MOST_THREADS", "default_threads", "get_num_threads", "join_openmp", 
 def default_threads() -> int:
     """OPGRAD_NUM_THREADS, else the number of CPUs that this process may use; at most MOST_THREADS.
 
-    The variable is not refused for being large: it travels between machines, and results do not depend on it.
+    That is those it may run on, and no more than the quota of its control groups: a group that has used its time up
+    stands still for the rest of the period, so a quota of 2.5 CPUs makes two threads. The variable is not refused for
+    being large: it travels between machines, and results do not depend on it.
     """
     wanted = os.environ.get("OPGRAD_NUM_THREADS")
     if wanted is None:
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(cpus, MOST_THREADS)
+        return max(1, int(min(cpus, groups.cpus(), MOST_THREADS)))
     if not wanted.isdecimal() or int(wanted) < 1:
         raise ValueError(f"OPGRAD_NUM_THREADS is {wanted!r}, expected a whole number of at least 1")
     return min(int(wanted), MOST_THREADS)
@@ -86,16 +88,26 @@ def _start() -> int:
             if get_num_threads() == 1:
                 _team.value = 0
             else:
-                _pool = _pool or Pool()
+                _pool = _pool or _limited(Pool())
                 _choose(_pool, get_num_threads())
         return _team.value
 
 
 def join_openmp() -> None:
-    """Let the threads of torch's OpenMP help the calls to come, where torch is loaded; called under the lock."""
+    """Let the threads of torch's OpenMP help the calls to come, where torch is loaded; called under the lock.
+
+    Where they cannot, the workers that help are no more than torch would use.
+    """
     global _pool
-    if not _forked and not (_pool and _pool.openmp) and (functions := openmp.functions()):
-        _pool, _team.value = Pool(functions), UNSETTLED
+    if not _forked and not (_pool and _pool.openmp) and (functions := openmp.region()):
+        _pool, _team.value = _limited(Pool(functions)), UNSETTLED
+    elif _pool and not _pool.limited:
+        _limited(_pool)
+
+
+def _limited(pool: Pool) -> Pool:
+    pool.limit(openmp.limit())
+    return pool
 
 
 def _choose(pool: Pool, threads: int) -> None:

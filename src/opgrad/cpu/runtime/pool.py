@@ -14,7 +14,6 @@ import ctypes
 import mmap
 import os
 from functools import cache
-from pathlib import Path
 from typing import Final
 
 from opgrad.cpu.compiler.memory import (
@@ -28,6 +27,7 @@ from opgrad.cpu.compiler.memory import (
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
+from opgrad.cpu.runtime import groups
 from opgrad.cpu.runtime.system import system
 from opgrad.locks import in_child, settling
 
@@ -255,13 +255,9 @@ def bound() -> int:
 
 
 def _memory() -> int:
-    """The bytes of memory that this process may use, as far as the system says: the machine's, a control group's."""
+    """The bytes of memory that this process may use, as far as the system says: the machine's, its control groups'."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else MOST * SHARE
-    try:
-        allowed = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return machine
-    return min(machine, int(allowed)) if allowed.isdecimal() else machine
+    return int(min(machine, groups.memory()))
 
 
 _words: ctypes.Array[ctypes.c_int64] | None = None

@@ -13,6 +13,8 @@ import sys
 from typing import Any, Final
 
 HEAP: Final = "malloc", "calloc", "free", "memcpy"
+# Signals that an instruction of the thread itself raises, by name, since Windows lacks some.
+FAULTS: Final = "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS"
 
 
 def address(library: Any, name: str) -> int:
@@ -44,20 +46,22 @@ class Posix:
         names = "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_cond_wait", "pthread_cond_broadcast"
         return [address(self._library, name) for name in names]
 
-    def affinity(self) -> tuple[set[int], list[int]]:
-        """The CPUs allowed, and functions to set a thread's, to tell the thread and its CPU; nothing on macOS."""
+    def affinity(self) -> list[int]:
+        """Functions to set a thread's CPUs and to ask for them, to tell the thread and its CPU; none on macOS."""
         if not hasattr(os, "sched_getaffinity") or not hasattr(self._library, "gettid"):
-            return set(), []
-        names = "sched_setaffinity", "gettid", "sched_getcpu"
-        return os.sched_getaffinity(0), [address(self._library, name) for name in names]
+            return []
+        names = "sched_setaffinity", "sched_getaffinity", "gettid", "sched_getcpu"
+        return [address(self._library, name) for name in names]
 
     def start_thread(self, function: int, argument: int) -> str:
-        """Start a thread that Python does not know, with every signal left to Python's own threads.
+        """Start a thread that Python does not know; the reason if the system refuses, else "".
 
-        The reason if the system refuses, else "".
+        Signals to the process are left to Python's own threads. FAULTS are not blocked: a fault whose signal is blocked
+        ends the process before a handler such as faulthandler's has said where it happened.
         """
         entry, handle = ctypes.c_void_p(function), ctypes.c_void_p()
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        faults = {getattr(signal, name) for name in FAULTS if hasattr(signal, name)}
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
         try:
             error = self._library.pthread_create(ctypes.byref(handle), None, entry, ctypes.c_void_p(argument))
         finally:
@@ -87,9 +91,9 @@ class Windows:
         names = lock, unlock, "SleepConditionVariableSRW", "WakeAllConditionVariable"
         return [address(self._kernel, name) for name in names]
 
-    def affinity(self) -> tuple[set[int], list[int]]:
-        """Nothing: the scheduler keeps threads apart."""
-        return set(), []
+    def affinity(self) -> list[int]:
+        """None: the scheduler keeps threads apart."""
+        return []
 
     def start_thread(self, function: int, argument: int) -> str:
         """Start a thread that Python does not know; the reason if the system refuses, else ""."""

@@ -51,22 +51,24 @@ C_LOCK, C_UNLOCK, C_WAIT, C_WAKE = 40, 41, 42, 43  # addresses of the system's f
 MUTEX, CONDITION = 48, 64
 NEXT, LINE = 80, 8  # for each thread, on a line of its own: the next part of its share
 MOST_SHARES = 64
-# Linux: the CPU of the last caller, the system's functions, the CPUs allowed, those for helpers, their threads; in a
-# region with the CPU that each has left, thread << 32 | CPU.
-CPU, C_GET_CPU, C_SET_AFFINITY, C_GET_THREAD = 34, 44, 45, 46
-# Where OpenMP's threads do the parts, functions: a parallel region, my number in it, how many threads torch would use.
+# Linux: the CPU of the last caller, and the system's functions.
+CPU, C_GET_CPU, C_SET_AFFINITY, C_GET_AFFINITY, C_GET_THREAD = 34, 44, 45, 46, 47
+# Where OpenMP's threads do the parts, functions: a parallel region, my number in it. Where torch is loaded: how many
+# threads it would use.
 C_REGION, C_NUMBER, C_LIMIT, WORK_IN_REGION = 36, 37, 38, 39
-ALLOWED = NEXT + LINE * MOST_SHARES
+# The workers' threads as the system numbers them; sets of CPUs: the caller's but its own, those that a worker has now;
+# for each worker those that it may use, and those among them that it was given.
+THREADS = NEXT + LINE * MOST_SHARES
 MASK_WORDS = 16  # 1024 CPUs
-FOR_WORKERS, THREADS = ALLOWED + MASK_WORDS, ALLOWED + 2 * MASK_WORDS
-TEAMS = THREADS + MOST_SHARES  # for each number of workers a team: the pool's address, and that number
+CALLERS = THREADS + MOST_SHARES
+NOW, MASKS = CALLERS + MASK_WORDS, CALLERS + 2 * MASK_WORDS
+TEAMS = MASKS + 2 * MASK_WORDS * MOST_SHARES  # for each number of workers a team: the pool's address, and that number
 POOL, WORKERS, TEAM = 0, 1, 2
 NO_CPU = -1
 
 GENERATION, MAY_JOIN = 32, 16  # how far these are shifted in JOB
 FIELD = 0xFFFF
 MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))  # of a call; more than four for each CPU only wait
-BINDINGS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")  # the user's own for OpenMP's threads
 SPINS = 1500  # about 50 µs of waiting for the next job before a worker sleeps
 
 
@@ -127,45 +129,51 @@ def _await_job(pool: int, me: int, seen: int) -> int:
 
 
 @inline
-def _leave_cpu(pool: int) -> bool:
-    """Write the CPUs for helpers, all that are allowed but the caller's; whether that is another one than before.
+def _keep_workers_apart(pool: int) -> None:
+    """Keep the workers off the caller's CPU, unless it is the one of the call before.
 
     The scheduler may wake a helper on the caller's CPU though another is idle, as on virtual machines, and leaves it
     there for milliseconds, in which the caller waits: after a pause of 20 ms relu of a million elements took 7.8 ms
-    with OpenMP's threads and takes 0.3 (Zen 5, 2 threads).
+    and takes 0.3 (Zen 5, 2 threads). Threads that are not ours, such as OpenMP's, run where their owners let them.
     """
-    if load_word(pool, C_GET_CPU) == 0:
-        return False
-    cpu = call_address(load_word(pool, C_GET_CPU)) & 0xFFFF
-    if cpu == load_word(pool, CPU) or cpu >= 64 * MASK_WORDS:
-        return False
-    store_word(pool, CPU, cpu)
+    if load_word(pool, C_GET_CPU):
+        cpu = call_address(load_word(pool, C_GET_CPU)) & 0xFFFF
+        if cpu != load_word(pool, CPU) and cpu < 64 * MASK_WORDS:
+            store_word(pool, CPU, cpu)
+            if _read_mask(pool, 0, CALLERS):
+                own = CALLERS + cpu // 64
+                store_word(pool, own, load_word(pool, own) & ~(1 << (cpu % 64)))
+                for worker in range(min(atomic_load(pool + 8 * STARTED), MOST_SHARES)):
+                    _keep_apart(pool, atomic_load(pool + 8 * (THREADS + worker)), MASKS + 2 * MASK_WORDS * worker)
+
+
+@inline
+def _read_mask(pool: int, thread: int, place: int) -> bool:
+    """Write the CPUs of a thread, 0 for this one, into the pool's words; whether the system has told them."""
+    return call_address(load_word(pool, C_GET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * place) & 0xFFFFFFFF == 0
+
+
+@inline
+def _keep_apart(pool: int, thread: int, allowed: int) -> None:
+    """Keep a worker off the caller's CPU, on others that both may use, if there are any.
+
+    It may use those that it had when it started. If it has others now than it was given, somebody has changed them, as
+    `taskset` does, and it may use these from then on. Whoever changes them to just those that it was given, with those
+    of all other threads, is respected because it never gets one that the caller may not use.
+    """
+    if thread == 0 or not _read_mask(pool, thread, NOW):  # 0: it has not written it yet
+        return
+    given, changed, left = allowed + MASK_WORDS, False, 0
     for word in range(MASK_WORDS):
-        store_word(pool, FOR_WORKERS + word, load_word(pool, ALLOWED + word))
-    own = FOR_WORKERS + cpu // 64
-    store_word(pool, own, load_word(pool, own) & ~(1 << (cpu % 64)))
-    return True
-
-
-@inline
-def _keep_apart(pool: int, thread: int) -> None:
-    """Keep a thread, 0 for this one, off the caller's CPU."""
-    call_address(load_word(pool, C_SET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * FOR_WORKERS)
-
-
-@inline
-def _keep_workers_apart(pool: int) -> None:
-    """Keep the workers off the caller's CPU."""
-    if _leave_cpu(pool):
-        for worker in range(min(atomic_load(pool + 8 * STARTED), MOST_SHARES)):
-            thread = atomic_load(pool + 8 * (THREADS + worker))
-            if thread:  # 0, of a worker that has not written it yet, would be the caller
-                _keep_apart(pool, thread)
-
-
-@inline
-def _this_thread(pool: int) -> int:
-    return call_address(load_word(pool, C_GET_THREAD)) & 0xFFFFFFFF
+        changed |= load_word(pool, NOW + word) != load_word(pool, given + word)
+    for word in range(MASK_WORDS):
+        if changed:
+            store_word(pool, allowed + word, load_word(pool, NOW + word))
+        left |= load_word(pool, allowed + word) & load_word(pool, CALLERS + word)
+    if left:
+        for word in range(MASK_WORDS):
+            store_word(pool, given + word, load_word(pool, allowed + word) & load_word(pool, CALLERS + word))
+        call_address(load_word(pool, C_SET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * given)
 
 
 @native(1)
@@ -173,7 +181,7 @@ def work(pool: int) -> int:
     """What a worker thread does, forever."""
     me = atomic_add(pool + 8 * STARTED, 1)
     if load_word(pool, C_GET_CPU) and me < MOST_SHARES:
-        atomic_store(pool + 8 * (THREADS + me), _this_thread(pool))
+        atomic_store(pool + 8 * (THREADS + me), call_address(load_word(pool, C_GET_THREAD)) & 0xFFFFFFFF)
         atomic_store(pool + 8 * CPU, NO_CPU)
     seen = 0
     while True:
@@ -225,24 +233,16 @@ def _run_with_workers(pool: int, workers: int) -> None:
 
 @native(1)
 def work_in_region(pool: int) -> int:
-    """What a thread of OpenMP does in a parallel region: the parts of the share of its number first.
-
-    Where a thread may run only it says itself: the runtime may have ended others, whose numbers then name strangers.
-    """
-    shares, number = load_word(pool, SHARES), call_address(load_word(pool, C_NUMBER)) & 0xFFFFFFFF
-    if 0 < number <= MOST_SHARES and load_word(pool, C_GET_CPU):
-        known, state = pool + 8 * (THREADS + number - 1), _this_thread(pool) << GENERATION | load_word(pool, CPU)
-        if atomic_load(known) != state:
-            _keep_apart(pool, 0)
-            atomic_store(known, state)
-    _take_parts(pool, number, shares)
+    """What a thread of OpenMP does in a parallel region: the parts of the share of its number first."""
+    number = call_address(load_word(pool, C_NUMBER)) & 0xFFFFFFFF
+    _take_parts(pool, number, load_word(pool, SHARES))
     return 0
 
 
 @inline
 def _helpers(pool: int, workers: int) -> int:
-    """How many threads may help the caller: no more than torch would use, where torch's threads do the parts."""
-    if load_word(pool, C_REGION):
+    """How many threads may help the caller: no more than torch would use, where it is loaded."""
+    if load_word(pool, C_LIMIT):
         return min(workers, (call_address(load_word(pool, C_LIMIT)) & 0xFFFFFFFF) - 1)
     return workers
 
@@ -262,7 +262,6 @@ def run(team: int, task: int, arguments: int, parts: int) -> int:
     _write_job(pool, shares, task, arguments, parts)
     if load_word(pool, C_REGION):
         store_word(pool, SHARES, shares)
-        _leave_cpu(pool)
         call_address(load_word(pool, C_REGION), load_word(pool, WORK_IN_REGION), pool, workers + 1, 0)
     else:
         _keep_workers_apart(pool)
@@ -275,25 +274,29 @@ class Pool:
     """The memory block of a call's helpers, and how many there are: own workers, or the threads of OpenMP."""
 
     def __init__(self, openmp: Sequence[int] = ()) -> None:
-        """openmp: the addresses of its functions, in the order of their words."""
+        """openmp: the addresses of the functions of its parallel regions."""
         count = TEAMS + TEAM * MOST_THREADS
         memory = ctypes.create_string_buffer(8 * count + 64)
         # Workers outlive the interpreter's objects: what they read is never freed.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
         self.address = (ctypes.addressof(memory) + 63) & ~63
         self.workers = 0
-        words = (ctypes.c_int64 * count).from_address(self.address)
+        self._words = words = (ctypes.c_int64 * count).from_address(self.address)
         waiting = system().waiting(self.address + 8 * MUTEX, self.address + 8 * CONDITION)
         words[C_LOCK], words[C_UNLOCK], words[C_WAIT], words[C_WAKE] = waiting
         words[CPU] = NO_CPU
-        self.openmp = bool(openmp)
-        if not openmp or not any(os.environ.get(name) for name in BINDINGS):
-            _allow_affinity(words)
+        self.openmp, self.limited = bool(openmp), False
         if openmp:
-            words[C_REGION], words[C_NUMBER], words[C_LIMIT] = openmp
+            words[C_REGION], words[C_NUMBER] = openmp
             words[WORK_IN_REGION] = work_in_region.address
+        elif affinity := system().affinity():
+            words[C_SET_AFFINITY], words[C_GET_AFFINITY], words[C_GET_THREAD], words[C_GET_CPU] = affinity
         for workers, place in enumerate(range(TEAMS, count, TEAM)):
             words[place + POOL], words[place + WORKERS] = self.address, workers
+
+    def limit(self, function: int) -> None:
+        """Have no more threads at work than this function says, at an address, when a call starts; 0: no function."""
+        self._words[C_LIMIT], self.limited = function, function != 0
 
     def team(self, workers: int) -> int:
         """The address of the team of so many workers, which must have been started."""
@@ -309,13 +312,3 @@ class Pool:
                 return refusal
             self.workers += 1
         return ""
-
-
-def _allow_affinity(words: ctypes.Array[ctypes.c_int64]) -> None:
-    """Let callers keep workers off their CPU, where the system can say which it is and there is another."""
-    cpus, functions = system().affinity()
-    if len(cpus) < 2 or max(cpus) >= 64 * MASK_WORDS:
-        return
-    for cpu in cpus:
-        words[ALLOWED + cpu // 64] |= ctypes.c_int64(1 << cpu % 64).value
-    words[C_SET_AFFINITY], words[C_GET_THREAD], words[C_GET_CPU] = functions

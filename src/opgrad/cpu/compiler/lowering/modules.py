@@ -4,9 +4,12 @@ Numba optimises every function with all that it calls, and makes machine code of
 Ours are inlined into a kernel, whose module alone is optimised, once: this takes 7.4 s for 16 kernels, that took 18 s.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
+from unittest.mock import patch
 
 import llvmlite.binding as llvm
 from numba import _dynfunc
@@ -57,12 +60,34 @@ def _uncallable(library: Any, fndesc: Any, env: Any) -> Any:
     return _dynfunc.make_function(fndesc.lookup_module(), fndesc.qualname, "", 0, env, (library,))
 
 
+def _refresh(context: Any) -> None:
+    """Have Numba load what it knows of NumPy, the first time without SciPy's BLAS, which no kernel calls.
+
+    The module `arraymath` imports that BLAS only to learn whether there is one, and OpenBLAS starts threads when it is
+    loaded: it takes 0.2 s, and ends the process where the system refuses threads. Where SciPy is installed there
+    is one. A program that multiplies matrices with Numba still loads it when that is compiled.
+    """
+    from numba.np import linalg
+
+    if "numba.np.arraymath" in sys.modules or not hasattr(linalg, "ensure_blas"):
+        context.refresh()
+        return
+    with patch.object(linalg, "ensure_blas", _ensure_scipy):
+        context.refresh()
+    sys.modules["numba.np.arraymath"].ensure_blas = linalg.ensure_blas
+
+
+def _ensure_scipy() -> None:
+    if find_spec("scipy") is None:
+        raise ImportError("there is no SciPy")
+
+
 @contextmanager
 def unoptimised() -> Iterator[None]:
     """Meanwhile Numba, which compiles for one thread at a time, goes no further than LLVM's language."""
     with global_compiler_lock:
         context = cpu_target.target_context
-        context.refresh()  # Numba's own runtime is compiled as ever
+        _refresh(context)  # Numba's own runtime is compiled as ever
         code = context.codegen()
         code._library_class, context.get_executable = _Library, _uncallable
         try:
