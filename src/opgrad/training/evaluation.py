@@ -84,6 +84,7 @@ class Evaluator:
         batch_size: rows computed at once.
         """
         loss = right = counted = 0.0
+        parameters = {**parameters, **self._artifacts.constants}
         names = [item.name for item in self._session.get_inputs() if item.name not in parameters]
         wanted = [self._artifacts.loss, *(name for name in self._compared if name in self._types)]
         for batch in _batches(data, batch_size):
@@ -108,7 +109,7 @@ class Evaluator:
         names = [item.name for item in session.get_inputs()]
         right = counted = 0
         for batch in _batches(data, batch_size):
-            found = dict(batch.arrays)
+            found = {**batch.arrays, **self._artifacts.constants}
             outputs = session.run(None, {name: found[name] for name in names})
             found |= dict(zip([item.name for item in session.get_outputs()], outputs, strict=True))
             if rest is not None:
@@ -151,7 +152,7 @@ def label_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tupl
     model = graph_between(artifacts.eval_model, [], declared_outputs(artifacts.eval_model, [objective.scores], who))
     import_microsoft(model)
     session = open_session(model, session_options(1), who)
-    values = {**batch, **artifacts.trainable, **artifacts.frozen}
+    values = {**batch, **artifacts.values}
     shape: tuple[int, ...] = session.run(None, {item.name: values[item.name] for item in session.get_inputs()})[0].shape
     return shape[:1] + shape[2:]
 

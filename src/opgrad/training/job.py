@@ -27,6 +27,7 @@ from opgrad.training.metrics import best_epoch, write_text
 from opgrad.training.plot import plot_losses
 from opgrad.training.recipe import FILE, Recipe
 from opgrad.training.state import BEST, LAST, Resumption, RunState, fingerprint
+from opgrad.writing import staged
 
 MODEL = "model.onnx"  # of a run's results
 
@@ -117,6 +118,7 @@ def train(
     training, validation, test = _whole_batches(artifacts, recipe, file)
     trainer, state = _begin(artifacts, recipe, training, resumption, processes)
     properties = resumption.properties if resumption else {}
+    trainer.check_export()
     fit = Fit(trainer, training, validation, state, output, properties, processes)
     if processes is None or processes.is_first:
         _make_folder(output)
@@ -185,8 +187,9 @@ def _whole_batches(
 def _write(run: Run) -> None:
     """Write the picture and the figures of a run."""
     title, state = f"{run.artifacts.name}: loss", run.state
-    plot_losses(state.history, run.batch_losses, run.test.loss, title, run.output / "loss.png")
-    write_text(json.dumps(metrics(run), indent=1) + "\n", run.output / "metrics.json")
+    with staged(run.output) as folder:
+        plot_losses(state.history, run.batch_losses, run.test.loss, title, folder / "loss.png")
+        write_text(json.dumps(metrics(run), indent=1) + "\n", folder / "metrics.json")
 
 
 def _begin(

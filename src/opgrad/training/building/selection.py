@@ -1,7 +1,7 @@
 """Which tensors of a model are its weights, and which of them are trained."""
 
 import fnmatch
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from opgrad.onnxruntime.messages import MICROSOFT, domain_of
 from opgrad.onnxruntime.opset import all_nodes
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near, without_values
-from opgrad.training.building.values import array_of, size_of
+from opgrad.training.building.values import Held, array_of, size_of
 
 ALL = tuple(range(64))
 # The places of weights among the inputs of operators.
@@ -69,7 +69,8 @@ class Candidates:
     adds or looks up. statistics: the names of means and variances of batch normalization.
     """
 
-    def __init__(self, model: onnx.ModelProto):
+    def __init__(self, model: onnx.ModelProto, apart: Mapping[str, Held] | None = None):
+        self._apart = apart or {}
         self.tensors = {each.name: each for each in model.graph.initializer}
         for node in model.graph.node:
             if node.op_type == "Constant" and not domain_of(node) and (tensor := constant_tensor(node)) is not None:
@@ -104,7 +105,7 @@ class Candidates:
 
     def _is_scale(self, name: str) -> bool:
         """Whether what is added or multiplied is no mask."""
-        values = array_of(self.tensors[name])
+        values = array_of(self._apart.get(name, self.tensors[name]))
         with np.errstate(invalid="ignore", over="ignore"):
             return bool(np.all(np.abs(values) < LARGEST_SCALE))
 
@@ -131,15 +132,17 @@ def select(
     requires_grad: Iterable[str] | None,
     frozen_params: Iterable[str] | None,
     who: str,
+    apart: Mapping[str, Held] | None = None,
 ) -> Selection:
     """Choose the parameters of a model with a loss.
 
     requires_grad: names or patterns; None: all weights on which the loss depends. frozen_params: names or patterns.
-    Batch normalization that trains gets its statistics as frozen parameters, which each step changes.
+    Batch normalization that trains gets its statistics as frozen parameters, which each step changes. apart: the values
+    of initializers that are placeholders.
 
     Raises ValueError for names and patterns that match nothing, and for a model without weights.
     """
-    candidates = Candidates(model)
+    candidates = Candidates(model, apart)
     inputs, tensors = [each.name for each in model.graph.input], candidates.tensors
     exact, loose = _matching("requires_grad", requires_grad or (), [*tensors, *inputs], candidates.weights, who)
     parameters = [*candidates.weights, *candidates.statistics]
