@@ -4,7 +4,7 @@ Whatever is wrong with one is a ValueError of one line with the file's name.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -113,11 +113,18 @@ def _fault_of_tensor(tensor: TensorProto) -> str | None:
 # --- tensors in other files ------------------------------------------------------------------------------------------
 
 
-def read_outside(model: onnx.ModelProto, path: Path, who: str) -> None:
-    """Read the tensors that a model keeps in other files. path: of the model. who: the caller, for messages."""
+def read_outside(
+    model: onnx.ModelProto, path: Path, who: str, left: Callable[[TensorProto], bool] = lambda tensor: False
+) -> None:
+    """Read the tensors that a model keeps in other files.
+
+    path: of the model. who: the caller, for messages. left: which of them are left as they are.
+    """
     tensors = [tensor for tensor in _messages(model) if isinstance(tensor, TensorProto) and uses_external_data(tensor)]
     with naming_outside(path, who):
         for tensor in tensors:
+            if left(tensor):
+                continue
             place_of(tensor, path.parent)
             load_external_data_for_tensor(tensor, str(path.parent))
             tensor.data_location = TensorProto.DEFAULT

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -160,6 +161,9 @@ def label_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tupl
 def _stock(model: str | PathLike[str] | bytes, who: str) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    if not isinstance(model, bytes) and Path(f"{model}.data").is_file():
+        # Beyond 2 GiB, where onnxruntime maps the weights, unless it makes a second copy in another order.
+        options.add_session_config_entry("session.disable_prepacking", "1")
     return loading.open_session(model, options, who, stock=True)
 
 

@@ -226,7 +226,7 @@ class Trainer:
     def _moments(self) -> dict[str, dict[str, np.ndarray]]:
         """The optimizer's moments by parameter and by their names in a checkpoint."""
         # onnxruntime-training opens the state of its SGD only with a moment for every parameter, which is always 0.
-        flats = self.optimizer.moments or {"momentum0": np.zeros_like(self._trainable.flat)}
+        flats = self.optimizer.moments or {"momentum0": np.zeros(self._trainable.flat.shape, np.float32)}
         views = {moment: self._trainable.views_of(flat) for moment, flat in flats.items()}
         found = {name: {moment: own[name] for moment, own in views.items()} for name in self._trainable}
         for name, own in self.rows.moments.items() if self.rows else ():

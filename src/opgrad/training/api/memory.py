@@ -89,7 +89,7 @@ class Memory:
         if self.optimizer is None:
             return self._loaded
         # 1.19.2 opens the state of its SGD only with a moment for every parameter, which it never changes.
-        flats = self.optimizer.moments or {"momentum0": np.zeros_like(self.parameters.flat)}
+        flats = self.optimizer.moments or {"momentum0": np.zeros(self.parameters.flat.shape, np.float32)}
         kinds = {kind: self.parameters.views_of(flat) for kind, flat in flats.items()}
         moments = {name: {kind: views[name] for kind, views in kinds.items()} for name in self.parameters}
         return OptimizerGroup(self.optimizer.steps, self.optimizer.learning_rate, moments)

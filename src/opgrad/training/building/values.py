@@ -20,7 +20,7 @@ HUGE = 1 << 20  # bytes of a tensor that is taken out of a model as soon as it i
 # Bytes of all such tensors of a model from which on a session shares their memory with others. Below, they are
 # initializers of its own, for which onnxruntime has faster kernels that take a second copy.
 SHARED_FROM = 1 << 26
-APART = "apart"  # where a placeholder says that its values are
+APART = "opgrad:apart"  # where a placeholder says that its values are
 
 Held: TypeAlias = TensorProto | np.ndarray
 """A tensor's values, apart from their model."""
@@ -82,7 +82,7 @@ def read_apart(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, Held]]:
             if uses_external_data(tensor) and (found := _mapped(tensor, path.parent)) is not None:
                 apart[tensor.name] = found
                 tensor.CopyFrom(placeholder(tensor.name, tensor.data_type, tensor.dims))
-    read_outside(model, path, who)
+    read_outside(model, path, who, is_placeholder)
     return model, apart
 
 
