@@ -16,6 +16,7 @@ from onnx import AttributeProto, TensorProto, TypeProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
 
 from opgrad.onnxruntime.batch_norm import one_output
+from opgrad.onnxruntime.mending import mend
 
 ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 
@@ -42,6 +43,7 @@ def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProt
             raise ValueError(f"{who}: {name} is damaged, the input {value.name!r} has no type")
     if not model.graph.node and not model.graph.output:
         raise ValueError(f"{who}: {name} is no ONNX model, or empty")
+    mend(model)
     one_output(model)
     if outside and not isinstance(source, bytes):
         read_outside(model, Path(source), who)

@@ -97,19 +97,21 @@ class ArtifactSet:
         return self.directory.resolve().name
 
     @property
-    def axes(self) -> dict[str, int]:
-        """By input, the axis of the examples."""
+    def axes(self) -> dict[str, int | None]:
+        """By input, the axis of the examples; None where all examples have the same."""
         return {spec.name: spec.axis for spec in self.inputs}
 
     @once
     def objective(self) -> Objective:
         """What the loss compares, and what is exported."""
-        return find_objective(self.eval_model, self.loss, [spec.name for spec in self.inputs])
+        names = [spec.name for spec in self.inputs if spec.axis is not None]
+        return find_objective(self.eval_model, self.loss, names)
 
     @property
     def label(self) -> TensorSpec:
         """The batch's input that the loss compares the scores with; the last one if nothing tells."""
-        return next((spec for spec in self.inputs if spec.name == self.objective.label), self.inputs[-1])
+        own = [spec for spec in self.inputs if spec.axis is not None]
+        return next((spec for spec in own if spec.name == self.objective.label), own[-1])
 
     @property
     def scores(self) -> str | None:

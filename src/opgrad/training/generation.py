@@ -11,6 +11,7 @@ import onnx
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.onnxruntime import batch_norm
+from opgrad.onnxruntime.mending import mend
 from opgrad.onnxruntime.messages import opset_of
 from opgrad.onnxruntime.reading import check_model
 from opgrad.training.building import forms
@@ -156,7 +157,9 @@ def _own(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelPro
     if outside:
         raise ValueError(f"{WHO}: model keeps {listed(outside)} in another file; give its path, or load these tensors")
     check_model(model, f"{WHO}: model")
-    return without_huge(model)
+    own, apart = without_huge(model)
+    mend(own)
+    return own, apart
 
 
 @dataclass

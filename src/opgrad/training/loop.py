@@ -93,8 +93,7 @@ class Trainer:
     def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> float:
         """Fill `gradients` for one batch and return its loss, like `step`, but leave the parameters alone."""
         self._check("step", batch)
-        first = self.artifacts.inputs[0]
-        self._check_rows("step", batch[first.name].shape[first.axis])
+        self._check_rows("step", Dataset(batch, self.artifacts.axes).rows)
         return self._run([batch[spec.name] for spec in self.artifacts.inputs])
 
     def epoch(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
