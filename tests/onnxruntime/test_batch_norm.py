@@ -7,7 +7,8 @@ import pytest
 from small_models import build, normal
 
 from opgrad.onnxruntime import lower
-from opgrad.onnxruntime.reading import read_eval_model, read_model
+from opgrad.onnxruntime.batch_norm import evaluating
+from opgrad.onnxruntime.reading import read_model
 from opgrad.training.inspection import inspect
 
 ARRAYS = normal(scale=(2,), bias=(2,), mean=(2,)) | {"var": np.array([0.5, 2], np.float32)}
@@ -20,6 +21,13 @@ def model(mode, outputs, opset=15, result="y"):
         {outputs} = BatchNormalization{attribute}(x, scale, bias, mean, var)
     }}"""
     return build(text, ARRAYS, opset)
+
+
+def eval_model(content, who):
+    """A model as the front ends for training read it to evaluate."""
+    found = read_model(content, who)
+    evaluating(found)
+    return found
 
 
 def run(found):
@@ -39,7 +47,7 @@ def by_given_statistics(x):
 )
 def test_an_eval_model_takes_given_statistics(mode, outputs, opset):
     """Also one that says that it trains: by the attribute or, in older opsets, by its outputs."""
-    found = read_eval_model(model(mode, outputs, opset).SerializeToString(), "test")
+    found = eval_model(model(mode, outputs, opset).SerializeToString(), "test")
     assert list(found.graph.node[0].output) == ["y"]
     x, y = run(found)
     np.testing.assert_allclose(y, by_given_statistics(x), rtol=1e-5, atol=1e-6)
@@ -54,7 +62,7 @@ def test_any_model_is_read_with_what_onnx_allows():
 
 
 def test_statistics_that_somebody_reads_are_those_that_were_given():
-    y = run(read_eval_model(model(0, "y, m, v", result="m").SerializeToString(), "test"))[1]
+    y = run(eval_model(model(0, "y, m, v", result="m").SerializeToString(), "test"))[1]
     np.testing.assert_array_equal(y, ARRAYS["mean"])
 
 

@@ -12,7 +12,6 @@ from small_models import LABELS, build, gradients_of, normal, perceptron, run
 
 from opgrad.training import ArtifactSet, Trainer, generation, odtc, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.building import saving
 
 CE = LossType.CrossEntropyLoss
 
@@ -90,13 +89,14 @@ def test_values_outside_are_read_and_written(tmp_path, monkeypatch):
     onnx.save(wide(), source, save_as_external_data=True, location="weights", size_threshold=0)
     whole.mkdir()
     generate_artifacts(source, ["w1"], loss=CE, optimizer=OptimType.SGD, artifact_directory=whole)
-    monkeypatch.setattr(saving, "LARGEST_MODEL", 100_000)
+    monkeypatch.setattr(generation, "OUTSIDE_FROM", 100_000)
     monkeypatch.setattr(odtc, "LARGEST", 10_000)
     folder.mkdir()
     made = generate_artifacts(source, ["w1"], loss=CE, optimizer=OptimType.SGD, artifact_directory=folder)
-    assert made.files == ("training_model.onnx", "training_model.onnx.data", "eval_model.onnx", "eval_model.onnx.data",
-                          "checkpoint", "checkpoint.data", "optimizer_model.onnx")  # fmt: skip
+    assert made.files == ("training_model.onnx", "eval_model.onnx", "weights.data", "checkpoint", "checkpoint.data",
+                          "optimizer_model.onnx")  # fmt: skip
     assert (folder / "training_model.onnx").stat().st_size < 10_000
+    assert (folder / "weights.data").stat().st_size == 64 * 1024 * 4
     feeds = {"x": np.ones((6, 64), np.float32), "labels": LABELS}
     found, expected = ([Trainer(ArtifactSet.load(each)).step(feeds)] for each in (folder, whole))
     assert found == expected
@@ -128,7 +128,7 @@ def test_a_failure_on_the_way_leaves_the_folder_as_it_was(tmp_path, monkeypatch)
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(generation, "save_checkpoint", full)
+    monkeypatch.setattr(generation, "write_checkpoint", full)
     with pytest.raises(OSError, match="No space left"):
         generate_artifacts(wide(), loss=CE, artifact_directory=tmp_path)
     assert contents(tmp_path) == before

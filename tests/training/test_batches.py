@@ -29,15 +29,21 @@ def specs(*shapes):
         ([(5, 4, 6), (4,)], [1, 0], 4),
         ([(5, "batch", 4)], [1], None),
         ([(5, "batch"), ("tokens",)], [1, 0], None),
+        ([("n", 3), (), ("n",)], [0, None, 0], None),
+        ([(8, 3), (1, 1, 128), (8,)], [0, None, 0], 8),
+        ([("n", 3), (1, 1, 128), ("labels",)], [0, None, 0], None),
+        ([("batch", 3), (1, "batch", 128), ("batch",)], [0, 1, 0], None),
+        ([(8, 5, 3), (1, 8, 128), (8,)], [0, 1, 0], 8),
+        ([(1, 3), ("labels",)], [0, 0], 1),
     ],
 )
 def test_the_axis_of_the_examples(shapes, axes, rows):
     found, fixed = located(specs(*shapes))
     assert ([each.axis for each in found], fixed) == (axes, rows)
-    assert all(isinstance(each.rows, str) for each in found)
+    assert all(isinstance(each.rows, str) or each.axis is None for each in found)
 
 
-@pytest.mark.parametrize("shapes", [[(8, 64), (9,)], [(5, 4, 6), (7, 3)], [(0, 4), (8,)], [("n", 3), ()]])
+@pytest.mark.parametrize("shapes", [[(8, 64), (9,)], [(5, 4, 6), (7, 3)], [(0, 4), (8,)]])
 def test_inputs_without_a_common_number_of_examples(shapes):
     with pytest.raises(NotImplementedError, match=r"expected one (number of them|row for each example)"):
         located(specs(*shapes))

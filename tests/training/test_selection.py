@@ -5,9 +5,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from small_models import LABELS, build, images, normal, perceptron, run
+from typer.testing import CliRunner
 
+from opgrad.cli import app
 from opgrad.training import ArtifactSet, Trainer, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.building.fixed import is_of_sines
+from opgrad.training.inspection import inspect
 
 CE = LossType.CrossEntropyLoss
 
@@ -50,6 +54,138 @@ def test_weights_are_told_from_numbers(tmp_path):
     assert (made.frozen, made.constants) == ((), ("unused", "minus"))
     assert made.sizes["c"] == 24
     np.testing.assert_array_equal(read_checkpoint(tmp_path / "checkpoint").trainable["c"][0], [1, 2, 3])
+
+
+# --- what nobody trained ---
+
+
+def angles(rows, columns):
+    return np.arange(rows)[:, None] / 10000 ** (np.arange(0, columns, 2) / columns)
+
+
+def interleaved(rows=32, columns=8):
+    table = np.empty((rows, columns), np.float32)
+    table[:, 0::2], table[:, 1::2] = np.sin(angles(rows, columns)), np.cos(angles(rows, columns))
+    return table
+
+
+def halves(rows=32, columns=8):
+    return np.concatenate([np.sin(angles(rows, columns)), np.cos(angles(rows, columns))], 1).astype(np.float32)
+
+
+def of_an_image(side=6, columns=8):
+    """Half of the columns tell the row, half the column; before them a row of zeros, of a class."""
+    each = halves(side, columns // 2)
+    rows = np.concatenate([np.repeat(each, side, 0), np.tile(each, (side, 1))], 1)
+    return np.concatenate([np.zeros((1, columns), np.float32), rows])
+
+
+def rotary(wave, rows=64, columns=16):
+    return wave(np.concatenate([angles(rows, columns)] * 2, 1)).astype(np.float32)
+
+
+TABLES = {
+    "interleaved": interleaved(), "halves": halves(512, 64), "batched": halves()[None], "half precision": halves(),
+    "image": of_an_image(), "later positions": interleaved(64)[2:], "columns": interleaved().T,
+    "rotary cosines": rotary(np.cos), "rotary sines": rotary(np.sin, 2048, 64)[None, None],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_sines_are_not_trained(name):
+    table = TABLES[name].astype(np.float16 if name == "half precision" else np.float32)
+    assert is_of_sines(lambda _: table, "t", table.shape)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        np.zeros((32, 8)), np.ones((32, 8)), np.eye(16), np.linspace(-1, 1, 256).reshape(32, 8),
+        normal(t=(64, 16))["t"], np.tanh(3 * normal(t=(64, 16))["t"]), 0.02 * interleaved(), interleaved()[:6],
+        interleaved() + 0.05 * normal(t=(32, 8))["t"], np.sign(normal(t=(64, 16))["t"]), normal(t=(4, 3, 3, 3))["t"],
+    ],
+)  # fmt: skip
+def test_other_tables_are_weights(table):
+    table = table.astype(np.float32)
+    assert not is_of_sines(lambda _: table, "t", table.shape)
+
+
+def test_a_model_with_positions_that_nobody_trained(tmp_path):
+    text = """g (int64[n, 32] tokens) => (float[n, 3] scores) {
+        e = Gather(table, tokens)  p = Add(e, sines)  q = Add(p, learned)  r = Mul(q, cosines)
+        pool = ReduceMean<axes = [1], keepdims = 0>(r)  scores = MatMul(pool, w)
+    }"""
+    arrays = {
+        **normal(table=(9, 8), learned=(32, 8), w=(8, 3)), "sines": interleaved()[None],
+        "cosines": rotary(np.cos, 32, 8),
+    }  # fmt: skip
+    model = build(text, arrays)
+    made = generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
+    assert made.trainable == ("table", "learned", "w")
+    assert set(made.constants) == {"sines", "cosines"}
+    named = generate_artifacts(model, ["*", "sines"], loss=CE, artifact_directory=tmp_path)
+    assert set(named.trainable) == {"table", "learned", "w", "sines"}
+    onnx.save(model, tmp_path / "model.onnx")
+    found = inspect(tmp_path / "model.onnx").training
+    assert found.trainable == ["table", "learned", "w"]
+    assert found.constants == {"sines": "positions, as sines", "cosines": "positions, as sines"}
+    told = CliRunner().invoke(app, ["inspect", str(tmp_path / "model.onnx")], env={"COLUMNS": "200"}).output
+    assert "table, learned, w" in told
+    assert "sines (positions, as sines), cosines (positions, as sines)" in told
+
+
+def test_frequencies_of_positions_and_constants_of_the_input_are_not_trained(tmp_path):
+    text = """g (float[n, 16, 6] x, int64[n, 16] places) => (float[n, 3] scores) {
+        shifted = Add(x, mean)  scaled = Mul(shifted, scale)  h = MatMul(scaled, v)
+        f = Cast<to = 1>(places)  column = Unsqueeze(f, last)  angles = MatMul(column, frequencies)
+        c = Cos(angles)  s = Sin(angles)  turns = Concat<axis = 2>(c, s)
+        t = Mul(h, turns)  biased = Add(t, bias)
+        pool = ReduceMean<axes = [1], keepdims = 0>(biased)  scores = MatMul(pool, w)
+    }"""
+    arrays = {
+        **normal(v=(6, 8), w=(8, 3), bias=(8,), mean=(6,), scale=(1, 1, 6)), "last": np.array([2]),
+        "frequencies": np.array([[1, 0.3, 0.1, 0.03]], np.float32),
+    }  # fmt: skip
+    made = generate_artifacts(build(text, arrays), loss=CE, artifact_directory=tmp_path)
+    assert made.trainable == ("v", "w", "bias")
+    assert set(made.constants) == {"mean", "scale", "frequencies"}
+
+
+def test_learned_numbers_beside_an_input_are_weights(tmp_path):
+    """Positions beside embeddings that are given, a layer that learns frequencies, a model of nothing but scales."""
+    text = """g (float[n, 16, 4] x) => (float[n, 3] scores) {
+        p = Add(x, positions)  a = MatMul(p, waves)  s = Sin(a)  pool = ReduceMean<axes = [1], keepdims = 0>(s)
+        scores = MatMul(pool, w)
+    }"""
+    made = generate_artifacts(
+        build(text, normal(positions=(16, 4), waves=(4, 8), w=(8, 3))), loss=CE, artifact_directory=tmp_path
+    )
+    assert made.trainable == ("positions", "waves", "w")
+    scales = build("g (float[n, 3] x) => (float[n, 3] y) { h = Mul(x, a) y = Add(h, b) }", normal(a=(3,), b=(3,)))
+    assert generate_artifacts(scales, loss=CE, artifact_directory=tmp_path).trainable == ("a", "b")
+
+
+@pytest.mark.parametrize("requires_grad", [None, ["*"], ["*_table"]])
+def test_tables_of_embedding_normalization_are_weights(requires_grad, tmp_path):
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        g (int32[n, 6] tokens, int32[n, 6] segments) => (float[n, 3] scores) {
+            e, mask = com.microsoft.EmbedLayerNormalization(tokens, segments, word_table, place_table, segment_table,
+                                                            gamma, beta)
+            pool = ReduceMean<axes = [1], keepdims = 0>(e)  scores = MatMul(pool, w)
+        }""")
+    shapes = {"word_table": (9, 8), "place_table": (6, 8), "segment_table": (2, 8), "gamma": (8,), "beta": (8,)}
+    arrays = normal(**shapes, w=(8, 3))
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    made = generate_artifacts(model, requires_grad, loss=CE, optimizer=OptimType.SGD, artifact_directory=tmp_path)
+    tables = ("word_table", "place_table", "segment_table")
+    assert made.trainable == (tables if requires_grad == ["*_table"] else (*shapes, "w"))
+    trainer = Trainer(ArtifactSet.load(tmp_path), 0.5)
+    feeds = {"tokens": np.arange(36).reshape(6, 6) % 9, "segments": np.arange(36).reshape(6, 6) % 2}
+    batch = {**{name: each.astype(np.int32) for name, each in feeds.items()}, "labels": LABELS}
+    before = {name: trainer.parameters[name].copy() for name in tables}
+    losses = [trainer.step(batch) for _ in range(4)]
+    assert losses[-1] < losses[0]
+    assert all((trainer.parameters[name] != array).any() for name, array in before.items())
 
 
 def test_weights_inside_of_functions_and_branches(tmp_path):

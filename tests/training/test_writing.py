@@ -1,18 +1,28 @@
-"""A disk without room: one line with the file's name, the old file as it was, and nothing left behind."""
+"""Writing that fails, at every step of it: one line with the file's name, old files as they were, nothing left."""
 
+import builtins
 import os
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from small_models import build, normal, perceptron
 
 from opgrad.onnxruntime.saving import lower_file
-from opgrad.training import ArtifactSet, Checkpoint, write_checkpoint
+from opgrad.training import ArtifactSet, Checkpoint, Trainer, export, generation, write_checkpoint
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.export import write_inference_model
 from opgrad.training.metrics import EpochMetrics, write_csv
 from opgrad.training.plot import plot_losses
+from opgrad.training.portable.export import export_step
+from opgrad.training.weights import Weights, encode
+from opgrad.writing import replace_file, staged
 
 resource = pytest.importorskip("resource", reason="needs limits of file sizes")
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
@@ -68,4 +78,191 @@ def test_a_full_disk_for_figures_and_pictures(tmp_path: Path) -> None:
         write_csv([epoch], tmp_path / "metrics.csv")
     with room_for(10), pytest.raises(OSError, match=r"File too large: '.*/loss.png'"):
         plot_losses([epoch], [[1.0, 2.0]], 1.0, "losses", tmp_path / "loss.png")
-    assert os.listdir(tmp_path) == ["loss.png"]
+    assert not os.listdir(tmp_path)
+
+
+# --- every step ---
+
+
+def _wide(seed: int) -> onnx.ModelProto:
+    """A model with 65,536 numbers that nobody trains."""
+    text = "g (float[n, 64] x) => (float[n, 3] y) { h = MatMul(x, w0) a = Relu(h) y = MatMul(a, w1) }"
+    arrays = normal(w0=(64, 1024), w1=(1024, 3))
+    return build(text, {name: array + seed for name, array in arrays.items()})
+
+
+def _set_of(model: onnx.ModelProto, folder: Path, trained: str) -> None:
+    generate_artifacts(model, [trained], None, LossType.CrossEntropyLoss, OptimType.SGD, folder)
+
+
+def _artifacts(folder: Path, seed: int) -> None:
+    """A set whose models share a file, in the place of another, or one without in the place of one with it."""
+    _set_of(_wide(seed), folder, "w1")
+
+
+def _smaller_artifacts(folder: Path, seed: int) -> None:
+    _set_of(_wide(0), folder, "w1") if not seed else _set_of(perceptron(), folder, "w1")
+
+
+def _exported(folder: Path, seed: int) -> None:
+    artifacts = ArtifactSet.load(DIGITS)
+    values = {name: array + np.float32(seed) for name, array in artifacts.trainable.items()}
+    write_inference_model(artifacts.eval_model, values, [str(artifacts.scores)], folder / "model.onnx", "Module")
+
+
+def _exported_beside(folder: Path, seed: int) -> None:
+    """Beyond what one file can hold."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "LARGEST_MODEL", 1000)
+        _exported(folder, seed)
+
+
+def _smaller_export(folder: Path, seed: int) -> None:
+    """In the place of one with a file beside it."""
+    _exported(folder, seed) if seed else _exported_beside(folder, seed)
+
+
+def _step(folder: Path, seed: int) -> None:
+    export_step(DIGITS, folder / "step.onnx", evaluation=bool(seed))
+
+
+def _weights(folder: Path, seed: int) -> None:
+    replace_file(folder / "w.safetensors", encode(Weights({"w": np.full(3, seed, np.float32)}, {})))
+
+
+def _figures(folder: Path, seed: int) -> None:
+    epoch = EpochMetrics(1, 1, 0.1, 1.0 + seed, None, None, 1.0, 1.0)
+    with staged(folder) as together:
+        write_csv([epoch], together / "metrics.csv")
+        plot_losses([epoch], [[1.0, 2.0]], 1.0 + seed, "losses", together / "loss.png")
+
+
+def _one_checkpoint(folder: Path, seed: int) -> None:
+    write_checkpoint(Checkpoint({"w": np.full(9, seed, np.float32)}, {}), folder / "checkpoint")
+
+
+WRITERS = (
+    *(_artifacts, _smaller_artifacts, _exported, _exported_beside, _smaller_export, _step, _weights, _figures),
+    _one_checkpoint,
+)
+
+
+def failing_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Let one of the operations on files fail, before or after it is done; returns what counts them."""
+    steps = count()
+    reached = [0]
+
+    def failing(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            result: Any = None
+            for before in (True, False):
+                reached[0] = next(steps)
+                if reached[0] == step:
+                    if not before and hasattr(result, "close"):
+                        result.close()
+                    raise OSError(28, "No space left on device")
+                if before:
+                    result = operation(*arguments, **options)
+            return result
+
+        return run
+
+    def opening(name: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        return (creating if "x" in mode else before_all)(name, mode, *arguments, **options)
+
+    before_all, creating = builtins.open, failing(builtins.open)
+    for module, name in ((os, "replace"), (os, "fsync"), (Path, "mkdir")):
+        patch.setattr(module, name, failing(getattr(module, name)))
+    patch.setattr(builtins, "open", opening)
+    return lambda: reached[0]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_all_or_nothing_at_every_step(
+    write: Callable[[Path, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "OUTSIDE_FROM", 100_000)
+    for seed, name in enumerate(("old", "new")):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, 0)
+        if seed:
+            write(tmp_path / name, 1)
+    old, new = contents(tmp_path / "old"), contents(tmp_path / "new")
+    assert old != new
+    folder = tmp_path / "now"
+    for step in count():
+        shutil.copytree(tmp_path / "old", folder)
+        done = False
+        with pytest.MonkeyPatch.context() as patch:
+            reached = failing_at(step, patch)
+            with suppress(OSError):
+                write(folder, 1)
+                done = reached() < step
+        found = contents(folder)
+        assert found in (old, new), step
+        shutil.rmtree(folder)
+        if done:
+            break
+    assert found == new
+    assert step > 5
+
+
+def test_a_folder_in_the_way_of_one_file(tmp_path: Path) -> None:
+    _set_of(perceptron(), tmp_path, "w0")
+    (tmp_path / "optimizer_model.onnx").unlink()
+    before = contents(tmp_path)
+    (tmp_path / "optimizer_model.onnx").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"optimizer_model\.onnx"):
+        _set_of(perceptron(), tmp_path, "w1")
+    (tmp_path / "optimizer_model.onnx").rmdir()
+    assert contents(tmp_path) == before
+
+
+def test_a_failure_that_cannot_be_undone_keeps_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"old {name}")
+    replace, calls = os.replace, count()
+
+    def failing(*names: Any) -> None:
+        if next(calls) > 1:
+            raise OSError(5, "Input/output error")
+        replace(*names)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with suppress(OSError), staged(tmp_path) as folder:
+        for name in ("a", "b"):
+            (folder / name).write_text(f"new {name}")
+    assert {file.read_text() for file in tmp_path.rglob("*") if file.is_file()} >= {"old a", "old b"}
+
+
+def test_a_smaller_export_takes_the_file_beside_the_old_one_with_it(tmp_path: Path) -> None:
+    _exported_beside(tmp_path, 0)
+    assert sorted(os.listdir(tmp_path)) == ["model.onnx", "model.onnx.data"]
+    _exported(tmp_path, 1)
+    assert os.listdir(tmp_path) == ["model.onnx"]
+    (tmp_path / "model.onnx.data").write_text("somebody else's")
+    _exported(tmp_path, 0)
+    assert (tmp_path / "model.onnx.data").read_text() == "somebody else's"
+
+
+def test_an_export_in_two_files_computes_the_same(tmp_path: Path) -> None:
+    import onnxruntime
+
+    values = {"pixels": np.random.default_rng(0).random((5, 64), np.float32)}
+    found = []
+    for write in (_exported, _exported_beside):
+        write(tmp_path, 0)
+        session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+        found.append(session.run(None, values)[0])
+    np.testing.assert_array_equal(*found)
+
+
+def test_models_written_in_pieces_are_what_protobuf_writes(tmp_path: Path) -> None:
+    trainer = Trainer(ArtifactSet.load(DIGITS))
+    trainer.export(tmp_path / "model.onnx")
+    content = (tmp_path / "model.onnx").read_bytes()
+    assert onnx.ModelProto.FromString(content).SerializeToString(deterministic=True) == content

@@ -176,10 +176,11 @@ def _page_writer(file: Path | None) -> Callable[[Any], None]:
     if file is None:
         return lambda _: None
     from opgrad.bench.page import page
+    from opgrad.writing import replace_file
 
     def write(result: Any) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(page(result), encoding="utf-8")
+        replace_file(file, page(result).encode())
 
     return write
 

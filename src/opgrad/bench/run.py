@@ -18,6 +18,7 @@ from opgrad.bench.measure import measure_each
 from opgrad.bench.memories import DEFAULT
 from opgrad.bench.targets import Target, target
 from opgrad.contract import graph_operators, operators
+from opgrad.writing import replace_file
 
 Progress = Callable[[int, int, Cell], None]  # how many cells are done, of how many, and the next
 
@@ -148,7 +149,7 @@ def store(path: Path, result: dict[str, Any], old: dict[str, Any] | None) -> dic
         every = [cell for each in (old, result) for part in ("cells", "left_out") for cell in each.get(part, [])]
         result = result | _parts(_sorted({_key(cell): cell for cell in every}))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    replace_file(path, (json.dumps(result, indent=1) + "\n").encode())
     return result
 
 

@@ -259,7 +259,8 @@ def batch_of(artifacts: ArtifactSet, rows: int) -> dict[str, np.ndarray]:
     arrays = {}
     for spec in artifacts.inputs:
         shape = [size if isinstance(size, int) else 1 for size in spec.shape]
-        shape[spec.axis] = rows
+        if spec.axis is not None:
+            shape[spec.axis] = rows
         drawn = random.standard_normal(shape) if spec.dtype.kind not in "iub" else random.integers(0, 2, shape)
         arrays[spec.name] = drawn.astype(spec.dtype)
     label, sizes = artifacts.label, label_shape(artifacts, arrays)

@@ -196,6 +196,7 @@ def _train(
 ) -> None:
     """Train the artifacts in a folder, which are of the model at `path`; print what the run came to."""
     from opgrad.training import ArtifactSet, Recipe, distributed, job, report
+    from opgrad.training.export import check_export
     from opgrad.training.fit import Interrupted
     from opgrad.training.state import LAST, Resumption
 
@@ -209,6 +210,8 @@ def _train(
     recipe: Recipe = replace(saved, **settings.of_recipe())
     screen = console(_is_silent(processes))
     exported = _outputs(artifacts) if places.export else []
+    if exported:
+        check_export(artifacts, exported, "train")
     if artifacts.scores is None:
         screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")
     try:

@@ -4,7 +4,8 @@ Whatever is wrong with one is a ValueError of one line with the file's name.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,9 +13,10 @@ from typing import Any, TypeAlias
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto, TypeProto
-from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model, uses_external_data
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
 
-from opgrad.onnxruntime.batch_norm import evaluating, one_output
+from opgrad.onnxruntime.batch_norm import one_output
+from opgrad.onnxruntime.mending import mend
 
 ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 
@@ -41,19 +43,10 @@ def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProt
             raise ValueError(f"{who}: {name} is damaged, the input {value.name!r} has no type")
     if not model.graph.node and not model.graph.output:
         raise ValueError(f"{who}: {name} is no ONNX model, or empty")
+    mend(model)
     one_output(model)
     if outside and not isinstance(source, bytes):
-        _read_outside(model, Path(source), who)
-    return model
-
-
-def read_eval_model(source: Source, who: str) -> onnx.ModelProto:
-    """An eval model, in which batch normalization takes the statistics that it is given, whatever its nodes say.
-
-    source, who: as for `read_model`, which raises the same.
-    """
-    model = read_model(source, who)
-    evaluating(model)
+        read_outside(model, Path(source), who)
     return model
 
 
@@ -122,23 +115,40 @@ def _fault_of_tensor(tensor: TensorProto) -> str | None:
 # --- tensors in other files ------------------------------------------------------------------------------------------
 
 
-def _read_outside(model: onnx.ModelProto, path: Path, who: str) -> None:
+def read_outside(
+    model: onnx.ModelProto, path: Path, who: str, left: Callable[[TensorProto], bool] = lambda tensor: False
+) -> None:
+    """Read the tensors that a model keeps in other files.
+
+    path: of the model. who: the caller, for messages. left: which of them are left as they are.
+    """
     tensors = [tensor for tensor in _messages(model) if isinstance(tensor, TensorProto) and uses_external_data(tensor)]
-    if not tensors:
-        return
-    try:
+    with naming_outside(path, who):
         for tensor in tensors:
-            _check_place(ExternalDataInfo(tensor), path.parent)
-        load_external_data_for_model(model, str(path.parent))
+            if left(tensor):
+                continue
+            place_of(tensor, path.parent)
+            load_external_data_for_tensor(tensor, str(path.parent))
+            tensor.data_location = TensorProto.DEFAULT
+            del tensor.external_data[:]
+
+
+@contextmanager
+def naming_outside(path: Path, who: str) -> Iterator[None]:
+    """Name the model whose tensors are read from another file in whatever is wrong with that."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{who}: {path} keeps tensors in another file: {error}") from None
     except Exception as error:  # onnx's checker has a class of its own
         raise ValueError(f"{who}: {path} keeps tensors in another file: {' '.join(str(error).split())}") from None
 
 
-def _check_place(place: Any, folder: Path) -> None:
-    """Raise ValueError if there are less bytes than the model says, for which memory would be asked."""
+def place_of(tensor: TensorProto, folder: Path) -> ExternalDataInfo:
+    """Where the values of a tensor are. Raises ValueError if there are less bytes than the model says."""
+    place = ExternalDataInfo(tensor)
     available = (folder / place.location).stat().st_size
     end = (place.offset or 0) + (place.length or 0)
     if end > available:
         raise ValueError(f"{place.location} has {available} bytes, expected at least {end}")
+    return place

@@ -1,7 +1,7 @@
 """The four files that onnxruntime-training makes of a model, and what they say about each other."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 
@@ -10,8 +10,10 @@ import onnx
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from opgrad.locks import once
-from opgrad.onnxruntime.reading import read_eval_model, read_model
+from opgrad.onnxruntime.batch_norm import evaluating
+from opgrad.onnxruntime.reading import read_model
 from opgrad.training.batches import TensorSpec, located
+from opgrad.training.building.values import read_shared
 from opgrad.training.checkpoint import read_checkpoint
 from opgrad.training.names import BUFFER_SUFFIX, RESET
 from opgrad.training.objective import Objective, find_objective
@@ -29,6 +31,8 @@ class ArtifactSet:
     eval_model: the graph that computes the loss alone.
     rule: how the optimizer changes the parameters.
     trainable, frozen: the initial parameters, read-only, by name; only the trainable ones have gradients.
+    constants: large tensors that are no parameters and that both graphs share, read-only, by name; `eval_model` has
+        inputs in their places.
     inputs: what a batch holds, in the graph's order.
     loss: the graphs' first output.
     batch_rows: the only number of rows that the graphs take; None if any will do.
@@ -43,6 +47,7 @@ class ArtifactSet:
     inputs: tuple[TensorSpec, ...]
     loss: str
     batch_rows: int | None = None
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> "ArtifactSet":
@@ -58,7 +63,7 @@ class ArtifactSet:
             raise FileNotFoundError(f"ArtifactSet: {folder} has no {', '.join(missing)}")
         training_model, eval_model, optimizer_model, checkpoint_file = (folder / name for name in FILES)
         checkpoint = read_checkpoint(checkpoint_file)
-        graph = read_model(training_model, "ArtifactSet").graph
+        graph = read_model(training_model, "ArtifactSet", outside=False).graph
         if not graph.output:
             raise ValueError(f"ArtifactSet: {training_model} has no outputs, expected the loss")
         specs = {value.name: tensor_spec(value) for value in graph.input}
@@ -66,17 +71,25 @@ class ArtifactSet:
         buffers = {name + BUFFER_SUFFIX for name in checkpoint.trainable}
         others = checkpoint.parameters.keys() | buffers | {RESET}
         inputs, batch_rows = located(tuple(spec for name, spec in specs.items() if name not in others))
+        evaluation, constants = read_shared(eval_model, "ArtifactSet")
+        evaluating(evaluation)
         return cls(
             directory=folder,
             training_model=training_model,
-            eval_model=read_eval_model(eval_model, "ArtifactSet"),
+            eval_model=evaluation,
             rule=read_rule(read_model(optimizer_model, "ArtifactSet")),
             trainable=checkpoint.trainable,
             frozen=checkpoint.frozen,
             inputs=inputs,
             batch_rows=batch_rows,
             loss=graph.output[0].name,
+            constants=constants,
         )
+
+    @property
+    def values(self) -> dict[str, np.ndarray]:
+        """The initial values of all inputs of the graphs that are not those of a batch, by name."""
+        return {**self.trainable, **self.frozen, **self.constants}
 
     @property
     def name(self) -> str:
@@ -84,19 +97,21 @@ class ArtifactSet:
         return self.directory.resolve().name
 
     @property
-    def axes(self) -> dict[str, int]:
-        """By input, the axis of the examples."""
+    def axes(self) -> dict[str, int | None]:
+        """By input, the axis of the examples; None where all examples have the same."""
         return {spec.name: spec.axis for spec in self.inputs}
 
     @once
     def objective(self) -> Objective:
         """What the loss compares, and what is exported."""
-        return find_objective(self.eval_model, self.loss, [spec.name for spec in self.inputs])
+        names = [spec.name for spec in self.inputs if spec.axis is not None]
+        return find_objective(self.eval_model, self.loss, names)
 
     @property
     def label(self) -> TensorSpec:
         """The batch's input that the loss compares the scores with; the last one if nothing tells."""
-        return next((spec for spec in self.inputs if spec.name == self.objective.label), self.inputs[-1])
+        own = [spec for spec in self.inputs if spec.axis is not None]
+        return next((spec for spec in own if spec.name == self.objective.label), own[-1])
 
     @property
     def scores(self) -> str | None:

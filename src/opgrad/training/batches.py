@@ -15,31 +15,53 @@ ROWS = "rows"  # the size of a batch that may vary, where the graph gives it no 
 class TensorSpec:
     """A graph's input: its name, dtype and shape; a name in place of a size stands for any size.
 
-    axis: that of the examples.
+    axis: that of the examples; None: all examples have the same, such as a state that a recurrence begins with.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str, ...]
-    axis: int = 0
+    axis: int | None = 0
 
     @property
     def rows(self) -> int | str:
-        """How many examples it takes."""
-        return self.shape[self.axis]
+        """How many examples it takes; of what all examples have, 1."""
+        return 1 if self.axis is None else self.shape[self.axis]
 
 
 def located(inputs: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], int | None]:
     """The inputs for any number of rows, and the only number of rows that they take, None if any will do.
 
     The examples lie along the first axis, unless the sizes of the inputs contradict that, or a name of theirs does.
+    A single number, and an input of one row beside data and labels of more, are the same for all examples.
     Raises ValueError without inputs, NotImplementedError where no axis can be that of the examples.
     """
+    shared = _of_all(inputs)
+    each, rows = _located([spec for spec in inputs if spec not in shared])
+    places = {spec.name: spec for spec in (*each, *(replace(spec, axis=None) for spec in shared))}
+    return tuple(places[spec.name] for spec in inputs), rows
+
+
+def _of_all(inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """The inputs that are the same for all examples."""
+    rows = [spec for spec in inputs if spec.shape and spec.shape[0] != 1]
+    firsts = {spec.shape[0] for spec in rows}
+    return [
+        spec
+        for spec in inputs
+        if not spec.shape
+        or (
+            spec.shape[0] == 1
+            and len(rows) > 1
+            and not any(size in firsts or _is_batch(size) for size in spec.shape[1:])
+        )
+    ]
+
+
+def _located(inputs: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], int | None]:
+    """The same for inputs each of which has rows of its own for each example."""
     if not inputs:
         raise ValueError(f"{WHO}: the training graph has no inputs beside the parameters, expected data")
-    for spec in inputs:
-        if not spec.shape:
-            raise NotImplementedError(f"{WHO}: {spec.name} has shape (), expected one row for each example")
     common = _common(inputs)
     placed = tuple(replace(spec, axis=spec.shape.index(common) if common in spec.shape else 0) for spec in inputs)
     fixed = sorted({spec.rows for spec in placed if isinstance(spec.rows, int)})
@@ -56,8 +78,8 @@ def _multiples(numbers: Sequence[int]) -> bool:
 def _varying(spec: TensorSpec, least: int) -> TensorSpec:
     """The same for any number of rows."""
     times = spec.rows // least if isinstance(spec.rows, int) and spec.rows > least else 1
-    size = ROWS if times == 1 else f"{times}*{ROWS}"
-    return replace(spec, shape=(*spec.shape[: spec.axis], size, *spec.shape[spec.axis + 1 :]))
+    size, axis = ROWS if times == 1 else f"{times}*{ROWS}", spec.axis or 0
+    return replace(spec, shape=(*spec.shape[:axis], size, *spec.shape[axis + 1 :]))
 
 
 def _common(inputs: Sequence[TensorSpec]) -> int | str | None:

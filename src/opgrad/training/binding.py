@@ -94,16 +94,21 @@ class BoundGraph:
         self._fixed, self._written = dict(fixed), dict(written)  # keeps the memory alive
         self._binding = session.io_binding()
         self._slots = [_Input(spec, self._binding) for spec in self.inputs]
-        known = {item.name for item in session.get_inputs()}
+        self._known = {item.name for item in session.get_inputs()}
         for name, array in self._fixed.items():
-            if name in known:
-                self._binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+            self.replace(name, array)
         for name, array in self._written.items():
             self._bind_output(name, array)
         self._scalars = {spec.name: np.zeros((), spec.dtype) for spec in self.outputs if spec.shape == ()}
         for name, array in self._scalars.items():
             self._bind_output(name, array)
         self._others = [spec.name for spec in self.outputs if spec.name not in self._scalars]
+
+    def replace(self, name: str, array: np.ndarray) -> None:
+        """Let an input that is fixed be this memory from now on."""
+        self._fixed[name] = array
+        if name in self._known:
+            self._binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
     def _bind_output(self, name: str, array: np.ndarray) -> None:
         self._binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

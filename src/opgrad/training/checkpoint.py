@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from opgrad.training import odtc, safetensors, weights
+from opgrad.training import mapping, odtc, safetensors, weights
 from opgrad.training.replacing import bytes_in_use, data_path, replace_pair
 from opgrad.writing import replace_file
 
@@ -65,8 +65,9 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
     """Read a checkpoint file of onnxruntime-training 1.19 or of `write_checkpoint`, or weights of an exported step.
 
     path: the file. If it keeps its values outside, they are in the file of this name with ".data" appended.
-    Returns a `Checkpoint`. Its arrays are read-only views of the files' bytes, which are read into memory as a whole;
-    an array that is not aligned for its dtype is copied.
+    Returns a `Checkpoint`. Its arrays are read-only views of the files' bytes; those of files above 1 MiB are mapped
+    into memory, read when they are used, and not to be cut short meanwhile. An array that is not aligned for its dtype
+    is copied.
     Raises FileNotFoundError if there is no such file, another OSError if it cannot be read, and ValueError if it is no
     checkpoint, has another version, or is truncated or damaged.
     """
@@ -74,20 +75,22 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
     if not path.exists():
         raise FileNotFoundError(f"read_checkpoint: there is no file {path}")
     try:
-        content = path.read_bytes()
+        content = mapping.content(path)
         if not odtc.is_one(content) and safetensors.starts_like_one(content):
             return of_weights(weights.decode(content))
         root = odtc.decode(content)
-        outside = b""
+        outside = memoryview(b"")
         if root["model"]["outside"]:
             if not data_path(path).exists():
                 raise FileNotFoundError(
                     f"read_checkpoint: {path} keeps its values in {data_path(path)}, which is missing"
                 )
-            outside = data_path(path).read_bytes()
+            outside = mapping.content(data_path(path))
         return _checkpoint(root, outside)
     except odtc.Damaged as damage:
         raise ValueError(f"read_checkpoint: {path} {damage}") from None
+    except mapping.NoFile as error:
+        raise ValueError(f"read_checkpoint: {error}") from None
 
 
 def of_weights(held: weights.Weights) -> Checkpoint:
@@ -99,7 +102,7 @@ def of_weights(held: weights.Weights) -> Checkpoint:
     return Checkpoint(held.trainable, held.statistics, groups)
 
 
-def _checkpoint(root: odtc.Values, outside: bytes) -> Checkpoint:
+def _checkpoint(root: odtc.Values, outside: memoryview) -> Checkpoint:
     model, bag = root["model"], root["properties"] or {}
     nominal = model["nominal"]
     trainable, frozen = (_arrays(model[kind], outside, nominal) for kind in ("trainable", "frozen"))
@@ -110,16 +113,16 @@ def _checkpoint(root: odtc.Values, outside: bytes) -> Checkpoint:
     return Checkpoint(trainable, frozen, optimizers, properties, nominal)
 
 
-def _group(group: odtc.Values, outside: bytes) -> OptimizerGroup:
+def _group(group: odtc.Values, outside: memoryview) -> OptimizerGroup:
     moments = _unique((each["parameter"], _arrays(each["tensors"], outside)) for each in group["moments"])
     return OptimizerGroup(group["step"], group["learning_rate"], moments)
 
 
-def _arrays(tensors: Iterable[odtc.Values], outside: bytes, nominal: bool = False) -> dict[str, np.ndarray]:
+def _arrays(tensors: Iterable[odtc.Values], outside: memoryview, nominal: bool = False) -> dict[str, np.ndarray]:
     return _unique((each["name"], _array(each, outside, nominal)) for each in tensors)
 
 
-def _array(tensor: odtc.Values, outside: bytes, nominal: bool) -> np.ndarray:
+def _array(tensor: odtc.Values, outside: memoryview, nominal: bool) -> np.ndarray:
     name, dims, content = tensor["name"], tuple(tensor["dims"]), tensor["data"]
     dtype = odtc.dtype(tensor)
     if nominal:
@@ -132,19 +135,20 @@ def _array(tensor: odtc.Values, outside: bytes, nominal: bool) -> np.ndarray:
         raise odtc.Damaged(f"is damaged, {name!r} has bytes that are no bool")
     try:
         array = content.view(dtype).reshape(dims)
+        array.flags.writeable = False
     except ValueError:  # a dimension of an array without elements that is too large for NumPy
         raise odtc.Damaged(f"is damaged, {name!r} has shape {dims}") from None
     return array if array.flags.aligned else _read_only(array.copy())
 
 
-def _outside(tensor: odtc.Values, outside: bytes) -> np.ndarray:
+def _outside(tensor: odtc.Values, outside: memoryview) -> np.ndarray:
     name, start, count = tensor["name"], tensor["offset"], odtc.nbytes(tensor)
     if start < 0:
         raise odtc.Damaged(f"is damaged, {name!r} has no values")
     if start + count > len(outside):
         last = f"{start} to {start + count}"
         raise odtc.Damaged(f"has {name!r} at bytes {last} of the file beside it, which has {len(outside)} bytes")
-    return np.frombuffer(outside, np.uint8, count, start)
+    return mapping.array(outside, np.dtype(np.uint8), count, start)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

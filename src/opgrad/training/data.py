@@ -16,18 +16,18 @@ from opgrad.training.batches import TensorSpec
 class Dataset:
     """Arrays named like a graph's inputs, all with the same number of rows, which are the examples.
 
-    axes: of arrays whose rows do not lie along the first axis, that one. An array with k times as many rows as the
-        first has k neighbouring ones for each example.
+    axes: of arrays whose rows do not lie along the first axis, that one; None where all examples have the same array.
+        An array with k times as many rows as the first has k neighbouring ones for each example.
     """
 
     arrays: Mapping[str, np.ndarray]
-    axes: Mapping[str, int] = field(default_factory=dict)
+    axes: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         """The number of examples."""
-        name, array = next(iter(self.arrays.items()))
-        return int(array.shape[self.axes.get(name, 0)])
+        places = ((array, self.axes.get(name, 0)) for name, array in self.arrays.items())
+        return next(int(array.shape[axis]) for array, axis in places if axis is not None)
 
     def take(self, rows: np.ndarray) -> "Dataset":
         """The examples with these numbers, int64 [n]."""
@@ -36,6 +36,8 @@ class Dataset:
     def part(self, name: str) -> "Part":
         """An array, from which examples are taken."""
         array, axis = self.arrays[name], self.axes.get(name, 0)
+        if axis is None:
+            return Part(array, None, 1)
         return Part(array, axis, array.shape[axis] // max(self.rows, 1) or 1)
 
     def whole(self, batch_rows: int | None) -> "Dataset":
@@ -61,33 +63,40 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Part:
-    """An array with so many neighbouring rows for each example along an axis."""
+    """An array with so many neighbouring rows for each example along an axis; without one, the same for all."""
 
     array: np.ndarray
-    axis: int
+    axis: int | None
     times: int
 
     def shape(self, rows: int) -> tuple[int, ...]:
         """That of so many examples."""
         shape = self.array.shape
+        if self.axis is None:
+            return shape
         return (*shape[: self.axis], rows * self.times, *shape[self.axis + 1 :])
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """The examples with these numbers. Raises IndexError."""
+        if self.axis is None:
+            return self.array
         if self.times == 1:
             return self.array.take(rows, axis=self.axis)
         return self._by_example(self.array).take(rows, axis=self.axis).reshape(self.shape(len(rows)))
 
     def copy(self, rows: np.ndarray, to: np.ndarray) -> None:
         """Copy the examples with these numbers, which must be right."""
-        if self.times == 1:
+        if self.axis is None:
+            np.copyto(to, self.array)
+        elif self.times == 1:
             self.array.take(rows, axis=self.axis, out=to, mode="clip")
         else:
             self._by_example(self.array).take(rows, axis=self.axis, out=self._by_example(to), mode="clip")
 
     def _by_example(self, array: np.ndarray) -> np.ndarray:
         """A view of an array with an axis of its own for the rows of an example."""
-        before, rows, after = array.shape[: self.axis], array.shape[self.axis], array.shape[self.axis + 1 :]
+        axis = self.axis or 0
+        before, rows, after = array.shape[:axis], array.shape[axis], array.shape[axis + 1 :]
         return array.reshape(*before, rows // self.times, self.times, *after)
 
 
@@ -146,7 +155,7 @@ def _read_npz(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]
 
 def _pair(x: np.ndarray, y: np.ndarray, inputs: Sequence[TensorSpec], origin: str) -> dict[str, np.ndarray]:
     """Rows of values and one label each, in the shapes of a graph's two inputs."""
-    if len(inputs) != 2 or any(spec.axis for spec in inputs):
+    if len(inputs) != 2 or any(spec.axis != 0 for spec in inputs):
         names = ", ".join(spec.name for spec in inputs)
         raise ValueError(f"{origin}: it has values and labels, expected arrays for {names}: use an .npz file")
     sizes = inputs[0].shape[1:]
@@ -163,9 +172,10 @@ def _dataset(
     if unknown:
         raise ValueError(f"{origin}: divide names {min(unknown)!r}, expected an input of the graph")
     fitting = {spec.name: _fit(arrays[spec.name], spec, divide.get(spec.name, 1.0), origin) for spec in inputs}
-    result = Dataset(fitting, {spec.name: spec.axis for spec in inputs if spec.axis})
-    for spec in inputs:
-        _check_rows(result, spec, inputs[0], origin)
+    result = Dataset(fitting, {spec.name: spec.axis for spec in inputs if spec.axis != 0})
+    own = [spec for spec in inputs if spec.axis is not None]
+    for spec in own:
+        _check_rows(result, spec, own[0], origin)
     if not result.rows:
         raise ValueError(f"{origin}: it has no rows, expected at least one")
     return result
@@ -173,13 +183,13 @@ def _dataset(
 
 def _check_rows(data: Dataset, spec: TensorSpec, first: TensorSpec, origin: str) -> None:
     """Raise ValueError unless an array has as many rows as the first, or several for each of them."""
-    rows = data.arrays[spec.name].shape[spec.axis]
+    rows = data.arrays[spec.name].shape[spec.axis or 0]
     if rows == data.rows:
         return
     if spec.rows == first.rows or not data.rows or rows % data.rows or not rows:
         raise ValueError(f"{origin}: {spec.name} has {rows} rows, expected {data.rows}")
-    if data.axes:
-        place = f"along axis {max(data.axes.values())} of {max(data.axes, key=lambda name: data.axes[name])}"
+    if axes := {name: axis for name, axis in data.axes.items() if axis is not None}:
+        place = f"along axis {max(axes.values())} of {max(axes, key=lambda name: axes[name])}"
         raise NotImplementedError(
             f"{origin}: {spec.name} has {rows} rows and the examples lie {place}, expected {data.rows}"
         )
@@ -196,7 +206,7 @@ def _fit(array: np.ndarray, spec: TensorSpec, divisor: float, origin: str) -> np
     if bad.size:
         raise ValueError(f"{origin}: {spec.name} has no finite number in row {bad[0]}, expected finite numbers")
     scaled = array / divisor if divisor != 1 else array
-    result = np.ascontiguousarray(scaled, dtype=spec.dtype)
+    result = np.asarray(scaled, dtype=spec.dtype, order="C")
     if spec.dtype.kind in "iub" and not np.array_equal(result, scaled):
         raise ValueError(f"{origin}: {spec.name} has values that are no {spec.dtype}, expected whole numbers")
     return result

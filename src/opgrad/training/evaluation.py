@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -84,6 +85,7 @@ class Evaluator:
         batch_size: rows computed at once.
         """
         loss = right = counted = 0.0
+        parameters = {**parameters, **self._artifacts.constants}
         names = [item.name for item in self._session.get_inputs() if item.name not in parameters]
         wanted = [self._artifacts.loss, *(name for name in self._compared if name in self._types)]
         for batch in _batches(data, batch_size):
@@ -108,7 +110,7 @@ class Evaluator:
         names = [item.name for item in session.get_inputs()]
         right = counted = 0
         for batch in _batches(data, batch_size):
-            found = dict(batch.arrays)
+            found = {**batch.arrays, **self._artifacts.constants}
             outputs = session.run(None, {name: found[name] for name in names})
             found |= dict(zip([item.name for item in session.get_outputs()], outputs, strict=True))
             if rest is not None:
@@ -151,7 +153,7 @@ def label_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tupl
     model = graph_between(artifacts.eval_model, [], declared_outputs(artifacts.eval_model, [objective.scores], who))
     import_microsoft(model)
     session = open_session(model, session_options(1), who)
-    values = {**batch, **artifacts.trainable, **artifacts.frozen}
+    values = {**batch, **artifacts.values}
     shape: tuple[int, ...] = session.run(None, {item.name: values[item.name] for item in session.get_inputs()})[0].shape
     return shape[:1] + shape[2:]
 
@@ -159,6 +161,9 @@ def label_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tupl
 def _stock(model: str | PathLike[str] | bytes, who: str) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    if not isinstance(model, bytes) and Path(f"{model}.data").is_file():
+        # Beyond 2 GiB, where onnxruntime maps the weights, unless it makes a second copy in another order.
+        options.add_session_config_entry("session.disable_prepacking", "1")
     return loading.open_session(model, options, who, stock=True)
 
 

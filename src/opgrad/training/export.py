@@ -1,22 +1,26 @@
 """The trained model as an ordinary ONNX inference model."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper
+from onnx.external_data_helper import uses_external_data
 
+from opgrad.onnxruntime import loading
 from opgrad.onnxruntime.messages import copied, import_microsoft
 from opgrad.onnxruntime.opset import captured
+from opgrad.onnxruntime.reading import read_model
 from opgrad.onnxruntime.runners import ELEMENT_TYPES
 from opgrad.training.artifact_set import ArtifactSet
+from opgrad.training.building.checks import check_built, without_values
+from opgrad.training.building.saving import LARGEST_MODEL, ValuesFile, model_bytes, write_model
+from opgrad.training.building.values import LARGE, Held, placeholder, tensor_of
 from opgrad.training.graph import open_session, session_options
-from opgrad.writing import replaced
-
-# What a protobuf message may have, less some room for the graph around the parameters.
-LARGEST = (1 << 31) - (1 << 24)
+from opgrad.writing import staged
 
 
 def export_model(
@@ -30,9 +34,19 @@ def export_model(
     artifacts: whose eval graph it is.
     parameters: the values of all parameters by name.
     outputs: the tensors that become the outputs, see `declared_outputs`.
-    path: the file; a crash on the way leaves an older file as it was.
+    path: the file; beyond 2 GiB the parameters are in one of this name with ".data" appended. An error on the way
+        leaves older files as they were.
     """
-    _write(artifacts.eval_model, artifacts.name, parameters, outputs, path)
+    values = {**artifacts.constants, **parameters}
+    _save(*_inference_model(artifacts.eval_model, artifacts.name, values, outputs), Path(path), "export")
+
+
+def check_export(artifacts: ArtifactSet, outputs: Sequence[onnx.ValueInfoProto], who: str) -> None:
+    """Raise ValueError if `export_model` would fail, or if stock onnxruntime would not take what it writes."""
+    model, _ = _inference_model(artifacts.eval_model, artifacts.name, artifacts.values, outputs)
+    check_built(model, who)
+    what = f"{who}: the model that would be exported of {artifacts.directory}"
+    loading.open_session(without_values(model, unknown=False).SerializeToString(), session_options(1), what, stock=True)
 
 
 def write_inference_model(
@@ -54,7 +68,7 @@ def write_inference_model(
     values = declared_outputs(source, outputs, who)
     if not Path(path).absolute().parent.is_dir():
         raise FileNotFoundError(f"{who}: there is no folder {Path(path).absolute().parent}")
-    _write(source, source.graph.name or "inference", parameters, values, path)
+    _save(*_inference_model(source, source.graph.name or "inference", parameters, values), Path(path), who)
 
 
 def declared_outputs(source: onnx.ModelProto, names: Sequence[str], who: str) -> list[onnx.ValueInfoProto]:
@@ -100,20 +114,31 @@ def graph_between(
     return _model(source, graph)
 
 
-def _write(
+def _inference_model(
     source: onnx.ModelProto,
     name: str,
     parameters: Mapping[str, np.ndarray],
     outputs: Sequence[onnx.ValueInfoProto],
-    path: str | PathLike[str],
-) -> None:
+) -> tuple[onnx.ModelProto, dict[str, Held]]:
+    """A graph up to some of its tensors, with placeholders for large tensors, and these by name."""
     nodes = nodes_before(source.graph, [output.name for output in outputs])
     read = {name for node in nodes for name in captured(node)}
     inputs = [value for value in source.graph.input if value.name in read and value.name not in parameters]
-    constants = [tensor for tensor in source.graph.initializer if tensor.name in read]
-    trained = [numpy_helper.from_array(array, name) for name, array in parameters.items() if name in read]
-    graph = helper.make_graph(nodes, name, inputs, outputs, constants + trained)
-    _save(_model(source, graph), Path(path))
+    held: dict[str, Held] = {each.name: each for each in source.graph.initializer if each.name in read}
+    held |= {name: array for name, array in parameters.items() if name in read}
+    large = {name: each for name, each in held.items() if _size(each) > LARGE}
+    constants = [_placeholder(name, each) if name in large else tensor_of(name, each) for name, each in held.items()]
+    return _model(source, helper.make_graph(nodes, name, inputs, outputs, constants)), large
+
+
+def _size(held: Held) -> int:
+    return held.size if isinstance(held, np.ndarray) else math.prod(held.dims)
+
+
+def _placeholder(name: str, held: Held) -> TensorProto:
+    if isinstance(held, TensorProto):
+        return placeholder(name, held.data_type, held.dims)
+    return placeholder(name, helper.np_dtype_to_tensor_dtype(held.dtype), held.shape)
 
 
 def _model(source: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:
@@ -127,18 +152,28 @@ def _model(source: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:
     )
 
 
-def _save(model: onnx.ModelProto, path: Path) -> None:
-    """Check the model and put it in the file's place; beyond 2 GiB the parameters go into a file beside it."""
-    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    with replaced(path) as partial:
-        if size > LARGEST:
-            beside = Path(f"{path.name}.data")
-            (path.parent / beside).unlink(missing_ok=True)
-            onnx.save(model, partial, save_as_external_data=True, location=beside.name)
-            onnx.checker.check_model(partial)
+def _save(model: onnx.ModelProto, values: Mapping[str, Held], path: Path, who: str) -> None:
+    """Check a model, and put it in the file's place; beyond 2 GiB its large tensors go into a file beside it."""
+    check_built(model, who)
+    beside = f"{path.name}.data"
+    with staged(path.parent, lambda _: [beside] if _keeps_in(path, beside) else []) as folder:
+        if model_bytes(model, values) > LARGEST_MODEL:
+            with ValuesFile(folder / beside) as outside:
+                write_model(model, values, folder / path.name, outside)
         else:
-            onnx.checker.check_model(model)
-            onnx.save(model, partial)
+            write_model(model, values, folder / path.name)
+
+
+def _keeps_in(path: Path, beside: str) -> bool:
+    """Whether a file is a model that keeps tensors in a file of this name."""
+    if not path.is_file() or not path.with_name(beside).is_file():
+        return False
+    try:
+        tensors = read_model(path, "export", outside=False).graph.initializer
+    except ValueError:
+        return False
+    kept = (entry for each in tensors if uses_external_data(each) for entry in each.external_data)
+    return any(entry.key == "location" and entry.value == beside for entry in kept)
 
 
 def nodes_before(graph: onnx.GraphProto, tensors: Sequence[str], given: Collection[str] = ()) -> list[onnx.NodeProto]:

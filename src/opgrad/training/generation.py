@@ -2,7 +2,8 @@
 
 import inspect
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,23 +11,28 @@ import onnx
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.onnxruntime import batch_norm
-from opgrad.onnxruntime.messages import copied, opset_of
-from opgrad.onnxruntime.reading import check_model, read_model
+from opgrad.onnxruntime.mending import mend
+from opgrad.onnxruntime.messages import opset_of
+from opgrad.onnxruntime.reading import check_model
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed
 from opgrad.training.building.models import TrainingModels
 from opgrad.training.building.ort_format import convert
-from opgrad.training.building.saving import LARGEST_MODEL, write_model
+from opgrad.training.building.saving import LARGEST_MODEL, ValuesFile, write_model
 from opgrad.training.building.selection import Selection, select
+from opgrad.training.building.values import Held, is_placeholder, nbytes_of, read_apart, without_huge
+from opgrad.training.checkpoint import Checkpoint, write_checkpoint
+from opgrad.training.names import VALUES
 from opgrad.training.objective import note_outputs
 from opgrad.training.onnxblock.accessor import ModelAccessor, building, empty_model
 from opgrad.training.onnxblock.block import Block, ForwardBlock, names_of
-from opgrad.training.onnxblock.checkpoints import save_checkpoint
 from opgrad.training.onnxblock.training import TrainingBlock
-from opgrad.writing import replace_file, staged
+from opgrad.writing import new_file, staged
 
 WHO = "generate_artifacts"
-ORDER = ("training_model", "eval_model", "checkpoint", "nominal_checkpoint", "optimizer_model")
+ORDER = ("training_model", "eval_model", "weights", "checkpoint", "nominal_checkpoint", "optimizer_model")
+# Bytes of large tensors that are no parameters, from which on they are written once, outside of both models.
+OUTSIDE_FROM = 1 << 20
 Names = str | Iterable[str] | None
 
 
@@ -63,9 +69,9 @@ def names_in(what: str, given: Iterable[str]) -> list[str]:
 class _Artifacts(TrainingBlock):
     """The loss of a request on a model, and its parameters."""
 
-    def __init__(self, request: Request):
+    def __init__(self, request: Request, apart: Mapping[str, Held]):
         super().__init__()
-        self.request, self.checkpoint_segments = request, request.checkpoint_segments
+        self.request, self.checkpoint_segments, self._apart = request, request.checkpoint_segments, apart
 
     @property
     def _who(self) -> str:
@@ -79,7 +85,7 @@ class _Artifacts(TrainingBlock):
         self._set_batch_norm()
         current = [each.name for each in model.graph.output] if names is None else list(names)
         outputs = names_of(_called(request.loss, current), type(request.loss).__name__)
-        self.selection = select(model, outputs[0], request.requires_grad, request.frozen_params, WHO)
+        self.selection = select(model, outputs[0], request.requires_grad, request.frozen_params, WHO, self._apart)
         for name in self.selection.trainable:
             self.requires_grad(name)
         for name in self.selection.frozen:
@@ -121,8 +127,9 @@ def _called(loss: Block, names: Sequence[str]) -> str | Sequence[str]:
 
 def make(model: onnx.ModelProto | str | os.PathLike[str], request: Request, optimizer: Block | None) -> Made:
     """The models of a request."""
-    accessor = ModelAccessor(_own(model), None if isinstance(model, onnx.ModelProto) else model)
-    block = _Artifacts(request)
+    own, apart = _own(model)
+    accessor = ModelAccessor(own, None if isinstance(model, onnx.ModelProto) else model, apart=apart)
+    block = _Artifacts(request, apart)
     with building(accessor):
         models = block.make(accessor)
     note_outputs(models.evaluation, block.outputs)
@@ -130,15 +137,18 @@ def make(model: onnx.ModelProto | str | os.PathLike[str], request: Request, opti
         return Made(models, None, block.selection)
     opset = opset_of(models.evaluation)
     with building(ModelAccessor(empty_model(opset), drawn=accessor.drawn)) as empty:
-        optimizer(models.parameters)
+        optimizer((models.trainable, models.frozen) if apart else models.parameters)
     changing = optimizer.to_model_proto() if isinstance(optimizer, ForwardBlock) else empty.model
     return Made(models, changing, block.selection)
 
 
-def _own(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
-    """A model that may be changed. Raises TypeError, ValueError, FileNotFoundError."""
+def _own(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelProto, dict[str, Held]]:
+    """A model that may be changed, and the values of its huge tensors.
+
+    Raises TypeError, ValueError, FileNotFoundError.
+    """
     if isinstance(model, str | os.PathLike):
-        return read_model(model, WHO)
+        return read_apart(Path(model), WHO)
     if not isinstance(model, onnx.ModelProto):
         raise TypeError(f"{WHO}: model is of type {type(model).__name__}, expected onnx.ModelProto or a path")
     if model.ByteSize() > LARGEST_MODEL:
@@ -147,7 +157,9 @@ def _own(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
     if outside:
         raise ValueError(f"{WHO}: model keeps {listed(outside)} in another file; give its path, or load these tensors")
     check_model(model, f"{WHO}: model")
-    return copied(model)
+    own, apart = without_huge(model)
+    mend(own)
+    return own, apart
 
 
 @dataclass
@@ -166,24 +178,38 @@ class Files:
 
     def write(self, made: Made) -> list[str]:
         """Write all files, and return their names; an exception leaves the folder as it was."""
-        models = made.models
-        with staged(self.folder) as folder:
-            write_model(models.training, models.values, folder / f"{self.prefix}training_model.onnx")
-            write_model(models.evaluation, models.values, folder / f"{self.prefix}eval_model.onnx")
-            save_checkpoint(models.parameters, folder / f"{self.prefix}checkpoint")
+        with staged(self.folder, self._beside) as folder:
+            self._write_models(made.models, folder)
+            trainable, frozen = made.models.arrays
+            write_checkpoint(Checkpoint(trainable, frozen), folder / f"{self.prefix}checkpoint")
             if self.nominal:
-                save_checkpoint(models.parameters, folder / f"{self.prefix}nominal_checkpoint", True)
+                nominal = Checkpoint(trainable, frozen, nominal=True)
+                write_checkpoint(nominal, folder / f"{self.prefix}nominal_checkpoint")
             if made.optimizer is not None:
                 content = made.optimizer.SerializeToString(deterministic=True)
-                replace_file(folder / f"{self.prefix}optimizer_model.onnx", content)
+                new_file(folder / f"{self.prefix}optimizer_model.onnx", content)
             if self.ort_format:
                 for file in sorted(folder.glob("*.onnx"), key=self._order):
                     convert(file, self.library, WHO)
-            names = [file.name for file in sorted(folder.iterdir(), key=self._order)]
-        for name in names:
-            if f"{name}.data" not in names and not name.endswith(".data"):
-                (self.folder / f"{name}.data").unlink(missing_ok=True)
-        return names
+            return [file.name for file in sorted(folder.iterdir(), key=self._order)]
+
+    def _write_models(self, models: TrainingModels, folder: Path) -> None:
+        """Write training and eval model, and once what is large in both and no parameter."""
+        written = {
+            f"{self.prefix}{name}_model.onnx": model
+            for name, model in (("training", models.training), ("eval", models.evaluation))
+        }
+        held = {each.name for model in written.values() for each in model.graph.initializer if is_placeholder(each)}
+        with ExitStack() as stack:
+            outside = None
+            if sum(nbytes_of(models.values[name]) for name in held) > OUTSIDE_FROM:
+                outside = stack.enter_context(ValuesFile(folder / f"{self.prefix}{VALUES}"))
+            for name, model in written.items():
+                write_model(model, models.values, folder / name, outside)
+
+    def _beside(self, names: Collection[str]) -> list[str]:
+        """The files beside those of these names that an older set may have, and that belong to it alone."""
+        return [f"{self.prefix}{VALUES}", *(f"{name}.data" for name in names)]
 
     def _order(self, file: Path) -> tuple[int, str]:
         """The place of a file: behind those that are made before it."""

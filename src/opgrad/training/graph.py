@@ -117,6 +117,13 @@ class TrainingGraph:
         """The graph of the next run."""
         return self._overwriting if self.reset else self._adding or self._open_adding()
 
+    def replace(self, name: str, array: np.ndarray) -> None:
+        """Let an input that is no batch's be other memory from now on."""
+        self._fixed[name] = array
+        for bound in (self._overwriting, self._adding):
+            if bound is not None:
+                bound.replace(name, array)
+
     def run(self, values: Sequence[Value] | None = None) -> BoundGraph:
         """Compute outputs and gradients; `results` of what is returned are the outputs.
 
@@ -130,6 +137,11 @@ class TrainingGraph:
             bound(values)
         self.reset = False
         return bound
+
+
+def written_inputs(graph: onnx.GraphProto) -> set[str]:
+    """The inputs of a graph into which a run of it writes: running statistics of batch normalization."""
+    return {name for node in graph.node if node.op_type == "BatchNormInternal" for name in node.input[3:5]}
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:

@@ -4,7 +4,7 @@ import json
 import platform
 import timeit
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime
 
 from opgrad.cpu.runtime.parallel import get_num_threads
+from opgrad.training import mapping
 from opgrad.training.artifact_set import ArtifactSet
 from opgrad.training.checkpoint import read_checkpoint, write_checkpoint
 from opgrad.training.data import Dataset, load_file, load_named
@@ -27,8 +28,10 @@ from opgrad.training.metrics import best_epoch, write_text
 from opgrad.training.plot import plot_losses
 from opgrad.training.recipe import FILE, Recipe
 from opgrad.training.state import BEST, LAST, Resumption, RunState, fingerprint
+from opgrad.writing import staged
 
 MODEL = "model.onnx"  # of a run's results
+LONG_STEP = 0.1  # seconds of a step that one thread alone would not do sooner
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ def train(
     training, validation, test = _whole_batches(artifacts, recipe, file)
     trainer, state = _begin(artifacts, recipe, training, resumption, processes)
     properties = resumption.properties if resumption else {}
+    trainer.check_export()
     fit = Fit(trainer, training, validation, state, output, properties, processes)
     if processes is None or processes.is_first:
         _make_folder(output)
@@ -155,6 +159,9 @@ def parameters_kept(output: Path) -> Iterator[None]:
 def _evaluated(artifacts: ArtifactSet, fit: Fit, test: Dataset, data: str) -> Run:
     """What a run came to whose model is exported."""
     trainer, rows = fit.trainer, artifacts.batch_rows or BATCH_ROWS
+    found = trainer.evaluate(test)
+    for array in artifacts.values.values():
+        mapping.release(array)  # the exported model has them, too
     return Run(
         artifacts=artifacts,
         data=data,
@@ -163,7 +170,7 @@ def _evaluated(artifacts: ArtifactSet, fit: Fit, test: Dataset, data: str) -> Ru
         test_rows=test.rows,
         state=fit.state,
         batch_losses=fit.batch_losses,
-        test=trainer.evaluate(test),
+        test=found,
         exported_accuracy=trainer.evaluator.exported_accuracy(fit.output / MODEL, test, rows),
         output=fit.output,
     )
@@ -185,8 +192,9 @@ def _whole_batches(
 def _write(run: Run) -> None:
     """Write the picture and the figures of a run."""
     title, state = f"{run.artifacts.name}: loss", run.state
-    plot_losses(state.history, run.batch_losses, run.test.loss, title, run.output / "loss.png")
-    write_text(json.dumps(metrics(run), indent=1) + "\n", run.output / "metrics.json")
+    with staged(run.output) as folder:
+        plot_losses(state.history, run.batch_losses, run.test.loss, title, folder / "loss.png")
+        write_text(json.dumps(metrics(run), indent=1) + "\n", folder / "metrics.json")
 
 
 def _begin(
@@ -204,7 +212,7 @@ def _begin(
     else:
         state = replace(resumption.state, recipe=recipe, history=list(resumption.state.history))
         _check_goes_on(state, data)
-        trainer = Trainer(artifacts, recipe.learning_rate, session_options(state.threads), recipe.row_wise, recipe.fuse)
+        trainer = _trainer(artifacts, recipe, state.threads)
     if resumption is not None:
         trainer.restore(resumption.checkpoint)
     if processes is not None:
@@ -221,8 +229,7 @@ def _agreed(trainer: Trainer, state: RunState, processes: Processes) -> Trainer:
     processes.from_first(number)
     if number[0] != state.threads:
         state.threads, before = int(number[0]), trainer
-        recipe, options = state.recipe, session_options(state.threads)
-        trainer = Trainer(before.artifacts, recipe.learning_rate, options, recipe.row_wise, recipe.fuse)
+        trainer = _trainer(before.artifacts, state.recipe, state.threads)
         trainer.restore(before.checkpoint())
     processes.check_same("data, settings or progress", state.to_text())
     processes.check_same("parameters", str(zlib.crc32(trainer.flat_parameters.tobytes())))
@@ -248,15 +255,34 @@ def _make_folder(folder: Path) -> None:
 
 
 def _fastest_trainer(artifacts: ArtifactSet, recipe: Recipe, data: Dataset) -> tuple[Trainer, int]:
-    """A trainer whose kernels are compiled, and its threads: all of them, or one if that is faster."""
+    """A trainer whose kernels are compiled, and its threads: all of them, or one if that is faster.
+
+    There is one trainer at a time, as each has memory for parameters, gradients and moments.
+    """
     batch = data.take(np.arange(min(recipe.batch_size, data.rows))).arrays
-    trials = []
-    for threads in sorted({1, get_num_threads()}):
-        trainer = Trainer(artifacts, recipe.learning_rate, session_options(threads), recipe.row_wise, recipe.fuse)
-        times = timeit.repeat(partial(trainer.compute_gradients, batch), number=1, repeat=8)
-        trials.append((min(times), threads, trainer))
-    _, threads, trainer = min(trials, key=lambda trial: trial[:2])
-    return trainer, threads
+    threads = get_num_threads()
+    trainer = _trainer(artifacts, recipe, threads)
+    seconds = _seconds(trainer, batch)
+    if threads == 1 or seconds > LONG_STEP:
+        return trainer, threads
+    del trainer
+    trainer = _trainer(artifacts, recipe, 1)
+    if _seconds(trainer, batch) <= seconds:
+        return trainer, 1
+    del trainer
+    return _trainer(artifacts, recipe, threads), threads
+
+
+def _trainer(artifacts: ArtifactSet, recipe: Recipe, threads: int) -> Trainer:
+    return Trainer(artifacts, recipe.learning_rate, session_options(threads), recipe.row_wise, recipe.fuse)
+
+
+def _seconds(trainer: Trainer, batch: Mapping[str, np.ndarray]) -> float:
+    """The time of the gradients of a batch, the shortest of several."""
+    step = partial(trainer.compute_gradients, batch)
+    step()  # compiles kernels
+    first = timeit.timeit(step, number=1)
+    return first if first > LONG_STEP else min(first, *timeit.repeat(step, number=1, repeat=7))
 
 
 def metrics(run: Run) -> dict[str, Any]:

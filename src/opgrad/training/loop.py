@@ -7,12 +7,14 @@ import numpy as np
 import onnxruntime
 
 from opgrad.cpu.runtime.parallel import get_num_threads
+from opgrad.training import mapping
 from opgrad.training.artifact_set import ArtifactSet
+from opgrad.training.building.values import HUGE, read_shared
 from opgrad.training.checkpoint import Checkpoint, OptimizerGroup
 from opgrad.training.data import Dataset, fits, show
 from opgrad.training.evaluation import Evaluation, Evaluator
-from opgrad.training.export import export_model
-from opgrad.training.graph import TrainingGraph, read_model
+from opgrad.training.export import check_export, export_model
+from opgrad.training.graph import TrainingGraph, written_inputs
 from opgrad.training.graph import session_options as session_options
 from opgrad.training.optimizer import SGD, AdamW
 from opgrad.training.row_wise import RowWise, expose
@@ -50,18 +52,20 @@ class Trainer:
         if options is None:
             options = session_options(get_num_threads())
         self.artifacts = artifacts
-        model = read_model(artifacts.training_model, "Trainer")
+        model, constants = read_shared(artifacts.training_model, "Trainer")
         expose(model, row_wise)
         trainable, gradients = _trainable_memory(artifacts, row_wise)
-        frozen = {name: np.array(array, order="C") for name, array in artifacts.frozen.items()}
+        written = written_inputs(model.graph)
+        frozen = {name: _held(array, name in written) for name, array in artifacts.frozen.items()}
         tables = {name: np.array(artifacts.trainable[name], order="C") for name in row_wise}
         what = f"Trainer: {artifacts.training_model}"
-        self._graph = TrainingGraph(model, trainable, {**frozen, **tables}, gradients, options, what, fuse)
+        others = {**frozen, **constants, **tables}
+        self._graph = TrainingGraph(model, trainable, others, gradients, options, what, fuse)
         self.evaluator = Evaluator(artifacts, options)
         self._trainable = trainable
         self.optimizer: SGD | AdamW = artifacts.rule.start(trainable.flat, gradients.flat, learning_rate)
         self.rows = RowWise(self.optimizer, tables) if tables else None
-        self.parameters: Mapping[str, np.ndarray] = {**trainable, **tables, **frozen}
+        self.parameters: dict[str, np.ndarray] = {**trainable, **tables, **frozen}
         self.gradients = gradients
 
     @property
@@ -89,8 +93,7 @@ class Trainer:
     def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> float:
         """Fill `gradients` for one batch and return its loss, like `step`, but leave the parameters alone."""
         self._check("step", batch)
-        first = self.artifacts.inputs[0]
-        self._check_rows("step", batch[first.name].shape[first.axis])
+        self._check_rows("step", Dataset(batch, self.artifacts.axes).rows)
         return self._run([batch[spec.name] for spec in self.artifacts.inputs])
 
     def epoch(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
@@ -152,6 +155,10 @@ class Trainer:
         """
         export_model(self.artifacts, self.parameters, self.evaluator.outputs, path)
 
+    def check_export(self) -> None:
+        """Raise ValueError if `export` would fail, or give a model that stock onnxruntime does not take."""
+        check_export(self.artifacts, self.evaluator.outputs, "Trainer.export")
+
     def gradient_batches(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
         """Fill `gradients` for one batch after the other, like `epoch`, but leave the parameters alone.
 
@@ -202,15 +209,23 @@ class Trainer:
         if saved:
             _check_like("moments", saved, flat_names(moments))
         for name, array in checkpoint.parameters.items():
-            np.copyto(self.parameters[name], array)
+            self._set(name, array)
         for name, own in flat_names(moments).items():
             own[...] = saved.get(name, 0)
         self.optimizer.steps = group.step
 
+    def _set(self, name: str, value: np.ndarray) -> None:
+        """Give a parameter a value; a frozen one that shares its memory with others gets memory of its own."""
+        if self.parameters[name].flags.writeable:
+            np.copyto(self.parameters[name], value)
+        elif not _same(self.parameters[name], value):
+            self.parameters[name] = np.array(value, order="C")
+            self._graph.replace(name, self.parameters[name])
+
     def _moments(self) -> dict[str, dict[str, np.ndarray]]:
         """The optimizer's moments by parameter and by their names in a checkpoint."""
         # onnxruntime-training opens the state of its SGD only with a moment for every parameter, which is always 0.
-        flats = self.optimizer.moments or {"momentum0": np.zeros_like(self._trainable.flat)}
+        flats = self.optimizer.moments or {"momentum0": np.zeros(self._trainable.flat.shape, np.float32)}
         views = {moment: self._trainable.views_of(flat) for moment, flat in flats.items()}
         found = {name: {moment: own[name] for moment, own in views.items()} for name in self._trainable}
         for name, own in self.rows.moments.items() if self.rows else ():
@@ -246,4 +261,17 @@ def _trainable_memory(artifacts: ArtifactSet, row_wise: Sequence[str]) -> tuple[
     parameters = FlatTensors(shapes)
     for name in shapes:
         parameters[name][...] = artifacts.trainable[name]
+        mapping.release(artifacts.trainable[name])
     return parameters, FlatTensors(shapes)
+
+
+def _held(array: np.ndarray, written: bool) -> np.ndarray:
+    """A frozen parameter for a graph: the same memory if it is large and nobody writes into it, or else a copy."""
+    shared = not written and array.nbytes > HUGE and not array.flags.writeable and array.flags.c_contiguous
+    return array if shared else np.array(array, order="C")
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays of one dtype and shape have the same bits."""
+    bits = f"u{one.dtype.itemsize}" if one.dtype.itemsize in (1, 2, 4, 8) else one.dtype
+    return bool(np.array_equal(one.view(bits), other.view(bits)))

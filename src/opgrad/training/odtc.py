@@ -10,12 +10,14 @@ point to the same bytes again and again, so tables and texts together may not ta
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
 from flatbuffers import Builder, encode, number_types
 from flatbuffers.util import BufferHasIdentifier
+
+from opgrad.training import mapping
 
 IDENTIFIER = b"ODTC"
 VERSION = 2
@@ -26,6 +28,9 @@ LARGEST = 2**31 - 1  # offsets in a FlatBuffer are signed 32-bit numbers
 
 Values = dict[str, Any]
 """The fields of a table."""
+
+Content: TypeAlias = bytes | memoryview
+"""The bytes of a file."""
 
 ELEMENT_TYPES: dict[int, np.dtype[Any]] = {
     number: np.dtype(kind)
@@ -157,12 +162,12 @@ def aligned(count: int) -> int:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def is_one(content: bytes) -> bool:
+def is_one(content: Content) -> bool:
     """Whether a file says that it is a checkpoint."""
     return len(content) >= 8 and bool(BufferHasIdentifier(content, 0, IDENTIFIER))
 
 
-def decode(content: bytes) -> Values:
+def decode(content: Content) -> Values:
     """The root table of a checkpoint file; arrays are views of `content`, fields that are not there are None.
 
     Raises Damaged if this is no checkpoint, or has another version, or if anything in it is wrong.
@@ -186,7 +191,7 @@ class _Wrong(Exception):
 class _Reader:
     """Reads tables within the bounds of the file."""
 
-    def __init__(self, content: bytes):
+    def __init__(self, content: Content):
         if len(content) % 4:
             raise _Wrong(f"it has {len(content)} bytes, expected a multiple of 4")
         self.content = content
@@ -227,7 +232,7 @@ class _Reader:
 
     def array(self, position: int, dtype: np.dtype[Any]) -> np.ndarray:
         start, count = self.vector(position, dtype.itemsize)
-        return np.frombuffer(self.content, dtype, count, start)
+        return mapping.array(self.content, dtype, count, start)
 
     def text(self, position: int) -> str:
         content = self.array(position, np.dtype(np.uint8))
@@ -279,15 +284,42 @@ def size(values: Any) -> int:
     return 16 + len(values.encode()) if isinstance(values, str) else 8
 
 
-def contents(values: Values) -> memoryview:
+def contents(values: Values) -> Iterator[memoryview]:
     """The content of a checkpoint file whose root table has these values; None stands for a field that is absent.
 
-    Arrays may have any layout. This takes the content's size in memory, and a copy of one array at a time that is not
-    contiguous.
+    Arrays may have any layout. The content comes in pieces, of which one alone is in memory: an array itself, or a copy
+    where it is not contiguous.
     """
-    builder = Builder(size(values))
+    builder = _Builder(size(values))
     builder.Finish(_write_table(builder, CHECKPOINT, values), IDENTIFIER)
-    return memoryview(builder.Bytes)[builder.Head() :]
+    return builder.pieces()
+
+
+class _Builder(Builder):  # type: ignore[misc]  # flatbuffers declares no types
+    """A builder that leaves room for arrays instead of copying them.
+
+    Its memory are pages that nobody touches where arrays belong, so that they take none.
+    """
+
+    def __init__(self, size: int):
+        super().__init__(0)
+        self.Bytes = memoryview(np.zeros(max(size, 1), np.uint8))
+        self.head = len(self.Bytes)
+        self._arrays: list[tuple[int, np.ndarray]] = []  # from the last one in the file to the first
+
+    def leave_room(self, array: np.ndarray) -> None:
+        """Let an array be written here."""
+        self.head -= array.nbytes
+        self._arrays.append((self.head, array))
+
+    def pieces(self) -> Iterator[memoryview]:
+        """What was built, in order."""
+        begin = self.Head()
+        for start, array in reversed(self._arrays):
+            yield self.Bytes[begin:start]
+            yield raw(array).data
+            begin = start + array.nbytes
+        yield self.Bytes[begin:]
 
 
 def _write_table(builder: Any, layout: Layout, values: Mapping[str, Any]) -> int:
@@ -326,9 +358,6 @@ def _write(builder: Any, kind: Any, value: Any) -> Any:
 
 
 def _write_array(builder: Any, array: np.ndarray) -> int:
-    content = raw(array)
-    builder.StartVector(1, content.size, ALIGNMENT)
-    builder.head -= content.size
-    # Through a memoryview, as a bytearray makes a copy of what is assigned to a slice of it.
-    memoryview(builder.Bytes)[builder.head : builder.head + content.size] = content.data
+    builder.StartVector(1, array.nbytes, ALIGNMENT)
+    builder.leave_room(array)
     return builder.EndVector()

@@ -1,5 +1,6 @@
 """A picture of a training run."""
 
+import io
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -10,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from opgrad.training.metrics import EpochMetrics, best_epoch
-from opgrad.writing import naming
+from opgrad.writing import replace_file
 
 
 def plot_losses(
@@ -45,8 +46,9 @@ def plot_losses(
     axes.set_ylim(bottom=lowest if np.isfinite(lowest) else None)
     axes.grid(alpha=0.3)
     axes.legend()
-    with naming(Path(path)):
-        figure.savefig(path, format="png")
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    replace_file(Path(path), content.getvalue())
 
 
 def _plot_batches(axes: Axes, first: int, batch_losses: Sequence[Sequence[float]]) -> None:

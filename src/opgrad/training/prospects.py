@@ -39,6 +39,7 @@ class Prospects:
 
     opset, nodes: the version of ai.onnx, and how many nodes there are.
     trainable: weights on which an output depends. frozen: statistics of normalization. unused: other weights.
+    constants: what other float tensors of several numbers are, by name: those that nobody trained, such as positions.
     numbers: of the elements of the trainable ones.
     outputs: those of float type. stages: the graph from weight to weight.
     problems: why it cannot be trained, a line for each node that has no gradient.
@@ -49,6 +50,7 @@ class Prospects:
     trainable: list[str] = field(default_factory=list)
     frozen: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    constants: dict[str, str] = field(default_factory=dict)
     numbers: int = 0
     outputs: list[Output] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
@@ -84,11 +86,23 @@ def _looked_at(model: onnx.ModelProto, found: Prospects) -> Prospects:
         trainable=trainable,
         frozen=candidates.statistics,
         unused=[name for name in candidates.weights if name not in depended],
+        constants=_constants(candidates),
         numbers=sum(size_of(candidates.tensors[name]) for name in trainable),
         outputs=[_output(forward, name) for name in floats],
         stages=stages(forward, {name: size_of(candidates.tensors[name]) for name in trainable}),
         problems=_problems(model, floats, trainable, bool(candidates.weights)),
     )
+
+
+def _constants(candidates: Candidates) -> dict[str, str]:
+    """What float tensors are that are no weights, as far as anybody knows."""
+    known = {*candidates.weights, *candidates.statistics, *candidates.fixed}
+    rest = {
+        name: "a constant"
+        for name, each in candidates.tensors.items()
+        if name not in known and each.data_type in FLOATS and size_of(each) > 1
+    }
+    return {**candidates.fixed, **rest}
 
 
 def _problems(model: onnx.ModelProto, floats: Sequence[str], trainable: Sequence[str], weights: bool) -> list[str]:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from opgrad.training import odtc
+from opgrad.training import mapping, odtc
 from opgrad.writing import flush, flush_folder, naming, replace_file
 
 
@@ -30,6 +30,7 @@ def replace_pair(path: Path, root: odtc.Values) -> None:
         tensor["offset"], tensor["data"] = offset, None
         offset += odtc.aligned(segments[-1][1].nbytes)
     content = odtc.contents(root)
+    mapping.keep_values(data_path(path))
     data = open(data_path(path), "r+b", opener=_create)  # noqa: SIM115  (it is cut only if it could be opened)
     try:
         with naming(data_path(path)), data:
@@ -53,9 +54,9 @@ def bytes_in_use(path: Path) -> tuple[int, int] | None:
     """
     try:
         available = data_path(path).stat().st_size
-        root = odtc.decode(path.read_bytes())
+        root = odtc.decode(mapping.content(path))
         places = [(each["offset"], odtc.nbytes(each)) for each in odtc.tensors(root) if each["data"] is None]
-    except (FileNotFoundError, odtc.Damaged):
+    except (FileNotFoundError, mapping.NoFile, odtc.Damaged):
         return None
     start = min((offset for offset, _ in places), default=0)
     end = max((offset + length for offset, length in places), default=0)

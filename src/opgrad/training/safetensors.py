@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from opgrad.training import mapping
 from opgrad.training.odtc import Damaged
 
 METADATA = "__metadata__"
@@ -58,12 +59,12 @@ def data(tensors: Mapping[str, np.ndarray]) -> bytes:
     return b"".join(np.ascontiguousarray(array).tobytes() for array in tensors.values())
 
 
-def starts_like_one(content: bytes) -> bool:
+def starts_like_one(content: bytes | memoryview) -> bool:
     """Whether a file may be of this format, by its first bytes."""
     return len(content) > LENGTH and content[LENGTH : LENGTH + 1] == b"{"
 
 
-def decode(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str], bytes]:
+def decode(content: bytes | memoryview) -> tuple[dict[str, np.ndarray], dict[str, str], memoryview]:
     """The arrays of a file by name, its metadata, and the bytes of all arrays.
 
     The arrays are read-only. Raises `Damaged`.
@@ -72,26 +73,26 @@ def decode(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str], bytes
     metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(each, str) for each in metadata.values()):
         raise Damaged("is damaged, its metadata are no texts")
-    values, arrays, end = content[start:], {}, 0
+    values, arrays, end = memoryview(content)[start:], {}, 0
     for name, entry in header.items():
         dtype, shape, first, last = _entry(name, entry)
         if first != end or last - first != math.prod(shape) * dtype.itemsize or last > len(values):
             raise Damaged(
                 f"is damaged or cut short, {name!r} of shape {shape} is said to be at bytes {first} to {last}"
             )
-        arrays[name] = np.frombuffer(values, dtype, math.prod(shape), first).reshape(shape)
+        arrays[name] = mapping.array(values, dtype, math.prod(shape), first).reshape(shape)
         end = last
     if end != len(values):
         raise Damaged(f"is damaged, {len(values)} bytes of arrays follow, expected {end}")
     return arrays, metadata, values
 
 
-def _header(content: bytes) -> tuple[dict[str, Any], int]:
+def _header(content: bytes | memoryview) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(content[:LENGTH], "little")
     if not starts_like_one(content) or length > min(len(content) - LENGTH, LARGEST_HEADER):
         raise Damaged("is no safetensors file, or cut short")
     try:
-        header = json.loads(content[LENGTH : LENGTH + length])
+        header = json.loads(bytes(content[LENGTH : LENGTH + length]))
     except (ValueError, RecursionError):
         raise Damaged("is damaged, its header is no JSON") from None
     if not isinstance(header, dict):

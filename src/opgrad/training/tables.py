@@ -70,6 +70,11 @@ def _training_rows(training: Prospects | None) -> list[tuple[str, str]]:
         rows.append(("trainable", amount(len(training.trainable), training.numbers)))
     if training.frozen:
         rows.append(("frozen", f"{len(training.frozen)} statistics of normalization"))
+    if training.trainable:
+        rows.append(("weights", ", ".join(training.trainable)))
+    if training.constants:
+        told = (f"{name} ({what})" for name, what in training.constants.items())
+        rows.append(("not trained", ", ".join(told)))
     if training.unused:
         rows.append(("unused", f"no output depends on {', '.join(training.unused)}"))
     for output in training.outputs:

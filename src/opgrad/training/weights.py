@@ -53,7 +53,7 @@ def fixed_metadata(optimizer: str, dtype: str, statistics: Sequence[str]) -> dic
     return {"format": FORMAT, "version": VERSION, **named}
 
 
-def decode(content: bytes) -> Weights:
+def decode(content: bytes | memoryview) -> Weights:
     """What a file holds; parameters have the dtype of the training graph. Raises `Damaged`."""
     arrays, metadata, data = safetensors.decode(content)
     if metadata.get("format") != FORMAT:
@@ -67,7 +67,7 @@ def decode(content: bytes) -> Weights:
         raise Damaged(f"is damaged, its dtype is {dtype!r}")
     of_parameters = set(_moment_keys(arrays))
     names = _statistics(metadata, arrays)
-    held = {name: each.astype(dtype) for name, each in arrays.items() if name not in of_parameters}
+    held = {name: each.astype(dtype, copy=False) for name, each in arrays.items() if name not in of_parameters}
     trainable = {name: each for name, each in held.items() if name not in names}
     return Weights(
         trainable=trainable,

@@ -180,9 +180,12 @@ class CheckpointState:
     """
 
     def __init__(self, state: Checkpoint):
+        self._take(state, owned=False)
+
+    def _take(self, state: Checkpoint, owned: bool) -> None:
         if not isinstance(state, Checkpoint):
             raise TypeError(f"CheckpointState: state is {type(state).__name__}, expected Checkpoint")
-        self._memory = Memory(state)
+        self._memory = Memory(state, owned)
         self._parameters = Parameters(self._memory)
         self._properties = Properties(state.properties)
 
@@ -193,7 +196,9 @@ class CheckpointState:
         checkpoint_uri: the file.
         Raises FileNotFoundError if there is none, ValueError if it is damaged or no checkpoint.
         """
-        return cls(read_checkpoint(os.fspath(checkpoint_uri)))
+        state = cls.__new__(cls)
+        state._take(read_checkpoint(os.fspath(checkpoint_uri)), owned=True)
+        return state
 
     @classmethod
     def save_checkpoint(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnxruntime
 
+from opgrad.training import mapping
 from opgrad.training.checkpoint import Checkpoint, OptimizerGroup
 from opgrad.training.optimizer import SGD, AdamW, Rule
 from opgrad.training.tensors import FlatTensors
@@ -16,7 +17,7 @@ LEARNING_RATE = 1e-3
 class Memory:
     """Parameters, gradients and optimizer of a `CheckpointState`; modules and optimizers share it.
 
-    checkpoint: the initial values.
+    checkpoint: the initial values. owned: whether nobody else has its arrays.
 
     parameters, gradients: the trainable ones by name.
     frozen: the other parameters by name.
@@ -25,20 +26,23 @@ class Memory:
     computed: whether a module has computed some.
     """
 
-    def __init__(self, checkpoint: Checkpoint):
+    def __init__(self, checkpoint: Checkpoint, owned: bool = False):
         for name, array in checkpoint.trainable.items():
             if array.dtype != np.float32:
                 raise NotImplementedError(
                     f"CheckpointState: the trainable parameter {name!r} is {array.dtype}, expected float32"
                 )
         self.nominal = checkpoint.nominal
-        self.frozen = {name: array.copy() for name, array in checkpoint.frozen.items()}
+        take = mapping.own if owned else np.copy
+        self.frozen = {name: take(array) for name, array in checkpoint.frozen.items()}
         self.bound = self.computed = False
         self.optimizer: SGD | AdamW | None = None
         self._loaded = checkpoint.optimizers.get(GROUP)
         self.shape({name: array.shape for name, array in checkpoint.trainable.items()})
         for name, array in checkpoint.trainable.items():
             self.parameters[name][...] = array
+            if owned:
+                mapping.release(array)
 
     def shape(self, trainable: Mapping[str, tuple[int, ...]]) -> None:
         """Make new memory for trainable parameters of these shapes."""
@@ -85,7 +89,7 @@ class Memory:
         if self.optimizer is None:
             return self._loaded
         # 1.19.2 opens the state of its SGD only with a moment for every parameter, which it never changes.
-        flats = self.optimizer.moments or {"momentum0": np.zeros_like(self.parameters.flat)}
+        flats = self.optimizer.moments or {"momentum0": np.zeros(self.parameters.flat.shape, np.float32)}
         kinds = {kind: self.parameters.views_of(flat) for kind, flat in flats.items()}
         moments = {name: {kind: views[name] for kind, views in kinds.items()} for name in self.parameters}
         return OptimizerGroup(self.optimizer.steps, self.optimizer.learning_rate, moments)

@@ -10,18 +10,20 @@ import onnx
 import onnxruntime
 
 from opgrad.cpu.runtime.parallel import get_num_threads
+from opgrad.onnxruntime.batch_norm import evaluating
 from opgrad.onnxruntime.messages import copied
-from opgrad.onnxruntime.reading import name_of, read_eval_model
+from opgrad.onnxruntime.reading import name_of
 from opgrad.training import rewriting
 from opgrad.training.api.checkpoint_state import CheckpointState
 from opgrad.training.api.memory import Memory
 from opgrad.training.artifact_set import check_parameters, tensor_spec
 from opgrad.training.batches import TensorSpec
 from opgrad.training.binding import BoundGraph, Value, check_inputs, declared, ort_value
+from opgrad.training.building.values import read_shared
 from opgrad.training.distributed import Processes
 from opgrad.training.export import write_inference_model
 from opgrad.training.first_run import first_run
-from opgrad.training.graph import Source, TrainingGraph, open_session, read_model, run_error, session_options
+from opgrad.training.graph import Source, TrainingGraph, open_session, run_error, session_options
 from opgrad.training.names import BUFFER_SUFFIX
 from opgrad.training.optimizer import GradientNorm, clip_factor
 
@@ -65,18 +67,23 @@ class Module:
         _check_device(device)
         if not isinstance(state, CheckpointState):
             raise TypeError(f"{WHO}: state is {type(state).__name__}, expected CheckpointState")
-        model = read_model(train_model_uri, WHO)
-        self._eval_model = None if eval_model_uri is None else read_eval_model(eval_model_uri, WHO)
+        model, constants = read_shared(train_model_uri, WHO)
+        self._eval_model, of_eval = (None, {}) if eval_model_uri is None else read_shared(eval_model_uri, WHO)
+        if self._eval_model is not None:
+            evaluating(self._eval_model)
+        self._constants = {**constants, **of_eval}
         options = _default_options() if session_options is None else session_options
         self.training = True
         self._state, self._memory = state, state._memory
         _fit(model.graph, self._memory)
         memory = self._memory
         what = f"{WHO}: {name_of(train_model_uri)}"
-        self._graph = TrainingGraph(model, memory.parameters, memory.frozen, memory.gradients, options, what, fuse)
+        others = {**memory.frozen, **constants}
+        self._graph = TrainingGraph(model, memory.parameters, others, memory.gradients, options, what, fuse)
         self._eval_graph = None
         if self._eval_model is not None and eval_model_uri is not None:
-            self._eval_graph = _open_eval(self._eval_model, memory, options, f"{WHO}: {name_of(eval_model_uri)}")
+            fixed = {**memory.parameters, **memory.frozen, **of_eval}
+            self._eval_graph = _open_eval(self._eval_model, fixed, options, f"{WHO}: {name_of(eval_model_uri)}")
         self._order = [value.name for value in model.graph.input if value.name in state.parameters]
         self._norm: GradientNorm | None = None
         self._processes = None if process_group is None else self._joined(process_group)
@@ -278,7 +285,7 @@ class Module:
             raise RuntimeError(f"{caller}: there is no eval graph, expected eval_model_uri when the module is made")
         if self._memory.nominal:
             raise RuntimeError(f"{caller}: the parameters have no values yet, the checkpoint is nominal")
-        parameters = self._memory.all_parameters
+        parameters = {**self._constants, **self._memory.all_parameters}
         names = list(dict.fromkeys(graph_output_names))
         write_inference_model(self._eval_model, parameters, names, os.fspath(inference_model_uri), caller)
 
@@ -309,10 +316,11 @@ def _fixed(shape: Sequence[int | str]) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else 0 for size in shape)
 
 
-def _open_eval(model: onnx.ModelProto, memory: Memory, options: onnxruntime.SessionOptions, what: str) -> BoundGraph:
+def _open_eval(
+    model: onnx.ModelProto, fixed: Mapping[str, np.ndarray], options: onnxruntime.SessionOptions, what: str
+) -> BoundGraph:
     fused = copied(model)
     rewriting.fuse_losses(fused)
-    fixed = {**memory.parameters, **memory.frozen}
     inputs = [declared(value) for value in model.graph.input if value.name not in fixed]
     outputs = [declared(value) for value in model.graph.output]
     first = partial(first_run, fused, options=options)

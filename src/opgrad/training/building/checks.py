@@ -27,8 +27,11 @@ def sentence(error: Exception) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
-def without_values(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model with inputs in the places of large initializers, and without operators that onnx refuses to know."""
+def without_values(model: onnx.ModelProto, unknown: bool = True) -> onnx.ModelProto:
+    """A model with inputs in the places of large initializers.
+
+    unknown: whether operators that onnx does not know come into a domain of their own, where it does not look at them.
+    """
     graph = model.graph
     small = [each for each in graph.initializer if size_of(each) <= LARGE]
     large = [each for each in graph.initializer if size_of(each) > LARGE]
@@ -44,7 +47,7 @@ def without_values(model: onnx.ModelProto) -> onnx.ModelProto:
             value.type.tensor_type.shape.SetInParent()  # onnx takes none without, onnxruntime does
     imports = {each.domain or "ai.onnx": each.version for each in model.opset_import}
     for node in all_nodes(copy.node):
-        if domain_of(node) == "" and not _is_known(node, imports.get("ai.onnx", 1)):
+        if unknown and domain_of(node) == "" and not _is_known(node, imports.get("ai.onnx", 1)):
             node.domain = UNKNOWN
     result = onnx.ModelProto(ir_version=model.ir_version, graph=copy, opset_import=model.opset_import)
     domains = {node.domain for node in all_nodes(copy.node)} - imports.keys() - {"", "ai.onnx"}

@@ -14,6 +14,7 @@ from opgrad.onnxruntime.batch_norm import (
 )
 from opgrad.onnxruntime.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft, keep, opset_of
 from opgrad.onnxruntime.opset import all_nodes, raise_opset
+from opgrad.training.building.outputs import correct_shapes
 
 LEAST_OPSET = 12  # the first with SoftmaxCrossEntropyLoss
 LEAST_IR_VERSION = 4  # the first whose initializers are no inputs
@@ -21,12 +22,13 @@ RESULTS = ("running_mean", "running_var", "saved_mean", "saved_inv_std")
 
 
 def normalize(model: onnx.ModelProto, who: str) -> None:
-    """Change a model in place: opset 12 at least, no inputs with default values, node names that differ."""
+    """Change a model in place: opset 12 at least, right shapes, no inputs with values, no name twice."""
     if opset_of(model) < LEAST_OPSET:
         raise_opset(model, LEAST_OPSET, who)
     model.ir_version = max(model.ir_version, LEAST_IR_VERSION)
     held = {each.name for each in model.graph.initializer}
     keep(model.graph.input, [each for each in model.graph.input if each.name not in held])
+    correct_shapes(model)
     taken: set[str] = set()
     for node in all_nodes(model.graph.node):
         if node.name:

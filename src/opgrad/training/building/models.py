@@ -1,8 +1,9 @@
 """From a model with a loss to what training needs: training model, eval model, parameters."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
@@ -12,7 +13,7 @@ from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near
 from opgrad.training.building.graph import training_graph
 from opgrad.training.building.outputs import declare_types, set_outputs
-from opgrad.training.building.values import attached, detach
+from opgrad.training.building.values import Held, array_of, attached, detach, tensor_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class TrainingModels:
     evaluation: onnx.ModelProto
     trainable: list[TensorProto]
     frozen: list[TensorProto]
-    values: dict[str, TensorProto]
+    values: dict[str, Held]
 
     def whole(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
         """Both models with all of their values."""
@@ -38,7 +39,17 @@ class TrainingModels:
     def parameters(self) -> tuple[list[TensorProto], list[TensorProto]]:
         """The trainable and the frozen parameters with their values."""
         trainable, frozen = (
-            [self.values.get(each.name, each) for each in own] for own in (self.trainable, self.frozen)
+            [tensor_of(each.name, self.values.get(each.name, each)) for each in own]
+            for own in (self.trainable, self.frozen)
+        )
+        return trainable, frozen
+
+    @property
+    def arrays(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The values of the trainable and of the frozen parameters, by name."""
+        trainable, frozen = (
+            {each.name: array_of(self.values.get(each.name, each)) for each in own}
+            for own in (self.trainable, self.frozen)
         )
         return trainable, frozen
 
@@ -50,11 +61,13 @@ def training_models(
     frozen: Collection[str],
     who: str,
     checkpoint_segments: int | Sequence[str] | None = None,
+    apart: Mapping[str, Held] | None = None,
 ) -> TrainingModels:
     """Build training and eval model.
 
     model: with the loss, the first of `outputs`; changed. trainable: names of initializers, Constant nodes or inputs.
-    frozen: names of initializers or Constant nodes. checkpoint_segments: as for `gradients`.
+    frozen: names of initializers or Constant nodes. checkpoint_segments: as for `gradients`. apart: the values of
+    initializers that are placeholders already.
 
     Raises what `training_graph` raises, LookupError for outputs and ValueError for names that the model does not have.
     """
@@ -64,14 +77,14 @@ def training_models(
         )
     as_initializers(model, [*trainable, *frozen])
     _check_names(model, trainable, frozen, who)
-    values = detach(model)
+    values = {**(apart or {}), **detach(model)}
     set_outputs(model, outputs, who)
     declare_types(model)
     held = take_parameters(model, {*trainable, *frozen})
     evaluation = forms.evaluated(model)
     order = [each.name for each in model.graph.input if each.name in trainable]
     try:
-        known = [values.get(each.name, each) for each in held if each.data_type not in FLOATS]
+        known = [tensor_of(each.name, values.get(each.name, each)) for each in held if each.data_type not in FLOATS]
         training = training_graph(model, outputs[0], order, known, checkpoint_segments)
     except (ValueError, NotImplementedError) as error:
         kind = ValueError if isinstance(error, ValueError) else NotImplementedError

@@ -1,6 +1,7 @@
 """The outputs of a graph, and the types of its values."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 
 import onnx
 from onnx import helper
@@ -29,6 +30,30 @@ def declare_types(model: onnx.ModelProto) -> None:
                 told.add(name)
                 found = value_info(forward, name) or before.get(name)
                 graph.value_info.extend([found] if found is not None else [])
+
+
+def correct_shapes(model: onnx.ModelProto) -> None:
+    """Where declared shapes of outputs and other values contradict the graph, let these be what it computes."""
+    bare, graph = copied(model), model.graph
+    del bare.graph.value_info[:]
+    for output in bare.graph.output:
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.ClearField("shape")
+    found = Forward(bare)
+    symbols = {size.dim_param for each in graph.input for size in each.type.tensor_type.shape.dim} - {""}
+    for value in (*graph.output, *graph.value_info):
+        tensor, sizes = value.type.tensor_type, found.sizes(value.name)
+        if sizes is None or not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
+            continue
+        told = [size.dim_value if size.HasField("dim_value") else None for size in tensor.shape.dim]
+        if len(told) != len(sizes) or any(map(partial(_contradicts, symbols), told, sizes)):
+            known = [size if isinstance(size, int) or size in symbols else None for size in sizes]
+            value.CopyFrom(helper.make_tensor_value_info(value.name, tensor.elem_type, known))
+
+
+def _contradicts(symbols: Collection[str], told: int | None, size: int | str | None) -> bool:
+    """Whether a declared size is not the one that was found: another number, or the size of an input that varies."""
+    return told is not None and told != size and (isinstance(size, int) or size in symbols)
 
 
 def value_info(forward: Forward, name: str) -> onnx.ValueInfoProto | None:

@@ -1,46 +1,131 @@
-"""Write the files of an artifact set: all of them, or none."""
+"""Write models piece by piece: no more than one tensor of them is in memory a second time."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import onnx
 from onnx import TensorProto
 
 from opgrad.onnxruntime.messages import copied
-from opgrad.training.building.values import array_of, is_placeholder
+from opgrad.training.building.values import Held, array_of, is_placeholder, nbytes_of
 from opgrad.training.odtc import raw
-from opgrad.writing import flush
+from opgrad.writing import flush, naming, new_file
 
 LARGEST_MODEL = 2**31 - 1  # bytes of a message of protobuf
 ALIGNMENT = 4096  # of tensors in another file, so that it can be mapped into memory
+# Numbers of fields in ONNX's messages.
+GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9
 
 
-def write_model(model: onnx.ModelProto, values: Mapping[str, TensorProto], path: Path) -> None:
-    """Write a model with the values of its placeholders, which are in `<name>.data` if one file cannot hold them."""
-    own = [each for each in model.graph.initializer if is_placeholder(each)]
-    size = model.ByteSize() + sum(values[each.name].ByteSize() for each in own)
-    copy = copied(model)
-    if size > LARGEST_MODEL:
-        _write_beside(copy, values, path.with_name(path.name + ".data"))
-    else:
-        for tensor in copy.graph.initializer:
-            if is_placeholder(tensor):
-                tensor.CopyFrom(values[tensor.name])
-    with open(path, "xb") as file:
-        file.write(copy.SerializeToString(deterministic=True))
-        flush(file)
+class ValuesFile:
+    """A file with tensors' values, each once, to which several models may refer.
+
+    path: the file, which is not there yet.
+    """
+
+    def __init__(self, path: Path):
+        self._path, self._places = path, dict[str, dict[str, int]]()
+        with naming(path):
+            self._file: BinaryIO = open(path, "xb")  # noqa: SIM115  (it is closed by `close`)
+
+    def place(self, name: str, held: Held) -> dict[str, str | int]:
+        """Where the values are from now on, in the words of ONNX."""
+        if name not in self._places:
+            with naming(self._path):
+                self._file.seek(-(-self._file.tell() // ALIGNMENT) * ALIGNMENT)
+                content = raw(array_of(held)).data
+                self._places[name] = {"offset": self._file.tell(), "length": content.nbytes}
+                self._file.write(content)
+        return {"location": self._path.name, **self._places[name]}
+
+    def close(self, whole: bool = True) -> None:
+        """Write what is left to write. whole: whether what was written shall last."""
+        with naming(self._path), self._file:
+            if whole:
+                flush(self._file)
+
+    def __enter__(self) -> "ValuesFile":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(whole=kind is None)
 
 
-def _write_beside(model: onnx.ModelProto, values: Mapping[str, TensorProto], path: Path) -> None:
-    """Write the values of placeholders into another file, and where they are into the model."""
-    with open(path, "xb") as file:
+def model_bytes(model: onnx.ModelProto, values: Mapping[str, Held]) -> int:
+    """How many bytes a model has with the values of its placeholders, and a little more."""
+    own = [each.name for each in model.graph.initializer if is_placeholder(each)]
+    return model.ByteSize() + sum(nbytes_of(values[name]) + 16 for name in own)
+
+
+def write_model(
+    model: onnx.ModelProto, values: Mapping[str, Held], path: Path, outside: ValuesFile | None = None
+) -> None:
+    """Write a model into a file that is not there yet.
+
+    values: those of its placeholders, by name. outside: where these come; None: they are in the file of the model.
+    """
+    if outside is not None:
+        model = copied(model)
         for tensor in model.graph.initializer:
             if is_placeholder(tensor):
-                file.seek(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
-                start, content = file.tell(), raw(array_of(values[tensor.name])).data
-                file.write(content)
                 del tensor.external_data[:]
-                place = {"location": path.name, "offset": start, "length": content.nbytes}
-                for key, value in place.items():
+                for key, value in outside.place(tensor.name, values[tensor.name]).items():
                     tensor.external_data.add(key=key, value=str(value))
-        flush(file)
+    new_file(path, _pieces(model, values))
+
+
+def _pieces(model: onnx.ModelProto, values: Mapping[str, Held]) -> Iterator[bytes | memoryview]:
+    """The bytes of a model with the values of its placeholders, as protobuf writes them, without a copy of it."""
+    if not any(map(is_placeholder, model.graph.initializer)):
+        yield model.SerializeToString(deterministic=True)
+        return
+    (before, after), (first, last) = _around(model, GRAPH), _around(model.graph, INITIALIZER)
+    heads = [_head(each, values) for each in model.graph.initializer]
+    sizes = [len(head) + _filled(each, values) for head, each in zip(heads, model.graph.initializer, strict=True)]
+    starts = [_start(INITIALIZER, size) for size in sizes]
+    yield before + _start(GRAPH, len(first) + sum(map(len, starts)) + sum(sizes) + len(last)) + first
+    for tensor, start, head in zip(model.graph.initializer, starts, heads, strict=True):
+        yield start + head
+        if is_placeholder(tensor):
+            yield raw(array_of(values[tensor.name])).data
+    yield last + after
+
+
+def _around(message: Any, number: int) -> tuple[bytes, bytes]:
+    """The bytes of a message's fields before one, and of those behind it."""
+    parts = []
+    for kept in (range(number), range(number + 1, 1 << 29)):
+        part = type(message)()
+        part.CopyFrom(message)
+        for field, _ in message.ListFields():
+            if field.number not in kept:
+                part.ClearField(field.name)
+        parts.append(part.SerializeToString(deterministic=True))
+    return parts[0], parts[1]
+
+
+def _head(tensor: TensorProto, values: Mapping[str, Held]) -> bytes:
+    """The bytes of a tensor, of a placeholder those before the values."""
+    if not is_placeholder(tensor):
+        return tensor.SerializeToString(deterministic=True)
+    named = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    return named.SerializeToString(deterministic=True) + _start(RAW_DATA, nbytes_of(values[tensor.name]))
+
+
+def _filled(tensor: TensorProto, values: Mapping[str, Held]) -> int:
+    return nbytes_of(values[tensor.name]) if is_placeholder(tensor) else 0
+
+
+def _start(number: int, size: int) -> bytes:
+    """What stands before a field with so many bytes: its number with the kind 2, and the size."""
+    return _varint(number << 3 | 2) + _varint(size)
+
+
+def _varint(number: int) -> bytes:
+    """A number in groups of seven bits, the lowest first."""
+    groups: list[int] = []
+    while number > 127:
+        groups.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*groups, number])

@@ -1,7 +1,7 @@
 """Which tensors of a model are its weights, and which of them are trained."""
 
 import fnmatch
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,8 @@ from opgrad.onnxruntime.messages import MICROSOFT, domain_of
 from opgrad.onnxruntime.opset import all_nodes
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near, without_values
-from opgrad.training.building.values import array_of, size_of
+from opgrad.training.building.fixed import HANDING_ON, INPUT, Fixed
+from opgrad.training.building.values import Held, array_of, size_of
 
 ALL = tuple(range(64))
 # The places of weights among the inputs of operators.
@@ -37,13 +38,12 @@ WEIGHTS: dict[str, Sequence[int]] = {
     **dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3, 7)),
     **dict.fromkeys(("Attention",), (1, 2)),
     "MultiHeadAttention": (3,),
+    "EmbedLayerNormalization": (2, 3, 4, 5, 6),
     "Gather": (0,),
     "Concat": ALL,
 }
 SCALES = ("Add", "Mul")  # whose constants are weights if they are more than one number
 LARGEST_SCALE = 1e4  # numbers beyond, in what is added, hide elements from a softmax
-# What hands its first input on.
-HANDING_ON = ("Identity", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Slice", "Tile")
 PATTERN = "*?["
 
 
@@ -66,10 +66,12 @@ class Candidates:
     """The tensors of a model that could be parameters.
 
     tensors: initializers and what Constant nodes hold, by name. weights: the names of those that the model multiplies,
-    adds or looks up. statistics: the names of means and variances of batch normalization.
+    adds or looks up, and that somebody trained. fixed: what the others among these are, by name. statistics: the names
+    of means and variances of batch normalization.
     """
 
-    def __init__(self, model: onnx.ModelProto):
+    def __init__(self, model: onnx.ModelProto, apart: Mapping[str, Held] | None = None):
+        self._apart = apart or {}
         self.tensors = {each.name: each for each in model.graph.initializer}
         for node in model.graph.node:
             if node.op_type == "Constant" and not domain_of(node) and (tensor := constant_tensor(node)) is not None:
@@ -80,11 +82,19 @@ class Candidates:
             for place, name in enumerate(node.input):
                 self._readers.setdefault(name, []).append((node, place))
         self.statistics = [name for name in forms.statistics(model) if self._is_float(name)]
-        self.weights = [
+        found = [
             name
             for name in self.tensors
             if name not in self.statistics and self._is_float(name) and self._is_weight(name)
         ]
+        rules = Fixed(inlined.graph, self.tensors, self._values)
+        self.fixed = {name: reason for name in found if (reason := rules.reason(name)) is not None}
+        if len(self.fixed) == len(found):  # a model of nothing but scales has them for weights
+            self.fixed = {name: reason for name, reason in self.fixed.items() if reason != INPUT}
+        self.weights = [name for name in found if name not in self.fixed]
+
+    def _values(self, name: str) -> np.ndarray:
+        return array_of(self._apart.get(name, self.tensors[name]))
 
     def _is_float(self, name: str) -> bool:
         return name in self.tensors and self.tensors[name].data_type in FLOATS
@@ -104,7 +114,7 @@ class Candidates:
 
     def _is_scale(self, name: str) -> bool:
         """Whether what is added or multiplied is no mask."""
-        values = array_of(self.tensors[name])
+        values = self._values(name)
         with np.errstate(invalid="ignore", over="ignore"):
             return bool(np.all(np.abs(values) < LARGEST_SCALE))
 
@@ -131,15 +141,17 @@ def select(
     requires_grad: Iterable[str] | None,
     frozen_params: Iterable[str] | None,
     who: str,
+    apart: Mapping[str, Held] | None = None,
 ) -> Selection:
     """Choose the parameters of a model with a loss.
 
     requires_grad: names or patterns; None: all weights on which the loss depends. frozen_params: names or patterns.
-    Batch normalization that trains gets its statistics as frozen parameters, which each step changes.
+    Batch normalization that trains gets its statistics as frozen parameters, which each step changes. apart: the values
+    of initializers that are placeholders.
 
     Raises ValueError for names and patterns that match nothing, and for a model without weights.
     """
-    candidates = Candidates(model)
+    candidates = Candidates(model, apart)
     inputs, tensors = [each.name for each in model.graph.input], candidates.tensors
     exact, loose = _matching("requires_grad", requires_grad or (), [*tensors, *inputs], candidates.weights, who)
     parameters = [*candidates.weights, *candidates.statistics]

@@ -1,22 +1,34 @@
-"""Large tensors apart from their model, so that graphs are copied, inferred and converted without them."""
+"""Large tensors apart from their model: graphs are copied, inferred and converted without them, and each is in memory
+once, if at all: where a file has it, that is mapped."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.onnxruntime.messages import copied
-from opgrad.training import odtc
+from opgrad.onnxruntime.reading import Source, naming_outside, place_of, read_model, read_outside
+from opgrad.training import mapping, odtc
 
 LARGE = 1024  # elements, beyond what the graph's shapes can depend on
-APART = "apart"  # where a placeholder says that its values are
+HUGE = 1 << 20  # bytes of a tensor that is taken out of a model as soon as it is read
+# Bytes of all such tensors of a model from which on a session shares their memory with others. Below, they are
+# initializers of its own, for which onnxruntime has faster kernels that take a second copy.
+SHARED_FROM = 1 << 26
+APART = "opgrad:apart"  # where a placeholder says that its values are
+
+Held: TypeAlias = TensorProto | np.ndarray
+"""A tensor's values, apart from their model."""
 
 
-def detach(model: onnx.ModelProto) -> dict[str, TensorProto]:
+def detach(model: onnx.ModelProto) -> dict[str, Held]:
     """Take the values out of large initializers, which become placeholders; returns them by name."""
-    graph, apart = model.graph, {}
+    graph, apart = model.graph, dict[str, Held]()
     tensors = list(graph.initializer)
     if not any(map(_is_large, tensors)):
         return {}
@@ -24,26 +36,114 @@ def detach(model: onnx.ModelProto) -> dict[str, TensorProto]:
     for tensor in tensors:
         if _is_large(tensor) and not uses_external_data(tensor):
             apart[tensor.name] = tensor
-            graph.initializer.append(_placeholder(tensor))
+            graph.initializer.append(placeholder(tensor.name, tensor.data_type, tensor.dims))
         else:
             graph.initializer.append(tensor)
     return apart
 
 
+def without_huge(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Held]]:
+    """A copy of a model with placeholders for its huge initializers, and these by name, which are not copied."""
+    copy, graph = _without(model, "graph"), _without(model.graph, "initializer")
+    apart: dict[str, Held] = {}
+    for tensor in model.graph.initializer:
+        if _is_large(tensor) and nbytes_of(tensor) > HUGE:
+            apart[tensor.name] = tensor
+            graph.initializer.append(placeholder(tensor.name, tensor.data_type, tensor.dims))
+        else:
+            graph.initializer.append(tensor)
+    copy.graph.CopyFrom(graph)
+    return copy, apart
+
+
+def _without(message: Any, name: str) -> Any:
+    """A copy of a message without one of its fields."""
+    copy = type(message)()
+    for field, value in message.ListFields():
+        if field.name == name:
+            continue
+        if hasattr(value, "extend"):
+            getattr(copy, field.name).extend(value)
+        elif hasattr(value, "CopyFrom"):
+            getattr(copy, field.name).CopyFrom(value)
+        else:
+            setattr(copy, field.name, value)
+    return copy
+
+
+def read_apart(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, Held]]:
+    """A model with placeholders for huge initializers, and these by name; those in other files are mapped.
+
+    Raises what `read_model` raises.
+    """
+    model, apart = read_model(path, who, outside=False), dict[str, Held]()
+    with naming_outside(path, who):
+        for tensor in model.graph.initializer:
+            if uses_external_data(tensor) and (found := _mapped(tensor, path.parent)) is not None:
+                apart[tensor.name] = found
+                tensor.CopyFrom(placeholder(tensor.name, tensor.data_type, tensor.dims))
+    read_outside(model, path, who, is_placeholder)
+    return model, apart
+
+
+def read_shared(source: Source, who: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A model for a session, and the values of initializers that became inputs of it, by name.
+
+    If they are many, huge initializers that the model keeps in another file do: sessions of models with the same file
+    then have one memory for them.
+    """
+    if isinstance(source, bytes):
+        return read_model(source, who), {}
+    model, apart = read_apart(Path(source), who)
+    if sum(map(nbytes_of, apart.values())) < SHARED_FROM:
+        return attached(model, apart), {}
+    graph = model.graph
+    given = {each.name for each in graph.input}
+    kept = [each for each in graph.initializer if not is_placeholder(each)]
+    graph.input.extend(
+        helper.make_tensor_value_info(each.name, each.data_type, each.dims)
+        for each in graph.initializer
+        if is_placeholder(each) and each.name not in given
+    )
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    return model, {name: array_of(held) for name, held in apart.items()}
+
+
+def _mapped(tensor: TensorProto, folder: Path) -> np.ndarray | None:
+    """The values of a huge tensor in another file; None for others, and where onnx has a say about the place."""
+    place, kind = place_of(tensor, folder), odtc.ELEMENT_TYPES.get(tensor.data_type)
+    file, parts = folder / place.location, Path(place.location).parts
+    plain = parts and not Path(place.location).is_absolute() and ".." not in parts and not file.is_symlink()
+    if not plain or kind is None or nbytes_of(tensor) <= HUGE:
+        return None
+    start, count = place.offset or 0, nbytes_of(tensor)
+    if place.length not in (None, count):
+        raise ValueError(f"{tensor.name!r} of {count} bytes is said to have {place.length}")
+    if start + count > file.stat().st_size:
+        raise ValueError(f"{place.location} has {file.stat().st_size} bytes, expected at least {start + count}")
+    content = mapping.content(file, shared=True)
+    found = mapping.array(content, kind.newbyteorder("<"), math.prod(tensor.dims), start)
+    return found.reshape(tuple(tensor.dims)) if found.flags.aligned else np.array(found).reshape(tuple(tensor.dims))
+
+
 def _is_large(tensor: TensorProto) -> bool:
-    return size_of(tensor) > LARGE
+    return size_of(tensor) > LARGE and tensor.data_type in odtc.ELEMENT_TYPES
 
 
 def size_of(tensor: TensorProto) -> int:
     """The number of elements."""
-    count = 1
-    for dim in tensor.dims:
-        count *= dim
-    return count
+    return math.prod(tensor.dims)
 
 
-def _placeholder(tensor: TensorProto) -> TensorProto:
-    empty = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+def nbytes_of(held: Held) -> int:
+    """The number of bytes of a tensor whose element type checkpoints have."""
+    return held.nbytes if isinstance(held, np.ndarray) else size_of(held) * odtc.ELEMENT_TYPES[held.data_type].itemsize
+
+
+def placeholder(name: str, data_type: int, dims: Iterable[int]) -> TensorProto:
+    """An initializer without its values."""
+    empty = TensorProto(name=name, data_type=data_type, dims=dims)
     empty.data_location = TensorProto.EXTERNAL
     empty.external_data.add(key="location", value=APART)
     return empty
@@ -54,23 +154,31 @@ def is_placeholder(tensor: TensorProto) -> bool:
     return uses_external_data(tensor) and tensor.external_data[0].value == APART
 
 
-def attached(model: onnx.ModelProto, apart: dict[str, TensorProto]) -> onnx.ModelProto:
+def attached(model: onnx.ModelProto, apart: Mapping[str, Held]) -> onnx.ModelProto:
     """A copy of a model with its values."""
     copy = copied(model)
     for tensor in copy.graph.initializer:
         if is_placeholder(tensor):
-            tensor.CopyFrom(apart[tensor.name])
+            tensor.CopyFrom(tensor_of(tensor.name, apart[tensor.name]))
     return copy
 
 
-def array_of(tensor: TensorProto) -> np.ndarray:
+def tensor_of(name: str, held: Held) -> TensorProto:
+    """A tensor of this name with its values."""
+    if isinstance(held, TensorProto):
+        return held
+    kind = odtc.element_type(held.dtype)
+    return TensorProto(name=name, data_type=kind, dims=held.shape, raw_data=odtc.raw(held).tobytes())
+
+
+def array_of(held: Held) -> np.ndarray:
     """The values of a tensor, in its dtype: bfloat16 stays bfloat16, whichever onnx is installed."""
-    kind = odtc.ELEMENT_TYPES.get(tensor.data_type)
-    if kind is not None and tensor.raw_data:
-        return (
-            np.frombuffer(tensor.raw_data, kind.newbyteorder("<")).reshape(tuple(tensor.dims)).astype(kind, copy=False)
-        )
-    array = numpy_helper.to_array(tensor)
+    if isinstance(held, np.ndarray):
+        return held
+    kind = odtc.ELEMENT_TYPES.get(held.data_type)
+    if kind is not None and held.raw_data:
+        return np.frombuffer(held.raw_data, kind.newbyteorder("<")).reshape(tuple(held.dims)).astype(kind, copy=False)
+    array = numpy_helper.to_array(held)
     return array if kind is None else array.astype(kind, copy=False)
 
 

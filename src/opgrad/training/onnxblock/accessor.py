@@ -1,7 +1,7 @@
 """The model that blocks are building, one at a time in each thread, and the names that they give."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -12,6 +12,7 @@ from onnx import TensorProto, defs, helper
 
 from opgrad.gradients.forward import Forward
 from opgrad.onnxruntime.messages import MICROSOFT, copied
+from opgrad.training.building.values import Held
 
 LATEST_IR_VERSION = 10  # that the last packages of onnxruntime-training can read
 Sizes = Sequence[int | str | None]
@@ -23,11 +24,18 @@ _library: ContextVar[str | None] = ContextVar("opgrad.onnxblock.custom_op_librar
 class ModelAccessor:
     """A model in the making.
 
-    model: the model; blocks change it in place. path: of the file that it was read from.
+    model: the model; blocks change it in place. path: of the file that it was read from. apart: the values of its huge
+    initializers, by name, in whose places it has placeholders.
     """
 
-    def __init__(self, model: onnx.ModelProto, path: str | os.PathLike[str] | None = None, drawn: int = 0):
-        self._model, self._path = model, path
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        path: str | os.PathLike[str] | None = None,
+        drawn: int = 0,
+        apart: Mapping[str, Held] | None = None,
+    ):
+        self._model, self._path, self.apart = model, path, apart or {}
         self.drawn = drawn  # numbers in the names of blocks so far
         self.depth = 0  # of the blocks that are being built inside others
         self._types: Forward | None = None

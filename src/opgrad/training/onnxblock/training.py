@@ -62,7 +62,7 @@ class TrainingBlock(Block):
             [name for name, grad in self._grad_names.items() if grad is kind] for kind in (True, False)
         )
         outputs, segments = names_of(output, self._who), self.checkpoint_segments
-        self._models = training_models(accessor.model, outputs, trainable, frozen, self._who, segments)
+        self._models = training_models(accessor.model, outputs, trainable, frozen, self._who, segments, accessor.apart)
         return output
 
     def _trained(self) -> TrainingModels:

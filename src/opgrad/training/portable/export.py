@@ -13,9 +13,9 @@ import onnx
 from onnx import inliner
 
 from opgrad.onnxruntime.messages import opset_of
-from opgrad.onnxruntime.reading import read_model
 from opgrad.training.artifact_set import ArtifactSet
 from opgrad.training.building.outputs import inferred_model
+from opgrad.training.building.values import read_shared
 from opgrad.training.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint
 from opgrad.training.portable import building
 from opgrad.training.portable.building import LOSS, Labels, Settings
@@ -24,7 +24,7 @@ from opgrad.training.portable.manifest import file_entry, forward_entry, manifes
 from opgrad.training.portable.plain import WHO, only_plain_imports
 from opgrad.training.portable.rules import MOMENTS, NAMES, StepRule
 from opgrad.training.weights import PRESENT, Weights, encode
-from opgrad.writing import replace_file
+from opgrad.writing import new_file, staged
 
 IGNORED = -1  # the label that does not count where the graph names no other
 LARGEST = 2**31 - 1  # bytes of a message of protobuf
@@ -102,7 +102,7 @@ class _Export:
     ):
         self._artifacts, self._settings, self._inline = artifacts, settings, inline
         self._present = _dtype_of(artifacts)
-        self._gradients = building.plain_gradients(artifacts, read_model(artifacts.training_model, WHO), opset)
+        self._gradients = building.plain_gradients(artifacts, read_shared(artifacts.training_model, WHO)[0], opset)
         # The eval graph has the opset of the step: a client asks one runtime for all.
         self._opset = opset_of(self._gradients.model)
         running = self._gradients.statistics
@@ -110,6 +110,7 @@ class _Export:
             raise NotImplementedError(f"{WHO}: the graph writes into {', '.join(lack)}, expected frozen parameters")
         statistics = {name: each for name, each in artifacts.frozen.items() if name in running}
         self._frozen = {name: each for name, each in artifacts.frozen.items() if name not in running}
+        self._frozen |= artifacts.constants
         moments = MOMENTS[type(settings.rule)]
         flat, accumulate = settings.flat, settings.accumulate
         self.layout = layout_of(artifacts.trainable, statistics, moments, dtype, flat, accumulate)
@@ -201,8 +202,9 @@ class _Export:
         told |= {kind: forward_entry(model) for kind, model in models.items() if kind != "step"}
         kinds["manifest"] = f"{output.stem}.json"
         contents[kinds["manifest"]] = (json.dumps(told, indent=1) + "\n").encode()
-        for name, content in contents.items():
-            replace_file(output.with_name(name), content)
+        with staged(output.parent) as folder:
+            for name, content in contents.items():
+                new_file(folder / name, content)
         return Exported(told, {kind: output.with_name(name) for kind, name in kinds.items()})
 
 

@@ -1,0 +1,142 @@
+"""Models that onnxruntime takes and ONNX's own tools do not, or with inputs that belong to no example, are trained."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+from small_models import build, normal, perceptron
+from typer.testing import CliRunner
+
+from opgrad.cli import app
+from opgrad.training import ArtifactSet, Dataset, Trainer, load_file
+from opgrad.training.api import CheckpointState, Module
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.inspection import inspect
+
+CE = LossType.CrossEntropyLoss
+X = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
+LABELS = np.arange(40) % 3
+
+
+def state_of_one_row():
+    text = """g (float[batch, 4] x, float[1, 1, 5] state) => (float[batch, 3] scores) {
+        h = Gemm(x, w0, b0)  row = Squeeze(state, axes)  t = Add(h, row)  a = Tanh(t)  m = MatMul(a, w1)
+        scores = Add(m, b1)
+    }"""
+    arrays = {**normal(w0=(4, 5), b0=(5,), w1=(5, 3), b1=(3,)), "axes": np.array([0])}
+    return build(text, arrays), {"state": normal(s=(1, 1, 5))["s"]}
+
+
+def scalar_input():
+    text = """g (float temperature, float[batch, 4] x) => (float[batch, 3] scores) {
+        h = Gemm(x, w0, b0)  a = Tanh(h)  m = MatMul(a, w1)  scores = Mul(m, temperature)
+    }"""
+    return build(text, normal(w0=(4, 5), b0=(5,), w1=(5, 3))), {"temperature": np.array(0.5, np.float32)}
+
+
+def size_below_0():
+    model = perceptron()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+    return model, {}
+
+
+def nodes_out_of_order():
+    model = perceptron()
+    nodes = list(model.graph.node)[::-1]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(copies)
+    return model, {}
+
+
+def another_shape_declared():
+    model = perceptron()
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("scores", 1, ["batch", 7]))
+    model.graph.value_info.append(helper.make_tensor_value_info("h", 1, [1, 5]))
+    return model, {}
+
+
+def another_rank_declared():
+    model = perceptron()
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("scores", 1, ["batch", 1, 3]))
+    return model, {}
+
+
+CASES = (
+    state_of_one_row,
+    scalar_input,
+    size_below_0,
+    nodes_out_of_order,
+    another_shape_declared,
+    another_rank_declared,
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_what_onnxruntime_takes_is_trained(case, tmp_path):
+    model, others = case()
+    path, folder = tmp_path / "model.onnx", tmp_path / "set"
+    folder.mkdir()
+    path.write_bytes(model.SerializeToString())
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": X[:6], **others})[0].shape == (6, 3)
+    generate_artifacts(model, loss=CE, optimizer=OptimType.SGD, artifact_directory=folder)
+    trainer = Trainer(ArtifactSet.load(folder), 0.1)
+    feeds = {"x": X[:6], **others, "labels": LABELS[:6]}
+    losses = [trainer.step(feeds) for _ in range(4)]
+    assert losses[-1] < losses[0]
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+    assert module(*(np.asarray(feeds[name]) for name in module.input_names())) == pytest.approx(losses[0], rel=1e-6)
+    assert not inspect(path).training.problems
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_the_command_trains_them(case, tmp_path):
+    model, others = case()
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    np.savez(tmp_path / "data.npz", x=X, labels=LABELS, **others)
+    options = ["--loss", "cross-entropy", "--epochs", "3", "--batch-size", "8", "--validation", "0.2"]
+    places = ["--data", tmp_path / "data.npz", "--output", tmp_path / "out", "--export", tmp_path / "trained.onnx"]
+    done = CliRunner().invoke(app, ["train", str(tmp_path / "model.onnx"), *options, *map(str, places)])
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["exported_accuracy"] is not None
+    session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": X[:6], **others})[0].shape == (6, 3)
+
+
+def test_inputs_of_all_examples_are_given_to_every_batch(tmp_path):
+    model, others = state_of_one_row()
+    generate_artifacts(model, loss=CE, optimizer=OptimType.SGD, artifact_directory=tmp_path)
+    artifacts = ArtifactSet.load(tmp_path)
+    assert artifacts.axes == {"x": 0, "state": None, "labels": 0}
+    assert artifacts.batch_rows is None
+    np.savez(tmp_path / "data.npz", x=X, labels=LABELS, **others)
+    data = load_file(tmp_path / "data.npz", artifacts.inputs)
+    assert data.rows == 40
+    first, second = data.split(10, 0)
+    assert (first.rows, second.rows) == (30, 10)
+    np.testing.assert_array_equal(second.arrays["state"], others["state"])
+    batches = [Trainer(artifacts, 0.0).evaluate(Dataset(data.arrays), size).loss for size in (7, 40)]
+    assert batches[0] == pytest.approx(batches[1], rel=1e-6)
+
+
+def test_an_input_of_one_row_alone_is_a_batch_of_one(tmp_path):
+    model = perceptron()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 1
+    generate_artifacts(model, loss=CE, optimizer=OptimType.SGD, artifact_directory=tmp_path)
+    assert ArtifactSet.load(tmp_path).batch_rows == 1
+
+
+def test_a_circle_is_told(tmp_path):
+    model = perceptron()
+    model.graph.node[0].input[0] = "scores"
+    with pytest.raises(ValueError, match="the model is wrong"):
+        generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
