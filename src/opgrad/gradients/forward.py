@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.gradients.body import Sizes
+from opgrad.gradients.sizes import Sizes, forget_vague, sizes_in
 from opgrad.onnxruntime.messages import MICROSOFT, domain_of, opset_of
 from opgrad.onnxruntime.opset import all_nodes, raise_opset
 
@@ -80,10 +80,7 @@ class Forward:
 
     def sizes(self, name: str) -> Sizes | None:
         """Of each axis an int, a symbol, or None; None if not even the rank is known."""
-        known = self._types.get(name)
-        if known is None or not known.HasField("shape"):
-            return None
-        return [dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in known.shape.dim]
+        return sizes_in(self._types.get(name))
 
     def declare(self, name: str, element_type: int, sizes: Sizes | None) -> None:
         """Tell of a value that was added."""
@@ -195,6 +192,8 @@ def _stand_in(model: onnx.ModelProto) -> onnx.ModelProto:
     )  # fmt: skip
     result = helper.make_model(graph, opset_imports=model.opset_import, functions=model.functions)
     result.ir_version = model.ir_version
+    for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
+        forget_vague(value.type)
     return result
 
 

@@ -8,9 +8,10 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.gradients import shaping
-from opgrad.gradients.body import GraphBody, Sizes
+from opgrad.gradients.body import GraphBody
 from opgrad.gradients.errors import NoGradient
 from opgrad.gradients.forward import FLOATS, Forward
+from opgrad.gradients.sizes import Sizes
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.messages import MICROSOFT, attribute_of
 

@@ -8,6 +8,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from opgrad.gradients.forward import Forward
+from opgrad.gradients.sizes import known
 from opgrad.onnxruntime.messages import MICROSOFT, attribute_of, copied, domain_of, free_name, import_microsoft
 from opgrad.onnxruntime.opset import captured, subgraphs
 
@@ -82,10 +83,7 @@ class Graph(Forward):
 
     def known(self, name: str) -> list[int] | None:
         """The sizes of a value if all are numbers."""
-        sizes = self.sizes(name)
-        if sizes is None or not all(isinstance(size, int) for size in sizes):
-            return None
-        return [size for size in sizes if isinstance(size, int)]
+        return known(self.sizes(name))
 
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         """The attributes of a node by their names, text decoded."""

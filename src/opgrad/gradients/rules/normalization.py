@@ -8,6 +8,7 @@ from onnx import TensorProto
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, NoGradient, gradient
 from opgrad.gradients.shaping import reshape_like, sizes_of, unbroadcast
+from opgrad.gradients.sizes import are_equal, known
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.messages import MICROSOFT
 
@@ -20,11 +21,9 @@ FIRST_TRAINING_MODE = 14  # opset of BatchNormalization whose attribute says whe
 def _full_scale(node: Node, axis: int) -> Value:
     """The scale in the shape of the normalized axes, to which ONNX lets it be broadcast."""
     scale, x = node.required(1), node.x
-    if scale.sizes is not None and len(scale.sizes) == node.rank() - axis and 1 not in scale.sizes:
-        return scale
-    if scale.sizes is not None and list(scale.sizes) == list(sizes_of(x))[axis:]:
-        return scale
-    return scale.expand(x.shape(axis))
+    own, whole = known(scale.sizes), sizes_of(x)[axis:]
+    full = are_equal(scale.sizes, whole) or (own is not None and len(own) == len(whole) and 1 not in own)
+    return scale if full else scale.expand(x.shape(axis))
 
 
 @gradient("LayerNormalization")
