@@ -46,8 +46,7 @@ def model_of(name, size):
 
 
 @pytest.mark.parametrize("plain", [True, False])
-@pytest.mark.parametrize("size", NAMES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "size"), [("Mul", size) for size in NAMES[1:]] + [(name, "?") for name in CASES])
 def test_gradients_have_the_shapes_of_their_values(name, size, plain):
     model, feeds = model_of(name, size)
     wanted = list(feeds)

@@ -140,7 +140,7 @@ def _seed(forward: Forward, body: GraphBody, name: str) -> Value:
     """Ones in the shape of a value: the gradient of the sum of its elements."""
     kind, sizes = forward.element_type(name), forward.sizes(name)
     value = Value(body, name, kind, sizes)
-    body.scope(f"{name}{SUFFIX}")
+    body.scope(f"{name}/seed")
     one = body.number(1, value) if kind else body.constant(np.ones((), np.float32))
     seed = one if sizes == [] else one.expand(value.shape())
     return body.declare(seed, kind or TensorProto.FLOAT, sizes)

@@ -5,6 +5,8 @@ Shapes that the graph tells become constants. One size of several may be unknown
 
 from collections.abc import Sequence
 
+from onnx import TensorProto
+
 from opgrad.gradients.errors import NoGradient
 from opgrad.gradients.sizes import Sizes, are_equal, constant_target, terms
 from opgrad.onnxruntime.bodies.build import Value
@@ -105,3 +107,11 @@ def element_count(value: Value, axes: Sequence[int]) -> int | None:
             return None
         count *= size
     return count
+
+
+def ratio(part: Value, whole: Value, like: Value) -> Value:
+    """How many elements one value has for each of another, at run time, in the type of `like`.
+
+    The numbers are divided in float64, which tells all of them apart, and where nothing fails for an empty value.
+    """
+    return (part.size().cast(TensorProto.DOUBLE) / whole.size().cast(TensorProto.DOUBLE)).like(like)

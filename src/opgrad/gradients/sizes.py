@@ -89,4 +89,3 @@ def constant_target(wanted: Terms, sizes: Sequence[Term | None]) -> list[int] | 
     alone = target.count(REST.factor) <= 1
     empty = any(term == COPY and (place >= len(sizes) or sizes[place] == COPY) for place, term in enumerate(wanted))
     return target if alone and not empty else None
-

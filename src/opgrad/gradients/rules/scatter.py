@@ -31,10 +31,12 @@ def scatter(node: Node) -> Gradients:
     """ddata = dy where nothing was written, or also there, if it was combined; dupdates = dy at the places."""
     if node.proto.op_type == "Scatter":
         node.become("ScatterElements", "", **node.attributes)
-    reduction, places = node.get("reduction", "none"), _Places(node)
+    reduction = node.get("reduction", "none")
     if reduction not in REDUCTIONS:
         raise NoGradient(f"its reduction is {reduction!r}, expected one of {', '.join(REDUCTIONS)}")
-    return REDUCTIONS[reduction](node, places)
+    if reduction not in ("none", "add"):
+        node = node.wide()
+    return REDUCTIONS[reduction](node, _Places(node))
 
 
 def _replaced(node: Node, places: _Places) -> Gradients:
