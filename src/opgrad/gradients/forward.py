@@ -47,6 +47,7 @@ class Forward:
     def refresh(self) -> None:
         """Look at the graph anew."""
         self.initializers = {each.name: each for each in self.graph.initializer}
+        self.quantized: set[str] | None = None  # see backward.quantized
         self.producers = {name: node for node in self.graph.node for name in node.output if name}
         self._types: dict[str, TypeProto.Tensor] = {}
         self._folded: dict[str, np.ndarray | None] = {}

@@ -27,7 +27,7 @@ SIZE_GIVEN = {"ConstantOfShape": (0,), "Expand": (1,), "Tile": (1,), "Reshape": 
 STANDING_FOR: dict[str, tuple[str, int, int, tuple[str, ...]]] = {
     **dict.fromkeys(
         (
-            *("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasSoftmax", "BatchNormInternal", "FakeQuant"),
+            *("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasSoftmax", "BatchNormInternal", "BatchNormTraining", "FakeQuant"),
             *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"),
             *("RotaryEmbedding", "GroupNormalization"),
         ),

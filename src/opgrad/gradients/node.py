@@ -82,7 +82,9 @@ class Node:
     def gradient(self, index: int) -> Value:
         """The gradient of an output: zeros if nothing depends on it."""
         found = self.dys[index] if index < len(self.dys) else None
-        return found if found is not None else shaping.filled_like(self.output(index), 0)
+        # Integers of a quantized tensor have a gradient of float type, that of the other outputs.
+        like = None if self.output(index).element_type in (None, *FLOATS) else next(filter(None, self.dys), None)
+        return found if found is not None else shaping.filled_like(self.output(index), 0, like)
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute, or the operator's default."""

@@ -93,9 +93,9 @@ def ones_like(value: Value) -> Value:
     return filled_like(value, 1)
 
 
-def filled_like(value: Value, number: float) -> Value:
-    """One number in the shape and type of a value."""
-    return value.body.number(number, value).expand(value.shape())
+def filled_like(value: Value, number: float, like: Value | None = None) -> Value:
+    """One number in the shape of a value, and in the type of it or of another one."""
+    return value.body.number(number, like or value).expand(value.shape())
 
 
 def element_count(value: Value, axes: Sequence[int]) -> int | None:

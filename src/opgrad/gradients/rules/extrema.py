@@ -9,7 +9,7 @@ from opgrad.gradients.registry import Gradients, gradient
 from opgrad.onnxruntime.bodies.build import Value, widened
 
 
-@gradient("Max", "Min")
+@gradient("Max", "Min", integers=True)
 def extremum(node: Node) -> Gradients:
     """dx = dy * (x == y) / number of inputs that are equal to y."""
     reached = [node.required(index).equals(node.y).like(node.dy) for index in range(len(node.inputs))]
@@ -17,7 +17,7 @@ def extremum(node: Node) -> Gradients:
     return [node.unbroadcast(share * each, index) for index, each in enumerate(reached)]
 
 
-@gradient("Clip")
+@gradient("Clip", integers=True)
 def clip(node: Node) -> Gradients:
     """dx = dy where y is x; the bounds get the rest. A low above high is not seen."""
     x, y, dy, low, high = node.x, node.y, node.dy, node.input(1), node.input(2)

@@ -202,7 +202,7 @@ def batch_normalization(node: Node) -> Gradients:
     return batch_norm_internal(node)
 
 
-@gradient("BatchNormInternal", domain=MICROSOFT, constant=(3, 4))
+@gradient("BatchNormInternal", "BatchNormTraining", domain=MICROSOFT, constant=(3, 4))
 def batch_norm_internal(node: Node) -> Gradients:
     """dx = scale * inv_std * (dy - mean(dy) - n * mean(dy * n)), n = (x - mean) * inv_std."""
     if not node.get("training_mode", 1):

@@ -17,7 +17,7 @@ def _open_shape(node: Node) -> Value | None:
     return node.x.shape() if known((node.x.sizes or [None] * 3)[2:]) is None else None
 
 
-@gradient("MaxPool")
+@gradient("MaxPool", integers=True)
 def max_pool(node: Node) -> Value:
     """dx = 0; dx[indices] += dy."""
     if node.get("storage_order", 0):  # whose indices, if it has them, count in the order of columns

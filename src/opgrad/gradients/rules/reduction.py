@@ -37,7 +37,7 @@ def reduce_mean(node: Node) -> Value:
     return _spread(node, _shared(node, node.dy, _reduced(node)))
 
 
-@gradient("ReduceMax", "ReduceMin", constant=(1,))
+@gradient("ReduceMax", "ReduceMin", constant=(1,), integers=True)
 def reduce_extremum(node: Node) -> Value:
     """dx = dy * (x == y) / number of elements that are equal to y."""
     return extreme_share(node, node.kept(node.dy), node.kept(node.y), _reduced(node))

@@ -73,6 +73,7 @@ def batch_normalization_grad(call: Call) -> Results:
 
 
 @lowers("BatchNormInternal", state={1: 3, 2: 4})
+@lowers("BatchNormTraining")
 @in_float32(0, 3, 3, 3, 3)
 def batch_norm_internal(call: Call) -> Results:
     """Batch normalization by the batch's mean and variance, with the running statistics after it.
