@@ -218,13 +218,14 @@ EXPANDED = {
 MODELS = "models against PyTorch"
 DIFFERENCES, NOTHING = "central differences", "dx = 0, nothing to differ"
 RUNTIME = "in onnxruntime, against"
+QUANTIZATION = ("QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear")
 ELSEWHERE = {
     ("", "If"): "against known values",
-    **{("", op): "straight through, against known values" for op in ("QuantizeLinear", "DequantizeLinear")},
+    **{("", op): "straight through, against known values" for op in QUANTIZATION},
     ("", "SparseSoftmaxCrossEntropy"): f"{RUNTIME} SoftmaxCrossEntropyLoss",
     ("", "SimplifiedLayerNormalization"): "by SkipSimplifiedLayerNormalization",
     (MICROSOFT, "SoftmaxCrossEntropyLossInternal"): "against SoftmaxCrossEntropyLoss",
-    (MICROSOFT, "BatchNormInternal"): f"by BatchNormalization, and {MODELS}",
+    **{(MICROSOFT, op): f"by BatchNormalization, and {MODELS}" for op in ("BatchNormInternal", "BatchNormTraining")},
     (MICROSOFT, "FakeQuant"): f"{RUNTIME} QuantizeLinear and DequantizeLinear",
     **{(MICROSOFT, f"{op}Training"): f"{RUNTIME} {op}" for op in ("GRU", "LSTM")},
 }

@@ -69,7 +69,8 @@ class OnnxName:
     from k to the last. `types` gives inputs that share a dtype one letter, and inputs read as attributes the dtypes
     that they come in; without it all float arrays share one. `origin` is the domain of the original if it is another.
     `overwrites`: results that are written over an input, whose memory the caller keeps.
-    `shape_of` names the result whose shape, as the graph declares it, is the attribute `shape`.
+    `shape_of` names the result whose shape, as the graph declares it, is the attribute `shape`, unless the node has the
+    optional input `shape`.
     `unread` names attributes that front ends cannot read, so that a node may not have them.
     """
 

@@ -1,6 +1,6 @@
 """Reverse-mode differentiation of a graph: from the gradients of some values to those of others."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import onnx
 from onnx import TensorProto
@@ -20,7 +20,12 @@ REASONS = {
     "Loop": "how often it runs is not known before; unroll it",
     "Scan": "its steps have no gradient; unroll it",
 }
-QUANTIZED = "QuantizeLinear"  # its integers carry gradients, too: straight through to what they stand for
+# Operators whose integers carry gradients, too: straight through to the numbers that they stand for.
+QUANTIZING, DEQUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear"), "DequantizeLinear"
+COMPUTES = (
+    "it computes with integers of a quantized tensor, whose gradient only operators carry that move or choose them; "
+    "expected DequantizeLinear before it"
+)
 
 
 def paths(forward: Forward, of: Iterable[str], wanted: Iterable[str]) -> list[onnx.NodeProto]:
@@ -47,19 +52,39 @@ def depending(forward: Forward, wanted: Iterable[str]) -> set[str]:
 
 def _carries(forward: Forward, name: str) -> bool:
     """Whether a value can have a gradient."""
+    return forward.element_type(name) in (None, *FLOATS) or name in quantized(forward)
+
+
+def quantized(forward: Forward) -> set[str]:
+    """The integers that a graph quantizes numbers to, moved or chosen, or computes of them."""
+    if forward.quantized is None:
+        forward.quantized = found = set[str]()
+        for node in forward.graph.node:
+            if node.op_type in QUANTIZING and not domain_of(node):
+                found.add(node.output[0])
+            elif node.op_type != DEQUANTIZING and (read := found.intersection(_differentiable(node))):
+                found.update(name for name in node.output if name and _is_quantized(forward, node, name, read))
+    return forward.quantized
+
+
+def _is_quantized(forward: Forward, node: onnx.NodeProto, name: str, read: Collection[str]) -> bool:
+    """Whether a result of a node that reads quantized integers is of them: no number, condition, or place."""
     kind = forward.element_type(name)
-    node = forward.producers.get(name)
-    return kind is None or kind in FLOATS or (node is not None and node.op_type == QUANTIZED)
+    moved = _rule(node).integers and node.op_type not in ("Cast", "CastLike")
+    return kind in map(forward.element_type, read) if moved else kind not in (None, TensorProto.BOOL, *FLOATS)
+
+
+def _differentiable(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that a node reads at places that have a gradient."""
+    if any(subgraphs(node)):
+        return captured(node)
+    skipped = _rule(node).constant
+    return (name for index, name in enumerate(node.input) if name and index not in skipped)
 
 
 def differentiable_inputs(forward: Forward, node: onnx.NodeProto) -> list[str]:
     """The names that a node reads and that have a gradient if its results have one."""
-    declared = RULES.get((domain_of(node), node.op_type))
-    skipped = declared.constant if declared else ()
-    inputs = [name for index, name in enumerate(node.input) if name and index not in skipped]
-    if any(subgraphs(node)):
-        inputs = list(captured(node))
-    return [name for name in inputs if _carries(forward, name)]
+    return [name for name in _differentiable(node) if _carries(forward, name)]
 
 
 def _rule(node: onnx.NodeProto) -> Declared:
@@ -142,6 +167,9 @@ class Backward:
     def _gradients(self, declared: Declared, node: Node) -> list[tuple[int, Value]]:
         """The gradients of the needed inputs, by their places."""
         try:
+            read = quantized(self.forward).intersection(node.proto.input[index] for index in node.needed)
+            if read and not declared.integers:
+                raise NoGradient(COMPUTES)
             given = declared.rule(node)
             if given is None or isinstance(given, Value):
                 given = [given]

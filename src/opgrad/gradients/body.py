@@ -11,11 +11,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from opgrad.gradients.sizes import Sizes
 from opgrad.onnxruntime.bodies.build import Body, Value
 from opgrad.onnxruntime.messages import MICROSOFT, copied, free_name
 from opgrad.onnxruntime.opset import all_nodes, captured
-
-Sizes = Sequence[int | str | None]
 
 BOOLEAN = ("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor")
 INTEGER = ("ArgMax", "ArgMin", "BroadcastGradientArgs", "NonZero", "Shape", "Size")

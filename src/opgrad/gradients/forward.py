@@ -1,37 +1,21 @@
 """What is known of the values of a model: element types, sizes, and the values of constants."""
 
+import math
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx import TensorProto, TypeProto, helper, numpy_helper, shape_inference
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.gradients.body import Sizes
-from opgrad.onnxruntime.messages import MICROSOFT, domain_of, opset_of
-from opgrad.onnxruntime.opset import all_nodes, raise_opset
+from opgrad.gradients.inference import LARGEST_READ, infer, shapes_given
+from opgrad.gradients.sizes import Sizes, known, sizes_in
+from opgrad.onnxruntime.messages import domain_of, opset_of
+from opgrad.onnxruntime.opset import all_nodes
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-KNOWN_BEST = 17  # opset whose shapes onnx infers where those of an older one are the same
-LARGEST_READ = 1024  # elements of a tensor whose values can matter to shapes
-LARGEST_FOLDED = 1 << 16  # elements of a constant that is computed here
-# Operators that onnx infers nothing of, and the one of ai.onnx that gives results of the same types and shapes: its
-# name, how many inputs and outputs it takes of theirs, and which attributes.
-STANDING_FOR: dict[str, tuple[str, int, int, tuple[str, ...]]] = {
-    **dict.fromkeys(
-        (
-            *("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasSoftmax", "BatchNormInternal", "FakeQuant"),
-            *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"),
-            *("RotaryEmbedding", "GroupNormalization"),
-        ),
-        ("Identity", 1, 1, ()),
-    ),
-    "ConcatTraining": ("Concat", 2**31, 1, ("axis",)),
-    "SoftmaxCrossEntropyLossInternal": ("SoftmaxCrossEntropyLoss", 3, 2, ("reduction",)),
-}
-OF_AI_ONNX = ("SimplifiedLayerNormalization", "GroupNormalization")  # among these; the others are com.microsoft's
+LARGEST_FOLDED = 1 << 19  # bytes of a constant that is computed here, and of all that it is computed from
 FOLDED = (
     *("Shape", "Size", "Gather", "Concat", "Unsqueeze", "Squeeze", "Slice", "Cast", "Add", "Sub", "Mul", "Div"),
     *("Neg", "Floor", "Ceil", "Range", "ConstantOfShape", "Identity", "Reshape", "Min", "Max", "Equal", "Where"),
@@ -63,9 +47,19 @@ class Forward:
     def refresh(self) -> None:
         """Look at the graph anew."""
         self.initializers = {each.name: each for each in self.graph.initializer}
+        self.quantized: set[str] | None = None  # see backward.quantized
         self.producers = {name: node for node in self.graph.node for name in node.output if name}
-        self._types = infer(self.model)
+        self._types: dict[str, TypeProto.Tensor] = {}
         self._folded: dict[str, np.ndarray | None] = {}
+        self._types = infer(self.model, self._known_shapes)
+        self._folded = {name: value for name, value in self._folded.items() if value is not None}
+
+    def _known_shapes(self, types: dict[str, TypeProto.Tensor]) -> dict[str, np.ndarray]:
+        """The shapes that nodes are given and that are always the same, by name, with these types for the values."""
+        self._types = types
+        asked = {name for node in self.graph.node for name in shapes_given(node)} - self.initializers.keys()
+        found = {name: self.constant(name) for name in asked}
+        return {name: value for name, value in found.items() if value is not None and value.size <= LARGEST_READ}
 
     def names(self) -> set[str]:
         """Every name of the graph, those of values and those of nodes."""
@@ -80,10 +74,7 @@ class Forward:
 
     def sizes(self, name: str) -> Sizes | None:
         """Of each axis an int, a symbol, or None; None if not even the rank is known."""
-        known = self._types.get(name)
-        if known is None or not known.HasField("shape"):
-            return None
-        return [dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in known.shape.dim]
+        return sizes_in(self._types.get(name))
 
     def declare(self, name: str, element_type: int, sizes: Sizes | None) -> None:
         """Tell of a value that was added."""
@@ -112,20 +103,24 @@ class Forward:
 
     def _fold(self, node: onnx.NodeProto) -> np.ndarray | None:
         if node.op_type in ("Shape", "Size"):
-            sizes = self.sizes(node.input[0])
-            if sizes is None or not all(isinstance(size, int) for size in sizes):
-                return None
-            inputs = [np.broadcast_to(np.zeros((), np.int8), [int(size or 0) for size in sizes])]
-        else:
-            found = [self.constant(name) if name else None for name in node.input]
-            if any(value is None and name for value, name in zip(found, node.input, strict=True)):
-                return None
-            inputs = [value for value in found if value is not None]
-            if sum(value.size for value in inputs) > LARGEST_FOLDED or len(inputs) < len(found):
-                return None
-            if not is_exact(node, inputs):
-                return None
-        return evaluate(node, inputs, self.opset)[0]
+            return self._of_sizes(node)
+        found = [self.constant(name) if name else None for name in node.input]
+        inputs = [value for value in found if value is not None]
+        if len(inputs) < len(found) or sum(value.nbytes for value in inputs) > LARGEST_FOLDED:
+            return None
+        results = evaluate(node, inputs, self.opset, LARGEST_FOLDED)
+        return results[0] if results is not None else None
+
+    def _of_sizes(self, node: onnx.NodeProto) -> np.ndarray | None:
+        """What Shape or Size gives, if all sizes are known."""
+        sizes = known(self.sizes(node.input[0]))
+        if sizes is None:
+            return None
+        if node.op_type == "Shape":
+            given = {each.name: each.i for each in node.attribute}
+            return np.array(sizes[given.get("start", 0) : given.get("end", len(sizes))], np.int64)
+        count = math.prod(sizes)
+        return np.array(count, np.int64) if count <= np.iinfo(np.int64).max else None
 
 
 def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
@@ -149,61 +144,33 @@ def is_exact(node: onnx.NodeProto, inputs: list[np.ndarray]) -> bool:
     return True
 
 
-def evaluate(node: onnx.NodeProto, inputs: list[np.ndarray], opset: int) -> list[np.ndarray]:
-    """The results of a single node of ai.onnx."""
+def evaluate(node: onnx.NodeProto, inputs: list[np.ndarray], opset: int, most: int) -> list[np.ndarray] | None:
+    """The results of a single node of ai.onnx; None if they would take more bytes than `most`, or are not known.
+
+    The sizes of the results are inferred from the inputs first, as a node of a few bytes can ask for any memory.
+    """
     from onnx.reference import ReferenceEvaluator
 
+    if not is_exact(node, inputs):
+        return None
     names = [name for name in node.input if name]
-    types = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
-        for name, each in zip(names, inputs, strict=True)
-    ]
-    graph = helper.make_graph([node], "node", types, [onnx.ValueInfoProto(name=name) for name in node.output if name])
+    tensors = [numpy_helper.from_array(each, name) for name, each in zip(names, inputs, strict=True)]
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    graph = helper.make_graph([node], "node", [], outputs, tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    with np.errstate(all="ignore"):
-        return [np.asarray(each) for each in ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=True)))]
+    try:
+        inferred = [each.type.tensor_type for each in shape_inference.infer_shapes(model).graph.output]
+        if sum(map(_bytes, inferred)) > most:
+            return None
+        with np.errstate(all="ignore"):
+            return [np.asarray(each) for each in ReferenceEvaluator(model).run(None, {})]
+    except Exception:  # the node is wrong, or the reference evaluator lacks the type: what runs the model tells of it
+        return None
 
 
-def infer(model: onnx.ModelProto) -> dict[str, TensorProto]:
-    """The types of all values of a model's graph that can be known, by name."""
-    stand_in = _stand_in(model)
-    with suppress(NotImplementedError):  # of older opsets onnx knows less of how shapes are computed
-        raise_opset(stand_in, KNOWN_BEST)
-    inferred = shape_inference.infer_shapes(stand_in, data_prop=True).graph
-    found = {each.name: each.type.tensor_type for each in (*inferred.input, *inferred.output, *inferred.value_info)}
-    for tensor in model.graph.initializer:
-        found[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type
-    return found
-
-
-def _stand_in(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model with the same shapes: large constants are inputs, and operators that onnx does not know are others."""
-    large = [each for each in model.graph.initializer if np.prod(each.dims) > LARGEST_READ]
-    kept = [each for each in model.graph.initializer if np.prod(each.dims) <= LARGEST_READ]
-    given = {each.name for each in model.graph.input}
-    inputs = [
-        *model.graph.input,
-        *(
-            helper.make_tensor_value_info(each.name, each.data_type, each.dims)
-            for each in large
-            if each.name not in given
-        ),
-    ]
-    graph = helper.make_graph(
-        list(map(_stand_in_for, model.graph.node)), "graph", inputs, model.graph.output, kept,
-        value_info=model.graph.value_info,
-    )  # fmt: skip
-    result = helper.make_model(graph, opset_imports=model.opset_import, functions=model.functions)
-    result.ir_version = model.ir_version
-    return result
-
-
-def _stand_in_for(node: onnx.NodeProto) -> onnx.NodeProto:
-    standing = STANDING_FOR.get(node.op_type)
-    named = {each.name: each for each in node.attribute}
-    if standing is None or not (domain_of(node) == MICROSOFT or node.op_type in OF_AI_ONNX) or "output_type" in named:
-        return node
-    op, inputs, outputs, attributes = standing
-    other = helper.make_node(op, node.input[:inputs], node.output[:outputs])
-    other.attribute.extend(named[name] for name in attributes if name in named)
-    return other
+def _bytes(declared: TypeProto.Tensor) -> float:
+    """The bytes of a tensor of this type; infinitely many if they are not known."""
+    sizes = known(sizes_in(declared))
+    if sizes is None or not declared.elem_type:
+        return math.inf
+    return math.prod(sizes) * helper.tensor_dtype_to_np_dtype(declared.elem_type).itemsize

@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,13 @@ from opgrad.gradients.body import GraphBody
 from opgrad.gradients.expansion import expand, inline_functions
 from opgrad.gradients.forward import FLOATS, Forward
 from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.messages import copied, import_microsoft
+from opgrad.onnxruntime.messages import MICROSOFT, copied, import_microsoft
 from opgrad.onnxruntime.opset import raise_opset
 
 LEAST_OPSET = 11  # that gradients are written in …
 PLAIN_OPSET = 16  # … and that their plain form needs
 WHO = "gradients"
+UPDATING = "BatchNormInternal"  # batch normalization that writes new statistics over those that it is given
 assert rules.FAMILIES  # their rules are declared when they are imported
 
 
@@ -52,7 +53,9 @@ def gradients(
     segments = passes.checked_segments(checkpoint_segments)
     named = [] if isinstance(segments, int) else segments
     opset = PLAIN_OPSET if plain else LEAST_OPSET
-    simple = _simplified(load(model, WHO), [*sources, *named], targets, opset, plain)
+    model = load(model, WHO)
+    given = {name for node in model.graph.node if node.op_type == UPDATING for name in node.output}
+    simple = _simplified(model, [*sources, *named], targets, opset, plain)
     forward = prepared(simple, sources, targets, opset)
     before = [*sources, *(each.name for each in forward.graph.output)]
     body = GraphBody(forward.opset, forward.names(), plain)
@@ -60,11 +63,23 @@ def gradients(
     outputs = [_output(forward, body, name, value) for name, value in found.items()]
     append(forward, body, outputs)
     finished = passes.finish(forward.model, before, keep=targets, variable=targets, checkpoint_segments=segments)
+    _keep_statistics(finished, given)
     if not plain:
         return finished
     from opgrad.onnxruntime.lowering import lower
 
     return lower(finished)
+
+
+def _keep_statistics(model: onnx.ModelProto, given: Collection[str]) -> None:
+    """Let batch normalizations that train leave the statistics that they are given as they are.
+
+    In a training graph they move statistics that are inputs, which its caller keeps; here these are constants, or
+    arrays of the caller, and a run leaves both as they were. given: the results of nodes that the model had already.
+    """
+    for node in model.graph.node:
+        if node.op_type == UPDATING and node.domain == MICROSOFT and given.isdisjoint(node.output):
+            node.op_type = "BatchNormTraining"
 
 
 def problems(model: onnx.ModelProto, of: Sequence[str], with_respect_to: Sequence[str]) -> list[str]:
@@ -140,7 +155,7 @@ def _seed(forward: Forward, body: GraphBody, name: str) -> Value:
     """Ones in the shape of a value: the gradient of the sum of its elements."""
     kind, sizes = forward.element_type(name), forward.sizes(name)
     value = Value(body, name, kind, sizes)
-    body.scope(f"{name}{SUFFIX}")
+    body.scope(f"{name}/seed")
     one = body.number(1, value) if kind else body.constant(np.ones((), np.float32))
     seed = one if sizes == [] else one.expand(value.shape())
     return body.declare(seed, kind or TensorProto.FLOAT, sizes)

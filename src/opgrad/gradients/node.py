@@ -1,5 +1,6 @@
 """What a gradient rule is given: a node of the forward graph, as values with which gradients are written."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,11 +9,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.gradients import shaping
-from opgrad.gradients.body import GraphBody, Sizes
+from opgrad.gradients.body import GraphBody
 from opgrad.gradients.errors import NoGradient
 from opgrad.gradients.forward import FLOATS, Forward
-from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.messages import MICROSOFT, attribute_of
+from opgrad.gradients.sizes import Sizes
+from opgrad.onnxruntime.bodies.build import Value, widened
+from opgrad.onnxruntime.messages import MICROSOFT, attribute_of, domain_of
 
 AXES_PLACE = 1  # of the input with the axes, where they are one
 
@@ -80,7 +82,9 @@ class Node:
     def gradient(self, index: int) -> Value:
         """The gradient of an output: zeros if nothing depends on it."""
         found = self.dys[index] if index < len(self.dys) else None
-        return found if found is not None else shaping.filled_like(self.output(index), 0)
+        # Integers of a quantized tensor have a gradient of float type, that of the other outputs.
+        like = None if self.output(index).element_type in (None, *FLOATS) else next(filter(None, self.dys), None)
+        return found if found is not None else shaping.filled_like(self.output(index), 0, like)
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute, or the operator's default."""
@@ -111,8 +115,9 @@ class Node:
             kind = element_type or self._forward.element_type(first) or TensorProto.FLOAT
             self._forward.declare(name, kind, None)
             self.proto.output[index] = name
-            found = self.outputs[index] = self._value(name)
-            assert found is not None
+            found = self.outputs[index] = Value(self.body, name, kind)
+            if not onnx.defs.has(self.proto.op_type, domain_of(self.proto)):
+                self.body.declare(found, kind, None)  # as onnx would not infer it again
         return found
 
     def become(self, op: str, domain: str, **attributes: Any) -> None:
@@ -184,10 +189,25 @@ class Node:
         return self.body.node(self.proto.op_type, *inputs, domain=self.proto.domain, **attributes)
 
     def declared(self, value: Value, index: int) -> Value:
-        """The gradient of an input, with its type and sizes told by the graph."""
+        """The gradient of an input, in its type and with its sizes told by the graph."""
         target = self.required(index)
         kind = target.element_type if target.element_type in FLOATS else value.element_type
+        if kind is not None and value.element_type not in (kind, None):
+            value = value.cast(kind)
         return self.body.declare(value, kind or TensorProto.FLOAT, target.sizes)
+
+    def wide(self) -> "Node":
+        """The same node with float32 in place of float16 and bfloat16.
+
+        In these, sums of squares and counts beyond 65,504, or beyond the 2,048 (256) numbers that they tell apart,
+        are wrong before they are divided. What a rule makes of this node is rounded once, to the input's type.
+        """
+        other = copy.copy(self)
+        other.inputs, other.outputs, other.dys = (
+            [None if each is None else widened(each) for each in values]
+            for values in (self.inputs, self.outputs, self.dys)
+        )
+        return other
 
     def with_sizes(self, value: Value, sizes: Sizes) -> Value:
         """A value of which the rule knows the sizes."""

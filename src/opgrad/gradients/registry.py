@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from opgrad.gradients.errors import NoGradient as NoGradient
 from opgrad.gradients.node import Node
@@ -21,6 +21,8 @@ class Declared:
     name, domain: the operator's. rule: gives the gradients of the inputs, in order; None for those that have none.
     constant: the inputs that have no gradient, which ends there.
     replaces: the rule gives the results of other operators, which stand for the node and are differentiated.
+    integers: the rule also holds for the integers of quantized tensors, whose gradients are those of the numbers that
+        they stand for: the operator moves or chooses them, and does not compute with them.
     """
 
     name: str
@@ -28,27 +30,28 @@ class Declared:
     rule: Rule
     constant: Collection[int] = ()
     replaces: bool = False
+    integers: bool = False
 
 
 RULES: dict[tuple[str, str], Declared] = {}
 
 
-def gradient(*names: str, domain: str = "", constant: Collection[int] = ()) -> Callable[[Rule], Rule]:
+def gradient(
+    *names: str, domain: str = "", constant: Collection[int] = (), integers: bool = False
+) -> Callable[[Rule], Rule]:
     """Declare the rule of the operators of these names; see `Declared`."""
-    return _declaration(names, domain, constant, False)
+    return _declaration(names, domain, constant=constant, integers=integers)
 
 
 def decomposition(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
     """Declare that the operators of these names are differentiated as the operators that the function writes."""
-    return _declaration(names, domain, (), True)
+    return _declaration(names, domain, replaces=True)
 
 
-def _declaration(
-    names: Sequence[str], domain: str, constant: Collection[int], replaces: bool
-) -> Callable[[Rule], Rule]:
+def _declaration(names: Sequence[str], domain: str, **options: Any) -> Callable[[Rule], Rule]:
     def declare(rule: Rule) -> Rule:
         for name in names:
-            RULES[domain, name] = Declared(name, domain, rule, constant, replaces)
+            RULES[domain, name] = Declared(name, domain, rule, **options)
         return rule
 
     return declare
@@ -72,7 +75,7 @@ def register_gradient(name: str, domain: str = "", *, constant: Collection[int] 
     """
     if not isinstance(name, str) or not isinstance(domain, str):
         raise TypeError(f"register_gradient: name is {name!r} and domain {domain!r}, expected text")
-    declare = _declaration([name], "" if domain == "ai.onnx" else domain, constant, False)
+    declare = _declaration([name], "" if domain == "ai.onnx" else domain, constant=constant, integers=True)
 
     def checked(rule: Rule) -> Rule:
         if not callable(rule):

@@ -5,8 +5,10 @@ Shapes that the graph tells become constants. One size of several may be unknown
 
 from collections.abc import Sequence
 
-from opgrad.gradients.body import Sizes
+from onnx import TensorProto
+
 from opgrad.gradients.errors import NoGradient
+from opgrad.gradients.sizes import Sizes, are_equal, constant_target, terms
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.messages import MICROSOFT
 
@@ -20,28 +22,14 @@ def sizes_of(value: Value) -> Sizes:
     return value.sizes
 
 
-def known(value: Value) -> list[int] | None:
-    """The sizes if all are known."""
-    sizes = value.sizes
-    if sizes is None or not all(isinstance(size, int) for size in sizes):
-        return None
-    return [size for size in sizes if isinstance(size, int)]
-
-
-def one_open(sizes: Sizes | None) -> list[int] | None:
-    """The sizes with -1 for the one that is not known; None if that does not determine a shape."""
-    if sizes is None or 0 in sizes or sum(not isinstance(size, int) for size in sizes) > 1:
-        return None
-    return [size if isinstance(size, int) else -1 for size in sizes]
-
-
 def reshape_like(value: Value, like: Value) -> Value:
     """The elements in the shape of another value."""
-    if value.sizes is not None and value.sizes == like.sizes and None not in value.sizes:
+    if are_equal(value.sizes, like.sizes):
         return value
-    sizes = one_open(like.sizes)
-    if sizes is not None:
-        return value.reshape(sizes)
+    wanted = terms(like.sizes)
+    target = None if wanted is None else constant_target(wanted, ())
+    if target is not None:
+        return value.reshape(target)
     zeros = {"allowzero": 1} if value.body.opset >= ZERO_AS_SIZE else {}
     return value.body.node("Reshape", value, like.shape(), **zeros)
 
@@ -70,7 +58,7 @@ def unbroadcast(value: Value, whole: Value, target: Value) -> Value:
 
 def _summed(whole: Sizes | None, target: Sizes | None) -> list[int] | None:
     """The axes along which a value was broadcast; None if the sizes do not tell."""
-    if whole is None or target is None:
+    if whole is None or target is None or len(whole) < len(target):
         return None
     lead = len(whole) - len(target)
     axes = list(range(lead))
@@ -105,9 +93,9 @@ def ones_like(value: Value) -> Value:
     return filled_like(value, 1)
 
 
-def filled_like(value: Value, number: float) -> Value:
-    """One number in the shape and type of a value."""
-    return value.body.number(number, value).expand(value.shape())
+def filled_like(value: Value, number: float, like: Value | None = None) -> Value:
+    """One number in the shape of a value, and in the type of it or of another one."""
+    return value.body.number(number, like or value).expand(value.shape())
 
 
 def element_count(value: Value, axes: Sequence[int]) -> int | None:
@@ -119,3 +107,11 @@ def element_count(value: Value, axes: Sequence[int]) -> int | None:
             return None
         count *= size
     return count
+
+
+def ratio(part: Value, whole: Value, like: Value) -> Value:
+    """How many elements one value has for each of another, at run time, in the type of `like`.
+
+    The numbers are divided in float64, which tells all of them apart, and where nothing fails for an empty value.
+    """
+    return (part.size().cast(TensorProto.DOUBLE) / whole.size().cast(TensorProto.DOUBLE)).like(like)

@@ -40,7 +40,7 @@ def read_attributes(api: Api, info: int, overload: Overload) -> tuple[dict[str, 
     if general is not None and NEEDS in general.keywords:
         names = zip(overload.outputs, range(outputs.value), strict=False)
         found[NEEDS] = tuple(port.parameter for port, i in names if _has_output(api, info, i))
-    if overload.onnx.shape_of:
+    if overload.onnx.shape_of and not _has_input(api, info, overload, "shape", inputs.value):
         found["shape"] = _declared_shape(api, info, overload)
     return found, inputs.value, outputs.value
 
@@ -126,6 +126,20 @@ def _has_output(api: Api, info: int, i: int) -> bool:
     return length.value > 1
 
 
+def _has_input(api: Api, info: int, overload: Overload, parameter: str, count: int) -> bool:
+    """Whether the node, which has so many inputs, has this one."""
+    place = next(i for i, port in enumerate(overload.inputs) if port.parameter == parameter)
+    return place < count and length_of_name(api, info, place) > 0
+
+
+def length_of_name(api: Api, info: int, i: int) -> int:
+    """The length of the name of input i, which is 0 for one that is left out."""
+    length = ctypes.c_size_t(0)
+    # Asked with no memory, onnxruntime says how long the name is, its end included.
+    api.check(abi.KERNEL_INFO_GET_INPUT_NAME, info, i, 0, ctypes.byref(length))
+    return length.value - 1
+
+
 def _declared_shape(api: Api, info: int, overload: Overload) -> tuple[int, ...]:
     """The shape that the graph declares for the output whose shape is an attribute; UNKNOWN for images and channels.
 
@@ -140,10 +154,10 @@ def _declared_shape(api: Api, info: int, overload: Overload) -> tuple[int, ...]:
         api.check(abi.GET_DIMENSIONS, tensor, sizes, count.value)
     what = f"{overload.onnx.name}: {name}"
     if not count.value:
-        raise ValueError(f"{what} has no declared shape, expected one: add a value_info entry for it to the graph")
+        raise ValueError(f"{what} has no declared shape, expected one, or the input shape: add a value_info entry for it")
     if any(size < 0 for size in sizes[SPATIAL:]):
         shape = ", ".join("?" if size < 0 else str(size) for size in sizes)
-        raise ValueError(f"{what} is declared with shape ({shape}), expected numbers from axis {SPATIAL} on")
+        raise ValueError(f"{what} is declared with shape ({shape}), expected numbers from axis {SPATIAL} on, or the input shape")
     return (UNKNOWN,) * min(SPATIAL, count.value) + tuple(sizes[SPATIAL:])
 
 

@@ -22,7 +22,7 @@ from opgrad.cpu.runtime.requests import Call, Request
 from opgrad.locks import settling
 from opgrad.onnxruntime import abi, custom_ops, library
 from opgrad.onnxruntime.abi import Api, callback
-from opgrad.onnxruntime.attributes import LONGEST_LIST, declaration, read_attributes
+from opgrad.onnxruntime.attributes import length_of_name, LONGEST_LIST, declaration, read_attributes
 from opgrad.onnxruntime.compute import ABSENT, CLOSED, FLAG
 from opgrad.onnxruntime.messages import copied
 from opgrad.onnxruntime.node import Node
@@ -130,19 +130,13 @@ def _destroy(kernel: int) -> None:
 
 def _words(api: Api, info: int, i: int, port: Port) -> list[int] | None:
     """Input i in the key of a call; None if too little is known of it."""
-    if not _length_of_name(api, info, i):
+    if not length_of_name(api, info, i):
         return [ABSENT]
     if port.operand == VALUE:
         return _constant(api, info, i, port)
     with declaration(api, info, i, abi.KERNEL_INFO_GET_INPUT_TYPE_INFO) as tensor:
         sizes = _sizes(api, tensor)
     return None if min(sizes, default=0) < 0 else [len(sizes), *sizes]
-
-
-def _length_of_name(api: Api, info: int, i: int) -> int:
-    length = ctypes.c_size_t(0)
-    api.check(abi.KERNEL_INFO_GET_INPUT_NAME, info, i, 0, ctypes.byref(length))
-    return length.value - 1  # its end included
 
 
 def _sizes(api: Api, tensor: int) -> tuple[int, ...]:

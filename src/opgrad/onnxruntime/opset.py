@@ -1,6 +1,6 @@
 """All nodes of a model, and raising the opset of ai.onnx that it imports."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
 
@@ -37,6 +37,17 @@ def captured(node: onnx.NodeProto) -> Iterator[str]:
         for inner in graph.node:
             yield from (name for name in captured(inner) if name not in own)
         yield from (each.name for each in graph.output if each.name not in own)
+
+
+def rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Let a node, and what is inside of it, read other values in place of some."""
+    if not names.keys().isdisjoint(node.input):
+        node.input[:] = [names.get(each, each) for each in node.input]
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            rename_inputs(inner, names)
+        for value in graph.output:
+            value.name = names.get(value.name, value.name)
 
 
 def raise_opset(model: onnx.ModelProto, least: int = LEAST, who: str = "lower") -> None:

@@ -285,6 +285,14 @@ def _by_channel(values: Array, x: Array) -> Array:
             types={"x": "T", "scale": "T", "bias": "T", "running_mean": "U", "running_var": "U"},
             overwrites={"new_mean": "running_mean", "new_var": "running_var"},
         ),
+        # The same without anything that outlives a run: opgrad.gradients writes it.
+        OnnxName(
+            "BatchNormTraining",
+            ("x", "scale", "bias", "running_mean", "running_var"),
+            ("y", "new_mean?", "new_var?", "saved_mean?", "saved_inv_std?"),
+            {"epsilon": 1e-5, "momentum": 0.9, "training_mode": 1},
+            types={"x": "T", "scale": "T", "bias": "T", "running_mean": "U", "running_var": "U"},
+        ),
     ),
 )
 def batch_norm_internal(

@@ -59,7 +59,7 @@ DX = Alone(FLOATS, lambda _, attributes: attributes["shape"], "the argument shap
     results={"dx": DX},
     onnx=(
         OnnxName(
-            "MaxPoolGrad", ("dy", "indices"), ("dx",), {"storage_order": 0}, origin="", shape_of="dx",
+            "MaxPoolGrad", ("dy", "indices", "shape?"), ("dx",), {"storage_order": 0}, origin="", shape_of="dx",
         ),
     ),
 )  # fmt: skip
@@ -100,7 +100,7 @@ def max_pool_grad(
     "dx[i] = sum of dy[o] / (elements of window o) over the windows o that i is in",
     support=IN_GRAPHS,
     results={"dx": DX},
-    onnx=(OnnxName("AveragePoolGrad", ("dy",), ("dx",), ONNX_ATTRIBUTES, origin="", shape_of="dx"),),
+    onnx=(OnnxName("AveragePoolGrad", ("dy", "shape?"), ("dx",), ONNX_ATTRIBUTES, origin="", shape_of="dx"),),
 )
 def average_pool_grad(
     dy: Averaged, shape: Sizes, kernel_shape: tuple[int, ...], strides: tuple[int, ...] = (),

@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto
 
 from opgrad.gradients.passes.graph import Graph
+from opgrad.gradients.sizes import are_equal
 from opgrad.onnxruntime.messages import MICROSOFT, copied, domain_of
 
 LOSS, LOSS_GRADIENT = "SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossGrad"
@@ -80,9 +81,8 @@ def _attributes(graph: Graph, node: onnx.NodeProto) -> dict[str, Any]:
 
 def _select(graph: Graph, node: onnx.NodeProto) -> Fused | None:
     mask, values, other = node.input
-    sizes = graph.sizes(values)
-    alike = sizes and graph.sizes(mask) == sizes and graph.element_type(values) == TensorProto.FLOAT
-    if not alike or graph.scalar(other) != 0.0:
+    alike = graph.sizes(values) and are_equal(graph.sizes(mask), graph.sizes(values))
+    if not alike or graph.element_type(values) != TensorProto.FLOAT or graph.scalar(other) != 0.0:
         return None
     ratio = graph.add_constant(np.array(NO_RATIO, np.float32), f"{node.output[0]}/ratio")
     graph.substitute(node, [graph.node("DropoutGrad", [values, mask, ratio], list(node.output), MICROSOFT)])

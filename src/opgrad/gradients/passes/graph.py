@@ -8,8 +8,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from opgrad.gradients.forward import Forward
+from opgrad.gradients.sizes import known
 from opgrad.onnxruntime.messages import MICROSOFT, attribute_of, copied, domain_of, free_name, import_microsoft
-from opgrad.onnxruntime.opset import captured, subgraphs
+from opgrad.onnxruntime.opset import captured, rename_inputs
 
 OVERRIDABLE_FROM = 4  # the first version of the format whose initializers are constants unless they are inputs, too
 
@@ -82,10 +83,7 @@ class Graph(Forward):
 
     def known(self, name: str) -> list[int] | None:
         """The sizes of a value if all are numbers."""
-        sizes = self.sizes(name)
-        if sizes is None or not all(isinstance(size, int) for size in sizes):
-            return None
-        return [size for size in sizes if isinstance(size, int)]
+        return known(self.sizes(name))
 
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         """The attributes of a node by their names, text decoded."""
@@ -165,7 +163,7 @@ class Graph(Forward):
 
     def _redirect(self, name: str, by: str) -> None:
         for node in self.readers.pop(name, []):
-            _rename_inputs(node, name, by)
+            rename_inputs(node, {name: by})
             others = self.readers.setdefault(by, [])
             if all(each is not node for each in others):
                 others.append(node)
@@ -202,12 +200,3 @@ class Graph(Forward):
             import_microsoft(self.model)
         if any(each.name not in self._given for each in graph.initializer):
             self.model.ir_version = max(self.model.ir_version, OVERRIDABLE_FROM)
-
-
-def _rename_inputs(node: onnx.NodeProto, name: str, by: str) -> None:
-    node.input[:] = [by if each == name else each for each in node.input]
-    for graph in subgraphs(node):
-        for inner in graph.node:
-            _rename_inputs(inner, name, by)
-        for value in graph.output:
-            value.name = by if value.name == name else value.name

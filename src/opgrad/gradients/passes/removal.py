@@ -7,7 +7,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.gradients.passes.graph import Graph
-from opgrad.gradients.passes.sizes import Shapes, Term, Terms, slice_limits, terms_of
+from opgrad.gradients.passes.sizes import Shapes, slice_limits, terms_of
+from opgrad.gradients.sizes import Term, Terms
 from opgrad.onnxruntime.messages import domain_of
 
 Test = Callable[[Graph, onnx.NodeProto], bool]

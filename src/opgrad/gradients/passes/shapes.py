@@ -1,17 +1,15 @@
 """Shape arithmetic becomes constants where sizes are known; sizes with names stay what they are."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.gradients.passes.graph import Graph
-from opgrad.gradients.passes.sizes import RULES, Shapes, Term, Terms, numbers, terms_of
+from opgrad.gradients.passes.sizes import RULES, Shapes, terms_of
+from opgrad.gradients.sizes import constant_target, numbers
 from opgrad.onnxruntime.messages import domain_of
 
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
-COPY, REST = Term(0), Term(-1)  # in the shape that Reshape is given
 
 
 def simplify_shapes(graph: Graph) -> bool:
@@ -67,15 +65,3 @@ def _target(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:
     inputs = [node.input[0], shape]
     graph.substitute(node, [helper.make_node("Reshape", inputs, node.output, node.name)])
     return True
-
-
-def constant_target(wanted: Terms, sizes: Sequence[Term | None]) -> list[int] | None:
-    """What Reshape is given, so that it makes this shape of one of those sizes; None if no constant does."""
-    target: list[int] = []
-    for place, term in enumerate(wanted):
-        kept = term is not None and place < len(sizes) and term == sizes[place]
-        number = term.number if term is not None else None
-        target.append(number if number is not None else COPY.factor if kept else REST.factor)
-    alone = target.count(REST.factor) <= 1
-    empty = any(term == COPY and (place >= len(sizes) or sizes[place] == COPY) for place, term in enumerate(wanted))
-    return target if alone and not empty else None

@@ -7,6 +7,7 @@ import onnx
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.gradients.passes.graph import Graph
+from opgrad.onnxruntime.batch_norm import trains
 from opgrad.onnxruntime.messages import MICROSOFT, copied, domain_of
 from opgrad.onnxruntime.opset import subgraphs
 
@@ -71,14 +72,22 @@ def share_constants(graph: Graph) -> bool:
     """Of equal initializers that are no parameters the first one stays."""
     first: dict[Hashable, str] = {}
     changed = False
+    own_state = {name for node in graph.nodes() if _keeps_state(graph, node) for name in node.input}
     for tensor in list(graph.graph.initializer):
-        if tensor.name in graph.kept or uses_external_data(tensor) or tensor.ByteSize() > LARGEST_SHARED:
+        if tensor.name in graph.kept or tensor.name in own_state or uses_external_data(tensor) or tensor.ByteSize() > LARGEST_SHARED:
             continue
         own = first.setdefault(_content(tensor), tensor.name)
         if own != tensor.name and tensor.name in graph.readers:
             graph.alias(tensor.name, own)
             changed = True
     return changed
+
+
+def _keeps_state(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Whether a node writes into its inputs, or will once it is differentiated."""
+    if domain_of(node):
+        return node.op_type in STATEFUL
+    return node.op_type == "BatchNormalization" and trains(node, graph.opset)
 
 
 def _content(tensor: onnx.TensorProto) -> Hashable:

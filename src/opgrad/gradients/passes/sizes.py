@@ -1,49 +1,23 @@
-"""Sizes as far as a graph tells them: arithmetic of shapes with numbers and the names of sizes."""
+"""Arithmetic of shapes in a graph: the values of its integer arrays as numbers and names of sizes."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
 from opgrad.gradients.passes.graph import Graph
+from opgrad.gradients.sizes import Term, Terms, numbers, terms
 
 LONGEST = 64  # numbers in a value that can be a shape
-VAGUE = frozenset(("", "?", "None", "none", "unk", "unknown", "-1", "?x?"))  # names that stand for any size
 
-
-@dataclass(frozen=True)
-class Term:
-    """A number times the sizes of these names, sorted."""
-
-    factor: int
-    names: tuple[str, ...] = ()
-
-    def __mul__(self, other: "Term") -> "Term":
-        return Term(self.factor * other.factor, tuple(sorted(self.names + other.names)) if self.factor else ())
-
-    @property
-    def number(self) -> int | None:
-        """The number, if it is one."""
-        return None if self.names else self.factor
-
-
-Terms = list[Term | None]  # of the elements of an array of integers, None for those that nothing is known of
 Rule = Callable[["Shapes", onnx.NodeProto], Terms | None]
 RULES: dict[str, Rule] = {}
 
 
 def terms_of(graph: Graph, name: str) -> Terms | None:
     """The sizes of a value; None if not even the rank is known."""
-    sizes = graph.sizes(name)
-    return None if sizes is None else [_term(size) for size in sizes]
-
-
-def _term(size: int | str | None) -> Term | None:
-    if isinstance(size, str):
-        return None if size in VAGUE else Term(1, (size,))
-    return None if size is None else Term(size)
+    return terms(graph.sizes(name))
 
 
 def rule(*operators: str) -> Callable[[Rule], Rule]:
@@ -80,13 +54,6 @@ class Shapes:
     def numbers(self, name: str) -> list[int] | None:
         """An array of which everything is known."""
         return numbers(self(name)) if name else None
-
-
-def numbers(terms: Terms | None) -> list[int] | None:
-    """Terms that are all numbers."""
-    if terms is None or any(each is None or each.names for each in terms):
-        return None
-    return [each.factor for each in terms if each is not None]
 
 
 # --- operators ---

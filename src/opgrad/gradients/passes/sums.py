@@ -3,6 +3,7 @@
 import onnx
 
 from opgrad.gradients.passes.graph import Graph
+from opgrad.gradients.sizes import Sizes, are_equal
 from opgrad.onnxruntime.messages import domain_of
 
 
@@ -14,25 +15,32 @@ def chain_sums(graph: Graph) -> bool:
     """
     changed = False
     for node in list(graph.nodes()):
-        if not domain_of(node) and node.op_type == "Sum" and len(node.input) > 1 and _same_shapes(graph, node):
+        if not domain_of(node) and node.op_type == "Sum" and len(node.input) > 1 and not _broadcasts(graph, node):
             graph.substitute(node, _additions(graph, node))
             changed = True
     return changed
 
 
-def _same_shapes(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether the sizes of the result are those of each input, as far as the graph tells; nothing is broadcast."""
-    sizes = graph.sizes(node.output[0])
-    if len(node.input) == 2:
-        return True  # an addition broadcasts as a sum does
-    return sizes is not None and all(graph.sizes(name) in (None, sizes) for name in node.input)
+def _broadcasts(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Whether the graph tells that one of more than two inputs is broadcast; of two, an addition broadcasts as well."""
+    whole = graph.sizes(node.output[0])
+    sizes = [graph.sizes(name) for name in node.input]
+    return len(sizes) > 2 and (whole is None or any(each is not None and _differ(each, whole) for each in sizes))
+
+
+def _differ(one: Sizes, other: Sizes) -> bool:
+    """Whether two shapes are not the same, as far as both are known."""
+    pairs = zip(one, other, strict=False)
+    return len(one) != len(other) or any(a != b and None not in (a, b) for a, b in pairs)
 
 
 def _additions(graph: Graph, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     total, additions = node.input[0], []
+    equal = all(are_equal(graph.sizes(name), graph.sizes(node.output[0])) for name in node.input)
     for name in node.input[1:-1]:
         part = graph.free(f"{node.output[0]}/part")
-        graph.declare_like(part, node.output[0])
+        if equal:
+            graph.declare_like(part, node.output[0])
         additions.append(graph.node("Add", [total, name], [part]))
         total = part
     last = onnx.helper.make_node("Add", [total, node.input[-1]], node.output, node.name)

@@ -64,7 +64,7 @@ def mod(node: Node) -> Gradients:
     return [node.unbroadcast(node.dy, 0), -node.unbroadcast(node.dy * whole, 1)]
 
 
-@gradient("Where", constant=(0,))
+@gradient("Where", constant=(0,), integers=True)
 def where(node: Node) -> Gradients:
     """da = dy where the condition holds, db = dy elsewhere."""
     condition = node.x
@@ -75,7 +75,7 @@ def where(node: Node) -> Gradients:
     ]
 
 
-@gradient("Expand", constant=(1,))
+@gradient("Expand", constant=(1,), integers=True)
 def expand(node: Node) -> Value:
     """dx = dy, summed over what was broadcast."""
     return node.unbroadcast(node.dy, 0)

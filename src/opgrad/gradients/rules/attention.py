@@ -8,6 +8,7 @@ from onnx import TensorProto
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, NoGradient, decomposition
 from opgrad.gradients.shaping import sizes_of
+from opgrad.gradients.sizes import are_equal
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.messages import MICROSOFT
 
@@ -110,7 +111,7 @@ def _counting(node: Node, keys: Value, k: Value) -> Value:
     """Which keys count, from a mask of them, one for each query, or the length of each row; [N, 1, L or 1, T]."""
     axes = len(sizes_of(keys))
     if axes == 1:
-        if sizes_of(keys)[0] != sizes_of(node.x)[0]:
+        if not are_equal(sizes_of(keys), sizes_of(node.x)[:1]):
             raise NoGradient("its mask of one axis is not known to be one length for each row")
         return _places(k) < keys.cast(TensorProto.INT64).reshape([-1, 1, 1, 1])
     if axes > 3:

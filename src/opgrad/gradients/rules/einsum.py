@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, NoGradient, gradient
 from opgrad.gradients.shaping import broadcast_to, sizes_of, unbroadcast
+from opgrad.gradients.sizes import Size, are_equal
 from opgrad.onnxruntime.bodies.build import Value
 
 REST = "..."  # stands for all axes without a letter, which are broadcast against each other
@@ -61,7 +62,8 @@ def _gradient_of(node: Node, equation: _Equation, place: int) -> Value:
     dx = dx if equation.result or not operands else dx * node.dy
     alone = [index for index, each in enumerate(own) if each not in there]
     if alone:
-        open_ = [each for each in equation.rest if each in kept and sizes_of_x[each] != sizes[each] != 1]
+        dots = [each for each in equation.rest if each in kept and sizes[each] != 1]
+        open_ = [each for each in dots if not are_equal([sizes_of_x[each]], [sizes[each]])]
         if any(not isinstance(sizes_of_x[each], int) for each in open_):
             raise NoGradient("the graph does not tell which axes of the dots are broadcast")
         summed = [kept.index(each) for each in open_]
@@ -86,9 +88,9 @@ def _distinct(equation: _Equation, place: int, x: Value, terms: list[str], opera
     return own
 
 
-def _sizes(terms: Sequence[str], operands: Sequence[Value]) -> dict[str, int | str | None]:
+def _sizes(terms: Sequence[str], operands: Sequence[Value]) -> dict[str, Size]:
     """The size of each letter's axis, that of the operand which is not broadcast along it."""
-    found: dict[str, int | str | None] = {}
+    found: dict[str, Size] = {}
     for term, operand in zip(terms, operands, strict=True):
         for letter, size in zip(term, operand.sizes or [None] * len(term), strict=True):
             if found.get(letter, 1) == 1:

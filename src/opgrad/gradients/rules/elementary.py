@@ -2,22 +2,27 @@
 
 import math
 
+from opgrad.gradients.forward import FLOATS
 from opgrad.gradients.node import Node
-from opgrad.gradients.registry import gradient
+from opgrad.gradients.registry import NoGradient, gradient
 from opgrad.onnxruntime.bodies.build import Value
 
 
-@gradient("Identity")
+@gradient("Identity", integers=True)
 def identity(node: Node) -> Value:
     """dx = dy."""
     return node.dy
 
 
-@gradient("Cast", "CastLike", constant=(1,))
+@gradient("Cast", "CastLike", constant=(1,), integers=True)
 def cast(node: Node) -> Value:
     """dx = dy, in the type of x."""
     kind = node.x.element_type
-    return node.dy if kind is None or kind == node.y.element_type else node.dy.cast(kind)
+    if kind in (None, *FLOATS):
+        return node.dy if kind in (None, node.y.element_type) else node.dy.cast(kind or 0)
+    if node.y.element_type in (None, *FLOATS):
+        raise NoGradient("it takes integers of a quantized tensor as they are, expected DequantizeLinear")
+    return node.dy
 
 
 @gradient("Neg")

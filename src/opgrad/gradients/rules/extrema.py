@@ -2,20 +2,22 @@
 
 from functools import reduce
 
+from onnx import TensorProto
+
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, gradient
-from opgrad.onnxruntime.bodies.build import Value
+from opgrad.onnxruntime.bodies.build import Value, widened
 
 
-@gradient("Max", "Min")
+@gradient("Max", "Min", integers=True)
 def extremum(node: Node) -> Gradients:
     """dx = dy * (x == y) / number of inputs that are equal to y."""
-    reached = [node.required(index).equals(node.y).like(node.y) for index in range(len(node.inputs))]
+    reached = [node.required(index).equals(node.y).like(node.dy) for index in range(len(node.inputs))]
     share = node.dy / reduce(Value.__add__, reached)
     return [node.unbroadcast(share * each, index) for index, each in enumerate(reached)]
 
 
-@gradient("Clip")
+@gradient("Clip", integers=True)
 def clip(node: Node) -> Gradients:
     """dx = dy where y is x; the bounds get the rest. A low above high is not seen."""
     x, y, dy, low, high = node.x, node.y, node.dy, node.input(1), node.input(2)
@@ -30,5 +32,6 @@ def clip(node: Node) -> Gradients:
 
 def extreme_share(node: Node, dy: Value, y: Value, axes: list[int] | Value | None) -> Value:
     """dy, shared by the elements along axes that are equal to y."""
-    reached = node.x.equals(y).like(dy)
-    return reached * (dy / reached.sum(axes))
+    reached, wide = node.x.equals(y), widened(dy)
+    share = wide / reached.cast(TensorProto.INT64).sum(axes).like(wide)
+    return reached.like(dy) * share.like(dy)

@@ -7,26 +7,26 @@ from opgrad.gradients.registry import Gradients, gradient
 from opgrad.onnxruntime.bodies.build import Value
 
 
-@gradient("Gather", constant=(1,))
+@gradient("Gather", constant=(1,), integers=True)
 def gather(node: Node) -> Value:
     """dx = 0; dx[.., index, ..] += dy."""
     return node.microsoft("GatherGrad", node.x.shape(), node.required(1), node.dy, axis=node.get("axis", 0))
 
 
-@gradient("GatherElements", constant=(1,))
+@gradient("GatherElements", constant=(1,), integers=True)
 def gather_elements(node: Node) -> Value:
     """dx = 0; dx[.., index, ..] += dy, element by element."""
     return node.microsoft("GatherElementsGrad", node.dy, node.x.shape(), node.required(1), axis=node.get("axis", 0))
 
 
-@gradient("GatherND", constant=(1,))
+@gradient("GatherND", constant=(1,), integers=True)
 def gather_nd(node: Node) -> Value:
     """dx = 0; dx[index] += dy."""
     batch_dims = node.get("batch_dims", 0)
     return node.microsoft("GatherNDGrad", node.x.shape(), node.required(1), node.dy, batch_dims=batch_dims)
 
 
-@gradient("TopK", constant=(1,))
+@gradient("TopK", constant=(1,), integers=True)
 def top_k(node: Node) -> Value:
     """dx = 0; dx[.., index, ..] = dy, with the indices that the operator found."""
     indices = node.output(1, "_indices", TensorProto.INT64)

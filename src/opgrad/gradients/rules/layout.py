@@ -12,20 +12,20 @@ SPLIT_SIZES_ARE_INPUT = 13  # opset
 AXES_OF_PAD = 3  # the place of this input
 
 
-@gradient("Reshape", "Flatten", "Squeeze", "Unsqueeze", constant=(1,))
+@gradient("Reshape", "Flatten", "Squeeze", "Unsqueeze", constant=(1,), integers=True)
 def reshape(node: Node) -> Value:
     """dx = dy, in the shape of x."""
     return reshape_like(node.dy, node.x)
 
 
-@gradient("Transpose")
+@gradient("Transpose", integers=True)
 def transpose(node: Node) -> Value:
     """dx = dy, the axes in their order again."""
     order = node.get("perm") or list(range(node.rank()))[::-1]
     return node.dy.transpose(*np.argsort(order).tolist())
 
 
-@gradient("Concat")
+@gradient("Concat", integers=True)
 def concat(node: Node) -> Gradients:
     """dx = the part of dy that x is."""
     axis, count = node.get("axis"), len(node.inputs)
@@ -54,14 +54,14 @@ def _known_lengths(parts: list[Value], axis: int) -> list[int] | None:
     return numbers if len(numbers) == len(sizes) else None
 
 
-@gradient("Split", constant=(1,))
+@gradient("Split", constant=(1,), integers=True)
 def split(node: Node) -> Value:
     """dx = the gradients of all parts, behind each other; zeros for those that nothing depends on."""
     parts = [node.gradient(index) for index in range(len(node.outputs))]
     return node.body.concat(*parts, axis=node.get("axis", 0))
 
 
-@gradient("Tile", constant=(1,))
+@gradient("Tile", constant=(1,), integers=True)
 def tile(node: Node) -> Value:
     """dx = the sum of dy over all copies."""
     rank, body, repeats = node.rank(), node.body, node.required(1)
@@ -70,13 +70,13 @@ def tile(node: Node) -> Value:
     return node.dy.reshape(body.concat(*columns, axis=1).reshape([-1])).sum(list(range(0, 2 * rank, 2)), keepdims=False)
 
 
-@gradient("Slice", constant=(1, 2, 3, 4))
+@gradient("Slice", constant=(1, 2, 3, 4), integers=True)
 def slice_(node: Node) -> Value:
     """dx = 0; dx[start:end:step] = dy."""
     return node.microsoft("SliceGrad", node.dy, node.x.shape(), *node.inputs[1:])
 
 
-@gradient("Pad", constant=(1, 3))
+@gradient("Pad", constant=(1, 3), integers=True)
 def pad(node: Node) -> Gradients:
     """dx = the part of dy that x is; for the modes that repeat elements, the sum over all of their copies."""
     if node.get("mode", "constant") != "constant":
@@ -101,7 +101,7 @@ def _cut(node: Node) -> Value:
     return body.node("Slice", node.dy, body.ints(pads[:count].tolist()), body.ints(ends), axes)
 
 
-@gradient("DepthToSpace")
+@gradient("DepthToSpace", integers=True)
 def depth_to_space(node: Node) -> Value:
     """dx = dy, its blocks as channels again."""
     block = node.get("blocksize")
@@ -113,26 +113,26 @@ def depth_to_space(node: Node) -> Value:
     return reshape_like(split.transpose(0, 1, 3, 5, 2, 4), node.x)
 
 
-@gradient("SpaceToDepth")
+@gradient("SpaceToDepth", integers=True)
 def space_to_depth(node: Node) -> Value:
     """dx = dy, its channels as blocks again."""
     mode = {"mode": node.get("mode")} if "mode" in node.attributes else {}
     return node.body.node("DepthToSpace", node.dy, blocksize=node.get("blocksize"), **mode)
 
 
-@gradient("Trilu", constant=(1,))
+@gradient("Trilu", constant=(1,), integers=True)
 def trilu(node: Node) -> Value:
     """dx = the same triangle of dy."""
     return node.same(node.dy, *node.inputs[1:])
 
 
-@gradient("ReverseSequence", constant=(1,))
+@gradient("ReverseSequence", constant=(1,), integers=True)
 def reverse_sequence(node: Node) -> Value:
     """dx = dy, reversed again."""
     return node.same(node.dy, node.required(1))
 
 
-@gradient("Compress", constant=(1,))
+@gradient("Compress", constant=(1,), integers=True)
 def compress(node: Node) -> Value:
     """dx = 0; dx[where the condition held] = dy."""
     return moved_back(node)

@@ -7,8 +7,9 @@ from onnx import TensorProto
 
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, NoGradient, gradient
-from opgrad.gradients.shaping import reshape_like, sizes_of, unbroadcast
-from opgrad.onnxruntime.bodies.build import Value
+from opgrad.gradients.shaping import ratio, reshape_like, sizes_of, unbroadcast
+from opgrad.gradients.sizes import are_equal, known
+from opgrad.onnxruntime.bodies.build import Value, widened
 from opgrad.onnxruntime.messages import MICROSOFT
 
 FIRST_TRAINING_MODE = 14  # opset of BatchNormalization whose attribute says whether it trains
@@ -20,11 +21,9 @@ FIRST_TRAINING_MODE = 14  # opset of BatchNormalization whose attribute says whe
 def _full_scale(node: Node, axis: int) -> Value:
     """The scale in the shape of the normalized axes, to which ONNX lets it be broadcast."""
     scale, x = node.required(1), node.x
-    if scale.sizes is not None and len(scale.sizes) == node.rank() - axis and 1 not in scale.sizes:
-        return scale
-    if scale.sizes is not None and list(scale.sizes) == list(sizes_of(x))[axis:]:
-        return scale
-    return scale.expand(x.shape(axis))
+    own, whole = known(scale.sizes), sizes_of(x)[axis:]
+    full = are_equal(scale.sizes, whole) or (own is not None and len(own) == len(whole) and 1 not in own)
+    return scale if full else scale.expand(x.shape(axis))
 
 
 @gradient("LayerNormalization")
@@ -48,8 +47,10 @@ def layer_normalization(node: Node) -> Gradients:
 def _with_statistics(node: Node, dx: Value, *places: int) -> Value:
     """With the gradients that go into the outputs mean, which comes first if there are two, and inv_std."""
     *means, d_inv_std = [node.dys[place] if place < len(node.dys) else None for place in places]
-    share = node.y.size().cast(dx.element_type or TensorProto.FLOAT)
-    share = node.output(places[-1]).size().cast(dx.element_type or TensorProto.FLOAT) / share
+    if d_inv_std is None and means in ([], [None]):
+        return dx
+    dx, node = widened(dx), node.wide()
+    share = ratio(node.output(places[-1]), node.y, dx)
     for d_mean in means:
         dx = dx if d_mean is None else dx + _like(d_mean, dx) * share
     if d_inv_std is None:
@@ -75,9 +76,7 @@ def simplified_layer_normalization(node: Node) -> Gradients:
 def rms_normalization(node: Node) -> Gradients:
     """dx = inv_std * (g - n * mean(g * n)), n = x * inv_std, inv_std = 1 / sqrt(mean(x * x) + epsilon)."""
     axis = node.get("axis", -1) % node.rank()
-    x = node.x
-    kind = node.get("stash_type", TensorProto.FLOAT)
-    wide = x if x.element_type in (kind, TensorProto.DOUBLE) else x.cast(kind)
+    wide = node.wide().x
     square = (wide * wide).mean(*range(axis, node.rank()))
     return _rms_gradients(node, 1 / (square + node.get("epsilon", 1e-5)).apply("Sqrt"))
 
@@ -93,6 +92,7 @@ def _rms_gradients(node: Node, inv_std: Value) -> list[Value]:
 @gradient("LpNormalization")
 def lp_normalization(node: Node) -> Value:
     """dx = (dy - s * sum(dy * y)) / norm, s = y for p = 2 and sign(x) for p = 1; 0 where the norm is 0."""
+    node = node.wide()
     axis, p = node.get("axis", -1), node.get("p", 2)
     norm = node.x.along("ReduceL2" if p == 2 else "ReduceL1", [axis % node.rank()], keepdims=1)
     direction = node.y if p == 2 else node.x.apply("Sign")
@@ -105,6 +105,7 @@ def lp_normalization(node: Node) -> Value:
 @gradient("MeanVarianceNormalization")
 def mean_variance_normalization(node: Node) -> Value:
     """dx = (dy - mean(dy) - c * mean(dy * c) / (s * (s + 1e-9))) / (s + 1e-9), c = x - mean(x), s its deviation."""
+    node = node.wide()
     axes = [axis % node.rank() for axis in node.get("axes") or (0, 2, 3)]
     c = node.x - node.x.mean(*axes)
     s = (c * c).mean(*axes).apply("Sqrt")
@@ -131,6 +132,7 @@ def _normalized_gradient(g: Value, n: Value, inv_std: Value, axes: Sequence[int]
 @gradient("InstanceNormalization")
 def instance_normalization(node: Node) -> Gradients:
     """dx = inv_std * (g - mean(g) - n * mean(g * n)), g = dy * scale, the means over each channel of each row."""
+    node = node.wide()
     x, dy = node.x, node.dy
     axes = list(range(2, node.rank()))
     column = node.required(1).reshape([-1, *(1 for _ in axes)])
@@ -142,6 +144,7 @@ def instance_normalization(node: Node) -> Gradients:
 @gradient("GroupNormalization")
 def group_normalization(node: Node) -> Gradients:
     """dx = inv_std * (g - mean(g) - n * mean(g * n)), g = dy * scale of groups (opset 18) or channels (21)."""
+    node = node.wide()
     x, groups = node.x, node.get("num_groups")
     if groups is None:
         raise NoGradient("it has no attribute num_groups")
@@ -167,6 +170,7 @@ def _channels_of_groups(node: Node, groups: int) -> int:
 @gradient("LRN")
 def lrn(node: Node) -> Value:
     """dx = dy * d**-beta - 2 * alpha * beta / size * x * window(dy * x * d**(-beta - 1)), d as in y = x * d**-beta."""
+    node = node.wide()
     x, dy, size = node.x, node.dy, node.get("size")
     alpha, beta, bias = node.get("alpha", 1e-4), node.get("beta", 0.75), node.get("bias", 1.0)
     below, above = (size - 1) // 2, size // 2
@@ -177,9 +181,7 @@ def lrn(node: Node) -> Value:
 
 def _window_mean(values: Value, node: Node, below: int, above: int) -> Value:
     """The sums of so many channels before and behind each, divided by the size of the window."""
-    body, size, kind = node.body, node.get("size"), values.element_type
-    if kind == TensorProto.BFLOAT16:  # of which pooling takes none
-        return _window_mean(values.cast(TensorProto.FLOAT), node, below, above).cast(kind)
+    body, size = node.body, node.get("size")
     columns = values.reshape(body.concat(node.x.shape(0, 2), body.ints([-1])))
     image = columns.unsqueeze(1)
     pooled = body.node("AveragePool", image, kernel_shape=[size, 1], pads=[below, 0, above, 0], count_include_pad=1)
@@ -200,7 +202,7 @@ def batch_normalization(node: Node) -> Gradients:
     return batch_norm_internal(node)
 
 
-@gradient("BatchNormInternal", domain=MICROSOFT, constant=(3, 4))
+@gradient("BatchNormInternal", "BatchNormTraining", domain=MICROSOFT, constant=(3, 4))
 def batch_norm_internal(node: Node) -> Gradients:
     """dx = scale * inv_std * (dy - mean(dy) - n * mean(dy * n)), n = (x - mean) * inv_std."""
     if not node.get("training_mode", 1):
@@ -215,6 +217,7 @@ def batch_norm_internal(node: Node) -> Gradients:
 
 
 def _of_given_statistics(node: Node) -> Gradients:
+    node = node.wide()
     x, scale, _, mean, variance = (node.required(index) for index in range(5))
     shape = [1, -1, *(1 for _ in range(node.rank() - 2))]
     axes = [axis for axis in range(node.rank()) if axis != 1]
@@ -225,8 +228,6 @@ def _of_given_statistics(node: Node) -> Gradients:
     inv_std = 1 / (variance + node.get("epsilon", 1e-5)).apply("Sqrt")
     n = (x - mean.reshape(shape)) * inv_std.reshape(shape)
     dscale, dbias = (each.sum(axes, keepdims=False) for each in (node.dy * n, node.dy))
-    if scale.element_type not in (None, kind):
-        dscale, dbias = (each.cast(scale.element_type or 0) for each in (dscale, dbias))
     return [node.dy * (factor * inv_std).reshape(shape), dscale, dbias]
 
 

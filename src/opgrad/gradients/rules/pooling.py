@@ -7,12 +7,17 @@ from onnx import TensorProto
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import NoGradient, gradient
 from opgrad.gradients.rules.convolution import window_attributes
-from opgrad.gradients.shaping import sizes_of
+from opgrad.gradients.sizes import known
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.bodies.convolution import Window
 
 
-@gradient("MaxPool")
+def _open_shape(node: Node) -> Value | None:
+    """The shape of x, where the graph does not tell its sizes behind batch and channels; None where it does."""
+    return node.x.shape() if known((node.x.sizes or [None] * 3)[2:]) is None else None
+
+
+@gradient("MaxPool", integers=True)
 def max_pool(node: Node) -> Value:
     """dx = 0; dx[indices] += dy."""
     if node.get("storage_order", 0):  # whose indices, if it has them, count in the order of columns
@@ -20,32 +25,15 @@ def max_pool(node: Node) -> Value:
         indices = node.body.nodes_of("MaxPool", 2, node.x, **attributes)[1]
     else:
         indices = node.output(1, "_mask", TensorProto.INT64)
-    return node.body.node("MaxPoolGrad", node.dy, indices)
+    return node.body.node("MaxPoolGrad", node.dy, indices, _open_shape(node))
 
 
 @gradient("AveragePool")
 def average_pool(node: Node) -> Value:
     """dx[i] = the sum of dy[o] / (elements of window o) over the windows o that i is in."""
-    spatial = node.rank() - 2
-    if not all(isinstance(size, int) for size in sizes_of(node.x)[2:]):
-        return _average_pool_of_any_size(node)
     given = {name: node.get(name) for name in ("ceil_mode", "count_include_pad") if node.get(name) is not None}
-    return node.body.node("AveragePoolGrad", node.dy, **window_attributes(node, spatial), **given)
-
-
-def _average_pool_of_any_size(node: Node) -> Value:
-    """The same, counting the elements of each window at run time."""
-    x, kernel = node.x, node.get("kernel_shape")
-    if node.get("ceil_mode", 0):
-        raise NoGradient("with ceil_mode it needs spatial sizes that the graph tells")
-    elements = 1
-    for size in kernel:
-        elements *= size
-    if node.get("count_include_pad", 0):
-        return _spread(node, node.dy * (1 / elements))
-    ones = node.body.number(1, x).expand(x.shape())
-    share = node.same(ones, count_include_pad=1)  # of each window, how much of it lies in x
-    return _spread(node, node.dy / (share * elements))
+    attributes = window_attributes(node, node.rank() - 2) | given
+    return node.body.node("AveragePoolGrad", node.dy, _open_shape(node), **attributes)
 
 
 def _spread(node: Node, values: Value) -> Value:

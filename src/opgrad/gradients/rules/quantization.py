@@ -47,7 +47,13 @@ def _column(node: Node, values: Value) -> Value:
     return values.reshape([-1 if index == axis else 1 for index in range(node.rank())])
 
 
-@gradient("DequantizeLinear", constant=(1, 2))
+@gradient("DynamicQuantizeLinear")
+def dynamic_quantize(node: Node) -> Value | None:
+    """dx = dy; the scale, which x reaches from end to end, counts as a constant."""
+    return node.dys[0]
+
+
+@gradient("DequantizeLinear", constant=(1, 2), integers=True)
 def dequantize(node: Node) -> Gradients:
     """The gradient of the numbers that the integers stand for: dy."""
     return node.dy

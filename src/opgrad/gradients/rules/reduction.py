@@ -3,8 +3,8 @@
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import gradient
 from opgrad.gradients.rules.extrema import extreme_share
-from opgrad.gradients.shaping import broadcast_to, element_count
-from opgrad.onnxruntime.bodies.build import Value
+from opgrad.gradients.shaping import broadcast_to, element_count, ratio
+from opgrad.onnxruntime.bodies.build import Value, widened
 
 
 def _spread(node: Node, value: Value) -> Value:
@@ -18,13 +18,11 @@ def _reduced(node: Node) -> list[int] | Value | None:
     return None if axes == [] and not node.get("noop_with_empty_axes", 0) else axes
 
 
-def _count(node: Node, axes: list[int] | Value | None) -> Value | float:
-    """How many elements make one of the result."""
+def _shared(node: Node, dy: Value, axes: list[int] | Value | None) -> Value:
+    """dy, divided by the number of elements that make one of the result, which halves cannot hold."""
     places = range(node.rank()) if axes is None else axes
-    known = None if isinstance(places, Value) else element_count(node.x, places)
-    if known is not None or node.y.element_type is None:
-        return float(known or 1)
-    return node.x.size().cast(node.y.element_type) / node.y.size().cast(node.y.element_type)
+    count, wide = None if isinstance(places, Value) else element_count(node.x, places), widened(dy)
+    return (wide * ratio(node.y, node.x, wide) if count is None else wide * (1 / max(count, 1))).like(dy)
 
 
 @gradient("ReduceSum", constant=(1,))
@@ -36,11 +34,10 @@ def reduce_sum(node: Node) -> Value:
 @gradient("ReduceMean", constant=(1,))
 def reduce_mean(node: Node) -> Value:
     """dx = dy / number of elements."""
-    count = _count(node, _reduced(node))
-    return _spread(node, node.dy / count if isinstance(count, Value) else node.dy * (1 / max(count, 1)))
+    return _spread(node, _shared(node, node.dy, _reduced(node)))
 
 
-@gradient("ReduceMax", "ReduceMin", constant=(1,))
+@gradient("ReduceMax", "ReduceMin", constant=(1,), integers=True)
 def reduce_extremum(node: Node) -> Value:
     """dx = dy * (x == y) / number of elements that are equal to y."""
     return extreme_share(node, node.kept(node.dy), node.kept(node.y), _reduced(node))
@@ -99,8 +96,7 @@ def cumsum(node: Node) -> Value:
 @gradient("GlobalAveragePool")
 def global_average_pool(node: Node) -> Value:
     """dx = dy / number of elements of a channel."""
-    count = _count(node, list(range(2, node.rank())))
-    return broadcast_to(node.dy / count if isinstance(count, Value) else node.dy * (1 / max(count, 1)), node.x)
+    return broadcast_to(_shared(node, node.dy, list(range(2, node.rank()))), node.x)
 
 
 @gradient("GlobalMaxPool")

@@ -17,14 +17,14 @@ FORM = (
 )
 
 
-@gradient("Resize", constant=(ROI, SCALES, SIZES))
+@gradient("Resize", constant=(ROI, SCALES, SIZES), integers=True)
 def resize(node: Node) -> Value:
     """dx[i] = the sum of dy[o], times the weight of x[i] in y[o]."""
     attributes: dict[str, Any] = {name: node.get(name) for name in FORM if node.get(name) is not None}
     crops = node.get("coordinate_transformation_mode", "") == "tf_crop_and_resize"
     roi = node.input(ROI) if crops else None
     region = None if roi is None else roi.cast(TensorProto.FLOAT)
-    return node.microsoft("ResizeGrad", node.dy, node.x, region, _scales(node), **attributes)
+    return node.microsoft("ResizeGrad", node.dy, node.x.like(node.dy), region, _scales(node), **attributes)
 
 
 def _scales(node: Node) -> Value | None:

@@ -1,4 +1,8 @@
-"""Sampling at places of a grid, written as the sum of the elements around each place times their weights."""
+"""Sampling at places of a grid, written as the sum of the elements around each place times their weights.
+
+Places are computed in the type of the grid, in float32 where that is float16 or bfloat16, and elements are counted in
+int64: float32 counts no further than 2**24, float16 than 2,048.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -9,7 +13,7 @@ from onnx import TensorProto
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import NoGradient, decomposition
 from opgrad.gradients.shaping import sizes_of
-from opgrad.onnxruntime.bodies.build import Value
+from opgrad.onnxruntime.bodies.build import Value, widened
 
 CUBIC = -0.75  # the coefficient of the cubic convolution
 MODES = {"bilinear": "linear", "bicubic": "cubic"}  # names of opset 16
@@ -19,7 +23,7 @@ Tap = tuple[Value, Value | None]  # an index as a float, and its weight
 @decomposition("GridSample")
 def grid_sample(node: Node) -> Value:
     """y = sum of x[tap] * weight over the taps around each place."""
-    x, grid, body = node.x, node.required(1), node.body
+    x, grid, body = widened(node.x), widened(node.required(1)), node.body
     axes = len(sizes_of(x)) - 2
     mode = MODES.get(node.get("mode", "linear"), node.get("mode", "linear"))
     if mode not in ("linear", "nearest", "cubic"):
@@ -31,13 +35,17 @@ def grid_sample(node: Node) -> Value:
     images = x.reshape(body.concat(x.shape(0, 2), body.ints([-1]))).transpose(0, 2, 1)
     total = reduce(Value.__add__, (_corner(node, images, corner) for corner in itertools.product(*taps)))
     out = grid.shape(1, axes + 1)
-    return total.transpose(0, 2, 1).reshape(body.concat(x.shape(0, 2), out))
+    return total.transpose(0, 2, 1).reshape(body.concat(x.shape(0, 2), out)).like(node.x)
+
+
+def _count(node: Node, axis: int) -> Value:
+    """The size of a spatial axis, of shape ()."""
+    return node.x.shape(axis + 2, axis + 3).reshape([])
 
 
 def _size(node: Node, axis: int) -> Value:
-    """The size of a spatial axis, of shape () and of the type of x."""
-    kind = node.x.element_type or TensorProto.FLOAT
-    return node.x.shape(axis + 2, axis + 3).cast(kind).reshape([])
+    """The size of a spatial axis, in the type of places."""
+    return _count(node, axis).cast(widened(node.required(1)).element_type or TensorProto.FLOAT)
 
 
 def _place(node: Node, point: Value, axis: int) -> Value:
@@ -106,15 +114,14 @@ def _corner(node: Node, images: Value, corner: Sequence[Tap]) -> Value:
     inside: Value | None = None
     weight: Value | None = None
     for axis, (index, part) in enumerate(corner):
-        size = _size(node, axis)
-        here = (index > -0.5) & (index < size - 0.5)
+        here = (index > -0.5) & (index < _size(node, axis) - 0.5)
         inside = here if inside is None else inside & here
-        index = _within(node, index, size)
-        flat = index if flat is None else flat * size + index
+        place = node.where(here, index, 0).cast(TensorProto.INT64)
+        flat = place if flat is None else flat * _count(node, axis) + place
         weight = part if weight is None or part is None else weight * part
     assert flat is not None
     assert inside is not None
-    places = flat.cast(TensorProto.INT64).unsqueeze(2)
-    picked = node.body.node("GatherND", images, places, batch_dims=1)
-    factor = inside.cast(images.element_type or TensorProto.FLOAT)
-    return picked * (factor if weight is None else factor * weight).unsqueeze(2)
+    picked = node.body.node("GatherND", images, flat.unsqueeze(2), batch_dims=1)
+    if weight is not None:
+        picked = picked * weight.like(images).unsqueeze(2)
+    return node.where(inside.unsqueeze(2), picked, 0)

@@ -1,5 +1,6 @@
 """Elements and slices written to places named by indices, in place of what is there or combined with it."""
 
+from opgrad.gradients.forward import FLOATS
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import Gradients, NoGradient, gradient
 from opgrad.gradients.shaping import filled_like, ones_like
@@ -26,19 +27,24 @@ class _Places:
         return self._node.body.node(op, values, self._node.required(1), updates, **self._axis, **mode)
 
 
-@gradient("Scatter", "ScatterElements", "ScatterND", constant=(1,))
+@gradient("Scatter", "ScatterElements", "ScatterND", constant=(1,), integers=True)
 def scatter(node: Node) -> Gradients:
     """ddata = dy where nothing was written, or also there, if it was combined; dupdates = dy at the places."""
     if node.proto.op_type == "Scatter":
         node.become("ScatterElements", "", **node.attributes)
-    reduction, places = node.get("reduction", "none"), _Places(node)
+    reduction = node.get("reduction", "none")
     if reduction not in REDUCTIONS:
         raise NoGradient(f"its reduction is {reduction!r}, expected one of {', '.join(REDUCTIONS)}")
-    return REDUCTIONS[reduction](node, places)
+    if reduction in ("add", "mul") and node.x.element_type not in (None, *FLOATS):
+        raise NoGradient("it computes with integers of a quantized tensor, expected DequantizeLinear before it")
+    if reduction not in ("none", "add"):
+        node = node.wide()
+    return REDUCTIONS[reduction](node, _Places(node))
 
 
 def _replaced(node: Node, places: _Places) -> Gradients:
-    return [places.write(node.dy, filled_like(node.required(2), 0)), None, places.read(node.dy)]
+    zeros = filled_like(node.required(2), 0, node.dy)
+    return [places.write(node.dy, zeros), None, places.read(node.dy)]
 
 
 def _added(node: Node, places: _Places) -> Gradients:
@@ -60,8 +66,8 @@ def _multiplied(node: Node, places: _Places) -> Gradients:
 def _extreme(node: Node, places: _Places) -> Gradients:
     """dy, shared by what is equal to the result."""
     data, updates = node.x, node.required(2)
-    kept = data.equals(node.y).like(data)
-    won = updates.equals(places.read(node.y)).like(updates)
+    kept = data.equals(node.y).like(node.dy)
+    won = updates.equals(places.read(node.y)).like(node.dy)
     share = node.dy / places.write(kept, won, "add")
     return [share * kept, None, places.read(share) * won]
 

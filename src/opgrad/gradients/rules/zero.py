@@ -8,6 +8,6 @@ from opgrad.gradients.registry import ALL_INPUTS, gradient
 @gradient("ConstantOfShape", "EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli", constant=ALL_INPUTS)
 @gradient("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "IsNaN", "IsInf", "Range", constant=ALL_INPUTS)
 @gradient("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or", "Xor", constant=ALL_INPUTS)
-@gradient("NonMaxSuppression", "DynamicQuantizeLinear", "Multinomial", constant=ALL_INPUTS)
+@gradient("NonMaxSuppression", "Multinomial", constant=ALL_INPUTS)
 def zero(_: Node) -> None:
     """dx = 0."""

@@ -22,6 +22,7 @@ LATEST_SUM_AXES_ATTRIBUTE = 12  # … and of these already from here
 AXES_INPUT_EARLY = ("ReduceSum", "Squeeze", "Unsqueeze")
 COUNT_IS_ATTRIBUTE = 18  # of Split
 FIRST_PART_OF_SHAPE = 15  # whose Shape gives a part of the sizes
+HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 LAST = np.iinfo(np.int64).max  # as the end of a slice: up to the last
 
 
@@ -151,6 +152,13 @@ class Value:
         if other.element_type is not None:
             return self if self.element_type == other.element_type else self.cast(other.element_type)
         return self.body.node("CastLike", self, other)
+
+
+def widened(value: Value) -> Value:
+    """A value of float16 or bfloat16 as float32, any other as it is."""
+    if value.element_type not in HALVES:
+        return value
+    return Value(value.body, value.cast(TensorProto.FLOAT).name, TensorProto.FLOAT, value.sizes)
 
 
 class Body:

@@ -6,8 +6,8 @@ The class axis is 1 for the operators with `Loss` in their name and the last one
 
 from onnx import TensorProto
 
-from opgrad.onnxruntime.bodies.build import Body, Value
-from opgrad.onnxruntime.bodies.forms import Call, NoForm, Results, lowers
+from opgrad.onnxruntime.bodies.build import HALVES, Body, Value
+from opgrad.onnxruntime.bodies.forms import Call, NoForm, Results, in_float32, lowers, widened
 
 IGNORE_INDEX = -1  # where the node has no other
 REDUCTIONS = ("mean", "sum", "none")
@@ -51,14 +51,21 @@ def _reduced(loss: Value, weights: Value, reduction: str) -> Value:
     return _over(total, weights.sum(keepdims=False)) if reduction == "mean" else total
 
 
+def _own_type(call: Call, place: int) -> int:
+    """The type that the node gives its results; 0 where it is the one that they are computed in."""
+    own = call.input_types[place]
+    return call.get("output_type", 0) or (own if own in HALVES else 0) or 0
+
+
 @lowers("SoftmaxCrossEntropyLossInternal")
 def softmax_cross_entropy_loss_internal(call: Call) -> Results:
-    """loss = -log_prob[label] * weight[label], reduced; and log_prob = log_softmax(scores)."""
+    """loss = -log_prob[label] * weight[label], reduced; and log_prob = log_softmax(scores). Halves become float32."""
     scores, labels = call.required(2)
-    weight, ignore, target = call.input(2), call.input(3), call.get("output_type", 0)
-    if target in (TensorProto.FLOAT, TensorProto.DOUBLE):
-        scores = scores.cast(target)
-        weight = None if weight is None else weight.cast(target)
+    weight, ignore, target = call.input(2), call.input(3), _own_type(call, 0)
+    if target in (TensorProto.FLOAT, TensorProto.DOUBLE) or call.input_types[0] in HALVES:
+        kind = target if target == TensorProto.DOUBLE else TensorProto.FLOAT
+        scores = scores.cast(kind)
+        weight = None if weight is None else weight.cast(kind)
     log_prob = scores.apply("LogSoftmax", axis=1)
     ignored, picked, weights = _samples(labels, weight, IGNORE_INDEX if ignore is None else ignore, scores)
     gathered = call.body.node("GatherElements", log_prob, picked.unsqueeze(1), axis=1).squeeze(1)
@@ -69,6 +76,7 @@ def softmax_cross_entropy_loss_internal(call: Call) -> Results:
 
 
 @lowers("SoftmaxCrossEntropyLossAndGrad")
+@in_float32(0, 0)
 def softmax_cross_entropy_loss_and_grad(call: Call) -> Results:
     """The loss, and its gradient weight[label] * (softmax(scores) - onehot(label)) / W."""
     scores, labels = call.required(2)
@@ -97,6 +105,7 @@ def _loss_grad(call: Call, ignore: int | Value) -> Value:
 
 
 @lowers("SoftmaxCrossEntropyLossGrad")
+@in_float32(1)
 def softmax_cross_entropy_loss_grad(call: Call) -> Value:
     """dscores, with the label to ignore as an attribute."""
     return _loss_grad(call, call.get("ignore_index", IGNORE_INDEX))
@@ -105,8 +114,9 @@ def softmax_cross_entropy_loss_grad(call: Call) -> Value:
 @lowers("SoftmaxCrossEntropyLossInternalGrad")
 def softmax_cross_entropy_loss_internal_grad(call: Call) -> Value:
     """dscores, with the label to ignore as input 4 and a bias that is added as input 5."""
-    ignore, bias, target = call.input(4), call.input(5), call.get("output_type", 0)
-    grad = _loss_grad(call, IGNORE_INDEX if ignore is None else ignore)
+    wide = widened(call)
+    ignore, bias, target = wide.input(4), wide.input(5), _own_type(call, 1)
+    grad = _loss_grad(wide, IGNORE_INDEX if ignore is None else ignore)
     if bias is not None:
         grad = grad + bias.reshape(grad.shape()).like(grad)
     return grad.cast(target) if target else grad
@@ -116,6 +126,7 @@ def softmax_cross_entropy_loss_internal_grad(call: Call) -> Value:
 
 
 @lowers("SoftmaxCrossEntropy")
+@in_float32(0, 0)
 def softmax_cross_entropy(call: Call) -> Results:
     """loss = -sum(label * log_softmax(scores)) per sample, label being probabilities; a mean is that over samples."""
     scores, labels = call.required(2)
@@ -125,6 +136,7 @@ def softmax_cross_entropy(call: Call) -> Results:
 
 
 @lowers("SoftmaxCrossEntropyGrad")
+@in_float32(1)
 def softmax_cross_entropy_grad(call: Call) -> Value:
     """dy * (exp(log_prob) - label), divided by the number of samples for a mean."""
     dy, log_prob, labels = call.required(3)
@@ -142,6 +154,7 @@ def _count(scores: Value) -> Value:
 
 
 @lowers("SparseSoftmaxCrossEntropy", domain="")
+@in_float32(0, 0)
 def sparse_softmax_cross_entropy(call: Call) -> Results:
     """loss = -log_softmax(scores)[label] * weight, the weight being one for each sample."""
     scores, labels = call.required(2)
@@ -152,6 +165,7 @@ def sparse_softmax_cross_entropy(call: Call) -> Results:
 
 
 @lowers("SparseSoftmaxCrossEntropyGrad", domain="")
+@in_float32(1)
 def sparse_softmax_cross_entropy_grad(call: Call) -> Value:
     """weight * dy * (exp(log_prob) - onehot(label)) / W."""
     dy, log_prob, labels = call.required(3)

@@ -1,17 +1,14 @@
 """Which operators have a form of plain ONNX operators, and what the function that writes it is given."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from opgrad.onnxruntime.bodies.build import Body, Value
+from opgrad.onnxruntime.bodies.build import HALVES, Body, Value
 from opgrad.onnxruntime.messages import MICROSOFT
-
-HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-
 
 KINDS: tuple[Any, ...] = ((int, float), str, (list, tuple))  # of attributes
 
@@ -103,3 +100,32 @@ def lowers(
         return write
 
     return declare
+
+
+def widened(call: Call) -> Call:
+    """The same call with inputs as float32 that are float16 or bfloat16, as far as the graph tells."""
+    pairs = zip(call.inputs, call.input_types, strict=True)
+    wide = [each.cast(TensorProto.FLOAT) if each is not None and kind in HALVES else each for each, kind in pairs]
+    return replace(call, inputs=wide)
+
+
+def in_float32(*like: int) -> Callable[[Callable[[Call], Results]], Callable[[Call], Results]]:
+    """The same form, computed in float32 where the graph tells that inputs are float16 or bfloat16.
+
+    Their sums and counts would be rounded after each term, and onnxruntime has no scatter that adds them.
+    like: for each result the input whose type it has.
+    """
+
+    def decorate(write: Callable[[Call], Results]) -> Callable[[Call], Results]:
+        def form(call: Call) -> Results:
+            written = write(widened(call))
+            results = [written] if isinstance(written, Value) else list(written)
+            models = [call.input(place) if call.input_types[place] in HALVES else None for place in like]
+            return [
+                each if each is None or model is None else each.like(model)
+                for each, model in zip(results, models, strict=True)
+            ]
+
+        return form
+
+    return decorate

@@ -1,33 +1,9 @@
 """Gradients of operators that pick elements: they are scattered back into zeros, and added where they meet."""
 
-from collections.abc import Callable
-from dataclasses import replace
-
 from onnx import TensorProto
 
 from opgrad.onnxruntime.bodies.build import LAST, Value
-from opgrad.onnxruntime.bodies.forms import HALVES, Call, lowers
-
-Write = Callable[[Call], Value]
-
-
-def added_in_float32(dy: int) -> Callable[[Write], Write]:
-    """The same form with input `dy` as float32 where the graph tells that it is a half.
-
-    onnxruntime has no scatter that adds halves, and their sums would be rounded after each term.
-    """
-
-    def decorate(write: Write) -> Write:
-        def form(call: Call) -> Value:
-            half = call.input(dy)
-            if half is None or call.input_types[dy] not in HALVES:
-                return write(call)
-            inputs = [each.cast(TensorProto.FLOAT) if each is half else each for each in call.inputs]
-            return write(replace(call, inputs=inputs)).like(half)
-
-        return form
-
-    return decorate
+from opgrad.onnxruntime.bodies.forms import Call, in_float32, lowers
 
 
 def scatter_rows(zeros: Value, indices: Value, rows: Value) -> Value:
@@ -36,7 +12,7 @@ def scatter_rows(zeros: Value, indices: Value, rows: Value) -> Value:
 
 
 @lowers("GatherGrad")
-@added_in_float32(dy=2)
+@in_float32(2)
 def gather_grad(call: Call) -> Value:
     """dx[pre, indices, post] += dy[pre, …, post]."""
     shape, indices, dy = call.required(3)
@@ -58,7 +34,7 @@ def _behind(shape: Value, axis: int) -> Value:
 
 
 @lowers("GatherElementsGrad")
-@added_in_float32(dy=0)
+@in_float32(0)
 def gather_elements_grad(call: Call) -> Value:
     """dx[…, indices, …] += dy, element by element."""
     dy, shape, indices = call.required(3)
@@ -67,7 +43,7 @@ def gather_elements_grad(call: Call) -> Value:
 
 
 @lowers("GatherNDGrad")
-@added_in_float32(dy=2)
+@in_float32(2)
 def gather_nd_grad(call: Call) -> Value:
     """dx[indices] += dy, each index being a row of the last axis."""
     shape, indices, dy = call.required(3)

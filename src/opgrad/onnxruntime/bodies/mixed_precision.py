@@ -5,8 +5,8 @@ from operator import add, or_
 
 from onnx import TensorProto
 
-from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.bodies.forms import HALVES, Call, NoForm, Results, lowers
+from opgrad.onnxruntime.bodies.build import HALVES, Value
+from opgrad.onnxruntime.bodies.forms import Call, NoForm, Results, lowers
 
 
 @lowers("IsAllFinite")

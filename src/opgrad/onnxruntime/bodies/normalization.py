@@ -1,7 +1,7 @@
 """Gradients of layer and batch normalization, and batch normalization in training."""
 
 from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.bodies.forms import Call, Results, lowers
+from opgrad.onnxruntime.bodies.forms import Call, Results, in_float32, lowers
 
 
 def _layer_grad(slope: Value, normalized: Value, inv_std: Value, centred: bool) -> Value:
@@ -59,6 +59,7 @@ def _channel_mean(x: Value) -> Value:
 
 
 @lowers("BatchNormalizationGrad")
+@in_float32(1, 2, 2)
 def batch_normalization_grad(call: Call) -> Results:
     """dx, dscale and dbias of (x - mean) * inv_std * scale + bias, mean and inv_std being those of the batch."""
     dy, x, scale, mean, inv_std = call.required(5)
@@ -72,6 +73,8 @@ def batch_normalization_grad(call: Call) -> Results:
 
 
 @lowers("BatchNormInternal", state={1: 3, 2: 4})
+@lowers("BatchNormTraining")
+@in_float32(0, 3, 3, 3, 3)
 def batch_norm_internal(call: Call) -> Results:
     """Batch normalization by the batch's mean and variance, with the running statistics after it.
 

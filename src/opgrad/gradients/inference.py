@@ -1,0 +1,145 @@
+"""The types and sizes of a model's values: onnx's shape inference, helped where it knows no operator, and bounded.
+
+With data propagation onnx computes shapes from the values of other arrays. It takes any array of one axis for a shape
+then, and writes down each of its elements: 200 bytes for one, however long the array is. So a first run without it
+tells which arrays are long; in the second one each of them is read with a name for its size in place of the number.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import TypeAlias
+
+import numpy as np
+import onnx
+from onnx import TensorProto, TypeProto, helper, numpy_helper, shape_inference
+
+from opgrad.gradients.sizes import forget_vague, known, sizes_in
+from opgrad.onnxruntime.messages import MICROSOFT, domain_of
+from opgrad.onnxruntime.opset import raise_opset, rename_inputs
+
+KNOWN_BEST = 17  # opset whose shapes onnx infers where those of an older one are the same
+LARGEST_READ = 1024  # elements of a tensor whose values can matter to shapes
+LONG = "opgrad.size."  # what the name for the size of a long array begins with
+# Operators whose results are as large as an input says, and the place of that input.
+SIZE_GIVEN = {"ConstantOfShape": (0,), "Expand": (1,), "Tile": (1,), "Reshape": (1,), "Range": (0, 1, 2)}
+# Operators that onnx infers nothing of, and the one of ai.onnx that gives results of the same types and shapes: its
+# name, how many inputs and outputs it takes of theirs, and which attributes.
+STANDING_FOR: dict[str, tuple[str, int, int, tuple[str, ...]]] = {
+    **dict.fromkeys(
+        (
+            *("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasSoftmax", "BatchNormInternal", "BatchNormTraining", "FakeQuant"),
+            *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"),
+            *("RotaryEmbedding", "GroupNormalization"),
+        ),
+        ("Identity", 1, 1, ()),
+    ),
+    "ConcatTraining": ("Concat", 2**31, 1, ("axis",)),
+    "SoftmaxCrossEntropyLossInternal": ("SoftmaxCrossEntropyLoss", 3, 2, ("reduction",)),
+}
+OF_AI_ONNX = ("SimplifiedLayerNormalization", "GroupNormalization")  # among these; the others are com.microsoft's
+
+Types: TypeAlias = dict[str, TypeProto.Tensor]
+
+
+def shapes_given(node: onnx.NodeProto) -> Iterator[str]:
+    """The inputs that tell a node how large its result is."""
+    places = SIZE_GIVEN.get(node.op_type, ()) if not domain_of(node) else ()
+    return (node.input[place] for place in places if place < len(node.input) and node.input[place])
+
+
+def infer(model: onnx.ModelProto, constants: Callable[[Types], Mapping[str, np.ndarray]]) -> Types:
+    """The types of all values of a model's graph that can be known, by name.
+
+    constants: gives the shapes that nodes are given and that are constants, when the types of other values are known.
+    """
+    stand_in = _stand_in(model)
+    with suppress(NotImplementedError):  # of older opsets onnx knows less of how shapes are computed
+        raise_opset(stand_in, KNOWN_BEST)
+    own = {tensor.name: _type_of(tensor) for tensor in model.graph.initializer}
+    first = _inferred(stand_in, False) | own
+    given = constants(first)
+    if given:
+        _give(stand_in, given)
+        first = _inferred(stand_in, False) | own
+    long = {name: sizes[0] for name, each in first.items() if len(sizes := known(sizes_in(each)) or ()) == 1}
+    _hide(stand_in, {name: first[name] for name, size in long.items() if size > LARGEST_READ})
+    try:
+        second = _inferred(stand_in, True)
+    except MemoryError:
+        return first
+    return {**first, **{name: _merged(each, first.get(name)) for name, each in second.items()}, **own}
+
+
+def _inferred(model: onnx.ModelProto, data_prop: bool) -> Types:
+    graph = shape_inference.infer_shapes(model, data_prop=data_prop).graph
+    return {each.name: each.type.tensor_type for each in (*graph.input, *graph.output, *graph.value_info)}
+
+
+def _type_of(tensor: TensorProto) -> TypeProto.Tensor:
+    return helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type
+
+
+def _merged(found: TypeProto.Tensor, before: TypeProto.Tensor | None) -> TypeProto.Tensor:
+    """A type with numbers for the names of long arrays' sizes, and with those that the first run knew."""
+    dims = before.shape.dim if before is not None and len(before.shape.dim) == len(found.shape.dim) else found.shape.dim
+    for dim, other in zip(found.shape.dim, dims, strict=True):
+        if dim.dim_param.startswith(LONG):
+            dim.dim_value = int(dim.dim_param.removeprefix(LONG))
+        elif other.HasField("dim_value"):
+            dim.dim_value = other.dim_value
+    return before if before is not None and not found.HasField("shape") else found
+
+
+def _give(model: onnx.ModelProto, constants: Mapping[str, np.ndarray]) -> None:
+    """Let nodes read shapes as constants that others compute."""
+    graph = model.graph
+    names = {name: f"{LONG}constant.{name}" for name in constants}
+    graph.initializer.extend(numpy_helper.from_array(value, names[name]) for name, value in constants.items())
+    for node in graph.node:
+        rename_inputs(node, {name: names[name] for name in shapes_given(node) if name in names})
+
+
+def _hide(model: onnx.ModelProto, long: Types) -> None:
+    """Let nodes read arrays of one axis, which are long, with a name for their size."""
+    names = {}
+    for name, declared in long.items():
+        size = f"{LONG}{declared.shape.dim[0].dim_value}"
+        names[name] = f"{size}.{name}"
+        model.graph.input.append(helper.make_tensor_value_info(names[name], declared.elem_type, [size]))
+    for node in model.graph.node:
+        rename_inputs(node, names)
+
+
+def _stand_in(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model with the same shapes: large constants are inputs, and operators that onnx does not know are others."""
+    large = [each for each in model.graph.initializer if np.prod(each.dims) > LARGEST_READ]
+    kept = [each for each in model.graph.initializer if np.prod(each.dims) <= LARGEST_READ]
+    given = {each.name for each in model.graph.input}
+    inputs = [
+        *model.graph.input,
+        *(
+            helper.make_tensor_value_info(each.name, each.data_type, each.dims)
+            for each in large
+            if each.name not in given
+        ),
+    ]
+    graph = helper.make_graph(
+        list(map(_stand_in_for, model.graph.node)), "graph", inputs, model.graph.output, kept,
+        value_info=model.graph.value_info,
+    )  # fmt: skip
+    result = helper.make_model(graph, opset_imports=model.opset_import, functions=model.functions)
+    result.ir_version = model.ir_version
+    for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
+        forget_vague(value.type)
+    return result
+
+
+def _stand_in_for(node: onnx.NodeProto) -> onnx.NodeProto:
+    standing = STANDING_FOR.get(node.op_type)
+    named = {each.name: each for each in node.attribute}
+    if standing is None or not (domain_of(node) == MICROSOFT or node.op_type in OF_AI_ONNX) or "output_type" in named:
+        return node
+    op, inputs, outputs, attributes = standing
+    other = helper.make_node(op, node.input[:inputs], node.output[:outputs])
+    other.attribute.extend(named[name] for name in attributes if name in named)
+    return other

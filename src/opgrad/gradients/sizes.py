@@ -1,0 +1,91 @@
+"""Sizes of values as far as a graph tells them: numbers, names, and products of both.
+
+A name stands for one number wherever it is written, but for vague names, which exporters write for any size that they
+do not know: two sizes with such a name may differ. They are forgotten before anything is concluded from a graph.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from onnx import TypeProto
+
+Size: TypeAlias = int | str | None  # a number, a name, or None for a size of which nothing is known
+Sizes: TypeAlias = Sequence[Size]
+# "?" of onnxruntime and others, "unk__12" of tf2onnx, texts of a missing number.
+VAGUE = re.compile(r"\s*(|[?x]*\?[?x]*|-\d+|none|null|nan|any|unk(nown)?|unk__\w*|\*)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A number times the sizes of these names, sorted."""
+
+    factor: int
+    names: tuple[str, ...] = ()
+
+    def __mul__(self, other: "Term") -> "Term":
+        return Term(self.factor * other.factor, tuple(sorted(self.names + other.names)) if self.factor else ())
+
+    @property
+    def number(self) -> int | None:
+        """The number, if it is one."""
+        return None if self.names else self.factor
+
+
+Terms: TypeAlias = list[Term | None]  # None for those that nothing is known of
+COPY, REST = Term(0), Term(-1)  # in the shape that Reshape is given
+
+
+def forget_vague(declared: TypeProto) -> None:
+    """Leave sizes open in a tensor's type that have vague names, or numbers below 0."""
+    for dim in declared.tensor_type.shape.dim if declared.HasField("tensor_type") else ():
+        if VAGUE.fullmatch(dim.dim_param) if dim.HasField("dim_param") else dim.dim_value < 0:
+            dim.Clear()
+
+
+def sizes_in(declared: TypeProto.Tensor | None) -> Sizes | None:
+    """The sizes in a tensor's type; None if not even the rank is known."""
+    if declared is None or not declared.HasField("shape"):
+        return None
+    return [dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in declared.shape.dim]
+
+
+def terms(sizes: Sizes | None) -> Terms | None:
+    """The same sizes as terms."""
+    return None if sizes is None else [_term(size) for size in sizes]
+
+
+def _term(size: Size) -> Term | None:
+    if isinstance(size, str):
+        return Term(1, (size,))
+    return None if size is None else Term(size)
+
+
+def numbers(found: Terms | None) -> list[int] | None:
+    """Terms that are all numbers."""
+    if found is None or any(each is None or each.names for each in found):
+        return None
+    return [each.factor for each in found if each is not None]
+
+
+def known(sizes: Sizes | None) -> list[int] | None:
+    """The sizes if all of them are numbers."""
+    return numbers(terms(sizes))
+
+
+def are_equal(one: Sizes | None, other: Sizes | None) -> bool:
+    """Whether both are known to be the same shape; a size of which nothing is known equals none, not even itself."""
+    return one is not None and other is not None and None not in one and list(one) == list(other)
+
+
+def constant_target(wanted: Terms, sizes: Sequence[Term | None]) -> list[int] | None:
+    """What Reshape is given, so that it makes this shape of one of those sizes; None if no constant does."""
+    target: list[int] = []
+    for place, term in enumerate(wanted):
+        kept = term is not None and place < len(sizes) and term == sizes[place]
+        number = term.number if term is not None else None
+        target.append(number if number is not None else COPY.factor if kept else REST.factor)
+    alone = target.count(REST.factor) <= 1
+    empty = any(term == COPY and (place >= len(sizes) or sizes[place] == COPY) for place, term in enumerate(wanted))
+    return target if alone and not empty else None

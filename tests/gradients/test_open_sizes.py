@@ -1,0 +1,53 @@
+"""Pooling of pictures of any height and width: the gradient's shape is that of x when the graph runs."""
+
+import numpy as np
+import onnxruntime
+import pytest
+from differences import build
+from gradient_cases import numbers
+
+from opgrad.gradients import gradients
+from opgrad.onnxruntime import InferenceSession, lower
+
+POOLS = {
+    "MaxPool": "kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]",
+    "MaxPool, one row": "kernel_shape = [5, 5], strides = [1, 1], pads = [2, 2, 2, 2]",
+    "MaxPool, SAME": 'kernel_shape = [2, 3], strides = [2, 2], auto_pad = "SAME_UPPER"',
+    "MaxPool, ceil": "kernel_shape = [3, 2], strides = [2, 3], ceil_mode = 1",
+    "MaxPool, columns": "kernel_shape = [3, 3], strides = [2, 2], storage_order = 1",
+    "AveragePool": "kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]",
+    "AveragePool, pads that count": "kernel_shape = [3, 3], strides = [2, 1], pads = [1, 0, 2, 1], count_include_pad = 1",
+    "AveragePool, ceil": "kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1",
+    "AveragePool, ceil, pads that count":
+        "kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1], ceil_mode = 1, count_include_pad = 1",
+    "AveragePool, SAME": 'kernel_shape = [2, 3], strides = [2, 2], auto_pad = "SAME_LOWER"',
+    "AveragePool, SAME, pads that count":
+        'kernel_shape = [4, 3], strides = [2, 2], auto_pad = "SAME_UPPER", count_include_pad = 1',
+    "AveragePool, dilations": "kernel_shape = [2, 2], strides = [1, 2], dilations = [2, 1]",
+}  # fmt: skip
+HEIGHTS = (8, 8), (8, 11), (8, 5)
+
+
+def model_of(name, sizes):
+    op = name.partition(",")[0]
+    return build(f"g (float[{sizes}] x) => (float y) {{ p = {op} <{POOLS[name]}> (x)\n y = Mul(p, p) }}", 19)
+
+
+def without_shape(model):
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    return model
+
+
+@pytest.mark.parametrize("form", ["session", "plain", "lowered"])
+@pytest.mark.parametrize("name", POOLS)
+def test_the_gradient_has_the_shape_of_x(name, form):
+    found = gradients(without_shape(model_of(name, "N, 2, H, W")), "y", "x", plain=form == "plain")
+    found = lower(found) if form == "lowered" else found
+    session = (InferenceSession if form == "session" else onnxruntime.InferenceSession)(found.SerializeToString())
+    for sizes in HEIGHTS:
+        x = numbers(3, 2, *sizes).astype(np.float32)
+        fixed = gradients(without_shape(model_of(name, ", ".join(map(str, x.shape)))), "y", "x")
+        expected = InferenceSession(fixed.SerializeToString()).run(None, {"x": x})
+        for mine, theirs in zip(session.run(None, {"x": x}), expected, strict=True):
+            assert mine.shape == theirs.shape
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,141 @@
+"""Gradients of quantized tensors: straight through the rounding, and through whatever moves the integers."""
+
+import numpy as np
+import onnxruntime
+import pytest
+from differences import build, run
+from gradient_cases import numbers
+from onnx import numpy_helper
+
+from opgrad.gradients import gradients, register_gradient
+from opgrad.gradients.registry import RULES
+from opgrad.onnxruntime import InferenceSession
+
+CONSTANTS = {
+    "scale": np.float32(2**-4), "zero": np.int8(0), "shape": np.array([2, 3, 4, 2]), "places": np.array([3, 0, 2]),
+    "one": np.array([1]), "two": np.array([2]), "ten": np.array([9]), "axes": np.array([0]), "halves": np.array([2, 2]),
+    "wide": np.array([2, 1, 1, 1]), "pads": np.array([0, 0, 1, 2, 0, 0, 0, 1]), "flag": np.array(True),
+    "elements": np.array([0, 3]).reshape(1, 2, 1, 1).repeat(4, 2).repeat(3, 3), "rows": np.array([[0, 1], [0, 0]]), "k": np.array([2]),
+    "updates": np.zeros((1, 2, 4, 3), np.int8), "roi": np.zeros(0, np.float32),
+    "sizes": np.array([1, 4, 8, 8]), "lengths": np.array([3]), "some": np.array([True, False, True, True]),
+}  # fmt: skip
+# What happens to q [1, 4, 4, 3], which becomes r; x is there in the same order with r's value.
+MOVES = {
+    "Identity": "r = Identity(q)",
+    "Reshape": "r = Reshape(q, shape)",
+    "Flatten": "r = Flatten(q)",
+    "Transpose": "r = Transpose <perm = [0, 2, 3, 1]> (q)",
+    "Squeeze": "r = Squeeze(q, axes)",
+    "Unsqueeze": "r = Unsqueeze(q, axes)",
+    "MaxPool": "r = MaxPool <kernel_shape = [2, 2], strides = [2, 1]> (q)",
+    "Concat": "r = Concat <axis = 1> (q, q)",
+    "Slice": "r = Slice(q, one, ten, two)",
+    "Split": "a, r = Split <axis = 1> (q, halves)",
+    "Gather": "r = Gather <axis = 2> (q, places)",
+    "GatherElements": "r = GatherElements <axis = 1> (q, elements)",
+    "GatherND": "r = GatherND(q, rows)",
+    "Expand": "r = Expand(q, wide)",
+    "Tile": "r = Tile(q, wide)",
+    "Pad": "r = Pad(q, pads, zero)",
+    "Where": "r = Where(flag, q, zero)",
+    "TopK": "r, i = TopK <axis = 2> (q, k)",
+    "DepthToSpace": "r = DepthToSpace <blocksize = 2> (q)",
+    "ScatterElements": "r = ScatterElements <axis = 1> (q, elements, updates)",
+    "Compress": "r = Compress <axis = 1> (q, some)",
+    "Clip": "r = Clip(q, zero)",
+    "Max": "r = Max(q, zero)",
+    "ReduceMax": "r = ReduceMax <axes = [2]> (q)",
+    "Resize": 'r = Resize <mode = "nearest"> (q, roi, , sizes)',
+    "Cast": "w = Cast <to = 6> (q)\n t = Transpose <perm = [0, 2, 3, 1]> (w)\n r = Cast <to = 3> (t)",
+    "two of them": "t = Transpose <perm = [1, 0, 2, 3]> (q)\n r = Reshape(t, shape)",
+}
+
+
+def model_of(move, kind="quantized", opset=17):
+    """The sum of x, and of twice what the graph makes of x: a residual, beside which nothing may be lost."""
+    around = {"quantized": ("q = QuantizeLinear(x, scale, zero)", "d = DequantizeLinear(r, scale, zero)"),
+              "plain": ("q = Identity(x)", "d = Identity(r)")}[kind]  # fmt: skip
+    body = f"{around[0]}\n {move}\n {around[1]}\n e = Mul(d, d)\n f = ReduceSum <keepdims = 0> (e)\n y = Add(x, f)"
+    model = build(f"g (float[1, 4, 4, 3] x) => (float[1, 4, 4, 3] y) {{ {body} }}", opset)
+    for name, value in CONSTANTS.items():
+        array = np.asarray(value, np.float32) if kind == "plain" and np.asarray(value).dtype == np.int8 else value
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    if kind == "plain":
+        for node in model.graph.node:
+            if node.op_type == "Cast":
+                node.op_type = "Identity"
+                del node.attribute[:]
+    return model
+
+
+def picture():
+    """Numbers that the integers hold exactly, none twice."""
+    return (np.random.default_rng(0).permutation(np.arange(1, 49)).reshape(1, 4, 4, 3) / 16).astype(np.float32)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("move", MOVES)
+def test_gradients_are_those_without_quantization(move, plain):
+    x = picture()
+    found = gradients(model_of(MOVES[move]), "y", "x", plain=plain)
+    session = (onnxruntime.InferenceSession if plain else InferenceSession)(found.SerializeToString())
+    results = session.run(None, {"x": x})
+    expected = run(gradients(model_of(MOVES[move], "plain"), "y", "x", plain=True), {"x": x})
+    for mine, other in zip(results, expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5)
+
+
+REFUSED = {
+    "Cast": "f = Cast <to = 1> (q)\n y = Add(x, f)",
+    "Add": "w = Cast <to = 6> (q)\n a = Add(w, w)\n c = Cast <to = 3> (a)\n d = DequantizeLinear(c, scale, zero)\n y = Add(x, d)",
+    "Relu": "r = Relu(q)\n d = DequantizeLinear(r, scale, zero)\n y = Add(x, d)",
+    "MatMulInteger": "i = MatMulInteger(q, weights)\n f = Cast <to = 1> (i)\n y = Add(x, f)",
+    "QLinearMatMul": "r = QLinearMatMul(q, scale, zero, weights, scale, zero, scale, zero)\n"
+    " d = DequantizeLinear(r, scale, zero)\n y = Add(x, d)",
+    "Odd": "r = my.Odd(q)\n d = DequantizeLinear(r, scale, zero)\n y = Add(x, d)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_computes_with_integers_is_named(name):
+    model = build(
+        f"g (float[3, 3] x) => (float[3, 3] y) {{ q = QuantizeLinear(x, scale, zero)\n {REFUSED[name]} }}"
+    )
+    constants = {**CONSTANTS, "weights": np.ones((3, 3), np.int8)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), key) for key, each in constants.items())
+    with pytest.raises(NotImplementedError, match=rf"{name}.*integers of a quantized tensor.*expected DequantizeLinear"):
+        gradients(model, "y", "x")
+
+
+def test_sizes_places_and_conditions_of_quantized_tensors_are_no_numbers():
+    body = """q = QuantizeLinear(x, scale, zero)\n r, i = TopK <axis = 0> (q, k)\n f = Cast <to = 1> (i)
+        c = Greater(q, zero)\n w = Where(c, x, x)\n s = ReduceSum <keepdims = 0> (f)\n y = Mul(w, s)"""
+    model = build(f"g (float[3] x) => (float[3] y) {{ {body} }}")
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), key) for key, each in CONSTANTS.items())
+    x = np.array([1, 3, 2], np.float32)
+    assert run(gradients(model, "y", "x", plain=True), {"x": x})[1].tolist() == [3, 3, 3]
+
+
+def test_dynamic_quantization_passes_gradients_straight_through():
+    body = "q, s, z = DynamicQuantizeLinear(x)\n t = Transpose(q)\n d = DequantizeLinear(t, s, z)\n e = Transpose(d)"
+    model = build(f"g (float[2, 3] x) => (float[2, 3] y) {{ {body}\n m = Mul(e, e)\n y = Add(x, m) }}")
+    x = numbers(2, 3).astype(np.float32)
+    found = gradients(model, "y", "x", plain=True)
+    y, dx = onnxruntime.InferenceSession(found.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(dx, 1 + 2 * x, atol=0.05)
+
+
+def test_rules_of_users_may_carry_integers():
+    register_gradient("Odd", "my")(lambda node: node.dy)
+    try:
+        model = build(
+            "g (float[3] x) => (float[3] y) { q = QuantizeLinear(x, scale, zero)\n r = my.Odd(q)\n"
+            " d = DequantizeLinear(r, scale, zero)\n y = Add(x, d) }"
+        )
+        model.graph.initializer.extend(
+            numpy_helper.from_array(np.asarray(each), key) for key, each in CONSTANTS.items()
+        )
+        found = gradients(model, "y", "x", plain=True)
+        assert [each.name for each in found.graph.output] == ["y", "x_grad"]
+    finally:
+        del RULES["my", "Odd"]

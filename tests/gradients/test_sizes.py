@@ -1,0 +1,91 @@
+"""Sizes without a number: names that stand for one size, and vague ones, of which two need not be the same."""
+
+import numpy as np
+import onnx
+import pytest
+from differences import build, run
+from gradient_cases import numbers
+from onnx import TensorProto, helper
+
+from opgrad.gradients import gradients
+from opgrad.gradients.forward import Forward
+from opgrad.gradients.sizes import VAGUE, Term, are_equal, known, terms
+
+NAMES = ("?", "", "-1", "unk__3", "None", "unknown", " ? ")
+
+
+def floats(*shape):
+    return numbers(*shape).astype(np.float32)
+
+
+# What is computed of x and b, and what x and b are: with sizes that a graph could take for equal ones, and are not.
+CASES = {
+    "Mul": ("y = Mul(x, b)", (3, 4), (1, 4)),
+    "Add, more axes": ("y = Add(x, b)", (2, 3, 4), (3, 1)),
+    "Where": ("c = Greater(x, b)\n y = Where(c, x, b)", (3, 4), (3, 1)),
+    "MatMul": ("y = MatMul(x, b)", (5, 2, 3), (1, 3, 2)),
+    "Expand": ("s = Shape(x)\n e = Expand(b, s)\n y = Mul(e, x)", (3, 4), (3, 1)),
+    "Reshape": ("k = Constant <value_ints = [2, 6]> ()\n r = Reshape(x, k)\n m = MatMul(r, b)\n y = Mul(m, m)",
+                (3, 4), (6, 2)),
+    "Transpose": ("t = Transpose <perm = [1, 0]> (x)\n m = Mul(t, b)\n y = Mul(m, m)", (3, 4), (1, 3)),
+    "Max": ("y = Max(x, b)", (3, 4), (1, 4)),
+    "Einsum": ('y = Einsum <equation = "...ij,...jk->...ik"> (x, b)', (2, 3, 4), (1, 4, 5)),
+}  # fmt: skip
+
+
+def model_of(name, size):
+    """The model of a case with this name, or None, for every size of its inputs and of what it makes."""
+    body, *shapes = CASES[name]
+    model = build(f"g (float x, float b) => (float y) {{ {body} }}")
+    for value, shape in zip(model.graph.input, shapes, strict=True):
+        value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, [size] * len(shape)))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    rank = len(onnx.shape_inference.infer_shapes(model).graph.output[0].type.tensor_type.shape.dim)
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [size] * rank))
+    return model, {key: floats(*shape) for key, shape in zip("xb", shapes, strict=True)}
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(("name", "size"), [("Mul", size) for size in NAMES[1:]] + [(name, "?") for name in CASES])
+def test_gradients_have_the_shapes_of_their_values(name, size, plain):
+    model, feeds = model_of(name, size)
+    wanted = list(feeds)
+    found = dict(zip(["y", *wanted], _run(gradients(model, "y", wanted, plain=plain), feeds, plain), strict=True))
+    open_model, _ = model_of(name, None)
+    expected = run(gradients(open_model, "y", wanted, plain=True), feeds)[1:]
+    for key, other in zip(wanted, expected, strict=True):
+        assert found[key].shape == feeds[key].shape
+        np.testing.assert_allclose(found[key], other, rtol=1e-5, atol=1e-5)
+
+
+def _run(model, feeds, plain):
+    if plain:
+        return run(model, feeds)
+    from opgrad.onnxruntime import InferenceSession
+
+    return InferenceSession(model.SerializeToString()).run(None, feeds)
+
+
+def test_names_stay_names():
+    for name in ("N", "batch_size", "x1", "unk", "unknown", "s0", "unk2", "DynamicDimension.0"):
+        assert bool(VAGUE.fullmatch(name)) == (name in ("unk", "unknown")), name
+    for name in (*NAMES, "-2", "?x?", "unk__12", "NONE"):
+        assert VAGUE.fullmatch(name), name
+
+
+def test_a_graph_tells_of_sizes_what_is_certain():
+    model = build("g (float x) => (float y) { y = Mul(x, x) }")
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "?", 3, -1]))
+    assert list(Forward(model).sizes("x")) == ["N", None, 3, None]
+    dims = model.graph.input[0].type.tensor_type.shape.dim
+    assert [dim.dim_param for dim in dims] == ["N", "?", "", ""]  # the model itself keeps its names
+
+
+def test_shapes_are_equal_where_every_size_is():
+    assert are_equal(["N", 3], ["N", 3])
+    assert not are_equal(["N", None], ["N", None])
+    assert not are_equal(None, None)
+    assert not are_equal(["N", 3], ["M", 3])
+    assert known([2, 3]) == [2, 3]
+    assert known([2, "N"]) is None
+    assert terms(["N", 3, None]) == [Term(1, ("N",)), Term(3), None]
