@@ -166,6 +166,70 @@ def test_linear_under_transformations():
         assert opgrad.torch.linear_cross_entropy(x.float(), w.float(), target).dtype == torch.float32
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_jacobians_of_a_linear_loss(reduction):
+    x, w, b = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((4, 3), (6, 3), (6,)))
+    target, places = torch.tensor([1, -100, 5, 0]), (0, 1, 2)
+
+    def ours(x, w, b):
+        return opgrad.torch.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction, **ALL)
+
+    expected = torch.autograd.functional.jacobian(ours, (x, w, b))
+    for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(jacobian(ours, places)(x, w, b), expected)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(ours, (x, w, b), vectorize=True), expected)
+    twice = torch.func.jacrev(torch.func.jacrev(ours, places), places)(x, w, b)
+    torch.testing.assert_close(twice, torch.func.jacfwd(torch.func.jacrev(ours, places), places)(x, w, b))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [None, 8], ids=["whole", "chunks"])
+def test_nothing_counts(rows, dtype):
+    """A batch of padding, whose loss and gradients are 0 however they are computed."""
+    x, w, b = (torch.randn(*s).to(dtype).requires_grad_() for s in ((40, 3), (60, 3), (60,)))
+    target = torch.full((40,), -100)
+    options = rows and type("Options", (), {"batch_chunk_size": rows})()
+
+    def loss(x, w, b, given):
+        found = opgrad.torch.linear_cross_entropy(x, w, target, linear_bias=b, options=options, **given)
+        return found if isinstance(found, torch.Tensor) else found.loss.sum() + found.lse.sum()
+
+    cases = [{}, RETURNED, {"label_smoothing": 0.1, "lse_square_scale": 0.1}]
+    cases = [{"reduction": reduction, **more} for reduction in ("mean", "sum", "none") for more in cases]
+    for given in (*cases, {"num_items": torch.tensor(0)}):
+        torch.compiler.reset()
+        for call in (loss, torch.compile(loss, backend="aot_eager")) if dtype == torch.float32 else (loss,):
+            found = call(x, w, b, given)
+            grads = torch.autograd.grad(found.sum(), (x, w, b))
+            for each in (found, *grads):
+                assert torch.equal(each, torch.zeros_like(each)), given
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_second_derivatives_of_soft_targets(options):
+    """Of targets that require grad, too, some of which are 0."""
+    logits, target = (torch.rand(3, 5, dtype=torch.float64) for _ in "12")
+    target[0, 1] = 0
+    given = (logits.requires_grad_(), target.requires_grad_())
+
+    def loss(logits, target):
+        return opgrad.torch.cross_entropy(logits, target, **options)
+
+    assert torch.autograd.gradcheck(loss, given)
+    assert torch.autograd.gradgradcheck(loss, given)
+    torch.testing.assert_close(torch.func.grad(loss, (0, 1))(*given), torch.autograd.grad(loss(*given), given))
+
+
+def test_num_items_keeps_the_dtype():
+    x, target = torch.randn(6, 7, dtype=torch.float64, requires_grad=True), torch.randint(0, 7, (6,))
+    expected = functional.cross_entropy(x, target, reduction="sum") / 13
+    for items in (13, torch.tensor(13)):
+        found = opgrad.torch.cross_entropy(x, target, num_items=items)
+        torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+        torch.testing.assert_close(slopes(found, x, None), slopes(expected, x, None), rtol=1e-14, atol=1e-16)
+    assert opgrad.torch.cross_entropy(x, target, num_items=torch.tensor(0)) == 0  # as of a linear layer
+
+
 @pytest.mark.parametrize("name", ["sample_losses", "sample_losses_and_grad"])
 def test_registered_operators(name):
     x, target = torch.randn(4, 5, requires_grad=True), torch.tensor([1, 2, -100, 4])

@@ -263,9 +263,6 @@ def _total(
     later: Any = 1.0
     if x.dtype == torch.float16:  # as cross_entropy does: little of a mean's gradient is more than float16 holds
         now, later, of_square = 1.0, inverse, of_square * by_weight
-    if not len(layer.x):
-        nothing = [torch.zeros_like(each) if each is not None else None for each in (x, w, b)]
-        return torch.zeros((), dtype=torch.float64, device=x.device), nothing, later
     chunks = chunks_of(layer, rows, with_gradient=True)
     total, (dx, dw, db) = _with_gradients(layer, options, now, of_square, needs[:3], chunks)
     return total, [rows_of_all(dx, kept, len(x)), dw, db], later
