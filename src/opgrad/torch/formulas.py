@@ -231,7 +231,7 @@ def factors(labels: Tensor, weight: Tensor | None, ignore_index: int | None, red
     dtype = wide(like.dtype)
     f = sample_weights(labels, weight, ignore_index, dtype)
     if reduction == "mean":
-        f = f * over(f.sum(dtype=torch.float64)).to(dtype)
+        f = (f * over(f.sum(dtype=torch.float64))).to(dtype)
     return f.unsqueeze(1)
 
 

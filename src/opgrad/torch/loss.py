@@ -76,12 +76,20 @@ def cross_entropy(
     }  # fmt: skip
     bent = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
     options = read_options("cross_entropy", reduction, ignore_index, *bent, **returned)
+    return of_options(input, target, weight, options, shift, inplace_backward, check)
+
+
+def of_options(
+    input: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, shift: int = 0, in_place: bool = False,
+    check: bool = False,
+) -> Any:  # fmt: skip
+    """cross_entropy with its options read."""
     if is_class_sharded(input, min(input.dim() - 1, 1) if isinstance(input, Tensor) else 0):
         from opgrad.torch import vocab_parallel
 
         return vocab_parallel.of_dtensor(input, target, weight, options, shift)
     try:
-        return _cross_entropy(input, target, weight, options, shift, inplace_backward, check)
+        return _cross_entropy(input, target, weight, options, shift, in_place, check)
     except ERRORS as error:
         single = isinstance(input, Tensor) and input.dim() == 1
         raise in_words(error, SINGLE if single else WORDS) from None
@@ -120,7 +128,7 @@ def _cross_entropy(
     if input.dim() == 1:
         found = _cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, options, shift, in_place, check)
         return _of_one(found)
-    dtype = torch.float32 if autocasts(input) else input.dtype
+    dtype = options.dtype or (torch.float32 if autocasts(input) else input.dtype)
     labels = target.int() if target.dtype == torch.uint8 else target
     labels = shifted("cross_entropy", labels, shift, options.ignore_index)
     if target.is_floating_point():
