@@ -92,8 +92,8 @@ LAYERS = {
         "contract/ interop/torch_tensors torch/ torch/functions torch/loss torch/loss_options torch/vocab_parallel",
     ),
     "torch/optim": ("numpy torch", "interop/torch_tensors optim"),
-    "torch/modules": ("torch", "torch/ torch/loss torch/linear_loss"),
-    "torch/patching": ("torch", "torch/ torch/loss torch/linear_loss"),
+    "torch/modules": ("torch", "torch/ torch/loss torch/loss_options torch/linear_loss"),
+    "torch/patching": ("torch", "torch/ torch/loss torch/loss_options torch/linear_loss"),
     "torch": (
         "torch",
         "interop torch/ torch/functions torch/loss torch/loss_options torch/linear_loss torch/modules torch/patching"

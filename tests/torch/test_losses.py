@@ -166,6 +166,70 @@ def test_linear_under_transformations():
         assert opgrad.torch.linear_cross_entropy(x.float(), w.float(), target).dtype == torch.float32
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_jacobians_of_a_linear_loss(reduction):
+    x, w, b = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((4, 3), (6, 3), (6,)))
+    target, places = torch.tensor([1, -100, 5, 0]), (0, 1, 2)
+
+    def ours(x, w, b):
+        return opgrad.torch.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction, **ALL)
+
+    expected = torch.autograd.functional.jacobian(ours, (x, w, b))
+    for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(jacobian(ours, places)(x, w, b), expected)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(ours, (x, w, b), vectorize=True), expected)
+    twice = torch.func.jacrev(torch.func.jacrev(ours, places), places)(x, w, b)
+    torch.testing.assert_close(twice, torch.func.jacfwd(torch.func.jacrev(ours, places), places)(x, w, b))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [None, 8], ids=["whole", "chunks"])
+def test_nothing_counts(rows, dtype):
+    """A batch of padding, whose loss and gradients are 0 however they are computed."""
+    x, w, b = (torch.randn(*s).to(dtype).requires_grad_() for s in ((40, 3), (60, 3), (60,)))
+    target = torch.full((40,), -100)
+    options = rows and type("Options", (), {"batch_chunk_size": rows})()
+
+    def loss(x, w, b, given):
+        found = opgrad.torch.linear_cross_entropy(x, w, target, linear_bias=b, options=options, **given)
+        return found if isinstance(found, torch.Tensor) else found.loss.sum() + found.lse.sum()
+
+    cases = [{}, RETURNED, {"label_smoothing": 0.1, "lse_square_scale": 0.1}]
+    cases = [{"reduction": reduction, **more} for reduction in ("mean", "sum", "none") for more in cases]
+    for given in (*cases, {"num_items": torch.tensor(0)}):
+        torch.compiler.reset()
+        for call in (loss, torch.compile(loss, backend="aot_eager")) if dtype == torch.float32 else (loss,):
+            found = call(x, w, b, given)
+            grads = torch.autograd.grad(found.sum(), (x, w, b))
+            for each in (found, *grads):
+                assert torch.equal(each, torch.zeros_like(each)), given
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_second_derivatives_of_soft_targets(options):
+    """Of targets that require grad, too, some of which are 0."""
+    logits, target = (torch.rand(3, 5, dtype=torch.float64) for _ in "12")
+    target[0, 1] = 0
+    given = (logits.requires_grad_(), target.requires_grad_())
+
+    def loss(logits, target):
+        return opgrad.torch.cross_entropy(logits, target, **options)
+
+    assert torch.autograd.gradcheck(loss, given)
+    assert torch.autograd.gradgradcheck(loss, given)
+    torch.testing.assert_close(torch.func.grad(loss, (0, 1))(*given), torch.autograd.grad(loss(*given), given))
+
+
+def test_num_items_keeps_the_dtype():
+    x, target = torch.randn(6, 7, dtype=torch.float64, requires_grad=True), torch.randint(0, 7, (6,))
+    expected = functional.cross_entropy(x, target, reduction="sum") / 13
+    for items in (13, torch.tensor(13)):
+        found = opgrad.torch.cross_entropy(x, target, num_items=items)
+        torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+        torch.testing.assert_close(slopes(found, x, None), slopes(expected, x, None), rtol=1e-14, atol=1e-16)
+    assert opgrad.torch.cross_entropy(x, target, num_items=torch.tensor(0)) == 0  # as of a linear layer
+
+
 @pytest.mark.parametrize("name", ["sample_losses", "sample_losses_and_grad"])
 def test_registered_operators(name):
     x, target = torch.randn(4, 5, requires_grad=True), torch.tensor([1, 2, -100, 4])
@@ -210,58 +274,37 @@ def test_modules():
     torch.testing.assert_close(opgrad.torch.CrossEntropyLoss(label_smoothing=0.1)(layer(x), target), expected)
     assert opgrad.torch.LinearCrossEntropyLoss(4, 7)(x, target).dim() == 0
     assert "label_smoothing=0.1" in repr(module)
+    with pytest.raises(TypeError, match="LinearCrossEntropyLoss: margin is no option, expected one of reduction"):
+        opgrad.torch.LinearCrossEntropyLoss(4, 7, margin=1)
+    with pytest.raises(ValueError, match=r"weight has shape \(3,\), expected \(7,\)"):
+        opgrad.torch.LinearCrossEntropyLoss(4, 7, weight=torch.ones(3))
 
 
-class Model(torch.nn.Module):
-    """A model as transformers has them: a loss function that can be set, an output layer, logits beside the loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.config = type("Config", (), {"final_logit_softcapping": None})()
-        self.embedding, self.head = torch.nn.Embedding(11, 4), torch.nn.Linear(4, 11, bias=False)
-
-    @property
-    def loss_function(self):
-        return getattr(self, "_loss_function", opgrad.torch.patching.causal_lm_loss)
-
-    @loss_function.setter
-    def loss_function(self, function):
-        self._loss_function = function
-
-    def get_output_embeddings(self):
-        return self.head
-
-    def forward(self, ids, labels=None, **given):
-        logits = self.head(self.embedding(ids))
-        loss = None if labels is None else self.loss_function(logits, labels, 11, **given)
-        return Output(loss, logits)
-
-
-class Output:
-    def __init__(self, loss, logits):
-        self.loss, self.logits = loss, logits
-
-
-@pytest.mark.parametrize("linear", [True, False])
-def test_patch(linear):
-    model, ids = Model(), torch.randint(0, 11, (2, 6))
-    labels = ids.clone()
-    labels[0, :3] = -100
-    logits = model(ids).logits[:, :-1].flatten(0, 1)
-    expected = functional.cross_entropy(logits, labels[:, 1:].flatten())
-    wanted = torch.autograd.grad(expected, list(model.parameters()))
-    assert opgrad.torch.patch(model, linear=linear) is model
-    found = model(ids, labels=labels)
-    torch.testing.assert_close(found.loss, expected)
-    torch.testing.assert_close(torch.autograd.grad(found.loss, list(model.parameters())), wanted)
-    assert (found.logits is None) == linear
-    items = model(ids, labels=labels, num_items_in_batch=torch.tensor(20)).loss
-    torch.testing.assert_close(items, functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum") / 20)
-    assert model.eval()(ids, labels=labels).logits.shape == (2, 6, 11)
-    opgrad.torch.unpatch(model)
-    assert model.train()(ids, labels=labels).logits is not None
-    with pytest.raises(TypeError, match="expected a causal language model"):
-        opgrad.torch.patch(torch.nn.Linear(2, 2))
+@pytest.mark.filterwarnings("ignore:size_average")
+def test_modules_are_as_those_of_pytorch():
+    """Positional arguments, and attributes that may be changed afterwards."""
+    x, target, weight = torch.randn(5, 7), torch.tensor([0, 1, 2, 3, 3]), torch.rand(7)
+    for arguments in [(), (weight,), (weight, None, 3), (weight, None, 3, None, "sum", 0.1), (None, False, 3, True)]:
+        ours, theirs = opgrad.torch.CrossEntropyLoss(*arguments), torch.nn.CrossEntropyLoss(*arguments)
+        assert isinstance(ours, torch.nn.CrossEntropyLoss)
+        torch.testing.assert_close(ours(x, target), theirs(x, target))
+        for name in ("reduction", "ignore_index", "label_smoothing"):
+            assert getattr(ours, name) == getattr(theirs, name)
+        ours.reduction, theirs.reduction = "none", "none"
+        torch.testing.assert_close(ours(x, target), theirs(x, target))
+        assert ours.state_dict().keys() == theirs.state_dict().keys()
+    module = opgrad.torch.CrossEntropyLoss(softcap=3.0, return_lse=True)
+    assert (module.softcap, module.return_lse, module.shift) == (3.0, True, 0)
+    assert module(x, target).lse is not None
+    linear = opgrad.torch.LinearCrossEntropyLoss(4, 7, out_features=(2,), ignore_index=3)
+    options = (linear.num_classes, linear.out_features, linear.reduction, linear.ignore_index, linear.label_smoothing)
+    assert options == (7, (2,), "mean", 3, 0.0)
+    assert linear.options is None
+    with pytest.raises(TypeError, match="CrossEntropyLoss: margin is no option, expected one of lse_square_scale"):
+        opgrad.torch.CrossEntropyLoss(margin=1.0)
+    for wrong in ({"reduction": "average"}, {"label_smoothing": 2.0}, {"softcap": -1.0}):
+        with pytest.raises(ValueError, match="CrossEntropyLoss: "):
+            opgrad.torch.CrossEntropyLoss(**wrong)
 
 
 def test_refuses():

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from opgrad.interop.torch_tensors import execute, is_direct, is_transformed
 from opgrad.torch.derivative import Gradient
+from opgrad.torch.loss_options import over
 from opgrad.torch.operators import OPERATORS
 
 Gradients = dict[str, Tensor | None]
@@ -225,17 +226,12 @@ def sample_weights(labels: Tensor, weight: Tensor | None, ignore_index: int | No
     return each if ignore_index is None else each.masked_fill(labels == ignore_index, 0)
 
 
-def over(total: Tensor) -> Tensor:
-    """1 / total, and 0 where that is 0: the mean over nothing is 0."""
-    return torch.where(total == 0, 0, 1 / total)
-
-
 def factors(labels: Tensor, weight: Tensor | None, ignore_index: int | None, reduction: str, like: Tensor) -> Tensor:
     """What dlogits = f * (softmax - onehot) has for f, for broadcasting over the classes on axis 1."""
     dtype = wide(like.dtype)
     f = sample_weights(labels, weight, ignore_index, dtype)
     if reduction == "mean":
-        f = f * over(f.sum(dtype=torch.float64)).to(dtype)
+        f = (f * over(f.sum(dtype=torch.float64))).to(dtype)
     return f.unsqueeze(1)
 
 

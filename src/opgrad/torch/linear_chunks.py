@@ -83,7 +83,7 @@ def chunks_of(layer: Layer, rows: int | None, with_gradient: bool) -> Chunks:
     # One chunk needs no sum in float32, and no product beside it: logits may take their memory.
     without = sums + c * h * item if 0 < sums <= MOST_IN_FLOAT32 else 0
     if n * c * item <= budget + without:
-        return Chunks(False, n)
+        return Chunks(False, max(n, 1))
     finite = layer.b is None or layer.b.device.type != "cpu" or bool(torch.isfinite(layer.b).all())
     if finite and (fitting < FEWEST_ROWS or sums > MOST_IN_FLOAT32):
         return Chunks(True, max(budget // (4 * n * item) // 16 * 16, 16))
@@ -221,8 +221,9 @@ class Gradients:
 
     def __init__(self, layer: Layer, needs: Sequence[bool], chunks: Chunks):
         self.layer, self.by_classes = layer, chunks.by_classes
-        several = chunks.size < (layer.w if chunks.by_classes else layer.x).shape[0]
-        # What is summed over chunks is summed in float32; what one product gives is written by it.
+        # What is summed over chunks is summed in float32; what one product gives is written by it. Without samples
+        # there is no chunk, and the sum over none is 0.
+        several = len(list(chunks.over(layer))) != 1
         x_dtype, w_dtype = (
             layer.number if several and by else layer.x.dtype for by in (self.by_classes, not self.by_classes)
         )

@@ -18,13 +18,13 @@ from opgrad.interop.torch_tensors import PLAIN
 from opgrad.torch.derivative import is_batched
 from opgrad.torch.linear_chunks import Chunks, Layer, chunks_of, gradients, plain_gradients
 from opgrad.torch.linear_operators import NAME, layer_of, linear_samples, rows_of_all
-from opgrad.torch.loss import cross_entropy
+from opgrad.torch.loss import of_options as of_logits
 from opgrad.torch.loss_options import IGNORED, LossOptions, divisors, over, read_options, shifted
 from opgrad.torch.operators import is_exported
 from opgrad.torch.reduced_loss import reduced
 from opgrad.torch.sample_loss import settings
 from opgrad.torch.schema import is_recording
-from opgrad.torch.shards import is_class_sharded
+from opgrad.torch.shards import autocast_applies, is_class_sharded
 
 
 def linear_cross_entropy(
@@ -65,24 +65,32 @@ def linear_cross_entropy(
     ignored = IGNORED if ignore_index is None else ignore_index
     bent = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
     chosen = read_options(NAME, reduction, ignored, *bent, **returned)
+    if isinstance(target, Tensor) and target.is_floating_point() and ignore_index is not None:
+        raise ValueError(f"{NAME}: ignore_index is {ignore_index}, expected none for class probabilities")
+    rows = getattr(options, "batch_chunk_size", None)
+    return of_options(input, linear_weight, target, linear_bias, weight, chosen, shift, rows)
+
+
+def of_options(
+    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None,
+    chosen: LossOptions, shift: int = 0, rows: int | None = None,
+) -> Any:  # fmt: skip
+    """linear_cross_entropy with its options read. rows: of a chunk; None: chosen here."""
     tensors = {"input": input, "linear_weight": linear_weight, "target": target}
     optional = {"linear_bias": linear_bias, "weight": weight}
     _check(tensors | {name: each for name, each in optional.items() if each is not None})
-    if target.is_floating_point() and ignore_index is not None:
-        raise ValueError(f"{NAME}: ignore_index is {ignore_index}, expected none for class probabilities")
     if is_class_sharded(linear_weight, 0) and linear_weight.dim() == 2:
         from opgrad.torch import vocab_parallel
 
         return vocab_parallel.of_dtensor_layer(input, linear_weight, linear_bias, target, weight, chosen, shift)
-    rows = getattr(options, "batch_chunk_size", None)
     if target.is_floating_point() or linear_weight.dim() != 2 or not input.numel() or not linear_weight.numel():
         return _by_logits(input, linear_weight, target, linear_bias, weight, chosen, shift)
-    labels = shifted(NAME, target.int() if target.dtype == torch.uint8 else target, shift, ignored)
+    labels = shifted(NAME, target.int() if target.dtype == torch.uint8 else target, shift, chosen.ignore_index)
     if _needs_composition([each for each in (*tensors.values(), *optional.values()) if each is not None]):
         return _by_logits(input, linear_weight, labels, linear_bias, weight, chosen, 0)
     shape = labels.shape
     x, w, b, dtype = _autocast(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias)
-    found = _loss(x, w, b, labels.reshape(-1), weight, chosen, dtype, rows)
+    found = _loss(x, w, b, labels.reshape(-1), weight, chosen, chosen.dtype or dtype, rows)
     return _in_shape(found, shape, chosen)
 
 
@@ -119,17 +127,13 @@ def _check(tensors: dict[str, Any]) -> None:
     for name, value in tensors.items():
         if value.device != x.device:
             raise ValueError(f"{NAME}: {name} is on {value.device}, expected {x.device}, the device of input")
-        if name in ("linear_weight", "linear_bias") and value.dtype != x.dtype and not _autocasts(x):
+        if name in ("linear_weight", "linear_bias") and value.dtype != x.dtype and not autocast_applies(x):
             raise TypeError(f"{NAME}: {name} has dtype {value.dtype}, expected {x.dtype}, the dtype of input")
-
-
-def _autocasts(x: Tensor) -> bool:
-    return torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
 
 
 def _autocast(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype]:
     """The layer as autocast wants it, and the dtype of the loss."""
-    if not _autocasts(x):
+    if not autocast_applies(x):
         return x, w, b, x.dtype
     dtype = torch.get_autocast_dtype(x.device.type)
     return x.to(dtype), w.to(dtype), None if b is None else b.to(dtype), torch.float32
@@ -163,13 +167,7 @@ def _by_logits(
     elif logits.dim() > 2:
         logits = logits.movedim(-1, 1)
         target = target.movedim(-1, 1) if target.is_floating_point() else target
-    given = {f"return_{name}": True for name in options.returned}
-    cap = options.softcap or None
-    return cross_entropy(
-        logits, target, weight, None, options.ignore_index if options.ignore_index is not None else IGNORED, None,
-        options.reduction, options.label_smoothing, lse_square_scale=options.lse_square_scale, softcap=cap,
-        temperature=options.temperature, shift=shift, num_items=options.num_items, **given,
-    )  # fmt: skip
+    return of_logits(logits, target, weight, options, shift)
 
 
 # --- the loss of rows ----------------------------------------------------------------------------------------------
@@ -263,9 +261,6 @@ def _total(
     later: Any = 1.0
     if x.dtype == torch.float16:  # as cross_entropy does: little of a mean's gradient is more than float16 holds
         now, later, of_square = 1.0, inverse, of_square * by_weight
-    if not len(layer.x):
-        nothing = [torch.zeros_like(each) if each is not None else None for each in (x, w, b)]
-        return torch.zeros((), dtype=torch.float64, device=x.device), nothing, later
     chunks = chunks_of(layer, rows, with_gradient=True)
     total, (dx, dw, db) = _with_gradients(layer, options, now, of_square, needs[:3], chunks)
     return total, [rows_of_all(dx, kept, len(x)), dw, db], later

@@ -1,6 +1,7 @@
 """The samples' results of a linear layer and cross-entropy, and the layer's gradients, as registered operators."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -164,6 +165,7 @@ def register(
     torch.library.register_fake(name, fake, lib=LIBRARY)
     torch.library.register_autograd(name, backward, setup_context=setup, lib=LIBRARY)
     methods = {"forward": overload, "setup_context": setup, "backward": backward}
+    methods["vmap"] = partial(_one_by_one, overload)
     function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(each) for key, each in methods.items()})
 
     def transform(*arguments: Any) -> Any:
@@ -171,6 +173,17 @@ def register(
         return unseen(function.apply)(*arguments, *defaults)
 
     LIBRARY.impl(name.partition("::")[2], transform, "FuncTorchDynamicLayerFrontMode")
+
+
+def _one_by_one(overload: Any, info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
+    """The rule for torch.vmap: a call for each, so that no more logits exist at a time than in one call."""
+    calls = [
+        overload(*(each if at is None else each.select(at, place) for at, each in zip(in_dims, arguments, strict=True)))
+        for place in range(info.batch_size)
+    ]
+    if isinstance(calls[0], Tensor):
+        return torch.stack(calls), 0
+    return tuple(map(torch.stack, zip(*calls, strict=True))), (0,) * len(calls[0])
 
 
 register(linear_samples, _samples, _samples_fake, _samples_backward)

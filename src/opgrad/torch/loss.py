@@ -10,9 +10,9 @@ from torch import Tensor
 from opgrad.interop.torch_calls import native, note_effect
 from opgrad.interop.torch_tensors import is_transformed
 from opgrad.torch.derivative import is_batched
-from opgrad.torch.formulas import over, sample_weights, scale_in_place
+from opgrad.torch.formulas import sample_weights, scale_in_place, wide
 from opgrad.torch.functions import autocasts
-from opgrad.torch.loss_options import LossOptions, read_options, shifted
+from opgrad.torch.loss_options import LossOptions, divisors, over, read_options, shifted
 from opgrad.torch.operators import OPERATORS, is_exported
 from opgrad.torch.reduced_loss import loss_of_samples
 from opgrad.torch.schema import is_recording
@@ -76,12 +76,20 @@ def cross_entropy(
     }  # fmt: skip
     bent = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
     options = read_options("cross_entropy", reduction, ignore_index, *bent, **returned)
+    return of_options(input, target, weight, options, shift, inplace_backward, check)
+
+
+def of_options(
+    input: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, shift: int = 0, in_place: bool = False,
+    check: bool = False,
+) -> Any:  # fmt: skip
+    """cross_entropy with its options read."""
     if is_class_sharded(input, min(input.dim() - 1, 1) if isinstance(input, Tensor) else 0):
         from opgrad.torch import vocab_parallel
 
         return vocab_parallel.of_dtensor(input, target, weight, options, shift)
     try:
-        return _cross_entropy(input, target, weight, options, shift, inplace_backward, check)
+        return _cross_entropy(input, target, weight, options, shift, in_place, check)
     except ERRORS as error:
         single = isinstance(input, Tensor) and input.dim() == 1
         raise in_words(error, SINGLE if single else WORDS) from None
@@ -120,7 +128,7 @@ def _cross_entropy(
     if input.dim() == 1:
         found = _cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, options, shift, in_place, check)
         return _of_one(found)
-    dtype = torch.float32 if autocasts(input) else input.dtype
+    dtype = options.dtype or (torch.float32 if autocasts(input) else input.dtype)
     labels = target.int() if target.dtype == torch.uint8 else target
     labels = shifted("cross_entropy", labels, shift, options.ignore_index)
     if target.is_floating_point():
@@ -133,8 +141,10 @@ def _cross_entropy(
     if not options.is_plain:
         return loss_of_samples(input, labels, weight, None, options, dtype, in_place, check)
     if options.num_items is not None:
-        total = _plain(input, labels, weight, options.ignore_index, "sum", torch.float32, in_place, check, recording)
-        return (total / options.num_items).to(dtype)
+        number = wide(input.dtype)
+        total = _plain(input, labels, weight, options.ignore_index, "sum", number, in_place, check, recording)
+        by_items, _ = divisors(labels, weight, False, options, number)
+        return (total.to(torch.float64) * over(by_items)).to(dtype)
     return _plain(input, labels, weight, options.ignore_index, options.reduction, dtype, in_place, check, recording)
 
 
@@ -165,7 +175,7 @@ def _plain(
         # save it: so the gradient of the sum is kept, and the division left to the factor.
         total = _differentiable(in_place, input, labels, weight, ignore_index, "sum", torch.float32, check)
         counted = sample_weights(labels, weight, ignore_index, torch.float32).sum(dtype=torch.float64)
-        return (total * over(counted).float()).to(dtype)
+        return (total * over(counted)).to(dtype)
     return _differentiable(in_place, input, labels, weight, ignore_index, reduction, dtype, check)
 
 

@@ -38,7 +38,8 @@ class LossOptions:
     """The options of a loss, checked.
 
     reduction: "none", "sum" or "mean". ignore_index: None: no sample is ignored. num_items: what "mean" divides by in
-    place of what it counts. returned: the fields of CrossEntropyOutput that are asked for beside the loss.
+    place of what it counts. returned: the fields of CrossEntropyOutput that are asked for beside the loss. dtype: of
+    the loss; None: that of the logits, or autocast's.
     """
 
     reduction: str = "mean"
@@ -49,6 +50,7 @@ class LossOptions:
     temperature: float = 1.0
     num_items: float | Tensor | None = None
     returned: tuple[str, ...] = ()
+    dtype: torch.dtype | None = None
 
     @property
     def is_plain(self) -> bool:

@@ -88,7 +88,7 @@ def _from_log_prob(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     ignore_index, smoothing, _, _ = settings
     target, p = targets(z, labels, weight, probabilities, smoothing), log_p.exp()
-    below = -torch.where(target == 0, 0, log_p)
+    below = -torch.where((target == 0) & log_p.isinf(), 0, log_p)  # what a target of 0 meets is its gradient
     slack = -torch.where(p == 0, 0, log_p)
     results = ((target * below).sum(1), z.logsumexp(1), -nll, (p * slack).sum(1))
     predicted = logits.detach().argmax(1) if z.shape[1] else torch.full_like(labels, -1, dtype=torch.int64)
@@ -209,15 +209,15 @@ def _losses_and_grad(
         if each is not None
     }
     constant = {} if "dloss" in given else {"dloss": torch.ones_like(labels, dtype=wide(logits.dtype))}
-    names = [name for name in ("logits", *given) if needs[name]]
-    values = {"logits": logits, **given}
+    values = {"logits": logits, **given} | ({} if probabilities is None else {"probabilities": probabilities})
+    names = [name for name in values if needs[name]]
     directions = (dloss_of, dlse_of, dlog_prob_of, dentropy_of, ddlogits)
 
     def results(*moved: Tensor) -> tuple[Tensor, ...]:
         now = values | dict(zip(names, moved, strict=True))
-        x = now.pop("logits")
-        made: list[Tensor] = list(_of_known_labels(x, labels, weight, probabilities, options)[:4])
-        made.append(composed_gradient(x, labels, weight, probabilities, {**constant, **now}, options))
+        x, q = now.pop("logits"), now.pop("probabilities", None)
+        made: list[Tensor] = list(_of_known_labels(x, labels, weight, q, options)[:4])
+        made.append(composed_gradient(x, labels, weight, q, {**constant, **now}, options))
         return tuple(each for each, direction in zip(made, directions, strict=True) if direction is not None)
 
     moved = tuple(values[name] for name in names)

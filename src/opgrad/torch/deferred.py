@@ -1,0 +1,232 @@
+"""Logits that a linear layer has not computed yet: what a model does to them before its loss is noted, not done.
+
+A hook puts `_Input` in place of the input of a linear layer. PyTorch hands every function that meets it to its
+`__torch_function__`, and `functional.linear` makes `Deferred` of it. Factors, the sum of such logits, and a softcap
+are noted; whatever else is asked of them computes them first, as the model would have.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from opgrad.interop.torch_tensors import PLAIN
+from opgrad.torch.shards import autocast_applies
+
+
+@dataclass(frozen=True)
+class Term:
+    """factor * linear(x, w, b)."""
+
+    x: Tensor
+    w: Tensor
+    b: Tensor | None
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class LayerLogits:
+    """softcap * tanh(y / softcap) / temperature for y = linear(x, w, b); without a softcap y / temperature."""
+
+    x: Tensor
+    w: Tensor
+    b: Tensor | None
+    softcap: float
+    temperature: float
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What was in force where the layer was called: the layer is computed under the same."""
+
+    records: bool
+    autocasts: bool
+    autocast_dtype: torch.dtype
+
+    @classmethod
+    def of(cls, x: Tensor) -> "_Surroundings":
+        kind = x.device.type
+        return cls(torch.is_grad_enabled(), torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+
+    @contextlib.contextmanager
+    def again(self, x: Tensor) -> Iterator[None]:
+        with (
+            torch.set_grad_enabled(self.records),
+            torch.autocast(x.device.type, self.autocast_dtype, enabled=self.autocasts),
+        ):
+            yield
+
+
+class Deferred:
+    """The sum of its terms or, with `after`, after * tanh(the sum), in this dtype; in the place of a tensor.
+
+    computed: the tensor, from when on something has asked for it. It counts then, since it may be changed in place.
+    """
+
+    def __init__(self, terms: Sequence[Term], after: float | None, dtype: torch.dtype, surroundings: _Surroundings):
+        self.terms, self.after, self.dtype, self.surroundings = tuple(terms), after, dtype, surroundings
+        self.computed: Tensor | None = None
+
+    @classmethod
+    def of(cls, x: Tensor, w: Tensor, b: Tensor | None = None) -> "Deferred":
+        around = _Surroundings.of(x)
+        return cls([Term(x, w, b)], None, around.autocast_dtype if autocast_applies(x) else x.dtype, around)
+
+    def tensor(self) -> Tensor:
+        """The logits."""
+        if self.computed is None:
+            with self.surroundings.again(self.terms[0].x):
+                found = self._of_term(self.terms[0])
+                for term in self.terms[1:]:
+                    found = found + self._of_term(term)
+                found = found if self.after is None else torch.tanh(found) * self.after
+                self.computed = found.to(self.dtype)
+        return self.computed
+
+    @staticmethod
+    def _of_term(term: Term) -> Tensor:
+        found = functional.linear(term.x, term.w, term.b)
+        return found if term.factor == 1.0 else found * term.factor
+
+    def layer(self) -> LayerLogits | None:
+        """The logits as one linear layer with a softcap and a temperature; None for what is no such thing."""
+        first, after = self.terms[0], 1.0 if self.after is None else self.after
+        if self.computed is not None or not (first.factor > 0 and after > 0):
+            return None
+        x, w, b = first.x, first.w, first.b
+        for term in self.terms[1:]:  # a sum of products is the product of what stands side by side
+            x = torch.cat([x, term.x.to(x.dtype) * (term.factor / first.factor)], -1)
+            w = torch.cat([w, term.w.to(w.dtype)], -1)
+            if term.b is not None:
+                more = term.b * (term.factor / first.factor)
+                b = more.to(w.dtype) if b is None else b + more
+        softcap = 0.0 if self.after is None else 1 / first.factor
+        return LayerLogits(x, w, b, softcap, 1 / (after * first.factor))
+
+    def weights_are_there(self) -> bool:
+        """Whether the memory of the layer's weights has not been given back since it was called."""
+        if torch.compiler.is_compiling():
+            return True
+        plain = [term.w for term in self.terms if type(term.w) in PLAIN and term.w.numel()]
+        return all(w.untyped_storage().nbytes() for w in plain)
+
+    # --- what is noted ---
+
+    def _noted(self, terms: Sequence[Term], after: float | None) -> "Deferred":
+        return Deferred(terms, after, self.dtype, self.surroundings)
+
+    def __mul__(self, other: Any) -> Any:
+        if self.computed is not None or type(other) not in (int, float):
+            return self.tensor() * _settled(other)
+        if self.after is not None:
+            return self._noted(self.terms, self.after * other)
+        return self._noted([replace(term, factor=term.factor * other) for term in self.terms], None)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Any:
+        if self.computed is not None or type(other) not in (int, float) or not other:
+            return self.tensor() / _settled(other)
+        return self * (1 / other)
+
+    def __add__(self, other: Any) -> Any:
+        both = (self, other)
+        if not all(isinstance(each, Deferred) and each.computed is None and each.after is None for each in both):
+            return self.tensor() + _settled(other)
+        return Deferred(
+            (*self.terms, *other.terms), None, torch.promote_types(self.dtype, other.dtype), self.surroundings
+        )
+
+    def tanh(self) -> Any:
+        if self.computed is not None or self.after is not None:
+            return self.tensor().tanh()
+        return self._noted(self.terms, 1.0)
+
+    def to(self, *args: Any, **given: Any) -> Any:
+        if self.computed is not None or given or len(args) != 1:
+            return self.tensor().to(*args, **given)
+        if args[0] in (self.device, self.dtype):
+            return self
+        if args[0] in {torch.promote_types(self.dtype, args[0]), *(term.w.dtype for term in self.terms)}:
+            return Deferred(self.terms, self.after, args[0], self.surroundings)  # nothing that was computed is lost
+        return self.tensor().to(*args)
+
+    def float(self) -> Any:
+        return self.to(torch.float32)
+
+    def contiguous(self) -> Any:
+        return self if self.computed is None else self.computed.contiguous()
+
+    # --- a tensor for everybody else ---
+
+    @property
+    def device(self) -> torch.device:
+        return self.terms[0].x.device
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.terms[0].x.shape[:-1], self.terms[0].w.shape[0]))
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.tanh and isinstance(args[0], Deferred) and not kwargs:
+            return args[0].tanh()
+        return function(*map(_settled, args), **{name: _settled(each) for name, each in (kwargs or {}).items()})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.tensor(), name)
+
+
+def _settled(value: Any) -> Any:
+    """Tensors in place of what is deferred, in lists, too."""
+    if isinstance(value, Deferred):
+        return value.tensor()
+    if isinstance(value, _Input):
+        return value.x
+    return type(value)(map(_settled, value)) if type(value) in (list, tuple) else value
+
+
+def _by_tensor(name: str) -> Callable[..., Any]:
+    def method(self: Deferred, *args: Any) -> Any:
+        return getattr(self.tensor(), name)(*map(_settled, args))
+
+    return method
+
+
+# Python looks these up in the class. Those that are written above note what they can.
+for _name in (
+    *("getitem", "setitem", "len", "iter", "bool", "float", "int", "neg", "abs", "invert", "contains", "array"),
+    *("sub", "rsub", "radd", "rtruediv", "floordiv", "mod", "pow", "rpow", "matmul", "rmatmul", "and", "or", "xor"),
+    *("eq", "ne", "lt", "le", "gt", "ge"),
+):
+    setattr(Deferred, f"__{_name}__", _by_tensor(f"__{_name}__"))
+setattr(Deferred, "__hash__", object.__hash__)  # noqa: B010
+
+
+class _Input:
+    """The input of a linear layer whose product is to be deferred."""
+
+    def __init__(self, x: Tensor):
+        self.x = x
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is functional.linear and not kwargs and isinstance(args[0], _Input):
+            return Deferred.of(args[0].x, *args[1:])
+        return function(*map(_settled, args), **{name: _settled(each) for name, each in (kwargs or {}).items()})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.x, name)
+
+
+def deferred_input(x: Tensor) -> Any:
+    """What to hand to a linear layer in place of x."""
+    return _Input(x)
