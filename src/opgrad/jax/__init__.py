@@ -1,21 +1,21 @@
-"""JAX: differentiable functions that work under jit, grad and vmap, on the CPU.
+"""JAX: differentiable functions that work under jit, grad, vmap, pmap and shard_map, on the CPU.
 
-Each is a jax.custom_vjp around jax.pure_callback: XLA hands the arrays to the NumPy kernels on the host, so a call
-costs a copy in and out, and a compiled program waits for it. On other devices XLA moves the arrays to the host and
-back. Derivatives are of the first order, in reverse.
+XLA calls the kernels itself, through its FFI, with the addresses of its own buffers: nothing is copied, and neither
+Python nor its lock takes part. Arrays that hold numbers are computed on at once. On other devices XLA moves the arrays
+to the host and back.
 """
 
-from collections.abc import Callable
-from functools import cache, partial
 from typing import Any
 
-import jax
-import numpy as np
 from jax import Array
+from jax.numpy import asarray
 
 import opgrad
+from opgrad.jax import linear_loss, loss, options
+from opgrad.jax.calls import alike
+from opgrad.jax.loss import IGNORED
 
-Shape: Any = jax.ShapeDtypeStruct
+__all__ = ["cross_entropy", "embedding", "linear_cross_entropy", "log_softmax", "softmax"]
 
 
 def softmax(x: Array, axis: int = -1) -> Array:
@@ -24,8 +24,8 @@ def softmax(x: Array, axis: int = -1) -> Array:
     x: any shape of at least one dimension; float32, float64, float16 or bfloat16. Returns y, like x. Raises TypeError,
     ValueError. Formula: y = exp(x - max(x)) / sum(exp(x - max(x))). Source: jax.nn.softmax.
     """
-    found: Array = _row_function("softmax", axis)(x)
-    return found
+    found: Any = opgrad.softmax(asarray(x), axis)  # type: ignore[arg-type]
+    return found  # type: ignore[no-any-return]
 
 
 def log_softmax(x: Array, axis: int = -1) -> Array:
@@ -34,175 +34,71 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
     Shapes, dtypes and what is raised are those of softmax. Formula: y = x - max(x) - log(sum(exp(x - max(x)))).
     Source: jax.nn.log_softmax.
     """
-    found: Array = _row_function("log_softmax", axis)(x)
-    return found
+    found: Any = opgrad.log_softmax(asarray(x), axis)  # type: ignore[arg-type]
+    return found  # type: ignore[no-any-return]
 
 
 def embedding(indices: Array, table: Array) -> Array:
     """The rows of a table that indices name, with a gradient that is summed in the same order every time.
 
     indices: any shape; int32 or int64 in [-V, V). table: shape (V, D1, …); float32, float64, float16 or bfloat16.
-    Returns y of shape indices.shape + table.shape[1:]. Raises TypeError; an index out of range is a ValueError, which
-    XLA raises as its own error. Formula: y[i] = table[indices[i]]. Source: ONNX Gather.
+    Returns y of shape indices.shape + table.shape[1:]. Raises TypeError; ValueError for an index out of range, in a
+    compiled function as XLA raises it. Formula: y[i] = table[indices[i]]. Source: ONNX Gather.
     """
-    found: Array = _embedding(indices, table)
-    return found
+    found: Any = opgrad.gather(asarray(table), asarray(indices))  # type: ignore[arg-type]
+    return found  # type: ignore[no-any-return]
 
 
-def cross_entropy(logits: Array, labels: Array, weight: Array | None = None, **options: Any) -> Array:
+def cross_entropy(
+    logits: Array, labels: Array, weight: Array | None = None, *, ignore_index: int | None = IGNORED,
+    reduction: str = "mean", label_smoothing: float = 0.0, lse_square_scale: float | Array = 0.0,
+    softcap: float | Array | None = None, temperature: float | Array = 1.0, shift: int = 0,
+    num_items: float | Array | None = None,
+) -> Array:  # fmt: skip
     """The loss of opgrad.cross_entropy, with its gradient computed in the same pass where one is wanted.
 
-    logits: shape (N, C) or (N, C, D1, …, Dk). labels: classes, or probabilities, which get no gradient. weight: shape
-    (C,), without a gradient. options: the other keywords of opgrad.cross_entropy; Python's numbers.
+    logits: shape (N, C) or (N, C, D1, …, Dk); float32, float64, float16 or bfloat16.
+    labels: classes, of any integer dtype and the samples' shape; or probabilities, of the shape of logits.
+    weight: shape (C,); a factor for each class. It and probabilities have gradients, too.
+    ignore_index: samples with this label have loss 0 and do not count; None: none.
+    lse_square_scale, softcap, temperature, num_items: numbers, or arrays with one, which may be traced and are
+        differentiated; a new number in an array compiles nothing anew. The other options: those of
+        opgrad.cross_entropy, known when the function is traced.
 
-    Returns the loss, () or of the samples' shape for reduction "none"; float32, or float64 for float64. Raises what
-    opgrad.cross_entropy raises, wrong labels by way of XLA. Formula and source: there.
+    Returns the loss, () or of the samples' shape for reduction "none"; float32, or float64 for float64. Raises
+    TypeError, ValueError; what depends on the numbers of a traced array, such as a wrong label, XLA raises with the
+    same words. Derivatives are of the first order, in reverse. Formula and source: opgrad.cross_entropy.
     """
-    found: Array = _cross_entropy(_key(options))(logits, labels, weight)
-    return found
+    name = "cross_entropy"
+    logits, classes = asarray(logits), None if weight is None else asarray(weight)
+    found, ignored = options.read_labels(name, labels, shift, ignore_index)
+    numbers = (softcap, temperature, num_items, lse_square_scale)
+    chosen = options.read(name, found, ignored, reduction, label_smoothing, *numbers)
+    bend = options.bend_by_jax(softcap, temperature)
+    logits, found, classes = alike((logits if bend is None else bend(logits), found, classes))
+    return loss.cross_entropy(logits, found, classes, chosen, reduction, lse_square_scale, num_items)
 
 
 def linear_cross_entropy(
     x: Array, linear_weight: Array, labels: Array, linear_bias: Array | None = None, weight: Array | None = None,
-    **options: Any,
+    *, ignore_index: int | None = IGNORED, reduction: str = "mean", label_smoothing: float = 0.0,
+    lse_square_scale: float | Array = 0.0, softcap: float | Array | None = None, temperature: float | Array = 1.0,
+    shift: int = 0, num_items: float | Array | None = None,
 ) -> Array:  # fmt: skip
-    """The loss of opgrad.linear_cross_entropy, whose logits are never stored.
+    """The loss of opgrad.linear_cross_entropy, whose logits are never stored; XLA forms the products.
 
-    x: shape (N, H). linear_weight: shape (C, H). labels: shape (N,). linear_bias: shape (C,). weight: shape (C,),
-    without a gradient. options: the other keywords of opgrad.linear_cross_entropy; Python's numbers.
+    x: shape (N, H). linear_weight: shape (C, H). labels: shape (N,), of any integer dtype. linear_bias: shape (C,).
+    weight: shape (C,), with a gradient. The other arguments, and what is raised, are those of cross_entropy.
 
-    Returns the loss, () or (N,) for reduction "none". Raises what that function raises. Formula and source: there.
+    Returns the loss, () or (N,) for reduction "none". Formula and source: opgrad.linear_cross_entropy.
     """
-    found: Array = _linear_cross_entropy(_key(options))(x, linear_weight, labels, linear_bias, weight)
-    return found
-
-
-# --- calls of NumPy functions --------------------------------------------------------------------------------------
-
-
-def _call(function: Callable[..., Any], results: Any, *arrays: Any) -> Any:
-    """The function's results, of these shapes and dtypes; arrays may be None."""
-    given = [array for array in arrays if array is not None]
-
-    def on_host(*values: Any) -> Any:
-        taken = iter(values)
-        return function(*[None if array is None else np.asarray(next(taken)) for array in arrays])
-
-    return jax.pure_callback(on_host, results, *given, vmap_method="sequential")
-
-
-def _like(x: Any) -> Any:
-    return Shape(x.shape, x.dtype)
-
-
-def _wide(x: Any) -> Any:
-    return np.float64 if x.dtype == np.float64 else np.float32
-
-
-def _key(options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple(sorted(options.items()))
-
-
-@cache
-def _row_function(name: str, axis: int) -> Any:
-    forward, backward = partial(getattr(opgrad, name), axis=axis), partial(getattr(opgrad, f"{name}_grad"), axis=axis)
-
-    @jax.custom_vjp
-    def function(x: Array) -> Any:
-        return _call(forward, _like(x), x)
-
-    def keep(x: Array) -> tuple[Any, Any]:
-        y = function(x)
-        return y, y
-
-    def slope(y: Array, dy: Array) -> tuple[Any]:
-        return (_call(backward, _like(y), dy, y),)
-
-    function.defvjp(keep, slope)
-    return function
-
-
-@jax.custom_vjp
-def _embedding(indices: Array, table: Array) -> Any:
-    result = Shape((*indices.shape, *table.shape[1:]), table.dtype)
-    return _call(lambda indices, table: opgrad.gather(table, indices), result, indices, table)
-
-
-def _keep_indices(indices: Array, table: Array) -> tuple[Any, Any]:
-    return _embedding(indices, table), (indices, table)
-
-
-def _table_gradient(kept: Any, dy: Array) -> tuple[None, Any]:
-    indices, table = kept
-    return None, _call(partial(opgrad.gather_grad, table.shape), _like(table), indices, dy)
-
-
-_embedding.defvjp(_keep_indices, _table_gradient)
-
-
-def _loss_shape(labels: Any, x: Any, options: dict[str, Any]) -> Any:
-    """That of the loss; of dense labels the samples are those of logits."""
-    samples = labels.shape if np.issubdtype(labels.dtype, np.integer) else (*labels.shape[:1], *labels.shape[2:])
-    return Shape(samples if options.get("reduction") == "none" else (), _wide(x))
-
-
-def _scaled(gradient: Any, dloss: Array, axis: int = 1) -> Any:
-    """The gradient times that of the loss, where there is one for each sample along its other axes than `axis`."""
-    factor = dloss if not dloss.ndim else jax.numpy.expand_dims(dloss, axis)
-    return (gradient * factor).astype(gradient.dtype)
-
-
-@cache
-def _cross_entropy(key: tuple[tuple[str, Any], ...]) -> Any:
-    options = dict(key)
-
-    @jax.custom_vjp
-    def function(logits: Array, labels: Array, weight: Array | None) -> Any:
-        def on_host(*arrays: Any) -> Any:
-            return opgrad.cross_entropy(*arrays, **options).loss
-
-        return _call(on_host, _loss_shape(labels, logits, options), logits, labels, weight)
-
-    def keep(logits: Array, labels: Array, weight: Array | None) -> tuple[Any, Any]:
-        def on_host(*arrays: Any) -> Any:
-            found, dlogits = opgrad.cross_entropy_and_grad(*arrays, **options)
-            return found.loss, dlogits
-
-        shapes = _loss_shape(labels, logits, options), _like(logits)
-        loss, dlogits = _call(on_host, shapes, logits, labels, weight)
-        return loss, dlogits
-
-    def slope(dlogits: Array, dloss: Array) -> tuple[Any, None, None]:
-        return _scaled(dlogits, dloss), None, None
-
-    function.defvjp(keep, slope)
-    return function
-
-
-@cache
-def _linear_cross_entropy(key: tuple[tuple[str, Any], ...]) -> Any:
-    options = dict(key)
-
-    @jax.custom_vjp
-    def function(x: Array, w: Array, labels: Array, b: Array | None, weight: Array | None) -> Any:
-        def on_host(*arrays: Any) -> Any:
-            return opgrad.linear_cross_entropy(*arrays, **options).loss
-
-        return _call(on_host, _loss_shape(labels, x, options), x, w, labels, b, weight)
-
-    def keep(*arrays: Any) -> tuple[Any, Any]:
-        return function(*arrays), arrays
-
-    def slope(arrays: Any, dloss: Array) -> tuple[Any, ...]:
-        x, w, _, b, _ = arrays
-
-        def on_host(dloss: Any, *arrays: Any) -> Any:
-            _, dx, dw, db = opgrad.linear_cross_entropy_and_grad(*arrays, **options, dloss=dloss)
-            return (dx, dw) if db is None else (dx, dw, db)
-
-        shapes = (_like(x), _like(w)) if b is None else (_like(x), _like(w), _like(b))
-        dx, dw, *db = _call(on_host, shapes, dloss, *arrays)
-        return dx, dw, None, db[0] if db else None, None
-
-    function.defvjp(keep, slope)
-    return function
+    name = "linear_cross_entropy"
+    arrays = [None if each is None else asarray(each) for each in (x, linear_weight, linear_bias, weight)]
+    found, ignored = options.read_labels(name, labels, shift, ignore_index)
+    numbers = (softcap, temperature, num_items, lse_square_scale)
+    chosen = options.read(name, found, ignored, reduction, label_smoothing, *numbers)
+    options.check_layer(name, found, *arrays)
+    (given, w, b, classes), found = alike((arrays, found))
+    layer, targets = linear_loss.Layer(w, b), loss.Targets(found, classes)
+    bend = options.bend_by_jax(softcap, temperature)
+    return linear_loss.linear_cross_entropy(given, layer, targets, chosen, reduction, lse_square_scale, num_items, bend)

@@ -9,34 +9,67 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from opgrad import arrays
-from opgrad.contract import Operator, Spec, operators
+from opgrad.contract import DTYPES, Operator, Spec, operators
 from opgrad.contract.signature import prepare
-from opgrad.jax.registry import Called, handler_address, known
+from opgrad.fused.primitive import STATE
+from opgrad.interop import jax_arrays
+from opgrad.jax.registry import Called, handler_address, in_name_of, known
 from opgrad.locks import settling
 
+T = TypeVar("T")
 TARGET = "opgrad_run"
+ERRORS = (TypeError, ValueError, NotImplementedError)  # what operators raise
 Aliases = dict[int, int]  # an argument's number: that of the result in its memory
 
 
-def traced(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any], name: str = "") -> tuple[Array, ...]:
-    """The results of an operator as part of what is traced, in order.
+def call(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any], name: str = "") -> tuple[Array, ...]:
+    """The results of an operator, in order: at once for arrays that hold numbers, else as part of what is traced.
 
     given: JAX arrays by parameter name, None for those left out. name: what errors call the operator; "": its name.
-    Raises what the checks of shapes, dtypes and attributes raise; what depends on numbers, XLA raises when it runs.
+    Raises what the checks of shapes, dtypes and attributes raise; what depends on traced numbers, XLA raises.
     """
-    values = {each: given[each] for each in op.arrays if given.get(each) is not None}
-    specs = {each: Spec(tuple(array.shape), np.dtype(array.dtype)) for each, array in values.items()}
+    values = {each: _array(array) for each, array in given.items() if array is not None}
+    try:
+        if STATE in values or jax_arrays.is_traced(values.values()):
+            return _traced(op, values, attributes, name or op.name)
+        if jax_arrays.is_spread(values.values()):
+            return _spread(op, values, attributes, name or op.name)
+        found = jax_arrays.run(op, {**values, **attributes}, values)
+    except ERRORS as error:
+        raise in_name_of(op, name, error) from None
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _array(value: Any) -> Array:
+    """An array of JAX: constants that it has traced come as something else."""
+    return value if isinstance(value, jax.core.Tracer) or hasattr(value, "devices") else jnp.asarray(np.asarray(value))
+
+
+def _spread(op: Operator, values: Mapping[str, Array], attributes: Mapping[str, Any], name: str) -> tuple[Array, ...]:
+    """The same for arrays that are spread over devices; waits for what XLA may raise."""
+    try:
+        found: tuple[Array, ...] = jax.block_until_ready(_traced(op, values, attributes, name))
+        return found
+    except (RuntimeError, ValueError) as error:
+        said = str(error).removeprefix("INVALID_ARGUMENT: ")
+        raise (ValueError(said.splitlines()[0]) if said != str(error) else error) from None
+
+
+def _traced(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any], name: str) -> tuple[Array, ...]:
+    values = {each: given[each] for each in op.arrays if each in given}
+    specs = {each: _spec(each, array) for each, array in values.items()}
     results = prepare(op, [specs.get(each) for each in op.arrays], attributes).results
     called = Called(op, specs, {each: Spec(spec.shape, spec.dtype) for each, spec in results.items()},
-                    _counted_from_last(op, specs, attributes), name or op.name)  # fmt: skip
-    like = _alike(list(values.values()))
+                    _counted_from_last(op, specs, attributes), name)  # fmt: skip
+    like = alike(list(values.values()))
     kinds = [_kind(spec, like[0]) for spec in called.results.values()]
     method = _vmap_method(called)
     if not is_native():
@@ -48,6 +81,11 @@ def traced(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any]
     else:
         found = call(*like)
     return tuple(_placed(result, like[0]) for result in found)
+
+
+def _spec(name: str, array: Array) -> Spec:
+    """An array as the operator sees it: dropout's state is two numbers of 64 bits, which JAX may not have."""
+    return Spec((2,), DTYPES["int64"]) if name == STATE else Spec(tuple(array.shape), np.dtype(array.dtype))
 
 
 def _counted_from_last(op: Operator, specs: Mapping[str, Spec], attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,17 +121,20 @@ def _aliases(called: Called) -> Aliases:
     return found
 
 
-# --- what JAX knows of arrays beside shape and dtype -------------------------------------------------------------------
+# --- what JAX knows of arrays beside shape and dtype ----------------------------------------------------------------
 
 
-def _alike(values: Sequence[Array]) -> list[Array]:
-    """The arrays, each varying over the axes of shard_map over which one of them varies."""
+def alike(tree: T) -> T:
+    """The arrays of a structure, each varying over the axes of shard_map over which one of them varies.
+
+    What has been made to vary has its gradients added up over those axes, as the gradient of what does not vary.
+    """
+    values, structure = jax.tree.flatten(tree)
     axes = [_varying(value) for value in values]
-    every = frozenset().union(*axes)
-    return [
-        value if not (missing := every - own) else _cast(value, tuple(missing))
-        for value, own in zip(values, axes, strict=True)
-    ]
+    every: frozenset[Any] = frozenset().union(*axes)
+    missing = [tuple(every - own) for own in axes]
+    found = [_cast(value, axes) if axes else value for value, axes in zip(values, missing, strict=True)]
+    return cast(T, jax.tree.unflatten(structure, found))
 
 
 def _varying(value: Any) -> frozenset[Any]:
@@ -103,8 +144,8 @@ def _varying(value: Any) -> frozenset[Any]:
 
 
 def _cast(value: Array, axes: tuple[Any, ...]) -> Array:
-    cast = getattr(jax.lax, "pcast", None)
-    found: Array = cast(value, axes, to="varying") if cast else jax.lax.pvary(value, axes)
+    pcast = getattr(jax.lax, "pcast", None)
+    found: Array = pcast(value, axes, to="varying") if pcast else jax.lax.pvary(value, axes)
     return found
 
 
@@ -137,12 +178,15 @@ def _placed(result: Array, like: Array) -> Array:
 def _by_callback(called: Called, kinds: Sequence[Any]) -> Callable[..., Sequence[Array]]:
     """The same call by way of Python and NumPy, one after the other under jax.vmap."""
 
+    op = called.operator
+
     def on_host(*values: Any) -> Any:
         given = dict(zip(called.given, map(np.asarray, values), strict=True))
+        given |= {name: given[name].view(np.int64) for name in given if name == STATE}
         try:
-            found = _dispatcher(called.operator)(**given, **called.attributes)
+            found = _dispatcher(op)(**given, **called.attributes)
         except Exception as error:
-            raise called.in_its_name(error) from None
+            raise in_name_of(op, called.name, error) from None
         return found if isinstance(found, tuple) else (found,)
 
     return lambda *values: jax.pure_callback(on_host, tuple(kinds), *values, vmap_method="sequential")

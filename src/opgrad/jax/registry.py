@@ -21,6 +21,7 @@ from opgrad.cpu.runtime import parallel
 from opgrad.cpu.runtime.execute import execute
 from opgrad.cpu.runtime.system import system
 from opgrad.cpu.runtime.workspace import STATUS_WORDS
+from opgrad.fused.primitive import STATE
 from opgrad.jax import abi
 from opgrad.jax.handler import (
     BUCKET_COUNT,
@@ -61,11 +62,6 @@ class Called:
         text = repr((kinds, form, self.name))
         return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES // 2).hexdigest()
 
-    def in_its_name(self, error: Exception) -> Exception:
-        """An error of the operator, as one of the function that the user has called."""
-        own, text = f"{self.operator.name}: ", str(error)
-        return type(error)(f"{self.name}: {text.removeprefix(own)}") if text.startswith(own) else error
-
     def plan(self, inputs: Sequence[Shape], results: Sequence[Shape]) -> arrays.Plan:
         """The plan for arrays of these shapes, which may have axes of vmap before those that were traced."""
         lead = {len(shape) - len(spec.shape) for shape, spec in zip(inputs, self.given.values(), strict=True)}
@@ -77,16 +73,24 @@ class Called:
         try:
             return arrays.plan(self.operator, specs, self.attributes, list(made.values()))
         except Exception as error:
-            raise self.in_its_name(error) from None
+            raise in_name_of(self.operator, self.name, error) from None
 
     def _specs(self, shapes: Sequence[Shape], traced: Mapping[str, Spec], before: int) -> dict[str, Spec]:
         """What the plan is told of arrays: those with classes on axis 1 have further samples for the axes of vmap."""
         found = {}
         for (name, spec), shape in zip(traced.items(), shapes, strict=True):
-            if before and self.operator.kind == "classes":
+            if name == STATE:
+                shape = spec.shape  # in other words (`calls`)
+            elif before and self.operator.kind == "classes":
                 shape = (math.prod(shape[: before + 1]), *shape[before + 1 :])
             found[name] = Spec(shape, spec.dtype)
         return found
+
+
+def in_name_of(op: Operator, name: str, error: Exception) -> Exception:
+    """An error of an operator, as one of the function that the user has called; "": of the operator."""
+    own, text = f"{op.name}: ", str(error)
+    return type(error)(f"{name}: {text.removeprefix(own)}") if name and text.startswith(own) else error
 
 
 _called: dict[bytes, Called] = {}  # by digest
@@ -173,7 +177,7 @@ def _refuse(prepared: int, scratch: int) -> int:
         this = _by_address[prepared]
         if scratch == 0:
             raise MemoryError(f"{this.called.name}: cannot allocate {this.plan.scratch_bytes} bytes")
-        raise this.called.in_its_name(this.plan.error(scratch))
+        raise in_name_of(this.called.operator, this.called.name, this.plan.error(scratch))
     except BaseException as error:
         return _failure(error)
 
