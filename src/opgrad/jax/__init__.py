@@ -12,7 +12,7 @@ from jax.numpy import asarray
 
 import opgrad
 from opgrad.jax import linear_loss, loss, options
-from opgrad.jax.calls import alike
+from opgrad.jax.calls import alike, automatic
 from opgrad.jax.loss import IGNORED
 
 __all__ = ["cross_entropy", "embedding", "linear_cross_entropy", "log_softmax", "softmax"]
@@ -74,9 +74,16 @@ def cross_entropy(
     found, ignored = options.read_labels(name, labels, shift, ignore_index)
     numbers = (softcap, temperature, num_items, lse_square_scale)
     chosen = options.read(name, found, ignored, reduction, label_smoothing, *numbers)
-    bend = options.bend_by_jax(softcap, temperature)
-    logits, found, classes = alike((logits if bend is None else bend(logits), found, classes))
-    return loss.cross_entropy(logits, found, classes, chosen, reduction, lse_square_scale, num_items)
+
+    def of(
+        found: Array, logits: Array, classes: Any, softcap: Any, temperature: Any, number: Any, square: Any
+    ) -> Array:
+        bend = options.bend_by_jax(softcap, temperature)
+        logits, found, classes = alike((logits if bend is None else bend(logits), found, classes))
+        return loss.cross_entropy(logits, found, classes, chosen, reduction, square, number)
+
+    samples = (logits.ndim - 1) if reduction == "none" else 0
+    return automatic(of, samples, found, logits, classes, *numbers)
 
 
 def linear_cross_entropy(
@@ -98,7 +105,11 @@ def linear_cross_entropy(
     numbers = (softcap, temperature, num_items, lse_square_scale)
     chosen = options.read(name, found, ignored, reduction, label_smoothing, *numbers)
     options.check_layer(name, found, *arrays)
-    (given, w, b, classes), found = alike((arrays, found))
-    layer, targets = linear_loss.Layer(w, b), loss.Targets(found, classes)
-    bend = options.bend_by_jax(softcap, temperature)
-    return linear_loss.linear_cross_entropy(given, layer, targets, chosen, reduction, lse_square_scale, num_items, bend)
+
+    def of(found: Array, arrays: Any, softcap: Any, temperature: Any, number: Any, square: Any) -> Array:
+        (x, w, b, classes), found = alike((arrays, found))
+        layer, targets = linear_loss.Layer(w, b), loss.Targets(found, classes)
+        bend = options.bend_by_jax(softcap, temperature)
+        return linear_loss.linear_cross_entropy(x, layer, targets, chosen, reduction, square, number, bend)
+
+    return automatic(of, int(reduction == "none"), found, arrays, *numbers)

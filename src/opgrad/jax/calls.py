@@ -139,8 +139,14 @@ def alike(tree: T) -> T:
 
 def _varying(value: Any) -> frozenset[Any]:
     """The axes of shard_map over which an array varies; none in releases of JAX that do not check it."""
+    kind = _type(value)
+    axes = getattr(getattr(kind, "manual_axis_type", None), "varying", None)  # from 0.10 on
+    return frozenset(getattr(kind, "vma", ()) if axes is None else axes)
+
+
+def _type(value: Any) -> Any:
     typeof = getattr(jax, "typeof", None)
-    return frozenset(getattr(typeof(value), "vma", ())) if typeof else frozenset()
+    return typeof(value) if typeof else None
 
 
 def _cast(value: Array, axes: tuple[Any, ...]) -> Array:
@@ -152,15 +158,48 @@ def _cast(value: Array, axes: tuple[Any, ...]) -> Array:
 def _kind(spec: Spec, like: Array) -> Any:
     """The type of a result that varies as an argument does."""
     varying = _varying(like)
-    return jax.ShapeDtypeStruct(spec.shape, spec.dtype, **({"vma": varying} if varying else {}))
+    if not varying:
+        return jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+    kind = getattr(jax.sharding, "ManualAxisType", None)
+    if kind is None:  # before 0.10
+        return jax.ShapeDtypeStruct(spec.shape, spec.dtype, vma=varying)
+    sharding = _sharding(_type(like).sharding.mesh, [None] * len(spec.shape))
+    return jax.ShapeDtypeStruct(spec.shape, spec.dtype, manual_axis_type=kind(varying=varying), sharding=sharding)
 
 
 def _explicit(value: Any) -> Any:
     """The sharding that is part of an array's type; None where there is none."""
-    typeof = getattr(jax, "typeof", None)
-    sharding = getattr(typeof(value), "sharding", None) if typeof else None
+    sharding = getattr(_type(value), "sharding", None)
     spec = getattr(sharding, "spec", None)
     return sharding if spec is not None and any(each is not None for each in spec) else None
+
+
+def automatic(function: Callable[..., Array], axes: int, *arrays: Any) -> Array:
+    """function(*arrays) where XLA decides how to shard, also if the types of arrays say it.
+
+    The result has as many of the axes of the first array, in its sharding. The arrays may be None, or numbers.
+    """
+    leaves, structure = jax.tree.flatten(arrays)
+    found = next((each for each in map(_explicit, leaves) if each is not None), None)
+    if found is None:
+        return function(*arrays)
+    first = _explicit(arrays[0])
+    spec = (*(first.spec if first is not None else ()), *[None] * axes)[:axes]
+    places = [place for place, each in enumerate(leaves) if isinstance(each, jax.Array)]
+
+    def of_arrays(*values: Array) -> Array:
+        changed = dict(zip(places, values, strict=True))
+        every = [changed.get(place, each) for place, each in enumerate(leaves)]
+        return function(*jax.tree.unflatten(structure, every))
+
+    result: Array = jax.sharding.auto_axes(of_arrays, out_sharding=_sharding(found.mesh, spec))(
+        *[leaves[at] for at in places]
+    )
+    return result
+
+
+def _sharding(mesh: Any, axes: Sequence[Any]) -> Any:
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
 
 
 def _placed(result: Array, like: Array) -> Array:
