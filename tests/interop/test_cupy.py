@@ -551,7 +551,7 @@ def test_triton_finds_no_gpu(cupy, driver, release, torch, message):
 def carried(cupy, monkeypatch):
     """JAX arrays are taken for a GPU's, and CuPy carries them."""
     pytest.importorskip("jax")
-    from opgrad.interop import jax as jax_front_end
+    from opgrad.interop import jax_arrays as jax_front_end
 
     carrier = jax_front_end._Cupy()
     monkeypatch.setattr(jax_front_end, "_is_host", lambda device: False)

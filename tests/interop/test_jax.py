@@ -21,7 +21,7 @@ jax.config.update("jax_num_cpu_devices", 2)
 
 import jax.numpy as jnp  # noqa: E402
 
-from opgrad.interop import jax as front_end  # noqa: E402
+from opgrad.interop import jax_arrays as front_end  # noqa: E402
 
 FLOAT_NAMES = ", ".join(FLOATS)
 LARGE = (130, 300)  # results of 64 KiB and more in every dtype

@@ -28,6 +28,7 @@ WRITE, IN_MEMORY = 1, 2  # flags of sections
 UNDEFINED = 0  # the section of a symbol that is elsewhere
 ABSOLUTE = 1  # the one relocation: the address of a symbol in 64 bits
 CALLED = ("memcpy", "memmove", "memset")  # what LLVM calls of the C library
+named: dict[str, int] = {}  # what functions find by name (`memory.named_address`)
 FAILED = ctypes.c_size_t(-1).value  # what mmap gives when it fails
 
 
@@ -46,6 +47,11 @@ class _Section(NamedTuple):
 
 class _Unforeseen(Exception):
     """An object file that has to be linked by LLVM."""
+
+
+def give_name(name: str, address: int) -> None:
+    """Let functions that are linked from now on find what lies at this address, and stays there, by its name."""
+    named[name] = address
 
 
 def link(code: bytes, entry: str) -> int | None:
@@ -104,7 +110,7 @@ class _ObjectFile:
                 if number in self._places:
                     yield name, base + self._places[number] + value
                 else:
-                    yield name, _called().get(name) if number == UNDEFINED else None
+                    yield name, (named.get(name) or _called().get(name)) if number == UNDEFINED else None
 
     def _addresses(self) -> Iterator[tuple[int, int, int]]:
         """Where an address is to be written, the number of its symbol, and what is added."""

@@ -20,6 +20,11 @@ def copy_bytes(target: int, source: int, count: int) -> None: ...  # between add
 def stack_words(count: int) -> int: ...
 
 
+# The address that this process has given this name (`machine_code.give_name`), before the function is linked: for
+# functions which are called from C with nothing that leads to their memory.
+def named_address(name: str) -> int: ...
+
+
 # Call the C function at `address` with int64 arguments; its int64 result.
 def call_address(address: int, *arguments: int) -> int: ...
 

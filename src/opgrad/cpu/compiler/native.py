@@ -209,6 +209,8 @@ def _load_with_llvm(code: bytes) -> int:
 
     _machine()
     machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
+    for name, address in machine_code.named.items():
+        llvm.add_symbol(name, address)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()

@@ -71,6 +71,19 @@ def _(count: Any) -> Any:
     return types.int64, emit
 
 
+@defines(memory.named_address, literal=True)
+def _(name: Any) -> Any:
+    if not isinstance(name, types.StringLiteral):
+        return None
+
+    def emit(context: Any, builder: Any, _: Any) -> Any:
+        symbol, module = name.literal_value, builder.module
+        place = module.globals.get(symbol) or ir.GlobalVariable(module, I8, symbol)  # external: the linker knows it
+        return builder.ptrtoint(place, I64)
+
+    return types.int64, emit
+
+
 @defines(memory.call_address)
 def _(address: Any, *arguments: Any) -> Any:
     def emit(context: Any, builder: Any, function: Any, *values: Any) -> Any:

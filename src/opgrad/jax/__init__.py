@@ -1,0 +1,115 @@
+"""JAX: differentiable functions that work under jit, grad, vmap, pmap and shard_map, on the CPU.
+
+XLA calls the kernels itself, through its FFI, with the addresses of its own buffers: nothing is copied, and neither
+Python nor its lock takes part. Arrays that hold numbers are computed on at once. On other devices XLA moves the arrays
+to the host and back.
+"""
+
+from typing import Any
+
+from jax import Array
+from jax.numpy import asarray
+
+import opgrad
+from opgrad.jax import linear_loss, loss, options
+from opgrad.jax.calls import alike, automatic
+from opgrad.jax.loss import IGNORED
+
+__all__ = ["cross_entropy", "embedding", "linear_cross_entropy", "log_softmax", "softmax"]
+
+
+def softmax(x: Array, axis: int = -1) -> Array:
+    """Probabilities from logits over one axis.
+
+    x: any shape of at least one dimension; float32, float64, float16 or bfloat16. Returns y, like x. Raises TypeError,
+    ValueError. Formula: y = exp(x - max(x)) / sum(exp(x - max(x))). Source: jax.nn.softmax.
+    """
+    found: Any = opgrad.softmax(asarray(x), axis)  # type: ignore[arg-type]
+    return found  # type: ignore[no-any-return]
+
+
+def log_softmax(x: Array, axis: int = -1) -> Array:
+    """Logarithms of the softmax probabilities over one axis.
+
+    Shapes, dtypes and what is raised are those of softmax. Formula: y = x - max(x) - log(sum(exp(x - max(x)))).
+    Source: jax.nn.log_softmax.
+    """
+    found: Any = opgrad.log_softmax(asarray(x), axis)  # type: ignore[arg-type]
+    return found  # type: ignore[no-any-return]
+
+
+def embedding(indices: Array, table: Array) -> Array:
+    """The rows of a table that indices name, with a gradient that is summed in the same order every time.
+
+    indices: any shape; int32 or int64 in [-V, V). table: shape (V, D1, …); float32, float64, float16 or bfloat16.
+    Returns y of shape indices.shape + table.shape[1:]. Raises TypeError; ValueError for an index out of range, in a
+    compiled function as XLA raises it. Formula: y[i] = table[indices[i]]. Source: ONNX Gather.
+    """
+    found: Any = opgrad.gather(asarray(table), asarray(indices))  # type: ignore[arg-type]
+    return found  # type: ignore[no-any-return]
+
+
+def cross_entropy(
+    logits: Array, labels: Array, weight: Array | None = None, *, ignore_index: int | None = IGNORED,
+    reduction: str = "mean", label_smoothing: float = 0.0, lse_square_scale: float | Array = 0.0,
+    softcap: float | Array | None = None, temperature: float | Array = 1.0, shift: int = 0,
+    num_items: float | Array | None = None,
+) -> Array:  # fmt: skip
+    """The loss of opgrad.cross_entropy, with its gradient computed in the same pass where one is wanted.
+
+    logits: shape (N, C) or (N, C, D1, …, Dk); float32, float64, float16 or bfloat16.
+    labels: classes, of any integer dtype and the samples' shape; or probabilities, of the shape of logits.
+    weight: shape (C,); a factor for each class. It and probabilities have gradients, too.
+    ignore_index: samples with this label have loss 0 and do not count; None: none.
+    lse_square_scale, softcap, temperature, num_items: numbers, or arrays with one, which may be traced and are
+        differentiated; a new number in an array compiles nothing anew. The other options: those of
+        opgrad.cross_entropy, known when the function is traced.
+
+    Returns the loss, () or of the samples' shape for reduction "none"; float32, or float64 for float64. Raises
+    TypeError, ValueError; what depends on the numbers of a traced array, such as a wrong label, XLA raises with the
+    same words. Derivatives are of the first order, in reverse. Formula and source: opgrad.cross_entropy.
+    """
+    name = "cross_entropy"
+    logits, classes = asarray(logits), None if weight is None else asarray(weight)
+    found, ignored = options.read_labels(name, labels, shift, ignore_index)
+    numbers = (softcap, temperature, num_items, lse_square_scale)
+    chosen = options.read(name, found, ignored, reduction, label_smoothing, *numbers)
+
+    def of(
+        found: Array, logits: Array, classes: Any, softcap: Any, temperature: Any, number: Any, square: Any
+    ) -> Array:
+        bend = options.bend_by_jax(softcap, temperature)
+        logits, found, classes = alike((logits if bend is None else bend(logits), found, classes))
+        return loss.cross_entropy(logits, found, classes, chosen, reduction, square, number)
+
+    samples = (logits.ndim - 1) if reduction == "none" else 0
+    return automatic(of, samples, found, logits, classes, *numbers)
+
+
+def linear_cross_entropy(
+    x: Array, linear_weight: Array, labels: Array, linear_bias: Array | None = None, weight: Array | None = None,
+    *, ignore_index: int | None = IGNORED, reduction: str = "mean", label_smoothing: float = 0.0,
+    lse_square_scale: float | Array = 0.0, softcap: float | Array | None = None, temperature: float | Array = 1.0,
+    shift: int = 0, num_items: float | Array | None = None,
+) -> Array:  # fmt: skip
+    """The loss of opgrad.linear_cross_entropy, whose logits are never stored; XLA forms the products.
+
+    x: shape (N, H). linear_weight: shape (C, H). labels: shape (N,), of any integer dtype. linear_bias: shape (C,).
+    weight: shape (C,), with a gradient. The other arguments, and what is raised, are those of cross_entropy.
+
+    Returns the loss, () or (N,) for reduction "none". Formula and source: opgrad.linear_cross_entropy.
+    """
+    name = "linear_cross_entropy"
+    arrays = [None if each is None else asarray(each) for each in (x, linear_weight, linear_bias, weight)]
+    found, ignored = options.read_labels(name, labels, shift, ignore_index)
+    numbers = (softcap, temperature, num_items, lse_square_scale)
+    chosen = options.read(name, found, ignored, reduction, label_smoothing, *numbers)
+    options.check_layer(name, found, *arrays)
+
+    def of(found: Array, arrays: Any, softcap: Any, temperature: Any, number: Any, square: Any) -> Array:
+        (x, w, b, classes), found = alike((arrays, found))
+        layer, targets = linear_loss.Layer(w, b), loss.Targets(found, classes)
+        bend = options.bend_by_jax(softcap, temperature)
+        return linear_loss.linear_cross_entropy(x, layer, targets, chosen, reduction, square, number, bend)
+
+    return automatic(of, int(reduction == "none"), found, arrays, *numbers)

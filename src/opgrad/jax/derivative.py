@@ -1,0 +1,202 @@
+"""Operators on JAX arrays that jax.grad differentiates: by the operators of their gradients, else by formulas."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+from jax.custom_derivatives import SymbolicZero
+
+from opgrad.contract import Operator, operators
+from opgrad.jax.calls import alike, call
+from opgrad.jax.formulas import FORMULAS, loss_of
+
+Values = Mapping[str, Any]
+Attributes = tuple[tuple[str, Any], ...]
+OPERATORS = operators()
+
+
+class Rule(NamedTuple):
+    """How an operator is differentiated.
+
+    saved: the names of arguments and results that are kept. gradient: is given these, the gradients of the results by
+    name (only those that are not zero), the attributes, and the names of the arguments whose gradients are wanted;
+    returns gradients by argument.
+    """
+
+    saved: tuple[str, ...]
+    gradient: Callable[[Values, Values, dict[str, Any], Sequence[str]], Values]
+
+
+def differentiable(op: Operator, given: Mapping[str, Array], attributes: Mapping[str, Any]) -> tuple[Array, ...]:
+    """The results of an operator, in order; the arrays are given by name."""
+    settled = tuple(sorted(attributes.items()))
+    found: tuple[Array, ...] = _function(op, tuple(given), settled)(*alike(list(given.values())))
+    return found
+
+
+@functools.lru_cache(1024)
+def _function(op: Operator, names: tuple[str, ...], attributes: Attributes) -> Any:
+    rule, options = rule_of(op), dict(attributes)
+
+    @jax.custom_vjp
+    def function(*arrays: Array) -> tuple[Array, ...]:
+        return call(op, dict(zip(names, arrays, strict=True)), options)
+
+    def forward(*primals: Any) -> tuple[Any, Any]:
+        results = function(*[each.value for each in primals])
+        values = {name: each.value for name, each in zip(names, primals, strict=True)}
+        every = values | dict(zip(op.results, results, strict=True))
+        wanted = {name: () for name, each in zip(names, primals, strict=True) if each.perturbed}
+        return results, ({name: every[name] for name in rule.saved if name in every}, wanted)
+
+    def backward(kept: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        saved, wanted = kept
+        pairs = zip(op.results, cotangents, strict=True)
+        upstream = {name: each for name, each in pairs if not isinstance(each, SymbolicZero)}
+        found = rule.gradient(saved, upstream, options, tuple(wanted)) if upstream else {}
+        return tuple(found.get(name) if name in wanted else None for name in names)
+
+    function.defvjp(forward, backward, symbolic_zeros=True)
+    return function
+
+
+def rule_of(op: Operator) -> Rule:
+    """How this operator is differentiated."""
+    if op.name in _RULES:
+        return _RULES[op.name]
+    backward = OPERATORS.get(f"{op.name}_grad")
+    if backward is not None:
+        return Rule(
+            tuple(name for name in backward.arrays if name != "dy"), functools.partial(_by_operator, op, backward)
+        )
+    if op.name in FORMULAS:
+        return Rule(op.arrays, functools.partial(_by_formula, op, FORMULAS[op.name]))
+    return Rule((), functools.partial(_refused, op))
+
+
+def _refused(
+    op: Operator, saved: Values, upstream: Values, attributes: dict[str, Any], wanted: Sequence[str]
+) -> Values:
+    raise NotImplementedError(
+        f"{op.name}: no gradient of a call with these attributes under jax.grad: jax.custom_vjp can name one"
+    )
+
+
+def _by_operator(
+    op: Operator, backward: Operator, saved: Values, upstream: Values, attributes: dict[str, Any], wanted: Sequence[str]
+) -> Values:
+    """By the operator of the gradient, which has the attributes, too."""
+    (dy,) = upstream.values()
+    (dx,) = differentiable(backward, {"dy": dy, **saved}, attributes)
+    return {op.arrays[0]: dx}
+
+
+def _by_formula(
+    op: Operator,
+    formula: Callable[..., Any],
+    saved: Values,
+    upstream: Values,
+    attributes: dict[str, Any],
+    wanted: Sequence[str],
+) -> Values:
+    """By JAX's derivative of a formula, of the arguments that are wanted."""
+    constant = {name: value for name, value in saved.items() if name not in wanted}
+
+    def results(changing: Values) -> Values:
+        found = formula(**changing, **constant, **attributes)
+        every = dict(zip(op.results, found if isinstance(found, tuple) else (found,), strict=True))
+        return {name: every[name].astype(upstream[name].dtype) for name in upstream}
+
+    _, pull = jax.vjp(results, {name: saved[name] for name in wanted})
+    (found,) = pull(dict(upstream))
+    return dict(found)
+
+
+# --- gather and the losses --------------------------------------------------------------------------------------------
+
+
+def _gather(saved: Values, upstream: Values, attributes: dict[str, Any], wanted: Sequence[str]) -> Values:
+    x, options = saved["x"], {**attributes, "shape": saved["x"].shape}
+    given = {"indices": saved["indices"], "dy": upstream["y"]}
+    (dx,) = differentiable(OPERATORS["gather_grad"], given, options)
+    return {"x": dx.astype(x.dtype)}
+
+
+def _gather_grad(saved: Values, upstream: Values, attributes: dict[str, Any], wanted: Sequence[str]) -> Values:
+    options = {name: value for name, value in attributes.items() if name != "shape"}
+    (dy,) = differentiable(OPERATORS["gather"], {"x": upstream["dx"], "indices": saved["indices"]}, options)
+    return {"dy": dy}
+
+
+def scaled(gradient: Array, factor: Array) -> Array:
+    """A gradient of logits times a number, or one for each sample, in its dtype."""
+    each = jax.numpy.expand_dims(factor, 1) if factor.ndim else factor
+    return (gradient * each).astype(gradient.dtype)
+
+
+def _loss(saved: Values, upstream: Values, attributes: dict[str, Any], wanted: Sequence[str]) -> Values:
+    """Of the loss with its log-probabilities."""
+    log_prob, found = saved["log_prob"], {}
+    given = {name: saved[name] for name in ("labels", "weight") if name in saved}
+    bias = None
+    if "log_prob" in upstream:
+        dlog_prob = upstream["log_prob"].astype(log_prob.dtype)
+        (bias,) = differentiable(OPERATORS["log_softmax_grad"], {"dy": dlog_prob, "y": log_prob}, {"axis": 1})
+    if "logits" in wanted:
+        dlogits = bias
+        if "loss" in upstream:
+            options = {**attributes, "out_dtype": None}
+            arrays = {"dy": upstream["loss"], "log_prob": log_prob, **given} | ({} if bias is None else {"bias": bias})
+            (dlogits,) = differentiable(OPERATORS["softmax_cross_entropy_loss_grad"], arrays, options)
+        found["logits"] = dlogits.astype(saved["logits"].dtype)
+    if "weight" in wanted and "loss" in upstream:
+        found["weight"] = _of_weight(log_prob, saved, upstream["loss"], attributes)
+    return found
+
+
+def _of_weight(log_prob: Array, saved: Values, dloss: Array, attributes: dict[str, Any]) -> Array:
+    _, pull = jax.vjp(lambda weight: loss_of(log_prob, saved["labels"], weight, **attributes), saved["weight"])
+    (found,) = pull(dloss.astype(jax.eval_shape(lambda: loss_of(log_prob, saved["labels"], **attributes)).dtype))
+    return found
+
+
+def _loss_only(saved: Values, upstream: Values, attributes: dict[str, Any], wanted: Sequence[str]) -> Values:
+    """Of the loss alone, by computing it anew with its gradient."""
+    logits, found, dloss = saved["logits"], {}, upstream["loss"]
+    given = {name: saved[name] for name in ("logits", "labels", "weight") if name in saved}
+    if "logits" in wanted:
+        options = {**attributes, "out_dtype": ("float32", logits.dtype.name)}
+        _, dlogits = differentiable(OPERATORS["softmax_cross_entropy_loss_and_grad"], given, options)
+        found["logits"] = scaled(dlogits, dloss)
+    if "weight" in wanted:
+        log_prob = jax.nn.log_softmax(logits.astype(jax.numpy.float64 if logits.dtype == "float64" else "float32"), 1)
+        found["weight"] = _of_weight(log_prob, saved, dloss, attributes)
+    return found
+
+
+def _loss_and_grad(saved: Values, upstream: Values, attributes: dict[str, Any], wanted: Sequence[str]) -> Values:
+    if set(upstream) == {"loss"} and set(wanted) == {"logits"}:
+        return {"logits": scaled(saved["dlogits"], upstream["loss"]).astype(saved["logits"].dtype)}
+    op = OPERATORS["softmax_cross_entropy_loss_and_grad"]
+    inputs = {name: value for name, value in saved.items() if name != "dlogits"}
+    return _by_formula(op, FORMULAS[op.name], inputs, upstream, attributes, wanted)
+
+
+_RULES = {
+    "relu": Rule(
+        ("y",), lambda saved, *rest: _by_operator(OPERATORS["relu"], OPERATORS["relu_grad"], {"x": saved["y"]}, *rest)
+    ),
+    "leaky_relu": Rule(
+        ("x",),
+        lambda saved, *rest: _by_operator(
+            OPERATORS["leaky_relu"], OPERATORS["leaky_relu_grad"], {"y": saved["x"]}, *rest
+        ),
+    ),
+    "gather": Rule(("x", "indices"), _gather),
+    "gather_grad": Rule(("indices",), _gather_grad),
+    "softmax_cross_entropy_loss": Rule(("logits", "labels", "weight", "log_prob"), _loss),
+    "softmax_cross_entropy_loss_only": Rule(("logits", "labels", "weight"), _loss_only),
+    "softmax_cross_entropy_loss_and_grad": Rule(("logits", "labels", "weight", "dlogits"), _loss_and_grad),
+}

@@ -1,0 +1,186 @@
+"""What XLA calls to run an operator: one native function for all of them, without Python and its lock.
+
+The call's one attribute begins with the digest of what is called (`registry`). With the sizes of all buffers it is the
+key of a plan, which is looked up among those that were prepared. Python is asked for one that is new, and for the words
+where a plan fails. Nothing is copied: kernels read and write XLA's memory.
+"""
+
+from opgrad.cpu.compiler.memory import (
+    atomic_load,
+    call_address,
+    copy_bytes,
+    load_word,
+    named_address,
+    stack_words,
+    store_word,
+)
+from opgrad.cpu.compiler.native import inline, native
+from opgrad.jax.abi import (
+    ARGUMENTS,
+    ATTRIBUTES,
+    COUNT,
+    DATA,
+    EXECUTE,
+    ITEMS,
+    LENGTH,
+    NAMED_ITEMS,
+    RANK,
+    RESULTS,
+    SIZES,
+    STAGE,
+    TEXT,
+    describe,
+    error,
+    is_known,
+    item,
+    number,
+    word,
+)
+
+# Words of the table that the process calls TABLE: functions of Python, of the runtime and of the system, the address of
+# the word that has the team of threads, and the first of each bucket's prepared plans.
+TABLE = "opgrad_jax_table"
+PREPARE, REFUSE, START_TEAM, EXECUTE_PLAN, RUN, TEAM, ALLOCATE, FREE, BUCKETS = range(9)
+BUCKET_COUNT = 1024
+# Words of a prepared plan; PLACES is the address of the operands' numbers of all buffers, and the key comes last.
+NEXT, PLAN, SCRATCH_BYTES, PARTS, OPERANDS, PLACES, KEY = range(7)
+FAILURE_CODE, FAILURE_MESSAGE = range(2)  # words of what Python could not do
+
+DIGEST_BYTES = 32
+KEY_HEAD = 1 + DIGEST_BYTES // 8  # the number of words, and the digest
+MOST_KEY_WORDS = 2048
+MOST_BUFFERS = 256
+STACK_SCRATCH_WORDS = 512
+ALIGNMENT = 64
+MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd number whose bits are evenly spread (2**64 over the golden ratio)
+
+
+@inline
+def append_sizes(buffers: int, key: int) -> None:
+    """Add rank and sizes of all buffers to the key, whose first word counts its words."""
+    used = load_word(key, 0)
+    for index in range(word(buffers, COUNT)):
+        buffer = item(buffers, index, ITEMS)
+        rank = word(buffer, RANK)
+        store_word(key, used, rank)
+        for axis in range(rank):
+            store_word(key, used + 1 + axis, load_word(word(buffer, SIZES), axis))
+        used += 1 + rank
+    store_word(key, 0, used)
+
+
+@inline
+def words_of(buffers: int) -> int:
+    """How many words the sizes of these buffers take in a key."""
+    words = 0
+    for index in range(word(buffers, COUNT)):
+        words += 1 + word(item(buffers, index, ITEMS), RANK)
+    return words
+
+
+@inline
+def read_key(frame: int, key: int) -> bool:
+    """Write the key of a call; whether it has one."""
+    span = item(frame + ATTRIBUTES, 0, NAMED_ITEMS)
+    if word(span, LENGTH) < DIGEST_BYTES:
+        return False
+    if word(frame + ARGUMENTS, COUNT) + word(frame + RESULTS, COUNT) > MOST_BUFFERS:
+        return False
+    if KEY_HEAD + words_of(frame + ARGUMENTS) + words_of(frame + RESULTS) > MOST_KEY_WORDS:
+        return False
+    store_word(key, 0, KEY_HEAD)
+    copy_bytes(key + 8, word(span, TEXT), DIGEST_BYTES)
+    append_sizes(frame + ARGUMENTS, key)
+    append_sizes(frame + RESULTS, key)
+    return True
+
+
+@inline
+def bucket_of(table: int, key: int) -> int:
+    """The address of the word that has the first of the prepared plans among which the key's is."""
+    mixed = 0
+    for index in range(load_word(key, 0)):
+        mixed = (mixed ^ load_word(key, index)) * MIX
+        mixed ^= (mixed >> 29) & 0x7FFFFFFFF
+    return table + 8 * (BUCKETS + (mixed & (BUCKET_COUNT - 1)))
+
+
+@inline
+def find_plan(bucket: int, key: int) -> int:
+    """The plan that was prepared for this key, or 0."""
+    prepared, words = atomic_load(bucket), load_word(key, 0)
+    while prepared != 0:
+        same = 0
+        while same < words and load_word(prepared, KEY + same) == load_word(key, same):
+            same += 1
+        if same == words:
+            return prepared
+        prepared = load_word(prepared, NEXT)
+    return 0
+
+
+@inline
+def take_operands(frame: int, prepared: int, operands: int) -> None:
+    """Write where the operands lie, 0 for those that are left out."""
+    for index in range(load_word(prepared, OPERANDS)):
+        store_word(operands, index, 0)
+    places, given = load_word(prepared, PLACES), word(frame + ARGUMENTS, COUNT)
+    for index in range(given):
+        store_word(operands, load_word(places, index), word(item(frame + ARGUMENTS, index, ITEMS), DATA))
+    for index in range(word(frame + RESULTS, COUNT)):
+        store_word(operands, load_word(places, given + index), word(item(frame + RESULTS, index, ITEMS), DATA))
+
+
+@inline
+def team_for(table: int, prepared: int) -> int:
+    """The threads that help, 0 for a plan that has one part."""
+    if load_word(prepared, PARTS) < 2:
+        return 0
+    team = atomic_load(load_word(table, TEAM))
+    return call_address(load_word(table, START_TEAM)) if team < 0 else team
+
+
+@inline
+def run_plan(table: int, prepared: int, operands: int) -> int:
+    """Run the plan on the operands; 0, or the address of what Python says of its failure."""
+    bytes_needed, allocated = load_word(prepared, SCRATCH_BYTES), 0
+    scratch = stack_words(STACK_SCRATCH_WORDS)
+    if bytes_needed > 8 * STACK_SCRATCH_WORDS:
+        allocated = call_address(load_word(table, ALLOCATE), bytes_needed + ALIGNMENT)
+        if allocated == 0:
+            return call_address(load_word(table, REFUSE), prepared, 0)
+        scratch = (allocated + ALIGNMENT - 1) & -ALIGNMENT
+    team = team_for(table, prepared)
+    run = load_word(table, RUN) if team else 0
+    failure = call_address(load_word(table, EXECUTE_PLAN), load_word(prepared, PLAN), operands, scratch, run, team)
+    if failure != 0:
+        failure = call_address(load_word(table, REFUSE), prepared, scratch)
+    if allocated != 0:
+        call_address(load_word(table, FREE), allocated)
+    return failure
+
+
+@native(1)
+def handle(frame: int) -> int:
+    """What XLA calls with a call frame; 0, or an error."""
+    if describe(frame):
+        return 0
+    if number(frame, STAGE) != EXECUTE or not is_known(frame):
+        return 0  # what comes of unknown structures, the test at first use finds out
+    table, slot = named_address(TABLE), stack_words(1)
+    key, operands = stack_words(MOST_KEY_WORDS), stack_words(MOST_BUFFERS)
+    store_word(key, 0, 0)
+    store_word(slot, 0, 0)
+    is_short = read_key(frame, key)
+    bucket = bucket_of(table, key)
+    prepared = find_plan(bucket, key) if is_short else 0
+    if prepared == 0:
+        failure = call_address(load_word(table, PREPARE), key, bucket, slot)
+        prepared = load_word(slot, 0)
+        if prepared == 0:
+            return error(frame, load_word(failure, FAILURE_CODE), load_word(failure, FAILURE_MESSAGE))
+    take_operands(frame, prepared, operands)
+    failure = run_plan(table, prepared, operands)
+    if failure != 0:
+        return error(frame, load_word(failure, FAILURE_CODE), load_word(failure, FAILURE_MESSAGE))
+    return 0

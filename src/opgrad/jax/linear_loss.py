@@ -1,0 +1,160 @@
+"""Cross-entropy of a linear layer on JAX arrays: the logits of some rows at a time, which are never all stored.
+
+XLA forms the products, in a loop over chunks of rows. With one number as loss, the chunk's gradient takes the place of
+its logits, and what follows from it is added up at once; else the backward pass computes the chunk's logits again.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.custom_derivatives import SymbolicZero
+
+from opgrad.jax.calls import alike
+from opgrad.jax.formulas import wide
+from opgrad.jax.loss import Options, Targets, divided, sample_losses, target_gradients, with_gradient
+
+CHUNK = 32 << 20  # bytes of logits that are computed at a time
+
+
+class Layer(NamedTuple):
+    """A linear layer: (C, H), and (C,) or None."""
+
+    weight: Array
+    bias: Array | None = None
+
+
+def linear_cross_entropy(
+    x: Array, layer: Layer, targets: Targets, options: Options, reduction: str, square: Any, num_items: Any, bend: Any
+) -> Array:
+    """The loss; the arguments are checked. bend: what is done with logits beside what options say, None: nothing."""
+    dtype = wide(x.dtype)
+    if reduction == "none" or bend is not None:
+        losses, lse = _by_jax(options, x, layer, targets, bend)
+        if reduction == "none":
+            return losses + square * lse * lse
+        by_weight, by_count = divided(options, targets, reduction, num_items, dtype)
+        return losses.sum() * by_weight + square * (lse * lse).sum() * by_count
+    by_weight, by_count = divided(options, targets, reduction, num_items, dtype)
+    return _total(options)(*alike((x, layer, targets, by_weight, by_count * square)))
+
+
+def _rows(layer: Layer, dtype: Any) -> int:
+    return max(CHUNK // max(layer.weight.shape[0] * jnp.dtype(dtype).itemsize, 1), 1)
+
+
+def over_chunks(body: Callable[..., Any], carry: Any, arrays: Any, rows: int) -> tuple[Any, Any]:
+    """What jax.lax.scan gives for a body that takes so many rows of the arrays at a time, the rest at the end."""
+    count = jax.tree.leaves(arrays)[0].shape[0]
+    whole = count // rows * rows
+    made = None
+    if whole:
+        split = jax.tree.map(lambda a: a[:whole].reshape(whole // rows, rows, *a.shape[1:]), arrays)
+        carry, made = jax.lax.scan(body, carry, split)
+        made = jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), made)
+    if whole < count or not count:
+        carry, last = body(carry, jax.tree.map(lambda a: a[whole:], arrays))
+        made = last if made is None else jax.tree.map(lambda a, b: jnp.concatenate([a, b]), made, last)
+    return carry, made
+
+
+def _logits(x: Array, weight: Array, bias: Array | None) -> Array:
+    """Those of some rows, in the precision of the loss."""
+    found = jnp.matmul(x.astype(weight.dtype), weight.T)
+    return found if bias is None else found + bias.astype(weight.dtype)
+
+
+def _by_jax(options: Options, x: Array, layer: Layer, targets: Targets, bend: Any) -> tuple[Array, Array]:
+    """Loss and log-sum-exp of each sample; JAX differentiates the loop, which keeps no logits."""
+    dtype = wide(x.dtype)
+
+    @jax.checkpoint
+    def of_chunk(layer: Layer, weight: Array | None, x: Array, labels: Array) -> tuple[Array, Array]:
+        logits = _logits(x, layer.weight.astype(dtype), layer.bias)
+        found: tuple[Array, Array] = sample_losses(options)(
+            logits if bend is None else bend(logits), Targets(labels, weight)
+        )
+        return found
+
+    def body(carry: Any, part: Any) -> tuple[Any, Any]:
+        return carry, of_chunk(layer, targets.weight, *part)
+
+    _, found = over_chunks(body, None, (x, targets.labels), _rows(layer, dtype))
+    losses, lse = found
+    return losses, lse
+
+
+class _Sums(NamedTuple):
+    """What is added up over chunks: the losses, squares of lse, and gradients; None for those that nobody wants."""
+
+    losses: Array
+    squares: Array
+    layer: Layer
+    weight: Array | None
+
+
+@functools.lru_cache(1024)
+def _total(options: Options) -> Any:
+    """by_weight times the sum of the losses, and by_count times that of the squares of lse."""
+
+    @jax.custom_vjp
+    def total(x: Array, layer: Layer, targets: Targets, by_weight: Array, by_count: Array) -> Array:
+        losses, lse = _by_jax(options, x, layer, targets, None)
+        return losses.sum() * by_weight + (lse * lse).sum() * by_count
+
+    def forward(x: Any, layer: Any, targets: Any, by_weight: Any, by_count: Any) -> tuple[Array, Any]:
+        given = jax.tree.map(lambda each: each.value, (x, layer, targets), is_leaf=_is_primal)
+        wanted = {"weight": ()} if targets.weight is not None and targets.weight.perturbed else {}
+        factors = by_weight.value, by_count.value
+        sums, dx = _one_pass(options, *given, *factors, wanted)
+        found = sums.losses * factors[0] + sums.squares * factors[1]
+        return found, (sums, dx, given[1])
+
+    def backward(kept: Any, dtotal: Any) -> tuple[Any, ...]:
+        sums, dx, layer = kept
+        if isinstance(dtotal, SymbolicZero):
+            return (None,) * 5
+        by_layer = jax.tree.map(lambda each, like: (each * dtotal).astype(like.dtype), sums.layer, layer)
+        by_weight = None if sums.weight is None else sums.weight * dtotal
+        targets = Targets(None, by_weight)  # type: ignore[arg-type]
+        return (dx * dtotal).astype(dx.dtype), by_layer, targets, dtotal * sums.losses, dtotal * sums.squares
+
+    total.defvjp(forward, backward, symbolic_zeros=True)
+    return total
+
+
+def _is_primal(value: Any) -> bool:
+    return hasattr(value, "perturbed")
+
+
+def _one_pass(
+    options: Options, x: Array, layer: Layer, targets: Targets, by_weight: Array, by_count: Array,
+    wanted: Mapping[str, Any],
+) -> tuple[_Sums, Array]:  # fmt: skip
+    """The sums over all samples, and the gradient with respect to x."""
+    dtype = wide(x.dtype)
+    weight = layer.weight.astype(dtype)
+
+    def body(sums: _Sums, part: tuple[Array, Array]) -> tuple[_Sums, Array]:
+        rows, labels = part
+        chosen, logits = Targets(labels, targets.weight), _logits(rows, weight, layer.bias)
+        upstream = {"dloss": jnp.broadcast_to(by_weight, labels.shape)}
+        upstream["dlse_square"] = jnp.broadcast_to(by_count, labels.shape)
+        losses, lse, dlogits = with_gradient(options, logits, chosen, upstream)
+        by_bias = None if sums.layer.bias is None else sums.layer.bias + dlogits.sum(0)
+        by_layer = Layer(sums.layer.weight + jnp.matmul(dlogits.T, rows.astype(dtype)), by_bias)
+        by_class = sums.weight
+        if wanted:
+            found = target_gradients(options, wanted, logits, chosen, upstream["dloss"])
+            by_class = by_class + found["weight"]
+        added = _Sums(sums.losses + losses.sum(), sums.squares + (lse * lse).sum(), by_layer, by_class)
+        return added, jnp.matmul(dlogits, weight).astype(x.dtype)
+
+    none = jnp.zeros((), dtype)
+    start = Layer(jnp.zeros(weight.shape, dtype), None if layer.bias is None else jnp.zeros(layer.bias.shape, dtype))
+    first = _Sums(none, none, start, jnp.zeros_like(targets.weight) if wanted else None)
+    first, x = alike((first, x))
+    return over_chunks(body, first, (x, targets.labels), _rows(layer, dtype))

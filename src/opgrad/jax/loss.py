@@ -1,0 +1,265 @@
+"""Cross-entropy on JAX arrays: one kernel computes the loss and its gradient, in one pass over the logits.
+
+What the mean is divided by, a traced temperature and the squares of log-sum-exp are JAX's own arithmetic around the
+kernel, so they may be traced and are differentiated as JAX does.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.custom_derivatives import SymbolicZero
+
+from opgrad.contract import loss_operators, operators
+from opgrad.jax.calls import alike, call
+from opgrad.jax.derivative import scaled
+from opgrad.jax.formulas import counted, over, sample_weights, weighted_losses, wide
+
+IGNORED = -100  # the label that is ignored unless another is named
+_plain = {each: operators()[f"softmax_cross_entropy_loss{each}"] for each in ("_only", "_and_grad")}
+_samples, _samples_and_grad = (loss_operators()[f"sample_losses{each}"] for each in ("", "_and_grad"))
+
+
+class Options(NamedTuple):
+    """What a kernel is told of a loss, known when it is traced."""
+
+    name: str
+    ignore_index: int | None = IGNORED
+    label_smoothing: float = 0.0
+    softcap: float = 0.0
+    temperature: float = 1.0
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {each: value for each, value in self._asdict().items() if each != "name"}
+
+    @property
+    def bends(self) -> bool:
+        return bool(self.softcap) or self.temperature != 1.0
+
+
+class Targets(NamedTuple):
+    """What logits are compared with: labels, class weights, and probabilities in place of labels."""
+
+    labels: Array
+    weight: Array | None = None
+    probabilities: Array | None = None
+
+
+def cross_entropy(
+    logits: Array, labels: Array, weight: Array | None, options: Options, reduction: str, square: Any, num_items: Any
+) -> Array:
+    """The loss; the arguments are checked."""
+    targets = _targets(options.name, logits, labels, weight)
+    if reduction == "none":
+        loss, lse = sample_losses(options)(logits, targets)
+        return loss + square * lse * lse if _is_given(square) else loss
+    is_plain = targets.probabilities is None and not options.label_smoothing and not options.bends
+    if is_plain and not _is_given(square):
+        natural = reduction if num_items is None and logits.dtype != jnp.float16 else "sum"
+        total = _plain_loss(options, natural)(logits, targets)
+        return (
+            total if natural == reduction else total * divided(options, targets, reduction, num_items, total.dtype)[0]
+        )
+    by_weight, by_count = divided(options, targets, reduction, num_items, wide(logits.dtype))
+    return _total(options, _is_given(square))(*alike((logits, targets, by_weight, by_count * square)))
+
+
+def _is_given(square: Any) -> bool:
+    return isinstance(square, jax.Array) or bool(square)
+
+
+def _targets(name: str, logits: Array, labels: Array, weight: Array | None) -> Targets:
+    if jnp.issubdtype(labels.dtype, jnp.integer):
+        return Targets(labels, weight)
+    if labels.shape != logits.shape:
+        raise ValueError(f"{name}: labels has shape {labels.shape}, expected {logits.shape}, the shape of logits")
+    return Targets(jnp.zeros(logits.shape[:1] + logits.shape[2:], jnp.int32), weight, labels)
+
+
+def divided(options: Options, targets: Targets, reduction: str, num_items: Any, dtype: Any) -> tuple[Array, Array]:
+    """What the sums of losses and of squares of lse are multiplied by."""
+    if reduction == "sum":
+        return jnp.ones((), dtype), jnp.ones((), dtype)
+    if num_items is not None:
+        each = 1 / jnp.asarray(num_items).astype(dtype).reshape(())
+        return each, each
+    number = counted(targets.labels, options.ignore_index).sum().astype(dtype)
+    if targets.weight is None or targets.probabilities is not None:
+        return over(number), over(number)
+    return over(sample_weights(targets.labels, targets.weight, options.ignore_index, dtype).sum()), over(number)
+
+
+# --- sums and means -------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(1024)
+def _plain_loss(options: Options, reduction: str) -> Any:
+    """The loss of labels without options, by the kernel that is made for it."""
+
+    def run(which: str, logits: Array, targets: Targets) -> tuple[Array, ...]:
+        dtype, given = wide(logits.dtype), {"logits": logits, "labels": targets.labels, "weight": targets.weight}
+        dtypes = (np.dtype(dtype).name, logits.dtype.name)
+        asked = {"out_dtype": dtypes if which == "_and_grad" else dtypes[0]}
+        attributes = {"ignore_index": options.ignore_index, "reduction": reduction, **asked}
+        return call(_plain[which], given, attributes, options.name)
+
+    @jax.custom_vjp
+    def loss(logits: Array, targets: Targets) -> Array:
+        return run("_only", logits, targets)[0]
+
+    def forward(logits: Any, targets: Any) -> tuple[Array, Any]:
+        plain, wanted = _values(targets), _wanted(targets)
+        found, dlogits = run("_and_grad", logits.value, plain)
+        divisor = divided(options, plain, reduction, None, found.dtype)[0] if wanted else None
+        return found, (dlogits, (found, logits.value, plain, divisor) if wanted else None, wanted)
+
+    def backward(kept: Any, dloss: Any) -> tuple[Any, Any]:
+        dlogits, others, wanted = kept
+        if isinstance(dloss, SymbolicZero):
+            return None, None
+        grads = {}
+        if others is not None:
+            found, logits, targets, divisor = others
+            each = jnp.full(targets.labels.shape, 1, divisor.dtype) * (dloss * divisor)
+            grads = target_gradients(options, wanted, logits, targets, each)
+            if reduction == "mean":  # the weights are what the sum is divided by, too
+                grads = _less_mean(grads, options, targets, dloss * divisor * found)
+        return scaled(dlogits, dloss), _as_targets(grads)
+
+    loss.defvjp(forward, backward, symbolic_zeros=True)
+    return loss
+
+
+def _less_mean(grads: dict[str, Array], options: Options, targets: Targets, each: Array) -> dict[str, Array]:
+    """The gradients less what a larger divisor takes from them: `each` for each sample, at its class."""
+
+    def divisor(weight: Array) -> Array:
+        return sample_weights(targets.labels, weight, options.ignore_index, each.dtype).sum()
+
+    taken = jax.grad(divisor)(targets.weight) * each
+    return {**grads, "weight": (grads["weight"] - taken).astype(targets.weight.dtype)}
+
+
+@functools.lru_cache(1024)
+def _total(options: Options, squares: bool) -> Any:
+    """by_weight times the sum of the losses, and by_count times that of the squares of lse, with all options."""
+
+    @jax.custom_vjp
+    def total(logits: Array, targets: Targets, by_weight: Array, by_count: Array) -> Array:
+        losses, lse = sample_losses(options)(logits, targets)
+        return _summed(losses, lse, by_weight, by_count, squares)
+
+    def forward(logits: Any, targets: Any, by_weight: Any, by_count: Any) -> tuple[Array, Any]:
+        plain, wanted = _values(targets), _wanted(targets)
+        shape = plain.labels.shape
+        upstream = {"dloss": jnp.broadcast_to(by_weight.value, shape)}
+        upstream |= {"dlse_square": jnp.broadcast_to(by_count.value, shape)} if squares else {}
+        losses, lse, dlogits = with_gradient(options, logits.value, plain, upstream)
+        found = _summed(losses, lse, by_weight.value, by_count.value, squares)
+        others = (logits.value, plain) if wanted else None
+        return found, (dlogits, losses, lse, by_weight.value, others, wanted)
+
+    def backward(kept: Any, dtotal: Any) -> tuple[Any, ...]:
+        dlogits, losses, lse, by_weight, others, wanted = kept
+        if isinstance(dtotal, SymbolicZero):
+            return None, None, None, None
+        grads = {}
+        if others is not None:
+            logits, targets = others
+            each = jnp.broadcast_to(dtotal * by_weight, targets.labels.shape)
+            grads = target_gradients(options, wanted, logits, targets, each)
+        by_count = dtotal * (lse * lse).sum() if squares else jnp.zeros_like(by_weight)
+        return scaled(dlogits, dtotal), _as_targets(grads), dtotal * losses.sum(), by_count
+
+    total.defvjp(forward, backward, symbolic_zeros=True)
+    return total
+
+
+def _summed(losses: Array, lse: Array, by_weight: Array, by_count: Array, squares: bool) -> Array:
+    found = losses.sum() * by_weight
+    return found + (lse * lse).sum() * by_count if squares else found
+
+
+# --- sample by sample -----------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(1024)
+def sample_losses(options: Options) -> Any:
+    """A function of logits and targets that gives the loss and the log-sum-exp of each sample."""
+
+    @jax.custom_vjp
+    def losses(logits: Array, targets: Targets) -> tuple[Array, Array]:
+        given = {"logits": logits, **targets._asdict()}
+        loss, lse, *_ = call(_samples, given, options.attributes, options.name)
+        return loss, lse
+
+    def forward(logits: Any, targets: Any) -> tuple[Any, Any]:
+        plain = _values(targets)
+        return losses(logits.value, plain), (logits.value, plain, _wanted(targets))
+
+    def backward(kept: Any, cotangents: Any) -> tuple[Any, Any]:
+        logits, targets, wanted = kept
+        given = zip(("dloss", "dlse"), cotangents, strict=True)
+        upstream = {name: each for name, each in given if not isinstance(each, SymbolicZero)}
+        each = upstream.setdefault("dloss", jnp.zeros(targets.labels.shape, wide(logits.dtype)))
+        *_, dlogits = with_gradient(options, logits, targets, upstream)
+        return dlogits, _as_targets(target_gradients(options, wanted, logits, targets, each) if wanted else {})
+
+    losses.defvjp(forward, backward, symbolic_zeros=True)
+    return losses
+
+
+def with_gradient(
+    options: Options, logits: Array, targets: Targets, upstream: Mapping[str, Array]
+) -> tuple[Array, Array, Array]:
+    """Loss and log-sum-exp of each sample, and the gradient of the logits for these of the samples' results."""
+    given = {"logits": logits, **targets._asdict(), **upstream}
+    loss, lse, *_, dlogits = call(_samples_and_grad, given, options.attributes, options.name)
+    return loss, lse, dlogits
+
+
+# --- gradients of targets -------------------------------------------------------------------------------------------
+
+
+def _values(targets: Any) -> Targets:
+    """The arrays of what custom_vjp gives its forward function."""
+    return Targets(*[None if each is None else each.value for each in targets])
+
+
+def _wanted(targets: Any) -> dict[str, tuple[()]]:
+    """The names of the targets that are differentiated, as a structure without arrays."""
+    pairs = targets._asdict().items()
+    return {name: () for name, each in pairs if name != "labels" and each is not None and each.perturbed}
+
+
+def target_gradients(
+    options: Options, wanted: Mapping[str, Any], logits: Array, targets: Targets, each: Array
+) -> dict[str, Array]:
+    """The gradients of class weights and probabilities, given those of the samples' losses."""
+    dtype = wide(logits.dtype)
+    z = bent(logits.astype(dtype), options.softcap, options.temperature)
+    below = jax.nn.logsumexp(z, 1, keepdims=True) - z
+
+    def losses(changing: Mapping[str, Array]) -> Array:
+        chosen = {**targets._asdict(), **changing}
+        return weighted_losses(below, **chosen, **options.attributes)
+
+    _, pull = jax.vjp(losses, {name: getattr(targets, name) for name in wanted})
+    (found,) = pull(each.astype(dtype))
+    return dict(found)
+
+
+def _as_targets(grads: Mapping[str, Array]) -> Targets:
+    return Targets(None, grads.get("weight"), grads.get("probabilities"))  # type: ignore[arg-type]
+
+
+def bent(logits: Array, softcap: Any, temperature: Any) -> Array:
+    """What the softmax is of."""
+    if softcap is not None and (not isinstance(softcap, float) or softcap):
+        logits = softcap * jnp.tanh(logits / softcap)
+    return logits / temperature

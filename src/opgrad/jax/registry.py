@@ -1,0 +1,223 @@
+"""What compiled functions call by name, and the plans that were prepared for it, in the form that the handler reads.
+
+A compiled function may be kept on disk and loaded by another process, so it holds no address: only the digest of what
+it calls, its operator, dtypes and attributes. Whoever traces the function, which JAX does in every process before it
+looks for a compiled one, makes the digest known here. Prepared plans stay, as do JAX's compiled functions.
+"""
+
+import ctypes
+import hashlib
+import itertools
+import math
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opgrad import arrays
+from opgrad.contract import Operator, Shape, Spec
+from opgrad.cpu.compiler import machine_code
+from opgrad.cpu.runtime import parallel
+from opgrad.cpu.runtime.execute import execute
+from opgrad.cpu.runtime.system import system
+from opgrad.cpu.runtime.workspace import STATUS_WORDS
+from opgrad.fused.primitive import STATE
+from opgrad.jax import abi
+from opgrad.jax.handler import (
+    BUCKET_COUNT,
+    DIGEST_BYTES,
+    KEY_HEAD,
+    MOST_BUFFERS,
+    MOST_KEY_WORDS,
+    TABLE,
+    handle,
+)
+from opgrad.locks import settling
+
+CODES = {TypeError: abi.INVALID_ARGUMENT, ValueError: abi.INVALID_ARGUMENT}
+CODES |= {NotImplementedError: abi.UNIMPLEMENTED, MemoryError: abi.RESOURCE_EXHAUSTED}
+
+
+@dataclass(frozen=True)
+class Called:
+    """An operator as compiled functions call it.
+
+    given: the names of the arrays that are given, with their shapes and dtypes as the call was traced. results: those
+    of the results. attributes: the operator's own. name: what errors call the operator.
+    """
+
+    operator: Operator
+    given: Mapping[str, Spec]
+    results: Mapping[str, Spec]
+    attributes: Mapping[str, Any]
+    name: str
+
+    @property
+    def digest(self) -> str:
+        """Text that stands for it in any process. It leaves out the sizes, which every call comes with."""
+        op = self.operator
+        every = (*self.given.items(), *self.results.items())
+        kinds = [(name, len(spec.shape), spec.dtype.name) for name, spec in every]
+        form = (op.name, op.kind, op.arrays, sorted(op.attributes.items(), key=str), sorted(self.attributes.items()))
+        text = repr((kinds, form, self.name))
+        return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES // 2).hexdigest()
+
+    def plan(self, inputs: Sequence[Shape], results: Sequence[Shape]) -> arrays.Plan:
+        """The plan for arrays of these shapes, which may have axes of vmap before those that were traced."""
+        lead = {len(shape) - len(spec.shape) for shape, spec in zip(inputs, self.given.values(), strict=True)}
+        lead |= {len(shape) - len(spec.shape) for shape, spec in zip(results, self.results.values(), strict=True)}
+        (before,) = lead
+        given = self._specs(inputs, self.given, before)
+        made = self._specs(results, self.results, before)
+        specs = [given.get(name) for name in self.operator.arrays]
+        try:
+            return arrays.plan(self.operator, specs, self.attributes, list(made.values()))
+        except Exception as error:
+            raise in_name_of(self.operator, self.name, error) from None
+
+    def _specs(self, shapes: Sequence[Shape], traced: Mapping[str, Spec], before: int) -> dict[str, Spec]:
+        """What the plan is told of arrays: those with classes on axis 1 have further samples for the axes of vmap."""
+        found = {}
+        for (name, spec), shape in zip(traced.items(), shapes, strict=True):
+            if name == STATE:
+                shape = spec.shape  # in other words (`calls`)
+            elif before and self.operator.kind == "classes":
+                shape = (math.prod(shape[: before + 1]), *shape[before + 1 :])
+            found[name] = Spec(shape, spec.dtype)
+        return found
+
+
+def in_name_of(op: Operator, name: str, error: Exception) -> Exception:
+    """An error of an operator, as one of the function that the user has called; "": of the operator."""
+    own, text = f"{op.name}: ", str(error)
+    return type(error)(f"{name}: {text.removeprefix(own)}") if name and text.startswith(own) else error
+
+
+_called: dict[bytes, Called] = {}  # by digest
+
+
+def known(called: Called) -> str:
+    """The digest of a call, by which the handler finds it from now on."""
+    digest = called.digest
+    _called[digest.encode()] = called
+    return digest
+
+
+# --- plans ----------------------------------------------------------------------------------------------------------
+
+
+class Prepared:
+    """A plan with its key and the operands' numbers of all buffers, as words."""
+
+    def __init__(self, called: Called, plan: arrays.Plan, key: tuple[int, ...], following: int):
+        self.called, self.plan, self.key = called, plan, key
+        operands = [*called.operator.arrays, *called.operator.results]
+        self._places = _words([operands.index(name) for name in (*called.given, *called.results)])
+        scratch = max(plan.scratch_bytes, 8 * STATUS_WORDS)
+        facts = [plan.address, scratch, plan.parts_max, len(operands), ctypes.addressof(self._places)]
+        self._words = _words([following, *facts, *key])  # as `handler` numbers them
+        self.address = ctypes.addressof(self._words)
+
+
+_prepared: dict[tuple[int, ...], Prepared] = {}  # by key
+_by_address: dict[int, Prepared] = {}
+
+
+def _words(values: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def _prepare(key: int, bucket: int, found: int) -> int:
+    """The handler calls this for a key that it does not know; writes the plan's address to `found`, or fails.
+
+    Others may be walking through the bucket's plans in native code: a new one goes before them.
+    """
+    try:
+        words = tuple((ctypes.c_int64 * _at(key).value).from_address(key))
+        with settling:
+            if words not in _prepared:
+                _keep(Prepared(*_plan_for(words), words, _at(bucket).value))
+                _at(bucket).value = _prepared[words].address
+            _at(found).value = _prepared[words].address
+        return 0
+    except BaseException as error:
+        return _failure(error)
+
+
+_at = ctypes.c_int64.from_address
+
+
+def _keep(prepared: Prepared) -> None:
+    _prepared[prepared.key] = _by_address[prepared.address] = prepared
+
+
+def _plan_for(key: tuple[int, ...]) -> tuple[Called, arrays.Plan]:
+    """What a key stands for."""
+    if not key:
+        expected = f"at most {MOST_BUFFERS} arrays with {MOST_KEY_WORDS - KEY_HEAD} dimensions in all"
+        raise ValueError(f"opgrad.jax: a call has too many arrays or dimensions, expected {expected}")
+    called = _called.get(bytes(_words(key[1:KEY_HEAD])))
+    if called is None:
+        raise ValueError(
+            "opgrad.jax: this function was compiled in another process and not traced in this one: trace it again"
+        )
+    shapes = list(_shapes(key[KEY_HEAD:]))
+    return called, called.plan(shapes[: len(called.given)], shapes[len(called.given) :])
+
+
+def _shapes(words: Sequence[int]) -> Iterator[Shape]:
+    rest = iter(words)
+    for rank in rest:
+        yield tuple(itertools.islice(rest, rank))
+
+
+def _refuse(prepared: int, scratch: int) -> int:
+    """The handler calls this when a plan failed, or its working memory could not be had (0)."""
+    try:
+        this = _by_address[prepared]
+        if scratch == 0:
+            raise MemoryError(f"{this.called.name}: cannot allocate {this.plan.scratch_bytes} bytes")
+        raise in_name_of(this.called.operator, this.called.name, this.plan.error(scratch))
+    except BaseException as error:
+        return _failure(error)
+
+
+_failures: dict[int, Any] = {}  # the last one of each thread, which XLA copies at once
+
+
+def _failure(error: BaseException) -> int:
+    """The words of a failure, as the handler reads them."""
+    code = next((code for kind, code in CODES.items() if isinstance(error, kind)), abi.INTERNAL)
+    text = ctypes.create_string_buffer(str(error).encode())
+    words = _words([code, ctypes.addressof(text)])
+    _failures[threading.get_ident()] = words, text
+    return ctypes.addressof(words)
+
+
+# --- what the handler finds by name -----------------------------------------------------------------------------------
+
+_tables: list[Any] = []
+
+
+def _table() -> Any:
+    """The handler's table: made once, and kept even when the interpreter ends, because XLA may still run."""
+    if not _tables:
+        word = ctypes.c_int64
+        functions = (ctypes.CFUNCTYPE(word, *[word] * count)(each) for each, count in ((_prepare, 3), (_refuse, 2)))
+        start = ctypes.CFUNCTYPE(word)(parallel.team)
+        callbacks = [*functions, start]
+        heap = map(system().heap, ("malloc", "free"))
+        natives = [execute.address, parallel.run.address, parallel.team_word(), *heap]
+        addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in callbacks]
+        table = _words([*addresses, *natives, *[0] * BUCKET_COUNT])
+        kept = (table, callbacks, _prepared, _by_address, _failures)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        _tables.append(table)
+    return _tables[0]
+
+
+def handler_address() -> int:
+    """The address of the handler, with its table in place."""
+    with settling:
+        machine_code.give_name(TABLE, ctypes.addressof(_table()))
+        return handle.address
