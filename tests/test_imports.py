@@ -34,10 +34,11 @@ LAYERS = {
     "cpu/compiler/": ("", ""),
     "cpu/compiler/target": ("llvmlite", "cpu/compiler/"),
     "cpu/compiler/lowering/": ("numba llvmlite", "cpu/compiler/ cpu/compiler/target"),
+    "cpu/compiler/emit": ("llvmlite", "cpu/compiler/target cpu/compiler/lowering/"),
     "cpu/compiler/interpret/": ("numpy ml_dtypes", "cpu/compiler/ cpu/compiler/target"),
     "cpu/compiler/native": (
         "llvmlite",
-        "cpu/compiler/ cpu/compiler/interpret/ cpu/compiler/target cpu/compiler/lowering/ locks",
+        "cpu/compiler/ cpu/compiler/emit cpu/compiler/interpret/ cpu/compiler/target locks",
     ),
     "cpu/runtime/": ("", f"contract/ {COMPILER} cpu/compiler/target locks"),
     "cpu/numerics/": ("", COMPILER),

@@ -1,8 +1,10 @@
 """The cache of machine code: who is trusted, what an entry is bound to, and what becomes of failures."""
 
-import ast
 import errno
+import importlib
 import os
+import pkgutil
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -10,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from opgrad.cpu import softmax
+import opgrad.cpu
+from opgrad.cpu import activation
 from opgrad.cpu.compiler import native, sources, trust
 from opgrad.cpu.compiler.cache import MOST_BYTES, ObjectCache, directory
-from opgrad.cpu.runtime import execute
 
 pwd, resource = pytest.importorskip("pwd"), pytest.importorskip("resource")  # on Windows nothing is checked
 
@@ -269,127 +271,188 @@ def test_a_file_in_the_place_of_a_folder(tmp_path):
     assert cache.problem().endswith(os.strerror(errno.ENOTDIR))
 
 
-# --- sources ---------------------------------------------------------------------------------------------------------
+# --- what code is made of --------------------------------------------------------------------------------------------
 
 
-def files_of(functions):
-    """What the sources of functions import, by Python's own parser."""
-    found, waiting = set(), [Path(each.__code__.co_filename) for each in functions]
-    while waiting:
-        path = waiting.pop()
-        if path not in found:
-            found.add(path)
-            waiting += imports(path)
-    return found
+def digest(source, **space):
+    """The digest of a function that some source defines."""
+    exec(source, space)
+    return sources.digest(space["kernel"])
 
 
-def imports(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names = [(alias.name, "") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: a relative import, which the digest does not see"
-            names = [(node.module, alias.name) for alias in node.names]
-        else:
-            continue
-        for module, name in names:
-            if module.split(".")[0] == "opgrad":
-                yield file_of(f"{module}.{name}") or file_of(module)
+KERNEL = """
+import math
+from opgrad.cpu.compiler.parameters import Rows
+LIMIT, SIZES = 2, (1, 2)
+def twice(x): return 2 * x
+def named(x): return x
+def make(number, formula):
+    def kernel(units, x: Rows, count=3):
+        if count in {"one", "two", "three"}:
+            return (lambda y: y + 1)(twice(x) + number)
+        return formula(math.floor(x)) + LIMIT + SIZES[0]
+    return kernel
+kernel = make(5, named)
+"""
+CHANGES = {
+    "a function that is called": ("2 * x", "3 * x"),
+    "a function that it was made from": ("return x", "return -x"),
+    "a number that it was made from": ("make(5,", "make(5.0,"),
+    "a global number": ("LIMIT, SIZES = 2,", "LIMIT, SIZES = 4,"),
+    "a global tuple": ("(1, 2)", "(1, 4)"),
+    "a default": ("count=3", "count=4"),
+    "an annotation": ("x: Rows", "x: int"),
+    "a constant inside": ("y + 1", "y + 4"),
+    "an operator inside": ("y + 1", "y - 1"),
+    "a word of a module": ("math.floor", "math.ceil"),
+}
 
 
-def file_of(module):
-    path = PACKAGE.parent.joinpath(*filter(None, module.split(".")))
-    candidates = (path.with_suffix(".py"), path / "__init__.py")
-    return next((each for each in candidates if each.is_file()), None)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_whatever_machine_code_is_made_of_counts(change):
+    one, other = digest(KERNEL), digest(KERNEL.replace(*change))
+    assert one
+    assert other
+    assert one != other
 
 
-def test_every_import_of_a_kernel_is_seen():
-    for path in (PACKAGE / "cpu").rglob("*.py"):
-        seen = set(map(Path, sources.imported(path.read_bytes())))
-        assert set(imports(path)) <= seen, path
+def test_nothing_else_counts():
+    """Neither comments, places and documentation, nor what a kernel does not use."""
+    others = KERNEL + "def unused(): pass\n", "# a comment\n\n" + KERNEL, KERNEL.replace("2 * x", "2 * x  # twice")
+    assert {*map(digest, others)} == {digest(KERNEL)}
+    documented = [KERNEL.replace("twice(x):", f"twice(x):\n    '{text}'\n   ") for text in ("Twice.", "Two times.")]
+    assert len({*map(digest, documented)}) == 1
 
 
-CHANGES = """
-import sys
-from pathlib import Path
-from opgrad.cpu.compiler import native
+def test_a_name_of_a_module_is_not_a_global_of_the_same_name():
+    source = "import math\ndef floor(x): return {}\ndef kernel(x): return math.floor(x)\n"
+    assert digest(source.format("x")) == digest(source.format("-x"))
+    assert digest(source + "import os\nfloor = os.environ") == digest(source.format("x"))
+
+
+def test_code_with_something_unknown_in_it_is_not_kept():
+    assert digest("import os\nplace = os.environ\ndef kernel(x): return place") is None
+
+
+def kernels():
+    """Every kernel and native function that opgrad.cpu has under a name, with its name."""
+    for module in pkgutil.walk_packages(opgrad.cpu.__path__, "opgrad.cpu."):
+        if ".lowering" not in module.name:
+            for name, value in vars(importlib.import_module(module.name)).items():
+                if isinstance(value, native.Kernel | native.Native) and value.__module__ == module.name:
+                    yield f"{module.name}.{name}", value
+
+
+ROOMS = ("cpu/compiler/", "cpu/loops/", "cpu/numerics/")  # what kernels of all families are made of
+
+
+def test_kernels_depend_on_a_handful_of_files():
+    found = {name: {place(each) for each in sources.reached(kernel.function)} for name, kernel in kernels()}
+    assert len(found) > 100
+    for name, files in found.items():
+        assert len(files) <= 14, name
+        assert not [each for each in files if not each.startswith("cpu/")], name
+        if not name.startswith("opgrad.cpu.runtime"):
+            assert not [each for each in files if each.startswith("cpu/runtime")], name
+    relu = {place(each) for each in sources.reached(activation.relu.kernel.function)}
+    assert relu == {"cpu/activation.py", "cpu/loops/elements.py", "cpu/loops/map.py", *WORDS}
+
+
+WORDS = {"cpu/compiler/simd.py", "cpu/compiler/__init__.py"}
+
+
+def place(function):
+    return Path(function.__code__.co_filename).relative_to(PACKAGE).as_posix()
+
+
+def test_every_kernel_can_be_kept():
+    assert [name for name, kernel in kernels() if sources.digest(kernel.function) is None] == []
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the package that may be changed, with a cache of its own."""
+    files = shutil.ignore_patterns("__pycache__", "results", "*.json", "*.md")
+    shutil.copytree(PACKAGE, tmp_path / "copy" / "opgrad", ignore=files)
+    return tmp_path / "copy"
+
+
+def change(path, before, after):
+    text = path.read_text(encoding="utf-8")
+    assert before in text
+    path.write_text(text.replace(before, after), encoding="utf-8")
+    shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)  # it goes by times and sizes of files
+
+
+def run_copy(copy, script, **variables):
+    """The lines that a script prints, with the copy for opgrad."""
+    environment = {"PYTHONPATH": str(copy), "OPGRAD_CACHE_DIR": str(copy / "cache"), "OPGRAD_COMPILERS": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | environment | variables, capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+    return done.stdout.split()
+
+
+DIGESTS = """
+from opgrad.cpu import activation, gather, softmax
 from opgrad.cpu.compiler import sources
-from {module} import {name} as kernel
 
-digest = sources.digest(kernel.function)
-for line in sys.stdin.read().splitlines():
-    path = Path(sources.ROOT, line)
-    text = path.read_bytes()
-    path.write_bytes(text + b"# changed")
-    sources._read.cache_clear()
-    print(line, sources.digest(kernel.function) != digest)
-    path.write_bytes(text)
+for function in activation.relu.kernel, softmax.rows.softmax_rows, gather.count_indices:
+    print(sources.digest(function.function).hex())
 """
 
 
-@pytest.mark.parametrize("module", [softmax.rows, execute], ids=lambda module: module.__name__)
-def test_changing_any_file_that_a_kernel_uses_gives_another_digest(tmp_path, module):
-    name, kernel = next(
-        (name, value)
-        for name, value in vars(module).items()
-        if hasattr(value, "function") and value.function.__module__ == module.__name__
-    )
-    for path in PACKAGE.rglob("*.py"):
-        copy = tmp_path / path.relative_to(PACKAGE.parent)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
-    used = {path.relative_to(PACKAGE.parent).as_posix() for path in files_of(sources.made_from(kernel.function))}
-    assert {
-        "opgrad/cpu/compiler/native.py",
-        "opgrad/cpu/compiler/simd.py",
-        "opgrad/cpu/compiler/lowering/build.py",
-    } <= used
-    unused = {"opgrad/cli.py", "opgrad/training/fit.py"}
-    done = subprocess.run(
-        [sys.executable, "-c", CHANGES.format(module=module.__name__, name=name)],
-        input="\n".join(sorted(used | unused)),
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = dict(line.split() for line in done.stdout.splitlines())
-    assert found == dict.fromkeys(used, "True") | dict.fromkeys(unused, "False")
+def test_which_changed_files_give_other_digests(copy):
+    first = run_copy(copy, DIGESTS)
+    for path in ("locks.py", "cpu/runtime/parallel.py", "cpu/compiler/native.py", "cpu/compiler/cache.py", "cli.py"):
+        with open(copy / "opgrad" / path, "a", encoding="utf-8") as file:
+            file.write("\nANOTHER = 1\n")
+    change(copy / "opgrad/cpu/activation.py", "dy * y * (1.0 - y)", "dy * y * (2.0 - y)")
+    assert run_copy(copy, DIGESTS) == first
+    change(copy / "opgrad/cpu/activation.py", OLD, NEW)
+    second = run_copy(copy, DIGESTS)
+    assert [one == other for one, other in zip(first, second, strict=True)] == [False, True, True]
+    change(copy / "opgrad/cpu/compiler/lowering/build.py", '"""From', '"""Edited. From')
+    assert not {*first, *second} & {*run_copy(copy, DIGESTS)}
 
 
-def test_functions_that_a_kernel_was_made_from_count():
-    """The kernel's own file knows nothing of them."""
+CALL = """
+from pathlib import Path
+import numpy as np
+import opgrad
+from opgrad.cpu import activation
 
-    def other(x):
-        return x
-
-    def make(function):
-        def kernel(part):
-            function(part)
-
-        return kernel
-
-    from opgrad.cpu.loops.elements import elementwise
-
-    assert sources.digest(elementwise(other).function) != sources.digest(elementwise(softmax.softmax).function)
-    assert {each.__name__ for each in sources.made_from(make(make(other)))} == {"kernel", "other"}
+path, before, after = EDIT
+if path:
+    text = Path(path).read_text(encoding="utf-8")
+    Path(path).write_text(text.replace(before, after), encoding="utf-8")
+print(opgrad.relu(np.float32([-1, 2]))[1])
+"""
+OLD, NEW = "v.select(x <= 0.0, 0.0, x)", "v.select(x <= 0.0, 0.0, 3.0 * x)"
 
 
-def test_kernels_made_from_others_have_names_of_their_own():
-    """Several formulas may stand in a line, and differ in nothing but an operator, a word, or a number."""
-
-    def make(formula, number=0):
-        def kernel(part):
-            return formula(part) + number
-
-        return kernel
-
-    formulas = [lambda x: x > 1.0, lambda x: x < 1.0, lambda x: x < 2.0, lambda x: x.real < 1.0]  # fmt: skip
-    kernels = [*map(make, formulas), make(formulas[0], 1)]
-    assert len({native._name(each) for each in kernels}) == len(kernels)
+def call(copy, *edit, compilers="0"):
+    """relu(2) in a process that edits a file between its import and its first call."""
+    script = CALL.replace("EDIT", repr(tuple(map(str, edit or ("", "", "")))))
+    return float(run_copy(copy, script, OPGRAD_COMPILERS=compilers)[0])
 
 
-def test_code_without_a_source_is_not_kept():
-    space = {}
-    exec("def function(part):\n    pass", space)
-    assert sources.digest(space["function"]) is None
+@pytest.mark.parametrize("compilers", ["0", "1"])
+def test_a_kernel_that_is_edited_under_a_living_process(copy, compilers):
+    """The process goes on with what it has imported; the next one does not get that under the new source's name."""
+    path = copy / "opgrad/cpu/activation.py"
+    assert call(copy, path, OLD, NEW, compilers=compilers) == 2.0
+    assert NEW in path.read_text(encoding="utf-8")
+    assert call(copy) == 6.0
+    change(path, NEW, OLD)
+    assert call(copy) == 2.0
+
+
+def test_a_compiler_that_is_edited_under_a_living_process(copy):
+    """What it makes belongs to no source: it was imported after the edit, and the rest before. It runs, unkept."""
+    path = copy / "opgrad/cpu/compiler/lowering/arithmetic.py"
+    assert call(copy, path, "from typing", "# Edited.\nfrom typing") == 2.0
+    assert list(copy.glob("cache/*/*.o")) == []
+    assert call(copy) == 2.0
+    assert list(copy.glob("cache/*/*.o")) != []

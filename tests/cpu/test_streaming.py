@@ -7,8 +7,11 @@ from samples import bits, call, sample
 
 import opgrad
 import opgrad.random
-from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS, operators
+from opgrad.arrays import dispatcher
+from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS, graph_operators, loss_operators, operators
+from opgrad.cpu.loops import layout
 from opgrad.cpu.runtime import partition
+from opgrad.testing.examples import examples, listed
 
 LINE = 64
 CALLS = {
@@ -111,3 +114,52 @@ def test_rows_in_parts_strided_and_in_place(name, dtype, rng, streaming):
         first = next(iter(arguments))
         call(op, arguments, out=arguments[first])
         assert bits(arguments[first]) == bits(expected), n
+
+
+# --- the size of the cache -------------------------------------------------------------------------------------------
+
+REDUCING = [op for op in (*operators().values(), *loss_operators().values()) if op.kind in ("rows", "classes")]
+# Rows of every layout, few long ones among them, and columns, alone and behind others.
+ROW_SHAPES = [(count, n) for n in (1, 7, 24, 33, 50, 79, 97, 130, 150, 200, 300, 700, 1100) for count in (3, 40)]
+COLUMN_SHAPES = [(2, n, inner) for n in (5, 150) for inner in (3, 37, 64)]
+SHAPES = [*ROW_SHAPES, *COLUMN_SHAPES, (2, 70000)]
+
+
+def with_caches(monkeypatch, op, arguments):
+    """The results of a call that is planned anew, for a machine without a cache and for one of a huge cache."""
+    for size in (1, 1 << 50):
+        monkeypatch.setattr(partition, "last_level_cache", lambda size=size: size)
+        yield [bits(each) for each in listed(dispatcher(op)(**arguments))]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", REDUCING, ids=lambda op: op.name)
+def test_the_size_of_the_cache_changes_no_bit(op, dtype, rng, monkeypatch):
+    for large in (0, layout.LARGE) if op.name in CALLS else (layout.LARGE,):
+        monkeypatch.setattr(layout, "LARGE", large)  # all shapes as if they were large, or small
+        for shape in SHAPES:
+            without, with_much = with_caches(monkeypatch, op, of_shape(op, shape, dtype, rng))
+            assert without == with_much, shape
+
+
+def of_shape(op, shape, dtype, rng):
+    if op.forward in operators() or op.forward is None:
+        return sample(op, shape, dtype, rng, size=4.0, **({"axis": 1} if op.kind == "rows" else {}))
+    arguments = sample(loss_operators()[op.forward], shape, dtype, rng, size=4.0)
+    return arguments | {"dloss": np.ones_like(arguments["labels"], np.float32)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CALLS)
+def test_the_size_of_the_cache_changes_no_bit_of_calls_with_attributes(name, dtype, rng, monkeypatch):
+    for shape in SHAPES:
+        x = rng.normal(size=shape).astype(DTYPES[dtype])
+        without, with_much = with_caches(monkeypatch, operators()[name], {"x": x, "axis": 1, **CALLS[name]})
+        assert without == with_much, shape
+
+
+@pytest.mark.parametrize("op", graph_operators().values(), ids=lambda op: op.name)
+def test_the_size_of_the_cache_changes_no_bit_of_training_graphs(op, monkeypatch):
+    for example in examples(op, "float32"):
+        without, with_much = with_caches(monkeypatch, op, example.arguments)
+        assert without == with_much

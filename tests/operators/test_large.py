@@ -134,3 +134,29 @@ def test_gather_gradient(x):
     assert (x[-1] == 4).all()
     assert (x[0] == 2).all()
     assert count_nonzero(x[1:-1]) == 0
+
+
+MANY = 1 << 31
+
+
+def broadcast(values, *shape):
+    """An array of that many elements that takes no memory."""
+    return np.broadcast_to(np.asarray(values), shape)
+
+
+TOO_MANY = {
+    "gather_grad": ((5, 3), broadcast(0, MANY), broadcast(np.float32(1), MANY, 3)),
+    "gather_nd_grad": ((5, 3), broadcast(0, MANY, 1), broadcast(np.float32(1), MANY, 3)),
+    "gather_nd_grad of a large shape": ((5 * MANY,), broadcast(0, MANY, 1), broadcast(np.float32(1), MANY)),
+    "gather_elements_grad": ((5 * MANY,), broadcast(0, MANY), broadcast(np.float32(1), MANY)),
+}
+
+
+@pytest.mark.parametrize("case", TOO_MANY)
+def test_more_indices_than_can_be_sorted_are_refused(case):
+    """While slices are sorted, their numbers take 32 bits."""
+    name, (shape, indices, dy) = case.split()[0], TOO_MANY[case]
+    out = np.full(shape, 7, np.float32) if shape[0] < MANY else None
+    with pytest.raises(NotImplementedError, match=rf"{name}: indices name {MANY} slices, expected at most {MANY - 1}"):
+        getattr(opgrad, name)(shape=shape, indices=indices, dy=dy, out=out)
+    assert out is None or (out == 7).all()

@@ -38,6 +38,7 @@ SHORTEST_PIECE: Final = 256  # of so many slices of dy at least,
 FEW_COLUMNS: Final = 4096  # where there are no more columns than that
 SINGLE: Final = 8  # slices shorter than this are summed element by element
 LONGEST_AHEAD: Final = 1024  # elements of a slice that are asked for at once
+MOST_SORTED: Final = 2**31 - 1  # slices of dy: while they are sorted, their numbers take 32 bits
 
 
 # --- indices -------------------------------------------------------------------------------------------------------
@@ -358,8 +359,15 @@ def gather_grad(problem: Problem) -> Program:
     count, workspace = math.prod(problem.specs["indices"].shape), Workspace(precision(problem))
     steps = index_steps(problem, workspace, size)
     if pre * size * post:
+        check_count("gather_grad", count)
         steps += sum_steps(problem, workspace, pre, Slices(count, size, post))
     return Program(steps, workspace, wrong_index(problem, "gather_grad", size))
+
+
+def check_count(operator: str, count: int) -> None:
+    """Raise NotImplementedError if there are more slices than can be sorted."""
+    if count > MOST_SORTED:
+        raise NotImplementedError(f"{operator}: indices name {count} slices, expected at most {MOST_SORTED} on the CPU")
 
 
 def sum_steps(problem: Problem, workspace: Workspace, pre: int, slices: Slices) -> list[Step]:

@@ -2,9 +2,9 @@
 
 Numba turns a function into LLVM IR; llvmlite turns that into an object file, which is cached and linked
 straight into the process next time, so a warm start never imports Numba, nor llvmlite where `machine_code` can link.
-A cache folder belongs to one CPU and one version of the compiler, and a file in it to one version of all sources that
-the function is made of: Numba's own cache notices neither an edit in another file nor a changed compile flag (numba
-issues 8359 and 6845).
+A cache folder belongs to one CPU and one version of Numba, and a file in it to all that the function is made of, see
+`sources`: Numba's own cache notices neither an edit in another file nor a changed compile flag (numba issues 8359 and
+6845).
 """
 
 import ctypes
@@ -14,7 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from opgrad.cpu.compiler import INTERPRETING, machine_code, sources
+from opgrad.cpu.compiler import INTERPRETING, emit, machine_code, sources
+from opgrad.cpu.compiler.emit import ENTRY as ENTRY
+from opgrad.cpu.compiler.emit import assembly as assembly
 from opgrad.cpu.compiler.helpers import by_precision as by_precision
 from opgrad.cpu.compiler.helpers import constant as constant
 from opgrad.cpu.compiler.helpers import inline as inline
@@ -143,60 +145,16 @@ def _made_elsewhere(function: Callable[..., Any], form: str, name: str | None) -
 
 
 def _made_here(function: Callable[..., Any], form: str, name: str | None) -> bytes:
-    code = _compile(function, form, f"{_name(function)}.{form}")
-    if name:
+    code = emit.object_code(function, form, f"{function.__module__}.{function.__qualname__}.{form}")
+    if name and sources.compiler_is_imported():
         object_cache().write(name, code)
     return code
 
 
 def entry(function: Callable[..., Any], form: str) -> str | None:
-    """The name of a function's code in the cache; None if its sources are unknown, so that it cannot be kept."""
+    """The name of a function's code in the cache; None if something in it is unknown, so that it cannot be kept."""
     made_of = sources.digest(function)
-    return made_of and hashlib.sha256(f"{_name(function)}.{form}".encode() + b"\0" + made_of).hexdigest()[:32]
-
-
-def _name(function: Callable[..., Any]) -> str:
-    """The function's name and line, with what it was made from: functions, at every depth, and numbers."""
-    made_from = [cell.cell_contents for cell in function.__closure__ or ()]
-    inside = [_name(each) if callable(each) else repr(each) for each in made_from]
-    code = function.__code__
-    own = f"{function.__module__}.{function.__qualname__}:{code.co_firstlineno}"
-    if function.__name__ == "<lambda>":  # there may be several in a line
-        own += hashlib.sha256(repr((code.co_code, code.co_names, code.co_consts)).encode()).hexdigest()[:16]
-    return own + (f"({', '.join(inside)})" if inside else "")
-
-
-ENTRY = "opgrad_entry"  # the one exported symbol of an object file
-
-
-def assembly(function: Callable[..., Any], dtypes: Iterable[str]) -> str:
-    """The assembly text of a kernel's function for pointers of these dtypes."""
-    from opgrad.cpu.compiler import lowering
-
-    machine = _machine()
-    module = lowering.build(function, "task(" + ",".join(dtypes) + ")", ENTRY, machine)
-    return str(machine.emit_assembly(module))
-
-
-def _compile(function: Callable[..., Any], form: str, symbol: str) -> bytes:
-    from opgrad.cpu.compiler import lowering
-
-    machine = _machine()
-    module = lowering.build(function, form, ENTRY, machine)
-    module.name = symbol
-    return bytes(machine.emit_object(module))
-
-
-@functools.cache
-def _machine() -> Any:
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    llvm.initialize_native_asmparser()
-    name, features = host()
-    target = llvm.Target.from_triple(llvm.get_process_triple())
-    return target.create_target_machine(cpu=name, features=features, opt=3, jit=True)
+    return made_of and hashlib.sha256(form.encode() + b"\0" + made_of).hexdigest()[:32]
 
 
 def _load(code: bytes) -> int:
@@ -207,7 +165,7 @@ def _load(code: bytes) -> int:
 def _load_with_llvm(code: bytes) -> int:
     import llvmlite.binding as llvm
 
-    _machine()
+    emit.machine()
     machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
     for name, address in machine_code.named.items():
         llvm.add_symbol(name, address)

@@ -1,87 +1,179 @@
-"""Which source files a function's machine code is made of, as one digest.
+"""What a function's machine code is made of, as one digest: the code that was imported, and the compiler.
 
-Numba compiles the constants that a kernel reads into its code, wherever they were imported from. So a kernel depends on
-its own file, on those of the functions that it was made from, and on every file of opgrad that one of these imports,
-directly or not; through `native` the compiler is among them.
+Numba compiles a function from its bytecode, together with the functions that it calls, and makes constants of the
+numbers that it reads, wherever these were imported from. So the digest is of these objects as they are in this
+process. The files that they came from may have changed since: an edit or an upgrade under a living process would
+otherwise leave old machine code under the new source's name, where the next process finds it.
+
+The compiler is more than functions that a kernel reaches, and most of it is not imported where nothing is compiled.
+It counts by its files, read when this module is imported.
 """
 
+import dis
 import functools
+import glob
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
+from opgrad.cpu.compiler.parameters import annotations, fields
+
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))  # the folder that holds opgrad/
-# They begin with fixed text, for which `re` searches a fifth as long as for the beginning of a line.
-FROM = re.compile(rb"from (opgrad[\w.]*) import (\([^)]*\)|[^\n]*)")
-IMPORT = re.compile(rb"import (opgrad[\w.]*)")
+# The files of this folder that decide what a function is compiled to. The others keep, find and link what came of it.
+DECIDING = ("emit", "helpers", "memory", "parameters", "simd", "slots", "target", os.path.join("lowering", "*"))
+PLAIN = (int, float, complex, str, bytes, type(None), type(Ellipsis))
 
 
-def digest(function: Callable[..., Any]) -> bytes | None:
-    """A digest of all sources of a function; None if one of them cannot be read, as that of code typed in."""
-    found: set[str] = set()
-    waiting = [each.__code__.co_filename for each in made_from(function)]
-    whole = hashlib.sha256()
-    while waiting:
-        path = waiting.pop()
-        if path not in found:
-            found.add(path)
-            waiting += _read(path)[1]
-    for path in sorted(found):
-        own = _read(path)[0]
-        if own is None:
-            return None
-        whole.update(own)
-    return whole.digest()
-
-
-def made_from(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """The function, and those that it was made from, at every depth."""
-    yield function
-    for cell in function.__closure__ or ():
-        if callable(cell.cell_contents):
-            yield from made_from(cell.cell_contents)
+class _UnknownError(Exception):
+    """Something that a function uses is of a kind of which nothing is known, so its code cannot be kept."""
 
 
 def of_file(path: str) -> bytes | None:
     """The digest of one file; None if it cannot be read."""
-    return _read(path)[0]
-
-
-@functools.cache
-def _read(path: str) -> tuple[bytes | None, list[str]]:
-    """The digest of a file, and the files of opgrad that it imports."""
     try:
         with open(path, "rb") as file:
-            source = file.read()
+            return hashlib.sha256(file.read()).digest()
     except OSError:
-        return None, []
-    return hashlib.sha256(source).digest(), list(imported(source))
+        return None
 
 
-def imported(source: bytes) -> Iterator[str]:
-    """The files of opgrad that a source imports, at any place; parsing it would take fifty times as long."""
-    for module, names in (*FROM.findall(source), *((module, b"") for module in IMPORT.findall(source))):
-        name = module.decode()
-        files = [_file(f"{name}.{each.decode()}") for each in re.findall(rb"\w+", names)] if _is_package(name) else []
-        yield from filter(None, files)
-        if not files or None in files:  # a name that is no module stands in the module itself
-            own = _file(name)
-            if own:
-                yield own
+def compiler() -> bytes | None:
+    """The digest of the compiler's files as they are now; None if they cannot be read, as inside an archive."""
+    here = os.path.dirname(__file__)
+    paths = sorted(path for name in DECIDING for path in glob.glob(os.path.join(here, name + ".py")))
+    found = [of_file(path) for path in paths]
+    known = [each for each in found if each is not None]
+    return hashlib.sha256(b"".join(known)).digest() if known and len(known) == len(found) else None
 
 
-@functools.cache
-def _is_package(module: str) -> bool:
-    return os.path.isdir(os.path.join(ROOT, *module.split(".")))
+COMPILER = compiler()
 
 
 @functools.cache
-def _file(module: str) -> str | None:
-    """The file of a module or package; None if there is none of that name."""
-    path = os.path.join(ROOT, *module.split("."))
-    for candidate in (path + ".py", os.path.join(path, "__init__.py")):
-        if os.path.isfile(candidate):
-            return candidate
-    return None
+def compiler_is_imported() -> bool:
+    """Whether the compiler that was just imported is the one that digests name.
+
+    Its lowering is imported when something is first compiled. By then its files may be of another version, and code
+    that this process compiles must not be kept.
+    """
+    return compiler() == COMPILER
+
+
+@functools.cache
+def digest(function: Callable[..., Any]) -> bytes | None:
+    """A digest of all that the function's machine code is made of; None if something in it is unknown."""
+    parameters = (f"{name}:{_annotation(kind)}" for name, kind in annotations(function).items())
+    try:
+        made_of = "\0".join((*parameters, *_whole(function)))
+    except _UnknownError:
+        return None
+    return COMPILER and hashlib.sha256(COMPILER + made_of.encode()).digest()
+
+
+def reached(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """The function, and those that become part of it, at every depth, each once, in the order of their names."""
+    found, waiting = set(), [function]
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            yield one
+            waiting += reversed(_own(one)[1])
+
+
+def _whole(function: Callable[..., Any]) -> Iterator[str]:
+    """The texts of all that become part of a function, and how they are connected."""
+    found = {each: number for number, each in enumerate(reached(function))}
+    for each in found:
+        text, inside = _own(each)
+        yield f"{text} {[found[one] for one in inside]}"
+
+
+@functools.cache
+def _own(function: Callable[..., Any]) -> tuple[str, list[Callable[..., Any]]]:
+    """A text of a function's own code and of the constants that it reads, and the functions that it uses."""
+    functions: list[Callable[..., Any]] = []
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    parts = [_code(function.__code__, function.__doc__)]
+    parts += [f"{name}={_value(value, functions)}" for name, value in _used(function)]
+    parts += [_value(value, functions) for value in (*cells, function.__defaults__, function.__kwdefaults__)]
+    return " ".join(parts), functions
+
+
+def _used(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """What the names in a function's code stand for: globals of its module, and what it takes from modules.
+
+    A name may stand for a global and for something in another module, or be only an attribute of a value. The code
+    tells what is what; it is decoded only where a name is in both, since that takes as long as all the rest.
+    """
+    space = function.__globals__
+    names = attributes = dict.fromkeys(name for code in _codes(function.__code__) for name in code.co_names)
+    if any(name in space for module in _modules(space, names) for name in names if name in vars(module)):
+        loads = [each for code in _codes(function.__code__) for each in dis.get_instructions(code)]
+        names = dict.fromkeys(each.argval for each in loads if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        attributes = dict.fromkeys(each.argval for each in loads if each.opname in ("LOAD_ATTR", "LOAD_METHOD"))
+    for name in names:
+        if name in space and not isinstance(space[name], ModuleType):
+            yield name, space[name]
+    waiting = list(_modules(space, names))
+    while waiting:
+        module = vars(waiting.pop())
+        yield from ((name, module[name]) for name in attributes if not isinstance(module.get(name, dis), ModuleType))
+        waiting += _modules(module, attributes)
+
+
+def _modules(space: dict[str, Any], names: dict[str, None]) -> Iterator[ModuleType]:
+    return (space[name] for name in names if isinstance(space.get(name), ModuleType))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function, and of those inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _code(code: CodeType, documentation: str | None = None) -> str:
+    """A text of a function's instructions, its constants and its names; neither comments nor places count."""
+    constants = [_constant(each) for each in code.co_consts if each is None or each != documentation]
+    names = code.co_names, code.co_varnames, code.co_cellvars, code.co_freevars
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    return f"{code.co_code.hex()} {constants} {names} {counts} {code.co_exceptiontable.hex()}"
+
+
+def _constant(value: Any) -> str:
+    """A text of a constant in code; one of a set depends on no order."""
+    if isinstance(value, CodeType):
+        return _code(value)
+    if isinstance(value, tuple):
+        return f"({','.join(map(_constant, value))})"
+    return f"{{{','.join(sorted(map(repr, value)))}}}" if isinstance(value, frozenset) else repr(value)
+
+
+def _value(value: Any, functions: list[Callable[..., Any]]) -> str:
+    """A text of something that a function uses; functions join the list, and are told apart by their place in it."""
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if isinstance(value, tuple):
+        return f"{_named(type(value))}({','.join(_value(each, functions) for each in value)})"
+    if isinstance(value, FunctionType):
+        functions.append(value)
+        return "function"
+    if isinstance(value, type):
+        return _annotation(value)
+    if isinstance(value, BuiltinFunctionType):
+        return _named(value)
+    raise _UnknownError(type(value).__name__)
+
+
+def _annotation(kind: Any) -> str:
+    """A text of a class or an annotation; of a tuple's, named or not, with what is inside."""
+    own = "" if isinstance(kind, tuple) else repr(kind)
+    return f"{own}{getattr(kind, '_fields', '')}({','.join(map(_annotation, fields(kind)))})"
+
+
+def _named(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"

@@ -6,7 +6,8 @@ transposed  rows too short for vectors: as many rows as a vector has lanes are t
 groups      short rows: as many at a time as a vector has lanes, so that what each takes is done for all at once
 split       few long rows: blocks of a row are reduced apart, combined, and written apart
 
-The choice depends on the shape alone, so results do not depend on the number of threads.
+The choice depends on shape, dtype and vector width alone: layouts add up in different orders, and results depend
+neither on the number of threads nor on the size of a cache. The machine's cache decides what is written past it.
 """
 
 from collections.abc import Mapping
@@ -31,6 +32,9 @@ FEWEST_ROWS: Final = 8  # rows that are worth transposing or grouping
 # the argument. With 16 MiB of 32, rows of 1,000 float32 took 0.13 ns an element instead of 0.16, of 128 0.21 instead of
 # 0.27; with 8 MiB as much either way. Rows of 16 bits gain nothing.
 CACHE_PARTS: Final = 2
+# Bytes of arrays from which on softmax and log-softmax choose the layout that is faster beyond the last-level cache;
+# a constant, since the layout decides the last digits.
+LARGE: Final = 32 << 20
 # Bytes of a row up to which it is written through the cache, whose lines are then fetched first, while the next is
 # computed: past the cache the line that two rows share is written twice. Rows of 1,000 bfloat16 took 0.11 ns an element
 # instead of 0.12, or 0.15 by way of a buffer, of 513 float32 0.15 instead of 0.21; of 1,000 0.21 instead of 0.17.
@@ -50,7 +54,7 @@ LOSS_ALONE: Final = Limits(transposed=96)  # nothing is transposed back
 
 
 # Vectors of the longest row of softmax and of log-softmax that is grouped, by whether elements have 16 bits and whether
-# results go past the cache. The arithmetic of 16-bit rows is short, and a row's logarithm long, so what is done once
+# the problem is large. The arithmetic of 16-bit rows is short, and a row's logarithm long, so what is done once
 # for a row counts more: in the cache log-softmax of 256 float32 took 0.25 ns an element instead of 0.3, softmax 0.25
 # instead of 0.23. Beyond it transposed rows and single ones are written while the next are computed, groups are not.
 GROUPED: Final[Mapping[tuple[bool, bool], tuple[int, int]]] = {
@@ -61,14 +65,14 @@ GROUPED: Final[Mapping[tuple[bool, bool], tuple[int, int]]] = {
 }
 
 
-def forward_limits(width: int, sixteen_bits: bool, stream: int, logarithm: bool) -> Limits:
-    """Those of softmax, or log-softmax.
+def forward_limits(width: int, sixteen_bits: bool, large: bool, logarithm: bool) -> Limits:
+    """Those of softmax, or log-softmax; `large`: the arrays are laid out as for memory, not for a cache.
 
     In the cache transposed rows of any length take 0.3 ns an element, grouped ones of 49 0.44, of 128 0.26. Beyond it,
     on two threads, 0.17 to 0.22; rows of 129 took 0.24 by themselves, and of 196 less than transposed, 0.21 for 0.23.
     """
-    transposed = 5 * width if stream and not sixteen_bits else 7 * width // 2
-    return Limits(transposed, GROUPED[sixteen_bits, bool(stream)][logarithm] * width)
+    transposed = 5 * width if large and not sixteen_bits else 7 * width // 2
+    return Limits(transposed, GROUPED[sixteen_bits, large][logarithm] * width)
 
 
 def gradient_limits(sixteen_bits: bool) -> Limits:
@@ -80,9 +84,21 @@ def gradient_limits(sixteen_bits: bool) -> Limits:
     return Limits(transposed=31 if sixteen_bits else 16)
 
 
+def forward_layout(problem: Problem, kernels: Mapping[str, Any], logarithm: bool) -> str:
+    """The layout of softmax, or log-softmax."""
+    large = _weight(problem) > LARGE
+    limits = forward_limits(vector_lanes(precision(problem)), is_sixteen_bits(problem["x"]), large, logarithm)
+    return layout_of(problem, kernels, limits)
+
+
 def forward_streams(problem: Problem) -> bool:
     """Whether softmax and log-softmax write past the cache."""
-    return partition.streams(problem.bytes * (1 if is_sixteen_bits(problem["x"]) else CACHE_PARTS))
+    return partition.streams(_weight(problem))
+
+
+def _weight(problem: Problem) -> int:
+    """The bytes of softmax's arrays, times the part of a cache that they may take."""
+    return problem.bytes * (1 if is_sixteen_bits(problem["x"]) else CACHE_PARTS)
 
 
 def row_streams(problem: Problem, layout: str, result: str) -> bool:

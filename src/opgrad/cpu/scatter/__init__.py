@@ -17,7 +17,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word, store_word
 from opgrad.cpu.compiler.native import kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
-from opgrad.cpu.gather import INDICES_PER_PART, Slices, checking, copy_steps, index_steps, sum_steps
+from opgrad.cpu.gather import INDICES_PER_PART, Slices, check_count, checking, copy_steps, index_steps, sum_steps
 from opgrad.cpu.loops.layout import precision
 from opgrad.cpu.runtime.execute import Program, Step
 from opgrad.cpu.runtime.workspace import Workspace
@@ -59,7 +59,7 @@ class Numbered:
         self.problem = replace(problem, operands={**problem.operands, "indices": self.numbers})
         self.size = batches * math.prod(sizes)
         self.tables = (table,)
-        self.explain = _wrong_in_tuple(problem, operator, sizes)
+        self.operator, self.explain = operator, _wrong_in_tuple(problem, operator, sizes)
 
     def program(self, more: Sequence[Step]) -> Program:
         """These steps and then others."""
@@ -99,11 +99,13 @@ def _summed(numbered: Numbered, post: int, count: int) -> Program:
     problem, workspace, slices = numbered.problem, numbered.workspace, Slices(count, numbered.size, post)
     if not slices.size * post:
         return numbered.program([])
-    if slices.size > FEW * count and count:
-        return numbered.program(sorted_sum_steps(problem, workspace, numbered.numbers, slices))
-    if post == 1:
+    sparse = slices.size > FEW * count and count
+    if post == 1 and not sparse:
         lines = along_axis.Lines((slices.size,), (count,), 0)
         return numbered.program(along_axis.sum_steps(problem, workspace, lines))
+    check_count(numbered.operator, count)
+    if sparse:
+        return numbered.program(sorted_sum_steps(problem, workspace, numbered.numbers, slices))
     return numbered.program(sum_steps(problem, workspace, 1, slices))
 
 

@@ -18,7 +18,7 @@ from opgrad.cpu.loops import combine
 from opgrad.cpu.loops.columns import nothing
 from opgrad.cpu.loops.layout import (
     Loops,
-    forward_limits,
+    forward_layout,
     forward_streams,
     gradient_limits,
     gradient_streams,
@@ -165,12 +165,10 @@ def _gradient_of(operator: str, problem: Problem, plain: Mapping[str, Any], in_p
 def _forward(problem: Problem, kernels: Mapping[str, Any], logarithm: bool) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program(())
-    dtype, stream = precision(problem), forward_streams(problem)
-    limits = forward_limits(vector_lanes(dtype), is_sixteen_bits(problem["x"]), stream, logarithm)
-    layout = layout_of(problem, kernels, limits)
-    stream = stream and row_streams(problem, layout, "y")
+    layout = forward_layout(problem, kernels, logarithm)
+    stream = forward_streams(problem) and row_streams(problem, layout, "y")
     loops = loops_of(problem, layout, spare_columns(problem, "y", stream), stream, x=problem["x"], y=problem["y"])
-    workspace = Workspace(dtype)
+    workspace = Workspace(precision(problem))
     if layout == "split":
         return _split_forward(problem, kernels[layout], loops, workspace)
     memory = _private(workspace, layout, problem.n) if kernels[layout].takes_private else {}

@@ -1,0 +1,40 @@
+"""From a Python function to machine code for this CPU, by Numba and LLVM, which are imported when they are used."""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from opgrad.cpu.compiler.target import host
+
+ENTRY = "opgrad_entry"  # the one exported symbol of an object file
+
+
+def object_code(function: Callable[..., Any], form: str, symbol: str) -> bytes:
+    """The object file of a function in some form, under a name for those who look at it."""
+    module = _module(function, form)
+    module.name = symbol
+    return bytes(machine().emit_object(module))
+
+
+def assembly(function: Callable[..., Any], dtypes: Iterable[str]) -> str:
+    """The assembly text of a kernel's function for pointers of these dtypes."""
+    return str(machine().emit_assembly(_module(function, "task(" + ",".join(dtypes) + ")")))
+
+
+def _module(function: Callable[..., Any], form: str) -> Any:
+    from opgrad.cpu.compiler import lowering
+
+    return lowering.build(function, form, ENTRY, machine())
+
+
+@functools.cache
+def machine() -> Any:
+    """What LLVM makes code with."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()
+    name, features = host()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    return target.create_target_machine(cpu=name, features=features, opt=3, jit=True)
