@@ -35,7 +35,7 @@ LAYERS = {
     "cpu/compiler/target": ("llvmlite", "cpu/compiler/"),
     "cpu/compiler/lowering/": ("numba llvmlite", "cpu/compiler/ cpu/compiler/target"),
     "cpu/compiler/native": ("llvmlite", "cpu/compiler/ cpu/compiler/target cpu/compiler/lowering/ locks"),
-    "cpu/runtime/": ("", f"contract/ {COMPILER} cpu/compiler/target locks"),
+    "cpu/runtime/": ("numpy", f"contract/ {COMPILER} cpu/compiler/target locks"),
     "cpu/numerics/": ("", COMPILER),
     "cpu/loops/": ("", KERNELS),
     "cpu/fused/": ("", f"{KERNELS} cpu/loops/ fused/ random"),
