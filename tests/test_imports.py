@@ -40,7 +40,7 @@ LAYERS = {
         "llvmlite",
         "cpu/compiler/ cpu/compiler/emit cpu/compiler/interpret/ cpu/compiler/target locks",
     ),
-    "cpu/runtime/": ("", f"contract/ {COMPILER} cpu/compiler/target locks"),
+    "cpu/runtime/": ("numpy", f"contract/ {COMPILER} cpu/compiler/target locks"),
     "cpu/numerics/": ("", COMPILER),
     "cpu/loops/": ("", KERNELS),
     "cpu/fused/": ("", f"{KERNELS} cpu/loops/ fused/ random"),

@@ -4,6 +4,7 @@ A signature is the shapes, strides, dtypes and attributes of a call. Its plan is
 call finds it, allocates the result and runs. Arrays of other libraries go to `opgrad.interop`.
 """
 
+import ctypes
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,9 @@ from opgrad.contract import Array, Operator, Spec, answer_with
 from opgrad.contract.libraries import HOST, Arrays, is_masked
 from opgrad.contract.plain import is_plain, plain
 from opgrad.cpu.compiler import INTERPRETING
-from opgrad.cpu.runtime.partition import CACHE_LINE
+from opgrad.cpu.runtime.execute import NO_MEMORY, OVERLAP, REPORT, execute, threads_for
+from opgrad.cpu.runtime.objects import TUPLE_ITEMS
+from opgrad.cpu.runtime.overlap import check_overlap
 from opgrad.cpu.runtime.plan import Plan as Plan
 from opgrad.cpu.runtime.plan import plan as plan
 from opgrad.entries import Answered
@@ -25,6 +28,7 @@ from opgrad.functions import function_of
 from opgrad.locks import settling
 
 PLANS = 1024  # signatures kept for each operator; the oldest goes first
+ABSENT: Array = np.empty(0)  # what native code is given in place of an operand that was left out, and never reads
 
 
 def _packed(array: Array, order: tuple[int, ...]) -> Array:
@@ -212,55 +216,51 @@ def _as_out(op: Operator, out: Any) -> Any:
 
 
 class Execution:
-    """Runs the native code of one plan: threads, working memory, what its kernels refuse.
+    """Runs the native code of one plan: threads, what its kernels refuse.
 
-    `addresses`: it is given operands' addresses, 0 for one left out, in place of NumPy arrays.
+    present: which of the operands there are. `addresses`: it is given operands' addresses, 0 for one left out, in place
+    of NumPy arrays.
     """
 
     def __init__(self, plan: Plan, present: Sequence[bool], addresses: bool = False):
-        with settling:  # a fork never meets these modules half imported
-            from opgrad.cpu.runtime.execute import OVERLAP, caller, execute, threads_for
-
         self.plan, self.op = plan, plan.operator
         self.address, self.threads = plan.address, plan.parts_max > 1
-        self.objects = 0 if addresses else sum(1 << number for number, each in enumerate(present) if each)
-        self.caller = caller(len(present), addresses)
-        if INTERPRETING:
-            from opgrad.cpu.compiler import interpret
-
-            self.caller = interpret.checked(execute.call, OVERLAP, self.plan)
-        self.threads_for, self.overlap = threads_for, OVERLAP
-        self.free: list[tuple[Array, int]] = []  # working memory that is used again, with its address
+        self.count, self.complete, self.addresses = len(present), all(present), addresses
+        self.table = ctypes.c_int64 * (self.count + REPORT)  # operands' addresses, then what a kernel reports
 
     def execute(self, operands: Sequence[Any], trusted: bool) -> None:
         """Run on operands in the plan's order, results last; `trusted`: the results overlap nothing."""
-        run, context = self.threads_for() if self.threads else (0, 0)
-        if not self.plan.scratch_bytes:
-            status = self.caller(self.address, 0, run, context, trusted, self.objects, *operands)
+        if INTERPRETING:
+            self._interpret(operands, trusted)
+            return
+        run, context = threads_for() if self.threads else (0, 0)
+        if self.addresses:
+            table, arrays = self.table(*operands), 0
         else:
-            space = self.working_memory()
-            scratch = space[1]
-            status = self.caller(self.address, scratch, run, context, trusted, self.objects, *operands)
-            error = self.plan.error(scratch) if status > 0 else None
-            self.free.append(space)
-            if error:
-                raise error
-        if status == self.overlap:
+            present = tuple(operands if self.complete else [ABSENT if each is None else each for each in operands])
+            table, arrays = self.table(), id(present) + TUPLE_ITEMS
+        place = ctypes.addressof(table)
+        report = place + 8 * self.count
+        status = execute.call(self.address, place, arrays, self.count, trusted, run, context, report)
+        if status == OVERLAP:
             self.check_overlap(operands)
             self.execute(operands, trusted=True)
+        elif status:
+            raise self.plan.error(None if status == NO_MEMORY else table[self.count :])
+
+    def _interpret(self, operands: Sequence[Any], trusted: bool) -> None:
+        """The same in Python, with a kernel's accesses checked."""
+        from opgrad.cpu.compiler import interpret
+        from opgrad.cpu.runtime.execute import run_steps
+
+        if not trusted and not self.addresses:
+            self.check_overlap(operands)
+        if report := interpret.run(run_steps, self.plan, operands):
+            raise self.plan.error(report)
 
     def check_overlap(self, operands: Sequence[Any]) -> None:
         """Raise ValueError if a result overlaps another operand in a way that is not allowed."""
         check_overlap(self.op, operands)
-
-    def working_memory(self) -> tuple[Array, int]:
-        """Memory that no other call uses, and its address, 0 if the plan needs none; goes back to `free`."""
-        try:
-            return self.free.pop()
-        except IndexError:
-            size = self.plan.scratch_bytes
-            memory = np.empty(size + CACHE_LINE, np.uint8)
-            return memory, memory.ctypes.data + -memory.ctypes.data % CACHE_LINE if size else 0
 
 
 class Runner(Execution):
@@ -336,50 +336,6 @@ def _as_tuple(out: Any) -> Any:
 def spec_of(array: Array | None) -> Spec | None:
     """An array as the checks see it."""
     return None if array is None else Spec(array.shape, array.dtype, array.strides)
-
-
-def check_overlap(op: Operator, arrays: Sequence[Array | None]) -> None:
-    """Raise ValueError if a result overlaps another array in a way that is not allowed."""
-    names, first_result = [*op.arrays, *op.results], len(op.arrays)
-    for group in _close(arrays):
-        for number, place in enumerate(group):
-            for other in group[:number] if place >= first_result else ():
-                _check_pair(op, names[place], arrays[place], names[other], arrays[other])
-
-
-def _check_pair(op: Operator, result: str, output: Any, name: str, array: Any) -> None:
-    if not np.shares_memory(array, output):
-        return
-    allowed = name in op.in_place.get(result, ())
-    same = array.ctypes.data == output.ctypes.data and array.strides == output.strides
-    if not (allowed and same and array.dtype == output.dtype):
-        expected = f"{name} itself or separate memory" if allowed else "separate memory"
-        raise ValueError(f"{op.name}: out for {result} overlaps {name}, expected {expected}")
-
-
-def _close(arrays: Sequence[Array | None]) -> list[list[int]]:
-    """The places of arrays whose spans meet, group by group; arrays of different groups share nothing.
-
-    Comparing every pair took 0.5 ms for the 65 arrays of a list operator.
-    """
-    spans = sorted((*_span(array), place) for place, array in enumerate(arrays) if array is not None and array.size)
-    groups: list[list[int]] = []
-    reached = 0
-    for start, end, place in spans:
-        if start >= reached:
-            groups.append([])
-        groups[-1].append(place)
-        reached = max(reached, end)
-    return [sorted(group) for group in groups if len(group) > 1]
-
-
-def _span(array: Array) -> tuple[int, int]:
-    """The addresses between which an array lies."""
-    start = array.ctypes.data
-    if array.flags.c_contiguous:
-        return start, start + array.nbytes
-    steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
-    return start + sum(min(step, 0) for step in steps), start + sum(max(step, 0) for step in steps) + array.itemsize
 
 
 answer_with(dispatcher)

@@ -15,14 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.contract import Operator, Spec
+from opgrad.contract import Spec
 from opgrad.contract.lists import lists_of
 from opgrad.contract.plain import RECORDS, fields, is_plain
-from opgrad.contract.signature import covered
-from opgrad.cpu.runtime import calls
-from opgrad.cpu.runtime.execute import FEW
-from opgrad.cpu.runtime.partition import CACHE_LINE
-from opgrad.cpu.runtime.workspace import STATUS_WORDS
+from opgrad.cpu.runtime import calls, scratch
+from opgrad.cpu.runtime.overlap import FEW
 from opgrad.values import NotNative as NotNative
 from opgrad.values import Tensors as Tensors
 from opgrad.values import Values, flattened
@@ -130,7 +127,7 @@ class Entry:
             calls.RECORDS_AT: [word for record in self.known.records for word in record],
             calls.OPERANDS_AT: operands,
             calls.RESULTS_AT: results,
-            calls.SPANS_AT: self._spans() if by_plan else [],
+            calls.ORDER_AT: range(len(answered.operands)),
         }
         header = {
             calls.POSITIONAL: self.positional,
@@ -156,7 +153,6 @@ class Entry:
         if plan.copies or lists is None:
             raise NotNative
         self._check_answer(lists)
-        check = calls.NO_CHECK if answered.new else calls.PAIRS if self._are_few() else calls.SPANS
         out = calls.NONE
         if not answered.new and not lists:
             out = next((place for place, each in enumerate(self.values) if each is answered.answer), calls.NONE)
@@ -165,11 +161,11 @@ class Entry:
             calls.PLAN: plan.address,
             calls.SHARED: plan.parts_max > 1,
             calls.UNLOCKED: plan.bytes_moved >= UNLOCKED_FROM,
-            calls.CHECK: check,
+            calls.TRUSTED: answered.new,
             calls.OUT: out,
             calls.LISTS: lists,
             calls.RESULTS: returned,
-            **self._memory(plan.scratch_bytes),
+            calls.TABLES_FROM: scratch.source(8 * calls.TABLES * len(answered.operands)),
         }
 
     def _check_answer(self, lists: int) -> None:
@@ -185,34 +181,16 @@ class Entry:
         if not same:
             raise NotNative
 
-    def _are_few(self) -> bool:
-        return len(self.answered.operands) <= FEW
-
-    def _memory(self, scratch_bytes: int) -> dict[int, int]:
-        """Working memory of the plan, behind it tables for many operands."""
-        if self._are_few() and not scratch_bytes:
-            return {calls.MEMORY: calls.NO_MEMORY}
-        size = -(-max(scratch_bytes, 8 * STATUS_WORDS) // CACHE_LINE) * CACHE_LINE
-        count = len(self.answered.operands)
-        memory = np.zeros(size + 8 * 4 * count + CACHE_LINE, np.uint8)
-        start = memory.ctypes.data + -memory.ctypes.data % CACHE_LINE
-        self.kept.append(memory)
-        if self._are_few():
-            return {calls.MEMORY: start}
-        order = (ctypes.c_int64 * count).from_address(start + size + 8 * 3 * count)
-        order[:] = list(range(count))
-        return {calls.MEMORY: start, calls.TABLES: start + size}
-
     def _of_function(self) -> dict[int, int]:
         answered = self.answered
-        if not self._are_few():
+        if len(answered.operands) > FEW:
             raise NotNative
         item, whole = calls.NONE, answered.results
         if isinstance(whole, tuple) and answered.answer is not whole:
             item = next((place for place, each in enumerate(whole) if each is answered.answer), calls.NONE)
         if item == calls.NONE and answered.answer is not whole:
             raise NotNative
-        return {calls.APPLY: id(answered.by), calls.ITEM: item, calls.MEMORY: calls.NO_MEMORY}
+        return {calls.APPLY: id(answered.by), calls.ITEM: item}
 
     def _operand(self, operand: Any) -> tuple[int, int]:
         answered, by_plan = self.answered, self.by_plan
@@ -236,6 +214,8 @@ class Entry:
         """An operand of a record's numbers, as `objects.write_numbers` is told of it."""
         kind = type(value)
         places = [fields(kind).index(each) for each in RECORDS[kind]]
+        if len(places) > calls.MOST_NUMBERS:
+            raise NotNative
         words = (ctypes.c_int64 * (2 + len(places)))(self.known.fields_at[id(value)], len(places), *places)
         self.kept.append(words)
         return calls.NUMBERS, ctypes.addressof(words)
@@ -254,23 +234,6 @@ class Entry:
         self.kept += [make, result.dtype]
         return [2 + len(words), 0 if plainly else id(make), *words]
 
-    def _spans(self) -> list[int]:
-        """The bytes that operands cover, and a number for those that may be the same; where they are not few."""
-        answered = self.answered
-        if answered.new or self._are_few():
-            return []
-        op: Operator = answered.by.op
-        groups: dict[str, str] = {}
-        names = [*op.arrays, *op.results]
-        arrays = dict(zip(names, answered.operands, strict=True))
-        for result, others in op.in_place.items():
-            groups |= {name: result for name in others if _are_alike(arrays[name], arrays.get(result))}
-        words = []
-        for name, array in arrays.items():
-            span = (0, 0) if array is None else covered(Spec(array.shape, array.dtype, array.strides))
-            words += [*span, names.index(groups.get(name, name))]
-        return words
-
 
 def _is_still(array: Any, spec: Spec) -> bool:
     """Whether an array, repeated to this shape, has these strides and this dtype."""
@@ -279,10 +242,6 @@ def _is_still(array: Any, spec: Spec) -> bool:
     except ValueError:
         return False
     return (shown.strides, shown.dtype) == (spec.strides, spec.dtype)
-
-
-def _are_alike(array: Any, other: Any) -> bool:
-    return array is not None and other is not None and array.dtype == other.dtype and array.strides == other.strides
 
 
 def _is_plainly_made(make: Callable[..., Any]) -> bool:

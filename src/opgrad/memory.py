@@ -95,7 +95,7 @@ def emptied_with(empty: Callable[[], None]) -> None:
 
 
 def empty_pool() -> None:
-    """Give the memory of released results, which is kept for new ones, back to the system.
+    """Give the memory of released results and of calls' work, which is kept for new ones, back to the system.
 
     Arrays that are in use stay as they are. Their memory is kept again when they are released; OPGRAD_POOL_BYTES=0 in
     the environment keeps none.

@@ -3,8 +3,8 @@
     plan = opgrad.softmax_plan((64, 1000), "float32", post_ops=[opgrad.post_ops.clip(0.0, 0.5)])
     plan(x, out=y)
 
-A call only looks at shapes, dtypes, strides and pointers, and allocates nothing once its working memory is there.
-Several threads may use one plan at a time.
+A call only looks at shapes, dtypes, strides and pointers; its working memory comes from the pool, where that of the
+call before lies. Several threads may use one plan at a time.
 """
 
 from collections.abc import Callable, Sequence

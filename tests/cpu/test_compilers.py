@@ -27,10 +27,10 @@ if hasattr(os, "fork"):
     if child == 0:
         os._exit(0 if compilers._compilers is None else 1)
     done.append(os.waitpid(child, 0)[1] == 0)
-found.add(compilers.missing([execute.execute_arrays]))
+found.add(compilers.missing([workers.run]))
 for process in found._processes:
     process.kill()
-execute.execute_arrays.link()  # which is not waited for in vain
+workers.run.link()  # which is not waited for in vain
 done.append("numba" in sys.modules)
 print(all(done))
 """

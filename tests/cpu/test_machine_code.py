@@ -46,7 +46,7 @@ def test_both_links_run_alike():
 @pytest.mark.parametrize("kind", [2, 24])
 def test_what_is_not_foreseen_is_left_to_llvm(kind):
     """Another relocation than that of an absolute address, and another system's object file."""
-    code = bytearray(code_of(execute.execute_arrays) + b"")
+    code = bytearray(code_of(execute.execute) + b"")
     if kind == 24:
         assert machine_code.link(b"\xcf\xfa\xed\xfe" + code[4:], native.ENTRY) is None
         return

@@ -9,7 +9,7 @@ from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.elements import elementwise, program
-from opgrad.cpu.runtime.execute import execute, threads_for, words
+from opgrad.cpu.runtime.execute import run_on, threads_for, words
 from opgrad.testing.arguments import aligned
 
 MOST_COPIED = 1 << 28  # bytes moved: beyond the cache, more of them are not slower
@@ -39,12 +39,12 @@ class Copy:
         problem = Problem(1, n, 1, operands, attributes={}, specs={}, orders={}, bytes=self.bytes)
         copying = program(problem, COPY, "y", "x")
         self._parts = max(step.parts for step in copying.steps)
-        self._plan = np.array(words(copying, ()), np.int64)
+        self._plan = np.array(words(copying), np.int64)
         self._operands = np.array([self.source.ctypes.data, self.target.ctypes.data])
         self._addresses = self._plan.ctypes.data, self._operands.ctypes.data
 
     def __call__(self) -> None:
-        execute.call(*self._addresses, 0, *threads_for())
+        run_on(*self._addresses, threads_for())
 
 
 @lru_cache(maxsize=8)

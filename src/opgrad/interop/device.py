@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from opgrad.arrays import check_overlap, one_or_tuple
+from opgrad.arrays import one_or_tuple
 from opgrad.contract import Operator, Spec
 from opgrad.contract.plain import is_plain, plain
-from opgrad.contract.problem import Pair
 from opgrad.contract.signature import Prepared, pairs, prepare
+from opgrad.cpu.runtime.overlap import check_overlap, touch
 from opgrad.interop import Memory, arrays_of
 from opgrad.locks import settling
 
@@ -176,7 +176,7 @@ class DevicePlan:
         Operands that span common bytes, which is rare, are settled element by element, as for NumPy.
         """
         addresses = [0 if each is None else self.memory.address(each) for each in operands]
-        if any(_touch(pair, addresses[pair.result], addresses[pair.other]) for pair in self.pairs):
+        if any(touch(pair, addresses[pair.result], addresses[pair.other]) for pair in self.pairs):
             places = zip(addresses, self.signature.specs, strict=True)
             check_overlap(self.op, [None if spec is None else extent(address, spec) for address, spec in places])
 
@@ -220,13 +220,6 @@ def unpack(memory: Memory, copies: Copies, operands: Sequence[Any], results: Seq
 def as_tuple(out: Any) -> tuple[Any, ...]:
     """The results in `out`."""
     return out if isinstance(out, tuple) else (out,)
-
-
-def _touch(pair: Pair, result: int, other: int) -> bool:
-    """Whether two operands at these addresses span common bytes, unless they are one and may be."""
-    (low, high), (other_low, other_high) = pair.result_bytes, pair.other_bytes
-    apart = result + high <= other + other_low or other + other_high <= result + low
-    return not apart and not (result == other and pair.same)
 
 
 class _Extent:

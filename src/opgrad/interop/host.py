@@ -7,8 +7,9 @@ of a result (`out=`), and sharded training resizes its parameters in every step.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opgrad.arrays import Execution, check_overlap, one_or_tuple
+from opgrad.arrays import Execution, one_or_tuple
 from opgrad.contract import Operator
+from opgrad.cpu.runtime.overlap import check_overlap
 from opgrad.cpu.runtime.plan import plan
 from opgrad.entries import Answered
 from opgrad.functions import note

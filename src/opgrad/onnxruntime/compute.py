@@ -15,6 +15,8 @@ from opgrad.cpu.compiler.memory import (
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
+from opgrad.cpu.runtime.execute import NO_MEMORY, REPORT
+from opgrad.cpu.runtime.scratch import STACK_WORDS, give, take
 from opgrad.onnxruntime.abi import (
     GET_DIMENSIONS,
     GET_DIMENSIONS_COUNT,
@@ -30,10 +32,11 @@ from opgrad.onnxruntime.abi import (
 # Words of a node. OVERWRITES is the number of results that are written over an input, and BUFFERS the address of the
 # operands of each: of the result, of the input, and of an output that gets a copy.
 API, PLANS, CLOSED, INPUTS, OVERWRITES, BUFFERS = range(6)
-PREPARE, REFUSE, EXECUTE, SPREAD, ALLOCATE, FREE, COPY_BYTES, OPERANDS, MOST_DIMENSIONS, KINDS = range(6, 16)
-# Words of a prepared plan. Its outputs are a count, then operand, rank and dimensions of each; then a count, the
-# operands of results, and where in scratch memory each has its place if the node has no output for it.
-NEXT, PLAN, SCRATCH_BYTES, PARTS, BUFFER_BYTES, OUTPUTS, KEY = range(7)
+PREPARE, REFUSE, EXECUTE, SPREAD, COPY_BYTES, OPERANDS, MOST_DIMENSIONS, KINDS = range(6, 14)
+# Words of a prepared plan. SPARE_BYTES is the size of the results that the node has no output for, and SPARE_FROM where
+# memory for them comes from, as `scratch.source` tells. Its outputs are a count, then operand, rank and dimensions of
+# each; then a count, the operands of results, and where in spare memory each lies if the node has no output for it.
+NEXT, PLAN, SPARE_BYTES, SPARE_FROM, PARTS, BUFFER_BYTES, OUTPUTS, KEY = range(8)
 
 LIMIT = 64  # dimensions of an input, or values of an input that is read as an attribute
 FEW_INPUTS, MOST_INPUTS = 10, 1024
@@ -42,7 +45,6 @@ MOST_OPERANDS = 2 * MOST_INPUTS + 3
 # Outputs that are no results: "done", and copies of what was written over inputs.
 FLAG, *COPIES = SPECIAL = tuple(range(2 * MOST_INPUTS, MOST_OPERANDS))
 KEY_WORDS = 1 + MOST_INPUTS * (1 + MANY_LIMIT)  # more than a few inputs of LIMIT dimensions and values take
-STACK_SCRATCH_WORDS = 512
 ALIGNMENT = 64
 ABSENT = -1
 
@@ -170,17 +172,31 @@ def take_outputs(node: int, context: int, prepared: int, operands: int, slot: in
 
 
 @inline
-def place_rest(prepared: int, operands: int, scratch: int) -> int:
-    """Give results that the node has no output for their place in scratch memory."""
+def rest_of(prepared: int) -> int:
+    """Where a prepared plan's words on results begin that the node may have no output for."""
     outputs = load_word(prepared, OUTPUTS)
     at = 1
     for _ in range(load_word(outputs, 0)):
         at += 2 + load_word(outputs, at + 1)
-    places = outputs + 8 * (at + 1)
-    for i in range(load_word(outputs, at)):
-        operand = load_word(places, 2 * i)
+    return outputs + 8 * at
+
+
+@inline
+def is_complete(rest: int, operands: int) -> bool:
+    """Whether every result has an output."""
+    complete = True
+    for i in range(load_word(rest, 0)):
+        complete &= load_word(operands, load_word(rest, 1 + 2 * i)) != 0
+    return complete
+
+
+@inline
+def place_rest(rest: int, operands: int, spare: int) -> int:
+    """Give results that the node has no output for their place in spare memory."""
+    for i in range(load_word(rest, 0)):
+        operand = load_word(rest, 1 + 2 * i)
         if load_word(operands, operand) == 0:
-            store_word(operands, operand, scratch + load_word(places, 2 * i + 1))
+            store_word(operands, operand, spare + load_word(rest, 2 + 2 * i))
     return 0
 
 
@@ -190,20 +206,19 @@ def run_plan(node: int, context: int, prepared: int, operands: int, slot: int) -
     store_word(slot, 0, load_word(load_word(node, API), KERNEL_CONTEXT_PARALLEL_FOR))
     store_word(slot, 1, context)
     run = load_word(node, SPREAD) if load_word(prepared, PARTS) > 1 else 0
-    bytes_needed = load_word(prepared, SCRATCH_BYTES)
-    allocated = 0
-    scratch = stack_words(STACK_SCRATCH_WORDS)
-    if bytes_needed > 8 * STACK_SCRATCH_WORDS:
-        allocated = call_address(load_word(node, ALLOCATE), bytes_needed + ALIGNMENT)
-        if allocated == 0:
+    rest, size, spare = rest_of(prepared), load_word(prepared, SPARE_BYTES), stack_words(STACK_WORDS)
+    source = 0 if is_complete(rest, operands) else load_word(prepared, SPARE_FROM)
+    if source:
+        spare = take(source, size)
+        if spare == 0:
             return call_address(load_word(node, REFUSE), node, prepared, 0)
-        scratch = (allocated + ALIGNMENT - 1) & -ALIGNMENT
-    place_rest(prepared, operands, scratch)
-    status = call_address(load_word(node, EXECUTE), load_word(prepared, PLAN), operands, scratch, run, slot)
+    place_rest(rest, operands, spare)
+    report = stack_words(REPORT)
+    status = call_address(load_word(node, EXECUTE), load_word(prepared, PLAN), operands, 0, 0, 1, run, slot, report)
     if status != 0:
-        status = call_address(load_word(node, REFUSE), node, prepared, scratch)
-    if allocated != 0:
-        call_address(load_word(node, FREE), allocated)
+        status = call_address(load_word(node, REFUSE), node, prepared, 0 if status == NO_MEMORY else report)
+    if source:
+        give(source, spare, size)
     return status
 
 

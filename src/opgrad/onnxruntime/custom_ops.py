@@ -88,7 +88,7 @@ def _natives() -> tuple[int, ...]:
         keep(callback(refuse, SIZE, 3)),
         execute.address,
         parallel_for.address,
-        *map(system().heap, ("malloc", "free", "memcpy")),
+        system().heap("memcpy"),
     )
 
 

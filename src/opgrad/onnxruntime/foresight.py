@@ -22,14 +22,14 @@ from opgrad.cpu.runtime.requests import Call, Request
 from opgrad.locks import settling
 from opgrad.onnxruntime import abi, custom_ops, library
 from opgrad.onnxruntime.abi import Api, callback
-from opgrad.onnxruntime.attributes import length_of_name, LONGEST_LIST, declaration, read_attributes
-from opgrad.onnxruntime.compute import ABSENT, CLOSED, FLAG
+from opgrad.onnxruntime.attributes import LONGEST_LIST, declaration, length_of_name, read_attributes
+from opgrad.onnxruntime.compute import ABSENT, CLOSED, FLAG, OPERANDS, PREPARE
 from opgrad.onnxruntime.messages import copied
 from opgrad.onnxruntime.node import Node
 from opgrad.onnxruntime.overloads import OUTPUT_TYPES, VALUE, Overload, Port, model_of, overloads
 
 SIZE = ctypes.c_size_t
-NO_NATIVES = (0,) * 7  # of a node that never runs
+NO_NATIVES = (0,) * (OPERANDS - PREPARE)  # of a node that never runs
 INT, INTS, FLOAT, STRING = 1, 2, 3, 5  # what ReadOpAttr reads
 
 _created: list[tuple[Node, tuple[int, ...]]] = []  # of the session being made, with what each is called with

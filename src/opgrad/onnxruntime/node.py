@@ -14,7 +14,8 @@ import numpy as np
 
 from opgrad import arrays
 from opgrad.contract import DTYPES, NEEDS, Operator, Shape, Spec, only, spread
-from opgrad.cpu.runtime.workspace import STATUS_WORDS
+from opgrad.cpu.runtime import scratch
+from opgrad.cpu.runtime.execute import REPORT
 from opgrad.locks import settling
 from opgrad.onnxruntime.abi import Api, forever
 from opgrad.onnxruntime.attributes import SPATIAL
@@ -46,7 +47,7 @@ def words(values: Iterable[int]) -> Any:
 class PlanWords:
     """A plan with its key and its outputs, as words; `compute` walks from one to the next.
 
-    An output that the node does not have, but the plan writes, gets a place behind the scratch memory.
+    An output that the node does not have, but the plan writes, gets a place in spare memory.
     """
 
     def __init__(
@@ -58,12 +59,11 @@ class PlanWords:
         overwritten: Iterable[int],
         following: int,
     ):
-        """`spare`: bytes for those places; `overwritten`: the bytes of each result that is written over an input."""
-        self.plan = plan
-        self.key = key
+        """`spare`: the bytes of that memory; `overwritten`: the bytes of each result that is written over an input."""
+        self.plan, self.key, self.spare = plan, key, spare
         self._outputs, self._overwritten = words(outputs), words(overwritten)
         tables = [ctypes.addressof(self._overwritten), ctypes.addressof(self._outputs)]
-        facts = [plan.address, _behind_scratch(plan) + spare, plan.parts_max, *tables]
+        facts = [plan.address, spare, scratch.source(spare), plan.parts_max, *tables]
         self._words = words([following, *facts, *key])
         self.address = ctypes.addressof(self._words)
 
@@ -135,11 +135,11 @@ class Node:
             return last
         return self._plans.get(key) or self._keep(key, self._plan(key))
 
-    def plan_at(self, address: int) -> arrays.Plan:
-        """The plan of the prepared plan at this address."""
+    def plan_at(self, address: int) -> PlanWords:
+        """The prepared plan at this address."""
         with settling:
             known = itertools.chain(self._plans.values(), self._last.values())
-            return next(prepared.plan for prepared in known if prepared.address == address)
+            return next(prepared for prepared in known if prepared.address == address)
 
     def _keep(self, key: tuple[int, ...], plan: arrays.Plan) -> PlanWords:
         """Put a plan before the others; with too many of them, keep it until this thread asks again.
@@ -172,7 +172,7 @@ class Node:
         places = []
         for operand, (name, result) in enumerate(zip(names, plan.results, strict=True), first):
             if name not in self.overload.onnx.overwrites:
-                places += [operand, _behind_scratch(plan) + spare]
+                places += [operand, spare]
                 spare += _aligned(_bytes(result)) if self._may_lack(operand) else 0
         return [*wanted, len(places) // 2, *places], spare
 
@@ -246,11 +246,6 @@ def _is_tuple(hint: Any) -> bool:
     return any(typing.get_origin(option) is tuple for option in options)
 
 
-def _behind_scratch(plan: arrays.Plan) -> int:
-    """Where scratch memory, which begins with the status, ends."""
-    return _aligned(max(plan.scratch_bytes, 8 * STATUS_WORDS))
-
-
 def _bytes(result: Spec) -> int:
     return math.prod(result.shape) * result.dtype.itemsize
 
@@ -305,13 +300,11 @@ def prepare(node: int, key: int, found: int) -> int:
         return this.api.error(exception)
 
 
-def refuse(node: int, prepared: int, scratch: int) -> int:
-    """`compute` calls this when a plan failed or its scratch memory could not be had (0); a status."""
+def refuse(node: int, prepared: int, report: int) -> int:
+    """`compute` calls this when a plan has refused its arguments, or memory could not be had (0); a status."""
     this = _nodes[node]
     try:
-        plan = this.plan_at(prepared)
-        if scratch == 0:
-            raise MemoryError(f"{this.overload.operator.name}: cannot allocate {plan.scratch_bytes} bytes")
-        raise plan.error(scratch)
+        words = this.plan_at(prepared)
+        raise words.plan.error(list((ctypes.c_int64 * REPORT).from_address(report)) if report else None, words.spare)
     except BaseException as exception:
         return this.api.error(exception)

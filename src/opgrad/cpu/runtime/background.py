@@ -15,7 +15,6 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from opgrad.contract.problem import Pair
 from opgrad.cpu.compiler import native
 from opgrad.cpu.compiler.memory import atomic_store
 from opgrad.cpu.runtime import compilers, execute
@@ -66,11 +65,11 @@ def lacking(program: Program) -> list[Request]:
     return found if missing else []
 
 
-def words(program: Program, pairs: Sequence[Pair]) -> tuple[list[int], int]:
+def words(program: Program, apart: Sequence[int]) -> tuple[list[int], int]:
     """The words of a plan that begins with a program and goes over to its later one, and where that one's begin."""
     later: Any = program.later
     count = max(len(program.steps), len(later.steps))
-    code = execute.words(program, pairs)
+    code = execute.words(program, apart)
     code += NOTHING * (count - len(program.steps))
     code[execute.STEPS] = count
     with native.noting():

@@ -14,16 +14,13 @@ Objects are only changed by Python's, NumPy's and PyTorch's own C functions.
 from typing import Final
 
 from opgrad.cpu.compiler.memory import (
-    atomic_load,
-    atomic_store,
-    atomic_swap_if,
     call_address,
     load_word,
     stack_words,
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
-from opgrad.cpu.runtime.execute import FEW, OVERLAP, overlap, run_steps
+from opgrad.cpu.runtime.execute import APART, OVERLAP, run_plan
 from opgrad.cpu.runtime.objects import (
     ARRAY,
     CALL,
@@ -52,6 +49,8 @@ from opgrad.cpu.runtime.objects import (
     new_tensor,
     write_numbers,
 )
+from opgrad.cpu.runtime.overlap import FEW, may_overlap
+from opgrad.cpu.runtime.scratch import STACK_WORDS, give, take
 
 
 class Function:
@@ -67,18 +66,19 @@ FUNCTIONS, TORCH, PYTHON, TEAM, ENTRIES, SLOTS = 0, 1, 2, 3, 4, 16
 # Words of an entry: how many arguments; how many names and records, and the first words of them; what to keep alive.
 POSITIONAL, NAMED, NAMES_AT, RECORDS, RECORDS_AT, OWNER = range(6)
 # APPLY: the Python function that answers, 0 for a plan, and ITEM: which of its results is the answer, or NONE. PLAN:
-# its address. MEMORY: free working memory, 0 while it is used, NO_MEMORY without need of it. SHARED: whether several
-# threads help. UNLOCKED: whether the interpreter's lock is given up. CHECK: how overlaps are looked for.
-APPLY, ITEM, PLAN, MEMORY, SHARED, UNLOCKED, CHECK = range(6, 13)
+# its address. SHARED: whether several threads help. UNLOCKED: whether the interpreter's lock is given up. TRUSTED:
+# whether the results are new, and overlap nothing.
+APPLY, ITEM, PLAN, SHARED, UNLOCKED, TRUSTED = range(6, 12)
 # IS_TORCH: whether arrays are tensors; WATCHING: by how many functions is asked whether PyTorch has to know, or NONE.
-# OUT: the value that is `out`, or NONE; LISTS: how many lists the results are returned in, or 0. TABLES: memory for
-# operands, their objects, results and the operands in the order of their addresses, 0 if they are FEW. Then how many
-# operands and results there are, and the first words of their records, and of operands' spans.
-IS_TORCH, WATCHING, OUT, LISTS, TABLES, OPERANDS, OPERANDS_AT, RESULTS, RESULTS_AT, SPANS_AT = range(13, 23)
-ENTRY: Final = 23
-NONE = NO_MEMORY = -1
+# OUT: the value that is `out`, or NONE; LISTS: how many lists the results are returned in, or 0. TABLES_FROM: where
+# memory for the tables of operands comes from, as `scratch.source` tells. Then how many operands and results there are,
+# and the first words of their records, and of operands' numbers in the order of the last call's addresses, which native
+# code changes while it has the interpreter's lock and calls nothing.
+IS_TORCH, WATCHING, OUT, LISTS, TABLES_FROM, OPERANDS, OPERANDS_AT, RESULTS, RESULTS_AT = range(12, 21)
+ORDER_AT, ENTRY = range(21, 23)
+TABLES: Final = 3  # that a call needs, with a word for each operand: addresses, objects, results
+NONE = -1
 CONTAINERS: Final = 16  # the arguments, and sequences among them
-NO_CHECK, PAIRS, SPANS = range(3)
 
 # A record of a value: words until the next; under which number its container's items are found, and its place there;
 # its kind, and what `objects` is told of it.
@@ -91,9 +91,6 @@ MOST_NUMBERS: Final = 2
 # A record of a result: words until the next; the Python function that makes it, 0, or GIVEN; then dtype, rank and sizes
 # of an array, or what `objects.new_tensor` is told, or which operand it is.
 MAKER, MADE, GIVEN = 1, 2, -1
-# A record of an operand's span: the bytes that it covers around its pointer, and a number that those share which may
-# be the same memory.
-LOW, HIGH, GROUP, SPAN = range(4)
 COUNT: Final = (1 << 63) - 1  # the lower bits of vectorcall's number of arguments
 
 
@@ -205,62 +202,22 @@ def _place_results(entry: int, torch: int, results: int, operands: int) -> None:
         record += 8 * OPERAND
 
 
-# --- overlaps ------------------------------------------------------------------------------------------------------
-
-
-@inline
-def _start(entry: int, operands: int, number: int) -> int:
-    return load_word(operands, number) + load_word(_at(entry, SPANS_AT) + 8 * SPAN * number, LOW)
-
-
-@inline
-def _sort(entry: int, operands: int, order: int) -> None:
-    """Put the operands into the order of their addresses: from that of the last call, which is mostly the same."""
-    for place in range(1, load_word(entry, OPERANDS)):
-        number, free = load_word(order, place), place
-        start = _start(entry, operands, number)
-        while free > 0 and _start(entry, operands, load_word(order, free - 1)) > start:
-            store_word(order, free, load_word(order, free - 1))
-            free -= 1
-        store_word(order, free, number)
-
-
-@inline
-def _may_overlap(entry: int, operands: int, order: int) -> bool:
-    """Whether operands span common bytes that are not one array under two names that it may have."""
-    _sort(entry, operands, order)
-    spans, before, first, reached = _at(entry, SPANS_AT), 0, 0, 0
-    for place in range(load_word(entry, OPERANDS)):
-        number = load_word(order, place)
-        span, address = spans + 8 * SPAN * number, load_word(operands, number)
-        start, end = address + load_word(span, LOW), address + load_word(span, HIGH)
-        if start < reached and start < end:
-            same = start == first and end == reached and load_word(span, GROUP) == load_word(before, GROUP)
-            if not same:
-                return True
-        if end > reached:
-            before, first, reached = span, start, end
-    return False
-
-
 # --- the call ------------------------------------------------------------------------------------------------------
 
 
 @inline
-def _run(functions: int, entry: int, operands: int, order: int, scratch: int, team: int) -> int:
+def _run(functions: int, entry: int, operands: int, team: int) -> int:
     """Run the plan; its status."""
-    plan, check = load_word(entry, PLAN), load_word(entry, CHECK)
-    if check == PAIRS and overlap(plan, operands):
+    plan = load_word(entry, PLAN)
+    if not load_word(entry, TRUSTED) and may_overlap(plan + 8 * APART, operands, _at(entry, ORDER_AT)):
         return OVERLAP
-    if check == SPANS and _may_overlap(entry, operands, order):
-        return OVERLAP
-    run = load_word(functions, RUN) if team else 0
-    if load_word(entry, UNLOCKED):
+    run, unlocked, thread = load_word(functions, RUN) if team else 0, load_word(entry, UNLOCKED), 0
+    if unlocked:
         thread = call_address(load_word(functions, SAVE_THREAD))
-        status = run_steps(plan, operands, scratch, run, team)
+    status = run_plan(plan, operands, run, team, 0)
+    if unlocked:
         call_address(load_word(functions, RESTORE_THREAD), thread)
-        return status
-    return run_steps(plan, operands, scratch, run, team)
+    return status
 
 
 @inline
@@ -285,35 +242,29 @@ def _answer(functions: int, entry: int, items: int, results: int) -> int:
 
 
 @inline
-def _take_memory(entry: int) -> int:
-    """Working memory that no other call uses, 0 if there is none at hand; NO_MEMORY if none is needed."""
-    memory = atomic_load(entry + 8 * MEMORY)
-    if memory == NO_MEMORY or (memory and atomic_swap_if(entry + 8 * MEMORY, memory, 0)):
-        return memory
-    return 0
-
-
-@inline
-def _run_plan(functions: int, entry: int, torch: int, items: int, memory: int, team: int) -> int:
+def _run_plan(functions: int, entry: int, torch: int, items: int, team: int) -> int:
     """The answer of the entry's plan; 0 where it is left to Python, or Python has raised."""
-    count, tables = load_word(entry, OPERANDS), load_word(entry, TABLES)
-    operands, objects, results = stack_words(FEW), stack_words(FEW), stack_words(FEW)
+    count, source, tables = load_word(entry, OPERANDS), load_word(entry, TABLES_FROM), stack_words(STACK_WORDS)
+    if source:
+        tables = take(source, 8 * TABLES * count)
+        if tables == 0:
+            return 0
+    operands, objects, results = tables, tables + 8 * count, tables + 16 * count
     numbers = stack_words(MOST_NUMBERS)
-    if tables:
-        operands, objects, results = tables, tables + 8 * count, tables + 16 * count
     answer, made = 0, 0
     if _gather(functions, entry, torch, items, objects, operands, numbers):
         made = _new_results(functions, entry, torch, objects, results)
         status = OVERLAP
         if made == load_word(entry, RESULTS):
             _place_results(entry, torch, results, operands)
-            scratch = 0 if memory == NO_MEMORY else memory
-            status = _run(functions, entry, operands, tables + 24 * count, scratch, team)
+            status = _run(functions, entry, operands, team)
         if status == 0:
             answer = _answer(functions, entry, items, results)
         else:
             drop(functions, results, made)
     _release(functions, entry, objects)
+    if source:
+        give(source, tables, 8 * TABLES * count)
     return answer
 
 
@@ -339,20 +290,13 @@ def _apply(functions: int, entry: int, items: int) -> int:
 def _run_entry(table: int, entry: int, items: int, team: int) -> int:
     """The answer to a call that fits the entry; 0 where it is left to Python, or Python has raised."""
     functions, torch = load_word(table, FUNCTIONS), load_word(table, TORCH) if load_word(entry, IS_TORCH) else 0
-    watchers = load_word(entry, WATCHING)
-    if torch and watchers != NONE and is_watched(functions, torch, watchers):
-        return 0
-    memory = _take_memory(entry)
-    if memory == 0:
-        return 0
-    owner, answer = load_word(entry, OWNER), 0
+    owner, watchers, answer = load_word(entry, OWNER), load_word(entry, WATCHING), 0
     call_address(load_word(functions, INC_REF), owner)  # the entry lives as long as it, whatever other threads do
-    if load_word(entry, APPLY):
-        answer = _apply(functions, entry, items)
-    else:
-        answer = _run_plan(functions, entry, torch, items, memory, team)
-    if memory != NO_MEMORY:
-        atomic_store(entry + 8 * MEMORY, memory)
+    if not (torch and watchers != NONE and is_watched(functions, torch, watchers)):
+        if load_word(entry, APPLY):
+            answer = _apply(functions, entry, items)
+        else:
+            answer = _run_plan(functions, entry, torch, items, team)
     call_address(load_word(functions, DEC_REF), owner)
     return answer
 

@@ -1,32 +1,29 @@
 """Plans in the form that native code runs: a few words of memory for each step.
 
-A step is a task, the number of its parts and its arguments. The addresses of operands and of scratch memory
-are filled in at each call, so one plan serves many threads at once.
+A step is a task, the number of its parts and its arguments. The addresses of operands and of working memory, which is
+taken for each call, are filled in at each call, so one plan serves many threads at once.
 """
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from struct import pack, unpack
 from typing import Any, Final
 
-from opgrad.contract.problem import Operand, Pair
+from opgrad.contract.problem import Operand
 from opgrad.contract.ranges import Explain
 from opgrad.cpu.compiler.memory import call_address, load_i32, load_word, stack_words, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, native
 from opgrad.cpu.compiler.parameters import POINTERS, Float, Private, values
-from opgrad.cpu.runtime import parallel, partition
+from opgrad.cpu.runtime import parallel, partition, scratch
+from opgrad.cpu.runtime.overlap import NOTHING, may_overlap
+from opgrad.cpu.runtime.scratch import STACK_WORDS, give, take
 from opgrad.cpu.runtime.workspace import IN_USE, STATUS_WORDS, Scratch, Workspace, slots_for
 
-# Words of a plan: the number of steps, of pairs that must not overlap, where the steps begin; then the pairs.
-STEPS, PAIRS, FIRST_STEP, HEADER = 0, 1, 2, 3
-# Words of a pair: two operands, the bytes that each covers around its pointer, whether they may be the same.
-PAIR: Final = 7
+# Words of a plan: the number of steps, where the steps begin, how many bytes of working memory they need, and where it
+# comes from, as `scratch.source` tells; then what must be apart, as `overlap.words` tells.
+STEPS, FIRST_STEP, SCRATCH_BYTES, SCRATCH_FROM, APART = range(5)
 TASK, PARTS, ARGUMENTS, PATCHES, STEP = 0, 1, 2, 3, 4  # words of a step, before its arguments and its patches
 MAX_ARGUMENTS: Final = 64
-MAX_OPERANDS: Final = 8
-FEW: Final = 32  # operands up to which every pair of them is compared
 SCRATCH: Final = -1  # the operand number of scratch memory
 TABLE: Final = -2  # … and of the table of all operands' addresses
 
@@ -88,12 +85,13 @@ class Program:
         return self.workspace.bytes(self.slots) if self.workspace else 0
 
 
-def words(program: Program, pairs: Sequence[Pair]) -> list[int]:
-    """The plan's words."""
-    result = [len(program.steps), len(pairs), 0]
-    for pair in pairs:
-        result += [pair.result, pair.other, *pair.result_bytes, *pair.other_bytes, pair.same]
-    result[FIRST_STEP] = len(result)
+def words(program: Program, apart: Sequence[int] = NOTHING) -> list[int]:
+    """The plan's words, with room for the working memory of the program that shall run later, too.
+
+    apart: the words of what must not overlap.
+    """
+    size = max(program.scratch_bytes, program.later.scratch_bytes if program.later else 0)
+    result = [len(program.steps), APART + len(apart), size, scratch.source(size), *apart]
     for step in program.steps:
         result += step_words(step, program)
     return result
@@ -110,6 +108,8 @@ def step_words(step: Step, program: Program) -> list[int]:
     filled = _header(step, program)
     for name, kind in step.kernel.parameters.items():
         filled += values(kind, step.arguments[name])
+    if len(filled) > MAX_ARGUMENTS:
+        raise RuntimeError(f"opgrad: a kernel takes {len(filled)} words of arguments, expected at most {MAX_ARGUMENTS}")
     patches = [word for index, (kind, value) in enumerate(filled) for word in _patch(index, kind, value)]
     arguments = [_word(value, kind) for kind, value in filled]
     return [step.kernel.task(dtypes_of(step)), step.parts, len(filled), len(patches) // 2, *arguments, *patches]
@@ -148,8 +148,34 @@ def _word(value: Any, kind: Any) -> int:
     return int(unpack("q", pack("d", value))[0]) if kind is Float else int(value)
 
 
+OVERLAP, NO_MEMORY = -1, -2  # the status of a run that did nothing: arrays may overlap, working memory was refused
+REPORT: Final = 3  # words of what a kernel has refused: its status, then what it is about, as `Explain` takes it
+
+
+@inline
+def run_plan(plan: int, operands: int, run: int, context: int, report: int) -> int:
+    """Run a plan on operands whose addresses are given, with working memory of its own.
+
+    Returns 0, NO_MEMORY, or the status that a step left in working memory, of which a report is written unless `report`
+    is 0. run: a C function run(context, task, arguments, parts); 0 runs all parts here.
+    """
+    size, source, memory = load_word(plan, SCRATCH_BYTES), load_word(plan, SCRATCH_FROM), stack_words(STACK_WORDS)
+    if source:
+        memory = take(source, size)
+        if memory == 0:
+            return NO_MEMORY
+    status = run_steps(plan, operands, memory if size else 0, run, context)
+    if status and report:
+        for word in range(REPORT):
+            store_word(report, word, load_word(memory, word))
+    if source:
+        give(source, memory, size)
+    return status
+
+
 @inline
 def run_steps(plan: int, operands: int, scratch: int, run: int, context: int) -> int:
+    """Run all steps; 0, or the first status that one of them has left."""
     arguments = stack_words(MAX_ARGUMENTS)
     step = plan + 8 * load_word(plan, FIRST_STEP)
     if scratch:
@@ -178,57 +204,25 @@ def run_steps(plan: int, operands: int, scratch: int, run: int, context: int) ->
     return 0
 
 
-@native(5)
-def execute(plan: int, operands: int, scratch: int, run: int, context: int) -> int:
-    """Run a plan on operands given as an array of addresses; 0, or the status that a step left in scratch.
+@native(8)
+def execute(
+    plan: int, operands: int, arrays: int, count: int, trusted: int, run: int, context: int, report: int
+) -> int:
+    """Run a plan on operands given as a table of addresses: the status of `run_plan`, or OVERLAP unless `trusted`.
 
-    `run` is a C function run(context, task, arguments, parts); 0 runs all parts here.
+    arrays: where so many NumPy arrays stand, whose addresses are written to the table first; 0 if it has them.
     """
-    return run_steps(plan, operands, scratch, run, context)
-
-
-@native(6)
-def execute_repeatedly(count: int, plan: int, operands: int, scratch: int, run: int, context: int) -> int:
-    """The same `count` times, for measurements: what a plan takes without the call of a C function from Python."""
-    for _ in range(count):
-        run_steps(plan, operands, scratch, run, context)
-    return 0
-
-
-@inline
-def overlap(plan: int, operands: int) -> bool:
-    """Whether a pair covers common bytes without being the same memory where that is allowed."""
-    pair = plan + 8 * HEADER
-    for _ in range(load_word(plan, PAIRS)):
-        a, b = load_word(operands, load_word(pair, 0)), load_word(operands, load_word(pair, 1))
-        apart = a + load_word(pair, 3) <= b + load_word(pair, 4) or b + load_word(pair, 5) <= a + load_word(pair, 2)
-        if not apart and not (a == b and load_word(pair, 6)):
-            return True
-        pair += 8 * PAIR
-    return False
-
-
-OVERLAP: Final = -1  # the status of a call that did nothing because its arrays may overlap
-
-
-@native(6 + MAX_OPERANDS)
-def execute_arrays(
-    plan: int, scratch: int, run: int, context: int, trusted: int, objects: int,
-    a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int,
-) -> int:  # fmt: skip
-    """The same on NumPy array objects, for which `objects` has a bit, and addresses. OVERLAP unless `trusted`."""
-    operands = stack_words(MAX_OPERANDS)
-    store_word(operands, 0, load_word(a + DATA, 0) if objects & 1 else a)
-    store_word(operands, 1, load_word(b + DATA, 0) if objects & 2 else b)
-    store_word(operands, 2, load_word(c + DATA, 0) if objects & 4 else c)
-    store_word(operands, 3, load_word(d + DATA, 0) if objects & 8 else d)
-    store_word(operands, 4, load_word(e + DATA, 0) if objects & 16 else e)
-    store_word(operands, 5, load_word(f + DATA, 0) if objects & 32 else f)
-    store_word(operands, 6, load_word(g + DATA, 0) if objects & 64 else g)
-    store_word(operands, 7, load_word(h + DATA, 0) if objects & 128 else h)
-    if not trusted and overlap(plan, operands):
+    if arrays:
+        for number in range(count):
+            store_word(operands, number, load_word(load_word(arrays, number) + DATA, 0))
+    if not trusted and may_overlap(plan + 8 * APART, operands, 0):
         return OVERLAP
-    return run_steps(plan, operands, scratch, run, context)
+    return run_plan(plan, operands, run, context, report)
+
+
+def run_on(plan: int, operands: int, threads: tuple[int, int]) -> int:
+    """Run a plan on a table of addresses that overlap nothing; its status. threads: as `threads_for` tells."""
+    return execute.call(plan, operands, 0, 0, True, *threads, 0)
 
 
 # An ndarray's fields behind the object header: data, dimensions' number and places, strides' place, base, dtype, flags.
@@ -261,25 +255,6 @@ def known(array: Any, writeable: bool) -> list[int]:
     """What `is_as_planned` is told of an array."""
     flags = WRITEABLE if writeable else 0
     return [id(type(array)), id(array.dtype), flags, array.ndim, *array.shape, *array.strides]
-
-
-@cache
-def caller(count: int, addresses: bool = False) -> Any:
-    """`execute_arrays` for Python callers with `count` arrays or addresses; None for an array is never read."""
-    if count > MAX_OPERANDS:
-        return _execute_many
-    integer = ctypes.c_int64
-    operand: Any = integer if addresses else ctypes.py_object
-    return ctypes.CFUNCTYPE(integer, *[integer] * 6, *[operand] * count)(execute_arrays.address)
-
-
-def _execute_many(plan: int, scratch: int, run: int, context: int, trusted: int, objects: int, *operands: Any) -> int:
-    """The same for more operands than native code takes one by one."""
-    if not trusted:
-        return OVERLAP
-    addresses = [each.ctypes.data if objects >> index & 1 else each or 0 for index, each in enumerate(operands)]
-    table = (ctypes.c_int64 * len(addresses))(*addresses)
-    return execute.call(plan, ctypes.addressof(table), scratch, run, context)
 
 
 def threads_for() -> tuple[int, int]:

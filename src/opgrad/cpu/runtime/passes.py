@@ -8,7 +8,7 @@ import numpy as np
 from opgrad.contract.problem import Operand
 from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, Step, execute, threads_for, words
+from opgrad.cpu.runtime.execute import Program, Step, run_on, threads_for, words
 
 # Below, waking a worker takes longer than the pass: 7 µs against 5 for 17,000 parameters.
 LEAST_SHARED_BYTES = 1 << 20
@@ -30,12 +30,12 @@ class Units:
         operands = [Operand(number, array.dtype.name) for number, array in enumerate(arrays)]
         step = Step(kernel, units, arguments(operands), each)
         self._shared = step.parts > 1 and traffic >= least
-        self._plan = np.array(words(Program([step]), ()), np.int64)
+        self._plan = np.array(words(Program([step])), np.int64)
         self._table = np.array([array.ctypes.data for array in arrays], np.int64)
         self._arrays, self._addresses = arrays, (self._plan.ctypes.data, self._table.ctypes.data)
 
     def __call__(self) -> None:
-        execute.call(*self._addresses, 0, *(threads_for() if self._shared else (0, 0)))
+        run_on(*self._addresses, threads_for() if self._shared else (0, 0))
 
 
 class Pass(Units):

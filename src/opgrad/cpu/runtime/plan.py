@@ -7,8 +7,9 @@ from typing import Any
 
 from opgrad.contract import Attributes, Operator, Spec
 from opgrad.contract.ranges import Explain
-from opgrad.contract.signature import Prepared, pairs, prepare
-from opgrad.cpu.runtime import parallel
+from opgrad.contract.signature import Prepared, prepare
+from opgrad.cpu.runtime import background, overlap, parallel
+from opgrad.cpu.runtime.execute import words
 from opgrad.locks import settling
 
 
@@ -32,10 +33,12 @@ class Plan:
     def address(self) -> int:
         return ctypes.addressof(self.words)
 
-    def error(self, scratch: int) -> Exception:
-        """The exception for a run that returned a status, from what it left in scratch."""
-        status = (ctypes.c_int64 * 3).from_address(scratch)
-        return self.explain(status[1], status[2])
+    def error(self, report: Sequence[int] | None, more: int = 0) -> Exception:
+        """The exception for a run that wrote this report; None: that got no memory, of which it wanted some more."""
+        if report is None:
+            wanted = self.scratch_bytes + more
+            return MemoryError(f"{self.operator.name}: cannot allocate {wanted} bytes of working memory")
+        return self.explain(report[1], report[2])
 
 
 def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out: Sequence[Spec] | None = None) -> Plan:
@@ -49,13 +52,9 @@ def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out
 
 
 def _plan(prepared: Prepared) -> Plan:
-    from opgrad.cpu.runtime import background
-    from opgrad.cpu.runtime.execute import FEW, words
-
     op = prepared.operator
     program = op.kernel()(prepared.problem)
-    compared = prepared.brought and len(op.inputs) + len(op.results) <= FEW
-    apart = pairs(prepared) if compared else ()
+    apart = overlap.words(prepared)
     if program.later is None:
         return _made(prepared, [program], words(program, apart))
     code, place = background.words(program, apart)

@@ -16,8 +16,8 @@ import numpy as np
 
 from opgrad.cpu.compiler import INTERPRETED
 from opgrad.cpu.compiler.interpret import memory, simd
-from opgrad.cpu.compiler.interpret.memory import FUNCTIONS, STACK
-from opgrad.cpu.compiler.interpret.regions import REGIONS, Region, region_of
+from opgrad.cpu.compiler.interpret.memory import CACHE_LINE, FUNCTIONS, STACK
+from opgrad.cpu.compiler.interpret.regions import REGIONS, region_of
 from opgrad.cpu.compiler.interpret.values import Pointer
 from opgrad.cpu.compiler.parameters import (
     PER_PART,
@@ -109,28 +109,25 @@ def _value(kind: Any, arguments: int, places: Iterator[int], storages: Iterator[
     return word
 
 
-def checked(execute: Callable[..., int], overlap: int, plan: Any) -> Callable[..., int]:
-    """What calls a plan on NumPy arrays: kernels may touch these, the plan and its working memory, and nothing else.
+def run(run_steps: Callable[..., int], plan: Any, operands: Sequence[Any]) -> list[int] | None:
+    """Run a plan on arrays, None for one left out: kernels may touch these, the plan and its working memory alone.
 
-    overlap: the status of a call whose arrays have not been compared, which asks for that.
+    Returns what a kernel reports that could not do its work, as working memory begins then. Of operands that are given
+    as addresses the extents are not known: then nothing is checked.
     """
-    words = Region(plan.address, plan.address + ctypes.sizeof(plan.words), "the plan")
-    tables = [region_of(np.ctypeslib.as_array(each), "a table") for each in plan.tables]
-    names = [*plan.operator.arrays, *plan.operator.results]
-
-    def call(address: int, scratch: int, run: int, context: int, trusted: int, objects: int, *operands: Any) -> int:
-        if not trusted:
-            return overlap
-        addresses = np.array([each.ctypes.data if isinstance(each, np.ndarray) else each or 0 for each in operands])
-        regions = [words, *tables, Region(scratch, scratch + plan.scratch_bytes, "working memory")]
-        given = zip([*names, "the operands"], [*operands, addresses], strict=True)
-        regions += [region_of(array, name) for name, array in given if isinstance(array, np.ndarray) and array.size]
-        with REGIONS.allowed(regions):
-            status = execute(address, addresses.ctypes.data, scratch, 0, 0)
-        check()
-        return status
-
-    return call
+    addresses = np.array([each.ctypes.data if isinstance(each, np.ndarray) else each or 0 for each in operands])
+    scratch = np.zeros(plan.scratch_bytes + CACHE_LINE, np.uint8)
+    start = scratch.ctypes.data + -scratch.ctypes.data % CACHE_LINE if plan.scratch_bytes else 0
+    tables = [np.ctypeslib.as_array(each) for each in plan.tables]
+    named = dict(zip([*plan.operator.arrays, *plan.operator.results], operands, strict=True))
+    named |= {"working memory": scratch, "the operands": addresses, "the plan": np.ctypeslib.as_array(plan.words)}
+    arrays = [(name, array) for name, array in named.items() if isinstance(array, np.ndarray) and array.size]
+    regions = [region_of(array, name) for name, array in [*arrays, *(("a table", table) for table in tables)]]
+    known = all(each is None or isinstance(each, np.ndarray) for each in operands)
+    with REGIONS.allowed(regions if known else []):
+        status = run_steps(plan.address, addresses.ctypes.data, start, 0, 0)
+    place = start - scratch.ctypes.data
+    return scratch[place : place + 24].view(np.int64).tolist() if status else None
 
 
 INTERPRETED.update({**simd.WORDS, **memory.WORDS})
