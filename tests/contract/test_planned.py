@@ -9,6 +9,8 @@ from samples import bits
 import opgrad
 from opgrad import post_ops
 from opgrad.contract import DTYPES
+from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.loops.layout import in_place_limits
 from opgrad.fused.dropout import Dropout
 
 SHAPE = (6, 50)
@@ -180,12 +182,16 @@ def test_refuses_to_plan(call, error, message):
         call()
 
 
-def test_tells_how(x):
-    plan = opgrad.softmax_plan(SHAPE, "float32", out_dtype="int8", post_ops=[post_ops.add(np.zeros(50, np.float32))])
+def test_tells_how():
+    """Rows of up to two vectors are grouped."""
+    n = in_place_limits(vector_lanes("float32")).grouped
+    chain = {"out_dtype": "int8", "post_ops": [post_ops.add(np.zeros((), np.float32))]}
+    plan = opgrad.softmax_plan((6, n), "float32", **chain)
     assert plan.implementation == "stages, groups, float32"
-    assert plan.bytes_moved == 300 * 4 + 50 * 4 + 300
+    assert plan.bytes_moved == 6 * n * 4 + 4 + 6 * n
     assert plan.scratch_bytes > 0
     assert "softmax" in repr(plan)
+    assert opgrad.softmax_plan((6, n + 1), "float32", **chain).implementation == "stages, rows, float32"
     assert opgrad.softmax_plan(SHAPE, "float32").implementation == "softmax_rows"
 
 

@@ -12,7 +12,7 @@ import warnings
 
 import numpy as np
 import pytest
-from subprocesses import run_python
+from subprocesses import TIMEOUT, run_python
 
 import opgrad
 from opgrad import memory
@@ -203,7 +203,7 @@ def test_a_forked_child_has_a_pool_of_its_own(bounded):
         warnings.simplefilter("ignore")  # JAX, which another test may have loaded, warns of every fork
         child = os.fork()
     if child == 0:
-        signal.alarm(100)
+        signal.alarm(TIMEOUT)
         fine = bounded[slot] == pool.EMPTY and pool.held() < SIZES[-1] + 8192
         array = made(SIZES[-1])
         array.fill(1)

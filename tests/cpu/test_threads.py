@@ -336,19 +336,17 @@ os._exit(0)
 
 
 TOGETHER = """
-import time, numpy as np
+import numpy as np
 {first}
 {second}
 torch.set_num_threads(2)
 opgrad.set_num_threads(2)
 x = np.random.default_rng(0).normal(size=(64, 20000)).astype("float32")
 t = torch.from_numpy(x)
-start = time.perf_counter()
 for _ in range(20):
     ours = opgrad.softmax(x)
     theirs = torch.softmax(t, -1).numpy()
-assert np.allclose(ours, theirs, rtol=1e-5)
-print(time.perf_counter() - start < 20)
+print(np.allclose(ours, theirs, rtol=1e-5))
 """
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 WAITING = ("OMP_WAIT_POLICY", "OPENBLAS_THREAD_TIMEOUT")  # what conftest.py sets
-TIMEOUT = 120  # seconds, for a subprocess that may hang
+TIMEOUT = 600  # seconds, for a subprocess that hangs: a busy machine takes minutes for what takes one second else
 
 
 def run_python(code, **environment):

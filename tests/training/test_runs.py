@@ -228,7 +228,7 @@ def test_ctrl_c_leaves_a_whole_checkpoint_and_says_how_to_go_on(tmp_path: Path) 
     words = ["train", str(EXAMPLES / "digits"), "--epochs", "100000", "--output", "my run"]
     command = [sys.executable, "-m", "opgrad"]
     with subprocess.Popen([*command, *words], cwd=tmp_path, stdout=-3, stderr=-1, text=True) as process:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600
         while not (tmp_path / "my run" / "metrics.csv").exists() and time.monotonic() < end:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)

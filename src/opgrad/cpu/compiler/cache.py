@@ -10,9 +10,9 @@ import os
 import stat
 import sys
 import warnings
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 
-from opgrad.cpu.compiler import trust
+from opgrad.cpu.compiler import claims, trust
 
 VARIABLE = "OPGRAD_CACHE_DIR"
 SUFFIX = ".o"
@@ -75,6 +75,10 @@ class ObjectCache:
             self._warn(problem)
         except OSError:
             return
+
+    def claim(self, name: str) -> AbstractContextManager[None]:
+        """Meanwhile other processes that claim this name, to compile what it stands for, wait; see `claims`."""
+        return claims.claimed(self.folder, name)
 
     def count(self) -> int:
         """How many there are."""

@@ -27,7 +27,8 @@ CONTENTS, SYMBOLS, RELOCATIONS, SHORT_RELOCATIONS, UNWINDING = 1, 2, 4, 9, 0x700
 WRITE, IN_MEMORY = 1, 2  # flags of sections
 UNDEFINED = 0  # the section of a symbol that is elsewhere
 ABSOLUTE = 1  # the one relocation: the address of a symbol in 64 bits
-CALLED = ("memcpy", "memmove", "memset")  # what LLVM calls of the C library
+# What LLVM calls of the C library, and of its mathematics on CPUs without an instruction for that (FMA, SSE 4.1).
+CALLED = ("memcpy", "memmove", "memset", "fma", "fmaf", "rint", "rintf")
 named: dict[str, int] = {}  # what functions find by name (`memory.named_address`)
 FAILED = ctypes.c_size_t(-1).value  # what mmap gives when it fails
 
@@ -145,7 +146,8 @@ def _system() -> Any:
 @functools.cache
 def _called() -> dict[str, int]:
     system = _system()
-    return {name: ctypes.cast(getattr(system, name), ctypes.c_void_p).value or 0 for name in CALLED}
+    there = (name for name in CALLED if hasattr(system, name))
+    return {name: ctypes.cast(getattr(system, name), ctypes.c_void_p).value or 0 for name in there}
 
 
 def new_memory(size: int) -> int:

@@ -145,9 +145,15 @@ def _made_elsewhere(function: Callable[..., Any], form: str, name: str | None) -
 
 
 def _made_here(function: Callable[..., Any], form: str, name: str | None) -> bytes:
-    code = emit.object_code(function, form, f"{function.__module__}.{function.__qualname__}.{form}")
-    if name and sources.compiler_is_imported():
-        object_cache().write(name, code)
+    symbol = f"{function.__module__}.{function.__qualname__}.{form}"
+    if name is None:
+        return emit.object_code(function, form, symbol)
+    with object_cache().claim(name):
+        code = object_cache().read(name)  # there now, if another process had the claim
+        if code is None:
+            code = emit.object_code(function, form, symbol)
+            if sources.compiler_is_imported():
+                object_cache().write(name, code)
     return code
 
 

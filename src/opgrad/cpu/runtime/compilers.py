@@ -28,7 +28,8 @@ VARIABLE = "OPGRAD_COMPILERS"
 MOST = 16  # processes
 IDLE = 10.0  # seconds without work after which a process ends: it takes 150 MB
 LOOK = 0.1  # seconds between two looks at how far they are
-PATIENCE = 120.0  # seconds without an answer of any process after which they are taken to hang: a kernel takes a few
+PATIENCE = 120.0  # seconds without an answer of any process after which they are taken to hang: a kernel takes ten
+PATIENCE_BESIDE = 1200.0  # of processes that stand back: beside others a busy machine gives them a tenth of its time
 PROCESS = "opgrad.cpu.runtime.compiler_process"  # what each of them runs
 BOOT = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from {} import main; main({})"
 BESIDE = 10  # how nice a process is whose work nobody waits for
@@ -43,6 +44,7 @@ class Compilers:
     """
 
     def __init__(self, count: int, beside: bool = False):
+        self._beside = beside
         self._todo: deque[Request] = deque()
         self._known: dict[str, threading.Event] = {}  # by entry: set when there is nothing more to wait for
         self._news = threading.Event()
@@ -96,7 +98,8 @@ class Compilers:
 
     def _hang(self, began: float) -> bool:
         """Whether no process has answered for long, to one who began to wait then; if so, they are ended."""
-        hang = time.monotonic() - max(began, self._answered) > PATIENCE
+        patience = PATIENCE_BESIDE if self._beside else PATIENCE
+        hang = time.monotonic() - max(began, self._answered) > patience
         if hang:
             for process in self._processes:
                 process.kill()

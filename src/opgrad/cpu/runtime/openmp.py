@@ -17,7 +17,7 @@ LIMIT = "_ZN2at15get_num_threadsEv"  # at::get_num_threads
 
 
 def region() -> tuple[int, ...]:
-    """The addresses of the functions REGION in the very runtime that PyTorch uses; none if it has none, or is not there.
+    """The addresses of the functions REGION in the very runtime that PyTorch uses; none where one is missing.
 
     Looked up through PyTorch's library, since a process may hold several runtimes.
     """
