@@ -14,8 +14,9 @@ import pytest
 
 import opgrad.cpu
 from opgrad.cpu import activation
-from opgrad.cpu.compiler import native, sources, trust
+from opgrad.cpu.compiler import memory, native, sources, trust
 from opgrad.cpu.compiler.cache import MOST_BYTES, ObjectCache, directory
+from opgrad.cpu.runtime import execute
 
 pwd, resource = pytest.importorskip("pwd"), pytest.importorskip("resource")  # on Windows nothing is checked
 
@@ -456,3 +457,14 @@ def test_a_compiler_that_is_edited_under_a_living_process(copy):
     assert list(copy.glob("cache/*/*.o")) == []
     assert call(copy) == 2.0
     assert list(copy.glob("cache/*/*.o")) != []
+
+
+def test_what_a_word_does_is_the_compilers():
+    """Its Python function refuses calls, or interprets: nothing that machine code is made of."""
+
+    def kernel(x):
+        return memory.load_word(x, 0)
+
+    assert sources.digest(kernel) is not None
+    assert [each.__name__ for each in sources.reached(kernel)] == ["kernel", "load_word"]
+    assert sources.digest(execute.execute.function) is not None

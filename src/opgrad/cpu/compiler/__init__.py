@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import Any
 
 INTERPRETING = os.environ.get("OPGRAD_INTERPRET", "") not in ("", "0")
+WORDS: set[Callable[..., Any]] = set()  # what kernels call and the compiler gives a meaning
 INTERPRETED: dict[str, Callable[..., Any]] = {}  # what words mean while kernels are interpreted
 
 
@@ -18,6 +19,7 @@ def only_compiled(module: dict[str, Any]) -> None:
     for name, word in list(module.items()):
         if isinstance(word, FunctionType) and word.__module__ == module["__name__"]:
             module[name] = _refusing(word)
+            WORDS.add(module[name])
 
 
 def _refusing(word: Callable[..., Any]) -> Callable[..., Any]:
