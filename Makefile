@@ -9,13 +9,14 @@ MINIMUM := .venv-minimum
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
-.PHONY: setup train test test-gate test-ptx test-minimum test-portable test-arm64 test-haswell test-nehalem lint docs docs-serve \
+.PHONY: setup train test test-avx2 test-gate test-ptx test-minimum test-portable test-arm64 test-haswell test-nehalem lint docs docs-serve \
 	notebooks bench tables dist review clean help
 
 help:
 	@echo "make setup   both environments that tests need; with --jobs 2 at once"
 	@echo "make train   set up, then train a real ONNX training graph on scanned digits"
 	@echo "make test    set up, then run the tests"
+	@echo "make test-avx2  those of the CPU's kernels once more with AVX2 alone, on a processor that has more"
 	@echo "make test-gate  set up, then run every case of the CUDA tests"
 	@echo "make test-ptx   set up, then run them on what the CUDA kernels are compiled to, without a GPU"
 	@echo "make test-minimum  a few of them with the lowest versions of all dependencies"
@@ -37,6 +38,16 @@ train: $(VENV)/.train
 
 test: $(VENV)/.torch
 	$(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# Those that hold for any instruction set are left out, and all where `make test` has run these very kernels.
+HELD_DOWN := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma,+f16c,+bmi,+bmi2
+VECTOR_BYTES := from opgrad.cpu.compiler.native import vector_bytes; print(vector_bytes())
+
+test-avx2: $(VENV)/.torch
+	@set -e; bytes=$$($(RUN)/python -c "$(VECTOR_BYTES)"); if [ "$$bytes" -gt 32 ]; then set -x; \
+		$(HELD_DOWN) $(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m "not any_cpu" \
+			tests/cpu tests/contract tests/operators; \
+	else echo "test-avx2: vectors of this processor have $$bytes bytes, those of AVX2 32: nothing to do"; fi
 
 test-gate: $(VENV)/.torch
 	OPGRAD_GATE=full $(RUN)/python -m pytest tests/cuda

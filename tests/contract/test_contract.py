@@ -17,6 +17,8 @@ from opgrad.contract import DTYPES, FLOATS, INTEGERS, Spec, graph_operators, los
 from opgrad.ops import FAMILIES
 from opgrad.testing.arguments import SHAPES
 
+pytestmark = pytest.mark.any_cpu
+
 PACKAGE = Path(opgrad.__file__).parent
 
 

@@ -7,6 +7,8 @@ from samples import accepted, bits, call, for_operators, is_float, sample
 import opgrad
 from opgrad.contract import FLOATS
 
+pytestmark = pytest.mark.any_cpu
+
 FLOAT_NAMES = ", ".join(FLOATS)
 
 

@@ -10,6 +10,8 @@ from opgrad import Dropout, arrays, post_ops
 from opgrad.contract import graph_operators, operators
 from opgrad.contract.signature import prepare
 
+pytestmark = pytest.mark.any_cpu
+
 OPERATORS = [*operators().values(), *graph_operators().values()]
 
 

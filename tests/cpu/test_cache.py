@@ -18,6 +18,8 @@ from opgrad.cpu.compiler import memory, native, sources, trust
 from opgrad.cpu.compiler.cache import MOST_BYTES, ObjectCache, directory
 from opgrad.cpu.runtime import execute
 
+pytestmark = pytest.mark.any_cpu
+
 pwd, resource = pytest.importorskip("pwd"), pytest.importorskip("resource")  # on Windows nothing is checked
 
 CODE = b"object code"

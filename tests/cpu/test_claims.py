@@ -14,6 +14,8 @@ from subprocesses import TIMEOUT
 from opgrad.cpu.compiler import claims
 from opgrad.cpu.compiler.cache import ObjectCache
 
+pytestmark = pytest.mark.any_cpu
+
 fcntl = pytest.importorskip("fcntl")  # elsewhere nobody waits
 NAME = "name"
 FILE = f".{NAME}.claim"

@@ -17,6 +17,8 @@ from opgrad.cpu.compiler.cache import ObjectCache
 from opgrad.cpu.runtime.plan import plan
 from opgrad.testing.arguments import SHAPES, signature
 
+pytestmark = pytest.mark.any_cpu
+
 SETS = Path(__file__).parents[2] / "examples"
 CALL = """
 import sys

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from subprocesses import TIMEOUT, run_python
 
+pytestmark = pytest.mark.any_cpu
+
 ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 
 BEGIN = """

@@ -7,6 +7,8 @@ import pytest
 
 from opgrad.cpu.runtime import groups, parallel, pool
 
+pytestmark = pytest.mark.any_cpu
+
 UNLIMITED = 9223372036854771712  # what version 1 says of memory that has no limit
 OTHERS = "21 1 0:20 / / rw,relatime shared:1 - ext4 /dev/root rw\n24 21 0:22 / /proc rw - proc proc rw"
 NEW = "30 21 0:26 {top} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"

@@ -63,6 +63,7 @@ def objects(cache):
     return sorted(cache.rglob("*.o"))
 
 
+@pytest.mark.any_cpu
 def test_cold_processes_at_once_then_a_warm_one(tmp_path):
     """Two that share what they compile, each kernel once, and one for another kind of CPU with a cache of its own."""
     other = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "-sse4.2"}  # which no run of the suite is held to
@@ -118,12 +119,14 @@ print(np.array_equal(numba.njit(lambda a: np.dot(a, a.T))(a), a @ a.T), "scipy.l
 """
 
 
+@pytest.mark.any_cpu
 def test_compiling_loads_no_blas(tmp_path):
     """OpenBLAS starts threads when it is loaded, and ends the process where it may not. Others' functions have it."""
     pytest.importorskip("scipy")
     assert finish(start(BLAS, tmp_path, OPGRAD_COMPILERS="0")).split("\n") == ["True False True", "True True"]
 
 
+@pytest.mark.any_cpu
 def test_no_home_and_an_unknown_user():
     code = f"""
 try:
@@ -137,23 +140,12 @@ except ImportError:
     assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
 
 
+@pytest.mark.any_cpu
 def test_any_cpu_computes_every_dtype(tmp_path):
     """The plain instruction set has no F16C, no FMA and vectors of 16 bytes. Two dtypes a family, in turns."""
     turns = [[FLOATS[(2 * number + each) % len(FLOATS)] for each in range(2)] for number in range(len(FAMILIES))]
     code = CHECK.format(tests=str(SUPPORT), families=dict(zip(FAMILIES, turns, strict=True)))
     assert finish(start(code, tmp_path, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")) == "right"
-
-
-@pytest.mark.skipif(not (X86 and "+avx2" in native.host()[1]), reason="this CPU has no AVX2")
-def test_avx2(tmp_path):
-    """Past the cache it writes lines that hold more 16-bit numbers than a vector has lanes."""
-    code = CHECK.format(tests=str(SUPPORT), families={name: ["float32", "float16"] for name in FAMILIES})
-    file = str(Path(__file__).parent / "test_streaming.py")
-    code += f"import pytest; print(pytest.main(['-q', {file!r}, '-k', 'relu or mask or parts and softmax-bfloat16']))"
-    features = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2"
-    printed = finish(start(code, tmp_path, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=features))
-    assert printed.startswith("right"), printed
-    assert printed.endswith("0"), printed
 
 
 def kernels(op, dtype, monkeypatch):

@@ -9,6 +9,8 @@ import pytest
 from opgrad.cpu.runtime import pool, workers
 from opgrad.cpu.runtime.system import HEAP, Posix, Windows, address, system
 
+pytestmark = pytest.mark.any_cpu
+
 CALL = ctypes.CFUNCTYPE(ctypes.c_size_t, *[ctypes.c_size_t] * 4)
 
 

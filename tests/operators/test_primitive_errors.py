@@ -11,6 +11,8 @@ from opgrad.contract import DTYPES, shown
 from opgrad.fused.dropout import Dropout
 from opgrad.fused.primitive import GRADIENT_TYPES, OPERAND_TYPES, TYPES
 
+pytestmark = pytest.mark.any_cpu
+
 FORWARD, GRADIENT = ("softmax", "log_softmax"), ("softmax_grad", "log_softmax_grad")
 NAMES = FORWARD + GRADIENT
 every = pytest.mark.parametrize("name", NAMES)

@@ -6,6 +6,8 @@ from samples import reference, sample
 
 from opgrad.contract import operators
 
+pytestmark = pytest.mark.any_cpu
+
 STEP = 1e-5
 SHAPES = [(3, 4), (2, 5, 3)]
 GRADIENTS = [op for op in operators().values() if op.forward]
