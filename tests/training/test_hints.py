@@ -162,7 +162,9 @@ def test_an_adapter_that_is_an_input_is_told_of(tmp_path, caplog):
     found, text = told(adapted(), tmp_path)
     assert found.as_inputs == ["lora_a", "lora_b"]
     assert "lora_a, lora_b: nodes take them for weights; what is trained are initializers" in text
-    made = generate_artifacts(adapted(), ["lora_a"], None, CE, OptimType.SGD, tmp_path)
+    with pytest.raises(ValueError, match="'lora_a', inputs of the model: parameters are initializers"):
+        generate_artifacts(adapted(), ["lora_a"], None, CE, OptimType.SGD, tmp_path)
+    made = generate_artifacts(adapted(), ["w", "lora_a"], None, CE, OptimType.SGD, tmp_path)
     assert "make them initializers of the model, with values, to train them" in made.notes[0]
     assert "'lora_a'" in caplog.text
     with pytest.raises(ValueError, match=r"its inputs lora_a, which are no parameters .* initializers of the model"):
