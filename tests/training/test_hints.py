@@ -118,6 +118,7 @@ def test_a_quantized_model_says_what_can_be_done(tmp_path):
 # --- a softmax of several nodes ---
 
 SOFTMAXES = {
+    "one node": "y = Softmax<axis = -1>(z)",
     "plain": "e = Exp(z)  t = ReduceSum<keepdims = 1>(e, axes)  y = Div(e, t)",
     "without the maximum": """m = ReduceMax<axes = [-1]>(z)  d = Sub(z, m)  e = Exp(d)
         t = ReduceSum<keepdims = 1>(e, axes)  y = Div(e, t)""",
@@ -132,6 +133,11 @@ def test_an_exporters_own_softmax_is_named(name, tmp_path):
     assert output.hint == "Softmax makes it; cross-entropy takes what it is made of: --loss-input 'z'"
     assert "cross-entropy" not in output.losses
     assert "--loss-input 'z'" in printed
+    (note,) = generate_artifacts(tmp_path / "model.onnx", loss=CE, artifact_directory=tmp_path).notes
+    assert note.startswith("'y' are probabilities")
+    assert note.endswith("loss_input_names=['z']")
+    made = generate_artifacts(tmp_path / "model.onnx", loss=CE, loss_input_names=["z"], artifact_directory=tmp_path)
+    assert not made.notes
 
 
 def test_its_logarithm_is_one_of_probabilities(tmp_path):

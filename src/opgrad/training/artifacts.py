@@ -20,6 +20,7 @@ from opgrad.training.onnxblock import blocks, optim
 from opgrad.training.onnxblock import loss as losses
 from opgrad.training.onnxblock.accessor import custom_op_library as named_library
 from opgrad.training.onnxblock.block import Block
+from opgrad.training.prospects import softmax_before_loss
 
 __all__ = ["USE_PATH_THRESHOLD", "Artifacts", "BatchNorm", "LossType", "OptimType", "generate_artifacts"]
 
@@ -67,7 +68,7 @@ class Artifacts:
     trainable, frozen: the names of the parameters, in the order in which the models have them as inputs.
     constants: float tensors of more than one number that the model keeps as they are.
     inputs: what a batch holds, in the models' order. outputs: of the models; the loss is the first.
-    sizes: the numbers of elements of the parameters. notes: what opgrad will not train of this, and what to do.
+    sizes: the numbers of elements of the parameters. notes: what is likely not meant, or not trained here.
     """
 
     directory: Path
@@ -199,9 +200,14 @@ def _result(folder: Path, files: Sequence[str], made: Made) -> Artifacts:
 
 
 def _notes(made: Made) -> Iterator[str]:
-    """What opgrad will not train."""
+    """What is likely not meant, or not trained here."""
     if refusal := refused_types(each.data_type for each in made.models.trainable):
         yield refusal
+    if twice := softmax_before_loss(made.models.evaluation):
+        yield (
+            f"{twice[0]!r} are probabilities, and the loss applies a softmax itself: give it what they are made of, "
+            f"loss_input_names=[{twice[1]!r}]"
+        )
     held = {each.name for each in made.models.trainable}
     if given := [name for name in made.selection.trainable if name not in held]:
         yield (

@@ -14,6 +14,7 @@ from opgrad.training.building.selection import Candidates, no_weights, reaching
 from opgrad.training.building.values import Held, size_of
 from opgrad.training.by_name import Loss
 from opgrad.training.names import RESET
+from opgrad.training.objective import RESHAPING
 from opgrad.training.sketch import Stage, stages
 
 TAKING = ("MatMul", "Gemm", "Conv", "ConvTranspose")  # whose second input are weights
@@ -139,6 +140,22 @@ def _as_inputs(forward: Forward) -> list[str]:
     found = [name for node in forward.graph.node if node.op_type in TAKING for name in node.input[1:2] if name in fixed]
     data = {node.input[0] for node in forward.graph.node if node.op_type in TAKING and node.input}
     return [name for name in dict.fromkeys(found) if name not in data]
+
+
+def softmax_before_loss(model: onnx.ModelProto) -> tuple[str, str] | None:
+    """Probabilities that cross-entropy takes for scores, and what a softmax made them of; None if there are none."""
+    losses = [node for node in model.graph.node if node.op_type == "SoftmaxCrossEntropyLoss" and node.input]
+    if not losses:
+        return None
+    forward = Forward(model)
+    for node in losses:
+        name, maker = node.input[0], forward.producers.get(node.input[0])
+        while maker is not None and maker.op_type in RESHAPING:
+            name, maker = maker.input[0], forward.producers.get(maker.input[0])
+        function, source = _function(forward, maker)
+        if function == "Softmax":
+            return name, source
+    return None
 
 
 def _function(forward: Forward, node: onnx.NodeProto | None) -> tuple[str, str]:
