@@ -144,7 +144,8 @@ def check_parameters(
     if RESET not in specs:
         raise ValueError(f"{who}: the graph has no input {RESET}, expected a training graph")
     have = {name.removesuffix(BUFFER_SUFFIX) for name in specs if name.endswith(BUFFER_SUFFIX)}
-    if given := [name for name in have - trainable.keys() - frozen.keys() if name in specs]:
+    given = [name for name in have - trainable.keys() - frozen.keys() if name in specs]
+    if given and trainable.keys() <= have:
         raise ValueError(
             f"{who}: the training graph has gradients of its inputs {_list(given)}, which are no parameters of the "
             "checkpoint: parameters are initializers of the model that the set is made of; give them values there"
