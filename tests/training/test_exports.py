@@ -95,3 +95,51 @@ def test_what_cannot_be_exported_is_told_before_the_training(tmp_path, damage):
     status, told = cli("train", tmp_path, "--data", data, "--output", tmp_path / "out")
     assert (status, (tmp_path / "out").exists()) == (1, False), told
     assert "eval_model.onnx" in told
+
+
+# --- operators of onnxruntime ---
+
+OF_ONNXRUNTIME = {
+    "SimplifiedLayerNormalization": "n = SimplifiedLayerNormalization<axis = -1, epsilon = 0.00001>(h, scale)",
+    "SkipLayerNormalization": "n = com.microsoft.SkipLayerNormalization(h, h, scale, shift)",
+    "QuickGelu": "n = com.microsoft.QuickGelu<alpha = 1.702>(h)",
+    "FusedMatMul": "n = com.microsoft.FusedMatMul<alpha = 0.5>(h, square)",
+}
+
+
+@pytest.mark.parametrize("operator", OF_ONNXRUNTIME)
+def test_operators_that_onnx_does_not_know_are_exported(operator, tmp_path):
+    """As the models of onnxruntime's own tools have them."""
+    text = f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        g (float[batch, 6, 4] x) => (float[batch, 6, 3] y) {{
+            h = MatMul(x, v)  {OF_ONNXRUNTIME[operator]}  y = MatMul(n, w)
+        }}"""
+    model = onnx.parser.parse_model(text)
+    arrays = {**normal(v=(4, 8), square=(8, 8), w=(8, 3)), "scale": np.ones(8, np.float32), "shift": np.zeros(8)}
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in arrays.items()
+    )
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    data = rows(tmp_path / "data.npz", x=(6, 4), target=(6, 3))
+    options = ("--loss", "mse", "--epochs", 2, "--output", tmp_path / "out", "--export", tmp_path / "exported.onnx")
+    status, told = cli("train", tmp_path / "model.onnx", "--data", data, *options)
+    assert status == 0, told
+    for path in (tmp_path / "out" / "model.onnx", tmp_path / "exported.onnx"):
+        assert operator in {node.op_type for node in onnx.load(path).graph.node}
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        assert session.run(None, {"x": np.ones((2, 6, 4), np.float32)})[0].shape == (2, 6, 3)
+
+
+def test_a_model_that_only_opgrad_runs_is_refused_before_the_training(tmp_path):
+    write_linear_set(tmp_path)
+    model = onnx.load(tmp_path / "eval_model.onnx")
+    model.graph.node[0].input[0] = "positive"
+    nodes = [onnx.helper.make_node("ReluGrad", ["x", "x"], ["positive"], domain="com.microsoft"), *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.save(model, tmp_path / "eval_model.onnx")
+    data = rows(tmp_path / "data.npz", x=(2,), y=(1,))
+    status, told = cli("train", tmp_path, "--data", data, "--output", tmp_path / "out")
+    assert (status, (tmp_path / "out").exists()) == (1, False), told
+    assert "the model that would be exported of" in told
+    assert "ReluGrad" in told

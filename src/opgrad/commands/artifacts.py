@@ -80,5 +80,6 @@ def _print(made: "Artifacts", prefix: str, loss: str) -> None:
         count = sum(made.sizes.get(name, 0) for name in names)
         rows.append((what, tables.amount(len(names), count)))
     rows += [("constants", f"not trained: {', '.join(made.constants)}")] if made.constants else []
+    rows += [("note", note) for note in made.notes]
     screen.print(tables.facts(f"artifacts in {made.directory}", rows))
     screen.print(tables.parameter_table(found.parameters))

@@ -196,7 +196,6 @@ def _train(
 ) -> None:
     """Train the artifacts in a folder, which are of the model at `path`; print what the run came to."""
     from opgrad.training import ArtifactSet, Recipe, distributed, job, report
-    from opgrad.training.export import check_export
     from opgrad.training.fit import Interrupted
     from opgrad.training.state import LAST, Resumption
 
@@ -210,8 +209,6 @@ def _train(
     recipe: Recipe = replace(saved, **settings.of_recipe())
     screen = console(_is_silent(processes))
     exported = _outputs(artifacts) if places.export else []
-    if exported:
-        check_export(artifacts, exported, "train")
     if artifacts.scores is None:
         screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")
     try:
@@ -229,13 +226,15 @@ def _train(
 
 
 def _outputs(artifacts: "ArtifactSet") -> "list[onnx.ValueInfoProto]":
-    """The outputs that the model had; those of the scores where nobody knows."""
-    from opgrad.training.export import declared_outputs
+    """The outputs that the model had, or those of the scores. Raises ValueError where they cannot be exported."""
+    from opgrad.training.export import check_export, declared_outputs
     from opgrad.training.objective import model_outputs
 
     computed = {name for node in artifacts.eval_model.graph.node for name in node.output}
     had = [name for name in model_outputs(artifacts.eval_model) if name in computed and name != artifacts.loss]
-    return declared_outputs(artifacts.eval_model, had or artifacts.objective.outputs, "train")
+    found = declared_outputs(artifacts.eval_model, had or artifacts.objective.outputs, "train")
+    check_export(artifacts, found, "train")
+    return found
 
 
 def _export(run: "Run", outputs: "Sequence[onnx.ValueInfoProto]", file: Path, screen: Console) -> None:

@@ -7,6 +7,7 @@ from onnx import TensorProto
 
 from opgrad.gradients.body import GraphBody
 from opgrad.gradients.forward import FLOATS, Forward, title
+from opgrad.gradients.hints import hint
 from opgrad.gradients.node import Node
 from opgrad.gradients.registry import RULES, Declared, Gradients, NoGradient
 from opgrad.onnxruntime.bodies.build import Value
@@ -176,7 +177,7 @@ class Backward:
             found = [(index, given[index]) for index in sorted(node.needed) if index < len(given)]
             return [(index, node.declared(value, index)) for index, value in found if value is not None]
         except NoGradient as reason:
-            self.problems.append(f"{title(node.proto)}: {reason}")
+            self.problems.append(f"{title(node.proto)}: {reason}{hint(self.forward, node.proto)}")
             # Whatever stands here is thrown away: nodes further on shall tell of their problems, too.
             for name in set(differentiable_inputs(self.forward, node.proto)) - set(node.proto.input):
                 self._add(name, Value(self.body, name, self.forward.element_type(name), self.forward.sizes(name)))

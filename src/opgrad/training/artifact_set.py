@@ -144,6 +144,12 @@ def check_parameters(
     if RESET not in specs:
         raise ValueError(f"{who}: the graph has no input {RESET}, expected a training graph")
     have = {name.removesuffix(BUFFER_SUFFIX) for name in specs if name.endswith(BUFFER_SUFFIX)}
+    given = [name for name in have - trainable.keys() - frozen.keys() if name in specs]
+    if given and trainable.keys() <= have:
+        raise ValueError(
+            f"{who}: the training graph has gradients of its inputs {_list(given)}, which are no parameters of the "
+            "checkpoint: parameters are initializers of the model that the set is made of; give them values there"
+        )
     if have != trainable.keys():
         raise ValueError(
             f"{who}: the checkpoint has the trainable parameters {_list(trainable)}, "

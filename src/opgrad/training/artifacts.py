@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx
 
+from opgrad.training.building.checks import listed, refused_types
 from opgrad.training.building.saving import LARGEST_MODEL
 from opgrad.training.building.values import size_of
 from opgrad.training.generation import WHO, Files, Made, Request, make, names_in
@@ -19,6 +20,7 @@ from opgrad.training.onnxblock import blocks, optim
 from opgrad.training.onnxblock import loss as losses
 from opgrad.training.onnxblock.accessor import custom_op_library as named_library
 from opgrad.training.onnxblock.block import Block
+from opgrad.training.prospects import softmax_before_loss
 
 __all__ = ["USE_PATH_THRESHOLD", "Artifacts", "BatchNorm", "LossType", "OptimType", "generate_artifacts"]
 
@@ -66,7 +68,7 @@ class Artifacts:
     trainable, frozen: the names of the parameters, in the order in which the models have them as inputs.
     constants: float tensors of more than one number that the model keeps as they are.
     inputs: what a batch holds, in the models' order. outputs: of the models; the loss is the first.
-    sizes: the numbers of elements of the parameters.
+    sizes: the numbers of elements of the parameters. notes: what is likely not meant, or not trained here.
     """
 
     directory: Path
@@ -77,6 +79,7 @@ class Artifacts:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     sizes: dict[str, int]
+    notes: tuple[str, ...] = ()
 
     @property
     def loss(self) -> str:
@@ -91,6 +94,7 @@ class Artifacts:
             lines.append(f"{what}: {len(names)} tensors, {count:,} numbers: {', '.join(names) or 'none'}")
         if self.constants:
             lines.append(f"constants, not trained: {', '.join(self.constants)}")
+        lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
 
@@ -144,6 +148,8 @@ def _written(model: Any, request: Request, optimizer: Block | None, files: Files
         written = files.write(made)
     result = _result(files.folder, written, made)
     logger.info("%s", result)
+    for note in result.notes:
+        logger.warning("%s: %s", WHO, note)
     return result
 
 
@@ -189,4 +195,22 @@ def _result(folder: Path, files: Sequence[str], made: Made) -> Artifacts:
         inputs=tuple(each.name for each in graph.input if each.name not in parameters),
         outputs=tuple(each.name for each in graph.output),
         sizes=parameters,
+        notes=tuple(_notes(made)),
     )
+
+
+def _notes(made: Made) -> Iterator[str]:
+    """What is likely not meant, or not trained here."""
+    if refusal := refused_types(each.data_type for each in made.models.trainable):
+        yield refusal
+    if twice := softmax_before_loss(made.models.evaluation):
+        yield (
+            f"{twice[0]!r} are probabilities, and the loss applies a softmax itself: give it what they are made of, "
+            f"loss_input_names=[{twice[1]!r}]"
+        )
+    held = {each.name for each in made.models.trainable}
+    if given := [name for name in made.selection.trainable if name not in held]:
+        yield (
+            f"{listed(given)} in requires_grad: inputs of the model get gradients, but Trainer, Module and "
+            "`opgrad train` train parameters alone; make them initializers of the model, with values, to train them"
+        )

@@ -15,13 +15,18 @@ from opgrad.training.artifact_set import FILES, ArtifactSet
 from opgrad.training.data import Dataset
 from opgrad.training.export import declared_outputs, graph_between
 from opgrad.training.graph import open_session, session_options
+from opgrad.training.reduction import find_reduction
 
 EVALUATION = FILES[1]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The loss, a mean over all rows, and the share of right answers; None if the label is no class."""
+    """The loss, a mean over all rows, and the share of right answers; None if the label is no class.
+
+    Where a loss weighs rows, so does the mean; where it is a sum over the rows of a batch, this is that of all divided
+    by their number. It does not depend on how many rows are computed at once.
+    """
 
     loss: float
     accuracy: float | None
@@ -40,7 +45,8 @@ class Evaluator:
         self.outputs = declared_outputs(artifacts.eval_model, self._objective.outputs, who)
         model = copied(artifacts.eval_model)
         known = {value.name for value in (*model.graph.output, *model.graph.input)}
-        for name in self._compared:
+        self._reduction = find_reduction(artifacts.eval_model, artifacts.loss)
+        for name in [*self._compared, *filter(None, [self._reduction.divisor])]:
             if name not in known:
                 model.graph.output.add().name = name
         import_microsoft(model)  # for nodes that onnxruntime fuses, where opgrad's operators are registered
@@ -84,19 +90,37 @@ class Evaluator:
         parameters: by name.
         batch_size: rows computed at once.
         """
-        loss = right = counted = 0.0
+        loss = right = counted = weight = 0.0
         parameters = {**parameters, **self._artifacts.constants}
         names = [item.name for item in self._session.get_inputs() if item.name not in parameters]
-        wanted = [self._artifacts.loss, *(name for name in self._compared if name in self._types)]
+        others = [*self._compared, *filter(None, [self._reduction.divisor])]
+        wanted = [self._artifacts.loss, *(name for name in others if name in self._types)]
         for batch in _batches(data, batch_size):
             feeds = {name: batch.arrays[name] for name in names}
             results = dict(zip(wanted, self._session.run(wanted, {**feeds, **parameters}), strict=True))
-            hits, answers = self._count({**feeds, **results}, batch.rows)
-            loss += float(results[self._artifacts.loss].item()) * answers if answers else 0.0
+            found = {**parameters, **feeds, **results}
+            hits, answers = self._count(found, batch.rows)
+            share = self._share(found, answers)
+            if share:  # a mean of nothing may be NaN
+                loss += float(results[self._artifacts.loss].item()) * (1 if self._reduction.sums else share)
             right += hits
             counted += answers
-        counted = counted or 1.0
-        return Evaluation(loss / counted, right / counted if self._compared else None)
+            weight += share
+        return Evaluation(loss / (weight or 1.0), right / (counted or 1.0) if self._compared else None)
+
+    def _share(self, found: Mapping[str, np.ndarray], answers: int) -> float:
+        """What the loss of a batch counts in that of all."""
+        divisor, weights = self._reduction.divisor, self._weights(found)
+        if divisor is not None:
+            return float(found[divisor].item())
+        if weights is None or not self._compared:
+            return float(answers)
+        labels = found[self._compared[1]]
+        return float(weights[labels[self._counts(labels)]].sum(dtype=np.float64))
+
+    def _weights(self, found: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """The weights of the classes; None if they all count the same."""
+        return found.get(self._reduction.weights or "", self._reduction.values)
 
     def exported_accuracy(self, model: str | PathLike[str], data: Dataset, batch_size: int = 512) -> float | None:
         """The share of right answers of an exported model, in a session that knows nothing of opgrad.
@@ -136,9 +160,13 @@ class Evaluator:
         if not self._compared:
             return 0, rows
         scores, labels = (found[name] for name in self._compared)
-        ignored = self._objective.ignored
-        counts = labels != ignored if ignored is not None else np.ones(labels.shape, np.bool_)
+        counts = self._counts(labels)
         return int((counts & (scores.argmax(axis=1) == labels)).sum()), int(counts.sum())
+
+    def _counts(self, labels: np.ndarray) -> np.ndarray:
+        """Which labels count."""
+        ignored = self._objective.ignored
+        return labels != ignored if ignored is not None else np.ones(labels.shape, np.bool_)
 
 
 def label_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tuple[int, ...] | None:

@@ -135,6 +135,11 @@ def make(model: onnx.ModelProto | str | os.PathLike[str], request: Request, opti
     note_outputs(models.evaluation, block.outputs)
     if optimizer is None:
         return Made(models, None, block.selection)
+    if not models.trainable:
+        raise ValueError(
+            f"{WHO}: requires_grad has {listed(block.selection.trainable)}, inputs of the model: parameters are "
+            "initializers, expected one at least for the optimizer; give the model values for these inputs"
+        )
     opset = opset_of(models.evaluation)
     with building(ModelAccessor(empty_model(opset), drawn=accessor.drawn)) as empty:
         optimizer((models.trainable, models.frozen) if apart else models.parameters)

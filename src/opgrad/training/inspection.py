@@ -19,10 +19,12 @@ from opgrad.onnxruntime.messages import MICROSOFT
 from opgrad.onnxruntime.reading import read_model
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, Operator, operators
 from opgrad.training.artifact_set import FILES, tensor_spec
+from opgrad.training.building.checks import refused_types
+from opgrad.training.building.values import read_apart, read_shared
 from opgrad.training.checkpoint import Checkpoint, read_checkpoint
 from opgrad.training.fusions import Fused, fuse
 from opgrad.training.loop import session_options
-from opgrad.training.names import BUFFER_SUFFIX, RESET
+from opgrad.training.names import BUFFER_SUFFIX, RESET, VALUES
 from opgrad.training.optimizer import read_rule
 from opgrad.training.prospects import Prospects, prospects
 from opgrad.training.replacing import bytes_in_use, data_path
@@ -126,22 +128,26 @@ def _inspect_model(path: Path) -> Inspection:
 def _prospects(path: Path) -> Prospects | None:
     """What training would make of the model in a file, or why nothing."""
     try:
-        return prospects(read_model(path, "inspect"))
+        return prospects(*read_apart(path, "inspect"))
     except (ValueError, OSError) as error:
         return Prospects(problems=[str(error).removeprefix("inspect: ")])
 
 
 def _inspect_folder(folder: Path) -> Inspection:
-    files = {name: (folder / name).stat().st_size for name in FILES if (folder / name).is_file()}
+    files = {name: (folder / name).stat().st_size for name in (*FILES, VALUES) if (folder / name).is_file()}
     if not files:
         raise FileNotFoundError(f"inspect: {folder} has none of the files {', '.join(FILES)}")
     parts: dict[str, Any] = {}
     checkpoint = read_checkpoint(folder / CHECKPOINT) if CHECKPOINT in files else None
     if checkpoint is not None:
         parts |= {"parameters": _parameters(checkpoint), "checkpoint": _summary(checkpoint, folder / CHECKPOINT)}
+        kinds = {helper.np_dtype_to_tensor_dtype(array.dtype) for array in checkpoint.trainable.values()}
+        parts["problem"] = refused_types(kinds)
     if TRAINING in files:
         model = _load(folder / TRAINING)
-        parts |= _ports(model, checkpoint.parameters if checkpoint else {}) | _run(folder / TRAINING, model)
+        parts |= _ports(model, checkpoint.parameters if checkpoint else {})
+        found = _run(folder / TRAINING, model)
+        parts |= found | {"problem": parts.get("problem") or found["problem"]}
         parts["fused"] = fuse(model)
     if EVALUATION in files and not parts.get("problem"):
         parts["problem"] = _not_evaluated(folder / EVALUATION)
@@ -193,10 +199,10 @@ def _not_loaded(path: Path, model: onnx.ModelProto, found: Iterable[Operator]) -
     """What onnxruntime says of a model as a whole."""
     runners = {each.runner for each in found}
     outside = any(uses_external_data(each) for each in model.graph.initializer)
-    given = path if outside else model.SerializeToString()
     try:
+        given = (read_shared(path, "inspect")[0] if outside else model).SerializeToString()
         open_session(given, session_options(1), f"inspect: {path}", runners == {NATIVE})
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return str(error)
     return None
 

@@ -9,7 +9,7 @@ import onnxruntime
 from opgrad.cpu.runtime.parallel import get_num_threads
 from opgrad.training import mapping
 from opgrad.training.artifact_set import ArtifactSet
-from opgrad.training.building.values import HUGE, read_shared
+from opgrad.training.building.values import read_shared
 from opgrad.training.checkpoint import Checkpoint, OptimizerGroup
 from opgrad.training.data import Dataset, fits, show
 from opgrad.training.evaluation import Evaluation, Evaluator
@@ -266,8 +266,8 @@ def _trainable_memory(artifacts: ArtifactSet, row_wise: Sequence[str]) -> tuple[
 
 
 def _held(array: np.ndarray, written: bool) -> np.ndarray:
-    """A frozen parameter for a graph: the same memory if it is large and nobody writes into it, or else a copy."""
-    shared = not written and array.nbytes > HUGE and not array.flags.writeable and array.flags.c_contiguous
+    """A frozen parameter for a graph: the same memory if a file has it and nobody writes into it, or else a copy."""
+    shared = not written and mapping.is_mapped(array) and array.flags.c_contiguous
     return array if shared else np.array(array, order="C")
 
 

@@ -5,12 +5,15 @@ The mapping is private: whoever writes into it changes memory of this process, a
 
 import mmap
 import os
+import shutil
 import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from opgrad.writing import replaced
 
 LEAST = 1 << 20  # bytes of a file that is mapped; smaller ones are read
 # Windows replaces no file that is mapped: there, files are read.
@@ -22,10 +25,9 @@ class NoFile(ValueError):
 
 
 class _Mapping(mmap.mmap):
-    """A mapped file. file: its device and number. kept: whether it has the values of before a change of the file."""
+    """A mapped file. file: its device and number."""
 
     file: tuple[int, int]
-    kept = False
 
 
 _live: "weakref.WeakSet[_Mapping]" = weakref.WeakSet()
@@ -71,6 +73,11 @@ def _mapping(of: np.ndarray) -> _Mapping | None:
     return found if isinstance(found, _Mapping) else None
 
 
+def is_mapped(given: np.ndarray) -> bool:
+    """Whether an array is a part of a mapped file."""
+    return _mapping(given) is not None
+
+
 def own(given: np.ndarray) -> np.ndarray:
     """The same values in memory that may be written to: that of a mapped file, or else a copy."""
     mapping = _mapping(given)
@@ -83,7 +90,7 @@ def own(given: np.ndarray) -> np.ndarray:
 def release(given: np.ndarray) -> None:
     """Give back the memory of a part of a mapped file that nobody has written to; it is read anew when need be."""
     mapping = _mapping(given)
-    if mapping is None or mapping.kept or not hasattr(mmap, "MADV_DONTNEED"):
+    if mapping is None or not hasattr(mmap, "MADV_DONTNEED"):
         return
     start = given.ctypes.data - np.frombuffer(mapping, np.uint8, 0).ctypes.data
     first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + given.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -92,12 +99,13 @@ def release(given: np.ndarray) -> None:
 
 
 def keep_values(path: Path) -> None:
-    """Before a file is changed in place: let whoever has it mapped in this process keep the values of before."""
+    """Before a file is changed in place: let whoever has it mapped in this process keep it as it is.
+
+    The name becomes that of a copy. To cut a mapped file takes even pages away that were written to.
+    """
     if not path.is_file():
         return
     state = path.stat()
-    for mapping in list(_live):
-        if mapping.file == (state.st_dev, state.st_ino):
-            pages = np.frombuffer(mapping, np.uint8)[:: mmap.PAGESIZE]
-            np.bitwise_or(pages, 0, out=pages)  # a page that is written to is a copy from then on
-            mapping.kept = True
+    if any(mapping.file == (state.st_dev, state.st_ino) for mapping in list(_live)):
+        with replaced(path) as temporary:
+            shutil.copyfile(path, temporary)

@@ -8,6 +8,7 @@ point to the same bytes again and again, so tables and texts together may not ta
 """
 
 import math
+import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -303,7 +304,7 @@ class _Builder(Builder):  # type: ignore[misc]  # flatbuffers declares no types
 
     def __init__(self, size: int):
         super().__init__(0)
-        self.Bytes = memoryview(np.zeros(max(size, 1), np.uint8))
+        self.Bytes = memoryview(mmap.mmap(-1, max(size, 1)))
         self.head = len(self.Bytes)
         self._arrays: list[tuple[int, np.ndarray]] = []  # from the last one in the file to the first
 

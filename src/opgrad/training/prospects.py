@@ -1,6 +1,6 @@
 """What training would make of an ONNX model, found out before anything is built."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -9,13 +9,15 @@ from opgrad.gradients.forward import FLOATS, Forward
 from opgrad.gradients.model import problems
 from opgrad.onnxruntime.messages import domain_of, opset_of
 from opgrad.training.building import forms
-from opgrad.training.building.checks import check_built
-from opgrad.training.building.selection import Candidates, reaching
-from opgrad.training.building.values import size_of
+from opgrad.training.building.checks import check_built, refused_types
+from opgrad.training.building.selection import Candidates, no_weights, reaching
+from opgrad.training.building.values import Held, size_of
 from opgrad.training.by_name import Loss
 from opgrad.training.names import RESET
+from opgrad.training.objective import RESHAPING
 from opgrad.training.sketch import Stage, stages
 
+TAKING = ("MatMul", "Gemm", "Conv", "ConvTranspose")  # whose second input are weights
 DISTANCES = (Loss.MSELoss, Loss.L1Loss, Loss.HuberLoss, Loss.SmoothL1Loss)
 # Losses that apply the function of the key themselves, to what it would be given.
 APPLIED_BY = {"Softmax": Loss.CrossEntropyLoss, "Sigmoid": Loss.BCEWithLogitsLoss}
@@ -43,6 +45,7 @@ class Prospects:
     numbers: of the elements of the trainable ones.
     outputs: those of float type. stages: the graph from weight to weight.
     problems: why it cannot be trained, a line for each node that has no gradient.
+    as_inputs: inputs that a node takes for its weights: they are trained as initializers alone.
     """
 
     opset: int = 0
@@ -55,12 +58,13 @@ class Prospects:
     outputs: list[Output] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    as_inputs: list[str] = field(default_factory=list)
 
 
-def prospects(model: onnx.ModelProto) -> Prospects | None:
+def prospects(model: onnx.ModelProto, apart: Mapping[str, Held] | None = None) -> Prospects | None:
     """What training would make of a model; None of a training graph.
 
-    model: with the values of its tensors; changed.
+    model: changed. apart: the values of initializers that are placeholders.
     """
     if any(each.name == RESET for each in model.graph.input):
         return None
@@ -71,12 +75,12 @@ def prospects(model: onnx.ModelProto) -> Prospects | None:
     except (NotImplementedError, ValueError) as error:
         found.problems.append(str(error).removeprefix("inspect: "))
         return found
-    return _looked_at(model, found)
+    return _looked_at(model, apart or {}, found)
 
 
-def _looked_at(model: onnx.ModelProto, found: Prospects) -> Prospects:
+def _looked_at(model: onnx.ModelProto, apart: Mapping[str, Held], found: Prospects) -> Prospects:
     """What there is in a model that can be trained."""
-    candidates, forward = Candidates(model), Forward(model)
+    candidates, forward = Candidates(model, apart), Forward(model)
     floats = [each.name for each in model.graph.output if forward.element_type(each.name) in (None, *FLOATS)]
     depended = set().union(*(reaching(model, name) for name in floats))
     trainable = [name for name in candidates.weights if name in depended]
@@ -90,7 +94,8 @@ def _looked_at(model: onnx.ModelProto, found: Prospects) -> Prospects:
         numbers=sum(size_of(candidates.tensors[name]) for name in trainable),
         outputs=[_output(forward, name) for name in floats],
         stages=stages(forward, {name: size_of(candidates.tensors[name]) for name in trainable}),
-        problems=_problems(model, floats, trainable, bool(candidates.weights)),
+        problems=[*_problems(model, floats, trainable, bool(candidates.weights)), *_refused(candidates, trainable)],
+        as_inputs=_as_inputs(forward),
     )
 
 
@@ -108,7 +113,7 @@ def _constants(candidates: Candidates) -> dict[str, str]:
 def _problems(model: onnx.ModelProto, floats: Sequence[str], trainable: Sequence[str], weights: bool) -> list[str]:
     """Why these weights cannot be trained for these outputs."""
     if not weights:
-        return ["the model has no weights, float tensors that it multiplies, adds or looks up"]
+        return [no_weights(model)]
     if not trainable:
         return ["no output of float type depends on a weight of the model"]
     try:
@@ -117,14 +122,77 @@ def _problems(model: onnx.ModelProto, floats: Sequence[str], trainable: Sequence
         return [str(error).removeprefix("gradients: ")]
 
 
+def _refused(candidates: Candidates, trainable: Sequence[str]) -> list[str]:
+    """That opgrad trains no weights of these types."""
+    refusal = refused_types(candidates.tensors[name].data_type for name in trainable)
+    return [refusal] if refusal else []
+
+
+def _as_inputs(forward: Forward) -> list[str]:
+    """Inputs of fixed sizes that a node takes for its weights, such as those of an adapter."""
+    fixed = {
+        each.name
+        for each in forward.graph.input
+        if each.type.tensor_type.elem_type in FLOATS
+        and len(each.type.tensor_type.shape.dim) > 1
+        and all(size.dim_value > 0 for size in each.type.tensor_type.shape.dim)
+    }
+    found = [name for node in forward.graph.node if node.op_type in TAKING for name in node.input[1:2] if name in fixed]
+    data = {node.input[0] for node in forward.graph.node if node.op_type in TAKING and node.input}
+    return [name for name in dict.fromkeys(found) if name not in data]
+
+
+def softmax_before_loss(model: onnx.ModelProto) -> tuple[str, str] | None:
+    """Probabilities that cross-entropy takes for scores, and what a softmax made them of; None if there are none."""
+    losses = [node for node in model.graph.node if node.op_type == "SoftmaxCrossEntropyLoss" and node.input]
+    if not losses:
+        return None
+    forward = Forward(model)
+    for node in losses:
+        name, maker = node.input[0], forward.producers.get(node.input[0])
+        while maker is not None and maker.op_type in RESHAPING:
+            name, maker = maker.input[0], forward.producers.get(maker.input[0])
+        function, source = _function(forward, maker)
+        if function == "Softmax":
+            return name, source
+    return None
+
+
+def _function(forward: Forward, node: onnx.NodeProto | None) -> tuple[str, str]:
+    """The function that a node applies, and to what: a softmax may be several nodes, as some exporters write it."""
+    if node is None or domain_of(node):
+        return "", ""
+    if node.op_type == "Div":
+        scores = _softmax_of(forward, *node.input)
+        return ("Softmax", scores) if scores else ("Div", node.input[0])
+    if node.op_type == "Log":
+        before, scores = _function(forward, forward.producers.get(node.input[0]))
+        return ("LogSoftmax", scores) if before == "Softmax" else ("Log", node.input[0])
+    return node.op_type, node.input[0] if node.input else ""
+
+
+def _softmax_of(forward: Forward, dividend: str, divisor: str) -> str | None:
+    """x, where a quotient is exp(x) / sum(exp(x)), or the same of x without its maximum."""
+    exponential, total = forward.producers.get(dividend), forward.producers.get(divisor)
+    if exponential is None or total is None or (exponential.op_type, total.op_type) != ("Exp", "ReduceSum"):
+        return None
+    if total.input[0] != dividend:
+        return None
+    shifted = forward.producers.get(exponential.input[0])
+    largest = forward.producers.get(shifted.input[1]) if shifted is not None and shifted.op_type == "Sub" else None
+    if shifted is not None and largest is not None and largest.op_type == "ReduceMax":
+        return shifted.input[0] if largest.input[0] == shifted.input[0] else exponential.input[0]
+    return exponential.input[0]
+
+
 def _output(forward: Forward, name: str) -> Output:
     """The losses that an output fits, by its shape and by what makes it."""
     node, sizes = forward.producers.get(name), forward.sizes(name)
-    operator = node.op_type if node is not None and not domain_of(node) else ""
+    operator, source = _function(forward, node)
     if sizes is not None and all(size == 1 for size in sizes):
         return Output(name, [], "one number: it may be the loss itself, without --loss")
-    if node is not None and (loss := APPLIED_BY.get(operator)):
-        hint = f"{operator} makes it; {loss} takes what it is made of: --loss-input {node.input[0]!r}"
+    if loss := APPLIED_BY.get(operator):
+        hint = f"{operator} makes it; {loss} takes what it is made of: --loss-input {source!r}"
         return Output(name, list(DISTANCES), hint)
     classes = sizes is None or (len(sizes) > 1 and sizes[1 if len(sizes) > 3 else -1] != 1)
     if operator == "LogSoftmax":

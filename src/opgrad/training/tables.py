@@ -75,6 +75,9 @@ def _training_rows(training: Prospects | None) -> list[tuple[str, str]]:
     if training.constants:
         told = (f"{name} ({what})" for name, what in training.constants.items())
         rows.append(("not trained", ", ".join(told)))
+    if training.as_inputs:
+        names = ", ".join(training.as_inputs)
+        rows.append(("inputs", f"{names}: nodes take them for weights; what is trained are initializers"))
     if training.unused:
         rows.append(("unused", f"no output depends on {', '.join(training.unused)}"))
     for output in training.outputs:

@@ -68,8 +68,10 @@ class Module:
         if not isinstance(state, CheckpointState):
             raise TypeError(f"{WHO}: state is {type(state).__name__}, expected CheckpointState")
         model, constants = read_shared(train_model_uri, WHO)
-        self._eval_model, of_eval = (None, {}) if eval_model_uri is None else read_shared(eval_model_uri, WHO)
-        if self._eval_model is not None:
+        self._eval_model: onnx.ModelProto | None = None
+        of_eval: dict[str, np.ndarray] = {}
+        if eval_model_uri is not None:
+            self._eval_model, of_eval = read_shared(eval_model_uri, WHO)
             evaluating(self._eval_model)
         self._constants = {**constants, **of_eval}
         options = _default_options() if session_options is None else session_options

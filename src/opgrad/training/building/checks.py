@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Collection, Iterable
 
 import onnx
-from onnx import checker, defs, helper
+from onnx import TensorProto, checker, defs, helper
 
 from opgrad.onnxruntime.messages import domain_of
 from opgrad.onnxruntime.opset import all_nodes
@@ -19,6 +19,17 @@ def check_built(model: onnx.ModelProto, who: str) -> None:
         checker.check_model(without_values(model))
     except checker.ValidationError as error:
         raise ValueError(f"{who}: the model is wrong: {sentence(error)}") from None
+
+
+def refused_types(kinds: Iterable[int]) -> str | None:
+    """That opgrad trains no parameters of some of these element types; None if it trains all."""
+    others = sorted({TensorProto.DataType.Name(kind).lower() for kind in kinds} - {"float"})
+    if not others:
+        return None
+    return (
+        f"parameters in {' and '.join(others)} are not trained here: Trainer, Module and `opgrad train` take float32; "
+        "convert the model to float32 first"
+    )
 
 
 def sentence(error: Exception) -> str:

@@ -19,6 +19,7 @@ MOST_STEPS = 8  # from a product to the sine of it
 
 POSITIONS, FREQUENCIES, INPUT = "positions, as sines", "frequencies of positions", "normalizes an input"
 
+MOST_LOOKED_AT, MOST_ROWS = 64, 4096  # rows or columns of a table, and rows of these columns
 LEAST_ROWS = 8  # of a table of positions: fewer tell nothing
 # How far an element of a table in this type may be off a sine; sines of large angles in float32 are off by 1e-4.
 TOLERANCE = {np.dtype(np.float64): 1e-3, np.dtype(np.float32): 1e-3}
@@ -142,17 +143,24 @@ def is_of_sines(values: Callable[[str], np.ndarray], name: str, dims: Iterable[i
     kind = TOLERANCE.get(array.dtype, LOW_PRECISION)
     if not np.all(np.abs(array.ravel()[:: max(1, array.size // 4096)].astype(np.float64)) <= 1 + kind):
         return False
-    table = array.reshape(sizes).astype(np.float64)
+    table = array.reshape(sizes)
     if len(sizes) == 3:  # positions along two axes, as of images, or with rows for each of several heads
         return _has_pairs(table.reshape(-1, sizes[2]), kind) or _has_pairs(table.reshape(sizes[0], -1).T, kind)
     return any(_has_pairs(each, kind) or _has_waves(each, kind) for each in (table, table.T))
 
 
+def _some(table: np.ndarray) -> np.ndarray:
+    """Rows of a table in float64, not more than `MOST_LOOKED_AT`, all over it."""
+    step = -(-len(table) // MOST_LOOKED_AT)
+    return table[::step].astype(np.float64)
+
+
 def _has_pairs(table: np.ndarray, tolerance: float) -> bool:
     """Whether every row is of sines and cosines of the same angles: the sum of its squares is half its size.
 
-    Rows of zeros, of a class or of padding, are passed by.
+    Rows of zeros, of a class or of padding, are passed by. Of a large table, some rows are looked at.
     """
+    table = _some(table)
     rows, columns = table.shape
     squares = np.square(table).sum(axis=1)
     kept = squares > 0
@@ -163,7 +171,11 @@ def _has_pairs(table: np.ndarray, tolerance: float) -> bool:
 
 
 def _has_waves(table: np.ndarray, tolerance: float) -> bool:
-    """Whether every column f is a sine: f(n + m) + f(n - m) is c f(n), with one c for all n."""
+    """Whether every column f is a sine: f(n + m) + f(n - m) is c f(n), with one c for all n.
+
+    Of a large table, some columns and the first rows are looked at.
+    """
+    table = _some(table[:MOST_ROWS].T).T
     rows = len(table)
     if rows < LEAST_ROWS or np.ptp(table) <= 1:
         return False

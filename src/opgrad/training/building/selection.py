@@ -45,6 +45,11 @@ WEIGHTS: dict[str, Sequence[int]] = {
 SCALES = ("Add", "Mul")  # whose constants are weights if they are more than one number
 LARGEST_SCALE = 1e4  # numbers beyond, in what is added, hide elements from a softmax
 PATTERN = "*?["
+# What computes with integers that stand for floats.
+QUANTIZED = (
+    *("DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul"),
+    *("MatMulIntegerToFloat", "QGemm", "QAttention", "QEmbedLayerNormalization", "MatMulNBits", "GatherBlockQuantized"),
+)
 
 
 @dataclass(frozen=True)
@@ -174,16 +179,31 @@ def _all_weights(model: onnx.ModelProto, candidates: Candidates, loss: str, who:
     """The weights on which a loss depends."""
     depended = reaching(model, loss)
     chosen = [name for name in candidates.weights if name in depended]
-    _check_weights(chosen, candidates.weights, loss, who)
+    _check_weights(model, chosen, candidates.weights, loss, who)
     return chosen
 
 
-def _check_weights(chosen: Collection[str], weights: Collection[str], loss: str, who: str) -> None:
+def no_weights(model: onnx.ModelProto) -> str:
+    """What there is to say of a model that has no weights."""
+    held = {each.name for each in model.graph.initializer}
+    quantized = [
+        node for node in all_nodes(model.graph.node) if node.op_type in QUANTIZED and held.intersection(node.input)
+    ]
+    text = "the model has no weights, expected float tensors that it multiplies, adds or looks up"
+    if not quantized:
+        return text
+    return (
+        f"{text}: those of {len(quantized)} nodes such as {quantized[0].op_type} are quantized, integers that no step "
+        "can change a little; train the float model that this was made of, and quantize the result"
+    )
+
+
+def _check_weights(
+    model: onnx.ModelProto, chosen: Collection[str], weights: Collection[str], loss: str, who: str
+) -> None:
     """Raise ValueError if nothing was found that can be trained."""
     if not weights:
-        raise ValueError(
-            f"{who}: the model has no weights, expected float tensors that it multiplies, adds or looks up"
-        )
+        raise ValueError(f"{who}: {no_weights(model)}")
     if not chosen:
         raise ValueError(
             f"{who}: the loss {loss!r} depends on no weight of the model, of which it has {listed(weights)}"

@@ -1,0 +1,88 @@
+"""How a loss puts those of a batch's rows together, found in an eval graph: as a sum, or as a mean of which kind."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from opgrad.gradients.forward import Forward
+from opgrad.onnxruntime.messages import attribute_of, domain_of
+
+OF_CLASSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "NegativeLogLikelihoodLoss")
+HANDING_ON = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Neg", "Sqrt")
+TOGETHER = ("Add", "Sub", "Sum")
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How the loss of several batches follows from theirs.
+
+    sums: whether a batch's loss is a sum over its rows; else it is a mean.
+    weights: the tensor with the weights of classes, by whose sum over the labels a mean was divided.
+    values: those weights, if the graph has them.
+    divisor: the tensor with what a sum was divided by, if that is a sum, too.
+    """
+
+    sums: bool = False
+    weights: str | None = None
+    values: np.ndarray | None = None
+    divisor: str | None = None
+
+
+def find_reduction(model: onnx.ModelProto, loss: str) -> Reduction:
+    """What an eval graph does to make one number of the losses of rows; a plain mean where nothing tells."""
+    return _Search(model).of(loss) or Reduction()
+
+
+class _Search:
+    def __init__(self, model: onnx.ModelProto):
+        self._forward, self._seen = Forward(model), set[str]()
+
+    def of(self, name: str) -> Reduction | None:
+        """How a value was put together; None if it was not."""
+        node = self._forward.producers.get(name)
+        if node is None or name in self._seen:
+            return None
+        self._seen.add(name)
+        if node.op_type in OF_CLASSES:
+            return self._of_classes(node)
+        if domain_of(node):
+            return None
+        if node.op_type in ("ReduceSum", "ReduceMean"):
+            return self._of_rows(node)
+        if node.op_type in HANDING_ON:
+            return self.of(node.input[0])
+        if node.op_type == "Div":
+            return self._divided(node)
+        if node.op_type in ("Mul", *TOGETHER):
+            found = [self.of(each) for each in node.input if self._forward.constant(each) is None]
+            return next((each for each in found if each is not None), None)
+        return None
+
+    def _of_classes(self, node: onnx.NodeProto) -> Reduction | None:
+        reduction = dict(map(attribute_of, node.attribute)).get("reduction", "mean")
+        if reduction == "none":
+            return None
+        weights = node.input[2] if len(node.input) > 2 else ""
+        if reduction == "sum" or not weights:
+            return Reduction(sums=reduction == "sum")
+        return Reduction(weights=weights, values=self._forward.constant(weights))
+
+    def _of_rows(self, node: onnx.NodeProto) -> Reduction | None:
+        """What a node makes that reduces axes: of the first one, or of what does that."""
+        before = self._forward.sizes(node.input[0])
+        given = [each.ints for each in node.attribute if each.name == "axes"]
+        axes = list(given[0]) if given else None
+        if len(node.input) > 1 and node.input[1]:
+            known = self._forward.constant(node.input[1])
+            axes = None if known is None else known.tolist()
+        if axes and 0 not in axes and not (before is not None and -len(before) in axes):
+            return self.of(node.input[0])
+        return Reduction(sums=True) if node.op_type == "ReduceSum" else self.of(node.input[0]) or Reduction()
+
+    def _divided(self, node: onnx.NodeProto) -> Reduction | None:
+        found, divisor = self.of(node.input[0]), node.input[1]
+        if found is None or not found.sums or self._forward.constant(divisor) is not None:
+            return found
+        by = self.of(divisor)
+        return Reduction(divisor=divisor) if by is not None and by.sums else Reduction()

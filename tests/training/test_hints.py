@@ -1,0 +1,190 @@
+"""What is said of models that cannot be trained as they are: what stands in the way, and what can be done."""
+
+import logging
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from small_models import LABELS, build, normal, perceptron
+from typer.testing import CliRunner
+
+from opgrad.cli import app
+from opgrad.training import ArtifactSet, Trainer, odtc
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.inspection import inspect
+
+CE = LossType.CrossEntropyLoss
+HALVES = {"float16": 10, "bfloat16": 16}
+
+
+def told(model, folder):
+    """What inspect finds out, and what the command prints."""
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    done = CliRunner().invoke(app, ["inspect", str(folder / "model.onnx")], env={"COLUMNS": "400"})
+    return inspect(folder / "model.onnx").training, done.output
+
+
+def in_halves(kind):
+    model = build(f"g ({kind}[n, 4] x) => ({kind}[n, 3] y) {{ h = MatMul(x, w) y = Add(h, b) }}")
+    for name, array in normal(w=(4, 3), b=(3,)).items():
+        values = array.astype(odtc.ELEMENT_TYPES[HALVES[kind]])
+        model.graph.initializer.append(onnx.helper.make_tensor(name, HALVES[kind], array.shape, values.tobytes(), True))
+    return model
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_halves_are_refused_at_once(kind, tmp_path, caplog):
+    found, text = told(in_halves(kind), tmp_path)
+    assert f"parameters in {kind} are not trained here" in text
+    assert any("convert the model to float32 first" in each for each in found.problems)
+    with caplog.at_level(logging.WARNING):
+        made = generate_artifacts(in_halves(kind), loss=CE, optimizer=OptimType.SGD, artifact_directory=tmp_path)
+    assert kind in made.notes[0]
+    assert f"note: parameters in {kind} are not trained here" in str(made)
+    assert kind in caplog.text
+    assert kind in str(inspect(tmp_path).problem)
+    with pytest.raises(NotImplementedError, match=f"{kind}, expected float32"):
+        Trainer(ArtifactSet.load(tmp_path))
+
+
+def test_float32_is_not_talked_about(tmp_path, caplog):
+    found, text = told(perceptron(), tmp_path)
+    assert (found.problems, found.as_inputs) == ([], [])
+    assert not generate_artifacts(perceptron(), loss=CE, artifact_directory=tmp_path).notes
+    assert "note" not in caplog.text + text
+
+
+# --- branches ---
+
+
+def branching(condition):
+    return build(
+        f"""g (float[batch, words, 4] x, float[batch, 4] z) => (float[batch, 3] scores) {{
+            {condition}
+            t = MatMul(x, w)
+            p = If (c) <then_branch = a () => (float[batch, 3] u) {{ u = ReduceMax<axes = [1], keepdims = 0>(t) }},
+                        else_branch = b () => (float[batch, 3] v) {{ v = ReduceMean<axes = [1], keepdims = 0>(t) }}>
+            scores = Relu(p)
+        }}""",
+        {**normal(w=(4, 3)), "one": np.array(1), "first": np.array(0), "limit": np.array(0.5, np.float32)},
+    )
+
+
+def test_a_branch_says_which_size_decides(tmp_path):
+    model = branching("s = Shape(x)  n = Gather(s, one)  c = Equal(n, one)")
+    found, text = told(model, tmp_path)
+    wanted = "depends on the size of the input's axis 1 (words) of 'x': fix it, python -m onnxruntime.tools."
+    assert wanted in found.problems[0]
+    assert wanted in " ".join(text.split())
+    with pytest.raises(NotImplementedError, match=r"axis 1 \(words\) of 'x'"):
+        generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
+
+
+def test_a_branch_on_the_size_of_something_inside(tmp_path):
+    model = branching("y = Relu(x)  s = Shape(y)  n = Gather(s, one)  c = Equal(n, one)")
+    assert "axis 1 (words) of 'x'" in told(model, tmp_path)[0].problems[0]
+
+
+def test_a_branch_on_values_has_no_such_hint(tmp_path):
+    model = branching("m = ReduceMax<keepdims = 0>(z)  c = Greater(m, limit)")
+    (problem,) = told(model, tmp_path)[0].problems
+    assert "which branch it takes is not known" in problem
+    assert "fix it" not in problem
+
+
+def test_with_the_size_fixed_it_trains(tmp_path):
+    model = branching("s = Shape(x)  n = Gather(s, one)  c = Equal(n, one)")
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
+    assert not told(model, tmp_path)[0].problems
+
+
+# --- quantized models ---
+
+
+def test_a_quantized_model_says_what_can_be_done(tmp_path):
+    text = """g (float[n, 4] x) => (float[n, 3] y) {
+        w = DequantizeLinear(q, scale, zero)  y = MatMul(x, w)
+    }"""
+    model = build(text)
+    arrays = {"q": np.ones((4, 3), np.int8), "scale": np.array(0.1, np.float32), "zero": np.array(0, np.int8)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    found, _ = told(model, tmp_path)
+    assert "such as DequantizeLinear are quantized" in found.problems[0]
+    with pytest.raises(ValueError, match="train the float model that this was made of, and quantize the result"):
+        generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
+
+
+# --- a softmax of several nodes ---
+
+SOFTMAXES = {
+    "one node": "y = Softmax<axis = -1>(z)",
+    "plain": "e = Exp(z)  t = ReduceSum<keepdims = 1>(e, axes)  y = Div(e, t)",
+    "without the maximum": """m = ReduceMax<axes = [-1]>(z)  d = Sub(z, m)  e = Exp(d)
+        t = ReduceSum<keepdims = 1>(e, axes)  y = Div(e, t)""",
+}
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_an_exporters_own_softmax_is_named(name, tmp_path):
+    text = f"g (float[n, 4] x) => (float[n, 3] y) {{ z = MatMul(x, w)  {SOFTMAXES[name]} }}"
+    found, printed = told(build(text, {**normal(w=(4, 3)), "axes": np.array([-1])}), tmp_path)
+    (output,) = found.outputs
+    assert output.hint == "Softmax makes it; cross-entropy takes what it is made of: --loss-input 'z'"
+    assert "cross-entropy" not in output.losses
+    assert "--loss-input 'z'" in printed
+    (note,) = generate_artifacts(tmp_path / "model.onnx", loss=CE, artifact_directory=tmp_path).notes
+    assert note.startswith("'y' are probabilities")
+    assert note.endswith("loss_input_names=['z']")
+    made = generate_artifacts(tmp_path / "model.onnx", loss=CE, loss_input_names=["z"], artifact_directory=tmp_path)
+    assert not made.notes
+
+
+def test_its_logarithm_is_one_of_probabilities(tmp_path):
+    text = f"g (float[n, 4] x) => (float[n, 3] l) {{ z = MatMul(x, w)  {SOFTMAXES['plain']}  l = Log(y) }}"
+    found, _ = told(build(text, {**normal(w=(4, 3)), "axes": np.array([-1])}), tmp_path)
+    assert found.outputs[0].losses == ["nll", "kl-div"]
+
+
+def test_other_quotients_are_no_softmax(tmp_path):
+    text = """g (float[n, 4] x) => (float[n, 3] y) {
+        z = MatMul(x, w)  e = Exp(z)  r = Relu(z)  t = ReduceSum<keepdims = 1>(r, axes)  y = Div(e, t)
+    }"""
+    found, _ = told(build(text, {**normal(w=(4, 3)), "axes": np.array([-1])}), tmp_path)
+    assert (found.outputs[0].hint, found.outputs[0].losses[0]) == (None, "cross-entropy")
+
+
+# --- parameters that are inputs ---
+
+
+def adapted():
+    text = """g (float[n, 4] x, float[4, 2] lora_a, float[2, 3] lora_b) => (float[n, 3] y) {
+        h = MatMul(x, w)  a = MatMul(x, lora_a)  d = MatMul(a, lora_b)  y = Add(h, d)
+    }"""
+    return build(text, normal(w=(4, 3)))
+
+
+def test_an_adapter_that_is_an_input_is_told_of(tmp_path, caplog):
+    found, text = told(adapted(), tmp_path)
+    assert found.as_inputs == ["lora_a", "lora_b"]
+    assert "lora_a, lora_b: nodes take them for weights; what is trained are initializers" in text
+    with pytest.raises(ValueError, match="'lora_a', inputs of the model: parameters are initializers"):
+        generate_artifacts(adapted(), ["lora_a"], None, CE, OptimType.SGD, tmp_path)
+    made = generate_artifacts(adapted(), ["w", "lora_a"], None, CE, OptimType.SGD, tmp_path)
+    assert "make them initializers of the model, with values, to train them" in made.notes[0]
+    assert "'lora_a'" in caplog.text
+    with pytest.raises(ValueError, match=r"its inputs lora_a, which are no parameters .* initializers of the model"):
+        ArtifactSet.load(tmp_path)
+
+
+def test_as_an_initializer_it_is_trained(tmp_path):
+    model = adapted()
+    del model.graph.input[1:]
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array, name) for name, array in normal(lora_a=(4, 2), lora_b=(2, 3)).items()
+    )
+    generate_artifacts(model, ["lora_*"], None, CE, OptimType.SGD, tmp_path)
+    trainer = Trainer(ArtifactSet.load(tmp_path), 0.5)
+    feeds = {"x": normal(x=(6, 4))["x"], "labels": LABELS}
+    losses = [trainer.step(feeds) for _ in range(3)]
+    assert losses[-1] < losses[0]
