@@ -28,4 +28,5 @@ def _refusing(word: Callable[..., Any]) -> Callable[..., Any]:
             raise TypeError(f"{word.__name__} exists only inside compiled kernels")
         return meaning(*arguments)
 
+    refuse.is_word = True  # type: ignore[attr-defined]
     return refuse

@@ -159,6 +159,8 @@ def _value(value: Any, functions: list[Callable[..., Any]]) -> str:
         return repr(value)
     if isinstance(value, tuple):
         return f"{_named(type(value))}({','.join(_value(each, functions) for each in value)})"
+    if getattr(value, "is_word", False):  # the compiler gives it its meaning
+        return _named(value)
     if isinstance(value, FunctionType):
         functions.append(value)
         return "function"
