@@ -8,9 +8,12 @@ import pytest
 from graph_cases import call, check_close
 
 import opgrad
+from opgrad.arrays import dispatcher
 from opgrad.contract import graph_operators
 from opgrad.contract.windows import axes
 from opgrad.cpu import convolution
+from opgrad.cpu.convolution import window_steps
+from opgrad.testing.examples import examples, listed
 from opgrad.testing.examples import expected as expected_of
 from opgrad.testing.examples.convolution import _convolution as convolved
 
@@ -68,6 +71,9 @@ LARGER = {
     "wide strides": convolved(RNG, (3, 5, 50, 50), 8, (3, 3), strides=(5, 4), pads=(2, 0, 0, 2)),
     "large windows": convolved(RNG, (2, 3, 40, 40), 4, (11, 11), strides=(4, 4), pads=(5, 5, 5, 5)),
     "a window as large as x": convolved(RNG, (6, 20, 5, 5), 30, (5, 5)),
+    "windows across images": convolved(RNG, (3, 6, 30, 40), 20, (30, 3), pads=(2, 1, 1, 0), group=2),
+    "windows with dilation": convolved(RNG, (2, 3, 5, 20, 21), 40, (3, 7, 6), dilations=(2, 2, 3), strides=(1, 2, 1)),
+    "a window beyond x": convolved(RNG, (70, 3, 6, 7), 30, (9, 8), pads=(2, 1, 1, 0)),
     "a long axis": convolved(RNG, (2, 2, 30_000), 3, (25,), dilations=(7,)),
     "three axes": convolved(RNG, (2, 6, 7, 9, 11), 7, (3, 3, 3), pads=(1,) * 6, strides=(1, 2, 1)),
 }
@@ -89,6 +95,26 @@ def test_larger(case, dtype, threads):
     opgrad.set_num_threads(1)
     for alone, together in zip(call(OP, given), found, strict=True):
         assert alone.tobytes() == together.tobytes()
+
+
+def test_matrices_of_windows_take_every_attribute(monkeypatch, threads):
+    """What is chosen for windows that are large beside the images holds for all."""
+    monkeypatch.setattr(convolution, "by_windows", lambda layout, sizes: True)
+    for example in (*examples(OP, "float32"), *examples(OP, "bfloat16")):
+        found = []
+        for number in (2, 1):
+            opgrad.set_num_threads(number)
+            found.append(listed(dispatcher(OP)(**example.arguments)))
+        check_close(found[0], expected_of(OP, example.arguments), example.terms)
+        assert [each.tobytes() for each in found[0]] == [each.tobytes() for each in found[1]]
+
+
+def test_windows_in_chunks_of_any_size(monkeypatch):
+    example = LARGER["windows across images"]
+    given = {k: v.astype("float32") if isinstance(v, np.ndarray) else v for k, v in example.arguments.items()}
+    for size in (1, 1 << 13):
+        monkeypatch.setattr(window_steps, "CHUNK_BYTES", size)
+        check_close(listed(dispatcher(OP)(**given)), expected_of(OP, given), example.terms)
 
 
 def test_chunks_of_any_size_give_the_same_sums(monkeypatch):

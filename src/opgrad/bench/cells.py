@@ -21,7 +21,7 @@ SWEEP = "sweep"  # the group of the cells of bench/sweep.py, which are measured 
 class Workload:
     """A shape with what belongs to it. `headline`: in the short table; `quick`: measured by `--quick`.
 
-    That of the group "graph" is the large example of an operator of training graphs.
+    Those of the group "graph" are the large examples of an operator of training graphs; `example`: which of them.
     Those of "losses" are steps in PyTorch: `form` is one of bench/loss_forms.py; a linear layer's shape has the tokens,
     classes and hidden features.
     A workload of any other group than "plain" is a form of softmax: one of bench/forms.py, by its name, and the dtypes
@@ -37,6 +37,7 @@ class Workload:
     group: str = PLAIN
     form: str = ""
     dtypes: tuple[str, ...] = ()
+    example: int = 0
 
     @property
     def label(self) -> str:
@@ -80,6 +81,7 @@ SLICES = (
 
 
 EXAMPLE = Workload((), group=GRAPH, quick=True)
+MORE_EXAMPLES = {"conv_grad": 3}  # of the operators that have more than one large example
 
 
 # --- the forms of softmax --------------------------------------------------------------------------------------------
@@ -193,8 +195,10 @@ def select(
     cells = []
     for op in [declared[name] for name in ops or declared]:
         if op.name in graphs:
-            asked = not shapes and (not groups or GRAPH in groups)
-            cells += [Cell(op, EXAMPLE, dtype) for dtype in _taken(op, dtypes or DTYPES, quick) if asked]
+            if not shapes and (not groups or GRAPH in groups):
+                taken, count = _taken(op, dtypes or DTYPES, quick), 0 if quick else MORE_EXAMPLES.get(op.name, 0)
+                large = [EXAMPLE, *(replace(EXAMPLE, example=1 + n, quick=False) for n in range(count))]
+                cells += [Cell(op, workload, dtype) for workload in large for dtype in taken]
             continue
         for workload in _workloads(op, workloads[op.kind], shapes, quick) if plain and op.name not in losses else []:
             cells += [Cell(op, workload, dtype) for dtype in dtypes or DTYPES]

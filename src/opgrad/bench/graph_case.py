@@ -1,4 +1,4 @@
-"""The arrays of a cell that measures an operator of training graphs: the large example of opgrad.testing.examples."""
+"""The arrays of a cell that measures an operator of training graphs: a large example of opgrad.testing.examples."""
 
 from functools import partial
 from typing import Any
@@ -20,13 +20,13 @@ IN_PLACE = "optimizer"  # the family whose calls write over their arguments
 
 
 class GraphCase:
-    """An operator's large example with memory for its results: `values` are the call's arguments by name."""
+    """One of an operator's large examples with memory for its results: `values` are the call's arguments by name."""
 
     ways = WAYS
 
     def __init__(self, cell: Cell):
         self.op, self.dtype, self.empty = cell.op, cell.dtype, MEMORIES[cell.memory]
-        (example,) = examples(cell.op, cell.dtype, large=True)
+        example = examples(cell.op, cell.dtype, large=True)[cell.workload.example]
         self.values = {name: self._placed(value) for name, value in example.arguments.items()}
         general, named = form(cell.op, dict(self.values))
         given = as_given(general, named)

@@ -7,7 +7,6 @@ from types import FunctionType
 from typing import Any
 
 INTERPRETING = os.environ.get("OPGRAD_INTERPRET", "") not in ("", "0")
-WORDS: set[Callable[..., Any]] = set()  # what kernels call and the compiler gives a meaning
 INTERPRETED: dict[str, Callable[..., Any]] = {}  # what words mean while kernels are interpreted
 
 
@@ -19,7 +18,6 @@ def only_compiled(module: dict[str, Any]) -> None:
     for name, word in list(module.items()):
         if isinstance(word, FunctionType) and word.__module__ == module["__name__"]:
             module[name] = _refusing(word)
-            WORDS.add(module[name])
 
 
 def _refusing(word: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,4 +28,5 @@ def _refusing(word: Callable[..., Any]) -> Callable[..., Any]:
             raise TypeError(f"{word.__name__} exists only inside compiled kernels")
         return meaning(*arguments)
 
+    refuse.is_word = True  # type: ignore[attr-defined]
     return refuse

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from opgrad.cpu.compiler import WORDS
 from opgrad.cpu.compiler.parameters import annotations, fields
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))  # the folder that holds opgrad/
@@ -94,12 +93,7 @@ def _whole(function: Callable[..., Any]) -> Iterator[str]:
 
 @functools.cache
 def _own(function: Callable[..., Any]) -> tuple[str, list[Callable[..., Any]]]:
-    """A text of a function's own code and of the constants that it reads, and the functions that it uses.
-
-    What a word does is the compiler's, which counts by its files.
-    """
-    if function in WORDS:
-        return _named(function), []
+    """A text of a function's own code and of the constants that it reads, and the functions that it uses."""
     functions: list[Callable[..., Any]] = []
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     parts = [_code(function.__code__, function.__doc__)]
@@ -165,6 +159,8 @@ def _value(value: Any, functions: list[Callable[..., Any]]) -> str:
         return repr(value)
     if isinstance(value, tuple):
         return f"{_named(type(value))}({','.join(_value(each, functions) for each in value)})"
+    if getattr(value, "is_word", False):  # what it does is the compiler's, which counts by its files
+        return _named(value)
     if isinstance(value, FunctionType):
         functions.append(value)
         return "function"

@@ -3,6 +3,7 @@
 With the channels of dy and x laid out as signals, a window's element k stands at a fixed shift from the window, so
 dx is a sum of shifted signals of dy times filters, dw holds dot products of signals of one with shifted signals of the
 other, and no matrix of windows is written. A batch is taken in chunks of images whose signals stay in the cache.
+Windows that are large beside the images go through products of matrices instead (`windows`, `window_steps`).
 """
 
 import math
@@ -16,13 +17,13 @@ from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu.convolution import products
 from opgrad.cpu.convolution.grid import Layout
 from opgrad.cpu.convolution.signals import Images
-from opgrad.cpu.convolution.steps import ConvolutionSteps, Sizes, Steps, TransposedSteps, sums_written
+from opgrad.cpu.convolution.steps import CHUNK_BYTES, ConvolutionSteps, Sizes, Steps, TransposedSteps, sums_written
+from opgrad.cpu.convolution.window_steps import WindowSteps, by_windows
 from opgrad.cpu.loops.fill import zero_step
 from opgrad.cpu.loops.layout import precision
 from opgrad.cpu.runtime.execute import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 
-CHUNK_BYTES: Final = 8 << 20  # of signals
 ONE_WINDOW: Final = Axis(1, 1, 1)
 
 
@@ -41,7 +42,10 @@ def _program(problem: Problem, axes: Any, steps: type[Steps]) -> Program:
         return _empty(problem, wanted)
     found = axes(shapes, problem.attributes)
     layout = Layout((ONE_WINDOW,) * (MOST_AXES - len(found)) + found)
-    return steps(problem, layout, _sizes(problem, shapes["w"], layout), wanted).program()
+    sizes = _sizes(problem, shapes["w"], layout)
+    if steps is ConvolutionSteps and by_windows(layout, sizes):
+        return WindowSteps(problem, layout, sizes, wanted).program()
+    return steps(problem, layout, sizes, wanted).program()
 
 
 def _empty(problem: Problem, wanted: Sequence[str]) -> Program:

@@ -23,6 +23,7 @@ from opgrad.locks import once
 
 PART_PRODUCTS: Final = 1 << 18  # 5 µs of them: less is not worth another part
 MOST_PARTS: Final = 64
+CHUNK_BYTES: Final = 8 << 20  # of signals, or of dy as a matrix
 FEWEST_UNITS: Final = 32  # of dot products, if there are so many tiles
 MOST_COLUMNS: Final = 48  # of a unit of dot products: a block of 4 KiB of each stays in the second-level cache
 
@@ -78,7 +79,7 @@ def round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-def _fixed_parts(kernel: Kernel, units: int, unit_products: int, arguments: Mapping[str, Any]) -> Step:
+def fixed_parts(kernel: Kernel, units: int, unit_products: int, arguments: Mapping[str, Any]) -> Step:
     """The step of a kernel whose units take so many products each."""
     wanted = max(units * unit_products / MOST_PARTS, PART_PRODUCTS)
     return Step(kernel, units, arguments, max(1, min(units, round(wanted / unit_products))))
@@ -192,7 +193,7 @@ class Steps:
         arguments |= {"shifts": self.field_shifts, "single": s.filters == 1, "add": images.first, "dy": self.windows}
         arguments |= {"x": self.field, "sums": self.sums["dw"]}
         units, unit_products = s.group * rows.count * ranges, rows.per_range * per_range * length
-        self.steps.append(_fixed_parts(products.dot_products, units, unit_products, arguments))
+        self.steps.append(fixed_parts(products.dot_products, units, unit_products, arguments))
 
     def packed(self, words: Sequence[Sequence[int]], rows: int, sources: Any, w: Filters) -> dict[str, Any]:
         """Packs the filters for tiles of these words; what `correlate` is told of them."""
@@ -210,7 +211,7 @@ class Steps:
         blocks = -(-images.count * s.grid // s.tile)
         unit_products = s.tile * s.channels * s.filters * s.taps
         arguments = {**arguments, "blocks": blocks}
-        self.steps.append(_fixed_parts(products.correlate, s.group * blocks, unit_products, arguments))
+        self.steps.append(fixed_parts(products.correlate, s.group * blocks, unit_products, arguments))
 
 
 class ConvolutionSteps(Steps):

@@ -9,11 +9,12 @@ from typing import NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
+from opgrad.cpu.gemm import multiply
 from opgrad.cpu.loops.fold import fold
 from opgrad.cpu.loops.map import get, put
 from opgrad.cpu.numerics.math import sigmoid, tanh
 from opgrad.cpu.recurrent.layer import Layer, States, copy_states, place_of, sequences_of, states_before, time_of
-from opgrad.cpu.recurrent.products import Panels, multiply
+from opgrad.cpu.recurrent.products import Panels
 
 
 class Weights(NamedTuple):
@@ -106,7 +107,7 @@ def steps_of(new_states: Callable[..., None]) -> Kernel:
             for step in range(layer.steps):
                 place = place_of(layer, direction, time_of(layer, direction, step))
                 z, h_next = gates + place * 3 * n, y + place * n
-                multiply(z, 3 * n, h, h_row, to_gates, r.gates.panel, n, 2 * n, begin, end, 1)
+                multiply(z, 3 * n, h, h_row, 1, to_gates, r.gates.panel, n, 2 * n, range(begin, end), 1)
                 new_states(z, own, b, h, h_row, h_next, to_new, r.new.panel, n, begin, end)
                 h, h_row = h_next, n
             copy_states(y_h + direction * batch * n, h, h_row, begin, end, n)
@@ -119,7 +120,7 @@ def gru_steps(z, own, b, h, h_row: int, h_next, to_new, panel: int, n: int, begi
     for row in range(begin, end):
         each = z + row * 3 * n
         reset_of_row((), 0, n, (each, each + n, b, b + n, h + row * h_row, own + row * n), ())
-    multiply(z + 2 * n, 3 * n, own, n, to_new, panel, n, n, begin, end, 1)
+    multiply(z + 2 * n, 3 * n, own, n, 1, to_new, panel, n, n, range(begin, end), 1)
     for row in range(begin, end):
         each = z + row * 3 * n
         mix_of_row((), 0, n, (each, each + 2 * n, b + 2 * n, h + row * h_row, h_next + row * n), ())
@@ -128,7 +129,7 @@ def gru_steps(z, own, b, h, h_row: int, h_next, to_new, panel: int, n: int, begi
 @steps_of
 def gru_steps_linear(z, own, b, h, h_row: int, h_next, to_new, panel: int, n: int, begin: int, end: int) -> None:
     """With linear_before_reset."""
-    multiply(own, n, h, h_row, to_new, panel, n, n, begin, end, 0)
+    multiply(own, n, h, h_row, 1, to_new, panel, n, n, range(begin, end), 0)
     for row in range(begin, end):
         each = z + row * 3 * n
         now, biases = (each, each + n, each + 2 * n), (b, b + n, b + 2 * n, b + 3 * n)
@@ -206,11 +207,11 @@ def gru_steps_back(
                 states = h + row * h_row, dy.data + (place + row) * dy.step, own + row * n
                 now, out = (gate, gate + 2 * n), (d, d + 2 * n)
                 mix_back_of_row((), 0, n, now + states + out, ())
-            multiply(resets, n, d_gates + 2 * n, 3 * n, to_new, r.new.panel, n, n, begin, end, 0)
+            multiply(resets, n, d_gates + 2 * n, 3 * n, 1, to_new, r.new.panel, n, n, range(begin, end), 0)
             for row in range(begin, end):
                 reset, dr = kept.gates + ((place + row) * 3 + 1) * n, d_gates + (row * 3 + 1) * n
                 reset_back_of_row((), 0, n, (reset, h + row * h_row, resets + row * n, dr, own + row * n), ())
-            multiply(own, n, d_gates, 3 * n, to_gates, r.gates.panel, 2 * n, n, begin, end, 1)
+            multiply(own, n, d_gates, 3 * n, 1, to_gates, r.gates.panel, 2 * n, n, range(begin, end), 1)
 
 
 @kernel
@@ -231,10 +232,10 @@ def gru_steps_linear_back(
             place, matrix_row = place_of(layer, direction, t), (direction * layer.steps + t) * batch
             of_x, of_h = dz.x + matrix_row * 3 * n, dz.h + matrix_row * 3 * n
             h, h_row = states_before(layer, kept.h0, kept.y, direction, step)
-            multiply(q, n, h, h_row, to_new, r.new.panel, n, n, begin, end, 0)
+            multiply(q, n, h, h_row, 1, to_new, r.new.panel, n, n, range(begin, end), 0)
             for row in range(begin, end):
                 gate, d, e = kept.gates + (place + row) * 3 * n, of_x + row * 3 * n, of_h + row * 3 * n
                 states = h + row * h_row, bq, q + row * n, dy.data + (place + row) * dy.step, own + row * n
                 now, out = (gate, gate + n, gate + 2 * n), (d, d + n, d + 2 * n, e, e + n, e + 2 * n)
                 linear_back_of_row((), 0, n, now + states + out, ())
-            multiply(own, n, of_h, 3 * n, to_states, r.gates.panel, 3 * n, n, begin, end, 1)
+            multiply(own, n, of_h, 3 * n, 1, to_states, r.gates.panel, 3 * n, n, range(begin, end), 1)

@@ -8,11 +8,12 @@ from typing import NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
+from opgrad.cpu.gemm import multiply
 from opgrad.cpu.loops.fold import fold
 from opgrad.cpu.loops.map import get, put
 from opgrad.cpu.numerics.math import sigmoid, tanh
 from opgrad.cpu.recurrent.layer import Layer, States, copy_states, place_of, sequences_of, states_before, time_of
-from opgrad.cpu.recurrent.products import Panels, multiply
+from opgrad.cpu.recurrent.products import Panels
 
 
 class Weights(NamedTuple):
@@ -80,7 +81,7 @@ def lstm_steps(
         for step in range(layer.steps):
             place = place_of(layer, direction, time_of(layer, direction, step))
             z, h_next, c_next = gates + place * 4 * n, y + place * n, cells + place * n
-            multiply(z, 4 * n, h, h_row, panels, r.panel, n, 4 * n, begin, end, 1)
+            multiply(z, 4 * n, h, h_row, 1, panels, r.panel, n, 4 * n, range(begin, end), 1)
             for row in range(begin, end):
                 zi = z + row * 4 * n
                 sums, biases = (zi, zi + n, zi + 2 * n, zi + 3 * n), (b, b + n, b + 2 * n, b + 3 * n)
@@ -140,7 +141,7 @@ def lstm_steps_back(
                 states = cells + (place + row) * n, c + row * c_row, dy.data + (place + row) * dy.step, own_h + row * n
                 out = own_c + row * n, d, d + n, d + 2 * n, d + 3 * n
                 cells_back_of_row((), 0, n, now + states + (p, p + n, p + 2 * n) + out, (weights.peep,))
-            multiply(own_h, n, z, 4 * n, panels, r.panel, 4 * n, n, begin, end, 0)
+            multiply(own_h, n, z, 4 * n, 1, panels, r.panel, 4 * n, n, range(begin, end), 0)
 
 
 @kernel

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
+from opgrad.cpu import gemm
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.loops.fill import fill_zeros
@@ -53,6 +54,7 @@ class Building:
         self.directions, _, self.hidden = problem.specs["r"].shape
         self.workspace = Workspace(precision(problem))
         self.item, self.lanes = DTYPES[self.workspace.precision].itemsize, vector_lanes(self.workspace.precision)
+        self.width = gemm.VECTORS * self.lanes  # columns of a panel
         self.program_steps: list[Step] = []
         reverse = problem.attributes["direction"] == "reverse"
         self.layer = Layer(self.steps, self.directions, self.batch, self.hidden, int(reverse))
@@ -154,7 +156,7 @@ class Building:
 
     def panels(self, depth: int, columns: int, directions: int) -> tuple[Panels, int]:
         """Memory for packed matrices, and how many panels each has."""
-        count, panel = -(-columns // self.lanes), _round_up(depth, self.lanes // 2) * self.lanes
+        count, panel = -(-columns // self.width), _round_up(depth, self.lanes // 2) * self.width
         data: Any = self.shared(directions * count * panel)
         return Panels(data, count * panel if directions > 1 else 0, panel), count
 
@@ -171,7 +173,7 @@ class Building:
         directions = self.directions if directions is None else directions
         packed, count = self.panels(blocks * rows, columns, directions)
         arguments = {"panels": count, "blocks": blocks, "rows": rows, "columns": columns, "x": x, "packed": packed}
-        units, unit_bytes = directions * count * blocks, 2 * rows * self.lanes * self.item
+        units, unit_bytes = directions * count * blocks, 2 * rows * self.width * self.item
         self.add(products.pack_rows, units, unit_bytes, arguments)
         return packed
 
@@ -185,7 +187,7 @@ class Building:
         arguments = {"panels": count, "steps": self.steps, "rows": self.batch, "columns": self.hidden}
         arguments |= {"reverse": self.layer.reverse, "x": self.states_of_steps("y"), "packed": packed}
         arguments["first"] = self.states("initial_h")
-        units, unit_bytes = self.directions * count * self.steps, 2 * self.batch * self.lanes * self.item
+        units, unit_bytes = self.directions * count * self.steps, 2 * self.batch * self.width * self.item
         self.add(products.pack_before, units, unit_bytes, arguments)
         return packed
 
@@ -195,7 +197,7 @@ class Building:
         """c = a @ b for all directions, or c (+)= for one of them, which the first one begins."""
         together = first is not None or self.directions == 1
         count, rows = (1, self.all_rows) if together else (self.steps, self.batch)
-        per_unit = min(BLOCK_ROWS, _round_up(-(-rows // FEWEST_UNITS), products.ROWS) if together else rows)
+        per_unit = min(BLOCK_ROWS, _round_up(-(-rows // FEWEST_UNITS), gemm.ROWS) if together else rows)
         blocks = Blocks(count, rows, max(per_unit, 1), -(-rows // max(per_unit, 1)))
         arguments = {"blocks": blocks, "first": first or 0, "depth": depth, "columns": columns, "add": first or 0}
         units = count * blocks.units * (1 if together else self.directions)
@@ -229,10 +231,10 @@ class Building:
 
     def multiply_panels(self, name: str, part: Part, b: Panels, columns: int) -> None:
         """The rows of dw or dr that belong to a part of dz: its transpose times b."""
-        c, count = self.weights(name, columns, part.first), -(-part.count // self.lanes)
+        c, count = self.weights(name, columns, part.first), -(-part.count // self.width)
         arguments = {"panels": count, "depth": self.all_rows, "rows": part.count, "columns": columns}
         arguments |= {"a": part.packed, "b": b, "c": c}
-        unit_products = self.lanes * self.all_rows * columns
+        unit_products = self.width * self.all_rows * columns
         self.add(products.multiply_panels, self.directions * count, unit_products / PRODUCTS_OF_BYTE, arguments)
 
     def sum_columns(self, x: Grid, first: int, again: int) -> None:

@@ -2,7 +2,7 @@
 
 They follow from the declaration (`opgrad.testing.arguments`), unless arrays have shapes of their own, as those of
 operators that only training graphs have. Such an operator has a function of its name in the file of its family here. It
-takes a random generator and whether the benchmark asks, and gives small examples, several of them, or one large one.
+takes a random generator and whether the benchmark asks, and gives small examples, several of them, or large ones.
 """
 
 import importlib
@@ -33,7 +33,7 @@ class Example:
 def examples(op: Operator, dtype: str, *, large: bool = False, seed: int = 0) -> list[Example]:
     """Examples for an operator, its floating-point arrays in this dtype, or in float32 where they cannot have it.
 
-    large: the one for the benchmark, which an operator has whose examples are its own.
+    large: those for the benchmark, which an operator has whose examples are its own: one, or a few.
     """
     make = _own(op)
     if make is None:

@@ -14,9 +14,16 @@ from opgrad.testing.examples import Example
 def conv_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     """Every attribute, along one to three axes; channels and filters around the sizes of tiles."""
     if large:
-        return [_convolution(rng, (32, 64, 28, 28), 64, (3, 3), pads=(1, 1, 1, 1))]
+        return [
+            _convolution(rng, (32, 64, 28, 28), 64, (3, 3), pads=(1, 1, 1, 1)),
+            _convolution(rng, (2, 20, 96, 100), 200, (96, 3)),
+            _convolution(rng, (4, 64, 32, 32), 64, (16, 16)),
+            _convolution(rng, (64, 16, 16, 16), 64, (16, 16)),
+        ]
     return [
         _convolution(rng, (2, 3, 40), 5, (4,)),
+        _convolution(rng, (3, 4, 20, 30), 14, (20, 3), strides=(1, 2), pads=(0, 1, 0, 0), group=2),
+        _convolution(rng, (9, 2, 6, 5), 3, (6, 5)),
         _convolution(rng, (3, 4, 17), 4, (3,), strides=(2,), pads=(2, 1), dilations=(3,)),
         _convolution(rng, (2, 1, 9, 8), 4, (3, 3), auto_pad="SAME_UPPER"),
         _convolution(rng, (2, 6, 9, 8), 9, (3, 2), group=3, strides=(1, 2), auto_pad="SAME_LOWER"),
