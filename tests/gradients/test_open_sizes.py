@@ -16,7 +16,8 @@ POOLS = {
     "MaxPool, ceil": "kernel_shape = [3, 2], strides = [2, 3], ceil_mode = 1",
     "MaxPool, columns": "kernel_shape = [3, 3], strides = [2, 2], storage_order = 1",
     "AveragePool": "kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]",
-    "AveragePool, pads that count": "kernel_shape = [3, 3], strides = [2, 1], pads = [1, 0, 2, 1], count_include_pad = 1",
+    "AveragePool, pads that count":
+        "kernel_shape = [3, 3], strides = [2, 1], pads = [1, 0, 2, 1], count_include_pad = 1",
     "AveragePool, ceil": "kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1",
     "AveragePool, ceil, pads that count":
         "kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1], ceil_mode = 1, count_include_pad = 1",
