@@ -110,13 +110,16 @@ def standing_for(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 
 @stands_for("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation")
 def _product(node: Standing) -> Sequence[Value]:
-    """Einsum, which needs no ranks."""
-    terms = []
-    for side, (row, column) in zip("AB", ("ij", "jk"), strict=True):
-        first, last = (column, row) if node.attributes.get(f"trans{side}", 0) else (row, column)
-        terms.append(f"{first}...{last}" if node.attributes.get(f"transBatch{side}", 0) else f"...{first}{last}")
-    equation = f"{','.join(terms)}->...ik"
-    return [node.body.node("Einsum", node.required(0), node.required(1), equation=equation)]
+    operands = [_matrices(node, place, side) for place, side in enumerate("AB")]
+    return [node.body.node("MatMul", *operands)]
+
+
+def _matrices(node: Standing, place: int, side: str) -> Value:
+    """An operand with its axes in the order of a product, by Einsum, which needs no rank."""
+    order = "ji" if node.attributes.get(f"trans{side}", 0) else "ij"
+    term = f"{order[0]}...{order[1]}" if node.attributes.get(f"transBatch{side}", 0) else f"...{order}"
+    value = node.required(place)
+    return value if term == "...ij" else value.apply("Einsum", equation=f"{term}->...ij")
 
 
 @stands_for("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
