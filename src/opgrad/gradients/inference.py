@@ -46,8 +46,7 @@ def infer(model: onnx.ModelProto, constants: Callable[[Types], Mapping[str, np.n
     if given:
         _give(stand_in, given)
         first = _inferred(stand_in, False) | own
-    long = {name: sizes[0] for name, each in first.items() if len(sizes := known(sizes_in(each)) or ()) == 1}
-    _hide(stand_in, {name: first[name] for name, size in long.items() if size > LARGEST_READ})
+    _hide(stand_in, {name: each for name, each in first.items() if _is_long(each)})
     try:
         second = _inferred(stand_in, True)
     except MemoryError:
@@ -58,6 +57,12 @@ def infer(model: onnx.ModelProto, constants: Callable[[Types], Mapping[str, np.n
 def _inferred(model: onnx.ModelProto, data_prop: bool) -> Types:
     graph = shape_inference.infer_shapes(model, data_prop=data_prop).graph
     return {each.name: each.type.tensor_type for each in (*graph.input, *graph.output, *graph.value_info)}
+
+
+def _is_long(declared: TypeProto.Tensor) -> bool:
+    """Whether an array of one axis has more elements than a shape or the like."""
+    sizes = known(sizes_in(declared))
+    return sizes is not None and len(sizes) == 1 and sizes[0] > LARGEST_READ
 
 
 def _type_of(tensor: TensorProto) -> TypeProto.Tensor:

@@ -152,15 +152,20 @@ def _rows(node: Standing) -> Sequence[Value]:
 @stands_for("EmbedLayerNormalization")
 def _embedding(node: Standing) -> Sequence[Value]:
     """The rows of the tables, one length for each row of tokens, and the rows again."""
-    tokens = node.required(0)
-    rows = node.body.node("Gather", node.required(2), tokens)
-    return [rows, tokens.along("ReduceMax", [1], keepdims=0).cast(TensorProto.INT32), rows]
+    rows, lengths = _looked_up(node)
+    return [rows, lengths, rows]
 
 
 @stands_for("QEmbedLayerNormalization")
 def _quantized_embedding(node: Standing) -> Sequence[Value]:
-    rows, *others = _embedding(node)
-    return [rows.cast(TensorProto.FLOAT), *others[:1]]
+    rows, lengths = _looked_up(node)
+    return [rows.cast(TensorProto.FLOAT), lengths]
+
+
+def _looked_up(node: Standing) -> tuple[Value, Value]:
+    tokens = node.required(0)
+    lengths = tokens.along("ReduceMax", [1], keepdims=0).cast(TensorProto.INT32)
+    return node.body.node("Gather", node.required(2), tokens), lengths
 
 
 # --- attention ---
