@@ -155,7 +155,7 @@ def _declared_shape(api: Api, info: int, overload: Overload) -> tuple[int, ...]:
     what = f"{overload.onnx.name}: {name}"
     if not count.value:
         raise ValueError(
-            f"{what} has no declared shape, expected one, or the input shape: add a value_info entry for it"
+            f"{what} has no declared shape, expected one: add a value_info entry for it, or the input shape"
         )
     if any(size < 0 for size in sizes[SPATIAL:]):
         shape = ", ".join("?" if size < 0 else str(size) for size in sizes)
