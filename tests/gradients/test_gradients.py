@@ -32,6 +32,19 @@ def test_gradients_stand_behind_the_outputs_under_their_names():
     assert [dim.dim_param or dim.dim_value for dim in declared.shape.dim] == ["N", 3]
 
 
+@pytest.mark.parametrize(("of", "wanted"), [("x", "x"), (["y", "x"], ["x", "y"]), ("y", "y"), (["y", "x"], "x")])
+def test_what_is_asked_of_and_for_keeps_its_name(of, wanted):
+    found = gradients(build(SQUARE), of, wanted, plain=True)
+    wanted = [wanted] if isinstance(wanted, str) else wanted
+    assert outputs(found) == ["y", *(f"{name}_grad" for name in wanted)]
+    x = numbers(2, 3).astype(np.float32)
+    by_name = dict(zip(outputs(found), run(found, {"x": x}), strict=True))
+    if "x" in wanted:
+        np.testing.assert_allclose(by_name["x_grad"], 2 * x * ("y" in of) + 1 * ("x" in of), rtol=1e-6)
+    if "y" in wanted:
+        np.testing.assert_array_equal(by_name["y_grad"], np.ones((2, 3)))
+
+
 def test_equal_calls_give_equal_bytes():
     first, second = (gradients(build(SQUARE), "y", "x").SerializeToString(deterministic=True) for _ in range(2))
     assert first == second

@@ -5,9 +5,13 @@ import onnxruntime
 import pytest
 from differences import build
 from gradient_cases import numbers
+from onnx import numpy_helper
 
 from opgrad.gradients import gradients
 from opgrad.onnxruntime import InferenceSession, lower
+from opgrad.training import ArtifactSet, Trainer
+from opgrad.training.artifacts import LossType, generate_artifacts
+from opgrad.training.onnxblock import optim
 
 POOLS = {
     "MaxPool": "kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]",
@@ -16,7 +20,8 @@ POOLS = {
     "MaxPool, ceil": "kernel_shape = [3, 2], strides = [2, 3], ceil_mode = 1",
     "MaxPool, columns": "kernel_shape = [3, 3], strides = [2, 2], storage_order = 1",
     "AveragePool": "kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]",
-    "AveragePool, pads that count": "kernel_shape = [3, 3], strides = [2, 1], pads = [1, 0, 2, 1], count_include_pad = 1",
+    "AveragePool, pads that count":
+        "kernel_shape = [3, 3], strides = [2, 1], pads = [1, 0, 2, 1], count_include_pad = 1",
     "AveragePool, ceil": "kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1",
     "AveragePool, ceil, pads that count":
         "kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1], ceil_mode = 1, count_include_pad = 1",
@@ -51,3 +56,33 @@ def test_the_gradient_has_the_shape_of_x(name, form):
         for mine, theirs in zip(session.run(None, {"x": x}), expected, strict=True):
             assert mine.shape == theirs.shape
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_pictures_of_any_size_are_trained(tmp_path):
+    """Two steps on pictures of two sizes are those of artifacts in which the sizes are numbers."""
+    losses = {}
+    for sizes in ("H, W", "8, 12"):
+        model = build(
+            f"""g (float[N, 2, {sizes}] x) => (float[N, 3] y) {{
+                c = Conv <pads = [1, 1, 1, 1]> (x, filters)\n m = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (c)
+                a = AveragePool <kernel_shape = [2, 2], ceil_mode = 1, strides = [2, 2]> (m)
+                p = GlobalAveragePool(a)\n y = Flatten(p)
+            }}"""
+        )
+        model.graph.initializer.append(numpy_helper.from_array(numbers(3, 2, 3, 3).astype(np.float32), "filters"))
+        folder = tmp_path / sizes[0]
+        folder.mkdir()
+        generate_artifacts(
+            model, requires_grad=["filters"], loss=LossType.MSELoss, optimizer=optim.SGD(), artifact_directory=folder
+        )
+        trainer, heights = Trainer(ArtifactSet.load(folder), 1e-1), HEIGHTS if sizes == "H, W" else ()
+        batches = [
+            {"x": numbers(3, 2, *each), "target": numbers(3, 3, seed=1)} for each in ((8, 12), (8, 12), *heights)
+        ]
+        losses[sizes] = [
+            trainer.step({name: value.astype(np.float32) for name, value in batch.items()}) for batch in batches
+        ]
+    free, fixed = losses.values()
+    np.testing.assert_allclose(free[:2], fixed, rtol=1e-5)
+    assert free[1] < free[0]
+    assert np.isfinite(free).all()

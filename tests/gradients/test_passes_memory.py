@@ -70,7 +70,7 @@ def test_batch_normalization_is_computed_again_and_moves_its_statistics_once():
     model = build(text, constants)
     feeds = {"x": floats(3, 2, 8, 8)}
     found = same_gradients(model, ["x", "scale", "bias"], feeds, checkpoint_segments=["b"])
-    assert operators(found).count("BatchNormInternal") == 1
+    assert operators(found).count("BatchNormTraining") == 1
     assert operators(found).count("BatchNormalization") == 1
 
 

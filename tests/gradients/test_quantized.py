@@ -15,7 +15,8 @@ CONSTANTS = {
     "scale": np.float32(2**-4), "zero": np.int8(0), "shape": np.array([2, 3, 4, 2]), "places": np.array([3, 0, 2]),
     "one": np.array([1]), "two": np.array([2]), "ten": np.array([9]), "axes": np.array([0]), "halves": np.array([2, 2]),
     "wide": np.array([2, 1, 1, 1]), "pads": np.array([0, 0, 1, 2, 0, 0, 0, 1]), "flag": np.array(True),
-    "elements": np.array([0, 3]).reshape(1, 2, 1, 1).repeat(4, 2).repeat(3, 3), "rows": np.array([[0, 1], [0, 0]]), "k": np.array([2]),
+    "elements": np.array([0, 3]).reshape(1, 2, 1, 1).repeat(4, 2).repeat(3, 3), "rows": np.array([[0, 1], [0, 0]]),
+    "k": np.array([2]),
     "updates": np.zeros((1, 2, 4, 3), np.int8), "roi": np.zeros(0, np.float32),
     "sizes": np.array([1, 4, 8, 8]), "lengths": np.array([3]), "some": np.array([True, False, True, True]),
 }  # fmt: skip
@@ -87,7 +88,8 @@ def test_gradients_are_those_without_quantization(move, plain):
 
 REFUSED = {
     "Cast": "f = Cast <to = 1> (q)\n y = Add(x, f)",
-    "Add": "w = Cast <to = 6> (q)\n a = Add(w, w)\n c = Cast <to = 3> (a)\n d = DequantizeLinear(c, scale, zero)\n y = Add(x, d)",
+    "Add": "w = Cast <to = 6> (q)\n a = Add(w, w)\n c = Cast <to = 3> (a)\n"
+    " d = DequantizeLinear(c, scale, zero)\n y = Add(x, d)",
     "Relu": "r = Relu(q)\n d = DequantizeLinear(r, scale, zero)\n y = Add(x, d)",
     "MatMulInteger": "i = MatMulInteger(q, weights)\n f = Cast <to = 1> (i)\n y = Add(x, f)",
     "QLinearMatMul": "r = QLinearMatMul(q, scale, zero, weights, scale, zero, scale, zero)\n"
@@ -98,12 +100,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_computes_with_integers_is_named(name):
-    model = build(
-        f"g (float[3, 3] x) => (float[3, 3] y) {{ q = QuantizeLinear(x, scale, zero)\n {REFUSED[name]} }}"
-    )
+    model = build(f"g (float[3, 3] x) => (float[3, 3] y) {{ q = QuantizeLinear(x, scale, zero)\n {REFUSED[name]} }}")
     constants = {**CONSTANTS, "weights": np.ones((3, 3), np.int8)}
     model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), key) for key, each in constants.items())
-    with pytest.raises(NotImplementedError, match=rf"{name}.*integers of a quantized tensor.*expected DequantizeLinear"):
+    with pytest.raises(
+        NotImplementedError, match=rf"{name}.*integers of a quantized tensor.*expected DequantizeLinear"
+    ):
         gradients(model, "y", "x")
 
 
@@ -121,7 +123,7 @@ def test_dynamic_quantization_passes_gradients_straight_through():
     model = build(f"g (float[2, 3] x) => (float[2, 3] y) {{ {body}\n m = Mul(e, e)\n y = Add(x, m) }}")
     x = numbers(2, 3).astype(np.float32)
     found = gradients(model, "y", "x", plain=True)
-    y, dx = onnxruntime.InferenceSession(found.SerializeToString()).run(None, {"x": x})
+    _, dx = onnxruntime.InferenceSession(found.SerializeToString()).run(None, {"x": x})
     np.testing.assert_allclose(dx, 1 + 2 * x, atol=0.05)
 
 

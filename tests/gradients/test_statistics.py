@@ -1,4 +1,4 @@
-"""Batch normalization that trains, in models with gradients: a run changes neither the model nor the caller's arrays."""
+"""Batch normalization that trains, in models with gradients: a run changes neither model nor the caller's arrays."""
 
 import numpy as np
 import pytest

@@ -20,6 +20,16 @@ DIRECTIONS = 6  # along which an array is moved at random, where one with fewer 
 TOLERANCE = 1e-6  # of differences of float64 over steps of 1e-6, where the loss is of the size of 1
 
 
+def in_its_type(compute):
+    """The same method, computed in float64 and rounded once to the type of x."""
+
+    def _run(self, x, *others, **attributes):
+        given = (each.astype(np.float64) for each in (x, *others))
+        return tuple(each.astype(x.dtype) for each in compute(self, *given, **attributes))
+
+    return _run
+
+
 class Erf(OpRun):
     """Erf in float64, which the reference evaluator rounds to float32."""
 
@@ -39,6 +49,7 @@ class Gelu(OpRun):
 class GroupNormalization(OpRun):
     """Group normalization, likewise."""
 
+    @in_its_type
     def _run(self, x, scale, bias, num_groups=None, epsilon=1e-5, stash_type=None):
         groups = x.reshape(len(x), num_groups, -1)
         n = (groups - groups.mean(2, keepdims=True)) / np.sqrt(groups.var(2, keepdims=True) + epsilon)
@@ -57,6 +68,7 @@ class GlobalLpPool(OpRun):
 class LpNormalization(OpRun):
     """Normalization by a norm, of which the reference evaluator takes sums without absolute values."""
 
+    @in_its_type
     def _run(self, x, axis=-1, p=2):
         return (x / (np.abs(x) ** p).sum(axis, keepdims=True) ** (1 / p),)
 
@@ -64,6 +76,7 @@ class LpNormalization(OpRun):
 class LRN(OpRun):
     """Normalization by neighbouring channels, whose windows the reference evaluator cuts."""
 
+    @in_its_type
     def _run(self, x, alpha=1e-4, beta=0.75, bias=1.0, size=None):
         channels = x.shape[1]
         sums = [
@@ -75,6 +88,7 @@ class LRN(OpRun):
 class MeanVarianceNormalization(OpRun):
     """Normalization over axes, which the reference evaluator has for float32."""
 
+    @in_its_type
     def _run(self, x, axes=(0, 2, 3)):
         over = tuple(axes)
         return ((x - x.mean(over, keepdims=True)) / (x.std(over, keepdims=True) + 1e-9),)

@@ -14,7 +14,8 @@ import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper, shape_inference
 
 from opgrad.gradients.sizes import forget_vague, known, sizes_in
-from opgrad.onnxruntime.messages import MICROSOFT, domain_of
+from opgrad.gradients.standing import standing_for
+from opgrad.onnxruntime.messages import domain_of, opset_of
 from opgrad.onnxruntime.opset import raise_opset, rename_inputs
 
 KNOWN_BEST = 17  # opset whose shapes onnx infers where those of an older one are the same
@@ -22,22 +23,6 @@ LARGEST_READ = 1024  # elements of a tensor whose values can matter to shapes
 LONG = "opgrad.size."  # what the name for the size of a long array begins with
 # Operators whose results are as large as an input says, and the place of that input.
 SIZE_GIVEN = {"ConstantOfShape": (0,), "Expand": (1,), "Tile": (1,), "Reshape": (1,), "Range": (0, 1, 2)}
-# Operators that onnx infers nothing of, and the one of ai.onnx that gives results of the same types and shapes: its
-# name, how many inputs and outputs it takes of theirs, and which attributes.
-STANDING_FOR: dict[str, tuple[str, int, int, tuple[str, ...]]] = {
-    **dict.fromkeys(
-        (
-            *("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasSoftmax", "BatchNormInternal", "BatchNormTraining", "FakeQuant"),
-            *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"),
-            *("RotaryEmbedding", "GroupNormalization"),
-        ),
-        ("Identity", 1, 1, ()),
-    ),
-    "ConcatTraining": ("Concat", 2**31, 1, ("axis",)),
-    "SoftmaxCrossEntropyLossInternal": ("SoftmaxCrossEntropyLoss", 3, 2, ("reduction",)),
-}
-OF_AI_ONNX = ("SimplifiedLayerNormalization", "GroupNormalization")  # among these; the others are com.microsoft's
-
 Types: TypeAlias = dict[str, TypeProto.Tensor]
 
 
@@ -61,8 +46,7 @@ def infer(model: onnx.ModelProto, constants: Callable[[Types], Mapping[str, np.n
     if given:
         _give(stand_in, given)
         first = _inferred(stand_in, False) | own
-    long = {name: sizes[0] for name, each in first.items() if len(sizes := known(sizes_in(each)) or ()) == 1}
-    _hide(stand_in, {name: first[name] for name, size in long.items() if size > LARGEST_READ})
+    _hide(stand_in, {name: each for name, each in first.items() if _is_long(each)})
     try:
         second = _inferred(stand_in, True)
     except MemoryError:
@@ -73,6 +57,12 @@ def infer(model: onnx.ModelProto, constants: Callable[[Types], Mapping[str, np.n
 def _inferred(model: onnx.ModelProto, data_prop: bool) -> Types:
     graph = shape_inference.infer_shapes(model, data_prop=data_prop).graph
     return {each.name: each.type.tensor_type for each in (*graph.input, *graph.output, *graph.value_info)}
+
+
+def _is_long(declared: TypeProto.Tensor) -> bool:
+    """Whether an array of one axis has more elements than a shape or the like."""
+    sizes = known(sizes_in(declared))
+    return sizes is not None and len(sizes) == 1 and sizes[0] > LARGEST_READ
 
 
 def _type_of(tensor: TensorProto) -> TypeProto.Tensor:
@@ -123,23 +113,10 @@ def _stand_in(model: onnx.ModelProto) -> onnx.ModelProto:
             if each.name not in given
         ),
     ]
-    graph = helper.make_graph(
-        list(map(_stand_in_for, model.graph.node)), "graph", inputs, model.graph.output, kept,
-        value_info=model.graph.value_info,
-    )  # fmt: skip
+    nodes = [other for node in model.graph.node for other in standing_for(node, opset_of(model))]
+    graph = helper.make_graph(nodes, "graph", inputs, model.graph.output, kept, value_info=model.graph.value_info)
     result = helper.make_model(graph, opset_imports=model.opset_import, functions=model.functions)
     result.ir_version = model.ir_version
     for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
         forget_vague(value.type)
     return result
-
-
-def _stand_in_for(node: onnx.NodeProto) -> onnx.NodeProto:
-    standing = STANDING_FOR.get(node.op_type)
-    named = {each.name: each for each in node.attribute}
-    if standing is None or not (domain_of(node) == MICROSOFT or node.op_type in OF_AI_ONNX) or "output_type" in named:
-        return node
-    op, inputs, outputs, attributes = standing
-    other = helper.make_node(op, node.input[:inputs], node.output[:outputs])
-    other.attribute.extend(named[name] for name in attributes if name in named)
-    return other

@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +71,7 @@ def gradients(
     return lower(finished)
 
 
-def _keep_statistics(model: onnx.ModelProto, given: Collection[str]) -> None:
+def _keep_statistics(model: onnx.ModelProto, given: set[str]) -> None:
     """Let batch normalizations that train leave the statistics that they are given as they are.
 
     In a training graph they move statistics that are inputs, which its caller keeps; here these are constants, or

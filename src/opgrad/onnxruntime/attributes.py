@@ -154,10 +154,14 @@ def _declared_shape(api: Api, info: int, overload: Overload) -> tuple[int, ...]:
         api.check(abi.GET_DIMENSIONS, tensor, sizes, count.value)
     what = f"{overload.onnx.name}: {name}"
     if not count.value:
-        raise ValueError(f"{what} has no declared shape, expected one, or the input shape: add a value_info entry for it")
+        raise ValueError(
+            f"{what} has no declared shape, expected one: add a value_info entry for it, or the input shape"
+        )
     if any(size < 0 for size in sizes[SPATIAL:]):
         shape = ", ".join("?" if size < 0 else str(size) for size in sizes)
-        raise ValueError(f"{what} is declared with shape ({shape}), expected numbers from axis {SPATIAL} on, or the input shape")
+        raise ValueError(
+            f"{what} is declared with shape ({shape}), expected numbers from axis {SPATIAL} on, or the input shape"
+        )
     return (UNKNOWN,) * min(SPATIAL, count.value) + tuple(sizes[SPATIAL:])
 
 

@@ -14,6 +14,8 @@ from opgrad.onnxruntime.messages import copied
 
 NATIVE, OPGRAD, LOWERING, NOBODY = RUNNERS = "onnxruntime", "opgrad", "only by lowering", "nobody"
 # What a session calls a type -> that of ONNX; the names of the others are the same but for their letters' case.
+FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+FLOAT = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
 ELEMENT_TYPES = {f"tensor({name.lower()})": number for name, number in TensorProto.DataType.items()}
 
 
@@ -49,6 +51,7 @@ class _Trials:
         self._types = {item.name: item.type for item in (*graph.value_info, *graph.input, *graph.output)}
         for tensor in graph.initializer:
             self._types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, None)
+        self._tensors = {each.name: each for each in graph.initializer}
         for sparse in graph.sparse_initializer:
             self._types[sparse.values.name] = helper.make_tensor_type_proto(sparse.values.data_type, None)
         self._known: dict[bytes, tuple[str, list[onnx.TypeProto]]] = {}
@@ -68,6 +71,14 @@ class _Trials:
         """A model of this node alone, its tensors numbered, so that nodes which are alike give the same model."""
         outer = list(dict.fromkeys(filter(None, [*node.input, *_captured(node)])))
         inputs = [helper.make_value_info(name, self._type(name, outer)) for name in outer]
+        if node.domain not in (
+            "",
+            "ai.onnx",
+        ):  # of which onnxruntime wants sizes; others are alike whatever their sizes
+            for item in inputs:
+                if item.name in self._tensors:
+                    tensor = self._tensors[item.name]
+                    item.type.CopyFrom(helper.make_tensor_type_proto(tensor.data_type, tensor.dims))
         outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
         for output in outputs:
             if output.name in self._types:
@@ -101,7 +112,9 @@ class _Trials:
         types = _types_when_lowered(model)
         if types is not None:
             return LOWERING, types
-        guess = next((item.type for item in model.graph.input), helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+        given = [item.type for item in model.graph.input]
+        floats = [each for each in given if each.tensor_type.elem_type in FLOATS]
+        guess = helper.make_tensor_type_proto((floats or given or [FLOAT])[0].tensor_type.elem_type, None)
         return NOBODY, [item.type if item.HasField("type") else guess for item in model.graph.output]
 
 

@@ -74,7 +74,12 @@ def share_constants(graph: Graph) -> bool:
     changed = False
     own_state = {name for node in graph.nodes() if _keeps_state(graph, node) for name in node.input}
     for tensor in list(graph.graph.initializer):
-        if tensor.name in graph.kept or tensor.name in own_state or uses_external_data(tensor) or tensor.ByteSize() > LARGEST_SHARED:
+        if (
+            tensor.name in graph.kept
+            or tensor.name in own_state
+            or uses_external_data(tensor)
+            or tensor.ByteSize() > LARGEST_SHARED
+        ):
             continue
         own = first.setdefault(_content(tensor), tensor.name)
         if own != tensor.name and tensor.name in graph.readers:

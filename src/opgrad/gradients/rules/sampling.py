@@ -114,7 +114,7 @@ def _corner(node: Node, images: Value, corner: Sequence[Tap]) -> Value:
     inside: Value | None = None
     weight: Value | None = None
     for axis, (index, part) in enumerate(corner):
-        here = (index > -0.5) & (index < _size(node, axis) - 0.5)
+        here = (index > -0.5) & (index < _size(node, axis))  # a whole number
         inside = here if inside is None else inside & here
         place = node.where(here, index, 0).cast(TensorProto.INT64)
         flat = place if flat is None else flat * _count(node, axis) + place

@@ -1,0 +1,115 @@
+"""Graphs of a few bytes that ask for much: what is computed and inferred here is bounded by what comes out of it."""
+
+import tracemalloc
+
+import numpy as np
+import onnx
+import pytest
+from differences import build, run
+from gradient_cases import numbers
+from onnx import numpy_helper
+
+from opgrad.gradients import gradients
+from opgrad.gradients.forward import Forward, evaluate
+
+MOST = 100 << 20  # bytes that Python may take meanwhile; one of these arrays is larger
+LENGTH = 2**27
+WHOLE, FILLED = {"s": np.array([LENGTH])}, "ConstantOfShape <value = int64[1] {3}>"
+# What reads an array of that length, which the graph makes of a shape.
+CASES = {
+    "a matrix": ("c = ConstantOfShape(s)\n y = Mul(x, c)", {"s": np.array([2**18, 2**18])}),
+    "one number, repeated": ("c = Expand(one, s)\n y = Mul(x, c)", {"s": np.array([2**33]), "one": np.float32(1)}),
+    "a sum": ("c = ConstantOfShape(s)\n d = Add(c, c)\n y = Mul(x, d)", WHOLE),
+    "integers": (f"c = {FILLED}(s)\n d = Add(c, c)\n e = Cast <to = 1> (d)\n y = Mul(x, e)", WHOLE),
+    "axes": (f"c = {FILLED}(s)\n d = Unsqueeze(c, zero)\n e = Cast <to = 1> (d)\n y = Mul(x, e)",
+             {**WHOLE, "zero": np.array([0])}),
+    "joined": (f"c = {FILLED}(s)\n d = Concat <axis = 0> (c, c)\n e = Cast <to = 1> (d)\n y = Mul(x, e)", WHOLE),
+    "as a shape": (f"c = {FILLED}(s)\n d = Add(c, c)\n y = Reshape(x, d)", WHOLE),
+    "counted": ("c = Range(zero, s, one)\n d = Add(c, c)\n e = Cast <to = 1> (d)\n y = Mul(x, e)",
+                {"s": np.array(LENGTH), "zero": np.array(0), "one": np.array(1)}),
+    "a size that is computed": ("t = Mul(s, s)\n c = ConstantOfShape(t)\n d = Add(c, c)\n y = Mul(x, d)",
+                                {"s": np.array([2**14])}),
+    "a size of what is known": ("c = ConstantOfShape(s)\n t = Shape(c)\n u = Mul(t, t)\n d = Expand(one, u)\n"
+                                " e = Add(d, d)\n y = Mul(x, e)", {"s": np.array([2**14]), "one": np.float32(1)}),
+    "all pairs": ("c = Add(a, b)\n y = Mul(x, c)", {"a": np.zeros((9000, 1), "f"), "b": np.zeros((1, 9000), "f")}),
+    "tiles": ("c = Tile(one, s)\n d = Add(c, c)\n y = Mul(x, d)", {**WHOLE, "one": np.ones(1, np.float32)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_large_is_computed(name):
+    body, constants = CASES[name]
+    model = build(f"g (float[1] x) => (float y) {{ {body} }}")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), key) for key, each in constants.items())
+    tracemalloc.start()
+    try:
+        found = gradients(model, "y", "x", plain=True)
+        assert tracemalloc.get_traced_memory()[1] < MOST
+    finally:
+        tracemalloc.stop()
+    assert found.ByteSize() < 1 << 21  # all pairs are made of 72 kB
+
+
+def test_data_is_not_propagated_through_what_is_long(monkeypatch):
+    """onnx writes down each element of what is read as a shape: 200 bytes, for 2**27 of them."""
+    seen = []
+
+    def infer_shapes(model, *args, **options):
+        lengths = {}
+        for value in (*model.graph.input, *model.graph.initializer):
+            sizes = value.dims if isinstance(value, onnx.TensorProto) else [
+                dim.dim_value for dim in value.type.tensor_type.shape.dim
+            ]  # fmt: skip
+            lengths[value.name] = list(sizes)
+        if options.get("data_prop"):
+            reads = [name for node in model.graph.node if node.op_type == "Add" for name in node.input]
+            seen.extend(lengths.get(name, [0])[0] for name in reads)
+        return original(model, *args, **options)
+
+    original = onnx.shape_inference.infer_shapes
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", infer_shapes)
+    model = build("g (float[70000] x, float[70000] b) => (float[70000] y) { y = Add(x, b) }")
+    assert Forward(model).sizes("y") == [70000]
+    assert seen == [0, 0]
+
+
+def test_sizes_of_what_is_long_are_known():
+    model = build(
+        """g (float[N, 70000] x, float[70000] b, float[3, 70000] m) => (float y) {
+            s = Add(x, b)\n c = Concat <axis = 0> (b, b)\n t = Shape(b)\n r = Reshape(m, t2)
+            y = Mul(s, b)
+        }"""
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "t2"))
+    known = Forward(model)
+    assert known.sizes("s") == ["N", 70000]
+    assert known.sizes("c") == [140000]
+    assert known.sizes("r") == [210000]
+    assert known.constant("t").tolist() == [70000]
+
+
+def test_what_is_small_is_computed():
+    node = onnx.helper.make_node("Expand", ["x", "s"], ["y"])
+    inputs = [np.ones(1, np.float32), np.array([1000])]
+    assert evaluate(node, inputs, 17, 4000)[0].shape == (1000,)
+    assert evaluate(node, inputs, 17, 3999) is None
+    assert evaluate(node, [inputs[0], np.array([-3])], 17, 4000) is None
+
+
+def test_shapes_beyond_memory_are_shapes():
+    model = build(
+        "g (float[1099511627776, 1099511627776] x) => (float y) { s = Shape(x)\n z = Size(x)\n y = Mul(x, x) }"
+    )
+    known = Forward(model)
+    assert known.constant("s").tolist() == [2**40, 2**40]
+    assert known.constant("z") is None
+
+
+def test_results_are_as_before():
+    model = build("g (float[4] x) => (float[4] y) { c = Expand(one, s)\n d = Mul(c, two)\n y = Mul(x, d) }")
+    constants = {"one": np.float32(1), "s": np.array([4]), "two": np.float32(2)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), key) for key, each in constants.items())
+    found = gradients(model, "y", "x", plain=True)
+    assert [node.op_type for node in found.graph.node].count("Expand") == 0
+    np.testing.assert_allclose(run(found, {"x": numbers(4).astype(np.float32)})[1], 2)

@@ -1,0 +1,164 @@
+"""Models as onnxruntime's optimizer of transformers leaves them: with operators that onnx knows nothing of."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from differences import build
+from gradient_cases import numbers
+from onnx import TensorProto, helper, numpy_helper
+
+from opgrad.gradients import gradients
+from opgrad.gradients.forward import Forward
+from opgrad.gradients.registry import RULES
+from opgrad.gradients.standing import LIKE, OF_AI_ONNX, RENAMED, WRITTEN
+from opgrad.onnxruntime import InferenceSession
+from opgrad.onnxruntime.runners import NATIVE, operators
+
+BERT = """bert (int64[batch, seq] ids, int64[batch, seq] segments, int64[batch, seq] mask) => (float y) {
+    m = Cast <to = 6> (mask)\n i = Cast <to = 6> (ids)\n s = Cast <to = 6> (segments)
+    e, lengths = com.microsoft.EmbedLayerNormalization (i, s, word, position, segment, gamma, beta, m)
+    a0 = com.microsoft.Attention <num_heads = 2> (e, qkv, bias3, lengths)
+    b0 = MatMul(a0, square)
+    c0 = com.microsoft.SkipLayerNormalization (b0, e, gamma, beta, bias)
+    d0 = MatMul(c0, up)\n f0 = com.microsoft.BiasGelu (d0, bias2)\n g0 = MatMul(f0, down)
+    h0 = com.microsoft.SkipLayerNormalization (g0, c0, gamma, beta, bias)
+    a1 = com.microsoft.Attention <num_heads = 2> (h0, qkv, bias3, lengths)
+    b1 = com.microsoft.FusedMatMul <alpha = 0.5, transB = 1> (a1, square)
+    y = com.microsoft.SkipLayerNormalization (b1, h0, gamma, beta, bias)
+}"""
+WEIGHTS = {
+    "word": (10, 8), "position": (6, 8), "segment": (2, 8), "gamma": (8,), "beta": (8,), "qkv": (8, 24), "bias3": (24,),
+    "square": (8, 8), "bias": (8,), "up": (8, 16), "bias2": (16,), "down": (16, 8),
+}  # fmt: skip
+FEEDS = {
+    "ids": np.array([[1, 2, 3, 4], [5, 6, 0, 0]]), "segments": np.array([[0, 0, 1, 1], [0, 0, 0, 0]]),
+    "mask": np.array([[1, 1, 1, 1], [1, 1, 0, 0]]),
+}  # fmt: skip
+
+
+def bert():
+    """A model of two layers."""
+    model = build(BERT)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    for number, (name, shape) in enumerate(WEIGHTS.items()):
+        value = 0.4 * numbers(*shape, seed=number).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    return model
+
+
+def test_shapes_are_known_through_all_of_it():
+    known = Forward(bert())
+    for name in ("e", "a0", "b0", "c0", "g0", "h0", "a1", "b1", "y"):
+        assert list(known.sizes(name)) == ["batch", "seq", 8], name
+        assert known.element_type(name) == TensorProto.FLOAT
+    assert list(known.sizes("lengths")) == ["batch"]
+    assert known.element_type("lengths") == TensorProto.INT32
+
+
+@pytest.mark.parametrize("wanted", [["square"], ["down", "bias2"], ["word", "qkv", "gamma"]])
+def test_every_part_of_it_has_gradients(wanted):
+    """Also behind layers that nothing is asked of, whose operators stay as they are."""
+    model = bert()
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, FEEDS)[0]
+    factor = numbers(*expected.shape).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(factor, "factor"))
+    model.graph.node.append(helper.make_node("Mul", ["y", "factor"], ["weighted"]))
+    found = [
+        InferenceSession(gradients(model, "weighted", wanted, plain=plain).SerializeToString()).run(None, FEEDS)
+        for plain in (True, False)
+    ]
+    for mine, other in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[0][0], expected, rtol=1e-4, atol=1e-5)
+    for name, gradient in zip(wanted, found[0][1:], strict=True):
+        _compare(model, name, gradient, factor)
+
+
+def _compare(model, name, gradient, factor):
+    """Move a weight in onnxruntime's own model; the loss is float32, of about 1, so steps are wide."""
+    tensor = next(each for each in model.graph.initializer if each.name == name)
+    value = numpy_helper.to_array(tensor)
+    direction = np.random.default_rng(0).normal(size=value.shape).astype(np.float32)
+    step, ends = 4e-3, []
+    for sign in (1, -1):
+        moved = onnx.ModelProto()
+        moved.CopyFrom(model)
+        other = next(each for each in moved.graph.initializer if each.name == name)
+        other.CopyFrom(numpy_helper.from_array(value + sign * step * direction, name))
+        y = onnxruntime.InferenceSession(moved.SerializeToString()).run(None, FEEDS)[0]
+        ends.append((y.astype(np.float64) * factor).sum())
+    actual = (gradient * direction).sum()
+    assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(actual, rel=2e-2, abs=2e-2)
+
+
+def test_onnxruntime_runs_every_operator_of_it():
+    assert {each.runner for each in operators(bert())} == {NATIVE}
+
+
+def test_an_operator_that_nobody_runs_does_not_make_others_so():
+    model = build(
+        "g (int64[N] ids) => (float y) { e = my.Odd(ids, table)\n y = MatMul(e, w) }",
+        domains='"com.microsoft": 1, "my": 1',
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    for name in ("table", "w"):
+        model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 3), np.float32), name))
+    assert {each.name: each.runner for each in operators(model)} == {"Odd": "nobody", "MatMul": NATIVE}
+
+
+# --- each operator, against what onnxruntime makes ---
+
+X, HEADS = (2, 5, 8), "num_heads = 2"
+# Attributes, shapes of the inputs (None: left out), and how many results are looked at.
+CASES = {
+    "Attention": (HEADS, [X, (8, 24), (24,)], 2),
+    "Attention, sizes": (f"{HEADS}, qkv_hidden_sizes = [8, 8, 4]", [X, (8, 20), (20,)], 1),
+    "Attention, past": (HEADS, [X, (8, 24), (24,), None, (2, 2, 2, 3, 4)], 2),
+    "MultiHeadAttention": (HEADS, [X, (2, 7, 8), (2, 7, 4)], 3),
+    "FusedMatMul": ("transA = 1", [(2, 8, 5), (8, 3)], 1),
+    "FusedMatMul, right": ("transB = 1", [(2, 5, 8), (3, 8)], 1),
+    "FusedGemm": ('transB = 1, activation = "Relu"', [(5, 8), (3, 8), (3,)], 1),
+    "FusedConv": ('kernel_shape = [3, 3], activation = "Relu"', [(1, 2, 8, 8), (4, 2, 3, 3)], 1),
+    "SkipLayerNormalization": ("", [X, X, (8,), (8,), (8,)], 1),
+    "SkipSimplifiedLayerNormalization": ("", [X, X, (8,)], 1),
+    "BiasGelu": ("", [X, (8,)], 1), "FastGelu": ("", [X], 1), "QuickGelu": ("", [X], 1), "Gelu": ("", [X], 1),
+    "TransposeMatMul": ("transA = 1", [(2, 8, 5), (2, 8, 3)], 1),
+}  # fmt: skip
+
+
+def test_keys_and_values_in_one_array():
+    """Which onnxruntime has on GPUs alone."""
+    for given, call in (("float[N, 5, 2, 3, 4] q", "q"), ("float[N, 5, 8] q, float[N, 7, 2, 2, 4] k", "q, k")):
+        body = f"y = com.microsoft.MultiHeadAttention <num_heads = 2> ({call})"
+        model = build(f"g ({given}) => (float y) {{ {body} }}")
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+        assert list(Forward(model).sizes("y")) == ["N", 5, 8]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shapes_are_those_of_onnxruntime(name):
+    attributes, shapes, count = CASES[name]
+    names = ["" if shape is None else f"x{place}" for place, shape in enumerate(shapes)]
+    given = ", ".join(f"float{list(shape)} x{place}" for place, shape in enumerate(shapes) if shape is not None)
+    results = [f"y{place}" for place in range(count)]
+    op = f"com.microsoft.{name.partition(',')[0]}"
+    call = f"{', '.join(results)} = {op} {f'<{attributes}>' * bool(attributes)} ({', '.join(names)})"
+    model = build(f"g ({given}) => ({', '.join(f'float {each}' for each in results)}) {{ {call} }}")
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    feeds = {f"x{place}": np.ones(shape, np.float32) for place, shape in enumerate(shapes) if shape is not None}
+    found = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    known = Forward(model)
+    for result, array in zip(results, found, strict=True):
+        assert list(known.sizes(result)) == list(array.shape), result
+
+
+def test_every_operator_with_a_rule_has_a_shape():
+    """Losses have one number, or a shape that nobody asks for."""
+    losses = {"SoftmaxCrossEntropy", "SparseSoftmaxCrossEntropy"}
+    ruled = {name for domain, name in RULES if domain == "com.microsoft"} - losses
+    assert ruled - {*LIKE, *RENAMED, *WRITTEN} == set()
+    assert set(OF_AI_ONNX) <= set(LIKE)
+    assert not LIKE.keys() & RENAMED.keys()
+    assert not WRITTEN.keys() & (LIKE.keys() | RENAMED.keys())
