@@ -116,7 +116,7 @@ LAYERS = {
     "bench/": (
         f"{ONNX} markdown_it matplotlib ml_dtypes plotly rich torch typer",
         f"opgrad arrays {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine onnxruntime/ post_ops"
-        " reading torch terminal testing/ training/",
+        " reading torch terminal testing/ training/ writing",
     ),
     "compile": (
         "numpy rich typer",
