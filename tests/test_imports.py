@@ -68,7 +68,8 @@ LAYERS = {
     "torch/loss_options": ("torch", "contract/"),
     "torch/": (
         "torch",
-        "contract/ functions fused/ interop interop/ interop/torch_calls interop/torch_tensors torch/loss_options",
+        "contract/ cpu/compiler/target functions fused/ interop interop/ interop/torch_calls interop/torch_tensors"
+        " torch/loss_options",
     ),
     "interop/torch": ("torch", "contract/ interop interop/torch_calls interop/torch_tensors torch/"),
     "torch/in_place": ("torch", "interop/torch interop/torch_tensors torch/"),
