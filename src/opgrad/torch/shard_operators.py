@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from opgrad.contract import graph_operators
+from opgrad.interop.torch_private import group_of
 from opgrad.interop.torch_tensors import execute, is_transformed
 from opgrad.torch.formulas import wide
 from opgrad.torch.linear_chunks import Layer, multiply
@@ -234,7 +235,7 @@ def _linear_grad(
         if b is not None:
             db += dlogits.sum(0, dtype=sums)
     if group:
-        dist.all_reduce(dx, group=_named(group))
+        dist.all_reduce(dx, group=group_of(group))
     dx = dx.to(x.dtype)
     dx = dx if kept is None else torch.zeros_like(whole).index_copy_(0, kept, dx)
     return dx, dw.to(w.dtype), db.to(x.dtype)
@@ -266,14 +267,6 @@ register(shard_linear_statistics_grad, _linear_grad, _linear_grad_fake, _once)
 # --- the statistics of all processes ---------------------------------------------------------------------------------
 
 
-def _named(group: str) -> Any:
-    """The process group of a name, as PyTorch's own operators find it."""
-    from torch.distributed import distributed_c10d
-
-    resolve: Any = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009
-    return resolve(group)
-
-
 @lru_cache(maxsize=64)
 def _header(words: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """The words as bits of a dtype; kept, since a copy to a device waits for it."""
@@ -286,7 +279,7 @@ def _gathered(own: Tensor, processes: int, group: str, who: str) -> Tensor:
     # PyTorch 2.13 renamed it.
     all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     try:
-        all_gather(every.view(-1), own, group=_named(group))
+        all_gather(every.view(-1), own, group=group_of(group))
     except RuntimeError as error:
         raise RuntimeError(
             f"{who}: no answer from all {processes} processes of the group, one of which may have ended: {error}"
@@ -376,7 +369,7 @@ register(
 
 def _sum(x: Tensor, group: str) -> Tensor:
     total = x.clone()
-    dist.all_reduce(total, group=_named(group))
+    dist.all_reduce(total, group=group_of(group))
     return total
 
 
