@@ -118,10 +118,13 @@ def train(
     trainer, state = _begin(artifacts, recipe, training, resumption, processes)
     properties = resumption.properties if resumption else {}
     fit = Fit(trainer, training, validation, state, output, properties, processes)
-    if processes is None or processes.is_first:
+
+    def prepare() -> None:
         _make_folder(output)
         if resumption and resumption.best:
             write_checkpoint(resumption.best, output / BEST)
+
+    prepare() if processes is None else processes.on_first(prepare)
     before = _trained_seconds(state)
     fit.run(progress)
     if processes is not None and not processes.is_first:
@@ -132,7 +135,8 @@ def train(
         trainer.export(output / MODEL)
         run = _evaluated(artifacts, fit, test, str(file or recipe.dataset))
         if processes is not None:
-            share = fit.communication / (_trained_seconds(state) - before)
+            seconds = _trained_seconds(state) - before
+            share = fit.communication / seconds if seconds else 0.0
             run = replace(run, processes=processes.size, communication=share)
         _write(run)
     return run
@@ -203,7 +207,7 @@ def _begin(
         state = RunState(recipe, data, threads)
     else:
         state = replace(resumption.state, recipe=recipe, history=list(resumption.state.history))
-        _check_goes_on(state, data)
+        _check_goes_on(state, data, resumption.may_be_done)
         trainer = Trainer(artifacts, recipe.learning_rate, session_options(state.threads), recipe.row_wise, recipe.fuse)
     if resumption is not None:
         trainer.restore(resumption.checkpoint)
@@ -229,11 +233,13 @@ def _agreed(trainer: Trainer, state: RunState, processes: Processes) -> Trainer:
     return trainer
 
 
-def _check_goes_on(state: RunState, data: int) -> None:
-    """Raise ValueError unless the run has epochs before it, on the same data."""
+def _check_goes_on(state: RunState, data: int, may_be_done: bool) -> None:
+    """Raise ValueError unless the run has epochs before it, on the same data, or may be done."""
     done, recipe = len(state.history), state.recipe
     if state.data != data:
         raise ValueError("resume: the training rows are others than those that the checkpoint was trained on")
+    if may_be_done:
+        return
     if done >= recipe.epochs:
         raise ValueError(f"resume: the checkpoint has {done} epochs done, expected epochs to be more than {done}")
     if state.stopped_early:
