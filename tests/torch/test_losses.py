@@ -213,6 +213,29 @@ def test_nothing_counts(rows, dtype):
                 assert torch.equal(each, torch.zeros_like(each)), given
 
 
+@pytest.mark.parametrize("given", [{}, {"reduction": "none"}, {"return_lse": True}], ids=str)
+def test_products_are_counted(given):
+    """Those of the linear layer, and the logits once more for the gradients."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x, w, target = torch.randn(8, 5, requires_grad=True), torch.randn(30, 5, requires_grad=True), torch.arange(8)
+
+    def step(call):
+        with FlopCounterMode(display=False) as forward:
+            found = call(x, w)
+        with FlopCounterMode(display=False) as backward:
+            (found if isinstance(found, torch.Tensor) else found.loss).sum().backward()
+        return forward.get_total_flops(), backward.get_total_flops()
+
+    def loss(x, w):
+        return opgrad.torch.linear_cross_entropy(x, w, target, **given)
+
+    product = 2 * 8 * 5 * 30
+    torch.compiler.reset()
+    for call in (loss, torch.compile(loss, backend="aot_eager")):
+        assert step(call) == (product, 3 * product)
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_second_derivatives_of_soft_targets(options):
     """Of targets that require grad, too, some of which are 0."""

@@ -44,6 +44,7 @@ def _current_stream(index: int) -> int:
 
 # Without it, dispatch modes do not see eager calls.
 dispatch_modes: Callable[[], int] = _found("torch:_C._len_torch_dispatch_stack", lambda: 0)
+_modes: Callable[[], Any] = _found("torch.utils._python_dispatch:_get_current_dispatch_mode_stack", list)
 is_tracing: Callable[[], bool] = _found("torch:_C._is_tracing", torch.jit.is_tracing)
 # Without it, the plain calls of torch.func see no operator.
 transforms_active: Callable[[], bool] = _found("torch:_C._are_functorch_transforms_active", lambda: False)
@@ -98,8 +99,7 @@ def group_of(name: str) -> Any:
 
 def active_modes() -> list[Any]:
     """The dispatch modes at work; none where they cannot be listed."""
-    listed: Any = _found("torch.utils._python_dispatch:_get_current_dispatch_mode_stack", list)
-    return list(listed())
+    return list(_modes()) if dispatch_modes() else []
 
 
 # A build for another device lacks these without being another release.

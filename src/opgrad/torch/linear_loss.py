@@ -15,6 +15,7 @@ from torch.nn import functional
 from opgrad.interop import torch_private
 from opgrad.interop.torch_tensors import PLAIN
 from opgrad.torch.derivative import is_batched
+from opgrad.torch.flops import count_flops
 from opgrad.torch.linear_chunks import Chunks, Layer, chunks_of, gradients, plain_gradients
 from opgrad.torch.linear_operators import NAME, layer_of, linear_samples, rows_of_all
 from opgrad.torch.loss import of_options as of_logits
@@ -187,6 +188,8 @@ def _loss(
     watched = torch.compiler.is_compiling() or torch_private.transforms_active()
     if needs and one_number and not watched and not torch_private.dispatch_modes():
         return _fused(x, w, b, labels, weight, options, dtype, rows)
+    if not torch.compiler.is_compiling():
+        count_flops()
     found = linear_samples(x, w, b, labels, weight, *settings(options), rows)
     return reduced(found, labels, weight, False, options, dtype)
 

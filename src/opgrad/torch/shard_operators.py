@@ -16,6 +16,7 @@ from torch.nn import functional
 from opgrad.contract import graph_operators
 from opgrad.interop.torch_private import group_of
 from opgrad.interop.torch_tensors import execute, is_transformed
+from opgrad.torch.flops import count_flops
 from opgrad.torch.formulas import wide
 from opgrad.torch.linear_chunks import Layer, multiply
 from opgrad.torch.linear_operators import counted, kept_arguments, register
@@ -210,6 +211,7 @@ def _linear_statistics(
 
 
 def _linear_fake(x: Tensor, *others: Any) -> Tensor:
+    count_flops()
     return x.new_empty(statistics_count(*others[5:9]), x.shape[0], dtype=wide(x.dtype))
 
 
