@@ -79,8 +79,8 @@ LAYERS = {
     "torch/vocab_parallel": ("torch", "torch/ torch/functions torch/loss_options torch/vocab_parallel_dtensor"),
     "torch/loss": (
         "torch",
-        "contract/ interop/torch_calls interop/torch_tensors torch/ torch/functions torch/loss_options"
-        " torch/vocab_parallel",
+        "contract/ interop/torch_calls interop/torch_private interop/torch_tensors torch/ torch/functions"
+        " torch/loss_options torch/vocab_parallel",
     ),
     "torch/linear_loss": (
         "torch",

@@ -182,15 +182,19 @@ def coefficients(
 
 
 @triton.jit
+def numbers_of(before, after, base, share, NUMBER: tl.constexpr):
+    """What z and the targets are made with, of the bits that the kernel is given."""
+    return number_of(before, NUMBER), number_of(after, NUMBER), number_of(base, NUMBER), number_of(share, NUMBER)
+
+
+@triton.jit
 def losses(
-    x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, q, q_outer, q_n, q_inner, labels, weight,
-    dloss, dlse, dlse_square, dlog_prob, dentropy, loss, lse, log_prob, entropy, predicted,
-    samples, n, inner, ignore, IGNORES: tl.constexpr, before, after, CAPPED: tl.constexpr,
-    base, share, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
-    PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
+    x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, q, q_outer, q_n, q_inner, labels, weight, dloss, dlse,
+    dlse_square, dlog_prob, dentropy, loss, lse, log_prob, entropy, predicted, samples, n, inner, ignore, before, after,
+    base, share, IGNORES: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    before, after = number_of(before, NUMBER), number_of(after, NUMBER)
-    base, share = number_of(base, NUMBER), number_of(share, NUMBER)
+    before, after, base, share = numbers_of(before, after, base, share, NUMBER)
     sample, exists = samples_of(tl.program_id(0), samples, ROWS)
     label, counts, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
     label = tl.where(valid, label, -1)

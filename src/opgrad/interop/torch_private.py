@@ -45,7 +45,7 @@ def _current_stream(index: int) -> int:
 # Without it, dispatch modes do not see eager calls.
 dispatch_modes: Callable[[], int] = _found("torch:_C._len_torch_dispatch_stack", lambda: 0)
 _modes: Callable[[], Any] = _found("torch.utils._python_dispatch:_get_current_dispatch_mode_stack", list)
-is_tracing: Callable[[], bool] = _found("torch:_C._is_tracing", torch.jit.is_tracing)
+is_tracing: Callable[[], bool] = _found("torch:_C._is_tracing", getattr(torch.jit, "is_tracing", lambda: False))
 # Without it, the plain calls of torch.func see no operator.
 transforms_active: Callable[[], bool] = _found("torch:_C._are_functorch_transforms_active", lambda: False)
 # A batch of gradients, as torch.autograd.grad(is_grads_batched=True) makes them.

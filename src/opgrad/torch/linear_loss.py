@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from opgrad.interop import torch_private
+from opgrad.interop.torch_private import is_batched
 from opgrad.interop.torch_tensors import PLAIN
-from opgrad.torch.derivative import is_batched
 from opgrad.torch.flops import count_flops
 from opgrad.torch.linear_chunks import Chunks, Layer, chunks_of, gradients, plain_gradients
 from opgrad.torch.linear_operators import NAME, layer_of, linear_samples, rows_of_all
