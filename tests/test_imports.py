@@ -64,12 +64,13 @@ LAYERS = {
     "optim": ("numpy ml_dtypes", "cpu/ cpu/runtime/ cpu/runtime/passes"),
     "opgrad": ("", "arrays losses cpu/runtime/ fused/ memory ops/ planned post_ops"),
     "interop/": ("numpy", "arrays contract/ cpu/runtime/ cuda/ entries functions interop locks"),
-    "interop/torch_calls": ("torch", "entries functions"),
+    "interop/torch_private": ("torch", ""),
+    "interop/torch_calls": ("torch", "entries functions interop interop/torch_private"),
     "interop/cupy": ("numpy cupy torch triton", "arrays contract/ cuda/ interop interop/"),
     "interop/torch_storages": ("torch", "contract/ cpu/runtime/ memory"),
     "interop/torch_tensors": (
         "numpy ml_dtypes torch",
-        "arrays contract/ cuda/ interop interop/ interop/torch_calls interop/torch_storages",
+        "arrays contract/ cuda/ interop interop/ interop/torch_calls interop/torch_private interop/torch_storages",
     ),
     "interop/jax": ("numpy jax torch cupy", "arrays contract/ interop locks"),
     "jax": ("numpy jax", "opgrad"),
@@ -77,7 +78,8 @@ LAYERS = {
     "torch/loss_options": ("torch", "contract/"),
     "torch/": (
         "torch",
-        "contract/ functions fused/ interop interop/ interop/torch_calls interop/torch_tensors torch/loss_options",
+        "contract/ cpu/compiler/target functions fused/ interop interop/ interop/torch_calls interop/torch_private"
+        " interop/torch_tensors torch/loss_options",
     ),
     "interop/torch": ("torch", "contract/ interop interop/torch_calls interop/torch_tensors torch/"),
     "torch/in_place": ("torch", "interop/torch interop/torch_tensors torch/"),
@@ -86,12 +88,13 @@ LAYERS = {
     "torch/vocab_parallel": ("torch", "torch/ torch/functions torch/loss_options torch/vocab_parallel_dtensor"),
     "torch/loss": (
         "torch",
-        "contract/ interop/torch_calls interop/torch_tensors torch/ torch/functions torch/loss_options"
-        " torch/vocab_parallel",
+        "contract/ interop/torch_calls interop/torch_private interop/torch_tensors torch/ torch/functions"
+        " torch/loss_options torch/vocab_parallel",
     ),
     "torch/linear_loss": (
         "torch",
-        "contract/ interop/torch_tensors torch/ torch/functions torch/loss torch/loss_options torch/vocab_parallel",
+        "contract/ interop interop/torch_private interop/torch_tensors torch/ torch/functions torch/loss"
+        " torch/loss_options torch/vocab_parallel",
     ),
     "torch/optim": ("numpy torch", "interop/torch_tensors optim"),
     "torch/modules": ("torch", "torch/ torch/loss torch/loss_options torch/linear_loss"),

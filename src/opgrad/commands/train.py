@@ -205,10 +205,9 @@ def _train(
 
     artifacts = ArtifactSet.load(folder)
     output = places.output or Path("runs") / (artifacts.name if path.is_dir() else path.stem)
-    resume = places.resume
-    if processes is not None and distributed.restarts() and (output / LAST).is_file():
-        resume = output / LAST  # written by these processes before one of them was lost
-    resumption = Resumption.read(resume) if resume else None
+    restarted = processes is not None and distributed.restarts() > 0 and (output / LAST).is_file()
+    resume = output / LAST if restarted else places.resume  # written before one of the processes was lost
+    resumption = Resumption.read(resume, may_be_done=restarted) if resume else None
     saved = resumption.state.recipe if resumption and resumption.state else Recipe.load(recipes)
     recipe: Recipe = replace(saved, **settings.of_recipe())
     screen = console(_is_silent(processes))

@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from opgrad import entries, functions
 from opgrad.entries import NotNative, kept_forever
 from opgrad.functions import SUPPORTED, Entries, answer, function_of
+from opgrad.interop import torch_private
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 KINDS = frozenset({torch.Tensor, torch.nn.Parameter})  # types that hide nothing
@@ -110,8 +111,8 @@ def note_effect() -> None:
 
 def is_watched() -> bool:
     """Whether a part of PyTorch has to know of every call now."""
-    watches = any(watcher() != expected for watcher, expected in _watchers()[:-1])
-    return watches or forward_ad.__dict__.get("_current_level") != -1
+    modes = torch_private.dispatch_modes() or torch_private.is_tracing()
+    return bool(modes) or torch_private.transforms_active() or torch_private.is_forward_mode()
 
 
 def _words(address: int, count: int) -> list[int]:

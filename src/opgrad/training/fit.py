@@ -97,14 +97,14 @@ class Fit:
             if not self._processes.is_first:
                 state.loss_sum = 0.0  # the first process has that of the rows before
             if not state.steps:
-                self._save(LAST)  # what a start anew goes on from if a process is lost before the first epoch ends
+                self._write(LAST)  # what a start anew goes on from if a process is lost before the first epoch ends
         with _DeferredInterrupt() as interrupt:
             while len(state.history) < self._recipe.epochs and not state.stopped_early:
                 self._train(progress, interrupt)
                 if state.rows == self.training.rows:
                     self._finish_epoch()
                 elif self._stops(interrupt):
-                    self._save(LAST)
+                    self._write(LAST)
                 if self._stops(interrupt) and len(state.history) < self._recipe.epochs:
                     raise Interrupted(self.output / LAST, state)
 
@@ -165,7 +165,10 @@ class Fit:
         gradients = self.trainer.gradients
         if self._mean is None:
             own = sum(len(share.rows) for share in step.shares)
-            np.multiply(gradients.flat, own / step.rows if own else 0.0, out=gradients.flat)
+            if own:
+                np.multiply(gradients.flat, own / step.rows, out=gradients.flat)
+            else:  # what an earlier batch has left may be infinite
+                gradients.flat[...] = 0
         gradients.extended[-1] = interrupt.requested
         self._processes.add(gradients.extended)
         self._all_stop = bool(gradients.extended[-1])
@@ -183,9 +186,9 @@ class Fit:
             return None
         if self._processes is None:
             return self.trainer.evaluate(self.validation)
-        found = np.full(2, np.nan)
-        if self._processes.is_first:
-            evaluation = self.trainer.evaluate(self.validation)
+        found, validation = np.full(2, np.nan), self.validation
+        evaluation = self._processes.on_first(lambda: self.trainer.evaluate(validation))
+        if evaluation is not None:
             found[:] = evaluation.loss, np.nan if evaluation.accuracy is None else evaluation.accuracy
         self._processes.from_first(found)
         return Evaluation(float(found[0]), None if np.isnan(found[1]) else float(found[1]))
@@ -226,19 +229,20 @@ class Fit:
             )
         )
         state.begin_epoch()
-        if best_epoch(state.history) == len(state.history):
-            self._save(BEST)
-        self._save(LAST)
-        if self._writes:
-            write_csv(state.history, self.output / "metrics.csv")
+        self._write(*[BEST] * (best_epoch(state.history) == len(state.history)), LAST, with_metrics=True)
 
-    @property
-    def _writes(self) -> bool:
-        return self._processes is None or self._processes.is_first
+    def _write(self, *names: str, with_metrics: bool = False) -> None:
+        """Write checkpoints of these names, and the epochs' metrics; of several processes the first does."""
+
+        def work() -> None:
+            for name in names:
+                self._save(name)
+            if with_metrics:
+                write_csv(self.state.history, self.output / "metrics.csv")
+
+        work() if self._processes is None else self._processes.on_first(work)
 
     def _save(self, name: str) -> None:
-        if not self._writes:
-            return
         self.state.optimizer_steps = self.trainer.optimizer.steps
         properties = {**self._properties, PROPERTY: self.state.to_text()}
         write_checkpoint(self.trainer.checkpoint(properties), self.output / name)

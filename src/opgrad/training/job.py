@@ -139,10 +139,13 @@ def train(
     properties = resumption.properties if resumption else {}
     trainer.check_export()
     fit = Fit(trainer, training, validation, state, output, properties, processes)
-    if processes is None or processes.is_first:
+
+    def prepare() -> None:
         _make_folder(output)
         if resumption and resumption.best:
             write_checkpoint(resumption.best, output / BEST)
+
+    prepare() if processes is None else processes.on_first(prepare)
     before = state.all_seconds
     fit.run(progress)
     if processes is not None and not processes.is_first:
@@ -153,7 +156,8 @@ def train(
         trainer.export(output / MODEL)
         run = _evaluated(artifacts, fit, test, str(file or recipe.dataset))
         if processes is not None:
-            share = fit.communication / (state.all_seconds - before)
+            seconds = state.all_seconds - before
+            share = fit.communication / seconds if seconds else 0.0
             run = replace(run, processes=processes.size, communication=share)
         _write(run)
     return run
@@ -226,7 +230,7 @@ def _begin(
         state = RunState(recipe, data, threads)
     else:
         state = replace(resumption.state, recipe=recipe, history=list(resumption.state.history))
-        _check_goes_on(state, data)
+        _check_goes_on(state, data, resumption.may_be_done)
         trainer = _trainer(artifacts, recipe, state.threads)
     if resumption is not None:
         trainer.restore(resumption.checkpoint)
@@ -251,11 +255,13 @@ def _agreed(trainer: Trainer, state: RunState, processes: Processes) -> Trainer:
     return trainer
 
 
-def _check_goes_on(state: RunState, data: int) -> None:
-    """Raise ValueError unless the run has epochs before it, on the same data."""
+def _check_goes_on(state: RunState, data: int, may_be_done: bool) -> None:
+    """Raise ValueError unless the run has epochs before it, on the same data, or may be done."""
     done, recipe = len(state.history), state.recipe
     if state.data != data:
         raise ValueError("resume: the training rows are others than those that the checkpoint was trained on")
+    if may_be_done:
+        return
     if done >= recipe.epochs:
         raise ValueError(f"resume: the checkpoint has {done} epochs done, expected epochs to be more than {done}")
     if state.stopped_early:

@@ -103,15 +103,18 @@ class Resumption:
     state: of the run that wrote it; None for a checkpoint that `opgrad train` did not write, or with which another
         program went on. Its parameters and moments begin a new run.
     best: the checkpoint of the run's best epoch; None if it has no validation.
+    may_be_done: whether a run that has made all its steps is finished rather than refused: processes that are started
+        anew may have been lost after the last checkpoint was written.
     """
 
     path: Path
     checkpoint: Checkpoint
     state: RunState | None
     best: Checkpoint | None
+    may_be_done: bool = False
 
     @classmethod
-    def read(cls, path: str | PathLike[str]) -> "Resumption":
+    def read(cls, path: str | PathLike[str], may_be_done: bool = False) -> "Resumption":
         """Read a checkpoint, and best.checkpoint beside it if the run has one.
 
         Raises what `read_checkpoint` raises, and ValueError if best.checkpoint does not belong to it.
@@ -123,7 +126,7 @@ class Resumption:
         state = RunState.from_text(checkpoint.properties[PROPERTY])
         if {group.step for group in checkpoint.optimizers.values()} != {state.optimizer_steps}:
             return cls(path, checkpoint, None, None)
-        return cls(path, checkpoint, state, _best(path, checkpoint, state))
+        return cls(path, checkpoint, state, _best(path, checkpoint, state), may_be_done)
 
     @property
     def properties(self) -> dict[str, int | float | str]:
