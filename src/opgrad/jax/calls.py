@@ -38,7 +38,7 @@ def call(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any], 
     """
     values = {each: _array(array) for each, array in given.items() if array is not None}
     try:
-        if STATE in values or jax_arrays.is_traced(values.values()):
+        if op.kind == "blocks" or jax_arrays.is_traced(values.values()):  # calls in general have no public function
             return _traced(op, values, attributes, name or op.name)
         if jax_arrays.is_spread(values.values()):
             return _spread(op, values, attributes, name or op.name)
@@ -74,7 +74,7 @@ def _traced(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any
     method = _vmap_method(called)
     if not is_native():
         return tuple(_by_callback(called, kinds)(*like))
-    by_xla = jax.ffi.ffi_call(TARGET, kinds, vmap_method=method, input_output_aliases=_aliases(called))
+    by_xla = jax.ffi.ffi_call(TARGET, tuple(kinds), vmap_method=method, input_output_aliases=_aliases(called))
     call = functools.partial(by_xla, call=known(called))
     if jax.default_backend() != "cpu":
         found = jax.lax.platform_dependent(*like, cpu=call, default=_by_callback(called, kinds))
@@ -217,23 +217,25 @@ def _placed(result: Array, like: Array) -> Array:
 def _by_callback(called: Called, kinds: Sequence[Any]) -> Callable[..., Sequence[Array]]:
     """The same call by way of Python and NumPy, one after the other under jax.vmap."""
 
-    op = called.operator
+    attributes = tuple(called.attributes.items())
 
     def on_host(*values: Any) -> Any:
-        given = dict(zip(called.given, map(np.asarray, values), strict=True))
+        given = {name: np.ascontiguousarray(value) for name, value in zip(called.given, values, strict=True)}
         given |= {name: given[name].view(np.int64) for name in given if name == STATE}
+        signature = tuple((name, value.shape, value.dtype) for name, value in given.items())
         try:
-            found = _dispatcher(op)(**given, **called.attributes)
+            found = _runner(called.operator, signature, attributes)({**given, **called.attributes})
         except Exception as error:
-            raise in_name_of(op, called.name, error) from None
+            raise in_name_of(called.operator, called.name, error) from None
         return found if isinstance(found, tuple) else (found,)
 
     return lambda *values: jax.pure_callback(on_host, tuple(kinds), *values, vmap_method="sequential")
 
 
 @functools.lru_cache(1024)
-def _dispatcher(op: Operator) -> Callable[..., Any]:
-    return arrays.dispatcher(op)
+def _runner(op: Operator, signature: tuple[Any, ...], attributes: tuple[Any, ...]) -> Callable[..., Any]:
+    example = {name: np.empty(shape, dtype) for name, shape, dtype in signature}
+    return arrays.runner(op, {**example, **dict(attributes)})
 
 
 # --- the handler ------------------------------------------------------------------------------------------------------

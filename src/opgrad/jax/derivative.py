@@ -63,7 +63,9 @@ def _function(op: Operator, names: tuple[str, ...], attributes: Attributes) -> A
 
 
 def rule_of(op: Operator) -> Rule:
-    """How this operator is differentiated."""
+    """How this operator is differentiated; a call in general, which is an operator of its own, is not."""
+    if op is not OPERATORS.get(op.name):
+        return Rule((), functools.partial(_refused, op))
     if op.name in _RULES:
         return _RULES[op.name]
     backward = OPERATORS.get(f"{op.name}_grad")
