@@ -352,7 +352,7 @@ def test_wrong_labels():
     for _ in range(2):
         with pytest.raises(RAISED, match=MESSAGE):
             jax.block_until_ready(step(logits, labels))
-        assert jnp.isfinite(step(logits, labels - 1)[0])  # the function goes on
+        assert jnp.isfinite(step(logits, jnp.asarray([0, 2]))[0])  # the function goes on
     with pytest.raises(RAISED, match=r"gather: indices\[1\] is 5, expected"):
         jax.block_until_ready(jax.jit(opgrad.jax.embedding)(jnp.asarray([0, 5]), jnp.ones((3, 2))))
 
@@ -556,16 +556,14 @@ def test_a_trial_that_gives_other_numbers(monkeypatch):
     assert "structures" in calls._reason_against()
 
 
-def test_other_devices_go_through_python(monkeypatch):
-    """What is lowered for a GPU calls Python: there is no handler."""
+def test_what_is_traced_where_there_is_a_gpu(monkeypatch):
+    """XLA chooses by where the function runs: the handler on the CPU, Python elsewhere."""
     monkeypatch.undo()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     x = jnp.ones((3, 4), "float32")
-    lowered = jax.jit(opgrad.softmax).trace(x).lower(lowering_platforms=("cuda",)).as_text()
-    assert calls.TARGET not in lowered
-    assert "callback" in lowered
-    close(
-        jax.jit(jax.grad(lambda x: opgrad.softmax(x)[0, 0]))(x),
-        jax.grad(lambda x: jax.nn.softmax(x)[0, 0])(x),
-        "float32",
-    )
+    traced = str(jax.make_jaxpr(opgrad.softmax)(x))
+    assert "ffi_call[" in traced
+    assert "pure_callback[" in traced
+    slope = jax.jit(jax.grad(lambda x: opgrad.softmax(x)[0, 0]))
+    close(slope(x), jax.grad(lambda x: jax.nn.softmax(x)[0, 0])(x), "float32")
+    assert "callback" not in slope.lower(x).as_text()

@@ -25,6 +25,7 @@ from opgrad.jax.registry import Called, handler_address, in_name_of, known
 from opgrad.locks import settling
 
 T = TypeVar("T")
+_jax: Any = jax  # some of it has no types, and some is not in every release
 TARGET = "opgrad_run"
 ERRORS = (TypeError, ValueError, NotImplementedError)  # what operators raise
 Aliases = dict[int, int]  # an argument's number: that of the result in its memory
@@ -56,7 +57,7 @@ def _array(value: Any) -> Array:
 def _spread(op: Operator, values: Mapping[str, Array], attributes: Mapping[str, Any], name: str) -> tuple[Array, ...]:
     """The same for arrays that are spread over devices; waits for what XLA may raise."""
     try:
-        found: tuple[Array, ...] = jax.block_until_ready(_traced(op, values, attributes, name))
+        found: tuple[Array, ...] = _jax.block_until_ready(_traced(op, values, attributes, name))
         return found
     except (RuntimeError, ValueError) as error:
         said = str(error).removeprefix("INVALID_ARGUMENT: ")
@@ -66,7 +67,7 @@ def _spread(op: Operator, values: Mapping[str, Array], attributes: Mapping[str, 
 def _traced(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any], name: str) -> tuple[Array, ...]:
     values = {each: given[each] for each in op.arrays if each in given}
     specs = {each: _spec(each, array) for each, array in values.items()}
-    results = prepare(op, [specs.get(each) for each in op.arrays], attributes).results
+    results = prepare(op, [specs.get(each) for each in op.arrays], dict(attributes)).results
     called = Called(op, specs, {each: Spec(spec.shape, spec.dtype) for each, spec in results.items()},
                     _counted_from_last(op, specs, attributes), name)  # fmt: skip
     like = alike(list(values.values()))
@@ -151,7 +152,7 @@ def _type(value: Any) -> Any:
 
 def _cast(value: Array, axes: tuple[Any, ...]) -> Array:
     pcast = getattr(jax.lax, "pcast", None)
-    found: Array = pcast(value, axes, to="varying") if pcast else jax.lax.pvary(value, axes)
+    found: Array = pcast(value, axes, to="varying") if pcast else _jax.lax.pvary(value, axes)
     return found
 
 
@@ -159,12 +160,12 @@ def _kind(spec: Spec, like: Array) -> Any:
     """The type of a result that varies as an argument does."""
     varying = _varying(like)
     if not varying:
-        return jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+        return _jax.ShapeDtypeStruct(spec.shape, spec.dtype)
     kind = getattr(jax.sharding, "ManualAxisType", None)
     if kind is None:  # before 0.10
-        return jax.ShapeDtypeStruct(spec.shape, spec.dtype, vma=varying)
+        return _jax.ShapeDtypeStruct(spec.shape, spec.dtype, vma=varying)
     sharding = _sharding(_type(like).sharding.mesh, [None] * len(spec.shape))
-    return jax.ShapeDtypeStruct(spec.shape, spec.dtype, manual_axis_type=kind(varying=varying), sharding=sharding)
+    return _jax.ShapeDtypeStruct(spec.shape, spec.dtype, manual_axis_type=kind(varying=varying), sharding=sharding)
 
 
 def _explicit(value: Any) -> Any:
@@ -199,7 +200,7 @@ def automatic(function: Callable[..., Array], axes: int, *arrays: Any) -> Array:
 
 
 def _sharding(mesh: Any, axes: Sequence[Any]) -> Any:
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+    return jax.sharding.NamedSharding(mesh, _jax.sharding.PartitionSpec(*axes))
 
 
 def _placed(result: Array, like: Array) -> Array:
@@ -207,7 +208,7 @@ def _placed(result: Array, like: Array) -> Array:
     sharding = _explicit(like)
     if sharding is None or result.shape != like.shape:
         return result
-    found: Array = jax.sharding.reshard(result, sharding)
+    found: Array = _jax.sharding.reshard(result, sharding)
     return found
 
 
@@ -262,7 +263,7 @@ def _reason_against() -> str:
     if not hasattr(jax, "ffi"):
         return f"JAX {jax.__version__} has no jax.ffi"
     try:
-        capsule = jax.ffi.pycapsule(ctypes.c_void_p(handler_address()))
+        capsule = _jax.ffi.pycapsule(ctypes.c_void_p(handler_address()))
         jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
         found: list[Any] = []
         trial = threading.Thread(target=lambda: found.append(_trial()))  # which traces nothing
@@ -271,8 +272,8 @@ def _reason_against() -> str:
     except Exception as error:
         return f"the handler was refused: {error}"
     if not found:
-        return f"the FFI of jaxlib {jax.lib.__version__} cannot be called"
-    return "" if found[0] else f"the structures of jaxlib {jax.lib.__version__}'s FFI are not as they are known"
+        return f"the FFI of jaxlib {_jax.lib.__version__} cannot be called"
+    return "" if found[0] else f"the structures of jaxlib {_jax.lib.__version__}'s FFI are not as they are known"
 
 
 def _trial() -> bool:
@@ -280,7 +281,7 @@ def _trial() -> bool:
     x, op = np.arange(-3, 5, dtype=np.float32), operators()["relu"]
     spec = Spec(x.shape, x.dtype)
     called = Called(op, {"x": spec}, {"y": spec}, {}, op.name)
-    call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype))
+    call: Any = jax.ffi.ffi_call(TARGET, _jax.ShapeDtypeStruct(x.shape, x.dtype))
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         found = jax.jit(lambda x: call(x, call=known(called)))(x)
         return bool(np.array_equal(np.asarray(found), np.maximum(x, 0)))

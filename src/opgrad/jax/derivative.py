@@ -147,7 +147,7 @@ def _loss(saved: Values, upstream: Values, attributes: dict[str, Any], wanted: S
         dlog_prob = upstream["log_prob"].astype(log_prob.dtype)
         (bias,) = differentiable(OPERATORS["log_softmax_grad"], {"dy": dlog_prob, "y": log_prob}, {"axis": 1})
     if "logits" in wanted:
-        dlogits = bias
+        dlogits: Any = bias
         if "loss" in upstream:
             options = {**attributes, "out_dtype": None}
             arrays = {"dy": upstream["loss"], "log_prob": log_prob, **given} | ({} if bias is None else {"bias": bias})

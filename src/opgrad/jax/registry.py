@@ -71,7 +71,7 @@ class Called:
         made = self._specs(results, self.results, before)
         specs = [given.get(name) for name in self.operator.arrays]
         try:
-            return arrays.plan(self.operator, specs, self.attributes, list(made.values()))
+            return arrays.plan(self.operator, specs, dict(self.attributes), list(made.values()))
         except Exception as error:
             raise in_name_of(self.operator, self.name, error) from None
 
