@@ -1,5 +1,6 @@
 """Operators and losses that XLA calls by itself: in jit, grad, vmap, pmap and shard_map, on two devices, in threads."""
 
+import ctypes
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import opgrad.jax  # noqa: E402
 from opgrad.jax import calls, registry  # noqa: E402
+from opgrad.jax.handler import ALLOCATE, STACK_SCRATCH_WORDS  # noqa: E402
 
 MESSAGE = r"cross_entropy: labels\[1\] is 3, expected 0 to 2 or ignore_index -100"
 RAISED = (ValueError, jax.errors.JaxRuntimeError)  # by XLA: the second in a compiled function's first call
@@ -161,10 +163,10 @@ def test_vmap_with_arrays_without_the_axis(rng):
     found = jax.vmap(lambda dy, y: opgrad.softmax_grad(dy, y, axis=0), in_axes=(1, None), out_axes=1)(dy, y)
     close(found, jnp.stack([opgrad.softmax_grad(dy[:, i], y, axis=0) for i in range(3)], 1))
     x, labels = jnp.asarray(rng.normal(size=(3, 4, 5, 2))), jnp.asarray(rng.integers(0, 5, (3, 4, 2)))
-    for reduction in ("none", "mean"):
+    for options in ({}, {"reduction": "none"}, {"reduction": "mean"}):
 
-        def loss(x, labels, reduction=reduction):
-            return opgrad.softmax_cross_entropy_loss_only(x, labels, reduction=reduction)
+        def loss(x, labels, options=options):
+            return opgrad.softmax_cross_entropy_loss_only(x, labels, **options)
 
         close(jax.jit(jax.vmap(loss))(x, labels), jnp.stack([loss(*pair) for pair in zip(x, labels, strict=True)]))
 
@@ -471,6 +473,31 @@ def test_shard_map(kind, checked, rng):
     close(slope(spread[0]), jax.grad(lambda x: (jax.nn.softmax(x) ** 2).sum())(logits))
 
 
+def test_wrong_labels_where_other_devices_would_wait():
+    """NaN in place of an error, after which XLA waits in collectives until it ends the process."""
+    logits, labels = jnp.ones((8, 5)), jnp.zeros(8, "int32").at[1].set(9)
+    mesh = mesh_of(KINDS[0])
+    rows = NamedSharding(mesh, P("d"))
+    spread = jax.device_put(logits, rows), jax.device_put(labels, rows)
+    for checked in (True, False):
+        specs = {"in_specs": (P("d"), P("d")), "out_specs": (P(), P("d")), "check_vma": checked}
+
+        def mine(x, y):
+            loss, slope = jax.value_and_grad(opgrad.jax.cross_entropy)(x, y)
+            return jax.lax.psum(loss, "d"), slope
+
+        loss, slope = jax.jit(jax.shard_map(mine, mesh=mesh, **specs))(*spread)
+        assert jnp.isnan(loss)
+        assert jnp.isnan(slope[:4]).all()
+        assert jnp.isfinite(slope[4:]).all()
+    found = jax.pmap(opgrad.jax.embedding, in_axes=(0, None))(labels.reshape(2, 4), logits)
+    assert jnp.isnan(found[0]).all()
+    assert (found[1] == 1).all()
+    for _ in range(2):
+        with pytest.raises(RAISED, match=r"cross_entropy: labels\[1\] is 9, expected 0 to 4"):
+            jax.block_until_ready(jax.jit(opgrad.jax.cross_entropy)(*spread))
+
+
 def test_pmap(rng):
     logits, labels, _ = given(rng)
     found = jax.pmap(jax.grad(opgrad.jax.cross_entropy))(logits.reshape(2, 4, 5), labels.reshape(2, 4))
@@ -534,6 +561,25 @@ def test_a_function_that_was_not_traced_here(rng):
             jax.block_until_ready(compiled(x))
     finally:
         registry._called.update(called)
+
+
+def test_working_memory_that_is_not_there(rng, monkeypatch):
+    """A plan whose working memory cannot be had raises, and the function goes on."""
+    x, indices = jnp.asarray(rng.normal(size=(3, 4))), jnp.asarray([0, 1, 2])
+    step = jax.jit(lambda i, x: opgrad.gather_grad((4000, 4), i, x))
+    expected = np.asarray(step(indices, x))
+    table = registry._table()
+    kept = table[ALLOCATE]
+    refused = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(lambda size: 0)
+    prepared = next(each for each in registry._prepared.values() if each.called.attributes.get("shape") == (4000, 4))
+    assert prepared.plan.scratch_bytes > 8 * STACK_SCRATCH_WORDS
+    table[ALLOCATE] = ctypes.cast(refused, ctypes.c_void_p).value
+    try:
+        with pytest.raises((*RAISED, MemoryError), match=r"gather_grad: cannot allocate \d+ bytes"):
+            jax.block_until_ready(step(indices, x))
+    finally:
+        table[ALLOCATE] = kept
+    np.testing.assert_array_equal(np.asarray(step(indices, x)), expected)
 
 
 def test_through_python_where_structures_are_unknown(monkeypatch, rng):

@@ -8,7 +8,7 @@ import ctypes
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
@@ -69,7 +69,7 @@ def _traced(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any
     specs = {each: _spec(each, array) for each, array in values.items()}
     results = prepare(op, [specs.get(each) for each in op.arrays], dict(attributes)).results
     called = Called(op, specs, {each: Spec(spec.shape, spec.dtype) for each, spec in results.items()},
-                    _counted_from_last(op, specs, attributes), name)  # fmt: skip
+                    _counted_from_last(op, specs, attributes), name, _is_part(values.values()))  # fmt: skip
     like = alike(list(values.values()))
     kinds = [_kind(spec, like[0]) for spec in called.results.values()]
     method = _vmap_method(called)
@@ -106,7 +106,8 @@ def _vmap_method(called: Called) -> str:
     roles = {op.inputs[name].role for name in called.given} | {tensor.role for tensor in op.results.values()}
     if op.kind in ("elements", "rows") and roles == {"element"}:
         return "broadcast_all"
-    each = called.attributes.get("reduction", "none") == "none" and "alone" not in roles
+    reduction = {"reduction": "none", **op.attributes, **called.attributes}["reduction"]
+    each = reduction == "none" and "alone" not in roles
     return "broadcast_all" if op.kind == "classes" and each else "sequential"
 
 
@@ -148,6 +149,12 @@ def _varying(value: Any) -> frozenset[Any]:
 def _type(value: Any) -> Any:
     typeof = getattr(jax, "typeof", None)
     return typeof(value) if typeof else None
+
+
+def _is_part(values: Iterable[Array]) -> bool:
+    """Whether each device computes on arrays of its own: inside of shard_map and pmap."""
+    mesh = getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
+    return bool(getattr(mesh, "manual_axes", ())) or any(map(_varying, values))
 
 
 def _cast(value: Array, axes: tuple[Any, ...]) -> Array:
@@ -266,14 +273,22 @@ def _reason_against() -> str:
         capsule = _jax.ffi.pycapsule(ctypes.c_void_p(handler_address()))
         jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
         found: list[Any] = []
-        trial = threading.Thread(target=lambda: found.append(_trial()))  # which traces nothing
+        trial = threading.Thread(target=lambda: found.append(_outcome()))  # which traces nothing
         trial.start()
         trial.join()
     except Exception as error:
         return f"the handler was refused: {error}"
-    if not found:
-        return f"the FFI of jaxlib {_jax.lib.__version__} cannot be called"
+    if found != [True] and found != [False]:
+        return f"the FFI of jaxlib {_jax.lib.__version__} cannot be called: {found[0]}"
     return "" if found[0] else f"the structures of jaxlib {_jax.lib.__version__}'s FFI are not as they are known"
+
+
+def _outcome() -> Any:
+    """What the trial says, or the error that it ends with."""
+    try:
+        return _trial()
+    except Exception as error:
+        return error
 
 
 def _trial() -> bool:
