@@ -72,8 +72,10 @@ LAYERS = {
         "numpy ml_dtypes torch",
         "arrays contract/ cuda/ interop interop/ interop/torch_calls interop/torch_private interop/torch_storages",
     ),
-    "interop/jax": ("numpy jax torch cupy", "arrays contract/ interop locks"),
-    "jax": ("numpy jax", "opgrad"),
+    "interop/jax_arrays": ("numpy jax torch cupy", "arrays contract/ interop locks"),
+    "jax/": ("numpy jax", f"arrays contract/ {COMPILER} cpu/runtime/ fused/ interop/jax_arrays locks"),
+    "interop/jax": ("jax", "contract/ interop interop/jax_arrays jax/"),
+    "jax": ("jax", "opgrad jax/"),
     # PyTorch: its operators with their gradients, calls that need them, functions with its words
     "torch/loss_options": ("torch", "contract/"),
     "torch/": (
@@ -117,7 +119,7 @@ LAYERS = {
     "machine": ("", "cpu/compiler/native"),
     "testing/": ("numpy ml_dtypes", "opgrad arrays contract/"),
     "bench/": (
-        f"{ONNX} markdown_it matplotlib ml_dtypes plotly rich torch typer",
+        f"{ONNX} jax markdown_it matplotlib ml_dtypes plotly rich torch typer",
         f"opgrad arrays {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine onnxruntime/ post_ops"
         " reading torch terminal testing/ training/ writing",
     ),

@@ -29,14 +29,15 @@ Models = Annotated[
 Fuse = Annotated[
     bool, typer.Option("--fuse/--no-fuse", help="With --training: replace nodes of the graph by faster ones.")
 ]
-Device = Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")]
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda; jax: compiled functions of JAX on the CPU.")]
 Ops = Annotated[str, _names("Operators; default: all.")]
 Dtypes = Annotated[str, _names("Default: float32,bfloat16,float16; there is float64 too.")]
 Shapes = Annotated[str, typer.Option(metavar="SHAPE,…", help="Shapes such as 4096x1000; default: those of the table.")]
 Peers = Annotated[
     str,
     _names(
-        "Of torch, torch.compile, onnxruntime, scipy, numpy; on CUDA of torch, torch.compile, liger, quack. "
+        "Of torch, torch.compile, onnxruntime, scipy, numpy; on CUDA of torch, torch.compile, liger, quack; "
+        "beside JAX jax.nn. "
         "Default: those installed."
     ),
 ]

@@ -12,6 +12,7 @@ from opgrad.cpu.compiler.memory import (
     load_word,
     named_address,
     stack_words,
+    store_u8,
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
@@ -38,12 +39,13 @@ from opgrad.jax.abi import (
 )
 
 # Words of the table that the process calls TABLE: functions of Python, of the runtime and of the system, the address of
-# the word that has the team of threads, and the first of each bucket's prepared plans.
+# the word that has the team of threads, the minor version of XLA's FFI, and the first of each bucket's prepared plans.
 TABLE = "opgrad_jax_table"
-PREPARE, REFUSE, START_TEAM, EXECUTE_PLAN, RUN, TEAM, ALLOCATE, FREE, BUCKETS = range(9)
+PREPARE, REFUSE, START_TEAM, EXECUTE_PLAN, RUN, TEAM, ALLOCATE, FREE, MINOR, BUCKETS = range(10)
 BUCKET_COUNT = 1024
-# Words of a prepared plan; PLACES is the address of the operands' numbers of all buffers, and the key comes last.
-NEXT, PLAN, SCRATCH_BYTES, PARTS, OPERANDS, PLACES, KEY = range(7)
+# Words of a prepared plan; PLACES is the address of the operands' numbers of all buffers, and the key comes last. FILL
+# is 0, or the address of the results' bytes, which become NaN, and -1, where the plan fails.
+NEXT, PLAN, SCRATCH_BYTES, PARTS, OPERANDS, PLACES, FILL, KEY = range(8)
 FAILURE_CODE, FAILURE_MESSAGE = range(2)  # words of what Python could not do
 
 DIGEST_BYTES = 32
@@ -132,6 +134,15 @@ def take_operands(frame: int, prepared: int, operands: int) -> None:
 
 
 @inline
+def fill(frame: int, sizes: int) -> None:
+    """Set all bits of the results."""
+    for index in range(word(frame + RESULTS, COUNT)):
+        data = word(item(frame + RESULTS, index, ITEMS), DATA)
+        for byte in range(load_word(sizes, index)):
+            store_u8(data, byte, 0xFF)
+
+
+@inline
 def team_for(table: int, prepared: int) -> int:
     """The threads that help, 0 for a plan that has one part."""
     if load_word(prepared, PARTS) < 2:
@@ -141,7 +152,7 @@ def team_for(table: int, prepared: int) -> int:
 
 
 @inline
-def run_plan(table: int, prepared: int, operands: int) -> int:
+def run_plan(frame: int, table: int, prepared: int, operands: int) -> int:
     """Run the plan on the operands; 0, or the address of what Python says of its failure."""
     bytes_needed, allocated = load_word(prepared, SCRATCH_BYTES), 0
     scratch = stack_words(STACK_SCRATCH_WORDS)
@@ -153,7 +164,10 @@ def run_plan(table: int, prepared: int, operands: int) -> int:
     team = team_for(table, prepared)
     run = load_word(table, RUN) if team else 0
     failure = call_address(load_word(table, EXECUTE_PLAN), load_word(prepared, PLAN), operands, scratch, run, team)
-    if failure != 0:
+    if failure != 0 and load_word(prepared, FILL) != 0:
+        fill(frame, load_word(prepared, FILL))
+        failure = 0
+    elif failure != 0:
         failure = call_address(load_word(table, REFUSE), prepared, scratch)
     if allocated != 0:
         call_address(load_word(table, FREE), allocated)
@@ -163,11 +177,11 @@ def run_plan(table: int, prepared: int, operands: int) -> int:
 @native(1)
 def handle(frame: int) -> int:
     """What XLA calls with a call frame; 0, or an error."""
-    if describe(frame):
+    table, slot = named_address(TABLE), stack_words(1)
+    if describe(frame, load_word(table, MINOR)):
         return 0
     if number(frame, STAGE) != EXECUTE or not is_known(frame):
         return 0  # what comes of unknown structures, the test at first use finds out
-    table, slot = named_address(TABLE), stack_words(1)
     key, operands = stack_words(MOST_KEY_WORDS), stack_words(MOST_BUFFERS)
     store_word(key, 0, 0)
     store_word(slot, 0, 0)
@@ -180,7 +194,7 @@ def handle(frame: int) -> int:
         if prepared == 0:
             return error(frame, load_word(failure, FAILURE_CODE), load_word(failure, FAILURE_MESSAGE))
     take_operands(frame, prepared, operands)
-    failure = run_plan(table, prepared, operands)
+    failure = run_plan(frame, table, prepared, operands)
     if failure != 0:
         return error(frame, load_word(failure, FAILURE_CODE), load_word(failure, FAILURE_MESSAGE))
     return 0
