@@ -22,6 +22,7 @@ ONNX = "numpy onnx onnxruntime google"
 # layers of opgrad that they import beside their own. A file belongs to the longest beginning of its path that is here.
 LAYERS = {
     "locks": ("", ""),
+    "reading": ("", ""),
     "writing": ("", ""),
     "terminal": ("rich typer", ""),
     "random": ("numpy", ""),
@@ -101,13 +102,13 @@ LAYERS = {
         " torch/vocab_parallel",
     ),
     # ONNX
-    "onnxruntime/": (ONNX, f"arrays contract/ {COMPILER} cpu/runtime/ locks writing"),
-    "gradients/": ("numpy onnx google", "onnxruntime/"),
+    "onnxruntime/": (ONNX, f"arrays contract/ {COMPILER} cpu/runtime/ locks reading writing"),
+    "gradients/": ("numpy onnx google", "onnxruntime/ reading"),
     "training/distributed": ("numpy torch", "cpu/runtime/"),
     "training/": (
         f"{ONNX} flatbuffers matplotlib ml_dtypes plotext rich sklearn",
         "contract/ cpu/ cpu/compiler/native cpu/runtime/ cpu/runtime/passes gradients/ locks onnxruntime/"
-        " ops/ optim training/distributed writing",
+        " ops/ optim reading terminal training/distributed writing",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),
@@ -115,7 +116,7 @@ LAYERS = {
     "bench/": (
         f"{ONNX} markdown_it matplotlib ml_dtypes plotly rich torch typer",
         f"opgrad arrays {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine onnxruntime/ post_ops"
-        " torch terminal testing/ training/ writing",
+        " reading torch terminal testing/ training/ writing",
     ),
     "compile": (
         "numpy rich typer",

@@ -1,6 +1,7 @@
 """The command `opgrad`. Every command imports what is heavy when it runs, so that `--help` is quick."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from opgrad.commands.lower import lower
 from opgrad.commands.step import step
 from opgrad.commands.train import train
 from opgrad.compile import compile_kernels
-from opgrad.terminal import console
+from opgrad.terminal import console, show_failure
 
 BACKENDS = ("cpu", "cuda")
 TEXT_WIDTH = 200  # of a table in a file or a pipe
@@ -31,7 +32,11 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line. Exit status: 0 all is well, 1 the work failed, 2 wrong usage."""
-    app()
+    try:
+        app()
+    except Exception as error:
+        show_failure(error)
+        sys.exit(1)
 
 
 app.command()(explains_errors(extra="train")(train))

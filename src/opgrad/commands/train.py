@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from opgrad.commands.making import LossOptions, Making, OptimizerOptions, ParameterOptions, make
 from opgrad.commands.options import file_option, given, positive, takes_groups, words
-from opgrad.terminal import console
+from opgrad.terminal import console, visible
 
 if TYPE_CHECKING:
     import onnx
@@ -176,7 +177,7 @@ def _artifacts(model: Path, making: Making, kept: Path | None, processes: "Proce
     screen = console(_is_silent(processes))
     with TemporaryDirectory(prefix="opgrad-") as temporary:
         folder = Path(temporary) / model.stem if kept is None or _is_silent(processes) else kept
-        with screen.status(f"making artifacts of {model}"):
+        with screen.status(Text(visible(f"making artifacts of {model}"))):
             made = make(model, making, folder, "train")
         count = sum(made.sizes.get(name, 0) for name in made.trainable)
         frozen = f", {len(made.frozen)} frozen" if made.frozen else ""

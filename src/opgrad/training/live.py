@@ -9,6 +9,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from opgrad.terminal import visible
 from opgrad.training.report import TrainingBar
 
 INTERVAL = 0.25  # seconds between two pictures: one takes about 5 ms
@@ -42,7 +43,7 @@ class LiveCurve:
 
     def __init__(self, console: Console, description: str):
         self._bar = TrainingBar(console, description)
-        self._console, self._title = console, description
+        self._console, self._title = console, visible(description)
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._training, self._validation = Curve(), Curve()
         self._last_validation: float | None = None

@@ -8,6 +8,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from opgrad.terminal import visible
 from opgrad.training.job import Run
 from opgrad.training.state import BEST, LAST
 
@@ -28,7 +29,7 @@ class TrainingBar:
             console=console,
             auto_refresh=False,  # its thread would hold up the training steps
         )
-        self._task = self._progress.add_task(description, loss=float("nan"), validation="", speed=0.0)
+        self._task = self._progress.add_task(visible(description), loss=float("nan"), validation="", speed=0.0)
         self._start = self._shown = 0.0
         self._first = 0
 
