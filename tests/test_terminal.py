@@ -111,6 +111,6 @@ def test_an_artifact_set_whose_folder_would_act(tmp_path: Path) -> None:
     for kind in (TrainingBar, LiveCurve):
         screen = console(file=io.StringIO(), width=200)
         with kind(screen, HOSTILE) as shown:
-            shown(1, 2, 1.0, None)
-            shown(2, 2, 1.0, None)
+            shown(1, 2, 1.0, None, 1.0)
+            shown(2, 2, 1.0, None, 1.0)
         assert {each for each in screen.file.getvalue() if visible(each) != each} <= SAFE

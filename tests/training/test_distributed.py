@@ -48,7 +48,7 @@ def trained(rank, folder, accumulate, validation, stop):
     recipe = Recipe(**{**vars(recipe), **settings})
     processes, seen = Processes(), []
 
-    def progress(done, total, loss, validation_loss):
+    def progress(done, total, loss, validation_loss, speed):
         seen.append(done)
         if stop and rank == 1 and len(seen) == stop:
             signal.raise_signal(signal.SIGINT)

@@ -33,9 +33,9 @@ def test_the_picture_shows_both_losses_and_the_bar(terminal):
     screen = Console(file=io.StringIO(), force_terminal=terminal, width=100, height=40)
     with LiveCurve(screen, "digits [1]") as curve:
         for step in range(1, 51):
-            curve(step * 10, 500, 2.0 / step, 1.0 / step if step % 10 == 0 else None)
+            curve(step * 10, 500, 2.0 / step, 1.0 / step if step % 10 == 0 else None, 1234.0)
     text = Text.from_ansi(screen.file.getvalue()).plain
-    for part in ("digits [1]: loss", "loss of a batch", "validation", "rows trained", "100 %"):
+    for part in ("digits [1]: loss", "loss of a batch", "validation", "rows trained", "100 %", "1,234 samples/s"):
         assert part in text
     assert screen.file.getvalue().endswith("\n") or terminal
 
@@ -43,7 +43,7 @@ def test_the_picture_shows_both_losses_and_the_bar(terminal):
 def test_a_run_of_losses_without_a_number_has_a_picture():
     screen = Console(file=io.StringIO(), width=80)
     with LiveCurve(screen, "nothing") as curve:
-        curve(10, 10, float("nan"), None)
+        curve(10, 10, float("nan"), None, 1.0)
     assert "nothing: loss" in screen.file.getvalue()
 
 

@@ -222,6 +222,8 @@ def _train(
     if run is None:
         return
     report.print_run(screen, run)
+    if run.divergence:
+        raise RuntimeError(f"train: the training diverged: {run.divergence}; expected a lower --lr, or --clip-norm")
     if places.export:
         _export(run, exported, places.export, screen)
 

@@ -21,8 +21,9 @@ from opgrad.training.schedule import Schedule
 from opgrad.training.sharing import Sharing, Step
 from opgrad.training.state import BEST, LAST, PROPERTY, RunState
 
-# Rows done, rows in all, loss of the batches of the step, validation loss of the epoch before.
-Progress = Callable[[int, int, float, float | None], None]
+CHUNK = 1 << 20  # numbers that are looked at together
+# Rows done, rows in all, loss of the batches of the step, validation loss of the epoch before, rows in a second.
+Progress = Callable[[int, int, float, float | None, float], None]
 
 
 class Interrupted(RuntimeError):
@@ -32,6 +33,10 @@ class Interrupted(RuntimeError):
         begun = f" and {state.rows:,} rows of the next" if state.rows else ""
         super().__init__(f"interrupted after {len(state.history)} of {state.recipe.epochs} epochs{begun}")
         self.checkpoint = checkpoint
+
+
+class Diverged(RuntimeError):
+    """Parameters are no finite numbers any more, and nothing that follows could make them so."""
 
 
 class Fit:
@@ -84,6 +89,7 @@ class Fit:
         """Train until the last epoch, or until the validation loss has not fallen for the recipe's patience.
 
         progress: called after every step.
+        Raises `Diverged` when a parameter is no finite number any more; what was kept before stays as it is.
         Raises `Interrupted` after Ctrl-C, with last.checkpoint written; a second Ctrl-C ends at once.
         """
         state = self.state
@@ -120,7 +126,10 @@ class Fit:
             state.batches += step.batches
             state.loss_sum += sum(losses)
             self.batch_losses[-1] += losses
-            progress(epoch * rows + state.rows, recipe.epochs * rows, losses[-1], validation_loss)
+            done = epoch * rows + state.rows
+            progress(done, recipe.epochs * rows, losses[-1], validation_loss, done / state.all_seconds)
+            if self._processes is None and not np.isfinite(losses).all():
+                self._check_finite()
             if self._stops(interrupt):
                 break
         self._put_together()
@@ -181,9 +190,28 @@ class Fit:
         self._processes.from_first(found)
         return Evaluation(float(found[0]), None if np.isnan(found[1]) else float(found[1]))
 
+    def _check_finite(self) -> None:
+        """Raise `Diverged` if a trainable parameter is no finite number.
+
+        A loss may be none while the parameters are: the mean over a batch in which every label is ignored, say.
+        """
+        state, names = self.state, self.trainer.artifacts.trainable
+        wrong = next((name for name in names if not _is_finite(self.trainer.parameters[name])), None)
+        if wrong is None:
+            return
+        epoch, rate = len(state.history), self._schedule.at(state.steps - 1)
+        best = best_epoch(state.history)
+        kept = f"; {self.output / (LAST if best is None else BEST)} has the parameters of epoch {best or epoch}"
+        raise Diverged(
+            f"train: the training diverged: after step {state.steps}, in epoch {epoch + 1}, the parameter {wrong!r} is "
+            f"not finite; expected a learning rate below {rate:g} (--lr), or a limit of the gradients (--clip-norm)"
+            + (kept if epoch else "")
+        )
+
     def _finish_epoch(self) -> None:
         """Validate, and write down what there is."""
         state = self.state
+        self._check_finite()
         found = self._validate()
         state.history.append(
             EpochMetrics(
@@ -214,6 +242,11 @@ class Fit:
         self.state.optimizer_steps = self.trainer.optimizer.steps
         properties = {**self._properties, PROPERTY: self.state.to_text()}
         write_checkpoint(self.trainer.checkpoint(properties), self.output / name)
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    flat = array.reshape(-1)
+    return all(np.isfinite(flat[start : start + CHUNK]).all() for start in range(0, flat.size, CHUNK))
 
 
 class GradientMean:

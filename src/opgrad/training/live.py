@@ -61,13 +61,13 @@ class LiveCurve:
             if not self._console.is_terminal:
                 self._console.line()
 
-    def __call__(self, done: int, total: int, loss: float, validation_loss: float | None) -> None:
-        """Show that `done` of `total` rows are trained, and the losses of the last batch and the last validation."""
+    def __call__(self, done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
+        """Show that `done` of `total` rows are trained, the losses of the last batch and validation, rows in a second."""
         self._training.add(done, loss)
         if validation_loss is not None and validation_loss != self._last_validation:
             self._last_validation = validation_loss
             self._validation.add(done, validation_loss)
-        self._bar.update(done, total, loss, validation_loss)
+        self._bar.update(done, total, loss, validation_loss, speed)
         now = time.perf_counter()
         if not self._live.is_started:
             self._live.start()

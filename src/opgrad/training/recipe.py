@@ -71,12 +71,12 @@ class Recipe:
         _require(isinstance(self.fuse, bool), "fuse", self.fuse, "true or false")
         for name in ("test_rows", "patience"):
             value = getattr(self, name)
-            _require(value is None or _is_count(value, 1), name, value, f"a whole number of at least 1, at most {MOST}")
+            _require(value is None or is_count(value, 1), name, value, f"a whole number of at least 1, at most {MOST}")
         for name, least in COUNTS.items():
             value = getattr(self, name)
             most = MOST_SEED if "seed" in name else MOST
             expected = f"a whole number of at least {least}, at most {most}"
-            _require(_is_count(value, least, most), name, value, expected)
+            _require(is_count(value, least, most), name, value, expected)
         rate, norm, part = self.learning_rate, self.clip_norm, self.validation
         _require(_is_positive(rate), "learning_rate", rate, "a number above 0 that float32 holds")
         _require(norm is None or _is_positive(norm), "clip_norm", norm, "a number above 0 that float32 holds")
@@ -132,8 +132,9 @@ def _is_positive(value: Any) -> bool:
 
 
 def _is_part(value: Any) -> bool:
-    return _is_count(value, 1) or (isinstance(value, float) and 0 < value < 1)
+    return is_count(value, 1) or (isinstance(value, float) and 0 < value < 1)
 
 
-def _is_count(value: Any, least: int, most: int = MOST) -> bool:
+def is_count(value: Any, least: int, most: int = MOST) -> bool:
+    """Whether a value is a whole number between these."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
