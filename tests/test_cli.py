@@ -6,11 +6,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import opgrad
 from opgrad.cli import app, operator_rows
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -144,6 +146,50 @@ def test_help_explains_every_command() -> None:
         name = command.name or command.callback.__name__
         assert run(name, "--help")[0] == 0
         assert name in text
+
+
+def test_version_and_completion() -> None:
+    assert run("--version") == (0, f"opgrad {opgrad.__version__}\n")
+    status, script = run("--show-completion", "bash")
+    assert (status, "_OPGRAD_COMPLETE=complete_bash" in script) == (0, True)
+    environment = {**os.environ, "_OPGRAD_COMPLETE": "complete_bash", "COMP_WORDS": "opgrad tra", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from opgrad.cli import app; app(prog_name='opgrad')"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["train"], done.stderr
+
+
+@pytest.mark.parametrize("words", [("step", "-o", "step.onnx"), ("compile",), ("bench", "--training"), ("train",)])
+def test_what_makes_an_artifact_set_is_said(tmp_path: Path, words: tuple[str, ...], monkeypatch: Any) -> None:
+    """To those who give a model, a file of a set, or a folder with a model in place of the set."""
+    monkeypatch.chdir(tmp_path)
+    model, set_folder = tmp_path / "my models" / "model.onnx", EXAMPLES / "digits"
+    model.parent.mkdir()
+    model.write_bytes((EXAMPLES / "digits_convolution" / "model.onnx").read_bytes())
+    maker = f"`opgrad artifacts '{model}' --loss LOSS -o "
+    cases = {model: f"{model} is a file, expected the folder of an artifact set; of a model {maker}FOLDER` makes one"}
+    inside = set_folder / "training_model.onnx"
+    cases[inside] = f"{inside} is a file, expected the folder of its set, {set_folder}"
+    missing = "training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint"
+    cases[model.parent] = f"{model.parent} has no {missing}; of a model {maker}'{model.parent}'` makes these files"
+    for given, message in cases.items():
+        if words[0] != "train" or given.is_dir():
+            assert run(words[0], given, *words[1:]) == (1, f"opgrad: ArtifactSet: {message}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["my models"]
+
+
+def test_folders_of_what_is_written_are_made(tmp_path: Path) -> None:
+    digits = EXAMPLES / "digits"
+    assert run("step", digits, "-o", tmp_path / "new" / "folder" / "x.onnx")[0] == 0
+    assert (tmp_path / "new" / "folder" / "x.json").is_file()
+    assert run("lower", digits / "training_model.onnx", "-o", tmp_path / "low" / "x.onnx")[0] == 0
+    assert (tmp_path / "low" / "x.onnx").is_file()
+    words = "--epochs", 1, "--output", tmp_path / "run", "--export", tmp_path / "export" / "deep" / "x.onnx"
+    assert run("train", digits, *map(str, words))[0] == 0
+    assert (tmp_path / "export" / "deep" / "x.onnx").is_file()
+    assert run("step", digits, "-o", tmp_path / "none" / "x.onnx", "--momentum", "0.5")[0] == 1
+    assert not (tmp_path / "none").exists()
 
 
 def test_the_module_runs_as_a_command(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ LAYERS = {
         "opgrad bench/ compile contract/ cpu/compiler/native cpu/runtime/ machine onnxruntime/ terminal testing/",
     ),
     "commands/": ("onnx rich typer", "onnxruntime/ terminal training/ training/distributed"),
-    "cli": ("rich typer", "bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),
+    "cli": ("rich typer", "opgrad bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),
     "__main__": ("", "cli"),
 }
 

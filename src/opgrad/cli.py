@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+import opgrad
 from opgrad.bench.command import bench
 from opgrad.check import check
 from opgrad.commands.artifacts import artifacts
@@ -23,11 +24,25 @@ TEXT_WIDTH = 200  # of a table in a file or a pipe
 
 app = typer.Typer(
     name="opgrad",
-    help="Training kernels for NumPy and for stock onnxruntime.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    """Print it and end, if it was asked for."""
+    if asked:
+        typer.echo(f"opgrad {opgrad.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Training kernels for NumPy and for stock onnxruntime."""
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opgrad.commands.making import numbers
+from opgrad.commands.making import made_folder, numbers
 from opgrad.commands.options import file_option, option, positive, takes_groups
 from opgrad.terminal import console
 
@@ -100,8 +100,11 @@ class StepOptions:
 
 @takes_groups
 def step(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The artifact set.", exists=True, file_okay=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file of the step, such as step.onnx.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The artifact set.", exists=True)],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", dir_okay=False, help="File of the step, such as step.onnx; its folder is made."),
+    ],
     options: StepOptions,
     optimizer: StepOptimizerOptions,
     evaluation: Annotated[bool, typer.Option("--eval", help="Also write the model of loss, scores, accuracy.")] = False,
@@ -118,16 +121,18 @@ def step(
 
     given = {name: value for name, value in vars(options).items() if name != "output_name"}
     given["weights"] = str(options.weights)
-    made = export_step(
-        directory,
-        output,
-        optimizer=optimizer.rule(),
-        outputs=options.output_name or (),
-        evaluation=evaluation,
-        inference=inference,
-        checkpoint=checkpoint,
-        **given,
-    )
+    rule = optimizer.rule()
+    with made_folder(output.absolute().parent):
+        made = export_step(
+            directory,
+            output,
+            optimizer=rule,
+            outputs=options.output_name or (),
+            evaluation=evaluation,
+            inference=inference,
+            checkpoint=checkpoint,
+            **given,
+        )
     _print(made)
 
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from opgrad.commands.making import LossOptions, Making, OptimizerOptions, ParameterOptions, make
+from opgrad.commands.making import LossOptions, Making, OptimizerOptions, ParameterOptions, made_folder, make
 from opgrad.commands.options import file_option, given, positive, takes_groups, words
 from opgrad.terminal import console, visible
 
@@ -155,8 +155,11 @@ def _check_folder(folder: Path, making: Making, places: Places) -> None:
 
 
 def _check_export(file: Path | None) -> None:
-    if file is not None and not file.absolute().parent.is_dir():
-        raise FileNotFoundError(f"train: there is no folder {file.absolute().parent} for --export")
+    """Raise NotADirectoryError where no folder for the exported model can be made."""
+    if file is not None:
+        there = next(each for each in file.absolute().parents if each.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(f"train: {there} is a file, expected a folder for --export {file}")
 
 
 def _check_model(path: Path, settings: Settings, places: Places) -> None:
@@ -249,7 +252,8 @@ def _export(run: "Run", outputs: "Sequence[onnx.ValueInfoProto]", file: Path, sc
 
     with parameters_kept(run.output):
         checkpoint = read_checkpoint(run.output / (LAST if run.best_epoch is None else BEST))
-        export_model(run.artifacts, checkpoint.parameters, outputs, file)
+        with made_folder(file.absolute().parent):
+            export_model(run.artifacts, checkpoint.parameters, outputs, file)
     names = ", ".join(each.name for each in outputs)
     screen.print(f"exported  {file}: the trained model, with the outputs {names}")
 

@@ -62,7 +62,7 @@ class LiveCurve:
                 self._console.line()
 
     def __call__(self, done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
-        """Show that `done` of `total` rows are trained, the losses of the last batch and validation, rows in a second."""
+        """Show that `done` of `total` rows are trained, the last losses, and the rows of a second."""
         self._training.add(done, loss)
         if validation_loss is not None and validation_loss != self._last_validation:
             self._last_validation = validation_loss

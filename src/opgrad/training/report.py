@@ -42,7 +42,7 @@ class TrainingBar:
             self._progress.stop()
 
     def __call__(self, done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
-        """Show that `done` of `total` rows are trained, the losses of the last batch and validation, rows in a second."""
+        """Show that `done` of `total` rows are trained, the last losses, and the rows of a second."""
         if not self._start:
             self._progress.start()
         elif time.perf_counter() - self._shown < INTERVAL and done < total:
