@@ -1,5 +1,6 @@
 """The command line: what it prints, writes and returns."""
 
+import inspect
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import opgrad
@@ -126,8 +128,8 @@ def test_the_extra_named_is_one_with_the_library(
         [sys.executable, "-c", command, *map(str, words)],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert message in done.stderr
+    assert (done.returncode, done.stderr.count("opgrad: ")) == (1, 1)
+    assert message in done.stderr.splitlines()[-1]
 
 
 def test_ops_prints_every_operator() -> None:
@@ -190,6 +192,35 @@ def test_folders_of_what_is_written_are_made(tmp_path: Path) -> None:
     assert (tmp_path / "export" / "deep" / "x.onnx").is_file()
     assert run("step", digits, "-o", tmp_path / "none" / "x.onnx", "--momentum", "0.5")[0] == 1
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("command", [each.name or each.callback.__name__ for each in app.registered_commands])
+def test_help_does_not_break_inside_words(command: str) -> None:
+    """In a terminal of 80 columns, every option and every word of its help stands in one piece."""
+    text = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80", "TERM": "dumb"}).output
+    shown = set(re.sub("[│╭╮╰╯─]", " ", text).split())
+    parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
+    for each in parameters:
+        names = [*each.opts, *each.secondary_opts] if each.param_type_name == "option" else []
+        missing = {*names, *(getattr(each, "help", None) or "").split()} - shown
+        assert not missing, text
+    (callback,) = (each.callback for each in app.registered_commands if command in (each.name, each.callback.__name__))
+    assert set((inspect.getdoc(callback) or "").split()) <= shown
+
+
+def test_settings_are_rounded_and_have_the_names_of_options(tmp_path: Path) -> None:
+    digits = EXAMPLES / "digits"
+    settings = ["betas 0.9,0.999", "eps 1e-06", "weight-decay 0", "adam-mode 1", "bias-correction 1"]
+    for words, name in (
+        (("step", digits, "-o", tmp_path / "x.onnx"), "adamw: "),
+        (("inspect", digits), "AdamWOptimizer: "),
+    ):
+        text = run(*words)[1]
+        assert [each for each in (name, *settings) if each not in text] == []
+        assert "alpha" not in text
+    written = run("step", digits, "-o", tmp_path / "x.onnx", "--clip-norm", "0.5")[1]
+    assert "clip-norm 0.5" in written
+    assert "None" not in written
 
 
 def test_the_module_runs_as_a_command(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Callable
+from inspect import getdoc
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,13 +56,13 @@ def main() -> None:
         sys.exit(1)
 
 
-app.command()(explains_errors(extra="train")(train))
-app.command()(explains_errors(extra="onnx")(artifacts))
-app.command()(explains_errors(extra="train")(step))
+def _add(command: Callable[..., Any], extra: str | None = None, name: str | None = None) -> None:
+    """Add a command, whose help has the paragraphs of its docstring without their ends of lines."""
+    paragraphs = getdoc(command) or ""
+    help = "\n\n".join(" ".join(each.split()) for each in paragraphs.split("\n\n"))
+    app.command(name, help=help)(explains_errors(extra)(command))
 
 
-@app.command()
-@explains_errors(extra="train")
 def inspect(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="Folder of an artifact set, or one .onnx file.", exists=True)
@@ -86,11 +88,6 @@ def inspect(
         raise typer.Exit(1)
 
 
-app.command()(explains_errors(extra="onnx")(lower))
-
-
-@app.command()
-@explains_errors()
 def ops() -> None:
     """Print every operator: formula, dtypes, backends, and its names in ONNX."""
     table = Table(row_styles=("", "dim"))
@@ -126,6 +123,12 @@ def _backends(operator: Any) -> str:
     return ", ".join(backend for backend in BACKENDS if backend in operator.support.backends)
 
 
-app.command()(explains_errors(extra="bench")(bench))
-app.command()(check)
-app.command("compile")(explains_errors(extra="train")(compile_kernels))
+_add(train, "train")
+_add(artifacts, "onnx")
+_add(step, "train")
+_add(inspect, "train")
+_add(lower, "onnx")
+_add(ops)
+_add(bench, "bench")
+_add(check)
+_add(compile_kernels, "train", "compile")

@@ -47,4 +47,4 @@ def show_failure(error: BaseException) -> None:
 
 def folders_argument(help: str) -> Any:
     """An argument that takes existing paths, or none; `ArtifactSet.load` says of a file what makes a folder."""
-    return typer.Argument(metavar="[DIR ...]", help=help, exists=True, show_default=False)
+    return typer.Argument(metavar="DIR", help=help, exists=True, show_default=False)

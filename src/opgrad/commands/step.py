@@ -45,7 +45,10 @@ def _option(panel: str, *names: str, help: str, **settings: Any) -> Any:
 class StepOptimizerOptions:
     """The optimizer. Those below `optimizer` are its attributes; the learning rate is an input of the step."""
 
-    optimizer: Annotated[StepOptimizer | None, _option("Optimizer", help="Default: that of the set.")] = None
+    optimizer: Annotated[
+        StepOptimizer | None,
+        _option("Optimizer", help=f"{', '.join(StepOptimizer)}; default: that of the set.", metavar="KIND"),
+    ] = None
     betas: Annotated[
         str | None, _option("Optimizer", help="adamw, lion: such as 0.9,0.999.", metavar="NUMBERS", callback=numbers)
     ] = None
@@ -139,19 +142,20 @@ def step(
 def _print(made: "Exported") -> None:
     """Print what was written, and what the step takes and gives."""
     from opgrad.training import tables
+    from opgrad.training.data import show
 
     told, screen = made.manifest, console()
     tables.fit(screen)
     files = [(made.files[kind].name, tables.size(entry["bytes"])) for kind, entry in told["files"].items()]
-    batch = ", ".join(f"{each['name']} {each['dtype']} {each['shape']}" for each in told["batch"])
-    optimizer = ", ".join(f"{name} {value}" for name, value in told["optimizer"].items() if name != "name")
+    batch = ", ".join(f"{each['name']} {each['dtype']} {show(each['shape'])}" for each in told["batch"])
+    settings = tables.settings_text({name: value for name, value in told["optimizer"].items() if name != "name"})
     rows = [
         *files,
         (made.files["manifest"].name, "names, sizes, checksums"),
         ("takes", f"{batch}; {', '.join(told['scalars'])}"),
         ("keeps", tables.amount(len(told["state"]), sum(each["bytes"] for each in told["state"]) // 4)),
         ("gives", ", ".join(told["outputs"])),
-        ("optimizer", f"{told['optimizer']['name']}: {optimizer}"),
+        ("optimizer", ": ".join(filter(None, (told["optimizer"]["name"], settings)))),
         ("opset", f"{told['opset']}, {told['functions']} functions"),
     ]
     screen.print(tables.facts(f"step of {told['name']} in {made.files['step'].parent}", rows))
