@@ -28,8 +28,8 @@ def told(each: float, limit: float | None = None) -> Iterator[Tell]:
     """
     screen = console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
-    options = {"console": screen, "transient": True, "refresh_per_second": 2, "disable": not screen.is_terminal}
-    with Progress(*columns, **options) as bar:
+    options: dict[str, Any] = {"transient": True, "refresh_per_second": 2, "disable": not screen.is_terminal}
+    with Progress(*columns, console=screen, **options) as bar:
         teller = _Teller(screen, bar, each, limit)
         yield teller
     teller.finish()

@@ -2,7 +2,7 @@
 
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -56,8 +56,8 @@ class TrainingBar:
         if not self._start:
             self._start = now
         self._shown = now
-        losses = {"loss": loss_text(loss)}
-        losses["validation"] = "" if validation_loss is None else f", validation {loss_text(validation_loss)}"
+        validation = "" if validation_loss is None else f", validation {loss_text(validation_loss)}"
+        losses: dict[str, Any] = {"loss": loss_text(loss), "validation": validation}
         self._progress.update(self._task, completed=done, total=total, speed=speed, **losses)
 
     def rendered(self) -> RenderableType:
