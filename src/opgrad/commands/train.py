@@ -199,7 +199,7 @@ def _train(
     shown: "type[LiveCurve] | type[TrainingBar]",
 ) -> None:
     """Train the artifacts in a folder, which are of the model at `path`; print what the run came to."""
-    from opgrad.training import ArtifactSet, Recipe, distributed, job, report
+    from opgrad.training import ArtifactSet, Recipe, distributed, job
     from opgrad.training.fit import Interrupted
     from opgrad.training.state import LAST, Resumption
 
@@ -222,13 +222,19 @@ def _train(
         options = {"--resume": interruption.checkpoint, **given(replace(places, resume=None), *making.groups)}
         command = shlex.join(["opgrad", "train", str(path), *words(options)])
         raise RuntimeError(f"{interruption}; to go on: {command}") from None
-    if run is None:
-        return
+    if run is not None:
+        _finish(run, exported, places.export, screen)
+
+
+def _finish(run: "Run", outputs: "list[onnx.ValueInfoProto]", file: Path | None, screen: Console) -> None:
+    """Print what a run came to, and export its model. Raises RuntimeError for one that diverged."""
+    from opgrad.training import report
+
     report.print_run(screen, run)
     if run.divergence:
         raise RuntimeError(f"train: the training diverged: {run.divergence}; expected a lower --lr, or --clip-norm")
-    if places.export:
-        _export(run, exported, places.export, screen)
+    if file:
+        _export(run, outputs, file, screen)
 
 
 def _outputs(artifacts: "ArtifactSet") -> "list[onnx.ValueInfoProto]":

@@ -60,7 +60,7 @@ def check_labels(artifacts: ArtifactSet, data: Dataset, origin: str) -> None:
         wrong = taken[_wrong(taken, count, objective.ignored)]
         if wrong.size:
             place = np.argwhere(labels == wrong[0])[0]
-            place[spec.axis] += first
+            place[spec.axis or 0] += first
             raise ValueError(_message(tuple(map(int, place)), wrong[0], count, spec, origin))
 
 
@@ -80,8 +80,9 @@ def _wrong(labels: np.ndarray, count: int, ignored: int | None) -> np.ndarray:
 
 
 def _message(place: tuple[int, ...], label: object, count: int, spec: TensorSpec, origin: str) -> str:
-    row = row_of(origin, place[spec.axis])
-    others = [*place[: spec.axis], *place[spec.axis + 1 :]]
+    axis = spec.axis or 0
+    row = row_of(origin, place[axis])
+    others = [*place[:axis], *place[axis + 1 :]]
     row += f", place {', '.join(map(str, others))}," if others else ""
     where = f"{origin}: {spec.name}" if origin else spec.name
     return f"{where}: {row} is {label}, expected classes from 0 to {count - 1}"
@@ -105,7 +106,7 @@ def _taken(artifacts: ArtifactSet, spec: TensorSpec, data: Dataset) -> Iterator[
         batch = data.take(np.arange(start, min(start + rows, data.rows)))
         if artifacts.batch_rows in (None, batch.rows):
             labels = batch.arrays[spec.name]
-            first = start * (data.arrays[spec.name].shape[spec.axis] // data.rows)
+            first = start * (data.arrays[spec.name].shape[spec.axis or 0] // data.rows)
             yield first, labels, session.run([classes], {name: batch.arrays[name] for name in names})[0]
 
 
