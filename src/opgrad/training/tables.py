@@ -120,8 +120,8 @@ def settings_text(attributes: Mapping[str, Any]) -> str:
     left = {name: value for name, value in attributes.items() if value is not None}
     found = {}
     for option, names in SETTINGS.items():
-        if values := [_number(left.pop(name)) for name in names if name in left]:
-            found[option] = ",".join(values)
+        if all(name in left for name in names):
+            found[option] = ",".join(_number(left.pop(name)) for name in names)
     found |= {name: _number(value) for name, value in left.items()}
     return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in found.items())
 
