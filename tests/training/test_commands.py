@@ -300,7 +300,7 @@ def test_the_losses_that_inspect_names_fit(last, tmp_path):
 def test_inspect_of_models_that_are_not_to_be_trained(tmp_path):
     assert inspect(EXAMPLES / "digits" / "training_model.onnx").training is None
     assert inspect(EXAMPLES / "digits" / "eval_model.onnx").training.problems == [
-        "the model has no weights, float tensors that it multiplies, adds or looks up"
+        "the model has no weights, expected float tensors that it multiplies, adds or looks up"
     ]
     model = saved(perceptron(), tmp_path)
     onnx.save(onnx.load(model), model, save_as_external_data=True, location="values", size_threshold=0)
