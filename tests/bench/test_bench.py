@@ -17,7 +17,19 @@ from typer.testing import CliRunner
 
 from opgrad.bench import measure
 from opgrad.bench.case import Case
-from opgrad.bench.cells import DTYPES, EXAMPLE, GRAPH, GROUPS, LOSSES, PLAIN, WORKLOADS, Cell, Workload, select
+from opgrad.bench.cells import (
+    DTYPES,
+    EXAMPLE,
+    GRAPH,
+    GROUPS,
+    LOSSES,
+    MORE_EXAMPLES,
+    PLAIN,
+    WORKLOADS,
+    Cell,
+    Workload,
+    select,
+)
 from opgrad.bench.command import bench
 from opgrad.bench.copying import copier
 from opgrad.bench.figures import figures, geometric_mean, losses, read
@@ -31,6 +43,7 @@ from opgrad.bench.ways import GIVEN, NEW, WAYS
 from opgrad.contract import DTYPES as NUMPY_DTYPES
 from opgrad.contract import FLOATS, graph_operators, operators
 from opgrad.testing.accuracy import error_in_ulp, last_place
+from opgrad.testing.examples import examples
 
 PLAN_TIMES = ("opgrad", "call", "kernel")
 
@@ -130,6 +143,16 @@ def test_selection():
     (cell,) = select(["gather"], ["float32"], ["30x4"], quick=False)
     assert cell.workload == Workload((30, 4), indices=30)
     assert not select(["softmax_cross_entropy_loss"], [], ["30"], quick=False)
+
+
+def test_every_large_example_is_measured():
+    for name, more in MORE_EXAMPLES.items():
+        op = graph_operators()[name]
+        chosen = select([name], ["float32"], [], quick=False)
+        assert [cell.workload.example for cell in chosen] == [*range(1 + more)]
+        assert len(examples(op, "float32", large=True)) == 1 + more
+        assert len({GraphCase(cell).label for cell in chosen}) == 1 + more
+        assert len(select([name], ["float32"], [], quick=True)) == 1
 
 
 def test_selection_of_forms():

@@ -46,7 +46,8 @@ class Workload:
         parts += [f"{name} {value}" for name, value in self.attributes.items()]
         parts += [self.form] if self.form else []
         parts += [f"{self.indices} indices"] if self.indices else []
-        return ", ".join(parts + ["all equal"] * self.equal)
+        parts += [f"example {self.example}"] if self.example else []
+        return ", ".join([each for each in parts if each] + ["all equal"] * self.equal)
 
 
 ELEMENTS = (
