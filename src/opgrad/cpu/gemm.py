@@ -7,8 +7,8 @@ or packed in the order in which it is copied fastest. Either operand may be tran
 
 Products are added up in chunks, which join the total in memory, so rounding errors grow with the number of chunks; the
 order depends on sizes and instruction set alone. One thread takes as long as OpenBLAS does, packing included: 512 x 512
-x 512 float32 100 billion operations a second against 98, 64 x 64 x 64 86 against 93, with AVX2 alone 96 and 81 against
-100 and 78 (Zen 4, the best of 20).
+x 512 float32 102 billion operations a second against 98, 64 x 64 x 64 86 against 93, with AVX2 alone 78 and 66 against
+83 and 60 (Zen 4, the best of 20 on a busy machine).
 """
 
 import platform
