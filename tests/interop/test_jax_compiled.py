@@ -13,6 +13,7 @@ from samples import cast, sample
 import opgrad
 from opgrad import post_ops
 from opgrad.contract import operators
+from opgrad.cpu.runtime import scratch
 
 jax = pytest.importorskip("jax")
 jax.config.update("jax_num_cpu_devices", 2)
@@ -23,7 +24,6 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import opgrad.jax  # noqa: E402
 from opgrad.jax import calls, registry  # noqa: E402
-from opgrad.jax.handler import ALLOCATE, STACK_SCRATCH_WORDS  # noqa: E402
 
 MESSAGE = r"cross_entropy: labels\[1\] is 3, expected 0 to 2 or ignore_index -100"
 RAISED = (ValueError, jax.errors.JaxRuntimeError)  # by XLA: the second in a compiled function's first call
@@ -568,17 +568,15 @@ def test_working_memory_that_is_not_there(rng, monkeypatch):
     x, indices = jnp.asarray(rng.normal(size=(3, 4))), jnp.asarray([0, 1, 2])
     step = jax.jit(lambda i, x: opgrad.gather_grad((4000, 4), i, x))
     expected = np.asarray(step(indices, x))
-    table = registry._table()
-    kept = table[ALLOCATE]
-    refused = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(lambda size: 0)
-    prepared = next(each for each in registry._prepared.values() if each.called.attributes.get("shape") == (4000, 4))
-    assert prepared.plan.scratch_bytes > 8 * STACK_SCRATCH_WORDS
-    table[ALLOCATE] = ctypes.cast(refused, ctypes.c_void_p).value
+    words, function = scratch._words(), ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    refused = function(lambda pool, size: 0)
+    kept = words[scratch.TAKE]
+    words[scratch.TAKE] = ctypes.cast(refused, ctypes.c_void_p).value
     try:
-        with pytest.raises((*RAISED, MemoryError), match=r"gather_grad: cannot allocate \d+ bytes"):
+        with pytest.raises((*RAISED, MemoryError), match=r"gather_grad: cannot allocate \d+ bytes of working memory"):
             jax.block_until_ready(step(indices, x))
     finally:
-        table[ALLOCATE] = kept
+        words[scratch.TAKE] = kept
     np.testing.assert_array_equal(np.asarray(step(indices, x)), expected)
 
 

@@ -19,6 +19,7 @@ from jax import Array
 from opgrad import arrays
 from opgrad.contract import DTYPES, Operator, Spec, operators
 from opgrad.contract.signature import prepare
+from opgrad.cpu.compiler import INTERPRETING
 from opgrad.fused.primitive import STATE
 from opgrad.interop import jax_arrays
 from opgrad.jax.registry import Called, handler_address, in_name_of, known
@@ -267,6 +268,8 @@ def is_native() -> bool:
 
 def _reason_against() -> str:
     """Why calls cannot be native; "" if a call of relu gives what it should."""
+    if INTERPRETING:
+        return "OPGRAD_INTERPRET asks for kernels that run in Python"
     if not hasattr(jax, "ffi"):
         return f"JAX {jax.__version__} has no jax.ffi"
     try:
