@@ -63,7 +63,7 @@ LAYERS = {
     "optim": ("numpy ml_dtypes", "cpu/ cpu/runtime/ cpu/runtime/passes"),
     "opgrad": ("", "arrays losses cpu/runtime/ fused/ memory ops/ planned post_ops"),
     "interop/": ("numpy", "arrays contract/ cpu/runtime/ cuda/ entries functions interop locks"),
-    "interop/torch_calls": ("torch", "entries functions"),
+    "interop/torch_calls": ("torch", "cpu/runtime/ entries functions"),
     "interop/cupy": ("numpy cupy torch triton", "arrays contract/ cuda/ interop interop/"),
     "interop/torch_storages": ("torch", "contract/ cpu/runtime/ memory"),
     "interop/torch_tensors": (

@@ -18,8 +18,8 @@ from opgrad.contract import Array, Operator, Spec, answer_with
 from opgrad.contract.libraries import HOST, Arrays, is_masked
 from opgrad.contract.plain import is_plain, plain
 from opgrad.cpu.compiler import INTERPRETING
+from opgrad.cpu.runtime.abi import ARRAYS, TUPLE_ITEMS, TUPLES, unlike
 from opgrad.cpu.runtime.execute import NO_MEMORY, OVERLAP, REPORT, execute, threads_for
-from opgrad.cpu.runtime.objects import TUPLE_ITEMS
 from opgrad.cpu.runtime.overlap import check_overlap
 from opgrad.cpu.runtime.plan import Plan as Plan
 from opgrad.cpu.runtime.plan import plan as plan
@@ -226,6 +226,7 @@ class Execution:
         self.plan, self.op = plan, plan.operator
         self.address, self.threads = plan.address, plan.parts_max > 1
         self.count, self.complete, self.addresses = len(present), all(present), addresses
+        self.unlike = not unlike().isdisjoint((ARRAYS, TUPLES))  # native code cannot read where arrays lie
         self.table = ctypes.c_int64 * (self.count + REPORT)  # operands' addresses, then what a kernel reports
 
     def execute(self, operands: Sequence[Any], trusted: bool) -> None:
@@ -236,6 +237,8 @@ class Execution:
         run, context = threads_for() if self.threads else (0, 0)
         if self.addresses:
             table, arrays = self.table(*operands), 0
+        elif self.unlike:
+            table, arrays = self.table(*[0 if each is None else each.ctypes.data for each in operands]), 0
         else:
             present = tuple(operands if self.complete else [ABSENT if each is None else each for each in operands])
             table, arrays = self.table(), id(present) + TUPLE_ITEMS

@@ -58,12 +58,6 @@ def know(found: Tensors) -> None:
     tensors = found
 
 
-def kept_forever(*things: Any) -> None:
-    """Never free these: native code reads them as long as the process lives."""
-    for thing in things:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
 def signature_of(by: Any, values: Sequence[Any], names: Sequence[str]) -> Any:
     """What tells entries of one function apart; hashable."""
     places: dict[int, int] = {}

@@ -2,38 +2,32 @@
 
 CPython calls such an object through a pointer in it (vectorcall, PEP 590), which is set to the compiled
 `opgrad.cpu.runtime.calls.call` once the first call has shown what it needs. Before that, on other Pythons, and for
-whatever native code does not know, the Python function behind it is called. Types with such a pointer can only be made
-in C, or as here by the C function that makes types of a specification.
+whatever native code does not know, the Python function behind it is called.
 """
 
 import ctypes
-import struct
-import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any
 
 from opgrad import entries
-from opgrad.cpu.runtime import calls, parallel
-from opgrad.entries import Answered, Entry, NotNative, kept_forever, signature_of
-from opgrad.locks import settling
-from opgrad.memory import numpy_function
-
-HEADER = 16  # bytes of an object before what its type adds: its count of references and its type
-# Objects are laid out as calls.py reads them in CPython with its lock, on 64 bits.
-SUPPORTED = (
-    sys.implementation.name == "cpython"
-    and not sysconfig.get_config_var("Py_GIL_DISABLED")
-    and object.__basicsize__ == HEADER  # where a distribution's own data do not tell
-    and struct.calcsize("P") == 8
-    and sys.byteorder == "little"
+from opgrad.cpu.runtime import abi, calls, parallel
+from opgrad.cpu.runtime.abi import (
+    ARRAY_TYPE,
+    NEW_FROM_DESCR,
+    SUPPORTED,
+    Function,
+    kept_forever,
+    native_type,
+    numpy_function,
 )
+from opgrad.entries import Answered, Entry, NotNative, signature_of
+from opgrad.locks import settling
 
 
-class PythonFunction(calls.Function):
+class PythonFunction(Function):
     """The part that is Python's: how a public function looks, and what it does where no native code is reached."""
 
     _python: Callable[..., Any]
@@ -51,60 +45,6 @@ class PythonFunction(calls.Function):
 
     def __repr__(self) -> str:
         return f"<function {self.__name__} at {id(self):#x}>"
-
-
-# --- the type ------------------------------------------------------------------------------------------------------
-
-
-class _Member(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("type", ctypes.c_int),
-        ("offset", ctypes.c_ssize_t),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    ]
-
-
-class _Slot(ctypes.Structure):
-    _fields_ = [("slot", ctypes.c_int), ("value", ctypes.c_void_p)]
-
-
-class _Spec(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("basicsize", ctypes.c_int),
-        ("itemsize", ctypes.c_int),
-        ("flags", ctypes.c_uint),
-        ("slots", ctypes.POINTER(_Slot)),
-    ]
-
-
-T_PYSSIZET, READONLY, TP_MEMBERS = 19, 1, 72
-DEFAULT, HAVE_VECTORCALL = 1 << 18, 1 << 11
-
-
-F = TypeVar("F", bound=calls.Function)
-
-
-def native_type(base: type[F]) -> type[F]:
-    """The subclass whose objects have the words that CPython and `calls.call` read; the class itself without a way.
-
-    Its objects are called as `Entries` of each say.
-    """
-    if not SUPPORTED:
-        return base
-    offset = calls.OWN_WORDS + 8 * calls.VECTORCALL
-    members = (_Member * 2)(_Member(b"__vectorcalloffset__", T_PYSSIZET, offset, READONLY, None))
-    slots = (_Slot * 2)(_Slot(TP_MEMBERS, ctypes.addressof(members)))
-    size = calls.OWN_WORDS + 8 * calls.OWN
-    spec = _Spec(f"{base.__module__}.{base.__name__}".encode(), size, 0, DEFAULT | HAVE_VECTORCALL, slots)
-    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object)(
-        ("PyType_FromSpecWithBases", ctypes.pythonapi)
-    )
-    made: type[F] = make(ctypes.addressof(spec), (base,))
-    kept_forever(members, spec, slots)
-    return made
 
 
 _Type = native_type(PythonFunction)
@@ -135,7 +75,7 @@ def _c_functions() -> list[int]:
         "PyObject_RichCompareBool", "PyErr_Clear", "PyErr_ExceptionMatches", "PyErr_Occurred", "PyTuple_New",
         "PyTuple_SetItem", "PyList_New", "PyList_SetItem", "PyObject_GetAttr", "PyDict_GetItem", "PyLong_AsLongLong",
     ]  # fmt: skip
-    new_array, array = numpy_function(94), numpy_function(2)  # PyArray_NewFromDescr, PyArray_Type
+    new_array, array = numpy_function(NEW_FROM_DESCR), numpy_function(ARRAY_TYPE)
     found = [*(_address(getattr(python, name)) for name in names), new_array, array, parallel.run.address]
     return [*found, id(ValueError), id(MemoryError)]
 
@@ -161,9 +101,9 @@ class Entries:
     def __init__(self, function: Any, python: Callable[..., Any]):
         words = calls.ENTRIES + calls.SLOTS
         self.table = (ctypes.c_int64 * words)()
-        self.own = (ctypes.c_int64 * calls.OWN).from_address(id(function) + calls.OWN_WORDS)
+        self.own = abi.own_words(function)
         self.table[calls.PYTHON], self.table[calls.TEAM] = id(python), parallel.team_word()
-        self.own[calls.TABLE] = ctypes.addressof(self.table)
+        self.own[abi.TABLE] = ctypes.addressof(self.table)
         self.entered: list[tuple[Any, Entry]] = []
         self.refused: list[Any] = []  # signatures that are never native
         self.next = 0
@@ -171,8 +111,11 @@ class Entries:
     def enter(self, answered: Answered, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Let calls like this one, which Python has answered, be native from now on, if they can be.
 
-        Nothing happens while another thread settles something: a later call enters.
+        They cannot where objects lie in memory otherwise than native code knows. Nothing happens while another thread
+        settles something: a later call enters.
         """
+        if abi.unlike():
+            return
         signature = signature_of(answered.by, [*args, *kwargs.values()], list(kwargs))
         if signature in self.refused or any(signature == each for each, _ in self.entered) or not settling.begin():
             return
@@ -185,14 +128,14 @@ class Entries:
         del replaced  # behind the lock, since what it frees may run any code
 
     def _enter(self, signature: Any, entry: Entry) -> Any:
-        if not self.own[calls.VECTORCALL]:
+        if not self.own[abi.VECTORCALL]:
             self.table[calls.FUNCTIONS] = _table_of_c_functions()
         self.table[calls.TORCH] = entries.tensors.address
         replaced = self.entered[self.next : self.next + 1]
         self.table[calls.ENTRIES + self.next] = entry.address
         self.entered[self.next : self.next + 1] = [(signature, entry)]
         self.next = (self.next + 1) % calls.SLOTS
-        self.own[calls.VECTORCALL] = calls.call.address
+        self.own[abi.VECTORCALL] = calls.call.address
         return replaced
 
     def _refuse(self, signature: Any) -> Any:

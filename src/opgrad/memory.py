@@ -10,20 +10,15 @@ import math
 from collections.abc import Callable
 from contextvars import Context
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 
 from opgrad.contract import Array, Spec
-from opgrad.cpu.runtime import pool
+from opgrad.cpu.runtime import abi, pool
 from opgrad.locks import settling
 
 POOLED_FROM = 1 << 16  # bytes from which a result comes from the pool
-SET_HANDLER = 304  # the place of PyDataMem_SetHandler in NumPy's table of functions
 NAME_BYTES, VERSION = 127, 1  # of a handler
-_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
 _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
@@ -52,15 +47,9 @@ def _context() -> Context:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(handler))  # arrays outlive the interpreter's objects
         capsule = _new_capsule(ctypes.addressof(handler), b"mem_handler", None)
         context = Context()
-        set_handler = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(numpy_function(SET_HANDLER))
+        set_handler = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(abi.numpy_function(abi.SET_HANDLER))
         context.run(set_handler, capsule)
         return context
-
-
-def numpy_function(place: int) -> int:
-    """The address of a function, or of a type, in the table of NumPy's C interface, where its place never changes."""
-    core: Any = np._core if hasattr(np, "_core") else np.core
-    return (ctypes.c_size_t * (place + 1)).from_address(_pointer(core._multiarray_umath._ARRAY_API, None))[place]
 
 
 def maker(spec: Spec, order: tuple[int, ...] | None) -> Callable[[], Array]:
@@ -71,7 +60,7 @@ def maker(spec: Spec, order: tuple[int, ...] | None) -> Callable[[], Array]:
     plain = (
         partial(np.empty, spec.shape, spec.dtype) if order is None else partial(np.empty_like, _ordered(spec, order))
     )
-    if spec.dtype.itemsize * math.prod(spec.shape) < POOLED_FROM:
+    if spec.dtype.itemsize * math.prod(spec.shape) < POOLED_FROM or abi.NUMPY_FUNCTIONS in abi.unlike():
         return plain
     context = _context()
     return lambda: context.copy().run(plain)

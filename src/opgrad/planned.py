@@ -17,9 +17,9 @@ from opgrad.contract import DTYPES, Array, Operator, Shape, operators
 from opgrad.contract.layout import contiguous
 from opgrad.contract.libraries import HOST
 from opgrad.contract.signature import prepare
-from opgrad.cpu.runtime.calls import Function
+from opgrad.cpu.runtime.abi import SUPPORTED, Function, native_type
 from opgrad.entries import Answered
-from opgrad.functions import SUPPORTED, Entries, native_type
+from opgrad.functions import Entries
 from opgrad.fused.dropout import Dropout
 from opgrad.fused.primitive import STATE
 

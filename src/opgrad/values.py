@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.contract.plain import PLAIN, RECORDS, fields, is_plain
-from opgrad.cpu.runtime import calls, objects
+from opgrad.cpu.runtime import abi, calls, objects
 from opgrad.cpu.runtime.execute import known
 
 MOST_ITEMS = 4096
@@ -118,7 +118,7 @@ class Values:
     def _fields_of(self, value: Any) -> list[int]:
         """What is known of a record. Raises NotNative if it lies in another way than native code reads it."""
         names, kind = fields(type(value)), type(value)
-        words = (ctypes.c_int64 * len(names)).from_address(id(value) + object.__basicsize__)
+        words = (ctypes.c_int64 * len(names)).from_address(id(value) + abi.FIELDS)
         if list(words) != [id(getattr(value, name, None)) for name in names]:
             raise NotNative
         container = self._new_container()

@@ -20,6 +20,7 @@ from opgrad.cpu.compiler.memory import (
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
+from opgrad.cpu.runtime.abi import COUNT, OWN_WORDS, SIZE, TABLE, TUPLE_ITEMS
 from opgrad.cpu.runtime.execute import APART, OVERLAP, run_plan
 from opgrad.cpu.runtime.objects import (
     ARRAY,
@@ -38,8 +39,6 @@ from opgrad.cpu.runtime.objects import (
     SAVE_THREAD,
     SET_ITEM,
     SET_LIST_ITEM,
-    SIZE,
-    TUPLE_ITEMS,
     VALUE_ERROR,
     collect,
     data_of,
@@ -52,13 +51,6 @@ from opgrad.cpu.runtime.objects import (
 from opgrad.cpu.runtime.overlap import FEW, may_overlap
 from opgrad.cpu.runtime.scratch import STACK_WORDS, give, take
 
-
-class Function:
-    """What a public function is to Python before its own words in memory: an object with attributes."""
-
-
-OWN_WORDS: Final = Function.__basicsize__
-VECTORCALL, TABLE, OWN = range(3)  # the words: where a call begins, which CPython reads; the table; how many there are
 # Words of the table: the addresses of the C functions, of what is known of PyTorch and of the Python function; the word
 # with the team of threads; entries.
 FUNCTIONS, TORCH, PYTHON, TEAM, ENTRIES, SLOTS = 0, 1, 2, 3, 4, 16
@@ -91,7 +83,6 @@ MOST_NUMBERS: Final = 2
 # A record of a result: words until the next; the Python function that makes it, 0, or GIVEN; then dtype, rank and sizes
 # of an array, or what `objects.new_tensor` is told, or which operand it is.
 MAKER, MADE, GIVEN = 1, 2, -1
-COUNT: Final = (1 << 63) - 1  # the lower bits of vectorcall's number of arguments
 
 
 @inline

@@ -15,6 +15,7 @@ from opgrad.cpu.compiler.memory import call_address, load_i32, load_word, stack_
 from opgrad.cpu.compiler.native import Kernel, inline, native
 from opgrad.cpu.compiler.parameters import POINTERS, Float, Private, values
 from opgrad.cpu.runtime import parallel, partition, scratch
+from opgrad.cpu.runtime.abi import DATA, DTYPE, FLAGS, RANK, SHAPE, STRIDES, TYPE, WRITEABLE
 from opgrad.cpu.runtime.overlap import NOTHING, may_overlap
 from opgrad.cpu.runtime.scratch import STACK_WORDS, give, take
 from opgrad.cpu.runtime.workspace import IN_USE, STATUS_WORDS, Scratch, Workspace, slots_for
@@ -225,13 +226,6 @@ def run_on(plan: int, operands: int, threads: tuple[int, int]) -> int:
     return execute.call(plan, operands, 0, 0, True, *threads, 0)
 
 
-# An ndarray's fields behind the object header: data, dimensions' number and places, strides' place, base, dtype, flags.
-# Macros of NumPy's C interface read them inline, so their places are part of its binary interface. Reading them here
-# costs some 10 ns an array; `ndarray.ctypes` alone costs 0.6 µs.
-DATA: Final = object.__basicsize__
-TYPE: Final = DATA - 8
-RANK, SHAPE, STRIDES, DTYPE, FLAGS = DATA + 8, DATA + 16, DATA + 24, DATA + 40, DATA + 48
-WRITEABLE: Final = 0x400
 # Words of what is known of an array: type, dtype's address, flags it must have, rank; then its sizes and strides.
 KNOWN: Final = 4
 

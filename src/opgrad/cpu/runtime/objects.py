@@ -1,15 +1,14 @@
 """Python's objects as native code reads them: numbers, arrays, sequences, tensors, each compared with what is known.
 
-Layouts are those that CPython's and NumPy's headers inline into every extension. A tensor's shape, dtype and address
-come from the C interface that PyTorch keeps for compiled models, its set of dispatch keys from where
-`opgrad.interop.torch_calls` has found it.
+How they lie in memory stands in `abi`.
 """
 
 from typing import Final
 
 from opgrad.cpu.compiler.memory import call_address, load_i32, load_word, stack_words, store_word
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.runtime.execute import DATA, TYPE, is_as_planned
+from opgrad.cpu.runtime.abi import DATA, FIELDS, LIST_ITEMS, SIZE, TUPLE_ITEMS, TYPE, VALUE
+from opgrad.cpu.runtime.execute import is_as_planned
 
 # Words of the table of C functions and types.
 CALL, INC_REF, DEC_REF, SAVE_THREAD, RESTORE_THREAD, EQUALS, CLEAR, IS_ERROR, OCCURRED = range(9)
@@ -20,11 +19,6 @@ VALUE_ERROR, MEMORY_ERROR, C_FUNCTIONS = range(19, 22)  # the last: how many the
 IMPL, KEYS, GET_DIM, GET_SIZES, GET_STRIDES, GET_DTYPE, GET_DATA, RECORDS_GRAD, EMPTY, WRAP, DELETE = range(11)
 REQUIRES_GRAD, TRUE, LEVELS, LEVEL, NO_LEVEL, WATCHERS = range(11, 17)
 
-# CPython's objects. A tuple's items come last, and 3.14 keeps a hash before them; a list has their address.
-SIZE: Final = object.__basicsize__
-VALUE: Final = object.__basicsize__  # of a float
-TUPLE_ITEMS: Final = tuple.__basicsize__
-LIST_ITEMS: Final = SIZE + 8
 EQ: Final = 2  # Py_EQ
 
 # What is known of a value, behind its kind: of an object its address; of a number also its type, and a float's bits; of
@@ -74,7 +68,7 @@ def fits(functions: int, torch: int, value: int, kind: int, known: int, items: i
         return value == load_word(load_word(items, load_word(known, 0)), load_word(known, 1))
     if kind in (RECORD, INTEGER):
         if kind == RECORD:
-            store_word(items, load_word(known, 1), value + SIZE)
+            store_word(items, load_word(known, 1), value + FIELDS)
         return load_word(value + TYPE, 0) == load_word(known, 0)
     return is_number(functions, value, kind, known)
 

@@ -46,6 +46,19 @@ class Posix:
         names = "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_cond_wait", "pthread_cond_broadcast"
         return [address(self._library, name) for name in names]
 
+    def copy_of(self, address: int, size: int) -> bytes | None:
+        """So many bytes, no more than a pipe holds, from an address; None if they cannot be read.
+
+        The system copies them, which refuses where loading them would end the process.
+        """
+        reading, writing = os.pipe()
+        try:
+            written = self._library.write(writing, ctypes.c_void_p(address), ctypes.c_size_t(size))
+            return os.read(reading, size) if written == size else None
+        finally:
+            os.close(reading)
+            os.close(writing)
+
     def affinity(self) -> list[int]:
         """Functions to set a thread's CPUs and to ask for them, to tell the thread and its CPU; none on macOS."""
         if not hasattr(os, "sched_getaffinity") or not hasattr(self._library, "gettid"):
@@ -90,6 +103,12 @@ class Windows:
         lock, unlock = "AcquireSRWLockExclusive", "ReleaseSRWLockExclusive"
         names = lock, unlock, "SleepConditionVariableSRW", "WakeAllConditionVariable"
         return [address(self._kernel, name) for name in names]
+
+    def copy_of(self, address: int, size: int) -> bytes | None:
+        """So many bytes from an address; None if they cannot be read."""
+        copied, process = ctypes.create_string_buffer(size), ctypes.c_void_p(-1)  # this one
+        read = self._kernel.ReadProcessMemory(process, ctypes.c_void_p(address), copied, ctypes.c_size_t(size), None)
+        return copied.raw if read else None
 
     def affinity(self) -> list[int]:
         """None: the scheduler keeps threads apart."""
