@@ -15,6 +15,7 @@ from opgrad.cpu.compiler.memory import (
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
+from opgrad.cpu.runtime.execute import NO_MEMORY, REPORT
 from opgrad.jax.abi import (
     ARGUMENTS,
     ATTRIBUTES,
@@ -37,21 +38,19 @@ from opgrad.jax.abi import (
     word,
 )
 
-# Words of the table that the process calls TABLE: functions of Python, of the runtime and of the system, the address of
-# the word that has the team of threads, and the first of each bucket's prepared plans.
+# Words of the table that the process calls TABLE: functions of Python and of the runtime, the address of the word that
+# has the team of threads, and the first of each bucket's prepared plans.
 TABLE = "opgrad_jax_table"
-PREPARE, REFUSE, START_TEAM, EXECUTE_PLAN, RUN, TEAM, ALLOCATE, FREE, BUCKETS = range(9)
+PREPARE, REFUSE, START_TEAM, EXECUTE_PLAN, RUN, TEAM, BUCKETS = range(7)
 BUCKET_COUNT = 1024
 # Words of a prepared plan; PLACES is the address of the operands' numbers of all buffers, and the key comes last.
-NEXT, PLAN, SCRATCH_BYTES, PARTS, OPERANDS, PLACES, KEY = range(7)
+NEXT, PLAN, PARTS, OPERANDS, PLACES, KEY = range(6)
 FAILURE_CODE, FAILURE_MESSAGE = range(2)  # words of what Python could not do
 
 DIGEST_BYTES = 32
 KEY_HEAD = 1 + DIGEST_BYTES // 8  # the number of words, and the digest
 MOST_KEY_WORDS = 2048
 MOST_BUFFERS = 256
-STACK_SCRATCH_WORDS = 512
-ALIGNMENT = 64
 MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd number whose bits are evenly spread (2**64 over the golden ratio)
 
 
@@ -143,21 +142,12 @@ def team_for(table: int, prepared: int) -> int:
 @inline
 def run_plan(table: int, prepared: int, operands: int) -> int:
     """Run the plan on the operands; 0, or the address of what Python says of its failure."""
-    bytes_needed, allocated = load_word(prepared, SCRATCH_BYTES), 0
-    scratch = stack_words(STACK_SCRATCH_WORDS)
-    if bytes_needed > 8 * STACK_SCRATCH_WORDS:
-        allocated = call_address(load_word(table, ALLOCATE), bytes_needed + ALIGNMENT)
-        if allocated == 0:
-            return call_address(load_word(table, REFUSE), prepared, 0)
-        scratch = (allocated + ALIGNMENT - 1) & -ALIGNMENT
-    team = team_for(table, prepared)
-    run = load_word(table, RUN) if team else 0
-    failure = call_address(load_word(table, EXECUTE_PLAN), load_word(prepared, PLAN), operands, scratch, run, team)
-    if failure != 0:
-        failure = call_address(load_word(table, REFUSE), prepared, scratch)
-    if allocated != 0:
-        call_address(load_word(table, FREE), allocated)
-    return failure
+    team, report = team_for(table, prepared), stack_words(REPORT)
+    run, plan = load_word(table, RUN) if team else 0, load_word(prepared, PLAN)
+    status = call_address(load_word(table, EXECUTE_PLAN), plan, operands, 0, 0, 1, run, team, report)
+    if status == 0:
+        return 0
+    return call_address(load_word(table, REFUSE), prepared, 0 if status == NO_MEMORY else report)
 
 
 @native(1)

@@ -18,9 +18,7 @@ from opgrad import arrays
 from opgrad.contract import Operator, Shape, Spec
 from opgrad.cpu.compiler import machine_code
 from opgrad.cpu.runtime import parallel
-from opgrad.cpu.runtime.execute import execute
-from opgrad.cpu.runtime.system import system
-from opgrad.cpu.runtime.workspace import STATUS_WORDS
+from opgrad.cpu.runtime.execute import REPORT, execute
 from opgrad.fused.primitive import STATE
 from opgrad.jax import abi
 from opgrad.jax.handler import (
@@ -113,8 +111,7 @@ class Prepared:
         self.called, self.plan, self.key = called, plan, key
         operands = [*called.operator.arrays, *called.operator.results]
         self._places = _words([operands.index(name) for name in (*called.given, *called.results)])
-        scratch = max(plan.scratch_bytes, 8 * STATUS_WORDS)
-        facts = [plan.address, scratch, plan.parts_max, len(operands), ctypes.addressof(self._places)]
+        facts = [plan.address, plan.parts_max, len(operands), ctypes.addressof(self._places)]
         self._words = _words([following, *facts, *key])  # as `handler` numbers them
         self.address = ctypes.addressof(self._words)
 
@@ -171,13 +168,12 @@ def _shapes(words: Sequence[int]) -> Iterator[Shape]:
         yield tuple(itertools.islice(rest, rank))
 
 
-def _refuse(prepared: int, scratch: int) -> int:
-    """The handler calls this when a plan failed, or its working memory could not be had (0)."""
+def _refuse(prepared: int, report: int) -> int:
+    """The handler calls this when a plan has refused its arguments, or its working memory could not be had (0)."""
     try:
         this = _by_address[prepared]
-        if scratch == 0:
-            raise MemoryError(f"{this.called.name}: cannot allocate {this.plan.scratch_bytes} bytes")
-        raise in_name_of(this.called.operator, this.called.name, this.plan.error(scratch))
+        words = list((ctypes.c_int64 * REPORT).from_address(report)) if report else None
+        raise in_name_of(this.called.operator, this.called.name, this.plan.error(words))
     except BaseException as error:
         return _failure(error)
 
@@ -206,8 +202,7 @@ def _table() -> Any:
         functions = (ctypes.CFUNCTYPE(word, *[word] * count)(each) for each, count in ((_prepare, 3), (_refuse, 2)))
         start = ctypes.CFUNCTYPE(word)(parallel.team)
         callbacks = [*functions, start]
-        heap = map(system().heap, ("malloc", "free"))
-        natives = [execute.address, parallel.run.address, parallel.team_word(), *heap]
+        natives = [execute.address, parallel.run.address, parallel.team_word()]
         addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in callbacks]
         table = _words([*addresses, *natives, *[0] * BUCKET_COUNT])
         kept = (table, callbacks, _prepared, _by_address, _failures)
