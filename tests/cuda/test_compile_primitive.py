@@ -17,7 +17,8 @@ from cuda_gate import (
 )
 from cuda_gate_rows import LAYOUTS, OWN, REST, SAMPLES, laid_out, shapes_of
 
-from opgrad import arrays, post_ops
+from opgrad import post_ops
+from opgrad.native import arrays
 from opgrad.contract import BYTES, DTYPES, Spec, operators
 from opgrad.contract.signature import prepare
 from opgrad.cuda import ALIGNMENT

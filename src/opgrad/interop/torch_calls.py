@@ -15,11 +15,10 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.autograd import forward_ad
 
-from opgrad import entries, functions
-from opgrad.cpu.runtime import abi
-from opgrad.cpu.runtime.abi import SUPPORTED, TensorLayout, kept_forever
-from opgrad.entries import NotNative
-from opgrad.functions import Entries, answer, function_of
+from opgrad.native import abi, entries, functions
+from opgrad.native.abi import SUPPORTED, TensorLayout, kept_forever
+from opgrad.native.entries import NotNative
+from opgrad.native.functions import Entries, answer, function_of
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 KINDS = frozenset({torch.Tensor, torch.nn.Parameter})  # types that hide nothing

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from opgrad import arrays, interop
+from opgrad import interop
 from opgrad.contract import DTYPES, FLOATS, Operator, Shape, Spec, plain
 from opgrad.contract.layout import contiguous
 from opgrad.contract.libraries import HOST, NUMBERS, Arrays
@@ -21,6 +21,7 @@ from opgrad.interop import torch_storages
 from opgrad.interop.device import Runners, extent
 from opgrad.interop.host import HostPlan
 from opgrad.interop.torch_calls import KINDS
+from opgrad.native import arrays
 
 plain.PLAIN.update((torch.dtype, torch.Size))
 

@@ -15,7 +15,6 @@ from opgrad.cpu.compiler.memory import (
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
-from opgrad.cpu.runtime.execute import NO_MEMORY, REPORT
 from opgrad.jax.abi import (
     ARGUMENTS,
     ATTRIBUTES,
@@ -37,6 +36,7 @@ from opgrad.jax.abi import (
     number,
     word,
 )
+from opgrad.native.plan import NO_MEMORY, REPORT
 
 # Words of the table that the process calls TABLE: functions of Python and of the runtime, the address of the word that
 # has the team of threads, and the first of each bucket's prepared plans.

@@ -14,11 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opgrad import arrays
 from opgrad.contract import Operator, Shape, Spec
 from opgrad.cpu.compiler import machine_code
-from opgrad.cpu.runtime import parallel
-from opgrad.cpu.runtime.execute import REPORT, execute
 from opgrad.fused.primitive import STATE
 from opgrad.jax import abi
 from opgrad.jax.handler import (
@@ -31,6 +28,8 @@ from opgrad.jax.handler import (
     handle,
 )
 from opgrad.locks import settling
+from opgrad.native import arrays, threads
+from opgrad.native.plan import REPORT, execute
 
 CODES = {TypeError: abi.INVALID_ARGUMENT, ValueError: abi.INVALID_ARGUMENT}
 CODES |= {NotImplementedError: abi.UNIMPLEMENTED, MemoryError: abi.RESOURCE_EXHAUSTED}
@@ -200,9 +199,9 @@ def _table() -> Any:
     if not _tables:
         word = ctypes.c_int64
         functions = (ctypes.CFUNCTYPE(word, *[word] * count)(each) for each, count in ((_prepare, 3), (_refuse, 2)))
-        start = ctypes.CFUNCTYPE(word)(parallel.team)
+        start = ctypes.CFUNCTYPE(word)(threads.team)
         callbacks = [*functions, start]
-        natives = [execute.address, parallel.run.address, parallel.team_word()]
+        natives = [execute.address, threads.run.address, threads.team_word()]
         addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in callbacks]
         table = _words([*addresses, *natives, *[0] * BUCKET_COUNT])
         kept = (table, callbacks, _prepared, _by_address, _failures)

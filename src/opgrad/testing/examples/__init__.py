@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad import arrays
+from opgrad.native import arrays
 from opgrad.contract import DTYPES, FLOATS, Array, Operator, Shape, Spec
 from opgrad.testing.accuracy import widened
 from opgrad.testing.arguments import arguments, options_of, signature
