@@ -126,7 +126,8 @@ LAYERS = {
     ),
     "check": (
         "numpy rich typer",
-        "opgrad bench/ compile contract/ cpu/compiler/native machine native/ native/threads/ onnxruntime/ terminal testing/",
+        "opgrad bench/ compile contract/ cpu/compiler/native machine native/ native/threads/ onnxruntime/ terminal"
+        " testing/",
     ),
     "commands/": ("onnx rich typer", "onnxruntime/ terminal training/ training/distributed"),
     "cli": ("rich typer", "bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import native
 from opgrad.cpu.compiler.memory import atomic_store
-from opgrad.native import compilers
 from opgrad.cpu.runtime.program import Program
-from opgrad.native.requests import Made, Request
 from opgrad.locks import in_child, settling
+from opgrad.native import compilers
 from opgrad.native.plan import FIRST_STEP, STEPS, dtypes_of, step_words
 from opgrad.native.plan import words as plan_words
+from opgrad.native.requests import Made, Request
 
 VARIABLE = "OPGRAD_FUSION"
 LATER, NOW, NEVER = CHOICES = ("later", "now", "never")
@@ -64,7 +64,7 @@ def lacking(program: Program) -> list[Request]:
                 form = f"task({','.join(dtypes)})"
                 entry: Any = native.entry(step.kernel.function, form)
                 made: Any = step.kernel.made
-                found.append((entry, Made(*made, form)))
+                found.append((entry, Made._make((*made, form))))
     return found if missing else []
 
 

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 from opgrad.contract import DTYPES, Spec, graph_operators, only, operators, spread
 from opgrad.cpu.compiler.native import Kernel, host, noting, object_cache
-from opgrad.native.requests import Call, Made, Named, Request
 from opgrad.native.planning import plan
+from opgrad.native.requests import Call, Made, Named, Request
 
 
 def main(nice: int = 0) -> None:

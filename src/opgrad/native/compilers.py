@@ -20,8 +20,8 @@ from typing import Any
 from opgrad.cpu.compiler import native, sources
 from opgrad.cpu.compiler.cache import VARIABLE as CACHE
 from opgrad.cpu.compiler.target import cpu_is_known
-from opgrad.native.requests import Named, Request
 from opgrad.locks import in_child, settling
+from opgrad.native.requests import Named, Request
 from opgrad.native.threads import default_threads
 
 VARIABLE = "OPGRAD_COMPILERS"
