@@ -16,7 +16,7 @@ import opgrad.cpu
 from opgrad.cpu import activation
 from opgrad.cpu.compiler import memory, native, sources, trust
 from opgrad.cpu.compiler.cache import MOST_BYTES, ObjectCache, directory
-from opgrad.cpu.runtime import execute
+from opgrad.native import plan
 
 pytestmark = pytest.mark.any_cpu
 
@@ -466,4 +466,4 @@ def test_what_a_word_does_is_the_compilers():
 
     assert sources.digest(kernel) is not None
     assert [each.__name__ for each in sources.reached(kernel)] == ["kernel", "load_word"]
-    assert sources.digest(execute.execute.function) is not None
+    assert sources.digest(plan.execute.function) is not None

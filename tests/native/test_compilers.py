@@ -112,7 +112,7 @@ def _state(pid):
 
 
 def test_the_number_of_processes_may_be_given():
-    code = "from opgrad.cpu.runtime import compilers\nprint(compilers.compilers())"
+    code = "from opgrad.native import compilers\nprint(compilers.compilers())"
     assert run_python(code, OPGRAD_COMPILERS="0") == "None"
     wrong = code.replace("print(", "try:\n print(").replace("())", "())\nexcept ValueError as error:\n print(error)", 1)
     assert "OPGRAD_COMPILERS is 'x'" in run_python(wrong, OPGRAD_COMPILERS="x")
