@@ -11,9 +11,8 @@ from subprocesses import run_python
 
 import opgrad
 from opgrad import Dropout, post_ops
-from opgrad.native import arrays
 from opgrad.contract import operators
-from opgrad.native import background
+from opgrad.native import arrays, background
 
 
 @pytest.fixture

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 import onnx
 import onnxruntime
 
-from opgrad.native import compilers
+from opgrad.native import compilers, plan, pool
 from opgrad.native.compilers import Progress
-from opgrad.native import plan, pool
 from opgrad.native.threads import workers
 from opgrad.onnxruntime import compute
 
