@@ -1,16 +1,20 @@
 """The command line: what it prints, writes and returns."""
 
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
+import opgrad
 from opgrad.cli import app, operator_rows
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -124,8 +128,8 @@ def test_the_extra_named_is_one_with_the_library(
         [sys.executable, "-c", command, *map(str, words)],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert message in done.stderr
+    assert (done.returncode, done.stderr.count("opgrad: ")) == (1, 1)
+    assert message in done.stderr.splitlines()[-1]
 
 
 def test_ops_prints_every_operator() -> None:
@@ -144,6 +148,79 @@ def test_help_explains_every_command() -> None:
         name = command.name or command.callback.__name__
         assert run(name, "--help")[0] == 0
         assert name in text
+
+
+def test_version_and_completion() -> None:
+    assert run("--version") == (0, f"opgrad {opgrad.__version__}\n")
+    status, script = run("--show-completion", "bash")
+    assert (status, "_OPGRAD_COMPLETE=complete_bash" in script) == (0, True)
+    environment = {**os.environ, "_OPGRAD_COMPLETE": "complete_bash", "COMP_WORDS": "opgrad tra", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from opgrad.cli import app; app(prog_name='opgrad')"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["train"], done.stderr
+
+
+@pytest.mark.parametrize("words", [("step", "-o", "step.onnx"), ("compile",), ("bench", "--training"), ("train",)])
+def test_what_makes_an_artifact_set_is_said(tmp_path: Path, words: tuple[str, ...], monkeypatch: Any) -> None:
+    """To those who give a model, a file of a set, or a folder with a model in place of the set."""
+    monkeypatch.chdir(tmp_path)
+    model, set_folder = tmp_path / "my models" / "model.onnx", EXAMPLES / "digits"
+    model.parent.mkdir()
+    model.write_bytes((EXAMPLES / "digits_convolution" / "model.onnx").read_bytes())
+    maker = f"`opgrad artifacts '{model}' --loss LOSS -o "
+    cases = {model: f"{model} is a file, expected the folder of an artifact set; of a model {maker}FOLDER` makes one"}
+    inside = set_folder / "training_model.onnx"
+    cases[inside] = f"{inside} is a file, expected the folder of its set, {set_folder}"
+    missing = "training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint"
+    cases[model.parent] = f"{model.parent} has no {missing}; of a model {maker}'{model.parent}'` makes these files"
+    for given, message in cases.items():
+        if words[0] != "train" or given.is_dir():
+            assert run(words[0], given, *words[1:]) == (1, f"opgrad: ArtifactSet: {message}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["my models"]
+
+
+def test_folders_of_what_is_written_are_made(tmp_path: Path) -> None:
+    digits = EXAMPLES / "digits"
+    assert run("step", digits, "-o", tmp_path / "new" / "folder" / "x.onnx")[0] == 0
+    assert (tmp_path / "new" / "folder" / "x.json").is_file()
+    assert run("lower", digits / "training_model.onnx", "-o", tmp_path / "low" / "x.onnx")[0] == 0
+    assert (tmp_path / "low" / "x.onnx").is_file()
+    words = "--epochs", 1, "--output", tmp_path / "run", "--export", tmp_path / "export" / "deep" / "x.onnx"
+    assert run("train", digits, *map(str, words))[0] == 0
+    assert (tmp_path / "export" / "deep" / "x.onnx").is_file()
+    assert run("step", digits, "-o", tmp_path / "none" / "x.onnx", "--momentum", "0.5")[0] == 1
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("command", [each.name or each.callback.__name__ for each in app.registered_commands])
+def test_help_does_not_break_inside_words(command: str) -> None:
+    """In a terminal of 80 columns, every option and every word of its help stands in one piece."""
+    text = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80", "TERM": "dumb"}).output
+    shown = set(re.sub("[│╭╮╰╯─]", " ", text).split())
+    parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
+    for each in parameters:
+        names = [*each.opts, *each.secondary_opts] if each.param_type_name == "option" else []
+        missing = {*names, *(getattr(each, "help", None) or "").split()} - shown
+        assert not missing, text
+    (callback,) = (each.callback for each in app.registered_commands if command in (each.name, each.callback.__name__))
+    assert set((inspect.getdoc(callback) or "").split()) <= shown
+
+
+def test_settings_are_rounded_and_have_the_names_of_options(tmp_path: Path) -> None:
+    digits = EXAMPLES / "digits"
+    settings = ["betas 0.9,0.999", "eps 1e-06", "weight-decay 0", "adam-mode 1", "bias-correction 1"]
+    for words, name in (
+        (("step", digits, "-o", tmp_path / "x.onnx"), "adamw: "),
+        (("inspect", digits), "AdamWOptimizer: "),
+    ):
+        text = run(*words)[1]
+        assert [each for each in (name, *settings) if each not in text] == []
+        assert "alpha" not in text
+    written = run("step", digits, "-o", tmp_path / "x.onnx", "--clip-norm", "0.5")[1]
+    assert "clip-norm 0.5" in written
+    assert "None" not in written
 
 
 def test_the_module_runs_as_a_command(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -136,3 +137,19 @@ def test_an_unknown_part_is_refused(tmp_path):
     path.write_text("<!-- news:begin -->\n<!-- news:end -->\n")
     with pytest.raises(ValueError, match="part 'news', expected one of operators, "):
         report.rewritten(path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "script", sorted((ROOT / "tools" / "site" / "notebooks").glob("*.py")), ids=lambda path: path.stem
+)
+def test_notebooks_are_those_of_their_scripts_and_ran(script: Path) -> None:
+    """Cell by cell; what a cell asserts would have left an error among its outputs."""
+    cells = json.loads((ROOT / "docs" / "notebooks" / f"{script.stem}.ipynb").read_text())["cells"]
+    parts = [part.partition("\n") for part in script.read_text().split("# %%")[1:]]
+    assert len(cells) == len(parts)
+    for cell, (head, _, body) in zip(cells, parts, strict=True):
+        lines = body.strip("\n").splitlines()
+        text = [line.removeprefix("#").removeprefix(" ") for line in lines] if "markdown" in head else lines
+        assert "".join(cell["source"]).splitlines() == text
+        assert all(output["output_type"] != "error" for output in cell.get("outputs", ()))
+        assert cell.get("execution_count", 1) is not None

@@ -22,6 +22,7 @@ ONNX = "numpy onnx onnxruntime google"
 # layers of opgrad that they import beside their own. A file belongs to the longest beginning of its path that is here.
 LAYERS = {
     "locks": ("", ""),
+    "reading": ("", ""),
     "writing": ("", ""),
     "terminal": ("rich typer", ""),
     "random": ("numpy", ""),
@@ -61,12 +62,14 @@ LAYERS = {
     "optim": ("numpy ml_dtypes", "cpu/ cpu/runtime/ native/ native/threads/"),
     "opgrad": ("", "losses fused/ native/ native/arrays native/planned native/threads/ ops/ post_ops"),
     "interop/": ("numpy", "native/arrays contract/ cpu/runtime/ native/ native/threads/ cuda/ interop locks"),
-    "interop/torch_calls": ("torch", "cpu/runtime/ native/ native/threads/"),
+    "interop/torch_private": ("torch", ""),
+    "interop/torch_calls": ("torch", "interop interop/torch_private native/ native/threads/"),
     "interop/cupy": ("numpy cupy torch triton", "native/arrays contract/ cuda/ interop interop/"),
     "interop/torch_storages": ("torch", "contract/ cpu/runtime/ native/ native/threads/"),
     "interop/torch_tensors": (
         "numpy ml_dtypes torch",
-        "native/arrays contract/ cuda/ interop interop/ interop/torch_calls interop/torch_storages",
+        "native/arrays contract/ cuda/ interop interop/ interop/torch_calls interop/torch_private"
+        " interop/torch_storages",
     ),
     "interop/jax_arrays": ("numpy jax torch cupy", "contract/ interop locks native/arrays"),
     "jax/": (
@@ -79,7 +82,8 @@ LAYERS = {
     "torch/loss_options": ("torch", "contract/"),
     "torch/": (
         "torch",
-        "contract/ native/ fused/ interop interop/ interop/torch_calls interop/torch_tensors torch/loss_options",
+        "contract/ cpu/compiler/target native/ fused/ interop interop/ interop/torch_calls interop/torch_private"
+        " interop/torch_tensors torch/loss_options",
     ),
     "interop/torch": ("torch", "contract/ interop interop/torch_calls interop/torch_tensors torch/"),
     "torch/in_place": ("torch", "interop/torch interop/torch_tensors torch/"),
@@ -88,12 +92,13 @@ LAYERS = {
     "torch/vocab_parallel": ("torch", "torch/ torch/functions torch/loss_options torch/vocab_parallel_dtensor"),
     "torch/loss": (
         "torch",
-        "contract/ interop/torch_calls interop/torch_tensors torch/ torch/functions torch/loss_options"
-        " torch/vocab_parallel",
+        "contract/ interop/torch_calls interop/torch_private interop/torch_tensors torch/ torch/functions"
+        " torch/loss_options torch/vocab_parallel",
     ),
     "torch/linear_loss": (
         "torch",
-        "contract/ interop/torch_tensors torch/ torch/functions torch/loss torch/loss_options torch/vocab_parallel",
+        "contract/ interop interop/torch_private interop/torch_tensors torch/ torch/functions torch/loss"
+        " torch/loss_options torch/vocab_parallel",
     ),
     "torch/optim": ("numpy torch", "interop/torch_tensors optim"),
     "torch/modules": ("torch", "torch/ torch/loss torch/loss_options torch/linear_loss"),
@@ -104,21 +109,24 @@ LAYERS = {
         " torch/vocab_parallel",
     ),
     # ONNX
-    "onnxruntime/": (ONNX, f"contract/ {COMPILER} cpu/runtime/ locks native/ native/arrays native/threads/ writing"),
-    "gradients/": ("numpy onnx google", "onnxruntime/"),
+    "onnxruntime/": (
+        ONNX,
+        f"contract/ {COMPILER} cpu/runtime/ locks native/ native/arrays native/threads/ reading writing",
+    ),
+    "gradients/": ("numpy onnx google", "onnxruntime/ reading"),
     "training/distributed": ("numpy torch", "cpu/runtime/ native/ native/threads/"),
     "training/": (
         f"{ONNX} flatbuffers matplotlib ml_dtypes plotext rich sklearn",
         "contract/ cpu/ cpu/compiler/native cpu/runtime/ native/ native/threads/ gradients/ locks onnxruntime/"
-        " ops/ optim training/distributed writing",
+        " ops/ optim reading terminal training/distributed writing",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),
     "testing/": ("numpy ml_dtypes", "opgrad native/arrays contract/"),
     "bench/": (
-        f"{ONNX} markdown_it matplotlib ml_dtypes plotly rich torch typer",
+        f"{ONNX} jax markdown_it matplotlib ml_dtypes plotly rich torch typer",
         f"opgrad {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine native/ native/arrays"
-        " native/threads/ onnxruntime/ post_ops torch terminal testing/ training/ writing",
+        " native/threads/ onnxruntime/ post_ops reading torch terminal testing/ training/ writing",
     ),
     "compile": (
         "numpy rich typer",
@@ -130,7 +138,7 @@ LAYERS = {
         " testing/",
     ),
     "commands/": ("onnx rich typer", "onnxruntime/ terminal training/ training/distributed"),
-    "cli": ("rich typer", "bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),
+    "cli": ("rich typer", "opgrad bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),
     "__main__": ("", "cli"),
 }
 

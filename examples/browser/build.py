@@ -16,6 +16,7 @@ from opgrad.training.portable import export_step
 
 HERE = Path(__file__).parent
 PAGE = ("index.html", "style.css", "main.mjs", "worker.mjs", "step.mjs", "storage.mjs", "drawing.mjs", "chart.mjs")
+PAGE += ("offline.mjs",)
 RUNTIME = {
     "wasm": ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"),
     "webgpu": (

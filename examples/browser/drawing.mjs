@@ -10,6 +10,7 @@ export class Pad {
     canvas.addEventListener("pointerdown", (event) => this.begin(event));
     canvas.addEventListener("pointermove", (event) => this.move(event));
     for (const kind of ["pointerup", "pointercancel"]) canvas.addEventListener(kind, () => this.end());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paint());
   }
 
   place({ clientX, clientY }) {
@@ -40,10 +41,14 @@ export class Pad {
   }
 
   show() {
+    this.paint();
+    this.changed(this.pixels());
+  }
+
+  paint() {
     const context = this.canvas.getContext("2d");
     context.clearRect(0, 0, this.canvas.width, this.canvas.height);
     draw(context, this.strokes, getComputedStyle(this.canvas).color, 20);
-    this.changed(this.pixels());
   }
 
   /** 64 numbers from 0 to 1; null if nothing is drawn. */
@@ -85,11 +90,19 @@ function draw(context, strokes, color, width) {
   }
 }
 
-/** Show 64 numbers on a canvas of 8 × 8. */
+const shown = new WeakMap(); // the pixels of a canvas
+const dark = matchMedia("(prefers-color-scheme: dark)");
+dark.addEventListener("change", () => {
+  for (const canvas of document.querySelectorAll("canvas")) if (shown.has(canvas)) showPixels(canvas, shown.get(canvas));
+});
+
+/** Show 64 numbers on a canvas of 8 × 8: ink on paper, and in the dark light on a dark ground. */
 export function showPixels(canvas, pixels) {
+  shown.set(canvas, pixels);
+  const [ground, ink] = dark.matches ? [38, 235] : [245, 20];
   const image = new ImageData(PIXELS, PIXELS);
   for (let at = 0; at < PIXELS * PIXELS; at += 1) {
-    const grey = 245 - 225 * (pixels?.[at] ?? 0);
+    const grey = ground + (ink - ground) * (pixels?.[at] ?? 0);
     image.data.set([grey, grey, grey, 255], at * 4);
   }
   canvas.getContext("2d").putImageData(image, 0, 0);

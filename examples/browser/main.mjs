@@ -2,14 +2,16 @@
 
 import { Chart } from "./chart.mjs";
 import { Pad, showPixels } from "./drawing.mjs";
-import { explained, forget, recall, store } from "./storage.mjs";
+import { explained, forget, mayKeep, recall, store } from "./storage.mjs";
 
 const at = (id) => document.getElementById(id);
 const NAMES = { wasm: "WebAssembly", webgpu: "WebGPU" };
 const chart = new Chart(at("chart"));
-const worker = new Worker("worker.mjs", { type: "module" });
 const waiting = new Map();
+const NOT_KEPT = "Another tab of this page keeps its weights in this browser. What this one learns is not kept: save it to a "
+  + "file, or close the other tab and load this one again.";
 let [number, training, drawn, pixels, asking, keeping] = [0, false, [], null, false, Promise.resolve()];
+let worker, keeps; // keeps: whether this tab keeps weights in the browser
 
 function ask(type, rest = {}) {
   number += 1;
@@ -17,13 +19,16 @@ function ask(type, rest = {}) {
   return new Promise((resolve, reject) => waiting.set(number, { resolve, reject }));
 }
 
-worker.onmessage = ({ data }) => {
-  if (data.number === undefined) return TOLD[data.type](data);
-  const { resolve, reject } = waiting.get(data.number);
-  waiting.delete(data.number);
-  return data.error === undefined ? resolve(data.answer) : reject(new Error(data.error));
-};
-worker.onerror = (event) => say(`The page's worker failed: ${event.message || "a file is missing"}`);
+function startWorker() {
+  worker = new Worker("worker.mjs", { type: "module" });
+  worker.onmessage = ({ data }) => {
+    if (data.number === undefined) return TOLD[data.type](data);
+    const { resolve, reject } = waiting.get(data.number);
+    waiting.delete(data.number);
+    return data.error === undefined ? resolve(data.answer) : reject(new Error(data.error));
+  };
+  worker.onerror = (event) => say(`The page's worker failed: ${event.message || "a file is missing"}`);
+}
 
 /** Show what went wrong, or nothing. */
 function say(text) {
@@ -53,11 +58,17 @@ function showSteps(steps) {
   at("steps").textContent = steps.toLocaleString("en");
 }
 
+/** The losses of further batches; none: of weights that were taken from elsewhere, nobody knows one. */
+function showLosses(losses, first) {
+  if (first !== undefined) chart.start(first);
+  chart.add(losses);
+  if (losses.length || first !== undefined) at("loss").textContent = losses.at(-1)?.toPrecision(3) ?? "–";
+}
+
 const TOLD = {
   progress({ losses, done, steps, time }) {
-    chart.add(losses);
+    showLosses(losses);
     at("progress").value = done;
-    at("loss").textContent = losses.at(-1).toPrecision(3);
     at("time").textContent = `${time.toFixed(time < 10 ? 2 : 0)} ms`;
     showSteps(steps);
     if (pixels) showScores();
@@ -70,6 +81,10 @@ const TOLD = {
 
 /** Keep weights and drawn digits in the browser, one save after the other. */
 function keep(content) {
+  if (!keeps) {
+    at("saved").textContent = NOT_KEPT;
+    return null;
+  }
   at("saved").textContent = "Keeping the weights…";
   const own = keeping.then(async () => {
     let told = `Kept in this browser at ${new Date().toLocaleTimeString()}.`;
@@ -147,7 +162,7 @@ async function learn(label) {
   showDrawn();
   at("answer").textContent = "Learning…";
   const { before, now, taken, losses, accuracy, content, steps } = await ask("learn", { pixels: given, label, rate: rate() });
-  chart.add(losses);
+  showLosses(losses);
   showAccuracy(accuracy);
   showSteps(steps);
   showBars(now);
@@ -176,19 +191,33 @@ async function openFile() {
 async function take({ content, drawn: own }) {
   const { steps, accuracy } = await ask("load", { content, drawn: own });
   if (own) drawn = own;
-  chart.start(steps);
+  showLosses([], steps);
   showSteps(steps);
   showAccuracy(accuracy);
   showDrawn();
   if (pixels) await showScores();
 }
 
+/** Whether a person lets what was learned go. */
+function mayForget() {
+  const [learned, own] = [at("steps").textContent, drawn.length];
+  if (learned === "0" && !own) return true;
+  const digits = own ? ` and ${own} ${own === 1 ? "digit" : "digits"} that you drew` : "";
+  at("question").textContent = `Forget ${learned} steps of training${digits}? A file that you saved stays.`;
+  at("asking").returnValue = "";
+  at("asking").showModal();
+  return new Promise((resolve) => {
+    at("asking").onclose = () => resolve(at("asking").returnValue === "forget");
+  });
+}
+
 async function startAnew() {
+  if (!(await mayForget())) return;
   await ask("stop");
-  await forget();
+  if (keeps) await forget();
   drawn = [];
   const { steps, accuracy } = await ask("reset");
-  chart.start(steps);
+  showLosses([], steps);
   at("progress").value = 0;
   at("saved").textContent = "";
   showSteps(steps);
@@ -204,6 +233,8 @@ function listen() {
   at("open").onclick = () => at("file").click();
   at("file").onchange = guarded(openFile);
   at("reset").onclick = guarded(startAnew);
+  at("forget").onclick = () => at("asking").close("forget");
+  at("stay").onclick = () => at("asking").close("");
   const pad = new Pad(at("pad"), (found) => {
     pixels = found;
     showPixels(at("seen"), found);
@@ -223,7 +254,24 @@ function listen() {
   showPixels(at("seen"), null);
 }
 
+/** Let what is asked for from now on be kept, so that the page works without a network. Says whether it is. */
+async function keepFiles() {
+  if (!navigator.serviceWorker) return false;
+  try {
+    await navigator.serviceWorker.register("offline.mjs", { type: "module" });
+    await navigator.serviceWorker.ready;
+    const taken = new Promise((resolve) => navigator.serviceWorker.addEventListener("controllerchange", resolve, { once: true }));
+    if (!navigator.serviceWorker.controller) await Promise.race([taken, new Promise((resolve) => setTimeout(resolve, 3000))]);
+    return Boolean(navigator.serviceWorker.controller);
+  } catch {
+    return false; // a browser that keeps nothing for this page shows it all the same
+  }
+}
+
 async function begin() {
+  const [offline, first] = await Promise.all([keepFiles(), mayKeep()]);
+  keeps = first;
+  startWorker();
   const wanted = new URLSearchParams(location.search).get("runtime") ?? "auto";
   const { provider, note, steps, bytes } = await ask("open", { kind: wanted in NAMES ? wanted : "auto" });
   at("runtime").textContent = `Runs on ${NAMES[provider]}${note ? `: ${note}` : ""}`;
@@ -233,6 +281,8 @@ async function begin() {
   if (record) at("saved").textContent = "Went on with the weights kept in this browser.";
   if (problems.length) say(`Weights kept in this browser cannot be used: ${problems[0]}.${record ? " Older ones are here." : " The first ones are here."}`);
   if (!record) showAccuracy((await ask("load", { content: (await ask("content")).content })).accuracy);
+  if (!keeps) at("saved").textContent = NOT_KEPT;
+  if (offline) at("offline").textContent = "It works without a network, too.";
   enable();
 }
 

@@ -1,7 +1,8 @@
 // What the page keeps: weights in two slots that take turns, so that one is whole whenever the tab is closed or the room
-// ends in the middle of a save.
+// ends in the middle of a save. One tab keeps, the first; it holds a lock for as long as it is there.
 
 const [NAME, STORE, SLOTS] = ["opgrad-digits", "slots", ["first", "second"]];
+const WAIT = 1500; // ms
 
 function asked(request) {
   return new Promise((resolve, reject) => {
@@ -14,6 +15,15 @@ async function opened() {
   const request = indexedDB.open(NAME, 1);
   request.onupgradeneeded = () => request.result.createObjectStore(STORE);
   return asked(request);
+}
+
+/** Whether this tab is the one that keeps. A page that is loaded again may have to wait until its old self is gone. */
+export async function mayKeep() {
+  if (!navigator.locks) return true;
+  return new Promise((resolve) => {
+    const held = () => new Promise(() => resolve(true));
+    navigator.locks.request(NAME, { signal: AbortSignal.timeout(WAIT) }, held).catch(() => resolve(false));
+  });
 }
 
 /** All that is kept, the newest first. */

@@ -62,6 +62,7 @@ async function open({ kind }) {
     }
   }
   step = step ?? (await opened("wasm"));
+  await Promise.all(Object.values(step.told.files).map(({ name }) => read(name))); // what is asked for later, too
   const bytes = [...files.values()].reduce((sum, each) => sum + each.byteLength, 0);
   return { provider: step.provider, note, steps: step.steps, bytes };
 }

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
@@ -254,7 +253,7 @@ def _machine_table(found: dict[str, Any]) -> Table:
     table.add_row("threads", f"{found['threads']}, opgrad's own")
     table.add_row("kernels", f"{cache['kernels']} in {cache['folder']}" if cache["folder"] else "none kept")
     if cache["problem"]:
-        table.add_row("", f"new ones are not kept: {escape(cache['problem'])}")
+        table.add_row("", f"new ones are not kept: {cache['problem']}")
     cold, warm = (f"{seconds:.2f} s" if seconds is not None else "failed" for seconds in calls.values())
     table.add_row("first call", f"{cold} compiled, {warm} from the cache")
     table.add_row("onnxruntime", found["onnxruntime"])

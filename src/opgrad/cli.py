@@ -1,12 +1,16 @@
 """The command `opgrad`. Every command imports what is heavy when it runs, so that `--help` is quick."""
 
 import json
+import sys
+from collections.abc import Callable
+from inspect import getdoc
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+import opgrad
 from opgrad.bench.command import bench
 from opgrad.check import check
 from opgrad.commands.artifacts import artifacts
@@ -15,32 +19,50 @@ from opgrad.commands.lower import lower
 from opgrad.commands.step import step
 from opgrad.commands.train import train
 from opgrad.compile import compile_kernels
-from opgrad.terminal import console
+from opgrad.terminal import console, show_failure
 
 BACKENDS = ("cpu", "cuda")
 TEXT_WIDTH = 200  # of a table in a file or a pipe
 
 app = typer.Typer(
     name="opgrad",
-    help="Training kernels for NumPy and for stock onnxruntime.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
+def _print_version(asked: bool) -> None:
+    """Print it and end, if it was asked for."""
+    if asked:
+        typer.echo(f"opgrad {opgrad.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Training kernels for NumPy and for stock onnxruntime."""
+
+
 def main() -> None:
     """Run the command line. Exit status: 0 all is well, 1 the work failed, 2 wrong usage."""
-    app()
+    try:
+        app()
+    except Exception as error:
+        show_failure(error)
+        sys.exit(1)
 
 
-app.command()(explains_errors(extra="train")(train))
-app.command()(explains_errors(extra="onnx")(artifacts))
-app.command()(explains_errors(extra="train")(step))
+def _add(command: Callable[..., Any], extra: str | None = None, name: str | None = None) -> None:
+    """Add a command, whose help has the paragraphs of its docstring without their ends of lines."""
+    paragraphs = getdoc(command) or ""
+    help = "\n\n".join(" ".join(each.split()) for each in paragraphs.split("\n\n"))
+    app.command(name, help=help)(explains_errors(extra)(command))
 
 
-@app.command()
-@explains_errors(extra="train")
 def inspect(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="Folder of an artifact set, or one .onnx file.", exists=True)
@@ -66,11 +88,6 @@ def inspect(
         raise typer.Exit(1)
 
 
-app.command()(explains_errors(extra="onnx")(lower))
-
-
-@app.command()
-@explains_errors()
 def ops() -> None:
     """Print every operator: formula, dtypes, backends, and its names in ONNX."""
     table = Table(row_styles=("", "dim"))
@@ -106,6 +123,12 @@ def _backends(operator: Any) -> str:
     return ", ".join(backend for backend in BACKENDS if backend in operator.support.backends)
 
 
-app.command()(explains_errors(extra="bench")(bench))
-app.command()(check)
-app.command("compile")(explains_errors(extra="train")(compile_kernels))
+_add(train, "train")
+_add(artifacts, "onnx")
+_add(step, "train")
+_add(inspect, "train")
+_add(lower, "onnx")
+_add(ops)
+_add(bench, "bench")
+_add(check)
+_add(compile_kernels, "train", "compile")

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from opgrad.contract import FLOATS, Operator, graph_operators, operators
 from opgrad.cpu.compiler.native import Native, object_cache
 from opgrad.native.threads import default_threads
-from opgrad.terminal import folders_argument
+from opgrad.terminal import console, folders_argument
 
 if TYPE_CHECKING:
     from opgrad.training import ArtifactSet
@@ -62,10 +62,10 @@ def compile_kernels(
         raise RuntimeError(f"compile: compiled kernels cannot be kept: {problem}")
     todo = [Job("calls", compile_calls), *_jobs(folders or [], _names(ops), _names(dtypes))]
     before, start = cache.count(), time.perf_counter()
-    console = Console()
-    run(todo, jobs or default_threads(), console)
+    screen = console()
+    run(todo, jobs or default_threads(), screen)
     now, seconds = cache.count(), time.perf_counter() - start
-    console.print(f"{now - before} kernels compiled in {seconds:.0f} s, {now} in {cache.folder}", soft_wrap=True)
+    screen.print(f"{now - before} kernels compiled in {seconds:.0f} s, {now} in {cache.folder}", soft_wrap=True)
 
 
 def run(todo: Sequence[Job], processes: int, console: Console) -> None:

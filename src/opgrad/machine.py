@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -125,3 +126,38 @@ def _nvidia_driver() -> str | None:
     command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return None if done.returncode else done.stdout.split()[0]
+
+
+def cores() -> int:
+    """The processors that there are."""
+    return os.cpu_count() or 1
+
+
+class Load:
+    """The work of other processes on this machine, from when this is made."""
+
+    def __init__(self) -> None:
+        self._start, self._busy, self._own = time.perf_counter(), _busy_seconds(), _own_seconds()
+
+    def others(self) -> float | None:
+        """How many cores it has kept busy; None where the system does not tell."""
+        now = _busy_seconds()
+        if now is None or self._busy is None:
+            return None
+        passed = max(time.perf_counter() - self._start, 1e-3)
+        return max(0.0, (now - self._busy - (_own_seconds() - self._own)) / passed)
+
+
+def _own_seconds() -> float:
+    """The processors' time of this process and of those that it has waited for."""
+    return sum(os.times()[:4])
+
+
+def _busy_seconds() -> float | None:
+    """The time in which processors were not idle, of all of them together; as Linux tells it."""
+    try:
+        words = Path("/proc/stat").read_text().splitlines()[0].split()
+        user, nice, system, _, _, interrupts, soft = map(int, words[1:8])
+    except (OSError, ValueError, IndexError):
+        return None
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")

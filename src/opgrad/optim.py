@@ -135,6 +135,18 @@ class _Split:
     A float32 weight is its upper 16 bits, rounded to the nearest bfloat16, and what is missing, as an int16.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_factors",
+        "_gradients",
+        "_high",
+        "_slope",
+        "_weights",
+        "learning_rate",
+        "low",
+        "steps",
+    )
+
     def __init__(self, parameters: Array, gradients: Array, learning_rate: float):
         self.learning_rate, self.steps = learning_rate, 0
         self.low = np.zeros(parameters.size, np.int16)
@@ -200,6 +212,8 @@ class SplitSGD(_Split):
     Formula: w -= learning_rate * g for w = parameters and low together. Source: split SGD, arXiv 2005.04680.
     """
 
+    __slots__ = ("_passes",)
+
     def __init__(self, parameters: Array, gradients: Array, learning_rate: float):
         super().__init__(parameters, gradients, learning_rate)
         self._passes = [self._pass(block.stop - block.start) for block in self._blocks()]
@@ -228,6 +242,8 @@ class SplitAdamW(_Split):
     Formula: that of adamw_optimizer with adam_mode 0, for weights that are parameters and low together.
     Source: Decoupled Weight Decay Regularization, arXiv 1711.05101; split SGD, arXiv 2005.04680.
     """
+
+    __slots__ = ("_passes", "_rule", "first_moment", "second_moment")
 
     def __init__(
         self, parameters: Array, gradients: Array, learning_rate: float, alpha: float = 0.9, beta: float = 0.999,

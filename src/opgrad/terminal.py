@@ -1,16 +1,50 @@
 """What the commands share: what they print on, and how they take folders."""
 
+import sys
+import traceback
+import unicodedata
 from typing import Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
+
+# Categories of characters that act on a terminal or hide what stands there: controls, directions of writing and other
+# formats, halves of surrogates, ends of lines and paragraphs.
+ACTING = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
-def console(quiet: bool = False) -> Console:
-    """A console that prints text as it is: file names, shapes and messages have brackets, which are no markup."""
-    return Console(markup=False, quiet=quiet)
+def visible(text: str) -> str:
+    """A text in which characters that act on a terminal are written as Python writes them, \\x1b for an escape.
+
+    Names in models and files come from anybody, and may hold such characters.
+    """
+    if text.isprintable():
+        return text
+    return "".join(ascii(each)[1:-1] if unicodedata.category(each) in ACTING else each for each in text)
+
+
+class _Screen(Console):
+    """A console on which text that it is given as str is one line, whatever characters that has."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **options)
+
+
+def console(quiet: bool = False, **options: Any) -> Console:
+    """A console that prints text as it is: file names, shapes and messages have brackets, which are no markup.
+
+    options: further ones of rich's Console.
+    """
+    return _Screen(markup=False, quiet=quiet, **options)
+
+
+def show_failure(error: BaseException) -> None:
+    """Write the traceback of an error that nobody expected to stderr."""
+    for line in "".join(traceback.format_exception(error)).rstrip("\n").split("\n"):
+        print(visible(line), file=sys.stderr)
 
 
 def folders_argument(help: str) -> Any:
-    """An argument that takes existing folders, or none."""
-    return typer.Argument(metavar="[DIR ...]", help=help, exists=True, file_okay=False, show_default=False)
+    """An argument that takes existing paths, or none; `ArtifactSet.load` says of a file what makes a folder."""
+    return typer.Argument(metavar="DIR", help=help, exists=True, show_default=False)

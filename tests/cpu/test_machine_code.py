@@ -5,7 +5,7 @@ import struct
 import pytest
 from subprocesses import run_python
 
-from opgrad.cpu.compiler import machine_code, native, target
+from opgrad.cpu.compiler import machine_code, memory, native, target
 from opgrad.native import threads
 from opgrad.native.plan import execute
 
@@ -42,6 +42,22 @@ def test_both_links_run_alike():
         call = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)(address)
         assert call(0, ctypes.cast(task, ctypes.c_void_p).value, 0, 3) == 0
     assert seen == [0, 1, 2] * 2
+
+
+@native.native(1)
+def second_word(index: int) -> int:
+    return memory.load_word(memory.named_address("opgrad_of_a_test"), index)
+
+
+def test_addresses_by_name():
+    """Both links find what the process has given a name; code from the cache finds what this process has given it."""
+    import ctypes
+
+    words = (ctypes.c_int64 * 2)(5, 6)
+    machine_code.give_name("opgrad_of_a_test", ctypes.addressof(words))
+    code = code_of(second_word)
+    for address in (machine_code.link(code, native.ENTRY), native._load_with_llvm(code)):
+        assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)(1) == 6
 
 
 @pytest.mark.parametrize("kind", [2, 24])

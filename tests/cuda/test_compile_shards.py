@@ -2,10 +2,12 @@
 
 import sys
 
+import pytest
+import triton.language as tl
 from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_share, errors, missing, over_registers, spills
 from cuda_gate_rows import OWN
 
-from opgrad.contract import DTYPES, FLOATS, Spec, graph_operators
+from opgrad.contract import DTYPES, FLOATS, Spec, graph_operators, loss_operators
 from opgrad.contract.signature import prepare
 
 NAMES = ("cross_entropy_shard", "cross_entropy_shard_grad")
@@ -64,3 +66,28 @@ def test_spills(kinds):
 
 if __name__ == "__main__":
     compile_share(GATE, int(sys.argv[1]))
+
+
+@pytest.mark.parametrize("name", [*NAMES, "sample_losses", "sample_losses_and_grad"])
+def test_options_are_numbers_that_kernels_are_given(name):
+    """By their bits: Triton takes a float for a float32, and compiles anew for each constant."""
+    op = {**graph_operators(), **loss_operators()}[name]
+    found = []
+    for temperature in (1.5, 0.7):
+        shapes, specs = {}, []
+        for each, tensor in op.inputs.items():
+            if each in op.optional:
+                specs.append(None)
+                continue
+            shapes[each] = tensor.shape(shapes, dict(op.attributes)) if tensor.shape else (64, 300)
+            specs.append(Spec(shapes[each], DTYPES["int64" if each == "labels" else "float64"]))
+        given = {"first": 10} if "first" in op.attributes else {"label_smoothing": 0.1 * temperature}
+        given |= {"softcap": 0.3 * temperature, "temperature": temperature}
+        problem = prepare(op, specs, {**op.attributes, **given}, any_stride=True).problem
+        for launch in op.kernel("cuda")(problem).launches:
+            assert not [each for each, value in launch.arguments.items() if isinstance(value, float)]
+            annotations = launch.kernel.fn.__annotations__
+            constants = {each for each in launch.kernel.arg_names if annotations.get(each) is tl.constexpr}
+            assert "CAPPED" in constants
+            found.append({each: launch.arguments[each] for each in constants & launch.arguments.keys()})
+    assert found[: len(found) // 2] == found[len(found) // 2 :]

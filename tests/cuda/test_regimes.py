@@ -116,3 +116,37 @@ def test_limits_as_they_are(op, dtype, rng):
     """Rows as long as in training, whatever regime they belong to."""
     for shape in LENGTHS:
         check(op, sample(op, shape, dtype, rng), str(shape))
+
+
+def test_regimes_are_those_of_the_current_device(monkeypatch):
+    """Not of the first one, nor of what was supposed before a driver was there."""
+    from types import SimpleNamespace
+
+    from opgrad.cuda import execute
+
+    def driver(current):
+        sizes = [{"multiprocessor_count": 10 * (i + 1), "max_shared_mem": 1000 * (i + 1)} for i in range(2)]
+        methods = {
+            "utils": SimpleNamespace(get_device_properties=sizes.__getitem__),
+            "get_current_device": lambda _: current[0],
+            "get_current_target": lambda _: SimpleNamespace(arch=(80, 90)[current[0]]),
+        }
+        return type("Driver", (), methods)()
+
+    class NoDriver:
+        def __getattr__(self, name):
+            raise RuntimeError("0 active drivers")
+
+    current = [0]
+    for active, index, wanted in [
+        (NoDriver(), 0, execute.Device()),
+        (driver(current), 0, execute.Device(10, 1000, 80)),
+        (None, 1, execute.Device(20, 2000, 90)),
+        (None, 0, execute.Device(10, 1000, 80)),
+    ]:
+        current[0] = index
+        if active is not None:
+            fake = SimpleNamespace(runtime=SimpleNamespace(driver=SimpleNamespace(active=active)))
+            monkeypatch.setattr(execute, "triton", fake)
+        assert execute.device() == wanted
+        assert regimes.clusters() == (wanted.architecture >= 90 and regimes._release() >= regimes.CLUSTERS_SINCE)

@@ -189,9 +189,6 @@ def test_attributes_refused(rng):
     fails(TypeError, message, opgrad.softmax, np.ones(3), post_ops=[post_ops.add(x)])
     immutable = "softmax: JAX arrays are immutable and take no out=: leave it away and use the result"
     fails(TypeError, immutable, opgrad.softmax, x, stats=True, out=(x, x))
-    traced = jax.jit(lambda bias: opgrad.softmax(x, post_ops=[post_ops.add(bias)]))
-    fails(TypeError, f"softmax: post_ops[0]'s operand {TRACED}", traced, x)
-    fails(TypeError, f"softmax: x {TRACED}", jax.grad(lambda x: opgrad.softmax(x, stats=True)[0].sum()), x)
     second = jax.device_put(jnp.ones(4, bool), jax.devices("cpu")[1])
     with pytest.raises(ValueError, match=r"softmax: where is on .*, the device of x: move it with jax.device_put"):
         opgrad.softmax(x, where=second)
@@ -219,7 +216,8 @@ def test_nothing_is_copied(op, dtype, rng, monkeypatch):
         return compute
 
     call(op, given)
-    monkeypatch.setitem(front_end._dispatchers, op.name, watched(front_end._dispatchers[op.name]))
+    dispatch = front_end._dispatcher
+    monkeypatch.setattr(front_end, "_dispatcher", lambda op: watched(dispatch(op)))
     results = dict(zip(op.results, call(op, given), strict=True))
     for name, array in (given | results).items():
         if isinstance(array, jax.Array) and (name in op.inputs or array.nbytes >= 1 << 16):
@@ -265,19 +263,21 @@ def fails(error, message, function, *args, **kwargs):
 
 
 TRACED = (
-    "is traced by jit, grad or vmap and holds no numbers: call opgrad through jax.pure_callback, and jax.custom_vjp "
-    "for gradients; docs/arrays.md shows how"
+    "is traced by jit, grad or vmap and holds no number yet: expected a value that is known when the function is "
+    "traced, such as one of jit's static_argnums"
 )
-
-
-@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap, lambda f: lambda x: jax.jvp(f, (x,), (x,))])
-def test_tracers(transform):
-    fails(TypeError, f"tanh: x {TRACED}", transform(opgrad.tanh), jnp.ones(3))
 
 
 def test_traced_attribute():
     x = jnp.ones(3)
     fails(TypeError, f"leaky_relu: alpha {TRACED}", jax.jit(lambda alpha: opgrad.leaky_relu(x, alpha)), 0.5)
+    shape = jax.jit(lambda shape: opgrad.gather_grad(shape, jnp.asarray([0]), jnp.ones((1, 2))))
+    fails(TypeError, f"gather_grad: shape {TRACED}", shape, jnp.asarray([3, 2]))
+
+
+def test_forward_mode():
+    with pytest.raises(TypeError, match="jvp"):
+        jax.jvp(opgrad.tanh, (jnp.ones(3),), (jnp.ones(3),))
 
 
 def test_out(op, rng):
@@ -329,10 +329,6 @@ def test_devices():
         f"softmax_grad: y is on {second}, expected {first}, the device of dy: move it with jax.device_put(y, dy.device)"
     )
     fails(ValueError, message, opgrad.softmax_grad, dy, y)
-    mesh = jax.sharding.Mesh(np.array([first, second]), ("rows",))
-    spread = jax.device_put(jnp.ones((2, 4)), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows")))
-    message = "softmax: x lies on 2 devices, expected one: gather it with jax.device_put(x, jax.local_devices()[0])"
-    fails(ValueError, message, opgrad.softmax, spread)
 
 
 def test_devices_without_kernels(monkeypatch):
@@ -343,7 +339,7 @@ def test_devices_without_kernels(monkeypatch):
             return "tpu:0"
 
     x = jnp.ones(3)
-    monkeypatch.setattr(front_end, "_check", lambda op, given: {"x": _On(Device())})
+    monkeypatch.setattr(front_end, "check", lambda op, given, library: {"x": _On(Device())})
     message = (
         'relu: x is on tpu:0, expected a CPU or a CUDA device: move it with jax.device_put(x, jax.devices("cpu")[0])'
     )
@@ -483,58 +479,35 @@ def test_streams_wait_for_each_other():
         assert float(y.min()) == float(y.max()) == 4.0
 
 
-# --- the recipe of the documentation --------------------------------------------------------------------------------
+# --- the examples of the documentation ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def recipe():
-    """What the example with custom_vjp in docs/arrays.md defines."""
+def examples():
+    """What the examples in docs/arrays.md define for compiled functions."""
     text = (Path(__file__).parents[2] / "docs" / "arrays.md").read_text(encoding="utf-8")
-    blocks = [part.partition("```")[0] for part in text.split("```python\n")[1:]]
-    (block,) = [block for block in blocks if "custom_vjp" in block]
+    text = text[text.index("### Inside of compiled and differentiated functions") :]
     names = {}
-    exec(block, names)
+    for part in text.split("```python\n")[1:]:
+        exec(part.partition("```")[0], names)
     return names
 
 
-def plain_loss(logits, labels):
-    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1))
-
-
-def close(found, expected, dtype):
-    np.testing.assert_allclose(
-        np.asarray(found, "float64"), np.asarray(expected, "float64"), rtol=8 * float(jnp.finfo(dtype).eps), atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_recipe(recipe, dtype, rng):
-    loss = recipe["cross_entropy"]
-    logits, labels = jnp.asarray(rng.normal(size=(6, 9)), dtype), jnp.asarray([0, 8, 3, 3, 5, 1])
-    wide = logits.astype("float64")
-    close(loss(logits, labels), plain_loss(wide, labels), dtype)
-    close(jax.jit(loss)(logits, labels), plain_loss(wide, labels), dtype)
-    for gradient in [jax.grad(loss), jax.jit(jax.grad(loss))]:
-        found = gradient(logits, labels)
-        assert found.dtype == logits.dtype
-        close(found, jax.grad(plain_loss)(wide, labels), dtype)
-    doubled = jax.grad(lambda logits: 2 * loss(logits * 3, labels))(logits)
-    close(doubled, jax.grad(lambda logits: 2 * plain_loss(logits * 3, labels))(wide), dtype)
-
-
-def test_recipe_under_vmap(recipe, rng):
-    loss = recipe["cross_entropy"]
-    logits, labels = jnp.asarray(rng.normal(size=(3, 6, 9))), jnp.asarray(rng.integers(0, 9, (3, 6)))
-    close(jax.vmap(loss)(logits, labels), jax.vmap(plain_loss)(logits, labels), "float64")
-    gradient = jax.jit(jax.vmap(jax.grad(loss)))(logits, labels)
-    close(gradient, jax.vmap(jax.grad(plain_loss))(logits, labels), "float64")
-
-
-def test_recipe_does_not_hang_on_large_arrays(recipe, rng):
-    x, labels = jnp.asarray(rng.normal(size=(2000, 64)), "float32"), jnp.asarray(rng.integers(0, 500, 2000))
-    weight = jnp.asarray(rng.normal(size=(64, 500)) / 8, "float32")
-    step = jax.jit(lambda w: w - 0.5 * jax.grad(lambda w: recipe["cross_entropy"](x @ w, labels))(w))
-    before = plain_loss(x @ weight, labels)
+def test_step(examples, rng):
+    x, labels = jnp.asarray(rng.normal(size=(200, 16)), "float32"), jnp.asarray(rng.integers(0, 50, 200))
+    weight = jnp.asarray(rng.normal(size=(16, 50)) / 8, "float32")
+    losses = []
     for _ in range(20):
-        weight = step(weight)
-    assert plain_loss(x @ weight, labels) < before
+        loss, weight = examples["step"](weight, x, labels)
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+
+
+def test_masked(examples, rng):
+    x, mask = jnp.asarray(rng.normal(size=(4, 7))), jnp.asarray([True, False, True, True, False, True, True])
+
+    def slope(function):
+        return jax.jit(jax.grad(lambda x: (function(x, mask) ** 2).sum()))(x)
+
+    expected = slope(lambda x, mask: jax.nn.softmax(jnp.where(mask, x, -jnp.inf)))
+    np.testing.assert_allclose(slope(examples["masked"]), expected, rtol=1e-12, atol=1e-15)

@@ -44,18 +44,24 @@ def serving():
     spec = importlib.util.spec_from_file_location("portable_serve", BROWSER / "serve.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    servers = []
+    servers = {}
 
     def served(folder):
         running = module.server(folder)
         threading.Thread(target=running.serve_forever, daemon=True).start()
-        servers.append(running)
-        return f"http://localhost:{running.server_address[1]}/"
+        address = f"http://localhost:{running.server_address[1]}/"
+        servers[address] = running
+        return address
 
-    yield served
-    for running in servers:
+    def stop(address):
+        running = servers.pop(address)
         running.shutdown()
         running.server_close()
+
+    served.stop = stop
+    yield served
+    for address in list(servers):
+        stop(address)
 
 
 @pytest.fixture(scope="session")

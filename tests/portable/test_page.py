@@ -68,6 +68,7 @@ class Page:
         return self.text("#answer")
 
 
+UNKNOWN = "\u2013"  # in the place of a figure
 SEVEN = (0.3, 0.2), (0.7, 0.2), (0.45, 0.85)
 SHAPE = (0.2, 0.2), (0.8, 0.2), (0.8, 0.8), (0.2, 0.8), (0.2, 0.5), (0.8, 0.5)  # no digit, until one says so
 
@@ -115,6 +116,7 @@ def test_it_says_what_it_runs_on(opened):
     assert opened("none")[0].text("#runtime") == "Runs on WebAssembly: this browser offers no WebGPU"
     page, context = opened("software", webgpu=True)
     assert page.text("#runtime") == "Runs on WebAssembly: this browser's WebGPU has no GPU"
+    page.page.close()  # the first tab keeps the weights, others do not
     asked = Page(context, page.answer.url, "?runtime=webgpu")
     assert asked.text("#runtime") == "Runs on WebGPU"
     asked.train(1)
@@ -208,6 +210,112 @@ def test_a_save_that_is_cut_short_gives_way_to_the_one_before(opened):
     assert "the weights are damaged" in page.text("#message")
     assert "Older ones are here." in page.text("#message")
     assert page.text("#steps") == "30"
+
+
+def test_a_second_tab_overwrites_nothing_and_says_so(opened):
+    page, context = opened()
+    page.train(4)
+    accuracy = page.text("#accuracy")
+    second = Page(context, page.answer.url)
+    assert second.text("#steps") == page.text("#steps") == "120"
+    assert "Another tab of this page keeps its weights" in second.text("#saved")
+    second.page.fill("#epochs", "1")
+    second.page.click("#train")
+    second.page.locator("#steps", has_text="150").wait_for()
+    second.page.locator("#train", has_text="Train").wait_for()
+    assert "What this one learns is not kept" in second.text("#saved")
+    second.page.click("#reset")
+    second.page.click("#forget")
+    second.page.locator("#steps", has_text=re.compile("^0$")).wait_for()
+    page.page.reload()
+    page.ready()
+    assert (page.text("#accuracy"), page.text("#steps")) == (accuracy, "120")
+    page.page.close()
+    second.page.reload()
+    second.ready()
+    second.train(1)
+    assert second.text("#steps") == "150"
+    assert not second.errors
+
+
+def test_start_anew_asks(opened):
+    page, _ = opened()
+    page.page.click("#reset")  # there is nothing to forget
+    page.page.wait_for_timeout(300)
+    assert not page.page.is_visible("#asking")
+    page.train(1)
+    for answer in ("#stay", None):
+        page.page.click("#reset")
+        assert page.text("#question") == "Forget 30 steps of training? A file that you saved stays."
+        page.page.click(answer) if answer else page.page.keyboard.press("Escape")
+        assert not page.page.is_visible("#asking")
+        assert page.text("#steps") == "30"
+    page.page.reload()
+    page.ready()
+    assert page.text("#steps") == "30"
+    page.draw(*SEVEN)
+    page.learn(7)
+    page.page.click("#reset")
+    assert "and 1 digit that you drew" in page.text("#question")
+    page.page.click("#forget")
+    page.page.locator("#steps", has_text=re.compile("^0$")).wait_for()
+    page.page.reload()
+    page.ready()
+    assert page.text("#steps") == "0"
+    assert page.page.locator("#mine figure").count() == 0
+
+
+def test_the_loss_follows_what_was_taught(opened):
+    page, _ = opened()
+    assert page.text("#loss") == UNKNOWN
+    page.train(2)
+    trained = page.text("#loss")
+    page.draw(*SHAPE)
+    taken = int(re.search(r"in (\d+) steps", page.learn(4))[1])
+    assert page.text("#loss") != trained
+    assert float(page.text("#loss")) > 0
+    assert page.steps() == 2 * STEPS + taken
+    page.page.reload()
+    page.ready()
+    assert page.text("#loss") == UNKNOWN
+
+
+CORNER = """() => Array.from(document.querySelector("#seen").getContext("2d").getImageData(0, 0, 1, 1).data)"""
+BRIGHTEST = """() => Math.max(...document.querySelector("#seen").getContext("2d").getImageData(0, 0, 8, 8).data
+    .filter((_, index) => index % 4 === 0))"""
+
+
+def test_the_preview_in_the_dark(opened, tmp_path):
+    page, _ = opened(color_scheme="dark")
+    assert page.page.evaluate(CORNER)[0] < 60
+    page.draw(*SEVEN)
+    assert page.page.evaluate(BRIGHTEST) > 150
+    page.page.screenshot(path=tmp_path / "dark.png", full_page=True)
+    for scheme, in_scheme in (("light", lambda grey: grey > 200), ("dark", lambda grey: grey < 60)):
+        page.page.emulate_media(color_scheme=scheme)
+        for _ in range(100):  # the page is told of the change later
+            if in_scheme(page.page.evaluate(CORNER)[0]):
+                break
+            page.page.wait_for_timeout(100)
+        assert in_scheme(page.page.evaluate(CORNER)[0])
+    assert not page.errors
+
+
+def test_a_page_loaded_once_works_without_the_server(opened, serving, site):
+    page, context = opened()
+    assert "It works without a network, too." in page.text("#offline")
+    page.train(1)
+    address = page.answer.url
+    serving.stop(address)
+    page.page.reload()
+    page.ready()
+    assert page.text("#steps") == "30"
+    page.train(1)
+    page.page.close()
+    again = Page(context, address, "?runtime=wasm")
+    assert again.text("#steps") == "60"
+    again.draw(*SEVEN)
+    assert not again.page.is_visible("#message")
 
 
 def test_pausing_keeps_what_was_learned(opened):

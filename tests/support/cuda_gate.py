@@ -103,13 +103,11 @@ def on(arch: int) -> Iterator[None]:
     found, users = execute.Device(*DEVICES[arch]), (regimes, slices)
     for module in users:
         module.device = lambda: found
-    regimes.clusters.cache_clear()
     try:
         yield
     finally:
         for module in users:
             module.device = execute.device
-        regimes.clusters.cache_clear()
 
 
 def specialised(value: Any, aligned: bool) -> Any:

@@ -650,3 +650,16 @@ def test_the_examples_run():
     examples = [part.partition("```")[0] for part in text.split("```python\n")[1:]]
     assert len(examples) > 3
     exec("\n".join(examples), {})
+
+
+def test_gather_of_a_single_number():
+    """As torch.index_select has it."""
+    x = torch.tensor(5.0, requires_grad=True)
+    for indices in (torch.tensor(0), torch.tensor([0]), torch.tensor([[-1]], dtype=torch.int32)):
+        y = opgrad.torch.gather(x, indices)
+        assert y.shape == ()
+        assert torch.autograd.grad(y, x) == (torch.tensor(1.0),)
+    assert torch.index_select(x, 0, torch.tensor([0])).shape == ()
+    for wrong, message in ((torch.tensor([0, 0]), "expected one index for a single number"), (torch.tensor(1), "is 1")):
+        with pytest.raises(ValueError, match=message):
+            opgrad.torch.gather(x, wrong)

@@ -122,19 +122,27 @@ def test_linear_cross_entropy(chunks, monkeypatch):
             torch.testing.assert_close(torch.autograd.grad(several, (x, w, b), dys), logits_slopes)
 
 
-def test_linear_cross_entropy_in_half_precision(monkeypatch):
-    """Gradients over chunks are as near to the exact ones as those of stored logits."""
-    monkeypatch.setattr(linear_chunks, "SHARE_OF_BUFFER", 0)
+@pytest.mark.parametrize("is_slow", [False, True], ids=["as it is", "converted"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_linear_cross_entropy_in_half_precision(dtype, is_slow, monkeypatch):
+    """Gradients over chunks are as near to the exact ones as those of stored logits, where the CPU multiplies numbers
+    of the dtype and where they are converted, some rows at a time."""
+    for name, value in {"SHARE_OF_BUFFER": 0, "PART": 4096, "_is_slow": lambda of: is_slow and of == dtype}.items():
+        monkeypatch.setattr(linear_chunks, name, value)
     torch.manual_seed(0)
     x, w, target = torch.randn(64, 16), torch.randn(300, 16) / 4, torch.randint(0, 300, (64,))
-    exact = [each.bfloat16().double().requires_grad_() for each in (x, w)]
-    wanted = slopes(functional.cross_entropy(exact[0] @ exact[1].t(), target), exact, torch.tensor(1.0))
-    half = [each.bfloat16().requires_grad_() for each in (x, w)]
-    theirs = slopes(functional.linear_cross_entropy(*half, target), half, torch.tensor(1.0, dtype=torch.bfloat16))
+    b = torch.randn(300)
+    exact = [each.to(dtype).double().requires_grad_() for each in (x, w, b)]
+    wanted = slopes(functional.cross_entropy(functional.linear(*exact), target), exact, torch.tensor(1.0))
+    half = [each.to(dtype).requires_grad_() for each in (x, w, b)]
+    theirs = functional.cross_entropy(functional.linear(*half).float(), target)
+    theirs = slopes(theirs, half, torch.tensor(1.0))
     for chunks in CHUNKS.values():
         for name, value in {"LEAST_BUFFER": 32 << 20, "FEWEST_ROWS": 64, **chunks}.items():
             monkeypatch.setattr(linear_chunks, name, value * 4 if name == "LEAST_BUFFER" else value)
-        mine = slopes(opgrad.torch.linear_cross_entropy(*half, target), half, torch.tensor(1.0, dtype=torch.bfloat16))
+        loss = opgrad.torch.linear_cross_entropy(half[0], half[1], target, linear_bias=half[2])
+        assert loss.dtype == dtype
+        mine = slopes(loss, half, torch.tensor(1.0, dtype=dtype))
         for ours, other, true in zip(mine, theirs, wanted, strict=True):
             assert (ours.double() - true).norm() <= 1.5 * (other.double() - true).norm()
 
@@ -203,6 +211,29 @@ def test_nothing_counts(rows, dtype):
             grads = torch.autograd.grad(found.sum(), (x, w, b))
             for each in (found, *grads):
                 assert torch.equal(each, torch.zeros_like(each)), given
+
+
+@pytest.mark.parametrize("given", [{}, {"reduction": "none"}, {"return_lse": True}], ids=str)
+def test_products_are_counted(given):
+    """Those of the linear layer, and the logits once more for the gradients."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x, w, target = torch.randn(8, 5, requires_grad=True), torch.randn(30, 5, requires_grad=True), torch.arange(8)
+
+    def step(call):
+        with FlopCounterMode(display=False) as forward:
+            found = call(x, w)
+        with FlopCounterMode(display=False) as backward:
+            (found if isinstance(found, torch.Tensor) else found.loss).sum().backward()
+        return forward.get_total_flops(), backward.get_total_flops()
+
+    def loss(x, w):
+        return opgrad.torch.linear_cross_entropy(x, w, target, **given)
+
+    product = 2 * 8 * 5 * 30
+    torch.compiler.reset()
+    for call in (loss, torch.compile(loss, backend="aot_eager")):
+        assert step(call) == (product, 3 * product)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

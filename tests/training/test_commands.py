@@ -220,7 +220,7 @@ def test_what_cannot_be_trained_is_told_in_one_line(tmp_path):
         ("--data", rows): "it holds x, label, expected an array for the input 'labels'",
         ("--data", wide): "x has shape (30, 5), expected (batch, 4)",
         (): f"train: no data for {model}, expected --data or a dataset named in recipe.toml beside it",
-        ("--data", rows, "--export", tmp_path / "none" / "x.onnx"): "there is no folder",
+        ("--data", rows, "--export", rows / "deep" / "x.onnx"): f"{rows} is a file, expected a folder for --export",
         ("--data", rows, "--validation", "much"): "validation is 'much', expected a number of rows or a fraction",
         ("--data", rows, "--freeze", "z*"): "--freeze has 'z*', which matches no weight",
     }
@@ -300,7 +300,7 @@ def test_the_losses_that_inspect_names_fit(last, tmp_path):
 def test_inspect_of_models_that_are_not_to_be_trained(tmp_path):
     assert inspect(EXAMPLES / "digits" / "training_model.onnx").training is None
     assert inspect(EXAMPLES / "digits" / "eval_model.onnx").training.problems == [
-        "the model has no weights, float tensors that it multiplies, adds or looks up"
+        "the model has no weights, expected float tensors that it multiplies, adds or looks up"
     ]
     model = saved(perceptron(), tmp_path)
     onnx.save(onnx.load(model), model, save_as_external_data=True, location="values", size_threshold=0)

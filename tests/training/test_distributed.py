@@ -7,12 +7,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from processes import run_processes
 
-from opgrad.training.sharing import Sharing
+from opgrad.training.fit import Fit
+from opgrad.training.sharing import Sharing, Step
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
@@ -48,7 +51,7 @@ def trained(rank, folder, accumulate, validation, stop):
     recipe = Recipe(**{**vars(recipe), **settings})
     processes, seen = Processes(), []
 
-    def progress(done, total, loss, validation_loss):
+    def progress(done, total, loss, validation_loss, speed):
         seen.append(done)
         if stop and rank == 1 and len(seen) == stop:
             signal.raise_signal(signal.SIGINT)
@@ -78,7 +81,34 @@ def cases(rank, folder):
     Path(folder, "stopped").mkdir(exist_ok=True)
     found["stopped"] = trained(rank, f"{folder}/stopped", 1, None, 5)
     found["module"] = module(rank)
+    found["done"], found["failed"] = started_after_the_end(rank, folder), failed(rank, folder)
     return found
+
+
+def started_after_the_end(rank, folder):
+    """What processes do that are started anew after one was lost behind the last checkpoint."""
+    from opgrad.training import ArtifactSet, job
+    from opgrad.training.distributed import Processes
+    from opgrad.training.state import LAST, Resumption
+
+    output = Path(folder, "plain", "run")
+    done = Resumption.read(output / LAST, may_be_done=True)
+    given = (ArtifactSet.load(DIGITS), done.state.recipe, None, output.parent / "anew", lambda *each: None)
+    run = job.train(*given, done, Processes())
+    return [epoch.train_loss for epoch in run.state.history] if run else None
+
+
+def failed(rank, folder):
+    """What each process raises where the first one cannot write."""
+    Path(folder, "failed").mkdir(exist_ok=True)
+    if not rank:
+        Path(folder, "failed", "run").touch()
+    torch.distributed.barrier()
+    try:
+        trained(rank, f"{folder}/failed", 1, None, 0)
+    except (OSError, RuntimeError) as error:
+        return str(error)
+    return None
 
 
 def module(rank):
@@ -113,9 +143,25 @@ def test_three_processes_train_as_one_does(tmp_path):
     assert first == again
     assert [each["stopped"]["steps"] for each in found] == [found[0]["stopped"]["steps"]] * 3  # all after the same step
     assert Path(found[0]["stopped"]["checkpoint"]).is_file()
+    assert [each["done"] for each in found] == [found[0]["plain"]["losses"], None, None]
+    assert Path(tmp_path, "plain", "anew", "model.onnx").read_bytes() == first
+    assert "run" in found[0]["failed"]
+    assert [each["failed"] for each in found[1:]] == [
+        "train: the first of 3 processes has failed, whose message says why"
+    ] * 2
     assert len({json.dumps(each["module"]) for each in found}) == 1
     for name, wanted in module_alone().items():
         assert found[0]["module"][name] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_process_without_rows_adds_nothing():
+    """Whatever an earlier batch has left in its gradients."""
+    gradients = np.full(4, np.inf, np.float32)
+    fit: Any = object.__new__(Fit)
+    fit.trainer = SimpleNamespace(gradients=SimpleNamespace(flat=gradients[:3], extended=gradients))
+    fit._mean, fit._processes = None, SimpleNamespace(add=lambda array: None)
+    fit._add_up(Step(rows=2, batches=1, shares=[]), SimpleNamespace(requested=False))
+    assert gradients.tolist() == [0, 0, 0, 0]
 
 
 def module_alone():

@@ -2,13 +2,27 @@
 
 import io
 import os
+import signal
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
+from onnx.external_data_helper import set_external_data
+from small_models import build
 
-from opgrad.training import TensorSpec, load_file
+from opgrad.bench import figures
+from opgrad.gradients import gradients
+from opgrad.onnxruntime import InferenceSession
+from opgrad.onnxruntime.loading import open_session
+from opgrad.onnxruntime.reading import read_model
+from opgrad.onnxruntime.saving import lower_file
+from opgrad.training import Recipe, TensorSpec, load_file, read_checkpoint
+from opgrad.training.onnxblock import custom_op_library
+from opgrad.training.state import Resumption
 
 INPUTS = (
     TensorSpec("pixels", np.dtype(np.float32), ("batch", 2)),
@@ -156,3 +170,68 @@ def test_a_pipe_is_no_file_of_data(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(ValueError, match="it is no regular file"):
         load_file(tmp_path / name, INPUTS)
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "checkpoint": read_checkpoint,
+    "resume": Resumption.read,
+    "recipe": lambda path: Recipe.load(path.parent),
+    "model": lambda path: read_model(path, "test"),
+    "gradients": lambda path: gradients(path, "y", "x"),
+    "lower": lambda path: lower_file(path, path.with_name("out.onnx")),
+    "session": InferenceSession,
+    "stock": lambda path: open_session(path, onnxruntime.SessionOptions(), "test", stock=True),
+    "library": lambda path: custom_op_library(path).__enter__(),
+    "result": figures.read,
+    "outside": lambda path: read_model(outside(path), "test"),
+}
+
+
+def outside(path: Path) -> Path:
+    """A model that keeps a tensor in this file."""
+    model = build("g (float[2] x) => (float[2] y) { y = Add(x, w) }", {"w": np.ones(2, np.float32)})
+    set_external_data(model.graph.initializer[0], path.name)
+    model.graph.initializer[0].ClearField("raw_data")
+    onnx.save(model, path.with_name("model.onnx"))
+    return path.with_name("model.onnx")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("reader", READERS)
+def test_nothing_waits_for_a_pipe(tmp_path: Path, reader: str) -> None:
+    """What opens a pipe waits for a writer; an alarm ends the test that does."""
+    path = tmp_path / ("recipe.toml" if reader == "recipe" else "file")
+    os.mkfifo(path)
+    before = signal.signal(signal.SIGALRM, _late)
+    signal.alarm(60)
+    try:
+        with pytest.raises(ValueError, match="no regular file"):
+            READERS[reader](path)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _late(*_: object) -> None:
+    raise AssertionError("it waits for the pipe")
+
+
+def test_nothing_reads_a_device() -> None:
+    for device in ("/dev/zero", "/dev/full"):
+        if Path(device).exists():
+            for reader in ("checkpoint", "resume", "model", "session", "result"):
+                with pytest.raises(ValueError, match=f"{device}: it is no regular file"):
+                    READERS[reader](Path(device))
+
+
+def test_values_that_the_division_takes_out_of_float32(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=np.array([[1.0, 1.0], [1e30, 1.0]]), y=np.zeros(2, int))
+    with pytest.raises(ValueError, match="divided by 1e-20, has no finite number in row 1"):
+        load_file(tmp_path / "data.npz", INPUTS, {INPUTS[0].name: 1e-20})
+
+
+def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
+    """Names, comments and empty lines count, as an editor counts them."""
+    (tmp_path / "data.csv").write_text("a,b,label\n1,2,0\n\n# more\n1,nan,1\n1,2,0\n")
+    with pytest.raises(ValueError, match="has no finite number in line 5, expected"):
+        load_file(tmp_path / "data.csv", INPUTS)

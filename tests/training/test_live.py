@@ -33,9 +33,9 @@ def test_the_picture_shows_both_losses_and_the_bar(terminal):
     screen = Console(file=io.StringIO(), force_terminal=terminal, width=100, height=40)
     with LiveCurve(screen, "digits [1]") as curve:
         for step in range(1, 51):
-            curve(step * 10, 500, 2.0 / step, 1.0 / step if step % 10 == 0 else None)
+            curve(step * 10, 500, 2.0 / step, 1.0 / step if step % 10 == 0 else None, 1234.0)
     text = Text.from_ansi(screen.file.getvalue()).plain
-    for part in ("digits [1]: loss", "loss of a batch", "validation", "rows trained", "100 %"):
+    for part in ("digits [1]: loss", "loss of a batch", "validation", "rows trained", "100 %", "1,234 samples/s"):
         assert part in text
     assert screen.file.getvalue().endswith("\n") or terminal
 
@@ -43,7 +43,7 @@ def test_the_picture_shows_both_losses_and_the_bar(terminal):
 def test_a_run_of_losses_without_a_number_has_a_picture():
     screen = Console(file=io.StringIO(), width=80)
     with LiveCurve(screen, "nothing") as curve:
-        curve(10, 10, float("nan"), None)
+        curve(10, 10, float("nan"), None, 1.0)
     assert "nothing: loss" in screen.file.getvalue()
 
 
@@ -52,3 +52,46 @@ def test_without_a_step_nothing_is_shown():
     with LiveCurve(screen, "nothing"):
         pass
     assert not screen.file.getvalue()
+
+
+def lines_of(values, validation=()):
+    """The rows of the picture in which a dot of the curve stands, and the marks of the axis, from the top."""
+    screen = Console(file=io.StringIO(), width=90)
+    with LiveCurve(screen, "run") as curve:
+        for step, value in enumerate(values):
+            curve(50 * step + 50, 50 * len(values), value, None, 1.0)
+        lines = Text.from_ansi(curve.picture()).plain.splitlines()
+    inside = [line.partition("│")[2] or line.partition("┤")[2] for line in lines if "┤" in line or "│" in line]
+    dots = [place for place, line in enumerate(inside) if any("\u2800" < mark <= "\u28ff" for mark in line[25:])]
+    return dots, [line.partition("┤")[0].strip() for line in lines if "┤" in line], lines
+
+
+def test_a_curve_that_falls_by_powers_fills_the_picture():
+    dots, marks, lines = lines_of([3 * 0.97**step for step in range(300)])
+    assert dots[-1] - dots[0] >= 6
+    assert [float(mark) for mark in marks] == sorted(map(float, marks), reverse=True)
+    assert "0.01" in marks
+    assert any("5,000" in line and "15,000" in line for line in lines)
+
+
+def test_one_loss_far_above_does_not_press_down_the_others():
+    values = [1 + 0.5 * 0.98**step for step in range(300)]
+    usual = lines_of(values)[1]
+    values[5] = 400.0
+    dots, marks, _ = lines_of(values)
+    assert max(map(float, marks)) < 2
+    assert dots
+    assert usual
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-30, -5.0, 7e23, 1e299])
+def test_a_loss_that_stays_has_a_picture(value):
+    dots, marks, _ = lines_of([value] * 20)
+    assert dots
+    assert marks
+    assert lines_of([value])[2]
+
+
+def test_losses_below_0_have_round_marks():
+    _, marks, _ = lines_of([-0.01 * step for step in range(300)])
+    assert marks == ["0", "-1", "-2"]

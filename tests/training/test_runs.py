@@ -305,7 +305,7 @@ def test_the_best_epoch_is_the_first_with_the_lowest_loss() -> None:
 
 def test_a_state_survives_the_way_through_text() -> None:
     epoch = EpochMetrics(1, 2, 0.1, math.nan, 0.3, None, 1e-9, 1e300)
-    state = RunState(FULL, 7, 2, [epoch], 5, 5, 6, 7, 0.1 + 0.2, 1 / 3)
+    state = RunState(FULL, 7, 2, [epoch], 5, 5, 6, 7, 0.1 + 0.2, 1 / 3, 2.5)
     again = RunState.from_text(state.to_text())
     assert repr(again) == repr(state)
     for text in ("", "[]", "{}", 3, state.to_text().replace('"format": 1', '"format": 2')):

@@ -167,7 +167,7 @@ class Cell:
     @property
     def name(self) -> str:
         where = "" if self.memory == DEFAULT else f" {self.memory} memory"
-        return f"{self.op.name} {self.workload.label} {self.dtype}{where}"
+        return " ".join(filter(None, (self.op.name, self.workload.label, self.dtype))) + where
 
 
 def select(

@@ -1,15 +1,15 @@
 """The command `opgrad bench`."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from opgrad.terminal import console, folders_argument
+
+# Seconds that a cell takes beside those of --seconds, on two cores: arrays, compiling, the reference.
+CELL, SWEEP_CELL, TRAINING_CELL = 3.5, 0.4, 6.0
 
 
 def _names(help: str) -> Any:
@@ -29,14 +29,15 @@ Models = Annotated[
 Fuse = Annotated[
     bool, typer.Option("--fuse/--no-fuse", help="With --training: replace nodes of the graph by faster ones.")
 ]
-Device = Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")]
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda; jax: compiled functions of JAX on the CPU.")]
 Ops = Annotated[str, _names("Operators; default: all.")]
 Dtypes = Annotated[str, _names("Default: float32,bfloat16,float16; there is float64 too.")]
 Shapes = Annotated[str, typer.Option(metavar="SHAPE,…", help="Shapes such as 4096x1000; default: those of the table.")]
 Peers = Annotated[
     str,
     _names(
-        "Of torch, torch.compile, onnxruntime, scipy, numpy; on CUDA of torch, torch.compile, liger, quack. "
+        "Of torch, torch.compile, onnxruntime, scipy, numpy; on CUDA of torch, torch.compile, liger, quack; "
+        "beside JAX jax.nn. "
         "Default: those installed."
     ),
 ]
@@ -56,7 +57,7 @@ Update = Annotated[bool, typer.Option("--update", help="Keep the cells of the JS
 Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the result into a PNG.")]
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write tables and charts as one page.")]
 Seconds = Annotated[float | None, typer.Option(min=0, help="How long to measure each cell.")]
-Quick = Annotated[bool, typer.Option("--quick", help="A few cells only.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A few cells, without torch.compile, in two minutes.")]
 
 Sweep = Annotated[
     bool, typer.Option("--sweep", help="Measure rows of every length; with --update those that the file lacks.")
@@ -147,6 +148,7 @@ def _bench_cells(
     predict: bool,
 ) -> None:
     """Measure cells, print the tables, write and draw the result; options: what `Options` takes."""
+    from opgrad.bench.progress import QUICK_LIMIT, told
     from opgrad.bench.run import Options, prepared, previous, store
     from opgrad.bench.tables import show
 
@@ -157,7 +159,11 @@ def _bench_cells(
         raise ValueError("bench: --update needs --json with the file to be updated")
     screen = console()
     old = previous(json_file, update)
-    result = _with_bar(screen, prepared(Options(*options), old))
+    asked = Options(*options)
+    measure = prepared(asked, old)
+    each = (SWEEP_CELL if asked.sweep else CELL) + (asked.seconds or 0.0)
+    with told(each, QUICK_LIMIT if asked.quick else None) as progress:
+        result = measure(progress)
     show(screen, result)
     if predict:
         from opgrad.bench.cuda import predictions
@@ -189,13 +195,16 @@ def _bench_load(ops: str, dtypes: str, shapes: str, peers: str, seconds: float |
     """Measure with and without another process that computes, print the table."""
     from opgrad.bench.load import PEERS, SECONDS, cells, measure
     from opgrad.bench.peers import chosen, installed
+    from opgrad.bench.progress import told
     from opgrad.bench.run import names
     from opgrad.bench.tables import show_load
 
     wanted = chosen(names(peers) or [name for name in PEERS if name in installed()], installed())
     found = cells(names(ops), names(dtypes), names(shapes))
-    screen = console()
-    show_load(screen, _with_bar(screen, partial(measure, found, wanted, SECONDS if seconds is None else seconds)))
+    seconds = SECONDS if seconds is None else seconds
+    with told(CELL + seconds) as progress:
+        losses = measure(found, wanted, seconds, progress)
+    show_load(console(), losses)
 
 
 def _refuse(why: str, given: dict[str, Any]) -> None:
@@ -218,6 +227,7 @@ def _bench_training(
 ) -> None:
     """Measure training steps, print the table, write the result."""
     from opgrad.bench import training
+    from opgrad.bench.progress import QUICK_LIMIT, told
     from opgrad.bench.run import names, store
     from opgrad.bench.training_tables import show
 
@@ -227,7 +237,8 @@ def _bench_training(
     chosen = training.chosen_models(names(models))
     options = training.TrainingOptions(tuple(folders), rows, seconds, old_python, chosen, fuse)
     screen, write_page = console(), _page_writer(html)
-    result = _with_bar(screen, partial(training.run, options))
+    with told(TRAINING_CELL + seconds, QUICK_LIMIT if quick else None) as progress:
+        result = training.run(options, progress)
     show(screen, result)
     if json_file is not None:
         store(json_file, result, None)
@@ -239,15 +250,3 @@ def _batches(text: str) -> tuple[int, ...]:
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise ValueError(f"bench: batches is {text!r}, expected numbers of rows such as 4,50,500")
     return tuple(map(int, words))
-
-
-def _with_bar(screen: Console, measure: Any) -> Any:
-    """Measure with a progress bar."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=screen, transient=True, refresh_per_second=2) as bar:
-        task = bar.add_task("", total=None)
-
-        def progress(done: int, total: int, cell: Any) -> None:
-            bar.update(task, completed=done, total=total, description=getattr(cell, "name", cell))
-
-        return measure(progress)

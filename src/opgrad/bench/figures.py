@@ -11,6 +11,7 @@ from opgrad.bench.cells import GROUPS, LOSSES, PLAIN, PLANS
 from opgrad.bench.measure import CALL, KERNEL, OURS
 from opgrad.bench.memories import DEFAULT
 from opgrad.bench.ways import GIVEN, NEW
+from opgrad.reading import read_regular
 
 FORMAT = 2  # of result files of cells; those of training steps have 1
 
@@ -66,7 +67,7 @@ class Figures:
 
 def read(path: Path) -> dict[str, Any]:
     """A result file. Raises ValueError for anything else."""
-    result = json.loads(path.read_text())
+    result = json.loads(read_regular(path, f"bench: {path}"))
     if not isinstance(result, dict) or (result.get("format") != FORMAT and "training" not in result):
         raise ValueError(f"bench: {path} is no result file of this version")
     return result

@@ -20,15 +20,24 @@ LONGEST_WAIT = 0.1  # seconds
 Cell = TypeVar("Cell")
 
 
+class Enough(Exception):
+    """No further cell is to be measured."""
+
+
 def measure_each(
     cells: Sequence[Cell], measure: Callable[[Cell], dict[str, Any]], progress: Callable[[int, int, Cell], None]
 ) -> list[dict[str, Any]]:
-    """What was measured of each cell: of those done so far, if the user interrupts. progress: called before each."""
+    """What was measured of each cell: of those done so far, if the user interrupts.
+
+    progress: called before each; may raise `Enough`.
+    """
     measured: list[dict[str, Any]] = []
     try:
         for done, cell in enumerate(cells):
             progress(done, len(cells), cell)
             measured.append(measure(cell))
+    except Enough:
+        pass
     except KeyboardInterrupt:
         if not measured:
             raise

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from opgrad.bench.cells import DTYPES, Cell, check_names, select
 from opgrad.bench.figures import FORMAT, read
 from opgrad.bench.measure import measure_each
 from opgrad.bench.memories import DEFAULT
+from opgrad.bench.peers import COMPILE
 from opgrad.bench.targets import Target, target
 from opgrad.contract import graph_operators, operators
 from opgrad.writing import replace_file
@@ -56,12 +58,25 @@ def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[P
     if not cells:
         raise ValueError("bench: no cell has these operators, dtypes, shapes and groups")
     peers = chosen.peers(names(options.peers))
+    if options.quick:
+        cells = _in_turns(cells)
+        peers = [name for name in peers if name != COMPILE or options.peers]
     if old is not None:
         _check_same(old, _surroundings(chosen))
     seconds = options.seconds
     if seconds is None:
         seconds = chosen.quick_seconds if options.quick else chosen.seconds
     return partial(run, chosen, cells, peers, seconds, asdict(options) | {"seconds": seconds})
+
+
+def _in_turns(cells: Sequence[Cell]) -> list[Cell]:
+    """The first cell of each operator, then the second of each."""
+    seen = Counter[str]()
+    turns: list[tuple[int, int]] = []
+    for place, cell in enumerate(cells):
+        turns.append((seen[cell.op.name], place))
+        seen[cell.op.name] += 1
+    return [cells[place] for _, place in sorted(turns)]
 
 
 def _prepared_sweep(
@@ -106,6 +121,9 @@ def run(
     """
     began = time.perf_counter()
     measured = measure_each(cells, lambda cell: chosen.measure(cell, peers, seconds), progress)
+    if options.get("quick"):  # in which operators take turns
+        order = list(dict.fromkeys(cell.op.name for cell in cells))
+        measured.sort(key=lambda cell: order.index(cell["operator"]))
     return {
         "format": FORMAT,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

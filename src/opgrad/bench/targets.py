@@ -1,4 +1,4 @@
-"""What is measured: the CPU, or a CUDA device, each with its workloads, peers and way to take time."""
+"""What is measured: the CPU, a CUDA device, or JAX, each with its workloads, peers and way to take time."""
 
 import math
 import time
@@ -16,7 +16,7 @@ from opgrad.bench.peers import COMPILE
 from opgrad.bench.sweep import SweepCase
 from opgrad.bench.ways import GIVEN, Call, by_way
 
-TARGETS = ("cpu", "cuda")
+TARGETS = ("cpu", "cuda", "jax")
 MANY_PASSES = ("scipy", "numpy")
 SLOW = 0.1  # seconds of one call beyond which these are left out
 COMPILED_FROM = 1 << 16  # bytes moved: with fewer, the checks before torch.compile's code runs take longest
@@ -46,6 +46,12 @@ def target(name: str) -> Target:
         raise ValueError(f"bench: device is {name!r}, expected one of {', '.join(TARGETS)}")
     if name == "cpu":
         return Cpu()
+    if name == "jax":
+        from opgrad.bench import jax_target
+
+        if problem := jax_target.missing():
+            raise RuntimeError(f"bench: device is 'jax', but {problem}")
+        return jax_target.Jax()
     from opgrad import machine
 
     if problem := machine.cuda_problem():

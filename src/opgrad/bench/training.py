@@ -20,8 +20,8 @@ from opgrad.bench.step_process import OLD_API, start, step_process
 from opgrad.bench.training_torch import torch_step
 from opgrad.training import ArtifactSet, CheckpointState, Module, Optimizer, Recipe
 from opgrad.training.data import load_named
-from opgrad.training.evaluation import label_shape
 from opgrad.training.graph import TrainingGraph, read_model, session_options
+from opgrad.training.labels import label_shape
 from opgrad.training.tensors import FlatTensors
 
 BATCHES = (4, 50, 500)

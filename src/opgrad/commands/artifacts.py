@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from opgrad.commands.making import LossOptions, Making, OptimizerOptions, ParameterOptions, make
 from opgrad.commands.options import positive, takes_groups
-from opgrad.terminal import console
+from opgrad.terminal import console, visible
 
 if TYPE_CHECKING:
     from opgrad.training.artifacts import Artifacts
@@ -50,7 +51,7 @@ def artifacts(
     Example: opgrad artifacts model.onnx --loss cross-entropy --freeze 'backbone.*' -o artifacts
     """
     screen = console()
-    with screen.status(f"making artifacts of {model}"):
+    with screen.status(Text(visible(f"making artifacts of {model}"))):
         made = make(
             model,
             Making(parameters, loss, optimizer),

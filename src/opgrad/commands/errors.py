@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import typer
 
+from opgrad.terminal import visible
+
 F = TypeVar("F", bound=Callable[..., Any])
 USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError)
 ONNX = ("onnx", "onnxruntime", "flatbuffers", "google")
@@ -44,7 +46,7 @@ def explains_errors(extra: str | None = None) -> Callable[[F], F]:
                 if not isinstance(error, USER_ERRORS) and not type(error).__module__.startswith("onnxruntime"):
                     raise
                 message = " ".join(str(error).split())
-            typer.echo(f"opgrad: {message}", err=True)
+            typer.echo(f"opgrad: {visible(message)}", err=True)
             raise typer.Exit(1)
 
         return run  # type: ignore[return-value]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from opgrad.commands.making import made_folder
 from opgrad.terminal import console
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ def lower(
     model: Annotated[
         Path | None, typer.Argument(metavar="MODEL", help="An .onnx file.", exists=True, dir_okay=False)
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; its folder is made.")
+    ] = None,
     operator: Annotated[
         list[str] | None, typer.Option(help="Lower these operators only, of those that --list prints.", metavar="NAME")
     ] = None,
@@ -39,7 +42,9 @@ def lower(
         return
     if model is None or output is None:
         raise typer.BadParameter("expected MODEL and --output, or --list")
-    _print(output, saving.lower_file(model, output, operator or None))
+    with made_folder(output.absolute().parent):
+        lowered = saving.lower_file(model, output, operator or None)
+    _print(output, lowered)
 
 
 def _print(target: Path, found: "Lowered") -> None:

@@ -65,7 +65,10 @@ class ParameterOptions:
 class LossOptions:
     """The loss of a model. Those below `loss_input` are arguments of losses."""
 
-    loss: Annotated[Loss | None, _option("Default: the model's first output is the loss.", "Loss")] = None
+    loss: Annotated[
+        Loss | None,
+        _option(f"{', '.join(Loss)}; default: the model's first output is the loss.", "Loss", metavar="KIND"),
+    ] = None
     loss_input: Annotated[
         list[str] | None, _option("Value that the loss takes; default: all outputs.", "Loss", metavar="NAME")
     ] = None
@@ -88,7 +91,9 @@ class LossOptions:
 class OptimizerOptions:
     """The optimizer. Those below `optimizer` are its arguments; the learning rate is a setting of the training."""
 
-    optimizer: Annotated[Optimizer | None, _option("Default: adamw.", "Optimizer")] = None
+    optimizer: Annotated[
+        Optimizer | None, _option(f"{', '.join(Optimizer)}; default: adamw.", "Optimizer", metavar="KIND")
+    ] = None
     weight_decay: Annotated[float | None, _option("adamw; default: 0.", "Optimizer")] = None
     betas: Annotated[
         str | None, _option("adamw; default: 0.9,0.999.", "Optimizer", metavar="NUMBERS", callback=numbers)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opgrad.commands.making import numbers
+from opgrad.commands.making import made_folder, numbers
 from opgrad.commands.options import file_option, option, positive, takes_groups
 from opgrad.terminal import console
 
@@ -45,7 +45,10 @@ def _option(panel: str, *names: str, help: str, **settings: Any) -> Any:
 class StepOptimizerOptions:
     """The optimizer. Those below `optimizer` are its attributes; the learning rate is an input of the step."""
 
-    optimizer: Annotated[StepOptimizer | None, _option("Optimizer", help="Default: that of the set.")] = None
+    optimizer: Annotated[
+        StepOptimizer | None,
+        _option("Optimizer", help=f"{', '.join(StepOptimizer)}; default: that of the set.", metavar="KIND"),
+    ] = None
     betas: Annotated[
         str | None, _option("Optimizer", help="adamw, lion: such as 0.9,0.999.", metavar="NUMBERS", callback=numbers)
     ] = None
@@ -100,8 +103,11 @@ class StepOptions:
 
 @takes_groups
 def step(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The artifact set.", exists=True, file_okay=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file of the step, such as step.onnx.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The artifact set.", exists=True)],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", dir_okay=False, help="File of the step, such as step.onnx; its folder is made."),
+    ],
     options: StepOptions,
     optimizer: StepOptimizerOptions,
     evaluation: Annotated[bool, typer.Option("--eval", help="Also write the model of loss, scores, accuracy.")] = False,
@@ -118,35 +124,38 @@ def step(
 
     given = {name: value for name, value in vars(options).items() if name != "output_name"}
     given["weights"] = str(options.weights)
-    made = export_step(
-        directory,
-        output,
-        optimizer=optimizer.rule(),
-        outputs=options.output_name or (),
-        evaluation=evaluation,
-        inference=inference,
-        checkpoint=checkpoint,
-        **given,
-    )
+    rule = optimizer.rule()
+    with made_folder(output.absolute().parent):
+        made = export_step(
+            directory,
+            output,
+            optimizer=rule,
+            outputs=options.output_name or (),
+            evaluation=evaluation,
+            inference=inference,
+            checkpoint=checkpoint,
+            **given,
+        )
     _print(made)
 
 
 def _print(made: "Exported") -> None:
     """Print what was written, and what the step takes and gives."""
     from opgrad.training import tables
+    from opgrad.training.data import show
 
     told, screen = made.manifest, console()
     tables.fit(screen)
     files = [(made.files[kind].name, tables.size(entry["bytes"])) for kind, entry in told["files"].items()]
-    batch = ", ".join(f"{each['name']} {each['dtype']} {each['shape']}" for each in told["batch"])
-    optimizer = ", ".join(f"{name} {value}" for name, value in told["optimizer"].items() if name != "name")
+    batch = ", ".join(f"{each['name']} {each['dtype']} {show(each['shape'])}" for each in told["batch"])
+    settings = tables.settings_text({name: value for name, value in told["optimizer"].items() if name != "name"})
     rows = [
         *files,
         (made.files["manifest"].name, "names, sizes, checksums"),
         ("takes", f"{batch}; {', '.join(told['scalars'])}"),
         ("keeps", tables.amount(len(told["state"]), sum(each["bytes"] for each in told["state"]) // 4)),
         ("gives", ", ".join(told["outputs"])),
-        ("optimizer", f"{told['optimizer']['name']}: {optimizer}"),
+        ("optimizer", ": ".join(filter(None, (told["optimizer"]["name"], settings)))),
         ("opset", f"{told['opset']}, {told['functions']} functions"),
     ]
     screen.print(tables.facts(f"step of {told['name']} in {made.files['step'].parent}", rows))

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
-from opgrad.commands.making import LossOptions, Making, OptimizerOptions, ParameterOptions, make
+from opgrad.commands.making import LossOptions, Making, OptimizerOptions, ParameterOptions, made_folder, make
 from opgrad.commands.options import file_option, given, positive, takes_groups, words
-from opgrad.terminal import console
+from opgrad.terminal import console, visible
 
 if TYPE_CHECKING:
     import onnx
@@ -154,8 +155,11 @@ def _check_folder(folder: Path, making: Making, places: Places) -> None:
 
 
 def _check_export(file: Path | None) -> None:
-    if file is not None and not file.absolute().parent.is_dir():
-        raise FileNotFoundError(f"train: there is no folder {file.absolute().parent} for --export")
+    """Raise NotADirectoryError where no folder for the exported model can be made."""
+    if file is not None:
+        there = next(each for each in file.absolute().parents if each.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(f"train: {there} is a file, expected a folder for --export {file}")
 
 
 def _check_model(path: Path, settings: Settings, places: Places) -> None:
@@ -176,7 +180,7 @@ def _artifacts(model: Path, making: Making, kept: Path | None, processes: "Proce
     screen = console(_is_silent(processes))
     with TemporaryDirectory(prefix="opgrad-") as temporary:
         folder = Path(temporary) / model.stem if kept is None or _is_silent(processes) else kept
-        with screen.status(f"making artifacts of {model}"):
+        with screen.status(Text(visible(f"making artifacts of {model}"))):
             made = make(model, making, folder, "train")
         count = sum(made.sizes.get(name, 0) for name in made.trainable)
         frozen = f", {len(made.frozen)} frozen" if made.frozen else ""
@@ -195,16 +199,15 @@ def _train(
     shown: "type[LiveCurve] | type[TrainingBar]",
 ) -> None:
     """Train the artifacts in a folder, which are of the model at `path`; print what the run came to."""
-    from opgrad.training import ArtifactSet, Recipe, distributed, job, report
+    from opgrad.training import ArtifactSet, Recipe, distributed, job
     from opgrad.training.fit import Interrupted
     from opgrad.training.state import LAST, Resumption
 
     artifacts = ArtifactSet.load(folder)
     output = places.output or Path("runs") / (artifacts.name if path.is_dir() else path.stem)
-    resume = places.resume
-    if processes is not None and distributed.restarts() and (output / LAST).is_file():
-        resume = output / LAST  # written by these processes before one of them was lost
-    resumption = Resumption.read(resume) if resume else None
+    restarted = processes is not None and distributed.restarts() > 0 and (output / LAST).is_file()
+    resume = output / LAST if restarted else places.resume  # written before one of the processes was lost
+    resumption = Resumption.read(resume, may_be_done=restarted) if resume else None
     saved = resumption.state.recipe if resumption and resumption.state else Recipe.load(recipes)
     recipe: Recipe = replace(saved, **settings.of_recipe())
     screen = console(_is_silent(processes))
@@ -218,11 +221,19 @@ def _train(
         options = {"--resume": interruption.checkpoint, **given(replace(places, resume=None), *making.groups)}
         command = shlex.join(["opgrad", "train", str(path), *words(options)])
         raise RuntimeError(f"{interruption}; to go on: {command}") from None
-    if run is None:
-        return
+    if run is not None:
+        _finish(run, exported, places.export, screen)
+
+
+def _finish(run: "Run", outputs: "list[onnx.ValueInfoProto]", file: Path | None, screen: Console) -> None:
+    """Print what a run came to, and export its model. Raises RuntimeError for one that diverged."""
+    from opgrad.training import report
+
     report.print_run(screen, run)
-    if places.export:
-        _export(run, exported, places.export, screen)
+    if run.divergence:
+        raise RuntimeError(f"train: the training diverged: {run.divergence}; expected a lower --lr, or --clip-norm")
+    if file:
+        _export(run, outputs, file, screen)
 
 
 def _outputs(artifacts: "ArtifactSet") -> "list[onnx.ValueInfoProto]":
@@ -246,7 +257,8 @@ def _export(run: "Run", outputs: "Sequence[onnx.ValueInfoProto]", file: Path, sc
 
     with parameters_kept(run.output):
         checkpoint = read_checkpoint(run.output / (LAST if run.best_epoch is None else BEST))
-        export_model(run.artifacts, checkpoint.parameters, outputs, file)
+        with made_folder(file.absolute().parent):
+            export_model(run.artifacts, checkpoint.parameters, outputs, file)
     names = ", ".join(each.name for each in outputs)
     screen.print(f"exported  {file}: the trained model, with the outputs {names}")
 

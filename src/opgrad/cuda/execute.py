@@ -182,12 +182,17 @@ class Device:
     architecture: int = 90
 
 
-@cache
 def device() -> Device:
-    """The first device; an H200 where there is none to ask."""
+    """The current device; an H200 where there is none to ask yet."""
     try:
         active = triton.runtime.driver.active
-        properties, architecture = active.utils.get_device_properties(0), active.get_current_target().arch
+        return _device(active, active.get_current_device())
     except (RuntimeError, AttributeError, TypeError):
         return Device()
+
+
+@cache
+def _device(driver: Any, index: int) -> Device:
+    """The device of this number, which is the current one."""
+    properties, architecture = driver.utils.get_device_properties(index), driver.get_current_target().arch
     return Device(properties["multiprocessor_count"], properties["max_shared_mem"], architecture)

@@ -9,7 +9,6 @@ of the post-ops. Scales and constants are numbers that it is given.
 """
 
 from collections.abc import Mapping, Sequence
-from struct import pack, unpack
 from typing import Any
 
 import triton
@@ -17,7 +16,7 @@ import triton.language as tl
 
 from opgrad.contract.problem import Problem
 from opgrad.cuda.execute import Launch, Program
-from opgrad.cuda.numbers import MINUS_INFINITY, divide, exp
+from opgrad.cuda.numbers import MINUS_INFINITY, bits_of, divide, exp, number_of
 from opgrad.cuda.post_ops import operand_slope, slope, value
 from opgrad.cuda.random import word_of, words_of_neighbours
 from opgrad.cuda.regimes import choose, power_of_2
@@ -40,16 +39,12 @@ NOTHING, EACH, NEIGHBOURS = map(tl.constexpr, range(3))
 # The first numbers of a kernel. RATE is what elements that dropout keeps are multiplied by; from CONSTANTS on there are
 # alpha and beta of each post-op.
 LOGIT_SCALE, RESULT_SCALE, OUT_SCALE, RATE, THRESHOLD, CONSTANTS = map(tl.constexpr, range(6))
-# Bits that are turned over in all but THRESHOLD. Triton would compile anew for an integer of less than 32 bits, or a
-# multiple of 16; so turned, few of the floats that people use are.
-TURNED: tl.constexpr = tl.constexpr(0x5555555555555555)
 
 
 @triton.jit
 def number(numbers, PLACE: tl.constexpr, NUMBER: tl.constexpr):
-    """A number, as [1, 1], that is passed by its bits: Triton takes every float for a float32."""
-    bits = tl.full([1, 1], tl.cast(numbers[PLACE], tl.int64) ^ TURNED, tl.int64)
-    return bits.to(tl.float64, bitcast=True).to(NUMBER)
+    """A number, all but THRESHOLD, as [1, 1]."""
+    return tl.full([1, 1], number_of(numbers[PLACE], NUMBER), NUMBER)
 
 
 @triton.jit
@@ -341,11 +336,7 @@ def _numbers(attributes: Mapping[str, Any]) -> list[int]:
     rate = 1.0 / (1.0 - probability) if probability < 1.0 else 0.0
     scales = [attributes[name] for name in ("logit_scale", "result_scale", "out_scale")]
     constants = [each for op in attributes["post_ops"] for each in (op.alpha, op.beta)]
-    return [*map(_bits, (*scales, rate)), keep_threshold(probability), *map(_bits, constants)]
-
-
-def _bits(value: float) -> int:
-    return int(unpack("q", pack("d", value))[0]) ^ TURNED.value
+    return [*map(bits_of, (*scales, rate)), keep_threshold(probability), *map(bits_of, constants)]
 
 
 def _slots(views: Views, op: Applied) -> tuple[int, int, int]:

@@ -4,6 +4,8 @@ float8 and bool are bytes to a kernel, which is told of their FORMAT. float8 is 
 cannot, newer ones make of what is too large the largest number.
 """
 
+from struct import pack, unpack
+
 import triton
 import triton.language as tl
 
@@ -16,6 +18,22 @@ PLAIN, BOOL, FLOAT8_E5M2, FLOAT8_E4M3FN = map(tl.constexpr, range(4))
 # Beyond these exp is 0 and infinite in float32.
 LEAST_EXPONENT: tl.constexpr = tl.constexpr(-150.0)
 MOST_EXPONENT: tl.constexpr = tl.constexpr(128.0)
+
+
+# Bits that are turned over in numbers that kernels are given by their bits. Triton would compile anew for an integer of
+# less than 32 bits, or a multiple of 16; so turned, few of the floats that people use are.
+TURNED: tl.constexpr = tl.constexpr(0x5555555555555555)
+
+
+def bits_of(value: float) -> int:
+    """What a kernel is given for a number: Triton takes every float for a float32, and compiles for each constant."""
+    return int(unpack("q", pack("d", value))[0]) ^ int(TURNED.value)
+
+
+@triton.jit
+def number_of(bits, NUMBER: tl.constexpr):
+    """The number that `bits_of` gives a kernel."""
+    return (tl.cast(bits, tl.int64) ^ TURNED).to(tl.float64, bitcast=True).to(NUMBER)
 
 
 @triton.jit

@@ -198,10 +198,14 @@ def _warps(elements: int) -> int:
     return min(max(power_of_2(elements) // 1024, 4), 16)
 
 
-@cache
 def clusters() -> bool:
-    """Whether this Triton reduces across a cluster, and the device has clusters."""
-    return tuple(map(int, version("triton").split(".")[:2])) >= CLUSTERS_SINCE and device().architecture >= 90
+    """Whether this Triton reduces across a cluster, and the current device has clusters."""
+    return _release() >= CLUSTERS_SINCE and device().architecture >= 90
+
+
+@cache
+def _release() -> tuple[int, ...]:
+    return tuple(map(int, version("triton").split(".")[:2]))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from opgrad.cuda import regimes
 from opgrad.cuda.execute import Launch, Program, Space
 from opgrad.cuda.functions import hyperbolic_tangent
 from opgrad.cuda.labels import checks, read_labels, weights_of
-from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow
+from opgrad.cuda.numbers import MINUS_INFINITY, bits_of, exp, narrow, number_of
 from opgrad.cuda.rows import (
     aligned,
     body_of,
@@ -37,14 +37,14 @@ LEAST: tl.constexpr = tl.constexpr(-800.0)  # z - m of which exp is 0, in the pl
 
 
 @triton.jit
-def bent(x, INNER: tl.constexpr, OUTER: tl.constexpr, CAPPED: tl.constexpr):
+def bent(x, before, after, CAPPED: tl.constexpr):
     """z of the logits."""
-    return hyperbolic_tangent(x * INNER) * OUTER if CAPPED else x * INNER
+    return hyperbolic_tangent(x * before) * after if CAPPED else x * before
 
 
 @triton.jit
 def targets_of(
-    q, q_row, k, q_n, weight, column, inside, BASE: tl.constexpr, SHARE: tl.constexpr, NUMBER: tl.constexpr
+    q, q_row, k, q_n, weight, column, inside, base, share, NUMBER: tl.constexpr
 ):  # fmt: skip
     """weight * q without what labels add; 0 outside."""
     if weight is None:
@@ -52,9 +52,9 @@ def targets_of(
     else:
         factor = tl.load(weight + column, mask=inside, other=0.0).to(NUMBER)
     if q is None:
-        target = factor * BASE
+        target = factor * base
     else:
-        target = factor * BASE + factor * read(q, q_row, k, q_n, inside, 0.0).to(NUMBER) * SHARE
+        target = factor * base + factor * read(q, q_row, k, q_n, inside, 0.0).to(NUMBER) * share
     return target
 
 
@@ -99,26 +99,26 @@ def store(pointer, sample, exists, counts, value):
 
 @triton.jit
 def gradient_of(
-    x, target, column, label, numbers, INNER: tl.constexpr, OUTER: tl.constexpr, CAPPED: tl.constexpr
+    x, target, column, label, numbers, before, after, CAPPED: tl.constexpr
 ):  # fmt: skip
     m, inverse, constant, curved, of_target, of_label, counts = numbers
-    z = bent(x, INNER, OUTER, CAPPED)
+    z = bent(x, before, after, CAPPED)
     below = z - m[:, None]
     p = exp(below) * inverse[:, None]
     dz = p * (constant[:, None] + curved[:, None] * tl.where(below < LEAST, LEAST, below))
     dz += tl.where(column == label[:, None], of_label[:, None], 0.0) - of_target[:, None] * target
     if CAPPED:
-        t = z * (1.0 / OUTER)
-        dx = dz * (1.0 - t * t) * (INNER * OUTER)
+        t = z * (1.0 / after)
+        dx = dz * (1.0 - t * t) * (before * after)
     else:
-        dx = dz * INNER
+        dx = dz * before
     return tl.where(counts[:, None], dx, 0.0)
 
 
 @triton.jit
 def reduced(
-    x, x_row, x_n, q, q_row, q_n, weight, n, head, body, exists, INNER: tl.constexpr, OUTER: tl.constexpr,
-    CAPPED: tl.constexpr, BASE: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, x_row, x_n, q, q_row, q_n, weight, n, head, body, exists, before, after,
+    CAPPED: tl.constexpr, base, share, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """What `take` has found when it has seen whole rows."""
@@ -129,22 +129,22 @@ def reduced(
     if PEEL:
         k_end, inside_end = ends(head, body, n, exists, VECTOR)
         end = read(x, x_row, k_end, x_n, inside_end, 0.0).to(NUMBER)
-        end_target = targets_of(q, q_row, k_end, q_n, weight, k_end, inside_end, BASE, SHARE, NUMBER)
-        found = take(found, end, bent(end, INNER, OUTER, CAPPED), end_target, k_end, inside_end)
+        end_target = targets_of(q, q_row, k_end, q_n, weight, k_end, inside_end, base, share, NUMBER)
+        found = take(found, end, bent(end, before, after, CAPPED), end_target, k_end, inside_end)
     for start in tl.range(0, n, BLOCK, num_stages=STAGES):
         k = columns_from(start, BLOCK, INDEX)
         inside = exists[:, None] & (k < body[:, None])
         column = k + head[:, None]
         value = read(x, x_body, k, x_n, inside, 0.0).to(NUMBER)
-        target = targets_of(q, q_body, k, q_n, weight, column, inside, BASE, SHARE, NUMBER)
-        found = take(found, value, bent(value, INNER, OUTER, CAPPED), target, column, inside)
+        target = targets_of(q, q_body, k, q_n, weight, column, inside, base, share, NUMBER)
+        found = take(found, value, bent(value, before, after, CAPPED), target, column, inside)
     return found
 
 
 @triton.jit
 def write_gradients(
-    x, x_row, x_n, y, y_row, y_n, q, q_row, q_n, weight, label, numbers, n, head, body, exists, INNER: tl.constexpr,
-    OUTER: tl.constexpr, CAPPED: tl.constexpr, BASE: tl.constexpr, SHARE: tl.constexpr, BLOCK: tl.constexpr,
+    x, x_row, x_n, y, y_row, y_n, q, q_row, q_n, weight, label, numbers, n, head, body, exists, before,
+    after, CAPPED: tl.constexpr, base, share, BLOCK: tl.constexpr,
     VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """y = the gradients of rows, from their last columns on, which are still in the cache."""
@@ -152,8 +152,8 @@ def write_gradients(
     if PEEL:
         k_end, inside_end = ends(head, body, n, exists, VECTOR)
         end = read(x, x_row, k_end, x_n, inside_end, 0.0).to(NUMBER)
-        end_target = targets_of(q, q_row, k_end, q_n, weight, k_end, inside_end, BASE, SHARE, NUMBER)
-        end_slope = gradient_of(end, end_target, k_end, label, numbers, INNER, OUTER, CAPPED)
+        end_target = targets_of(q, q_row, k_end, q_n, weight, k_end, inside_end, base, share, NUMBER)
+        end_slope = gradient_of(end, end_target, k_end, label, numbers, before, after, CAPPED)
         write(y, y_row, k_end, y_n, inside_end, end_slope)
     last = (n - 1) // BLOCK * BLOCK
     for done in tl.range(0, n, BLOCK, num_stages=STAGES):
@@ -161,8 +161,8 @@ def write_gradients(
         inside = exists[:, None] & (k < body[:, None])
         column = k + head[:, None]
         value = read(x, x_body, k, x_n, inside, 0.0).to(NUMBER)
-        target = targets_of(q, q_body, k, q_n, weight, column, inside, BASE, SHARE, NUMBER)
-        write(y, y_body, k, y_n, inside, gradient_of(value, target, column, label, numbers, INNER, OUTER, CAPPED))
+        target = targets_of(q, q_body, k, q_n, weight, column, inside, base, share, NUMBER)
+        write(y, y_body, k, y_n, inside, gradient_of(value, target, column, label, numbers, before, after, CAPPED))
 
 
 @triton.jit
@@ -182,30 +182,36 @@ def coefficients(
 
 
 @triton.jit
+def numbers_of(before, after, base, share, NUMBER: tl.constexpr):
+    """What z and the targets are made with, of the bits that the kernel is given."""
+    return number_of(before, NUMBER), number_of(after, NUMBER), number_of(base, NUMBER), number_of(share, NUMBER)
+
+
+@triton.jit
 def losses(
-    x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, q, q_outer, q_n, q_inner, labels, weight,
-    dloss, dlse, dlse_square, dlog_prob, dentropy, loss, lse, log_prob, entropy, predicted,
-    samples, n, inner, ignore, IGNORES: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr, CAPPED: tl.constexpr,
-    BASE: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
-    PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
+    x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, q, q_outer, q_n, q_inner, labels, weight, dloss, dlse,
+    dlse_square, dlog_prob, dentropy, loss, lse, log_prob, entropy, predicted, samples, n, inner, ignore, before, after,
+    base, share, IGNORES: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    before, after, base, share = numbers_of(before, after, base, share, NUMBER)
     sample, exists = samples_of(tl.program_id(0), samples, ROWS)
     label, counts, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
     label = tl.where(valid, label, -1)
     x_row, q_row = row_of(sample, inner, x_outer, x_inner), row_of(sample, inner, q_outer, q_inner)
     head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
     found = reduced(
-        x, x_row, x_n, q, q_row, q_n, weight, n, head, body, exists, INNER, OUTER, CAPPED, BASE, SHARE, ROWS, BLOCK,
+        x, x_row, x_n, q, q_row, q_n, weight, n, head, body, exists, before, after, CAPPED, base, share, ROWS, BLOCK,
         VECTOR, PEEL, INDEX, NUMBER, STAGES,
     )  # fmt: skip
     m, d, slack, _, place, spread, mass = found
     picked = tl.load(x + x_row + label * x_n, mask=label >= 0, other=float("nan")).to(NUMBER)
     log_d = tl.log(d)
-    below = log_d + (m - bent(picked, INNER, OUTER, CAPPED))
+    below = log_d + (m - bent(picked, before, after, CAPPED))
     total = mass * (m + log_d) - spread
     of_label = tl.zeros([ROWS], NUMBER)
     if q is None:
-        of_label = weights_of(weight, label, counts, valid).to(NUMBER) * SHARE
+        of_label = weights_of(weight, label, counts, valid).to(NUMBER) * share
         total += tl.where(of_label == 0, 0.0, of_label * below)
     spare = log_d - slack / d
     store(loss, sample, exists, counts, total + tl.where(valid, d - d, float("nan")))
@@ -220,7 +226,7 @@ def losses(
         )  # fmt: skip
         write_gradients(
             x, x_row, x_n, y, row_of(sample, inner, y_outer, y_inner), y_n, q, q_row, q_n, weight, label, numbers, n,
-            head, body, exists, INNER, OUTER, CAPPED, BASE, SHARE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
+            head, body, exists, before, after, CAPPED, base, share, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
         )  # fmt: skip
 
 
@@ -232,7 +238,7 @@ STEP = 4096  # elements of a step in a loop: sums and targets need registers bes
 
 
 def options(problem: Problem) -> dict[str, Any]:
-    """The arguments that say how z and the targets are made; constants, which have the precision of the sums."""
+    """The arguments that say how z and the targets are made, in the precision of the sums."""
     given = problem.attributes
     softcap, temperature, smoothing = given["softcap"], given["temperature"], given["label_smoothing"]
     return {
@@ -241,10 +247,10 @@ def options(problem: Problem) -> dict[str, Any]:
         "ignore": given["ignore_index"] or 0,
         "IGNORES": given["ignore_index"] is not None,
         "CAPPED": softcap > 0,
-        "INNER": 1 / softcap if softcap else 1 / temperature,
-        "OUTER": softcap / temperature if softcap else 1.0,
-        "BASE": smoothing / max(problem.n, 1),
-        "SHARE": 1 - smoothing,
+        "before": bits_of(1 / softcap if softcap else 1 / temperature),
+        "after": bits_of(softcap / temperature if softcap else 1.0),
+        "base": bits_of(smoothing / max(problem.n, 1)),
+        "share": bits_of(1 - smoothing),
     }
 
 

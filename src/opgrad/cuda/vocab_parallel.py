@@ -12,7 +12,7 @@ import triton.language as tl
 from opgrad.contract.problem import Problem
 from opgrad.cuda.execute import Launch, Program
 from opgrad.cuda.functions import hyperbolic_tangent
-from opgrad.cuda.numbers import MINUS_INFINITY, exp, only_if
+from opgrad.cuda.numbers import MINUS_INFINITY, bits_of, exp, number_of, only_if
 from opgrad.cuda.regimes import choose, pointwise
 from opgrad.cuda.rows import (
     aligned,
@@ -74,6 +74,7 @@ def shard_statistics(
     CAPPED: tl.constexpr, MOMENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
     PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    cap, inverse, factor = number_of(cap, NUMBER), number_of(inverse, NUMBER), number_of(factor, NUMBER)
     sample, exists = samples_of(tl.program_id(0), samples, ROWS)
     x_row = row_of(sample, inner, x_outer, x_inner)
     head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
@@ -130,6 +131,7 @@ def shard_gradient(
     CAPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
     PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
+    cap, inverse, factor = number_of(cap, NUMBER), number_of(inverse, NUMBER), number_of(factor, NUMBER)
     sample, exists = samples_of(tl.program_id(0) // parts, samples, ROWS)
     part = (tl.program_id(0) % parts).to(INDEX)
     x_row, y_row = row_of(sample, inner, x_outer, x_inner), row_of(sample, inner, y_outer, y_inner)
@@ -171,9 +173,9 @@ def _common(problem: Problem) -> dict[str, Any]:
         "labels": problem["labels"],
         "weight": problem["weight"],
         "first_class": problem.attributes["first"],
-        "cap": cap,
-        "inverse": 1 / cap if cap else 0.0,
-        "factor": 1 / problem.attributes["temperature"],
+        "cap": bits_of(cap),
+        "inverse": bits_of(1 / cap if cap else 0.0),
+        "factor": bits_of(1 / problem.attributes["temperature"]),
         "CAPPED": cap != 0,
     }
 

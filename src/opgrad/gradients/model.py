@@ -18,6 +18,7 @@ from opgrad.gradients.forward import FLOATS, Forward
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.messages import MICROSOFT, copied, import_microsoft
 from opgrad.onnxruntime.opset import raise_opset
+from opgrad.reading import check_regular
 
 LEAST_OPSET = 11  # that gradients are written in …
 PLAIN_OPSET = 16  # … and that their plain form needs
@@ -106,8 +107,9 @@ def load(model: onnx.ModelProto | str | os.PathLike[str], who: str) -> onnx.Mode
         return copied(model)
     if not isinstance(model, (str, os.PathLike)):
         raise TypeError(f"{who}: model is of type {type(model).__name__}, expected onnx.ModelProto or a path")
-    if not Path(model).is_file():
+    if not Path(model).exists():
         raise FileNotFoundError(f"{who}: there is no file {os.fspath(model)}")
+    check_regular(Path(model), f"{who}: {os.fspath(model)}")
     try:
         return onnx.load(Path(model))
     except DecodeError:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.autograd import forward_ad
 
+from opgrad.interop import torch_private
 from opgrad.native import abi, entries, functions
 from opgrad.native.abi import SUPPORTED, TensorLayout, kept_forever
 from opgrad.native.entries import NotNative
@@ -91,9 +92,9 @@ def note_effect() -> None:
 
 
 def is_watched() -> bool:
-    """Whether a part of PyTorch has to know of every call now, as far as it tells."""
-    watches = any(watcher() != expected for watcher, expected in _watchers()[:-1])
-    return watches or _forward_level() not in (-1, None)
+    """Whether a part of PyTorch has to know of every call now."""
+    modes = torch_private.dispatch_modes() or torch_private.is_tracing()
+    return bool(modes) or torch_private.transforms_active() or torch_private.is_forward_mode()
 
 
 def _forward_level() -> Any:

@@ -10,14 +10,13 @@ from typing import Any, cast
 import ml_dtypes
 import numpy as np
 import torch
-from torch.autograd import forward_ad
 
 from opgrad import interop
 from opgrad.contract import DTYPES, FLOATS, Operator, Shape, Spec, plain
 from opgrad.contract.layout import contiguous
 from opgrad.contract.libraries import HOST, NUMBERS, Arrays
 from opgrad.cuda import ALIGNMENT
-from opgrad.interop import torch_storages
+from opgrad.interop import torch_private, torch_storages
 from opgrad.interop.device import Runners, extent
 from opgrad.interop.host import HostPlan
 from opgrad.interop.torch_calls import KINDS
@@ -63,12 +62,12 @@ def is_traced(tensors: Sequence[torch.Tensor]) -> bool:
 
 def _is_recorded() -> bool:
     """Whether a dispatch mode or torch.jit.trace watches; the public functions that tell cost three times as much."""
-    return bool(torch._C._len_torch_dispatch_stack() or torch._C._is_tracing())
+    return bool(torch_private.dispatch_modes() or torch_private.is_tracing())
 
 
 def is_transformed() -> bool:
     """Whether torch.func or forward-mode differentiation is at work."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return torch_private.transforms_active() or torch_private.is_forward_mode()
 
 
 def execute(op: Operator, given: Mapping[str, Any]) -> Any:
@@ -76,7 +75,7 @@ def execute(op: Operator, given: Mapping[str, Any]) -> Any:
     first = given.get(op.arrays[0])
     if not isinstance(first, torch.Tensor) or not first.is_cuda:
         return _host.run(op, given)
-    if first.device.index == torch._C._cuda_getDevice():  # a tensor on CUDA shows that CUDA is initialised
+    if first.device.index == torch_private.current_device():  # a tensor on CUDA shows that CUDA is initialised
         return _cuda.run(op, given)
     with torch.cuda.device(first.device):
         return _cuda.run(op, given)
@@ -242,7 +241,7 @@ class _Memory:
 
     def stream(self, like: torch.Tensor) -> int | None:
         """The current stream of the device, from where Triton takes it too: torch.cuda.current_stream costs 1 µs."""
-        return torch._C._cuda_getCurrentRawStream(like.device.index)
+        return torch_private.current_stream(like.device.index)
 
 
 def _places(spec: Spec) -> tuple[Shape, Shape]:

@@ -17,6 +17,8 @@ from opgrad.jax.loss import IGNORED
 
 __all__ = ["cross_entropy", "embedding", "linear_cross_entropy", "log_softmax", "softmax"]
 
+_opgrad: Any = opgrad  # whose functions are typed as they are for NumPy
+
 
 def softmax(x: Array, axis: int = -1) -> Array:
     """Probabilities from logits over one axis.
@@ -24,8 +26,8 @@ def softmax(x: Array, axis: int = -1) -> Array:
     x: any shape of at least one dimension; float32, float64, float16 or bfloat16. Returns y, like x. Raises TypeError,
     ValueError. Formula: y = exp(x - max(x)) / sum(exp(x - max(x))). Source: jax.nn.softmax.
     """
-    found: Any = opgrad.softmax(asarray(x), axis)  # type: ignore[arg-type]
-    return found  # type: ignore[no-any-return]
+    found: Array = _opgrad.softmax(asarray(x), axis)
+    return found
 
 
 def log_softmax(x: Array, axis: int = -1) -> Array:
@@ -34,8 +36,8 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
     Shapes, dtypes and what is raised are those of softmax. Formula: y = x - max(x) - log(sum(exp(x - max(x)))).
     Source: jax.nn.log_softmax.
     """
-    found: Any = opgrad.log_softmax(asarray(x), axis)  # type: ignore[arg-type]
-    return found  # type: ignore[no-any-return]
+    found: Array = _opgrad.log_softmax(asarray(x), axis)
+    return found
 
 
 def embedding(indices: Array, table: Array) -> Array:
@@ -45,8 +47,8 @@ def embedding(indices: Array, table: Array) -> Array:
     Returns y of shape indices.shape + table.shape[1:]. Raises TypeError; ValueError for an index out of range, in a
     compiled function as XLA raises it. Formula: y[i] = table[indices[i]]. Source: ONNX Gather.
     """
-    found: Any = opgrad.gather(asarray(table), asarray(indices))  # type: ignore[arg-type]
-    return found  # type: ignore[no-any-return]
+    found: Array = _opgrad.gather(asarray(table), asarray(indices))
+    return found
 
 
 def cross_entropy(

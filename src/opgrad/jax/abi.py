@@ -9,6 +9,8 @@ from opgrad.cpu.compiler.memory import call_address, load_i32, load_word, stack_
 from opgrad.cpu.compiler.native import inline
 
 MAJOR = 0  # the version of the interface; another one may have moved anything
+HEADER = "xla/ffi/api/c_api.h"  # in jaxlib's folder for those, where the minor version stands
+MINOR_DEFINED = "#define XLA_FFI_API_MINOR "
 
 # XLA_FFI_CallFrame, with the lists of arguments, results and attributes inside of it.
 EXTENSION, API, STAGE = 8, 16, 32
@@ -51,17 +53,15 @@ def item(items: int, index: int, field: int) -> int:
 
 
 @inline
-def describe(frame: int) -> bool:
-    """Whether XLA only asks which version of the interface the handler was made for; it is told: its own.
+def describe(frame: int, minor: int) -> bool:
+    """Whether XLA only asks which version of the interface the handler was made for; it is told MAJOR and `minor`.
 
-    XLA takes handlers of older versions for a year at least. Whether structures are as they are known here, their sizes
-    tell in every call.
+    Whether structures are as they are known here, their sizes tell in every call.
     """
     extension = word(frame, EXTENSION)
     while extension:
         if number(extension, EXTENSION_TYPE) == METADATA_ASKED:
-            version, api = word(extension, METADATA) + METADATA_VERSION, word(frame, API)
-            minor = number(api + API_VERSION, VERSION_MINOR) if api else 0
+            version = word(extension, METADATA) + METADATA_VERSION
             store_i32(version + VERSION_MAJOR, 0, MAJOR)
             store_i32(version + VERSION_MINOR, 0, minor)
             return True

@@ -8,7 +8,7 @@ import ctypes
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
@@ -25,6 +25,7 @@ from opgrad.locks import settling
 from opgrad.native import arrays
 
 T = TypeVar("T")
+_jax: Any = jax  # some of it has no types, and some is not in every release
 TARGET = "opgrad_run"
 ERRORS = (TypeError, ValueError, NotImplementedError)  # what operators raise
 Aliases = dict[int, int]  # an argument's number: that of the result in its memory
@@ -38,7 +39,7 @@ def call(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any], 
     """
     values = {each: _array(array) for each, array in given.items() if array is not None}
     try:
-        if STATE in values or jax_arrays.is_traced(values.values()):
+        if op.kind == "blocks" or jax_arrays.is_traced(values.values()):  # calls in general have no public function
             return _traced(op, values, attributes, name or op.name)
         if jax_arrays.is_spread(values.values()):
             return _spread(op, values, attributes, name or op.name)
@@ -56,7 +57,7 @@ def _array(value: Any) -> Array:
 def _spread(op: Operator, values: Mapping[str, Array], attributes: Mapping[str, Any], name: str) -> tuple[Array, ...]:
     """The same for arrays that are spread over devices; waits for what XLA may raise."""
     try:
-        found: tuple[Array, ...] = jax.block_until_ready(_traced(op, values, attributes, name))
+        found: tuple[Array, ...] = _jax.block_until_ready(_traced(op, values, attributes, name))
         return found
     except (RuntimeError, ValueError) as error:
         said = str(error).removeprefix("INVALID_ARGUMENT: ")
@@ -66,15 +67,15 @@ def _spread(op: Operator, values: Mapping[str, Array], attributes: Mapping[str, 
 def _traced(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any], name: str) -> tuple[Array, ...]:
     values = {each: given[each] for each in op.arrays if each in given}
     specs = {each: _spec(each, array) for each, array in values.items()}
-    results = prepare(op, [specs.get(each) for each in op.arrays], attributes).results
+    results = prepare(op, [specs.get(each) for each in op.arrays], dict(attributes)).results
     called = Called(op, specs, {each: Spec(spec.shape, spec.dtype) for each, spec in results.items()},
-                    _counted_from_last(op, specs, attributes), name)  # fmt: skip
+                    _counted_from_last(op, specs, attributes), name, _is_part(values.values()))  # fmt: skip
     like = alike(list(values.values()))
     kinds = [_kind(spec, like[0]) for spec in called.results.values()]
     method = _vmap_method(called)
     if not is_native():
         return tuple(_by_callback(called, kinds)(*like))
-    by_xla = jax.ffi.ffi_call(TARGET, kinds, vmap_method=method, input_output_aliases=_aliases(called))
+    by_xla = jax.ffi.ffi_call(TARGET, tuple(kinds), vmap_method=method, input_output_aliases=_aliases(called))
     call = functools.partial(by_xla, call=known(called))
     if jax.default_backend() != "cpu":
         found = jax.lax.platform_dependent(*like, cpu=call, default=_by_callback(called, kinds))
@@ -105,7 +106,8 @@ def _vmap_method(called: Called) -> str:
     roles = {op.inputs[name].role for name in called.given} | {tensor.role for tensor in op.results.values()}
     if op.kind in ("elements", "rows") and roles == {"element"}:
         return "broadcast_all"
-    each = called.attributes.get("reduction", "none") == "none" and "alone" not in roles
+    reduction = {"reduction": "none", **op.attributes, **called.attributes}["reduction"]
+    each = reduction == "none" and "alone" not in roles
     return "broadcast_all" if op.kind == "classes" and each else "sequential"
 
 
@@ -149,9 +151,15 @@ def _type(value: Any) -> Any:
     return typeof(value) if typeof else None
 
 
+def _is_part(values: Iterable[Array]) -> bool:
+    """Whether each device computes on arrays of its own: inside of shard_map and pmap."""
+    mesh = getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
+    return bool(getattr(mesh, "manual_axes", ())) or any(map(_varying, values))
+
+
 def _cast(value: Array, axes: tuple[Any, ...]) -> Array:
     pcast = getattr(jax.lax, "pcast", None)
-    found: Array = pcast(value, axes, to="varying") if pcast else jax.lax.pvary(value, axes)
+    found: Array = pcast(value, axes, to="varying") if pcast else _jax.lax.pvary(value, axes)
     return found
 
 
@@ -159,12 +167,12 @@ def _kind(spec: Spec, like: Array) -> Any:
     """The type of a result that varies as an argument does."""
     varying = _varying(like)
     if not varying:
-        return jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+        return _jax.ShapeDtypeStruct(spec.shape, spec.dtype)
     kind = getattr(jax.sharding, "ManualAxisType", None)
     if kind is None:  # before 0.10
-        return jax.ShapeDtypeStruct(spec.shape, spec.dtype, vma=varying)
+        return _jax.ShapeDtypeStruct(spec.shape, spec.dtype, vma=varying)
     sharding = _sharding(_type(like).sharding.mesh, [None] * len(spec.shape))
-    return jax.ShapeDtypeStruct(spec.shape, spec.dtype, manual_axis_type=kind(varying=varying), sharding=sharding)
+    return _jax.ShapeDtypeStruct(spec.shape, spec.dtype, manual_axis_type=kind(varying=varying), sharding=sharding)
 
 
 def _explicit(value: Any) -> Any:
@@ -199,7 +207,7 @@ def automatic(function: Callable[..., Array], axes: int, *arrays: Any) -> Array:
 
 
 def _sharding(mesh: Any, axes: Sequence[Any]) -> Any:
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+    return jax.sharding.NamedSharding(mesh, _jax.sharding.PartitionSpec(*axes))
 
 
 def _placed(result: Array, like: Array) -> Array:
@@ -207,7 +215,7 @@ def _placed(result: Array, like: Array) -> Array:
     sharding = _explicit(like)
     if sharding is None or result.shape != like.shape:
         return result
-    found: Array = jax.sharding.reshard(result, sharding)
+    found: Array = _jax.sharding.reshard(result, sharding)
     return found
 
 
@@ -217,23 +225,25 @@ def _placed(result: Array, like: Array) -> Array:
 def _by_callback(called: Called, kinds: Sequence[Any]) -> Callable[..., Sequence[Array]]:
     """The same call by way of Python and NumPy, one after the other under jax.vmap."""
 
-    op = called.operator
+    attributes = tuple(called.attributes.items())
 
     def on_host(*values: Any) -> Any:
-        given = dict(zip(called.given, map(np.asarray, values), strict=True))
+        given = {name: np.ascontiguousarray(value) for name, value in zip(called.given, values, strict=True)}
         given |= {name: given[name].view(np.int64) for name in given if name == STATE}
+        signature = tuple((name, value.shape, value.dtype) for name, value in given.items())
         try:
-            found = _dispatcher(op)(**given, **called.attributes)
+            found = _runner(called.operator, signature, attributes)({**given, **called.attributes})
         except Exception as error:
-            raise in_name_of(op, called.name, error) from None
+            raise in_name_of(called.operator, called.name, error) from None
         return found if isinstance(found, tuple) else (found,)
 
     return lambda *values: jax.pure_callback(on_host, tuple(kinds), *values, vmap_method="sequential")
 
 
 @functools.lru_cache(1024)
-def _dispatcher(op: Operator) -> Callable[..., Any]:
-    return arrays.dispatcher(op)
+def _runner(op: Operator, signature: tuple[Any, ...], attributes: tuple[Any, ...]) -> Callable[..., Any]:
+    example = {name: np.empty(shape, dtype) for name, shape, dtype in signature}
+    return arrays.runner(op, {**example, **dict(attributes)})
 
 
 # --- the handler ------------------------------------------------------------------------------------------------------
@@ -260,17 +270,25 @@ def _reason_against() -> str:
     if not hasattr(jax, "ffi"):
         return f"JAX {jax.__version__} has no jax.ffi"
     try:
-        capsule = jax.ffi.pycapsule(ctypes.c_void_p(handler_address()))
+        capsule = _jax.ffi.pycapsule(ctypes.c_void_p(handler_address()))
         jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
         found: list[Any] = []
-        trial = threading.Thread(target=lambda: found.append(_trial()))  # which traces nothing
+        trial = threading.Thread(target=lambda: found.append(_outcome()))  # which traces nothing
         trial.start()
         trial.join()
     except Exception as error:
         return f"the handler was refused: {error}"
-    if not found:
-        return f"the FFI of jaxlib {jax.lib.__version__} cannot be called"
-    return "" if found[0] else f"the structures of jaxlib {jax.lib.__version__}'s FFI are not as they are known"
+    if found != [True] and found != [False]:
+        return f"the FFI of jaxlib {_jax.lib.__version__} cannot be called: {found[0]}"
+    return "" if found[0] else f"the structures of jaxlib {_jax.lib.__version__}'s FFI are not as they are known"
+
+
+def _outcome() -> Any:
+    """What the trial says, or the error that it ends with."""
+    try:
+        return _trial()
+    except Exception as error:
+        return error
 
 
 def _trial() -> bool:
@@ -278,7 +296,7 @@ def _trial() -> bool:
     x, op = np.arange(-3, 5, dtype=np.float32), operators()["relu"]
     spec = Spec(x.shape, x.dtype)
     called = Called(op, {"x": spec}, {"y": spec}, {}, op.name)
-    call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype))
+    call: Any = jax.ffi.ffi_call(TARGET, _jax.ShapeDtypeStruct(x.shape, x.dtype))
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         found = jax.jit(lambda x: call(x, call=known(called)))(x)
         return bool(np.array_equal(np.asarray(found), np.maximum(x, 0)))

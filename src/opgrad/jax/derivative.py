@@ -63,7 +63,9 @@ def _function(op: Operator, names: tuple[str, ...], attributes: Attributes) -> A
 
 
 def rule_of(op: Operator) -> Rule:
-    """How this operator is differentiated."""
+    """How this operator is differentiated; a call in general, which is an operator of its own, is not."""
+    if op is not OPERATORS.get(op.name):
+        return Rule((), functools.partial(_refused, op))
     if op.name in _RULES:
         return _RULES[op.name]
     backward = OPERATORS.get(f"{op.name}_grad")
@@ -145,7 +147,7 @@ def _loss(saved: Values, upstream: Values, attributes: dict[str, Any], wanted: S
         dlog_prob = upstream["log_prob"].astype(log_prob.dtype)
         (bias,) = differentiable(OPERATORS["log_softmax_grad"], {"dy": dlog_prob, "y": log_prob}, {"axis": 1})
     if "logits" in wanted:
-        dlogits = bias
+        dlogits: Any = bias
         if "loss" in upstream:
             options = {**attributes, "out_dtype": None}
             arrays = {"dy": upstream["loss"], "log_prob": log_prob, **given} | ({} if bias is None else {"bias": bias})

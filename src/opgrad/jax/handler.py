@@ -12,6 +12,7 @@ from opgrad.cpu.compiler.memory import (
     load_word,
     named_address,
     stack_words,
+    store_u8,
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
@@ -39,12 +40,13 @@ from opgrad.jax.abi import (
 from opgrad.native.plan import NO_MEMORY, REPORT
 
 # Words of the table that the process calls TABLE: functions of Python and of the runtime, the address of the word that
-# has the team of threads, and the first of each bucket's prepared plans.
+# has the team of threads, the minor version of XLA's FFI, and the first of each bucket's prepared plans.
 TABLE = "opgrad_jax_table"
-PREPARE, REFUSE, START_TEAM, EXECUTE_PLAN, RUN, TEAM, BUCKETS = range(7)
+PREPARE, REFUSE, START_TEAM, EXECUTE_PLAN, RUN, TEAM, MINOR, BUCKETS = range(8)
 BUCKET_COUNT = 1024
-# Words of a prepared plan; PLACES is the address of the operands' numbers of all buffers, and the key comes last.
-NEXT, PLAN, PARTS, OPERANDS, PLACES, KEY = range(6)
+# Words of a prepared plan; PLACES is the address of the operands' numbers of all buffers, and the key comes last. FILL
+# is 0, or the address of the results' bytes, which become NaN, and -1, where the plan fails.
+NEXT, PLAN, PARTS, OPERANDS, PLACES, FILL, KEY = range(7)
 FAILURE_CODE, FAILURE_MESSAGE = range(2)  # words of what Python could not do
 
 DIGEST_BYTES = 32
@@ -131,6 +133,15 @@ def take_operands(frame: int, prepared: int, operands: int) -> None:
 
 
 @inline
+def fill(frame: int, sizes: int) -> None:
+    """Set all bits of the results."""
+    for index in range(word(frame + RESULTS, COUNT)):
+        data = word(item(frame + RESULTS, index, ITEMS), DATA)
+        for byte in range(load_word(sizes, index)):
+            store_u8(data, byte, 0xFF)
+
+
+@inline
 def team_for(table: int, prepared: int) -> int:
     """The threads that help, 0 for a plan that has one part."""
     if load_word(prepared, PARTS) < 2:
@@ -140,24 +151,29 @@ def team_for(table: int, prepared: int) -> int:
 
 
 @inline
-def run_plan(table: int, prepared: int, operands: int) -> int:
+def run_plan(frame: int, table: int, prepared: int, operands: int) -> int:
     """Run the plan on the operands; 0, or the address of what Python says of its failure."""
     team, report = team_for(table, prepared), stack_words(REPORT)
     run, plan = load_word(table, RUN) if team else 0, load_word(prepared, PLAN)
     status = call_address(load_word(table, EXECUTE_PLAN), plan, operands, 0, 0, 1, run, team, report)
     if status == 0:
         return 0
-    return call_address(load_word(table, REFUSE), prepared, 0 if status == NO_MEMORY else report)
+    if status == NO_MEMORY:
+        return call_address(load_word(table, REFUSE), prepared, 0)
+    if load_word(prepared, FILL) != 0:
+        fill(frame, load_word(prepared, FILL))
+        return 0
+    return call_address(load_word(table, REFUSE), prepared, report)
 
 
 @native(1)
 def handle(frame: int) -> int:
     """What XLA calls with a call frame; 0, or an error."""
-    if describe(frame):
+    table, slot = named_address(TABLE), stack_words(1)
+    if describe(frame, load_word(table, MINOR)):
         return 0
     if number(frame, STAGE) != EXECUTE or not is_known(frame):
         return 0  # what comes of unknown structures, the test at first use finds out
-    table, slot = named_address(TABLE), stack_words(1)
     key, operands = stack_words(MOST_KEY_WORDS), stack_words(MOST_BUFFERS)
     store_word(key, 0, 0)
     store_word(slot, 0, 0)
@@ -170,7 +186,7 @@ def handle(frame: int) -> int:
         if prepared == 0:
             return error(frame, load_word(failure, FAILURE_CODE), load_word(failure, FAILURE_MESSAGE))
     take_operands(frame, prepared, operands)
-    failure = run_plan(table, prepared, operands)
+    failure = run_plan(frame, table, prepared, operands)
     if failure != 0:
         return error(frame, load_word(failure, FAILURE_CODE), load_word(failure, FAILURE_MESSAGE))
     return 0

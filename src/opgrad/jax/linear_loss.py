@@ -108,10 +108,10 @@ def _total(options: Options) -> Any:
     def forward(x: Any, layer: Any, targets: Any, by_weight: Any, by_count: Any) -> tuple[Array, Any]:
         given = jax.tree.map(lambda each: each.value, (x, layer, targets), is_leaf=_is_primal)
         wanted = {"weight": ()} if targets.weight is not None and targets.weight.perturbed else {}
-        factors = by_weight.value, by_count.value
-        sums, dx = _one_pass(options, *given, *factors, wanted)
-        found = sums.losses * factors[0] + sums.squares * factors[1]
-        return found, (sums, dx, given[1])
+        x, layer, targets = given
+        sums, dx = _one_pass(options, x, layer, targets, by_weight.value, by_count.value, wanted)
+        found = sums.losses * by_weight.value + sums.squares * by_count.value
+        return found, (sums, dx, layer)
 
     def backward(kept: Any, dtotal: Any) -> tuple[Any, ...]:
         sums, dx, layer = kept
@@ -147,14 +147,14 @@ def _one_pass(
         by_bias = None if sums.layer.bias is None else sums.layer.bias + dlogits.sum(0)
         by_layer = Layer(sums.layer.weight + jnp.matmul(dlogits.T, rows.astype(dtype)), by_bias)
         by_class = sums.weight
-        if wanted:
-            found = target_gradients(options, wanted, logits, chosen, upstream["dloss"])
-            by_class = by_class + found["weight"]
+        if by_class is not None:
+            by_class += target_gradients(options, wanted, logits, chosen, upstream["dloss"])["weight"]
         added = _Sums(sums.losses + losses.sum(), sums.squares + (lse * lse).sum(), by_layer, by_class)
         return added, jnp.matmul(dlogits, weight).astype(x.dtype)
 
     none = jnp.zeros((), dtype)
     start = Layer(jnp.zeros(weight.shape, dtype), None if layer.bias is None else jnp.zeros(layer.bias.shape, dtype))
-    first = _Sums(none, none, start, jnp.zeros_like(targets.weight) if wanted else None)
+    by_class = None if targets.weight is None or not wanted else jnp.zeros_like(targets.weight)
+    first = _Sums(none, none, start, by_class)
     first, x = alike((first, x))
     return over_chunks(body, first, (x, targets.labels), _rows(layer, dtype))

@@ -142,7 +142,7 @@ def _less_mean(grads: dict[str, Array], options: Options, targets: Targets, each
         return sample_weights(targets.labels, weight, options.ignore_index, each.dtype).sum()
 
     taken = jax.grad(divisor)(targets.weight) * each
-    return {**grads, "weight": (grads["weight"] - taken).astype(targets.weight.dtype)}
+    return {**grads, "weight": (grads["weight"] - taken).astype(grads["weight"].dtype)}
 
 
 @functools.lru_cache(1024)
@@ -228,7 +228,8 @@ def with_gradient(
 
 def _values(targets: Any) -> Targets:
     """The arrays of what custom_vjp gives its forward function."""
-    return Targets(*[None if each is None else each.value for each in targets])
+    weight, probabilities = (None if each is None else each.value for each in (targets.weight, targets.probabilities))
+    return Targets(targets.labels.value, weight, probabilities)
 
 
 def _wanted(targets: Any) -> dict[str, tuple[()]]:

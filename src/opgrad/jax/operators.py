@@ -16,7 +16,7 @@ from opgrad.native.arrays import form, one_or_tuple
 def run(op: Operator, given: Mapping[str, Any]) -> Any:
     """Run an operator on JAX arrays, given by parameter name and checked to be such."""
     of, settled = form(op, dict(given), _LIBRARY)
-    settled = plain(of, settled)
+    settled = dict(plain(of, settled))
     found = {name: settled[name] for name in of.arrays if settled.get(name) is not None}
     attributes = {name: settled[name] for name in of.attributes if name in settled}
     results = differentiable(of, found, attributes)

@@ -9,10 +9,13 @@ import ctypes
 import hashlib
 import itertools
 import math
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import jax
 
 from opgrad.contract import Operator, Shape, Spec
 from opgrad.cpu.compiler import machine_code
@@ -40,7 +43,9 @@ class Called:
     """An operator as compiled functions call it.
 
     given: the names of the arrays that are given, with their shapes and dtypes as the call was traced. results: those
-    of the results. attributes: the operator's own. name: what errors call the operator.
+    of the results. attributes: the operator's own. name: what errors call the operator. is_part: whether other devices
+    compute other parts at the same time, so that wrong numbers give NaN: the others would wait in the next collective
+    for one that has raised an error, until XLA ends the process.
     """
 
     operator: Operator
@@ -48,6 +53,7 @@ class Called:
     results: Mapping[str, Spec]
     attributes: Mapping[str, Any]
     name: str
+    is_part: bool = False
 
     @property
     def digest(self) -> str:
@@ -56,7 +62,7 @@ class Called:
         every = (*self.given.items(), *self.results.items())
         kinds = [(name, len(spec.shape), spec.dtype.name) for name, spec in every]
         form = (op.name, op.kind, op.arrays, sorted(op.attributes.items(), key=str), sorted(self.attributes.items()))
-        text = repr((kinds, form, self.name))
+        text = repr((kinds, form, self.name, self.is_part))
         return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES // 2).hexdigest()
 
     def plan(self, inputs: Sequence[Shape], results: Sequence[Shape]) -> arrays.Plan:
@@ -68,7 +74,7 @@ class Called:
         made = self._specs(results, self.results, before)
         specs = [given.get(name) for name in self.operator.arrays]
         try:
-            return arrays.plan(self.operator, specs, self.attributes, list(made.values()))
+            return arrays.plan(self.operator, specs, dict(self.attributes), list(made.values()))
         except Exception as error:
             raise in_name_of(self.operator, self.name, error) from None
 
@@ -110,7 +116,9 @@ class Prepared:
         self.called, self.plan, self.key = called, plan, key
         operands = [*called.operator.arrays, *called.operator.results]
         self._places = _words([operands.index(name) for name in (*called.given, *called.results)])
-        facts = [plan.address, plan.parts_max, len(operands), ctypes.addressof(self._places)]
+        self._sizes = _words([math.prod(spec.shape) * spec.dtype.itemsize for spec in plan.results])
+        fill = ctypes.addressof(self._sizes) if called.is_part else 0
+        facts = [plan.address, plan.parts_max, len(operands), ctypes.addressof(self._places), fill]
         self._words = _words([following, *facts, *key])  # as `handler` numbers them
         self.address = ctypes.addressof(self._words)
 
@@ -203,11 +211,18 @@ def _table() -> Any:
         callbacks = [*functions, start]
         natives = [execute.address, threads.run.address, threads.team_word()]
         addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in callbacks]
-        table = _words([*addresses, *natives, *[0] * BUCKET_COUNT])
+        table = _words([*addresses, *natives, _minor_version(), *[0] * BUCKET_COUNT])
         kept = (table, callbacks, _prepared, _by_address, _failures)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         _tables.append(table)
     return _tables[0]
+
+
+def _minor_version() -> int:
+    """The version of the FFI that this jaxlib has; XLA refuses handlers of some others."""
+    with open(os.path.join(jax.ffi.include_dir(), *abi.HEADER.split("/")), encoding="utf-8") as header:
+        (found,) = (line for line in header if line.startswith(abi.MINOR_DEFINED))
+    return int(found.removeprefix(abi.MINOR_DEFINED))
 
 
 def handler_address() -> int:

@@ -1,9 +1,13 @@
 """ONNX models opened in onnxruntime; whatever is wrong with one is a ValueError of one line with the model's name."""
 
+import os
+from pathlib import Path
+
 import onnxruntime
 
 from opgrad.onnxruntime.reading import Source
 from opgrad.onnxruntime.sessions import InferenceSession, register
+from opgrad.reading import check_regular
 
 
 def open_session(
@@ -17,6 +21,8 @@ def open_session(
     if not stock:
         register(options)
     make = onnxruntime.InferenceSession if stock else InferenceSession
+    if stock and not isinstance(model, bytes):
+        check_regular(Path(model), f"{what}: {os.fspath(model)}")
     try:
         return make(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its own exceptions have no base class, and others come from its C++ library

@@ -17,6 +17,7 @@ from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_t
 
 from opgrad.onnxruntime.batch_norm import one_output
 from opgrad.onnxruntime.mending import mend
+from opgrad.reading import check_regular, read_regular
 
 ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 
@@ -65,9 +66,7 @@ def name_of(source: Source) -> str:
 def _content(path: Path, who: str) -> bytes:
     if not path.exists():
         raise FileNotFoundError(f"{who}: there is no file {path}")
-    if not path.is_file():
-        raise ValueError(f"{who}: {path} is no regular file")
-    return path.read_bytes()
+    return read_regular(path, f"{who}: {path}")
 
 
 # --- what is wrong with a message ------------------------------------------------------------------------------------
@@ -147,6 +146,7 @@ def naming_outside(path: Path, who: str) -> Iterator[None]:
 def place_of(tensor: TensorProto, folder: Path) -> ExternalDataInfo:
     """Where the values of a tensor are. Raises ValueError if there are less bytes than the model says."""
     place = ExternalDataInfo(tensor)
+    check_regular(folder / place.location, place.location)
     available = (folder / place.location).stat().st_size
     end = (place.offset or 0) + (place.length or 0)
     if end > available:

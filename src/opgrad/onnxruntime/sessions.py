@@ -3,11 +3,13 @@
 import functools
 import os
 import weakref
+from pathlib import Path
 from typing import Any
 
 from opgrad.locks import settling
 from opgrad.onnxruntime import abi, library
 from opgrad.onnxruntime.abi import Api
+from opgrad.reading import check_regular
 
 try:
     import onnxruntime
@@ -63,6 +65,8 @@ def InferenceSession(
     """
     options = sess_options if sess_options is not None else onnxruntime.SessionOptions()
     register(options)
+    if isinstance(model, str | os.PathLike) and Path(model).exists():  # onnxruntime says what is not there
+        check_regular(Path(model), f"InferenceSession: {os.fspath(model)}")
     try:
         return onnxruntime.InferenceSession(model, options, providers=providers, **kwargs)
     except Exception as error:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from opgrad.contract import Operator
+from opgrad.interop import torch_private
+from opgrad.interop.torch_private import is_batched
 
 Gradient = Callable[..., Mapping[str, Tensor | None]]
 
@@ -48,6 +48,8 @@ class Derivative:
 
     def function(self, run: Callable[..., Any]) -> Any:
         """The operator, computed by `run`, as a torch.autograd.Function for the backward pass alone."""
+        if not torch_private.has_fields:
+            return self._function(forward=_noting(run, self._setup_context()))
         saved, described = _picker([self.places[name] for name in self.saved]), self._described()
         keeps = bool(self.kept)
 
@@ -76,6 +78,14 @@ class Derivative:
         """The same, open to torch.func; binding its arguments costs 35 µs a call."""
         setup_context = _keeping_all(self._setup_context())
         return self._function(forward=run, setup_context=setup_context, jvp=self._jvp, vmap=self._vmap)
+
+    def register(self, name: str, library: Any) -> None:
+        """Give the dispatcher the backward pass alone, by what PyTorch documents."""
+        backward = self._backward()
+        # It has no place for the dispatcher's keys, which come last.
+        torch.library.register_autograd(
+            name, lambda *given: backward(*given)[:-1], setup_context=self._setup_context(), lib=library
+        )
 
     def _function(self, **methods: Callable[..., Any]) -> Any:
         methods["backward"] = self._backward()
@@ -111,7 +121,7 @@ class Derivative:
             for gradient in gradients:
                 if gradient is not None and is_batched(gradient):
                     # The dispatcher alone knows such tensors; under a dispatch mode every call is left to it.
-                    with BaseTorchDispatchMode():
+                    with torch_private.no_mode():
                         return self._gradients(ctx, gradients)
             for gradient in gradients:
                 if gradient is not None:
@@ -129,7 +139,7 @@ class Derivative:
                 return None, *rest
             values = (dy, *ctx.saved_tensors, *ctx.kept) if keeps else (dy, *ctx.saved_tensors)
             if is_batched(dy):
-                with BaseTorchDispatchMode():  # as above
+                with torch_private.no_mode():  # as above
                     return call(*values), *rest
             return call(*values), *rest
 
@@ -170,8 +180,10 @@ class Derivative:
             raise NotImplementedError(f"{self.op.name}: forward-mode differentiation is not supported; use backward()")
         given = {name: t for name, t in zip(self.names, tangents, strict=False) if t is not None}
         # PyTorch calls this with forward mode switched off, for the levels outside of this one, too.
-        with forward_ad._set_fwd_grad_enabled(True):
-            primals = [value if value is None else torch._unpack_dual(value, 0)[0] for value in ctx.saved_tensors]
+        with torch_private.forward_grad_enabled(True):
+            primals = [
+                value if value is None else torch_private.unpack_dual(value, 0)[0] for value in ctx.saved_tensors
+            ]
             every = [b if a is None else a for a, b in zip(primals, ctx.others, strict=True)]
             values = {name: every[place] for name, place in self.places.items()}
             found = self.tangent(given, values)
@@ -224,7 +236,3 @@ def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]
         (only,) = places
         return lambda values: (values[only],)
     return itemgetter(*places)
-
-
-# Whether it is a batch of gradients, as torch.autograd.grad(is_grads_batched=True) makes them.
-is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor

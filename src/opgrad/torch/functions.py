@@ -156,7 +156,8 @@ def leaky_relu(
 def gather(x: Tensor, indices: Tensor, axis: int = 0, *, check: bool = False) -> Tensor:
     """The slices of x along one axis that indices name, as ONNX's Gather has it; torch.gather is something else.
 
-    x: any shape of at least one dimension; float32, float64, float16 or bfloat16.
+    x: any shape; float32, float64, float16 or bfloat16. A single number, of shape (), takes a single index and gives a
+        single number, as for torch.index_select.
     indices: any shape; int32 or int64 in [-s, s) where s is the size of axis; negative ones count from the end.
     axis: the axis of x that indices pick from.
     check: on CUDA, wait for the device and raise for indices out of range; the CPU always checks.
@@ -167,6 +168,12 @@ def gather(x: Tensor, indices: Tensor, axis: int = 0, *, check: bool = False) ->
 
     Formula: y[.., j, ..] = x[.., indices[j], ..]. Source: ONNX Gather.
     """
+    if isinstance(x, Tensor) and isinstance(indices, Tensor) and not x.dim():
+        if indices.numel() != 1:
+            raise ValueError(
+                f"gather: indices has shape {tuple(indices.shape)}, expected one index for a single number"
+            )
+        return _gather(x.reshape(1), indices.reshape(1), axis, check).reshape(())
     return _gather(x, indices, axis, check)
 
 

@@ -4,15 +4,20 @@ By samples: some rows of input meet all classes. Each chunk adds to the gradient
 in float64 for float64. By classes: all rows meet some classes, first for the log-sum-exp, then again for the gradient;
 so the gradient of those classes' weights is one product, written once, and no sum of weight's size is kept in float32.
 It takes four products where the other way takes three.
+
+A CPU without instructions for products in half precision takes 5 to 40 times as long for them as for float32: there the
+layer is converted to float32 a part at a time, and the logits are float32.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from opgrad.cpu.compiler.target import host
 from opgrad.interop.torch_tensors import execute
 from opgrad.torch.formulas import wide
 from opgrad.torch.operators import OPERATORS
@@ -26,6 +31,12 @@ LEAST_BUFFER = 32 << 20  # bytes of logits
 SHARE_OF_BUFFER = 0.11  # of the arguments and their gradients, if that is more: peak memory stays within 1.15 of these
 FEWEST_ROWS = 64  # of a chunk: products of fewer rows leave the processor waiting for the layer's weight
 MOST_IN_FLOAT32 = 128 << 20  # bytes of the float32 sum of a half-precision gradient; above, classes are chunked
+PART = 16 << 20  # bytes of what is converted to float32 at a time
+# What LLVM calls the instructions that multiply numbers of a dtype.
+INSTRUCTIONS = {
+    torch.bfloat16: {"+avx512bf16", "+amx-bf16", "+bf16"},
+    torch.float16: {"+avx512fp16", "+amx-fp16", "+fullfp16"},
+}
 Upstream = Mapping[str, Tensor]  # gradients of the samples' results, as sample_losses_and_grad takes them
 
 
@@ -44,13 +55,36 @@ class Layer:
         """The dtype of sums."""
         return wide(self.x.dtype)
 
+    @property
+    def product(self) -> torch.dtype:
+        """The dtype of logits, in which the layer is multiplied."""
+        return torch.float32 if not self.x.is_cuda and _is_slow(self.x.dtype) else self.x.dtype
+
     def logits(self, rows: slice, classes: slice, buffer: Tensor) -> Tensor:
         """The logits of these rows and classes, in the buffer."""
-        x, w = self.x[rows], self.w[classes]
+        x, w, product = self.x[rows].to(self.product), self.w[classes], self.product
+        b = None if self.b is None else self.b[classes].to(product)
         out = buffer[: len(x) * len(w)].view(len(x), len(w))
-        if self.b is None:
-            return torch.mm(x, w.t(), out=out)
-        return torch.addmm(self.b[classes], x, w.t(), out=out)
+        for part in _parts(w, product):
+            of_part = w[part].to(product).t()
+            if b is None:
+                torch.mm(x, of_part, out=out[:, part])
+            else:
+                torch.addmm(b[part], x, of_part, out=out[:, part])
+        return out
+
+
+@cache
+def _is_slow(dtype: torch.dtype) -> bool:
+    """Whether the CPU has no instructions for products of a dtype, and those of float32 are faster."""
+    return dtype in INSTRUCTIONS and INSTRUCTIONS[dtype].isdisjoint(host()[1].split(","))
+
+
+def _parts(matrix: Tensor, dtype: torch.dtype) -> Iterator[slice]:
+    """The rows of a matrix that are converted to a dtype at a time; all of them where none has to be."""
+    rows, width = matrix.shape
+    step = max(rows, 1) if matrix.dtype == dtype else max(PART // (4 * max(width, 1)), 1)
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 @dataclass(frozen=True)
@@ -69,24 +103,24 @@ class Chunks:
         """For the logits of a chunk."""
         (n, _), c = layer.x.shape, layer.w.shape[0]
         size = n * min(self.size, c) if self.by_classes else min(self.size, n) * c
-        return layer.x.new_empty(size)
+        return layer.x.new_empty(size, dtype=layer.product)
 
 
 def chunks_of(layer: Layer, rows: int | None, with_gradient: bool) -> Chunks:
     """The chunks for a layer; `rows` of a chunk if the caller says so."""
-    (n, h), c, item = layer.x.shape, layer.w.shape[0], layer.x.element_size()
+    (n, h), c, item, of_logits = layer.x.shape, layer.w.shape[0], layer.x.element_size(), layer.product.itemsize
     if rows is not None:
         return Chunks(False, rows)
     budget = max(LEAST_BUFFER, int(SHARE_OF_BUFFER * 2 * item * (c + n) * h))
-    fitting = budget // (c * item)
+    fitting = budget // (c * of_logits)
     sums = 4 * c * h if with_gradient and layer.number != layer.x.dtype else 0
     # One chunk needs no sum in float32, and no product beside it: logits may take their memory.
     without = sums + c * h * item if 0 < sums <= MOST_IN_FLOAT32 else 0
-    if n * c * item <= budget + without:
+    if n * c * of_logits <= budget + without:
         return Chunks(False, max(n, 1))
     finite = layer.b is None or layer.b.device.type != "cpu" or bool(torch.isfinite(layer.b).all())
     if finite and (fitting < FEWEST_ROWS or sums > MOST_IN_FLOAT32):
-        return Chunks(True, max(budget // (4 * n * item) // 16 * 16, 16))
+        return Chunks(True, max(budget // (4 * n * of_logits) // 16 * 16, 16))
     return Chunks(False, max(fitting // 16 * 16, 1))
 
 
@@ -237,20 +271,11 @@ class Gradients:
         """What the gradient of the logits of these rows and classes gives."""
         x, w = self.layer.x[rows], self.layer.w[classes]
         if self.dx is not None:
-            self._product(self.dx[rows], dlogits, w, self.several and self.by_classes)
+            multiply(self.dx[rows], dlogits, w, self.several and self.by_classes)
         if self.dw is not None:
-            self._product(self.dw[classes], dlogits.t(), x, self.several and not self.by_classes)
+            multiply(self.dw[classes], dlogits.t(), x, self.several and not self.by_classes)
         if self.db is not None:
             self.db[classes] += dlogits.sum(0, dtype=self.layer.number)
-
-    @staticmethod
-    def _product(out: Tensor, a: Tensor, b: Tensor, adds: bool) -> None:
-        if not adds:
-            torch.mm(a, b, out=out)
-        elif out.dtype == a.dtype:
-            out.addmm_(a, b)
-        else:  # in one pass, where PyTorch would first make a float32 copy of the product
-            execute(_add, {"buffer": out, "value": torch.mm(a, b), "out": out})
 
     def results(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """In the dtypes of the layer."""
@@ -263,6 +288,24 @@ class Gradients:
             None if dw is None else dw.to(layer.w.dtype),
             None if db is None else db.to(b_dtype),
         )
+
+
+def multiply(out: Tensor, a: Tensor, b: Tensor, adds: bool) -> None:
+    """out = a @ b, or out += a @ b where it `adds`, in the dtype of a."""
+    if a.dtype == b.dtype and adds and out.dtype != a.dtype:
+        # In one pass, where PyTorch would first make a float32 copy of the product.
+        execute(_add, {"buffer": out, "value": torch.mm(a, b), "out": out})
+    elif out.dtype != a.dtype:
+        for rows in _parts(out, a.dtype):
+            wide_rows = out.new_empty(out[rows].shape, dtype=a.dtype)
+            multiply(wide_rows, a[rows], b, False)
+            out[rows] = wide_rows
+    else:
+        for part in _parts(b, a.dtype):
+            if adds or part.start:
+                out.addmm_(a[:, part], b[part].to(a.dtype))
+            else:
+                torch.mm(a[:, part], b[part].to(a.dtype), out=out)
 
 
 def gradients(

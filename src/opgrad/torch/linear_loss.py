@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-from torch.autograd import forward_ad
 from torch.nn import functional
 
+from opgrad.interop import torch_private
+from opgrad.interop.torch_private import is_batched
 from opgrad.interop.torch_tensors import PLAIN
-from opgrad.torch.derivative import is_batched
+from opgrad.torch.flops import count_flops
 from opgrad.torch.linear_chunks import Chunks, Layer, chunks_of, gradients, plain_gradients
 from opgrad.torch.linear_operators import NAME, layer_of, linear_samples, rows_of_all
 from opgrad.torch.loss import of_options as of_logits
@@ -141,14 +141,13 @@ def _autocast(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, T
 
 def _needs_composition(tensors: Sequence[Tensor]) -> bool:
     """Whether something is at work that must see what the loss is made of: all but grad among the transformations."""
-    if is_recording() or is_exported() or forward_ad._current_level >= 0:
+    if is_recording() or is_exported() or torch_private.is_forward_mode():
         return True
     if torch.compiler.is_compiling():
         return False
-    if any(type(each) not in PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(each) for each in tensors):
+    if any(type(each) not in PLAIN and not torch_private.is_wrapped(each) for each in tensors):
         return True
-    kinds = (each.key() for each in retrieve_all_functorch_interpreters())
-    return any(kind != torch._C._functorch.TransformType.Grad for kind in kinds)
+    return not torch_private.are_gradients_alone()
 
 
 def _by_logits(
@@ -186,9 +185,11 @@ def _loss(
     """The loss of rows of input, with fields in the rows' shape."""
     needs = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, w, b))
     one_number = options.reduction != "none" and not options.returned
-    watched = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if needs and one_number and not watched and not torch._C._len_torch_dispatch_stack():
+    watched = torch.compiler.is_compiling() or torch_private.transforms_active()
+    if needs and one_number and not watched and not torch_private.dispatch_modes():
         return _fused(x, w, b, labels, weight, options, dtype, rows)
+    if not torch.compiler.is_compiling():
+        count_flops()
     found = linear_samples(x, w, b, labels, weight, *settings(options), rows)
     return reduced(found, labels, weight, False, options, dtype)
 

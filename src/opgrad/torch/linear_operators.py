@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from opgrad.interop.torch_calls import unseen
+from opgrad.torch.flops import count_flops
 from opgrad.torch.formulas import wide
 from opgrad.torch.linear_chunks import Layer, chunks_of, gradients, sample_results
 from opgrad.torch.sample_loss import UPSTREAM, Settings, composed_gradient
@@ -34,14 +35,18 @@ def layer_of(
     x, w, b = x.detach(), w.detach(), None if b is None else b.detach()
     weight = None if weight is None else weight.detach()
     _check_labels(labels, len(w), ignore_index)
-    if ignore_index is None or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
-        kept = None
-    else:
-        kept = (labels != ignore_index).nonzero().squeeze(1)
-        kept = None if len(kept) == len(labels) else kept
+    kept = counted(labels, ignore_index)
     if kept is not None:
         x, labels = x.index_select(0, kept), labels.index_select(0, kept)
     return Layer(x, w, b, labels, weight), kept
+
+
+def counted(labels: Tensor, ignore_index: int | None) -> Tensor | None:
+    """The samples that count; None if they are all. On CUDA that waits for their number."""
+    if ignore_index is None or (labels.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return None
+    kept = (labels != ignore_index).nonzero().squeeze(1)
+    return None if len(kept) == len(labels) else kept
 
 
 def _check_labels(labels: Tensor, classes: int, ignore_index: int | None) -> None:
@@ -79,6 +84,7 @@ def _samples(
 
 
 def _samples_fake(x: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    count_flops()
     floats = [x.new_empty(x.shape[0], dtype=wide(x.dtype)) for _ in range(4)]
     return *floats, x.new_empty(x.shape[0], dtype=torch.int64)
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from opgrad.interop.torch_calls import native, note_effect
+from opgrad.interop.torch_private import is_batched
 from opgrad.interop.torch_tensors import is_transformed
-from opgrad.torch.derivative import is_batched
 from opgrad.torch.formulas import sample_weights, scale_in_place, wide
 from opgrad.torch.functions import autocasts
 from opgrad.torch.loss_options import LossOptions, divisors, over, read_options, shifted

@@ -58,12 +58,14 @@ class CrossEntropyLoss(_Options, torch.nn.CrossEntropyLoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Any:
         """The loss, or CrossEntropyOutput where other results are asked for."""
-        named = {"ignore_index": self.ignore_index, "reduction": self.reduction}
-        return cross_entropy(input, target, self.weight, label_smoothing=self.label_smoothing, **named, **self._given())
+        return cross_entropy(input, target, self.weight, **self._given())
+
+    def _given(self) -> dict[str, Any]:
+        first = ("ignore_index", "reduction", "label_smoothing")
+        return {name: getattr(self, name) for name in first} | super()._given()
 
     def extra_repr(self) -> str:
-        named = {"ignore_index": self.ignore_index, "reduction": self.reduction}
-        return _written({**named, "label_smoothing": self.label_smoothing, **self._given()})
+        return _written(self._given())
 
 
 class LinearCrossEntropyLoss(_Options, torch.nn.Module):

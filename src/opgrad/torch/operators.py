@@ -23,7 +23,7 @@ from opgrad import contract
 from opgrad.contract import Operator, Spec
 from opgrad.contract.plain import PLAIN, is_plain, plain
 from opgrad.contract.signature import result_specs
-from opgrad.interop import check_owners, library_of
+from opgrad.interop import check_owners, library_of, torch_private
 from opgrad.interop.device import model_of
 from opgrad.interop.torch_calls import native, unseen
 from opgrad.interop.torch_tensors import (
@@ -38,8 +38,6 @@ from opgrad.interop.torch_tensors import (
 from opgrad.native.functions import answer_whole
 from opgrad.torch.derivative import Derivative, Gradient
 from opgrad.torch.schema import LIBRARY, REGISTERED, Registered, is_recording
-
-AFTER_AUTOGRAD = torch._C._after_autograd_keyset
 
 
 class TensorOperator(Registered):
@@ -163,15 +161,18 @@ class TensorOperator(Registered):
         self.eager = super(torch.autograd.Function, function).apply  # type: ignore[misc]
         self.dispatched = self.derivative.forward_mode(self._below)
         self.transformed = self.derivative.transformable(self._dispatch)
-        LIBRARY.impl(self.op.name, self._autograd, "Autograd", with_keyset=True)
+        if torch_private.after_autograd is None or torch_private.below_autograd is None:
+            self.derivative.register(f"opgrad::{self.op.name}", LIBRARY)
+        else:
+            LIBRARY.impl(self.op.name, self._autograd, "Autograd", with_keyset=True)
         LIBRARY.impl(self.op.name, self._transform, "FuncTorchDynamicLayerFrontMode")
 
     def _autograd(self, keys: Any, *arguments: Any) -> Any:
         """The dispatcher's call where autograd has its turn."""
         if _differentiates(arguments):
             return self.dispatched.apply(*self._filled(arguments), keys)
-        with torch._C._AutoDispatchBelowAutograd():
-            return self.overload.redispatch(keys & AFTER_AUTOGRAD, *arguments)
+        with torch_private.below_autograd():
+            return self.overload.redispatch(keys & torch_private.after_autograd, *arguments)
 
     def _transform(self, *arguments: Any) -> Any:
         """The dispatcher's call where a transformation of torch.func is at work."""
@@ -184,8 +185,8 @@ class TensorOperator(Registered):
     def _below(self, *arguments_and_keys: Any) -> Any:
         """The dispatcher's call of what comes after autograd, for a Function, which passes the keys last."""
         *arguments, keys = arguments_and_keys
-        with torch._C._AutoDispatchBelowAutograd():
-            return self.overload.redispatch(keys & AFTER_AUTOGRAD, *self._listed(arguments))
+        with torch_private.below_autograd():
+            return self.overload.redispatch(keys & torch_private.after_autograd, *self._listed(arguments))
 
 
 @cache
@@ -213,7 +214,7 @@ def _differentiates(arguments: Sequence[Any]) -> bool:
         # themselves are asked.
         if isinstance(each, torch.Tensor) and (
             (records and each.requires_grad)
-            or (each.is_floating_point() and torch._unpack_dual(each, 0)[1] is not None)
+            or (each.is_floating_point() and torch_private.unpack_dual(each, 0)[1] is not None)
         ):
             return True
     return False

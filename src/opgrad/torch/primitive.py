@@ -15,8 +15,8 @@ from opgrad import interop
 from opgrad.contract import Operator, check_arrays, operators
 from opgrad.contract.plain import plain
 from opgrad.fused.primitive import SCALARS, gradient_name
+from opgrad.interop.torch_private import is_batched
 from opgrad.interop.torch_tensors import check_untraced, execute, form, is_traced, is_transformed, spec
-from opgrad.torch.derivative import is_batched
 from opgrad.torch.formulas import wide
 
 GRADIENTS = {op.forward: op for op in operators().values() if op.forward and op.general}

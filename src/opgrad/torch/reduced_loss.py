@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from opgrad.interop.torch_private import is_batched
 from opgrad.interop.torch_tensors import is_traced, is_transformed
-from opgrad.torch.derivative import is_batched
 from opgrad.torch.formulas import scale_in_place, scaled, wide
 from opgrad.torch.loss_options import CrossEntropyOutput, LossOptions, divisors, over
 from opgrad.torch.operators import is_exported

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from opgrad.contract import Operator
+from opgrad.interop import torch_private
 
 TYPES: dict[Any, str] = {
     bool: "bool",
@@ -65,4 +66,4 @@ def _schema_arguments(op: Operator, dtypes: Sequence[str]) -> dict[str, str]:
 
 def is_recording() -> bool:
     """Whether torch.jit.trace is at work."""
-    return not torch.compiler.is_dynamo_compiling() and torch._C._is_tracing()
+    return not torch.compiler.is_dynamo_compiling() and torch_private.is_tracing()

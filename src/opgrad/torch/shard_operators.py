@@ -14,9 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from opgrad.contract import graph_operators
+from opgrad.interop.torch_private import group_of
 from opgrad.interop.torch_tensors import execute, is_transformed
+from opgrad.torch.flops import count_flops
 from opgrad.torch.formulas import wide
-from opgrad.torch.linear_operators import kept_arguments, register
+from opgrad.torch.linear_chunks import Layer, multiply
+from opgrad.torch.linear_operators import counted, kept_arguments, register
 from opgrad.torch.sample_loss import scaled
 from opgrad.torch.schema import LIBRARY, TAGS
 
@@ -180,35 +183,35 @@ register(shard_statistics_grad, _statistics_grad, lambda logits, *_: torch.empty
 # --- statistics of a linear layer, whose logits exist in chunks ------------------------------------------------------
 
 
-def _counted(labels: Tensor, ignore_index: int | None) -> Tensor | None:
-    """The samples that count; None if they are all. On CUDA that waits for their number."""
-    if ignore_index is None or (labels.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return None
-    kept = (labels != ignore_index).nonzero().squeeze(1)
-    return None if len(kept) == len(labels) else kept
-
-
 def _chunks(rows: int, classes: int) -> Iterator[slice]:
     """At least one, so that without rows there are statistics, too."""
     step = max(CHUNK // max(classes, 1), 1)
     return (slice(start, start + step) for start in range(0, max(rows, 1), step))
 
 
+def _layer(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor) -> tuple[Layer, Tensor]:
+    """The layer, and memory for the logits of a chunk."""
+    layer = Layer(x.detach(), w.detach(), None if b is None else b.detach(), labels, None)
+    rows = min(max(CHUNK // max(len(w), 1), 1), len(x))
+    return layer, layer.x.new_empty(rows * len(w), dtype=layer.product)
+
+
 def _linear_statistics(
     x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, first: int, softcap: float,
     temperature: float, moment: bool, predicted: bool, ignore_index: int | None, group: str,
 ) -> Tensor:  # fmt: skip
-    kept, count = _counted(labels, ignore_index), len(x)
+    kept, count = counted(labels, ignore_index), len(x)
     if kept is not None:
         x, labels = x.index_select(0, kept), labels.index_select(0, kept)
     given = (weight, first, softcap, temperature, moment, predicted)
-    found = torch.cat(
-        [_statistics(functional.linear(x[rows], w, b), labels[rows], *given) for rows in _chunks(len(x), len(w))], 1
-    )
+    layer, buffer = _layer(x, w, b, labels)
+    of_chunk: Callable[[slice], Tensor] = lambda rows: layer.logits(rows, slice(None), buffer)  # noqa: E731
+    found = torch.cat([_statistics(of_chunk(rows), labels[rows], *given) for rows in _chunks(len(x), len(w))], 1)
     return found if kept is None else found.new_zeros(len(found), count).index_copy_(1, kept, found)
 
 
 def _linear_fake(x: Tensor, *others: Any) -> Tensor:
+    count_flops()
     return x.new_empty(statistics_count(*others[5:9]), x.shape[0], dtype=wide(x.dtype))
 
 
@@ -218,22 +221,23 @@ def _linear_grad(
     statistics: Tensor, slopes: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Sums over chunks in float32; dx summed over the group, since each process has a part of it."""
-    kept, whole, sums = _counted(labels, ignore_index), x, wide(x.dtype)
+    kept, whole, sums = counted(labels, ignore_index), x, wide(x.dtype)
     if kept is not None:
         x, labels = x.index_select(0, kept), labels.index_select(0, kept)
         statistics, slopes = statistics.index_select(1, kept), slopes.index_select(1, kept)
     given = (weight, first, softcap, temperature, moment, predicted)
     dx, dw = torch.zeros_like(x, dtype=sums), torch.zeros_like(w, dtype=sums)
     db = x.new_zeros(0 if b is None else len(b), dtype=sums)
+    layer, buffer = _layer(x, w, b, labels)
     for rows in _chunks(len(x), len(w)):
-        logits = functional.linear(x[rows], w, b)
+        logits = layer.logits(rows, slice(None), buffer)
         dlogits = _statistics_grad(logits, labels[rows], *given, statistics[:, rows], slopes[:, rows])
-        dx[rows] = dlogits @ w
-        dw += dlogits.t() @ x[rows]
+        multiply(dx[rows], dlogits, layer.w, False)
+        multiply(dw, dlogits.t(), layer.x[rows], True)
         if b is not None:
             db += dlogits.sum(0, dtype=sums)
     if group:
-        dist.all_reduce(dx, group=_named(group))
+        dist.all_reduce(dx, group=group_of(group))
     dx = dx.to(x.dtype)
     dx = dx if kept is None else torch.zeros_like(whole).index_copy_(0, kept, dx)
     return dx, dw.to(w.dtype), db.to(x.dtype)
@@ -265,14 +269,6 @@ register(shard_linear_statistics_grad, _linear_grad, _linear_grad_fake, _once)
 # --- the statistics of all processes ---------------------------------------------------------------------------------
 
 
-def _named(group: str) -> Any:
-    """The process group of a name, as PyTorch's own operators find it."""
-    from torch.distributed import distributed_c10d
-
-    resolve: Any = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009
-    return resolve(group)
-
-
 @lru_cache(maxsize=64)
 def _header(words: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """The words as bits of a dtype; kept, since a copy to a device waits for it."""
@@ -285,7 +281,7 @@ def _gathered(own: Tensor, processes: int, group: str, who: str) -> Tensor:
     # PyTorch 2.13 renamed it.
     all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     try:
-        all_gather(every.view(-1), own, group=_named(group))
+        all_gather(every.view(-1), own, group=group_of(group))
     except RuntimeError as error:
         raise RuntimeError(
             f"{who}: no answer from all {processes} processes of the group, one of which may have ended: {error}"
@@ -375,7 +371,7 @@ register(
 
 def _sum(x: Tensor, group: str) -> Tensor:
     total = x.clone()
-    dist.all_reduce(total, group=_named(group))
+    dist.all_reduce(total, group=group_of(group))
     return total
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from opgrad.torch import shard_operators
+from opgrad.torch.flops import count_flops
 from opgrad.torch.formulas import wide
 from opgrad.torch.loss_options import LossOptions
 
@@ -154,6 +155,8 @@ def of_probabilities(logits: Tensor, labels: Tensor, probabilities: Tensor, shar
 
 def of_linear(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, shard: Shard) -> Rows:
     """The same for the logits x [N, H] @ w [classes of the shard, H]^T + b; dx is summed over the group."""
+    if not torch.compiler.is_compiling():
+        count_flops()
     found = shard_operators.shard_linear_statistics(
         x, w, b, labels, *shard.given, shard.call.options.ignore_index, shard.place.group
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import onnx
@@ -54,13 +55,12 @@ class ArtifactSet:
         """Read an artifact set.
 
         directory: the folder with training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint.
-        Raises FileNotFoundError if one is missing, ValueError if one is damaged or belongs to another model,
-        and NotImplementedError if the optimizer is none that opgrad has.
+        Raises FileNotFoundError if one is missing and NotADirectoryError for a file, which say what makes a set,
+        ValueError if one of the files is damaged or belongs to another model, and NotImplementedError if the optimizer
+        is none that opgrad has.
         """
         folder = Path(directory)
-        missing = [name for name in FILES if not (folder / name).is_file()]
-        if missing:
-            raise FileNotFoundError(f"ArtifactSet: {folder} has no {', '.join(missing)}")
+        _check_folder(folder)
         training_model, eval_model, optimizer_model, checkpoint_file = (folder / name for name in FILES)
         checkpoint = read_checkpoint(checkpoint_file)
         graph = read_model(training_model, "ArtifactSet", outside=False).graph
@@ -117,6 +117,34 @@ class ArtifactSet:
     def scores(self) -> str | None:
         """The tensor that the loss compares with the label; None if there is no such one."""
         return self.objective.scores
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise unless there is a folder with the files of a set."""
+    if folder.is_file():
+        if not _missing(folder.parent):
+            raise NotADirectoryError(
+                f"ArtifactSet: {folder} is a file, expected the folder of its set, {folder.parent}"
+            )
+        raise NotADirectoryError(
+            f"ArtifactSet: {folder} is a file, expected the folder of an artifact set; of a model "
+            f"`{_maker(folder)} -o FOLDER` makes one"
+        )
+    if missing := _missing(folder):
+        models = sorted(folder.glob("*.onnx"))
+        model = models[0] if len(models) == 1 else Path("MODEL.onnx")
+        raise FileNotFoundError(
+            f"ArtifactSet: {folder} has no {', '.join(missing)}; of a model `{_maker(model)} -o {quote(str(folder))}` "
+            "makes these files"
+        )
+
+
+def _missing(folder: Path) -> list[str]:
+    return [name for name in FILES if not (folder / name).is_file()]
+
+
+def _maker(model: Path) -> str:
+    return f"opgrad artifacts {quote(str(model))} --loss LOSS"
 
 
 def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from opgrad.reading import NoFile
 from opgrad.training import mapping, odtc, safetensors, weights
 from opgrad.training.replacing import bytes_in_use, data_path, replace_pair
 from opgrad.writing import replace_file
@@ -89,7 +90,7 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
         return _checkpoint(root, outside)
     except odtc.Damaged as damage:
         raise ValueError(f"read_checkpoint: {path} {damage}") from None
-    except mapping.NoFile as error:
+    except NoFile as error:
         raise ValueError(f"read_checkpoint: {error}") from None
 
 

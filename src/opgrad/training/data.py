@@ -201,15 +201,30 @@ def _fit(array: np.ndarray, spec: TensorSpec, divisor: float, origin: str) -> np
         raise ValueError(f"{origin}: {spec.name} has shape {array.shape}, expected {show(spec.shape)}")
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{origin}: {spec.name} has dtype {array.dtype}, expected numbers")
-    others = tuple(axis for axis in range(array.ndim) if axis != spec.axis)
-    bad = np.flatnonzero(~np.isfinite(array).all(axis=others))
-    if bad.size:
-        raise ValueError(f"{origin}: {spec.name} has no finite number in row {bad[0]}, expected finite numbers")
-    scaled = array / divisor if divisor != 1 else array
-    result = np.asarray(scaled, dtype=spec.dtype, order="C")
+    _check_finite(array, spec, f"{origin}: {spec.name}", origin)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = array / divisor if divisor != 1 else array
+        result = np.asarray(scaled, dtype=spec.dtype, order="C")
+    _check_finite(result, spec, f"{origin}: {spec.name}, in {spec.dtype} and divided by {divisor:g},", origin)
     if spec.dtype.kind in "iub" and not np.array_equal(result, scaled):
         raise ValueError(f"{origin}: {spec.name} has values that are no {spec.dtype}, expected whole numbers")
     return result
+
+
+def _check_finite(array: np.ndarray, spec: TensorSpec, what: str, origin: str) -> None:
+    others = tuple(axis for axis in range(array.ndim) if axis != spec.axis)
+    bad = np.flatnonzero(~np.isfinite(array).all(axis=others))
+    if bad.size:
+        raise ValueError(f"{what} has no finite number in {row_of(origin, int(bad[0]))}, expected finite numbers")
+
+
+def row_of(origin: str | PathLike[str], row: int) -> str:
+    """What messages call a row of the data, which count from 0; of a table of text the line, which count from 1.
+
+    origin: the file, or the name of a dataset.
+    """
+    path = Path(origin)
+    return f"line {files.line_of(path, row)}" if path.suffix == ".csv" else f"row {row}"
 
 
 def fits(shape: Sequence[int], expected: Sequence[int | str]) -> bool:

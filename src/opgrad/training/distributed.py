@@ -50,6 +50,25 @@ class Processes:
         first = 0 if self._group is None else self._torch.distributed.get_global_rank(self._group, 0)
         self._communicate(self._torch.distributed.broadcast, array.reshape(-1).view(np.uint8), first)
 
+    def on_first(self, work: Callable[[], Any]) -> Any:
+        """What work() gives on the first process, which alone does it; None on the others.
+
+        Raises what it raises there, and RuntimeError on the others, which would wait for the first in vain.
+        """
+        found, problem = None, None
+        if self.is_first:
+            try:
+                found = work()
+            except Exception as error:
+                problem = error
+        failed = np.array([problem is not None], np.int64)
+        self.from_first(failed)
+        if problem is not None:
+            raise problem
+        if failed[0]:
+            raise RuntimeError(f"train: the first of {self.size} processes has failed, whose message says why")
+        return found
+
     def _communicate(self, collective: Callable[..., Any], array: np.ndarray, *more: Any) -> None:
         before = time.perf_counter()
         collective(self._torch.from_numpy(array), *more, group=self._group)

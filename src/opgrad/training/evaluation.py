@@ -14,7 +14,8 @@ from opgrad.onnxruntime.messages import copied, import_microsoft
 from opgrad.training.artifact_set import FILES, ArtifactSet
 from opgrad.training.data import Dataset
 from opgrad.training.export import declared_outputs, graph_between
-from opgrad.training.graph import open_session, session_options
+from opgrad.training.graph import open_session
+from opgrad.training.labels import check_classes, class_count
 from opgrad.training.reduction import find_reduction
 
 EVALUATION = FILES[1]
@@ -36,7 +37,6 @@ class Evaluator:
     """Runs the eval graph, with what the loss compares as further outputs.
 
     outputs: what is known of the tensors that an exported model has as outputs.
-    classes: how many classes the scores tell apart; None if the label is no class, or nothing is known.
     """
 
     def __init__(self, artifacts: ArtifactSet, options: onnxruntime.SessionOptions):
@@ -52,7 +52,7 @@ class Evaluator:
         import_microsoft(model)  # for nodes that onnxruntime fuses, where opgrad's operators are registered
         self._session = open_session(model, options, who)
         self._types = {item.name: item for item in self._session.get_outputs()}
-        self.classes = self._classes()
+        self._classes: int | None = None  # how many there are; 0: nothing tells
 
     @property
     def _compared(self) -> list[str]:
@@ -60,28 +60,15 @@ class Evaluator:
         objective = self._objective
         return [] if objective.scores is None or objective.classes is None else [objective.scores, objective.classes]
 
-    def _classes(self) -> int | None:
-        known = self._types.get(self._compared[0]) if self._compared else None
-        shape = known.shape if known is not None else []
-        return shape[1] if len(shape) > 1 and isinstance(shape[1], int) else None
-
     def check_labels(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Raise ValueError, naming the first row, if a label is neither a class nor ignored."""
+        """Raise ValueError, naming the first row, if a label of a batch is neither a class nor ignored."""
         objective = self._objective
-        if self.classes is None or objective.label is None or not objective.every:
+        if objective.label is None or not objective.every:
             return
-        labels = arrays[objective.label]
-        if not labels.size or 0 <= labels.min() <= labels.max() < self.classes:
-            return
-        wrong = (labels < 0) | (labels >= self.classes)
-        if objective.ignored is not None:
-            wrong &= labels != objective.ignored
-        if wrong.any():
-            place = tuple(map(int, np.argwhere(wrong)[0]))
-            row = f"row {place[0]}" + (f", place {', '.join(map(str, place[1:]))}," if place[1:] else "")
-            raise ValueError(
-                f"{objective.label}: {row} is {labels[place]}, expected classes from 0 to {self.classes - 1}"
-            )
+        if self._classes is None:
+            self._classes = class_count(self._artifacts, Dataset(arrays, self._artifacts.axes)) or 0
+        if self._classes:
+            check_classes(arrays[objective.label], self._classes, objective.ignored, self._artifacts.label)
 
     def evaluate(self, data: Dataset, parameters: Mapping[str, np.ndarray], batch_size: int) -> Evaluation:
         """Loss and accuracy over a dataset.
@@ -167,23 +154,6 @@ class Evaluator:
         """Which labels count."""
         ignored = self._objective.ignored
         return labels != ignored if ignored is not None else np.ones(labels.shape, np.bool_)
-
-
-def label_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tuple[int, ...] | None:
-    """The shape of the labels of classes for a batch, which the graph may leave open; None where nothing tells.
-
-    batch: an array for every other input of the graph.
-    """
-    objective = artifacts.objective
-    if objective.scores is None or objective.label is None or objective.classes != objective.label:
-        return None
-    who = f"label_shape: {artifacts.directory / EVALUATION}"
-    model = graph_between(artifacts.eval_model, [], declared_outputs(artifacts.eval_model, [objective.scores], who))
-    import_microsoft(model)
-    session = open_session(model, session_options(1), who)
-    values = {**batch, **artifacts.values}
-    shape: tuple[int, ...] = session.run(None, {item.name: values[item.name] for item in session.get_inputs()})[0].shape
-    return shape[:1] + shape[2:]
 
 
 def _stock(model: str | PathLike[str] | bytes, who: str) -> onnxruntime.InferenceSession:

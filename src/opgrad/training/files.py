@@ -9,11 +9,14 @@ import os
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
+
+from opgrad.reading import open_regular
 
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 MOST_EXPANDED = 1100  # deflate makes at most 1,032 bytes of one
@@ -36,22 +39,13 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 def read_npy(path: Path) -> np.ndarray:
     """The array in an .npy file."""
-    with _regular(path) as file:
+    with open_regular(path) as file:
         return _read_array(file, os.fstat(file.fileno()).st_size, str(path))
 
 
 @contextmanager
-def _regular(path: Path) -> Iterator[IO[bytes]]:
-    """An open file; a pipe or a device is none, for it may have no end."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path}: it is no regular file")
-    with path.open("rb") as file:
-        yield file
-
-
-@contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    with _regular(path) as file:
+    with open_regular(path) as file:
         try:
             archive = zipfile.ZipFile(file)
         except Exception as error:  # of a damaged directory zipfile raises what it meets
@@ -119,8 +113,17 @@ def read_csv(path: Path) -> np.ndarray:
         raise ValueError(f"{path}: no table of numbers: {_reason(error)}") from None
 
 
+def line_of(path: Path, row: int) -> int:
+    """The number of the line, from 1, that holds a row of what `read_csv` gives."""
+    encoding = _encoding(path)
+    skipped, _ = _start(path, encoding)
+    with path.open(encoding=encoding) as file:
+        lines = (number for number, line in enumerate(file, 1) if number > skipped and line.partition("#")[0].strip())
+        return next(islice(lines, row, None))
+
+
 def _encoding(path: Path) -> str:
-    with _regular(path) as file:
+    with open_regular(path) as file:
         return "utf-16" if file.read(2) in UTF_16 else "utf-8-sig"
 
 

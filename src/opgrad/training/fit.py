@@ -21,8 +21,9 @@ from opgrad.training.schedule import Schedule
 from opgrad.training.sharing import Sharing, Step
 from opgrad.training.state import BEST, LAST, PROPERTY, RunState
 
-# Rows done, rows in all, loss of the batches of the step, validation loss of the epoch before.
-Progress = Callable[[int, int, float, float | None], None]
+CHUNK = 1 << 20  # numbers that are looked at together
+# Rows done, rows in all, loss of the batches of the step, validation loss of the epoch before, rows in a second.
+Progress = Callable[[int, int, float, float | None, float], None]
 
 
 class Interrupted(RuntimeError):
@@ -32,6 +33,10 @@ class Interrupted(RuntimeError):
         begun = f" and {state.rows:,} rows of the next" if state.rows else ""
         super().__init__(f"interrupted after {len(state.history)} of {state.recipe.epochs} epochs{begun}")
         self.checkpoint = checkpoint
+
+
+class Diverged(RuntimeError):
+    """Parameters are no finite numbers any more, and nothing that follows could make them so."""
 
 
 class Fit:
@@ -84,6 +89,7 @@ class Fit:
         """Train until the last epoch, or until the validation loss has not fallen for the recipe's patience.
 
         progress: called after every step.
+        Raises `Diverged` when a parameter is no finite number any more; what was kept before stays as it is.
         Raises `Interrupted` after Ctrl-C, with last.checkpoint written; a second Ctrl-C ends at once.
         """
         state = self.state
@@ -91,14 +97,14 @@ class Fit:
             if not self._processes.is_first:
                 state.loss_sum = 0.0  # the first process has that of the rows before
             if not state.steps:
-                self._save(LAST)  # what a start anew goes on from if a process is lost before the first epoch ends
+                self._write(LAST)  # what a start anew goes on from if a process is lost before the first epoch ends
         with _DeferredInterrupt() as interrupt:
             while len(state.history) < self._recipe.epochs and not state.stopped_early:
                 self._train(progress, interrupt)
                 if state.rows == self.training.rows:
                     self._finish_epoch()
                 elif self._stops(interrupt):
-                    self._save(LAST)
+                    self._write(LAST)
                 if self._stops(interrupt) and len(state.history) < self._recipe.epochs:
                     raise Interrupted(self.output / LAST, state)
 
@@ -120,7 +126,10 @@ class Fit:
             state.batches += step.batches
             state.loss_sum += sum(losses)
             self.batch_losses[-1] += losses
-            progress(epoch * rows + state.rows, recipe.epochs * rows, losses[-1], validation_loss)
+            done = epoch * rows + state.rows
+            progress(done, recipe.epochs * rows, losses[-1], validation_loss, done / state.all_seconds)
+            if self._processes is None and not np.isfinite(losses).all():
+                self._check_finite()
             if self._stops(interrupt):
                 break
         self._put_together()
@@ -156,7 +165,10 @@ class Fit:
         gradients = self.trainer.gradients
         if self._mean is None:
             own = sum(len(share.rows) for share in step.shares)
-            np.multiply(gradients.flat, own / step.rows if own else 0.0, out=gradients.flat)
+            if own:
+                np.multiply(gradients.flat, own / step.rows, out=gradients.flat)
+            else:  # what an earlier batch has left may be infinite
+                gradients.flat[...] = 0
         gradients.extended[-1] = interrupt.requested
         self._processes.add(gradients.extended)
         self._all_stop = bool(gradients.extended[-1])
@@ -174,16 +186,35 @@ class Fit:
             return None
         if self._processes is None:
             return self.trainer.evaluate(self.validation)
-        found = np.full(2, np.nan)
-        if self._processes.is_first:
-            evaluation = self.trainer.evaluate(self.validation)
+        found, validation = np.full(2, np.nan), self.validation
+        evaluation = self._processes.on_first(lambda: self.trainer.evaluate(validation))
+        if evaluation is not None:
             found[:] = evaluation.loss, np.nan if evaluation.accuracy is None else evaluation.accuracy
         self._processes.from_first(found)
         return Evaluation(float(found[0]), None if np.isnan(found[1]) else float(found[1]))
 
+    def _check_finite(self) -> None:
+        """Raise `Diverged` if a trainable parameter is no finite number.
+
+        A loss may be none while the parameters are: the mean over a batch in which every label is ignored, say.
+        """
+        state, names = self.state, self.trainer.artifacts.trainable
+        wrong = next((name for name in names if not _is_finite(self.trainer.parameters[name])), None)
+        if wrong is None:
+            return
+        epoch, rate = len(state.history), self._schedule.at(state.steps - 1)
+        best = best_epoch(state.history)
+        kept = f"; {self.output / (LAST if best is None else BEST)} has the parameters of epoch {best or epoch}"
+        raise Diverged(
+            f"train: the training diverged: after step {state.steps}, in epoch {epoch + 1}, the parameter {wrong!r} is "
+            f"not finite; expected a learning rate below {rate:g} (--lr), or a limit of the gradients (--clip-norm)"
+            + (kept if epoch else "")
+        )
+
     def _finish_epoch(self) -> None:
         """Validate, and write down what there is."""
         state = self.state
+        self._check_finite()
         found = self._validate()
         state.history.append(
             EpochMetrics(
@@ -198,22 +229,28 @@ class Fit:
             )
         )
         state.begin_epoch()
-        if best_epoch(state.history) == len(state.history):
-            self._save(BEST)
-        self._save(LAST)
-        if self._writes:
-            write_csv(state.history, self.output / "metrics.csv")
+        self._write(*[BEST] * (best_epoch(state.history) == len(state.history)), LAST, with_metrics=True)
 
-    @property
-    def _writes(self) -> bool:
-        return self._processes is None or self._processes.is_first
+    def _write(self, *names: str, with_metrics: bool = False) -> None:
+        """Write checkpoints of these names, and the epochs' metrics; of several processes the first does."""
+
+        def work() -> None:
+            for name in names:
+                self._save(name)
+            if with_metrics:
+                write_csv(self.state.history, self.output / "metrics.csv")
+
+        work() if self._processes is None else self._processes.on_first(work)
 
     def _save(self, name: str) -> None:
-        if not self._writes:
-            return
         self.state.optimizer_steps = self.trainer.optimizer.steps
         properties = {**self._properties, PROPERTY: self.state.to_text()}
         write_checkpoint(self.trainer.checkpoint(properties), self.output / name)
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    flat = array.reshape(-1)
+    return all(np.isfinite(flat[start : start + CHUNK]).all() for start in range(0, flat.size, CHUNK))
 
 
 class GradientMean:

@@ -1,6 +1,7 @@
 """A whole training run: read, train, evaluate, export, write down."""
 
 import json
+import math
 import platform
 import timeit
 import zlib
@@ -23,6 +24,7 @@ from opgrad.training.data import Dataset, load_file, load_named
 from opgrad.training.distributed import Processes
 from opgrad.training.evaluation import Evaluation
 from opgrad.training.fit import Fit, Progress
+from opgrad.training.labels import check_labels
 from opgrad.training.loop import BATCH_ROWS, Trainer, session_options
 from opgrad.training.metrics import best_epoch, write_text
 from opgrad.training.plot import plot_losses
@@ -32,6 +34,7 @@ from opgrad.writing import staged
 
 MODEL = "model.onnx"  # of a run's results
 LONG_STEP = 0.1  # seconds of a step that one thread alone would not do sooner
+DIVERGED = 100.0  # times the loss of the first parameters, of a last epoch that has not learned
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,19 @@ class Run:
         return best_epoch(self.state.history)
 
     @property
+    def divergence(self) -> str | None:
+        """What shows that the training diverged, though its parameters are numbers; None if nothing does."""
+        before, after = self.state.initial_loss, self.state.history[-1].train_loss
+        if before is not None and after > DIVERGED * max(1.0, abs(before)):
+            return f"the training loss of the last epoch is {after:.3g}, and {before:.3g} before the training"
+        if not math.isfinite(self.test.loss):
+            return f"the test loss is {self.test.loss}"
+        return None
+
+    @property
     def seconds(self) -> float:
         """The time that training took, without reading, progress bar, evaluation and writing."""
-        return sum(epoch.seconds for epoch in self.state.history)
+        return self.state.all_seconds
 
     @property
     def samples_per_second(self) -> float:
@@ -113,20 +126,27 @@ def train(
     progress: called after every step.
     resumption: the checkpoint to go on from; None begins with that of the artifact set.
     processes: those that train together, all of which call; the first one writes, and alone returns a run.
-    Raises `Interrupted` after Ctrl-C, ValueError for settings, data or a checkpoint that do not fit.
+    Raises `Interrupted` after Ctrl-C, `Diverged` when parameters are no numbers any more, ValueError for settings, data
+    or a checkpoint that do not fit.
     """
     if recipe.clip_norm is not None:
         artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
     training, validation, test = _whole_batches(artifacts, recipe, file)
     trainer, state = _begin(artifacts, recipe, training, resumption, processes)
+    if state.initial_loss is None:
+        first = np.arange(artifacts.batch_rows or min(BATCH_ROWS, training.rows))
+        state.initial_loss = trainer.evaluate(training.take(first), recipe.batch_size).loss
     properties = resumption.properties if resumption else {}
     trainer.check_export()
     fit = Fit(trainer, training, validation, state, output, properties, processes)
-    if processes is None or processes.is_first:
+
+    def prepare() -> None:
         _make_folder(output)
         if resumption and resumption.best:
             write_checkpoint(resumption.best, output / BEST)
-    before = _trained_seconds(state)
+
+    prepare() if processes is None else processes.on_first(prepare)
+    before = state.all_seconds
     fit.run(progress)
     if processes is not None and not processes.is_first:
         return None
@@ -136,14 +156,11 @@ def train(
         trainer.export(output / MODEL)
         run = _evaluated(artifacts, fit, test, str(file or recipe.dataset))
         if processes is not None:
-            share = fit.communication / (_trained_seconds(state) - before)
+            seconds = state.all_seconds - before
+            share = fit.communication / seconds if seconds else 0.0
             run = replace(run, processes=processes.size, communication=share)
         _write(run)
     return run
-
-
-def _trained_seconds(state: RunState) -> float:
-    return sum(epoch.seconds for epoch in state.history) + state.seconds
 
 
 @contextmanager
@@ -185,7 +202,9 @@ def _whole_batches(
         raise ValueError(
             f"train: batch_size is {recipe.batch_size}, expected {rows}, the only one that the graphs take"
         )
-    training, validation, test = split(load_data(artifacts, recipe, file), recipe)
+    data = load_data(artifacts, recipe, file)
+    check_labels(artifacts, data, str(file or recipe.dataset))
+    training, validation, test = split(data, recipe)
     return training.whole(rows), validation.whole(rows) if validation is not None else None, test.whole(rows)
 
 
@@ -211,7 +230,7 @@ def _begin(
         state = RunState(recipe, data, threads)
     else:
         state = replace(resumption.state, recipe=recipe, history=list(resumption.state.history))
-        _check_goes_on(state, data)
+        _check_goes_on(state, data, resumption.may_be_done)
         trainer = _trainer(artifacts, recipe, state.threads)
     if resumption is not None:
         trainer.restore(resumption.checkpoint)
@@ -236,11 +255,13 @@ def _agreed(trainer: Trainer, state: RunState, processes: Processes) -> Trainer:
     return trainer
 
 
-def _check_goes_on(state: RunState, data: int) -> None:
-    """Raise ValueError unless the run has epochs before it, on the same data."""
+def _check_goes_on(state: RunState, data: int, may_be_done: bool) -> None:
+    """Raise ValueError unless the run has epochs before it, on the same data, or may be done."""
     done, recipe = len(state.history), state.recipe
     if state.data != data:
         raise ValueError("resume: the training rows are others than those that the checkpoint was trained on")
+    if may_be_done:
+        return
     if done >= recipe.epochs:
         raise ValueError(f"resume: the checkpoint has {done} epochs done, expected epochs to be more than {done}")
     if state.stopped_early:

@@ -1,19 +1,25 @@
 """The curve of the loss in a terminal, while a model trains: what `opgrad train --live` shows over the bar."""
 
+import math
 import time
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import plotext
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from opgrad.terminal import visible
 from opgrad.training.report import TrainingBar
 
 INTERVAL = 0.25  # seconds between two pictures: one takes about 5 ms
 HEIGHT = 16  # lines
 MOST_COLUMNS = 120
+LOGARITHMIC = 10  # times the lowest loss, from which highest loss on the scale is logarithmic
+USUAL, FAR = 0.98, 3.0  # share of the losses, and times their height beyond which the others are cut off
+MOST_MARKS = 7  # on an axis
 POINTS = 2000  # that are kept of each curve; every other one goes when there are more
 
 
@@ -42,7 +48,7 @@ class LiveCurve:
 
     def __init__(self, console: Console, description: str):
         self._bar = TrainingBar(console, description)
-        self._console, self._title = console, description
+        self._console, self._title = console, visible(description)
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._training, self._validation = Curve(), Curve()
         self._last_validation: float | None = None
@@ -60,13 +66,13 @@ class LiveCurve:
             if not self._console.is_terminal:
                 self._console.line()
 
-    def __call__(self, done: int, total: int, loss: float, validation_loss: float | None) -> None:
-        """Show that `done` of `total` rows are trained, and the losses of the last batch and the last validation."""
+    def __call__(self, done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
+        """Show that `done` of `total` rows are trained, the last losses, and the rows of a second."""
         self._training.add(done, loss)
         if validation_loss is not None and validation_loss != self._last_validation:
             self._last_validation = validation_loss
             self._validation.add(done, validation_loss)
-        self._bar.update(done, total, loss, validation_loss)
+        self._bar.update(done, total, loss, validation_loss, speed)
         now = time.perf_counter()
         if not self._live.is_started:
             self._live.start()
@@ -81,12 +87,53 @@ class LiveCurve:
         """The curves as lines of text."""
         if not self._training.places:
             return f"{self._title}: loss: no number yet"
+        curves = [(self._training, "loss of a batch", "braille"), (self._validation, "validation", "o")]
+        curves = [each for each in curves if each[0].values]
+        values = np.concatenate([curve.values for curve, _, _ in curves])
+        low, high = _limits(values)
+        scale = np.log10 if low > 0 and high > LOGARITHMIC * low else np.asarray
         plotext.clear_figure()
         plotext.theme("clear")
         plotext.plot_size(min(self._console.width, MOST_COLUMNS), HEIGHT)
-        plotext.plot(self._training.places, self._training.values, label="loss of a batch", marker="braille")
-        if self._validation.places:
-            plotext.plot(self._validation.places, self._validation.values, label="validation", marker="o")
+        for curve, label, marker in curves:
+            shown = scale(np.clip(curve.values, low, high))
+            plotext.plot(curve.places, shown.tolist(), label=label, marker=marker)
+        plotext.ylim(*scale([low, high]).tolist())
+        marks = _decades(low, high) if scale is np.log10 else _round(low, high)
+        plotext.yticks(scale(marks).tolist(), [f"{mark:g}" for mark in marks])
+        places = _round(0, max(max(curve.places) for curve, _, _ in curves))
+        plotext.xlim(0, max(places[-1], *(max(curve.places) for curve, _, _ in curves)))
+        plotext.xticks(places, [f"{place:,.0f}" for place in places])
         plotext.xlabel("rows trained")
         plotext.title(f"{self._title}: loss")
         return str(plotext.build())
+
+
+def _limits(values: np.ndarray) -> tuple[float, float]:
+    """From where to where losses are shown: a few that lie far above all others are cut off."""
+    low, high = float(values.min()), float(values.max())
+    most = float(np.quantile(values, USUAL))
+    if high - low > FAR * (most - low) > 0:
+        high = most + (most - low) / 4
+    if high <= low:
+        return low - abs(low) / 10 - 1e-12, high + abs(low) / 10 + 1e-12
+    return low, high
+
+
+def _round(low: float, high: float) -> list[float]:
+    """Round numbers between two, a few of them."""
+    step = 10.0 ** math.floor(math.log10((high - low) / 2))
+    step = next(times * step for times in (1, 2, 5, 10, 20) if (high - low) / (times * step) <= MOST_MARKS)
+    marks = [float(f"{step * number:.12g}") for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return marks or [low]
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of 10 between two numbers, or the powers alone if these are many."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for times in ((1, 2, 5), (1, 3), (1,)):
+        marks = [float(f"{each}e{power}") for power in powers for each in times]
+        marks = [mark for mark in marks if low <= mark <= high]
+        if len(marks) <= MOST_MARKS:
+            break
+    return marks[:: math.ceil(len(marks) / MOST_MARKS)]

@@ -1,6 +1,8 @@
 """Train an artifact set: steps, epochs, evaluation, export."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Real
 from os import PathLike
 
 import numpy as np
@@ -29,7 +31,7 @@ class Trainer:
     """Trains the parameters of an artifact set in stock onnxruntime.
 
     artifacts: the artifact set; its checkpoint gives the initial parameters.
-    learning_rate: that of the optimizer; `optimizer.learning_rate` changes it later.
+    learning_rate: that of the optimizer; the attribute of this name changes it between steps.
     options: onnxruntime's session options; by default it uses `opgrad.get_num_threads()` threads.
     row_wise: the names of embedding tables of which a step changes the rows alone that its batches have read; each is
         read by one Gather along its first axis alone. Not beside a limit of the gradients' norm.
@@ -39,7 +41,13 @@ class Trainer:
         written to between steps.
     gradients: the gradients of the last batch, by the name of the parameter; those of row-wise tables are not kept.
     rows: the steps of row-wise tables; None: there are no such tables.
+
+    A name that a trainer does not have cannot be set: AttributeError.
     """
+
+    __slots__ = (
+        "__weakref__", "_graph", "_trainable", "artifacts", "evaluator", "gradients", "optimizer", "parameters", "rows",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -63,10 +71,20 @@ class Trainer:
         self._graph = TrainingGraph(model, trainable, others, gradients, options, what, fuse)
         self.evaluator = Evaluator(artifacts, options)
         self._trainable = trainable
-        self.optimizer: SGD | AdamW = artifacts.rule.start(trainable.flat, gradients.flat, learning_rate)
+        rate = _learning_rate("Trainer", learning_rate)
+        self.optimizer: SGD | AdamW = artifacts.rule.start(trainable.flat, gradients.flat, rate)
         self.rows = RowWise(self.optimizer, tables) if tables else None
         self.parameters: dict[str, np.ndarray] = {**trainable, **tables, **frozen}
         self.gradients = gradients
+
+    @property
+    def learning_rate(self) -> float:
+        """That of the next steps, which is `optimizer.learning_rate`."""
+        return self.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.optimizer.learning_rate = _learning_rate("Trainer.learning_rate", value)
 
     @property
     def flat_parameters(self) -> np.ndarray:
@@ -231,6 +249,15 @@ class Trainer:
         for name, own in self.rows.moments.items() if self.rows else ():
             found[name] = own or {moment: np.zeros_like(self.parameters[name]) for moment in flats}
         return {name: found[name] for name in self.artifacts.trainable}
+
+
+def _learning_rate(who: str, value: float) -> float:
+    """The number that was given. Raises TypeError for what is no number, ValueError for what is no learning rate."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{who}: learning_rate is {type(value).__name__}, expected a number")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{who}: learning_rate is {value}, expected a finite number of at least 0")
+    return float(value)
 
 
 def flat_names(moments: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

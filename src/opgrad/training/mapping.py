@@ -13,15 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from opgrad.reading import open_regular
 from opgrad.writing import replaced
 
 LEAST = 1 << 20  # bytes of a file that is mapped; smaller ones are read
 # Windows replaces no file that is mapped: there, files are read.
 MAPS = sys.platform != "win32"
-
-
-class NoFile(ValueError):
-    """Something has the name of a file and is none, such as a pipe, which may have no end."""
 
 
 class _Mapping(mmap.mmap):
@@ -38,11 +35,9 @@ def content(path: Path, shared: bool = False) -> memoryview:
     """The bytes of a regular file; to write into them is to change memory of one's own.
 
     shared: whether the caller writes nothing, and takes the memory that others have of the same file.
-    Raises FileNotFoundError, NoFile.
+    Raises what `open_regular` raises.
     """
-    if path.exists() and not path.is_file():
-        raise NoFile(f"{path} is no regular file")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         state = os.fstat(file.fileno())
         if state.st_size < LEAST or not MAPS:
             return memoryview(file.read())

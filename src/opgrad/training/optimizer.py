@@ -159,6 +159,8 @@ class SGD:
     steps: how many steps there have been.
     """
 
+    __slots__ = ("__weakref__", "_clip", "_factors", "_pass", "learning_rate", "rule", "steps")
+
     def __init__(
         self, parameters: np.ndarray, gradients: np.ndarray, learning_rate: float, rule: SGDRule | None = None
     ):
@@ -206,6 +208,8 @@ class AdamW:
 
     Source: Decoupled Weight Decay Regularization, arXiv 1711.05101; AdamWOptimizer of com.microsoft.
     """
+
+    __slots__ = (*SGD.__slots__, "first_moment", "second_moment")
 
     def __init__(
         self,

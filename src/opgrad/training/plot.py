@@ -32,7 +32,8 @@ def plot_losses(
     figure = Figure(figsize=(7.0, 4.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    _plot_batches(axes, len(history) - len(batch_losses), batch_losses)
+    if batch_losses:  # a run that was over when it was resumed has none
+        _plot_batches(axes, len(history) - len(batch_losses), batch_losses)
     ends = np.arange(len(history)) + 1.0
     means = [epoch.train_loss for epoch in history]
     axes.plot(ends - 0.5, means, "o-", color="tab:blue", markersize=4, label="mean of the epoch")

@@ -6,12 +6,17 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from opgrad.reading import read_regular
 from opgrad.training.schedule import KINDS
 
 FILE = "recipe.toml"
 
 # Settings that are whole numbers, and the least of each.
 COUNTS = {"split_seed": 0, "seed": 0, "epochs": 1, "batch_size": 1, "warmup": 0, "accumulate": 1}
+MOST, MOST_SEED = 2**31 - 1, 2**63 - 1
+FLOAT32 = np.finfo(np.float32)
 
 
 @dataclass(frozen=True)
@@ -58,20 +63,23 @@ class Recipe:
         _require(isinstance(self.dataset, str | None), "dataset", self.dataset, "a name")
         _require(isinstance(self.divide, dict), "divide", self.divide, "a table of numbers")
         for name, divisor in self.divide.items():
-            _require(_is_number(divisor) and divisor != 0, f"divide.{name}", divisor, "a number but 0")
+            right = _is_number(divisor) and _is_positive(abs(divisor))
+            _require(right, f"divide.{name}", divisor, "a number but 0 that float32 holds")
         names = self.row_wise
         is_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
         _require(is_names and len(set(names)) == len(names), "row_wise", names, "a list of different names")
         _require(isinstance(self.fuse, bool), "fuse", self.fuse, "true or false")
         for name in ("test_rows", "patience"):
             value = getattr(self, name)
-            _require(value is None or _is_count(value, 1), name, value, "a whole number of at least 1")
+            _require(value is None or is_count(value, 1), name, value, f"a whole number of at least 1, at most {MOST}")
         for name, least in COUNTS.items():
             value = getattr(self, name)
-            _require(_is_count(value, least), name, value, f"a whole number of at least {least}")
+            most = MOST_SEED if "seed" in name else MOST
+            expected = f"a whole number of at least {least}, at most {most}"
+            _require(is_count(value, least, most), name, value, expected)
         rate, norm, part = self.learning_rate, self.clip_norm, self.validation
-        _require(_is_positive(rate), "learning_rate", rate, "a number above 0")
-        _require(norm is None or _is_positive(norm), "clip_norm", norm, "a number above 0")
+        _require(_is_positive(rate), "learning_rate", rate, "a number above 0 that float32 holds")
+        _require(norm is None or _is_positive(norm), "clip_norm", norm, "a number above 0 that float32 holds")
         _require(self.schedule in KINDS, "schedule", self.schedule, "one of " + ", ".join(KINDS))
         _require(part is None or _is_part(part), "validation", part, "a number of rows or a fraction between 0 and 1")
         _require(
@@ -96,10 +104,11 @@ class Recipe:
         Raises ValueError if the file is no TOML, holds an unknown key or a value that makes no sense.
         """
         path = Path(directory) / FILE
-        if not path.is_file():
+        if not path.exists():
             return cls()
+        content = read_regular(path, f"Recipe: {path}")
         try:
-            settings = tomllib.loads(path.read_text(encoding="utf-8"))
+            settings = tomllib.loads(content.decode())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"Recipe: {path} is no TOML file: {error}") from None
         unknown = settings.keys() - {item.name for item in fields(cls)}
@@ -119,12 +128,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_positive(value: Any) -> bool:
-    return _is_number(value) and 0 < value < float("inf")
+    return _is_number(value) and float(FLOAT32.tiny) <= value <= float(FLOAT32.max)
 
 
 def _is_part(value: Any) -> bool:
-    return _is_count(value, 1) or (isinstance(value, float) and 0 < value < 1)
+    return is_count(value, 1) or (isinstance(value, float) and 0 < value < 1)
 
 
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def is_count(value: Any, least: int, most: int = MOST) -> bool:
+    """Whether a value is a whole number between these."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

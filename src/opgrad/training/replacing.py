@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from opgrad.reading import NoFile
 from opgrad.training import mapping, odtc
 from opgrad.writing import flush, flush_folder, naming, replace_file
 
@@ -56,7 +57,7 @@ def bytes_in_use(path: Path) -> tuple[int, int] | None:
         available = data_path(path).stat().st_size
         root = odtc.decode(mapping.content(path))
         places = [(each["offset"], odtc.nbytes(each)) for each in odtc.tensors(root) if each["data"] is None]
-    except (FileNotFoundError, mapping.NoFile, odtc.Damaged):
+    except (FileNotFoundError, NoFile, odtc.Damaged):
         return None
     start = min((offset for offset, _ in places), default=0)
     end = max((offset + length for offset, length in places), default=0)

@@ -2,12 +2,13 @@
 
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from opgrad.terminal import visible
 from opgrad.training.job import Run
 from opgrad.training.state import BEST, LAST
 
@@ -22,15 +23,14 @@ class TrainingBar:
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("loss {task.fields[loss]:.4f}{task.fields[validation]}"),
+            TextColumn("loss {task.fields[loss]}{task.fields[validation]}"),
             TextColumn("{task.fields[speed]:,.0f} samples/s"),
             TimeRemainingColumn(),
             console=console,
             auto_refresh=False,  # its thread would hold up the training steps
         )
-        self._task = self._progress.add_task(description, loss=float("nan"), validation="", speed=0.0)
+        self._task = self._progress.add_task(visible(description), loss="nan", validation="", speed=0.0)
         self._start = self._shown = 0.0
-        self._first = 0
 
     def __enter__(self) -> Self:
         return self
@@ -41,28 +41,33 @@ class TrainingBar:
         if self._start:
             self._progress.stop()
 
-    def __call__(self, done: int, total: int, loss: float, validation_loss: float | None) -> None:
-        """Show that `done` of `total` rows are trained, and the losses of the last batch and the last validation."""
+    def __call__(self, done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
+        """Show that `done` of `total` rows are trained, the last losses, and the rows of a second."""
         if not self._start:
             self._progress.start()
         elif time.perf_counter() - self._shown < INTERVAL and done < total:
             return
-        self.update(done, total, loss, validation_loss)
+        self.update(done, total, loss, validation_loss, speed)
         self._progress.refresh()
 
-    def update(self, done: int, total: int, loss: float, validation_loss: float | None) -> None:
+    def update(self, done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
         """The same without showing it."""
         now = time.perf_counter()
         if not self._start:
-            self._start, self._first = now, done
+            self._start = now
         self._shown = now
-        speed = (done - self._first) / max(now - self._start, 1e-6)
-        validation = "" if validation_loss is None else f", validation {validation_loss:.4f}"
-        self._progress.update(self._task, completed=done, total=total, loss=loss, validation=validation, speed=speed)
+        validation = "" if validation_loss is None else f", validation {loss_text(validation_loss)}"
+        losses: dict[str, Any] = {"loss": loss_text(loss), "validation": validation}
+        self._progress.update(self._task, completed=done, total=total, speed=speed, **losses)
 
     def rendered(self) -> RenderableType:
         """The bar, for somebody else to show."""
         return self._progress.get_renderable()
+
+
+def loss_text(loss: float) -> str:
+    """A loss with four places, or with an exponent where that would be long."""
+    return f"{loss:.4f}" if abs(loss) < 1e6 else f"{loss:.3e}"
 
 
 def print_run(console: Console, run: Run) -> None:
@@ -72,14 +77,14 @@ def print_run(console: Console, run: Run) -> None:
     early = ", then no better validation loss" if len(history) < run.state.recipe.epochs else ""
     table.add_row("training", f"{run.train_rows:,} rows of {run.data}, {len(history)} epochs{early}")
     losses = history[0].train_loss, history[-1].train_loss
-    table.add_row("training loss", f"{losses[0]:.4f} in the first epoch, {losses[1]:.4f} in the last")
+    table.add_row("training loss", f"{loss_text(losses[0])} in the first epoch, {loss_text(losses[1])} in the last")
     if best is not None:
         loss = f"{history[best - 1].validation_loss:.4f} on {run.validation_rows:,} rows after epoch {best}"
         table.add_row("validation loss", f"{loss}, the best, which is kept")
     table.add_row("speed", f"{run.samples_per_second:,.0f} samples/s")
     if run.processes > 1:
         table.add_row("processes", f"{run.processes}, {run.communication:.1%} of the time in communication")
-    table.add_row("test loss", f"{run.test.loss:.4f} on {run.test_rows:,} rows")
+    table.add_row("test loss", f"{loss_text(run.test.loss)} on {run.test_rows:,} rows")
     if run.test.accuracy is not None:
         table.add_row("test accuracy", f"{run.test.accuracy:.2%}")
     if run.exported_accuracy is not None:

@@ -13,10 +13,12 @@ import numpy as np
 from opgrad.training.checkpoint import Checkpoint, read_checkpoint
 from opgrad.training.data import Dataset
 from opgrad.training.metrics import EpochMetrics, best_epoch
-from opgrad.training.recipe import Recipe
+from opgrad.training.recipe import Recipe, is_count
 
 PROPERTY = "opgrad.run"  # of the checkpoint, a JSON text
 FORMAT = 1
+# What is counted in a checkpoint, and the least of each.
+COUNTS, MOST = {"threads": 1, "steps": 0, "optimizer_steps": 0, "rows": 0, "batches": 0}, 2**62
 LAST, BEST = "last.checkpoint", "best.checkpoint"
 
 
@@ -32,6 +34,7 @@ class RunState:
     optimizer_steps: the optimizer's steps, which are more if the run began with a checkpoint that had some.
     rows, batches, loss_sum, seconds: of the epoch that has begun: rows trained, their batches, the sum of these
         batches' losses, the time.
+    initial_loss: that of some training rows before the first step.
     """
 
     recipe: Recipe
@@ -44,12 +47,18 @@ class RunState:
     batches: int = 0
     loss_sum: float = 0.0
     seconds: float = 0.0
+    initial_loss: float | None = None
 
     @property
     def stopped_early(self) -> bool:
         """Whether the validation loss has not fallen for as many epochs as the recipe waits."""
         best, patience = best_epoch(self.history), self.recipe.patience
         return best is not None and patience is not None and len(self.history) - best >= patience
+
+    @property
+    def all_seconds(self) -> float:
+        """The time of all steps, without evaluation, writing and progress bar."""
+        return sum(epoch.seconds for epoch in self.history) + self.seconds
 
     def begin_epoch(self) -> None:
         """Start counting anew."""
@@ -68,6 +77,9 @@ class RunState:
             if values.pop("format") != FORMAT:
                 raise ValueError
             recipe, history = Recipe(**values.pop("recipe")), values.pop("history")
+            counts = [values.get(name, least) for name, least in COUNTS.items()]
+            if not all(is_count(*each, MOST) for each in zip(counts, COUNTS.values(), strict=True)):
+                raise ValueError
             return cls(recipe=recipe, history=[EpochMetrics(**each) for each in history], **values)
         except (AttributeError, KeyError, TypeError, ValueError):
             raise ValueError(f"resume: the property {PROPERTY} is none that this version of opgrad wrote") from None
@@ -91,15 +103,18 @@ class Resumption:
     state: of the run that wrote it; None for a checkpoint that `opgrad train` did not write, or with which another
         program went on. Its parameters and moments begin a new run.
     best: the checkpoint of the run's best epoch; None if it has no validation.
+    may_be_done: whether a run that has made all its steps is finished rather than refused: processes that are started
+        anew may have been lost after the last checkpoint was written.
     """
 
     path: Path
     checkpoint: Checkpoint
     state: RunState | None
     best: Checkpoint | None
+    may_be_done: bool = False
 
     @classmethod
-    def read(cls, path: str | PathLike[str]) -> "Resumption":
+    def read(cls, path: str | PathLike[str], may_be_done: bool = False) -> "Resumption":
         """Read a checkpoint, and best.checkpoint beside it if the run has one.
 
         Raises what `read_checkpoint` raises, and ValueError if best.checkpoint does not belong to it.
@@ -111,7 +126,7 @@ class Resumption:
         state = RunState.from_text(checkpoint.properties[PROPERTY])
         if {group.step for group in checkpoint.optimizers.values()} != {state.optimizer_steps}:
             return cls(path, checkpoint, None, None)
-        return cls(path, checkpoint, state, _best(path, checkpoint, state))
+        return cls(path, checkpoint, state, _best(path, checkpoint, state), may_be_done)
 
     @property
     def properties(self) -> dict[str, int | float | str]:

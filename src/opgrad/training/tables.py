@@ -17,6 +17,9 @@ from opgrad.training.sketch import Stage
 
 LONGEST = 60  # characters of a property in a table
 PIPE_WIDTH = 160  # of a table in a file or a pipe
+# The attributes of optimizers by the option that sets them, where that has another name.
+SETTINGS = {"betas": ("alpha", "beta"), "eps": ("epsilon",), "bias_correction": ("correct_bias",)}
+SETTINGS |= {"clip_norm": ("max_norm",)}
 MOST_STAGES = 30  # in a picture of a graph
 
 
@@ -109,7 +112,18 @@ def ports_text(ports: Iterable[Tensor]) -> str:
 
 def optimizer_text(node: Mapping[str, Any]) -> str:
     """A node of an optimizer model with its attributes."""
-    return " ".join([node["name"], *(f"{name}={_number(value)}" for name, value in node["attributes"].items())])
+    return ": ".join(filter(None, (node["name"], settings_text(node["attributes"]))))
+
+
+def settings_text(attributes: Mapping[str, Any]) -> str:
+    """An optimizer's attributes under the names of the options that set them, without those that have no value."""
+    left = {name: value for name, value in attributes.items() if value is not None}
+    found = {}
+    for option, names in SETTINGS.items():
+        if all(name in left for name in names):
+            found[option] = ",".join(_number(left.pop(name)) for name in names)
+    found |= {name: _number(value) for name, value in left.items()}
+    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in found.items())
 
 
 def _number(value: Any) -> str:

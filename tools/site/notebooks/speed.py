@@ -62,6 +62,13 @@ def measured(calls, seconds=2.0):
     return {name: statistics.median(found) for name, found in times.items()}
 
 
+results = {name: {who: call() for who, call in calls.items()} for name, calls in CALLS.items()}
+for found in results.values():  # all compute the same
+    first = found.pop("opgrad")
+    for result in found.values():
+        for one, other in zip(*(each if isinstance(each, tuple) else (each,) for each in (first, result)), strict=True):
+            np.testing.assert_allclose(one, other.detach() if torch.is_tensor(other) else other, rtol=1e-4, atol=1e-6)
+
 figures = {name: measured(calls) for name, calls in CALLS.items()}
 for name, found in figures.items():
     print(f"{name}:", ", ".join(f"{who} {milliseconds:.1f} ms" for who, milliseconds in found.items()))

@@ -21,6 +21,8 @@ class Optimizer:
     state belongs to another model or optimizer; NotImplementedError for another optimizer.
     """
 
+    __slots__ = ("__weakref__", "_memory", "_module", "_update")  # a misspelt attribute is an AttributeError
+
     def __init__(self, optimizer_uri: str | os.PathLike[str] | bytes, module: Module):
         if not isinstance(module, Module):
             raise TypeError(f"Optimizer: module is {type(module).__name__}, expected Module")

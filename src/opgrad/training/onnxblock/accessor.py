@@ -12,6 +12,7 @@ from onnx import TensorProto, defs, helper
 
 from opgrad.gradients.forward import Forward
 from opgrad.onnxruntime.messages import MICROSOFT, copied
+from opgrad.reading import check_regular
 from opgrad.training.building.values import Held
 
 LATEST_IR_VERSION = 10  # that the last packages of onnxruntime-training can read
@@ -191,6 +192,7 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
     path = os.fsdecode(custom_op_library_path)
     if not Path(path).exists():
         raise FileNotFoundError(f"custom_op_library: there is no file {path}")
+    check_regular(Path(path), f"custom_op_library: {path}")
     if _library.get() is not None:
         raise RuntimeError("custom_op_library: there is another library already, expected one at a time")
     token = _library.set(path)

@@ -1,0 +1,107 @@
+"""JAX as a target of the benchmark: softmax and the losses in compiled functions on the CPU, beside jax.nn."""
+
+import importlib.util
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import opgrad
+from opgrad.bench import peers
+from opgrad.bench.case import Case
+from opgrad.bench.cells import CLASSES, ROWS, Cell, Workload, Workloads
+from opgrad.bench.copying import MOST_COPIED, copier
+from opgrad.bench.measure import COPY, OURS, interleaved
+from opgrad.bench.ways import NEW, Call, by_way
+
+PEER = "jax.nn"
+WORKLOADS: Workloads = {"elements": (), "rows": ROWS, "classes": (*CLASSES, Workload((1, 1000))), "slices": ()}
+
+
+def missing() -> str | None:
+    """Why there is no such target, if so."""
+    return None if importlib.util.find_spec("jax") else "JAX is not installed"
+
+
+class Jax:
+    """Compiled functions of JAX on this machine's CPU; their results are in new memory."""
+
+    workloads = WORKLOADS
+    packages: Sequence[str] = ("jax", "jaxlib")
+    seconds, quick_seconds = 0.5, 0.2
+
+    def peers(self, names: Sequence[str]) -> list[str]:
+        return peers.chosen(names, [PEER])
+
+    def describe(self) -> None:
+        return None
+
+    def measure(self, cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
+        import jax
+
+        known = {"operator": cell.op.name, "workload": cell.workload.label, "dtype": cell.dtype}
+        theirs = _theirs(cell)
+        if theirs is None:
+            return {**known, "left_out": f"{PEER} has nothing that computes it"}
+        case = Case(cell)
+        arrays = [jax.numpy.asarray(case.values[name]) for name in case.op.arrays if name in case.values]
+        ours = jax.jit(partial(_ours, case))
+        found = ours(*arrays)
+        several = found if isinstance(found, tuple) else (found,)
+        case.results = {name: np.asarray(each) for name, each in zip(case.results, several, strict=True)}
+        calls = {OURS: _call(ours, arrays)} | ({PEER: _call(jax.jit(theirs), arrays)} if PEER in names else {})
+        traffic, error = case.traffic(), case.error()
+        copy = copier(min(traffic, MOST_COPIED))
+        times = interleaved({COPY: copy, **{f"{NEW} {name}": call for name, call in calls.items()}}, seconds)
+        return {
+            **known,
+            "memory": cell.memory,
+            "headline": cell.workload.headline,
+            "bytes": traffic,
+            "copied_bytes": copy.bytes,
+            "error_ulp": error if math.isfinite(error) else None,
+            "copy": times.pop(COPY),
+            "ways": by_way(times, {NEW: {}}),
+        }
+
+
+def _ours(case: Case, *arrays: Any) -> Any:
+    names = [name for name in case.op.arrays if name in case.values]
+    rest = {name: value for name, value in case.values.items() if name not in names}
+    return getattr(opgrad, case.op.name)(**dict(zip(names, arrays, strict=True)), **rest)
+
+
+def _call(function: Callable[..., Any], arrays: Sequence[Any]) -> Call:
+    """A call that waits for its results."""
+    import jax
+
+    wait: Any = jax.block_until_ready
+    return lambda: wait(function(*arrays))
+
+
+def _theirs(cell: Cell) -> Callable[..., Any] | None:
+    """What a user of JAX writes, in terms of the operator's arrays; None if there is nothing."""
+    import jax
+    from jax import numpy as jnp
+
+    axis = cell.workload.attributes.get("axis", -1)
+
+    def loss(logits: Any, labels: Any) -> Any:
+        log_prob = jax.nn.log_softmax(logits, 1)
+        return -jnp.mean(jnp.take_along_axis(log_prob, labels[:, None], 1))
+
+    def softmax_grad(dy: Any, y: Any) -> Any:
+        return y * (dy - (y * dy).sum(axis, keepdims=True))
+
+    found: Mapping[str, Callable[..., Any]] = {
+        "softmax": lambda x: jax.nn.softmax(x, axis),
+        "log_softmax": lambda x: jax.nn.log_softmax(x, axis),
+        "softmax_grad": softmax_grad,
+        "log_softmax_grad": lambda dy, y: dy - jnp.exp(y) * dy.sum(axis, keepdims=True),
+        "softmax_cross_entropy_loss": lambda x, labels: (loss(x, labels), jax.nn.log_softmax(x, 1)),
+        "softmax_cross_entropy_loss_only": loss,
+        "softmax_cross_entropy_loss_and_grad": jax.value_and_grad(loss),
+    }
+    return found.get(cell.op.name)

@@ -1,0 +1,109 @@
+"""What opgrad uses of PyTorch that PyTorch does not document: looked up here, once, with what stands in for it.
+
+A name that a release of PyTorch lacks costs speed, or what it was needed for, and `MISSING` has it; `import` and plain
+calls work without any of them. Native code looks for its own in `torch_calls`.
+"""
+
+import contextlib
+import importlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+MISSING: list[str] = []
+
+
+def _found(path: str, otherwise: Any = None) -> Any:
+    """What stands at this path, from a module on; else `otherwise`, and the path is noted."""
+    module, _, name = path.rpartition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        MISSING.append(path)
+        return otherwise
+    return found
+
+
+def _unpacked(tensor: Tensor, level: int) -> tuple[Tensor, Tensor | None]:
+    primal, tangent = forward_ad.unpack_dual(tensor, level=level)
+    return primal, tangent
+
+
+def _current_stream(index: int) -> int:
+    stream: int = torch.cuda.current_stream(index).cuda_stream
+    return stream
+
+
+# --- who has to know of a call ---------------------------------------------------------------------------------------
+
+# Without it, dispatch modes do not see eager calls.
+dispatch_modes: Callable[[], int] = _found("torch:_C._len_torch_dispatch_stack", lambda: 0)
+_modes: Callable[[], Any] = _found("torch.utils._python_dispatch:_get_current_dispatch_mode_stack", list)
+is_tracing: Callable[[], bool] = _found("torch:_C._is_tracing", getattr(torch.jit, "is_tracing", lambda: False))
+# Without it, the plain calls of torch.func see no operator.
+transforms_active: Callable[[], bool] = _found("torch:_C._are_functorch_transforms_active", lambda: False)
+# A batch of gradients, as torch.autograd.grad(is_grads_batched=True) makes them.
+is_batched: Callable[[Tensor], bool] = _found("torch:_C._functorch.is_legacy_batchedtensor", lambda _: False)
+is_wrapped: Callable[[Tensor], bool] = _found("torch:_C._functorch.is_functorch_wrapped_tensor", lambda _: False)
+_interpreters = _found("torch._functorch.pyfunctorch:retrieve_all_functorch_interpreters")
+_gradients = _found("torch:_C._functorch.TransformType.Grad")
+_found("torch.autograd.forward_ad:_current_level")
+
+
+def is_forward_mode() -> bool:
+    """Whether a level of torch.autograd.forward_ad has been entered."""
+    level: int = getattr(forward_ad, "_current_level", -1)
+    return level >= 0
+
+
+def are_gradients_alone() -> bool:
+    """Whether all transformations of torch.func that are at work, if any, are gradients."""
+    if _interpreters is None or _gradients is None:
+        return not transforms_active()
+    return all(each.key() == _gradients for each in _interpreters())
+
+
+# --- autograd --------------------------------------------------------------------------------------------------------
+
+unpack_dual: Callable[[Tensor, int], Any] = _found("torch:_unpack_dual", _unpacked)
+forward_grad_enabled: Callable[[bool], Any] = _found(
+    "torch.autograd.forward_ad:_set_fwd_grad_enabled", lambda _: contextlib.nullcontext()
+)
+no_mode: Callable[[], Any] = _found("torch.utils._python_dispatch:BaseTorchDispatchMode", contextlib.nullcontext)
+# Fields of a Function's context, which save a tenth of a call.
+has_fields: bool = bool(_found("torch:_C._FunctionBase.to_save") and _found("torch:_C._FunctionBase.materialize_grads"))
+after_autograd: Any = _found("torch:_C._after_autograd_keyset")
+below_autograd: Any = _found("torch:_C._AutoDispatchBelowAutograd")
+
+# --- devices and groups ----------------------------------------------------------------------------------------------
+
+current_device: Callable[[], int] = _found("torch:_C._cuda_getDevice", torch.cuda.current_device)
+current_stream: Callable[[int], int] = _found("torch:_C._cuda_getCurrentRawStream", _current_stream)
+
+
+def group_of(name: str) -> Any:
+    """The process group of a name, as PyTorch's own operators find it."""
+    from torch.distributed import distributed_c10d
+
+    resolve: Any = getattr(distributed_c10d, "_resolve_process_group", None)
+    if resolve is None:
+        raise NotImplementedError(f"opgrad: PyTorch {torch.__version__} finds no process group by its name")
+    return resolve(name)
+
+
+def active_modes() -> list[Any]:
+    """The dispatch modes at work; none where they cannot be listed."""
+    return list(_modes()) if dispatch_modes() else []
+
+
+# A build for another device lacks these without being another release.
+_of_builds = {"torch:_C._cuda_getDevice", "torch:_C._cuda_getCurrentRawStream"}
+if lacking := [path for path in MISSING if path not in _of_builds]:
+    what = ", ".join(path.replace(":", ".") for path in lacking)
+    warnings.warn(f"opgrad: PyTorch {torch.__version__} lacks {what}: some calls are slower or refused", stacklevel=2)

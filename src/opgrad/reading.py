@@ -1,0 +1,47 @@
+"""Open files that nobody vouches for: regular ones alone.
+
+A pipe or a device may have no end, may wait for a writer that never comes, and may do something when it is opened.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+class NoFile(ValueError):
+    """What has the name of a file is no regular one."""
+
+
+def open_regular(path: Path, what: str = "") -> BinaryIO:
+    """A regular file, open to be read in bytes.
+
+    what: what messages call it; default: its path.
+    Raises OSError if it cannot be opened, FileNotFoundError if there is none, `NoFile` if it is no regular file.
+    """
+    _check(what or path, os.stat(path))
+    descriptor = os.open(path, FLAGS)
+    try:
+        _check(what or path, os.fstat(descriptor))  # another may have taken its place
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def check_regular(path: Path, what: str = "") -> None:
+    """Raise what `open_regular` raises for a file that another library will open."""
+    open_regular(path, what).close()
+
+
+def read_regular(path: Path, what: str = "") -> bytes:
+    """What a regular file holds. Raises what `open_regular` raises."""
+    with open_regular(path, what) as file:
+        return file.read()
+
+
+def _check(what: str | Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise NoFile(f"{what}: it is no regular file")

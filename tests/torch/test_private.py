@@ -1,0 +1,101 @@
+"""Without any one of the names that PyTorch does not document, opgrad.torch is imported and plain calls work."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import opgrad  # noqa: E402
+from opgrad.interop import torch_private  # noqa: E402
+
+SOURCE = Path(opgrad.__file__).parent
+PATHS = sorted(
+    node.args[0].value
+    for node in ast.walk(ast.parse(Path(torch_private.__file__).read_text()))
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "_found"
+)
+
+# PyTorch's own code needs some of these names when it is called, so they are back by then: what opgrad found stays.
+CHILD = """
+import importlib, os, sys, warnings
+import torch, torch.utils._python_dispatch, torch._functorch.pyfunctorch, torch.autograd.forward_ad
+import torch.func, torch.testing, opgrad, opgrad.native.planning  # once, for all children
+
+def calls():
+    import opgrad.torch as o
+    x, target = torch.randn(6, 5, requires_grad=True), torch.tensor([0, 1, 2, -100, 4, 3])
+    w = torch.randn(9, 5, requires_grad=True)
+    losses = torch.nn.functional
+    for ours, theirs in [
+        (o.softmax(x), x.softmax(-1)), (o.tanh(x), x.tanh()),
+        (o.cross_entropy(x, target), losses.cross_entropy(x, target)),
+        (o.cross_entropy(x, target, label_smoothing=0.1), losses.cross_entropy(x, target, label_smoothing=0.1)),
+        (o.linear_cross_entropy(x, w, target), losses.cross_entropy(x @ w.t(), target)),
+    ]:
+        torch.testing.assert_close(ours, theirs)
+        dy = torch.randn_like(ours)
+        torch.testing.assert_close(*[torch.autograd.grad(each, x, dy, create_graph=True)[0] for each in (ours, theirs)])
+    torch.testing.assert_close(torch.ops.opgrad.tanh(x), x.tanh())
+    torch.autograd.grad(torch.ops.opgrad.tanh(x).sum(), x)
+    o.softmax(x.detach())
+
+def child(path):
+    module, _, name = path.rpartition(":")
+    *owners, last = name.split(".")
+    owner = importlib.import_module(module)
+    for each in owners:
+        owner = getattr(owner, each)
+    kept = getattr(owner, last, None)
+    if kept is not None:
+        try:
+            delattr(owner, last)
+        except (TypeError, AttributeError):
+            return
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        import opgrad.torch
+        from opgrad.interop import torch_private
+    if kept is not None:
+        setattr(owner, last, kept)
+        assert path in torch_private.MISSING, torch_private.MISSING
+        assert any("lacks " + path.replace(":", ".") in str(each.message) for each in told)
+    calls()
+
+for path in sys.argv[1:]:
+    pid = os.fork()
+    if not pid:
+        try:
+            child(path)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(pid, 0)[1]:
+        sys.exit(f"without {path}")
+"""
+
+
+@pytest.mark.skipif(not hasattr(sys, "getrefcount") or sys.platform == "win32", reason="forks")
+def test_without_one_of_them():
+    assert len(PATHS) > 12
+    done = subprocess.run([sys.executable, "-c", CHILD, *PATHS], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_they_stand_in_one_file():
+    """But for those that native code looks for, and what torch.onnx's graphs are made of."""
+    others = {"interop/torch_private.py", "interop/torch_calls.py", "torch/graphs.py", "torch/export.py"}
+    for path in sorted([*(SOURCE / "torch").glob("*.py"), *(SOURCE / "interop").glob("torch*.py")]):
+        name = path.relative_to(SOURCE).as_posix()
+        if name in others:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                text = ast.unparse(node)
+                private = text.startswith(("torch._C.", "torch._functorch", "forward_ad._", "torch._unpack_dual"))
+                assert not private, f"{name}: {text}"

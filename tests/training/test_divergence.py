@@ -1,0 +1,95 @@
+"""A run that diverges says so, and is no success."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from artifact_sets import write_linear_set
+from small_models import build, normal
+from typer.testing import CliRunner
+
+from opgrad.cli import app
+from opgrad.training import Recipe, read_checkpoint
+from opgrad.training.artifacts import generate_artifacts
+from opgrad.training.onnxblock import loss, optim
+from opgrad.training.state import BEST, LAST, Resumption, RunState
+
+
+def cli(*words):
+    result = CliRunner().invoke(app, ["train", *map(str, words)], env={"COLUMNS": "300"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def lines(path, rows=60):
+    random = np.random.default_rng(0)
+    x = random.standard_normal((rows, 2))
+    np.savez(path, x=x, y=x @ [[2.0], [-1.0]] + 0.5)
+    return path
+
+
+def train(folder, *words):
+    write_linear_set(folder)
+    data = lines(folder / "data.npz")
+    return cli(folder, "--data", data, "--batch-size", 5, "--output", folder / "out", *words)
+
+
+@pytest.mark.parametrize("more", [(), ("--validation", 0.2), ("--accumulate", 2)])
+def test_parameters_that_are_no_numbers_end_a_run_at_once(tmp_path, more):
+    status, text = train(tmp_path, "--lr", 1e30, "--epochs", 50, *more)
+    assert status == 1, text
+    assert "train: the training diverged: after step " in text
+    assert "in epoch 1, the parameter 'w' is not finite; expected a learning rate below 1e+30 (--lr)" in text
+    assert "the parameters of" not in text
+    assert not (tmp_path / "out" / "model.onnx").exists()
+
+
+def test_what_was_kept_before_stays(tmp_path):
+    """A rate with which it takes some epochs until numbers end; the checkpoint is one to go on from."""
+    status, text = train(tmp_path, "--lr", 60, "--epochs", 50, "--validation", 0.2)
+    assert status == 1, text
+    assert "the training diverged" in text
+    epoch = json.loads(json.dumps(text)).partition("has the parameters of epoch ")[2].split()[0]
+    kept = tmp_path / "out" / BEST
+    assert str(kept) in text
+    assert Resumption.read(tmp_path / "out" / LAST).state.history[-1].epoch >= int(epoch)
+    assert all(np.isfinite(array).all() for array in read_checkpoint(kept).parameters.values())
+    status, text = train(tmp_path, "--lr", 3, "--resume", kept, "--epochs", 60)
+    assert (status, (tmp_path / "out" / "model.onnx").exists()) == (0, True), text
+
+
+def test_a_loss_that_has_grown_is_no_success(tmp_path):
+    """All are numbers still; everything is written."""
+    status, text = train(tmp_path, "--lr", 30, "--epochs", 1, "--export", tmp_path / "exported.onnx")
+    assert status == 1, text
+    assert "train: the training diverged: the training loss of the last epoch is " in text
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["test_loss"] > 1e3
+    assert not (tmp_path / "exported.onnx").exists()
+
+
+def test_a_run_that_learns_is_a_success(tmp_path):
+    assert train(tmp_path, "--lr", 0.05)[0] == 0
+    state = Resumption.read(tmp_path / "out" / LAST).state
+    assert 1 < state.initial_loss < 20
+
+
+def test_a_batch_whose_labels_are_all_ignored_is_no_divergence(tmp_path):
+    """Its mean is that of no label, and may be no number; the parameters stay numbers."""
+    onnx.save(build("g (float[n, 4] x) => (float[n, 3] y) { y = MatMul(x, w) }", normal(w=(4, 3))), tmp_path / "m.onnx")
+    block = loss.CrossEntropyLoss(ignore_index=-1)
+    generate_artifacts(tmp_path / "m.onnx", loss=block, optimizer=optim.AdamW(), artifact_directory=tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.ones((60, 4)), y=np.where(np.arange(60) % 10, -1, 1))
+    words = "--data", tmp_path / "data.npz", "--batch-size", 2, "--epochs", 2, "--output", tmp_path / "out"
+    status, text = cli(tmp_path, *words)
+    assert status == 0, text
+
+
+@pytest.mark.parametrize("name", ["threads", "rows", "steps"])
+def test_counts_in_a_checkpoint_that_no_run_had(tmp_path, name):
+    values = json.loads(RunState(Recipe(), 0, 1).to_text())
+    for value in ("1", -1, 10**30, None):
+        with pytest.raises(ValueError, match="is none that this version of opgrad wrote"):
+            RunState.from_text(json.dumps({**values, name: value}))
+    assert RunState.from_text(json.dumps(values)).threads == 1
