@@ -41,46 +41,48 @@ LAYERS = {
         "llvmlite",
         "cpu/compiler/ cpu/compiler/emit cpu/compiler/interpret/ cpu/compiler/target locks",
     ),
-    "cpu/runtime/": ("numpy", f"contract/ {COMPILER} cpu/compiler/target locks"),
+    # native calls: threads, then what programs are made of, then what runs their plans
+    "native/threads/": ("", f"{COMPILER} cpu/compiler/target locks"),
+    "cpu/runtime/": ("", f"contract/ {COMPILER} cpu/compiler/target locks native/threads/"),
+    "native/": (
+        "numpy",
+        f"contract/ {COMPILER} cpu/compiler/interpret/ cpu/compiler/target cpu/runtime/ locks native/threads/",
+    ),
     "cpu/numerics/": ("", COMPILER),
     "cpu/loops/": ("", KERNELS),
     "cpu/fused/": ("", f"{KERNELS} cpu/loops/ fused/ random"),
-    "cpu/runtime/passes": ("numpy", f"contract/ {COMPILER} cpu/runtime/"),
-    "cpu/": ("numpy", f"{KERNELS} cpu/loops/ cpu/fused/ locks random"),
+    "cpu/": ("numpy", f"{KERNELS} cpu/loops/ cpu/fused/ locks native/ native/threads/ random"),
     # CUDA
     "cuda/": ("triton", "contract/ fused/ random"),
     # arrays of NumPy, and of other libraries
     "interop": ("", "contract/ locks"),
-    "memory": ("numpy", "contract/ cpu/runtime/ locks"),
-    "values": ("numpy", "contract/ cpu/runtime/"),
-    "entries": ("numpy", "contract/ cpu/runtime/ values"),
-    "functions": ("", "cpu/runtime/ entries locks memory"),
-    "arrays": (
-        "numpy",
-        "contract/ cpu/compiler/ cpu/compiler/interpret/ cpu/runtime/ entries functions interop locks memory",
-    ),
-    "planned": ("numpy", "arrays contract/ cpu/runtime/ entries functions fused/ interop"),
+    "native/arrays": ("numpy", "contract/ cpu/compiler/ cpu/compiler/interpret/ interop locks native/ native/threads/"),
+    "native/planned": ("numpy", "contract/ fused/ interop native/ native/arrays"),
     "losses": ("numpy", "contract/ ops/"),
-    "optim": ("numpy ml_dtypes", "cpu/ cpu/runtime/ cpu/runtime/passes"),
-    "opgrad": ("", "arrays losses cpu/runtime/ fused/ memory ops/ planned post_ops"),
-    "interop/": ("numpy", "arrays contract/ cpu/runtime/ cuda/ entries functions interop locks"),
+    "optim": ("numpy ml_dtypes", "cpu/ cpu/runtime/ native/ native/threads/"),
+    "opgrad": ("", "losses fused/ native/ native/arrays native/planned native/threads/ ops/ post_ops"),
+    "interop/": ("numpy", "native/arrays contract/ cpu/runtime/ native/ native/threads/ cuda/ interop locks"),
     "interop/torch_private": ("torch", ""),
-    "interop/torch_calls": ("torch", "entries functions interop interop/torch_private"),
-    "interop/cupy": ("numpy cupy torch triton", "arrays contract/ cuda/ interop interop/"),
-    "interop/torch_storages": ("torch", "contract/ cpu/runtime/ memory"),
+    "interop/torch_calls": ("torch", "interop interop/torch_private native/ native/threads/"),
+    "interop/cupy": ("numpy cupy torch triton", "native/arrays contract/ cuda/ interop interop/"),
+    "interop/torch_storages": ("torch", "contract/ cpu/runtime/ native/ native/threads/"),
     "interop/torch_tensors": (
         "numpy ml_dtypes torch",
-        "arrays contract/ cuda/ interop interop/ interop/torch_calls interop/torch_private interop/torch_storages",
+        "native/arrays contract/ cuda/ interop interop/ interop/torch_calls interop/torch_private"
+        " interop/torch_storages",
     ),
-    "interop/jax_arrays": ("numpy jax torch cupy", "arrays contract/ interop locks"),
-    "jax/": ("numpy jax", f"arrays contract/ {COMPILER} cpu/runtime/ fused/ interop/jax_arrays locks"),
-    "interop/jax": ("jax", "contract/ interop interop/jax_arrays jax/"),
-    "jax": ("jax", "opgrad jax/"),
+    "interop/jax_arrays": ("numpy jax torch cupy", "contract/ interop locks native/arrays"),
+    "jax/": (
+        "numpy jax",
+        f"contract/ {COMPILER} fused/ interop interop/ interop/jax_arrays locks native/ native/arrays native/threads/",
+    ),
+    "interop/jax": ("numpy jax torch cupy", "contract/ interop interop/jax_arrays jax/ locks native/arrays"),
+    "jax": ("numpy jax", "opgrad jax/"),
     # PyTorch: its operators with their gradients, calls that need them, functions with its words
     "torch/loss_options": ("torch", "contract/"),
     "torch/": (
         "torch",
-        "contract/ cpu/compiler/target functions fused/ interop interop/ interop/torch_calls interop/torch_private"
+        "contract/ cpu/compiler/target native/ fused/ interop interop/ interop/torch_calls interop/torch_private"
         " interop/torch_tensors torch/loss_options",
     ),
     "interop/torch": ("torch", "contract/ interop interop/torch_calls interop/torch_tensors torch/"),
@@ -107,29 +109,33 @@ LAYERS = {
         " torch/vocab_parallel",
     ),
     # ONNX
-    "onnxruntime/": (ONNX, f"arrays contract/ {COMPILER} cpu/runtime/ locks reading writing"),
+    "onnxruntime/": (
+        ONNX,
+        f"contract/ {COMPILER} cpu/runtime/ locks native/ native/arrays native/threads/ reading writing",
+    ),
     "gradients/": ("numpy onnx google", "onnxruntime/ reading"),
-    "training/distributed": ("numpy torch", "cpu/runtime/"),
+    "training/distributed": ("numpy torch", "cpu/runtime/ native/ native/threads/"),
     "training/": (
         f"{ONNX} flatbuffers matplotlib ml_dtypes plotext rich sklearn",
-        "contract/ cpu/ cpu/compiler/native cpu/runtime/ cpu/runtime/passes gradients/ locks onnxruntime/"
+        "contract/ cpu/ cpu/compiler/native cpu/runtime/ native/ native/threads/ gradients/ locks onnxruntime/"
         " ops/ optim reading terminal training/distributed writing",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),
-    "testing/": ("numpy ml_dtypes", "opgrad arrays contract/"),
+    "testing/": ("numpy ml_dtypes", "opgrad native/arrays contract/"),
     "bench/": (
         f"{ONNX} jax markdown_it matplotlib ml_dtypes plotly rich torch typer",
-        f"opgrad arrays {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine onnxruntime/ post_ops"
-        " reading torch terminal testing/ training/ writing",
+        f"opgrad {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine native/ native/arrays"
+        " native/threads/ onnxruntime/ post_ops reading torch terminal testing/ training/ writing",
     ),
     "compile": (
         "numpy rich typer",
-        "bench/ contract/ cpu/compiler/native cpu/runtime/ onnxruntime/ terminal testing/ training/",
+        "bench/ contract/ cpu/compiler/native native/ native/threads/ onnxruntime/ terminal testing/ training/",
     ),
     "check": (
         "numpy rich typer",
-        "opgrad bench/ compile contract/ cpu/compiler/native cpu/runtime/ machine onnxruntime/ terminal testing/",
+        "opgrad bench/ compile contract/ cpu/compiler/native machine native/ native/threads/ onnxruntime/ terminal"
+        " testing/",
     ),
     "commands/": ("onnx rich typer", "onnxruntime/ terminal training/ training/distributed"),
     "cli": ("rich typer", "opgrad bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),

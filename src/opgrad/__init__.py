@@ -1,8 +1,9 @@
 """Training kernels for NumPy arrays and, under their original names, for stock onnxruntime."""
 
-from opgrad import arrays as arrays  # before the declarations, whose calls it answers
+from opgrad.native import arrays as arrays  # before the declarations, whose calls it answers
+
+# isort: split
 from opgrad import post_ops
-from opgrad.cpu.runtime.parallel import get_num_threads, set_num_threads
 from opgrad.fused.dropout import Dropout
 from opgrad.losses import (
     CrossEntropyOutput,
@@ -11,7 +12,16 @@ from opgrad.losses import (
     linear_cross_entropy,
     linear_cross_entropy_and_grad,
 )
-from opgrad.memory import empty_pool
+from opgrad.native.allocation import empty_pool
+from opgrad.native.planned import (
+    PlannedCall,
+    log_softmax_grad_plan,
+    log_softmax_plan,
+    plan,
+    softmax_grad_plan,
+    softmax_plan,
+)
+from opgrad.native.threads import get_num_threads, set_num_threads
 from opgrad.ops.accumulate import in_place_accumulator, scale
 from opgrad.ops.activation import (
     leaky_relu,
@@ -66,14 +76,6 @@ from opgrad.ops.several import (
 )
 from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
 from opgrad.ops.vocab_parallel import cross_entropy_shard, cross_entropy_shard_grad
-from opgrad.planned import (
-    PlannedCall,
-    log_softmax_grad_plan,
-    log_softmax_plan,
-    plan,
-    softmax_grad_plan,
-    softmax_plan,
-)
 
 __version__ = "0.2.0"
 

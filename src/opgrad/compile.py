@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from opgrad.contract import FLOATS, Operator, graph_operators, operators
 from opgrad.cpu.compiler.native import Native, object_cache
-from opgrad.cpu.runtime.parallel import default_threads
+from opgrad.native.threads import default_threads
 from opgrad.terminal import console, folders_argument
 
 if TYPE_CHECKING:
@@ -129,9 +129,10 @@ def _do(job: Job) -> None:
 
 def compile_calls() -> None:
     """Compile what runs the kernels: the functions for callers, those of the threads, those for onnxruntime."""
-    from opgrad.cpu.runtime import calls, execute, pool, workers
+    from opgrad.native import calls, plan, pool
+    from opgrad.native.threads import workers
 
-    modules: list[Any] = [calls, execute, pool, workers]
+    modules: list[Any] = [calls, plan, pool, workers]
     if find_spec("onnxruntime"):
         from opgrad.onnxruntime import compute
 
@@ -142,7 +143,7 @@ def compile_calls() -> None:
 
 def compile_operator(name: str, dtype: str, most: int | None = None) -> None:
     """Compile the kernels that plain calls of an operator take, by making the plans of its examples, or of so many."""
-    from opgrad.cpu.runtime.plan import plan
+    from opgrad.native.planning import plan
     from opgrad.testing.examples import signatures
 
     op = {**operators(), **graph_operators()}[name]

@@ -13,7 +13,7 @@ import numpy as np
 from opgrad.cpu import optimizer as kernels
 from opgrad.cpu.optimizer import AdamWStep
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.passes import Pass, Units
+from opgrad.native.passes import Pass, Units
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 BLOCK = 1 << 14  # weights that are float32 at a time: 64 KiB, which stay in the second-level cache

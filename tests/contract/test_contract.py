@@ -12,8 +12,9 @@ import pytest
 from samples import call, for_operators, sample
 
 import opgrad
-from opgrad import arrays, contract, interop
+from opgrad import contract, interop
 from opgrad.contract import DTYPES, FLOATS, INTEGERS, Spec, graph_operators, loss_operators, operators
+from opgrad.native import arrays
 from opgrad.ops import FAMILIES
 from opgrad.testing.arguments import SHAPES
 

@@ -6,9 +6,10 @@ from hostile import Raising, arguments, attributes, values
 from samples import sample
 
 import opgrad
-from opgrad import Dropout, arrays, post_ops
+from opgrad import Dropout, post_ops
 from opgrad.contract import graph_operators, operators
 from opgrad.contract.signature import prepare
+from opgrad.native import arrays
 
 pytestmark = pytest.mark.any_cpu
 

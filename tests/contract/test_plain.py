@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import opgrad
-from opgrad import arrays, post_ops
+from opgrad import post_ops
 from opgrad.contract import operators
 from opgrad.contract.plain import is_plain, plain
 from opgrad.fused.dropout import Dropout
+from opgrad.native import arrays
 
 
 class Number:

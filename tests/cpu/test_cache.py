@@ -16,7 +16,7 @@ import opgrad.cpu
 from opgrad.cpu import activation
 from opgrad.cpu.compiler import memory, native, sources, trust
 from opgrad.cpu.compiler.cache import MOST_BYTES, ObjectCache, directory
-from opgrad.cpu.runtime import execute
+from opgrad.native import plan
 
 pytestmark = pytest.mark.any_cpu
 
@@ -354,9 +354,9 @@ def test_kernels_depend_on_a_handful_of_files():
     assert len(found) > 100
     for name, files in found.items():
         assert len(files) <= 14, name
-        assert not [each for each in files if not each.startswith("cpu/")], name
-        if not name.startswith("opgrad.cpu.runtime"):
-            assert not [each for each in files if each.startswith("cpu/runtime")], name
+        assert not [each for each in files if not each.startswith(("cpu/", "native/"))], name
+        if not name.startswith("opgrad.native"):
+            assert not [each for each in files if each.startswith(("cpu/runtime/", "native/"))], name
     relu = {place(each) for each in sources.reached(activation.relu.kernel.function)}
     assert relu == {"cpu/activation.py", "cpu/loops/elements.py", "cpu/loops/map.py"}
 
@@ -466,4 +466,4 @@ def test_what_a_word_does_is_the_compilers():
 
     assert sources.digest(kernel) is not None
     assert [each.__name__ for each in sources.reached(kernel)] == ["kernel"]
-    assert sources.digest(execute.execute.function) is not None
+    assert sources.digest(plan.execute.function) is not None

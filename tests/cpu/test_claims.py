@@ -24,7 +24,7 @@ FILE = f".{NAME}.claim"
 COMPILES = """
 import sys
 from opgrad.cpu.compiler import emit
-from opgrad.cpu.runtime import execute, pool
+from opgrad.native import plan, pool
 compile = emit.object_code
 def told(function, form, symbol):
     print(symbol, flush=True)
@@ -32,7 +32,7 @@ def told(function, form, symbol):
 emit.object_code = told
 print("ready", flush=True)
 sys.stdin.readline()
-for each in (execute.execute, pool.malloc, pool.drop): each.link()
+for each in (plan.execute, pool.malloc, pool.drop): each.link()
 """
 
 OWNS = """

@@ -6,7 +6,8 @@ import pytest
 from subprocesses import run_python
 
 from opgrad.cpu.compiler import machine_code, memory, native, target
-from opgrad.cpu.runtime import execute, parallel
+from opgrad.native import threads
+from opgrad.native.plan import execute
 
 pytestmark = pytest.mark.skipif(not machine_code.HERE, reason="LLVM links and tells here")
 
@@ -35,7 +36,7 @@ def test_both_links_run_alike():
     """`run` without a team calls every part here: once as linked by LLVM, once without it."""
     import ctypes
 
-    code, seen = code_of(parallel.run), []
+    code, seen = code_of(threads.run), []
     task = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(lambda given, part: seen.append(part) or 0)
     for address in (machine_code.link(code, native.ENTRY), native._load_with_llvm(code)):
         call = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)(address)
@@ -62,7 +63,7 @@ def test_addresses_by_name():
 @pytest.mark.parametrize("kind", [2, 24])
 def test_what_is_not_foreseen_is_left_to_llvm(kind):
     """Another relocation than that of an absolute address, and another system's object file."""
-    code = bytearray(code_of(execute.execute) + b"")
+    code = bytearray(code_of(execute) + b"")
     if kind == 24:
         assert machine_code.link(b"\xcf\xfa\xed\xfe" + code[4:], native.ENTRY) is None
         return

@@ -7,10 +7,10 @@ from samples import bits, call, sample
 
 import opgrad
 import opgrad.random
-from opgrad.arrays import dispatcher
 from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS, graph_operators, loss_operators, operators
 from opgrad.cpu.loops import layout
 from opgrad.cpu.runtime import partition
+from opgrad.native.arrays import dispatcher
 from opgrad.testing.examples import examples, listed
 
 LINE = 64

@@ -17,12 +17,13 @@ from cuda_gate import (
 )
 from cuda_gate_rows import LAYOUTS, OWN, REST, SAMPLES, laid_out, shapes_of
 
-from opgrad import arrays, post_ops
+from opgrad import post_ops
 from opgrad.contract import BYTES, DTYPES, Spec, operators
 from opgrad.contract.signature import prepare
 from opgrad.cuda import ALIGNMENT
 from opgrad.fused.dropout import Dropout
 from opgrad.fused.primitive import TYPES
+from opgrad.native import arrays
 
 REGIMES = {
     "short rows, heads": ((128,), ((1, 1, 2), (7, 9, 31), (8, 16, 64))),

@@ -10,8 +10,9 @@ from accuracy import assert_close
 from samples import bits, call, sample
 
 import opgrad
-from opgrad import arrays, interop, post_ops
+from opgrad import interop, post_ops
 from opgrad.contract import DTYPES
+from opgrad.native import arrays
 
 pytest.importorskip("triton")
 

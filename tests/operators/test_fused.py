@@ -10,9 +10,9 @@ from samples import bits, cast
 from subprocesses import run_python
 
 import opgrad
-from opgrad import Dropout, arrays, post_ops
+from opgrad import Dropout, post_ops
 from opgrad.contract import operators
-from opgrad.cpu.runtime import background
+from opgrad.native import arrays, background
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_refuses_another_choice(fusion, rng):
 
 GOES_OVER = """
 import numpy as np, opgrad, os, sys
-from opgrad.cpu.runtime import background, compilers
+from opgrad.native import background, compilers
 compilers.BESIDE = 0  # the process that compiles stands back behind nobody here
 x = np.random.default_rng(0).standard_normal((40, 301), np.float32)
 attributes = {"logit_scale": 2.0, "post_ops": (opgrad.post_ops.swish(),)}

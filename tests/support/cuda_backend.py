@@ -24,12 +24,12 @@ from ptx import driver
 from samples import bits
 
 import opgrad
-from opgrad import arrays
 from opgrad.contract import DTYPES, FLOATS, Spec, layout, operators
 from opgrad.contract.signature import prepare
 from opgrad.cuda import ALIGNMENT
 from opgrad.interop import arrays_of
 from opgrad.interop.device import Runners
+from opgrad.native import arrays
 from opgrad.post_ops import PostOp
 
 PUBLIC = {name: getattr(opgrad, name) for name in operators()}

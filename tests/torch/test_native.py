@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import opgrad  # noqa: E402
 import opgrad.torch  # noqa: E402
-from opgrad import entries  # noqa: E402
 from opgrad.interop import torch_calls  # noqa: E402
+from opgrad.native import abi, entries  # noqa: E402
 
 torch_calls.prepare()
 pytestmark = pytest.mark.skipif(not entries.tensors.address, reason="no native calls on this PyTorch's tensors")
@@ -222,7 +222,25 @@ def test_nothing_is_lost_or_kept():
     assert sys.getrefcount(y) == 2
 
 
-def test_a_pytorch_of_another_build_is_left_to_python(monkeypatch):
-    monkeypatch.setattr(torch_calls, "WORDS", 2)  # so that the dispatch keys are not found
-    with pytest.raises(LookupError):
-        torch_calls._found()
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [
+        (abi, "WORDS", 2),  # so that the dispatch keys are not found
+        (abi, "TORCH_FUNCTIONS", (*abi.TORCH_FUNCTIONS[:-1], ("a_name_of_another_release",))),
+        (abi, "GET_DIM", abi.GET_DATA),
+        (abi, "GET_SIZES", abi.GET_DATA),
+        (torch_calls, "_forward_level", lambda: None),
+        (torch_calls, "_watchers", list),
+    ],
+)
+def test_a_pytorch_of_another_build_is_left_to_python(module, name, value, monkeypatch):
+    """One warning, and the results that there are in any case."""
+    monkeypatch.setattr(torch_calls, "_is_prepared", False)
+    monkeypatch.setattr(entries, "tensors", entries.Tensors())
+    monkeypatch.setattr(module, name, value)
+    softmax = torch_calls.native(lambda x: opgrad.torch.softmax(x, -1))
+    with pytest.warns(RuntimeWarning, match="opgrad: tensors of PyTorch .* do not lie in memory"):
+        softmax(X)
+    for _ in range(3):  # a second warning would be an error
+        torch.testing.assert_close(softmax(X), torch.softmax(X, -1))
+    assert not is_native(softmax, X)

@@ -23,7 +23,7 @@ PATHS = sorted(
 CHILD = """
 import importlib, os, sys, warnings
 import torch, torch.utils._python_dispatch, torch._functorch.pyfunctorch, torch.autograd.forward_ad
-import torch.func, torch.testing, opgrad, opgrad.cpu.runtime.plan  # once, for all children
+import torch.func, torch.testing, opgrad, opgrad.native.planning  # once, for all children
 
 def calls():
     import opgrad.torch as o

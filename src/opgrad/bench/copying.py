@@ -9,7 +9,8 @@ from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.elements import elementwise, program
-from opgrad.cpu.runtime.execute import run_on, threads_for, words
+from opgrad.native.plan import run_on, words
+from opgrad.native.threads import threads_for
 from opgrad.testing.arguments import aligned
 
 MOST_COPIED = 1 << 28  # bytes moved: beyond the cache, more of them are not slower

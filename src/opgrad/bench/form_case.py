@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 
 import opgrad
-from opgrad.arrays import form, spec_of
 from opgrad.bench import case as plain
 from opgrad.bench.cells import PLANS, Cell
 from opgrad.bench.forms import FORMS, leading
@@ -18,9 +17,11 @@ from opgrad.contract import DTYPES, Array
 from opgrad.contract.signature import prepare
 from opgrad.cpu.compiler.memory import call_address
 from opgrad.cpu.compiler.native import native
-from opgrad.cpu.runtime import background
-from opgrad.cpu.runtime.execute import execute, threads_for
-from opgrad.cpu.runtime.plan import Plan, plan
+from opgrad.native import background
+from opgrad.native.arrays import form, spec_of
+from opgrad.native.plan import execute
+from opgrad.native.planning import Plan, plan
+from opgrad.native.threads import threads_for
 from opgrad.testing.accuracy import error_in_ulp, reference
 from opgrad.testing.arguments import Numpy, arguments
 

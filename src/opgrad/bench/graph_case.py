@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 import opgrad
-from opgrad.arrays import as_given, form, spec_of
 from opgrad.bench.cells import Cell
 from opgrad.bench.memories import MEMORIES
 from opgrad.bench.ways import GIVEN, NEW, WAYS, Call
 from opgrad.contract import FLOATS, Array
 from opgrad.contract.signature import prepare
+from opgrad.native.arrays import as_given, form, spec_of
 from opgrad.testing.accuracy import error_in_ulp
 from opgrad.testing.examples import examples, expected
 

@@ -3,7 +3,7 @@
 from opgrad.contract.problem import Problem
 from opgrad.cpu.loops.elements import elementwise, program, scaling
 from opgrad.cpu.loops.map import times
-from opgrad.cpu.runtime.execute import Program
+from opgrad.cpu.runtime.program import Program
 
 SUM, VALUE = elementwise(lambda buffer, value, alpha: buffer + value), elementwise(lambda value, alpha: value)
 TIMES, DIVIDED = scaling(times), scaling(lambda x, factor: x / factor)

@@ -19,7 +19,7 @@ from opgrad.cpu.loops.layout import BLOCK, precision
 from opgrad.cpu.loops.map import get, row_writer
 from opgrad.cpu.loops.reduction import grouped, sum_steps
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.program import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 
 

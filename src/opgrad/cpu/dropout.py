@@ -13,7 +13,7 @@ from opgrad.cpu.loops.elements import elementwise, program
 from opgrad.cpu.loops.map import mapped, write_same
 from opgrad.cpu.numerics.philox import keep_run
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, shared_out
+from opgrad.cpu.runtime.program import Program, shared_out
 from opgrad.random import keep_threshold, kept_scale
 
 BLOCK: Final = 1 << 12  # elements whose mask is still in the first-level cache when it is read again

@@ -22,7 +22,7 @@ from opgrad.cpu.loops.fold import column_sum_of, fold_down
 from opgrad.cpu.loops.layout import precision
 from opgrad.cpu.loops.map import put, write_same
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.program import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
 
 INDICES_PER_PART = 1 << 13

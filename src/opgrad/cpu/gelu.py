@@ -12,7 +12,7 @@ from opgrad.cpu.loops.elements import BLOCK, operator
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.numerics import eltwise, eltwise_grad
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, shared_out
+from opgrad.cpu.runtime.program import Program, shared_out
 
 
 @operator("y", "x")

@@ -19,7 +19,7 @@ from opgrad.cpu.loops.map import get, mapped
 from opgrad.cpu.loops.rows import row_log_sum, write_log
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.program import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 
 

@@ -19,7 +19,7 @@ from opgrad.cpu.loops.fold import fold
 from opgrad.cpu.loops.map import get, put, write_times
 from opgrad.cpu.numerics.math import exp
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, Step
+from opgrad.cpu.runtime.program import Program, Step
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
 
 # What a step multiplies with, as float64 numbers in memory: the learning rate with AdamW's bias correction, epsilon,

@@ -23,7 +23,7 @@ from opgrad.cpu.loops.layout import precision
 from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.loops.weighted import Along, add_rows, add_times, along
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.program import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 
 ONE_WINDOW: Final = Axis(1, 1, 1)

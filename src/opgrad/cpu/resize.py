@@ -22,7 +22,7 @@ from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.layout import precision
 from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.loops.weighted import Along, add_rows, along
-from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.program import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 
 AXES: Final = 3  # of a plane

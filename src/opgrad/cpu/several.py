@@ -17,7 +17,7 @@ from opgrad.cpu.loops.elements import BLOCK
 from opgrad.cpu.loops.fold import CHUNK, folded
 from opgrad.cpu.loops.map import write_times
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.program import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 
 COPY_BYTES: Final = 1 << 16  # bytes that are copied in one go

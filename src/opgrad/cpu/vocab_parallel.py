@@ -20,7 +20,7 @@ from opgrad.cpu.loops.rows import MINUS_INFINITY, row_rests
 from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.numerics.math import exp, exp_up_to_zero, tanh
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, shared_out
+from opgrad.cpu.runtime.program import Program, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 
 

@@ -9,12 +9,13 @@ from typing import Any, cast
 import cupy
 import numpy as np
 
-from opgrad import arrays, interop
+from opgrad import interop
 from opgrad.contract import DTYPES, FLOAT8, Operator, Shape, Spec, normalise
 from opgrad.contract.layout import contiguous, memory_order
 from opgrad.contract.libraries import HOST, NUMBERS, Arrays
 from opgrad.cuda import ALIGNMENT
 from opgrad.interop.device import Runners
+from opgrad.native import arrays
 
 NAME = "CuPy array"
 NARROW = ("bfloat16", *FLOAT8)  # what not every release of CuPy has

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from opgrad.arrays import one_or_tuple
 from opgrad.contract import Operator, Spec
 from opgrad.contract.plain import is_plain, plain
 from opgrad.contract.signature import Prepared, pairs, prepare
-from opgrad.cpu.runtime.overlap import check_overlap, touch
 from opgrad.interop import Memory, arrays_of
 from opgrad.locks import settling
+from opgrad.native.arrays import one_or_tuple
+from opgrad.native.overlap import check_overlap, touch
 
 PLANS = 1024  # signatures kept for each library; the oldest goes first
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from opgrad import arrays, interop
+from opgrad import interop
 from opgrad.contract import Operator
+from opgrad.native import arrays
 
 NAME = "DLPack array"
 

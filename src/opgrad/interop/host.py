@@ -7,14 +7,14 @@ of a result (`out=`), and sharded training resizes its parameters in every step.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opgrad.arrays import Execution, one_or_tuple
 from opgrad.contract import Operator
-from opgrad.cpu.runtime.overlap import check_overlap
-from opgrad.cpu.runtime.plan import plan
-from opgrad.entries import Answered
-from opgrad.functions import note
 from opgrad.interop import Memory
 from opgrad.interop.device import Signature, as_tuple, extent, pack, unpack
+from opgrad.native.arrays import Execution, one_or_tuple
+from opgrad.native.entries import Answered
+from opgrad.native.functions import note
+from opgrad.native.overlap import check_overlap
+from opgrad.native.planning import plan
 
 
 class HostPlan(Execution):

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from opgrad import arrays, interop
+from opgrad import interop
 from opgrad.contract import DTYPES, Operator
 from opgrad.locks import in_child
+from opgrad.native import arrays
 
 KNOWN = frozenset(DTYPES.values())
 NAME = "JAX array"

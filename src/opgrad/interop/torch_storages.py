@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
-from opgrad import memory
 from opgrad.contract import Shape
-from opgrad.cpu.runtime import pool
+from opgrad.native import allocation, pool
 
 POOLED_FROM = 1 << 20  # bytes from which a result comes from the pool: malloc itself keeps the memory of smaller ones
 HUGE_FROM = 1 << 22  # bytes from which huge pages are asked for, as NumPy does
@@ -132,4 +131,4 @@ def _ask_for_huge_pages(address: int, size: int) -> None:
 
 
 _ALONE = _counts((torch.UntypedStorage(1), 0)) if _references else []
-memory.emptied_with(_kept.clear)
+allocation.emptied_with(_kept.clear)

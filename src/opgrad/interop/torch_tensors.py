@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from opgrad import arrays, interop
+from opgrad import interop
 from opgrad.contract import DTYPES, FLOATS, Operator, Shape, Spec, plain
 from opgrad.contract.layout import contiguous
 from opgrad.contract.libraries import HOST, NUMBERS, Arrays
@@ -20,6 +20,7 @@ from opgrad.interop import torch_private, torch_storages
 from opgrad.interop.device import Runners, extent
 from opgrad.interop.host import HostPlan
 from opgrad.interop.torch_calls import KINDS
+from opgrad.native import arrays
 
 plain.PLAIN.update((torch.dtype, torch.Size))
 

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from opgrad import arrays
 from opgrad.contract import DTYPES, Operator, Spec, operators
 from opgrad.contract.signature import prepare
 from opgrad.cpu.compiler import INTERPRETING
@@ -24,6 +23,7 @@ from opgrad.fused.primitive import STATE
 from opgrad.interop import jax_arrays
 from opgrad.jax.registry import Called, handler_address, in_name_of, known
 from opgrad.locks import settling
+from opgrad.native import arrays
 
 T = TypeVar("T")
 _jax: Any = jax  # some of it has no types, and some is not in every release

@@ -16,7 +16,6 @@ from opgrad.cpu.compiler.memory import (
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
-from opgrad.cpu.runtime.execute import NO_MEMORY, REPORT
 from opgrad.jax.abi import (
     ARGUMENTS,
     ATTRIBUTES,
@@ -38,6 +37,7 @@ from opgrad.jax.abi import (
     number,
     word,
 )
+from opgrad.native.plan import NO_MEMORY, REPORT
 
 # Words of the table that the process calls TABLE: functions of Python and of the runtime, the address of the word that
 # has the team of threads, the minor version of XLA's FFI, and the first of each bucket's prepared plans.

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opgrad.arrays import form, one_or_tuple
 from opgrad.contract import DTYPES, Operator, Shape, Spec
 from opgrad.contract.plain import plain
 from opgrad.jax.derivative import differentiable
+from opgrad.native.arrays import form, one_or_tuple
 
 
 def run(op: Operator, given: Mapping[str, Any]) -> Any:

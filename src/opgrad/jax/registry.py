@@ -17,11 +17,8 @@ from typing import Any
 
 import jax
 
-from opgrad import arrays
 from opgrad.contract import Operator, Shape, Spec
 from opgrad.cpu.compiler import machine_code
-from opgrad.cpu.runtime import parallel
-from opgrad.cpu.runtime.execute import REPORT, execute
 from opgrad.fused.primitive import STATE
 from opgrad.jax import abi
 from opgrad.jax.handler import (
@@ -34,6 +31,8 @@ from opgrad.jax.handler import (
     handle,
 )
 from opgrad.locks import settling
+from opgrad.native import arrays, threads
+from opgrad.native.plan import REPORT, execute
 
 CODES = {TypeError: abi.INVALID_ARGUMENT, ValueError: abi.INVALID_ARGUMENT}
 CODES |= {NotImplementedError: abi.UNIMPLEMENTED, MemoryError: abi.RESOURCE_EXHAUSTED}
@@ -177,11 +176,11 @@ def _shapes(words: Sequence[int]) -> Iterator[Shape]:
 
 
 def _refuse(prepared: int, report: int) -> int:
-    """The handler calls this when a plan has refused its arguments, or working memory could not be had (0)."""
+    """The handler calls this when a plan has refused its arguments, or its working memory could not be had (0)."""
     try:
         this = _by_address[prepared]
-        error = this.plan.error(list((ctypes.c_int64 * REPORT).from_address(report)) if report else None)
-        raise in_name_of(this.called.operator, this.called.name, error)
+        words = list((ctypes.c_int64 * REPORT).from_address(report)) if report else None
+        raise in_name_of(this.called.operator, this.called.name, this.plan.error(words))
     except BaseException as error:
         return _failure(error)
 
@@ -208,9 +207,9 @@ def _table() -> Any:
     if not _tables:
         word = ctypes.c_int64
         functions = (ctypes.CFUNCTYPE(word, *[word] * count)(each) for each, count in ((_prepare, 3), (_refuse, 2)))
-        start = ctypes.CFUNCTYPE(word)(parallel.team)
+        start = ctypes.CFUNCTYPE(word)(threads.team)
         callbacks = [*functions, start]
-        natives = [execute.address, parallel.run.address, parallel.team_word()]
+        natives = [execute.address, threads.run.address, threads.team_word()]
         addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in callbacks]
         table = _words([*addresses, *natives, _minor_version(), *[0] * BUCKET_COUNT])
         kept = (table, callbacks, _prepared, _by_address, _failures)

@@ -15,8 +15,8 @@ from opgrad.cpu.compiler.memory import (
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
-from opgrad.cpu.runtime.execute import NO_MEMORY, REPORT
-from opgrad.cpu.runtime.scratch import STACK_WORDS, give, take
+from opgrad.native.plan import NO_MEMORY, REPORT
+from opgrad.native.scratch import STACK_WORDS, give, take
 from opgrad.onnxruntime.abi import (
     GET_DIMENSIONS,
     GET_DIMENSIONS_COUNT,

@@ -15,11 +15,11 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from opgrad import arrays
 from opgrad.contract import DTYPES, Operator
 from opgrad.cpu.compiler.native import noting
-from opgrad.cpu.runtime.requests import Call, Request
 from opgrad.locks import settling
+from opgrad.native import arrays
+from opgrad.native.requests import Call, Request
 from opgrad.onnxruntime import abi, custom_ops, library
 from opgrad.onnxruntime.abi import Api, callback
 from opgrad.onnxruntime.attributes import LONGEST_LIST, declaration, length_of_name, read_attributes

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from opgrad import arrays
 from opgrad.contract import DTYPES, NEEDS, Operator, Shape, Spec, only, spread
-from opgrad.cpu.runtime import scratch
-from opgrad.cpu.runtime.execute import REPORT
 from opgrad.locks import settling
+from opgrad.native import arrays, scratch
+from opgrad.native.plan import REPORT
 from opgrad.onnxruntime.abi import Api, forever
 from opgrad.onnxruntime.attributes import SPATIAL
 from opgrad.onnxruntime.compute import (

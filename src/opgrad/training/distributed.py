@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.cpu.runtime.parallel import get_num_threads, set_num_threads
+from opgrad.native.threads import get_num_threads, set_num_threads
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells a process it has started
 

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 import onnx
 import onnxruntime
 
-from opgrad.cpu.runtime import compilers, execute, pool, workers
-from opgrad.cpu.runtime.compilers import Progress
+from opgrad.native import compilers, plan, pool
+from opgrad.native.compilers import Progress
+from opgrad.native.threads import workers
 from opgrad.onnxruntime import compute
 
 CALLS = (
-    compute.compute, compute.close, execute.execute, compute.parallel_for, pool.malloc, pool.free, workers.work,
+    compute.compute, compute.close, plan.execute, compute.parallel_for, pool.malloc, pool.free, workers.work,
     workers.run,
 )  # fmt: skip
 ROWS = 8  # where a graph leaves a size open: kernels are chosen by the other sizes for the most part

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from opgrad.cpu.runtime.parallel import get_num_threads
+from opgrad.native.threads import get_num_threads
 from opgrad.training import mapping
 from opgrad.training.artifact_set import ArtifactSet
 from opgrad.training.checkpoint import read_checkpoint, write_checkpoint

@@ -8,7 +8,7 @@ from os import PathLike
 import numpy as np
 import onnxruntime
 
-from opgrad.cpu.runtime.parallel import get_num_threads
+from opgrad.native.threads import get_num_threads
 from opgrad.training import mapping
 from opgrad.training.artifact_set import ArtifactSet
 from opgrad.training.building.values import read_shared

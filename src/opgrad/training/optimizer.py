@@ -11,8 +11,8 @@ from onnx.helper import get_attribute_value
 
 from opgrad.cpu import optimizer as kernels
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Address
-from opgrad.cpu.runtime.passes import Pass, per_part
+from opgrad.cpu.runtime.program import Address
+from opgrad.native.passes import Pass, per_part
 
 CLIP = "InplaceClipGradNorm"
 # Bytes of a pass over memory that threads share. onnxruntime's threads still look for work when a step's graph has run:

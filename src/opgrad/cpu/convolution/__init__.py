@@ -21,7 +21,7 @@ from opgrad.cpu.convolution.steps import CHUNK_BYTES, ConvolutionSteps, Sizes, S
 from opgrad.cpu.convolution.window_steps import WindowSteps, by_windows
 from opgrad.cpu.loops.fill import zero_step
 from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.program import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 
 ONE_WINDOW: Final = Axis(1, 1, 1)

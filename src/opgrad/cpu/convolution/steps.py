@@ -17,7 +17,7 @@ from opgrad.cpu.convolution.products import Filters, Ranges, Tiles
 from opgrad.cpu.convolution.signals import Grid, Images, Phases, Planes, Signals
 from opgrad.cpu.loops.layout import precision
 from opgrad.cpu.loops.map import write_same
-from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.program import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.locks import once
 

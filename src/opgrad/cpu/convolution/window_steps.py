@@ -16,7 +16,7 @@ from opgrad.cpu.convolution.signals import Images
 from opgrad.cpu.convolution.steps import CHUNK_BYTES, Sizes, fixed_parts, round_up, sums_written
 from opgrad.cpu.convolution.windows import Gathered, Memory, Planes, Windows
 from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.program import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 
 # Signals take longer than matrices of windows where the grid has many elements for a window. A window's element costs a

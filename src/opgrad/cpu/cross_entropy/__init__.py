@@ -17,7 +17,7 @@ from opgrad.cpu.cross_entropy.labels import Reduction, Samples, label_steps, mea
 from opgrad.cpu.loops import layout as layouts
 from opgrad.cpu.loops.layout import Limits, Loops, keeps_column, layout_of, loops_of, precision
 from opgrad.cpu.loops.transpose import tile_size
-from opgrad.cpu.runtime.execute import Program, Step
+from opgrad.cpu.runtime.program import Program, Step
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
 
 

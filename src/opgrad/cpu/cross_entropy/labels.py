@@ -9,7 +9,7 @@ from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Step
+from opgrad.cpu.runtime.program import Step
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
 
 LARGEST: Final = 3e38  # about the largest float32

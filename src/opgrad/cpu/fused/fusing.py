@@ -20,7 +20,7 @@ from opgrad.cpu.fused.operands import BlockMemory, ColumnResults, Cut, Dropout, 
 from opgrad.cpu.loops import combine
 from opgrad.cpu.loops.layout import BLOCK, few, in_place_limits, keeps_column, spare_columns
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.program import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.fused.primitive import STATE, gradient_name
 from opgrad.random import keep_threshold, kept_scale

@@ -20,7 +20,7 @@ from opgrad.cpu.fused.stages import keep, read, write
 from opgrad.cpu.loops.layout import Limits, in_place_limits
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Operands, Program, shared_out
+from opgrad.cpu.runtime.program import Operands, Program, shared_out
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
 from opgrad.fused.primitive import STATE, gradient_name
 from opgrad.random import keep_threshold, kept_scale

@@ -14,7 +14,7 @@ from opgrad.cpu.compiler.parameters import Float, Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, shared_out
+from opgrad.cpu.runtime.program import Program, shared_out
 
 BLOCK: Final = 1 << 15  # elements: long enough that starting a block costs nothing, short enough to share out
 

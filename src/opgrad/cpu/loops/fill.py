@@ -6,7 +6,7 @@ from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Step, shared_out
+from opgrad.cpu.runtime.program import Step, shared_out
 
 _write = mapped(lambda x: v.like(x, 0.0))
 

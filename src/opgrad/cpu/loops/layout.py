@@ -18,7 +18,7 @@ from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Step, shared_out
+from opgrad.cpu.runtime.program import Step, shared_out
 
 KEEP: Final = 1 << 17  # numbers, 512 KiB: the exponentials of a longer strip of columns are computed twice, not kept
 # Elements of a row that one thread reduces and writes: from the last-level cache it reads them a second time faster

@@ -16,7 +16,7 @@ from opgrad.cpu.compiler.parameters import Pointer, Strips, Units
 from opgrad.cpu.loops.fold import add_value, fold_down, fold_in_chunks
 from opgrad.cpu.loops.layout import BLOCK
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Step, shared_out
+from opgrad.cpu.runtime.program import Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 
 DEEP: Final = 1 << 10  # terms of a column that one part sums

@@ -12,7 +12,7 @@ from opgrad.cpu.normalization import batch, layer, layer_grad
 from opgrad.cpu.normalization.bundles import Affine, Statistics
 from opgrad.cpu.normalization.layer_grad import GradientKernels, RowBlocks
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.program import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace, whole_vectors
 
 LONGEST_ROW = 1 << 15  # elements: three arrays' rows of float32 still fit the second-level cache

@@ -14,7 +14,7 @@ from opgrad.cpu.normalization import batch_planes as by_planes
 from opgrad.cpu.normalization import batch_planes_grad as by_planes_grad
 from opgrad.cpu.normalization.batch_planes import TILE, Planes, Running, Sums
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, Step, shared_out
+from opgrad.cpu.runtime.program import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace, whole_vectors
 
 # A channel's arrays that are read twice shall fit the second-level cache; fewer channels are split.

@@ -11,7 +11,7 @@ from opgrad.contract.problem import Problem
 from opgrad.cpu.recurrent import gru, lstm
 from opgrad.cpu.recurrent.products import Grid, Panels
 from opgrad.cpu.recurrent.program import Building
-from opgrad.cpu.runtime.execute import Program
+from opgrad.cpu.runtime.program import Program
 
 LSTM, GRU = 4, 3  # gates
 

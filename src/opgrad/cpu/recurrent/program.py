@@ -14,10 +14,10 @@ from opgrad.cpu.loops.layout import precision
 from opgrad.cpu.recurrent import products, sums
 from opgrad.cpu.recurrent.layer import Layer, States
 from opgrad.cpu.recurrent.products import Blocks, Grid, Panels
-from opgrad.cpu.runtime.execute import Program, Step, shared_out
-from opgrad.cpu.runtime.parallel import get_num_threads
+from opgrad.cpu.runtime.program import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.locks import once
+from opgrad.native.threads import get_num_threads
 
 BLOCK_ROWS: Final = 64  # of a unit of a product: as many read a chunk of a panel while it is in the cache
 FEWEST_UNITS: Final = 16

@@ -10,7 +10,7 @@ from typing import Final
 
 from opgrad.contract import DTYPES
 from opgrad.cpu.compiler.native import vector_lanes
-from opgrad.cpu.runtime.parallel import get_num_threads
+from opgrad.native.threads import get_num_threads
 
 MAX_SLOTS: Final = 63
 LINE: Final = 64

@@ -21,7 +21,7 @@ from opgrad.cpu.loops.fill import write_zeros, zero_step
 from opgrad.cpu.loops.fold import CHUNK
 from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Step, shared_out
+from opgrad.cpu.runtime.program import Step, shared_out
 from opgrad.cpu.runtime.workspace import Workspace
 
 WORDS: Final = 3  # of an axis in the table: its size, and its strides in the indices and in x

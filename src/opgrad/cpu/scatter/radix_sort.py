@@ -13,7 +13,7 @@ from opgrad.cpu.compiler.parameters import Part, Pointer, Units
 from opgrad.cpu.gather import AHEAD, SORTING_PARTS, Slices, count_up, sum_slice
 from opgrad.cpu.loops.fill import zero_step
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Step, shared_out
+from opgrad.cpu.runtime.program import Step, shared_out
 from opgrad.cpu.runtime.workspace import Scratch, Workspace
 
 DIGIT: Final = 11  # bits: the counts of a part, 8 KiB, stay in the first-level cache

@@ -18,7 +18,7 @@ from opgrad.cpu.loops.elements import BLOCK
 from opgrad.cpu.loops.fill import write_zeros
 from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.execute import Program, shared_out
+from opgrad.cpu.runtime.program import Program, shared_out
 
 SHORT: Final = 256  # elements of rows that are filled in where many rows have been zeroed at once
 WORDS: Final = 4  # of an axis in the table: its size, then the first position, the step and the count of its range

@@ -32,8 +32,7 @@ from opgrad.cpu.loops.layout import (
 )
 from opgrad.cpu.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.numerics.math import exp
-from opgrad.cpu.runtime import background
-from opgrad.cpu.runtime.execute import Program, Step
+from opgrad.cpu.runtime.program import Program, Step
 from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.cpu.softmax import (
     columns,
@@ -47,6 +46,7 @@ from opgrad.cpu.softmax import (
     transposed,
     variants,
 )
+from opgrad.native import background
 
 InPlace = Mapping[bool, Mapping[str, Kernel]]
 SOFTMAX = {

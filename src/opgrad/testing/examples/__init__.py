@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from opgrad import arrays
 from opgrad.contract import DTYPES, FLOATS, Array, Operator, Shape, Spec
+from opgrad.native import arrays
 from opgrad.testing.accuracy import widened
 from opgrad.testing.arguments import arguments, options_of, signature
 

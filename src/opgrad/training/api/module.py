@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from opgrad.cpu.runtime.parallel import get_num_threads
+from opgrad.native.threads import get_num_threads
 from opgrad.onnxruntime.batch_norm import evaluating
 from opgrad.onnxruntime.messages import copied
 from opgrad.onnxruntime.reading import name_of

@@ -1,0 +1,1 @@
+"""A Python call becomes a native one: objects are compared, a plan is found, memory taken, kernels run."""

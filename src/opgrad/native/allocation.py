@@ -1,0 +1,94 @@
+"""The memory of NumPy results: large ones come from a pool of what was released, and are as owned as any array.
+
+NumPy lets a program allocate the data of its arrays (NEP 49): an array keeps the handler that was in force when it was
+made, and is resized and freed by it. Which handler is in force belongs to a context of `contextvars`, so results are
+made in a context of their own, and nobody else's arrays are.
+"""
+
+import ctypes
+import math
+from collections.abc import Callable
+from contextvars import Context
+from functools import cache, partial
+
+import numpy as np
+
+from opgrad.contract import Array, Spec
+from opgrad.locks import settling
+from opgrad.native import abi, pool
+
+POOLED_FROM = 1 << 16  # bytes from which a result comes from the pool
+NAME_BYTES, VERSION = 127, 1  # of a handler
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+
+
+class _Handler(ctypes.Structure):
+    """PyDataMem_Handler with its PyDataMemAllocator."""
+
+    _fields_ = (
+        ("name", ctypes.c_char * NAME_BYTES),
+        ("version", ctypes.c_uint8),
+        ("context", ctypes.c_void_p),
+        ("malloc", ctypes.c_void_p),
+        ("calloc", ctypes.c_void_p),
+        ("realloc", ctypes.c_void_p),
+        ("free", ctypes.c_void_p),
+    )
+
+
+@cache
+def _context() -> Context:
+    """A context in which NumPy's arrays come from the pool. Its copies are used: one runs a single call at a time."""
+    with settling:
+        functions = (each.address for each in (pool.malloc, pool.calloc, pool.realloc, pool.free))
+        handler = _Handler(b"opgrad", VERSION, pool.table(), *functions)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(handler))  # arrays outlive the interpreter's objects
+        capsule = _new_capsule(ctypes.addressof(handler), b"mem_handler", None)
+        context = Context()
+        set_handler = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(abi.numpy_function(abi.SET_HANDLER))
+        context.run(set_handler, capsule)
+        return context
+
+
+def maker(spec: Spec, order: tuple[int, ...] | None) -> Callable[[], Array]:
+    """What makes new arrays of this shape and dtype, their axes in memory in this order, or in C order.
+
+    A large one starts a cache line, so that its vectors can be written past the cache.
+    """
+    plain = (
+        partial(np.empty, spec.shape, spec.dtype) if order is None else partial(np.empty_like, _ordered(spec, order))
+    )
+    if spec.dtype.itemsize * math.prod(spec.shape) < POOLED_FROM or abi.NUMPY_FUNCTIONS in abi.unlike():
+        return plain
+    context = _context()
+    return lambda: context.copy().run(plain)
+
+
+def _ordered(spec: Spec, order: tuple[int, ...]) -> Array:
+    """An array, without memory, whose axes lie in this order: the strides that `empty_like` takes over."""
+    shape = [spec.shape[axis] for axis in order]
+    steps = [spec.dtype.itemsize * math.prod(shape[place + 1 :]) for place in range(len(shape))]
+    strides = [steps[order.index(axis)] for axis in range(len(order))]
+    word = np.empty(1, f"V{spec.dtype.itemsize}")  # `as_strided` knows NumPy's own dtypes alone
+    return np.lib.stride_tricks.as_strided(word, spec.shape, strides).view(spec.dtype)
+
+
+_also_emptied: list[Callable[[], None]] = []
+
+
+def emptied_with(empty: Callable[[], None]) -> None:
+    """Have `empty_pool` call this, too: what another library's results keep."""
+    _also_emptied.append(empty)
+
+
+def empty_pool() -> None:
+    """Give the memory of released results and of calls' work, which is kept for new ones, back to the system.
+
+    Arrays that are in use stay as they are. Their memory is kept again when they are released; OPGRAD_POOL_BYTES=0 in
+    the environment keeps none.
+    """
+    pool.empty()
+    for empty in _also_emptied:
+        empty()

@@ -1,0 +1,346 @@
+"""The public functions: whose arrays these are; for NumPy's, checks once for each signature, layout, allocation.
+
+A signature is the shapes, strides, dtypes and attributes of a call. Its plan is made once and kept; a warm
+call finds it, allocates the result and runs. Arrays of other libraries go to `opgrad.interop`.
+"""
+
+import ctypes
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from opgrad import interop
+from opgrad.contract import Array, Operator, Spec, answer_with
+from opgrad.contract.libraries import HOST, Arrays, is_masked
+from opgrad.contract.plain import is_plain, plain
+from opgrad.cpu.compiler import INTERPRETING
+from opgrad.locks import settling
+from opgrad.native import allocation
+from opgrad.native.abi import ARRAYS, TUPLE_ITEMS, TUPLES, unlike
+from opgrad.native.entries import Answered
+from opgrad.native.functions import function_of
+from opgrad.native.overlap import check_overlap
+from opgrad.native.plan import NO_MEMORY, OVERLAP, REPORT, execute
+from opgrad.native.planning import Plan as Plan
+from opgrad.native.planning import plan as plan
+from opgrad.native.threads import threads_for
+
+PLANS = 1024  # signatures kept for each operator; the oldest goes first
+ABSENT: Array = np.empty(0)  # what native code is given in place of an operand that was left out, and never reads
+
+
+def _packed(array: Array, order: tuple[int, ...]) -> Array:
+    """A copy whose axes lie in memory in this order."""
+    return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
+
+
+def dispatcher(op: Operator) -> Callable[..., Any]:
+    """The public function of an operator, which finds what runs a call of this signature: an entry, or a runner."""
+    runners: dict[Any, Runner] = {}
+    named = namer(op)
+    first = op.arrays[0] if op.arrays else op.parameters[0]
+    place = op.parameters.index(first)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name, function in op.instead.items():
+            if kwargs.pop(name, False):
+                return function(op.name, *args, **kwargs)
+        if interop.known.get(type(args[place] if len(args) > place else kwargs.get(first))) is not None:
+            return interop.run(op, named(args, kwargs), (entries, args, kwargs))
+        try:
+            runner = runners.get(_key(args, kwargs))
+        except (TypeError, ValueError):  # a list, or a memoryview, has no hash
+            runner = None
+        given_args, given_kwargs, given = args, kwargs, None
+        if runner is None:
+            given = named(args, kwargs)
+            if interop.foreign(op, given):
+                return interop.run(op, given)
+            of, given = form(op, given)
+            given = as_given(of, given)
+            if not _is_plain(of, args, kwargs, given):
+                args, kwargs = (), given
+            runner = _find(runners, of, args, kwargs, given)
+        answered = runner.answered(args, kwargs)
+        if runner.can_be_native and entries is not None:
+            if given is not None and op.general is not None:
+                answered = _as_called(op, answered, named(given_args, given_kwargs))
+            entries.enter(answered, given_args, given_kwargs)
+        return answered.answer
+
+    function, entries = function_of(call)
+    return function
+
+
+def _as_called(op: Operator, answered: Answered, given: Mapping[str, Any]) -> Answered:
+    """The answer in terms of the call's own values: arrays in place of views that repeat them, and what never changes.
+
+    given: the call's arguments by name.
+    """
+    assert op.general is not None
+    found: dict[str, Any] = {}
+    op.general.over_arrays(given, found.setdefault)
+    operands, kept, numbers = list(answered.operands), [*answered.kept], op.general.numbers
+    for place, name in enumerate(answered.by.op.arrays):
+        operand, source = operands[place], found.get(name)
+        if name in numbers:
+            operands[place] = given[numbers[name]]
+        elif type(source) is np.ndarray and type(operand) is np.ndarray and _shows(operand, source):
+            operands[place] = source
+        elif operand is not None and name not in op.parameters and is_plain(source):
+            kept.append(operand)  # made of a number, which every such call has
+    return replace(answered, operands=operands, kept=kept)
+
+
+def _shows(view: Array, array: Array) -> bool:
+    return view.ctypes.data == array.ctypes.data and view.dtype == array.dtype
+
+
+def _find(
+    runners: dict[Any, "Runner"], of: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]
+) -> "Runner":
+    """The runner that is kept for a call's signature, or a new one, which is kept if the signature can be a key."""
+    if not _never_changes(args, kwargs):
+        return Runner(of, args, given)
+    key = _key(args, kwargs)
+    runner = runners.get(key)
+    if runner is None:
+        runner = Runner(of, args, given)
+        with settling:
+            if len(runners) >= PLANS:
+                del runners[next(iter(runners))]
+            runners[key] = runner
+        runner.can_be_native = not runner.plan.copies and not INTERPRETING
+    return runner
+
+
+def form(op: Operator, given: dict[str, Any], library: Arrays = HOST) -> tuple[Operator, dict[str, Any]]:
+    """The form of the operator that a call takes, and the arguments by its names; `library` is that of its arrays."""
+    return op.general.expand(op, given, library) if op.general else (op, given)
+
+
+def _key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The signature of a call; TypeError if something in it cannot be part of a key, such as a list.
+
+    Arrays give three or more entries, all else a value and its type, so the two are never confused.
+    """
+    key: list[Any] = [(a.shape, a.strides, a.dtype) if type(a) is np.ndarray else (a, type(a)) for a in args]
+    for name, value in kwargs.items():
+        kind = type(value)
+        if kind is np.ndarray:
+            key.append((name, value.shape, value.strides, value.dtype))
+        elif kind is tuple and name == "out" and all(type(each) is np.ndarray for each in value):
+            key.append((name, kind, *[(each.shape, each.strides, each.dtype) for each in value]))
+        else:
+            key.append((name, value, kind))
+    return tuple(key)
+
+
+def _never_changes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call's signature may be the key of a plan: beside arrays it has values alone that never change."""
+    out = kwargs.get("out")
+    arrays = out if type(out) is tuple else ()
+    values = [*args, *(value for name, value in kwargs.items() if name != "out" or not arrays), *arrays]
+    return all(type(value) is np.ndarray or is_plain(value) for value in values)
+
+
+def _is_plain(op: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether the call's own arguments can be used: the operator reads and writes its arrays; no value changes."""
+    named = {**dict(zip(op.parameters, args, strict=False)), **kwargs}
+    arrays = {name for name, value in named.items() if isinstance(value, np.ndarray | tuple | list)}
+    own = all(named.get(name) is given.get(name) for name in arrays.union(op.arrays, ["out"]))
+    return own and _never_changes(args, kwargs)
+
+
+def namer(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """What gives a call's arguments by name; `Signature.bind` does it too, in six times the time."""
+    signature = inspect.signature(op.reference)
+    positional = sum(1 for each in signature.parameters.values() if each.kind is not each.KEYWORD_ONLY)
+    required = frozenset(name for name, each in signature.parameters.items() if each.default is each.empty)
+    every = frozenset(signature.parameters)
+
+    def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        given = dict(zip(op.parameters, args, strict=False))
+        given.update(kwargs)
+        complete = required.issubset(given) and every.issuperset(given)
+        if not complete or len(args) > positional or len(given) < len(args) + len(kwargs):
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{op.name}: {error}") from None
+        return given
+
+    return named
+
+
+def as_given(op: Operator, named: Mapping[str, Any]) -> dict[str, Any]:
+    """The call's arguments by name: arrays as NumPy arrays, attributes as plain values."""
+    given = dict(named)
+    for name, value in named.items():
+        if name in op.inputs and value is not None:
+            given[name] = _as_array(op, name, value)
+        elif isinstance(value, np.ndarray) and name != "out":
+            given[name] = value.item() if value.ndim == 0 else tuple(value.tolist())
+    if "out" in given:
+        given["out"] = _as_out(op, given["out"])
+    return dict(plain(op, given))
+
+
+def _as_array(op: Operator, name: str, value: Any) -> Array:
+    if type(value) is np.ndarray:
+        return value
+    if is_masked(value):
+        raise TypeError(f"{op.name}: {name} is a masked array, expected an array without a mask")
+    try:
+        return np.asarray(value)
+    except Exception as error:
+        raise TypeError(f"{op.name}: {name} is {type(value).__name__}, expected an array") from error
+
+
+def _as_out(op: Operator, out: Any) -> Any:
+    """None, an array, or a tuple with an array for each result."""
+    several = len(op.results) > 1
+    if out is None:
+        return None
+    arrays = out if several else (out,)
+    if not isinstance(arrays, tuple) or len(arrays) != len(op.results):
+        raise TypeError(f"{op.name}: out is {type(out).__name__}, expected a tuple of {len(op.results)} arrays")
+    for name, array in zip(op.results, arrays, strict=True):
+        if not isinstance(array, np.ndarray) or is_masked(array):
+            raise TypeError(f"{op.name}: out for {name} is {type(array).__name__}, expected a NumPy array")
+    if all(type(array) is np.ndarray for array in arrays):
+        return out
+    return tuple(array.view(np.ndarray) for array in arrays) if several else out.view(np.ndarray)
+
+
+class Execution:
+    """Runs the native code of one plan: threads, what its kernels refuse.
+
+    present: which of the operands there are. `addresses`: it is given operands' addresses, 0 for one left out, in place
+    of NumPy arrays.
+    """
+
+    def __init__(self, plan: Plan, present: Sequence[bool], addresses: bool = False):
+        self.plan, self.op = plan, plan.operator
+        self.address, self.threads = plan.address, plan.parts_max > 1
+        self.count, self.complete, self.addresses = len(present), all(present), addresses
+        self.unlike = not unlike().isdisjoint((ARRAYS, TUPLES))  # native code cannot read where arrays lie
+        self.table = ctypes.c_int64 * (self.count + REPORT)  # operands' addresses, then what a kernel reports
+
+    def execute(self, operands: Sequence[Any], trusted: bool) -> None:
+        """Run on operands in the plan's order, results last; `trusted`: the results overlap nothing."""
+        if INTERPRETING:
+            self._interpret(operands, trusted)
+            return
+        run, context = threads_for() if self.threads else (0, 0)
+        if self.addresses:
+            table, arrays = self.table(*operands), 0
+        elif self.unlike:
+            table, arrays = self.table(*[0 if each is None else each.ctypes.data for each in operands]), 0
+        else:
+            present = tuple(operands if self.complete else [ABSENT if each is None else each for each in operands])
+            table, arrays = self.table(), id(present) + TUPLE_ITEMS
+        place = ctypes.addressof(table)
+        report = place + 8 * self.count
+        status = execute.call(self.address, place, arrays, self.count, trusted, run, context, report)
+        if status == OVERLAP:
+            self.check_overlap(operands)
+            self.execute(operands, trusted=True)
+        elif status:
+            raise self.plan.error(None if status == NO_MEMORY else table[self.count :])
+
+    def _interpret(self, operands: Sequence[Any], trusted: bool) -> None:
+        """The same in Python, with a kernel's accesses checked."""
+        from opgrad.cpu.compiler import interpret
+        from opgrad.native.plan import run_steps
+
+        if not trusted and not self.addresses:
+            self.check_overlap(operands)
+        if report := interpret.run(run_steps, self.plan, operands):
+            raise self.plan.error(report)
+
+    def check_overlap(self, operands: Sequence[Any]) -> None:
+        """Raise ValueError if a result overlaps another operand in a way that is not allowed."""
+        check_overlap(self.op, operands)
+
+
+class Runner(Execution):
+    """Runs the calls of one signature: allocates results, makes copies where the plan asks for them."""
+
+    def __init__(self, op: Operator, args: tuple[Any, ...], given: Mapping[str, Any]):
+        arrays = [given.get(name) for name in op.arrays]
+        attributes = {name: given[name] for name in op.attributes if name in given}
+        outputs = _as_tuple(given.get("out"))
+        specs = [spec_of(a) for a in arrays]
+        brought = outputs and [spec_of(a) for a in outputs]
+        found = plan(op, specs, attributes, brought)
+        self.specs = [*specs, *(brought or ())]
+        super().__init__(found, [each is not None for each in (*arrays, *op.results)])
+        self.finish = op.finish or one_or_tuple
+        positions = dict(zip(op.parameters, range(len(args)), strict=False))
+        self.sources = [(positions.get(name), name) for name in op.arrays]
+        self.makers = [allocation.maker(spec, order) for spec, order in zip(found.results, found.orders, strict=True)]
+        self.can_be_native = False  # unless it is kept
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self.answered(args, kwargs).answer
+
+    def answered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answered:
+        """Run a call; its answer, and how it was found."""
+        arrays: list[Any] = [kwargs.get(name) if place is None else args[place] for place, name in self.sources]
+        out = kwargs.get("out")
+        results: Sequence[Array]
+        if out is None:
+            results = [make() for make in self.makers]
+        else:
+            results = _as_tuple(out)
+            for name, result in zip(self.op.results, results, strict=True):
+                if not result.flags.writeable:
+                    raise ValueError(f"{self.op.name}: out for {name} is read-only, expected a writable array")
+        operands = [*arrays, *results]
+        self.run(operands, results, trusted=out is None)
+        return Answered(self, operands, results, out is None, self.finish(tuple(results)))
+
+    def run(self, arrays: list[Any], results: Sequence[Array], trusted: bool = False) -> None:
+        """Run on all arrays in the plan's order, results last; `trusted`: they are new and overlap nothing."""
+        if self.plan.copies:
+            self._execute_on_copies(arrays, results)
+        else:
+            self.execute(arrays, trusted)
+
+    def _execute_on_copies(self, arrays: list[Any], results: Sequence[Array]) -> None:
+        """Run on copies of the arrays that kernels cannot use where they lie."""
+        check_overlap(self.op, arrays)
+        inputs = len(arrays) - len(results)
+        for number, order in self.plan.copies:
+            arrays[number] = _packed(arrays[number], order)
+        self.execute(arrays, trusted=False)
+        for number, _ in self.plan.copies:
+            if number >= inputs:
+                np.copyto(results[number - inputs], arrays[number])
+
+
+def runner(op: Operator, given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
+    """What runs the calls of one signature, by an example of its arguments; called with the arrays by name."""
+    return functools.partial(Runner(op, (), given), ())
+
+
+def one_or_tuple(results: tuple[Any, ...]) -> Any:
+    """What a call returns, unless its operator makes something else of the results."""
+    return results[0] if len(results) == 1 else results
+
+
+def _as_tuple(out: Any) -> Any:
+    return out if out is None or type(out) is tuple else (out,)
+
+
+def spec_of(array: Array | None) -> Spec | None:
+    """An array as the checks see it."""
+    return None if array is None else Spec(array.shape, array.dtype, array.strides)
+
+
+answer_with(dispatcher)

@@ -1,0 +1,168 @@
+"""Kernels that are compiled in the background, and plans that go over to them when they are there.
+
+A plan begins with a program whose kernels it has, and holds the words of a later one behind it: one word tells which of
+them runs, so a plan goes over between two calls, wherever its address is kept. Both programs give the same bits.
+"""
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from opgrad.cpu.compiler import native
+from opgrad.cpu.compiler.memory import atomic_store
+from opgrad.cpu.runtime.program import Program
+from opgrad.locks import in_child, settling
+from opgrad.native import compilers
+from opgrad.native.plan import FIRST_STEP, STEPS, dtypes_of, step_words
+from opgrad.native.plan import words as plan_words
+from opgrad.native.requests import Made, Request
+
+VARIABLE = "OPGRAD_FUSION"
+LATER, NOW, NEVER = CHOICES = ("later", "now", "never")
+NOTHING = (0, 0, 0, 0)  # the words of a step without parts
+
+
+class Job(NamedTuple):
+    """A plan that is to go over to a program, whose words begin at a place of its own, once the requests are met."""
+
+    plan: Any  # a weak reference
+    program: Program
+    place: int
+    requests: Sequence[Request]
+
+
+def chosen(later: Program | None, program: Callable[[], Program]) -> Program:
+    """A program whose kernels are compiled: the later one, if there is one, else another to be followed by it.
+
+    OPGRAD_FUSION=now has kernels compiled before the first call runs, never leaves every call to the other program.
+    Raises ValueError for any other value but later.
+    """
+    choice = os.environ.get(VARIABLE, LATER)
+    if choice not in CHOICES:
+        raise ValueError(f"{VARIABLE} is {choice!r}, expected one of {', '.join(CHOICES)}")
+    if later is None or choice == NEVER:
+        return program()
+    if choice == NOW or not lacking(later):
+        return later
+    return replace(program(), later=later if compilers.count() else None)
+
+
+def lacking(program: Program) -> list[Request]:
+    """What the cache lacks of a program's kernels, for all of which it is known how they are made."""
+    found: list[Request] = []
+    with native.noting() as missing:
+        for step in program.steps:
+            dtypes = dtypes_of(step)
+            if not step.kernel.task(dtypes):
+                form = f"task({','.join(dtypes)})"
+                entry: Any = native.entry(step.kernel.function, form)
+                made: Any = step.kernel.made
+                found.append((entry, Made._make((*made, form))))
+    return found if missing else []
+
+
+def words(program: Program, apart: Sequence[int]) -> tuple[list[int], int]:
+    """The words of a plan that begins with a program and goes over to its later one, and where that one's begin."""
+    later: Any = program.later
+    count = max(len(program.steps), len(later.steps))
+    code = plan_words(program, apart)
+    code += NOTHING * (count - len(program.steps))
+    code[STEPS] = count
+    with native.noting():
+        return code + _steps(later, count), len(code)
+
+
+def _steps(program: Program, count: int) -> list[int]:
+    found = [word for step in program.steps for word in step_words(step, program)]
+    return found + list(NOTHING) * (count - len(program.steps))
+
+
+@native.native(2)
+def _publish(address: int, value: int) -> int:
+    atomic_store(address, value)
+    return 0
+
+
+def _go_over(job: Job) -> None:
+    """Have the plan run the later program, if it is still there and the kernels came about."""
+    plan = job.plan()
+    if plan is None or lacking(job.program):
+        return
+    with settling:
+        found = _steps(job.program, plan.words[STEPS])
+        plan.words[job.place : job.place + len(found)] = found
+        _publish.call(plan.address + 8 * FIRST_STEP, job.place)
+        plan.implementation = job.program.name
+
+
+# --- the thread that waits for the compiler ---------------------------------------------------------------------------
+
+_jobs: SimpleQueue[Job] = SimpleQueue()
+_thread: threading.Thread | None = None
+_compiler: compilers.Compilers | None = None
+_open = 0  # jobs that are not finished
+
+
+def go_over_later(plan: Any, program: Program, place: int) -> None:
+    """Have a plan go over to a program as soon as its kernels are compiled, which another process does meanwhile."""
+    global _thread, _open
+    requests = lacking(program)
+    with settling:
+        _open += 1
+        _jobs.put(Job(weakref.ref(plan), program, place, requests))
+        if _thread is None:
+            _thread = threading.Thread(target=_work, name="opgrad-background", daemon=True)
+            _thread.start()
+
+
+def _work() -> None:
+    global _open
+    while True:
+        job = _jobs.get()
+        try:
+            with suppress(Exception):  # the plan stays as it is, and right
+                _compile(job.requests)
+                _go_over(job)
+        finally:
+            with settling:
+                _open -= 1
+
+
+def _compile(requests: Sequence[Request]) -> None:
+    global _compiler
+    with settling:  # a child that is forked meanwhile would keep the process's input open
+        if _compiler is None or not _compiler.usable:
+            _compiler = compilers.Compilers(1, beside=True)
+    _compiler.wait(_compiler.add(requests))
+
+
+def wait(seconds: float = float("inf")) -> bool:
+    """Wait until no plan is about to go over, at most so long; whether that is so."""
+    end = time.monotonic() + seconds
+    while _open and time.monotonic() < end:
+        time.sleep(compilers.LOOK / 10)
+    return not _open
+
+
+def _close() -> None:
+    if _compiler is not None:
+        _compiler.close()
+
+
+def _forget_after_fork() -> None:
+    """A child has no such thread: its plans stay as they are, later ones start another."""
+    global _jobs, _thread, _compiler, _open
+    if _compiler is not None:
+        _compiler.abandon()
+    _jobs, _thread, _compiler, _open = SimpleQueue(), None, None, 0
+
+
+in_child(_forget_after_fork)
+atexit.register(_close)

@@ -1,0 +1,324 @@
+"""A whole call in native code: its arguments looked at, the plan found, results allocated, the kernels run.
+
+`call` is what CPython runs for a public function, by its vectorcall protocol (PEP 590): a pointer to the arguments,
+positional ones first, their number, and a tuple of the others' names. It compares them with entries, each of which says
+what the arguments of one signature are, word for word as they stand in the objects: an array's type, dtype, sizes and
+strides, a number's value, the identity of everything else. An entry that fits has the plan, or the Python function that
+answers such calls. Whatever fits none, and whatever goes wrong, is left to the Python function that stands behind: it
+answers, or raises, as if it had been called.
+
+The lock of the interpreter is held but while large arrays are worked on, so nobody else writes entries meanwhile.
+Objects are only changed by Python's, NumPy's and PyTorch's own C functions.
+"""
+
+from typing import Final
+
+from opgrad.cpu.compiler.memory import (
+    call_address,
+    load_word,
+    stack_words,
+    store_word,
+)
+from opgrad.cpu.compiler.native import inline, native
+from opgrad.native.abi import COUNT, OWN_WORDS, SIZE, TABLE, TUPLE_ITEMS
+from opgrad.native.objects import (
+    ARRAY,
+    CALL,
+    CLEAR,
+    DEC_REF,
+    INC_REF,
+    IS_ERROR,
+    MEMORY_ERROR,
+    NEW_ARRAY,
+    NEW_LIST,
+    NEW_TUPLE,
+    OCCURRED,
+    RESTORE_THREAD,
+    RUN,
+    SAVE_THREAD,
+    SET_ITEM,
+    SET_LIST_ITEM,
+    VALUE_ERROR,
+    collect,
+    data_of,
+    drop,
+    fits,
+    is_watched,
+    new_tensor,
+    write_numbers,
+)
+from opgrad.native.overlap import FEW, may_overlap
+from opgrad.native.plan import APART, OVERLAP, run_plan
+from opgrad.native.scratch import STACK_WORDS, give, take
+
+# Words of the table: the addresses of the C functions, of what is known of PyTorch and of the Python function; the word
+# with the team of threads; entries.
+FUNCTIONS, TORCH, PYTHON, TEAM, ENTRIES, SLOTS = 0, 1, 2, 3, 4, 16
+
+# Words of an entry: how many arguments; how many names and records, and the first words of them; what to keep alive.
+POSITIONAL, NAMED, NAMES_AT, RECORDS, RECORDS_AT, OWNER = range(6)
+# APPLY: the Python function that answers, 0 for a plan, and ITEM: which of its results is the answer, or NONE. PLAN:
+# its address. SHARED: whether several threads help. UNLOCKED: whether the interpreter's lock is given up. TRUSTED:
+# whether the results are new, and overlap nothing.
+APPLY, ITEM, PLAN, SHARED, UNLOCKED, TRUSTED = range(6, 12)
+# IS_TORCH: whether arrays are tensors; WATCHING: by how many functions is asked whether PyTorch has to know, or NONE.
+# OUT: the value that is `out`, or NONE; LISTS: how many lists the results are returned in, or 0. TABLES_FROM: where
+# memory for the tables of operands comes from, as `scratch.source` tells. Then how many operands and results there are,
+# and the first words of their records, and of operands' numbers in the order of the last call's addresses, which native
+# code changes while it has the interpreter's lock and calls nothing.
+IS_TORCH, WATCHING, OUT, LISTS, TABLES_FROM, OPERANDS, OPERANDS_AT, RESULTS, RESULTS_AT = range(12, 21)
+ORDER_AT, ENTRY = range(21, 23)
+TABLES: Final = 3  # that a call needs, with a word for each operand: addresses, objects, results
+NONE = -1
+CONTAINERS: Final = 16  # the arguments, and sequences among them
+
+# A record of a value: words until the next; under which number its container's items are found, and its place there;
+# its kind, and what `objects` is told of it.
+NEXT, CONTAINER, INDEX, KIND, KNOWN = range(5)
+# A record of an operand: its container and place, or one of these and: nothing; the number of a new result; the address
+# of an object that the owner keeps; that of what `objects.write_numbers` is told.
+WHERE, WHICH, OPERAND = range(3)
+NOTHING, NEW, KEPT, NUMBERS = -1, -2, -3, -4
+MOST_NUMBERS: Final = 2
+# A record of a result: words until the next; the Python function that makes it, 0, or GIVEN; then dtype, rank and sizes
+# of an array, or what `objects.new_tensor` is told, or which operand it is.
+MAKER, MADE, GIVEN = 1, 2, -1
+
+
+@inline
+def _find(table: int, arguments: int, positional: int, named: int, names: int, items: int) -> int:
+    """The entry that the arguments fit; 0 if there is none."""
+    for slot in range(SLOTS):
+        entry = load_word(table, ENTRIES + slot)
+        if entry == 0:
+            return 0
+        as_many = load_word(entry, POSITIONAL) == positional and load_word(entry, NAMED) == named
+        if as_many and _fits(table, entry, named, names, items):
+            return entry
+    return 0
+
+
+@inline
+def _fits(table: int, entry: int, named: int, names: int, items: int) -> bool:
+    """Whether the arguments are those of the entry."""
+    known_names = entry + 8 * load_word(entry, NAMES_AT)
+    for number in range(named):
+        if load_word(names + TUPLE_ITEMS, number) != load_word(known_names, number):
+            return False
+    functions, torch, record = load_word(table, FUNCTIONS), load_word(table, TORCH), _at(entry, RECORDS_AT)
+    for _ in range(load_word(entry, RECORDS)):
+        value = load_word(load_word(items, load_word(record, CONTAINER)), load_word(record, INDEX))
+        if not fits(functions, torch, value, load_word(record, KIND), record + 8 * KNOWN, items):
+            return False
+        record += 8 * load_word(record, NEXT)
+    return True
+
+
+@inline
+def _at(entry: int, word: int) -> int:
+    """The address of records whose first word stands in a word of the entry."""
+    return entry + 8 * load_word(entry, word)
+
+
+# --- operands and results ------------------------------------------------------------------------------------------
+
+
+@inline
+def _gather(functions: int, entry: int, torch: int, items: int, objects: int, operands: int, numbers: int) -> bool:
+    """Write the operands' objects and where their elements lie, 0 for those that are not there; whether all do.
+
+    What lies in a sequence gets a reference: others may change a list meanwhile.
+    """
+    record, lies = _at(entry, OPERANDS_AT), True
+    for number in range(load_word(entry, OPERANDS)):
+        where, which = load_word(record, WHERE), load_word(record, WHICH)
+        value, address = 0, 0
+        if where >= 0:
+            value = load_word(load_word(items, where), which)
+        elif where == KEPT:
+            value = which
+        elif where == NUMBERS:
+            address, lies = numbers, lies & write_numbers(functions, items, which, numbers)
+        if where > 0:
+            call_address(load_word(functions, INC_REF), value)
+        if value:
+            address = data_of(torch, value)
+            lies &= address != 0
+        store_word(objects, number, value)
+        store_word(operands, number, address)
+        record += 8 * OPERAND
+    return lies
+
+
+@inline
+def _release(functions: int, entry: int, objects: int) -> None:
+    record = _at(entry, OPERANDS_AT)
+    for number in range(load_word(entry, OPERANDS)):
+        if load_word(record, WHERE) > 0:
+            call_address(load_word(functions, DEC_REF), load_word(objects, number))
+        record += 8 * OPERAND
+
+
+@inline
+def _new_results(functions: int, entry: int, torch: int, objects: int, results: int) -> int:
+    """Write the results, new ones or those that were given; how many there are, too few where one is refused."""
+    record = _at(entry, RESULTS_AT)
+    for number in range(load_word(entry, RESULTS)):
+        if load_word(record, MAKER) == GIVEN:
+            made = load_word(objects, load_word(record, MADE))
+            call_address(load_word(functions, INC_REF), made)
+        elif load_word(record, MAKER):
+            made = call_address(load_word(functions, CALL), load_word(record, MAKER), 0, 0, 0)
+        elif torch:
+            made = new_tensor(torch, record + 8 * MADE)
+        else:
+            dtype, rank = load_word(record, MADE), load_word(record, MADE + 1)
+            call_address(load_word(functions, INC_REF), dtype)  # NewFromDescr takes a reference over
+            sizes, kind = record + 8 * (MADE + 2), load_word(functions, ARRAY)
+            made = call_address(load_word(functions, NEW_ARRAY), kind, dtype, rank, sizes, 0, 0, 0, 0)
+        if made == 0:
+            return number
+        store_word(results, number, made)
+        record += 8 * load_word(record, NEXT)
+    return load_word(entry, RESULTS)
+
+
+@inline
+def _place_results(entry: int, torch: int, results: int, operands: int) -> None:
+    """Write where the new results lie."""
+    record = _at(entry, OPERANDS_AT)
+    for number in range(load_word(entry, OPERANDS)):
+        if load_word(record, WHERE) == NEW:
+            store_word(operands, number, data_of(torch, load_word(results, load_word(record, WHICH))))
+        record += 8 * OPERAND
+
+
+# --- the call ------------------------------------------------------------------------------------------------------
+
+
+@inline
+def _run(functions: int, entry: int, operands: int, team: int) -> int:
+    """Run the plan; its status."""
+    plan = load_word(entry, PLAN)
+    if not load_word(entry, TRUSTED) and may_overlap(plan + 8 * APART, operands, _at(entry, ORDER_AT)):
+        return OVERLAP
+    run, unlocked, thread = load_word(functions, RUN) if team else 0, load_word(entry, UNLOCKED), 0
+    if unlocked:
+        thread = call_address(load_word(functions, SAVE_THREAD))
+    status = run_plan(plan, operands, run, team, 0)
+    if unlocked:
+        call_address(load_word(functions, RESTORE_THREAD), thread)
+    return status
+
+
+@inline
+def _answer(functions: int, entry: int, items: int, results: int) -> int:
+    """What the function returns: `out`, the new result, several in a tuple or in lists; 0 where Python refuses it."""
+    out, count, lists = load_word(entry, OUT), load_word(entry, RESULTS), load_word(entry, LISTS)
+    if out != NONE:
+        value = load_word(load_word(items, 0), out)
+        call_address(load_word(functions, INC_REF), value)
+        return value
+    if lists == 0:
+        return load_word(results, 0) if count == 1 else collect(functions, NEW_TUPLE, SET_ITEM, results, count)
+    length = count // lists
+    for number in range(lists):
+        made = collect(functions, NEW_LIST, SET_LIST_ITEM, results + 8 * number * length, length)
+        if made == 0:
+            drop(functions, results, number)
+            drop(functions, results + 8 * (number + 1) * length, count - (number + 1) * length)
+            return 0
+        store_word(results, number, made)
+    return load_word(results, 0) if lists == 1 else collect(functions, NEW_TUPLE, SET_ITEM, results, lists)
+
+
+@inline
+def _run_plan(functions: int, entry: int, torch: int, items: int, team: int) -> int:
+    """The answer of the entry's plan; 0 where it is left to Python, or Python has raised."""
+    count, source, tables = load_word(entry, OPERANDS), load_word(entry, TABLES_FROM), stack_words(STACK_WORDS)
+    if source:
+        tables = take(source, 8 * TABLES * count)
+        if tables == 0:
+            return 0
+    operands, objects, results = tables, tables + 8 * count, tables + 16 * count
+    numbers = stack_words(MOST_NUMBERS)
+    answer, made = 0, 0
+    if _gather(functions, entry, torch, items, objects, operands, numbers):
+        made = _new_results(functions, entry, torch, objects, results)
+        status = OVERLAP
+        if made == load_word(entry, RESULTS):
+            _place_results(entry, torch, results, operands)
+            status = _run(functions, entry, operands, team)
+        if status == 0:
+            answer = _answer(functions, entry, items, results)
+        else:
+            drop(functions, results, made)
+    _release(functions, entry, objects)
+    if source:
+        give(source, tables, 8 * TABLES * count)
+    return answer
+
+
+@inline
+def _apply(functions: int, entry: int, items: int) -> int:
+    """The answer of the entry's Python function; 0 where it has raised."""
+    arguments, record = stack_words(FEW), _at(entry, OPERANDS_AT)
+    for number in range(load_word(entry, OPERANDS)):
+        where, which = load_word(record, WHERE), load_word(record, WHICH)
+        store_word(arguments, number, which if where == KEPT else load_word(load_word(items, where), which))
+        record += 8 * OPERAND
+    answer = call_address(load_word(functions, CALL), load_word(entry, APPLY), arguments, load_word(entry, OPERANDS), 0)
+    item = load_word(entry, ITEM)
+    if answer and item != NONE:
+        chosen = load_word(answer + TUPLE_ITEMS, item)
+        call_address(load_word(functions, INC_REF), chosen)
+        call_address(load_word(functions, DEC_REF), answer)
+        return chosen
+    return answer
+
+
+@inline
+def _run_entry(table: int, entry: int, items: int, team: int) -> int:
+    """The answer to a call that fits the entry; 0 where it is left to Python, or Python has raised."""
+    functions, torch = load_word(table, FUNCTIONS), load_word(table, TORCH) if load_word(entry, IS_TORCH) else 0
+    owner, watchers, answer = load_word(entry, OWNER), load_word(entry, WATCHING), 0
+    call_address(load_word(functions, INC_REF), owner)  # the entry lives as long as it, whatever other threads do
+    if not (torch and watchers != NONE and is_watched(functions, torch, watchers)):
+        if load_word(entry, APPLY):
+            answer = _apply(functions, entry, items)
+        else:
+            answer = _run_plan(functions, entry, torch, items, team)
+    call_address(load_word(functions, DEC_REF), owner)
+    return answer
+
+
+@inline
+def _has_raised(functions: int) -> bool:
+    """Whether an error is to be passed on; what the Python function raises as well, with better words, is forgotten."""
+    if call_address(load_word(functions, OCCURRED)) == 0:
+        return False
+    for error in (MEMORY_ERROR, VALUE_ERROR):
+        if call_address(load_word(functions, IS_ERROR), load_word(functions, error)) & 0xFFFFFFFF:
+            call_address(load_word(functions, CLEAR))
+            return False
+    return True
+
+
+@native(4)
+def call(function: int, arguments: int, count: int, names: int) -> int:
+    """What CPython calls: function(*arguments[:count], the others by names)."""
+    table = load_word(function + OWN_WORDS, TABLE)
+    functions, positional, named = load_word(table, FUNCTIONS), count & COUNT, 0
+    if names:
+        named = load_word(names + SIZE, 0)
+    items = stack_words(CONTAINERS)
+    store_word(items, 0, arguments)
+    entry = _find(table, arguments, positional, named, names, items)
+    if entry:
+        team = load_word(load_word(table, TEAM), 0) if load_word(entry, SHARED) else 0
+        answer = _run_entry(table, entry, items, team) if team >= 0 else 0
+        if answer:
+            return answer
+        if _has_raised(functions):
+            return 0
+    return call_address(load_word(functions, CALL), load_word(table, PYTHON), arguments, count, names)

@@ -1,0 +1,255 @@
+"""Processes that compile kernels at the same time, for one that is about to need them; they meet in the cache.
+
+Each is a new Python, which gets requests through a pipe and leaves code in the cache: nothing is forked, nothing of the
+caller's program is imported, and if one fails, dies or cannot be started, a kernel is compiled where it is needed. They
+end when there has been nothing to do for a while, and with the process that started them.
+"""
+
+import atexit
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from opgrad.cpu.compiler import native, sources
+from opgrad.cpu.compiler.cache import VARIABLE as CACHE
+from opgrad.cpu.compiler.target import cpu_is_known
+from opgrad.locks import in_child, settling
+from opgrad.native.requests import Named, Request
+from opgrad.native.threads import default_threads
+
+VARIABLE = "OPGRAD_COMPILERS"
+MOST = 16  # processes
+IDLE = 10.0  # seconds without work after which a process ends: it takes 150 MB
+LOOK = 0.1  # seconds between two looks at how far they are
+PATIENCE = 120.0  # seconds without an answer of any process after which they are taken to hang: a kernel takes ten
+PATIENCE_BESIDE = 1200.0  # of processes that stand back: beside others a busy machine gives them a tenth of its time
+PROCESS = "opgrad.native.compiler_process"  # what each of them runs
+BOOT = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from {} import main; main({})"
+BESIDE = 10  # how nice a process is whose work nobody waits for
+
+Progress = Callable[[int, int], None]  # how many are compiled, of how many
+
+
+class Compilers:
+    """The processes, each with a thread that hands it one request after the other.
+
+    count: how many. beside: they stand back behind other processes. Raises OSError if the system refuses to start them.
+    """
+
+    def __init__(self, count: int, beside: bool = False):
+        self._beside = beside
+        self._todo: deque[Request] = deque()
+        self._known: dict[str, threading.Event] = {}  # by entry: set when there is nothing more to wait for
+        self._news = threading.Event()
+        self._answered = 0.0  # when the last answer came
+        self._processes: list[Any] = []
+        try:
+            for _ in range(count):
+                self._processes.append(_start(BESIDE if beside else 0))
+        except BaseException:
+            self.close()
+            raise
+        self._alive = count
+        for process in self._processes:
+            threading.Thread(target=self._serve, args=(process,), daemon=True).start()
+
+    @property
+    def usable(self) -> bool:
+        """Whether some process takes requests."""
+        return self._alive > 0
+
+    def add(self, requests: Iterable[Request], first: bool = False) -> list[str]:
+        """Have these compiled, `first` or when their turn comes, unless they were asked for; all their entries."""
+        entries = []
+        for request in requests:
+            entries.append(request[0])
+            if request[0] not in self._known:
+                self._known[request[0]] = threading.Event()
+                (self._todo.appendleft if first else self._todo.append)(request)
+        self._news.set()
+        self._give_up_unless_alive()
+        return entries
+
+    def knows(self, entry: str) -> bool:
+        """Whether an entry was asked for."""
+        return entry in self._known
+
+    def wait(self, entries: Iterable[str], progress: Progress = lambda done, total: None) -> None:
+        """Wait until these are compiled, or nobody will: processes that do not answer for long are ended."""
+        events, began = [self._known[each] for each in entries], time.monotonic()
+        for event in events:
+            while not event.wait(LOOK):
+                progress(sum(each.is_set() for each in events), len(events))
+                if self._hang(began):
+                    return
+
+    def wait_for_cpu(self) -> None:
+        """Wait until a process has left word of the CPU in the cache, for which this one would have to load LLVM."""
+        began = time.monotonic()
+        while self.usable and not cpu_is_known() and not self._hang(began):
+            time.sleep(LOOK / 10)
+
+    def _hang(self, began: float) -> bool:
+        """Whether no process has answered for long, to one who began to wait then; if so, they are ended."""
+        patience = PATIENCE_BESIDE if self._beside else PATIENCE
+        hang = time.monotonic() - max(began, self._answered) > patience
+        if hang:
+            for process in self._processes:
+                process.kill()
+        return hang
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            _end(process)
+
+    def abandon(self) -> None:
+        """Let go of the processes, in a forked child, whose they are not: they would not see the end of their input."""
+        for process in self._processes:
+            process.returncode = 0
+            process.stdin.close()
+            process.stdout.close()
+
+    def _serve(self, process: Any) -> None:
+        """Hand a process its requests, until there are none for a while, or it has died."""
+        try:
+            while (request := self._next()) is not None:
+                try:
+                    process.stdin.write(pickle.dumps(request))
+                    alive = bool(process.stdout.readline())
+                    self._answered = time.monotonic()
+                finally:
+                    self._known[request[0]].set()
+                if not alive:
+                    break
+        except (OSError, ValueError):  # it has died, or its pipes were closed
+            pass
+        finally:
+            self._alive -= 1
+            self._give_up_unless_alive()
+            _end(process)
+
+    def _next(self) -> Request | None:
+        while True:
+            try:
+                return self._todo.popleft()
+            except IndexError:
+                if not self._news.wait(IDLE):
+                    return None
+                self._news.clear()
+
+    def _give_up_unless_alive(self) -> None:
+        """Let nobody wait for what is left when there is no process for it."""
+        while not self._alive and self._todo:
+            self._known[self._todo.popleft()[0]].set()
+
+
+def _start(nice: int) -> Any:
+    """A process that will import this very opgrad, whatever its working folder and its program are."""
+    folder = os.path.dirname(native.object_cache().folder or "")
+    environment = os.environ | {CACHE: folder, "OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", BOOT.format(PROCESS, nice)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, env=environment,
+        creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+    )  # fmt: skip
+    path = [each for each in sys.path if each]
+    stdin: Any = process.stdin
+    stdin.write(pickle.dumps(path if sources.ROOT in path else [sources.ROOT, *path]))
+    return process
+
+
+def _end(process: Any) -> None:
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+
+
+# --- those of this process -------------------------------------------------------------------------------------------
+
+_compilers: Compilers | None = None
+_prepare: list[Callable[[], None]] = []
+
+
+def compilers() -> Compilers | None:
+    """The processes at work, started if there are none; None where there can be none."""
+    global _compilers
+    with settling:
+        if _compilers is None or not _compilers.usable:
+            wanted = count()
+            try:
+                _compilers = Compilers(wanted) if wanted else None
+            except OSError:
+                _compilers = None
+        return _compilers
+
+
+def count() -> int:
+    """How many processes: OPGRAD_COMPILERS, else as many as calls use threads; 0 where no code can be handed over."""
+    wanted = os.environ.get(VARIABLE)
+    if wanted is not None and not wanted.isdecimal():
+        raise ValueError(f"{VARIABLE} is {wanted!r}, expected a whole number of at least 0")
+    possible = sys.executable and not getattr(sys, "frozen", False) and not native.object_cache().problem()
+    return min(default_threads() if wanted is None else int(wanted), MOST) if possible else 0
+
+
+def named(function: Any, form: str) -> Request | None:
+    """The request for a function that a module of opgrad has under a name; None for any other, or one never kept."""
+    module, name = function.__module__, function.__qualname__
+    found = getattr(sys.modules.get(module), name, None) if module.startswith("opgrad.") else None
+    is_found = getattr(found, "function", None) is function
+    entry = native.entry(function, form) if is_found else None
+    return (entry, Named(module, name, form)) if entry else None
+
+
+def missing(functions: Iterable[native.Native]) -> list[Request]:
+    """The requests for those native functions that the cache lacks."""
+    requests = (named(each.function, each.form) for each in functions if "address" not in vars(each))
+    return [each for each in requests if each and native.object_cache().read(each[0]) is None]
+
+
+@contextmanager
+def before_missing(prepare: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile `prepare` is called, once, before the first kernel is compiled that the cache lacks."""
+    _prepare.append(prepare)
+    try:
+        yield
+    finally:
+        _prepare[:] = [each for each in _prepare if each is not prepare]
+
+
+def _help(function: Any, form: str, entry: str) -> None:
+    """Where processes have been asked before, wait for what they know of, and ask them for what they can find."""
+    while _prepare:
+        _prepare.pop()()
+    found = None if _compilers is None else compilers()
+    if found is not None:
+        request = None if found.knows(entry) else named(function, form)
+        if request or found.knows(entry):
+            found.add([request] if request else [], first=True)
+            found.wait([entry])
+
+
+def _close() -> None:
+    if _compilers is not None:
+        _compilers.close()
+
+
+def _forget_after_fork() -> None:
+    global _compilers
+    if _compilers is not None:
+        _compilers.abandon()
+        _compilers = None
+
+
+native.ask_first(_help)
+in_child(_forget_after_fork)
+atexit.register(_close)

@@ -1,0 +1,195 @@
+"""Public functions: objects that are called natively where a call is like one before, and by Python otherwise.
+
+CPython calls such an object through a pointer in it (vectorcall, PEP 590), which is set to the compiled
+`opgrad.native.calls.call` once the first call has shown what it needs. Before that, on other Pythons, and for
+whatever native code does not know, the Python function behind it is called.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MethodType
+from typing import Any
+
+from opgrad.locks import settling
+from opgrad.native import abi, calls, entries, threads
+from opgrad.native.abi import (
+    ARRAY_TYPE,
+    NEW_FROM_DESCR,
+    SUPPORTED,
+    Function,
+    kept_forever,
+    native_type,
+    numpy_function,
+)
+from opgrad.native.entries import Answered, Entry, NotNative, signature_of
+
+
+class PythonFunction(Function):
+    """The part that is Python's: how a public function looks, and what it does where no native code is reached."""
+
+    _python: Callable[..., Any]
+    _entries: "Entries"
+    __name__: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._python(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+    def __repr__(self) -> str:
+        return f"<function {self.__name__} at {id(self):#x}>"
+
+
+_Type = native_type(PythonFunction)
+
+
+def function_of(python: Callable[..., Any]) -> tuple[Any, "Entries | None"]:
+    """The public function in front of a Python function, and its entries; itself where there is no native way."""
+    if not SUPPORTED:
+        return python, None
+    made = _Type()
+    made._python = python
+    made._entries = Entries(made, python)
+    return made, made._entries
+
+
+# --- entries -------------------------------------------------------------------------------------------------------
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _c_functions() -> list[int]:
+    """Where native code finds the C functions of Python and NumPy, and our `run`; in the order of its words."""
+    python = ctypes.pythonapi
+    names = [
+        "PyObject_Vectorcall", "Py_IncRef", "Py_DecRef", "PyEval_SaveThread", "PyEval_RestoreThread",
+        "PyObject_RichCompareBool", "PyErr_Clear", "PyErr_ExceptionMatches", "PyErr_Occurred", "PyTuple_New",
+        "PyTuple_SetItem", "PyList_New", "PyList_SetItem", "PyObject_GetAttr", "PyDict_GetItem", "PyLong_AsLongLong",
+    ]  # fmt: skip
+    new_array, array = numpy_function(NEW_FROM_DESCR), numpy_function(ARRAY_TYPE)
+    found = [*(_address(getattr(python, name)) for name in names), new_array, array, threads.run.address]
+    return [*found, id(ValueError), id(MemoryError)]
+
+
+_functions: Any = None
+
+
+def _table_of_c_functions() -> int:
+    global _functions
+    if _functions is None:
+        found = _c_functions()
+        _functions = (ctypes.c_int64 * len(found))(*found)
+        kept_forever(_functions)
+    return ctypes.addressof(_functions)
+
+
+class Entries:
+    """What one public function knows natively: a place for each of some signatures, the last ones met.
+
+    Belongs to the public function, as the Python function does: native code has their addresses.
+    """
+
+    def __init__(self, function: Any, python: Callable[..., Any]):
+        words = calls.ENTRIES + calls.SLOTS
+        self.table = (ctypes.c_int64 * words)()
+        self.own = abi.own_words(function)
+        self.table[calls.PYTHON], self.table[calls.TEAM] = id(python), threads.team_word()
+        self.own[abi.TABLE] = ctypes.addressof(self.table)
+        self.entered: list[tuple[Any, Entry]] = []
+        self.refused: list[Any] = []  # signatures that are never native
+        self.next = 0
+
+    def enter(self, answered: Answered, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Let calls like this one, which Python has answered, be native from now on, if they can be.
+
+        They cannot where objects lie in memory otherwise than native code knows. Nothing happens while another thread
+        settles something: a later call enters.
+        """
+        if abi.unlike():
+            return
+        signature = signature_of(answered.by, [*args, *kwargs.values()], list(kwargs))
+        if signature in self.refused or any(signature == each for each, _ in self.entered) or not settling.begin():
+            return
+        try:
+            replaced = self._enter(signature, Entry(answered, args, kwargs))
+        except NotNative:
+            replaced = self._refuse(signature)
+        finally:
+            settling.end()
+        del replaced  # behind the lock, since what it frees may run any code
+
+    def _enter(self, signature: Any, entry: Entry) -> Any:
+        if not self.own[abi.VECTORCALL]:
+            self.table[calls.FUNCTIONS] = _table_of_c_functions()
+        self.table[calls.TORCH] = entries.tensors.address
+        replaced = self.entered[self.next : self.next + 1]
+        self.table[calls.ENTRIES + self.next] = entry.address
+        self.entered[self.next : self.next + 1] = [(signature, entry)]
+        self.next = (self.next + 1) % calls.SLOTS
+        self.own[abi.VECTORCALL] = calls.call.address
+        return replaced
+
+    def _refuse(self, signature: Any) -> Any:
+        replaced = self.refused[: -calls.SLOTS]
+        self.refused = [*self.refused[-calls.SLOTS :], signature]
+        return replaced
+
+
+# --- calls that Python answers through other functions ---------------------------------------------------------------
+
+
+class _Notes(threading.local):
+    """How the call was answered that a thread is in: what was run for it; None where nobody asks."""
+
+    answered: list[Answered] | None = None
+
+
+_notes = _Notes()
+NOTHING = Answered(None, (), (), False, None)
+
+
+def note(answered: Answered) -> None:
+    """Tell the public function that is called, if it asks, how it is answered."""
+    if _notes.answered is not None:
+        _notes.answered.append(answered)
+
+
+def note_effect() -> None:
+    """Tell it that something is done beside answering: such calls are left to Python."""
+    note(NOTHING)
+
+
+def answer(
+    known: Entries, python: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], watched: bool = True
+) -> Any:
+    """python(*args, **kwargs); calls like this one are native from now on, if one thing that was noted answers them.
+
+    watched: whether the library of the arrays is asked before each if it has to know of it.
+    """
+    outside, _notes.answered = _notes.answered, []
+    try:
+        found, noted = python(*args, **kwargs), _notes.answered
+    finally:
+        _notes.answered = outside
+    if len(noted) == 1:
+        known.enter(replace(noted[0], answer=found, watched=watched), args, kwargs)
+    return found
+
+
+def answer_whole(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """function(*arguments), noted as what answers; what it calls is its own matter."""
+    outside, _notes.answered = _notes.answered, None
+    try:
+        found = function(*arguments)
+    finally:
+        _notes.answered = outside
+    note(Answered(function, arguments, found, True, found))
+    return found

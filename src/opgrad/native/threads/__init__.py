@@ -1,0 +1,138 @@
+"""How many threads a call may use, and whose they are: opgrad's own, or those of the OpenMP that torch brought."""
+
+import ctypes
+import operator
+import os
+import warnings
+from typing import Final
+
+from opgrad.locks import in_child, settling
+from opgrad.native.threads import groups, openmp
+from opgrad.native.threads.workers import MOST_THREADS, Pool, run
+
+__all__ = ["MOST_THREADS", "default_threads", "get_num_threads", "join_openmp", "run", "set_num_threads", "team"]
+
+
+def default_threads() -> int:
+    """OPGRAD_NUM_THREADS, else the number of CPUs that this process may use; at most MOST_THREADS.
+
+    That is those it may run on, and no more than the quota of its control groups: a group that has used its time up
+    stands still for the rest of the period, so a quota of 2.5 CPUs makes two threads. The variable is not refused for
+    being large: it travels between machines, and results do not depend on it.
+    """
+    wanted = os.environ.get("OPGRAD_NUM_THREADS")
+    if wanted is None:
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return max(1, int(min(cpus, groups.cpus(), MOST_THREADS)))
+    if not wanted.isdecimal() or int(wanted) < 1:
+        raise ValueError(f"OPGRAD_NUM_THREADS is {wanted!r}, expected a whole number of at least 1")
+    return min(int(wanted), MOST_THREADS)
+
+
+_pool: Pool | None = None
+UNSETTLED: Final = -1
+_team = ctypes.c_int64(UNSETTLED)  # what calls are given; UNSETTLED: the pool has yet to be started
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_team))  # native code reads it to the end of the process
+_threads: int | None = None
+_forked = False  # OpenMP's threads do not survive a fork, and GNU's waits for them forever
+
+
+def get_num_threads() -> int:
+    """How many threads a call may use, the caller's included."""
+    global _threads
+    if _threads is None:
+        _threads = default_threads()
+    return _threads
+
+
+def set_num_threads(n: int) -> None:
+    """Use at most `n` threads a call, the caller's included; results do not depend on it.
+
+    Calls that have begun keep the number that they began with. If the system refuses to start so many threads, calls
+    use as many as it allows: a RuntimeWarning tells, and `get_num_threads` has the number. Where PyTorch is loaded, on
+    Linux, its threads help, and calls use no more of them than `torch.get_num_threads()`.
+
+    Raises TypeError unless `n` is an int, ValueError unless it is from 1 to four times the number of CPUs or 64,
+    whichever is more.
+    """
+    global _threads
+    if isinstance(n, bool) or not hasattr(n, "__index__"):
+        raise TypeError(f"set_num_threads: n is {n!r}, expected an int")
+    n = operator.index(n)
+    if not 1 <= n <= MOST_THREADS:
+        raise ValueError(f"set_num_threads: n is {n}, expected at least 1 and at most {MOST_THREADS}")
+    with settling:
+        _threads = n
+        if _pool is None:
+            _team.value = UNSETTLED
+        else:
+            _choose(_pool, n)
+
+
+def team() -> int:
+    """The address of the team to hand to `run`; 0 if calls shall use one thread."""
+    settled = _team.value
+    return _start() if settled == UNSETTLED else settled
+
+
+def threads_for() -> tuple[int, int]:
+    """The arguments `run` and `context` for work that is shared out to threads."""
+    found = team()
+    return (run.address, found) if found else (0, 0)
+
+
+def team_word() -> int:
+    """The address of the word in which native code finds the team, or UNSETTLED."""
+    return ctypes.addressof(_team)
+
+
+def _start() -> int:
+    """Start the pool, unless it is not needed; the team."""
+    global _pool
+    with settling:
+        if _team.value == UNSETTLED:
+            if get_num_threads() == 1:
+                _team.value = 0
+            else:
+                _pool = _pool or _limited(Pool())
+                _choose(_pool, get_num_threads())
+        return _team.value
+
+
+def join_openmp() -> None:
+    """Let the threads of torch's OpenMP help the calls to come, where torch is loaded; called under the lock.
+
+    Where they cannot, the workers that help are no more than torch would use.
+    """
+    global _pool
+    if not _forked and not (_pool and _pool.openmp) and (functions := openmp.region()):
+        _pool, _team.value = _limited(Pool(functions)), UNSETTLED
+    elif _pool and not _pool.limited:
+        _limited(_pool)
+
+
+def _limited(pool: Pool) -> Pool:
+    pool.limit(openmp.limit())
+    return pool
+
+
+def _choose(pool: Pool, threads: int) -> None:
+    """Give calls so many threads, or as many as the system allows."""
+    global _threads
+    refusal = pool.start(threads - 1)
+    workers = min(threads - 1, pool.workers)
+    _team.value, _threads = pool.team(workers), workers + 1
+    if refusal:
+        fewer = f"calls use {workers + 1} of {threads} threads"
+        warnings.warn(
+            f"opgrad: the system refused to start a thread ({refusal}): {fewer}", RuntimeWarning, stacklevel=3
+        )
+
+
+def _forget_after_fork() -> None:
+    """A forked child has none of the threads that helped: it starts its own when it needs them."""
+    global _pool, _forked
+    _pool, _team.value, _forked = None, UNSETTLED, True
+
+
+in_child(_forget_after_fork)

@@ -1,0 +1,159 @@
+"""Values of a call written down for native code: what each must be, as `opgrad.native.objects` reads it."""
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from opgrad.contract.plain import PLAIN, RECORDS, fields, is_plain
+from opgrad.native import abi, calls, objects
+from opgrad.native.objects import known
+
+MOST_ITEMS = 4096
+
+
+class NotNative(Exception):
+    """Calls of this signature are left to Python."""
+
+
+class Tensors:
+    """What entries have to know of a library's arrays beside NumPy's; `opgrad.interop.torch_calls` has PyTorch's."""
+
+    kinds: frozenset[type] = frozenset()  # of the arrays
+    address = 0  # of what is known of the library
+
+    def layout(self, tensor: Any) -> Any:
+        """What tells tensors apart that need an entry each, where no plan does; hashable."""
+        return None
+
+    def of_value(self, tensor: Any) -> list[int]:
+        """What `objects.TENSOR` is told of an argument."""
+        raise NotNative
+
+    def of_result(self, tensor: Any) -> list[int]:
+        """What `objects.new_tensor` is told of a result."""
+        raise NotNative
+
+    def is_plainly_made(self, make: Any) -> bool:
+        """Whether a result is made by nothing but what native code does as well."""
+        return False
+
+    def watchers(self, tensors: Sequence[Any]) -> int:
+        """How many of the watchers are asked for calls on these."""
+        return 0
+
+
+def flattened(values: Sequence[Any]) -> list[Any]:
+    """Arguments with the items of sequences and the fields of records in place of these."""
+    flat: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if is_sequence(value):
+            flat += [len(value), *flattened(value)]
+        elif kind in RECORDS:
+            flat += [
+                kind,
+                *flattened([getattr(value, each, None) for each in fields(kind) if each not in RECORDS[kind]]),
+            ]
+        else:
+            flat.append(value)
+    return flat
+
+
+def is_sequence(value: Any) -> bool:
+    """Whether native code may look at a value's items: a list, a tuple, or what a library has in place of one."""
+    return type(value) in (list, tuple) or (isinstance(value, tuple) and type(value) in PLAIN)
+
+
+class Values:
+    """The records of a call's arguments, and where the arrays among them are found.
+
+    places: containers and indices by the identity of values; fields_at: the numbers under which records' fields are
+    found. given: how many arguments are arrays. kept: objects whose
+    addresses are compared.
+    """
+
+    def __init__(self, tensors: Tensors, by_plan: bool, written: Sequence[Any]):
+        self.tensors, self.by_plan, self.written = tensors, by_plan, written
+        self.places: dict[int, tuple[int, int]] = {}
+        self.fields_at: dict[int, int] = {}
+        self.records: list[list[int]] = []
+        self.kept: list[Any] = []
+        self.containers, self.given = 1, 0
+
+    def record(self, value: Any, container: int, index: int) -> None:
+        """Tell what is known of a value, and of its items."""
+        words = self._known(value, container, index)
+        self.records.append([calls.KNOWN + len(words) - 1, container, index, *words])
+        if words[0] in (objects.TUPLE, objects.LIST):
+            for place, item in enumerate(value):
+                self.record(item, words[3], place)
+        elif words[0] == objects.RECORD:
+            self._fields(value, words[2])
+
+    def _known(self, value: Any, container: int, index: int) -> list[int]:
+        if is_sequence(value):
+            return self._sequence(value, container, index)
+        kind = type(value)
+        if kind in RECORDS:
+            return self._fields_of(value)
+        is_tensor = kind in self.tensors.kinds
+        if kind is not np.ndarray and not is_tensor:
+            return self._number(value)
+        self.given += 1
+        place = self.places.setdefault(id(value), (container, index))
+        if place != (container, index):
+            return [objects.SAME, *place]
+        self.kept.append(kind)
+        if is_tensor:
+            words = self.tensors.of_value(value)
+            if self.by_plan and words[objects.OF_GRAD]:  # PyTorch has recorded what the plan did
+                raise NotNative
+            return [objects.TENSOR, *words]
+        self.kept.append(value.dtype)
+        return [objects.KNOWN_ARRAY, *known(value, writeable=any(value is each for each in self.written))]
+
+    def _fields_of(self, value: Any) -> list[int]:
+        """What is known of a record. Raises NotNative if it lies in another way than native code reads it."""
+        names, kind = fields(type(value)), type(value)
+        words = (ctypes.c_int64 * len(names)).from_address(id(value) + abi.FIELDS)
+        if list(words) != [id(getattr(value, name, None)) for name in names]:
+            raise NotNative
+        container = self._new_container()
+        self.fields_at[id(value)] = container
+        return [objects.RECORD, id(kind), container]
+
+    def _fields(self, value: Any, container: int) -> None:
+        for place, name in enumerate(fields(type(value))):
+            if name in RECORDS[type(value)]:
+                self.records.append([calls.KNOWN + 1, container, place, objects.INTEGER, id(int)])
+            else:
+                self.record(getattr(value, name, None), container, place)
+
+    def _new_container(self) -> int:
+        self.containers += 1
+        if self.containers > calls.CONTAINERS:
+            raise NotNative
+        return self.containers - 1
+
+    def _sequence(self, value: Any, container: int, index: int) -> list[int]:
+        place = self.places.setdefault(id(value), (container, index))
+        if value and place != (container, index):
+            self.given += sum(id(each) in self.places for each in flattened(value))
+            return [objects.SAME, *place]
+        if len(value) > MOST_ITEMS:
+            raise NotNative
+        kind = type(value)
+        self.kept.append(kind)
+        return [objects.LIST if kind is list else objects.TUPLE, id(kind), len(value), self._new_container()]
+
+    def _number(self, value: Any) -> list[int]:
+        if not is_plain(value):
+            raise NotNative
+        kind = type(value)
+        self.kept.append(value)
+        if kind is float:
+            return [objects.FLOAT, id(value), id(kind), *struct.unpack("q", struct.pack("d", value))]
+        return [objects.EQUAL, id(value), id(kind)] if kind in (int, str) else [objects.OBJECT, id(value)]
