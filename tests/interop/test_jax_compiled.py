@@ -13,7 +13,7 @@ from samples import cast, sample
 import opgrad
 from opgrad import post_ops
 from opgrad.contract import operators
-from opgrad.cpu.runtime import scratch
+from opgrad.native import scratch
 
 jax = pytest.importorskip("jax")
 jax.config.update("jax_num_cpu_devices", 2)
