@@ -314,7 +314,7 @@ def test_a_result_of_another_machine_is_not_updated():
 
 
 def test_unknown_devices_are_refused():
-    with pytest.raises(ValueError, match=r"^bench: device is 'rocm', expected one of cpu, cuda$"):
+    with pytest.raises(ValueError, match=r"^bench: device is 'rocm', expected one of cpu, cuda, jax$"):
         target("rocm")
 
 
@@ -328,7 +328,7 @@ def test_the_module_writes_json_without_typer(tmp_path):
     assert (done.returncode, done.stderr) == (0, "1/1 relu 8x9 float32\n")
     assert set(read(path)["cells"][0]["ways"]) == set(WAYS)
     done = subprocess.run([*command, "--device", "rocm"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "opgrad: bench: device is 'rocm', expected one of cpu, cuda\n")
+    assert (done.returncode, done.stderr) == (1, "opgrad: bench: device is 'rocm', expected one of cpu, cuda, jax\n")
 
 
 def test_other_files_are_no_results(tmp_path):

@@ -391,7 +391,7 @@ def test_the_report_has_cpu_and_cuda_apart(stand_in, tmp_path):
     assert report.cuda_speed(tmp_path, tmp_path) == report.cuda_benchmark(tmp_path, tmp_path) == report.NOT_MEASURED
     result = cuda_result(stand_in)
     (tmp_path / "bench" / "results" / "a-device.json").write_text(json.dumps(result))
-    assert report.benchmark(tmp_path, tmp_path) == report.benchmark_cells(tmp_path, tmp_path) == report.NO_RESULT
+    assert report.benchmark(tmp_path, tmp_path) == report.result_pages(tmp_path, tmp_path) == report.NO_RESULT
     text = report.cuda_benchmark(tmp_path, tmp_path / "docs")
     assert text.startswith("![Speed against the best peer, cell by cell](../docs/benchmark-cuda.png)")
     assert "### a-device\n\nA device (2 multiprocessors, L2 1 MiB, memory 1 GiB), driver 1.2, CUDA 13.0; on " in text

@@ -254,7 +254,7 @@ def test_documents_get_the_table_and_keep_it_apart_from_the_cells(tmp_path: Path
     (tmp_path / report.RESULTS / "training-x.json").write_text(json.dumps(made_up_training()))
     assert report.training_steps(tmp_path, tmp_path).startswith("#### training-x\n\nA CPU")
     assert report.results(tmp_path, "cpu") == {}
-    assert report.benchmark_cells(tmp_path, tmp_path) == report.NO_RESULT
+    assert report.result_pages(tmp_path, tmp_path) == report.NO_RESULT
 
 
 def test_gradients_are_generated_anew_beside_the_old_graph() -> None:

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from opgrad.native import pool
+from opgrad.native import pool, threads
 from opgrad.native.threads import groups
 
 pytestmark = pytest.mark.any_cpu
@@ -96,12 +96,12 @@ def test_a_file_that_is_no_text(tmp_path):
     assert groups.cpus(root) == math.inf
 
 
-@pytest.mark.parametrize(("quota", "threads"), [(0.5, 1), (1.0, 1), (2.5, 2), (7.99, 7), (math.inf, 8)])
-def test_threads_stay_within_the_quota(monkeypatch, quota, threads):
+@pytest.mark.parametrize(("quota", "count"), [(0.5, 1), (1.0, 1), (2.5, 2), (7.99, 7), (math.inf, 8)])
+def test_threads_stay_within_the_quota(monkeypatch, quota, count):
     monkeypatch.delenv("OPGRAD_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     monkeypatch.setattr(groups, "cpus", lambda: quota)
-    assert threads.default_threads() == threads
+    assert threads.default_threads() == count
     monkeypatch.setenv("OPGRAD_NUM_THREADS", "16")
     assert threads.default_threads() == 16
 

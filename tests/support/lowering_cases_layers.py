@@ -216,11 +216,12 @@ NORMALIZATION = [
     Case("InvertibleLayerNormalizationGrad", invertible_inputs, invertible_grad),
     *(
         Case(
-            "BatchNormInternal",
+            name,
             lambda rng, shape=shape: [rng.standard_normal(shape), *rng.random((4, shape[1]))],
             batch_norm,
             {"epsilon": EPSILON, "momentum": 0.75},
         )
+        for name in ("BatchNormInternal", "BatchNormTraining")
         for shape in [(4, 3), (4, 3, 5), (2, 3, 4, 2)]
     ),
     *(

@@ -247,7 +247,7 @@ def test_wrong_calls(call, kind, message):
             perceptron,
             {"loss": "CE", "requires_grad": ["x"], "optimizer": "AdamW"},
             ValueError,
-            "no parameter is trainable",
+            "parameters are initializers",
         ),
         (lambda: 3, {}, TypeError, "model is of type int, expected onnx.ModelProto or a path"),
         (lambda: "none.onnx", {}, FileNotFoundError, "there is no file none.onnx"),

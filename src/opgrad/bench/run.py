@@ -122,8 +122,10 @@ def run(
     began = time.perf_counter()
     measured = measure_each(cells, lambda cell: chosen.measure(cell, peers, seconds), progress)
     if options.get("quick"):  # in which operators take turns
-        order = list(dict.fromkeys(cell.op.name for cell in cells))
-        measured.sort(key=lambda cell: order.index(cell["operator"]))
+        memories, names = (
+            list(dict.fromkeys(each)) for each in zip(*((c.memory, c.op.name) for c in cells), strict=True)
+        )
+        measured.sort(key=lambda cell: (memories.index(cell.get("memory", DEFAULT)), names.index(cell["operator"])))
     return {
         "format": FORMAT,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

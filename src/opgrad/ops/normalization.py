@@ -316,7 +316,7 @@ def batch_norm_internal(
 
     Formula: y = (x - mean) * inv_std * scale + bias; inv_std = 1 / sqrt(var + epsilon);
     new_mean = momentum * running_mean + (1 - momentum) * mean, new_var likewise.
-    Source: com.microsoft BatchNormInternal.
+    Source: com.microsoft BatchNormInternal; BatchNormTraining, a name of opgrad's own, overwrites nothing.
 
     Example:
     >>> x = np.array([[1.0, 10.0], [3.0, 30.0]], np.float32)
