@@ -224,7 +224,7 @@ def speed(root: Path, _: Path) -> str:
         return NO_RESULT
     cells = figures(result)
     mean, behind = geometric_mean(cells, NEW), len(losses(cells, NEW)) or "none"
-    of = f"the geometric mean of {len(cells)} cells"
+    of = f"the geometric mean of {len(cells)} cells, each of one operator on arrays of one shape and dtype"
     return f"**{mean:.1f} times as fast** as the fastest peer, in {of}; slower in {behind}."
 
 

@@ -296,6 +296,12 @@ def test_samples_of_pytorch(name):
         torch.testing.assert_close(slopes(found, case.input, dy), slopes(expected, case.input, dy))
 
 
+def test_options_of_another_type_are_refused():
+    x, w, target = torch.randn(5, 4), torch.randn(7, 4), torch.randint(0, 7, (5,))
+    with pytest.raises(TypeError, match=r"options is dict, expected torch.nn.LinearCrossEntropyOptions"):
+        opgrad.torch.linear_cross_entropy(x, w, target, options={"batch_chunk_size": 2})
+
+
 def test_modules():
     x, target = torch.randn(5, 4), torch.randint(0, 7, (5,))
     layer = torch.nn.Linear(4, 7)
@@ -305,6 +311,7 @@ def test_modules():
     torch.testing.assert_close(opgrad.torch.CrossEntropyLoss(label_smoothing=0.1)(layer(x), target), expected)
     assert opgrad.torch.LinearCrossEntropyLoss(4, 7)(x, target).dim() == 0
     assert "label_smoothing=0.1" in repr(module)
+    assert "ignore_index=0, reduction='mean'" in repr(opgrad.torch.CrossEntropyLoss(ignore_index=0))
     with pytest.raises(TypeError, match="LinearCrossEntropyLoss: margin is no option, expected one of reduction"):
         opgrad.torch.LinearCrossEntropyLoss(4, 7, margin=1)
     with pytest.raises(ValueError, match=r"weight has shape \(3,\), expected \(7,\)"):

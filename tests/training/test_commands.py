@@ -81,6 +81,31 @@ def test_artifacts_are_those_of_the_function(tmp_path):
     assert [each for each in shown if each not in text] == []
 
 
+def test_notes_name_options_and_are_printed_once(tmp_path, caplog):
+    text = "g (float[n, 4] x) => (float[n, 3] y) { z = MatMul(x, w)  y = Softmax<axis = -1>(z) }"
+    model = saved(build(text, normal(w=(4, 3))), tmp_path)
+    status, told = cli("artifacts", model, "--loss", "cross-entropy", "-o", tmp_path / "out")
+    assert (status, caplog.text) == (0, "")
+    assert told.count("are probabilities") == 1
+    assert "give it what they are made of, --loss-input 'z'" in " ".join(told.split())
+    assert "graph      opset" in cli("inspect", model)[1]
+    assert "1 nodes" not in cli("inspect", tmp_path / "out")[1]
+    np.savez(tmp_path / "data.npz", x=normal(x=(8, 4))["x"], labels=np.arange(8) % 3)
+    options = [
+        "--loss",
+        "cross-entropy",
+        "--data",
+        tmp_path / "data.npz",
+        "--epochs",
+        "1",
+        "--output",
+        tmp_path / "run",
+    ]
+    told = cli("train", model, *options)[1]
+    assert "note: 'y' are probabilities" in told
+    assert ", 1 epoch " in told
+
+
 ARGUMENTS = {
     Loss.NLLLoss: ["--reduction", "sum", "--weight", "1,1,2"],
     Loss.HuberLoss: ["--delta", "0.5"],

@@ -110,7 +110,7 @@ def test_a_quantized_model_says_what_can_be_done(tmp_path):
     arrays = {"q": np.ones((4, 3), np.int8), "scale": np.array(0.1, np.float32), "zero": np.array(0, np.int8)}
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
     found, _ = told(model, tmp_path)
-    assert "such as DequantizeLinear are quantized" in found.problems[0]
+    assert "those of 1 node such as DequantizeLinear are quantized" in found.problems[0]
     with pytest.raises(ValueError, match="train the float model that this was made of, and quantize the result"):
         generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
 

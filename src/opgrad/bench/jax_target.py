@@ -1,7 +1,6 @@
 """JAX as a target of the benchmark: softmax and the losses in compiled functions on the CPU, beside jax.nn."""
 
 import importlib.util
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from opgrad.bench.case import Case
 from opgrad.bench.cells import CLASSES, ROWS, Cell, Workload, Workloads
 from opgrad.bench.copying import MOST_COPIED, copier
 from opgrad.bench.measure import COPY, OURS, interleaved
-from opgrad.bench.ways import NEW, Call, by_way
+from opgrad.bench.ways import NEW, Call, measured
 
 PEER = "jax.nn"
 WORKLOADS: Workloads = {"elements": (), "rows": ROWS, "classes": (*CLASSES, Workload((1, 1000))), "slices": ()}
@@ -59,11 +58,7 @@ class Jax:
             **known,
             "memory": cell.memory,
             "headline": cell.workload.headline,
-            "bytes": traffic,
-            "copied_bytes": copy.bytes,
-            "error_ulp": error if math.isfinite(error) else None,
-            "copy": times.pop(COPY),
-            "ways": by_way(times, {NEW: {}}),
+            **measured(times, {NEW: {}}, traffic, copy.bytes, error),
         }
 
 

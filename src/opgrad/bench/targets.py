@@ -1,6 +1,5 @@
 """What is measured: the CPU, a CUDA device, or JAX, each with its workloads, peers and way to take time."""
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from opgrad.bench.graph_case import GraphCase
 from opgrad.bench.measure import COPY, OURS, interleaved
 from opgrad.bench.peers import COMPILE
 from opgrad.bench.sweep import SweepCase
-from opgrad.bench.ways import GIVEN, Call, by_way
+from opgrad.bench.ways import GIVEN, Call, measured
 
 TARGETS = ("cpu", "cuda", "jax")
 MANY_PASSES = ("scipy", "numpy")
@@ -91,11 +90,7 @@ class Cpu:
             "memory": cell.memory,
             "headline": cell.workload.headline,
             **({} if group == PLAIN else {"group": group}),
-            "bytes": traffic,
-            "copied_bytes": copy.bytes,
-            "error_ulp": error if math.isfinite(error) else None,
-            "copy": times.pop(COPY),
-            "ways": by_way(times, notes),
+            **measured(times, notes, traffic, copy.bytes, error),
         }
 
 

@@ -1,7 +1,10 @@
 """The two ways in which users work: with results in new memory, and in memory that is given (`out=`)."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from opgrad.bench.measure import COPY
 
 Call = Callable[[], object]
 
@@ -26,3 +29,20 @@ def by_way(times: Mapping[str, Any], notes: Mapping[str, Mapping[str, str]]) -> 
         way, _, name = key.partition(" ")
         found[way]["times"][name] = taken
     return found
+
+
+def measured(
+    times: Mapping[str, Any], notes: Mapping[str, Mapping[str, str]], traffic: int, copied: int, error: float
+) -> dict[str, Any]:
+    """What a result file holds of a cell's measurement.
+
+    times: of the copy, and of each way and contestant. notes: by way, what kept peers from it. traffic: bytes that a
+    call moves. copied: bytes that the copy moves. error: of our results, in units in the last place.
+    """
+    return {
+        "bytes": traffic,
+        "copied_bytes": copied,
+        "error_ulp": error if math.isfinite(error) else None,
+        "copy": times[COPY],
+        "ways": by_way({name: taken for name, taken in times.items() if name != COPY}, notes),
+    }

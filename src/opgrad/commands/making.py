@@ -1,9 +1,10 @@
 """Training artifacts of a model, as commands are asked for them."""
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -168,25 +169,41 @@ def make(
     Raises ValueError for a model or options of which nothing can be made, OSError.
     """
     from opgrad.onnxruntime.reading import read_model
-    from opgrad.training.artifacts import generate_artifacts
+    from opgrad.training import artifacts
 
     arguments = making.arguments(clip_norm)
     read = read_model(model, who, outside=False)
     if arguments["loss"] is None:
         _check_is_loss(read, model, who)
     try:
-        with made_folder(folder):
-            return generate_artifacts(model, artifact_directory=folder, **arguments, **files)
+        with made_folder(folder), _silent(artifacts.logger):  # the commands print the notes
+            made = artifacts.generate_artifacts(model, artifact_directory=folder, **arguments, **files)
     except (LookupError, NotImplementedError, TypeError, ValueError) as error:
         text = str(error.args[0]) if error.args else type(error).__name__
         text = _in_options(text.removeprefix("generate_artifacts: "), OPTIONS)
         raise ValueError(text if str(model) in text else f"{who}: {model}: {text}") from None
+    return replace(made, notes=tuple(_in_options(note, OPTIONS) for note in made.notes))
+
+
+@contextmanager
+def _silent(logger: logging.Logger) -> Iterator[None]:
+    """Let a logger say nothing meanwhile."""
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _in_options(text: str, names: Mapping[str, str]) -> str:
-    """A message with options in the place of arguments, but not in what it quotes. names: of both."""
+    """A message with options in the place of arguments and their lists, but not in what it quotes. names: of both."""
     pattern = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
-    return re.sub(rf"(?<!['\w.])({pattern})(?!['\w.])", lambda found: option(names[found[0]]), text)
+    found = rf"(?<!['\w.])(?P<name>{pattern})(?:=\[(?P<value>[^]]*)\])?(?!['\w.])"
+
+    def written(match: re.Match[str]) -> str:
+        return " ".join(filter(None, (option(names[match["name"]]), match["value"])))
+
+    return re.sub(found, written, text)
 
 
 def _check_is_loss(model: "onnx.ModelProto", path: Path, who: str) -> None:

@@ -142,6 +142,7 @@ def step(
 def _print(made: "Exported") -> None:
     """Print what was written, and what the step takes and gives."""
     from opgrad.training import tables
+    from opgrad.training.building.checks import quantity
     from opgrad.training.data import show
 
     told, screen = made.manifest, console()
@@ -156,6 +157,6 @@ def _print(made: "Exported") -> None:
         ("keeps", tables.amount(len(told["state"]), sum(each["bytes"] for each in told["state"]) // 4)),
         ("gives", ", ".join(told["outputs"])),
         ("optimizer", ": ".join(filter(None, (told["optimizer"]["name"], settings)))),
-        ("opset", f"{told['opset']}, {told['functions']} functions"),
+        ("opset", f"{told['opset']}, {quantity(told['functions'], 'function')}"),
     ]
     screen.print(tables.facts(f"step of {told['name']} in {made.files['step'].parent}", rows))

@@ -185,6 +185,8 @@ def _artifacts(model: Path, making: Making, kept: Path | None, processes: "Proce
         count = sum(made.sizes.get(name, 0) for name in made.trainable)
         frozen = f", {len(made.frozen)} frozen" if made.frozen else ""
         screen.print(f"artifacts of {model}: trainable {amount(len(made.trainable), count)}{frozen}")
+        for note in made.notes:
+            screen.print(Text(visible(f"note: {note}")))
         yield folder
 
 

@@ -67,7 +67,9 @@ def linear_cross_entropy(
     chosen = read_options(NAME, reduction, ignored, *bent, **returned)
     if isinstance(target, Tensor) and target.is_floating_point() and ignore_index is not None:
         raise ValueError(f"{NAME}: ignore_index is {ignore_index}, expected none for class probabilities")
-    rows = getattr(options, "batch_chunk_size", None)
+    if options is not None and not hasattr(options, "batch_chunk_size"):
+        raise TypeError(f"{NAME}: options is {type(options).__name__}, expected torch.nn.LinearCrossEntropyOptions")
+    rows = None if options is None else options.batch_chunk_size
     return of_options(input, linear_weight, target, linear_bias, weight, chosen, shift, rows)
 
 

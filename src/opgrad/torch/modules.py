@@ -123,4 +123,6 @@ class LinearCrossEntropyLoss(_Options, torch.nn.Module):
 
 def _written(options: Mapping[str, Any]) -> str:
     """Options as they are written in a call, without those that are off."""
-    return ", ".join(f"{name}={value!r}" for name, value in options.items() if value not in (None, False, 0, ()))
+    off = (None, False, 0, ())  # the label 0 is none of them
+    shown = {name: value for name, value in options.items() if name == "ignore_index" or value not in off}
+    return ", ".join(f"{name}={value!r}" for name, value in shown.items())

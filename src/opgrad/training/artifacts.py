@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from opgrad.training.building.checks import listed, refused_types
+from opgrad.training.building.checks import listed, quantity, refused_types
 from opgrad.training.building.saving import LARGEST_MODEL
 from opgrad.training.building.values import size_of
 from opgrad.training.generation import WHO, Files, Made, Request, make, names_in
@@ -91,7 +91,8 @@ class Artifacts:
         lines += [f"batch: {', '.join(self.inputs)}", f"outputs: {', '.join(self.outputs)}"]
         for what, names in (("trainable", self.trainable), ("frozen", self.frozen)):
             count = sum(self.sizes.get(name, 0) for name in names)
-            lines.append(f"{what}: {len(names)} tensors, {count:,} numbers: {', '.join(names) or 'none'}")
+            amount = f"{quantity(len(names), 'tensor')}, {quantity(count, 'number')}"
+            lines.append(f"{what}: {amount}: {', '.join(names) or 'none'}")
         if self.constants:
             lines.append(f"constants, not trained: {', '.join(self.constants)}")
         lines += [f"note: {note}" for note in self.notes]

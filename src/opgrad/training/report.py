@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from opgrad.terminal import visible
+from opgrad.training.building.checks import quantity
 from opgrad.training.job import Run
 from opgrad.training.state import BEST, LAST
 
@@ -75,7 +76,7 @@ def print_run(console: Console, run: Run) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     history, best = run.state.history, run.best_epoch
     early = ", then no better validation loss" if len(history) < run.state.recipe.epochs else ""
-    table.add_row("training", f"{run.train_rows:,} rows of {run.data}, {len(history)} epochs{early}")
+    table.add_row("training", f"{run.train_rows:,} rows of {run.data}, {quantity(len(history), 'epoch')}{early}")
     losses = history[0].train_loss, history[-1].train_loss
     table.add_row("training loss", f"{loss_text(losses[0])} in the first epoch, {loss_text(losses[1])} in the last")
     if best is not None:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from opgrad.onnxruntime.runners import LOWERING, NOBODY, OPGRAD
 from opgrad.training.artifact_set import FILES
+from opgrad.training.building.checks import quantity
 from opgrad.training.data import show
 from opgrad.training.inspection import Inspection, Parameter, Tensor, kinds
 from opgrad.training.prospects import Prospects
@@ -68,7 +69,7 @@ def _training_rows(training: Prospects | None) -> list[tuple[str, str]]:
     """What training would make of a model."""
     if training is None or not training.nodes:
         return []
-    rows = [("graph", f"opset {training.opset}, {training.nodes:,} nodes")]
+    rows = [("graph", f"opset {training.opset}, {quantity(training.nodes, 'node')}")]
     if training.trainable:
         rows.append(("trainable", amount(len(training.trainable), training.numbers)))
     if training.frozen:
@@ -176,7 +177,7 @@ def _operator_table(found: Inspection) -> Table:
 
 def amount(tensors: int, numbers: int) -> str:
     """How many tensors, and how many numbers in all of them."""
-    return f"{tensors} tensor{'' if tensors == 1 else 's'}, {numbers:,} numbers" if tensors else "none"
+    return f"{quantity(tensors, 'tensor')}, {quantity(numbers, 'number')}" if tensors else "none"
 
 
 def size(count: int) -> str:

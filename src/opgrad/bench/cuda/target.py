@@ -1,6 +1,5 @@
 """The CUDA device as a target of the benchmark: one cell measured, into what a result file holds of it."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from opgrad.bench.cuda.case import TensorCase
 from opgrad.bench.cuda.device import Device
 from opgrad.bench.cuda.measure import interleaved
 from opgrad.bench.measure import COPY, OURS
-from opgrad.bench.ways import WAYS, by_way
+from opgrad.bench.ways import WAYS, measured
 from opgrad.contract.signature import prepare
 
 ROTATED = 2  # times the L2 cache: one round through the copies of a cell's arrays moves more
@@ -72,14 +71,10 @@ class Cuda:
         times = interleaved(contestants, seconds, clock, traffic < SMALL)
         return {
             "headline": cell.workload.headline,
-            "bytes": traffic,
-            "copied_bytes": 2 * _half(copied),
             "copies": len(cases),
             "clock": "host" if traffic < SMALL else "device",
             "regime": regime(case),
-            "error_ulp": error if math.isfinite(error) else None,
-            "copy": times.pop(COPY),
-            "ways": by_way(times, notes),
+            **measured(times, notes, traffic, 2 * _half(copied), error),
         }
 
     def copies(self, traffic: int) -> int:

@@ -81,6 +81,11 @@ def near(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
+def quantity(number: int, what: str) -> str:
+    """A number of things for a message: 1 node, 2 nodes."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def listed(names: Collection[str], most: int = 8) -> str:
     """Names for a message: not more than these, and how many there are beyond."""
     shown = ", ".join(map(repr, list(names)[:most]))

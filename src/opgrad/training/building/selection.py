@@ -13,7 +13,7 @@ from opgrad.gradients.forward import FLOATS, Forward, constant_tensor
 from opgrad.onnxruntime.messages import MICROSOFT, domain_of
 from opgrad.onnxruntime.opset import all_nodes
 from opgrad.training.building import forms
-from opgrad.training.building.checks import listed, near, without_values
+from opgrad.training.building.checks import listed, near, quantity, without_values
 from opgrad.training.building.fixed import HANDING_ON, INPUT, Fixed
 from opgrad.training.building.values import Held, array_of, size_of
 
@@ -193,8 +193,8 @@ def no_weights(model: onnx.ModelProto) -> str:
     if not quantized:
         return text
     return (
-        f"{text}: those of {len(quantized)} nodes such as {quantized[0].op_type} are quantized, integers that no step "
-        "can change a little; train the float model that this was made of, and quantize the result"
+        f"{text}: those of {quantity(len(quantized), 'node')} such as {quantized[0].op_type} are quantized, integers "
+        "that no step can change a little; train the float model that this was made of, and quantize the result"
     )
 
 
