@@ -32,7 +32,6 @@ from opgrad.cpu.compiler.parameters import (
     fields,
 )
 
-Task = Callable[[int, int], int]
 _callbacks: list[Any] = []  # which must live as long as plans that hold their addresses
 _failures: list[BaseException] = []
 
