@@ -1,4 +1,4 @@
-"""From Python functions to object code: the vector types, their lowering, the cache."""
+"""Compiles Python functions to object code: the vector types, their lowering to LLVM, the cache of object files."""
 
 import functools
 import os
@@ -7,13 +7,14 @@ from types import FunctionType
 from typing import Any
 
 INTERPRETING = os.environ.get("OPGRAD_INTERPRET", "") not in ("", "0")
-INTERPRETED: dict[str, Callable[..., Any]] = {}  # what words mean while kernels are interpreted
+INTERPRETED: dict[str, Callable[..., Any]] = {}  # the Python function behind each word, while kernels are interpreted
 
 
 def only_compiled(module: dict[str, Any]) -> None:
-    """Let the functions that a module has declared refuse calls from Python: only in kernels do they have a meaning.
+    """Replace each function that a module has declared by one that raises TypeError when Python calls it.
 
-    While kernels are interpreted they have another one, in `opgrad.cpu.compiler.interpret`.
+    Such a function is a word: the compiler gives it its meaning inside a kernel, and its Python body does nothing.
+    While kernels are interpreted, a call goes to the word's function in `opgrad.cpu.compiler.interpret` instead.
     """
     for name, word in list(module.items()):
         if isinstance(word, FunctionType) and word.__module__ == module["__name__"]:

@@ -1,8 +1,8 @@
-"""Object code on disk, for the next process.
+"""Keeps object code on disk, so that the next process need not compile it.
 
-What is read from there is executed. So it is read only from where nobody else can write (`trust`), only from regular
-files of a sane size, and only if the checksum over code, name and folder is right: neither half a file nor one that
-took the name of another is ever loaded.
+The process executes what it reads from there. So it reads a file only if nobody else can write to its folder (`trust`),
+if it is a regular file of at most `MOST_BYTES`, and if its checksum over code, name and folder is right: neither half a
+file nor a file that was renamed is ever loaded.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ VARIABLE = "OPGRAD_CACHE_DIR"
 SUFFIX = ".o"
 HOST = "host"  # the file with what LLVM says of the CPU
 CHECKSUM_BYTES = 32
-MOST_BYTES = 1 << 24  # of a file; the largest have some 30 KB
-# A pipe in place of a file does not make us wait, and a link is no file.
+MOST_BYTES = 1 << 24  # the largest file that is read; the largest kernels have some 30 KB
+# O_NONBLOCK: opening a pipe in place of a file does not wait. O_NOFOLLOW: opening a symbolic link is an error.
 READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
@@ -45,7 +45,8 @@ def directory() -> str | None:
 class ObjectCache:
     """The object code that fits one environment: a kind of CPU, a version of the compiler, a build of Python.
 
-    environment: a name for it, which is that of its folder. `folder` is None where there is no place for one.
+    environment: the environment's name, which is also the name of its folder. `folder` is None if no folder is known in
+    which it could lie.
     """
 
     def __init__(self, environment: str, directory: str | None):
@@ -77,18 +78,18 @@ class ObjectCache:
             return
 
     def claim(self, name: str) -> AbstractContextManager[None]:
-        """Meanwhile other processes that claim this name, to compile what it stands for, wait; see `claims`."""
+        """Within this context, another process that wants to compile the object of this name waits; see `claims`."""
         return claims.claimed(self.folder, name)
 
     def count(self) -> int:
-        """How many there are."""
+        """How many object files the folder holds."""
         try:
             return sum(name.endswith(SUFFIX) for name in os.listdir(self.folder)) if self.folder else 0
         except OSError:
             return 0
 
     def problem(self) -> str:
-        """Why new code cannot be kept, with the remedy; "" if it can. Makes the folder."""
+        """Why new code cannot be kept, and what the user can do; "" if it can be kept. Creates the folder."""
         if self.folder is None:
             return f"there is no home directory; name a folder in {VARIABLE}"
         try:
@@ -103,7 +104,7 @@ class ObjectCache:
         return ""
 
     def _contents(self, name: str) -> bytes:
-        """What a regular file holds that only the caller and root can change; nothing if it is too large."""
+        """The bytes of a file; none if it is not regular or too large; UntrustedError if others can change it."""
         with trust.opened(self.folder) as place:
             descriptor = os.open(place.entry(name), READ, dir_fd=place.descriptor)
             with os.fdopen(descriptor, "rb") as file:
@@ -117,7 +118,7 @@ class ObjectCache:
         return hashlib.sha256(f"{self._environment}/{name}\0".encode() + code).digest()
 
     def _warn(self, problem: trust.UntrustedError) -> None:
-        """Say once why the cache is left alone."""
+        """Warn, once for each cache, that it is not used, and why."""
         if not self._warned:
             self._warned = True
             text = f"opgrad keeps no kernels: {problem}; or name a folder of your own in {VARIABLE}"
@@ -125,7 +126,10 @@ class ObjectCache:
 
 
 def _replace(place: trust.Folder, name: str, data: bytes) -> None:
-    """Put a file in the place of another in one step; if that fails, nothing is left behind."""
+    """Write a temporary file and rename it to `name`, which is one atomic step.
+
+    If that fails, remove the temporary file.
+    """
     temporary, at = place.entry(_temporary(name)), place.descriptor
     descriptor = os.open(temporary, CREATE, 0o600, dir_fd=at)
     try:
@@ -139,5 +143,5 @@ def _replace(place: trust.Folder, name: str, data: bytes) -> None:
 
 
 def _temporary(name: str) -> str:
-    """A name that no other process takes."""
+    """A name for a temporary file; its 64 random bits keep processes from choosing the same one."""
     return f".{name}.{os.urandom(8).hex()}"

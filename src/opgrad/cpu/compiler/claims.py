@@ -1,9 +1,10 @@
 """Claims on objects: processes that need the same kernel at once wait for the one that compiles it.
 
-A claim is a lock on a file, which the system takes back from an owner that ends, however it ends. It saves time and
-settles nothing: whoever gets none compiles as well, and what both write replaces the other's in one step. That is so
-where the folder cannot be written to, on a system without such locks, and where an owner takes too long, as a stopped
-process does, or a copy of one that was forked without Python's knowing.
+A claim is a lock on a file (flock). The system releases it when its owner ends, even if the owner crashes. A claim only
+saves time; correctness does not depend on it. A process that gets no claim compiles the kernel as well, and each of the
+two replaces the other's file in one atomic step. A process gets no claim if the folder cannot be written to, if the
+system has no such locks, or if the owner takes longer than `PATIENCE`, as a stopped process does, or a child that was
+forked without Python's knowledge and still holds the lock.
 """
 
 import os
@@ -21,15 +22,18 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-PATIENCE = 60.0  # seconds for which others wait for an owner: a kernel takes one to ten
-LOOK = 0.02  # seconds between two looks
+PATIENCE = 60.0  # seconds for which a process waits for a claim; compiling a kernel takes one to ten
+LOOK = 0.02  # seconds between two attempts to lock the file
 OPEN = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @contextmanager
 def claimed(folder: str | None, name: str) -> Iterator[None]:
-    """Meanwhile no other process has a claim of this name in the folder; waits for one that has it."""
+    """Hold the claim of this name in the folder for the length of the context.
+
+    First wait until nobody else holds it.
+    """
     with ExitStack() as held:
         with suppress(OSError, trust.UntrustedError):
             if folder is not None and fcntl is not None:
@@ -38,13 +42,13 @@ def claimed(folder: str | None, name: str) -> Iterator[None]:
 
 
 def _claim(held: ExitStack, folder: str, name: str) -> None:
-    """Get the claim, if there can be one; it ends with what is held."""
+    """Take the claim, if that is possible here; closing `held` gives it back."""
     place = held.enter_context(trust.opened(folder, make=True))
     path = place.entry(f".{name}.claim")
     descriptor = os.open(path, OPEN, 0o600, dir_fd=place.descriptor)
     held.callback(os.close, descriptor)
     status = os.fstat(descriptor)
-    # Whoever can open a file can lock it, if only to make others wait: it must be the caller's alone.
+    # Whoever can open the file can lock it and make us wait. So only the caller may have access to it.
     private = status.st_uid == os.geteuid() and not status.st_mode & OTHERS
     if stat.S_ISREG(status.st_mode) and private and _lock(descriptor):
         held.callback(
@@ -54,7 +58,10 @@ def _claim(held: ExitStack, folder: str, name: str) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Wait for the lock, at most PATIENCE seconds; whether it is there, and its last owner has left the file."""
+    """Wait for the lock, at most PATIENCE seconds.
+
+    True if it was taken, and the last owner has not removed the file.
+    """
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         try:

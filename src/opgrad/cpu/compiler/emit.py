@@ -1,4 +1,4 @@
-"""From a Python function to machine code for this CPU, by Numba and LLVM, which are imported when they are used."""
+"""Compiles a Python function to machine code for this CPU with Numba and LLVM, which are imported at the first use."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -10,7 +10,10 @@ ENTRY = "opgrad_entry"  # the one exported symbol of an object file
 
 
 def object_code(function: Callable[..., Any], form: str, symbol: str) -> bytes:
-    """The object file of a function in some form, under a name for those who look at it."""
+    """The object file of a function compiled in the given form.
+
+    `symbol` names the module for people who read its code.
+    """
     module = _module(function, form)
     module.name = symbol
     return bytes(machine().emit_object(module))
@@ -29,7 +32,7 @@ def _module(function: Callable[..., Any], form: str) -> Any:
 
 @functools.cache
 def machine() -> Any:
-    """What LLVM makes code with."""
+    """LLVM's target machine for this CPU, at optimisation level 3."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()

@@ -1,4 +1,7 @@
-"""Functions that kernels call: they are compiled as a part of each kernel, and known to Numba when one is."""
+"""Functions that kernels call.
+
+Each kernel contains its own compiled copy; Numba learns of them before it compiles one.
+"""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,7 +13,10 @@ CHOOSE: list[Callable[..., Any]] = []
 
 
 def inline(function: F) -> F:
-    """Mark a helper that kernels may call; it becomes part of each of them. Marking it again changes nothing."""
+    """Mark a function as one that kernels may call.
+
+    It is inlined into each of them. Marking it twice changes nothing.
+    """
     if function not in KNOWN:
         KNOWN.add(function)
         INLINE.append(function)
@@ -18,10 +24,10 @@ def inline(function: F) -> F:
 
 
 def by_precision(single: Callable[..., Any], double: Callable[..., Any]) -> Callable[..., Any]:
-    """A helper of vectors that is one function where they hold float32, another where they hold float64."""
+    """A helper that calls `single` if its vectors hold float32, and `double` if they hold float64."""
 
     def chosen(bits: Any, *others: Any) -> Any:
-        """Numba asks with the number of bits; an interpreted kernel calls with its vectors."""
+        """Numba passes the number of bits alone and gets a function; an interpreted kernel passes its vectors."""
         if isinstance(bits, int) and not others:
             return single if bits == 32 else double
         given = (bits, *others)

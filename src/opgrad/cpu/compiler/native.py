@@ -1,10 +1,10 @@
 """Compile Python functions to native code, and keep the code on disk.
 
-Numba turns a function into LLVM IR; llvmlite turns that into an object file, which is cached and linked
-straight into the process next time, so a warm start never imports Numba, nor llvmlite where `machine_code` can link.
-A cache folder belongs to one CPU and one version of Numba, and a file in it to all that the function is made of, see
-`sources`: Numba's own cache notices neither an edit in another file nor a changed compile flag (numba issues 8359 and
-6845).
+Numba turns a function into LLVM IR, and llvmlite turns that into an object file, which is stored in the cache. The next
+process links the file into its memory without importing Numba, and without llvmlite where `machine_code` can link.
+A cache folder belongs to one CPU and one version of Numba. The name of a file in it is a digest of all that determines
+the machine code (`sources`). Numba's own cache is not used, because it notices neither an edit in another file nor a
+changed compile flag (numba issues 8359 and 6845).
 """
 
 import ctypes
@@ -46,25 +46,25 @@ class Native:
 
     @property
     def form(self) -> str:
-        """How it is compiled, as the compiler is told."""
+        """The form in which `emit` compiles the function: "native" and the number of its parameters."""
         return f"native({self.count})"
 
     @once
     def call(self) -> Callable[..., int]:
-        """The function for Python callers; it releases the interpreter lock."""
+        """The function as ctypes calls it from Python; it runs without the interpreter's lock."""
         return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * self.count)(self.address)
 
 
 def native(count: int) -> Callable[[Callable[..., int]], Native]:
-    """Decorate a function of `count` int64 parameters: it is compiled when its address is first needed."""
+    """A decorator for a function of `count` int64 parameters, which is compiled when its address is first needed."""
     return lambda function: Native(function, count)
 
 
 class Kernel(Parameters):
-    """A function that does some units of the work; `task` makes it callable as `task(arguments, part)`.
+    """A function that does some units of the work; `task` compiles it to a native function `task(arguments, part)`.
 
-    made: where other processes find a kernel that no module has under a name: module, function, its arguments, and the
-    kernel's number among those that it returns.
+    made: how another process gets a kernel that is no global of a module but is returned by a function: the function's
+    module, name and arguments, and the kernel's number among those that it returns. None for a global of a module.
     """
 
     made: tuple[str, str, tuple[Any, ...], int] | None = None
@@ -77,7 +77,8 @@ class Kernel(Parameters):
     def task(self, dtypes: Iterable[str], form: str = "task") -> int:
         """The address of the kernel compiled for pointers of these dtypes, in the order of its parameters.
 
-        form: "task", or "stage" for a kernel that a task calls: only a task waits for what it wrote past the cache.
+        form: "task", or "stage" for a kernel that a task calls. Only a task ends with a store fence, which waits for
+        non-temporal stores.
         """
         key = (form, *dtypes)
         found = self._tasks.get(key)
@@ -108,9 +109,10 @@ _helpers: list[Callable[[Callable[..., Any], str, str], None]] = []
 
 @contextmanager
 def noting(wanted: Collection[str] = ()) -> Iterator[dict[str, None]]:
-    """Meanwhile kernels that the cache lacks are noted, by their entries, not compiled; plans made then never run.
+    """Within this context, kernels that the cache lacks are not compiled; the names of their entries are noted instead.
 
-    wanted: entries of kernels that are compiled all the same. Gives the notes, which grow.
+    Plans that are made within it lack kernels and must not be run. wanted: names of entries that are compiled
+    nevertheless. Yields the noted names, to which later ones are added.
     """
     with settling:
         _notes.append(_Notes(wanted, {}))
@@ -121,12 +123,15 @@ def noting(wanted: Collection[str] = ()) -> Iterator[dict[str, None]]:
 
 
 def ask_first(helper: Callable[[Callable[..., Any], str, str], None]) -> None:
-    """Have a helper asked for what the cache lacks, by function, form and entry: it may let another process compile."""
+    """Add a helper, called with function, form and entry before a kernel is compiled.
+
+    Another process may do it then.
+    """
     _helpers.append(helper)
 
 
 def _link(function: Callable[..., Any], form: str, noted: bool = False) -> int:
-    """The address of `function`, from the cache or newly compiled; 0 if it was only noted, as it may be if `noted`."""
+    """The address of `function`, loaded or compiled; 0 if it was only noted (see `noting`), which `noted` permits."""
     with settling:
         name = entry(function, form)
         code = object_cache().read(name) if name else None
@@ -149,7 +154,7 @@ def _made_here(function: Callable[..., Any], form: str, name: str | None) -> byt
     if name is None:
         return emit.object_code(function, form, symbol)
     with object_cache().claim(name):
-        code = object_cache().read(name)  # there now, if another process had the claim
+        code = object_cache().read(name)  # another process may have stored it while this one waited for the claim
         if code is None:
             code = emit.object_code(function, form, symbol)
             if sources.compiler_is_imported():
@@ -158,7 +163,7 @@ def _made_here(function: Callable[..., Any], form: str, name: str | None) -> byt
 
 
 def entry(function: Callable[..., Any], form: str) -> str | None:
-    """The name of a function's code in the cache; None if something in it is unknown, so that it cannot be kept."""
+    """The name of a function's code in the cache; None if the function has no digest, so that it cannot be kept."""
     made_of = sources.digest(function)
     return made_of and hashlib.sha256(form.encode() + b"\0" + made_of).hexdigest()[:32]
 

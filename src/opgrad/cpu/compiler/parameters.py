@@ -1,4 +1,4 @@
-"""What the parameters of a kernel are, by their annotations, and the words that its arguments take.
+"""Reads the kinds of a kernel's parameters from their annotations, and lists the words that its arguments take.
 
 A kernel's first parameter may be `Units`: the range of the units of work that one part does. A parameter without an
 annotation is an int64. A named tuple, or a tuple, of annotations is an operand with its strides, or several operands.
@@ -15,7 +15,7 @@ class Units:
 
 
 class Part:
-    """The number of the part, for what it leaves in a place of its own."""
+    """The number of the part, with which a kernel finds a place in memory that no other part writes."""
 
 
 class Pointer:
@@ -38,7 +38,7 @@ class Rows(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """An operand as columns: its first element, and the elements from one to the next of the axes outside, and of n."""
+    """An operand as columns: its first element, and its strides in elements along the outer axis and down a column."""
 
     data: Pointer
     outer: int
@@ -52,8 +52,9 @@ class Strips(NamedTuple):
     inner: int
 
 
-# Words before the arguments of a kernel with units, and those of one with private memory after them: the memory's
-# address and size in bytes for each slot, the address of the word that tells which slots are in use, their number.
+# The words before a kernel's arguments. A kernel with units has two: the units of each part, and the number of all
+# units. A kernel with private memory has four more: the memory's address, the bytes of each slot, the address of the
+# word that tells which slots are in use, and the number of slots.
 PER_PART, UNITS, UNITS_HEADER = 0, 1, 2
 PRIVATE, PRIVATE_BYTES, IN_USE, SLOTS, PRIVATE_HEADER = 0, 1, 2, 3, 4
 POINTERS: Final = (Pointer, Private)
@@ -67,7 +68,7 @@ def annotations(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def fields(annotation: Any) -> tuple[Any, ...]:
-    """The annotations inside a tuple of them, named or not; none of a plain one."""
+    """The annotations of the items of a tuple, named or not; an empty tuple for any other annotation."""
     if isinstance(annotation, tuple):
         return annotation
     return tuple(annotation.__annotations__.values()) if hasattr(annotation, "_fields") else ()
@@ -80,7 +81,7 @@ def leaves(annotation: Any) -> Iterator[Any]:
 
 
 def values(annotation: Any, value: Any) -> Iterator[tuple[Any, Any]]:
-    """The words of a parameter as annotation and value; a missing operand is None in each."""
+    """Each word of a parameter as a pair of annotation and value. All values of a missing operand are None."""
     inside = fields(annotation)
     if not inside:
         return iter([(annotation, value)])
@@ -89,7 +90,7 @@ def values(annotation: Any, value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 class Parameters:
-    """What a kernel takes, by its annotations: its units, its part, and the others, whose words are its arguments."""
+    """The parameters of a kernel, by their annotations: whether it takes units or a part, and all other parameters."""
 
     def __init__(self, function: Callable[..., None]):
         self.function = function

@@ -1,12 +1,12 @@
-"""What a function's machine code is made of, as one digest: the code that was imported, and the compiler.
+"""Computes one digest of all that determines a function's machine code: the imported code, and the compiler.
 
-Numba compiles a function from its bytecode, together with the functions that it calls, and makes constants of the
-numbers that it reads, wherever these were imported from. So the digest is of these objects as they are in this
-process. The files that they came from may have changed since: an edit or an upgrade under a living process would
-otherwise leave old machine code under the new source's name, where the next process finds it.
+Numba compiles a function from its bytecode, together with the functions that it calls, and turns the global numbers
+that it reads into constants. So the digest is computed from these objects as they are in this process, not from source
+files. A file may have changed since it was imported, by an edit or an upgrade. With a digest of files, this process
+would then store old machine code under the new source's name, where the next process would find it.
 
-The compiler is more than functions that a kernel reaches, and most of it is not imported where nothing is compiled.
-It counts by its files, read when this module is imported.
+Of the compiler, the digest covers the source files, read when this module is imported. Most of the compiler's modules
+are never imported by a process that compiles nothing, so there are no objects to compute a digest from.
 """
 
 import dis
@@ -21,13 +21,13 @@ from typing import Any
 from opgrad.cpu.compiler.parameters import annotations, fields
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))  # the folder that holds opgrad/
-# The files of this folder that decide what a function is compiled to. The others keep, find and link what came of it.
+# The files of this folder that decide what a function is compiled to. The others store, find and link the result.
 DECIDING = ("emit", "helpers", "memory", "parameters", "simd", "slots", "target", os.path.join("lowering", "*"))
 PLAIN = (int, float, complex, str, bytes, type(None), type(Ellipsis))
 
 
 class _UnknownError(Exception):
-    """Something that a function uses is of a kind of which nothing is known, so its code cannot be kept."""
+    """A function uses an object of a type that has no digest, so its machine code cannot be kept on disk."""
 
 
 def of_file(path: str) -> bytes | None:
@@ -40,7 +40,7 @@ def of_file(path: str) -> bytes | None:
 
 
 def compiler() -> bytes | None:
-    """The digest of the compiler's files as they are now; None if they cannot be read, as inside an archive."""
+    """The digest of the compiler's files as they are now; None if they cannot be read, for example inside a zip archive."""
     here = os.path.dirname(__file__)
     paths = sorted(path for name in DECIDING for path in glob.glob(os.path.join(here, name + ".py")))
     found = [of_file(path) for path in paths]
@@ -53,17 +53,17 @@ COMPILER = compiler()
 
 @functools.cache
 def compiler_is_imported() -> bool:
-    """Whether the compiler that was just imported is the one that digests name.
+    """Whether the compiler's files are still those that `COMPILER` is the digest of.
 
-    Its lowering is imported when something is first compiled. By then its files may be of another version, and code
-    that this process compiles must not be kept.
+    The modules of `lowering` are imported when the first function is compiled. If their files have changed by then,
+    the digests of this process do not describe the compiler that it uses, and its code must not be kept.
     """
     return compiler() == COMPILER
 
 
 @functools.cache
 def digest(function: Callable[..., Any]) -> bytes | None:
-    """A digest of all that the function's machine code is made of; None if something in it is unknown."""
+    """The digest of all that determines the function's machine code; None if it uses an object that has no digest."""
     parameters = (f"{name}:{_annotation(kind)}" for name, kind in annotations(function).items())
     try:
         made_of = "\0".join((*parameters, *_whole(function)))
@@ -73,7 +73,7 @@ def digest(function: Callable[..., Any]) -> bytes | None:
 
 
 def reached(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """The function, and those that become part of it, at every depth, each once, in the order of their names."""
+    """The function and all functions that it calls, directly or through others, each once, in a fixed order."""
     found, waiting = set(), [function]
     while waiting:
         one = waiting.pop()
@@ -84,7 +84,7 @@ def reached(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 
 def _whole(function: Callable[..., Any]) -> Iterator[str]:
-    """The texts of all that become part of a function, and how they are connected."""
+    """A text for each function that `reached` gives, with the numbers of the functions that it uses."""
     found = {each: number for number, each in enumerate(reached(function))}
     for each in found:
         text, inside = _own(each)
@@ -103,10 +103,11 @@ def _own(function: Callable[..., Any]) -> tuple[str, list[Callable[..., Any]]]:
 
 
 def _used(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """What the names in a function's code stand for: globals of its module, and what it takes from modules.
+    """The names and values of the globals that a function reads, and of the attributes that it reads from modules.
 
-    A name may stand for a global and for something in another module, or be only an attribute of a value. The code
-    tells what is what; it is decoded only where a name is in both, since that takes as long as all the rest.
+    `co_names` lists globals and attributes together, and an attribute may belong to a module or to any other value. If
+    a name is both a global and an attribute of a module in use, the instructions tell which one is meant. They are
+    decoded only in that case, since decoding takes as long as all the rest.
     """
     space = function.__globals__
     names = attributes = dict.fromkeys(name for code in _codes(function.__code__) for name in code.co_names)
@@ -129,7 +130,7 @@ def _modules(space: dict[str, Any], names: dict[str, None]) -> Iterator[ModuleTy
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """The code of a function, and of those inside it."""
+    """The code of a function and of the functions that are defined inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -137,7 +138,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _code(code: CodeType, documentation: str | None = None) -> str:
-    """A text of a function's instructions, its constants and its names; neither comments nor places count."""
+    """A text of a function's instructions, constants and names, without its comments, docstring and line numbers."""
     constants = [_constant(each) for each in code.co_consts if each is None or each != documentation]
     names = code.co_names, code.co_varnames, code.co_cellvars, code.co_freevars
     counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
@@ -145,7 +146,7 @@ def _code(code: CodeType, documentation: str | None = None) -> str:
 
 
 def _constant(value: Any) -> str:
-    """A text of a constant in code; one of a set depends on no order."""
+    """A text of a constant in code. The items of a set are sorted, since their order differs between processes."""
     if isinstance(value, CodeType):
         return _code(value)
     if isinstance(value, tuple):
@@ -154,12 +155,12 @@ def _constant(value: Any) -> str:
 
 
 def _value(value: Any, functions: list[Callable[..., Any]]) -> str:
-    """A text of something that a function uses; functions join the list, and are told apart by their place in it."""
+    """A text of a value that a function uses. A function is appended to `functions`; `_whole` then refers to its number."""
     if isinstance(value, PLAIN):
         return repr(value)
     if isinstance(value, tuple):
         return f"{_named(type(value))}({','.join(_value(each, functions) for each in value)})"
-    if getattr(value, "is_word", False):  # what it does is the compiler's, which counts by its files
+    if getattr(value, "is_word", False):  # its meaning stands in the compiler's files, which `COMPILER` covers
         return _named(value)
     if isinstance(value, FunctionType):
         functions.append(value)
@@ -172,7 +173,7 @@ def _value(value: Any, functions: list[Callable[..., Any]]) -> str:
 
 
 def _annotation(kind: Any) -> str:
-    """A text of a class or an annotation; of a tuple's, named or not, with what is inside."""
+    """A text of a class or an annotation. The text of a tuple of annotations, named or not, includes that of each item."""
     own = "" if isinstance(kind, tuple) else repr(kind)
     return f"{own}{getattr(kind, '_fields', '')}({','.join(map(_annotation, fields(kind)))})"
 

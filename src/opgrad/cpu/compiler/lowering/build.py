@@ -1,4 +1,4 @@
-"""From a Python function to an LLVM module."""
+"""Compiles a Python function to an LLVM module with the entry through which native code calls it."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -38,7 +38,7 @@ def _choose(helper: Callable[..., Any]) -> None:
 
 
 def register_helpers() -> None:
-    """Make the helpers known that were marked since the last call."""
+    """Register with Numba the helpers that `inline` and `by_precision` have marked since the last call."""
     while helpers.INLINE:
         register_jitable(**OPTIONS)(helpers.INLINE.pop())
     while helpers.CHOOSE:
@@ -46,7 +46,7 @@ def register_helpers() -> None:
 
 
 def type_of(annotation: Any, dtypes: Iterator[str], precision: int) -> Any:
-    """The Numba type of a parameter, given the dtypes of the pointers in it and behind it."""
+    """The Numba type of a parameter. `dtypes` gives the dtypes of its pointers, and then those of later parameters."""
     inside = [type_of(each, dtypes, precision) for each in fields(annotation)]
     if inside:
         return types.NamedTuple(inside, annotation) if isinstance(annotation, type) else types.Tuple(inside)
@@ -62,7 +62,7 @@ def _parameters(kernel: Parameters, dtypes: list[str]) -> list[Any]:
 
 
 def _read(entry: Entry, annotation: Any, kind: Any, words: Iterator[Any], private: Any) -> Any:
-    """A parameter from the 8-byte words that it takes; private memory is given by its distance from `private`."""
+    """Load a parameter from its 8-byte words. The word of private memory is an offset, to which `private` is added."""
     if fields(annotation):
         inside = zip(fields(annotation), kind, strict=True)
         values = [_read(entry, *each, words, private) for each in inside]
@@ -74,7 +74,7 @@ def _read(entry: Entry, annotation: Any, kind: Any, words: Iterator[Any], privat
 
 
 def _task(kernel: Parameters, dtypes: list[str], fences: bool, name: str) -> Any:
-    """The module of a function of the address of the arguments and the number of the part, which calls the kernel."""
+    """A module with the function task(address of the arguments, number of the part), which calls the kernel."""
     entry = Entry(name, 2)
     arguments, part = entry.function.args
     kinds, values, private = [], [], I64(0)
@@ -117,7 +117,7 @@ def units_of(arguments: int, part: int) -> Any:
 
 
 def _native(function: Callable[..., Any], count: int, name: str) -> Any:
-    """A function of `count` integers; one without a result gives 0."""
+    """A module with a function of `count` integers, which calls `function`. It returns 0 if that returns nothing."""
     entry = Entry(name, count)
     callee = compiled(function, *[types.int64] * count)
     result = entry.call(callee, *entry.function.args)

@@ -1,7 +1,8 @@
-"""From what Numba has typed and lowered to one optimised LLVM module.
+"""Links the functions that Numba has typed and lowered into one LLVM module, and optimises that.
 
-Numba optimises every function with all that it calls, and makes machine code of it, since it may be called from Python.
-Ours are inlined into a kernel, whose module alone is optimised, once: this takes 7.4 s for 16 kernels, that took 18 s.
+Numba itself optimises every function together with all functions that it calls, and compiles each to machine code,
+because Python may call any of them. Our functions are inlined into a kernel, and nobody else calls them. So only the
+kernel's module is optimised, once: 16 kernels take 7.4 s; with Numba's way they took 18 s.
 """
 
 import sys
@@ -21,7 +22,7 @@ from opgrad.cpu.compiler.lowering.pipeline import shortened
 
 
 class _Library(JITCodeLibrary):
-    """Functions as Numba lowers them, neither optimised nor made machine code of; linked where a kernel ends up."""
+    """Functions in LLVM's language as Numba lowers them, neither optimised nor compiled, until a kernel links them."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
@@ -34,7 +35,7 @@ class _Library(JITCodeLibrary):
         return 0
 
     def linked(self) -> Any:
-        """A module of these functions and those of all libraries that they call, each of them once."""
+        """A module with these functions and with the functions of all libraries that they call, each library once."""
         whole, found, waiting = self._final_module.clone(), {self}, list(self._linking_libraries)
         while waiting:
             library = waiting.pop()
@@ -46,7 +47,11 @@ class _Library(JITCodeLibrary):
         return whole
 
     def _get_module_for_linking(self) -> Any:
-        """What Numba's own functions, which others may use too, are to functions that are not ours."""
+        """The module that is linked into a function compiled by Numba in its usual way.
+
+        Numba keeps its own functions that it compiled for a kernel, and a user's function may call them later. Several
+        such modules may hold the same function, so its linkage is linkonce_odr, by which LLVM keeps one copy.
+        """
         if self._shared_module is None:
             self._shared_module = self.linked()
             for function in self._shared_module.functions:
@@ -56,16 +61,16 @@ class _Library(JITCodeLibrary):
 
 
 def _uncallable(library: Any, fndesc: Any, env: Any) -> Any:
-    """What Numba keeps as the Python function of a compiled one: ours are called by compiled code alone."""
+    """An object in place of the Python function that Numba makes of a compiled one; only compiled code calls ours."""
     return _dynfunc.make_function(fndesc.lookup_module(), fndesc.qualname, "", 0, env, (library,))
 
 
 def _refresh(context: Any) -> None:
-    """Have Numba load what it knows of NumPy, the first time without SciPy's BLAS, which no kernel calls.
+    """Have Numba load its knowledge of NumPy; the first time, keep it from loading SciPy's BLAS, which no kernel calls.
 
-    The module `arraymath` imports that BLAS only to learn whether there is one, and OpenBLAS starts threads when it is
-    loaded: it takes 0.2 s, and ends the process where the system refuses threads. Where SciPy is installed there
-    is one. A program that multiplies matrices with Numba still loads it when that is compiled.
+    Numba's module `arraymath` loads that BLAS only to learn whether it exists. Loading OpenBLAS starts threads, takes
+    0.2 s, and ends the process if the system refuses threads. Here it is enough to see that SciPy is installed, since
+    SciPy always brings a BLAS. A program that multiplies matrices with Numba loads it later, when it compiles that.
     """
     from numba.np import linalg
 
@@ -84,10 +89,13 @@ def _ensure_scipy() -> None:
 
 @contextmanager
 def unoptimised() -> Iterator[None]:
-    """Meanwhile Numba, which compiles for one thread at a time, goes no further than LLVM's language."""
+    """Within this context, Numba stops at LLVM's language.
+
+    Its global lock is held: it compiles for one thread at a time.
+    """
     with global_compiler_lock:
         context = cpu_target.target_context
-        _refresh(context)  # Numba's own runtime is compiled as ever
+        _refresh(context)  # before the patches below: this may compile Numba's own runtime, which must be done in full
         code = context.codegen()
         code._library_class, context.get_executable = _Library, _uncallable
         try:
@@ -98,10 +106,11 @@ def unoptimised() -> Iterator[None]:
 
 
 def optimised(module: Any, entry: str, machine: Any) -> Any:
-    """The module after LLVM's passes of level 3; its function `entry` is the only one that can be called.
+    """The module after LLVM's passes of level 3. Its function `entry` is the only exported one.
 
-    Everything is inlined. Code from the cache finds no Numba and calls nothing else: RuntimeError, where a kernel can
-    fail, which it would report.
+    Every other function is inlined. Code from the cache runs in processes that have not loaded Numba, so it must not
+    call any function outside the module. Raises RuntimeError if it does, for example if a kernel can raise an
+    exception, which it would do by a function of Numba's runtime.
     """
     module.verify()
     for function in module.functions:
