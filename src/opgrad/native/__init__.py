@@ -1,1 +1,1 @@
-"""A Python call becomes a native one: objects are compared, a plan is found, memory taken, kernels run."""
+"""Answers Python calls in native code: it compares arguments, finds a plan, takes working memory and runs kernels."""

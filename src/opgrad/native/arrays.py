@@ -1,7 +1,7 @@
-"""The public functions: whose arrays these are; for NumPy's, checks once for each signature, layout, allocation.
+"""Answers a call of a public function in Python: finds or makes the plan, allocates the results and runs the plan.
 
-A signature is the shapes, strides, dtypes and attributes of a call. Its plan is made once and kept; a warm
-call finds it, allocates the result and runs. Arrays of other libraries go to `opgrad.interop`.
+A signature is the shapes, strides, dtypes and attributes of a call. Its arguments are checked and its plan is made at
+the first call; later calls find the plan. Calls on arrays of other libraries go to `opgrad.interop`.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ from opgrad.native.planning import plan as plan
 from opgrad.native.threads import threads_for
 
 PLANS = 1024  # signatures kept for each operator; the oldest goes first
-ABSENT: Array = np.empty(0)  # what native code is given in place of an operand that was left out, and never reads
+ABSENT: Array = np.empty(0)  # passed in place of an operand that was left out; no kernel reads it
 
 
 def _packed(array: Array, order: tuple[int, ...]) -> Array:
@@ -39,7 +39,7 @@ def _packed(array: Array, order: tuple[int, ...]) -> Array:
 
 
 def dispatcher(op: Operator) -> Callable[..., Any]:
-    """The public function of an operator, which finds what runs a call of this signature: an entry, or a runner."""
+    """The public function of an operator. It answers a call by the entry of its signature, or else by its runner."""
     runners: dict[Any, Runner] = {}
     named = namer(op)
     first = op.arrays[0] if op.arrays else op.parameters[0]
@@ -77,9 +77,11 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
 
 
 def _as_called(op: Operator, answered: Answered, given: Mapping[str, Any]) -> Answered:
-    """The answer in terms of the call's own values: arrays in place of views that repeat them, and what never changes.
+    """The same answer with its operands as the call gave them, so that an entry can find them among the arguments.
 
-    given: the call's arguments by name.
+    A view that repeats an array is replaced by the array, and an array made from a record's numbers by the record. An
+    array made from a plain number is kept, since every call of this signature has the same number. given: the call's
+    arguments by name.
     """
     assert op.general is not None
     found: dict[str, Any] = {}
@@ -92,7 +94,7 @@ def _as_called(op: Operator, answered: Answered, given: Mapping[str, Any]) -> An
         elif type(source) is np.ndarray and type(operand) is np.ndarray and _shows(operand, source):
             operands[place] = source
         elif operand is not None and name not in op.parameters and is_plain(source):
-            kept.append(operand)  # made of a number, which every such call has
+            kept.append(operand)  # it was made from a number, which is part of the signature
     return replace(answered, operands=operands, kept=kept)
 
 
@@ -103,7 +105,7 @@ def _shows(view: Array, array: Array) -> bool:
 def _find(
     runners: dict[Any, "Runner"], of: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]
 ) -> "Runner":
-    """The runner that is kept for a call's signature, or a new one, which is kept if the signature can be a key."""
+    """The runner that is kept for a call's signature, or a new one. It is kept if the signature can be a key."""
     if not _never_changes(args, kwargs):
         return Runner(of, args, given)
     key = _key(args, kwargs)
@@ -119,7 +121,7 @@ def _find(
 
 
 def form(op: Operator, given: dict[str, Any], library: Arrays = HOST) -> tuple[Operator, dict[str, Any]]:
-    """The form of the operator that a call takes, and the arguments by its names; `library` is that of its arrays."""
+    """The form of the operator that fits a call, and the arguments by the form's names. library: whose arrays they are."""
     return op.general.expand(op, given, library) if op.general else (op, given)
 
 
@@ -141,7 +143,7 @@ def _key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _never_changes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call's signature may be the key of a plan: beside arrays it has values alone that never change."""
+    """Whether a call's signature may be the key of a plan: all its values but arrays are immutable."""
     out = kwargs.get("out")
     arrays = out if type(out) is tuple else ()
     values = [*args, *(value for name, value in kwargs.items() if name != "out" or not arrays), *arrays]
@@ -149,7 +151,7 @@ def _never_changes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _is_plain(op: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Whether the call's own arguments can be used: the operator reads and writes its arrays; no value changes."""
+    """Whether the call can run on its own arguments: none of its arrays was converted, and all other values are immutable."""
     named = {**dict(zip(op.parameters, args, strict=False)), **kwargs}
     arrays = {name for name, value in named.items() if isinstance(value, np.ndarray | tuple | list)}
     own = all(named.get(name) is given.get(name) for name in arrays.union(op.arrays, ["out"]))
@@ -157,7 +159,7 @@ def _is_plain(op: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], gi
 
 
 def namer(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
-    """What gives a call's arguments by name; `Signature.bind` does it too, in six times the time."""
+    """A function that gives a call's arguments by name; `Signature.bind` does the same but takes six times as long."""
     signature = inspect.signature(op.reference)
     positional = sum(1 for each in signature.parameters.values() if each.kind is not each.KEYWORD_ONLY)
     required = frozenset(name for name, each in signature.parameters.items() if each.default is each.empty)
@@ -218,21 +220,21 @@ def _as_out(op: Operator, out: Any) -> Any:
 
 
 class Execution:
-    """Runs the native code of one plan: threads, what its kernels refuse.
+    """Runs one plan in native code, with threads, and raises an exception if a kernel reports bad input.
 
-    present: which of the operands there are. `addresses`: it is given operands' addresses, 0 for one left out, in place
-    of NumPy arrays.
+    present: for each operand, whether calls have it. addresses: whether calls pass the operands' addresses, 0 for one
+    that is left out, instead of NumPy arrays.
     """
 
     def __init__(self, plan: Plan, present: Sequence[bool], addresses: bool = False):
         self.plan, self.op = plan, plan.operator
         self.address, self.threads = plan.address, plan.parts_max > 1
         self.count, self.complete, self.addresses = len(present), all(present), addresses
-        self.unlike = not unlike().isdisjoint((ARRAYS, TUPLES))  # native code cannot read where arrays lie
+        self.unlike = not unlike().isdisjoint((ARRAYS, TUPLES))  # native code cannot read addresses from arrays here
         self.table = ctypes.c_int64 * (self.count + REPORT)  # operands' addresses, then what a kernel reports
 
     def execute(self, operands: Sequence[Any], trusted: bool) -> None:
-        """Run on operands in the plan's order, results last; `trusted`: the results overlap nothing."""
+        """Run on operands in the plan's order, results last. trusted: whether the results are known to overlap nothing."""
         if INTERPRETING:
             self._interpret(operands, trusted)
             return
@@ -254,7 +256,7 @@ class Execution:
             raise self.plan.error(None if status == NO_MEMORY else table[self.count :])
 
     def _interpret(self, operands: Sequence[Any], trusted: bool) -> None:
-        """The same in Python, with a kernel's accesses checked."""
+        """Run the plan in Python, with every access of a kernel checked."""
         from opgrad.cpu.compiler import interpret
         from opgrad.native.plan import run_steps
 
@@ -284,13 +286,13 @@ class Runner(Execution):
         positions = dict(zip(op.parameters, range(len(args)), strict=False))
         self.sources = [(positions.get(name), name) for name in op.arrays]
         self.makers = [allocation.maker(spec, order) for spec, order in zip(found.results, found.orders, strict=True)]
-        self.can_be_native = False  # unless it is kept
+        self.can_be_native = False  # `_find` sets it if it keeps the runner
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return self.answered(args, kwargs).answer
 
     def answered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answered:
-        """Run a call; its answer, and how it was found."""
+        """Run a call; return its answer, and how it was found."""
         arrays: list[Any] = [kwargs.get(name) if place is None else args[place] for place, name in self.sources]
         out = kwargs.get("out")
         results: Sequence[Array]
@@ -306,14 +308,14 @@ class Runner(Execution):
         return Answered(self, operands, results, out is None, self.finish(tuple(results)))
 
     def run(self, arrays: list[Any], results: Sequence[Array], trusted: bool = False) -> None:
-        """Run on all arrays in the plan's order, results last; `trusted`: they are new and overlap nothing."""
+        """Run on all arrays in the plan's order, results last. trusted: whether the results are new, so that none overlaps."""
         if self.plan.copies:
             self._execute_on_copies(arrays, results)
         else:
             self.execute(arrays, trusted)
 
     def _execute_on_copies(self, arrays: list[Any], results: Sequence[Array]) -> None:
-        """Run on copies of the arrays that kernels cannot use where they lie."""
+        """Run on copies of the arrays whose strides kernels cannot use, and copy such results back."""
         check_overlap(self.op, arrays)
         inputs = len(arrays) - len(results)
         for number, order in self.plan.copies:
@@ -325,12 +327,12 @@ class Runner(Execution):
 
 
 def runner(op: Operator, given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
-    """What runs the calls of one signature, by an example of its arguments; called with the arrays by name."""
+    """A function that runs the calls of one signature, made from example arguments; it takes the arrays by name."""
     return functools.partial(Runner(op, (), given), ())
 
 
 def one_or_tuple(results: tuple[Any, ...]) -> Any:
-    """What a call returns, unless its operator makes something else of the results."""
+    """What a call returns, unless its operator has a `finish` of its own: the only result, or a tuple of all."""
     return results[0] if len(results) == 1 else results
 
 

@@ -1,14 +1,14 @@
-"""A whole call in native code: its arguments looked at, the plan found, results allocated, the kernels run.
+"""Answers a whole Python call in native code: it checks the arguments, finds the plan, allocates results, runs kernels.
 
-`call` is what CPython runs for a public function, by its vectorcall protocol (PEP 590): a pointer to the arguments,
-positional ones first, their number, and a tuple of the others' names. It compares them with entries, each of which says
-what the arguments of one signature are, word for word as they stand in the objects: an array's type, dtype, sizes and
-strides, a number's value, the identity of everything else. An entry that fits has the plan, or the Python function that
-answers such calls. Whatever fits none, and whatever goes wrong, is left to the Python function that stands behind: it
-answers, or raises, as if it had been called.
+CPython runs `call` when a public function is called, by its vectorcall protocol (PEP 590). `call` gets a pointer to the
+arguments, positional ones first, their number, and a tuple of the names of the keyword arguments. It compares the
+arguments with entries. An entry describes the arguments of one signature by the words that stand in the objects: an
+array's type, dtype, sizes and strides, a number's value, and the address of any other object. The entry that fits
+holds the plan, or a Python function that answers such calls. If no entry fits, or if anything goes wrong, `call` calls
+the public function's Python version, which answers or raises as if it had been called directly.
 
-The lock of the interpreter is held but while large arrays are worked on, so nobody else writes entries meanwhile.
-Objects are only changed by Python's, NumPy's and PyTorch's own C functions.
+The interpreter's lock is held while entries are read, so no other thread changes them. It is given up only while
+kernels work on large arrays. Objects are changed by C functions of Python, NumPy and PyTorch alone.
 """
 
 from typing import Final
@@ -51,37 +51,41 @@ from opgrad.native.overlap import FEW, may_overlap
 from opgrad.native.plan import APART, OVERLAP, run_plan
 from opgrad.native.scratch import STACK_WORDS, give, take
 
-# Words of the table: the addresses of the C functions, of what is known of PyTorch and of the Python function; the word
-# with the team of threads; entries.
+# Words of a public function's table: the addresses of the table of C functions (`objects`), of the table about PyTorch,
+# of the Python function, and of the word that holds the team of threads; then the addresses of the entries.
 FUNCTIONS, TORCH, PYTHON, TEAM, ENTRIES, SLOTS = 0, 1, 2, 3, 4, 16
 
-# Words of an entry: how many arguments; how many names and records, and the first words of them; what to keep alive.
+# Words of an entry: the number of positional arguments; the number of names and the word at which they begin; the number
+# of records of values and the word at which they begin; the Python object that owns the entry's memory.
 POSITIONAL, NAMED, NAMES_AT, RECORDS, RECORDS_AT, OWNER = range(6)
-# APPLY: the Python function that answers, 0 for a plan, and ITEM: which of its results is the answer, or NONE. PLAN:
-# its address. SHARED: whether several threads help. UNLOCKED: whether the interpreter's lock is given up. TRUSTED:
-# whether the results are new, and overlap nothing.
+# APPLY: the Python function that answers, or 0 if a plan does. ITEM: which of the function's results is the answer, or
+# NONE if all of them are. PLAN: the plan's address. SHARED: whether several threads run it. UNLOCKED: whether the
+# interpreter's lock is given up meanwhile. TRUSTED: whether the results are new arrays, which overlap nothing.
 APPLY, ITEM, PLAN, SHARED, UNLOCKED, TRUSTED = range(6, 12)
-# IS_TORCH: whether arrays are tensors; WATCHING: by how many functions is asked whether PyTorch has to know, or NONE.
-# OUT: the value that is `out`, or NONE; LISTS: how many lists the results are returned in, or 0. TABLES_FROM: where
-# memory for the tables of operands comes from, as `scratch.source` tells. Then how many operands and results there are,
-# and the first words of their records, and of operands' numbers in the order of the last call's addresses, which native
-# code changes while it has the interpreter's lock and calls nothing.
+# IS_TORCH: whether arrays are tensors. WATCHING: how many functions are asked whether PyTorch must see the call
+# (`objects.is_watched`), or NONE if it is not asked. OUT: the number of the argument that is `out`, or NONE. LISTS: the
+# number of lists in which the results are returned, or 0. TABLES_FROM: the source of memory for the tables of operands,
+# as `scratch.source` gives it. OPERANDS, RESULTS: how many there are, and the words at which their records begin.
+# ORDER_AT: the word at which the operands' numbers begin, sorted by the addresses of the last call. Native code changes
+# this order; it holds the interpreter's lock while it does, and calls no other code.
 IS_TORCH, WATCHING, OUT, LISTS, TABLES_FROM, OPERANDS, OPERANDS_AT, RESULTS, RESULTS_AT = range(12, 21)
 ORDER_AT, ENTRY = range(21, 23)
-TABLES: Final = 3  # that a call needs, with a word for each operand: addresses, objects, results
+TABLES: Final = 3  # tables with a word for each operand: the addresses of elements, the objects, the results
 NONE = -1
-CONTAINERS: Final = 16  # the arguments, and sequences among them
+CONTAINERS: Final = 16  # most containers of one call: its arguments, and the sequences and records among them
 
-# A record of a value: words until the next; under which number its container's items are found, and its place there;
-# its kind, and what `objects` is told of it.
+# Words of a record of a value: the number of words to the next record; the number of its container in the table of
+# containers, and its index there; its kind, and the words that `objects` compares it with.
 NEXT, CONTAINER, INDEX, KIND, KNOWN = range(5)
-# A record of an operand: its container and place, or one of these and: nothing; the number of a new result; the address
-# of an object that the owner keeps; that of what `objects.write_numbers` is told.
+# Words of a record of an operand. WHERE is the number of its container and WHICH its index there. Otherwise WHERE is one
+# of these: NOTHING, the operand is left out; NEW, WHICH is the number of a new result; KEPT, WHICH is the address of an
+# object that the entry keeps alive; NUMBERS, WHICH is the address of the words that `objects.write_numbers` reads.
 WHERE, WHICH, OPERAND = range(3)
 NOTHING, NEW, KEPT, NUMBERS = -1, -2, -3, -4
 MOST_NUMBERS: Final = 2
-# A record of a result: words until the next; the Python function that makes it, 0, or GIVEN; then dtype, rank and sizes
-# of an array, or what `objects.new_tensor` is told, or which operand it is.
+# Words of a record of a result: the number of words to the next record; MAKER, the Python function that makes it, 0 for
+# native code, or GIVEN for an operand that is returned; from MADE on an array's dtype, rank and sizes, or the words that
+# `objects.new_tensor` reads, or the operand's number.
 MAKER, MADE, GIVEN = 1, 2, -1
 
 
@@ -116,7 +120,7 @@ def _fits(table: int, entry: int, named: int, names: int, items: int) -> bool:
 
 @inline
 def _at(entry: int, word: int) -> int:
-    """The address of records whose first word stands in a word of the entry."""
+    """The address at which records begin; a word of the entry holds the number of their first word."""
     return entry + 8 * load_word(entry, word)
 
 
@@ -125,9 +129,9 @@ def _at(entry: int, word: int) -> int:
 
 @inline
 def _gather(functions: int, entry: int, torch: int, items: int, objects: int, operands: int, numbers: int) -> bool:
-    """Write the operands' objects and where their elements lie, 0 for those that are not there; whether all do.
+    """Write each operand's object and the address of its elements, 0 if it is left out. False if an address is missing.
 
-    What lies in a sequence gets a reference: others may change a list meanwhile.
+    An operand that lies in a sequence gets a reference, since another thread may change a list during the call.
     """
     record, lies = _at(entry, OPERANDS_AT), True
     for number in range(load_word(entry, OPERANDS)):
@@ -161,7 +165,7 @@ def _release(functions: int, entry: int, objects: int) -> None:
 
 @inline
 def _new_results(functions: int, entry: int, torch: int, objects: int, results: int) -> int:
-    """Write the results, new ones or those that were given; how many there are, too few where one is refused."""
+    """Write the results, new ones or operands. Returns how many were made: too few if one could not be allocated."""
     record = _at(entry, RESULTS_AT)
     for number in range(load_word(entry, RESULTS)):
         if load_word(record, MAKER) == GIVEN:
@@ -185,7 +189,7 @@ def _new_results(functions: int, entry: int, torch: int, objects: int, results: 
 
 @inline
 def _place_results(entry: int, torch: int, results: int, operands: int) -> None:
-    """Write where the new results lie."""
+    """Write the addresses of the new results' elements into the table of operands."""
     record = _at(entry, OPERANDS_AT)
     for number in range(load_word(entry, OPERANDS)):
         if load_word(record, WHERE) == NEW:
@@ -213,7 +217,7 @@ def _run(functions: int, entry: int, operands: int, team: int) -> int:
 
 @inline
 def _answer(functions: int, entry: int, items: int, results: int) -> int:
-    """What the function returns: `out`, the new result, several in a tuple or in lists; 0 where Python refuses it."""
+    """What the function returns: `out`, one result, a tuple of results, or lists of them; 0 if Python cannot make it."""
     out, count, lists = load_word(entry, OUT), load_word(entry, RESULTS), load_word(entry, LISTS)
     if out != NONE:
         value = load_word(load_word(items, 0), out)
@@ -234,7 +238,7 @@ def _answer(functions: int, entry: int, items: int, results: int) -> int:
 
 @inline
 def _run_plan(functions: int, entry: int, torch: int, items: int, team: int) -> int:
-    """The answer of the entry's plan; 0 where it is left to Python, or Python has raised."""
+    """Run the entry's plan and return its answer; 0 if the Python function shall answer, or if an exception was raised."""
     count, source, tables = load_word(entry, OPERANDS), load_word(entry, TABLES_FROM), stack_words(STACK_WORDS)
     if source:
         tables = take(source, 8 * TABLES * count)
@@ -261,7 +265,7 @@ def _run_plan(functions: int, entry: int, torch: int, items: int, team: int) -> 
 
 @inline
 def _apply(functions: int, entry: int, items: int) -> int:
-    """The answer of the entry's Python function; 0 where it has raised."""
+    """Call the entry's Python function and return its answer; 0 if it has raised."""
     arguments, record = stack_words(FEW), _at(entry, OPERANDS_AT)
     for number in range(load_word(entry, OPERANDS)):
         where, which = load_word(record, WHERE), load_word(record, WHICH)
@@ -279,10 +283,10 @@ def _apply(functions: int, entry: int, items: int) -> int:
 
 @inline
 def _run_entry(table: int, entry: int, items: int, team: int) -> int:
-    """The answer to a call that fits the entry; 0 where it is left to Python, or Python has raised."""
+    """Answer a call that fits the entry; 0 if the Python function shall answer, or if an exception was raised."""
     functions, torch = load_word(table, FUNCTIONS), load_word(table, TORCH) if load_word(entry, IS_TORCH) else 0
     owner, watchers, answer = load_word(entry, OWNER), load_word(entry, WATCHING), 0
-    call_address(load_word(functions, INC_REF), owner)  # the entry lives as long as it, whatever other threads do
+    call_address(load_word(functions, INC_REF), owner)  # another thread may replace the entry; the owner keeps its memory
     if not (torch and watchers != NONE and is_watched(functions, torch, watchers)):
         if load_word(entry, APPLY):
             answer = _apply(functions, entry, items)
@@ -294,7 +298,7 @@ def _run_entry(table: int, entry: int, items: int, team: int) -> int:
 
 @inline
 def _has_raised(functions: int) -> bool:
-    """Whether an error is to be passed on; what the Python function raises as well, with better words, is forgotten."""
+    """Whether an exception is to be passed on. MemoryError and ValueError are not: the Python function raises better ones."""
     if call_address(load_word(functions, OCCURRED)) == 0:
         return False
     for error in (MEMORY_ERROR, VALUE_ERROR):
@@ -306,7 +310,7 @@ def _has_raised(functions: int) -> bool:
 
 @native(4)
 def call(function: int, arguments: int, count: int, names: int) -> int:
-    """What CPython calls: function(*arguments[:count], the others by names)."""
+    """The function that CPython calls: function(*arguments[:count], and the arguments behind them by these names)."""
     table = load_word(function + OWN_WORDS, TABLE)
     functions, positional, named = load_word(table, FUNCTIONS), count & COUNT, 0
     if names:

@@ -1,8 +1,8 @@
-"""Signatures written down for native code: the words of an entry, as `opgrad.native.calls` reads them.
+"""Writes the words of an entry, which describes calls of one signature to native code (`opgrad.native.calls`).
 
-An entry is made of a call that Python has answered. Which argument is which operand is told by the objects themselves:
-an operand is an argument, an item of a sequence among them, or something that the plan keeps. If it is none of these,
-Python has made it, and calls of this signature are left to Python.
+An entry is made from a call that Python has answered. Each operand of that call is identified as an object: it is an
+argument, an item of a sequence among the arguments, or an object that the plan keeps. If it is none of these, Python
+has made it during the call, and Python goes on answering calls of this signature.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from opgrad.native.values import NotNative as NotNative
 from opgrad.native.values import Tensors as Tensors
 from opgrad.native.values import Values, flattened
 
-UNLOCKED_FROM = 1 << 16  # bytes of traffic: giving the interpreter's lock up and taking it again costs some 50 ns
+UNLOCKED_FROM = 1 << 16  # bytes moved; giving the interpreter's lock up and taking it again costs some 50 ns
 MOST_VALUES = 16
 
 
@@ -33,11 +33,11 @@ class Answered:
     """How Python has answered a call.
 
     by: the `Execution` whose plan was run, or a function that was called with `operands`, in that order.
-    operands: inputs and results in the plan's order; None for one left out; of an array that is repeated, or numbers
-        in a record, what the call was given. results: those of the operands that are
-        returned, in order; `new`: whether the call made them.
-    answer: what was returned. kept: objects that every such call uses, beside its arguments. watched: whether the
-        arrays' library is asked before each call if it has to know of it.
+    operands: inputs and results in the plan's order, None for one that was left out. In place of a view that repeats an
+        array stands that array, and in place of an array of a record's numbers the record, as the call was given them.
+    results: the operands that are returned, in order. new: whether the call allocated them.
+    answer: what was returned. kept: objects other than arguments that every such call uses. watched: whether, before
+        each call, the arrays' library is asked whether it must see the call.
     """
 
     by: Any
@@ -49,17 +49,17 @@ class Answered:
     watched: bool = True
 
 
-tensors = Tensors()  # PyTorch's, once it is there
+tensors = Tensors()  # replaced by PyTorch's when that is imported
 
 
 def know(found: Tensors) -> None:
-    """Let entries be made of calls on these arrays, too."""
+    """Allow entries for calls on the arrays of this library, too."""
     global tensors
     tensors = found
 
 
 def signature_of(by: Any, values: Sequence[Any], names: Sequence[str]) -> Any:
-    """What tells entries of one function apart; hashable."""
+    """A hashable key; two calls of one function that need different entries have different keys."""
     places: dict[int, int] = {}
     same: list[int] = []
     rest: list[Any] = []
@@ -70,7 +70,10 @@ def signature_of(by: Any, values: Sequence[Any], names: Sequence[str]) -> Any:
 
 
 def _layout(value: Any) -> Any:
-    """A plan does not tell an array that is repeated along an axis from one without that axis."""
+    """The shape and strides of an array.
+
+    A plan cannot stand for them: a repeated array has the plan of its whole shape.
+    """
     if type(value) is np.ndarray:
         return value.shape, value.strides
     return tensors.layout(value) if type(value) in tensors.kinds else None
@@ -84,7 +87,7 @@ class Entry:
         self.values, self.positional = [*args, *kwargs.values()], len(args)
         self.names = [sys.intern(name) for name in kwargs]
         self.by_plan = hasattr(answered.by, "plan")
-        self.used = 0  # how many operands are arguments
+        self.used = 0  # how many operands were found among the arguments
         if len(self.values) > MOST_VALUES:
             raise NotNative
         self.known = Values(tensors, self.by_plan, () if answered.new else answered.results)
@@ -113,7 +116,7 @@ class Entry:
         answered = self.answered
         by_plan = self.by_plan
         operands = [word for each in answered.operands for word in self._operand(each)]
-        if self.used != self.known.given:  # the others are values of attributes, which may change
+        if self.used != self.known.given:  # an array that is no operand is an attribute's value, which may change
             raise NotNative
         results = [word for number in range(len(answered.results)) for word in self._result(number)] if by_plan else []
         parts = {
@@ -163,7 +166,7 @@ class Entry:
         }
 
     def _check_answer(self, lists: int) -> None:
-        """Raise NotNative if the call has returned something else than the plan's results."""
+        """Raise NotNative if the call returned anything but the plan's results."""
         answered = self.answered
         if lists:
             return
@@ -205,7 +208,7 @@ class Entry:
         raise NotNative
 
     def _numbers(self, value: Any) -> tuple[int, int]:
-        """An operand of a record's numbers, as `objects.write_numbers` is told of it."""
+        """The record of an operand that holds a record's numbers, with the words that `objects.write_numbers` reads."""
         kind = type(value)
         places = [fields(kind).index(each) for each in RECORDS[kind]]
         if len(places) > calls.MOST_NUMBERS:
@@ -230,7 +233,7 @@ class Entry:
 
 
 def _is_still(array: Any, spec: Spec) -> bool:
-    """Whether an array, repeated to this shape, has these strides and this dtype."""
+    """Whether an array, broadcast to the shape of `spec`, has its strides and dtype."""
     try:
         shown = array if array.shape == spec.shape else np.broadcast_to(array, spec.shape)
     except ValueError:
@@ -239,5 +242,5 @@ def _is_still(array: Any, spec: Spec) -> bool:
 
 
 def _is_plainly_made(make: Callable[..., Any]) -> bool:
-    """Whether a result is made by np.empty alone, which native code does as well."""
+    """Whether a result is made by np.empty alone, so that native code can make it without Python."""
     return isinstance(make, functools.partial) and make.func is np.empty

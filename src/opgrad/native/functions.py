@@ -1,8 +1,8 @@
-"""Public functions: objects that are called natively where a call is like one before, and by Python otherwise.
+"""Public functions: objects whose repeated calls are answered in native code, and all other calls in Python.
 
-CPython calls such an object through a pointer in it (vectorcall, PEP 590), which is set to the compiled
-`opgrad.native.calls.call` once the first call has shown what it needs. Before that, on other Pythons, and for
-whatever native code does not know, the Python function behind it is called.
+CPython calls such an object through a pointer in it (vectorcall, PEP 590). After the first call that native code can
+repeat, the pointer leads to the compiled `opgrad.native.calls.call`. Before that, on other implementations of Python,
+and for a call that fits no entry, the object calls the Python function that it was made of.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ from opgrad.native.entries import Answered, Entry, NotNative, signature_of
 
 
 class PythonFunction(Function):
-    """The part that is Python's: how a public function looks, and what it does where no native code is reached."""
+    """The public function as Python sees it: its name and methods, and the call that no native code answers."""
 
     _python: Callable[..., Any]
     _entries: "Entries"
@@ -50,7 +50,7 @@ _Type = native_type(PythonFunction)
 
 
 def function_of(python: Callable[..., Any]) -> tuple[Any, "Entries | None"]:
-    """The public function in front of a Python function, and its entries; itself where there is no native way."""
+    """The public function for a Python function, with its entries; the Python function and None if native calls cannot be."""
     if not SUPPORTED:
         return python, None
     made = _Type()
@@ -67,7 +67,7 @@ def _address(function: Any) -> int:
 
 
 def _c_functions() -> list[int]:
-    """Where native code finds the C functions of Python and NumPy, and our `run`; in the order of its words."""
+    """The addresses of C functions of Python and NumPy, of our `run`, and of two exceptions, as `objects` numbers them."""
     python = ctypes.pythonapi
     names = [
         "PyObject_Vectorcall", "Py_IncRef", "Py_DecRef", "PyEval_SaveThread", "PyEval_RestoreThread",
@@ -92,9 +92,9 @@ def _table_of_c_functions() -> int:
 
 
 class Entries:
-    """What one public function knows natively: a place for each of some signatures, the last ones met.
+    """The entries of one public function: those of the last `calls.SLOTS` signatures that native code can answer.
 
-    Belongs to the public function, as the Python function does: native code has their addresses.
+    The public function keeps this object and the Python function alive, since native code reads their addresses.
     """
 
     def __init__(self, function: Any, python: Callable[..., Any]):
@@ -124,7 +124,7 @@ class Entries:
             replaced = self._refuse(signature)
         finally:
             settling.end()
-        del replaced  # behind the lock, since what it frees may run any code
+        del replaced  # after the lock is released, since freeing objects may run any code
 
     def _enter(self, signature: Any, entry: Entry) -> Any:
         if not self.own[abi.VECTORCALL]:
@@ -147,7 +147,7 @@ class Entries:
 
 
 class _Notes(threading.local):
-    """How the call was answered that a thread is in: what was run for it; None where nobody asks."""
+    """For each thread, what was run to answer the public call that it is in; None if nobody wants to know."""
 
     answered: list[Answered] | None = None
 
@@ -157,22 +157,22 @@ NOTHING = Answered(None, (), (), False, None)
 
 
 def note(answered: Answered) -> None:
-    """Tell the public function that is called, if it asks, how it is answered."""
+    """Record how the public call that this thread is in was answered, if that call collects such notes."""
     if _notes.answered is not None:
         _notes.answered.append(answered)
 
 
 def note_effect() -> None:
-    """Tell it that something is done beside answering: such calls are left to Python."""
+    """Record that the call also does something that native code cannot repeat, so that Python goes on answering it."""
     note(NOTHING)
 
 
 def answer(
     known: Entries, python: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], watched: bool = True
 ) -> Any:
-    """python(*args, **kwargs); calls like this one are native from now on, if one thing that was noted answers them.
+    """Return python(*args, **kwargs), and make an entry for such calls if exactly one note says how it was answered.
 
-    watched: whether the library of the arrays is asked before each if it has to know of it.
+    watched: whether, before each native call, the arrays' library is asked whether it must see the call.
     """
     outside, _notes.answered = _notes.answered, []
     try:
@@ -185,7 +185,7 @@ def answer(
 
 
 def answer_whole(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """function(*arguments), noted as what answers; what it calls is its own matter."""
+    """Return function(*arguments), and note that calling it answers the call; notes made inside it are not collected."""
     outside, _notes.answered = _notes.answered, None
     try:
         found = function(*arguments)

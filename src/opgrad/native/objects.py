@@ -1,6 +1,6 @@
-"""Python's objects as native code reads them: numbers, arrays, sequences, tensors, each compared with what is known.
+"""Compares the objects that a call is given, numbers, arrays, sequences and tensors, with the words of an entry.
 
-How they lie in memory stands in `abi`.
+`abi` has the layouts of these objects in memory.
 """
 
 from typing import Any, Final
@@ -27,23 +27,23 @@ from opgrad.native.abi import (
 CALL, INC_REF, DEC_REF, SAVE_THREAD, RESTORE_THREAD, EQUALS, CLEAR, IS_ERROR, OCCURRED = range(9)
 NEW_TUPLE, SET_ITEM, NEW_LIST, SET_LIST_ITEM, GET_ATTRIBUTE, GET_ITEM, AS_INT64, NEW_ARRAY, ARRAY, RUN = range(9, 19)
 VALUE_ERROR, MEMORY_ERROR, C_FUNCTIONS = range(19, 22)  # the last: how many there are
-# Words of what is known of PyTorch: places in its objects, C functions, names and objects; then the watchers, each a
-# function and the very object that it returns where nobody watches.
+# Words of the table about PyTorch: offsets in its objects, C functions, names and objects. Then come the watchers, two
+# words each: a function, and the object that it returns if nothing in PyTorch needs to see calls.
 IMPL, KEYS, GET_DIM, GET_SIZES, GET_STRIDES, GET_DTYPE, GET_DATA, RECORDS_GRAD, EMPTY, WRAP, DELETE = range(11)
 REQUIRES_GRAD, TRUE, LEVELS, LEVEL, NO_LEVEL, WATCHERS = range(11, 17)
 
 EQ: Final = 2  # Py_EQ
 
-# What is known of a value, behind its kind: of an object its address; of a number also its type, and a float's bits; of
-# a sequence its type and length, and the number under which its items are found; of a value that another one is, too,
-# where that stands; of an array what `execute.known` tells; of a tensor its type, keys, whether autograd records it,
-# dtype, rank, sizes and strides; of a record, whose fields are slots, its type and the number under which they are
-# found; of an integer of any value its type.
+# The kinds of values, and the words that follow the kind. OBJECT: its address. FLOAT: address, type, the float's bits.
+# EQUAL, compared by ==: address, type. TUPLE and LIST: type, length, the number that its items get as a container.
+# SAME, an object that occurred before in this call: the container and index of the first. KNOWN_ARRAY: the words of
+# `known` below. TENSOR: type, keys, whether autograd records it, dtype, rank, sizes, strides. RECORD, an object with
+# slots: type, the number that its fields get as a container. INTEGER, of any value: type.
 OBJECT, FLOAT, EQUAL, TUPLE, LIST, SAME, KNOWN_ARRAY, TENSOR, RECORD, INTEGER = range(10)
 OF_TYPE, OF_KEYS, OF_GRAD, OF_DTYPE, OF_RANK, OF_SIZES = range(6)
 
 
-# Words of what is known of an array: type, dtype's address, flags it must have, rank; then its sizes and strides.
+# The words of an array: its type, its dtype's address, the flags that it must have, its rank; then sizes and strides.
 KNOWN: Final = 4
 
 
@@ -63,14 +63,14 @@ def is_as_planned(array: int, known: int) -> bool:
 
 
 def known(array: Any, writeable: bool) -> list[int]:
-    """What `is_as_planned` is told of an array."""
+    """The words of an array, with which `is_as_planned` compares another."""
     flags = WRITEABLE if writeable else 0
     return [id(type(array)), id(array.dtype), flags, array.ndim, *array.shape, *array.strides]
 
 
 @inline
 def is_number(functions: int, value: int, kind: int, known: int) -> bool:
-    """Whether a value has the number's type, which is Python's own, and equals it."""
+    """Whether a value has exactly the number's type, one of Python's own, and equals the number."""
     if value == load_word(known, 0):
         return True
     if load_word(value + TYPE, 0) != load_word(known, 1):
@@ -82,7 +82,7 @@ def is_number(functions: int, value: int, kind: int, known: int) -> bool:
 
 @inline
 def is_sequence(value: int, kind: int, known: int, items: int) -> bool:
-    """Whether a value is a sequence of the type and length that is known; its items are found from then on."""
+    """Whether a value has this type and length; if so, write the address of its items to the table of containers."""
     if load_word(value + TYPE, 0) != load_word(known, 0) or load_word(value + SIZE, 0) != load_word(known, 1):
         return False
     store_word(items, load_word(known, 2), value + TUPLE_ITEMS if kind == TUPLE else load_word(value + LIST_ITEMS, 0))
@@ -91,7 +91,7 @@ def is_sequence(value: int, kind: int, known: int, items: int) -> bool:
 
 @inline
 def fits(functions: int, torch: int, value: int, kind: int, known: int, items: int) -> bool:
-    """Whether a value is what is known of it; a field without a value is not."""
+    """Whether a value fits its record; 0, a field that holds no object, never does."""
     if value == 0:
         return False
     if kind == KNOWN_ARRAY:
@@ -113,9 +113,9 @@ def fits(functions: int, torch: int, value: int, kind: int, known: int, items: i
 
 @inline
 def write_numbers(functions: int, items: int, known: int, numbers: int) -> bool:
-    """Write the integers that stand in fields of a record; whether int64 holds them.
+    """Write the integers that stand in fields of a record; False if one of them does not fit int64.
 
-    known: under which number the fields are found, how many integers there are, their places.
+    known: the number of the container that holds the fields, the number of integers, and the index of each field.
     """
     found, fit = load_word(items, load_word(known, 0)), True
     for number in range(load_word(known, 1)):
@@ -139,7 +139,7 @@ def drop(functions: int, results: int, count: int) -> None:
 
 @inline
 def collect(functions: int, new: int, set_item: int, results: int, count: int) -> int:
-    """A tuple or a list of objects whose references it takes over; 0 where Python has refused it, and they are gone."""
+    """A tuple or a list that takes over references to objects; if Python cannot make it, they are given back: 0."""
     made = call_address(load_word(functions, new), count)
     if made == 0:
         drop(functions, results, count)
@@ -164,7 +164,7 @@ def _is_tensor(functions: int, torch: int, value: int, known: int) -> bool:
 
 @inline
 def _has_layout(torch: int, handle: int, known: int) -> bool:
-    """Whether a tensor has the dtype, sizes and strides that are known."""
+    """Whether a tensor has the dtype, sizes and strides of its record."""
     found, rank = stack_words(4), load_word(known, OF_RANK)
     failed = call_address(load_word(torch, GET_DIM), handle, found)
     failed |= call_address(load_word(torch, GET_DTYPE), handle, found + 8)
@@ -181,7 +181,7 @@ def _has_layout(torch: int, handle: int, known: int) -> bool:
 
 @inline
 def _records(functions: int, torch: int, tensor: int) -> int:
-    """1 if autograd records what is computed of a tensor, else 0."""
+    """1 if autograd records operations on a tensor, else 0."""
     if not call_address(load_word(torch, RECORDS_GRAD)) & 0xFF:
         return 0
     found = call_address(load_word(functions, GET_ATTRIBUTE), tensor, load_word(torch, REQUIRES_GRAD))
@@ -194,7 +194,7 @@ def _records(functions: int, torch: int, tensor: int) -> int:
 
 @inline
 def is_watched(functions: int, torch: int, watchers: int) -> bool:
-    """Whether a part of PyTorch has to know of every call now: a dispatch mode, a trace, a transformation."""
+    """Whether PyTorch must see every call now, for a dispatch mode, a trace or a functorch transformation."""
     level = call_address(load_word(functions, GET_ITEM), load_word(torch, LEVELS), load_word(torch, LEVEL))
     watched = level != load_word(torch, NO_LEVEL)
     for number in range(watchers):
@@ -210,7 +210,7 @@ def is_watched(functions: int, torch: int, watchers: int) -> bool:
 
 @inline
 def data_of(torch: int, array: int) -> int:
-    """Where an array's or a tensor's elements lie; 0 for a tensor without memory."""
+    """The address of the elements of an array or a tensor; 0 for a tensor without memory."""
     if torch == 0:
         return load_word(array + DATA, 0)
     found = stack_words(1)
@@ -221,7 +221,7 @@ def data_of(torch: int, array: int) -> int:
 
 @inline
 def new_tensor(torch: int, record: int) -> int:
-    """A tensor as a record tells: dtype, device's number, rank, sizes, strides; 0 where PyTorch refuses one."""
+    """A new tensor. record: dtype, device's number, rank, sizes, strides. 0 if PyTorch cannot make it."""
     made, rank, sizes = stack_words(1), load_word(record, 2), record + 24
     strides, dtype, device = sizes + 8 * rank, load_word(record, 0), load_word(record, 1)
     if call_address(load_word(torch, EMPTY), rank, sizes, strides, dtype, 0, device, made) & 0xFFFFFFFF:

@@ -1,7 +1,8 @@
-"""Plans in the form that native code runs: a few words of memory for each step.
+"""Writes a program as the words of a plan, and runs these words in native code.
 
-A step is a task, the number of its parts and its arguments. The addresses of operands and of working memory, which is
-taken for each call, are filled in at each call, so one plan serves many threads at once.
+A step's words are the address of its task, the number of its parts, and its arguments. A plan holds no addresses of
+operands or of working memory. Each call fills them into its own copy of the arguments, so many threads can run one plan
+at the same time.
 """
 
 from collections.abc import Sequence
@@ -19,19 +20,19 @@ from opgrad.native.abi import DATA
 from opgrad.native.overlap import NOTHING, may_overlap
 from opgrad.native.scratch import STACK_WORDS, give, take
 
-# Words of a plan: the number of steps, where the steps begin, how many bytes of working memory they need, and where it
-# comes from, as `scratch.source` tells; then what must be apart, as `overlap.words` tells.
+# Words of a plan: the number of steps, the word at which they begin, the bytes of working memory that they need, and the
+# source of that memory, as `scratch.source` gives it; then the words of `overlap.words`, by which overlaps are found.
 STEPS, FIRST_STEP, SCRATCH_BYTES, SCRATCH_FROM, APART = range(5)
 TASK, PARTS, ARGUMENTS, PATCHES, STEP = 0, 1, 2, 3, 4  # words of a step, before its arguments and its patches
 MAX_ARGUMENTS: Final = 64
 SCRATCH: Final = -1  # the operand number of scratch memory
-TABLE: Final = -2  # … and of the table of all operands' addresses
+TABLE: Final = -2  # the operand number of the table of all operands' addresses
 
 
 def words(program: Program, apart: Sequence[int] = NOTHING) -> list[int]:
-    """The plan's words, with room for the working memory of the program that shall run later, too.
+    """The plan's words. Its working memory is large enough for the program that may replace this one later, too.
 
-    apart: the words of what must not overlap.
+    apart: the words of `overlap.words`, which say which operands must not overlap.
     """
     size = max(program.scratch_bytes, program.later.scratch_bytes if program.later else 0)
     result = [len(program.steps), APART + len(apart), size, scratch.source(size), *apart]
@@ -47,7 +48,7 @@ def dtypes_of(step: Step) -> list[str]:
 
 
 def step_words(step: Step, program: Program) -> list[int]:
-    """The words of a step: its own, its kernel's arguments, and which of them are filled in at each call."""
+    """The words of a step: its own, its kernel's arguments, and its patches, which say what each call adds to them."""
     filled = _header(step, program)
     for name, kind in step.kernel.parameters.items():
         filled += values(kind, step.arguments[name])
@@ -71,7 +72,7 @@ def _header(step: Step, program: Program) -> list[tuple[Any, Any]]:
 
 
 def _patch(index: int, kind: Any, value: Any) -> list[int]:
-    """Which address is added to the word at `index` when a call starts, if one is."""
+    """The patch of the argument word at `index`: the word's index and the operand whose address each call adds to it."""
     if kind is Private or value is None:
         return []
     if isinstance(value, Operand):
@@ -91,16 +92,17 @@ def _word(value: Any, kind: Any) -> int:
     return int(unpack("q", pack("d", value))[0]) if kind is Float else int(value)
 
 
-OVERLAP, NO_MEMORY = -1, -2  # the status of a run that did nothing: arrays may overlap, working memory was refused
-REPORT: Final = 3  # words of what a kernel has refused: its status, then what it is about, as `Explain` takes it
+OVERLAP, NO_MEMORY = -1, -2  # the status of a run that ran no kernel: arrays may overlap; working memory was refused
+REPORT: Final = 3  # words in which a kernel reports bad input: its status, then the two arguments of `Explain`
 
 
 @inline
 def run_plan(plan: int, operands: int, run: int, context: int, report: int) -> int:
-    """Run a plan on operands whose addresses are given, with working memory of its own.
+    """Run a plan on a table of operands' addresses, with working memory that is taken for this run.
 
-    Returns 0, NO_MEMORY, or the status that a step left in working memory, of which a report is written unless `report`
-    is 0. run: a C function run(context, task, arguments, parts); 0 runs all parts here.
+    Returns 0, NO_MEMORY, or the status that a step wrote to the working memory. In the last case the step's report is
+    copied to the address `report`, unless that is 0. run: a C function run(context, task, arguments, parts) that shares
+    the parts among threads; if it is 0, this thread runs all parts.
     """
     size, source, memory = load_word(plan, SCRATCH_BYTES), load_word(plan, SCRATCH_FROM), stack_words(STACK_WORDS)
     if source:
@@ -118,7 +120,7 @@ def run_plan(plan: int, operands: int, run: int, context: int, report: int) -> i
 
 @inline
 def run_steps(plan: int, operands: int, scratch: int, run: int, context: int) -> int:
-    """Run all steps; 0, or the first status that one of them has left."""
+    """Run all steps in order, until one of them reports a status; return that status, or 0."""
     arguments = stack_words(MAX_ARGUMENTS)
     step = plan + 8 * load_word(plan, FIRST_STEP)
     if scratch:
@@ -153,7 +155,8 @@ def execute(
 ) -> int:
     """Run a plan on operands given as a table of addresses: the status of `run_plan`, or OVERLAP unless `trusted`.
 
-    arrays: where so many NumPy arrays stand, whose addresses are written to the table first; 0 if it has them.
+    arrays: the address of `count` pointers to NumPy arrays, whose data addresses are first written to the table; 0 if
+    the table holds them already.
     """
     if arrays:
         for number in range(count):
@@ -164,5 +167,5 @@ def execute(
 
 
 def run_on(plan: int, operands: int, threads: tuple[int, int]) -> int:
-    """Run a plan on a table of addresses that overlap nothing; its status. threads: as `threads_for` tells."""
+    """Run a plan on a table of operands that do not overlap; its status. threads: run and context, from `threads_for`."""
     return execute.call(plan, operands, 0, 0, True, *threads, 0)

@@ -15,7 +15,7 @@ from opgrad.native.plan import words
 
 @dataclass(eq=False)
 class Plan:
-    """All that a call needs to know beforehand; `words` is what native code reads, `tables` what they point to."""
+    """All that is worked out before a call. `words` is what native code reads; `tables` are arrays to which they point."""
 
     operator: Operator
     results: tuple[Spec, ...]
@@ -34,7 +34,7 @@ class Plan:
         return ctypes.addressof(self.words)
 
     def error(self, report: Sequence[int] | None, more: int = 0) -> Exception:
-        """The exception for a run that wrote this report; None: that got no memory, of which it wanted some more."""
+        """The exception for a run that wrote this report; None: it got no memory. more: bytes that it wanted in addition."""
         if report is None:
             wanted = self.scratch_bytes + more
             return MemoryError(f"{self.operator.name}: cannot allocate {wanted} bytes of working memory")
@@ -64,7 +64,7 @@ def _plan(prepared: Prepared) -> Plan:
 
 
 def _made(prepared: Prepared, programs: Sequence[Any], code: Sequence[int]) -> Plan:
-    """The plan that runs the first of these programs, and has room for each."""
+    """The plan that runs the first of these programs, with working memory that is enough for each of them."""
     op, program = prepared.operator, programs[0]
     return Plan(
         op,

@@ -1,7 +1,7 @@
-"""The working memory of a call: on the stack where little is needed, else from the pool of released memory.
+"""The working memory of a call: up to 8 KiB lie on the stack, more comes from the pool of released memory.
 
-A call takes it when it begins and gives it back when it ends. So a process keeps no more than the pool's bound, however
-many signatures it has met, and any number of threads may run one plan at a time.
+A call takes its memory when it begins and gives it back when it ends. So the process keeps no more than the pool's
+bound, however many signatures it has met, and any number of threads can run one plan at the same time.
 """
 
 import ctypes
@@ -13,8 +13,8 @@ from opgrad.cpu.compiler.native import inline
 from opgrad.locks import settling
 from opgrad.native import pool
 
-STACK_WORDS: Final = 1024  # of working memory that lie on the caller's stack, in place of 0.1 µs for taking them
-POOL, TAKE, GIVE = range(3)  # words of what native code is given: the pool's table, its functions to take and to give
+STACK_WORDS: Final = 1024  # most words that lie on the stack; taking memory from the pool costs 0.1 µs
+POOL, TAKE, GIVE = range(3)  # words of a source: the address of the pool's table, and of its malloc and free
 
 
 @inline
@@ -30,13 +30,16 @@ def give(source: int, memory: int, size: int) -> None:
 
 
 def source(size: int) -> int:
-    """Where native code takes so many bytes from, as `take` and `give` are told; 0 if they lie on the stack."""
+    """The address of the source from which native code takes so many bytes; 0 if they lie on the stack."""
     return ctypes.addressof(_words()) if size > 8 * STACK_WORDS else 0
 
 
 @cache
 def _words() -> ctypes.Array[ctypes.c_int64]:
-    """The words of the pool. Plans and threads may outlive the interpreter's objects, so they are never freed."""
+    """The words of the source.
+
+    They are never freed, since plans and threads may use them while the interpreter ends.
+    """
     with settling:
         words = (ctypes.c_int64 * 3)(pool.table(), pool.malloc.address, pool.free.address)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(words))

@@ -1,4 +1,4 @@
-"""Values of a call written down for native code: what each must be, as `opgrad.native.objects` reads it."""
+"""Writes the records of a call's values, with which `opgrad.native.objects` compares the values of later calls."""
 
 import ctypes
 import struct
@@ -15,38 +15,38 @@ MOST_ITEMS = 4096
 
 
 class NotNative(Exception):
-    """Calls of this signature are left to Python."""
+    """Raised if native code cannot answer calls of this signature, so that Python goes on answering them."""
 
 
 class Tensors:
-    """What entries have to know of a library's arrays beside NumPy's; `opgrad.interop.torch_calls` has PyTorch's."""
+    """How entries describe arrays of a library other than NumPy; `opgrad.interop.torch_calls` has it for PyTorch."""
 
-    kinds: frozenset[type] = frozenset()  # of the arrays
-    address = 0  # of what is known of the library
+    kinds: frozenset[type] = frozenset()  # the types of the library's arrays
+    address = 0  # of the table about the library that native code reads
 
     def layout(self, tensor: Any) -> Any:
-        """What tells tensors apart that need an entry each, where no plan does; hashable."""
+        """A hashable description of a tensor; tensors that differ in it need different entries, even if they share a plan."""
         return None
 
     def of_value(self, tensor: Any) -> list[int]:
-        """What `objects.TENSOR` is told of an argument."""
+        """The words of an argument's record of kind `objects.TENSOR`."""
         raise NotNative
 
     def of_result(self, tensor: Any) -> list[int]:
-        """What `objects.new_tensor` is told of a result."""
+        """The words from which `objects.new_tensor` makes a result."""
         raise NotNative
 
     def is_plainly_made(self, make: Any) -> bool:
-        """Whether a result is made by nothing but what native code does as well."""
+        """Whether native code can make a result that Python makes with this function."""
         return False
 
     def watchers(self, tensors: Sequence[Any]) -> int:
-        """How many of the watchers are asked for calls on these."""
+        """How many of the library's watchers are asked before a call on these tensors."""
         return 0
 
 
 def flattened(values: Sequence[Any]) -> list[Any]:
-    """Arguments with the items of sequences and the fields of records in place of these."""
+    """The arguments, with each sequence replaced by its length and items, and each record by its type and fields."""
     flat: list[Any] = []
     for value in values:
         kind = type(value)
@@ -63,16 +63,16 @@ def flattened(values: Sequence[Any]) -> list[Any]:
 
 
 def is_sequence(value: Any) -> bool:
-    """Whether native code may look at a value's items: a list, a tuple, or what a library has in place of one."""
+    """Whether native code may read a value's items: it is a list, a tuple, or a library's subclass of tuple, as torch.Size."""
     return type(value) in (list, tuple) or (isinstance(value, tuple) and type(value) in PLAIN)
 
 
 class Values:
     """The records of a call's arguments, and where the arrays among them are found.
 
-    places: containers and indices by the identity of values; fields_at: the numbers under which records' fields are
-    found. given: how many arguments are arrays. kept: objects whose
-    addresses are compared.
+    places: the container and index of each array and sequence, by its id. fields_at: the container number of each
+    record's fields, by the record's id. given: how many arrays there are. kept: objects whose addresses are compared,
+    which must therefore stay alive.
     """
 
     def __init__(self, tensors: Tensors, by_plan: bool, written: Sequence[Any]):
@@ -84,7 +84,7 @@ class Values:
         self.containers, self.given = 1, 0
 
     def record(self, value: Any, container: int, index: int) -> None:
-        """Tell what is known of a value, and of its items."""
+        """Append the record of a value, and those of its items or fields."""
         words = self._known(value, container, index)
         self.records.append([calls.KNOWN + len(words) - 1, container, index, *words])
         if words[0] in (objects.TUPLE, objects.LIST):
@@ -116,7 +116,7 @@ class Values:
         return [objects.KNOWN_ARRAY, *known(value, writeable=any(value is each for each in self.written))]
 
     def _fields_of(self, value: Any) -> list[int]:
-        """What is known of a record. Raises NotNative if it lies in another way than native code reads it."""
+        """The words for a record. Raises NotNative if its layout in memory differs from the one that native code reads."""
         names, kind = fields(type(value)), type(value)
         words = (ctypes.c_int64 * len(names)).from_address(id(value) + abi.FIELDS)
         if list(words) != [id(getattr(value, name, None)) for name in names]:

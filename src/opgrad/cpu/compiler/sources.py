@@ -40,7 +40,7 @@ def of_file(path: str) -> bytes | None:
 
 
 def compiler() -> bytes | None:
-    """The digest of the compiler's files as they are now; None if they cannot be read, for example inside a zip archive."""
+    """The digest of the compiler's files as they are now; None if they cannot be read, as inside a zip archive."""
     here = os.path.dirname(__file__)
     paths = sorted(path for name in DECIDING for path in glob.glob(os.path.join(here, name + ".py")))
     found = [of_file(path) for path in paths]
@@ -155,7 +155,10 @@ def _constant(value: Any) -> str:
 
 
 def _value(value: Any, functions: list[Callable[..., Any]]) -> str:
-    """A text of a value that a function uses. A function is appended to `functions`; `_whole` then refers to its number."""
+    """A text of a value that a function uses.
+
+    If the value is a function itself, it is appended to `functions`, and `_whole` refers to it by its number.
+    """
     if isinstance(value, PLAIN):
         return repr(value)
     if isinstance(value, tuple):
@@ -173,7 +176,7 @@ def _value(value: Any, functions: list[Callable[..., Any]]) -> str:
 
 
 def _annotation(kind: Any) -> str:
-    """A text of a class or an annotation. The text of a tuple of annotations, named or not, includes that of each item."""
+    """A text of a class or an annotation. A tuple of annotations, named or not, includes the text of each item."""
     own = "" if isinstance(kind, tuple) else repr(kind)
     return f"{own}{getattr(kind, '_fields', '')}({','.join(map(_annotation, fields(kind)))})"
 

@@ -61,7 +61,7 @@ RESOLVE = types.BaseFunction.get_call_type
 
 
 def _signature(function: Any, context: Any, arguments: Any, keywords: Any) -> Any:
-    """The signature of a call with these argument types, kept: Numba finds it by trying every overload of the function."""
+    """The signature of a call with these argument types, kept: Numba finds it by trying all overloads one by one."""
     if keywords:
         return RESOLVE(function, context, arguments, keywords)
     key = id(function), arguments
@@ -78,8 +78,8 @@ LIFETIMES = PostProcessor.run
 def _lifetimes(post: Any, emit_dels: bool = False, **options: Any) -> None:
     """Numba's analysis of variables' lifetimes, done only when it is used: before lowering and for generators.
 
-    Lowering needs it to delete each variable after its last use (`emit_dels`). Other passes of Numba ask for it too, but
-    those that are left here do not read its result; they only need the control flow in its canonical form.
+    Lowering needs it to delete each variable after its last use (`emit_dels`). Other passes of Numba ask for it too,
+    but those that are left here do not read its result; they only need the control flow in its canonical form.
     """
     if emit_dels or post.func_ir.is_generator:
         LIFETIMES(post, emit_dels, **options)
@@ -123,7 +123,7 @@ def _unseen(*event: Any, **data: Any) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Within this context, Python's garbage collector is off: it took a sixth of the time to compile, and freed little."""
+    """Within this context, Python's garbage collector is off: it took a sixth of the compile time and freed little."""
     enabled = gc.isenabled()
     gc.disable()
     try:
