@@ -121,7 +121,10 @@ def _find(
 
 
 def form(op: Operator, given: dict[str, Any], library: Arrays = HOST) -> tuple[Operator, dict[str, Any]]:
-    """The form of the operator that fits a call, and the arguments by the form's names. library: whose arrays they are."""
+    """The form of the operator that fits a call, and the arguments by the form's names.
+
+    library: whose arrays they are.
+    """
     return op.general.expand(op, given, library) if op.general else (op, given)
 
 
@@ -151,7 +154,7 @@ def _never_changes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _is_plain(op: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Whether the call can run on its own arguments: none of its arrays was converted, and all other values are immutable."""
+    """Whether the call can run on its own arguments: no array was converted, and all other values are immutable."""
     named = {**dict(zip(op.parameters, args, strict=False)), **kwargs}
     arrays = {name for name, value in named.items() if isinstance(value, np.ndarray | tuple | list)}
     own = all(named.get(name) is given.get(name) for name in arrays.union(op.arrays, ["out"]))
@@ -234,7 +237,10 @@ class Execution:
         self.table = ctypes.c_int64 * (self.count + REPORT)  # operands' addresses, then what a kernel reports
 
     def execute(self, operands: Sequence[Any], trusted: bool) -> None:
-        """Run on operands in the plan's order, results last. trusted: whether the results are known to overlap nothing."""
+        """Run on operands in the plan's order, results last.
+
+        trusted: whether the results are known to overlap nothing.
+        """
         if INTERPRETING:
             self._interpret(operands, trusted)
             return
@@ -308,7 +314,10 @@ class Runner(Execution):
         return Answered(self, operands, results, out is None, self.finish(tuple(results)))
 
     def run(self, arrays: list[Any], results: Sequence[Array], trusted: bool = False) -> None:
-        """Run on all arrays in the plan's order, results last. trusted: whether the results are new, so that none overlaps."""
+        """Run on all arrays in the plan's order, results last.
+
+        trusted: whether the results are new, so that none overlaps.
+        """
         if self.plan.copies:
             self._execute_on_copies(arrays, results)
         else:

@@ -55,8 +55,8 @@ from opgrad.native.scratch import STACK_WORDS, give, take
 # of the Python function, and of the word that holds the team of threads; then the addresses of the entries.
 FUNCTIONS, TORCH, PYTHON, TEAM, ENTRIES, SLOTS = 0, 1, 2, 3, 4, 16
 
-# Words of an entry: the number of positional arguments; the number of names and the word at which they begin; the number
-# of records of values and the word at which they begin; the Python object that owns the entry's memory.
+# Words of an entry: the number of positional arguments; the number of names and the word at which they begin; the
+# number of records of values and the word at which they begin; the Python object that owns the entry's memory.
 POSITIONAL, NAMED, NAMES_AT, RECORDS, RECORDS_AT, OWNER = range(6)
 # APPLY: the Python function that answers, or 0 if a plan does. ITEM: which of the function's results is the answer, or
 # NONE if all of them are. PLAN: the plan's address. SHARED: whether several threads run it. UNLOCKED: whether the
@@ -77,15 +77,16 @@ CONTAINERS: Final = 16  # most containers of one call: its arguments, and the se
 # Words of a record of a value: the number of words to the next record; the number of its container in the table of
 # containers, and its index there; its kind, and the words that `objects` compares it with.
 NEXT, CONTAINER, INDEX, KIND, KNOWN = range(5)
-# Words of a record of an operand. WHERE is the number of its container and WHICH its index there. Otherwise WHERE is one
-# of these: NOTHING, the operand is left out; NEW, WHICH is the number of a new result; KEPT, WHICH is the address of an
-# object that the entry keeps alive; NUMBERS, WHICH is the address of the words that `objects.write_numbers` reads.
+# Words of a record of an operand. WHERE is the number of its container and WHICH its index there. Otherwise WHERE is
+# one of these: NOTHING, the operand is left out; NEW, WHICH is the number of a new result; KEPT, WHICH is the address
+# of an object that the entry keeps alive; NUMBERS, WHICH is the address of the words that `objects.write_numbers`
+# reads.
 WHERE, WHICH, OPERAND = range(3)
 NOTHING, NEW, KEPT, NUMBERS = -1, -2, -3, -4
 MOST_NUMBERS: Final = 2
 # Words of a record of a result: the number of words to the next record; MAKER, the Python function that makes it, 0 for
-# native code, or GIVEN for an operand that is returned; from MADE on an array's dtype, rank and sizes, or the words that
-# `objects.new_tensor` reads, or the operand's number.
+# native code, or GIVEN for an operand that is returned; from MADE on an array's dtype, rank and sizes, or the words
+# that `objects.new_tensor` reads, or the operand's number.
 MAKER, MADE, GIVEN = 1, 2, -1
 
 
@@ -217,7 +218,7 @@ def _run(functions: int, entry: int, operands: int, team: int) -> int:
 
 @inline
 def _answer(functions: int, entry: int, items: int, results: int) -> int:
-    """What the function returns: `out`, one result, a tuple of results, or lists of them; 0 if Python cannot make it."""
+    """The function's answer: `out`, one result, a tuple of results, or lists of them; 0 if Python cannot make it."""
     out, count, lists = load_word(entry, OUT), load_word(entry, RESULTS), load_word(entry, LISTS)
     if out != NONE:
         value = load_word(load_word(items, 0), out)
@@ -238,7 +239,10 @@ def _answer(functions: int, entry: int, items: int, results: int) -> int:
 
 @inline
 def _run_plan(functions: int, entry: int, torch: int, items: int, team: int) -> int:
-    """Run the entry's plan and return its answer; 0 if the Python function shall answer, or if an exception was raised."""
+    """Run the entry's plan and return its answer.
+
+    0 if the Python function shall answer, or if an exception was raised.
+    """
     count, source, tables = load_word(entry, OPERANDS), load_word(entry, TABLES_FROM), stack_words(STACK_WORDS)
     if source:
         tables = take(source, 8 * TABLES * count)
@@ -286,7 +290,8 @@ def _run_entry(table: int, entry: int, items: int, team: int) -> int:
     """Answer a call that fits the entry; 0 if the Python function shall answer, or if an exception was raised."""
     functions, torch = load_word(table, FUNCTIONS), load_word(table, TORCH) if load_word(entry, IS_TORCH) else 0
     owner, watchers, answer = load_word(entry, OWNER), load_word(entry, WATCHING), 0
-    call_address(load_word(functions, INC_REF), owner)  # another thread may replace the entry; the owner keeps its memory
+    # another thread may replace the entry; the owner keeps its memory
+    call_address(load_word(functions, INC_REF), owner)
     if not (torch and watchers != NONE and is_watched(functions, torch, watchers)):
         if load_word(entry, APPLY):
             answer = _apply(functions, entry, items)
@@ -298,7 +303,10 @@ def _run_entry(table: int, entry: int, items: int, team: int) -> int:
 
 @inline
 def _has_raised(functions: int) -> bool:
-    """Whether an exception is to be passed on. MemoryError and ValueError are not: the Python function raises better ones."""
+    """Whether an exception is to be passed on.
+
+    MemoryError and ValueError are not: the Python function raises better ones.
+    """
     if call_address(load_word(functions, OCCURRED)) == 0:
         return False
     for error in (MEMORY_ERROR, VALUE_ERROR):

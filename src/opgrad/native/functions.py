@@ -50,7 +50,7 @@ _Type = native_type(PythonFunction)
 
 
 def function_of(python: Callable[..., Any]) -> tuple[Any, "Entries | None"]:
-    """The public function for a Python function, with its entries; the Python function and None if native calls cannot be."""
+    """The public function made of a Python function, and its entries; without native calls the latter itself, and None."""
     if not SUPPORTED:
         return python, None
     made = _Type()
@@ -67,7 +67,7 @@ def _address(function: Any) -> int:
 
 
 def _c_functions() -> list[int]:
-    """The addresses of C functions of Python and NumPy, of our `run`, and of two exceptions, as `objects` numbers them."""
+    """The addresses of C functions of Python and NumPy, of our `run`, and of two exceptions, in the order of `objects`."""
     python = ctypes.pythonapi
     names = [
         "PyObject_Vectorcall", "Py_IncRef", "Py_DecRef", "PyEval_SaveThread", "PyEval_RestoreThread",
@@ -108,10 +108,10 @@ class Entries:
         self.next = 0
 
     def enter(self, answered: Answered, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Let calls like this one, which Python has answered, be native from now on, if they can be.
+        """Make an entry for calls of this signature, one of which Python has answered, if native code can answer them.
 
-        They cannot where objects lie in memory otherwise than native code knows. Nothing happens while another thread
-        settles something: a later call enters.
+        It cannot if the layout of objects in memory differs from the one that it reads (`abi.unlike`). Nothing happens
+        while another thread holds the lock `settling`: a later call of the signature makes the entry.
         """
         if abi.unlike():
             return

@@ -72,7 +72,7 @@ def _header(step: Step, program: Program) -> list[tuple[Any, Any]]:
 
 
 def _patch(index: int, kind: Any, value: Any) -> list[int]:
-    """The patch of the argument word at `index`: the word's index and the operand whose address each call adds to it."""
+    """The patch of the argument word at `index`: this index, and the operand whose address each call adds to the word."""
     if kind is Private or value is None:
         return []
     if isinstance(value, Operand):

@@ -15,7 +15,10 @@ from opgrad.native.plan import words
 
 @dataclass(eq=False)
 class Plan:
-    """All that is worked out before a call. `words` is what native code reads; `tables` are arrays to which they point."""
+    """All that is worked out before a call.
+
+    `words` is what native code reads; `tables` are arrays to which they point.
+    """
 
     operator: Operator
     results: tuple[Spec, ...]
@@ -34,7 +37,10 @@ class Plan:
         return ctypes.addressof(self.words)
 
     def error(self, report: Sequence[int] | None, more: int = 0) -> Exception:
-        """The exception for a run that wrote this report; None: it got no memory. more: bytes that it wanted in addition."""
+        """The exception for a run that wrote this report; None: it got no memory.
+
+        more: bytes that it wanted in addition.
+        """
         if report is None:
             wanted = self.scratch_bytes + more
             return MemoryError(f"{self.operator.name}: cannot allocate {wanted} bytes of working memory")

@@ -63,7 +63,7 @@ def flattened(values: Sequence[Any]) -> list[Any]:
 
 
 def is_sequence(value: Any) -> bool:
-    """Whether native code may read a value's items: it is a list, a tuple, or a library's subclass of tuple, as torch.Size."""
+    """Whether native code may read a value's items: it is a list, a tuple, or a plain subclass of tuple, as torch.Size."""
     return type(value) in (list, tuple) or (isinstance(value, tuple) and type(value) in PLAIN)
 
 
@@ -116,7 +116,7 @@ class Values:
         return [objects.KNOWN_ARRAY, *known(value, writeable=any(value is each for each in self.written))]
 
     def _fields_of(self, value: Any) -> list[int]:
-        """The words for a record. Raises NotNative if its layout in memory differs from the one that native code reads."""
+        """The words for a record. Raises NotNative if its layout in memory is not the one that native code reads."""
         names, kind = fields(type(value)), type(value)
         words = (ctypes.c_int64 * len(names)).from_address(id(value) + abi.FIELDS)
         if list(words) != [id(getattr(value, name, None)) for name in names]:
