@@ -50,7 +50,7 @@ _Type = native_type(PythonFunction)
 
 
 def function_of(python: Callable[..., Any]) -> tuple[Any, "Entries | None"]:
-    """The public function made of a Python function, and its entries; without native calls the latter itself, and None."""
+    """The public function made of a Python function, and its entries; where native calls are impossible, `python`, None."""
     if not SUPPORTED:
         return python, None
     made = _Type()
@@ -67,7 +67,7 @@ def _address(function: Any) -> int:
 
 
 def _c_functions() -> list[int]:
-    """The addresses of C functions of Python and NumPy, of our `run`, and of two exceptions, in the order of `objects`."""
+    """The addresses of C functions of Python and NumPy, of our `run` and of two exceptions, in the order of `objects`."""
     python = ctypes.pythonapi
     names = [
         "PyObject_Vectorcall", "Py_IncRef", "Py_DecRef", "PyEval_SaveThread", "PyEval_RestoreThread",
@@ -185,7 +185,7 @@ def answer(
 
 
 def answer_whole(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return function(*arguments), and note that calling it answers the call; notes made inside it are not collected."""
+    """Return function(*arguments), and note that this call is the answer; notes made inside it are ignored."""
     outside, _notes.answered = _notes.answered, None
     try:
         found = function(*arguments)

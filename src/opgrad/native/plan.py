@@ -20,8 +20,9 @@ from opgrad.native.abi import DATA
 from opgrad.native.overlap import NOTHING, may_overlap
 from opgrad.native.scratch import STACK_WORDS, give, take
 
-# Words of a plan: the number of steps, the word at which they begin, the bytes of working memory that they need, and the
-# source of that memory, as `scratch.source` gives it; then the words of `overlap.words`, by which overlaps are found.
+# Words of a plan: the number of steps, the word at which they begin, the bytes of working memory that they need, and
+# the source of that memory, as `scratch.source` gives it; then the words of `overlap.words`, by which overlaps are
+# found.
 STEPS, FIRST_STEP, SCRATCH_BYTES, SCRATCH_FROM, APART = range(5)
 TASK, PARTS, ARGUMENTS, PATCHES, STEP = 0, 1, 2, 3, 4  # words of a step, before its arguments and its patches
 MAX_ARGUMENTS: Final = 64
@@ -72,7 +73,7 @@ def _header(step: Step, program: Program) -> list[tuple[Any, Any]]:
 
 
 def _patch(index: int, kind: Any, value: Any) -> list[int]:
-    """The patch of the argument word at `index`: this index, and the operand whose address each call adds to the word."""
+    """The patch of the argument word at `index`: this index and the operand whose address a call adds."""
     if kind is Private or value is None:
         return []
     if isinstance(value, Operand):
@@ -167,5 +168,8 @@ def execute(
 
 
 def run_on(plan: int, operands: int, threads: tuple[int, int]) -> int:
-    """Run a plan on a table of operands that do not overlap; its status. threads: run and context, from `threads_for`."""
+    """Run a plan on a table of operands that do not overlap.
+
+    Its status. threads: run and context, from `threads_for`.
+    """
     return execute.call(plan, operands, 0, 0, True, *threads, 0)

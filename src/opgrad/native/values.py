@@ -25,7 +25,7 @@ class Tensors:
     address = 0  # of the table about the library that native code reads
 
     def layout(self, tensor: Any) -> Any:
-        """A hashable description of a tensor; tensors that differ in it need different entries, even if they share a plan."""
+        """A hashable description of a tensor; tensors that differ in it need different entries."""
         return None
 
     def of_value(self, tensor: Any) -> list[int]:
@@ -63,7 +63,7 @@ def flattened(values: Sequence[Any]) -> list[Any]:
 
 
 def is_sequence(value: Any) -> bool:
-    """Whether native code may read a value's items: it is a list, a tuple, or a plain subclass of tuple, as torch.Size."""
+    """Whether native code may read a value's items: a list, a tuple, or a subclass of tuple in PLAIN."""
     return type(value) in (list, tuple) or (isinstance(value, tuple) and type(value) in PLAIN)
 
 

@@ -1,4 +1,4 @@
-"""What kernels share whose vectors run across the axes behind the reduced one."""
+"""Shared parts of kernels for columns, whose vectors lie along the axes behind the reduced one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from opgrad.cpu.runtime.partition import CACHE_LINE
 
 @inline
 def streams_columns(p, p_n: int, stream: int) -> int:
-    """Whether to write past the cache: if asked, and every vector of the strip starts a cache line."""
+    """Whether to use non-temporal stores: if `stream`, and if every vector of the strip starts a cache line."""
     return stream and v.to_line(p, 0) == 0 and v.to_line(p, p_n) == 0
 
 
@@ -47,20 +47,21 @@ def column_max(x, x_n: int, n: int, whole: bool, mask) -> Vector:
 
 
 def of_strip(formula: Callable[..., Vector]) -> Callable[..., Vector]:
-    """(a, a_n, i, numbers): formula(a[i], *numbers) of a strip."""
+    """The function value(a, a_n, i, numbers) = formula(a[i], *numbers), for a vector of columns."""
     return inline(lambda a, a_n, i, numbers: formula(v.load(a, i * a_n), *numbers))
 
 
 def of_two_strips(formula: Callable[..., Vector]) -> Callable[..., Vector]:
-    """(arrays, steps, i, numbers): formula(a[i], b[i], *numbers) of two strips."""
+    """The function value(arrays, steps, i, numbers) = formula(a[i], b[i], *numbers), for a vector of columns of two arrays."""
     inline(formula)
     return inline(lambda a, a_n, i, numbers: formula(v.load(a[0], i * a_n[0]), v.load(a[1], i * a_n[1]), *numbers))
 
 
 def writing(value: Callable[..., Vector]) -> Callable[..., None]:
-    """(i, before): out[i] = value(a, a_n, i, numbers) of the strip before, past the cache, if it is pending.
+    """The function write(i, before), which writes row i of the previous strip, if that is still to be written.
 
-    Writing apart from reading and computing leaves the memory idle meanwhile.
+    It stores value(a, a_n, i, numbers) past the cache. A kernel calls it while it reads the next strip, because writing
+    a strip by itself leaves the memory idle while the next one is read and computed.
     """
 
     @inline
@@ -72,13 +73,14 @@ def writing(value: Callable[..., Vector]) -> Callable[..., None]:
     return write
 
 
-nothing = inline(lambda i, before: None)  # is written meanwhile
+nothing = inline(lambda i, before: None)  # in place of `writing`: no strip is written during the loop
 
 
 def column_sum_exp(meanwhile: Callable[..., None], adding: lse.Adding) -> Callable[..., Any]:
-    """The sums of the exponentials as two vectors; asks for what is `ahead`, and calls meanwhile(i, before).
+    """The loop that sums the exponentials of a strip, as two vectors, the sum and what its roundings lost.
 
-    The exponentials go to `e`, `keep` numbers from one to the next; nowhere if it is 0.
+    In the same loop it prefetches the strip `ahead` and calls meanwhile(i, before). The exponentials are stored in `e`
+    with a stride of `keep` numbers, or not at all if `keep` is 0.
     """
     add, _ = adding
 
@@ -99,7 +101,7 @@ def column_sum_exp(meanwhile: Callable[..., None], adding: lse.Adding) -> Callab
 
 
 def column_rest(meanwhile: Callable[..., None], adding: lse.AddingBelow) -> Callable[..., Any]:
-    """The sums of the exponentials of the numbers that are not m, and how many are m; the rest as column_sum_exp."""
+    """The loop of `column_sum_exp` that leaves out the numbers equal to m, and counts them."""
     terms, add, _ = adding
 
     @inline
@@ -118,7 +120,7 @@ def column_rest(meanwhile: Callable[..., None], adding: lse.AddingBelow) -> Call
 
 
 def write_column(formula: Callable[..., Vector]) -> Callable[..., None]:
-    """out[i] = formula(a[i], *numbers) down a whole strip, past the cache."""
+    """The function that writes out[i] = formula(a[i], *numbers) down a whole strip with non-temporal stores."""
 
     @inline
     def write(out, out_n: int, n: int, a, a_n: int, numbers) -> None:
@@ -129,7 +131,7 @@ def write_column(formula: Callable[..., Vector]) -> Callable[..., None]:
 
 
 def column_sum(term: Callable[..., Vector], meanwhile: Callable[..., None]) -> Callable[..., Vector]:
-    """The sums of term(dy, y); asks for what is `ahead` of both, and calls meanwhile(i, before)."""
+    """The loop that sums term(dy, y) down a strip. It prefetches both strips `ahead` and calls meanwhile(i, before)."""
     inline(term)
 
     @inline

@@ -1,10 +1,10 @@
-"""Write combining: short rows are put together in a buffer, which is written past the cache a whole line at a time.
+"""Write combining: short rows are collected in a buffer, which is written past the cache in whole cache lines.
 
-A row that starts or ends inside a cache line would write that line in two pieces, each of which has the line fetched
-first: rows of 128 that start 16 bytes behind a line took 1.3 to 1.8 times as long.
+If a row starts or ends inside a cache line, two rows write a piece of that line each, and for each piece the line is
+first fetched from memory: rows of 128 that start 16 bytes behind a line took 1.3 to 1.8 times as long.
 
-`combining` writes the buffer in one go when it is full, which suits kernels that wait for memory anyway. Those that
-compute more write it while they compute the next group of rows, a vector at a time: the second part of this file.
+`combining` writes the whole buffer when it is full. This suits kernels that wait for memory anyway. Kernels that compute
+more use the second part of this file: they write the buffer vector by vector while they compute the next group of rows.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from opgrad.cpu.loops.map import write_same
 from opgrad.cpu.runtime.partition import CACHE_LINE
 
 LINES: Final = 256  # of the buffer: 16 KiB stay in the first-level cache beside a row
-LONGEST: Final = 32  # lines: a longer row is written by itself, since two pieces of it count for little
+LONGEST: Final = 32  # lines; a longer row is written by itself, since its two incomplete lines cost little
 
 
 @inline
 def rows_at_once(y, n: int, stream: int) -> int:
-    """How many rows go through the buffer at a time; 0 if each is written where it belongs."""
+    """How many rows are collected in the buffer at a time; 0 if rows are written directly."""
     line, head = v.line(y.data), v.to_line(y.data, 0)
     own_lines = head == 0 and n % v.lanes(y.data) == 0
     if not stream or y.step != n or n > LONGEST * line or head < 0 or own_lines:
@@ -31,20 +31,21 @@ def rows_at_once(y, n: int, stream: int) -> int:
 
 @inline
 def in_buffer(y, buffer):
-    """The buffer, its elements those of y."""
+    """The buffer as a pointer to elements of the dtype of y."""
     return v.at_byte(y, v.address_of(buffer) - v.address_of(y))
 
 
 @inline
 def _target(y, buffer, combined: int):
-    """Where rows are written that belong at y: there, or in the buffer, whose lines begin with the same elements."""
+    """Where rows of y are written: at y, or in the buffer at the same distance from the start of a cache line."""
     return v.at_byte(in_buffer(y, buffer), v.address_of(y) % CACHE_LINE) if combined else y
 
 
 def combining(write: Callable[..., None]) -> Callable[..., None]:
-    """write(first, stop, n, out, past, arguments) for the rows from `begin` to `end` of y, some at a time.
+    """The loop that calls write(first, stop, n, out, past, arguments) for the rows from `begin` to `end` of y.
 
-    It writes them at `out`, past the cache if `past`: where they belong, or in the buffer.
+    `write` stores the rows from `first` to `stop` at `out`, which is their place in y or in the buffer, and uses
+    non-temporal stores if `past`.
     """
     inline(write)
 
@@ -71,14 +72,14 @@ def size(itemsize: int) -> int:
 
 @inline
 def holds_lines(y, rows: int, n: int, group: int, stream: int) -> int:
-    """Whether groups of rows are written past the cache from a buffer: if they follow one another, a line or more."""
+    """Whether groups of rows are written past the cache from a buffer: they must be contiguous, and a line or longer."""
     line = v.line(y.data)
     return stream and y.step == n and v.to_line(y.data, 0) >= 0 and group * n >= line and rows > group
 
 
 @inline
 def write_waiting(i: int, waiting) -> None:
-    """Vector i of the lines that wait in a buffer: out[:ready] = held[:ready]. Beyond them `out` is asked for."""
+    """Write vector i of the lines that wait in a buffer, out[:ready] = held[:ready]; behind `ready` prefetch `out`."""
     out, ready, held = waiting
     at = i * v.lanes(out)
     if at < ready:
@@ -89,7 +90,7 @@ def write_waiting(i: int, waiting) -> None:
 
 @inline
 def first_line(after, held) -> int:
-    """How many elements before `after` lie in its cache line; they go to the buffer, of which they are the first."""
+    """How many elements before `after` lie in the same cache line. They are copied to the start of the buffer."""
     line = v.line(after)
     count = (line - v.to_line(after, 0)) % line
     write_same(held, 0, count, 0, (after + -count,), ())
@@ -98,9 +99,9 @@ def first_line(after, held) -> int:
 
 @inline
 def next_lines(out, ready: int, n: int, held) -> None:
-    """Write what is left of the lines that are `ready` after n vectors; the rest of the buffer becomes its first.
+    """Write those of the `ready` lines that n calls of `write_waiting` have left; move the incomplete line to the front.
 
-    Lines are whole vectors, since a group of rows is: it adds n vectors, to less than a line.
+    The lines consist of whole vectors, since a group of rows does: it adds n vectors to less than one line.
     """
     line = v.line(out)
     write_same(out, min(n * v.lanes(out), ready), ready, 1, (held,), ())
@@ -108,5 +109,5 @@ def next_lines(out, ready: int, n: int, held) -> None:
 
 
 def group_size(elements: int, itemsize: int) -> int:
-    """The numbers of working memory that the buffer of groups of so many elements takes: a line before, one behind."""
+    """The numbers of working memory that a buffer for groups of so many elements takes, with a line before and behind."""
     return elements + 2 * CACHE_LINE // itemsize

@@ -1,4 +1,4 @@
-"""Operators on single elements, made from the formula of one vector.
+"""Elementwise operators, each made from a formula for one vector.
 
 Arrays are outer x n, each with its own row stride. A unit of work is a block of one row.
 """
@@ -16,7 +16,7 @@ from opgrad.cpu.loops.map import mapped
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.program import Program, shared_out
 
-BLOCK: Final = 1 << 15  # elements: long enough that starting a block costs nothing, short enough to share out
+BLOCK: Final = 1 << 15  # elements: so many that starting a block costs nothing, and so few that threads can share a row
 
 
 def elementwise(formula: Callable[..., Vector]) -> Kernel:
@@ -25,7 +25,7 @@ def elementwise(formula: Callable[..., Vector]) -> Kernel:
 
 
 def scaling(formula: Callable[..., Vector]) -> Kernel:
-    """The same whose alpha stands in an array."""
+    """The kernel y = formula(a, b, …, alpha) whose alpha is the first element of an array."""
     return _kernel(formula, Pointer, lambda y, alpha: v.number(y, v.load_one(alpha, 0)))
 
 
@@ -45,7 +45,10 @@ def _kernel(formula: Callable[..., Vector], kind: Any, number_of: Callable[..., 
 
 
 def operator(result: str, *inputs: str) -> Callable[[Callable[..., Vector]], Callable[[Problem], Program]]:
-    """Decorate the formula of an operator, whose inputs come in this order: it becomes what the front end calls."""
+    """A decorator that makes, of a formula, the function from problem to program.
+
+    `inputs` are the formula's, in order.
+    """
 
     def decorate(formula: Callable[..., Vector]) -> Callable[[Problem], Program]:
         compiled = elementwise(formula)

@@ -1,6 +1,6 @@
-"""total = visit(total, …): the vector loop that reduces a row, for any number of arrays; and the one down columns.
+"""The vector loops that reduce a row, or columns, by total = visit(total, …), for any number of arrays.
 
-A total is a tuple of vectors. What is visited may also write: then a row is read once for both.
+A total is a tuple of vectors. `visit` may also write to an array; then the row is read only once for both.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,14 @@ from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.loops.map import get
 
-CHUNK: Final = 64  # terms that are added to each other before they join the total: the error grows with n/64 + 64
+CHUNK: Final = 64  # terms of a chunk, whose sum is then added to the total: the error grows with n/64 + 64
 
 
 def fold(visit: Callable[..., Any]) -> Callable[..., Any]:
     """total = visit(total, arrays, i, whole, mask, numbers) for each vector of [begin, end).
 
-    `visit` reads its arrays itself: a whole vector, or the lanes of the mask. The total may be empty: then it writes.
+    `visit` reads its arrays itself: a whole vector, or the lanes of the mask. The total is an empty tuple if `visit`
+    only writes.
     """
     inline(visit)
 
@@ -37,7 +38,8 @@ def fold(visit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fold_in_chunks(visit: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for sums, each of which starts at `zeros`: some vectors are added up before they join the total.
+    """The loop of `fold` for sums, which start at `zeros`: the vectors of a chunk are summed before they join the
+    total.
 
     Pairwise summation in two levels: the error grows with a chunk's length and the number of chunks, not their product.
     """
@@ -62,7 +64,10 @@ def fold_in_chunks(visit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def folded(term: Callable[..., Vector]) -> Callable[..., Vector]:
-    """The sum over x[begin:end], lane by lane: term(total, x[i], *numbers) adds to a total, for a 0 nothing."""
+    """The sum over x[begin:end], lane by lane.
+
+    Term(total, x[i], *numbers) is the new total; a 0 must leave it unchanged.
+    """
     inline(term)
 
     @inline
@@ -83,12 +88,12 @@ sum_range = folded(lambda total, x: total + x)
 
 @inline
 def add_value(total, arrays, i: int, whole: bool, mask, numbers):
-    """What `fold` visits for a sum."""
+    """The `visit` of a plain sum."""
     return (total[0] + get(arrays[0], i, whole, mask),)
 
 
 def fold_down(visit: Callable[..., Any]) -> Callable[..., Any]:
-    """The same down columns, for a vector of them at a time: total = visit(total, arrays, k, numbers) for each row."""
+    """The chunked sum down a vector of columns: total = visit(total, arrays, k, numbers) for each row k."""
     inline(visit)
 
     @inline

@@ -1,13 +1,14 @@
-"""Which layout a shape asks for, and how its loops are cut into units of work.
+"""Chooses the layout of a shape, and cuts its loops into units of work.
 
 rows        vectors run along the reduced axis, which is contiguous
 columns     vectors run along the axes behind the reduced one
 transposed  rows too short for vectors: as many rows as a vector has lanes are transposed into columns
-groups      short rows: as many at a time as a vector has lanes, so that what each takes is done for all at once
-split       few long rows: blocks of a row are reduced apart, combined, and written apart
+groups      short rows: as many at a time as a vector has lanes, so that the work for each row is done in one vector
+split       few long rows: the blocks of a row are reduced by different threads, combined, and written by threads again
 
-The choice depends on shape, dtype and vector width alone: layouts add up in different orders, and results depend
-neither on the number of threads nor on the size of a cache. The machine's cache decides what is written past it.
+Layouts add up in different orders, so they give different last digits. The choice depends on shape, dtype and vector
+width alone, so that results depend neither on the number of threads nor on the size of a cache. The machine's cache
+only decides what is written past it.
 """
 
 from collections.abc import Mapping
@@ -20,24 +21,28 @@ from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.program import Step, shared_out
 
-KEEP: Final = 1 << 17  # numbers, 512 KiB: the exponentials of a longer strip of columns are computed twice, not kept
-# Elements of a row that one thread reduces and writes: from the last-level cache it reads them a second time faster
-# than a split row from memory. 131,072 took 0.23 ns an element instead of 0.31, softmax_grad 0.30 instead of 0.51.
+KEEP: Final = 1 << 17  # numbers, 512 KiB; the exponentials of a longer strip of columns are computed twice, not kept
+# Elements of the longest row that is not split. One thread reduces and writes it, and the second time reads it from the
+# last-level cache; a split row is read from memory. For 131,072 elements softmax took 0.23 ns an element unsplit and 0.31
+# split, softmax_grad 0.30 and 0.51.
 LONGEST_ROW: Final = 1 << 18
-SPLIT_FROM: Final = 1 << 17  # elements: two threads gain from here on
-BLOCK: Final = 1 << 14  # elements of a long row that are added up in vectors: a unit where rows are split
+SPLIT_FROM: Final = 1 << 17  # elements from which on two threads are faster than one
+BLOCK: Final = (
+    1 << 14
+)  # elements of a long row that are summed in vectors before float64; the unit where rows are split
 FEWEST_ROWS: Final = 8  # rows that are worth transposing or grouping
-# Softmax and log-softmax, and gradients of columns, write past the last-level cache where their arrays take more than
-# one part in this many of it: others keep data there, too, and a line that is fetched to be written pushes out one of
-# the argument. With 16 MiB of 32, rows of 1,000 float32 took 0.13 ns an element instead of 0.16, of 128 0.21 instead of
-# 0.27; with 8 MiB as much either way. Rows of 16 bits gain nothing.
+# Softmax, log-softmax and gradients of columns write past the last-level cache if their arrays are larger than the cache
+# divided by this number. Other data lie in the cache, too, and a line that is fetched to be written displaces a line of
+# the argument. With arrays of 16 MiB and a cache of 32, rows of 1,000 float32 took 0.13 ns an element instead of 0.16,
+# rows of 128 took 0.21 instead of 0.27; with 8 MiB there was no difference. Rows of 16-bit elements gain nothing.
 CACHE_PARTS: Final = 2
-# Bytes of arrays from which on softmax and log-softmax choose the layout that is faster beyond the last-level cache;
-# a constant, since the layout decides the last digits.
+# Bytes of arrays from which on softmax and log-softmax choose the layout that is faster beyond the last-level cache. It is
+# a constant and not the machine's cache size, since the layout decides the last digits.
 LARGE: Final = 32 << 20
-# Bytes of a row up to which it is written through the cache, whose lines are then fetched first, while the next is
-# computed: past the cache the line that two rows share is written twice. Rows of 1,000 bfloat16 took 0.11 ns an element
-# instead of 0.12, or 0.15 by way of a buffer, of 513 float32 0.15 instead of 0.21; of 1,000 0.21 instead of 0.17.
+# Bytes of the longest row that is written through the cache. Its lines are fetched while the next row is computed. With
+# non-temporal stores, a line that two rows share would be written twice. Rows of 1,000 bfloat16 took 0.11 ns an element
+# through the cache, 0.12 past it, and 0.15 past it by way of a buffer; rows of 513 float32 took 0.15 and 0.21, but rows of
+# 1,000 float32 0.21 and 0.17.
 PLAIN_ROW: Final = 3072
 
 
@@ -50,13 +55,14 @@ class Limits:
 
 
 LOSS: Final = Limits(transposed=64)
-LOSS_ALONE: Final = Limits(transposed=96)  # nothing is transposed back
+LOSS_ALONE: Final = Limits(transposed=96)  # more than LOSS, since no result is transposed back
 
 
-# Vectors of the longest row of softmax and of log-softmax that is grouped, by whether elements have 16 bits and whether
-# the problem is large. The arithmetic of 16-bit rows is short, and a row's logarithm long, so what is done once
-# for a row counts more: in the cache log-softmax of 256 float32 took 0.25 ns an element instead of 0.3, softmax 0.25
-# instead of 0.23. Beyond it transposed rows and single ones are written while the next are computed, groups are not.
+# The longest row that is grouped, in vectors: for softmax and for log-softmax, by whether elements have 16 bits and
+# whether the problem is large. Groups save the work that is done once for each row. That work is a larger share where
+# elements have 16 bits, whose arithmetic is short, and in log-softmax, which takes a logarithm. In the cache, log-softmax
+# of rows of 256 float32 took 0.25 ns an element grouped and 0.3 as rows, but softmax 0.25 and 0.23. Beyond the cache,
+# groups are slower, since a group is not written while the next is computed, as transposed and single rows are.
 GROUPED: Final[Mapping[tuple[bool, bool], tuple[int, int]]] = {
     (False, False): (5, 24),
     (False, True): (0, 0),
@@ -66,20 +72,21 @@ GROUPED: Final[Mapping[tuple[bool, bool], tuple[int, int]]] = {
 
 
 def forward_limits(width: int, sixteen_bits: bool, large: bool, logarithm: bool) -> Limits:
-    """Those of softmax, or log-softmax; `large`: the arrays are laid out as for memory, not for a cache.
+    """The limits of softmax or log-softmax. large: whether the arrays are taken to lie in memory, not in a cache.
 
-    In the cache transposed rows of any length take 0.3 ns an element, grouped ones of 49 0.44, of 128 0.26. Beyond it,
-    on two threads, 0.17 to 0.22; rows of 129 took 0.24 by themselves, and of 196 less than transposed, 0.21 for 0.23.
+    In the cache, transposed rows of any length take 0.3 ns an element, grouped rows of 49 take 0.44 and of 128 0.26.
+    Beyond it, on two threads, transposed rows take 0.17 to 0.22. Rows of 129 took 0.24 in the layout "rows". Rows of 196
+    took 0.21 there, less than the 0.23 of transposed rows.
     """
     transposed = 5 * width if large and not sixteen_bits else 7 * width // 2
     return Limits(transposed, GROUPED[sixteen_bits, large][logarithm] * width)
 
 
 def gradient_limits(sixteen_bits: bool) -> Limits:
-    """Those of their gradients, where what each row takes is little.
+    """The limits of the gradients of softmax and log-softmax, in which little work is done once for each row.
 
-    Rows of 20 float32 took 0.3 ns an element transposed and 0.4 as rows where their arrays were in the cache, and 0.58
-    and 0.35 where they were not.
+    Rows of 20 float32 took 0.3 ns an element transposed and 0.4 as rows if their arrays were in the cache, and 0.58 and
+    0.35 if they were not.
     """
     return Limits(transposed=31 if sixteen_bits else 16)
 
@@ -97,19 +104,20 @@ def forward_streams(problem: Problem) -> bool:
 
 
 def _weight(problem: Problem) -> int:
-    """The bytes of softmax's arrays, times the part of a cache that they may take."""
+    """The bytes of softmax's arrays, times CACHE_PARTS for elements of more than 16 bits."""
     return problem.bytes * (1 if is_sixteen_bits(problem["x"]) else CACHE_PARTS)
 
 
 def row_streams(problem: Problem, layout: str, result: str) -> bool:
-    """Whether rows of a result are written past the cache that would not be written together."""
+    """Whether a result is written past the cache: always in other layouts, in "rows" if a row is longer than PLAIN_ROW."""
     return layout != "rows" or problem.n * problem.specs[result].dtype.itemsize > PLAIN_ROW
 
 
 def gradient_streams(problem: Problem) -> bool:
-    """Whether gradients write past the cache: columns from the same size on, since their lines are visited anew.
+    """Whether gradients write past the cache: columns from the same size of arrays on as softmax, rows from a larger one.
 
-    1000 x 4096, axis 0, bfloat16 took 0.18 ns an element instead of 0.39. Rows lose by it, those of 128 up to 30 MiB.
+    A line of a column's result is visited for several strips. With non-temporal stores, 1000 x 4096 bfloat16 along axis
+    0 took 0.18 ns an element instead of 0.39. Rows get slower by them, rows of 128 up to arrays of 30 MiB.
     """
     return partition.streams(problem.bytes * (CACHE_PARTS if problem.inner > 1 else 1))
 
@@ -119,7 +127,7 @@ def is_sixteen_bits(operand: Operand) -> bool:
 
 
 def in_place_limits(width: int) -> Limits:
-    """Those of kernels on a buffer, which holds numbers of 32 or 64 bits whatever the call's dtypes are."""
+    """The limits of kernels on a buffer, which holds float32 or float64 whatever the dtypes of the call are."""
     return Limits(3 * width // 4, 2 * width)
 
 
@@ -130,7 +138,7 @@ def precision(problem: Any) -> str:
 
 
 def layout_of(problem: Problem, kernels: Mapping[str, Any], limits: Limits = Limits()) -> str:
-    """The layout that the shape asks for, among those that there are kernels for."""
+    """The layout for the shape, among those that `kernels` has."""
     if problem.inner > 1:
         return "columns"
     if "split" in kernels and few(problem.outer, problem.n):
@@ -142,13 +150,13 @@ def layout_of(problem: Problem, kernels: Mapping[str, Any], limits: Limits = Lim
 
 
 def few(rows: int, n: int) -> bool:
-    """Whether rows are so few and long that each is worth splitting over threads; depends on the shape alone."""
+    """Whether rows are so few and long that each is split over threads. This depends on the shape alone."""
     return n > LONGEST_ROW or (rows < 8 and rows * n >= SPLIT_FROM)
 
 
 @dataclass(frozen=True)
 class Loops:
-    """The units of work of a layout, and what all its kernels are given: sizes, and operands with their strides."""
+    """The units of work of a layout, and the arguments of all its kernels: sizes, and operands with their strides."""
 
     units: int
     unit_bytes: float
@@ -160,9 +168,9 @@ class Loops:
 
 
 def loops_of(problem: Problem, layout: str, spare: int = 0, stream: bool | None = None, **operands: Operand) -> Loops:
-    """The loops over a problem in this layout; strips of columns may begin up to `spare` columns before the first.
+    """The loops over a problem in this layout. Strips of columns may begin up to `spare` columns before the first one.
 
-    `stream`: whether they write past the cache; by default if the call's arrays do not fit into it.
+    stream: whether the kernels write past the cache; by default, if the call's arrays do not fit into it.
     """
     units, sizes = _units(problem, layout, vector_lanes(precision(problem)), spare)
     if layout == "columns":
@@ -174,7 +182,7 @@ def loops_of(problem: Problem, layout: str, spare: int = 0, stream: bool | None 
 
 
 def _units(problem: Problem, layout: str, width: int, spare: int) -> tuple[int, dict[str, Any]]:
-    """How many units there are, and the sizes that kernels need beside n, with vectors of `width` lanes."""
+    """How many units there are, and the sizes that kernels need besides n. width: the lanes of a vector."""
     if layout == "columns":
         strips = partition.count(problem.inner + spare, width)
         return problem.outer * strips, {"strips": Strips(strips, problem.inner)}
@@ -187,7 +195,7 @@ def _units(problem: Problem, layout: str, width: int, spare: int) -> tuple[int, 
 
 
 def spare_columns(problem: Problem, result: str, stream: bool | None = None) -> int:
-    """By how many columns strips may begin before the first, for a result whose strips shall start cache lines.
+    """How many columns before the first one strips may begin, so that each strip of a result starts a cache line.
 
     `stream` as in `loops_of`.
     """
@@ -197,5 +205,5 @@ def spare_columns(problem: Problem, result: str, stream: bool | None = None) -> 
 
 
 def keeps_column(n: int, width: int) -> bool:
-    """Whether the exponentials of a strip of columns are kept."""
+    """Whether the exponentials of a strip of columns are kept between its two passes."""
     return n * width <= KEEP

@@ -1,7 +1,8 @@
-"""Sums over any axes: one group of adjacent axes after the other, the last ones first.
+"""Sums over any axes: a step for each group of adjacent axes, the last group first.
 
-A step sums an array of before x n x after over n. What lies between two steps is kept in the precision of the
-computation. Long sums are formed in blocks, so that their order depends on the shape alone.
+A step sums an array of shape before x n x after over n. The result of a step is kept in the precision of the
+computation until the next step. Long sums are formed in blocks of a fixed size, so that the order of additions depends
+on the shape alone and not on the number of threads.
 """
 
 import math
@@ -25,7 +26,7 @@ AHEAD: Final = 8  # rows between a prefetch and its use
 
 
 class Blocks(NamedTuple):
-    """The blocks in which n terms are summed: how many there are, and the terms of each but perhaps the last."""
+    """The blocks in which n terms are summed: their number, and the terms of each; the last block may have fewer."""
 
     count: int
     size: int
@@ -103,7 +104,10 @@ def sum_integers(units: Units, n, after, x: Pointer, y: Pointer):
 
 
 def grouped(shape: Iterable[int], summed: frozenset[int]) -> list[tuple[int, bool]]:
-    """The sizes of groups of adjacent axes that are all summed over, or all kept; axes of size 1 belong to any."""
+    """Groups of adjacent axes that are all summed over or all kept, as size and whether summed.
+
+    Axes of size 1 drop out.
+    """
     axes = [(size, axis in summed) for axis, size in enumerate(shape) if size != 1]
     return [(math.prod(size for size, _ in group), over) for over, group in groupby(axes, key=lambda each: each[1])]
 

@@ -1,4 +1,4 @@
-"""What kernels over contiguous rows share: reducing a row, and writing one."""
+"""Shared parts of kernels over contiguous rows: the loops that reduce a row while another one is written."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -12,9 +12,9 @@ from opgrad.cpu.loops.map import get, get_or, mapped, next_vector
 from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.numerics import row_blocks
 
-AHEAD: Final = 2048  # elements between a prefetch and its use: the hardware's own stop at every page of 4 KiB
-# Elements of a row that are read twice: 128 KiB of float32 stay in the second-level cache. Rows of 262,144 took
-# 1.29 times as long in one go; blocks for the first-level cache 1.18 times as long at 32,000.
+AHEAD: Final = 2048  # elements between a prefetch and its use; the hardware's own prefetches stop at each 4 KiB page
+# Elements of a block of a row that is read twice: its 128 KiB of float32 stay in the second-level cache. Without blocks,
+# rows of 262,144 took 1.29 times as long; blocks that fit the first-level cache took 1.18 times as long for 32,000.
 READ_TWICE: Final = 1 << 15
 
 
@@ -31,19 +31,19 @@ _largest = fold(_larger)
 
 @inline
 def row_top(x, begin: int, end: int) -> Vector:
-    """The largest of x[begin:end] lane by lane; NaN may be passed over."""
+    """The largest of x[begin:end], lane by lane; a NaN may be ignored."""
     return _largest((v.full(x, MINUS_INFINITY),), begin, end, (x,), ())[0]
 
 
 @inline
 def row_max(x, begin: int, end: int):
-    """The largest of x[begin:end]; NaN may be passed over."""
+    """The largest of x[begin:end]; a NaN may be ignored."""
     return v.reduce_max(row_top(x, begin, end))
 
 
 @inline
 def first_place(x, n: int, value) -> int:
-    """The first place where x is this number, which is there; by whole vectors up to that which has it."""
+    """The first index at which x equals `value`, which must occur in x; whole vectors are compared until one has it."""
     w, i = v.lanes(x), 0
     while i + w <= n and v.reduce_max(v.select(v.load(x, i) == value, v.full(x, 1.0), 0.0)) == 0.0:
         i += w
@@ -53,9 +53,10 @@ def first_place(x, n: int, value) -> int:
 
 
 def row_sum_exp(step: Callable[..., int], adding: lse.Adding) -> Callable[..., Any]:
-    """The sum of the exponentials of x[begin:end], which go to `e` if `keep`.
+    """The loop that sums the exponentials of x[begin:end], and stores them in `e` if `keep`.
 
-    Meanwhile it asks for the row `ahead` and writes out[j:stop] with `step`; it returns how far that came, too.
+    In the same loop it prefetches the row `ahead` and writes a part of out[j:stop] with `step`. It returns the sum and
+    the index behind the last element written.
     """
     add, add_two = adding
 
@@ -88,14 +89,14 @@ def row_sum_exp(step: Callable[..., int], adding: lse.Adding) -> Callable[..., A
 
 @inline
 def number_equal(count: Vector, value: Vector, m: Vector) -> Vector:
-    """How many values were m: a vector more."""
+    """The count in each lane of values equal to m, with one vector more."""
     return count + v.select(value == m, v.like(m, 1.0), 0.0)
 
 
 def row_rest(step: Callable[..., int], adding: lse.AddingBelow) -> Callable[..., Any]:
-    """The sum of the exponentials of the numbers in x[begin:end] that are not m, and how many are m.
+    """The loop that sums the exponentials of the numbers in x[begin:end] that differ from m, and counts those equal to m.
 
-    Meanwhile it asks for the row `ahead` and writes out[j:stop] with `step`, as row_sum_exp.
+    In the same loop it prefetches the row `ahead` and writes a part of out[j:stop] with `step`, as `row_sum_exp` does.
     """
     chunk, add, add_two = adding
 
@@ -128,7 +129,7 @@ def row_rest(step: Callable[..., int], adding: lse.AddingBelow) -> Callable[...,
 
 @inline
 def line_head(out, n: int, stream: int) -> int:
-    """How many elements of a row stand before its first cache line; n if it is not to be written past the cache."""
+    """How many elements of a row lie before its first whole cache line; n if no non-temporal stores shall be used."""
     head = v.to_line(out, 0)
     return min(head, n) if stream and head >= 0 else n
 
@@ -144,7 +145,7 @@ add_rest_logging = row_rest(step_log, lse.PLAIN_BELOW)
 
 @inline
 def rest_of_block(x, begin: int, end: int, m: float, ahead):
-    """`row_rest` for a block of a row; of -inf alone it is 0, not NaN: only the whole row decides."""
+    """`row_rest` for a block of a row. For a block of -inf alone the sum is 0, not NaN, since other blocks may be finite."""
     top = max(m, v.number(x, row_blocks.LOWEST))
     rest, count, _ = add_rest_logging(x, begin, end, top, ahead, x, end, end, (x,), (v.full(x, top), v.full(x, top)))
     return rest, count
@@ -152,9 +153,10 @@ def rest_of_block(x, begin: int, end: int, m: float, ahead):
 
 @inline
 def row_rests(x, n: int, ahead):
-    """The largest of x[0:n], the scaled sum of the exponentials of what is not it, and how many are it.
+    """The largest of x[0:n], the scaled sum of the exponentials of all smaller numbers, and the count of the largest.
 
-    Nothing is written; it asks for the row `ahead`. A block at a time, so that x is in the cache when it is read again.
+    Nothing is written; the row `ahead` is prefetched. It works block by block, so that a block is still in the cache
+    when it is read the second time.
     """
     m, rest, count = v.number(x, MINUS_INFINITY), 0.0, 0.0
     for begin in range(0, n, READ_TWICE):
@@ -171,13 +173,13 @@ def row_rests(x, n: int, ahead):
 
 @inline
 def row_log_sum(x, n: int, ahead):
-    """The largest of x[0:n] and log(sum of exp(x - largest)); asks for the row `ahead`."""
+    """The largest of x[0:n], and log(sum of exp(x - largest)). The row `ahead` is prefetched."""
     m, rest, count = row_rests(x, n, ahead)
     return m, v.first_lane(lse.row_log_of_sum(x, rest, count, m))
 
 
 def row_sum(term: Callable[..., Vector], step: Callable[..., int]) -> Callable[..., Any]:
-    """The sum of term(dy[i], y[i]) over [begin, end); meanwhile it writes out[j:stop] with `step`, as row_sum_exp."""
+    """The loop that sums term(dy[i], y[i]) over [begin, end), and writes out[j:stop] with `step` as `row_sum_exp` does."""
     inline(term)
 
     @inline
@@ -196,9 +198,10 @@ def row_sum(term: Callable[..., Vector], step: Callable[..., int]) -> Callable[.
 
 
 def row_sum_of(value: Callable[..., Vector], step: Callable[..., int]) -> Callable[..., Any]:
-    """The sum of value(terms, i, whole, mask, factors) over [begin, end), in vectors like those of `like`.
+    """The loop that sums value(terms, i, whole, mask, factors) over [begin, end), in vectors like those of `like`.
 
-    The sums of blocks are added in float64, so a row that is split into such blocks has the same sum.
+    A row is summed in blocks, whose sums are added in float64. So a row whose blocks are shared among threads (the
+    layout "split") has the same sum.
     """
 
     @inline

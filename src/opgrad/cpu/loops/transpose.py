@@ -1,4 +1,4 @@
-"""Rows too short for vectors: as many as a vector has lanes are transposed into columns."""
+"""Transposes rows that are too short for vectors: as many rows as a vector has lanes become columns of a tile."""
 
 from typing import Final
 
@@ -27,12 +27,13 @@ def transpose_out(y, y_row: int, tile, n: int, count: int) -> None:
 
 
 def tile_size(n: int, width: int) -> int:
-    """The numbers that a tile of rows of length n takes, whole blocks of them."""
+    """The numbers that a tile for rows of length n takes, rounded up to whole blocks."""
     block = width // 2
     return -(-n // block) * block * width
 
 
-# A group's memory: tiles of a vector for each row, then vectors of numbers of rows, then perhaps the exponentials.
+# The memory of a group: TILES tiles of width x width, then VECTORS vectors with a number for each row; the exponentials
+# of the rows follow where a kernel keeps them.
 TILES: Final = 4
 VECTORS: Final = 4
 

@@ -1,4 +1,4 @@
-"""Rows as weighted sums of others: tables tell for each axis which elements one is made of, and with which weights."""
+"""Rows that are weighted sums of other rows. For each axis, tables hold the sources of an element and their weights."""
 
 from typing import NamedTuple
 
@@ -12,9 +12,9 @@ from opgrad.cpu.loops.map import mapped
 
 
 class Along(NamedTuple):
-    """An axis: elements of the result, and of what it is made of; the tables, as addresses.
+    """An axis: how many elements the result and the source have along it, and the addresses of its tables.
 
-    Element i is made of sources[starts[i]:starts[i + 1]] with the weights at the same places.
+    Element i is the sum over sources[starts[i]:starts[i + 1]], with the weights at the same places.
     """
 
     size: int
@@ -25,9 +25,9 @@ class Along(NamedTuple):
 
 
 def along(size: int, count: int, pairs: tuple[Array, Array, Array], tables: list[Array]) -> Along:
-    """What kernels are told of an axis; its tables are added to the others.
+    """The kernels' description of an axis. Its tables are appended to `tables`, which keeps them alive.
 
-    pairs: elements of the result, the sources that they are made of, and the weights; each element's sources in order.
+    pairs: three arrays of the same length: an element of the result, one of its sources, and that source's weight.
     """
     elements, sources, weights = pairs
     order = elements.argsort(kind="stable")
@@ -48,9 +48,11 @@ def add_times(sums, x, n: int, factor) -> None:
 
 @inline
 def add_rows(sums, x, plane: int, d: int, h: int, depth, height, row: int, begin: int, n: int, factor, chunk) -> None:
-    """sums = n elements, from `begin` on, of the rows of x that (d, h) of a plane is made of, times their weights.
+    """sums[0:n] = the weighted sum of the rows of x that are the sources of row (d, h) of the result.
 
-    row: the elements of a row of x. factor: of all weights.
+    Of each row of x, only the n elements from `begin` on are read. plane: the number of the plane, which x and the
+    result share. row: how many elements a row of x has. factor: a factor of all weights. chunk: memory for n elements,
+    in which CHUNK rows are summed before they are added to `sums`.
     """
     end_h = load_word(height.starts, h + 1)
     write_zeros(sums, 0, n, 0)
