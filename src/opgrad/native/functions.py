@@ -50,7 +50,10 @@ _Type = native_type(PythonFunction)
 
 
 def function_of(python: Callable[..., Any]) -> tuple[Any, "Entries | None"]:
-    """The public function made of a Python function, and its entries; where native calls are impossible, `python`, None."""
+    """The public function made of a Python function, and its entries.
+
+    Where native calls are impossible, `python`, None.
+    """
     if not SUPPORTED:
         return python, None
     made = _Type()
@@ -67,7 +70,7 @@ def _address(function: Any) -> int:
 
 
 def _c_functions() -> list[int]:
-    """The addresses of C functions of Python and NumPy, of our `run` and of two exceptions, in the order of `objects`."""
+    """The addresses of C functions of Python and NumPy, of our `run` and of two exceptions, as `objects` has them."""
     python = ctypes.pythonapi
     names = [
         "PyObject_Vectorcall", "Py_IncRef", "Py_DecRef", "PyEval_SaveThread", "PyEval_RestoreThread",

@@ -1,1 +1,1 @@
-"""Softmax with attributes: stages around one softmax, put together for each call."""
+"""Softmax with attributes: kernels made for a form of call, and programs of stages for rare calls."""

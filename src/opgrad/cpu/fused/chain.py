@@ -1,7 +1,10 @@
-"""What a fused kernel does to each element on its way in and out: the formulas of stages, one after the other.
+"""The chain of formulas that a fused kernel applies to each vector, before softmax and after it.
 
-A link is a formula by its name, with how its operands lie: along the vectors, or one number for each row of them. Every
-link has two numbers, alpha and beta, as post-ops have. Where an operand's vector comes from is the layout's to know.
+A link is one formula, by its name, and tells for each of its operands whether the operand has a number for each element
+or one for each row. Every link has two numbers, alpha and beta, as post-ops have. The functions that load an operand's
+vector come from the layout (`Places`), since rows and columns read operands differently.
+
+A docstring such as "(s, arrays, i): …" names the parameters of the function that is returned, and then its result.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +18,14 @@ ALONG, SAME = True, False
 
 
 class Link(NamedTuple):
-    """A formula, and for each of its operands whether its numbers lie along vectors."""
+    """A formula's name, and for each of its operands whether it has a number for each element of a vector."""
 
     name: str
     along: tuple[bool, ...] = ()
 
 
 class Places(NamedTuple):
-    """How a layout reads an operand: (s, operand, i, whole, mask), s being a vector like the one that comes out."""
+    """How a layout reads an operand: (s, operand, i, whole, mask): the vector; s is a vector of the same type."""
 
     along: Callable[..., Vector]
     same: Callable[..., Vector]
@@ -37,12 +40,15 @@ OTHERS: Mapping[str, post_ops.OnBuffers] = {
 
 
 def formula_of(name: str) -> Callable[..., Vector]:
-    """(s, operand, third, alpha, beta) of a link."""
+    """(s, operand, third, alpha, beta): the result of the link of this name."""
     return (OTHERS.get(name) or post_ops.VALUES[name]).on_vectors
 
 
 def read_at(places: Places, along: Sequence[bool], operand: int, first: int) -> Callable[..., Vector]:
-    """(s, arrays, i, whole, mask): an operand's vector, `first` being its link's first array; s if it has none."""
+    """(s, arrays, i, whole, mask): the vector of a link's operand.
+
+    S if the link has no such operand. first: the link's array.
+    """
     if operand >= len(along):
         return inline(lambda s, arrays, i, whole, mask: s)
     read, at = places[0 if along[operand] else 1], first + operand
@@ -51,7 +57,7 @@ def read_at(places: Places, along: Sequence[bool], operand: int, first: int) -> 
 
 @inline
 def joined(first, second):
-    """The tuple of what two tuples hold."""
+    """Two tuples joined to one."""
     return first + second
 
 
@@ -61,7 +67,7 @@ def _as_it_is(s: Vector, arrays, i: int, whole: bool, mask, numbers) -> Vector:
 
 
 def chain(links: Sequence[Link], places: Places, array: int, number: int = 0) -> Callable[..., Vector]:
-    """(s, arrays, i, whole, mask, numbers): s through all links, whose operands and numbers begin at these."""
+    """(s, arrays, i, whole, mask, numbers): s after all links; array, number: the indices of the first link's."""
     through: Callable[..., Vector] = _as_it_is
     for link in links:
         through = _then(through, link, places, array, number)
@@ -83,12 +89,12 @@ def _then(before: Callable[..., Vector], link: Link, places: Places, array: int,
 
 
 def operands_of(links: Sequence[Link]) -> tuple[bool, ...]:
-    """How the operands of all links lie."""
+    """For each operand of all links, whether it has a number for each element."""
     return tuple(each for link in links for each in link.along)
 
 
 def each_operand(place: Mapping[bool, Callable[..., Any]], along: Sequence[bool], first: int) -> Callable[..., Any]:
-    """(sources, *where): a tuple of place[along](source, *where) for each source from `first` on."""
+    """(like, sources, at): a tuple with place[along](like, source, at) for each source from `first` on."""
     found = inline(lambda like, sources, at: ())
     for number, each in enumerate(along):
         found = _one_more(found, place[each], first + number)

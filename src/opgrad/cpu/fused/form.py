@@ -1,4 +1,7 @@
-"""What a fused kernel is made for: the links on the way into softmax or its gradient, and on the way out."""
+"""The form of a call for which a fused kernel is compiled: the links before softmax or its gradient, and behind it.
+
+A docstring such as "(s, arrays, i): …" names the parameters of the function that is returned, and then its result.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,19 +13,19 @@ from opgrad.cpu.fused.chain import Link, Places, chain, each_operand, formula_of
 
 
 class Form(NamedTuple):
-    """The attributes of a forward call without their numbers; dropout's decisions are the first operand behind."""
+    """A forward call's attributes without their numbers; dropout's decisions are the first operand of the links behind."""
 
     operator: str
     layout: str
     before: tuple[Link, ...] = ()
     after: tuple[Link, ...] = ()
     drops: bool = False
-    results: tuple[str, ...] = ()  # besides y: stats, saved, mask
-    exact: bool = False  # whether sums keep what is rounded off their terms
+    results: tuple[str, ...] = ()  # results besides y: stats, saved, mask
+    exact: bool = False  # whether sums are compensated for the rounding of their terms
 
     @property
     def sources(self) -> int:
-        """How many operands are read, x the first."""
+        """How many operands are read, x included."""
         return 1 + len(operands_of(self.before)) + len(operands_of(self.after)) - self.drops
 
     @property
@@ -33,8 +36,8 @@ class Form(NamedTuple):
 class GradientForm(NamedTuple):
     """The attributes of a gradient's call, in the order in which it takes them.
 
-    before: what dy goes through first. inputs: what y goes through on its way to the first post-op. applied: the
-    post-ops. last: what the gradient with respect to y goes through, after: dx.
+    before: links that dy goes through first. inputs: links that lead from y to the input of the first post-op. applied:
+    the post-ops. last: links that the gradient with respect to y goes through. after: links that dx goes through.
     """
 
     operator: str
@@ -52,7 +55,7 @@ class GradientForm(NamedTuple):
 
     @property
     def operands(self) -> tuple[bool, ...]:
-        """How the arrays lie that are read besides dy and y: the post-ops' operands, and the mask."""
+        """For each array that is read besides dy and y, post-ops' operands and mask, whether it has a number for each element."""
         return operands_of((*self.applied, *(link for link in self.last if link.name == "where")))
 
     @property
@@ -65,22 +68,22 @@ class GradientForm(NamedTuple):
 
 
 def inwards(form: Form, places: Places) -> Callable[..., Vector]:
-    """(s, arrays, i, whole, mask, numbers): s through the links before; arrays: buffer, x, operands."""
+    """(s, arrays, i, whole, mask, numbers): s after the links before softmax; arrays: buffer, x, operands."""
     return chain(form.before, places, 2)
 
 
 def outwards(form: Form, places: Places) -> Callable[..., Vector]:
-    """(s, arrays, i, whole, mask, numbers): s through the links behind; arrays: buffer, perhaps decisions, operands."""
+    """(s, arrays, i, whole, mask, numbers): s after the links behind; arrays: buffer, decisions of dropout, operands."""
     return chain(form.after, places, 1, 2 * len(form.before))
 
 
 def arrays_inwards(form: Form, place: Any) -> Callable[..., Any]:
-    """(like, sources, at): where the operands of the links before lie at a row, or strip; x is the first."""
+    """(like, sources, at): the operands of the links before softmax at a row or a strip; x is the first."""
     return each_operand(place, (True, *operands_of(form.before)), 0)
 
 
 def arrays_outwards(form: Form, place: Any) -> Callable[..., Any]:
-    """(buffer, kept, like, sources, at): buffer, perhaps dropout's decisions, the operands of the links behind."""
+    """(buffer, kept, like, sources, at): the buffer, `kept` if there is dropout, the operands of the links behind."""
     skipped = 1 + len(operands_of(form.before))
     operands = each_operand(place, operands_of(form.after)[form.drops :], skipped)
     if form.drops:
@@ -89,11 +92,11 @@ def arrays_outwards(form: Form, place: Any) -> Callable[..., Any]:
 
 
 def backwards(form: GradientForm, places: Places) -> Callable[..., Vector]:
-    """(g, y, arrays, i, whole, mask, numbers): dy to the gradient with respect to the softmax.
+    """(g, y, arrays, i, whole, mask, numbers): the gradient with respect to the softmax, from dy.
 
-    arrays: buffer, perhaps decisions, dy, y, operands.
+    arrays: buffer, decisions if there is dropout, dy, y, operands.
     """
-    first = 3 + form.drops  # of the post-ops' operands
+    first = 3 + form.drops  # the index of the first operand of the post-ops
     at = [2 * len(links) for links in (form.before, form.inputs, form.applied)]
     before, inputs = chain(form.before, places, 1), chain(form.inputs, places, 1, at[0])
     back = _back(form.applied, places, first, at[0] + at[1])
@@ -117,7 +120,7 @@ def _no_step_back(g: Vector, s: Vector, arrays, i: int, whole: bool, mask, numbe
 
 
 def _back(links: Sequence[Link], places: Places, array: int, alpha: int) -> Callable[..., Vector]:
-    """(g, s, …): the gradient of all links with respect to the first one's input s."""
+    """(g, s, …): the gradient with respect to s, the first link's input, from g, that of the last link's result."""
     if not links:
         return _no_step_back
     link, beta = links[0], alpha + 1
@@ -136,7 +139,7 @@ def _back(links: Sequence[Link], places: Places, array: int, alpha: int) -> Call
 
 
 def arrays_backwards(form: GradientForm, place: Any) -> Callable[..., Any]:
-    """(buffer, kept, like, sources, at): what `backwards` reads, at a row or strip."""
+    """(buffer, kept, like, sources, at): the arrays that `backwards` reads, at a row or a strip."""
     operands = each_operand(place, (True, True, *form.operands), 0)
     if form.drops:
         return inline(lambda buffer, kept, like, sources, at: joined((buffer, kept), operands(like, sources, at)))
@@ -144,7 +147,7 @@ def arrays_backwards(form: GradientForm, place: Any) -> Callable[..., Any]:
 
 
 def out_of_gradient(form: GradientForm, places: Places) -> Callable[..., Vector]:
-    """(dx, arrays, i, whole, mask, numbers): dx through the links behind."""
+    """(dx, arrays, i, whole, mask, numbers): dx after the links behind the gradient."""
     return chain(form.after, places, 1, 2 * (len(form.links) - len(form.after)))
 
 

@@ -1,7 +1,8 @@
-"""Softmax with attributes by a kernel of its own: which form a call has, and the program that runs it.
+"""Finds the form of a softmax call with attributes, and makes the program of the kernel that is compiled for it.
 
-Rare calls have none and go through stages (opgrad.cpu.fused.program): operands whose outer axes make three loops or
-more, or whose vectors are not contiguous, factors that float32 does not hold, many post-ops.
+Rare calls have no form and run as programs of stages (opgrad.cpu.fused.program). A call is rare if an operand's outer
+axes make three loops or more or its vectors are not contiguous, if float32 does not hold a factor, or if the call has
+too many post-ops.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,11 +26,11 @@ from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.fused.primitive import STATE, gradient_name
 from opgrad.random import keep_threshold, kept_scale
 
-MOST_WORDS: Final = 36  # of operands, five each, and numbers, two for each link; with the rest a kernel takes 64
+MOST_WORDS: Final = 36  # of operands, five each, and numbers, two a link; with all other words a kernel takes up to 64
 
 
 class Lying(NamedTuple):
-    """How an operand lies: its places at outer indices and along n; whether it is contiguous along vectors."""
+    """An operand's place at each outer index, its stride along n, and whether it is contiguous along vectors."""
 
     source: Source
     along: bool
@@ -37,7 +38,7 @@ class Lying(NamedTuple):
 
 
 class Linked(NamedTuple):
-    """Links with the operands of each, and their numbers."""
+    """Some links, the names of their operands, and their numbers."""
 
     links: tuple[Link, ...] = ()
     sources: tuple[Source, ...] = ()
@@ -45,11 +46,11 @@ class Linked(NamedTuple):
 
 
 class Rare(Exception):
-    """A call that is left to stages."""
+    """Raised for a call without a form, which runs as a program of stages."""
 
 
 def lying(problem: Problem, first: str, name: str) -> Lying:
-    """How an operand lies. Raises Rare if kernels cannot use it there."""
+    """Where the operand lies in memory. Raises Rare if kernels cannot read it there."""
     spec, order = problem.specs[name], problem.orders[first]
     places = [place for place, axis in enumerate(order) if axis in problem.attributes["axis"]]
     start, stop = places[0], places[-1] + 1
@@ -66,7 +67,7 @@ def lying(problem: Problem, first: str, name: str) -> Lying:
 
 
 def _steps(spec: Any, axes: Sequence[int]) -> list[tuple[int, int]]:
-    """Sizes and strides in elements of the fewest loops over these axes. Raises Rare for broken strides."""
+    """Sizes and strides of the fewest loops over these axes. Raises Rare for strides of no whole number of elements."""
     found = layout.steps(spec.shape, spec.strides, axes)
     if any(stride % spec.dtype.itemsize for _, stride in found):
         raise Rare
@@ -103,7 +104,7 @@ def _times(factors: Sequence[float]) -> Iterator[tuple[str, tuple[str, ...], flo
 
 
 def _linked(problem: Problem, first: str, steps: Sequence[tuple[str, tuple[str, ...], float, float]]) -> Linked:
-    """Links by name, operands, alpha and beta."""
+    """The links of these steps, each given by its formula's name, its operands, alpha and beta."""
     links, sources, numbers = [], [], []
     for name, operands, alpha, beta in steps:
         found = [lying(problem, first, each) for each in operands]
@@ -136,7 +137,7 @@ def _after(problem: Problem) -> Linked:
 # --- forward ----------------------------------------------------------------------------------------------------------
 
 
-KernelsOf = Callable[[Any], Sequence[Kernel]]  # those of a form
+KernelsOf = Callable[[Any], Sequence[Kernel]]  # from a form to its kernels
 
 
 def forward(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program | None:
@@ -154,7 +155,7 @@ def _forward(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program:
     before, after = (each.links for each in linked)
     drops = any(link.name == "dropout" for link in after)
     if problem.attributes["dropout"] == 0.0 and "mask" in problem.specs:
-        raise Rare  # decisions without a dropout
+        raise Rare  # the mask is a result, but with probability 0 no link makes one
     precision = stages.precision_of(problem, "x", ("y",))
     layout = layout_of(problem, precision, in_place_limits(vector_lanes(precision)).grouped)
     wanted = tuple(name for name in ("stats", "saved", "mask") if name in problem.specs)
@@ -189,7 +190,7 @@ def _results(problem: Problem, form: Form) -> Results | ColumnResults:
 def _split(
     problem: Problem, kernels: Sequence[Kernel], workspace: Workspace, units: int, arguments: dict[str, Any]
 ) -> list[Step]:
-    """The steps over blocks, and between them those over rows, of which each is a part."""
+    """The steps over blocks, and between them the steps over rows, in which each row is a part of its own."""
     sizes = {"maxima": units, "partial": 2 * units, "total": 3 * problem.outer}
     arguments |= _cut(problem, workspace, units, arguments["memory"], sizes)
     arguments["e"] = arguments["memory"].e
@@ -204,7 +205,7 @@ def _split(
 def _cut(
     problem: Problem, workspace: Workspace, units: int, memory: Memory, sizes: Mapping[str, int]
 ) -> dict[str, Any]:
-    """What kernels are told of the blocks of rows, and memory that one step leaves for the next."""
+    """The kernels' arguments about the blocks of rows, and the memory by which one step hands results to the next."""
     shared = {name: workspace.shared(count, "float64") for name, count in sizes.items()}
     return {"cut": Cut(units // problem.outer, problem.n), "memory": BlockMemory(memory.e, memory.kept), **shared}
 
@@ -261,7 +262,7 @@ def _gradient_program(
 
 
 def _sources(problem: Problem, first: str, own: Sequence[str], linked: Sequence[Linked]) -> tuple[Source, ...]:
-    """The operands in the order in which forms count them. Raises Rare unless the first ones are contiguous."""
+    """The operands, in the order in which forms count them. Raises Rare unless the first ones are contiguous."""
     found = [lying(problem, first, name) for name in own]
     if not all(each.along for each in found):
         raise Rare
@@ -275,12 +276,12 @@ def _numbers(linked: Sequence[Linked]) -> tuple[float, ...]:
 def _check(
     problem: Problem, first: str, drops: bool, sources: Sequence[Source], links: Sequence[Link], precision: str
 ) -> None:
-    """Raise Rare for what kernels are not made for."""
+    """Raise Rare for calls that fused kernels do not support."""
     order = problem.orders[first]
     if drops and order != tuple(range(len(order))):
-        raise Rare  # elements are not counted as they lie
+        raise Rare  # dropout counts elements in C order, which is not their order in memory
     if precision != "float64" and any(each.data.dtype == "float64" for each in sources):
-        raise Rare  # the whole kernel would compute in float64
+        raise Rare  # one float64 array would make the whole kernel compute in float64
     if 5 * len(sources) + 2 * len(links) > MOST_WORDS:
         raise Rare
 
@@ -301,7 +302,7 @@ def layout_of(problem: Problem, precision: str, shortest: int) -> str:
 def _arguments(
     problem: Problem, form: Any, sources: Sequence[Source], numbers: Sequence[float], precision: str
 ) -> tuple[Workspace, dict[str, Any]]:
-    """Working memory, and the arguments that all kernels have."""
+    """Working memory, and the arguments that all fused kernels take."""
     width, workspace = vector_lanes(precision), Workspace(precision)
     size, buffer = (problem.n * width, 0) if form.layout == "columns" else (problem.n + width, combine.size(4))
     if form.layout == "split":
@@ -315,7 +316,7 @@ def _arguments(
 
 
 def _loops(problem: Problem, layout: str, first: str, result: str, precision: str, arguments: dict[str, Any]) -> int:
-    """How many units there are; adds what kernels are told of them, and the result."""
+    """How many units there are. Adds the arguments about units and the result to `arguments`."""
     if layout == "columns":
         strips = partition.count(problem.inner + spare_columns(problem, result), vector_lanes(precision))
         arguments |= {"strips": Strips(strips, problem.inner), result: columns_of(problem, first, result)}

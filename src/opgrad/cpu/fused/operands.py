@@ -1,4 +1,4 @@
-"""How fused kernels are given operands: rows or columns of any array whose outer axes make at most two loops."""
+"""The operands of fused kernels: rows or columns of any array whose outer axes make at most two loops."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from opgrad.cpu.numerics.philox import keep_run
 
 
 class Source(NamedTuple):
-    """Where outer index o begins: o // period * far + o % period * near elements from the first on; step: along n."""
+    """An array in which outer index o begins o // period * far + o % period * near elements behind `data`; step: along n."""
 
     data: Pointer
     period: int
@@ -23,7 +23,7 @@ class Source(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What a forward kernel writes as rows, each perhaps missing, besides y."""
+    """The results besides y that a forward kernel writes as rows; each may be missing."""
 
     saved: Rows
     mask: Rows
@@ -31,7 +31,7 @@ class Results(NamedTuple):
 
 
 class ColumnResults(NamedTuple):
-    """The same as columns; stats has a number for each."""
+    """The results besides y that a forward kernel writes as columns; stats has one number for each column."""
 
     saved: Columns
     mask: Columns
@@ -39,14 +39,14 @@ class ColumnResults(NamedTuple):
 
 
 class Switches(NamedTuple):
-    """Whether a row of -inf counts as zeros; whether results are written past the cache."""
+    """Whether the softmax of a row of -inf is 0, and whether results are written past the cache."""
 
     inf_as_zero: int
     stream: int
 
 
 class Memory(NamedTuple):
-    """A part's own: values of this row and of the one before, dropout's decisions, the write-combining buffer."""
+    """A part's private memory: values of this row and of the one before, dropout's decisions, the write-combining buffer."""
 
     e: Private
     done: Private
@@ -55,28 +55,28 @@ class Memory(NamedTuple):
 
 
 class BlockMemory(NamedTuple):
-    """A part's own for a block of a row: values, dropout's decisions."""
+    """A part's private memory for a block of a row: values, dropout's decisions."""
 
     e: Private
     kept: Private
 
 
 class Cut(NamedTuple):
-    """Rows cut into blocks: how many of them a row has, and its length."""
+    """How rows are cut into blocks: the number of blocks of a row, and the length of a row."""
 
     blocks: int
     n: int
 
 
 class Dropout(NamedTuple):
-    """The array with seed and offset, and the largest word that is dropped."""
+    """The array with seed and offset, and the threshold: an element is dropped if its random word is not above it."""
 
     state: Pointer
     threshold: int
 
 
 class Line(NamedTuple):
-    """An operand in a strip of columns: its first element there, and the elements from one to the next of n."""
+    """An operand in a strip of columns: its first element there, and its stride along n in elements."""
 
     data: Pointer
     step: int
@@ -91,13 +91,13 @@ def start(source: Source, outer: int):
 
 @inline
 def keep_elements(kept, count: int, index: int, dropout: Dropout) -> None:
-    """kept = 1 where dropout keeps an element, else 0, for elements from `index` on."""
+    """Write dropout's decisions for `count` elements from `index` on: 1 for an element that is kept, else 0."""
     keep_run(kept, 0, count, index, 1, v.load_one(dropout.state, 0), v.load_one(dropout.state, 1), dropout.threshold)
 
 
 @inline
 def _keep_strip(kept, n: int, index: int, step: int, dropout: Dropout) -> None:
-    """The same down a strip of columns, whose lines are `step` elements apart."""
+    """Write dropout's decisions down a strip of columns, whose lines are `step` elements apart."""
     for i in range(n):
         keep_elements(kept.data + i * kept.step, kept.step, index + i * step, dropout)
 

@@ -1,7 +1,9 @@
-"""Kernels on buffers, one formula each: post-ops and their gradients, and what programs of stages do besides.
+"""Kernels that apply one formula to a buffer: post-ops, their gradients, and the other stages that need no table.
 
-A kernel's buffers are contiguous and of the computation's precision. It works in place on `values`: s, which becomes
-f(s), or the gradient g of f(s), which becomes that of s or of the operand t.
+A kernel's buffers are contiguous and have the precision of the computation. A kernel overwrites its first buffer,
+`values`. A kernel of VALUES replaces s by f(s), where a post-op f may take an operand t. A kernel of GRADIENTS replaces
+the gradient g with respect to f(s) by the gradient with respect to s, and one of OPERAND_GRADIENTS by that with respect
+to t. The three buffers hold:
 
     VALUES:                          values s; operand t, or select's condition; third select's t
     GRADIENTS, OPERAND_GRADIENTS:    values g; operand s; third t, or select's condition
@@ -24,7 +26,7 @@ def with_numbers(vectors, numbers):
 
 
 class OnBuffers(Kernel):
-    """Such a kernel. `on_vectors`: what it makes of vectors, (values, operand, third, alpha, beta)."""
+    """A kernel on buffers, and `on_vectors`, its formula: (values, operand, third, alpha, beta) -> the new values."""
 
     on_vectors: Callable[..., Vector]
 
@@ -70,7 +72,7 @@ drop = with_operand(lambda s, kept, alpha, beta: v.select(kept != 0.0, s * alpha
 
 @inline
 def _truth(s: Vector, holds) -> Vector:
-    """1 where the mask holds, else 0."""
+    """1.0 in the lanes for which the mask holds, 0.0 in the others."""
     return v.select(holds, v.like(s, 1.0), 0.0)
 
 
@@ -92,7 +94,7 @@ BINARY: dict[str, Callable[..., Vector]] = {
 
 @inline
 def _larger(g: Vector, s: Vector, t: Vector, alpha: float, beta: float) -> Vector:
-    """The share of the gradient that goes to the larger one, if that is s; on a tie half."""
+    """The gradient of max(s, t) with respect to s: g where s is larger, 0 where it is smaller, half of g on a tie."""
     return v.select(s > t, g, v.select(s == t, g * 0.5, 0.0))
 
 

@@ -25,17 +25,17 @@ from opgrad.cpu.runtime.workspace import Scratch, Workspace
 from opgrad.fused.primitive import STATE, gradient_name
 from opgrad.random import keep_threshold, kept_scale
 
-CHUNK: Final = 1 << 11  # elements, 8 KiB: with an operand's they stay in the first-level cache
-STRIP_BYTES: Final = 1 << 20  # of a strip of columns: 256 KiB, the memory read in shorter runs, took 1.5 times as long
-STRIPS: Final = 16  # made at least, for threads to share
-NARROWEST: Final = 64  # columns of a strip: as many bytes make a cache line
+CHUNK: Final = 1 << 11  # elements, 8 KiB of float32; with as many of an operand they stay in the first-level cache
+STRIP_BYTES: Final = 1 << 20  # of a strip of columns; 256 KiB took 1.5 times as long, as memory is read in shorter runs
+STRIPS: Final = 16  # the least number of strips, so that threads can share them
+NARROWEST: Final = 64  # columns of the narrowest strip, which fill a cache line even if each has one byte
 LEAST: Final = 1e-37
 MEMORY, BUFFERS = True, False
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A part's own memory, in bytes from its space on; `moves`: it holds the whole block, not a chunk."""
+    """A buffer in a part's private memory, by its offset in bytes. moves: whether it holds a whole block, not a chunk."""
 
     offset: int
     moves: bool
@@ -74,7 +74,7 @@ class Blocks:
         return self.chunk_size * self.per_block if self.columns else min(self.chunk_size, self.block_elements)
 
     def reserve(self, elements: int) -> int:
-        """The offset of new memory for so many numbers, in bytes from the start of a part's own."""
+        """Reserve private memory for so many numbers; return its offset in bytes."""
         return self.workspace.private(elements).offset
 
     def block(self, name: str) -> Buffer:
@@ -136,7 +136,7 @@ class Blocks:
         other: Buffer | None = None,
         inf_as_zero: bool = False,
     ) -> Program:
-        """The one step: every block through these stages, with one of the kernels, by layout, between them."""
+        """The program's only step: it takes every block through these stages, and between them through a softmax kernel."""
         problem, layout = self.problem, self._layout(kernels)
         strips = partition.count(problem.inner, self.per_block)
         width = vector_lanes(self.precision)
@@ -177,7 +177,7 @@ class Blocks:
 
 
 def storage(spec: Spec) -> str:
-    """How a stage is told of an operand's dtype; int32 would mean indices."""
+    """The name under which a stage gets an operand's dtype; as int32, its elements would be integers, used as indices."""
     return "int32_number" if spec.dtype.name == "int32" else spec.dtype.name
 
 
@@ -205,7 +205,7 @@ def is_exact(problem: Problem) -> bool:
 
 
 def cut(problem: Problem, first: str, results: Sequence[str]) -> Blocks:
-    """The problem's blocks: some rows, or a strip of columns."""
+    """Cut the problem into blocks: some rows, or a strip of columns."""
     precision = precision_of(problem, first, results)
     lanes, n = vector_lanes(precision), max(problem.n, 1)
     if problem.inner > 1:
@@ -224,7 +224,7 @@ def cut(problem: Problem, first: str, results: Sequence[str]) -> Blocks:
 
 def forward(problem: Problem, kernels: Mapping[str, Kernel]) -> Program:
     """softmax or log_softmax, by its kernels in place."""
-    # Rows without elements still have a log-sum-exp: -inf.
+    # A row without elements still has a log-sum-exp, which is -inf.
     if not problem.outer * problem.inner or not (problem.n or "stats" in problem.specs):
         return Program((), name="nothing to do")
     blocks, attributes = cut(problem, "x", ("y",)), problem.attributes
@@ -247,7 +247,7 @@ def forward(problem: Problem, kernels: Mapping[str, Kernel]) -> Program:
 
 
 def quotient(scale: float, divisor: float) -> list[float]:
-    """scale / divisor as factors that are normal numbers in float32, too: 0 / 1e-40 is 0, but 0 * inf is not."""
+    """Factors whose product is scale / divisor, each a normal float32: 0 / 1e-40 is 0, but 0 * (1 / 1e-40) = 0 * inf is NaN."""
     if scale == 0.0 or LEAST < abs(scale / divisor) < 1 / LEAST:
         return [scale / divisor]
     return [*factors(scale), *(1.0 / each for each in factors(divisor))]
@@ -282,7 +282,7 @@ def _masked(blocks: Blocks, values: Buffer, otherwise: float) -> list[list[int]]
 
 
 def _dropped(blocks: Blocks, values: Buffer) -> list[list[int]]:
-    """The decisions go to the buffer "kept"."""
+    """The stages of dropout, whose decisions go to the buffer "kept"."""
     probability = blocks.problem.attributes["dropout"]
     if probability is None:
         return []
@@ -298,7 +298,7 @@ def _operand_buffers(blocks: Blocks, each: Any, shared: bool) -> list[Buffer]:
 
 
 def _read_operands(blocks: Blocks, each: Any, shared: bool) -> list[list[int]]:
-    """Read a post-op's operands, into buffers that all post-ops share or into its own."""
+    """The stages that read a post-op's operands, into buffers of its own, or into buffers that all post-ops share."""
     buffers = _operand_buffers(blocks, each, shared)
     return [blocks.read(name, buffer) for name, buffer in zip(each.operands, buffers, strict=True)]
 
@@ -333,7 +333,7 @@ def gradient(problem: Problem, kernels: Mapping[str, Kernel]) -> Program:
 
 
 def _forward_again(blocks: Blocks, y: Buffer) -> list[list[int]]:
-    """The input of every post-op, into a buffer of its own, and dropout's decisions."""
+    """The stages that compute each post-op's input again, into a buffer of its own, and dropout's decisions."""
     attributes = blocks.problem.attributes
     found, applied = [], attributes["post_ops"]
     if applied:
@@ -352,7 +352,7 @@ def _forward_again(blocks: Blocks, y: Buffer) -> list[list[int]]:
 
 
 def _back(blocks: Blocks, number: int, each: Any, g: Buffer) -> list[list[int]]:
-    """g through one post-op, and its operand's gradient if that is wanted."""
+    """The stages that take g back through one post-op, and write the gradient of its operand if that is a result."""
     s, operands = blocks.chunk(f"input {number}"), _operand_buffers(blocks, each, shared=False)
     found = []
     result = gradient_name(each.operands[-1]) if each.operands else ""

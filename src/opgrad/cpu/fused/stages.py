@@ -1,9 +1,10 @@
-"""Blocks of a problem that go through stages: small kernels, each called through its address.
+"""The driver that takes each block of a problem through stages, and the stages that read and write memory.
 
-A block lies in a buffer in the first-level cache, in the precision of the computation. Stages are compiled one by one,
-not for each combination, and cost about 15 ns a call. A stage is called with words of two kinds: those of a block's
-place in memory, if it reads or writes there (`read`, `write`, `keep`), or those of buffers (opgrad.cpu.fused.post_ops).
-`read` and `write` multiply by alpha on the way, which costs nothing.
+A stage is a small kernel that the driver calls through its address. Stages are compiled one by one, not for each
+combination of them, and a call of one costs about 15 ns. A block lies in a buffer in the first-level cache, in the
+precision of the computation. There are two kinds of stages, with different arguments: `read`, `write` and `keep` get the
+place of a block in memory; all others work on buffers (opgrad.cpu.fused.post_ops). `read` and `write` also multiply by
+alpha, which costs no time.
 
 An operand of any strides is described by a table: a word for the stage's own use, the number of loops over its
 elements, then size and stride in bytes of each, the innermost first. Flat indices count elements in these loops' order.
@@ -27,7 +28,7 @@ OWN, LOOPS, FIRST_LOOP = 0, 1, 2
 
 @inline
 def _locate(table: int, flat: int) -> tuple[int, int, int]:
-    """Where element `flat` lies, in bytes; where the innermost loop that it is in starts; its place in there."""
+    """The place of element `flat` in bytes, the place at which its innermost loop starts, and its index in that loop."""
     loops, word, offset = load_word(table, LOOPS), FIRST_LOOP + 2, 0
     size, rest = load_word(table, FIRST_LOOP), flat
     if loops > 1:
@@ -45,7 +46,7 @@ def _locate(table: int, flat: int) -> tuple[int, int, int]:
 
 @inline
 def _next_start(table: int, flat: int, start: int) -> int:
-    """Where the innermost loop after the one at `start` starts, with element `flat`."""
+    """The place at which the innermost loop starts whose first element is `flat`; `start` is that of the loop before."""
     if load_word(table, LOOPS) == 2:
         return start + load_word(table, FIRST_LOOP + 3)
     _, found, _ = _locate(table, flat)
@@ -53,7 +54,7 @@ def _next_start(table: int, flat: int, start: int) -> int:
 
 
 def over_runs(visit: Callable[..., None]) -> Callable[..., None]:
-    """visit(values + i, offset, step, count, …) for each run of a line: elements one stride apart from an offset on."""
+    """Call visit(values + i, offset, step, count, …) for each run of a line; a run is `count` elements `step` bytes apart."""
 
     @inline
     def line(values, operand, alpha: float, flat: int, width: int, ahead: int, table: int) -> None:
@@ -79,7 +80,7 @@ def _size(p) -> int:
     return v.address_of(p + 1) - v.address_of(p)
 
 
-AHEAD: Final = 1 << 11  # elements of a row: what the next block reads is asked for now, 5 to 10 per cent of a call
+AHEAD: Final = 1 << 11  # elements between a prefetch and its use, in the next block; this saves 5 to 10 % of a call
 
 
 @inline
@@ -123,9 +124,10 @@ def _keep_run(values, operand, alpha: float, offset: int, step: int, count: int,
 
 
 def _over_lines(visit: Callable[..., None]) -> Kernel:
-    """The stage that visits all runs of a block: `lines` lines of `width` elements from `start` on, `pitch` apart.
+    """The stage that visits all runs of a block: `lines` lines of `width` elements, in memory `pitch` elements apart.
 
-    In the buffer they are `row` apart, as the strips of columns are; rows are one line.
+    start: the first element. row: the elements from one line to the next in the buffer. Strips of columns have many
+    lines; a block of rows is a single line.
     """
     over_line = over_runs(visit)
 
@@ -139,7 +141,7 @@ def _over_lines(visit: Callable[..., None]) -> Kernel:
 
 # values[line, i] = alpha * operand at start + line * pitch + i.
 read = _over_lines(_read_run)
-# operand at start + line * pitch + i = alpha * values[line, i]; the table's own word: whether past the cache.
+# operand at start + line * pitch + i = alpha * values[line, i]; the table's own word tells whether to stream.
 write = _over_lines(_write_run)
 # values = 1 where dropout keeps an element, else 0. operand: seed and offset. The table gives the place in C order
 # of each element; its own word is the threshold.
@@ -155,12 +157,12 @@ TASK, IN_MEMORY, VALUES, VALUES_MOVE, SOURCE, OPERAND, OPERAND_MOVE, THIRD, THIR
 STAGE: Final = 12
 BUFFER: Final = -1  # the SOURCE of an operand that is a buffer
 
-# Words of a plan: its blocks, the softmax kernel with its buffers (in bytes from a part's space on), then the stages.
+# Words of a plan of stages: the blocks, the softmax kernel and its buffers (offsets in private memory), then the stages.
 COLUMNS, PER_BLOCK, COUNT, N, INNER, STRIPS, CHUNK, ITEM = range(8)
 SOFTMAX, OTHER, STATS, TILE, INF_AS_ZERO, KEEPS_STATS = range(8, 14)
 BEFORE, OF_ROWS, AFTER, FIRST_STAGE = range(14, 18)
 
-# What a stage is called with: words of buffers, then words of memory.
+# The arguments of a stage: the words of buffers, then the words of a place in memory.
 ARGUMENTS: Final = 15
 MEMORY_WORDS: Final = 6
 
@@ -173,7 +175,7 @@ def _store_words(address: int, index: int, values) -> None:
 
 @inline
 def _run(stages: int, number: int, operands: int, space: int, words: int, moved: int) -> None:
-    """Run stages whose buffers have moved by so many bytes; `words` hold the count and the lines already."""
+    """Run stages whose block buffers begin `moved` bytes later; `words` already hold the count and the lines."""
     for each in range(number):
         stage = stages + 8 * STAGE * each
         values = space + load_word(stage, VALUES) + moved * load_word(stage, VALUES_MOVE)
@@ -199,7 +201,7 @@ def _store_lines(words: int, count: int, start: int, lines: int, pitch: int, wid
 def _run_in_chunks(
     stages: int, number: int, operands: int, space: int, words: int, plan: int, start: int, lines: int, width: int
 ) -> None:
-    """Run stages over a block, a chunk at a time, so that it stays in the first-level cache."""
+    """Run all stages over one chunk of a block after the other, so that a chunk stays in the first-level cache."""
     chunk, item = max(load_word(plan, CHUNK), 1), load_word(plan, ITEM)  # a range's step is never 0
     if load_word(plan, COLUMNS):
         row, pitch = load_word(plan, PER_BLOCK), load_word(plan, INNER)

@@ -21,12 +21,13 @@ def streams_columns(p, p_n: int, stream: int) -> int:
 
 @inline
 def strip_of(unit: int, strips, x, y, w: int, stream: int):
-    """The outer index of a strip, its first column, whether all its columns are there, and which.
+    """The outer index of a strip, its first column, whether all its columns exist, and the mask of those that do.
 
-    Where y is written past the cache, strips begin a little before the columns, so that those of y start cache lines
-    wherever it starts: NumPy's arrays start 16 bytes behind one, and took 2.3 times as long. The last may be empty.
-    Strips of two lines may lie on three of x; those that begin in the second line of a pair then took half the time of
-    gradients, which read two arrays twice. (x is y where that does not matter.)
+    If y is written past the cache, strips begin up to a line before the first column, so that each strip of y starts a
+    cache line. NumPy's own arrays start 16 bytes behind a line; without the shift they took 2.3 times as long. The last
+    strip may therefore be empty. A strip of two lines of y may touch three lines of x. Gradients, which read two arrays
+    twice, took half the time if such a strip begins in the second line of an aligned pair of lines of x, so a strip
+    that would begin inside the first line is moved back by a line. A caller that needs no such shift passes y for x.
     """
     o, j = unit // strips.count, unit % strips.count * w
     ys, line = y.data + o * y.outer, v.line(y.data)
@@ -52,7 +53,7 @@ def of_strip(formula: Callable[..., Vector]) -> Callable[..., Vector]:
 
 
 def of_two_strips(formula: Callable[..., Vector]) -> Callable[..., Vector]:
-    """The function value(arrays, steps, i, numbers) = formula(a[i], b[i], *numbers), for a vector of columns of two arrays."""
+    """The function value(arrays, steps, i, numbers) = formula(a[i], b[i], *numbers), for vectors of columns."""
     inline(formula)
     return inline(lambda a, a_n, i, numbers: formula(v.load(a[0], i * a_n[0]), v.load(a[1], i * a_n[1]), *numbers))
 

@@ -72,7 +72,7 @@ def size(itemsize: int) -> int:
 
 @inline
 def holds_lines(y, rows: int, n: int, group: int, stream: int) -> int:
-    """Whether groups of rows are written past the cache from a buffer: they must be contiguous, and a line or longer."""
+    """Whether groups of rows are written past the cache from a buffer: they must be contiguous and fill a line."""
     line = v.line(y.data)
     return stream and y.step == n and v.to_line(y.data, 0) >= 0 and group * n >= line and rows > group
 

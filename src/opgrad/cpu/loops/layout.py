@@ -23,26 +23,27 @@ from opgrad.cpu.runtime.program import Step, shared_out
 
 KEEP: Final = 1 << 17  # numbers, 512 KiB; the exponentials of a longer strip of columns are computed twice, not kept
 # Elements of the longest row that is not split. One thread reduces and writes it, and the second time reads it from the
-# last-level cache; a split row is read from memory. For 131,072 elements softmax took 0.23 ns an element unsplit and 0.31
-# split, softmax_grad 0.30 and 0.51.
+# last-level cache; a split row is read from memory. For 131,072 elements softmax took 0.23 ns an element unsplit and
+# 0.31 split, softmax_grad 0.30 and 0.51.
 LONGEST_ROW: Final = 1 << 18
 SPLIT_FROM: Final = 1 << 17  # elements from which on two threads are faster than one
 BLOCK: Final = (
     1 << 14
 )  # elements of a long row that are summed in vectors before float64; the unit where rows are split
 FEWEST_ROWS: Final = 8  # rows that are worth transposing or grouping
-# Softmax, log-softmax and gradients of columns write past the last-level cache if their arrays are larger than the cache
-# divided by this number. Other data lie in the cache, too, and a line that is fetched to be written displaces a line of
-# the argument. With arrays of 16 MiB and a cache of 32, rows of 1,000 float32 took 0.13 ns an element instead of 0.16,
-# rows of 128 took 0.21 instead of 0.27; with 8 MiB there was no difference. Rows of 16-bit elements gain nothing.
+# Softmax, log-softmax and gradients of columns write past the last-level cache if their arrays are larger than the
+# cache divided by this number. Other data lie in the cache, too, and a line that is fetched to be written displaces a
+# line of the argument. With arrays of 16 MiB and a cache of 32, rows of 1,000 float32 took 0.13 ns an element instead
+# of 0.16, rows of 128 took 0.21 instead of 0.27; with 8 MiB there was no difference. Rows of 16-bit elements gain
+# nothing.
 CACHE_PARTS: Final = 2
-# Bytes of arrays from which on softmax and log-softmax choose the layout that is faster beyond the last-level cache. It is
-# a constant and not the machine's cache size, since the layout decides the last digits.
+# Bytes of arrays from which on softmax and log-softmax choose the layout that is faster beyond the last-level cache. It
+# is a constant and not the machine's cache size, since the layout decides the last digits.
 LARGE: Final = 32 << 20
 # Bytes of the longest row that is written through the cache. Its lines are fetched while the next row is computed. With
 # non-temporal stores, a line that two rows share would be written twice. Rows of 1,000 bfloat16 took 0.11 ns an element
-# through the cache, 0.12 past it, and 0.15 past it by way of a buffer; rows of 513 float32 took 0.15 and 0.21, but rows of
-# 1,000 float32 0.21 and 0.17.
+# through the cache, 0.12 past it, and 0.15 past it by way of a buffer; rows of 513 float32 took 0.15 and 0.21, but rows
+# of 1,000 float32 0.21 and 0.17.
 PLAIN_ROW: Final = 3072
 
 
@@ -60,9 +61,10 @@ LOSS_ALONE: Final = Limits(transposed=96)  # more than LOSS, since no result is 
 
 # The longest row that is grouped, in vectors: for softmax and for log-softmax, by whether elements have 16 bits and
 # whether the problem is large. Groups save the work that is done once for each row. That work is a larger share where
-# elements have 16 bits, whose arithmetic is short, and in log-softmax, which takes a logarithm. In the cache, log-softmax
-# of rows of 256 float32 took 0.25 ns an element grouped and 0.3 as rows, but softmax 0.25 and 0.23. Beyond the cache,
-# groups are slower, since a group is not written while the next is computed, as transposed and single rows are.
+# elements have 16 bits, whose arithmetic is short, and in log-softmax, which takes a logarithm. In the cache,
+# log-softmax of rows of 256 float32 took 0.25 ns an element grouped and 0.3 as rows, but softmax 0.25 and 0.23. Beyond
+# the cache, groups are slower, since a group is not written while the next is computed, as transposed and single rows
+# are.
 GROUPED: Final[Mapping[tuple[bool, bool], tuple[int, int]]] = {
     (False, False): (5, 24),
     (False, True): (0, 0),
@@ -75,8 +77,8 @@ def forward_limits(width: int, sixteen_bits: bool, large: bool, logarithm: bool)
     """The limits of softmax or log-softmax. large: whether the arrays are taken to lie in memory, not in a cache.
 
     In the cache, transposed rows of any length take 0.3 ns an element, grouped rows of 49 take 0.44 and of 128 0.26.
-    Beyond it, on two threads, transposed rows take 0.17 to 0.22. Rows of 129 took 0.24 in the layout "rows". Rows of 196
-    took 0.21 there, less than the 0.23 of transposed rows.
+    Beyond it, on two threads, transposed rows take 0.17 to 0.22. Rows of 129 took 0.24 in the layout "rows". Rows of
+    196 took 0.21 there, less than the 0.23 of transposed rows.
     """
     transposed = 5 * width if large and not sixteen_bits else 7 * width // 2
     return Limits(transposed, GROUPED[sixteen_bits, large][logarithm] * width)
@@ -109,12 +111,16 @@ def _weight(problem: Problem) -> int:
 
 
 def row_streams(problem: Problem, layout: str, result: str) -> bool:
-    """Whether a result is written past the cache: always in other layouts, in "rows" if a row is longer than PLAIN_ROW."""
+    """Whether a result may be written past the cache.
+
+    In the layout "rows" a row must be longer than PLAIN_ROW. Other layouts write several rows together.
+    """
     return layout != "rows" or problem.n * problem.specs[result].dtype.itemsize > PLAIN_ROW
 
 
 def gradient_streams(problem: Problem) -> bool:
-    """Whether gradients write past the cache: columns from the same size of arrays on as softmax, rows from a larger one.
+    """Whether gradients write past the cache: columns from the same size of arrays on as softmax, rows from a larger
+    one.
 
     A line of a column's result is visited for several strips. With non-temporal stores, 1000 x 4096 bfloat16 along axis
     0 took 0.18 ns an element instead of 0.39. Rows get slower by them, rows of 128 up to arrays of 30 MiB.

@@ -13,8 +13,9 @@ from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.numerics import row_blocks
 
 AHEAD: Final = 2048  # elements between a prefetch and its use; the hardware's own prefetches stop at each 4 KiB page
-# Elements of a block of a row that is read twice: its 128 KiB of float32 stay in the second-level cache. Without blocks,
-# rows of 262,144 took 1.29 times as long; blocks that fit the first-level cache took 1.18 times as long for 32,000.
+# Elements of a block of a row that is read twice: its 128 KiB of float32 stay in the second-level cache. Without
+# blocks, rows of 262,144 took 1.29 times as long; blocks that fit the first-level cache took 1.18 times as long for
+# 32,000.
 READ_TWICE: Final = 1 << 15
 
 
@@ -94,7 +95,8 @@ def number_equal(count: Vector, value: Vector, m: Vector) -> Vector:
 
 
 def row_rest(step: Callable[..., int], adding: lse.AddingBelow) -> Callable[..., Any]:
-    """The loop that sums the exponentials of the numbers in x[begin:end] that differ from m, and counts those equal to m.
+    """The loop that sums the exponentials of the numbers in x[begin:end] that differ from m, and counts those equal to
+    m.
 
     In the same loop it prefetches the row `ahead` and writes a part of out[j:stop] with `step`, as `row_sum_exp` does.
     """
@@ -145,7 +147,10 @@ add_rest_logging = row_rest(step_log, lse.PLAIN_BELOW)
 
 @inline
 def rest_of_block(x, begin: int, end: int, m: float, ahead):
-    """`row_rest` for a block of a row. For a block of -inf alone the sum is 0, not NaN, since other blocks may be finite."""
+    """`row_rest` for a block of a row.
+
+    For a block of -inf alone the sum is 0, not NaN, since other blocks may be finite.
+    """
     top = max(m, v.number(x, row_blocks.LOWEST))
     rest, count, _ = add_rest_logging(x, begin, end, top, ahead, x, end, end, (x,), (v.full(x, top), v.full(x, top)))
     return rest, count
@@ -179,7 +184,7 @@ def row_log_sum(x, n: int, ahead):
 
 
 def row_sum(term: Callable[..., Vector], step: Callable[..., int]) -> Callable[..., Any]:
-    """The loop that sums term(dy[i], y[i]) over [begin, end), and writes out[j:stop] with `step` as `row_sum_exp` does."""
+    """The loop that sums term(dy[i], y[i]) over [begin, end), and writes out[j:stop] as `row_sum_exp` does."""
     inline(term)
 
     @inline
