@@ -1,14 +1,16 @@
-"""The one lock of the package: whatever a process settles once is settled under it.
+"""The one lock of the package, `settling`. Everything that a process does once, and then keeps, is done under it.
 
-That is plans, kernels, threads, registrations, and the modules that these need. Warm calls never take it.
+This covers making plans, compiling kernels, starting threads, registrations, and importing the modules that these need.
+A call whose plan is known never takes the lock.
 
-A fork waits until nobody holds it, so a child finds everything either done or not begun: also what other packages
-keep locks for while a kernel is compiled, such as half imported modules and LLVM. One lock, not one for each purpose,
-because a fork would have to take several in the order in which they are nested.
+A fork waits until no thread holds the lock. So a forked child finds each of these things either done or not begun. The
+same is true of other packages' state that is locked while a kernel is compiled, such as half imported modules and LLVM.
+There is one lock and not one for each purpose, because a fork would have to take several locks in the order in which
+they are nested.
 """
 
-# Hooks before a fork run in the reverse order of their registration. logging's holds its lock, which a compiler takes
-# as well: that hook must come after the one here has waited for the compiler, so logging is imported first.
+# Hooks before a fork run in the reverse order of their registration. The hook of `logging` takes logging's lock, which the
+# compiler takes as well. It must run after our hook has waited for the compiler, so logging is imported first.
 import logging as logging
 import os
 import sys
@@ -21,7 +23,7 @@ T = TypeVar("T")
 
 
 class Settling:
-    """A reentrant lock that never waits for a thread which the end of the interpreter has stopped."""
+    """A reentrant lock that, while the interpreter ends, does not wait for a thread that the interpreter has stopped."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -31,7 +33,7 @@ class Settling:
             raise RuntimeError("opgrad: the interpreter ended while another thread compiled; no new call can be made")
 
     def begin(self) -> bool:
-        """Take the lock if nobody else has it; whether that is so, and `end` has to be called."""
+        """Take the lock if no other thread has it. Returns whether it was taken, so that `end` must be called."""
         return self._lock.acquire(blocking=False)
 
     def end(self) -> None:
@@ -47,7 +49,7 @@ settling = Settling()
 
 
 class once(Generic[T]):
-    """functools.cached_property under the lock above; that of Python 3.11 has its own, which a fork may leave held."""
+    """functools.cached_property under `settling`; Python 3.11's has a lock of its own, which a fork may leave held."""
 
     def __init__(self, function: Callable[[Any], T]):
         self._function = function
@@ -67,16 +69,16 @@ class once(Generic[T]):
 
 
 def in_child(renew: Callable[[], None]) -> None:
-    """Have `renew` called in every forked child; forks, where the system has them, are the only use of it."""
+    """Have `renew` called in every forked child. Does nothing on a system without fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=renew)
 
 
-_held: list[Any] = []  # by the thread that forks, in the order in which they were taken
+_held: list[Any] = []  # the locks that the forking thread holds, in the order in which it took them
 
 
 def _compilers_locks() -> Iterator[Any]:
-    """Numba's and LLVM's own locks: programs compile with them, too, and a child that finds them held waits forever."""
+    """The locks of Numba and LLVM. A program may compile with them itself; a child that inherits a held lock would hang."""
     numba, llvm = sys.modules.get("numba.core.compiler_lock"), sys.modules.get("llvmlite.binding.ffi")
     yield getattr(numba, "global_compiler_lock", None)
     yield getattr(getattr(llvm, "lib", None), "_lock", None)

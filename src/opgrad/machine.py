@@ -1,4 +1,4 @@
-"""What runs here: the CPU with its caches and vectors, the CUDA device, and the versions of what opgrad works with."""
+"""Describes this machine: CPU, caches and vector instructions, the CUDA device, and the versions of packages."""
 
 import ctypes
 import importlib
@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-FEATURES = ("avx512f", "avx512bf16", "avx2", "fma", "f16c", "neon")  # what kernels gain from
+FEATURES = ("avx512f", "avx512bf16", "avx2", "fma", "f16c", "neon")  # instruction sets that make kernels faster
 PACKAGES = ("opgrad", "numpy", "ml_dtypes", "numba", "llvmlite", "onnxruntime", "torch", "triton", "scipy")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
@@ -71,7 +71,7 @@ def _cpu_name() -> str:
 
 
 def cuda_problem() -> str:
-    """What keeps CUDA kernels from running here, with the remedy, as the end of a sentence; "" if nothing does.
+    """The reason why CUDA kernels cannot run here, and the remedy, as the end of a sentence; "" if they can.
 
     Loads PyTorch only where there is a device.
     """
@@ -129,18 +129,18 @@ def _nvidia_driver() -> str | None:
 
 
 def cores() -> int:
-    """The processors that there are."""
+    """How many processors the machine has."""
     return os.cpu_count() or 1
 
 
 class Load:
-    """The work of other processes on this machine, from when this is made."""
+    """Measures the work of other processes on this machine, from the moment at which the object is made."""
 
     def __init__(self) -> None:
         self._start, self._busy, self._own = time.perf_counter(), _busy_seconds(), _own_seconds()
 
     def others(self) -> float | None:
-        """How many cores it has kept busy; None where the system does not tell."""
+        """How many cores other processes have kept busy; None if the system does not tell."""
         now = _busy_seconds()
         if now is None or self._busy is None:
             return None
@@ -149,12 +149,12 @@ class Load:
 
 
 def _own_seconds() -> float:
-    """The processors' time of this process and of those that it has waited for."""
+    """The CPU time of this process and of child processes that it has waited for."""
     return sum(os.times()[:4])
 
 
 def _busy_seconds() -> float | None:
-    """The time in which processors were not idle, of all of them together; as Linux tells it."""
+    """The time for which processors were busy, summed over all of them; None except on Linux."""
     try:
         words = Path("/proc/stat").read_text().splitlines()[0].split()
         user, nice, system, _, _, interrupts, soft = map(int, words[1:8])

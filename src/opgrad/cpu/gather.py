@@ -28,17 +28,17 @@ from opgrad.cpu.runtime.workspace import Scratch, Workspace
 INDICES_PER_PART = 1 << 13
 SORTING_PARTS: Final = 8  # at most, since each needs a count for every slice of dx
 AHEAD: Final = 16  # addends between a prefetch and its use
-SOON: Final = 3  # the same for slices that are copied, at least,
-SOON_BYTES: Final = 4096  # and so many bytes of them: short slices are copied sooner than memory answers
-NEAR: Final = 1 << 19  # bytes of x that the second-level cache holds: its slices need not be asked for
+SOON: Final = 3  # slices between a prefetch and its use where slices are copied, at least
+SOON_BYTES: Final = 4096  # and at least so many bytes, since short slices are copied faster than memory answers
+NEAR: Final = 1 << 19  # bytes of x that the second-level cache holds, so that its slices need no prefetch
 WIDE: Final = 4  # vectors of a slice that are summed at once: eight registers
 HOT: Final = 8  # a slice of dx is hot if more than 1/8 of all slices of dy go to it
-PIECES: Final = 128  # of a hot slice's addends, at most,
-SHORTEST_PIECE: Final = 256  # of so many slices of dy at least,
-FEW_COLUMNS: Final = 4096  # where there are no more columns than that
+PIECES: Final = 128  # the most pieces into which the addends of a hot slice are cut,
+SHORTEST_PIECE: Final = 256  # each of at least so many slices of dy,
+FEW_COLUMNS: Final = 4096  # if slices have at most so many columns; others are cut into strips of columns
 SINGLE: Final = 8  # slices shorter than this are summed element by element
-LONGEST_AHEAD: Final = 1024  # elements of a slice that are asked for at once
-MOST_SORTED: Final = 2**31 - 1  # slices of dy: while they are sorted, their numbers take 32 bits
+LONGEST_AHEAD: Final = 1024  # the most elements of a slice that are prefetched at once
+MOST_SORTED: Final = 2**31 - 1  # slices of dy that can be sorted, since the sort keeps their numbers in 32 bits
 
 
 # --- indices -------------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def check_indices(positions: Units, part: Part, size, indices: Pointer, found):
 
 @kernel
 def report_indices(parts, found, indices: Pointer, status):
-    """Leave the first wrong index as status."""
+    """Write the first wrong index to the status words."""
     for part in range(parts):
         wrong = load_word(found, part)
         if wrong >= 0:
@@ -86,7 +86,7 @@ def index_steps(problem: Problem, workspace: Workspace, size: int) -> list[Step]
 
 @inline
 def named(indices, i: int, size: int) -> int:
-    """Which of `size` index i names."""
+    """The position that index i stands for on an axis of this size; negative indices count from the end."""
     index = v.load_one(indices, i)
     return index + size if index < 0 else index
 
@@ -186,7 +186,7 @@ def copy_steps(problem: Problem, workspace: Workspace, pre: int, slices: Slices)
 
 @inline
 def count_up(counts: int, key: int) -> int:
-    """Add one to the count of a key; what it was."""
+    """Add one to the count of a key, and return the count before."""
     count = load_i32(counts, key)
     store_i32(counts, key, count + 1)
     return count

@@ -54,7 +54,7 @@ def sparse_softmax_cross_entropy_grad(problem: Problem) -> Program:
 
 @inline
 def _term(x: Vector, label: Vector, m, log_s) -> Vector:
-    """What a class adds to the loss: nothing where its label is 0, even if its probability is."""
+    """The contribution of a class to the loss: 0 where its label is 0, even if its probability is 0 too."""
     return v.select(label == 0.0, 0.0, label * (log_s - (x - m)))
 
 
@@ -134,7 +134,7 @@ def softmax_cross_entropy_grad(problem: Problem) -> Program:
     if not samples * n:
         return Program(())
     reduction = problem.attributes["reduction"]
-    # With one dy for all samples they are one long row.
+    # If there is one dy for all samples, all of them are treated as one long row.
     rows, length = (samples, n) if reduction == "none" else (1, samples * n)
     blocks = partition.count(length, BLOCK)
     unit_bytes = 3 * min(length, BLOCK) * DTYPES[problem["log_prob"].dtype].itemsize

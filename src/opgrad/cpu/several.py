@@ -128,7 +128,7 @@ def _reduction(problem: Problem, each: Kernel, last: Kernel, result: str, word: 
 
 @inline
 def count_nonfinite(count: Vector, x: Vector, infinities: int, nans: int) -> Vector:
-    """Add 1 in each lane that holds what is looked for."""
+    """Add 1 in each lane that holds an infinity, if `infinities`, or a NaN, if `nans`."""
     found = v.like(x, 0.0)
     if infinities:
         found = v.select(v.absolute(x) == INFINITY, 1.0, found)

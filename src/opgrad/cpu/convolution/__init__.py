@@ -1,9 +1,10 @@
 """The gradients of convolution and of transposed convolution, as products of signals (`steps`, `signals`, `products`).
 
-With the channels of dy and x laid out as signals, a window's element k stands at a fixed shift from the window, so
-dx is a sum of shifted signals of dy times filters, dw holds dot products of signals of one with shifted signals of the
-other, and no matrix of windows is written. A batch is taken in chunks of images whose signals stay in the cache.
-Windows that are large beside the images go through products of matrices instead (`windows`, `window_steps`).
+The channels of dy and x are laid out as signals, long rows of numbers in which element k of a window lies at a fixed
+distance from the window. Then dx is a sum of shifted signals of dy times filters, and dw consists of dot products of
+signals of one with shifted signals of the other. No matrix of windows is written. A batch is computed in chunks of
+images whose signals stay in the cache. If windows are large in proportion to the images, products of matrices of
+windows are faster, and take the place of signals (`windows`, `window_steps`).
 """
 
 import math
@@ -49,7 +50,10 @@ def _program(problem: Problem, axes: Any, steps: type[Steps]) -> Program:
 
 
 def _empty(problem: Problem, wanted: Sequence[str]) -> Program:
-    """Sums of nothing; but dy may have elements, and the bias a gradient, where x has no channels."""
+    """The program for empty sums, which are 0.
+
+    If only x is empty, for lack of channels, the bias still has a gradient.
+    """
     (batch, channels, *sizes), workspace = problem.specs["dy"].shape, Workspace(precision(problem))
     size, steps = batch * math.prod(sizes), list[Step]()
     for name in wanted:
@@ -65,7 +69,7 @@ def _empty(problem: Problem, wanted: Sequence[str]) -> Program:
 
 
 def _sizes(problem: Problem, filters: Sequence[int], layout: Layout) -> Sizes:
-    """filters: the shape of w: those of all groups, and the channels of each group that they are for."""
+    """The sizes. filters: the shape of w: the number of filters of all groups, and the channels of one group."""
     dtype, group = precision(problem), problem.attributes["group"]
     batch = problem.specs["x"].shape[0]
     phases, grid = len(layout.phases), math.prod(layout.grid)

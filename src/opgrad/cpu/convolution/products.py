@@ -17,7 +17,7 @@ from opgrad.cpu.loops.fold import sum_range
 
 ROWS: Final = 4  # of a tile: 12 sums of two registers each leave eight of 32 for what is multiplied
 COLUMNS: Final = 3
-CHUNK: Final = 128  # products that are added to each other before they join the total
+CHUNK: Final = 128  # products of a chunk, whose sum is then added to the total
 # Vectors of a signal that are multiplied at a time: seven signals of them, 28 KiB, stay in the first-level cache. With
 # 64, windows of one element took 1.4 times as long.
 BLOCK_VECTORS: Final = 32
@@ -39,7 +39,7 @@ def add_products(sums, factor, factors):
 
 @inline
 def store_three(out, sums, add: int) -> None:
-    """Store three vectors side by side, or add them to what stands there."""
+    """Store three adjacent vectors; if `add`, add them to the numbers in memory."""
     w, (s, t, u) = v.lanes(out), sums
     if add:
         x, y, z = three_from(out, 0)
@@ -70,7 +70,7 @@ def correlate_four(out, pitch: int, rows: int, signals, shifts: int, weights, j:
 
 @inline
 def correlate_two(out, pitch: int, rows: int, signals, shifts: int, weights, j: int, end: int, add: int) -> None:
-    """The same for two rows of four."""
+    """`correlate_four` for two rows of a tile whose weights are packed for four."""
     w = v.lanes(out)
     a0 = a1 = a2 = b0 = b1 = b2 = v.full(out, 0.0)
     while j < end:
@@ -90,7 +90,7 @@ def correlate_two(out, pitch: int, rows: int, signals, shifts: int, weights, j: 
 
 @inline
 def correlate_two_twice(out, pitch: int, rows: int, signals, shifts: int, weights, j: int, end: int, add: int) -> None:
-    """As correlate_four."""
+    """`correlate_four` by two calls of `correlate_two`."""
     correlate_two(out, pitch, rows, signals, shifts, weights, j, end, add)
     if rows > 2:
         correlate_two(out + 2 * pitch, pitch, rows - 2, signals, shifts, weights + 2, j, end, add)
@@ -98,7 +98,7 @@ def correlate_two_twice(out, pitch: int, rows: int, signals, shifts: int, weight
 
 @inline
 def correlate_one(out, signals, shifts: int, weights, j: int, end: int, add: int) -> None:
-    """The same for a single row, whose weights stand side by side."""
+    """`correlate_four` for a single row, whose weights are contiguous."""
     zero = v.full(out, 0.0)
     a = zero, zero, zero
     while j < end:
@@ -213,7 +213,7 @@ def store_dots(sums, columns: int, vectors, add: int) -> None:
 
 @inline
 def dots_two(sums, pitch: int, rows: int, columns: int, a, a_row: int, x, n: int, add: int) -> None:
-    """The same for two rows."""
+    """`dots_four` for two rows."""
     w, i, (x0, x1, x2) = v.lanes(a), 0, x
     b = a + min(1, rows - 1) * a_row
     a0 = a1 = a2 = b0 = b1 = b2 = v.full(a, 0.0)
@@ -233,7 +233,7 @@ def dots_two(sums, pitch: int, rows: int, columns: int, a, a_row: int, x, n: int
 
 @inline
 def dots_two_twice(sums, pitch: int, rows: int, columns: int, a, a_row: int, x, n: int, add: int) -> None:
-    """As dots_four."""
+    """`dots_four` by two calls of `dots_two`."""
     dots_two(sums, pitch, rows, columns, a, a_row, x, n, add)
     if rows > 2:
         dots_two(sums + 2 * pitch, pitch, rows - 2, columns, a + 2 * a_row, a_row, x, n, add)
@@ -241,7 +241,7 @@ def dots_two_twice(sums, pitch: int, rows: int, columns: int, a, a_row: int, x, 
 
 @inline
 def dots_one(sums, columns: int, a, x, n: int, add: int) -> None:
-    """The same for a single row."""
+    """`dots_four` for a single row."""
     zero = v.full(a, 0.0)
     s = zero, zero, zero
     for i in range(0, n, v.lanes(a)):

@@ -1,6 +1,7 @@
 """Softmax cross-entropy from integer labels: loss, gradient, and both in one pass over the logits.
 
-Labels are read first (`labels`). A layout of opgrad.cpu.loops.layout a file; short rows are columns once transposed.
+Labels are read and checked first (`labels`). `rows` and `columns` have the kernels; short rows are transposed to
+columns.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,7 +52,10 @@ def loss_and_result(
     limits: Limits = layouts.LOSS,
     by_sample: bool = False,
 ) -> Program:
-    """The loss and `result`, which is of the logits' shape; where it is the logits, no kernel writes it."""
+    """The program of the loss and of `result`, an array of the logits' shape.
+
+    If it is the logits, it is not written.
+    """
     workspace = Workspace(precision(problem))
     steps, classes, weights = label_steps(problem, workspace, by_sample)
     layout = layout_of(problem, kernels, limits)
@@ -72,7 +76,7 @@ def _reduction(problem: Problem, sums: Scratch | None = None) -> Reduction:
 
 
 def _private(workspace: Workspace, loops: Loops, layout: str, kernels: Mapping[str, Kernel]) -> dict[str, Any]:
-    """What each part works on: the exponentials of rows; a vector of losses, with a tile or a strip's exponentials."""
+    """Private memory: for rows their exponentials; else a vector of losses, and a tile or a strip's exponentials."""
     n, width = loops.arguments["n"], vector_lanes(workspace.precision)
     if layout == "rows":
         return {name: workspace.private(n + width) for name in ("e", "done") if name in kernels[layout].parameters}

@@ -28,7 +28,7 @@ def loss_column(
     x, x_n: int, n: int, whole: bool, mask, label: Vector, w: Vector, divisor: float,
     e, keep: int, y, y_n: int, past: int,
 ) -> Vector:  # fmt: skip
-    """log_prob to y; the samples' losses."""
+    """Write log_prob to y; return the samples' losses."""
     m = loops.column_max(x, x_n, n, whole, mask)
     rest, equal = loops.add_rest_columns(x, x_n, n, whole, mask, m, x + v.lanes(x), 0)
     log_s = lse.column_log_of_sum(rest, equal, m)
@@ -45,9 +45,9 @@ def loss_only_column(
     x, x_n: int, n: int, whole: bool, mask, label: Vector, w: Vector, divisor: float,
     e, keep: int, y, y_n: int, past: int,
 ) -> Vector:  # fmt: skip
-    """The samples' losses; y is not written.
+    """Return the samples' losses; y is not written.
 
-    A few classes at a time, so that x is in the cache when it is read again, however many classes there are.
+    It takes a few classes at a time, so that x is still in the cache when it is read the second time.
     """
     m, s, target = v.full(x, MINUS_INFINITY), v.full(x, 0.0), v.full(x, 0.0)
     for begin in range(0, n, CHUNK):
@@ -57,7 +57,7 @@ def loss_only_column(
             value = get(x, i * x_n, whole, mask)
             top = v.maximum(value, top)
             target = v.select(label == i, value, target)
-        shift = v.select(top > MINUS_INFINITY, top, 0.0)  # so far all -inf: the sum is 0, not NaN
+        shift = v.select(top > MINUS_INFINITY, top, 0.0)  # if all are -inf so far, the sum is 0 and not NaN
         ahead = x + (end * x_n if end < n else v.lanes(x))
         chunk = v.full(x, 0.0)
         for i in range(begin, end):
@@ -73,7 +73,7 @@ def fused_column(
     x, x_n: int, n: int, whole: bool, mask, label: Vector, w: Vector, divisor: float,
     e, keep: int, y, y_n: int, past: int,
 ) -> Vector:  # fmt: skip
-    """dlogits to y, by way of `e` if `keep`; the samples' losses."""
+    """Write dlogits to y, with the exponentials kept in `e` if `keep`; return the samples' losses."""
     m = loops.column_max(x, x_n, n, whole, mask)
     target = v.full(x, 0.0)
     for i in range(n):

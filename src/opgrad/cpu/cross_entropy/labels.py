@@ -1,4 +1,4 @@
-"""Integer labels: read and checked before anything is written."""
+"""Reads and checks integer labels, before anything is written to the results."""
 
 from typing import Any, Final, NamedTuple
 
@@ -15,18 +15,18 @@ from opgrad.cpu.runtime.workspace import Scratch, Workspace
 LARGEST: Final = 3e38  # about the largest float32
 TOTAL: Final = 3  # status word: the sum of the samples' weights, a float64
 LABELS_PER_PART: Final = 1 << 13
-AFTER: Final = 64  # numbers behind the last, which a whole vector may cover
+AFTER: Final = 64  # spare numbers behind the last one, since a whole vector may read beyond it
 
 
 class Ignored(NamedTuple):
-    """The label that is ignored, if `is_set`."""
+    """The label whose samples are ignored, if `is_set`."""
 
     label: int
     is_set: int
 
 
 class Weighting(NamedTuple):
-    """Weights of classes, or of samples if `by_sample`, unless they are all 1."""
+    """The weights of classes, or of samples if `by_sample`; without them, all are 1."""
 
     weight: Pointer
     is_given: int
@@ -34,9 +34,9 @@ class Weighting(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Of each sample its class, -1 if ignored, and its weight, 0 if ignored; and its loss, or in gradients dy.
+    """For each sample its class and weight, which are -1 and 0 if it is ignored, and its loss, or in gradients dy.
 
-    Of a reduced loss there is only one.
+    A reduced loss, or its dy, is a single number.
     """
 
     classes: Pointer
@@ -45,7 +45,7 @@ class Samples(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """How losses become one, unless `each` stays: the parts' sums, the status words with the weights' sum."""
+    """How losses are reduced, unless `each` is kept: the sums of parts, and the status words with the sum of weights."""
 
     each: int
     mean: int
@@ -81,7 +81,7 @@ def read_labels(
 
 @kernel
 def sum_labels(parts, found, labels: Pointer, status):
-    """Leave the first wrong label as status, or the sum of the weights."""
+    """Write the first wrong label to the status words; if there is none, the sum of the weights."""
     total = 0.0
     for part in range(parts):
         wrong = load_word(found, 2 * part)

@@ -13,7 +13,10 @@ from opgrad.cpu.fused.chain import Link, Places, chain, each_operand, formula_of
 
 
 class Form(NamedTuple):
-    """A forward call's attributes without their numbers; dropout's decisions are the first operand of the links behind."""
+    """A forward call's attributes without their numbers.
+
+    Dropout's decisions are the first operand of the links behind.
+    """
 
     operator: str
     layout: str
@@ -55,7 +58,7 @@ class GradientForm(NamedTuple):
 
     @property
     def operands(self) -> tuple[bool, ...]:
-        """For each array that is read besides dy and y, post-ops' operands and mask, whether it has a number for each element."""
+        """For each operand of the post-ops and for the mask, whether it has a number for each element."""
         return operands_of((*self.applied, *(link for link in self.last if link.name == "where")))
 
     @property
@@ -73,7 +76,10 @@ def inwards(form: Form, places: Places) -> Callable[..., Vector]:
 
 
 def outwards(form: Form, places: Places) -> Callable[..., Vector]:
-    """(s, arrays, i, whole, mask, numbers): s after the links behind; arrays: buffer, decisions of dropout, operands."""
+    """(s, arrays, i, whole, mask, numbers): s after the links behind.
+
+    arrays: buffer, decisions of dropout, operands.
+    """
     return chain(form.after, places, 1, 2 * len(form.before))
 
 

@@ -13,7 +13,10 @@ from opgrad.cpu.numerics.philox import keep_run
 
 
 class Source(NamedTuple):
-    """An array in which outer index o begins o // period * far + o % period * near elements behind `data`; step: along n."""
+    """An array in which outer index o begins o // period * far + o % period * near elements behind `data`.
+
+    step: along n.
+    """
 
     data: Pointer
     period: int
@@ -46,7 +49,7 @@ class Switches(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """A part's private memory: values of this row and of the one before, dropout's decisions, the write-combining buffer."""
+    """A part's private memory: values of this row and the one before, dropout's decisions, write-combining buffer."""
 
     e: Private
     done: Private

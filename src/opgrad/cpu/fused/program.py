@@ -136,7 +136,7 @@ class Blocks:
         other: Buffer | None = None,
         inf_as_zero: bool = False,
     ) -> Program:
-        """The program's only step: it takes every block through these stages, and between them through a softmax kernel."""
+        """The program's only step: it takes each block through these stages, and between them a softmax kernel."""
         problem, layout = self.problem, self._layout(kernels)
         strips = partition.count(problem.inner, self.per_block)
         width = vector_lanes(self.precision)

@@ -2,9 +2,9 @@
 
 A stage is a small kernel that the driver calls through its address. Stages are compiled one by one, not for each
 combination of them, and a call of one costs about 15 ns. A block lies in a buffer in the first-level cache, in the
-precision of the computation. There are two kinds of stages, with different arguments: `read`, `write` and `keep` get the
-place of a block in memory; all others work on buffers (opgrad.cpu.fused.post_ops). `read` and `write` also multiply by
-alpha, which costs no time.
+precision of the computation. There are two kinds of stages, with different arguments: `read`, `write` and `keep` get
+the place of a block in memory; all others work on buffers (opgrad.cpu.fused.post_ops). `read` and `write` also multiply
+by alpha, which costs no time.
 
 An operand of any strides is described by a table: a word for the stage's own use, the number of loops over its
 elements, then size and stride in bytes of each, the innermost first. Flat indices count elements in these loops' order.
@@ -28,7 +28,7 @@ OWN, LOOPS, FIRST_LOOP = 0, 1, 2
 
 @inline
 def _locate(table: int, flat: int) -> tuple[int, int, int]:
-    """The place of element `flat` in bytes, the place at which its innermost loop starts, and its index in that loop."""
+    """The place of element `flat` in bytes, the place at which its innermost loop starts, its index in that loop."""
     loops, word, offset = load_word(table, LOOPS), FIRST_LOOP + 2, 0
     size, rest = load_word(table, FIRST_LOOP), flat
     if loops > 1:
@@ -46,7 +46,10 @@ def _locate(table: int, flat: int) -> tuple[int, int, int]:
 
 @inline
 def _next_start(table: int, flat: int, start: int) -> int:
-    """The place at which the innermost loop starts whose first element is `flat`; `start` is that of the loop before."""
+    """The place at which the innermost loop starts whose first element is `flat`.
+
+    `start` is that of the loop before.
+    """
     if load_word(table, LOOPS) == 2:
         return start + load_word(table, FIRST_LOOP + 3)
     _, found, _ = _locate(table, flat)
@@ -54,7 +57,10 @@ def _next_start(table: int, flat: int, start: int) -> int:
 
 
 def over_runs(visit: Callable[..., None]) -> Callable[..., None]:
-    """Call visit(values + i, offset, step, count, …) for each run of a line; a run is `count` elements `step` bytes apart."""
+    """Call visit(values + i, offset, step, count, …) for each run of a line.
+
+    A run is `count` elements `step` bytes apart.
+    """
 
     @inline
     def line(values, operand, alpha: float, flat: int, width: int, ahead: int, table: int) -> None:
@@ -157,7 +163,8 @@ TASK, IN_MEMORY, VALUES, VALUES_MOVE, SOURCE, OPERAND, OPERAND_MOVE, THIRD, THIR
 STAGE: Final = 12
 BUFFER: Final = -1  # the SOURCE of an operand that is a buffer
 
-# Words of a plan of stages: the blocks, the softmax kernel and its buffers (offsets in private memory), then the stages.
+# Words of a plan of stages: the blocks, the softmax kernel and its buffers (offsets in private memory), then the
+# stages.
 COLUMNS, PER_BLOCK, COUNT, N, INNER, STRIPS, CHUNK, ITEM = range(8)
 SOFTMAX, OTHER, STATS, TILE, INF_AS_ZERO, KEEPS_STATS = range(8, 14)
 BEFORE, OF_ROWS, AFTER, FIRST_STAGE = range(14, 18)

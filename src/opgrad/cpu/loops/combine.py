@@ -109,5 +109,5 @@ def next_lines(out, ready: int, n: int, held) -> None:
 
 
 def group_size(elements: int, itemsize: int) -> int:
-    """The numbers of working memory that a buffer for groups of so many elements takes, with a line before and behind."""
+    """The numbers of working memory that a buffer for groups of so many elements takes, with a spare line at both ends."""
     return elements + 2 * CACHE_LINE // itemsize

@@ -1,4 +1,4 @@
-"""Eltwise post-ops: the formula f(s, alpha, beta) of one vector for each."""
+"""The formulas f(s, alpha, beta) of the eltwise post-ops, for one vector."""
 
 from collections.abc import Callable
 
@@ -37,7 +37,7 @@ def _mish(s: Vector, alpha: float, beta: float) -> Vector:
 
 @inline
 def _relu(s: Vector, alpha: float, beta: float) -> Vector:
-    """The slope 0 takes -inf to 0, too."""
+    """Leaky ReLU; with slope 0 the result for -inf is 0, and not the NaN of -inf * 0."""
     if alpha == 0.0:
         return v.select(s <= 0.0, 0.0, s)
     return v.select(s > 0.0, s, s * alpha)

@@ -57,7 +57,7 @@ def exp_scaled(x: Vector, scale) -> Vector:
 
 @inline
 def exp_pair(x: Vector, scale):
-    """exp_scaled, and what its last rounding loses."""
+    """exp_scaled, and the error of its last rounding."""
     power, p = exp_parts(x, scale)
     e = v.fma(p, power, power)
     return e, v.fma(p, power, power - e)
@@ -65,7 +65,7 @@ def exp_pair(x: Vector, scale):
 
 @inline
 def exp_residue(x: Vector, scale) -> Vector:
-    """What the roundings of p lose: exp(x) less the two parts of `exp_pair`."""
+    """The error of the roundings of p: exp(x) minus both parts of `exp_pair`."""
     power, d, n = _reduced(x, scale)
     high, low = expm1_parts(d, n)
     return ((high - expm1_reduced(remainder(d, n))) + low) * power
@@ -78,14 +78,14 @@ def in_float64(x) -> float:
 
 @inline
 def exp_added(p, x: float, m: float) -> float:
-    """One exponential on the scale for m, as sums have it."""
+    """One exponential on the scale for m, with the digits that sums keep of it."""
     e, compensation = exp_pair(v.full(p, x), scale_for(v.full(p, m)))
     return in_float64(v.first_lane(e)) + v.first_lane(compensation)
 
 
 @inline
 def exp_wide(p, x: float, m: float) -> float:
-    """One exponential on the scale for m, with what its roundings lose."""
+    """One exponential on the scale for m, corrected by the errors of all its roundings."""
     return exp_added(p, x, m) + v.first_lane(exp_residue(v.full(p, x), scale_for(v.full(p, m))))
 
 
@@ -121,7 +121,7 @@ def add_pairs(a, b):
 
 @inline
 def join_plain(x, sums):
-    """A chunk's sum joins the total; what rounding takes is kept."""
+    """Add a chunk's sum to the total, and keep the rounding error."""
     chunk, compensation, high, low = sums
     total = high + chunk
     added = total - high
@@ -137,14 +137,14 @@ START = constant(START_SINGLE, 2.0 ** (TOP_DOUBLE + 1))
 
 @inline
 def start(x):
-    """The sums of nothing."""
+    """The sums of no terms."""
     zero = v.full(x, 0.0)
     return v.like(zero, START(zero)) if v.is_fine(x) else zero, zero, zero, zero
 
 
 @inline
 def join(x, sums):
-    """A chunk's sum joins the total."""
+    """Add a chunk's sum to the total, and start a new chunk."""
     if v.is_fine(x):
         total, compensation, high, low = sums
         first, zero, _, _ = start(x)
@@ -163,7 +163,7 @@ def rounded(x, sums) -> Vector:
 
 @inline
 def next_chunk(x, sums):
-    """The same along a row, where lanes are added up in the end: what is corrected need not start anew."""
+    """Start a new chunk along a row, whose lanes are summed at the end; compensated sums go on without a new start."""
     if v.is_fine(x):
         return sums
     chunk, zero, high, low = sums
@@ -172,7 +172,7 @@ def next_chunk(x, sums):
 
 @inline
 def _lanes_single(x, total: Vector, sums) -> float:
-    """In float64 the start is taken away last, without an error."""
+    """The start is subtracted last, in float64, which makes no error."""
     _, compensation, high, _ = sums
     if v.is_fine(x):
         return v.reduce_add_wide(total, compensation) - v.lanes(x) * START_SINGLE
@@ -241,7 +241,7 @@ PLAIN: Final = Adding(_add_rounded, _add_pair)
 
 @inline
 def no_sums(x):
-    """The sums of nothing, which may stay tiny."""
+    """The sums of no terms, for sums that may stay tiny, so that they start at 0."""
     zero = v.full(x, 0.0)
     return zero, zero, zero, zero
 

@@ -1,4 +1,4 @@
-"""Blocks of a row put together: sums of exponentials, each on the scale of its own largest number."""
+"""Joins the sums of exponentials of two blocks of a row, each of which is scaled by its block's largest number."""
 
 from typing import Final
 
@@ -6,12 +6,12 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.numerics.logsumexp import exp_wide
 
-LOWEST: Final = -3.4e38  # in the place of -inf, where that would make NaN
+LOWEST: Final = -3.4e38  # used in place of -inf where -inf would give NaN
 
 
 @inline
 def rescale(p, m: float, new_m: float) -> float:
-    """What takes sums of exponentials from the scale for m to that for a larger one."""
+    """The factor that takes a sum of exponentials from the scale for m to the scale for new_m, which is larger."""
     top = max(m, v.number(p, LOWEST))
     return exp_wide(p, m, new_m) / exp_wide(p, top, top)
 
@@ -23,7 +23,7 @@ def _rest_below(p, m: float, rest: float, count: float, new_m: float) -> float:
 
 @inline
 def joined_rests(p, m: float, rest: float, count: float, other_m: float, other_rest: float, other_count: float):
-    """The largest number of two blocks of a row, the sum of the exponentials of what is not it, and how many are it."""
+    """For two blocks together: the largest number, the sum of the exponentials of all others, the count of the largest."""
     if m == other_m:
         return m, rest + other_rest, count + other_count
     if m > other_m:

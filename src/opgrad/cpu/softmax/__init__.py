@@ -1,6 +1,7 @@
-"""Softmax and log-softmax, forward and backward: which kernels a shape asks for, and their working memory.
+"""Softmax, log-softmax and their gradients: chooses the kernels for a shape, and reserves their working memory.
 
-A layout of opgrad.cpu.loops.layout a file, each with the plain kernel and the one for calls with attributes.
+Each layout of opgrad.cpu.loops.layout has a file with its plain kernels, and with its kernels in place, which programs
+of stages use. The files fused_*.py make the kernels for calls with attributes.
 """
 
 from collections.abc import Callable, Mapping
@@ -66,7 +67,7 @@ LOG_SOFTMAX = {
 
 
 def _in_place(of_rows: Callable[..., Kernel], of_lines: Callable[..., Any], of_group: Callable[..., Any]) -> InPlace:
-    """The kernels on buffers, by whether sums are exact, made of the parts of a variant."""
+    """The kernels in place, which work on buffers, by whether sums are exact, and then by layout."""
 
     def kernels(exact: bool) -> dict[str, Kernel]:
         variant = variants.COLUMNS_IN_PLACE[exact]
@@ -101,7 +102,7 @@ def _gradient_kernels(term: Callable[..., Vector], formula: Callable[..., Vector
     return plain, in_place
 
 
-# The term of the sum, and the formula.
+# For each gradient: the term of the sum over a row, and the formula of dx.
 SOFTMAX_TERMS = inline(lambda dy, y: dy * y), inline(lambda dy, y, s: y * (dy - s))
 LOG_SOFTMAX_TERMS = inline(lambda dy, y: dy), inline(lambda dy, y, s: dy - exp(y) * s)
 SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(*SOFTMAX_TERMS)
@@ -176,7 +177,7 @@ def _forward(problem: Problem, kernels: Mapping[str, Any], logarithm: bool) -> P
 
 
 def _private(workspace: Workspace, layout: str, n: int) -> dict[str, Any]:
-    """What each part of a forward kernel works on: transposed numbers, the exponentials of this row and the last."""
+    """The private memory of a forward kernel: tiles for transposed rows, the exponentials of this row and the one before."""
     width = vector_lanes(workspace.precision)
     if layout == "transposed":
         return {"tile": workspace.private(tile_size(n, width))} | _waiting(workspace, n)
@@ -194,7 +195,7 @@ def _combining(workspace: Workspace) -> dict[str, Any]:
 
 
 def _waiting(workspace: Workspace, n: int) -> dict[str, Any]:
-    """Where a group of rows waits to be written."""
+    """The private buffer in which a group of rows waits to be written."""
     size = combine.group_size(n * vector_lanes(workspace.precision), np.dtype(workspace.precision).itemsize)
     return {"buffer": workspace.private(size)}
 
@@ -203,7 +204,7 @@ def _split_forward(problem: Problem, kernels: Any, loops: Loops, workspace: Work
     sums, combine, write = kernels
     stats = workspace.shared(split.STATS * loops.units, "float64")
     memory = {"stats": stats, "total": workspace.shared(split.TOTAL * problem.outer, "float64")}
-    combining = Step(combine, problem.outer, {**loops.arguments, **memory})  # a part for each row
+    combining = Step(combine, problem.outer, {**loops.arguments, **memory})  # each row is a part of its own
     return Program((loops.step(sums, **memory), combining, loops.step(write, **memory)), workspace)
 
 
@@ -213,7 +214,7 @@ def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     stream, workspace = gradient_streams(problem), Workspace(precision(problem))
     sixteen_bits = is_sixteen_bits(problem["y"])
     layout = layout_of(problem, kernels, gradient_limits(sixteen_bits))
-    # Short float32 rows are written together instead, by way of a buffer: there is little arithmetic to hide that.
+    # Short float32 rows are combined in a buffer instead: there is little arithmetic behind which lines could be fetched.
     stream = stream and (not sixteen_bits or row_streams(problem, layout, "dx"))
     operands = {name: problem[name] for name in ("dy", "y", "dx")}
     loops = loops_of(problem, layout, spare_columns(problem, "dx", stream), stream, **operands)

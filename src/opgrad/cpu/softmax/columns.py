@@ -20,13 +20,16 @@ from opgrad.cpu.softmax import variants
 
 @inline
 def log_sum_exp(largest: Vector, m: Vector, s) -> Vector:
-    """The log-sum-exp by the largest of each row, what was subtracted, and the sums."""
+    """The log-sum-exp of each column.
+
+    m: the numbers that were subtracted, which are the largest if these are finite.
+    """
     top, compensation = lse.exp_pair(m, lse.scale_for(m))
     return largest + v.select(s[0] < 1.0, 0.0, lse.column_log_of_total(s, m, top, compensation))
 
 
 def softmax_lines(variant: variants.Variant, meanwhile: Callable[..., None]) -> Callable[..., Vector]:
-    """x = softmax(x) down as many columns as a vector has lanes; the log-sum-exp of each.
+    """x = softmax(x) down as many columns as a vector has lanes; returns the log-sum-exp of each.
 
     `fine`: whether the result shows the sums' last digits. `ahead`, `before`: as for column_sum_exp.
     """
@@ -48,7 +51,7 @@ def softmax_lines(variant: variants.Variant, meanwhile: Callable[..., None]) -> 
 
 
 def log_softmax_lines(variant: variants.Variant, meanwhile: Callable[..., None]) -> Callable[..., Vector]:
-    """x = log_softmax(x) down as many columns as a vector has lanes; the log-sum-exp of each."""
+    """x = log_softmax(x) down as many columns as a vector has lanes; returns the log-sum-exp of each."""
     subtracted, count_of = variant.subtracted, variant.count_of
     add_rest = loops.column_rest(meanwhile, variant.rests)
 

@@ -1,7 +1,8 @@
-"""Softmax and log-softmax along axes that are not the last in memory, with attributes, as one kernel.
+"""Softmax and log-softmax along axes that are not the last in memory, with attributes, in one kernel.
 
-A strip is read once: each vector goes through the links before softmax into a buffer. Its exponentials are added up
-there, while the strip before is divided, goes through the links behind softmax and is written past the cache.
+A strip is read once: the links before softmax are applied to each vector, and the result is stored in a buffer. Then
+the exponentials in the buffer are summed; in the same loop the strip before is divided by its sums, the links behind
+softmax are applied to it, and it is written past the cache.
 """
 
 from collections.abc import Callable
@@ -36,7 +37,7 @@ _subtracted = variants.COLUMNS_IN_PLACE[False].subtracted
 
 
 def strip_reader(form: Form) -> Callable[..., Vector]:
-    """(e, n, whole, mask, arrays, numbers): a strip through the links before softmax into e; the largest of columns."""
+    """(e, n, whole, mask, arrays, numbers): store a strip after the links before softmax in e; the columns' largest."""
     through = inwards(form, IN_COLUMNS)
 
     @inline
@@ -53,11 +54,11 @@ def strip_reader(form: Form) -> Callable[..., Vector]:
 
 
 class Sums(NamedTuple):
-    """What softmax and log-softmax differ in, as those of rows.
+    """The functions in which softmax and log-softmax differ, as in fused_rows.
 
-    add_up: makes of `written`: (e, n, m, out, out_n, pending, arrays, numbers), the sums. of_strip: (x, sums, largest,
-    m, inf_as_zero): the numbers of a strip for `result`. none: (x): such numbers, before there is a strip. note: (sums,
-    largest, m, numbers of the strip): the log-sum-exp.
+    add_up: takes `written` and returns (e, n, m, out, out_n, pending, arrays, numbers): the sums. of_strip: (x, sums,
+    largest, m, inf_as_zero): the numbers of a strip for `result`. none: (x): such numbers, before there is a strip.
+    note: (sums, largest, m, numbers of the strip): the log-sum-exp.
     """
 
     add_up: Callable[..., Any]
@@ -126,7 +127,7 @@ LOG_SOFTMAX = {exact: _log_softmax_sums(variant) for exact, variant in variants.
 
 
 def strip_value(form: Form, result: Callable[..., Vector]) -> Callable[..., Vector]:
-    """(arrays, w, i, (numbers of the strip, numbers)): y from the buffer, through the links behind softmax."""
+    """(arrays, w, i, (numbers of the strip, numbers)): y from the buffer, after the links behind softmax."""
     through = outwards(form, IN_COLUMNS)
 
     @inline

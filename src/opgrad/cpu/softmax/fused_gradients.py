@@ -1,7 +1,7 @@
-"""Gradients of softmax and log-softmax with attributes as one kernel, for rows, columns, and few long rows.
+"""Gradients of softmax and log-softmax with attributes in one kernel, for rows, columns, and few long rows.
 
-dy and y are read once: the gradient with respect to the softmax goes into a buffer, and its terms into the sum, while
-the row, or strip, before is written.
+dy and y are read once. In one loop, the gradient with respect to the softmax is stored in a buffer, its terms are added
+to the sum, and the row or strip before is written.
 """
 
 from collections.abc import Callable
@@ -198,7 +198,7 @@ def _column_result(form: GradientForm, formula: Callable[..., Vector]) -> Callab
 
 
 def of_split(form: GradientForm, gradient: Gradient) -> tuple[Kernel, ...]:
-    """The steps of a form for few long rows: the sums of blocks, those of rows, and dx by blocks."""
+    """The steps of a form for few long rows: the sums of blocks, the sums of rows, and the blocks of dx."""
     term, formula = map(inline, gradient)
     return _block_sums(form, term), _block_results(form, formula)
 

@@ -1,7 +1,8 @@
-"""Softmax and log-softmax of rows with attributes as one kernel: what stages do to a block is done to vectors.
+"""Softmax and log-softmax of rows with attributes in one kernel, which applies to vectors what stages apply to blocks.
 
-A row is read once: each vector goes through the links before softmax into a buffer, and its maximum is taken. Its
-exponentials are added up there, while the row before is divided, goes through the links behind softmax and is written.
+A row is read once: the links before softmax are applied to each vector, the result is stored in a buffer, and the row's
+maximum is found. Then the exponentials in the buffer are summed; in the same loop the row before is divided by its sum,
+the links behind softmax are applied to it, and it is written.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,10 @@ _subtracted = variants.ROWS_IN_PLACE[False].subtracted
 
 
 def row_reader(form: Form) -> Callable[..., Any]:
-    """(like, n, arrays, numbers): a row through the links before softmax into the buffer, arrays[0]; its largest."""
+    """(like, n, arrays, numbers): store a row after the links before softmax in the buffer, arrays[0].
+
+    Its largest element.
+    """
     through = inwards(form, IN_ROWS)
 
     @inline
@@ -49,12 +53,12 @@ def row_reader(form: Form) -> Callable[..., Any]:
 
 
 class Sums(NamedTuple):
-    """What softmax and log-softmax differ in.
+    """The functions in which softmax and log-softmax differ.
 
-    add_up: makes of `step`, which writes another row meanwhile, (x, n, m, ahead, out, j, stop, arrays, numbers): the
-    sums, and how far writing came. of_row: (x, sums, largest, m, inf_as_zero): the numbers of a row for `result`,
-    (value in the buffer, *numbers of the row). none: (x): such numbers, before there is a row. note: (stats, row, x,
-    sums, largest, m, numbers of the row).
+    add_up: takes `step`, which writes another row in the same loop, and returns (x, n, m, ahead, out, j, stop, arrays,
+    numbers): the sums, and the index behind the last element written. of_row: (x, sums, largest, m, inf_as_zero): the
+    numbers of a row. result: (value in the buffer, *numbers of the row): an element of the softmax. none: (x): numbers
+    of a row, before there is one. note: (stats, row, x, sums, largest, m, numbers of the row): keeps the log-sum-exp.
     """
 
     add_up: Callable[..., Any]
@@ -121,7 +125,7 @@ LOG_SOFTMAX = {exact: _log_softmax_sums(variant) for exact, variant in variants.
 
 
 def row_value(form: Form, result: Callable[..., Vector]) -> Callable[..., Vector]:
-    """(arrays, i, whole, mask, (numbers of the row, numbers)): y from the buffer, through the links behind softmax."""
+    """(arrays, i, whole, mask, (numbers of the row, numbers)): y from the buffer, after the links behind softmax."""
     through = outwards(form, IN_ROWS)
 
     @inline

@@ -1,7 +1,8 @@
-"""Few long rows with attributes: their blocks are read through the links, reduced, and written apart, in five steps.
+"""Few long rows with attributes: five steps, in which the blocks of a row are shared among threads.
 
-The largest of each block, of each row; the sums of each block, of each row, in the order and with the scale of a row
-that is reduced in one go, so that the bits are the same; then y, for which the exponentials are taken again.
+The steps find the largest element of each block, then of each row; the sums of each block, then of each row; and then
+y, for which the exponentials are computed again. Sums have the order and the scale of a row that one thread reduces, so
+that results have the same bits.
 """
 
 from collections.abc import Callable
@@ -21,14 +22,14 @@ from opgrad.cpu.loops.map import get, row_writer, write_same
 from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.softmax import fused_rows, variants
 
-PARTIAL = 2  # float64 numbers for each block: what its sums are made of
+PARTIAL = 2  # float64 numbers for each block, from which the sums of the row are computed
 TOTAL = 3  # for each row: its largest, and the same of all blocks
 MINUS_INFINITY = loops.MINUS_INFINITY
 _subtracted = variants.ROWS_IN_PLACE[False].subtracted
 
 
 class Split(NamedTuple):
-    """What softmax and log-softmax differ in, besides what they do in rows.
+    """The functions in which softmax and log-softmax differ, besides those of `fused_rows.Sums`.
 
     add_up: (e, count, m): the two numbers of a block. both: (first, second): the sums of rows. value: (x, scale): what
     the buffer of a row holds for an x.

@@ -1,7 +1,7 @@
 """Rows of middling length, as many at a time as a vector has lanes.
 
-What is done once for each row, which would take as long as some hundred elements, is done for the whole group in one
-vector: a row leaves a vector of maxima or of sums, and the group's vectors are transposed, so that each lane is a row.
+The work that is done once for each row takes as long as some hundred elements. Here one vector does it for the whole
+group: each row gives a vector of maxima or of sums, and these vectors are transposed, so that each lane is a row.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,11 +20,11 @@ from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.softmax import variants
 from opgrad.cpu.softmax.columns import log_sum_exp
 
-# --- one row: what is left to be done across the lanes --------------------------------------------------------------
+# --- one row, up to the reduction across lanes ----------------------------------------------------------------------
 
 
 def row_exponentials(adding: lse.Adding) -> Callable[..., Any]:
-    """The sums of a row's exponentials, which go to `e`; asks for the row `ahead`."""
+    """The loop that sums a row's exponentials, stores them in `e`, and prefetches the row `ahead`."""
     add, _ = adding
 
     @inline
@@ -40,7 +40,7 @@ def row_exponentials(adding: lse.Adding) -> Callable[..., Any]:
 
 
 def row_rest(adding: lse.AddingBelow) -> Callable[..., Any]:
-    """The sums of the exponentials of what is not m, and how many are m; asks for the row `ahead`."""
+    """The loop that sums the exponentials of the elements that differ from m, counts the others, and prefetches `ahead`."""
     _, add, _ = adding
 
     @inline
@@ -59,7 +59,7 @@ def row_rest(adding: lse.AddingBelow) -> Callable[..., Any]:
 
 @inline
 def keep_numbers(numbers, vectors) -> None:
-    """Put vectors of numbers of rows where `_of_row` finds them."""
+    """Store vectors with a number for each row where `of_row` reads them."""
     w = v.lanes(numbers)
     for which, value in enumerate(vectors):
         v.store(numbers, which * w, value)
@@ -107,7 +107,7 @@ def _keep_plain_below(x, sums, tile, low, row: int) -> None:
 
 @inline
 def _across_plain(x, tile, low, transposed, filled: int):
-    """Two lanes at a time; what joining those rounds off is kept."""
+    """Add the lanes of each row pairwise, and keep what these additions round off."""
     w, sums = v.lanes(x), lse.no_sums(x)
     transpose_in(transposed, tile, w, w, filled)
     for i in range(0, w, 2):
@@ -137,7 +137,7 @@ def _across_exact(x, tile, low, transposed, filled: int):
     return sums
 
 
-# What keeps a row's sums in the tiles, and what adds those up across the lanes, for each row.
+# For plain and exact sums: the function that stores a row's sums in the tiles, and the one that adds up their lanes.
 ACROSS: Final[Mapping[Any, tuple[Callable[..., None], Callable[..., Any]]]] = {
     lse.PLAIN: (_keep_plain, _across_plain),
     lse.EXACT: (_keep_exact(lse.join), _across_exact),
@@ -148,7 +148,7 @@ ACROSS: Final[Mapping[Any, tuple[Callable[..., None], Callable[..., Any]]]] = {
 
 @inline
 def counts_across(x, counts, transposed, filled: int) -> Vector:
-    """The sums across the lanes of whole numbers, for each row."""
+    """The sum over the lanes of whole numbers, for each row."""
     w, total = v.lanes(x), v.full(x, 0.0)
     transpose_in(transposed, counts, w, w, filled)
     for i in range(w):
@@ -246,7 +246,8 @@ _softmax, _log_softmax = softmax_group(variants.PLAIN_COLUMNS), log_softmax_grou
 def _by_groups(group: Callable[..., Vector]) -> Callable[..., None]:
     """The writer of softmax, or log-softmax, of groups of rows; `e` is where their exponentials go.
 
-    Rows are too short to be written past the cache by themselves, and their bursts would leave the core idle.
+    Results are written through the cache: the rows are too short for non-temporal stores, and writing a whole group at
+    once would leave the core idle.
     """
 
     @inline

@@ -1,4 +1,4 @@
-"""Few long rows: blocks of a row are reduced apart, combined, and written apart."""
+"""Few long rows: threads reduce the blocks of a row, the results are combined, and threads write the blocks."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -15,7 +15,7 @@ from opgrad.cpu.numerics import logsumexp as lse
 from opgrad.cpu.numerics import row_blocks
 from opgrad.cpu.softmax import variants
 
-STATS: Final = 3  # float64 numbers for each block: its maximum, and what its sum is made of
+STATS: Final = 3  # float64 numbers for each block: its maximum, and two from which the sum is computed
 TOTAL: Final = 2  # for each row: its maximum, and the sum or its logarithm
 
 
@@ -24,7 +24,8 @@ _add_up = loops.row_sum_exp(variants.no_step, lse.PLAIN)
 
 @inline
 def _sum_exp(x, begin: int, end: int, m: float):
-    top = max(m, v.number(x, row_blocks.LOWEST))  # a block of -inf adds 0, not NaN: only the row as a whole decides
+    # so that a block of -inf adds 0 and not NaN: other blocks may be finite
+    top = max(m, v.number(x, row_blocks.LOWEST))
     s, _ = _add_up(x, begin, end, top, x, 0, x, x, end, end, (x,), (m,))
     return s, 0.0
 
@@ -35,7 +36,7 @@ def _rest(x, begin: int, end: int, m: float):
 
 
 def split_sums(add_up: Callable[..., Any]) -> Kernel:
-    """The first step: for each block its maximum, and the two numbers that `add_up` makes of it."""
+    """The first step: for each block its maximum, and the two numbers that `add_up` computes."""
 
     @kernel
     def sums(units: Units, blocks, n, x: Rows, stats):
@@ -92,7 +93,7 @@ def _write_log_softmax(y, begin: int, end: int, stream: int, x, m: float, log_s:
 
 
 def split_write(write: Callable[..., None]) -> Kernel:
-    """The last step: each block of y from x and the row's two numbers."""
+    """The last step, which writes each block of y from x and the two numbers of its row."""
 
     @kernel
     def by_blocks(units: Units, blocks, n, x: Rows, y: Rows, total, stream):

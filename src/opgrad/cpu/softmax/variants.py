@@ -1,8 +1,8 @@
-"""What the two variants of a softmax kernel differ in, chosen when it is compiled.
+"""The two variants of a softmax kernel: the functions in which they differ, chosen when a kernel is compiled.
 
-Plain     The caller's arrays: a row is written past the cache while the next one is reduced. Sums are plain.
-In place  A buffer that stages fill and empty (opgrad.cpu.fused): exponentials overwrite their arguments, a row of -inf
-          may count as zeros, and the log-sum-exp of each row may be kept. Sums are plain or exact.
+Plain     works on the caller's arrays: a row is written past the cache while the next one is reduced. Sums are plain.
+In place  works on a buffer that stages fill and empty (opgrad.cpu.fused). Exponentials overwrite their arguments, the
+          softmax of a row of -inf may be 0, and the log-sum-exp of each row may be kept. Sums are plain or exact.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ NAN: Final = float("nan")
 
 
 class Block(NamedTuple):
-    """What a kernel in place is given: rows of length n, or n lines of a strip of columns, that wide, in a buffer."""
+    """The arguments of a kernel in place: a buffer with rows of length n, or with n lines of a strip `width` columns wide."""
 
     values: Pointer
     other: Pointer  # y, in gradients
@@ -33,15 +33,15 @@ class Block(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """The choices, for rows (numbers) or columns (vectors of rows); x is a pointer of the kernel's."""
+    """The functions of a variant. In rows, sums and maxima are numbers; in columns, vectors with a lane for each column."""
 
-    sums: lse.Adding  # of the exponentials
-    rests: lse.AddingBelow  # of those below the largest
-    buffer: Callable[..., Any]  # (x, memory): where the exponentials of x are kept
+    sums: lse.Adding  # how exponentials are summed
+    rests: lse.AddingBelow  # how the exponentials of all but the largest elements are summed
+    buffer: Callable[..., Any]  # (x, memory): the pointer at which the exponentials of x are stored
     subtracted: Callable[..., Any]  # (x, largest): what is subtracted, so that exponentials are at most 1
     divide: Callable[..., Any]  # (x, s, m, inf_as_zero): the divisor
-    no_divisor: Callable[..., Any]  # (x): its zeros
-    quotient: Callable[..., Any]  # (e, divisor, fine): an exponential divided by it
+    no_divisor: Callable[..., Any]  # (x): zeros in the form of a divisor
+    quotient: Callable[..., Any]  # (e, divisor, fine): the exponential e / divisor
     count_of: Callable[..., Any]  # (largest, count): how many elements of a row are its largest
 
 
@@ -51,7 +51,7 @@ def _variant(sums: lse.Adding, rests: lse.AddingBelow, *choices: Callable[..., A
 
 @inline
 def _empty(s: Vector, divisor, inf_as_zero: int):
-    """The divisor for rows of -inf, which are those whose sum is below 1: their quotients are 0, or NaN."""
+    """Change the divisor of rows of -inf, whose sums are below 1, so that their quotients are 0 or NaN."""
     high, low, top, largest = divisor
     empty = s < 1.0
     value = 0.0 if inf_as_zero else NAN
@@ -68,7 +68,7 @@ def _divisor_of_row(x, s: float, m, inf_as_zero: int):
 
 @inline
 def _no_reciprocal(s: Vector, reciprocal, inf_as_zero: int):
-    """The same of reciprocals in two parts."""
+    """Change the reciprocals, in two parts, of rows of -inf, so that their quotients are 0 or NaN."""
     high, low = reciprocal
     empty = s < 1.0
     return v.select(empty, 0.0 if inf_as_zero else NAN, high), v.select(empty, 0.0, low)
@@ -98,8 +98,8 @@ PLAIN_ROWS = _variant(
     lambda largest, count: count,
 )
 PLAIN_COLUMNS = PLAIN_ROWS._replace(divide=inline(lambda x, s, m, inf_as_zero: lse.column_reciprocal(s)))
-# In place, by whether sums are exact. A row may be -inf everywhere: 0 is subtracted, and one element is the largest, so
-# that its log-sum-exp is -inf.
+# The variants in place, with exact sums and with plain ones. A row may be -inf everywhere. Then 0 is subtracted in place
+# of the largest element, and the count of largest elements is set to 1, so that the log-sum-exp is -inf and not NaN.
 _EXACT_ROWS = _variant(
     lse.EXACT,
     lse.EXACT_BELOW,
@@ -138,5 +138,5 @@ COLUMNS_IN_PLACE: Final[Mapping[bool, Variant]] = {
 
 @inline
 def no_step(out, i: int, end: int, arrays, numbers) -> int:
-    """Instead of `next_vector`: nothing is written meanwhile."""
+    """In place of `next_vector`, for kernels that write no row while they reduce another."""
     return i
