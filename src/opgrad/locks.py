@@ -9,8 +9,8 @@ There is one lock and not one for each purpose, because a fork would have to tak
 they are nested.
 """
 
-# Hooks before a fork run in the reverse order of their registration. The hook of `logging` takes logging's lock, which the
-# compiler takes as well. It must run after our hook has waited for the compiler, so logging is imported first.
+# Hooks before a fork run in the reverse order of their registration. The hook of `logging` takes logging's lock, which
+# the compiler takes as well. It must run after our hook has waited for the compiler, so logging is imported first.
 import logging as logging
 import os
 import sys
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Settling:
-    """A reentrant lock that, while the interpreter ends, does not wait for a thread that the interpreter has stopped."""
+    """A reentrant lock that does not wait while the interpreter ends, since its owner may be a stopped thread."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -78,7 +78,10 @@ _held: list[Any] = []  # the locks that the forking thread holds, in the order i
 
 
 def _compilers_locks() -> Iterator[Any]:
-    """The locks of Numba and LLVM. A program may compile with them itself; a child that inherits a held lock would hang."""
+    """The locks of Numba and LLVM.
+
+    A program may compile with them itself; a child that inherits a held lock would hang.
+    """
     numba, llvm = sys.modules.get("numba.core.compiler_lock"), sys.modules.get("llvmlite.binding.ffi")
     yield getattr(numba, "global_compiler_lock", None)
     yield getattr(getattr(llvm, "lib", None), "_lock", None)

@@ -1,12 +1,12 @@
-"""How objects of CPython, NumPy and PyTorch lie in memory, where native code reads them; each layout is tried first.
+"""The memory layouts of objects of CPython, NumPy and PyTorch that native code reads; each is tested before its use.
 
-The headers of CPython and NumPy inline these places into every extension, so they change rarely, and never within a
-release. A tensor's shape, dtype and address come from the C interface that PyTorch keeps stable for compiled models;
-where its Python object has the tensor, and the tensor its set of dispatch keys, is looked for among the words of
-tensors whose values Python tells.
+The headers of CPython and NumPy compile these offsets into every extension, so they change rarely, and never within a
+release. A tensor's shape, dtype and address come from the C interface that PyTorch keeps stable for compiled models.
+Two offsets are found by search: that of the tensor in its Python object, and that of the dispatch keys in the tensor.
+The search compares the words of some tensors with the values that Python shows of them.
 
-Before the first call every layout is compared with live objects. What is not as it is known here is not read: calls are
-Python's, whose results are the same, and a RuntimeWarning says so once.
+Before the first call every layout is compared with live objects. A layout that differs is not used: Python answers the
+calls, with the same results, and one RuntimeWarning says so.
 """
 
 import ctypes
@@ -26,13 +26,13 @@ import numpy as np
 from opgrad.locks import settling
 from opgrad.native.threads.system import system
 
-# An object begins with its count of references and its type; what its type adds lies behind them. All places in bytes.
+# An object begins with its reference count and its type; the fields of its type follow. All offsets are in bytes.
 HEADER: Final = object.__basicsize__
 TYPE: Final = HEADER - 8
-FIELDS: Final = HEADER  # of an object with slots
-VALUE: Final = HEADER  # of a float
-SIZE: Final = HEADER  # of a tuple or a list
-TUPLE_ITEMS: Final = tuple.__basicsize__  # the last of a tuple: before them 3.14 keeps a hash
+FIELDS: Final = HEADER  # the first field of an object with slots
+VALUE: Final = HEADER  # the value of a float
+SIZE: Final = HEADER  # the length of a tuple or a list
+TUPLE_ITEMS: Final = tuple.__basicsize__  # the items end a tuple; in 3.14 its hash lies before them
 LIST_ITEMS: Final = HEADER + 8  # a list has the address of its items
 # An ndarray's data, dimensions' number and places, strides' place, dtype, flags; the base stands between the last two.
 # Reading them takes some 10 ns an array; `ndarray.ctypes` alone takes 0.6 µs.
@@ -46,13 +46,13 @@ SUPPORTED = READABLE and not sysconfig.get_config_var("Py_GIL_DISABLED") and PLA
 
 
 def kept_forever(*things: Any) -> None:
-    """Never free these: native code reads them as long as the process lives."""
+    """Keep these objects until the process ends, since native code reads them until then."""
     for thing in things:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def words(address: int, count: int) -> list[int]:
-    """So many int64 words at an address that can be read."""
+    """`count` int64 words at an address that can be read."""
     return list((ctypes.c_int64 * count).from_address(address))
 
 
@@ -60,12 +60,15 @@ def words(address: int, count: int) -> list[int]:
 
 
 class Function:
-    """What a public function is to Python before its own words in memory: an object with attributes."""
+    """The base class of public functions, an object with attributes.
+
+    `native_type` adds words in memory for native code.
+    """
 
 
 OWN_WORDS: Final = Function.__basicsize__
 VECTORCALL, TABLE, OWN = range(3)  # the words: where a call begins, which CPython reads; ours; how many there are
-COUNT: Final = (1 << 63) - 1  # the bits of a call's number of arguments that count them
+COUNT: Final = (1 << 63) - 1  # the bits of the vectorcall argument `nargsf` that hold the number of arguments
 T_PYSSIZET, READONLY, TP_MEMBERS = 19, 1, 72
 DEFAULT, HAVE_VECTORCALL = 1 << 18, 1 << 11
 
@@ -98,7 +101,7 @@ F = TypeVar("F", bound=Function)
 
 
 def native_type(base: type[F]) -> type[F]:
-    """The subclass whose objects have the words VECTORCALL and TABLE; the class itself where native code has no way.
+    """The subclass whose objects have the words VECTORCALL and TABLE; the class itself if native calls are impossible.
 
     Python code cannot make such a type, so C's function that makes types of a specification is called.
     """
@@ -148,7 +151,7 @@ def _word(value: Any, place: int) -> int | None:
 
 
 def _are_at(address: int | None, expected: Sequence[int]) -> bool:
-    """Whether these words stand at an address, which may be no address at all."""
+    """Whether these words are at an address, which may be None or unreadable."""
     packed = struct.pack(f"{len(expected)}q", *expected)
     return address is not None and system().copy_of(address, len(packed)) == packed
 
@@ -200,7 +203,7 @@ def _is_array_as_known(array: Any) -> bool:
 
 
 def _try_calls() -> bool:
-    """Call an object natively, and compare what comes with what was given."""
+    """Call an object by vectorcall, and compare the arguments that native code gets with those that were passed."""
     if Function.__basicsize__ != OWN_WORDS:
         return False
     seen: list[tuple[int, ...]] = []
@@ -238,7 +241,7 @@ TRIALS: dict[str, Callable[[], bool]] = {
 
 @functools.cache
 def unlike() -> frozenset[str]:
-    """What of TRIALS does not lie in memory as it is known here, and must not be read."""
+    """The names in TRIALS of layouts that differ from the ones here, and must not be used."""
     with settling:
         if not READABLE:
             return frozenset(TRIALS)
@@ -260,7 +263,7 @@ def _holds(trial: Callable[[], bool]) -> bool:
 
 
 def warn(what: str) -> None:
-    """Say that something is read no more."""
+    """Warn that native code does not use a layout."""
     warnings.warn(
         f"opgrad: {what} do not lie in memory as they are known: calls are answered in Python, with the same results, "
         "and take some microseconds more",
@@ -296,7 +299,7 @@ class TensorLayout(NamedTuple):
     functions: tuple[int, ...]
 
     def read(self, function: int, tensor: Any) -> int:
-        """What one of the first functions tells of a tensor. Raises LookupError if it fails."""
+        """The result of one of the first functions for a tensor. Raises LookupError if the function fails."""
         getter = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(self.functions[function])
         found = ctypes.c_int64()
         if getter(id(tensor) + self.handle, ctypes.addressof(found)):
@@ -305,7 +308,7 @@ class TensorLayout(NamedTuple):
 
 
 def tensor_layout(torch: ModuleType | Any) -> TensorLayout:
-    """How tensors of this PyTorch lie in memory, tried.
+    """The layout of the tensors of this PyTorch, after a test.
 
     Raises LookupError, AttributeError, OSError or RuntimeError if something is missing or is not as Python has it.
     """
@@ -331,7 +334,10 @@ def _tensors(torch: Any) -> list[Any]:
 
 
 def _place(each: Sequence[Sequence[int]], wanted: Sequence[int]) -> int:
-    """The only place where each tensor has the word that is wanted of it, in bytes. Raises LookupError."""
+    """The only offset in bytes at which each tensor has its wanted word.
+
+    Raises LookupError if there is not exactly one.
+    """
     shortest = min(map(len, each))
     places = [i for i in range(shortest) if all(w[i] == x for w, x in zip(each, wanted, strict=True))]
     if len(places) != 1:
@@ -354,7 +360,7 @@ def _libraries(folder: str) -> list[ctypes.CDLL]:
 
 
 def _is_read_rightly(layout: TensorLayout, tensor: Any) -> bool:
-    """Whether the C functions tell of a tensor what Python does."""
+    """Whether the C functions give the same values of a tensor as Python."""
     rank = layout.read(GET_DIM, tensor)
     return (
         rank == tensor.dim()

@@ -1,8 +1,8 @@
-"""The memory of NumPy results: large ones come from a pool of what was released, and are as owned as any array.
+"""Allocates NumPy results; the memory of large ones comes from the pool of released memory. They own their data.
 
-NumPy lets a program allocate the data of its arrays (NEP 49): an array keeps the handler that was in force when it was
-made, and is resized and freed by it. Which handler is in force belongs to a context of `contextvars`, so results are
-made in a context of their own, and nobody else's arrays are.
+NumPy lets a program allocate the data of arrays by a handler of its own (NEP 49). An array keeps the handler that was
+set when it was made, which also resizes and frees its data. The handler is part of a context of `contextvars`. So
+results are made in a context of ours, and arrays that are made elsewhere are not affected.
 """
 
 import ctypes
@@ -53,7 +53,7 @@ def _context() -> Context:
 
 
 def maker(spec: Spec, order: tuple[int, ...] | None) -> Callable[[], Array]:
-    """What makes new arrays of this shape and dtype, their axes in memory in this order, or in C order.
+    """A function that makes arrays of this shape and dtype, whose axes lie in memory in this order, or in C order.
 
     A large one starts a cache line, so that its vectors can be written past the cache.
     """
@@ -79,7 +79,7 @@ _also_emptied: list[Callable[[], None]] = []
 
 
 def emptied_with(empty: Callable[[], None]) -> None:
-    """Have `empty_pool` call this, too: what another library's results keep."""
+    """Have `empty_pool` call `empty`, too, which releases memory that is kept for another library's results."""
     _also_emptied.append(empty)
 
 

@@ -1,7 +1,8 @@
-"""Kernels that are compiled in the background, and plans that go over to them when they are there.
+"""Compiles kernels in the background, and switches plans to them when they are compiled.
 
-A plan begins with a program whose kernels it has, and holds the words of a later one behind it: one word tells which of
-them runs, so a plan goes over between two calls, wherever its address is kept. Both programs give the same bits.
+Such a plan has the words of two programs. The first is one whose kernels are compiled already; the second, the later
+one, is faster. One word of the plan tells which of them runs. So a plan is switched between two calls by one store, and
+whoever keeps its address need not know. Both programs give the same bits.
 """
 
 import atexit
@@ -30,7 +31,7 @@ NOTHING = (0, 0, 0, 0)  # the words of a step without parts
 
 
 class Job(NamedTuple):
-    """A plan that is to go over to a program, whose words begin at a place of its own, once the requests are met."""
+    """A plan that shall be switched to a program when the requests are met. place: where the program's words begin."""
 
     plan: Any  # a weak reference
     program: Program
@@ -39,10 +40,10 @@ class Job(NamedTuple):
 
 
 def chosen(later: Program | None, program: Callable[[], Program]) -> Program:
-    """A program whose kernels are compiled: the later one, if there is one, else another to be followed by it.
+    """The program with which a plan begins: `later` if its kernels are compiled, else `program`, to be replaced by it.
 
-    OPGRAD_FUSION=now has kernels compiled before the first call runs, never leaves every call to the other program.
-    Raises ValueError for any other value but later.
+    OPGRAD_FUSION=now: the kernels of `later` are compiled before the first call runs. never: `later` is not used.
+    Raises ValueError for any other value but "later", the default.
     """
     choice = os.environ.get(VARIABLE, LATER)
     if choice not in CHOICES:
@@ -55,7 +56,10 @@ def chosen(later: Program | None, program: Callable[[], Program]) -> Program:
 
 
 def lacking(program: Program) -> list[Request]:
-    """What the cache lacks of a program's kernels, for all of which it is known how they are made."""
+    """The requests for those kernels of a program that the cache lacks.
+
+    Each of its kernels must know how it is `made`.
+    """
     found: list[Request] = []
     with native.noting() as missing:
         for step in program.steps:
@@ -69,7 +73,7 @@ def lacking(program: Program) -> list[Request]:
 
 
 def words(program: Program, apart: Sequence[int]) -> tuple[list[int], int]:
-    """The words of a plan that begins with a program and goes over to its later one, and where that one's begin."""
+    """The words of a plan with a program and its later one, and the word at which the later one begins."""
     later: Any = program.later
     count = max(len(program.steps), len(later.steps))
     code = plan_words(program, apart)
@@ -91,7 +95,7 @@ def _publish(address: int, value: int) -> int:
 
 
 def _go_over(job: Job) -> None:
-    """Have the plan run the later program, if it is still there and the kernels came about."""
+    """Switch the plan to the later program, if the plan still exists and all kernels were compiled."""
     plan = job.plan()
     if plan is None or lacking(job.program):
         return
@@ -107,11 +111,11 @@ def _go_over(job: Job) -> None:
 _jobs: SimpleQueue[Job] = SimpleQueue()
 _thread: threading.Thread | None = None
 _compiler: compilers.Compilers | None = None
-_open = 0  # jobs that are not finished
+_open = 0  # the number of jobs that are not finished
 
 
 def go_over_later(plan: Any, program: Program, place: int) -> None:
-    """Have a plan go over to a program as soon as its kernels are compiled, which another process does meanwhile."""
+    """Switch a plan to a program as soon as its kernels are compiled, which another process does in the background."""
     global _thread, _open
     requests = lacking(program)
     with settling:
@@ -127,7 +131,7 @@ def _work() -> None:
     while True:
         job = _jobs.get()
         try:
-            with suppress(Exception):  # the plan stays as it is, and right
+            with suppress(Exception):  # after an error the plan keeps its first program, which gives the same results
                 _compile(job.requests)
                 _go_over(job)
         finally:
@@ -137,14 +141,14 @@ def _work() -> None:
 
 def _compile(requests: Sequence[Request]) -> None:
     global _compiler
-    with settling:  # a child that is forked meanwhile would keep the process's input open
+    with settling:  # no fork may happen here: the child would keep the compiling process's input open
         if _compiler is None or not _compiler.usable:
             _compiler = compilers.Compilers(1, beside=True)
     _compiler.wait(_compiler.add(requests))
 
 
 def wait(seconds: float = float("inf")) -> bool:
-    """Wait until no plan is about to go over, at most so long; whether that is so."""
+    """Wait, at most so many seconds, until no plan is to be switched any more. Returns whether that is so."""
     end = time.monotonic() + seconds
     while _open and time.monotonic() < end:
         time.sleep(compilers.LOOK / 10)
@@ -157,7 +161,7 @@ def _close() -> None:
 
 
 def _forget_after_fork() -> None:
-    """A child has no such thread: its plans stay as they are, later ones start another."""
+    """A forked child lacks the thread. Its plans keep their first programs; the next job starts a new thread."""
     global _jobs, _thread, _compiler, _open
     if _compiler is not None:
         _compiler.abandon()

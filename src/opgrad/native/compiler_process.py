@@ -1,7 +1,8 @@
-"""What a process does that compiles for another: it reads requests, and puts the code into the cache.
+"""The main function of a process that compiles kernels for another one: it reads requests, and fills the cache.
 
-A request comes pickled from the process that started this one, see `opgrad.native.compilers`. The answer is one
-line: the entry, if it is in the cache now. The process ends when its input does, so it never outlives the other.
+The process that started this one (`opgrad.native.compilers`) sends pickled requests. The answer to a request is one
+line: the name of the entry if the cache has it now, else an empty line. This process ends when its input ends, so it
+never outlives the process that started it.
 """
 
 import os
@@ -21,27 +22,31 @@ from opgrad.native.requests import Call, Made, Named, Request
 
 
 def main(nice: int = 0) -> None:
-    """Answer until the input ends; `nice`: how far this stands back behind other processes."""
+    """Answer requests until the input ends. nice: by how much this process lowers its priority."""
     if hasattr(os, "nice"):
         os.nice(nice)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this, whose end ends the input
+    # Ctrl-C is meant for the process that started this one; when that ends, so does the input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what others print is no answer
+    os.dup2(2, 1)  # anything else that is printed goes to stderr, and is not taken for an answer
     waiting: SimpleQueue[Request] = SimpleQueue()
     threading.Thread(target=_read, args=(requests, waiting.put), daemon=True).start()
-    host()  # leaves word of the CPU in the cache
+    host()  # writes what LLVM says of the CPU to the cache
     while True:
         entry, what = waiting.get()
         try:
             _compile(entry, what)
             kept = object_cache().read(entry) is not None
-        except Exception:  # whoever needs it compiles it then, and meets the error
+        except Exception:  # the process that needs the kernel compiles it itself, and raises the error
             kept = False
         print(entry if kept else "", file=answers, flush=True)
 
 
 def _read(requests: BinaryIO, put: Callable[[Request], None]) -> None:
-    """Take requests as they come, and end the process with them, whatever it is at: the cache gets whole files."""
+    """Queue requests as they come.
+
+    When the input ends, end the process at once; files are written in one atomic step.
+    """
     try:
         while True:
             put(pickle.load(requests))

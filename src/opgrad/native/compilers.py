@@ -1,8 +1,9 @@
-"""Processes that compile kernels at the same time, for one that is about to need them; they meet in the cache.
+"""Starts other processes that compile kernels in parallel, before this process needs them.
 
-Each is a new Python, which gets requests through a pipe and leaves code in the cache: nothing is forked, nothing of the
-caller's program is imported, and if one fails, dies or cannot be started, a kernel is compiled where it is needed. They
-end when there has been nothing to do for a while, and with the process that started them.
+Each is a new Python process, which gets requests through a pipe and writes code to the cache, where this process finds
+it. Nothing is forked, and nothing of the caller's program is imported. If such a process fails, dies or cannot be
+started, the kernel is compiled in this process. The processes end after a while without work, and when the process that
+started them ends.
 """
 
 import atexit
@@ -27,20 +28,20 @@ from opgrad.native.threads import default_threads
 VARIABLE = "OPGRAD_COMPILERS"
 MOST = 16  # processes
 IDLE = 10.0  # seconds without work after which a process ends: it takes 150 MB
-LOOK = 0.1  # seconds between two looks at how far they are
-PATIENCE = 120.0  # seconds without an answer of any process after which they are taken to hang: a kernel takes ten
-PATIENCE_BESIDE = 1200.0  # of processes that stand back: beside others a busy machine gives them a tenth of its time
-PROCESS = "opgrad.native.compiler_process"  # what each of them runs
+LOOK = 0.1  # seconds between two looks at their progress
+PATIENCE = 120.0  # seconds without any answer after which the processes are taken to hang; a kernel takes up to ten
+PATIENCE_BESIDE = 1200.0  # the same for processes of low priority, which a busy machine may run a tenth of the time
+PROCESS = "opgrad.native.compiler_process"  # the module that each of them runs
 BOOT = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from {} import main; main({})"
-BESIDE = 10  # how nice a process is whose work nobody waits for
+BESIDE = 10  # the niceness of a process whose work nobody waits for
 
-Progress = Callable[[int, int], None]  # how many are compiled, of how many
+Progress = Callable[[int, int], None]  # progress(kernels compiled, kernels in all)
 
 
 class Compilers:
     """The processes, each with a thread that hands it one request after the other.
 
-    count: how many. beside: they stand back behind other processes. Raises OSError if the system refuses to start them.
+    count: how many. beside: whether they get a low priority. Raises OSError if the system refuses to start them.
     """
 
     def __init__(self, count: int, beside: bool = False):
@@ -62,11 +63,11 @@ class Compilers:
 
     @property
     def usable(self) -> bool:
-        """Whether some process takes requests."""
+        """Whether at least one process takes requests."""
         return self._alive > 0
 
     def add(self, requests: Iterable[Request], first: bool = False) -> list[str]:
-        """Have these compiled, `first` or when their turn comes, unless they were asked for; all their entries."""
+        """Queue the requests that are new, at the front if `first`. Returns the entries of all of them."""
         entries = []
         for request in requests:
             entries.append(request[0])
@@ -78,11 +79,11 @@ class Compilers:
         return entries
 
     def knows(self, entry: str) -> bool:
-        """Whether an entry was asked for."""
+        """Whether an entry was requested."""
         return entry in self._known
 
     def wait(self, entries: Iterable[str], progress: Progress = lambda done, total: None) -> None:
-        """Wait until these are compiled, or nobody will: processes that do not answer for long are ended."""
+        """Wait until these are compiled, or no process is left for them; processes that hang are ended."""
         events, began = [self._known[each] for each in entries], time.monotonic()
         for event in events:
             while not event.wait(LOOK):
@@ -91,13 +92,13 @@ class Compilers:
                     return
 
     def wait_for_cpu(self) -> None:
-        """Wait until a process has left word of the CPU in the cache, for which this one would have to load LLVM."""
+        """Wait until a process has written what LLVM says of the CPU to the cache; else this one would have to load LLVM."""
         began = time.monotonic()
         while self.usable and not cpu_is_known() and not self._hang(began):
             time.sleep(LOOK / 10)
 
     def _hang(self, began: float) -> bool:
-        """Whether no process has answered for long, to one who began to wait then; if so, they are ended."""
+        """Whether no process has answered for too long since `began`; if so, end them."""
         patience = PATIENCE_BESIDE if self._beside else PATIENCE
         hang = time.monotonic() - max(began, self._answered) > patience
         if hang:
@@ -111,14 +112,14 @@ class Compilers:
             _end(process)
 
     def abandon(self) -> None:
-        """Let go of the processes, in a forked child, whose they are not: they would not see the end of their input."""
+        """Close the pipes in a forked child, or else the processes would not see the end of their input."""
         for process in self._processes:
             process.returncode = 0
             process.stdin.close()
             process.stdout.close()
 
     def _serve(self, process: Any) -> None:
-        """Hand a process its requests, until there are none for a while, or it has died."""
+        """Hand a process one request after the other, until there are none for a while, or it has died."""
         try:
             while (request := self._next()) is not None:
                 try:
@@ -146,13 +147,13 @@ class Compilers:
                 self._news.clear()
 
     def _give_up_unless_alive(self) -> None:
-        """Let nobody wait for what is left when there is no process for it."""
+        """If no process is left, end all waiting for the requests that are left."""
         while not self._alive and self._todo:
             self._known[self._todo.popleft()[0]].set()
 
 
 def _start(nice: int) -> Any:
-    """A process that will import this very opgrad, whatever its working folder and its program are."""
+    """Start a process that imports the same opgrad as this one, wherever it is started."""
     folder = os.path.dirname(native.object_cache().folder or "")
     environment = os.environ | {CACHE: folder, "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -180,7 +181,7 @@ _prepare: list[Callable[[], None]] = []
 
 
 def compilers() -> Compilers | None:
-    """The processes at work, started if there are none; None where there can be none."""
+    """The compiling processes, started if there are none; None if they cannot be used."""
     global _compilers
     with settling:
         if _compilers is None or not _compilers.usable:
@@ -193,7 +194,7 @@ def compilers() -> Compilers | None:
 
 
 def count() -> int:
-    """How many processes: OPGRAD_COMPILERS, else as many as calls use threads; 0 where no code can be handed over."""
+    """How many processes: OPGRAD_COMPILERS, else as many as calls use threads; 0 if there is no cache to share."""
     wanted = os.environ.get(VARIABLE)
     if wanted is not None and not wanted.isdecimal():
         raise ValueError(f"{VARIABLE} is {wanted!r}, expected a whole number of at least 0")
@@ -202,7 +203,7 @@ def count() -> int:
 
 
 def named(function: Any, form: str) -> Request | None:
-    """The request for a function that a module of opgrad has under a name; None for any other, or one never kept."""
+    """The request for a function that is a global of a module of opgrad; None for another, or for one without a digest."""
     module, name = function.__module__, function.__qualname__
     found = getattr(sys.modules.get(module), name, None) if module.startswith("opgrad.") else None
     is_found = getattr(found, "function", None) is function
@@ -218,7 +219,7 @@ def missing(functions: Iterable[native.Native]) -> list[Request]:
 
 @contextmanager
 def before_missing(prepare: Callable[[], None]) -> Iterator[None]:
-    """Meanwhile `prepare` is called, once, before the first kernel is compiled that the cache lacks."""
+    """Within this context, `prepare` is called once, before the first kernel that the cache lacks is compiled."""
     _prepare.append(prepare)
     try:
         yield
@@ -227,7 +228,7 @@ def before_missing(prepare: Callable[[], None]) -> Iterator[None]:
 
 
 def _help(function: Any, form: str, entry: str) -> None:
-    """Where processes have been asked before, wait for what they know of, and ask them for what they can find."""
+    """Have running processes compile a kernel: wait for it if it was requested, and else request it if they can find it."""
     while _prepare:
         _prepare.pop()()
     found = None if _compilers is None else compilers()

@@ -1,8 +1,9 @@
-"""Results must not lie where other operands lie: asked natively before each call, and settled exactly where in doubt.
+"""The check that a result does not overlap another operand: a quick one in native code, and an exact one in Python.
 
-Native code compares the bytes that operands cover around their pointers: the pairs that must be apart, up to FEW
-operands; of more, as of an optimizer's lists, all of them in the order of their addresses. Where these meet, which is
-rare, `check_overlap` settles it element by element, and says what is wrong.
+Native code compares the ranges of bytes that operands cover. Up to FEW operands, it compares each pair that must not
+overlap. If there are more, as in an optimizer's lists, it sorts all ranges by address and compares neighbours. Ranges
+that meet are rare, and need not share a byte, since arrays may have gaps. Then `check_overlap` decides exactly, and
+raises the error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,19 +17,20 @@ from opgrad.contract.signature import Prepared, covered, pairs
 from opgrad.cpu.compiler.memory import load_word, store_word
 from opgrad.cpu.compiler.native import inline
 
-FEW: Final = 32  # operands up to which every pair of them is compared
-# Words of what must be apart: how many pairs and how many spans there are, one of them 0; then these.
+FEW: Final = 32  # the most operands of which every pair is compared
+# The words for the check: the number of pairs and the number of spans, one of which is 0; then the pairs or the spans.
 PAIRS, SPANS, FIRST = range(3)
-# Words of a pair: two operands, the bytes that each covers around its pointer, whether they may be the same.
+# Words of a pair: two operands, the range of bytes that each covers, counted from its pointer, and whether they may be
+# the same memory.
 A, B, A_LOW, A_HIGH, B_LOW, B_HIGH, SAME, PAIR = range(8)
-# Words of a span, of which each operand has one: the bytes that it covers around its pointer, and a number that those
-# share which may be the same memory.
+# Words of a span, of which each operand has one: the range of bytes that it covers, counted from its pointer, and the
+# number of its group; operands of one group may be the same memory.
 LOW, HIGH, GROUP, SPAN = range(4)
-NOTHING: Final = (0, 0)  # the words where everything is apart, or nobody asks
+NOTHING: Final = (0, 0)  # the words of a check that finds nothing
 
 
 def words(prepared: Prepared) -> Sequence[int]:
-    """The words of what must be apart in calls of a signature: where results are brought, these and all else."""
+    """The words for the check in calls of a signature; only results that the caller brings can overlap anything."""
     if not prepared.brought:
         return NOTHING
     op = prepared.operator
@@ -62,10 +64,10 @@ def _are_alike(specs: Mapping[str, Spec], name: str, other: str) -> bool:
 
 @inline
 def may_overlap(apart: int, operands: int, order: int) -> bool:
-    """Whether operands at these addresses cover common bytes without being the same memory where that is allowed.
+    """Whether operands at these addresses cover common bytes, other than operands that may be the same memory and are.
 
-    order: where their numbers stand in the order of the last call's addresses, which is changed; 0 where there is none:
-    then many operands always seem to overlap.
+    order: the address of the operands' numbers, sorted by the addresses of the last call; they are sorted anew. If it
+    is 0, more than FEW operands always count as overlapping.
     """
     pair = apart + 8 * FIRST
     for _ in range(load_word(apart, PAIRS)):
@@ -85,9 +87,9 @@ def _start(spans: int, operands: int, number: int) -> int:
 
 @inline
 def _sort(spans: int, count: int, operands: int, order: int) -> None:
-    """Put operands' numbers into the order of their addresses by insertion, from that of the last call.
+    """Sort operands' numbers by their addresses. Insertion sort starts from the order of the last call.
 
-    It is mostly the same, so that this takes one comparison for each operand.
+    That order is usually right already, so this takes one comparison for each operand.
     """
     for place in range(1, count):
         number, free = load_word(order, place), place
@@ -100,7 +102,7 @@ def _sort(spans: int, count: int, operands: int, order: int) -> None:
 
 @inline
 def _meet(apart: int, operands: int, order: int) -> bool:
-    """Whether operands cover common bytes that are not one array under two names that it may have."""
+    """Whether two operands cover common bytes, unless they are the same memory and belong to one group."""
     spans, count, before, first, reached = apart + 8 * FIRST, load_word(apart, SPANS), 0, 0, 0
     _sort(spans, count, operands, order)
     for place in range(count):
@@ -120,7 +122,7 @@ def _meet(apart: int, operands: int, order: int) -> bool:
 
 
 def touch(pair: Pair, result: int, other: int) -> bool:
-    """Whether two operands at these addresses cover common bytes, unless they are one and may be."""
+    """Whether two operands at these addresses cover common bytes, unless they are the same memory and may be."""
     (low, high), (other_low, other_high) = pair.result_bytes, pair.other_bytes
     apart = result + high <= other + other_low or other + other_high <= result + low
     return not apart and not (result == other and pair.same)
@@ -146,9 +148,9 @@ def _check_pair(op: Operator, result: str, output: Any, name: str, array: Any) -
 
 
 def _close(arrays: Sequence[Array | None]) -> list[list[int]]:
-    """The places of arrays whose spans meet, group by group; arrays of different groups share nothing.
+    """Groups of arrays whose ranges of bytes meet, by their places; arrays of different groups share no memory.
 
-    Comparing every pair took 0.5 ms for the 65 arrays of a list operator.
+    Comparing every pair of arrays exactly took 0.5 ms for the 65 arrays of a list operator.
     """
     spans = sorted((*_span(array), place) for place, array in enumerate(arrays) if array is not None and array.size)
     groups: list[list[int]] = []
@@ -162,7 +164,7 @@ def _close(arrays: Sequence[Array | None]) -> list[list[int]]:
 
 
 def _span(array: Array) -> tuple[int, int]:
-    """The addresses between which an array lies."""
+    """The first address of an array's memory, and the address behind its last byte."""
     start = array.ctypes.data
     if array.flags.c_contiguous:
         return start, start + array.nbytes

@@ -1,13 +1,13 @@
-"""Memory of results that were released, kept for those to come: fresh pages cost as much as many a kernel.
+"""The pool: keeps the memory of released results for later ones, since new pages cost as much time as many a kernel.
 
-A large block is a mapping of its own, in huge pages where the system has them; a small one is malloc's, whose heap has
-room for any number. A cache line at its start says what it is, the data come behind. Released blocks lie in the slots
-of one table, at most LIMIT bytes in all; the oldest goes first. A result gets the smallest block that holds it and is
-at most a quarter larger, or a new one.
+A large block is a memory mapping of its own, in huge pages where the system has them. A small block comes from malloc.
+Each block begins with one cache line that describes it; its data follow. Released blocks are kept in the slots of one
+table, at most LIMIT bytes in all; the block that was released first is given back first. A result gets the smallest
+kept block that holds it and is at most a quarter larger, or else a new block.
 
-No thread ever waits, so a fork may come at any time and memory may be released by any thread, with or without the
-interpreter's lock. Who swaps BUSY into a slot owns it: takes its block out, or puts one in, and then says so by one
-store. Who loses the swap gets or gives back memory as if there were no pool.
+No thread ever waits for another. So a process may fork at any time, and any thread may release memory, with or without
+the interpreter's lock. A thread that swaps BUSY into a slot owns the slot: it takes the block out or puts one in, and
+then releases the slot by one store. A thread that loses the swap allocates or frees memory as if there were no pool.
 """
 
 import ctypes
@@ -31,24 +31,24 @@ from opgrad.locks import in_child, settling
 from opgrad.native.threads import groups
 from opgrad.native.threads.system import system
 
-# Words of the table, then of each slot: its block, the bytes that hold data there, when it was released. USED: how many
-# of the first slots have ever had a block; looking at all of them took 0.1 µs.
+# Words of the table, then of each slot: its block, the bytes that the block has for data, and when it was released. USED:
+# how many slots have ever had a block; only these are searched, since searching all of them took 0.1 µs.
 LIMIT, HELD, CLOCK, C_MAP, C_UNMAP, C_ADVISE, FLAGS, C_MALLOC, C_CALLOC, C_FREE, USED, FIRST = range(12)
 BLOCK, CAPACITY, STAMP, SLOT = 0, 1, 2, 3
 SLOTS: Final = 64
-EMPTY, BUSY = 0, 1  # in place of a block
-# Words of a block in front of its data: the bytes that hold data, where the memory begins, a mapping's length or 0.
+EMPTY, BUSY = 0, 1  # the word of a slot without a block
+# Words in front of a block's data: the bytes for data, the address of the memory, the length of the mapping or 0.
 HOLDS, BASE, LENGTH, HEADER = 0, 1, 2, 64
 PAGE: Final = mmap.PAGESIZE
 HUGE: Final = 1 << 21  # bytes of a huge page; a larger block starts one
 MAPPED_FROM = 1 << 20  # bytes of a block that is a mapping: a smaller one costs more to map than to use
-SPARE = 4  # a block may be larger than asked for by one part in so many
+SPARE = 4  # a kept block may be larger than requested by a quarter
 MOST_BYTES: Final = 1 << 62  # of a block that can be asked for
-REFUSED = -1  # what the system gives in place of a mapping
+REFUSED = -1  # the result of mmap if it fails
 ACCESS = 3  # PROT_READ | PROT_WRITE
 ADVICE: Final = getattr(mmap, "MADV_HUGEPAGE", 0)
-MOST = 1 << 30  # bytes held, by default: no more than this,
-SHARE = 8  # nor than one part in so many of the memory that this process may use
+MOST = 1 << 30  # the most bytes that are kept by default,
+SHARE = 8  # or this fraction, an eighth, of the memory that the process may use, if that is less
 VARIABLE = "OPGRAD_POOL_BYTES"
 
 
@@ -59,7 +59,7 @@ def _slot(pool: int, number: int) -> int:
 
 @inline
 def _described(start: int, holds: int, base: int, length: int) -> int:
-    """The data of a block that begins at `start`, which now says what it is."""
+    """Write the words that describe a block which begins at `start`; return the address of its data."""
     store_word(start, HOLDS, holds)
     store_word(start, BASE, base)
     store_word(start, LENGTH, length)
@@ -139,7 +139,7 @@ def _take(pool: int, size: int) -> int:
 
 @inline
 def _evict(pool: int) -> int:
-    """Give back the block that was released first; whether there was one."""
+    """Free the block that was released first. Returns whether there was one."""
     oldest, first = 0, 0
     for number in range(atomic_load(pool + 8 * USED)):
         slot = _slot(pool, number)
@@ -157,7 +157,7 @@ def _evict(pool: int) -> int:
 
 @inline
 def _put(pool: int, block: int) -> int:
-    """Put a block into an empty slot; whether there is one."""
+    """Put a block into an empty slot. Returns whether there was one."""
     for number in range(SLOTS):
         slot = _slot(pool, number)
         if atomic_load(slot) == EMPTY and atomic_swap_if(slot, EMPTY, BUSY):
@@ -205,7 +205,7 @@ def malloc(pool: int, size: int) -> int:
 
 @native(3)
 def calloc(pool: int, count: int, size: int) -> int:
-    """The same, all zero."""
+    """Memory for `count` items of `size` bytes, all zero; 0 if there is none."""
     if size and count > MOST_BYTES // size:
         return 0
     capacity = count * size
@@ -214,7 +214,7 @@ def calloc(pool: int, count: int, size: int) -> int:
 
 @native(3)
 def realloc(pool: int, block: int, size: int) -> int:
-    """The block, or another with the same data, with so many bytes; 0 if there is none, and the block stays."""
+    """The block, or another one with the same data, with room for `size` bytes; 0 if there is none, and nothing changes."""
     if block == 0:
         return _new(pool, size)
     capacity = load_word(block - HEADER, HOLDS)
@@ -237,7 +237,7 @@ def free(pool: int, block: int, size: int) -> int:
 
 @native(1)
 def drop(pool: int) -> int:
-    """Give all blocks back that are kept; those that are released meanwhile may stay."""
+    """Free all kept blocks; a block that another thread releases at the same time may stay."""
     for _ in range(SLOTS):
         _evict(pool)
     return 0
@@ -258,7 +258,7 @@ def bound() -> int:
 
 
 def _memory() -> int:
-    """The bytes of memory that this process may use, as far as the system says: the machine's, its control groups'."""
+    """The bytes of memory that this process may use: the machine's memory, or the limit of its control groups if less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else MOST * SHARE
     return int(min(machine, groups.memory()))
 
@@ -276,9 +276,9 @@ def table() -> int:
 
 
 def _made() -> ctypes.Array[ctypes.c_int64]:
-    """A table. Arrays outlive the interpreter's objects, so it is never freed.
+    """Make the table. It is never freed, since arrays may outlive the interpreter's objects.
 
-    Without a bound to keep anything within, and where the system has no mappings, all blocks are malloc's.
+    If the bound is 0, or if the system has no mappings, all blocks come from malloc.
     """
     words = (ctypes.c_int64 * (FIRST + SLOT * SLOTS + 1))()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(words))
@@ -303,7 +303,7 @@ def empty() -> None:
 
 
 def _settle_after_fork() -> None:
-    """A forked child lacks the threads that own slots: it empties those, and counts what it has."""
+    """In a forked child, empty the slots that a thread of the parent owned at the fork, and count the kept bytes anew."""
     if _words is None:
         return
     held = 0

@@ -1,10 +1,10 @@
-"""What a process is asked to compile for another: a kernel, by how it is found there."""
+"""Requests that one process sends to another for a kernel to be compiled: they tell how the kernel is found there."""
 
 from typing import Any, NamedTuple
 
 
 class Named(NamedTuple):
-    """A kernel or native function that a module has under a name, in some form."""
+    """A kernel or native function that is a global of a module, and the form in which it is compiled."""
 
     module: str
     name: str
@@ -12,9 +12,9 @@ class Named(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of an operator, among whose kernels is the one that is asked for.
+    """A call of an operator; one of the kernels of its plan is the requested one.
 
-    needs: the results that it computes, if not all. lists: how long its lists of arrays are, given and made.
+    needs: the results that it computes, None for all. lists: the lengths of its lists of inputs and of results.
     specs: shape and dtype of each array, None for one left out.
     """
 
@@ -26,7 +26,7 @@ class Call(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A kernel, in some form, that a function of a module makes of these arguments: one of several, by its number."""
+    """A kernel that a function of a module returns for these arguments, by its number among those that it returns."""
 
     module: str
     function: str
@@ -35,4 +35,4 @@ class Made(NamedTuple):
     form: str
 
 
-Request = tuple[str, Named | Call | Made]  # the entry that it is about, and what it is made of
+Request = tuple[str, Named | Call | Made]  # the name of the cache entry, and how its kernel is found

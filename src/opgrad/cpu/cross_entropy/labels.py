@@ -45,7 +45,7 @@ class Samples(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """How losses are reduced, unless `each` is kept: the sums of parts, and the status words with the sum of weights."""
+    """How losses are reduced, unless `each` is kept: the parts' sums, and the status words with the weights' sum."""
 
     each: int
     mean: int

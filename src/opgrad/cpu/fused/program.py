@@ -35,7 +35,10 @@ MEMORY, BUFFERS = True, False
 
 @dataclass(frozen=True)
 class Buffer:
-    """A buffer in a part's private memory, by its offset in bytes. moves: whether it holds a whole block, not a chunk."""
+    """A buffer in a part's private memory, by its offset in bytes.
+
+    moves: whether it holds a whole block, not a chunk.
+    """
 
     offset: int
     moves: bool
@@ -177,7 +180,10 @@ class Blocks:
 
 
 def storage(spec: Spec) -> str:
-    """The name under which a stage gets an operand's dtype; as int32, its elements would be integers, used as indices."""
+    """The name under which a stage gets an operand's dtype.
+
+    As int32, its elements would be integers, used as indices.
+    """
     return "int32_number" if spec.dtype.name == "int32" else spec.dtype.name
 
 
@@ -247,7 +253,7 @@ def forward(problem: Problem, kernels: Mapping[str, Kernel]) -> Program:
 
 
 def quotient(scale: float, divisor: float) -> list[float]:
-    """Factors whose product is scale / divisor, each a normal float32: 0 / 1e-40 is 0, but 0 * (1 / 1e-40) = 0 * inf is NaN."""
+    """Factors of scale / divisor that are normal in float32 too: 0 / 1e-40 is 0, but 0 * (1 / 1e-40) would be NaN."""
     if scale == 0.0 or LEAST < abs(scale / divisor) < 1 / LEAST:
         return [scale / divisor]
     return [*factors(scale), *(1.0 / each for each in factors(divisor))]

@@ -3,8 +3,9 @@
 If a row starts or ends inside a cache line, two rows write a piece of that line each, and for each piece the line is
 first fetched from memory: rows of 128 that start 16 bytes behind a line took 1.3 to 1.8 times as long.
 
-`combining` writes the whole buffer when it is full. This suits kernels that wait for memory anyway. Kernels that compute
-more use the second part of this file: they write the buffer vector by vector while they compute the next group of rows.
+`combining` writes the whole buffer when it is full. This suits kernels that wait for memory anyway. Kernels that
+compute more use the second part of this file: they write the buffer vector by vector while they compute the next group
+of rows.
 """
 
 from collections.abc import Callable
@@ -99,7 +100,8 @@ def first_line(after, held) -> int:
 
 @inline
 def next_lines(out, ready: int, n: int, held) -> None:
-    """Write those of the `ready` lines that n calls of `write_waiting` have left; move the incomplete line to the front.
+    """Write those of the `ready` lines that n calls of `write_waiting` have left; move the incomplete line to the
+    front.
 
     The lines consist of whole vectors, since a group of rows does: it adds n vectors to less than one line.
     """
@@ -109,5 +111,5 @@ def next_lines(out, ready: int, n: int, held) -> None:
 
 
 def group_size(elements: int, itemsize: int) -> int:
-    """The numbers of working memory that a buffer for groups of so many elements takes, with a spare line at both ends."""
+    """The numbers of working memory for a buffer of groups of so many elements, with a spare line at both ends."""
     return elements + 2 * CACHE_LINE // itemsize

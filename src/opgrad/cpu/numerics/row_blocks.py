@@ -23,7 +23,7 @@ def _rest_below(p, m: float, rest: float, count: float, new_m: float) -> float:
 
 @inline
 def joined_rests(p, m: float, rest: float, count: float, other_m: float, other_rest: float, other_count: float):
-    """For two blocks together: the largest number, the sum of the exponentials of all others, the count of the largest."""
+    """For two blocks together: the largest number, the sum of the other exponentials, the count of the largest."""
     if m == other_m:
         return m, rest + other_rest, count + other_count
     if m > other_m:

@@ -177,7 +177,7 @@ def _forward(problem: Problem, kernels: Mapping[str, Any], logarithm: bool) -> P
 
 
 def _private(workspace: Workspace, layout: str, n: int) -> dict[str, Any]:
-    """The private memory of a forward kernel: tiles for transposed rows, the exponentials of this row and the one before."""
+    """The private memory of a forward kernel: tiles of transposed rows, the exponentials of this row and the last."""
     width = vector_lanes(workspace.precision)
     if layout == "transposed":
         return {"tile": workspace.private(tile_size(n, width))} | _waiting(workspace, n)
@@ -214,7 +214,8 @@ def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     stream, workspace = gradient_streams(problem), Workspace(precision(problem))
     sixteen_bits = is_sixteen_bits(problem["y"])
     layout = layout_of(problem, kernels, gradient_limits(sixteen_bits))
-    # Short float32 rows are combined in a buffer instead: there is little arithmetic behind which lines could be fetched.
+    # Short float32 rows are combined in a buffer instead: there is little arithmetic behind which lines could be
+    # fetched.
     stream = stream and (not sixteen_bits or row_streams(problem, layout, "dx"))
     operands = {name: problem[name] for name in ("dy", "y", "dx")}
     loops = loops_of(problem, layout, spare_columns(problem, "dx", stream), stream, **operands)

@@ -40,7 +40,7 @@ def row_exponentials(adding: lse.Adding) -> Callable[..., Any]:
 
 
 def row_rest(adding: lse.AddingBelow) -> Callable[..., Any]:
-    """The loop that sums the exponentials of the elements that differ from m, counts the others, and prefetches `ahead`."""
+    """The loop that sums the exponentials of elements other than m, counts those equal to m, and prefetches `ahead`."""
     _, add, _ = adding
 
     @inline

@@ -19,7 +19,7 @@ NAN: Final = float("nan")
 
 
 class Block(NamedTuple):
-    """The arguments of a kernel in place: a buffer with rows of length n, or with n lines of a strip `width` columns wide."""
+    """The arguments of a kernel in place: a buffer of rows of length n, or of n lines of a strip of `width` columns."""
 
     values: Pointer
     other: Pointer  # y, in gradients
@@ -33,7 +33,10 @@ class Block(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """The functions of a variant. In rows, sums and maxima are numbers; in columns, vectors with a lane for each column."""
+    """The functions of a variant.
+
+    In rows, sums and maxima are numbers; in columns, vectors with a lane for each column.
+    """
 
     sums: lse.Adding  # how exponentials are summed
     rests: lse.AddingBelow  # how the exponentials of all but the largest elements are summed
@@ -98,8 +101,9 @@ PLAIN_ROWS = _variant(
     lambda largest, count: count,
 )
 PLAIN_COLUMNS = PLAIN_ROWS._replace(divide=inline(lambda x, s, m, inf_as_zero: lse.column_reciprocal(s)))
-# The variants in place, with exact sums and with plain ones. A row may be -inf everywhere. Then 0 is subtracted in place
-# of the largest element, and the count of largest elements is set to 1, so that the log-sum-exp is -inf and not NaN.
+# The variants in place, with exact sums and with plain ones. A row may be -inf everywhere. Then 0 is subtracted in
+# place of the largest element, and the count of largest elements is set to 1, so that the log-sum-exp is -inf and not
+# NaN.
 _EXACT_ROWS = _variant(
     lse.EXACT,
     lse.EXACT_BELOW,
