@@ -1,4 +1,7 @@
-"""What a declaration holds, the checks that follow from it, and a call's signature. Imports nothing above it."""
+"""The contract: an operator's declaration, the checks that follow from it, a call's signature.
+
+Imports no other room.
+"""
 
 from opgrad.contract.attributes import (
     REDUCTIONS,

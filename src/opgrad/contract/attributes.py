@@ -1,4 +1,4 @@
-"""What an attribute must be, by its annotation in the declaration.
+"""Checks the attributes of a call by their annotations in the declaration.
 
 `alpha: float` has the check of its type; `logit_scale: Annotated[float, finite]` has the check that it names: a
 function that is given the value and what it stands beside, and returns it in the one form that kernels see.
@@ -15,21 +15,22 @@ import numpy as np
 from opgrad.contract.dtypes import DTYPES, FLOATS, Attributes, Shape, Shapes
 
 REDUCTIONS = ("none", "mean", "sum")
-# What float() takes, but is no number here.
+# Types that float() accepts, but that are not numbers here.
 NO_NUMBERS = (str, bytes, bytearray, complex, np.complexfloating, np.ma.MaskedArray)
 MOST_ELEMENTS = 1 << 59  # bytes of an array are counted in int64
 LONGEST = 120  # characters of a value in a message
 
 
 class Beside(NamedTuple):
-    """What an attribute stands beside in its call: the results by name, the shapes of arrays, the other attributes."""
+    """The context of an attribute in its call: the results by name, the shapes of arrays, the other attributes."""
 
     results: Collection[str]
     shapes: Shapes
     attributes: Attributes
 
 
-Check = Callable[[str, Any, Beside], Any]  # `what` names the operator and the attribute, then comes the value
+# check(what, value, beside); `what` names the operator and the attribute in messages
+Check = Callable[[str, Any, Beside], Any]
 
 
 def check_of(hint: Any) -> Check | None:
@@ -57,7 +58,7 @@ def dimensions(rank: int) -> str:
 
 
 def integer(what: str, value: Any, beyond: int = 2**63) -> int:
-    """A number that int64 holds, or from -2**63 up to another limit; a bool is none."""
+    """An integer from -2**63 up to, but not including, `beyond`; a bool is refused."""
     if type(value) is int and -(2**63) <= value < beyond:
         return value
     wrong = f"{what} is {shown(value)}, expected"
@@ -226,7 +227,7 @@ def _float_dtype(what: str, value: Any) -> np.dtype[Any] | None:
     return dtype
 
 
-# What several families of declarations annotate their attributes with.
+# Annotations of attributes that several families of declarations share.
 Axis = Annotated[int, axis]
 Axes = Annotated[int | tuple[int, ...], axes]
 Sizes = Annotated[Any, sizes]

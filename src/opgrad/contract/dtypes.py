@@ -1,4 +1,4 @@
-"""Which dtypes there are, and an array as the checks see it."""
+"""The dtypes that operators use, and `Spec`, the description of an array that is checked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ Attributes = dict[str, Any]
 
 @dataclass(frozen=True)
 class Spec:
-    """An array as the checks see it; `strides` in bytes, None for C order."""
+    """The description of an array that is checked: shape, dtype, and strides in bytes, None for C order."""
 
     shape: Shape
     dtype: np.dtype[Any]

@@ -1,8 +1,8 @@
-"""How kernels see arrays: outer x n x inner, each operand with one stride for each of the three.
+"""Arranges arrays for kernels as outer x n x inner, each operand with one stride for each of the three.
 
 Axes are taken in the order in which the first operand lies in memory, so Fortran order needs no copy.
 An operand that has no single stride for one of the three, or whose vectors would not be contiguous, does not
-fit: the front end copies it. On a GPU threads read on their own, so there any stride fits (`any_stride`).
+fit, and the front end copies it. On a GPU each thread reads single elements, so any stride fits (`any_stride`).
 """
 
 import math
@@ -135,7 +135,7 @@ def is_injective(shape: Shape, strides: Shape, size: int) -> bool:
 
 
 def _is_injective_by_places(loops: Sequence[tuple[int, int]], size: int) -> bool:
-    """The same where axes interleave, which only as_strided makes: by looking at every place, unless they are many."""
+    """The same for axes that interleave, as only as_strided makes them: it tries all places, unless they are too many."""
     if math.prod(length for _, length in loops) > MANY_PLACES:
         return False
     places = [0]

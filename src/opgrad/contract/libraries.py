@@ -1,4 +1,4 @@
-"""What is asked of an array library where a call's form is found; a front end hands its own in."""
+"""The functions of an array library that finding a call's form needs; each front end passes those of its library."""
 
 import sys
 from typing import Any, Protocol
@@ -7,11 +7,11 @@ import numpy as np
 
 from opgrad.contract.dtypes import DTYPES, Array, Shape, Spec
 
-NUMBERS = (bool, int, float)  # what stands for an array beside the arrays of any library
+NUMBERS = (bool, int, float)  # types of numbers that may be passed in place of an array
 
 
 class Arrays(Protocol):
-    """What the form of a call needs of the library that its arrays belong to, to put its operator's arrays together."""
+    """The functions of the library to which a call's arrays belong, with which a form's arrays are made."""
 
     def __hash__(self) -> int: ...
 

@@ -1,7 +1,7 @@
-"""Attributes as plain values: what a key of plans may hold, because it can never change.
+"""Converts attributes to plain values, which never change, so that they can be part of a plan's key.
 
-A number may come in an array or in any object with `__float__` or `__index__`. Hashed as what it is, it would find
-the plan of the number that it held before.
+A number may be passed in an array or in any object with `__float__` or `__index__`. If such an object were hashed
+itself, it would find the plan of the number that it held before.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -42,7 +42,7 @@ def fields(kind: type) -> list[str]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value never changes."""
+    """Whether a value is plain, so that it never changes."""
     if type(value) in PLAIN or isinstance(value, np.dtype | type):
         return True
     return isinstance(value, tuple) and all(is_plain(each) for each in value)

@@ -1,4 +1,4 @@
-"""A call as kernels see it, on any backend: the loops' sizes, the operands with their strides, the attributes."""
+"""The problem of a call, for kernels of any backend: loop sizes, operands with their strides, attributes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a kernel function is given: the loops' sizes, the operands by name, the attributes.
+    """The argument of a kernel function: the loops' sizes, the operands by name, the attributes.
 
     `bytes` counts each operand once. Operands that were not given are None. `orders` are the memory orders of
     their axes, `specs` how they lie in memory.
@@ -46,7 +46,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Pair:
-    """A result and another operand that must not overlap; `same`: unless they are one and the same memory.
+    """A result and another operand that must not overlap. same: whether they may be one and the same memory.
 
     `low` and `high` are the bytes that the operands cover around their data pointers.
     """

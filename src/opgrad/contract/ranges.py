@@ -1,4 +1,4 @@
-"""The words for labels and indices that are out of range, on every backend."""
+"""The error messages for labels and indices that are out of range, for every backend."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import numpy as np
 
 from opgrad.contract.problem import Problem
 
-Explain = Callable[[int, int], Exception]  # from the place of a wrong number in memory order, and the number
+Explain = Callable[[int, int], Exception]  # explain(position of a wrong number in memory order, the number)
 
 
 def wrong_label(problem: Problem, operator: str) -> Explain:

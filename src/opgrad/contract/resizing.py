@@ -1,4 +1,4 @@
-"""Resizing along axes: of which elements of x each element of y is made, by the attributes of ONNX's Resize."""
+"""Resizing along axes: the elements of x and their weights for each element of y, from ONNX's Resize attributes."""
 
 import math
 from collections.abc import Mapping
@@ -113,7 +113,7 @@ def _resized(
 
 
 def _coordinates(size: int, count: int, scale: np.float32, region: tuple[float, float], mode: str) -> Array:
-    """Where elements of y stand on x; in float32, as onnxruntime has it, so that both round to the same neighbours."""
+    """The coordinates on x of y's elements, in float32 as in onnxruntime, so that both round to the same neighbours."""
     o, n = np.arange(count, dtype=np.float32), np.float32(size)
     if mode in ("align_corners", CROP) and count == 1:
         middle = HALF * np.float32(sum(region)) * (n - ONE) if mode == CROP else np.float32(0)
@@ -136,7 +136,7 @@ def _coordinates(size: int, count: int, scale: np.float32, region: tuple[float, 
 
 
 def _nearest(at: Array, mode: str) -> Array:
-    """The neighbours that are taken."""
+    """The nearest elements, by the rounding `mode`."""
     if mode == "floor":
         found = np.floor(at)
     elif mode == "ceil":

@@ -1,4 +1,4 @@
-"""What operators and their kernels both must know of shapes: which axes are summed, broadcast, sliced.
+"""Functions of shapes that operators and their kernels share: which axes are summed, broadcast, sliced.
 
 Errors are those of the operators that the functions serve.
 """

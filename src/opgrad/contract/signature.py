@@ -1,4 +1,4 @@
-"""A call's signature: checked against the declaration, laid out, and put as the problem that kernels see."""
+"""Checks a call's signature against the declaration, arranges its arrays, and makes the problem for kernels."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -114,13 +114,13 @@ def pairs(prepared: Prepared) -> list[Pair]:
 
 
 def _is_broken(spec: Spec) -> bool:
-    """Whether elements do not lie whole elements apart."""
+    """Whether a stride is no whole number of elements."""
     steps = zip(spec.shape, _strides(spec), strict=True)
     return any(stride % spec.dtype.itemsize for size, stride in steps if size > 1)
 
 
 def _placed(spec: Spec, order: tuple[int, ...]) -> Spec:
-    """With its strides: if it is still to be made, its axes lie in this order."""
+    """The spec with strides; an array without strides, which is still to be made, gets its axes in this order."""
     return (
         spec
         if spec.strides is not None
@@ -129,7 +129,7 @@ def _placed(spec: Spec, order: tuple[int, ...]) -> Spec:
 
 
 def _bytes(spec: Spec) -> int:
-    """What it takes to read every element once, repeated ones too."""
+    """The bytes that are read if each element is read once, repeated elements included."""
     moving = (size for size, stride in zip(spec.shape, _strides(spec), strict=True) if stride or not size)
     return spec.dtype.itemsize * math.prod(moving)
 

@@ -1,4 +1,4 @@
-"""Windows that slide along the axes behind batch and channel: where they stand, by ONNX's attributes."""
+"""The windows of pooling and convolution along the axes behind batch and channel, from ONNX's attributes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -203,7 +203,7 @@ def count() -> int:
 
 
 def named(function: Any, form: str) -> Request | None:
-    """The request for a function that is a global of a module of opgrad; None for another, or for one without a digest."""
+    """The request for a function that is a global of a module of opgrad; None for any other, or without a digest."""
     module, name = function.__module__, function.__qualname__
     found = getattr(sys.modules.get(module), name, None) if module.startswith("opgrad.") else None
     is_found = getattr(found, "function", None) is function

@@ -258,7 +258,7 @@ def bound() -> int:
 
 
 def _memory() -> int:
-    """The bytes of memory that this process may use: the machine's memory, or the limit of its control groups if less."""
+    """The bytes of memory that this process may use: the machine's, or the limit of its control groups if less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else MOST * SHARE
     return int(min(machine, groups.memory()))
 

@@ -1,7 +1,7 @@
-"""Machine code without LLVM, on Linux with x86-64: object files are linked, and the CPU is asked what it can do.
+"""Links object files and identifies the CPU without LLVM, on Linux with x86-64.
 
-A process that finds all its kernels in the cache has no other use for llvmlite, which takes 55 MB of its memory. What
-is not foreseen here, LLVM does.
+A process that finds all its kernels in the cache needs llvmlite for nothing else, and llvmlite takes 55 MB of memory.
+An object file or a system that this code does not support is left to LLVM.
 """
 
 import ctypes
@@ -27,10 +27,10 @@ CONTENTS, SYMBOLS, RELOCATIONS, SHORT_RELOCATIONS, UNWINDING = 1, 2, 4, 9, 0x700
 WRITE, IN_MEMORY = 1, 2  # flags of sections
 UNDEFINED = 0  # the section of a symbol that is elsewhere
 ABSOLUTE = 1  # the one relocation: the address of a symbol in 64 bits
-# What LLVM calls of the C library, and of its mathematics on CPUs without an instruction for that (FMA, SSE 4.1).
+# The functions of the C library that LLVM's code calls; the mathematical ones on CPUs without FMA or SSE 4.1.
 CALLED = ("memcpy", "memmove", "memset", "fma", "fmaf", "rint", "rintf")
-named: dict[str, int] = {}  # what functions find by name (`memory.named_address`)
-FAILED = ctypes.c_size_t(-1).value  # what mmap gives when it fails
+named: dict[str, int] = {}  # addresses that kernels find by name (`memory.named_address`)
+FAILED = ctypes.c_size_t(-1).value  # the result of mmap if it fails
 
 
 class _Section(NamedTuple):
@@ -51,12 +51,12 @@ class _Unforeseen(Exception):
 
 
 def give_name(name: str, address: int) -> None:
-    """Let functions that are linked from now on find what lies at this address, and stays there, by its name."""
+    """Give an address a name, by which functions that are linked later find it. It must stay valid."""
     named[name] = address
 
 
 def link(code: bytes, entry: str) -> int | None:
-    """Put an object file of LLVM into executable memory, where it stays; the address of its function `entry`.
+    """Load an object file of LLVM into executable memory, for good; returns the address of its function `entry`.
 
     None if it cannot be linked here: on another system, or if it holds more than code and constants which absolute
     addresses connect. Tables for unwinding are left out, since kernels raise nothing.
@@ -151,7 +151,7 @@ def _called() -> dict[str, int]:
 
 
 def new_memory(size: int) -> int:
-    """The address of new pages, which stay as long as the process: threads run code when the interpreter ends, too."""
+    """The address of new pages. They are never freed, since threads may run code while the interpreter ends."""
     protection, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     address = int(_system().mmap(0, size, protection, kind, -1, 0))
     if address == FAILED:
@@ -160,7 +160,7 @@ def new_memory(size: int) -> int:
 
 
 def make_executable(address: int, image: bytes | bytearray) -> None:
-    """Fill pages with code, which nobody can change from then on."""
+    """Fill pages with code, and make them executable and read-only."""
     ctypes.memmove(address, bytes(image), len(image))
     if _system().mprotect(address, len(image), mmap.PROT_READ | mmap.PROT_EXEC):
         error = ctypes.get_errno()

@@ -32,7 +32,7 @@ from opgrad.cpu.compiler.parameters import (
     fields,
 )
 
-_callbacks: list[Any] = []  # which must live as long as plans that hold their addresses
+_callbacks: list[Any] = []  # kept, since plans hold their addresses
 _failures: list[BaseException] = []
 
 
@@ -65,14 +65,14 @@ def task(kernel: Parameters, dtypes: Sequence[str]) -> int:
 
 
 def check() -> None:
-    """Raise what a kernel has raised since the last call."""
+    """Raise the exception that a kernel has raised since the last call, if any."""
     if _failures:
         raise _failures.pop()
 
 
 def _given(kernel: Parameters, dtypes: list[str], arguments: int, part: int) -> Iterator[Any]:
     """The values of a kernel's parameters, from the words of its arguments as a compiled task reads them."""
-    load = _word  # of an argument: those stand on a stack that no region tells of
+    load = _word  # unchecked: arguments lie on a stack that belongs to no region
     start = UNITS_HEADER if kernel.takes_units or kernel.takes_private else 0
     if start:
         begin = part * load(arguments, PER_PART)

@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Region(NamedTuple):
-    """Bytes that a kernel may touch, and whose they are."""
+    """A range of bytes that a kernel may access, and the name of its owner."""
 
     start: int
     stop: int
@@ -25,7 +25,7 @@ class Regions:
 
     @contextmanager
     def allowed(self, regions: Sequence[Region]) -> Iterator[None]:
-        """Meanwhile kernels may touch these."""
+        """Within this context, kernels may access these regions."""
         before = self._sorted
         self._sorted = sorted({*before, *regions})
         try:
@@ -34,7 +34,7 @@ class Regions:
             self._sorted = before
 
     def add(self, region: Region) -> None:
-        """Allow one more until the call ends."""
+        """Allow one more region until the call ends."""
         bisect.insort(self._sorted, region)
 
     def check(self, address: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""What the words of `opgrad.cpu.compiler.simd` and `opgrad.cpu.compiler.memory` mean to Numba and LLVM.
+"""Lowers the words of `opgrad.cpu.compiler.simd` and `opgrad.cpu.compiler.memory` to LLVM's language, through Numba.
 
 Imported only when something has to be compiled; nothing else in opgrad imports Numba.
 """

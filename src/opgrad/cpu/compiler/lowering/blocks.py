@@ -1,4 +1,4 @@
-"""Square blocks turned around in registers: rows to columns and back."""
+"""Transposes square blocks in registers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Between elements as they stand in memory and the precision of the computation."""
+"""Converts elements between their dtype in memory and the precision of the computation."""
 
 from typing import Any
 
@@ -114,7 +114,7 @@ SMALL = {
 
 
 def widen(builder: Any, p: PointerType, v: Any, lanes: int) -> Any:
-    """Elements as they stand in memory to the precision of the computation."""
+    """Convert elements from their dtype in memory to the precision of the computation."""
     kind = VectorType(p.element, lanes)
     if p.element == "i32":
         return builder.trunc(v, kind.llvm)
@@ -129,7 +129,7 @@ def widen(builder: Any, p: PointerType, v: Any, lanes: int) -> Any:
 
 
 def narrow(builder: Any, p: PointerType, v: Any, lanes: int) -> Any:
-    """From the precision of the computation to elements as they stand in memory, rounded once."""
+    """Convert elements from the precision of the computation to their dtype in memory, rounded once."""
     if p.storage in whole.STORED:
         return whole.to_whole(builder, p.storage, v, VectorType(p.element, lanes))
     if p.storage in SMALL:

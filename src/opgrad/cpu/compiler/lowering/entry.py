@@ -1,4 +1,4 @@
-"""The function of an object file that is called from outside: it calls what Numba has compiled."""
+"""Writes the exported function of an object file, which calls the functions that Numba has compiled."""
 
 import functools
 from collections.abc import Callable
@@ -17,7 +17,7 @@ OPTIONS = {
     "boundscheck": False,
     "no_rewrites": True,
     "_nrt": False,
-    # Only compiled code calls ours; without the wrappers for others they compile a tenth faster.
+    # Only compiled code calls our functions. Without wrappers for Python and C callers they compile a tenth faster.
     "forceinline": True,
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
@@ -27,7 +27,7 @@ NOTHING = ir.FunctionType(ir.VoidType(), ())
 
 
 def compiled(function: Callable[..., Any], *kinds: Any) -> Any:
-    """What Numba makes of a function for arguments of these types: signature, description and library."""
+    """Compile a function with Numba for arguments of these types; returns its signature, description and library."""
     dispatcher = numba.njit(**OPTIONS)(function)
     dispatcher.compile(kinds)
     return dispatcher.overloads[kinds]
@@ -49,8 +49,8 @@ class Entry:
     def call(self, callee: Any, *values: Any) -> Any:
         """The result of a compiled function.
 
-        Where it can fail, a function is called that there is not: `optimised` finds the call, unless LLVM has seen
-        that it never runs.
+        If the function can fail, the failing path calls a function that does not exist. `optimised` finds that call and
+        refuses the kernel, unless LLVM has proved that the path is never taken.
         """
         described, convention = callee.fndesc, self.context.call_conv
         function = self.context.declare_function(self._module, described)
@@ -61,11 +61,11 @@ class Entry:
         return result
 
     def emit(self, word: Callable[..., Any]) -> None:
-        """The instructions of a word without arguments."""
+        """Emit the instructions of a word without arguments."""
         definition(word, ())[1](self.context, self.builder)
 
     def finish(self, result: Any) -> Any:
-        """Return `result`; the module with all that is called."""
+        """End the function with the value `result`; returns the module, linked with all functions that it calls."""
         self.builder.ret(result)
         self.library.add_ir_module(self._module)
         return self.library.linked()

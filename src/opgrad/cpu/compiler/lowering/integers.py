@@ -53,7 +53,8 @@ def _(a: Any, b: Any, c: Any, d: Any) -> Any:
         return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(pick)), pick))
 
     def emit(context: Any, builder: Any, *vectors: Any) -> Any:
-        # Words are picked, not masked: of a product that is masked LLVM computes the lower half a second time.
+        # Words are shuffled, not masked: LLVM computes the lower half of a product a second time if the product is
+        # masked.
         words = [builder.bitcast(v, ir.VectorType(I32, 2 * a.lanes)) for v in vectors]
         lower = [half * 2 * a.lanes + 2 * lane for lane in range(a.lanes) for half in (0, 1)]
         pairs = [builder.bitcast(shuffle(builder, *two, lower), a.llvm) for two in (words[:2], words[2:])]

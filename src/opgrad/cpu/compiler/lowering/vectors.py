@@ -86,7 +86,7 @@ def _(p: Any, i: Any, mask: Any, fill: Any) -> Any:
 
 
 def for_each(word: Any, one: Any) -> None:
-    """`word` as what `one` is for each element of a tuple."""
+    """Define `word` on a tuple: it applies the word `one` to each element."""
 
     @defines(word)
     def _(several: Any, *rest: Any) -> Any:
@@ -167,7 +167,7 @@ def _(p: Any, i: Any, v: Any, mask: Any) -> Any:
 
 
 def store_several(word: Any, one: Any) -> None:
-    """`word` as what `one` is for each pair of a pointer and a vector, of two tuples."""
+    """Define `word` on a tuple of pointers and one of vectors: it applies the word `one` to each pair."""
 
     @defines(word)
     def _(pointers: Any, i: Any, vectors: Any, *rest: Any) -> Any:

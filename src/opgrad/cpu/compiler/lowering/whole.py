@@ -1,4 +1,4 @@
-"""Integers and booleans in memory that kernels compute with as floats."""
+"""Converts integers and booleans in memory to and from the floats with which kernels compute."""
 
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ STORED: Final = {*LIMITS, "bool"}
 
 
 def from_whole(builder: Any, storage: str, v: Any, kind: VectorType) -> Any:
-    """Integers as floats of `kind`; any byte but 0 is a true boolean."""
+    """Convert integers to floats of `kind`; as a boolean, any byte but 0 is true."""
     if storage == "bool":
         true = builder.icmp_unsigned("!=", v, ir.Constant(v.type, None))
         return builder.select(true, constant(kind, 1.0), constant(kind, 0.0))

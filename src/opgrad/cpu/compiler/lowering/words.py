@@ -1,4 +1,4 @@
-"""How a word of opgrad.cpu.compiler.simd or opgrad.cpu.compiler.memory gets its Numba type and its LLVM code.
+"""Defines, for each word of opgrad.cpu.compiler.simd and opgrad.cpu.compiler.memory, its Numba type and LLVM code.
 
 Each `@defines(word)` function takes the Numba types of the arguments and returns the type of the result with a
 function that emits the LLVM instructions.
@@ -43,7 +43,10 @@ SCALAR = {"f32": types.float32, "f64": types.float64, "i32": types.int64, "i64":
 
 
 class PointerType(types.Type):
-    """Address of elements of `storage`; computing happens in `element` (f32, f64 or i32, i64), `lanes` at a time."""
+    """A pointer to elements of dtype `storage`.
+
+    Kernels compute in `element` (f32, f64, i32, i64), `lanes` at a time.
+    """
 
     def __init__(self, storage: str, precision: int):
         self.storage = storage
