@@ -92,7 +92,10 @@ class Compilers:
                     return
 
     def wait_for_cpu(self) -> None:
-        """Wait until a process has written what LLVM says of the CPU to the cache; else this one would have to load LLVM."""
+        """Wait until a process has written what LLVM says of the CPU to the cache.
+
+        Else this one would have to load LLVM.
+        """
         began = time.monotonic()
         while self.usable and not cpu_is_known() and not self._hang(began):
             time.sleep(LOOK / 10)
@@ -194,7 +197,10 @@ def compilers() -> Compilers | None:
 
 
 def count() -> int:
-    """How many processes: OPGRAD_COMPILERS, else as many as calls use threads; 0 if there is no cache to share."""
+    """How many processes: OPGRAD_COMPILERS, else as many as calls use threads.
+
+    0 if a cache or a Python to start is missing.
+    """
     wanted = os.environ.get(VARIABLE)
     if wanted is not None and not wanted.isdecimal():
         raise ValueError(f"{VARIABLE} is {wanted!r}, expected a whole number of at least 0")
@@ -228,7 +234,7 @@ def before_missing(prepare: Callable[[], None]) -> Iterator[None]:
 
 
 def _help(function: Any, form: str, entry: str) -> None:
-    """Have running processes compile a kernel: wait for it if it was requested, and else request it if they can find it."""
+    """Have running processes compile a kernel: request it if they can find it, and wait for it."""
     while _prepare:
         _prepare.pop()()
     found = None if _compilers is None else compilers()

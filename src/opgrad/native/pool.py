@@ -31,8 +31,8 @@ from opgrad.locks import in_child, settling
 from opgrad.native.threads import groups
 from opgrad.native.threads.system import system
 
-# Words of the table, then of each slot: its block, the bytes that the block has for data, and when it was released. USED:
-# how many slots have ever had a block; only these are searched, since searching all of them took 0.1 µs.
+# Words of the table, then of each slot: its block, the bytes that the block has for data, and when it was released.
+# USED: how many slots have ever had a block; only these are searched, since searching all of them took 0.1 µs.
 LIMIT, HELD, CLOCK, C_MAP, C_UNMAP, C_ADVISE, FLAGS, C_MALLOC, C_CALLOC, C_FREE, USED, FIRST = range(12)
 BLOCK, CAPACITY, STAMP, SLOT = 0, 1, 2, 3
 SLOTS: Final = 64
@@ -214,7 +214,10 @@ def calloc(pool: int, count: int, size: int) -> int:
 
 @native(3)
 def realloc(pool: int, block: int, size: int) -> int:
-    """The block, or another one with the same data, with room for `size` bytes; 0 if there is none, and nothing changes."""
+    """The block, or another one with the same data, with room for `size` bytes.
+
+    0 if there is none, and nothing changes.
+    """
     if block == 0:
         return _new(pool, size)
     capacity = load_word(block - HEADER, HOLDS)
@@ -303,7 +306,7 @@ def empty() -> None:
 
 
 def _settle_after_fork() -> None:
-    """In a forked child, empty the slots that a thread of the parent owned at the fork, and count the kept bytes anew."""
+    """In a forked child, empty the slots that the parent's threads owned at the fork, and count the kept bytes anew."""
     if _words is None:
         return
     held = 0
