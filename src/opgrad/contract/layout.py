@@ -135,7 +135,7 @@ def is_injective(shape: Shape, strides: Shape, size: int) -> bool:
 
 
 def _is_injective_by_places(loops: Sequence[tuple[int, int]], size: int) -> bool:
-    """The same for axes that interleave, as only as_strided makes them: it compares all places, if they are not too many."""
+    """The same for axes that interleave, as only as_strided makes them: it compares all places unless they are many."""
     if math.prod(length for _, length in loops) > MANY_PLACES:
         return False
     places = [0]

@@ -1,7 +1,8 @@
 """Recurrent layers and their gradients.
 
-What x gives the gates of all steps is one product, and so are the gradients of the weights; what the states give them
-goes from step to step, in a kernel whose units are sequences (`lstm`, `gru`).
+The gates are sums of a product with x and a product with the states. The products with x of all steps are one product
+of matrices, and so is each gradient of the weights. The products with the states go from step to step, in a kernel
+whose units are sequences (`lstm`, `gru`).
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ LSTM, GRU = 4, 3  # gates
 
 
 def _gates_from_x(building: Building) -> None:
-    """What x gives the gates, into the result that becomes the gates."""
+    """Write the gates' products with x into the result that holds the gates later."""
     weights = building.transposed("w", building.inputs, building.rows)
     gates = building.states_of_steps("gates", building.gates)
     building.multiply_rows(gates, building.inputs_of_steps("x"), weights, building.inputs, building.rows)
@@ -115,7 +116,7 @@ def _reset_back(b: Building, dz: Grid, common: Mapping[str, Any]) -> Grid:
     )
     parts = b.parts(dz, [2 * b.hidden, b.hidden])
     b.gradient_of_w(parts)
-    # The state that n meets is the one behind the reset gate.
+    # The state that is multiplied by the weights of n is the one after the reset gate.
     b.gradient_of_r(parts, [b.packed_before, lambda: b.packed(resets, b.steps, b.batch, b.hidden)])
     return dz
 

@@ -1,6 +1,6 @@
 """The steps of a GRU, and their gradients: a unit is one sequence of one direction, all steps of it.
 
-The reset gate stands before the product of the states with the weights of n, or behind it: two kernels of each.
+The reset gate is applied before the product of the states with the weights of n, or after it; each has its kernels.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Weights(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the steps left: the gates, all states, and those before the first step."""
+    """Results of the forward steps: the gates, all states, and the states before the first step."""
 
     gates: Pointer
     y: Pointer
@@ -33,7 +33,7 @@ class Kept(NamedTuple):
 
 
 class Above(NamedTuple):
-    """The gradients of all states and of the last ones that come from behind the layer."""
+    """The gradients with respect to all states and to the last ones, from the layers after this one."""
 
     y: Rows
     h: States
@@ -97,7 +97,7 @@ def steps_of(new_states: Callable[..., None]) -> Kernel:
         units: Units, layer: Layer, r: Weights, bias: Rows, h0: States, product: Pointer, gates: Pointer, y: Pointer,
         y_h: Pointer,
     ):  # fmt: skip
-        """gates holds what x gives the gates, without bias; product is memory for a row of each unit."""
+        """gates: the gates' products with x, without bias. product: memory for a row of each unit."""
         n, batch = layer.hidden, layer.batch
         for direction in range(units.start // batch, -(-units.stop // batch)):
             begin, end = sequences_of(layer, units, direction)

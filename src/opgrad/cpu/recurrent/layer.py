@@ -27,7 +27,7 @@ class Layer(NamedTuple):
 
 @inline
 def time_of(layer: Layer, direction: int, step: int) -> int:
-    """Where a direction's step in its own time stands in x."""
+    """The step of x that is a direction's step number `step`."""
     return layer.steps - 1 - step if layer.reverse or direction else step
 
 
@@ -39,7 +39,7 @@ def place_of(layer: Layer, direction: int, t: int) -> int:
 
 @inline
 def sequences_of(layer: Layer, units: Any, direction: int) -> tuple[int, int]:
-    """The sequences of a direction that are among these units, all sequences of one direction behind the other."""
+    """The sequences of a direction among these units; units count the sequences of one direction after the other."""
     first = direction * layer.batch
     return max(units.start - first, 0), min(units.stop - first, layer.batch)
 

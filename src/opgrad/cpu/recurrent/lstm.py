@@ -17,7 +17,7 @@ from opgrad.cpu.recurrent.products import Panels
 
 
 class Weights(NamedTuple):
-    """Of the states, of the cells, and whether these are given."""
+    """The weights of the states, the peephole weights of the cells, and whether the latter are given."""
 
     r: Panels
     peepholes: Rows
@@ -32,7 +32,7 @@ class Start(NamedTuple):
 
 
 class Above(NamedTuple):
-    """The gradients of all states, and of the last states and cells, that come from behind the layer."""
+    """The gradients with respect to all states, and to the last states and cells, from the layers after this one."""
 
     y: Rows
     h: States
@@ -70,7 +70,7 @@ def lstm_steps(
     units: Units, layer: Layer, weights: Weights, bias: Rows, start: Start, gates: Pointer, y: Pointer, cells: Pointer,
     y_h: Pointer, y_c: Pointer,
 ):  # fmt: skip
-    """gates holds what x gives the gates, without bias."""
+    """gates: the gates' products with x, without bias."""
     n, batch, r, peepholes = layer.hidden, layer.batch, weights.r, weights.peepholes
     for direction in range(units.start // batch, -(-units.stop // batch)):
         begin, end = sequences_of(layer, units, direction)

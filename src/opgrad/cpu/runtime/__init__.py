@@ -1,1 +1,1 @@
-"""Running compiled kernels: programs, threads, working memory."""
+"""What programs are made of: steps, their parts, and their working memory."""

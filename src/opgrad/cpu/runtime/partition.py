@@ -1,12 +1,12 @@
-"""How work is cut into parts for threads, and when results are written past the cache."""
+"""Cuts work into parts for threads, and decides when results are written past the cache."""
 
 import functools
 from pathlib import Path
 
 CACHE_LINE = 64  # bytes
-# A part is worth a thread's attention from about 5 µs of work: 128 KiB at 25 GB/s.
+# The least bytes of a part: handing it to a thread pays from about 5 µs of work, which is 128 KiB at 25 GB/s.
 PART_BYTES = 1 << 17
-# Larger parts than this only make the threads end at different times.
+# The most bytes of a part: with larger ones, threads only end at more different times.
 MAX_PART_BYTES = 1 << 20
 DEFAULT_CACHE = 32 << 20
 
@@ -23,7 +23,7 @@ def last_level_cache() -> int:
 
 
 def streams(size: int) -> bool:
-    """Whether a call that touches `size` bytes shall write past the cache; below, that loses."""
+    """Whether a call that touches `size` bytes writes past the cache. If all fits the cache, that would be slower."""
     return size > last_level_cache()
 
 
@@ -35,5 +35,5 @@ def per_part(units: int, unit_bytes: float) -> int:
 
 
 def count(units: int, per: int) -> int:
-    """How many parts that makes."""
+    """How many parts, each of `per` units, so many units make."""
     return -(-units // per)

@@ -1,4 +1,4 @@
-"""What a kernel function returns: kernels in order, each with its arguments and its units of work."""
+"""The program that a kernel function returns: steps in order, each a kernel with its arguments and units of work."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from opgrad.cpu.runtime.workspace import Workspace, slots_for
 
 @dataclass(frozen=True)
 class Operands:
-    """The table of all operands' addresses, for kernels that find theirs by number."""
+    """An argument: the address of the table of all operands' addresses, in which a kernel finds operands by number."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Memory that outlives the program, at a fixed address."""
+    """An argument: a fixed address of memory that outlives the program."""
 
     value: int
     dtype: str
@@ -25,7 +25,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel with its arguments by parameter name, to be run for all units, so many in each part."""
+    """A kernel with its arguments by parameter name, its number of units, and the units of each part."""
 
     kernel: Kernel
     units: int = 1
@@ -38,16 +38,16 @@ class Step:
 
 
 def shared_out(kernel: Kernel, units: int, unit_bytes: float, arguments: Mapping[str, Any]) -> Step:
-    """The step whose parts are worth a thread's attention, a unit touching so many bytes."""
+    """A step whose parts are large enough to be handed to threads; each unit touches `unit_bytes` bytes."""
     return Step(kernel, units, arguments, partition.per_part(units, unit_bytes))
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a kernel function returns: steps, their working memory, and the words for what may go wrong.
+    """The steps, their working memory, and the function that makes the error which a kernel reports.
 
-    `name` tells how it is done, `tables` keeps the memory that arguments point to. `later`: what shall run instead as
-    soon as its kernels are compiled.
+    name: which kernels run, for `PlannedCall.implementation`. tables: arrays to which arguments point, kept alive here.
+    later: a program that replaces this one as soon as its kernels are compiled.
     """
 
     steps: Sequence[Step]
@@ -56,7 +56,7 @@ class Program:
     name: str = ""
     tables: Sequence[Any] = ()
     later: "Program | None" = None
-    slots: int = field(init=False)  # how many parts can have private memory at a time, settled once
+    slots: int = field(init=False)  # how many parts can have private memory at the same time
 
     def __post_init__(self) -> None:
         parts = max((step.parts for step in self.steps if step.kernel.takes_private), default=0)

@@ -1,7 +1,7 @@
-"""The working memory of a program, taken region by region before anything runs, as oneDNN's scratchpad registry does.
+"""The working memory of a program, laid out region by region before anything runs, as in oneDNN's scratchpad registry.
 
-A shared region is there once for a call: what a step leaves for the next. A private one is there once for each part
-that runs at a time: it lies in a slot that the part takes when it starts.
+A call has one copy of a shared region, in which one step leaves results for the next. It has a copy of a private region
+for each part that runs at the same time; the copy lies in a slot, which a part takes when it starts.
 """
 
 import os
@@ -14,8 +14,9 @@ from opgrad.native.threads import get_num_threads
 
 MAX_SLOTS: Final = 63
 LINE: Final = 64
-PADDING: Final = 256  # bytes behind each region: a masked tail may be stored whole, and none are a power of two apart
-STATUS_WORDS: Final = 16  # working memory starts with a status (0: fine), what it is about, and IN_USE
+# bytes behind each region, for whole vectors at its end; it also keeps distances off powers of two
+PADDING: Final = 256
+STATUS_WORDS: Final = 16  # the first words: a status, 0 if all is right, two words that explain it, and IN_USE
 IN_USE: Final = 8  # the word with a bit for each slot in use
 
 
@@ -42,7 +43,7 @@ class Workspace:
         return Scratch(start, dtype)
 
     def private(self, count: int, dtype: str | None = None) -> Scratch:
-        """The same for each part that runs at a time."""
+        """Memory for so many numbers for each part that runs at the same time."""
         dtype = dtype or self.precision
         start, self.private_bytes = _behind(self.private_bytes, count, dtype)
         return Scratch(start, dtype, private=True)
@@ -56,7 +57,7 @@ class Workspace:
         return _to_line(self.private_bytes)
 
     def bytes(self, slots: int) -> int:
-        """The size of all of it."""
+        """The bytes of the working memory with so many slots."""
         return self.slots_begin + slots * self.slot_bytes
 
 
@@ -65,13 +66,13 @@ def _to_line(offset: int) -> int:
 
 
 def _behind(end: int, count: int, dtype: str) -> tuple[int, int]:
-    """Where the next region starts and ends."""
+    """Where the region after one that ends at `end` starts and ends."""
     start = _to_line(end)
     return start, start + count * DTYPES[dtype].itemsize + PADDING
 
 
 def slots_for(parts: int) -> int:
-    """How many parts get memory of their own; the plan is kept, and there may be more threads when it runs again."""
+    """How many slots. The plan is kept, and a later call may use more threads, so all processors count."""
     return min(parts, MAX_SLOTS, max(os.cpu_count() or 1, get_num_threads()))
 
 

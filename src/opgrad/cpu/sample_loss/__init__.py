@@ -1,6 +1,6 @@
 """Cross-entropy with all its options: what each row of logits gives, and the gradient of that, in one pass over them.
 
-Labels are read first (`opgrad.cpu.cross_entropy.labels`). A layout of opgrad.cpu.loops.layout a file.
+Labels are read and checked first (`opgrad.cpu.cross_entropy.labels`). `rows` and `columns` have the kernels.
 """
 
 from typing import Any

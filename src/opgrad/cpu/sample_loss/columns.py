@@ -14,7 +14,7 @@ from opgrad.cpu.sample_loss.formulas import Bend, Results, Scale, Target, Upstre
 
 @inline
 def target_of(x, i: int, qs, target, whole: bool, mask) -> Vector:
-    """The targets of class i, without what labels add."""
+    """The targets of class i, without the share of the labels."""
     if target.is_dense:
         q = get(qs, i * target.step, whole, mask) * (v.load_one(target.factors, i) * v.number(x, target.share))
         return q + v.load_one(target.base, i)
@@ -76,7 +76,7 @@ def by_columns(bend: Bend, with_gradient: bool) -> Kernel:
         x, x_n: int, n: int, label: Vector, weight: Vector, qs, target, scale, results, sample: int, count: int,
         whole: bool, mask,
     ):  # fmt: skip
-        """Leave the results of a strip; m, the sum, its logarithm, the entropy, the sum of targets."""
+        """Write the results of a strip; return m, the sum, its logarithm, the entropy, the sum of targets."""
         top = column_max(x, x_n, n, whole, mask)
         m = z(top, scale)
         rest, equal, slack = sums(x, x_n, n, m, scale, whole, mask)

@@ -1,7 +1,7 @@
-"""What rows and columns of the losses with options share: their arguments, and the formulas of a vector.
+"""The parts of losses with options that rows and columns share: their arguments, and the formulas of a vector.
 
-How z is made of the logits is chosen when a kernel is compiled; what is left out (smoothing, probabilities) costs a
-branch for each row.
+The function from the logits to z is chosen when a kernel is compiled. An option that a call does not use, smoothing or
+probabilities, costs one branch for each row.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ class Results(NamedTuple):
 
 
 class Bend(NamedTuple):
-    """z of x, and its slope, of z."""
+    """The function z(x), and its derivative as a function of z."""
 
     z: Callable[..., Vector]
     slope: Callable[..., Any]

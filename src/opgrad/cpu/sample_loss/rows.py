@@ -1,7 +1,7 @@
 """Losses with options where a row of classes is contiguous: vectors run along it.
 
-A row is in the cache after its first pass, for its largest number; the others compute z anew, which costs less than to
-keep it.
+The first pass over a row finds its largest number, and leaves the row in the cache. Later passes compute z again, which
+costs less than to store it.
 """
 
 from collections.abc import Callable
@@ -99,7 +99,7 @@ def by_rows(bend: Bend, with_gradient: bool) -> Kernel:
 
     @inline
     def statistics(xs, n: int, label: int, weight, qs, target, scale, results, row: int):
-        """Leave the results of a row; m, the sum, its logarithm, the entropy, the sum of targets."""
+        """Write the results of a row; return m, the sum, its logarithm, the entropy, the sum of targets."""
         top, zero = row_loops.row_max(xs, 0, n), v.full(xs, 0.0)
         m = bent(v.full(xs, top), scale)
         rest, count, slack = terms((zero, zero, zero), 0, n, (xs,), (m, scale))

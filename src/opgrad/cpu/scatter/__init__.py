@@ -1,7 +1,7 @@
-"""Elements and slices picked by index or by range, and their gradients: what is laid out how.
+"""Elements and slices that are picked by index or by range, and their gradients: chooses the kernels for a shape.
 
-Tuples of indices become numbers of slices, and then it is gather with axis 0. Elements along an axis of a one-axis
-array are such slices, too; all others go to `along_axis`, ranges to `ranges`.
+Tuples of indices are first turned into numbers of slices; then the operator is gather with axis 0. Elements of an array
+with one axis are such slices, too. Elements along an axis of other arrays are in `along_axis`, ranges in `ranges`.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ def number_tuples(tuples: Units, part: Part, per_batch, named, sizes, indices: P
             number = number * size + place
         store_word(numbers, j, number)
         left -= 1
-        if not left:  # counted on: dividing each took a third of the time
+        if not left:  # counting on: a division for each took a third of the time
             batch, left = batch + 1, per_batch
     store_word(found, part, wrong)
 
@@ -62,7 +62,7 @@ class Numbered:
         self.operator, self.explain = operator, _wrong_in_tuple(problem, operator, sizes)
 
     def program(self, more: Sequence[Step]) -> Program:
-        """These steps and then others."""
+        """The program of these steps and the given ones after them."""
         return Program([*self.steps, *more], self.workspace, self.explain, tables=self.tables)
 
 
@@ -71,7 +71,7 @@ def _wrong_in_tuple(problem: Problem, operator: str, sizes: Sequence[int]) -> Ex
 
 
 def _tuples(problem: Problem, operator: str, shape: Shape) -> tuple[Numbered, int, int]:
-    """The numbered slices, the elements of a slice, and how many slices are named."""
+    """The numbered slices, the elements of a slice, and how many tuples there are."""
     batch, indices = problem.attributes["batch_dims"], problem.specs["indices"].shape
     named_end = batch + indices[-1]
     count = math.prod(indices[:-1])

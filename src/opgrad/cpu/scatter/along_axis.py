@@ -1,8 +1,8 @@
-"""Elements picked along one axis, and their sums: the work is apart for all other axes.
+"""Elements picked along one axis, and their sums. Positions on the other axes do not affect each other.
 
-A line is the n indices, and the `size` elements of x, that differ in nothing but the position on the axis. Lines that
-lie side by side in memory are a strip, so that whole cache lines are used. The numbers of a strip that go to one
-element are added as they come along the axis; the rounding errors of long sums are added apart.
+A line consists of the n indices, and the `size` elements of x, that differ only in their position on the axis. Lines
+that are neighbours in memory form a strip, so that whole cache lines are used. Numbers of a strip that go to the same
+element are added in their order on the axis; the rounding errors of long sums are summed separately (compensation).
 """
 
 import ctypes
@@ -67,7 +67,7 @@ class Lines:
         self.covers = all(indices[each] == x[each] for each in range(len(x)) if each != axis)
 
     def strips(self, width: int) -> tuple[int, "LineStrips"]:
-        """How many strips of so many lines there are, and what kernels are told of them."""
+        """How many strips of `width` lines there are, and the kernels' argument about them."""
         strips = partition.count(self.run, width)
         address = ctypes.addressof(self.table)
         return self.rows * strips, LineStrips(
@@ -102,7 +102,7 @@ def strip_at(lines, strip: int) -> tuple[int, int, int]:
 def copy_elements(units: Units, lines: LineStrips, per_block, blocks, asked, indices: Pointer, x: Pointer, y: Pointer):
     """A unit is a block of indices along the axis, for a strip of lines.
 
-    `asked`: how many elements of the next line are asked for with each index, 0 if it has none or few of them are read.
+    asked: how many elements of the next line are prefetched for each index; 0 if there is none, or few of it are read.
     """
     n, size, step, x_step = lines.n, lines.size, lines.step, lines.x_step
     for unit in units:
@@ -151,7 +151,10 @@ def _width(lines: Lines, item: int) -> int:
 
 @inline
 def runs_of_strip(size: int, x_step: int, columns: int) -> tuple[int, int]:
-    """How many runs a strip of x has in memory, and their length: one if nothing lies between its rows."""
+    """The number of contiguous runs of a strip of x in memory, and their length.
+
+    One if no gap lies between its rows.
+    """
     return (1, size * columns) if columns == x_step else (size, columns)
 
 
@@ -199,7 +202,7 @@ def add_exactly(total, compensation, i: int, value: float) -> None:
 
 @inline
 def _compensated(total: Vector, compensation: Vector) -> Vector:
-    # What infinity took is NaN.
+    # The compensation of an infinite sum is NaN.
     return v.select(compensation == compensation, total + compensation, total)
 
 
@@ -218,7 +221,7 @@ def write_strip(dx, size: int, x_step: int, columns: int, total, compensation, s
 
 @inline
 def write_named(dx, n: int, size: int, step: int, x_step: int, columns: int, names, total, compensation) -> None:
-    """The same, but only for the elements that indices name; all others of dx are zeros already."""
+    """`write_strip` for those elements alone that indices name; all other elements of dx are 0 already."""
     for j in range(n):
         for q in range(columns):
             value = named(names, j * step + q, size)
@@ -255,7 +258,7 @@ def add_apart(
 
 
 def sum_steps(problem: Problem, workspace: Workspace, lines: Lines) -> list[Step]:
-    """The steps that add dy up in dx."""
+    """The steps that sum dy into dx."""
     spec, count = problem.specs["dx"], math.prod(problem.specs["dy"].shape)
     elements = math.prod(spec.shape)
     if not elements:

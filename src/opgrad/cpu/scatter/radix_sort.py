@@ -1,7 +1,7 @@
-"""Sums over few of many elements: numbers are sorted by where they go, and elements that none goes to are only zeroed.
+"""Sums into few of many elements: numbers are sorted by destination; elements that get no number are only zeroed.
 
-The sort goes by digits of the destinations, the lowest first; each pass keeps the order of what has the same digit, so
-the numbers that go to one element are added in the order in which they come.
+This is a radix sort by the digits of the destinations, the lowest digit first. Each pass is stable: it keeps the order
+of keys with the same digit. So the numbers that go to one element are added in the order in which they come.
 """
 
 from typing import Final, NamedTuple
@@ -18,11 +18,11 @@ from opgrad.cpu.runtime.workspace import Scratch, Workspace
 
 DIGIT: Final = 11  # bits: the counts of a part, 8 KiB, stay in the first-level cache
 DIGITS: Final = 1 << DIGIT
-FEW = 4  # elements for each number from which on this is used: looking at every one costs more than sorting
+FEW = 4  # elements for each number from which on this is used, since visiting every element costs more than sorting
 
 
 class Sorted(NamedTuple):
-    """Numbers to be sorted: their keys (int64), and what each belongs to (int32)."""
+    """Keys to be sorted (int64), and for each key the number of its slice (int32)."""
 
     keys: int
     order: int
@@ -52,7 +52,7 @@ def scan_digits(parts, counts):
 
 @kernel
 def move_digits(positions: Units, part: Part, shift, source: Sorted, counts, moved: Sorted):
-    """Move keys, with the numbers of what they belong to, to their positions by this digit."""
+    """Move keys, with the numbers of their slices, to their positions by this digit."""
     mine = counts + 4 * part * DIGITS
     for j in positions:
         key = load_word(source.keys, j)

@@ -1,4 +1,4 @@
-"""An array that stands in a larger one of zeros, at positions that ranges give on each axis.
+"""Writes an array into a larger array of zeros, at the positions that a range gives on each axis.
 
 Axes that are taken whole are joined, so rows are as long as possible. A unit of work is a block of one row of the
 larger array: zeros before, the numbers of the row, zeros behind.
@@ -26,14 +26,17 @@ WORDS: Final = 4  # of an axis in the table: its size, then the first position, 
 
 @inline
 def taken_by(away: int, step: int) -> int:
-    """How many steps lead so far away from the first position, -1 if none do."""
+    """How many steps lead to the position `away` from the first one; -1 if no number of steps does."""
     index = away // step
     return index if index * step == away else -1
 
 
 @inline
 def row_taken(table: int, axes: int, row: int) -> int:
-    """Which row of the smaller array stands in this row of the larger one, -1 if none; the last axis comes first."""
+    """The row of the smaller array that lies in this row of the larger one, or -1.
+
+    The table has the last axis first.
+    """
     found, stride = 0, 1
     for axis in range(axes):
         entry = table + 8 * WORDS * axis
