@@ -67,7 +67,7 @@ def six(p, step: int, row: int, last: int):
 
 @inline
 def four(p, step: int, row: int, last: int):
-    """The same for four rows."""
+    """Where four rows begin, as `six` does it for six."""
     one, two, three = min(row + 1, last), min(row + 2, last), min(row + 3, last)
     return p + row * step, p + one * step, p + two * step, p + three * step
 
@@ -165,7 +165,7 @@ def pack_panel(packed, x, x_row: int, rows: int, columns: int) -> None:
 
 @inline
 def pack_panel_transposed(packed, x, x_row: int, rows: int, columns: int) -> None:
-    """The same of the transpose of x, whose rows are columns; there is room for whole blocks of half a vector."""
+    """`pack_panel` of the transpose of x. `packed` has room for whole blocks of half a vector."""
     w = v.lanes(packed)
     block, pitch = w // 2, VECTORS * w
     for column in range(0, pitch, block):

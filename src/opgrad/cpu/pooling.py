@@ -101,7 +101,10 @@ def add_to_maxima_apart(
     sums: Private,
     addends: Private,
 ):
-    """The same in single precision: half would round after each addition. Vectors are converted faster than numbers."""
+    """`add_to_maxima` with sums in float32, since half precision would round after each addition.
+
+    Vectors then convert the sums, which is faster than converting single numbers.
+    """
     size = sizes.depth * sizes.height * sizes.width
     for plane in planes:
         begin, first = plane * windows, plane * size
@@ -208,7 +211,7 @@ def _windows(axis: Axis) -> tuple[Array, Array]:
 
 
 def _along(axis: Axis, padding: bool, tables: list[Array]) -> Along:
-    """What kernels are told of an axis; its tables are added to the others."""
+    """The kernels' description of an axis; its tables are appended to `tables`."""
     element, window = _windows(axis)
     return along(axis.size, axis.count, (element, window, _shares(axis, padding)[window]), tables)
 

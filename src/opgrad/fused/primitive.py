@@ -1,4 +1,4 @@
-"""Softmax with everything: a call with attributes as an operator of its own.
+"""Turns a softmax call with attributes into a call of an operator of its own.
 
 `softmax(x, where=..., post_ops=[add(bias)], dropout=...)` has more arrays, and perhaps more results, than `softmax(x)`.
 The functions here find the operator that such a call stands for: its inputs are all the arrays, broadcast to the
@@ -46,11 +46,12 @@ FORWARD = (
     "out_dtype", "where", *SCALARS, "inf_as_zero", "dropout", "post_ops", "accumulation", "stats", "save",
 )  # fmt: skip
 GRADIENT = ("out_dtype", "where", *SCALARS, "dropout", "post_ops", "post_op_grads")
-STATE = "dropout's seed and offset"  # an input: they change from call to call, and are no part of a plan
+# the name of an input, since they change from call to call and are no part of a plan
+STATE = "dropout's seed and offset"
 
 
 class Applied(NamedTuple):
-    """A post-op as kernels are told of it: `operands` names the operator's inputs."""
+    """A post-op as an attribute of a problem; `operands` names the inputs of the operator that hold its operands."""
 
     name: str
     alpha: float

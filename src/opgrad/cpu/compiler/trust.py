@@ -33,7 +33,7 @@ class Folder:
     descriptor: int | None
 
     def entry(self, name: str) -> str:
-        """How functions of `os` with `dir_fd=descriptor` are told of a file in the folder."""
+        """The path of a file in the folder for functions of `os` that are called with `dir_fd=descriptor`."""
         return os.path.join(self.path, name) if self.descriptor is None else name
 
 

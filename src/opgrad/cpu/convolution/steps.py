@@ -153,7 +153,7 @@ class Steps:
         return self.images(self.layout.sources, sizes, strides, self.sizes.channels)
 
     def images(self, sources: Any, sizes: Sequence[int], steps: Sequence[int], channels: int) -> dict[str, Any]:
-        """What the kernels are told of images: their sizes, and where their elements stand in the grid."""
+        """The kernels' arguments about images: their sizes, and the places of their elements in the grid."""
         s = self.sizes
         along = [list(each) for each in zip(sizes, steps, self.layout.grid, strict=True)]
         ranges = [[list(each) for each in phase] for phase in sources]
@@ -196,7 +196,7 @@ class Steps:
         self.steps.append(fixed_parts(products.dot_products, units, unit_products, arguments))
 
     def packed(self, words: Sequence[Sequence[int]], rows: int, sources: Any, w: Filters) -> dict[str, Any]:
-        """Packs the filters for tiles of these words; what `correlate` is told of them."""
+        """Add the step that packs the filters for these tiles; return the arguments of `correlate` about them."""
         last = words[-1]
         size = last[products.WEIGHTS] + last[products.TERMS] * rows
         weights: Any = self.workspace.shared(self.sizes.group * size)

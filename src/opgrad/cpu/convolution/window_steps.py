@@ -83,7 +83,7 @@ class WindowSteps:
             self.images_back(gathered)
 
     def arguments(self, gathered: Gathered) -> dict[str, Any]:
-        """What both products are told."""
+        """The arguments that both products share."""
         s = self.sizes
         axes, table = (int(each.ctypes.data) for each in self.tables)
         image = s.group * s.channels * self.plane

@@ -102,7 +102,7 @@ def next_vector(formula: Callable[..., Vector]) -> Callable[..., int]:
 
 
 def row_stepper(value: Callable[..., Vector]) -> Callable[..., int]:
-    """The same step for a `value` as `row_writer` takes it."""
+    """A step like that of `next_vector`, for a `value` as `row_writer` takes it."""
     inline(value)
 
     @inline

@@ -101,7 +101,7 @@ class Adding(NamedTuple):
 
 
 class AddingBelow(NamedTuple):
-    """The same for the exponentials of those values that are not m."""
+    """How the exponentials of those values that differ from m are added up."""
 
     chunk: int  # calls of either, after which `join_plain` is called
     add: Callable[..., Any]  # (x, sums, value, m, scale): the sums with exp(value)
@@ -367,7 +367,7 @@ def row_log_of_sum(x, rest: float, count: float, m: float) -> Vector:
 
 @inline
 def column_log_of_sum(rest: Vector, count: Vector, m: Vector) -> Vector:
-    """The same for each lane."""
+    """`row_log_of_sum` for each lane."""
     scale = scale_for(m)
     top, compensation = exp_pair(m, scale)
     t = rest / top
@@ -388,6 +388,6 @@ def row_log_of_total(x, s: float, m: float, top: float) -> float:
 
 @inline
 def column_log_of_total(s, m: Vector, top: Vector, compensation) -> Vector:
-    """The same for each lane; `compensation`: what rounding took from `top`, or 0 if that is not in the sum."""
+    """`row_log_of_total` for each lane; `compensation`: the rounding error of `top`, or 0 if the sum leaves it out."""
     high, low = s
     return log_of_sum(v.like(m, 1.0), v.maximum(0.0, ((high - top) + (low - compensation)) / top))

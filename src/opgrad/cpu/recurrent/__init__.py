@@ -122,7 +122,7 @@ def _reset_back(b: Building, dz: Grid, common: Mapping[str, Any]) -> Grid:
 
 
 def _linear_back(b: Building, dz: Grid, common: Mapping[str, Any]) -> Grid:
-    """The same where what R gives n goes through the reset gate: its gradient is another."""
+    """`_reset_back` for linear_before_reset: the reset gate multiplies the product for n, so its gradient differs."""
     dz_h = b.matrix(b.rows)
     b.add_sequences(
         gru.gru_steps_linear_back,

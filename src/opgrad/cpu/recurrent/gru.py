@@ -219,7 +219,10 @@ def gru_steps_linear_back(
     units: Units, layer: Layer, r: Weights, bias: Rows, kept: Kept, above: Above, dz: Sums, product: Pointer,
     dh: Pointer,
 ):  # fmt: skip
-    """The same with linear_before_reset: product is memory for a row of each unit, r.new packed as for the steps."""
+    """`gru_steps_back` with linear_before_reset.
+
+    product: memory for a row of each unit. r.new: packed as for the steps.
+    """
     n, batch, dy = layer.hidden, layer.batch, above.y
     for direction in range(units.start // batch, -(-units.stop // batch)):
         begin, end = sequences_of(layer, units, direction)

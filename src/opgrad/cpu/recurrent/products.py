@@ -91,7 +91,7 @@ def pack_rows(units: Units, panels, blocks, rows, columns, x: Grid, packed: Pane
 
 @kernel
 def pack_before(units: Units, panels, steps, rows, columns, reverse, x: Grid, first: States, packed: Panels):
-    """The same for the states before each step: those of the step before it in the direction's time, or the first."""
+    """Pack the states before each step: those of the step before in the direction's time, or the first states."""
     w = VECTORS * v.lanes(packed.data)
     for unit in units:
         step, panel = unit % steps, unit // steps
