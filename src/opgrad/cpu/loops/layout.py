@@ -63,7 +63,7 @@ LOSS_ALONE: Final = Limits(transposed=96)  # more than LOSS, since no result is 
 # whether the problem is large. Groups save the work that is done once for each row. That work is a larger share where
 # elements have 16 bits, whose arithmetic is short, and in log-softmax, which takes a logarithm. In the cache,
 # log-softmax of rows of 256 float32 took 0.25 ns an element grouped and 0.3 as rows, but softmax 0.25 and 0.23. Beyond
-# the cache, groups are slower, since a group is not written while the next is computed, as transposed and single rows
+# the cache, groups gain less, since a group is not written while the next is computed, as transposed and single rows
 # are.
 GROUPED: Final[Mapping[tuple[bool, bool], tuple[int, int]]] = {
     (False, False): (5, 24),
