@@ -36,7 +36,7 @@ def _is_over_classes(graph: Graph, softmax: onnx.NodeProto) -> bool:
 
 
 def _may_move(graph: Graph, softmax: onnx.NodeProto) -> bool:
-    """Whether the logarithm may come with the loss: nothing reads it that stands before, as far as is easily seen."""
+    """Whether the log-probabilities may be computed by the loss node: no node but the loss reads them."""
     readers = graph.readers[softmax.output[0]]
     return len(readers) == 1
 

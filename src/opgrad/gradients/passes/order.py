@@ -1,8 +1,8 @@
 """The order of nodes, so that what runs the graph needs little memory.
 
-onnxruntime orders a graph by a depth-first search from the nodes whose results nobody reads (here: ends). It begins with
-the end that is last in the file and runs everything this end depends on first; of several inputs it again takes the one
-that is last in the file. If the gradient of the first layer's weights came last in the file, all gradients of
+onnxruntime orders a graph by a depth-first search from its ends, the nodes whose results no node reads. It begins with
+the end that is last in the file and first runs everything that this end depends on; of several inputs it again takes
+the one that is last in the file. If the gradient of the first layer's weights came last in the file, all gradients of
 activations would be computed before the first gradient of weights, and every activation would stay in memory until
 then. So the ends are put behind all other nodes, and the end that can be computed first is put last.
 """

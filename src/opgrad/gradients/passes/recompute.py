@@ -1,9 +1,9 @@
 """Gradient checkpointing (Chen et al. 2016): the backward part computes activations inside segments again.
 
-The recomputation of a segment has to wait for the gradient at the end of the segment. Otherwise a runtime would compute
-it at once, or onnxruntime, which joins common subexpressions, would keep the first results. So the values that a segment
-reads pass through a Reshape to their own shape. It shares their memory and costs nothing. The shape it is given depends
-on that gradient, although it is always zeros, and a 0 in it keeps the size.
+The recomputation of a segment has to wait for the gradient at the end of the segment. Otherwise a runtime would run it
+at once, or onnxruntime, which joins common subexpressions, would keep the first results. So the values that a segment
+reads pass through a Reshape to their own shape. It shares their memory and costs nothing. The shape that it is given
+depends on that gradient, although it is always zeros, and a 0 in it keeps the size.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -211,7 +211,7 @@ class _Gates:
         self._nodes[:0] = self._added
 
     def _wait(self, node: onnx.NodeProto) -> None:
-        """Put a gate before one input: the first of known rank that a node computes, or else the first of known rank."""
+        """Put a gate before one input of known rank: the first that a node computes, or else the first of all."""
         names = [name for name in node.input if name and self._graph.sizes(name) is not None]
         activations = [name for name in names if name in self._graph.producers] or names
         if activations:
