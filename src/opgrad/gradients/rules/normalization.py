@@ -180,7 +180,7 @@ def lrn(node: Node) -> Value:
 
 
 def _window_mean(values: Value, node: Node, below: int, above: int) -> Value:
-    """For each channel the sum over a window of channels, `below` before it and `above` behind it, divided by `size`."""
+    """For each channel the sum over the channels from `below` before to `above` behind it, divided by `size`."""
     body, size = node.body, node.get("size")
     columns = values.reshape(body.concat(node.x.shape(0, 2), body.ints([-1])))
     image = columns.unsqueeze(1)

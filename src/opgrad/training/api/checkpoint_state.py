@@ -40,7 +40,7 @@ class Parameter:
 
     @property
     def grad(self) -> np.ndarray | None:
-        """The gradient, a view of the memory that runs write to; None for a frozen parameter and before a `Module` is made."""
+        """The gradient, a view of memory that runs write to; None for a frozen parameter, or without a `Module`."""
         return self._memory.gradients[self._name] if self._memory.bound and self.requires_grad else None
 
     @property

@@ -55,7 +55,7 @@ class Memory:
         return {name: found[name] for name in sorted(found)}
 
     def start_optimizer(self, rule: Rule) -> SGD | AdamW:
-        """The optimizer with this rule: the present one, or a new one that goes on from the checkpoint's optimizer state.
+        """The optimizer with this rule: the present one, or a new one that goes on from the checkpoint's state.
 
         Raises ValueError if the checkpoint's moments do not fit the rule or the parameters.
         """

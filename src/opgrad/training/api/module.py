@@ -195,7 +195,7 @@ class Module:
         return self._memory.gradients
 
     def reduce_gradients(self) -> None:
-        """Average every gradient over the processes; without a process group, or if they are averaged already, do nothing.
+        """Average every gradient over the processes; do nothing without a process group, or if that was done already.
 
         `Optimizer.step` and `clip_grad_norm` do it. All processes of the group have to call.
         """
