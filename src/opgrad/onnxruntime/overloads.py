@@ -1,4 +1,4 @@
-"""From the declarations to what onnxruntime must know: one overload per ONNX name and choice of dtypes."""
+"""The overloads of the declared operators for onnxruntime: one for each ONNX name and choice of dtypes."""
 
 import itertools
 from collections.abc import Iterator

@@ -18,7 +18,7 @@ INTERVAL = 0.25  # seconds between two pictures; drawing one takes about 5 ms
 HEIGHT = 16  # lines of the picture
 MOST_COLUMNS = 120
 LOGARITHMIC = 10  # the scale is logarithmic if the highest loss is so many times the lowest one or more
-USUAL, FAR = 0.98, 3.0  # losses higher than FAR times this quantile of all losses are cut off
+USUAL, FAR = 0.98, 3.0  # losses are cut off if their range exceeds FAR times the range up to this quantile
 MOST_MARKS = 7  # the most marks on an axis
 POINTS = 2000  # the most points of a curve; when there are more, every other one is dropped
 
@@ -110,7 +110,7 @@ class LiveCurve:
 
 
 def _limits(values: np.ndarray) -> tuple[float, float]:
-    """From where to where losses are shown: a few that lie far above all others are cut off."""
+    """The lowest and the highest loss that are shown; a few that lie far above all others are cut off."""
     low, high = float(values.min()), float(values.max())
     most = float(np.quantile(values, USUAL))
     if high - low > FAR * (most - low) > 0:
@@ -121,7 +121,7 @@ def _limits(values: np.ndarray) -> tuple[float, float]:
 
 
 def _round(low: float, high: float) -> list[float]:
-    """Round numbers between two, a few of them."""
+    """A few round numbers between two numbers, for the marks of an axis."""
     step = 10.0 ** math.floor(math.log10((high - low) / 2))
     step = next(times * step for times in (1, 2, 5, 10, 20) if (high - low) / (times * step) <= MOST_MARKS)
     marks = [float(f"{step * number:.12g}") for number in range(math.ceil(low / step), math.floor(high / step) + 1)]

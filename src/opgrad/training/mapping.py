@@ -96,8 +96,8 @@ def release(given: np.ndarray) -> None:
 def keep_values(path: Path) -> None:
     """Keep this process's mappings of a file unchanged; to be called before the file is changed in place.
 
-    The file is replaced by a copy under its name, so that the mappings keep the old file. Truncating a mapped file would
-    even remove pages that were written to.
+    The file is replaced by a copy under its name, so that the mappings keep the old file. Truncating a mapped file
+    would even remove pages that were written to.
     """
     if not path.is_file():
         return

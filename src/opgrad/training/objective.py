@@ -138,7 +138,7 @@ class _Graph:
         return own or (origins[-1] if inside and origins and given == scores else given,)
 
     def _given(self, name: str) -> str:
-        """The tensor that was passed to an appended loss, found from a tensor of the loss by the names of its tensors."""
+        """The tensor that was passed to an appended loss, found from a tensor inside the loss by the names there."""
         seen = {""}
         while name not in seen and OF_A_LOSS.fullmatch(name) and name in self._producers:
             seen.add(name)
