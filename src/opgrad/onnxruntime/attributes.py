@@ -96,7 +96,7 @@ def _integers(api: Api, info: int, overload: Overload, name: str) -> tuple[int, 
 
 
 def _out_dtype(overload: Overload, name: str, number: int | None) -> str:
-    """The dtype that an attribute names; without the attribute that of the input which determines the results' dtype."""
+    """The dtype that an attribute names; without the attribute that of the input which determines the result's."""
     if number is None:
         model = model_of(overload.operator, next(iter(overload.operator.results)))
         return next(port.dtype for port in overload.inputs if port.parameter == model)

@@ -43,7 +43,7 @@ LIMIT = 64  # the most dimensions of an input, or values of an input that is rea
 FEW_INPUTS, MOST_INPUTS = 10, 1024
 MANY_LIMIT = 8  # the most dimensions of an input if the node has more than FEW_INPUTS inputs
 MOST_OPERANDS = 2 * MOST_INPUTS + 3
-# The operands of outputs that are no results: a flag that is always true, and copies of overwritten inputs.
+# The operands of outputs that are no results: the flag "done", and copies of overwritten inputs.
 FLAG, *COPIES = SPECIAL = tuple(range(2 * MOST_INPUTS, MOST_OPERANDS))
 KEY_WORDS = 1 + MOST_INPUTS * (1 + MANY_LIMIT)  # also enough for FEW_INPUTS inputs of LIMIT dimensions or values
 ALIGNMENT = 64

@@ -1,7 +1,7 @@
 """Converts a model to a newer opset of ai.onnx, with onnx's converter and corrections of its faults.
 
-The converter refuses operators in the domain ai.onnx that ONNX does not have, such as those of training graphs. It drops
-functions and metadata, and it changes the meaning or the types of some operators of opset 10.
+The converter refuses operators in the domain ai.onnx that ONNX does not have, such as those of training graphs. It
+drops functions and metadata, and it changes the meaning or the types of some operators of opset 10.
 """
 
 from collections.abc import Collection

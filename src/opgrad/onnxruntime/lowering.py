@@ -113,10 +113,10 @@ class _Lowering:
         self._graph(model.graph, model.graph)
         for function in list(model.functions):
             if any(_concerns(node, self.names) for node in all_nodes(function.node)):
-                self.types, self.tensors = {}, {}  # names inside a function are its own
+                self.types, self.tensors = {}, {}  # the names inside a function are not those of the graph
                 self._nodes_of(function.node, None)
                 function.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-        model.ir_version = max(model.ir_version, 8)  # the first with functions
+        model.ir_version = max(model.ir_version, 8)  # the first version with functions
         self._imports()
         if self.feedback:
             entry = next((each for each in model.metadata_props if each.key == FEEDBACK), None)

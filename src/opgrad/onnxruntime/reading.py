@@ -84,7 +84,7 @@ def _messages(message: Any) -> Iterator[Any]:
 
 
 def _fault(message: Any) -> str | None:
-    """What is wrong with a message, apart from those in it."""
+    """The fault of a message itself, not of messages inside it; None if there is none."""
     if isinstance(message, TensorProto):
         return _fault_of_tensor(message)
     if isinstance(message, TypeProto.Tensor) and message.elem_type not in ELEMENT_TYPES:
@@ -92,7 +92,7 @@ def _fault(message: Any) -> str | None:
     if isinstance(message, AttributeProto) and not message.type and not message.ref_attr_name:
         return f"the attribute {message.name!r} has no type"
     for field, value in message.ListFields():
-        # What is not in UTF-8 protobuf gives as bytes.
+        # protobuf returns a text that is not UTF-8 as bytes.
         if field.type == field.TYPE_STRING and any(
             isinstance(each, bytes) for each in ((value,) if isinstance(value, str | bytes) else value)
         ):
@@ -134,12 +134,12 @@ def read_outside(
 
 @contextmanager
 def naming_outside(path: Path, who: str) -> Iterator[None]:
-    """Name the model whose tensors are read from another file in whatever is wrong with that."""
+    """Within the `with` block, turn errors of reading another file into ones that name the model."""
     try:
         yield
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{who}: {path} keeps tensors in another file: {error}") from None
-    except Exception as error:  # onnx's checker has a class of its own
+    except Exception as error:  # onnx's checker has its own class of exceptions
         raise ValueError(f"{who}: {path} keeps tensors in another file: {' '.join(str(error).split())}") from None
 
 

@@ -99,7 +99,7 @@ class _Trials:
         return model
 
     def _type(self, name: str, others: list[str]) -> onnx.TypeProto:
-        """The type of a tensor; the result of a node that nothing runs is assumed to have the type of its neighbours."""
+        """The type of a tensor; for the result of a node that nothing runs it is assumed to be that of its neighbours."""
         known = (self._types[each] for each in (name, *others) if each in self._types)
         return next(known, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
 
@@ -143,9 +143,9 @@ def _types_when_lowered(model: onnx.ModelProto) -> list[onnx.TypeProto] | None:
 
 
 def _type_of(output: onnxruntime.NodeArg) -> onnx.TypeProto:
-    """The type of a session's output; of sequences and the like nothing more is known."""
+    """The type of a session's output; it stays empty for sequences and other types that are no tensors."""
     if output.type in ELEMENT_TYPES:
-        return helper.make_tensor_type_proto(ELEMENT_TYPES[output.type], output.shape or None)  # [] is unknown, too
+        return helper.make_tensor_type_proto(ELEMENT_TYPES[output.type], output.shape or None)  # [] means unknown, too
     return onnx.TypeProto()
 
 

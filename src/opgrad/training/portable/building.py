@@ -46,8 +46,8 @@ class Labels:
 class Gradients:
     """A training graph in operators of ai.onnx, without outputs.
 
-    types: those of the graph's values. gradients, statistics: for each parameter the name of its gradient, and for each
-    running statistic the name of its new value.
+    types: those of the graph's values. gradients: the name of each parameter's gradient. statistics: the name of each
+    running statistic's new value.
     """
 
     model: onnx.ModelProto
@@ -98,8 +98,8 @@ def build_step(
 ) -> onnx.ModelProto:
     """The model of a step.
 
-    layout: the inputs whose new values are outputs. frozen: values that become part of the model. outputs: for each value
-    of the graph that becomes an output its name there, the loss first. labels: for the accuracy, if it is wanted.
+    layout: the inputs whose new values are outputs. frozen: values that become part of the model. outputs: for each
+    value of the graph that becomes an output its name there, the loss first. labels: those of the accuracy, if wanted.
     """
     model = found.model
     bake(model.graph, frozen)
