@@ -1,4 +1,4 @@
-"""Long sums shared out: where many slices of dy go to one of dx, programs of their own sum chunks of them.
+"""Long sums, divided into chunks: if many slices of dy go to one slice of dx, separate programs sum chunks of them.
 
 A chunk is a fixed number of neighbours in the sorted order. A slice of dx whose range of neighbours lies in one chunk
 needs none of this. Otherwise its range is the end of one chunk, whole chunks, and the beginning of another: each of

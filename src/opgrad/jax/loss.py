@@ -127,7 +127,7 @@ def _plain_loss(options: Options, reduction: str) -> Any:
             found, logits, targets, divisor = others
             each = jnp.full(targets.labels.shape, 1, divisor.dtype) * (dloss * divisor)
             grads = target_gradients(options, wanted, logits, targets, each)
-            if reduction == "mean":  # the weights are what the sum is divided by, too
+            if reduction == "mean":  # the divisor of the mean depends on the weights, too
                 grads = _less_mean(grads, options, targets, dloss * divisor * found)
         return scaled(dlogits, dloss), _as_targets(grads)
 
@@ -136,7 +136,7 @@ def _plain_loss(options: Options, reduction: str) -> Any:
 
 
 def _less_mean(grads: dict[str, Array], options: Options, targets: Targets, each: Array) -> dict[str, Array]:
-    """The gradients less what a larger divisor takes from them: `each` for each sample, at its class."""
+    """The gradients less the part that comes through the mean's divisor: `each` for each sample, at its class."""
 
     def divisor(weight: Array) -> Array:
         return sample_weights(targets.labels, weight, options.ignore_index, each.dtype).sum()

@@ -1,4 +1,4 @@
-"""What losses on JAX arrays take beside logits: read and checked in one place, in the words of the function."""
+"""The options of losses on JAX arrays, read and checked in one place; messages name the function that was called."""
 
 import operator
 from collections.abc import Callable
@@ -17,7 +17,7 @@ INT32 = 1 << 31
 
 
 def is_array(value: Any) -> bool:
-    """Whether a number may be traced: it is an array of JAX's or NumPy's, then, not a number of Python."""
+    """Whether a number is an array of JAX or NumPy, which may be traced, and no number of Python."""
     return isinstance(value, jax.Array | np.ndarray)
 
 

@@ -59,8 +59,8 @@ def _fixed(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> byt
             dimension.dim_value = size
     for node in model.graph.node:
         if node.op_type in _names() and "" in node.input:
-            # onnxruntime cannot call `_infer` for a node that lacks an input before others. The node loses these others,
-            # too: they are numbers and weights, without which mostly the same kernels are needed.
+            # onnxruntime cannot call `_infer` for a node that lacks an input before others. The node loses these
+            # others, too: they are numbers and weights, without which mostly the same kernels are needed.
             del node.input[list(node.input).index("") :]
     return model.SerializeToString()
 

@@ -99,7 +99,7 @@ class _Trials:
         return model
 
     def _type(self, name: str, others: list[str]) -> onnx.TypeProto:
-        """The type of a tensor; for the result of a node that nothing runs it is assumed to be that of its neighbours."""
+        """The type of a tensor; the result of a node that nothing runs is assumed to have its neighbours' type."""
         known = (self._types[each] for each in (name, *others) if each in self._types)
         return next(known, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
 

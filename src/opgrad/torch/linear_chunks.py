@@ -1,10 +1,10 @@
 """A linear layer and its loss, computed in chunks: the logits of a chunk lie in a buffer, and so does their gradient.
 
 Chunks by samples: a chunk has some rows of the input and all classes. Each chunk adds to the gradient of the layer's
-weight, which is summed in float32, or in float64 for float64. Chunks by classes: a chunk has all rows and some classes.
-Its logits are computed first for the log-sum-exp and again for the gradient. Then the gradient of these classes' weights
-is one product, which is written once, and no float32 sum of the weight's size is needed. This takes four products,
-chunks by samples take three.
+weight, which is summed in float32, or in float64 for float64. Chunks by classes: a chunk has all rows and some
+classes. Its logits are computed first for the log-sum-exp and again for the gradient. Then the gradient of these
+classes' weights is one product, which is written once, and no float32 sum of the weight's size is needed. This takes
+four products, chunks by samples take three.
 
 A CPU without instructions for products in half precision takes 5 to 40 times as long for them as for float32. On such a
 CPU parts of the layer are converted to float32 one after the other, and the logits are float32.
@@ -28,9 +28,9 @@ _plain, _plain_with_grad = (OPERATORS[f"softmax_cross_entropy_loss{name}"].op fo
 _losses, _losses_and_grad = (LOSSES[f"sample_losses{name}"].op for name in ("", "_and_grad"))
 _add = OPERATORS["in_place_accumulator"].op
 
-LEAST_BUFFER = 32 << 20  # bytes of logits
+LEAST_BUFFER = 32 << 20  # the least bytes of the buffer of logits
 SHARE_OF_BUFFER = 0.11  # of the arguments and their gradients, if that is more: peak memory stays within 1.15 of these
-FEWEST_ROWS = 64  # of a chunk: products of fewer rows leave the processor waiting for the layer's weight
+FEWEST_ROWS = 64  # the fewest rows of a chunk: in products of fewer rows the processor waits for the weight
 MOST_IN_FLOAT32 = 128 << 20  # bytes of the float32 sum of a half-precision gradient; above, classes are chunked
 PART = 16 << 20  # bytes of the part that is converted to float32 at a time
 # LLVM's names of the instructions that multiply numbers of a dtype.
@@ -213,11 +213,11 @@ class Merged:
         return [loss, self.lse, -self.below, self.entropy, torch.where(self.lse.isnan(), -1, self.predicted)]
 
     def upstream(self, place: int, given: Upstream) -> dict[str, Tensor]:
-        """The gradients of a slice's results with which the slice's gradient kernel gives the gradient over all classes.
+        """The gradients of a slice's results for which the slice's kernel gives its part of the whole gradient.
 
         The kernel computes the softmax over the slice alone, whose log-sum-exp is smaller than that over all classes;
-        `dlse` corrects for that. The labels' part of the gradient is passed as `dlog_prob`, in the slice with the label.
-        The part of label smoothing is passed as `dloss`, because the kernel is called with a label_smoothing of 1.
+        `dlse` corrects for that. The labels' part of the gradient is passed as `dlog_prob`, in the slice with the
+        label. The part of label smoothing is passed as `dloss`, as the kernel is called with a label_smoothing of 1.
         """
         layer, smoothing, classes = self.layer, self.settings[1], self.slices[place]
         lse, mine, entropy = self.lse, self.lse_of[place], self.entropy_of[place]

@@ -239,7 +239,7 @@ class _Fused(torch.autograd.Function):
         ctx.grads = None
         if factor.is_cuda or float(factor) != 1.0:
             for each in grads:
-                if each is not None:  # a 0-dimensional factor would be rounded to each's dtype first, one with dimensions is not
+                if each is not None:  # a 0-dimensional factor on CUDA would be rounded to its dtype first
                     each.mul_(factor.reshape([1] * each.dim()))
         return *grads, *nothing
 
