@@ -134,7 +134,7 @@ def sum_parts(
 
 
 def length_of(count: int) -> int:
-    """How many of so many slices make a chunk: in the middle between long chunks and many."""
+    """The number of slices in a chunk, for a sum over `count` slices: a compromise between long chunks and many."""
     return min(CHUNK, power_of_2(math.isqrt(max(count - 1, 0)) + 1))
 
 

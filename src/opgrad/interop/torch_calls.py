@@ -73,7 +73,7 @@ class TorchTensors(entries.Tensors):
 
 @functools.cache
 def _watchers() -> list[tuple[Any, Any]]:
-    """Functions, and what each returns where nobody has to know of a call; none if this PyTorch lacks one of them."""
+    """Functions of PyTorch, each with its result while nothing watches calls; empty if one of them is missing."""
     try:
         return [
             (torch._C._len_torch_dispatch_stack, 0),

@@ -25,7 +25,7 @@ def read(
     name: str, labels: Array, ignore_index: int | None, reduction: str, label_smoothing: float, softcap: Any,
     temperature: Any, num_items: Any, lse_square_scale: Any,
 ) -> Options:  # fmt: skip
-    """What kernels are told; numbers in arrays are left to JAX. Raises TypeError, ValueError."""
+    """The options for kernels; numbers in arrays are left to JAX's arithmetic. Raises TypeError, ValueError."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"{name}: reduction is {reduction!r}, expected one of {', '.join(REDUCTIONS)}")
     if num_items is not None and (reduction != "mean" or not _is_positive(name, "num_items", num_items)):
@@ -50,7 +50,7 @@ def read(
 
 
 def _is_positive(name: str, what: str, value: Any) -> bool:
-    """Whether a number is finite and above 0; of one in an array nobody waits for it."""
+    """Whether a number is finite and above 0; a number in an array is not checked, since that would wait for it."""
     if is_array(value):
         if value.size != 1:
             raise ValueError(f"{name}: {what} has shape {value.shape}, expected one number")
