@@ -1,7 +1,7 @@
 """Activations and their gradients: the formula of one element for each operator.
 
-On 16-bit numbers the arithmetic is close to taking longer than the memory, so that instructions count. The frame
-lets exp2 and rsqrt flush denormals; the formulas keep their arguments and results clear of them.
+For 16-bit numbers the arithmetic takes almost as long as the memory accesses, so that every instruction counts. exp2
+and rsqrt flush denormals to 0 here; the formulas avoid denormal arguments and results.
 """
 
 import triton

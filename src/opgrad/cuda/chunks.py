@@ -1,4 +1,4 @@
-"""Long sums shared out: where many slices of dy go to one of dx, programs of their own sum chunks of them.
+"""Long sums, divided into chunks: if many slices of dy go to one slice of dx, separate programs sum chunks of them.
 
 A chunk is a fixed number of neighbours in the sorted order. A slice of dx whose range of neighbours lies in one chunk
 needs none of this. Otherwise its range is the end of one chunk, whole chunks, and the beginning of another: each of
@@ -134,7 +134,7 @@ def sum_parts(
 
 
 def length_of(count: int) -> int:
-    """How many of so many slices make a chunk: in the middle between long chunks and many."""
+    """The number of slices in a chunk, for a sum over `count` slices: a compromise between long chunks and many."""
     return min(CHUNK, power_of_2(math.isqrt(max(count - 1, 0)) + 1))
 
 

@@ -40,7 +40,7 @@ WARPS = 8  # of such a program
 
 @triton.jit
 def divisor(total, samples, REDUCTION: tl.constexpr, ROWS: tl.constexpr):
-    """What losses are divided by, for each sample: the weights' sum for "mean" (without weights their count), or 1."""
+    """The divisor of each sample's loss: for "mean" the sum of the weights (without weights their count), else 1."""
     if REDUCTION == "mean":
         if total is None:
             return tl.full([ROWS], samples, tl.float64)
@@ -178,7 +178,7 @@ def loss_share(
     IGNORES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr,
     INDEX: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """The logits of the classes are picked here, before another program can write over them."""
+    """Leave the statistics of a part, and the logits of the labels' classes, before a result can overwrite these."""
     sample, exists = samples_of(tl.program_id(0), samples, ROWS)
     part = tl.program_id(1).to(INDEX)
     label, _, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)

@@ -1,11 +1,11 @@
-"""Softmax and its gradients with any dtypes, strides and attributes: one kernel a call, whatever is asked for.
+"""Softmax and its gradients with any dtypes, strides and attributes, in one kernel for each call.
 
 Forward    read x, logit_scale, where | softmax | stats, saved, result_scale, dropout, post-ops, out_scale, write y
 Gradient   the same way back from dy, with the post-ops' inputs computed again from y | sums | logit_scale, write dx
 
 A tile is ROWS rows of BLOCK elements, as in opgrad.cuda.softmax; rows that no tile holds are gone over twice.
-What is not asked for leaves no code: a kernel is compiled for the operands' views (opgrad.cuda.views) and the names
-of the post-ops. Scales and constants are numbers that it is given.
+A kernel is compiled for the operands' views (opgrad.cuda.views) and the names of the post-ops, so that features which
+a call does not use have no code in it. Scales and constants are arguments of the kernel.
 """
 
 from collections.abc import Mapping, Sequence

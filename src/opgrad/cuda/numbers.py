@@ -1,7 +1,7 @@
 """Numbers in kernels: narrow ones are widened when loaded and rounded once when stored; functions on them.
 
-float8 and bool are bytes to a kernel, which is told of their FORMAT. float8 is converted bit by bit: older devices
-cannot, newer ones make of what is too large the largest number.
+float8 and bool are bytes to a kernel, which has their FORMAT as an argument. float8 is converted by arithmetic on bits:
+older devices have no instructions for it, and those of newer devices turn numbers that are too large into the largest.
 """
 
 from struct import pack, unpack
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
-LOG2_E_REST: tl.constexpr = tl.constexpr(1.92596298909109e-08)  # what float32 cannot hold of it
+LOG2_E_REST: tl.constexpr = tl.constexpr(1.92596298909109e-08)  # log2(e) less its float32 value
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 MINUS_INFINITY: tl.constexpr = tl.constexpr(float("-inf"))
 # Formats of what a kernel sees as uint8; PLAIN: what its dtype says.
@@ -20,13 +20,13 @@ LEAST_EXPONENT: tl.constexpr = tl.constexpr(-150.0)
 MOST_EXPONENT: tl.constexpr = tl.constexpr(128.0)
 
 
-# Bits that are turned over in numbers that kernels are given by their bits. Triton would compile anew for an integer of
-# less than 32 bits, or a multiple of 16; so turned, few of the floats that people use are.
+# Kernels get floats as the integers of their bits, XORed with this mask. Triton compiles a kernel anew for an integer
+# of less than 32 bits or a multiple of 16; with the mask the bits of few floats in common use are such integers.
 TURNED: tl.constexpr = tl.constexpr(0x5555555555555555)
 
 
 def bits_of(value: float) -> int:
-    """What a kernel is given for a number: Triton takes every float for a float32, and compiles for each constant."""
+    """The integer that a kernel gets for a number: Triton rounds floats to float32, and compiles for each constant."""
     return int(unpack("q", pack("d", value))[0]) ^ int(TURNED.value)
 
 

@@ -1,4 +1,4 @@
-"""Which kernel works on how much: the regimes of operators that reduce rows, and where one ends.
+"""The regimes of operators that reduce rows: which kernel runs, and how many elements a program takes.
 
 A tile is ROWS rows of BLOCK elements, held in the registers of one program.
 
@@ -27,7 +27,7 @@ from opgrad.cuda import ALIGNMENT
 from opgrad.cuda.execute import device
 
 WIDE = 1 << 31  # offsets from here on need 64 bits
-ALIGNED = 16  # elements: multiples of them are what Triton knows of sizes and strides
+ALIGNED = 16  # Triton knows of sizes and strides whether they are multiples of this number
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def choose(
 
 @dataclass(frozen=True)
 class _Room:
-    """What of a problem fits registers: the most elements of a tile, those that a tile should have, and those of a
-    step in a loop. numbers: that stand for an element in registers. scattering: of these, for its address.
+    """How many elements fit registers: the most of a tile, the number that a tile should have, and that of a step in
+    a loop. numbers: how many registers' numbers an element takes. scattering: how many of these are for its address.
     """
 
     most: int

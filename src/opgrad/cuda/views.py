@@ -185,7 +185,7 @@ class Views:
 
 
 def _moving(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """No loops if all stay where they are, on an element that exists."""
+    """The loops, or none if no loop moves (all strides are 0) and there is an element."""
     return loops if any(stride or not size for size, stride in loops) else []
 
 

@@ -1,4 +1,4 @@
-"""Gradients of ONNX models, as ONNX graphs: a rule for each operator, and what builds a graph of them."""
+"""Gradients of ONNX models as ONNX graphs: one rule for each operator, and the code that builds a graph from them."""
 
 try:
     import onnx  # noqa: F401

@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation of a graph: from the gradients of some values to those of others."""
+"""Reverse-mode differentiation of a graph: it turns the gradients of some values into those of earlier values."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -21,7 +21,8 @@ REASONS = {
     "Loop": "how often it runs is not known before; unroll it",
     "Scan": "its steps have no gradient; unroll it",
 }
-# Operators whose integers carry gradients, too: straight through to the numbers that they stand for.
+# The integers that these operators write or read carry gradients, too: the gradient passes straight through the
+# rounding and is that of the floats which the integers stand for (straight-through estimator).
 QUANTIZING, DEQUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear"), "DequantizeLinear"
 COMPUTES = (
     "it computes with integers of a quantized tensor, whose gradient only operators carry that move or choose them; "
@@ -43,7 +44,7 @@ def paths(forward: Forward, of: Iterable[str], wanted: Iterable[str]) -> list[on
 
 
 def depending(forward: Forward, wanted: Iterable[str]) -> set[str]:
-    """The values that depend on others in a way that can be differentiated."""
+    """The wanted values and all values that can be differentiated with respect to one of them."""
     reached = set(wanted)
     for node in forward.graph.node:
         if reached.intersection(differentiable_inputs(forward, node)):
@@ -57,7 +58,10 @@ def _carries(forward: Forward, name: str) -> bool:
 
 
 def quantized(forward: Forward) -> set[str]:
-    """The integers that a graph quantizes numbers to, moved or chosen, or computes of them."""
+    """The names of all integer values that stand for floats.
+
+    They are what the graph quantizes floats to, and what it copies, selects or computes from such integers.
+    """
     if forward.quantized is None:
         forward.quantized = found = set[str]()
         for node in forward.graph.node:
@@ -69,7 +73,10 @@ def quantized(forward: Forward) -> set[str]:
 
 
 def _is_quantized(forward: Forward, node: onnx.NodeProto, name: str, read: Collection[str]) -> bool:
-    """Whether a result of a node that reads quantized integers is of them: no number, condition, or place."""
+    """Whether a result of a node that reads quantized integers stands for floats, too.
+
+    A float, a condition or an index does not.
+    """
     kind = forward.element_type(name)
     moved = _rule(node).integers and node.op_type not in ("Cast", "CastLike")
     return kind in map(forward.element_type, read) if moved else kind not in (None, TensorProto.BOOL, *FLOATS)
@@ -89,7 +96,7 @@ def differentiable_inputs(forward: Forward, node: onnx.NodeProto) -> list[str]:
 
 
 def _rule(node: onnx.NodeProto) -> Declared:
-    """The rule of a node; of an operator without one, a rule that says so."""
+    """The rule of a node; an operator without a rule gets one that raises NoGradient with the reason."""
     return RULES.get((domain_of(node), node.op_type)) or Declared(node.op_type, node.domain, _no_rule)
 
 
@@ -98,12 +105,12 @@ def _no_rule(node: Node) -> Gradients:
 
 
 class Backward:
-    """One run over a graph.
+    """One differentiation of a graph.
 
     forward: the graph. body: where gradients are written to.
-    of, wanted: the values that are differentiated, and those whose gradients are wanted.
+    of: the values that are differentiated. wanted: the values whose gradients are asked for.
 
-    problems: why there is no gradient, a line for each such node, in the graph's order.
+    problems: one line for each node that has no gradient, with the reason, in the graph's order.
     """
 
     def __init__(self, forward: Forward, body: GraphBody, of: Iterable[str], wanted: Iterable[str]):
@@ -116,7 +123,7 @@ class Backward:
         self._sums: dict[str, Value] = {}
 
     def run(self, seeds: Mapping[str, Value]) -> dict[str, Value | None]:
-        """The gradients of the wanted values; None where there is no way to them.
+        """The gradients of the wanted values; None for a value that no differentiated value depends on.
 
         seeds: the gradients of the values that are differentiated.
         Raises NotImplementedError, which names all nodes without gradient.
@@ -129,7 +136,7 @@ class Backward:
         return {name: self._sums.get(name) if found[name] is not None else None for name in self.wanted}
 
     def walk(self, seeds: Mapping[str, Value]) -> None:
-        """Go from the last node to the first, and keep the problems of all of them."""
+        """Differentiate each node, from the last to the first, and collect the problems of all of them."""
         for name, value in seeds.items():
             self._add(name, value)
         for node in reversed(self.nodes):
@@ -137,7 +144,7 @@ class Backward:
         self.problems.reverse()
 
     def gradient(self, name: str) -> Value | None:
-        """The gradient of a value, the sum of what all its uses gave; None if there is none."""
+        """The gradient of a value: the sum of the gradients from all nodes that read it; None if there is none."""
         if name not in self._sums and name in self._parts:
             parts = self._parts[name]
             self._sums[name] = parts[0] if len(parts) == 1 else self._sum(name, parts)
@@ -178,13 +185,14 @@ class Backward:
             return [(index, node.declared(value, index)) for index, value in found if value is not None]
         except NoGradient as reason:
             self.problems.append(f"{title(node.proto)}: {reason}{hint(self.forward, node.proto)}")
-            # Whatever stands here is thrown away: nodes further on shall tell of their problems, too.
+            # The inputs stand in for their gradients, so that the walk goes on and also finds the problems of earlier
+            # nodes. `run` raises afterwards, so that no such value is ever used.
             for name in set(differentiable_inputs(self.forward, node.proto)) - set(node.proto.input):
                 self._add(name, Value(self.body, name, self.forward.element_type(name), self.forward.sizes(name)))
             return [(index, node.required(index)) for index in sorted(node.needed)]
 
     def _name(self) -> None:
-        """Name gradients after what they are the gradients of."""
+        """Name each gradient after its value: `<value>_grad`."""
         made = {name for node in self.body.nodes for name in node.output}
         names: dict[str, str] = {}
         for source, value in self._sums.items():

@@ -1,7 +1,7 @@
 """Nodes of a gradient graph, written with the values of `opgrad.onnxruntime.bodies.build`.
 
-What is written twice with the same inputs and attributes is one node; constants are initializers of the graph; the
-element type of every value is known, so that numbers beside it are constants of its type.
+A node that is written twice with the same inputs and attributes exists once. Constants are initializers of the graph.
+The element type of every value is known, so that a number in a formula becomes a constant of that type.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,10 +18,10 @@ from opgrad.onnxruntime.opset import all_nodes, captured
 
 BOOLEAN = ("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor")
 INTEGER = ("ArgMax", "ArgMin", "BroadcastGradientArgs", "NonZero", "Shape", "Size")
-OF_SECOND = ("CastLike", "SoftmaxCrossEntropyLossInternalGrad", "Where")  # type of input 1 …
-OF_THIRD = ("GatherGrad", "GatherNDGrad", "OneHot")  # … and of input 2
-# Gradient operators whose results may be left out one by one, and the first of them that may. Of those of
-# normalization onnxruntime-training 1.19.2 demands all results.
+OF_SECOND = ("CastLike", "SoftmaxCrossEntropyLossInternalGrad", "Where")  # their result has the type of input 1
+OF_THIRD = ("GatherGrad", "GatherNDGrad", "OneHot")  # their result has the type of input 2
+# The gradient operators whose results may be left out, and the place of the first such result. Gradients of
+# normalizations are not among them, because onnxruntime-training 1.19.2 demands all of their results.
 OPTIONAL_RESULTS = {
     "ConvGrad": 0,
     "ConvTransposeGrad": 0,
@@ -35,8 +35,8 @@ OPTIONAL_RESULTS = {
 class GraphBody(Body):
     """Nodes that are appended to a graph.
 
-    opset: of ai.onnx, 11 or later. taken: names that the graph has already; new ones are added.
-    plain: whether all nodes will be written in ai.onnx in the end.
+    opset: the version of ai.onnx, 11 or later. taken: the names that the graph has already; each new name is added.
+    plain: whether all nodes will be lowered to ai.onnx in the end.
     """
 
     def __init__(self, opset: int, taken: set[str], plain: bool = False):
@@ -50,16 +50,16 @@ class GraphBody(Body):
         self._scope = ""
 
     def scope(self, name: str) -> None:
-        """Let the names of what follows start like this."""
+        """Let the names of all values that are written from now on start with `name`."""
         self._scope = self.free(name)
         self._count = 0
 
     def free(self, name: str) -> str:
-        """A name that nothing has, taken from now on."""
+        """A name that is not taken yet; from now on it is."""
         return free_name(name, self._taken)
 
     def nodes_of(self, op: str, outputs: int, *inputs: Value | None, **attributes: Any) -> list[Value]:
-        """Append a node with several outputs, unless the same is there."""
+        """The outputs of a node; it is appended unless an equal node is already there."""
         given = ["" if each is None else each.name for each in inputs]
         while given and not given[-1]:
             given.pop()
@@ -78,7 +78,7 @@ class GraphBody(Body):
         return self.node(op, *inputs, domain=MICROSOFT, **attributes)
 
     def concat(self, *values: Value, axis: int = 0) -> Value:
-        """The values behind each other along an axis; what is constant is joined at once."""
+        """The concatenation of the values along an axis; constants are concatenated now and not at run time."""
         known = [self._arrays.get(each.name) for each in values]
         arrays = [each for each in known if each is not None]
         if len(arrays) == len(values):
@@ -86,7 +86,7 @@ class GraphBody(Body):
         return super().concat(*values, axis=axis)
 
     def tensor(self, tensor: TensorProto) -> Value:
-        """An initializer; the same one is written once."""
+        """An initializer; equal tensors share one."""
         value = super().tensor(tensor)
         return Value(self, value.name, value.element_type, list(tensor.dims))
 
@@ -99,17 +99,17 @@ class GraphBody(Body):
         return Value(self, named.name, tensor.data_type, list(tensor.dims))
 
     def inner_prefix(self) -> str:
-        """What the names inside the next node with a body start with."""
+        """The prefix of the names inside the body of the next Scan or Loop."""
         return f"{self._scope}/scan_{self._count}_"
 
     def declare(self, value: Value, element_type: int, sizes: Sizes | None) -> Value:
-        """The same value, with what is known of it; the graph will tell it, too."""
+        """The same value with its type and sizes, which are also written to the graph's value_info."""
         known = Value(self, value.name, element_type, sizes)
         self.infos[value.name] = helper.make_tensor_value_info(value.name, element_type, sizes)
         return known
 
     def rename(self, names: dict[str, str]) -> None:
-        """Give values other names, at all their places."""
+        """Rename values wherever they are written, read or declared."""
         for node in all_nodes(self.nodes):
             node.input[:] = [names.get(name, name) for name in node.input]
             node.output[:] = [names.get(name, name) for name in node.output]
@@ -119,7 +119,7 @@ class GraphBody(Body):
             self.infos[info.name] = info
 
     def keep(self, wanted: Collection[str]) -> None:
-        """Drop all that these values do not depend on: nodes, results that may be left out, initializers."""
+        """Drop the nodes, the optional results and the initializers that these values do not depend on."""
         needed, kept = set(wanted), []
         for node in reversed(self.nodes):
             if needed.intersection(node.output):

@@ -1,4 +1,8 @@
-"""What has no gradient of its own, written as what has: functions of the model and of ONNX, branches, compositions."""
+"""Nodes without a gradient rule, replaced by nodes that have one.
+
+Calls of functions are replaced by their bodies, an If with a constant condition by the branch that it takes, and
+composed operators by their decompositions.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,7 +23,7 @@ DOMAIN = "opgrad.expanded"
 
 
 def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the bodies of its own functions in their places, but for those that have a rule."""
+    """The model with each call of its own functions replaced by the function's body, unless the function has a rule."""
     own = {(function.domain, function.name) for function in model.functions}
     ruled = [key for key in own if key in RULES]
     if not own - set(ruled):
@@ -32,12 +36,12 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def expand(forward: Forward, of: Iterable[str], wanted: Iterable[str]) -> Forward:
-    """Expand what stands between the values `wanted` and `of` and has no gradient of its own.
+    """Expand the nodes between the values `wanted` and `of` that have no gradient rule.
 
-    The forward graph is changed in place as long as nothing but nodes is replaced.
+    The forward graph is changed in place; only where bodies of ONNX's functions are inserted is the result a new one.
     """
     of, wanted = list(of), list(wanted)
-    taken: set[str] = set()  # also what the names of earlier rounds start with
+    taken: set[str] = set()  # the graph's names and the prefixes of names from earlier rounds
     while True:
         nodes = paths(forward, of, wanted)
         taken |= forward.names()
@@ -53,13 +57,13 @@ def expand(forward: Forward, of: Iterable[str], wanted: Iterable[str]) -> Forwar
 
 
 def _replacement(forward: Forward, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
-    """The nodes for the place of one; None if it stays."""
+    """The nodes that replace a node; None if it stays."""
     found = _branch(forward, node, taken)
     return _decomposed(forward, node, taken) if found is None else found
 
 
 def _replace(graph: onnx.GraphProto, written: Mapping[str, list[onnx.NodeProto]]) -> bool:
-    """Put nodes into the places of others, which are named by their first output."""
+    """Replace nodes, each of which is named by its first output; whether there was one to replace."""
     if not written:
         return False
     nodes = []
@@ -75,7 +79,7 @@ def _replace(graph: onnx.GraphProto, written: Mapping[str, list[onnx.NodeProto]]
 
 
 def _expand_functions(forward: Forward, nodes: Iterable[onnx.NodeProto]) -> onnx.ModelProto | None:
-    """The model with the bodies of these operators in their places; None if none of them has a body."""
+    """The model with each of these nodes replaced by the body that ONNX defines; None if no node has a body."""
     functions: list[onnx.FunctionProto] = []
     for node in nodes:
         function = _function(forward, node)
@@ -99,7 +103,7 @@ def _function(forward: Forward, node: onnx.NodeProto) -> onnx.FunctionProto | No
     if domain_of(node):
         return None
     try:
-        schema: Any = defs.get_schema(node.op_type, forward.opset, "")  # onnx does not declare what is read here
+        schema: Any = defs.get_schema(node.op_type, forward.opset, "")  # onnx's type stubs lack the members read below
     except defs.SchemaError:
         return None
     function = onnx.FunctionProto()
@@ -107,7 +111,7 @@ def _function(forward: Forward, node: onnx.NodeProto) -> onnx.FunctionProto | No
     if versions:
         function.ParseFromString(schema.get_function_with_opset_version(max(versions)))
     elif any(name and forward.element_type(name) is None for name in node.input):
-        return None  # ONNX would read types that are not there
+        return None  # onnx builds this body from the inputs' types, and one of them is unknown
     elif dependent := [each for each in schema.context_dependent_function_opset_versions if each <= forward.opset]:
         types = [_type_bytes(forward, name) for name in node.input]
         body = schema.get_context_dependent_function_with_opset_version(max(dependent), node.SerializeToString(), types)
@@ -189,7 +193,7 @@ def _decomposed(forward: Forward, node: onnx.NodeProto, taken: set[str]) -> list
     try:
         given = declared.rule(Node(node, forward, body, [], []))
     except NoGradient:
-        return None  # the node stays, and tells why once more when its gradient is asked for
+        return None  # the node stays; its gradient rule raises NoGradient again, with the reason
     results = [given] if isinstance(given, Value) else list(given or [])
     wanted = [(value, name) for value, name in zip(results, node.output, strict=False) if value is not None and name]
     body.keep([value.name for value, _ in wanted])

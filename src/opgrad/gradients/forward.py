@@ -15,7 +15,7 @@ from opgrad.onnxruntime.messages import domain_of, opset_of
 from opgrad.onnxruntime.opset import all_nodes
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-LARGEST_FOLDED = 1 << 19  # bytes of a constant that is computed here, and of all that it is computed from
+LARGEST_FOLDED = 1 << 19  # the most bytes of a constant that is computed here, and of all of its inputs together
 FOLDED = (
     *("Shape", "Size", "Gather", "Concat", "Unsqueeze", "Squeeze", "Slice", "Cast", "Add", "Sub", "Mul", "Div"),
     *("Neg", "Floor", "Ceil", "Range", "ConstantOfShape", "Identity", "Reshape", "Min", "Max", "Equal", "Where"),
@@ -24,7 +24,7 @@ FOLDED = (
 
 
 def title(node: onnx.NodeProto) -> str:
-    """How messages call a node."""
+    """The node's name in messages."""
     operator = f"{node.domain}.{node.op_type}" if domain_of(node) else node.op_type
     return (
         f"{operator} (node {node.name!r})"
@@ -34,9 +34,9 @@ def title(node: onnx.NodeProto) -> str:
 
 
 class Forward:
-    """A model, and what its graph tells of its values.
+    """A model, with the types, sizes and constants of its graph's values.
 
-    variable: names of values that are no constants, although the graph has them as such: they will be trained.
+    variable: the names of initializers that do not count as constants because they will be trained.
     """
 
     def __init__(self, model: onnx.ModelProto, variable: Iterable[str] = ()):
@@ -45,7 +45,7 @@ class Forward:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the graph anew."""
+        """Read the graph again, after its nodes were changed."""
         self.initializers = {each.name: each for each in self.graph.initializer}
         self.quantized: set[str] | None = None  # see backward.quantized
         self.producers = {name: node for node in self.graph.node for name in node.output if name}
@@ -55,7 +55,7 @@ class Forward:
         self._folded = {name: value for name, value in self._folded.items() if value is not None}
 
     def _known_shapes(self, types: dict[str, TypeProto.Tensor]) -> dict[str, np.ndarray]:
-        """The shapes that nodes are given and that are always the same, by name, with these types for the values."""
+        """The constants among the `shapes_given`, by name. types: the types of all values."""
         self._types = types
         asked = {name for node in self.graph.node for name in shapes_given(node)} - self.initializers.keys()
         found = {name: self.constant(name) for name in asked}
@@ -73,17 +73,17 @@ class Forward:
         return known.elem_type or None if known is not None else None
 
     def sizes(self, name: str) -> Sizes | None:
-        """Of each axis an int, a symbol, or None; None if not even the rank is known."""
+        """For each axis an int, a name, or None if its size is unknown; None for the whole if the rank is unknown."""
         return sizes_in(self._types.get(name))
 
     def declare(self, name: str, element_type: int, sizes: Sizes | None) -> None:
-        """Tell of a value that was added."""
+        """Record type and sizes of a value that was added to the graph."""
         self._types[name] = helper.make_tensor_type_proto(element_type, sizes).tensor_type
 
     def constant(self, name: str) -> np.ndarray | None:
-        """The value of a tensor that is the same in every run; None if it is not, or is large and computed."""
+        """The value of a tensor that is the same in every run; None if it varies, or takes much memory to compute."""
         if name not in self._folded:
-            self._folded[name] = None  # against a model whose nodes read themselves
+            self._folded[name] = None  # ends the recursion in a damaged model whose nodes form a circle
             self._folded[name] = self._constant(name)
         return self._folded[name]
 
@@ -112,7 +112,7 @@ class Forward:
         return results[0] if results is not None else None
 
     def _of_sizes(self, node: onnx.NodeProto) -> np.ndarray | None:
-        """What Shape or Size gives, if all sizes are known."""
+        """The result of a Shape or Size node if all sizes are known."""
         sizes = known(self.sizes(node.input[0]))
         if sizes is None:
             return None
@@ -136,11 +136,11 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def is_exact(node: onnx.NodeProto, inputs: list[np.ndarray]) -> bool:
-    """Whether the reference evaluator gives what runtimes give."""
+    """Whether ONNX's reference evaluator and all runtimes give the same result."""
     if node.op_type in ("Div", "Mod") and inputs[0].dtype.kind == "i":
-        return bool((inputs[1] > 0).all() and (inputs[0] >= 0).all())  # how negative ones are rounded differs
+        return bool((inputs[1] > 0).all() and (inputs[0] >= 0).all())  # quotients below 0 are rounded differently
     if node.op_type in ("Cast", "CastLike") and inputs[0].dtype.kind not in "iub":
-        return bool(np.isfinite(inputs[0].astype(np.float64)).all())  # NaN as an integer is anything
+        return bool(np.isfinite(inputs[0].astype(np.float64)).all())  # the integer for NaN or infinity is not defined
     return True
 
 
@@ -164,7 +164,7 @@ def evaluate(node: onnx.NodeProto, inputs: list[np.ndarray], opset: int, most: i
             return None
         with np.errstate(all="ignore"):
             return [np.asarray(each) for each in ReferenceEvaluator(model).run(None, {})]
-    except Exception:  # the node is wrong, or the reference evaluator lacks the type: what runs the model tells of it
+    except Exception:  # the node is wrong or the evaluator lacks the type; whatever runs the model reports an error
         return None
 
 

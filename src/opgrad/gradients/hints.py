@@ -1,4 +1,4 @@
-"""What helps where a node has no gradient, found in the graph around it."""
+"""Advice for a node that has no gradient, found in the graph around it."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,10 @@ Axis = tuple[str, int, str]  # an input of the graph, an axis of it, and the nam
 
 
 def hint(forward: Forward, node: onnx.NodeProto) -> str:
-    """What there is to add to the reason why a node has no gradient; nothing where the graph does not tell."""
+    """The text that a message adds to the reason why a node has no gradient; "" if the graph gives no clue.
+
+    It names the open sizes of the model's inputs that the condition of an If depends on.
+    """
     if node.op_type != "If" or domain_of(node):
         return ""
     found = list(dict.fromkeys(_deciding(forward, node.input[0])))
@@ -24,7 +27,7 @@ def hint(forward: Forward, node: onnx.NodeProto) -> str:
 
 
 def _deciding(forward: Forward, name: str) -> Iterator[Axis]:
-    """The sizes of inputs on which a value depends that the graph leaves open."""
+    """The open sizes of the graph's inputs on which a value depends."""
     seen, waiting = {name}, [name]
     while waiting:
         value = waiting.pop()
@@ -41,7 +44,7 @@ def _deciding(forward: Forward, name: str) -> Iterator[Axis]:
 
 
 def _asked(forward: Forward, shape: str) -> set[int] | None:
-    """The axes of which the sizes are taken from a shape; None for all of them, or where nothing tells."""
+    """The axes whose sizes Gather nodes pick from a shape; None if all axes are read or the axes are not constant."""
     readers = [node for node in forward.graph.node if shape in node.input]
     indices = [forward.constant(node.input[1]) for node in readers if node.op_type == "Gather"]
     if len(indices) < len(readers) or any(each is None for each in indices):
@@ -50,7 +53,7 @@ def _asked(forward: Forward, shape: str) -> set[int] | None:
 
 
 def _open(forward: Forward, name: str, asked: set[int] | None) -> Iterator[Axis]:
-    """Where the open sizes of a value come from."""
+    """The axes of the graph's inputs that the open sizes of a value come from. asked: its axes that matter, or None."""
     inputs = {each.name: each for each in forward.graph.input}
     sizes = forward.sizes(name)
     rank = len(sizes) if sizes is not None else 0

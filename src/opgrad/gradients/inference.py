@@ -1,8 +1,8 @@
-"""The types and sizes of a model's values: onnx's shape inference, helped where it knows no operator, and bounded.
+"""The types and sizes of a model's values, by onnx's shape inference in bounded memory, also for unknown operators.
 
-With data propagation onnx computes shapes from the values of other arrays. It takes any array of one axis for a shape
-then, and writes down each of its elements: 200 bytes for one, however long the array is. So a first run without it
-tells which arrays are long; in the second one each of them is read with a name for its size in place of the number.
+With data propagation onnx computes shapes from the values of other arrays. It then takes every array of one axis for a
+shape and stores 200 bytes for each element, however long the array is. So a first run without data propagation finds
+the long arrays; in the second run, with it, each long array has a symbolic size, so that onnx stores no elements.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,27 +18,27 @@ from opgrad.gradients.standing import standing_for
 from opgrad.onnxruntime.messages import domain_of, opset_of
 from opgrad.onnxruntime.opset import raise_opset, rename_inputs
 
-KNOWN_BEST = 17  # opset whose shapes onnx infers where those of an older one are the same
-LARGEST_READ = 1024  # elements of a tensor whose values can matter to shapes
-LONG = "opgrad.size."  # what the name for the size of a long array begins with
-# Operators whose results are as large as an input says, and the place of that input.
+KNOWN_BEST = 17  # older models are inferred as this opset: onnx propagates the data of more of its operators
+LARGEST_READ = 1024  # the most elements of a tensor that is taken for a shape or a list of axes
+LONG = "opgrad.size."  # the prefix of the symbolic size of a long array
+# Operators whose inputs hold the sizes of the result, and the places of these inputs.
 SIZE_GIVEN = {"ConstantOfShape": (0,), "Expand": (1,), "Tile": (1,), "Reshape": (1,), "Range": (0, 1, 2)}
 Types: TypeAlias = dict[str, TypeProto.Tensor]
 
 
 def shapes_given(node: onnx.NodeProto) -> Iterator[str]:
-    """The inputs that tell a node how large its result is."""
+    """The names of the inputs that hold the sizes of a node's result."""
     places = SIZE_GIVEN.get(node.op_type, ()) if not domain_of(node) else ()
     return (node.input[place] for place in places if place < len(node.input) and node.input[place])
 
 
 def infer(model: onnx.ModelProto, constants: Callable[[Types], Mapping[str, np.ndarray]]) -> Types:
-    """The types of all values of a model's graph that can be known, by name.
+    """The types of the values of a model's graph, by name, as far as they can be inferred.
 
-    constants: gives the shapes that nodes are given and that are constants, when the types of other values are known.
+    constants: a function that gets the types known so far and returns the constants among the `shapes_given`, by name.
     """
     stand_in = _stand_in(model)
-    with suppress(NotImplementedError):  # of older opsets onnx knows less of how shapes are computed
+    with suppress(NotImplementedError):  # onnx propagates the data of fewer operators of older opsets
         raise_opset(stand_in, KNOWN_BEST)
     own = {tensor.name: _type_of(tensor) for tensor in model.graph.initializer}
     first = _inferred(stand_in, False) | own
@@ -60,7 +60,7 @@ def _inferred(model: onnx.ModelProto, data_prop: bool) -> Types:
 
 
 def _is_long(declared: TypeProto.Tensor) -> bool:
-    """Whether an array of one axis has more elements than a shape or the like."""
+    """Whether an array of one axis is too long to be a shape or a list of axes."""
     sizes = known(sizes_in(declared))
     return sizes is not None and len(sizes) == 1 and sizes[0] > LARGEST_READ
 
@@ -70,7 +70,10 @@ def _type_of(tensor: TensorProto) -> TypeProto.Tensor:
 
 
 def _merged(found: TypeProto.Tensor, before: TypeProto.Tensor | None) -> TypeProto.Tensor:
-    """A type with numbers for the names of long arrays' sizes, and with those that the first run knew."""
+    """The second run's type of a value, with the symbolic sizes of long arrays as numbers again.
+
+    Sizes that only the first run knew are taken from it.
+    """
     dims = before.shape.dim if before is not None and len(before.shape.dim) == len(found.shape.dim) else found.shape.dim
     for dim, other in zip(found.shape.dim, dims, strict=True):
         if dim.dim_param.startswith(LONG):
@@ -81,7 +84,7 @@ def _merged(found: TypeProto.Tensor, before: TypeProto.Tensor | None) -> TypePro
 
 
 def _give(model: onnx.ModelProto, constants: Mapping[str, np.ndarray]) -> None:
-    """Let nodes read shapes as constants that others compute."""
+    """Let nodes read constants in place of the shapes that other nodes compute."""
     graph = model.graph
     names = {name: f"{LONG}constant.{name}" for name in constants}
     graph.initializer.extend(numpy_helper.from_array(value, names[name]) for name, value in constants.items())
@@ -90,7 +93,7 @@ def _give(model: onnx.ModelProto, constants: Mapping[str, np.ndarray]) -> None:
 
 
 def _hide(model: onnx.ModelProto, long: Types) -> None:
-    """Let nodes read arrays of one axis, which are long, with a name for their size."""
+    """Let nodes read, in place of each long array, a new input whose size is symbolic."""
     names = {}
     for name, declared in long.items():
         size = f"{LONG}{declared.shape.dim[0].dim_value}"
@@ -101,7 +104,10 @@ def _hide(model: onnx.ModelProto, long: Types) -> None:
 
 
 def _stand_in(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model with the same shapes: large constants are inputs, and operators that onnx does not know are others."""
+    """A model with the same shapes for onnx's inference.
+
+    Large constants are inputs of it, and operators that onnx does not know are replaced by ones with equal shapes.
+    """
     large = [each for each in model.graph.initializer if np.prod(each.dims) > LARGEST_READ]
     kept = [each for each in model.graph.initializer if np.prod(each.dims) <= LARGEST_READ]
     given = {each.name for each in model.graph.input}

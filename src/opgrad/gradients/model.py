@@ -1,4 +1,4 @@
-"""From a model to one that computes gradients, too."""
+"""`gradients`: it makes a model that also computes gradients."""
 
 import difflib
 import os
@@ -20,8 +20,8 @@ from opgrad.onnxruntime.messages import MICROSOFT, copied, import_microsoft
 from opgrad.onnxruntime.opset import raise_opset
 from opgrad.reading import check_regular
 
-LEAST_OPSET = 11  # that gradients are written in …
-PLAIN_OPSET = 16  # … and that their plain form needs
+LEAST_OPSET = 11  # the least opset of a model with gradients
+PLAIN_OPSET = 16  # the least opset of the plain form
 WHO = "gradients"
 UPDATING = "BatchNormInternal"  # batch normalization that writes new statistics over those that it is given
 assert rules.FAMILIES  # their rules are declared when they are imported
@@ -73,10 +73,11 @@ def gradients(
 
 
 def _keep_statistics(model: onnx.ModelProto, given: set[str]) -> None:
-    """Let batch normalizations that train leave the statistics that they are given as they are.
+    """Replace batch normalizations in training mode by ones that do not write into their running statistics.
 
-    In a training graph they move statistics that are inputs, which its caller keeps; here these are constants, or
-    arrays of the caller, and a run leaves both as they were. given: the results of nodes that the model had already.
+    In a training graph the running statistics are inputs that the caller keeps and each run updates. Here they are
+    constants or the caller's arrays, and a run must not change them.
+    given: the results of the nodes that the model had already; these nodes stay as they are.
     """
     for node in model.graph.node:
         if node.op_type == UPDATING and node.domain == MICROSOFT and given.isdisjoint(node.output):
@@ -95,14 +96,14 @@ def problems(model: onnx.ModelProto, of: Sequence[str], with_respect_to: Sequenc
 def _simplified(
     model: onnx.ModelProto, keep: Sequence[str], wanted: Sequence[str], opset: int, plain: bool
 ) -> onnx.ModelProto:
-    """The model as the passes leave it, with at least this opset of ai.onnx."""
+    """The model with functions inlined and simplified by the passes, of at least this opset of ai.onnx."""
     model = inline_functions(model)
     raise_opset(model, opset, WHO)
     return passes.prepare(model, [*keep, *wanted], variable=wanted, plain=plain)
 
 
 def load(model: onnx.ModelProto | str | os.PathLike[str], who: str) -> onnx.ModelProto:
-    """A model of one's own."""
+    """A model that may be changed: a copy of the given one, or the content of a file. who: the caller, for messages."""
     if isinstance(model, onnx.ModelProto):
         return copied(model)
     if not isinstance(model, (str, os.PathLike)):
@@ -194,7 +195,7 @@ def _output(forward: Forward, body: GraphBody, name: str, value: Value) -> onnx.
 
 
 def append(forward: Forward, body: GraphBody, outputs: Sequence[onnx.ValueInfoProto]) -> None:
-    """Add what was written to the graph, as far as these outputs need it."""
+    """Add the outputs to the graph, and the nodes and initializers of `body` that they depend on."""
     body.keep([output.name for output in outputs])
     graph, model = forward.graph, forward.model
     graph.output.extend(outputs)
@@ -203,4 +204,4 @@ def append(forward: Forward, body: GraphBody, outputs: Sequence[onnx.ValueInfoPr
     told = {each.name for each in (*graph.value_info, *graph.input, *graph.output)}
     graph.value_info.extend(info for name, info in body.infos.items() if name not in told)
     import_microsoft(model)
-    model.ir_version = max(model.ir_version, 4)  # the first whose initializers are no inputs
+    model.ir_version = max(model.ir_version, 4)  # before version 4 every initializer has to be an input, too

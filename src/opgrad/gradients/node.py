@@ -1,4 +1,4 @@
-"""What a gradient rule is given: a node of the forward graph, as values with which gradients are written."""
+"""The argument of a gradient rule: a node of the forward graph, whose inputs and outputs are values for formulas."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from opgrad.gradients.sizes import Sizes
 from opgrad.onnxruntime.bodies.build import Value, widened
 from opgrad.onnxruntime.messages import MICROSOFT, attribute_of, domain_of
 
-AXES_PLACE = 1  # of the input with the axes, where they are one
+AXES_PLACE = 1  # the place of the input with the axes, in opsets where axes are an input
 
 
 class Node:
@@ -24,7 +24,7 @@ class Node:
 
     body: where nodes are written to.
     inputs, outputs: the node's values; None where an optional one is missing.
-    dys: the gradients of the outputs; None for those that nothing depends on.
+    dys: the gradients of the outputs; None for an output that no differentiated value depends on.
     needed: the places of the inputs whose gradients are asked for.
     attributes: as the node has them, text decoded.
     opset: of ai.onnx, that of the graph.
@@ -65,7 +65,7 @@ class Node:
 
     @property
     def dy(self) -> Value:
-        """The gradient of the first output: zeros if nothing depends on it."""
+        """The gradient of the first output: zeros if no differentiated value depends on it."""
         return self.gradient(0)
 
     def required(self, index: int) -> Value:
@@ -80,9 +80,9 @@ class Node:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def gradient(self, index: int) -> Value:
-        """The gradient of an output: zeros if nothing depends on it."""
+        """The gradient of an output: zeros if no differentiated value depends on it."""
         found = self.dys[index] if index < len(self.dys) else None
-        # Integers of a quantized tensor have a gradient of float type, that of the other outputs.
+        # The gradient of a quantized tensor's integers is a float; it has the type of the other outputs' gradients.
         like = None if self.output(index).element_type in (None, *FLOATS) else next(filter(None, self.dys), None)
         return found if found is not None else shaping.filled_like(self.output(index), 0, like)
 
@@ -100,10 +100,10 @@ class Node:
         return None if value is None else self._forward.constant(value.name)
 
     def output(self, index: int, suffix: str = "", element_type: int | None = None) -> Value:
-        """An output, which the forward node gets if it is an optional one that it lacks.
+        """An output; an optional output that the forward node lacks is added to it.
 
-        suffix: of the new output's name, behind that of the first output. element_type: of the new output, where
-        it is not that of the first one.
+        suffix: what the new output's name adds to that of the first output. element_type: the new output's type, if it
+        differs from that of the first output.
         """
         while len(self.outputs) <= index:
             self.outputs.append(None)
@@ -117,7 +117,7 @@ class Node:
             self.proto.output[index] = name
             found = self.outputs[index] = Value(self.body, name, kind)
             if not onnx.defs.has(self.proto.op_type, domain_of(self.proto)):
-                self.body.declare(found, kind, None)  # as onnx would not infer it again
+                self.body.declare(found, kind, None)  # onnx's shape inference does not know the operator
         return found
 
     def become(self, op: str, domain: str, **attributes: Any) -> None:
@@ -184,12 +184,12 @@ class Node:
         return self.body.nodes_of(op, outputs, *inputs, domain=MICROSOFT, **attributes)
 
     def same(self, *inputs: Value | None, **changed: Any) -> Value:
-        """The node's own operator on other inputs, with its attributes but for these."""
+        """The node's operator on other inputs, with its attributes except those given here."""
         attributes = {**self.attributes, **changed}
         return self.body.node(self.proto.op_type, *inputs, domain=self.proto.domain, **attributes)
 
     def declared(self, value: Value, index: int) -> Value:
-        """The gradient of an input, in its type and with its sizes told by the graph."""
+        """The gradient of an input, cast to the input's type and declared in the graph with its sizes."""
         target = self.required(index)
         kind = target.element_type if target.element_type in FLOATS else value.element_type
         if kind is not None and value.element_type not in (kind, None):
@@ -197,10 +197,10 @@ class Node:
         return self.body.declare(value, kind or TensorProto.FLOAT, target.sizes)
 
     def wide(self) -> "Node":
-        """The same node with float32 in place of float16 and bfloat16.
+        """The same node with its float16 and bfloat16 values cast to float32.
 
-        In these, sums of squares and counts beyond 65,504, or beyond the 2,048 (256) numbers that they tell apart,
-        are wrong before they are divided. What a rule makes of this node is rounded once, to the input's type.
+        A sum overflows float16 beyond 65,504, and float16 counts only to 2,048 exactly, bfloat16 to 256; sums of
+        squares and counts would be wrong before they are divided. The gradient is rounded once, to the input's type.
         """
         other = copy.copy(self)
         other.inputs, other.outputs, other.dys = (
@@ -210,5 +210,5 @@ class Node:
         return other
 
     def with_sizes(self, value: Value, sizes: Sizes) -> Value:
-        """A value of which the rule knows the sizes."""
+        """The same value with sizes that the rule knows."""
         return Value(self.body, value.name, value.element_type, sizes)

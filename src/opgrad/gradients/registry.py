@@ -1,4 +1,4 @@
-"""Which operators have a gradient rule, and how users add their own."""
+"""The gradient rules of operators, and the decorator with which users add their own."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,12 @@ ALL_INPUTS = range(2**31)
 class Declared:
     """The rule of an operator.
 
-    name, domain: the operator's. rule: gives the gradients of the inputs, in order; None for those that have none.
-    constant: the inputs that have no gradient, which ends there.
-    replaces: the rule gives the results of other operators, which stand for the node and are differentiated.
-    integers: the rule also holds for the integers of quantized tensors, whose gradients are those of the numbers that
-        they stand for: the operator moves or chooses them, and does not compute with them.
+    name, domain: the operator's. rule: returns the gradients of the inputs, in order; None for an input without one.
+    constant: the places of inputs that have no gradient.
+    replaces: the rule is a decomposition: it writes the node with other operators and returns their results; these
+    operators replace the node and are differentiated in its place.
+    integers: the rule also holds for integers that stand for floats (see `backward.quantized`), because the operator
+    copies or selects them and does not compute with them.
     """
 
     name: str
@@ -39,12 +40,12 @@ RULES: dict[tuple[str, str], Declared] = {}
 def gradient(
     *names: str, domain: str = "", constant: Collection[int] = (), integers: bool = False
 ) -> Callable[[Rule], Rule]:
-    """Declare the rule of the operators of these names; see `Declared`."""
+    """Register a function as the gradient rule of these operators; see `Declared`."""
     return _declaration(names, domain, constant=constant, integers=integers)
 
 
 def decomposition(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
-    """Declare that the operators of these names are differentiated as the operators that the function writes."""
+    """Register a function that writes these operators with others, which are then differentiated."""
     return _declaration(names, domain, replaces=True)
 
 

@@ -1,6 +1,7 @@
 """Shapes of gradients: what was broadcast is summed, what was reshaped gets its shape back.
 
-Shapes that the graph tells become constants. One size of several may be unknown without any arithmetic at run time.
+Shapes that are known from the graph become constants; Reshape itself finds one unknown size, so that a single unknown
+size needs no arithmetic at run time either.
 """
 
 from collections.abc import Sequence
@@ -12,11 +13,11 @@ from opgrad.gradients.sizes import Sizes, are_equal, constant_target, terms
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.messages import MICROSOFT
 
-ZERO_AS_SIZE = 14  # the first opset whose Reshape can be told that a size of 0 is no size to copy
+ZERO_AS_SIZE = 14  # the first opset whose Reshape can be told that 0 means a size of 0, and not a size to copy
 
 
 def sizes_of(value: Value) -> Sizes:
-    """What is known of each axis. Raises NoGradient if not even the rank is known."""
+    """The sizes of a value. Raises NoGradient if not even its rank is known."""
     if value.sizes is None:
         raise NoGradient(f"the rank of {value.name!r} is not known; declare its shape in the graph's value_info")
     return value.sizes
@@ -40,7 +41,7 @@ def broadcast_to(value: Value, like: Value) -> Value:
 
 
 def unbroadcast(value: Value, whole: Value, target: Value) -> Value:
-    """The gradient of `target`, which was broadcast to the shape of `whole`, from one of that shape."""
+    """Sum a gradient in the shape of `whole` to the shape of `target`, which had been broadcast to that shape."""
     if target.name == whole.name:
         return value
     axes = _summed(whole.sizes, target.sizes)
@@ -110,8 +111,8 @@ def element_count(value: Value, axes: Sequence[int]) -> int | None:
 
 
 def ratio(part: Value, whole: Value, like: Value) -> Value:
-    """How many elements one value has for each of another, at run time, in the type of `like`.
+    """The size of `part` divided by that of `whole`, at run time, in the type of `like`.
 
-    The numbers are divided in float64, which tells all of them apart, and where nothing fails for an empty value.
+    The division is in float64, which represents all sizes exactly and does not fail if a value is empty.
     """
     return (part.size().cast(TensorProto.DOUBLE) / whole.size().cast(TensorProto.DOUBLE)).like(like)

@@ -1,7 +1,8 @@
-"""Sizes of values as far as a graph tells them: numbers, names, and products of both.
+"""Sizes of values as far as they are known from a graph: numbers, names, and products of both.
 
-A name stands for one number wherever it is written, but for vague names, which exporters write for any size that they
-do not know: two sizes with such a name may differ. They are forgotten before anything is concluded from a graph.
+A name stands for the same number wherever it is written. The exception are vague names, which exporters write for every
+size that they do not know: two sizes with the same vague name may differ. So vague names are removed before anything is
+concluded from a graph.
 """
 
 import re
@@ -13,13 +14,13 @@ from onnx import TypeProto
 
 Size: TypeAlias = int | str | None  # a number, a name, or None for a size of which nothing is known
 Sizes: TypeAlias = Sequence[Size]
-# "?" of onnxruntime and others, "unk__12" of tf2onnx, texts of a missing number.
+# "?" of onnxruntime and others, "unk__12" of tf2onnx, and texts for a missing number such as "None" and "-1".
 VAGUE = re.compile(r"\s*(|[?x]*\?[?x]*|-\d+|none|null|nan|any|unk(nown)?|unk__\w*|\*)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Term:
-    """A number times the sizes of these names, sorted."""
+    """The product of a number and the named sizes; the names are sorted."""
 
     factor: int
     names: tuple[str, ...] = ()
@@ -29,16 +30,16 @@ class Term:
 
     @property
     def number(self) -> int | None:
-        """The number, if it is one."""
+        """The number if there are no names, else None."""
         return None if self.names else self.factor
 
 
-Terms: TypeAlias = list[Term | None]  # None for those that nothing is known of
-COPY, REST = Term(0), Term(-1)  # in the shape that Reshape is given
+Terms: TypeAlias = list[Term | None]  # None for a size of which nothing is known
+COPY, REST = Term(0), Term(-1)  # in the shape of Reshape: a size to copy, and the size that follows from the others
 
 
 def forget_vague(declared: TypeProto) -> None:
-    """Leave sizes open in a tensor's type that have vague names, or numbers below 0."""
+    """Remove vague names, and numbers below 0, from the sizes in a tensor's type."""
     for dim in declared.tensor_type.shape.dim if declared.HasField("tensor_type") else ():
         if VAGUE.fullmatch(dim.dim_param) if dim.HasField("dim_param") else dim.dim_value < 0:
             dim.Clear()
@@ -63,24 +64,24 @@ def _term(size: Size) -> Term | None:
 
 
 def numbers(found: Terms | None) -> list[int] | None:
-    """Terms that are all numbers."""
+    """The numbers of terms; None if one of them has a name or is unknown."""
     if found is None or any(each is None or each.names for each in found):
         return None
     return [each.factor for each in found if each is not None]
 
 
 def known(sizes: Sizes | None) -> list[int] | None:
-    """The sizes if all of them are numbers."""
+    """The sizes if all of them are numbers, else None."""
     return numbers(terms(sizes))
 
 
 def are_equal(one: Sizes | None, other: Sizes | None) -> bool:
-    """Whether both are known to be the same shape; a size of which nothing is known equals none, not even itself."""
+    """Whether two shapes are known to be equal; an unknown size does not equal another unknown size."""
     return one is not None and other is not None and None not in one and list(one) == list(other)
 
 
 def constant_target(wanted: Terms, sizes: Sequence[Term | None]) -> list[int] | None:
-    """What Reshape is given, so that it makes this shape of one of those sizes; None if no constant does."""
+    """The constant with which Reshape makes a value of these sizes have the wanted shape; None if there is none."""
     target: list[int] = []
     for place, term in enumerate(wanted):
         kept = term is not None and place < len(sizes) and term == sizes[place]

@@ -1,6 +1,6 @@
-"""What stands for operators that onnx infers nothing of: operators of ai.onnx that make the same types and shapes.
+"""Stand-ins for operators that onnx's shape inference does not know: operators of ai.onnx with equal types and shapes.
 
-They are written where shapes are inferred and nowhere else; most are not what the operators compute.
+They only replace the operators in the model whose shapes are inferred; most compute other values than the operators.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ ELEMENTWISE = (
     *("DecoderAttention", "BiasDropout", "BitmaskBiasDropout", "BitmaskDropout", "QLinearLeakyRelu", "QLinearSigmoid"),
     *("QLinearSoftmax", "ScaledSiLU"),
 )
-# Operators with results like one of their inputs: the place of that input for each result that there is one for.
+# Operators with results of the type and shape of an input: from the place of the result to that of the input.
 LIKE: dict[str, dict[int, int]] = {
     **{op: {0: 0} for op in ELEMENTWISE},
     **{op: {0: 0, 3: 0} for op in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")},
     "SkipGroupNorm": {0: 0, 1: 0},
 }
-# Operators that another one of ai.onnx stands for: its name, how many inputs and outputs it takes, which attributes.
+# Operators whose stand-in is one of ai.onnx: its name, the numbers of inputs and outputs, and the attributes it takes.
 RENAMED: dict[str, tuple[str, int, int, tuple[str, ...]]] = {
     "ConcatTraining": ("Concat", 2**31, 1, ("axis",)),
     "SoftmaxCrossEntropyLossInternal": ("SoftmaxCrossEntropyLoss", 3, 2, ("reduction",)),
@@ -48,7 +48,7 @@ WRITTEN: dict[str, Write] = {}
 
 
 class Standing:
-    """A node that others stand for. body: where they are written to."""
+    """A node for which stand-ins are written. body: where they are written to."""
 
     def __init__(self, node: onnx.NodeProto, opset: int):
         self.body = Body(opset, f"opgrad.standing.{next(filter(None, node.output), '')}.")
@@ -69,7 +69,10 @@ class Standing:
 
 
 def stands_for(*operators: str) -> Callable[[Write], Write]:
-    """Declare what gives the results' stand-ins of these operators; it raises LookupError without an input it needs."""
+    """Register the function that writes the stand-ins of these operators.
+
+    It returns one value for each result, and raises LookupError if the node lacks an input that it needs.
+    """
 
     def declare(write: Write) -> Write:
         WRITTEN.update(dict.fromkeys(operators, write))
@@ -79,7 +82,7 @@ def stands_for(*operators: str) -> Callable[[Write], Write]:
 
 
 def standing_for(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-    """The nodes in whose place shapes are inferred; the node itself if onnx knows it, or nothing is known of it."""
+    """The stand-ins of a node; the node itself if onnx knows the operator, or if there is no stand-in for it."""
     named = {each.name: each for each in node.attribute}
     if not (domain_of(node) == MICROSOFT or node.op_type in OF_AI_ONNX) or "output_type" in named:
         return [node]
@@ -96,7 +99,7 @@ def standing_for(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
     standing = Standing(node, opset)
     try:
         results = WRITTEN[node.op_type](standing)
-    except (LookupError, TypeError, ValueError):  # an input or an attribute that the operator has is missing, or odd
+    except (LookupError, TypeError, ValueError):  # a required input or attribute is missing or has a wrong value
         return [node]
     named_results = [(value, name) for value, name in zip(results, node.output, strict=False) if value and name]
     return [
@@ -115,7 +118,7 @@ def _product(node: Standing) -> Sequence[Value]:
 
 
 def _matrices(node: Standing, place: int, side: str) -> Value:
-    """An operand with its axes in the order of a product, by Einsum, which needs no rank."""
+    """An operand of a product, transposed as the attributes say; Einsum does so without knowing the rank."""
     order = "ji" if node.attributes.get(f"trans{side}", 0) else "ij"
     term = f"{order[0]}...{order[1]}" if node.attributes.get(f"transBatch{side}", 0) else f"...{order}"
     value = node.required(place)
@@ -173,7 +176,7 @@ def _looked_up(node: Standing) -> tuple[Value, Value]:
 
 @stands_for("Attention")
 def _attention(node: Standing) -> Sequence[Value | None]:
-    """The last third of x @ weights, and keys and values of each head, behind those of the past."""
+    """The last third of x @ weights, and the keys and values of each head, appended to those of the past."""
     value = _value_part(node, node.required(0), node.required(1))
     heads, past = _heads(node, value).unsqueeze(0), node.input(4)
     present = node.body.concat(heads, heads, axis=0)
@@ -205,7 +208,7 @@ def _heads(node: Standing, value: Value) -> Value:
 
 @stands_for("MultiHeadAttention")
 def _heads_attention(node: Standing) -> Sequence[Value | None]:
-    """q @ (k.T @ v), of which the shape is that of attention; keys and values of each head."""
+    """q @ (k.T @ v), which has the shape of the attention's result, and the keys and values of each head."""
     q, k, v, body = node.required(0), node.input(1), node.input(2), node.body
     if k is None:  # all three lie in q, [N, L, heads, 3, H]
         return [q.slice(0, 1, 3).reshape([0, 0, -1])]
@@ -222,7 +225,7 @@ def _heads_attention(node: Standing) -> Sequence[Value | None]:
 
 @stands_for("GroupQueryAttention")
 def _grouped_attention(node: Standing) -> Sequence[Value]:
-    """As the query, of which keys and values may be parts."""
+    """The query; if keys and values are packed into it, only its own part."""
     q = node.required(0)
     if node.input(1) is not None:
         return [q]

@@ -1,4 +1,4 @@
-"""Arrays that can do nothing but lend their memory by DLPack: NumPy borrows it, and the results are NumPy's."""
+"""Arrays of libraries that only have DLPack: NumPy borrows their memory, and the results are NumPy arrays."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,6 +1,6 @@
-"""JAX arrays: those that hold numbers are computed on at once; XLA computes with others, in compiled functions.
+"""JAX arrays: operators run at once on arrays that hold numbers; on traced arrays XLA runs them when it computes.
 
-So it does with arrays that lie on several devices.
+XLA also runs them on arrays that lie on several devices.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""What native code has to know of PyTorch to answer calls on tensors.
+"""What native code needs of PyTorch in order to handle calls on tensors without Python.
 
-How tensors lie in memory is `abi`'s matter. Whether a dispatch mode, a trace or a transformation is at work is what
-PyTorch's own functions tell. Where one of them is missing, or tensors are not as they are known, calls on tensors are
-left to Python.
+`abi` describes the layout of tensors in memory. PyTorch's own functions tell whether a dispatch mode, a trace or a
+transformation is active. If one of these functions is missing, or tensors have another layout than the known one, calls
+on tensors are left to Python.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from opgrad.native.entries import NotNative
 from opgrad.native.functions import Entries, answer, function_of
 
 HALF = frozenset({torch.float16, torch.bfloat16})
-KINDS = frozenset({torch.Tensor, torch.nn.Parameter})  # types that hide nothing
+KINDS = frozenset({torch.Tensor, torch.nn.Parameter})  # plain tensors; other subclasses may behave differently
 
 
 class TorchTensors(entries.Tensors):
@@ -73,7 +73,7 @@ class TorchTensors(entries.Tensors):
 
 @functools.cache
 def _watchers() -> list[tuple[Any, Any]]:
-    """Functions, and what each returns where nobody has to know of a call; none if this PyTorch lacks one of them."""
+    """Functions of PyTorch, each with its result while nothing watches calls; empty if one of them is missing."""
     try:
         return [
             (torch._C._len_torch_dispatch_stack, 0),

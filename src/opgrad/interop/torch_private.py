@@ -1,7 +1,7 @@
-"""What opgrad uses of PyTorch that PyTorch does not document: looked up here, once, with what stands in for it.
+"""The private names of PyTorch that opgrad uses, looked up here once, each with a replacement.
 
-A name that a release of PyTorch lacks costs speed, or what it was needed for, and `MISSING` has it; `import` and plain
-calls work without any of them. Native code looks for its own in `torch_calls`.
+If a release of PyTorch lacks a name, this costs speed or the feature that needed it, and the name is in `MISSING`; the
+import and plain calls work without any of them. Native code looks up its own names in `torch_calls`.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ MISSING: list[str] = []
 
 
 def _found(path: str, otherwise: Any = None) -> Any:
-    """What stands at this path, from a module on; else `otherwise`, and the path is noted."""
+    """The object at this path, which begins with a module; if it is missing, `otherwise`, and the path is recorded."""
     module, _, name = path.rpartition(":")
     try:
         found: Any = importlib.import_module(module)

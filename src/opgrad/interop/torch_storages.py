@@ -1,4 +1,4 @@
-"""The memory of large results on the CPU: PyTorch's own storages, used again once nobody else holds them.
+"""The memory of large results on the CPU: a pool of PyTorch's own storages, reused when only the pool refers to them.
 
 PyTorch cannot be told whose memory a storage is without losing what users expect of it: a storage that borrows its
 memory cannot be resized. So results lie in storages as torch.empty makes them, of which the pool keeps one reference

@@ -28,8 +28,8 @@ from opgrad.native import arrays
 T = TypeVar("T")
 _jax: Any = jax  # some of it has no types, and some is not in every release
 TARGET = "opgrad_run"
-ERRORS = (TypeError, ValueError, NotImplementedError)  # what operators raise
-Aliases = dict[int, int]  # an argument's number: that of the result in its memory
+ERRORS = (TypeError, ValueError, NotImplementedError)  # the exceptions of operators
+Aliases = dict[int, int]  # from the number of an argument to that of the result in its memory
 
 
 def call(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any], name: str = "") -> tuple[Array, ...]:

@@ -1,4 +1,4 @@
-"""What XLA calls to run an operator: one native function for all of them, without Python and its lock.
+"""The native function that XLA calls to run an operator; it is the same for all operators and does not need the GIL.
 
 The call's one attribute begins with the digest of what is called (`registry`). With the sizes of all buffers it is the
 key of a plan, which is looked up among those that were prepared. Python is asked for one that is new, and for the words
@@ -171,7 +171,7 @@ def handle(frame: int) -> int:
     if describe(frame, load_word(table, MINOR)):
         return 0
     if number(frame, STAGE) != EXECUTE or not is_known(frame):
-        return 0  # what comes of unknown structures, the test at first use finds out
+        return 0  # another stage, or unknown structures, which the test at first use detects
     key, operands = stack_words(MOST_KEY_WORDS), stack_words(MOST_BUFFERS)
     store_word(key, 0, 0)
     store_word(slot, 0, 0)

@@ -47,7 +47,7 @@ def _rows(layer: Layer, dtype: Any) -> int:
 
 
 def over_chunks(body: Callable[..., Any], carry: Any, arrays: Any, rows: int) -> tuple[Any, Any]:
-    """What jax.lax.scan gives for a body that takes so many rows of the arrays at a time, the rest at the end."""
+    """The result of jax.lax.scan for a body that takes `rows` rows of the arrays at a time, and the rest at the end."""
     count = jax.tree.leaves(arrays)[0].shape[0]
     whole = count // rows * rows
     made = None
@@ -88,7 +88,7 @@ def _by_jax(options: Options, x: Array, layer: Layer, targets: Targets, bend: An
 
 
 class _Sums(NamedTuple):
-    """What is added up over chunks: the losses, squares of lse, and gradients; None for those that nobody wants."""
+    """The sums over chunks: of losses, squares of lse, and gradients; None for gradients that are not wanted."""
 
     losses: Array
     squares: Array

@@ -25,7 +25,7 @@ _samples, _samples_and_grad = (loss_operators()[f"sample_losses{each}"] for each
 
 
 class Options(NamedTuple):
-    """What a kernel is told of a loss, known when it is traced."""
+    """The options of a loss that kernels get; they are constants when a function is traced."""
 
     name: str
     ignore_index: int | None = IGNORED
@@ -43,7 +43,7 @@ class Options(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What logits are compared with: labels, class weights, and probabilities in place of labels."""
+    """The targets of a loss: labels, class weights, and probabilities in place of labels."""
 
     labels: Array
     weight: Array | None = None
@@ -82,7 +82,7 @@ def _targets(name: str, logits: Array, labels: Array, weight: Array | None) -> T
 
 
 def divided(options: Options, targets: Targets, reduction: str, num_items: Any, dtype: Any) -> tuple[Array, Array]:
-    """What the sums of losses and of squares of lse are multiplied by."""
+    """The factors of the sums of losses and of squares of lse, which contain the mean's divisors."""
     if reduction == "sum":
         return jnp.ones((), dtype), jnp.ones((), dtype)
     if num_items is not None:
@@ -127,7 +127,7 @@ def _plain_loss(options: Options, reduction: str) -> Any:
             found, logits, targets, divisor = others
             each = jnp.full(targets.labels.shape, 1, divisor.dtype) * (dloss * divisor)
             grads = target_gradients(options, wanted, logits, targets, each)
-            if reduction == "mean":  # the weights are what the sum is divided by, too
+            if reduction == "mean":  # the divisor of the mean depends on the weights, too
                 grads = _less_mean(grads, options, targets, dloss * divisor * found)
         return scaled(dlogits, dloss), _as_targets(grads)
 
@@ -136,7 +136,7 @@ def _plain_loss(options: Options, reduction: str) -> Any:
 
 
 def _less_mean(grads: dict[str, Array], options: Options, targets: Targets, each: Array) -> dict[str, Array]:
-    """The gradients less what a larger divisor takes from them: `each` for each sample, at its class."""
+    """The gradients less the part that comes through the mean's divisor: `each` for each sample, at its class."""
 
     def divisor(weight: Array) -> Array:
         return sample_weights(targets.labels, weight, options.ignore_index, each.dtype).sum()
@@ -260,7 +260,7 @@ def _as_targets(grads: Mapping[str, Array]) -> Targets:
 
 
 def bent(logits: Array, softcap: Any, temperature: Any) -> Array:
-    """What the softmax is of."""
+    """The logits with softcap and temperature applied, of which the softmax is taken."""
     if softcap is not None and (not isinstance(softcap, float) or softcap):
         logits = softcap * jnp.tanh(logits / softcap)
     return logits / temperature

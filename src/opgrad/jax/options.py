@@ -1,4 +1,4 @@
-"""What losses on JAX arrays take beside logits: read and checked in one place, in the words of the function."""
+"""The options of losses on JAX arrays, read and checked in one place; messages name the function that was called."""
 
 import operator
 from collections.abc import Callable
@@ -17,7 +17,7 @@ INT32 = 1 << 31
 
 
 def is_array(value: Any) -> bool:
-    """Whether a number may be traced: it is an array of JAX's or NumPy's, then, not a number of Python."""
+    """Whether a number is an array of JAX or NumPy, which may be traced, and no number of Python."""
     return isinstance(value, jax.Array | np.ndarray)
 
 
@@ -25,7 +25,7 @@ def read(
     name: str, labels: Array, ignore_index: int | None, reduction: str, label_smoothing: float, softcap: Any,
     temperature: Any, num_items: Any, lse_square_scale: Any,
 ) -> Options:  # fmt: skip
-    """What kernels are told; numbers in arrays are left to JAX. Raises TypeError, ValueError."""
+    """The options for kernels; numbers in arrays are left to JAX's arithmetic. Raises TypeError, ValueError."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"{name}: reduction is {reduction!r}, expected one of {', '.join(REDUCTIONS)}")
     if num_items is not None and (reduction != "mean" or not _is_positive(name, "num_items", num_items)):
@@ -50,7 +50,7 @@ def read(
 
 
 def _is_positive(name: str, what: str, value: Any) -> bool:
-    """Whether a number is finite and above 0; of one in an array nobody waits for it."""
+    """Whether a number is finite and above 0; a number in an array is not checked, since that would wait for it."""
     if is_array(value):
         if value.size != 1:
             raise ValueError(f"{name}: {what} has shape {value.shape}, expected one number")

@@ -1,6 +1,6 @@
 """opgrad's operators under their original names (domains com.microsoft and ai.onnx) in the stock onnxruntime.
 
-What is here is imported when it is asked for: sessions need no onnx, and what reads and changes models no onnxruntime.
+Each name is imported when it is first used: sessions need no onnx, and functions that change models no onnxruntime.
 """
 
 from importlib import import_module
@@ -15,7 +15,7 @@ __all__ = ["LOWERED", "NOT_LOWERED", "InferenceSession", "lower", "register"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for."""
+    """Import a name when it is first used."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place = "sessions" if name in ("InferenceSession", "register") else "lowering"

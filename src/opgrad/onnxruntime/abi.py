@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-VERSION = 17  # of the table and of OrtCustomOp: the first with KernelContext_ParallelFor
+VERSION = 17  # the version of the table and of OrtCustomOp: the first one with KernelContext_ParallelFor
 NEEDED = "1.18"
 
 # Positions in the table of functions that onnxruntime hands out.
@@ -80,7 +80,7 @@ MEMBERS = (
 
 
 class CustomOp(ctypes.Structure):
-    """OrtCustomOp. What stays empty is not used; onnxruntime reads no further than `version` says."""
+    """OrtCustomOp. Fields that are not used stay 0; onnxruntime only reads the fields that `version` has."""
 
     _fields_ = [("version", ctypes.c_uint32), *((name, ctypes.c_void_p) for name in MEMBERS)]
 
@@ -91,7 +91,7 @@ def _prototype(count: int) -> Any:
 
 
 def call(address: int, *arguments: Any) -> int:
-    """Call the C function at `address` with addresses or whole numbers; its result."""
+    """Call the C function at `address` with addresses or whole numbers; returns its result."""
     return _prototype(len(arguments))(address)(*arguments) or 0
 
 
@@ -106,7 +106,7 @@ def address_of(function: Any) -> int:
 
 
 def forever(thing: T) -> T:
-    """Keep an object even when the interpreter ends, because sessions may be the last to go."""
+    """Keep an object alive even when the interpreter ends, because sessions may be destroyed after it."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
     return thing
 
@@ -119,11 +119,11 @@ class Api:
         self._entries = ctypes.cast(address, ctypes.POINTER(ctypes.c_void_p))
 
     def status(self, entry: int, *arguments: Any) -> int:
-        """Call an entry; its result, for most of them a status: 0 or the address of an error."""
+        """Call an entry; returns its result, which for most entries is a status: 0 or the address of an error."""
         return call(self._entries[entry] or 0, *arguments)
 
     def check(self, entry: int, *arguments: Any) -> None:
-        """Call an entry that returns a status; RuntimeError with onnxruntime's message if it is one."""
+        """Call an entry that returns a status. Raises RuntimeError with onnxruntime's message if it is an error."""
         status = self.status(entry, *arguments)
         if status:
             message = ctypes.string_at(self.status(GET_ERROR_MESSAGE, status)).decode()
@@ -131,14 +131,14 @@ class Api:
             raise RuntimeError(message)
 
     def error(self, exception: BaseException) -> int:
-        """A new error status with the exception's message, which onnxruntime raises as one of its own."""
+        """A new error status with the exception's message; onnxruntime raises it as an exception of its own."""
         code = NOT_IMPLEMENTED if isinstance(exception, NotImplementedError) else FAIL
         code = INVALID_ARGUMENT if isinstance(exception, TypeError | ValueError) else code
         return self.status(CREATE_STATUS, code, str(exception).encode())
 
 
 def table(base: int) -> Api:
-    """The table of the onnxruntime whose OrtApiBase is at `base`; RuntimeError if it is too old."""
+    """The table of the onnxruntime whose OrtApiBase is at `base`. Raises RuntimeError if it is too old."""
     get_api = ctypes.cast(base, ctypes.POINTER(ctypes.c_void_p))[0] or 0
     address = call(get_api, VERSION)
     if not address:

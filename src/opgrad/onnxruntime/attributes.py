@@ -1,4 +1,4 @@
-"""What a node of the graph says about itself: its attributes, how many outputs it has, and their types."""
+"""Reads a node of the graph: its attributes, the number of its inputs and outputs, and their types."""
 
 import contextlib
 import ctypes
@@ -18,7 +18,7 @@ IGNORED_BY_DEFAULT = -1  # the label that the original kernels ignore when a nod
 
 
 def read_attributes(api: Api, info: int, overload: Overload) -> tuple[dict[str, Any], int, int]:
-    """The operator's attributes, and the numbers of inputs and outputs; ValueError for an attribute that cannot be.
+    """The operator's attributes, and the numbers of inputs and outputs. Raises ValueError for an invalid attribute.
 
     `info` is the OrtKernelInfo of the node.
     """
@@ -81,7 +81,7 @@ def _integers(api: Api, info: int, overload: Overload, name: str) -> tuple[int, 
     """The value of an attribute that is a list of integers, or the default."""
     count, value = ctypes.c_size_t(0), (ctypes.c_int64 * LONGEST_LIST)()
     try:
-        # Asked with no memory, onnxruntime says how many there are.
+        # Called without memory for the result, onnxruntime returns the number of elements.
         api.check(abi.KERNEL_INFO_GET_INT64_ARRAY, info, name.encode(), 0, ctypes.byref(count))
         if count.value > LONGEST_LIST:
             raise ValueError(
@@ -96,7 +96,7 @@ def _integers(api: Api, info: int, overload: Overload, name: str) -> tuple[int, 
 
 
 def _out_dtype(overload: Overload, name: str, number: int | None) -> str:
-    """The dtype that an attribute names; without it, that of the input the results are like."""
+    """The dtype that an attribute names; without the attribute that of the input which determines the result's."""
     if number is None:
         model = model_of(overload.operator, next(iter(overload.operator.results)))
         return next(port.dtype for port in overload.inputs if port.parameter == model)
@@ -108,7 +108,7 @@ def _out_dtype(overload: Overload, name: str, number: int | None) -> str:
 
 
 def _check_output(api: Api, info: int, overload: Overload, i: int, expected: str) -> None:
-    """ValueError unless the graph declares output i with the expected type."""
+    """Raise ValueError unless the graph declares output i with the expected type."""
     number = ctypes.c_int()
     with declaration(api, info, i) as tensor:
         api.check(abi.GET_TENSOR_ELEMENT_TYPE, tensor, ctypes.byref(number))
@@ -119,7 +119,7 @@ def _check_output(api: Api, info: int, overload: Overload, i: int, expected: str
 
 
 def _has_output(api: Api, info: int, i: int) -> bool:
-    """Whether the node has output i; one that it leaves out has an empty name."""
+    """Whether the node has output i; an output that it leaves out has an empty name."""
     length = ctypes.c_size_t(0)
     # Asked with no memory, onnxruntime says how long the name is, its end included.
     api.check(abi.KERNEL_INFO_GET_OUTPUT_NAME, info, i, 0, ctypes.byref(length))
@@ -133,7 +133,7 @@ def _has_input(api: Api, info: int, overload: Overload, parameter: str, count: i
 
 
 def length_of_name(api: Api, info: int, i: int) -> int:
-    """The length of the name of input i, which is 0 for one that is left out."""
+    """The length of the name of input i, which is 0 for an input that is left out."""
     length = ctypes.c_size_t(0)
     # Asked with no memory, onnxruntime says how long the name is, its end included.
     api.check(abi.KERNEL_INFO_GET_INPUT_NAME, info, i, 0, ctypes.byref(length))
@@ -167,7 +167,7 @@ def _declared_shape(api: Api, info: int, overload: Overload) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def declaration(api: Api, info: int, i: int, entry: int = abi.KERNEL_INFO_GET_OUTPUT_TYPE_INFO) -> Iterator[int]:
-    """What the graph says of output i, or input i by its `entry`, as the address of an OrtTensorTypeAndShapeInfo."""
+    """The declaration of output i, or of input i with its `entry`, as the address of an OrtTensorTypeAndShapeInfo."""
     kind, tensor = ctypes.c_size_t(), ctypes.c_size_t()
     api.check(entry, info, i, ctypes.byref(kind))
     try:

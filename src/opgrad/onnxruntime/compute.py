@@ -1,7 +1,7 @@
-"""What onnxruntime calls to run a node: one native function for every operator.
+"""The native function that onnxruntime calls to run a node; it is the same for every operator.
 
-It looks the plan for the inputs' shapes up among those the node has already used, asks Python to prepare
-one if it is new, lets onnxruntime allocate the outputs and executes the plan. Nothing is copied.
+It looks up the plan for the inputs' shapes among the node's plans. For new shapes it calls Python to prepare a plan.
+Then onnxruntime allocates the outputs, and the plan is executed on the arrays where they lie, without copies.
 """
 
 from opgrad.cpu.compiler.memory import (
@@ -29,28 +29,29 @@ from opgrad.onnxruntime.abi import (
     RELEASE_TENSOR_TYPE_AND_SHAPE_INFO,
 )
 
-# Words of a node. OVERWRITES is the number of results that are written over an input, and BUFFERS the address of the
-# operands of each: of the result, of the input, and of an output that gets a copy.
+# The words of a node. OVERWRITES is the number of results that are written over an input. BUFFERS is the address of
+# three operands for each of them: the result, the input, and an output that gets a copy.
 API, PLANS, CLOSED, INPUTS, OVERWRITES, BUFFERS = range(6)
 PREPARE, REFUSE, EXECUTE, SPREAD, COPY_BYTES, OPERANDS, MOST_DIMENSIONS, KINDS = range(6, 14)
-# Words of a prepared plan. SPARE_BYTES is the size of the results that the node has no output for, and SPARE_FROM where
-# memory for them comes from, as `scratch.source` tells. Its outputs are a count, then operand, rank and dimensions of
-# each; then a count, the operands of results, and where in spare memory each lies if the node has no output for it.
+# The words of a prepared plan. SPARE_BYTES is the size of the memory for results without an output of the node, and
+# SPARE_FROM the source of this memory, see `scratch.source`. At OUTPUTS there is the number of outputs, with operand,
+# rank and dimensions of each. Behind them there is the number of results that may have no output, with the operand of
+# each and its place in the spare memory.
 NEXT, PLAN, SPARE_BYTES, SPARE_FROM, PARTS, BUFFER_BYTES, OUTPUTS, KEY = range(8)
 
-LIMIT = 64  # dimensions of an input, or values of an input that is read as an attribute
+LIMIT = 64  # the most dimensions of an input, or values of an input that is read as an attribute
 FEW_INPUTS, MOST_INPUTS = 10, 1024
-MANY_LIMIT = 8  # dimensions of an input of a node with more than a few
+MANY_LIMIT = 8  # the most dimensions of an input if the node has more than FEW_INPUTS inputs
 MOST_OPERANDS = 2 * MOST_INPUTS + 3
-# Outputs that are no results: "done", and copies of what was written over inputs.
+# The operands of outputs that are no results: the flag "done", and copies of overwritten inputs.
 FLAG, *COPIES = SPECIAL = tuple(range(2 * MOST_INPUTS, MOST_OPERANDS))
-KEY_WORDS = 1 + MOST_INPUTS * (1 + MANY_LIMIT)  # more than a few inputs of LIMIT dimensions and values take
+KEY_WORDS = 1 + MOST_INPUTS * (1 + MANY_LIMIT)  # also enough for FEW_INPUTS inputs of LIMIT dimensions or values
 ALIGNMENT = 64
 ABSENT = -1
 
 
 def dimensions_of(inputs: int) -> int:
-    """The most dimensions of an input of a node with so many."""
+    """The most dimensions of an input of a node with so many inputs."""
     return LIMIT if inputs <= FEW_INPUTS else MANY_LIMIT
 
 
@@ -173,7 +174,7 @@ def take_outputs(node: int, context: int, prepared: int, operands: int, slot: in
 
 @inline
 def rest_of(prepared: int) -> int:
-    """Where a prepared plan's words on results begin that the node may have no output for."""
+    """The address of a prepared plan's words about results that may have no output."""
     outputs = load_word(prepared, OUTPUTS)
     at = 1
     for _ in range(load_word(outputs, 0)):
@@ -192,7 +193,7 @@ def is_complete(rest: int, operands: int) -> bool:
 
 @inline
 def place_rest(rest: int, operands: int, spare: int) -> int:
-    """Give results that the node has no output for their place in spare memory."""
+    """Set the addresses of results without an output to their places in spare memory."""
     for i in range(load_word(rest, 0)):
         operand = load_word(rest, 1 + 2 * i)
         if load_word(operands, operand) == 0:
@@ -202,7 +203,7 @@ def place_rest(rest: int, operands: int, spare: int) -> int:
 
 @inline
 def run_plan(node: int, context: int, prepared: int, operands: int, slot: int) -> int:
-    """Run the plan on the operands, in onnxruntime's threads where it has parts; 0 or a status."""
+    """Run the plan on the operands, in onnxruntime's threads if it has several parts; returns 0 or a status."""
     store_word(slot, 0, load_word(load_word(node, API), KERNEL_CONTEXT_PARALLEL_FOR))
     store_word(slot, 1, context)
     run = load_word(node, SPREAD) if load_word(prepared, PARTS) > 1 else 0
@@ -224,7 +225,7 @@ def run_plan(node: int, context: int, prepared: int, operands: int, slot: int) -
 
 @inline
 def overwrite(node: int, operands: int) -> int:
-    """Give results that are written over an input its memory."""
+    """Set the address of each result that is written over an input to that of the input."""
     pairs = load_word(node, BUFFERS)
     for i in range(load_word(node, OVERWRITES)):
         store_word(operands, load_word(pairs, 3 * i), load_word(operands, load_word(pairs, 3 * i + 1)))
@@ -281,6 +282,6 @@ def parallel_for(pool: int, task: int, arguments: int, parts: int) -> int:
 
 @native(1)
 def close(node: int) -> int:
-    """KernelDestroy. It may come when the interpreter is already gone, so it only leaves a mark."""
+    """KernelDestroy. It only marks the node, as it may be called when the interpreter has ended already."""
     store_word(node, CLOSED, 1)
     return 0

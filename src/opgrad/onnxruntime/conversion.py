@@ -1,7 +1,7 @@
-"""Rewriting a model for a newer opset of ai.onnx, with onnx's converter and what that leaves to be done.
+"""Converts a model to a newer opset of ai.onnx, with onnx's converter and corrections of its faults.
 
-The converter refuses operators that ai.onnx does not have, such as those that training graphs have in its domain; it
-drops functions and metadata; and it gives some operators of opset 10 the meaning or the types of others.
+The converter refuses operators in the domain ai.onnx that ONNX does not have, such as those of training graphs. It
+drops functions and metadata, and it changes the meaning or the types of some operators of opset 10.
 """
 
 from collections.abc import Collection
@@ -12,10 +12,10 @@ from onnx import TensorProto, defs, helper, numpy_helper, shape_inference, versi
 
 from opgrad.onnxruntime.messages import copied
 
-UNKNOWN = "opgrad.unknown"  # where operators that ai.onnx does not have stand meanwhile
-LARGEST_KEPT = 1024  # elements of a constant that conversion may have to read; larger ones are inputs meanwhile
-RESIZE_CHANGED = BOUNDS_ARE_INPUTS = 11  # opsets
-TRAINING_IS_ATTRIBUTE = 14  # of BatchNormalization
+UNKNOWN = "opgrad.unknown"  # the domain of operators that ONNX does not have, during the conversion
+LARGEST_KEPT = 1024  # elements; larger constants are inputs during the conversion, which does not need their values
+RESIZE_CHANGED = BOUNDS_ARE_INPUTS = 11  # the opset with both changes
+TRAINING_IS_ATTRIBUTE = 14  # the first opset whose BatchNormalization has the attribute training_mode
 FILLED = ("Clip", "Pad")  # operators with attributes that became inputs, which have to be of the type of the data
 STATISTICS = slice(3, 5)  # saved outputs of BatchNormalization, which it lost with opset 14
 
@@ -71,7 +71,7 @@ def _show_unknown(model: onnx.ModelProto) -> None:
 
 
 def _as_inputs(graph: onnx.GraphProto) -> tuple[list[TensorProto], Collection[str]]:
-    """The large constants of a graph, which become inputs of it, and the names of those that were none."""
+    """Turn the large constants of a graph into inputs; returns them, and the names of those that were no inputs."""
     large = [each for each in graph.initializer if np.prod(each.dims) > LARGEST_KEPT]
     kept = [each for each in graph.initializer if np.prod(each.dims) <= LARGEST_KEPT]
     given = {each.name for each in graph.input}
@@ -93,7 +93,7 @@ def _as_constants(graph: onnx.GraphProto, large: Collection[TensorProto], new: C
 
 
 def _drop_saved_statistics(graph: onnx.GraphProto) -> None:
-    """Without the outputs of BatchNormalization that newer opsets lack, where nobody reads them."""
+    """Remove the outputs of BatchNormalization that newer opsets lack, if no node reads them."""
     read = {name for node in graph.node for name in node.input} | {each.name for each in graph.output}
     for node in graph.node:
         if node.op_type == "BatchNormalization" and not read.intersection(node.output[STATISTICS]):
@@ -101,14 +101,14 @@ def _drop_saved_statistics(graph: onnx.GraphProto) -> None:
 
 
 def _keep_training(graph: onnx.GraphProto) -> None:
-    """Let a batch normalization that trains, of which its outputs told, do so by its attribute."""
+    """Set training_mode for batch normalizations with several outputs, which meant training in older opsets."""
     for node in graph.node:
         if node.op_type == "BatchNormalization" and len(node.output) > 1:
             node.attribute.append(helper.make_attribute("training_mode", 1))
 
 
 def _keep_resizing(graph: onnx.GraphProto) -> None:
-    """Let what was Upsample, or Resize of opset 10, go on taking elements by their edges, not their centres."""
+    """Keep the meaning of Upsample and of Resize of opset 10, which align the edges of elements, not the centres."""
     constants = {each.name: each for each in graph.initializer}
     constants |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
     for node in graph.node:
@@ -120,7 +120,7 @@ def _keep_resizing(graph: onnx.GraphProto) -> None:
 
 
 def _type_fillers(model: onnx.ModelProto) -> None:
-    """Give bounds and fillers, which the converter writes in float32, the type of the data beside them."""
+    """Convert bounds and fill values, which the converter writes in float32, to the type of the data."""
     inferred = shape_inference.infer_shapes(model).graph
     kinds = {
         each.name: each.type.tensor_type.elem_type for each in (*inferred.input, *inferred.value_info, *inferred.output)

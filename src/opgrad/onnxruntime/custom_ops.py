@@ -15,21 +15,21 @@ from opgrad.onnxruntime.description import MEMBERS, Described, described
 from opgrad.onnxruntime.node import Node, prepare, refuse
 from opgrad.onnxruntime.overloads import Overload, overloads
 
-# The domains' names for onnxruntime, and whose operators each has; None: all.
+# For each domain its name for onnxruntime and the origin of its operators; None: all operators.
 DOMAINS: tuple[tuple[bytes, str | None], ...] = ((b"com.microsoft", None), (b"", ""))
 PROVIDER = ctypes.create_string_buffer(b"CPUExecutionProvider")
 SIZE = ctypes.c_size_t
 
 _overloads: dict[int, Overload] = {}  # by the address of their structure
 _names: dict[str, Any] = {}
-_kept: list[Any] = forever([PROVIDER, _names])  # what onnxruntime points at
+_kept: list[Any] = forever([PROVIDER, _names])  # objects whose addresses onnxruntime holds
 
 
 def new_domains(api: Api, functions: Callable[[], dict[str, int]] | None = None) -> list[int]:
     """The operator domains with every overload in them; they stay for the life of the process.
 
-    com.microsoft has them all; what the original has in ai.onnx stands there too, beside onnxruntime's own.
-    functions: makes the members that create and run nodes; None: those that do.
+    com.microsoft has all of them; operators that the original has in ai.onnx are also there, beside onnxruntime's own.
+    functions: returns the members that create and run nodes; None: those for sessions that run.
     """
     return [_new_domain(api, name, _structures(origin, functions or _functions)) for name, origin in DOMAINS]
 
@@ -60,7 +60,7 @@ def _structures(origin: str | None, functions: Callable[[], dict[str, int]]) -> 
 
 
 def keep(function: Any) -> int:
-    """The address of a function made by `callback`, which stays."""
+    """The address of a function made by `callback`, which is kept alive."""
     _kept.append(function)
     return address_of(function)
 
@@ -93,7 +93,7 @@ def _natives() -> tuple[int, ...]:
 
 
 def _create_kernel(op: int, api_address: int, info: int, kernel: int) -> int:
-    """CreateKernelV2: makes the node that `compute` will get; a status."""
+    """CreateKernelV2: make the node for `compute`; returns a status."""
     api = Api(api_address)
     try:
         overload = _overloads[op]

@@ -1,7 +1,8 @@
-"""Which kernels a graph will need, found without running it.
+"""Finds the kernels that a graph will need without running it.
 
-A session that never runs is made of the graph for inputs of fixed shapes. onnxruntime infers the shapes of its own
-operators' results, and asks here for those of ours; when it creates our nodes, it knows what each will be called with.
+A session is made of the graph with inputs of fixed shapes, and never run. onnxruntime infers the shapes of its own
+operators' results and calls `_infer` for those of opgrad's. So the shapes of all inputs are known when it creates
+opgrad's nodes.
 """
 
 import ctypes
@@ -29,21 +30,21 @@ from opgrad.onnxruntime.node import Node
 from opgrad.onnxruntime.overloads import OUTPUT_TYPES, VALUE, Overload, Port, model_of, overloads
 
 SIZE = ctypes.c_size_t
-NO_NATIVES = (0,) * (OPERANDS - PREPARE)  # of a node that never runs
-INT, INTS, FLOAT, STRING = 1, 2, 3, 5  # what ReadOpAttr reads
+NO_NATIVES = (0,) * (OPERANDS - PREPARE)  # the words of native functions in a node that never runs
+INT, INTS, FLOAT, STRING = 1, 2, 3, 5  # the kinds of attributes for ReadOpAttr
 
-_created: list[tuple[Node, tuple[int, ...]]] = []  # of the session being made, with what each is called with
+_created: list[tuple[Node, tuple[int, ...]]] = []  # the nodes of the session being made, with the keys of their calls
 
 
 def requests(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], options: Any) -> list[Request]:
-    """What the cache lacks of the kernels that a graph needs for inputs of these shapes, as far as can be told.
+    """The kernels that the cache lacks for a graph with inputs of these shapes, as far as they can be found out.
 
     model: the graph. shapes: by the names of inputs; those of the others are declared as numbers. options: the
     onnxruntime.SessionOptions that it will run with, but for its own operators.
     """
     with settling:
         _created.clear()
-        with suppress(Exception):  # a session that cannot be made tells so itself, when it is to run
+        with suppress(Exception):  # if no session can be made, the real one raises the error
             onnxruntime.InferenceSession(_fixed(model, shapes), _options(options), ["CPUExecutionProvider"])
         found = [request for node, key in _created for request in _of_node(node, key)]
         _created.clear()
@@ -51,15 +52,15 @@ def requests(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], opti
 
 
 def _fixed(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
-    """The model for inputs of these shapes alone."""
+    """The serialized model with inputs of these fixed shapes."""
     model = copied(model)
     for value in model.graph.input:
         for dimension, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
             dimension.dim_value = size
     for node in model.graph.node:
         if node.op_type in _names() and "" in node.input:
-            # onnxruntime cannot ask about an input that is missing before others; these are numbers and weights,
-            # without which the kernels are mostly the same.
+            # onnxruntime cannot call `_infer` for a node that lacks an input before others. The node loses these
+            # others, too: they are numbers and weights, without which mostly the same kernels are needed.
             del node.input[list(node.input).index("") :]
     return model.SerializeToString()
 
@@ -93,12 +94,12 @@ def _domains(address: int) -> list[int]:
 
 
 def _of_node(node: Node, key: tuple[int, ...]) -> Iterator[Request]:
-    """What the cache lacks for a node."""
+    """The kernels that the cache lacks for a node."""
     try:
         specs, attributes = node.signature(key)
         with noting() as missing:
             arrays.plan(node.operator, specs, attributes)
-    except (TypeError, ValueError, NotImplementedError):  # which running it will raise, if it is so
+    except (TypeError, ValueError, NotImplementedError):  # if the call is really wrong, running it raises the error
         return
     given = tuple(None if spec is None else (spec.shape, spec.dtype.name) for spec in specs)
     call = Call(node.overload.operator.name, node.needs, node.lists, given, attributes)
@@ -109,7 +110,7 @@ def _of_node(node: Node, key: tuple[int, ...]) -> Iterator[Request]:
 
 
 def _create(op: int, api_address: int, info: int, kernel: int) -> int:
-    """CreateKernelV2: notes a node that never runs; a status."""
+    """CreateKernelV2: record a node that never runs; returns a status."""
     api = Api(api_address)
     try:
         overload = custom_ops.overload_at(op)
@@ -124,12 +125,12 @@ def _create(op: int, api_address: int, info: int, kernel: int) -> int:
 
 
 def _destroy(kernel: int) -> None:
-    """KernelDestroy: leaves the mark by which the next node finds those that are gone."""
+    """KernelDestroy: mark the node as closed; the next node that is made removes all closed ones."""
     ctypes.c_int64.from_address(kernel + 8 * CLOSED).value = 1
 
 
 def _words(api: Api, info: int, i: int, port: Port) -> list[int] | None:
-    """Input i in the key of a call; None if too little is known of it."""
+    """The words of input i in the key of a call; None if its shape or values are not known."""
     if not length_of_name(api, info, i):
         return [ABSENT]
     if port.operand == VALUE:
@@ -163,8 +164,8 @@ def _constant(api: Api, info: int, i: int, port: Port) -> list[int] | None:
 
 
 def _infer(api: Api, op: int, context: int) -> int:
-    """InferOutputShapeFn: tells the shapes of a node's outputs as far as they are known; the status 0."""
-    with suppress(Exception):  # what cannot be told is left open
+    """InferOutputShapeFn: set the shapes of a node's outputs as far as they are known; returns the status 0."""
+    with suppress(Exception):  # a shape that cannot be computed stays open
         overload = custom_ops.overload_at(op)
         shapes = _shapes_of_inputs(api, context, overload)
         attributes = dict(overload.operator.attributes) | _attributes(api, context, overload)
@@ -219,7 +220,7 @@ def _value(api: Api, attribute: int, default: Any) -> Any:
 def _shape(
     operator: Operator, port: Port, shapes: dict[str, tuple[int, ...]], attributes: dict[str, Any]
 ) -> tuple[int, ...] | None:
-    """The shape of an output; None if it takes more to know it."""
+    """The shape of an output; None if it depends on values that are not known."""
     if port.operand == FLAG:
         return (1,)
     tensor = operator.results[port.parameter]

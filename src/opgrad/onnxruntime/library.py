@@ -1,7 +1,7 @@
-"""How onnxruntime gets our operators without a compiled library of ours.
+"""Registers opgrad's operators with onnxruntime without a compiled library.
 
-On Linux (x86-64, arm64) `register_custom_ops_library` gets a shared object that Python has written. On
-other systems the session options' C pointer goes to the C library that the onnxruntime package contains.
+On Linux (x86-64, arm64) `register_custom_ops_library` loads a shared object that Python has written. On other
+systems the C pointer of the session options is passed to the C library in the onnxruntime package.
 """
 
 import atexit
@@ -18,7 +18,7 @@ from opgrad.onnxruntime import elf
 from opgrad.onnxruntime.abi import address_of, callback, forever
 
 NAME = "libopgrad_onnxruntime.so"
-# What a pybind11 object holds behind its header: the C++ pointer, its holder, weak references, flags.
+# The fields of a pybind11 object behind its header: the C++ pointer, its holder, weak references, flags.
 PYBIND_WORDS = 5
 PATTERNS = ("libonnxruntime.so*", "libonnxruntime*.dylib", "onnxruntime.dll")
 
@@ -69,13 +69,13 @@ def write(image: bytes) -> str:
 
 
 def _remove(path: str, owner: int) -> None:
-    """Remove a file at exit; a forked child, which comes by here too, leaves it to the process that made it."""
+    """Remove a file at exit, but only in the process that made it: a forked child runs this function, too."""
     if os.getpid() == owner:
         Path(path).unlink(missing_ok=True)
 
 
 def through_package(options: Any) -> tuple[int, int]:
-    """Read the pointer out of the Python object; use the C library beside the Python module."""
+    """Read the pointer from the memory of the Python object, and load the C library in the package's folder."""
     words = PYBIND_WORDS * ctypes.sizeof(ctypes.c_void_p)
     expected = object.__basicsize__ + words
     kind = type(options)

@@ -1,4 +1,4 @@
-"""ONNX models opened in onnxruntime; whatever is wrong with one is a ValueError of one line with the model's name."""
+"""Opens ONNX models in onnxruntime; every fault of a model raises a ValueError of one line with the model's name."""
 
 import os
 from pathlib import Path
@@ -25,12 +25,12 @@ def open_session(
         check_regular(Path(model), f"{what}: {os.fspath(model)}")
     try:
         return make(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its own exceptions have no base class, and others come from its C++ library
+    except Exception as error:  # onnxruntime's exceptions have no common base class, and others come from its C++ part
         notes = getattr(error, "__notes__", ())
         raise ValueError(f"{what}: onnxruntime cannot load the model: {' '.join([reason(error), *notes])}") from None
 
 
 def reason(error: Exception) -> str:
-    """What an exception of onnxruntime says, in one line, without where in its source."""
+    """The text of an exception of onnxruntime in one line, without the place in its source."""
     text = str(error).rpartition("Status Message: ")[2].rpartition("[ONNXRuntimeError] : ")[2]
     return " ".join(text.split()) or type(error).__name__

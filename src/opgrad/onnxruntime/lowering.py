@@ -28,7 +28,7 @@ FEEDBACK = "opgrad.feedback"
 KEPT_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 LOWERED = tuple(sorted(name for _, name in FORMS))
-# Of LOWERED, what stock onnxruntime has on the CPU.
+# The operators of LOWERED that stock onnxruntime has on the CPU.
 STOCK = ("BiasGelu", "FastGelu", "FusedMatMul", "Gelu", "QuickGelu", "SimplifiedLayerNormalization")
 
 
@@ -113,10 +113,10 @@ class _Lowering:
         self._graph(model.graph, model.graph)
         for function in list(model.functions):
             if any(_concerns(node, self.names) for node in all_nodes(function.node)):
-                self.types, self.tensors = {}, {}  # names inside a function are its own
+                self.types, self.tensors = {}, {}  # the names inside a function are not those of the graph
                 self._nodes_of(function.node, None)
                 function.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-        model.ir_version = max(model.ir_version, 8)  # the first with functions
+        model.ir_version = max(model.ir_version, 8)  # the first version with functions
         self._imports()
         if self.feedback:
             entry = next((each for each in model.metadata_props if each.key == FEEDBACK), None)
@@ -137,7 +137,7 @@ class _Lowering:
         for tensor in graph.initializer:
             self.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
             self.tensors[tensor.name] = tensor
-        for value in graph.input:  # a default of an input is no constant
+        for value in graph.input:  # an initializer that is an input, too, is a default and no constant
             self.tensors.pop(value.name, None)
         self._nodes_of(graph.node, main)
 
@@ -181,7 +181,7 @@ class _Lowering:
         return maker.input[0] if maker is not None and maker.op_type == form.forward else None
 
     def _expose(self, form: Form, node: onnx.NodeProto, main: onnx.GraphProto) -> None:
-        """Make an output of the model of what the original wrote into one of the model's inputs."""
+        """Add an output with the values that the original operator wrote into an input of the model."""
         inputs = {each.name: each for each in main.input}
         outputs = {each.name for each in main.output}
         taken = self.types.keys() | {name for each in main.node for name in each.output}
@@ -261,7 +261,7 @@ class _Lowering:
 
 
 def _key(function: onnx.FunctionProto) -> tuple[str, bytes]:
-    """The same for functions that differ in nothing but the number behind their name."""
+    """A key that is equal for functions which only differ in the number at the end of their name."""
     copy = copied(function)
     copy.name = ""
     return function.name.split("_", 1)[0], copy.SerializeToString(deterministic=True)

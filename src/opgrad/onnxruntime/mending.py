@@ -1,4 +1,4 @@
-"""What onnxruntime takes and ONNX does not allow, put right in a model that was read."""
+"""Corrects faults of a model that onnxruntime accepts although ONNX does not allow them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from opgrad.onnxruntime.opset import all_nodes, captured, subgraphs
 
 
 def mend(model: onnx.ModelProto) -> None:
-    """Put nodes in an order in which they can run, and let sizes below 0 be unknown, in place."""
+    """Sort the nodes topologically, and turn sizes below 0 into unknown ones, in place."""
     for graph in _graphs(model.graph):
         _sort(graph)
         for value in (*graph.input, *graph.output, *graph.value_info):
@@ -26,7 +26,7 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def _sort(graph: onnx.GraphProto) -> None:
-    """Put each node behind those whose results it reads; where nodes read each other in a circle, leave the order."""
+    """Sort the nodes topologically; if they form a circle, leave the order as it is."""
     made = {name for node in graph.node for name in node.output if name}
     waiting: list[tuple[onnx.NodeProto, set[str]]] = [(node, made.intersection(captured(node))) for node in graph.node]
     known = set[str]()

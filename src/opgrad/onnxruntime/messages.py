@@ -1,4 +1,4 @@
-"""ONNX's messages: copies, repeated fields, names that nothing has, the operator sets that a model imports."""
+"""Helpers for ONNX's protobuf messages: copies, repeated fields, new names, and the opsets that a model imports."""
 
 from typing import Any, TypeVar
 
@@ -10,21 +10,21 @@ M = TypeVar("M")
 
 
 def copied(message: M) -> M:
-    """A message of one's own."""
+    """A copy of a message."""
     copy: Any = type(message)()
     copy.CopyFrom(message)
     return copy
 
 
 def keep(values: Any, kept: list[Any]) -> None:
-    """Let a repeated field hold these messages and no others; they may be some of its own."""
+    """Set the messages of a repeated field; they may be some of those that it holds."""
     copies = [copied(each) for each in kept]
     del values[:]
     values.extend(copies)
 
 
 def free_name(name: str, taken: set[str]) -> str:
-    """A name that is not taken, and from now on is."""
+    """A name that is not taken yet; it is added to `taken`."""
     found, number = name, 1
     while found in taken:
         found, number = f"{name}_token_{number}", number + 1
@@ -51,6 +51,6 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 
 def import_microsoft(model: onnx.ModelProto) -> None:
-    """Let a model import the operators of com.microsoft."""
+    """Import com.microsoft into a model, unless it is imported already."""
     if all(each.domain != MICROSOFT for each in model.opset_import):
         model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))

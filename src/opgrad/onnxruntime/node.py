@@ -1,4 +1,4 @@
-"""A node of a session: its attributes, and the plans it has used in the form that `compute` reads."""
+"""A node of a session: its attributes, and its plans in the form that `compute` reads."""
 
 import ctypes
 import itertools
@@ -32,7 +32,7 @@ from opgrad.onnxruntime.compute import (
 )
 from opgrad.onnxruntime.overloads import VALUE, Overload, Port
 
-MOST_PLANS = 256  # that a node keeps; with more shapes than this, a thread keeps only its last one
+MOST_PLANS = 256  # the most plans that a node keeps; of further ones each thread keeps its last
 
 _nodes: dict[int, "Node"] = forever({})  # by address
 
@@ -68,7 +68,7 @@ class PlanWords:
 
 
 class Node:
-    """What one node of a session needs; it lives until its session is gone."""
+    """The Python side of one node of a session; it lives until its session is destroyed."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Node:
         self.api = api
         self.overload = overload
         self.attributes = dict(attributes)
-        self.needs = self.attributes.pop(NEEDS, None)  # the results that the node has, where others are not computed
+        self.needs = self.attributes.pop(NEEDS, None)  # the results to compute, if the operator can leave out others
         self.inputs = _repeated(overload.inputs, inputs)
         if len(self.inputs) > MOST_INPUTS:
             raise ValueError(f"{overload.onnx.name}: the node has {inputs} inputs, expected at most {MOST_INPUTS}")
@@ -108,14 +108,14 @@ class Node:
         _nodes[self.address] = self
 
     def _operator(self) -> Operator:
-        """The operator, for as many arrays as the node has where it takes any number."""
+        """The operator; one with lists of arrays is specialized for the number of arrays of this node."""
         operator = self.overload.operator
         if self.needs:
             return only(operator, self.needs)
         return operator if self.lists is None else spread(operator, *self.lists)
 
     def _lists(self, outputs: tuple[Port, ...]) -> tuple[int, int] | None:
-        """How many arrays stand for a list among the inputs and the outputs, where the operator takes any number."""
+        """The lengths of the lists among inputs and outputs of an operator with lists of arrays; None for others."""
         several = any(port.several for port in self.overload.inputs + self.overload.outputs)
         if self.needs or not several or self.overload.operator.general is None:
             return None
@@ -141,9 +141,9 @@ class Node:
             return next(prepared for prepared in known if prepared.address == address)
 
     def _keep(self, key: tuple[int, ...], plan: arrays.Plan) -> PlanWords:
-        """Put a plan before the others; with too many of them, keep it until this thread asks again.
+        """Put a plan before the others; if there are too many, keep it until this thread needs another one.
 
-        Others may be walking through the plans in native code, so no plan is ever taken out.
+        Other threads may be walking through the plans in native code, so no plan is ever removed.
         """
         with settling:
             if key in self._plans:
@@ -162,7 +162,7 @@ class Node:
         return plan.results[list(self.operator.results).index(name)]
 
     def _outputs(self, plan: arrays.Plan) -> tuple[list[int], int]:
-        """What `compute` reads of the outputs, and the bytes for results that are not among them."""
+        """The words about the outputs for `compute`, and the bytes for results that are not among the outputs."""
         first, names = len(self.operator.arrays), list(self.operator.results)
         wanted, spare = [len(self.outputs)], 0
         for port in self.outputs:
@@ -210,7 +210,7 @@ class Node:
             attributes["shape"] = (*first[:SPATIAL], *attributes["shape"][SPATIAL:])
         for name, kind in operator.types.items():
             if kind is bool and name in attributes:
-                attributes[name] = bool(attributes[name])  # ONNX and the words of a key have integers alone
+                attributes[name] = bool(attributes[name])  # ONNX and the words of a key only have integers
         return tuple(specs.get(name) for name in operator.arrays), attributes
 
     def _shape(self, port: Port, rank: int, rest: Iterator[int]) -> Shape | None:
@@ -282,13 +282,13 @@ def _overwritten(overload: Overload) -> Iterator[int]:
 
 
 def _until_last(axis: int, specs: Mapping[str, Spec]) -> int | tuple[int, ...]:
-    """The axes from `axis` to the last; an impossible axis is left to the operator's own check."""
+    """The axes from `axis` to the last one; an invalid axis is returned as it is, for the operator's own check."""
     rank = len(next(iter(specs.values())).shape)
     return tuple(range(axis % rank, rank)) if -rank <= axis < rank else axis
 
 
 def prepare(node: int, key: int, found: int) -> int:
-    """`compute` calls this for shapes it does not know; writes the plan's address to `found`; a status."""
+    """`compute` calls this for new shapes: write the plan's address to `found`; returns a status."""
     this = _nodes[node]
     try:
         count = ctypes.c_int64.from_address(key).value
@@ -300,7 +300,7 @@ def prepare(node: int, key: int, found: int) -> int:
 
 
 def refuse(node: int, prepared: int, report: int) -> int:
-    """`compute` calls this when a plan has refused its arguments, or memory could not be had (0); a status."""
+    """`compute` calls this when a plan has refused its arguments, or for lack of memory (0); returns a status."""
     this = _nodes[node]
     try:
         words = this.plan_at(prepared)

@@ -1,4 +1,4 @@
-"""All nodes of a model, and raising the opset of ai.onnx that it imports."""
+"""Walks over the nodes of a model, and raises the opset of ai.onnx that it imports."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -6,9 +6,9 @@ import onnx
 
 from opgrad.onnxruntime.conversion import converted
 
-LEAST = 16  # the first whose ScatterND and ScatterElements add
-LAYER_NORMALIZATION = 17  # the first that has it; onnxruntime-training wrote it into older opsets
-# From here to there only types were added, but for the operators below.
+LEAST = 16  # the first opset whose ScatterND and ScatterElements can add
+LAYER_NORMALIZATION = 17  # the first opset with LayerNormalization, which onnxruntime-training wrote into older ones
+# Between these opsets only types were added, except to the operators below.
 UNCHANGED_FROM, UNCHANGED_TO = 13, 17
 
 
@@ -29,7 +29,7 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def captured(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node reads: its inputs, and what its subgraphs take from outside."""
+    """The names that a node reads: its inputs, and the values that its subgraphs read from outside."""
     yield from (name for name in node.input if name)
     for graph in subgraphs(node):
         own = {each.name for each in (*graph.input, *graph.initializer)}
@@ -40,7 +40,7 @@ def captured(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Let a node, and what is inside of it, read other values in place of some."""
+    """Let a node and its subgraphs read other values; names: from old to new ones."""
     if not names.keys().isdisjoint(node.input):
         node.input[:] = [names.get(each, each) for each in node.input]
     for graph in subgraphs(node):
@@ -51,7 +51,7 @@ def rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
 
 
 def raise_opset(model: onnx.ModelProto, least: int = LEAST, who: str = "lower") -> None:
-    """Let a model import at least opset `least` of ai.onnx, in place. who: the caller, for messages.
+    """Convert a model, in place, so that it imports at least opset `least` of ai.onnx. who: the caller, for messages.
 
     From opset 13 to 17 its operators mean the same, except RoiAlign and a training BatchNormalization; onnx's converter
     rewrites models with those, models of older opsets, and models for newer ones.

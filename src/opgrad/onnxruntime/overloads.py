@@ -1,4 +1,4 @@
-"""From the declarations to what onnxruntime must know: one overload per ONNX name and choice of dtypes."""
+"""The overloads of the declared operators for onnxruntime: one for each ONNX name and choice of dtypes."""
 
 import itertools
 from collections.abc import Iterator
@@ -8,16 +8,16 @@ from opgrad.contract import FLOATS, INTEGERS, OnnxName, Operator, graph_operator
 from opgrad.onnxruntime.abi import ANY
 from opgrad.onnxruntime.compute import COPIES, FLAG
 
-# Inputs that are read as attributes, and the dtypes in which they come, unless the operator says otherwise.
+# Inputs that are read as attributes, and their dtypes, unless the operator declares others.
 VALUE_DTYPES: dict[str, tuple[str, ...]] = {
     "shape": ("int64",),
     "ignore_index": ("int64",),
     "overwrite": ("bool",),
     **dict.fromkeys(("starts", "ends", "axes", "steps"), INTEGERS),
 }
-# The ONNX operators give all their float inputs one type, but for these.
+# ONNX operators have one type for all float inputs, except these.
 OWN_DTYPE = ("bias", "value", "factor")
-OUTPUT_TYPES = ("output_type", "to")  # attributes that give the results' type
+OUTPUT_TYPES = ("output_type", "to")  # attributes that set the results' type
 VALUE = -1  # the place of an input that is read as an attribute
 
 

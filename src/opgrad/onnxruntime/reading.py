@@ -1,6 +1,6 @@
-"""ONNX models that nobody vouches for, read from files and bytes.
+"""Reads ONNX models from untrusted files and bytes.
 
-Whatever is wrong with one is a ValueError of one line with the file's name.
+Every fault raises a ValueError of one line with the file's name.
 """
 
 import os
@@ -52,14 +52,14 @@ def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProt
 
 
 def check_model(model: onnx.ModelProto, what: str) -> None:
-    """Raise ValueError if texts are no texts or types none that ONNX has; `what` names the caller and the model."""
+    """Raise ValueError for a text that is not UTF-8 or an unknown type; `what` names the caller and the model."""
     fault = next((found for message in _messages(model) if (found := _fault(message))), None)
     if fault:
         raise ValueError(f"{what} is damaged, {fault}")
 
 
 def name_of(source: Source) -> str:
-    """What messages call a model."""
+    """The name of a model in messages."""
     return "the model" if isinstance(source, bytes) else os.fspath(source)
 
 
@@ -73,7 +73,7 @@ def _content(path: Path, who: str) -> bytes:
 
 
 def _messages(message: Any) -> Iterator[Any]:
-    """A message and those in it; tensors are not looked into, whose values may be large."""
+    """A message and all messages inside it, except those inside tensors, whose values may be large."""
     yield message
     if isinstance(message, TensorProto):
         return
@@ -84,7 +84,7 @@ def _messages(message: Any) -> Iterator[Any]:
 
 
 def _fault(message: Any) -> str | None:
-    """What is wrong with a message, apart from those in it."""
+    """The fault of a message itself, not of messages inside it; None if there is none."""
     if isinstance(message, TensorProto):
         return _fault_of_tensor(message)
     if isinstance(message, TypeProto.Tensor) and message.elem_type not in ELEMENT_TYPES:
@@ -92,7 +92,7 @@ def _fault(message: Any) -> str | None:
     if isinstance(message, AttributeProto) and not message.type and not message.ref_attr_name:
         return f"the attribute {message.name!r} has no type"
     for field, value in message.ListFields():
-        # What is not in UTF-8 protobuf gives as bytes.
+        # protobuf returns a text that is not UTF-8 as bytes.
         if field.type == field.TYPE_STRING and any(
             isinstance(each, bytes) for each in ((value,) if isinstance(value, str | bytes) else value)
         ):
@@ -119,7 +119,7 @@ def read_outside(
 ) -> None:
     """Read the tensors that a model keeps in other files.
 
-    path: of the model. who: the caller, for messages. left: which of them are left as they are.
+    path: the file of the model. who: the caller, for messages. left: tells which of them stay outside.
     """
     tensors = [tensor for tensor in _messages(model) if isinstance(tensor, TensorProto) and uses_external_data(tensor)]
     with naming_outside(path, who):
@@ -134,17 +134,17 @@ def read_outside(
 
 @contextmanager
 def naming_outside(path: Path, who: str) -> Iterator[None]:
-    """Name the model whose tensors are read from another file in whatever is wrong with that."""
+    """Within the `with` block, turn errors of reading another file into ones that name the model."""
     try:
         yield
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{who}: {path} keeps tensors in another file: {error}") from None
-    except Exception as error:  # onnx's checker has a class of its own
+    except Exception as error:  # onnx's checker has its own class of exceptions
         raise ValueError(f"{who}: {path} keeps tensors in another file: {' '.join(str(error).split())}") from None
 
 
 def place_of(tensor: TensorProto, folder: Path) -> ExternalDataInfo:
-    """Where the values of a tensor are. Raises ValueError if there are less bytes than the model says."""
+    """The place of a tensor's values. Raises ValueError if the file has fewer bytes than the model says."""
     place = ExternalDataInfo(tensor)
     check_regular(folder / place.location, place.location)
     available = (folder / place.location).stat().st_size

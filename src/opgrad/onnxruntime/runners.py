@@ -1,4 +1,4 @@
-"""Who runs the operators of a model: a trial of every node, in sessions with and without opgrad's operators."""
+"""Finds out by trials which library runs each node of a model: onnxruntime, opgrad, or a lowered form."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from opgrad.onnxruntime.lowering import lower
 from opgrad.onnxruntime.messages import copied
 
 NATIVE, OPGRAD, LOWERING, NOBODY = RUNNERS = "onnxruntime", "opgrad", "only by lowering", "nobody"
-# What a session calls a type -> that of ONNX; the names of the others are the same but for their letters' case.
+# From a session's name of a type to ONNX's, for names that differ in more than their case.
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FLOAT = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
 ELEMENT_TYPES = {f"tensor({name.lower()})": number for name, number in TensorProto.DataType.items()}
@@ -30,11 +30,11 @@ class Operator:
 
 
 def operators(model: onnx.ModelProto) -> list[Operator]:
-    """The operators of a model's graph, those that most need attention last, the most frequent first.
+    """The operators of a model's graph, sorted by runner, those that nothing runs last, then the most frequent first.
 
     model: with or without functions. A node that calls one, or has a graph of its own, is judged as a whole.
 
-    Every node is tried alone, as a model with one node, so that the operator's types count, not only its name.
+    Every node is tried alone, as a model with one node, because a runner may lack an operator for some types only.
     """
     trials = _Trials(model)
     found = Counter((trials.runner(node), node.domain, node.op_type) for node in model.graph.node)
@@ -43,7 +43,7 @@ def operators(model: onnx.ModelProto) -> list[Operator]:
 
 
 class _Trials:
-    """The nodes of a model one after the other; the type of what one gives is known when the next is tried."""
+    """Trials of a model's nodes in their order, so that the types of a node's inputs are known from earlier trials."""
 
     def __init__(self, model: onnx.ModelProto):
         graph = model.graph
@@ -57,7 +57,7 @@ class _Trials:
         self._known: dict[bytes, tuple[str, list[onnx.TypeProto]]] = {}
 
     def runner(self, node: onnx.NodeProto) -> str:
-        """Who runs a node; nodes come in the order of the graph."""
+        """The runner of a node; to be called for the nodes in the order of the graph."""
         small = self._model_of(node)
         key = small.SerializeToString(deterministic=True)
         if key not in self._known:
@@ -68,7 +68,7 @@ class _Trials:
         return runner
 
     def _model_of(self, node: onnx.NodeProto) -> onnx.ModelProto:
-        """A model of this node alone, its tensors numbered, so that nodes which are alike give the same model."""
+        """A model of this node alone with numbered tensors, so that equal nodes give equal models."""
         outer = list(dict.fromkeys(filter(None, [*node.input, *_captured(node)])))
         inputs = [helper.make_value_info(name, self._type(name, outer)) for name in outer]
         if node.domain not in (
@@ -99,12 +99,12 @@ class _Trials:
         return model
 
     def _type(self, name: str, others: list[str]) -> onnx.TypeProto:
-        """The type of a tensor; one that a node gave which nobody runs is taken to be like its neighbours."""
+        """The type of a tensor; the result of a node that nothing runs is assumed to have its neighbours' type."""
         known = (self._types[each] for each in (name, *others) if each in self._types)
         return next(known, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
 
     def _try(self, model: onnx.ModelProto) -> tuple[str, list[onnx.TypeProto]]:
-        """Who runs the only node, and the types of what it gives, as far as anybody knows."""
+        """The runner of a model's only node, and the types of its results as far as they are known."""
         for runner in (NATIVE, OPGRAD):
             types = _output_types(model, stock=runner == NATIVE)
             if types is not None:
@@ -119,7 +119,7 @@ class _Trials:
 
 
 def _output_types(model: onnx.ModelProto, stock: bool) -> list[onnx.TypeProto] | None:
-    """The types of a model's outputs, None if there is no such session."""
+    """The types of a model's outputs; None if no session can be made."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -143,9 +143,9 @@ def _types_when_lowered(model: onnx.ModelProto) -> list[onnx.TypeProto] | None:
 
 
 def _type_of(output: onnxruntime.NodeArg) -> onnx.TypeProto:
-    """The type of a session's output; of sequences and the like nothing more is known."""
+    """The type of a session's output; it stays empty for sequences and other types that are no tensors."""
     if output.type in ELEMENT_TYPES:
-        return helper.make_tensor_type_proto(ELEMENT_TYPES[output.type], output.shape or None)  # [] is unknown, too
+        return helper.make_tensor_type_proto(ELEMENT_TYPES[output.type], output.shape or None)  # [] means unknown, too
     return onnx.TypeProto()
 
 

@@ -1,4 +1,4 @@
-"""Lower the model of a file into another file, and say what became of it."""
+"""Lowers the model of a file into another file."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -15,10 +15,10 @@ from opgrad.writing import replace_file
 
 @dataclass(frozen=True)
 class Lowered:
-    """What became of a model.
+    """The results of lowering a model.
 
     nodes, functions: how many nodes of each operator were lowered, and how many functions they call.
-    outputs: those that were added. left: operators that stock onnxruntime lacks still.
+    outputs: those that were added. left: operators that stock onnxruntime still lacks.
     """
 
     nodes: dict[str, int]
@@ -35,7 +35,7 @@ def lower_file(source: Path, target: Path, only: Collection[str] | None = None) 
     Returns what became of the model. Raises what `lower` raises, ValueError for a target in the wrong folder,
     FileNotFoundError for one in a folder that is not there.
     """
-    after = lower(source, operators=only)  # first: it says what is wrong with a file that is no model
+    after = lower(source, operators=only)  # this comes first because it checks the file
     before = onnx.load(source, load_external_data=False)
     tensors = (*after.graph.initializer, *after.graph.sparse_initializer)
     outside = any(uses_external_data(each) for each in tensors if isinstance(each, onnx.TensorProto))
@@ -61,5 +61,5 @@ def _compared(before: onnx.ModelProto, after: onnx.ModelProto) -> Lowered:
 
 
 def _operator(function: str, names: Collection[str]) -> str:
-    """Which operator a function stands for: it has its name, and a number behind it from the second on."""
+    """The operator of a function, which has the operator's name, followed by a number from the second one on."""
     return max((name for name in names if function == name or function.startswith(f"{name}_")), key=len, default="")

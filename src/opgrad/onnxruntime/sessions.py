@@ -17,7 +17,7 @@ except ImportError as error:
     missing = "opgrad.onnxruntime: onnxruntime cannot be imported; install it with: pip install 'opgrad[onnx]'"
     raise ImportError(missing) from error
 
-# What helps when onnxruntime says that it cannot load a model, by a part of its message.
+# From a part of onnxruntime's message that it cannot load a model to advice for the user.
 REMEDIES = {
     "type inference failed": "the outputs of SoftmaxCrossEntropyLossInternal and its gradient have the type that the"
     " graph declares; add a value_info entry for each that is not an output of the graph",
@@ -65,7 +65,7 @@ def InferenceSession(
     """
     options = sess_options if sess_options is not None else onnxruntime.SessionOptions()
     register(options)
-    if isinstance(model, str | os.PathLike) and Path(model).exists():  # onnxruntime says what is not there
+    if isinstance(model, str | os.PathLike) and Path(model).exists():  # onnxruntime itself reports a missing file
         check_regular(Path(model), f"InferenceSession: {os.fspath(model)}")
     try:
         return onnxruntime.InferenceSession(model, options, providers=providers, **kwargs)

@@ -48,7 +48,7 @@ __all__ = [
     "vocab_parallel_linear_cross_entropy",
 ]
 
-# The plain functions know tensors from now on, so that a compiler need not follow how they find out.
+# The plain functions learn here that tensors are PyTorch's; a compiler then need not trace how they find that out.
 for kind in (torch.Tensor, torch.nn.Parameter):
     library_of(kind)
 del kind

@@ -1,8 +1,8 @@
-"""The batching rule of every operator, for torch.vmap: one call in which the batch is one more axis.
+"""The batching rule of every operator for torch.vmap: one call with the batch as an additional axis.
 
-Elementwise and row operators take it in front. In the losses it joins the samples, whose losses are then reduced for
-each call of its own. In lookups an axis of x moves aside for it; where every call has indices and a table of its own,
-all tables become one, and the indices are shifted to their part of it.
+Elementwise and row operators take the batch axis in front. The losses take it as part of the samples, whose losses are
+then reduced for each call separately. Lookups take it as a further axis of x. If every call has its own indices and its
+own table, all tables are concatenated, and the indices are shifted to their part of the result.
 """
 
 import functools
@@ -58,7 +58,7 @@ def _batching(operator: TensorOperator, rule: Callable[[Batch], Batched]) -> Cal
         attributes = operator.checked(specs, operator.given(arguments))
         try:
             return rule(Batch(operator, size, given, batched, attributes))
-        except ValueError:  # a label or an index out of range: let the call that has it speak
+        except ValueError:  # a label or an index is out of range; the call that has it shall raise the error
             for call in range(size):
                 operator(*[value[call] if name in batched else value for name, value in given.items()])
             raise
@@ -67,7 +67,7 @@ def _batching(operator: TensorOperator, rule: Callable[[Batch], Batched]) -> Cal
 
 
 def _spec(tensor: Tensor | None, batched: bool) -> Spec | None:
-    """What one call is given."""
+    """The shape and dtype of an argument of one call."""
     return None if tensor is None else Spec(tuple(tensor.shape[batched:]), numpy_dtype(tensor.dtype))
 
 
@@ -129,7 +129,7 @@ def _loss_grad(batch: Batch) -> Batched:
 
 
 def _factors(batch: Batch, labels: Tensor, like: Tensor) -> Tensor | None:
-    """What multiplies each sample, where that is not the operator's `weight` alone."""
+    """The factor of each sample, if it is not the operator's `weight` alone; else None."""
     weight, ignore_index, reduction = (batch.given[name] for name in ("weight", "ignore_index", "reduction"))
     if reduction != "mean" and "weight" not in batch.batched:
         return None
@@ -167,7 +167,7 @@ def _gather_grad(batch: Batch) -> Batched:
 
 
 def _shifted(indices: Tensor, size: int) -> Tensor:
-    """Indices into tables of this size as indices into all tables in a row; what is out of range stays that."""
+    """Indices into tables of this size as indices into the concatenated tables; those out of range stay so."""
     indices = indices.long()
     tables = indices.shape[0]
     first = torch.arange(tables, device=indices.device).mul(size).view(-1, *[1] * (indices.dim() - 1))
@@ -185,6 +185,6 @@ RULES = {
 RULES_BY_KIND = {"elements": _elements, "rows": _rows, "classes": _losses}
 
 for name, operator in OPERATORS.items():
-    if operator.eager is None:  # it has no gradient, and by it no batching rule
+    if operator.eager is None:  # it has no gradient, and so no batching rule from it
         continue
     operator.derivative.batching = _batching(operator, RULES.get(name) or RULES_BY_KIND[operator.op.kind])

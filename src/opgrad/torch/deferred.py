@@ -1,8 +1,8 @@
-"""Logits that a linear layer has not computed yet: what a model does to them before its loss is noted, not done.
+"""Deferred logits: what a model does to the result of its output layer is recorded and not computed.
 
-A hook puts `_Input` in place of the input of a linear layer. PyTorch hands every function that meets it to its
-`__torch_function__`, and `functional.linear` makes `Deferred` of it. Factors, the sum of such logits, and a softcap
-are noted; whatever else is asked of them computes them first, as the model would have.
+A hook replaces the input of a linear layer by `_Input`. PyTorch passes every function that is called with it to its
+`__torch_function__`, where `functional.linear` returns a `Deferred`. Factors, sums of such logits and a softcap are
+recorded. Any other operation computes the logits first, as the model would have done.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class LayerLogits:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """What was in force where the layer was called: the layer is computed under the same."""
+    """The modes in force when the layer was called, such as autocast and grad; the layer is computed under the same."""
 
     records: bool
     autocasts: bool
@@ -64,7 +64,8 @@ class _Surroundings:
 class Deferred:
     """The sum of its terms or, with `after`, after * tanh(the sum), in this dtype; in the place of a tensor.
 
-    computed: the tensor, from when on something has asked for it. It counts then, since it may be changed in place.
+    computed: the tensor, as soon as something has asked for it. From then on only it counts, since it may be changed in
+    place.
     """
 
     def __init__(self, terms: Sequence[Term], after: float | None, dtype: torch.dtype, surroundings: _Surroundings):
@@ -93,12 +94,12 @@ class Deferred:
         return found if term.factor == 1.0 else found * term.factor
 
     def layer(self) -> LayerLogits | None:
-        """The logits as one linear layer with a softcap and a temperature; None for what is no such thing."""
+        """The logits as one linear layer with a softcap and a temperature; None if they do not have this form."""
         first, after = self.terms[0], 1.0 if self.after is None else self.after
         if self.computed is not None or not (first.factor > 0 and after > 0):
             return None
         x, w, b = first.x, first.w, first.b
-        for term in self.terms[1:]:  # a sum of products is the product of what stands side by side
+        for term in self.terms[1:]:  # a sum of products x @ w.T is one product of the concatenated x and w
             x = torch.cat([x, term.x.to(x.dtype) * (term.factor / first.factor)], -1)
             w = torch.cat([w, term.w.to(w.dtype)], -1)
             if term.b is not None:
@@ -108,7 +109,7 @@ class Deferred:
         return LayerLogits(x, w, b, softcap, 1 / (after * first.factor))
 
     def weights_are_there(self) -> bool:
-        """Whether the memory of the layer's weights has not been given back since it was called."""
+        """Whether the memory of the layer's weights still exists; sharded training frees it after the layer's call."""
         if torch.compiler.is_compiling():
             return True
         plain = [term.w for term in self.terms if type(term.w) in PLAIN and term.w.numel()]
@@ -152,7 +153,7 @@ class Deferred:
         if args[0] in (self.device, self.dtype):
             return self
         if args[0] in {torch.promote_types(self.dtype, args[0]), *(term.w.dtype for term in self.terms)}:
-            return Deferred(self.terms, self.after, args[0], self.surroundings)  # nothing that was computed is lost
+            return Deferred(self.terms, self.after, args[0], self.surroundings)  # no digits are lost
         return self.tensor().to(*args)
 
     def float(self) -> Any:
@@ -184,7 +185,7 @@ class Deferred:
 
 
 def _settled(value: Any) -> Any:
-    """Tensors in place of what is deferred, in lists, too."""
+    """The value with computed tensors in place of all deferred ones, also inside lists."""
     if isinstance(value, Deferred):
         return value.tensor()
     if isinstance(value, _Input):
@@ -199,7 +200,7 @@ def _by_tensor(name: str) -> Callable[..., Any]:
     return method
 
 
-# Python looks these up in the class. Those that are written above note what they can.
+# Python looks special methods up in the class. The special methods above record what they can.
 for _name in (
     *("getitem", "setitem", "len", "iter", "bool", "float", "int", "neg", "abs", "invert", "contains", "array"),
     *("sub", "rsub", "radd", "rtruediv", "floordiv", "mod", "pow", "rpow", "matmul", "rmatmul", "and", "or", "xor"),
@@ -210,7 +211,7 @@ setattr(Deferred, "__hash__", object.__hash__)  # noqa: B010
 
 
 class _Input:
-    """The input of a linear layer whose product is to be deferred."""
+    """Stands for the input of a linear layer whose result shall be deferred."""
 
     def __init__(self, x: Tensor):
         self.x = x
@@ -228,5 +229,5 @@ class _Input:
 
 
 def deferred_input(x: Tensor) -> Any:
-    """What to hand to a linear layer in place of x."""
+    """The object to pass to a linear layer in place of x."""
     return _Input(x)

@@ -1,8 +1,8 @@
 """torch.onnx.export of every operator: as the ONNX operator of its name, or as the original of the training graphs.
 
-Nobody has to ask for it: a call turns to `on_export` in the middle of an export, and while a module is traced, which
-may be exported later. What torch.export or torch.jit.trace have made elsewhere needs a line: `decompositions`, or the
-import of this module.
+It works by itself: during an export, and while a module is traced, which may be exported later, a call goes to
+`on_export`. Programs that torch.export or torch.jit.trace made elsewhere need one line: `decompositions`, or the import
+of this module.
 """
 
 import inspect
@@ -17,7 +17,7 @@ from opgrad.torch.schema import REGISTERED, Registered, is_recording
 
 Given = Mapping[str, Any]  # a call's arguments by parameter name; tensors are values of the graph
 Form = Callable[[Graph, Given], Any]
-OPSET = 13  # the first in which Softmax and its gradient name one axis
+OPSET = 13  # the first opset in which Softmax and its gradient have a single axis
 DESCRIPTORS = {"Tensor": "v", "int[1]": "is", "SymInt[]": "is", "bool": "b", "float": "f", "str": "s"}
 FORMS: dict[str, Form] = {}
 
@@ -72,7 +72,7 @@ def _in_place_accumulator(graph: Graph, given: Given) -> Value:
 
 
 def over_rows(name: str, *arrays: str) -> Form:
-    """A node along an axis of these arrays; ONNX has one axis, so several are merged before and parted after."""
+    """A node along one axis of these arrays; several axes are merged into one before it and split again after it."""
 
     def build(graph: Graph, given: Given) -> Value:
         values = [given[array] for array in arrays]
@@ -117,7 +117,7 @@ def _loss_and_log_prob(graph: Graph, given: Given) -> tuple[Value, Value]:
 
 @form("softmax_cross_entropy_loss_and_grad")
 def _loss_and_grad(graph: Graph, given: Given) -> tuple[Value, Value]:
-    """The gradient is what the exporters leave out if nothing reads it, as in a model that is exported for its loss."""
+    """The loss and its gradient; the exporters leave out the gradient's nodes if nothing reads it."""
     (loss,) = _loss(graph, given, given["loss_dtype"])
     logits = given["logits"]
     log_prob = node(graph, "LogSoftmax", [logits], logits, axis=1)
@@ -192,7 +192,7 @@ def on_export(operator: Registered, arguments: Sequence[Any]) -> Any:
     if is_recording():
         # A trace takes no list with sizes that it follows: int() makes them numbers, with PyTorch's warning.
         plain = [[int(each) for each in value] if isinstance(value, list | tuple) else value for value in arguments]
-        return operator.overload(*plain)  # whose node the symbolic function replaces
+        return operator.overload(*plain)  # the exporter replaces its node by means of the symbolic function
     return converted(operator, ExportGraph(), arguments)
 
 
@@ -209,7 +209,7 @@ def _decomposition(operator: Registered) -> Callable[..., Any]:
 
 
 def _symbolic(operator: Registered) -> Callable[..., Any]:
-    """What the exporter of traced modules calls for a node of this operator."""
+    """The symbolic function that the exporter of traced modules calls for a node of this operator."""
 
     def symbolic(context: Any, *arguments: Any) -> Any:
         given = [_read(name, value) for name, value in zip(operator.names, arguments, strict=False)]
@@ -225,7 +225,7 @@ def _symbolic(operator: Registered) -> Callable[..., Any]:
 
 
 def _read(name: str, value: Any) -> Any:
-    """An argument as it is elsewhere: a trace has values for nothing, and numbers for dtypes."""
+    """An argument in its usual form: a trace has graph values for None, and numbers for dtypes."""
     if value is None or (isinstance(value, torch._C.Value) and value.node().mustBeNone()):
         return None
     return SCALAR_TYPES(value).dtype() if name.endswith("dtype") else value

@@ -1,7 +1,7 @@
-"""What torch.utils.flop_counter counts for the operators of linear layers: their matrix products.
+"""Formulas for torch.utils.flop_counter: the matrix products of the operators of linear layers.
 
-That module takes 0.3 seconds to import. So its registry is told when it is there, and so are counters that are
-already at work.
+Importing that module takes 0.3 seconds. So the formulas are registered only if it is imported already, also with
+counters that are active.
 """
 
 import sys
@@ -22,7 +22,7 @@ PRODUCTS = {
 
 
 def count_flops() -> None:
-    """Let counters count the operators, if there are any counters."""
+    """Register the formulas if torch.utils.flop_counter is imported."""
     counting = sys.modules.get("torch.utils.flop_counter")
     if counting is None:
         return

@@ -236,11 +236,11 @@ def _embedding(input: Tensor, weight: Tensor, padding_idx: int | None, check: bo
         check_padding(padding_idx, rows)
     if not (y.requires_grad or recording or is_transformed()):
         return y
-    # A compiler joins the selection with what it computes next, and a transformation sees what it is made of; classes
-    # of autograd's neither they nor a trace like.
+    # A compiler fuses the selection with the next operations, and a transformation can differentiate it; neither of
+    # them, nor a trace, supports a torch.autograd.Function.
     traced = recording or torch.compiler.is_compiling() or is_transformed()
     if traced and is_exported():
-        return y  # an exported model has no gradient
+        return y  # the difference is in the gradient alone, which an exported model does not have
     is_padding = ((input - padding_idx) % rows == 0).view(*input.shape, *[1] * (weight.dim() - 1))
     return torch.where(is_padding, y.detach(), y) if traced else _padded(y, is_padding)
 

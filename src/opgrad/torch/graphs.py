@@ -15,7 +15,7 @@ Value = Any  # a tensor in the first graph, a torch._C.Value in the second
 Shape = Sequence[Any]
 Results = Sequence[tuple[torch.dtype, Shape]]
 
-EXPORTER: Any = torch.onnx  # parts of it are public that the module does not list
+EXPORTER: Any = torch.onnx  # typed as Any, because some public names are missing in the module's `__all__`
 SCALAR_TYPES = EXPORTER.JitScalarType
 
 

@@ -19,10 +19,10 @@ def replace(operator: TensorOperator, x: Tensor, *attributes: Any) -> Tensor:
     if not isinstance(x, Tensor) or is_direct((x,)):
         return cast(Tensor, run(operator.op, {**_named(operator, x, attributes), "out": x}))
     if is_traced((x,)) or is_transformed():
-        return x.copy_(operator(x.clone(), *attributes))  # what the backward pass reads must not be written over
+        return x.copy_(operator(x.clone(), *attributes))  # the clone is what the backward pass reads
     origin = x._base if x._is_view() else x
     if origin is not None and origin.is_leaf and origin.requires_grad:
-        # PyTorch finds out after the kernel has run.
+        # PyTorch itself would raise this error only after the kernel has run.
         raise RuntimeError(f"{operator.op.name}: x is a leaf that requires grad, or a view of one: leave inplace away")
     for name, value in zip(operator.names[1:], attributes, strict=False):
         if value < 0:

@@ -1,12 +1,13 @@
-"""A linear layer and its loss a chunk at a time: logits lie in one buffer, where their gradient replaces them.
+"""A linear layer and its loss, computed in chunks: the logits of a chunk lie in a buffer, and so does their gradient.
 
-By samples: some rows of input meet all classes. Each chunk adds to the gradient of the layer's weight: in float32, or
-in float64 for float64. By classes: all rows meet some classes, first for the log-sum-exp, then again for the gradient;
-so the gradient of those classes' weights is one product, written once, and no sum of weight's size is kept in float32.
-It takes four products where the other way takes three.
+Chunks by samples: a chunk has some rows of the input and all classes. Each chunk adds to the gradient of the layer's
+weight, which is summed in float32, or in float64 for float64. Chunks by classes: a chunk has all rows and some
+classes. Its logits are computed first for the log-sum-exp and again for the gradient. Then the gradient of these
+classes' weights is one product, which is written once, and no float32 sum of the weight's size is needed. This takes
+four products, chunks by samples take three.
 
-A CPU without instructions for products in half precision takes 5 to 40 times as long for them as for float32: there the
-layer is converted to float32 a part at a time, and the logits are float32.
+A CPU without instructions for products in half precision takes 5 to 40 times as long for them as for float32. On such a
+CPU parts of the layer are converted to float32 one after the other, and the logits are float32.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,12 +28,12 @@ _plain, _plain_with_grad = (OPERATORS[f"softmax_cross_entropy_loss{name}"].op fo
 _losses, _losses_and_grad = (LOSSES[f"sample_losses{name}"].op for name in ("", "_and_grad"))
 _add = OPERATORS["in_place_accumulator"].op
 
-LEAST_BUFFER = 32 << 20  # bytes of logits
+LEAST_BUFFER = 32 << 20  # the least bytes of the buffer of logits
 SHARE_OF_BUFFER = 0.11  # of the arguments and their gradients, if that is more: peak memory stays within 1.15 of these
-FEWEST_ROWS = 64  # of a chunk: products of fewer rows leave the processor waiting for the layer's weight
+FEWEST_ROWS = 64  # the fewest rows of a chunk: in products of fewer rows the processor waits for the weight
 MOST_IN_FLOAT32 = 128 << 20  # bytes of the float32 sum of a half-precision gradient; above, classes are chunked
-PART = 16 << 20  # bytes of what is converted to float32 at a time
-# What LLVM calls the instructions that multiply numbers of a dtype.
+PART = 16 << 20  # bytes of the part that is converted to float32 at a time
+# LLVM's names of the instructions that multiply numbers of a dtype.
 INSTRUCTIONS = {
     torch.bfloat16: {"+avx512bf16", "+amx-bf16", "+bf16"},
     torch.float16: {"+avx512fp16", "+amx-fp16", "+fullfp16"},
@@ -89,7 +90,7 @@ def _parts(matrix: Tensor, dtype: torch.dtype) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class Chunks:
-    """How the work is cut: rows at a time with all classes, or all rows with some classes at a time."""
+    """How the work is divided: some rows with all classes at a time, or some classes with all rows."""
 
     by_classes: bool
     size: int
@@ -100,7 +101,7 @@ class Chunks:
             yield slice(start, min(start + self.size, total))
 
     def buffer(self, layer: Layer) -> Tensor:
-        """For the logits of a chunk."""
+        """A buffer for the logits of a chunk."""
         (n, _), c = layer.x.shape, layer.w.shape[0]
         size = n * min(self.size, c) if self.by_classes else min(self.size, n) * c
         return layer.x.new_empty(size, dtype=layer.product)
@@ -114,7 +115,7 @@ def chunks_of(layer: Layer, rows: int | None, with_gradient: bool) -> Chunks:
     budget = max(LEAST_BUFFER, int(SHARE_OF_BUFFER * 2 * item * (c + n) * h))
     fitting = budget // (c * of_logits)
     sums = 4 * c * h if with_gradient and layer.number != layer.x.dtype else 0
-    # One chunk needs no sum in float32, and no product beside it: logits may take their memory.
+    # A single chunk needs no float32 sum of the gradient and no product beside it, so the logits may use that memory.
     without = sums + c * h * item if 0 < sums <= MOST_IN_FLOAT32 else 0
     if n * c * of_logits <= budget + without:
         return Chunks(False, max(n, 1))
@@ -134,13 +135,13 @@ def new_results(n: int, like: Tensor) -> list[Tensor]:
 
 
 def attributes(settings: Settings, **changed: Any) -> dict[str, Any]:
-    """By name. Ignored samples have been left out, and labels have been checked."""
+    """The operators' attributes by name, without ignore_index: ignored samples have been removed before."""
     _, smoothing, softcap, temperature = settings
     return {"label_smoothing": smoothing, "softcap": softcap, "temperature": temperature} | changed
 
 
 def sample_results(layer: Layer, settings: Settings, chunks: Chunks) -> list[Tensor]:
-    """What sample_losses gives for the layer's logits."""
+    """The results of `sample_losses` for the layer's logits."""
     if chunks.by_classes:
         return Merged.of(layer, settings, chunks).results()
     buffer, found = chunks.buffer(layer), new_results(len(layer.x), layer.x)
@@ -153,7 +154,7 @@ def sample_results(layer: Layer, settings: Settings, chunks: Chunks) -> list[Ten
 
 @dataclass
 class Merged:
-    """What was found of the samples in each slice of the classes, and of all classes."""
+    """The statistics of the samples over each slice of the classes, and over all classes."""
 
     layer: Layer
     settings: Settings
@@ -187,7 +188,7 @@ class Merged:
             value = logits.gather(1, largest.clamp(min=0).unsqueeze(1)).squeeze(1).to(number)
             predicted = torch.where(value > top, largest + classes.start, predicted)
             top = torch.maximum(top, value)
-        # A label out of range, which the CPU has refused, makes its sample NaN.
+        # A label out of range makes its sample NaN; on the CPU it has raised an error before.
         valid = (layer.labels >= 0) & (layer.labels < layer.w.shape[0])
         lse = torch.where(valid, lse_of.logsumexp(0), float("nan"))
         expected = ((lse_of - lse).exp() * (lse_of - entropy_of)).sum(0)
@@ -212,10 +213,11 @@ class Merged:
         return [loss, self.lse, -self.below, self.entropy, torch.where(self.lse.isnan(), -1, self.predicted)]
 
     def upstream(self, place: int, given: Upstream) -> dict[str, Tensor]:
-        """The gradients with which a slice's own gradient is that of its classes in the whole.
+        """The gradients of a slice's results for which the slice's kernel gives its part of the whole gradient.
 
-        A slice has a softmax of its own, by which lse is too small; what `dlse` adds makes up for it. Labels count by
-        `dlog_prob` alone, in the slice that has them, and what is smoothed by a loss that is smoothed all over.
+        The kernel computes the softmax over the slice alone, whose log-sum-exp is smaller than that over all classes;
+        `dlse` corrects for that. The labels' part of the gradient is passed as `dlog_prob`, in the slice with the
+        label. The part of label smoothing is passed as `dloss`, as the kernel is called with a label_smoothing of 1.
         """
         layer, smoothing, classes = self.layer, self.settings[1], self.slices[place]
         lse, mine, entropy = self.lse, self.lse_of[place], self.entropy_of[place]
@@ -231,7 +233,7 @@ class Merged:
 
 
 def mass_of(layer: Layer, classes: slice) -> Tensor | float:
-    """The sum of the weights of these classes over the number of all."""
+    """The sum of the weights of these classes, divided by the number of all classes."""
     count = layer.w.shape[0]
     if layer.weight is None:
         return (classes.stop - classes.start) / count
@@ -243,7 +245,7 @@ def _in_slice(layer: Layer, classes: slice) -> Tensor:
 
 
 def _over_slice(settings: Settings, **more: Any) -> dict[str, Any]:
-    """A slice's attributes: labels are left to `dlog_prob`, and smoothing, where there is any, takes all."""
+    """The attributes of a slice's kernels: label_smoothing is 1 or 0, as labels only count through `dlog_prob`."""
     return attributes(settings, **more) | {"label_smoothing": 1.0 if settings[1] else 0.0}
 
 
@@ -251,12 +253,12 @@ def _over_slice(settings: Settings, **more: Any) -> dict[str, Any]:
 
 
 class Gradients:
-    """The gradients of x, w and b, those that are wanted, as chunks add to them."""
+    """The wanted ones of the gradients of x, w and b, to which the chunks add."""
 
     def __init__(self, layer: Layer, needs: Sequence[bool], chunks: Chunks):
         self.layer, self.by_classes = layer, chunks.by_classes
-        # What is summed over chunks is summed in float32; what one product gives is written by it. Without samples
-        # there is no chunk, and the sum over none is 0.
+        # Gradients that are summed over chunks are summed in float32; those of a single product are written by it.
+        # Without samples there is no chunk, and the sum is 0.
         several = len(list(chunks.over(layer))) != 1
         x_dtype, w_dtype = (
             layer.number if several and by else layer.x.dtype for by in (self.by_classes, not self.by_classes)
@@ -268,7 +270,7 @@ class Gradients:
         self.several = several
 
     def add(self, dlogits: Tensor, rows: slice, classes: slice) -> None:
-        """What the gradient of the logits of these rows and classes gives."""
+        """Add the gradients that follow from the gradient of the logits of these rows and classes."""
         x, w = self.layer.x[rows], self.layer.w[classes]
         if self.dx is not None:
             multiply(self.dx[rows], dlogits, w, self.several and self.by_classes)
@@ -278,7 +280,7 @@ class Gradients:
             self.db[classes] += dlogits.sum(0, dtype=self.layer.number)
 
     def results(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """In the dtypes of the layer."""
+        """The gradients in the dtypes of the layer."""
         layer = self.layer
         b_dtype = layer.b.dtype if layer.b is not None else layer.x.dtype
         dx, dw, db = self.dx, self.dw, self.db
@@ -293,7 +295,7 @@ class Gradients:
 def multiply(out: Tensor, a: Tensor, b: Tensor, adds: bool) -> None:
     """out = a @ b, or out += a @ b where it `adds`, in the dtype of a."""
     if a.dtype == b.dtype and adds and out.dtype != a.dtype:
-        # In one pass, where PyTorch would first make a float32 copy of the product.
+        # This takes one pass; PyTorch would first make a float32 copy of the product.
         execute(_add, {"buffer": out, "value": torch.mm(a, b), "out": out})
     elif out.dtype != a.dtype:
         for rows in _parts(out, a.dtype):
@@ -345,7 +347,7 @@ def plain_gradients(
 ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None, Tensor | None]]:
     """factor * the loss of each sample without options, and the gradients of the sum of these, by the fused kernel.
 
-    The factor stands in the weights of the classes, so that it is in the gradient before that is rounded.
+    The factor is multiplied into the class weights, so that the gradient is multiplied by it before it is rounded.
     """
     ones = torch.ones(len(layer.w), dtype=layer.number, device=layer.w.device)
     weight = (ones if layer.weight is None else layer.weight.to(layer.number)) * factor

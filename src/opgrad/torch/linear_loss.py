@@ -1,8 +1,8 @@
 """A linear layer and cross-entropy in one: the logits are never stored as a whole.
 
-An eager call whose loss is one number computes the gradients in the forward pass, from the logits that are there, and
-hands them out in the backward pass. Everything else goes by two registered operators: the samples' results, and, for
-their gradients, the gradients of the layer, for which the logits are computed again.
+An eager call whose loss is one number computes the gradients in the forward pass, while the logits exist, and returns
+them in the backward pass. All other calls use two registered operators: one for the samples' results, and one for the
+gradients of the layer, which computes the logits again.
 """
 
 from collections.abc import Callable, Sequence
@@ -142,7 +142,7 @@ def _autocast(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, T
 
 
 def _needs_composition(tensors: Sequence[Tensor]) -> bool:
-    """Whether something is at work that must see what the loss is made of: all but grad among the transformations."""
+    """Whether a transformation is active that must see the operations inside the loss: any of them except grad."""
     if is_recording() or is_exported() or torch_private.is_forward_mode():
         return True
     if torch.compiler.is_compiling():
@@ -234,11 +234,12 @@ class _Fused(torch.autograd.Function):
         factor = dloss * ctx.later
         if is_batched(dloss):
             return *(None if each is None else each * factor for each in grads), *nothing
-        # Handed out and forgotten, so that autograd keeps them where they are; another pass computes them anew.
+        # The gradients are returned without keeping a reference, so that autograd takes over their memory; another
+        # backward pass computes them again.
         ctx.grads = None
         if factor.is_cuda or float(factor) != 1.0:
             for each in grads:
-                if each is not None:  # a number on the device would be rounded first, a tensor with dimensions is not
+                if each is not None:  # a 0-dimensional factor on CUDA would be rounded to its dtype first
                     each.mul_(factor.reshape([1] * each.dim()))
         return *grads, *nothing
 
@@ -256,13 +257,13 @@ def _total(
     rows: int | None,
     needs: Sequence[bool],
 ) -> tuple[Tensor, list[Tensor | None], Tensor | float]:
-    """The loss in float64 but for a factor, its gradients but for the same factor, and that."""
+    """The loss in float64 and its gradients, both without a common factor, and that factor."""
     layer, kept = layer_of(x, w, b, labels, weight, options.ignore_index)
     by_weight, by_count = divisors(labels, weight, False, options, layer.number)
     inverse, of_square = over(by_weight), options.lse_square_scale * over(by_count)
     now: Any = inverse
     later: Any = 1.0
-    if x.dtype == torch.float16:  # as cross_entropy does: little of a mean's gradient is more than float16 holds
+    if x.dtype == torch.float16:  # a mean's gradient would underflow float16; see cross_entropy
         now, later, of_square = 1.0, inverse, of_square * by_weight
     chunks = chunks_of(layer, rows, with_gradient=True)
     total, (dx, dw, db) = _with_gradients(layer, options, now, of_square, needs[:3], chunks)
@@ -292,7 +293,7 @@ def _with_gradients(
 
 
 def _of_each(layer: Layer, value: Tensor | float) -> Tensor:
-    """The same number for each sample."""
+    """A number, expanded to all samples."""
     made = torch.empty(len(layer.x), dtype=layer.number, device=layer.x.device)
     return made.copy_(value) if isinstance(value, Tensor) else made.fill_(value)
 

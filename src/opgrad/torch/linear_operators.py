@@ -31,7 +31,7 @@ linear_samples_grad: Any = torch.ops.opgrad.linear_sample_losses_grad.default
 def layer_of(
     x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, ignore_index: int | None
 ) -> tuple[Layer, Tensor | None]:
-    """The layer with those samples alone that count, and which these are; None if they are all."""
+    """The layer with only the samples that count, and their numbers; None if all count."""
     x, w, b = x.detach(), w.detach(), None if b is None else b.detach()
     weight = None if weight is None else weight.detach()
     _check_labels(labels, len(w), ignore_index)
@@ -42,7 +42,7 @@ def layer_of(
 
 
 def counted(labels: Tensor, ignore_index: int | None) -> Tensor | None:
-    """The samples that count; None if they are all. On CUDA that waits for their number."""
+    """The numbers of the samples that count; None if all count. On CUDA this waits for the device."""
     if ignore_index is None or (labels.is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
     kept = (labels != ignore_index).nonzero().squeeze(1)
@@ -131,7 +131,7 @@ def _samples_backward(ctx: Any, dloss: Any, dlse: Any, dlog_prob: Any, dentropy:
 
 
 def _samples_grad_backward(ctx: Any, *directions: Any) -> tuple[Any, ...]:
-    """By the vector-Jacobian product of the composition, whose logits are stored."""
+    """The gradient of the gradients: the vector-Jacobian product of the composition, which stores the logits."""
     arguments = kept_arguments(ctx)
     x, w, b, labels, weight, *attributes, _ = arguments[:10]
     given = dict(zip(UPSTREAM, arguments[10:], strict=True))
@@ -182,7 +182,7 @@ def register(
 
 
 def _one_by_one(overload: Any, info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
-    """The rule for torch.vmap: a call for each, so that no more logits exist at a time than in one call."""
+    """The rule for torch.vmap: one call after the other, so that no more logits exist at a time than in one call."""
     calls = [
         overload(*(each if at is None else each.select(at, place) for at, each in zip(in_dims, arguments, strict=True)))
         for place in range(info.batch_size)

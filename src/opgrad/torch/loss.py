@@ -83,7 +83,7 @@ def of_options(
     input: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, shift: int = 0, in_place: bool = False,
     check: bool = False,
 ) -> Any:  # fmt: skip
-    """cross_entropy with its options read."""
+    """cross_entropy with checked options."""
     if is_class_sharded(input, min(input.dim() - 1, 1) if isinstance(input, Tensor) else 0):
         from opgrad.torch import vocab_parallel
 
@@ -102,7 +102,7 @@ SINGLE = {"labels[0]": "target", **WORDS}
 
 
 def _reduction(size_average: bool | None, reduce: bool | None) -> str:
-    """What the two arguments that came before `reduction` stand for; None for one of them stands for True."""
+    """The reduction that size_average and reduce stand for; None for one of them stands for True."""
     for name, value in (("size_average", size_average), ("reduce", reduce)):
         if value is not None and not isinstance(value, bool):
             raise TypeError(
@@ -122,7 +122,7 @@ def _cross_entropy(
     in_place: bool,
     check: bool,
 ) -> Any:
-    """The loss, by the way that its arguments ask for."""
+    """The loss, computed in the way that fits its arguments."""
     recording = is_recording()
     _check(input, target, weight, recording)
     if input.dim() == 1:
@@ -149,7 +149,7 @@ def _cross_entropy(
 
 
 def _of_one(found: Any) -> Any:
-    """What one row of logits gives, from what a batch of one gives."""
+    """The results for a single row of logits, from the results for a batch of one row."""
     if isinstance(found, tuple):
         return type(found)(*[each if each is None or not each.dim() else each.squeeze(0) for each in found])
     return found.squeeze(0) if found.dim() else found
@@ -168,11 +168,11 @@ def _plain(
 ) -> Tensor:
     """The loss of integer classes without options."""
     if not (torch.is_grad_enabled() and input.requires_grad) or recording:
-        # A recorded module may be trained or not: the loss alone is differentiable, too, by computing it anew.
+        # A recorded module may be trained or not, so the loss is recorded alone; its backward pass computes it again.
         return _loss_only(input, labels, weight, ignore_index, reduction, dtype, check)
     if reduction == "mean" and input.dtype == torch.float16 and not is_exported():
-        # Divided by the number of samples, most of a gradient is less than float16 holds, before a scaled loss can
-        # save it: so the gradient of the sum is kept, and the division left to the factor.
+        # If the gradient were divided by the number of samples here, most of it would underflow float16 before a loss
+        # scale could prevent that. So the gradient of the sum is kept, and the factor contains the division.
         total = _differentiable(in_place, input, labels, weight, ignore_index, "sum", torch.float32, check)
         counted = sample_weights(labels, weight, ignore_index, torch.float32).sum(dtype=torch.float64)
         return (total * over(counted)).to(dtype)
@@ -186,7 +186,7 @@ def _check(input: Any, target: Any, weight: Any, recording: bool) -> None:
     if not input.dim():
         raise ValueError("cross_entropy: input has 0 dimensions, expected at least 1")
     if recording:
-        return  # sizes are tensors there, of which Python shall not decide; the operator checks them when it runs
+        return  # sizes are tensors there, on which Python must not branch; the operator checks them when it runs
     if target.is_floating_point():
         expected, which = input.shape, "input's shape for class probabilities"
     else:
@@ -211,7 +211,7 @@ def _differentiable(
     dtype: torch.dtype,
     check: bool,
 ) -> Tensor:
-    """The loss in this dtype, with its gradient computed and kept."""
+    """The loss in this dtype; its gradient is computed at once and kept."""
     arguments = (input, labels, weight, ignore_index, reduction, dtype, input.dtype, check)
     if in_place and not torch.compiler.is_compiling() and not is_transformed():
         return _in_place(*arguments)
@@ -220,7 +220,7 @@ def _differentiable(
 
 
 class _InPlace(torch.autograd.Function):
-    """The fused loss whose gradient is handed out where it was stored."""
+    """The fused loss whose stored gradient is scaled in place and returned in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""What losses on tensors take beside logits and labels: read and checked in one place, and what they return.
+"""The options of losses on tensors, read and checked in one place, and the type of their results.
 
 Names are those in use: `lse_square_scale` weighs the z-loss, `softcap` bounds logits, `temperature` divides them then,
 `shift` pairs each sample with a later label, `num_items` is what a mean divides by.
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from opgrad.contract import REDUCTIONS
 
-IGNORED = -100  # the label that is ignored unless another is named
+IGNORED = -100  # the label that is ignored by default
 
 
 class CrossEntropyOutput(NamedTuple):
@@ -59,7 +59,7 @@ class LossOptions:
 
     @property
     def bends(self) -> bool:
-        """Whether logits are bounded or divided."""
+        """Whether there is a softcap or a temperature."""
         return bool(self.softcap) or self.temperature != 1.0
 
     @property
@@ -107,7 +107,7 @@ def read_options(
 
 def _number(name: str, option: str, value: Any) -> float:
     """A number, also one in a tensor, which is read."""
-    if isinstance(value, float):  # also a compiler's symbol for one
+    if isinstance(value, float):  # this is also true of a compiler's symbol for a float
         return value
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
@@ -133,7 +133,7 @@ def _items(name: str, value: Any) -> float | Tensor | None:
 def shifted(name: str, target: Tensor, shift: int, ignore_index: int | None) -> Tensor:
     """Labels moved `shift` places to the front of their last axis, and what is ignored behind them.
 
-    So sample i meets the label of sample i + shift, and no logits are copied. Raises ValueError, TypeError.
+    So sample i is compared with the label of sample i + shift, and no logits are copied. Raises ValueError, TypeError.
     """
     if isinstance(shift, bool) or not isinstance(shift, int):
         raise TypeError(f"{name}: shift is {shift!r}, expected an int")
@@ -156,10 +156,10 @@ def shifted(name: str, target: Tensor, shift: int, ignore_index: int | None) -> 
 def divisors(
     labels: Tensor, weight: Tensor | None, is_dense: bool, options: LossOptions, dtype: torch.dtype
 ) -> tuple[Tensor | float, Tensor | float]:
-    """What the sums of losses and of squares of lse are divided by; 0-dimensional tensors in float64, or 1.
+    """The divisors of the sums of losses and of squares of lse: 0-dimensional tensors in float64, or 1.
 
-    For "mean" the sum of the weights of the samples that count, or for class probabilities their number; that number;
-    `num_items` for both if it is given. What is divided by 0 shall be 0.
+    For "mean" the first divisor is the sum of the weights of the samples that count, or for class probabilities the
+    number of these samples. The second one is that number. `num_items` replaces both. A quotient by 0 shall be 0.
     """
     if options.reduction != "mean":
         return 1.0, 1.0

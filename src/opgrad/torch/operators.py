@@ -1,9 +1,9 @@
-"""Every declared operator as `torch.ops.opgrad.NAME`, and the shortest way from an eager call to its kernels.
+"""Every declared operator as `torch.ops.opgrad.NAME`, and the fast path from an eager call to its kernels.
 
 The schema follows from the declaration: arrays are tensors, attributes have their annotated types, and an
 `out_dtype` for several results becomes a dtype for each. A compiler sees the registered operator with its fake
-implementation and its gradient. PyTorch's dispatcher spends 15 to 40 µs on an operator written in Python, so eager
-calls go round it: straight to the kernels, or through a `torch.autograd.Function` with the same gradient.
+implementation and its gradient. PyTorch's dispatcher takes 15 to 40 µs for an operator written in Python, so eager
+calls bypass it: they go straight to the kernels, or through a `torch.autograd.Function` with the same gradient.
 
 Every road to a derivative leads to such a Function, with the operator's gradients as `backward`, its tangents as `jvp`
 and its batching rule as `vmap`. `torch.library.register_autograd` knows no tangents; so the dispatcher has two kernels
@@ -191,7 +191,7 @@ class TensorOperator(Registered):
 
 @cache
 def _register_shardings() -> None:
-    # A PyTorch whose DTensor has changed gets no rules, and its other users no error.
+    # If DTensor has changed in this release of PyTorch, it gets no rules, and nobody else gets an error.
     with contextlib.suppress(ImportError, AttributeError):
         from opgrad.torch import sharding
 

@@ -209,7 +209,7 @@ class _Split(_Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._splits: dict[Tensor, tuple[Any, Any]] = {}  # of states that no longer are
+        self._splits: dict[Tensor, tuple[Any, Any]] = {}  # the old ones belong to states that are replaced
 
     def _check_gradient(self, gradient: Tensor) -> None:
         if gradient.layout != torch.strided or gradient.dtype not in (torch.bfloat16, torch.float32):

@@ -80,7 +80,7 @@ def _inner(model: Any) -> Any:
 
 @dataclasses.dataclass
 class _Patch:
-    """What stands in a model's place.
+    """The changes to a patched model.
 
     own_loss: the loss function that was set before. heads: the linear layers that give logits. before: the `forward`
     that was set on the model before, as others do; forward: the one in its place.
@@ -124,7 +124,7 @@ def causal_lm_loss(
 
 @dataclasses.dataclass(frozen=True)
 class _LossFunction:
-    """What a model calls. shift: how many places behind the logits their labels stand. options: the user's."""
+    """The loss function of a patched model. shift: the distance from logits to their labels. options: the user's."""
 
     shift: int
     options: LossOptions
@@ -154,7 +154,7 @@ class _LossFunction:
 
     @staticmethod
     def _deferred(logits: Deferred, target: Tensor, options: LossOptions) -> Tensor | None:
-        """The loss without the logits; None where they are needed."""
+        """The loss of deferred logits, which are not computed; None if they have to be."""
         layer = logits.layer()
         if layer is None or (layer.softcap and options.softcap):
             return None
@@ -163,7 +163,7 @@ class _LossFunction:
                 "patch: the output layer's weights were given back before the loss (a sharded layer of its own), "
                 "expected them to be there: patch the model with linear=False"
             )
-        # The user's softcap bounds what the model's factor has scaled.
+        # The user's softcap applies to the logits that the model's factor has scaled.
         softcap = layer.softcap or options.softcap * layer.temperature
         options = dataclasses.replace(options, softcap=softcap, temperature=options.temperature * layer.temperature)
         found: Tensor = linear_loss.of_options(
@@ -223,7 +223,7 @@ def _heads(model: Any) -> list[torch.nn.Linear]:
 
 
 def _defer(layer: Any, args: tuple[Any, ...]) -> Any:
-    """The hook of an output layer, which computes nothing then."""
+    """The hook of an output layer that defers its logits."""
     scope = _scope.__dict__.get("now")
     if scope is None or len(args) != 1 or not any(each is layer for each in scope.heads):
         return None

@@ -1,4 +1,4 @@
-"""Softmax with attributes, or of mixed and narrow dtypes, on tensors: differentiated once, and not traced.
+"""Softmax with attributes, or with mixed or narrow dtypes, on tensors: it is differentiable once and not traceable.
 
 The forward pass keeps the probabilities, or their logarithms, before any attribute (`save=True`), and the backward
 pass is the general form of the gradient operator.

@@ -1,4 +1,4 @@
-"""A loss with options from the losses of its samples, with the gradient computed in the same pass where that is all.
+"""A loss with options, reduced from the samples' losses; if only the loss is wanted, with its gradient in one pass.
 
 Where other results than the loss are differentiable, and for reduction "none", the gradient is computed in the
 backward pass, when the gradients of all results are known.
@@ -110,8 +110,8 @@ class _Fused(torch.autograd.Function):
         now: Any = inverse
         later: Any = 1.0
         if logits.dtype == torch.float16:
-            # Divided by the number of samples, most of a gradient is less than float16 holds, before a scaled loss
-            # can save it: so the gradient of the sum is kept there, and the division left to the factor.
+            # If the gradient were divided by the number of samples here, most of it would underflow float16 before a
+            # loss scale could prevent that. So the gradient of the sum is kept, and the factor contains the division.
             now, later, of_square = 1.0, inverse, of_square * by_weight
         square = _of_each(labels, of_square, number) if options.lse_square_scale else None
         upstream = (_of_each(labels, now, number), None, square, None, None)

@@ -88,7 +88,7 @@ def _from_log_prob(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     ignore_index, smoothing, _, _ = settings
     target, p = targets(z, labels, weight, probabilities, smoothing), log_p.exp()
-    below = -torch.where((target == 0) & log_p.isinf(), 0, log_p)  # what a target of 0 meets is its gradient
+    below = -torch.where((target == 0) & log_p.isinf(), 0, log_p)  # 0 * inf is NaN; finite ones are target's gradient
     slack = -torch.where(p == 0, 0, log_p)
     results = ((target * below).sum(1), z.logsumexp(1), -nll, (p * slack).sum(1))
     predicted = logits.detach().argmax(1) if z.shape[1] else torch.full_like(labels, -1, dtype=torch.int64)

@@ -1,7 +1,7 @@
-"""The statistics of a shard of the classes as registered operators, and what brings those of all shards together.
+"""The statistics of a shard of the classes, and the gathering of those of all shards, as registered operators.
 
-Every operator that communicates has its counterpart as gradient: of a value that all processes hold, the gradient is
-the same on all; of one that each holds a part of, the gradient is its part.
+The gradient of every operator that communicates is its counterpart: the gradient of a value that all processes hold is
+the same on all of them, and the gradient of a value of which each process holds a part is distributed like the value.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +25,8 @@ from opgrad.torch.schema import LIBRARY, TAGS
 
 _statistics_of, _gradient_of = (graph_operators()[name] for name in ("cross_entropy_shard", "cross_entropy_shard_grad"))
 
-HEADER = 4  # words before the statistics: the first class, the one behind the last, the rows, the statistics
-EXACT = 1 << 24  # integers up to here are float32 numbers
+HEADER = 4  # words before the statistics: the first class, the end of the classes, the numbers of rows and statistics
+EXACT = 1 << 24  # float32 represents all integers up to here
 CHUNK = 1 << 24  # elements of the logits that exist at a time where a linear layer makes them: 64 MiB of float32
 
 _CLASSES = "Tensor labels, Tensor? weight, SymInt first, float softcap, float temperature, bool moment, bool predicted"
@@ -375,7 +375,7 @@ def _sum(x: Tensor, group: str) -> Tensor:
     return total
 
 
-# What every process has goes into the classes of each: the gradient is the sum of theirs, and that one's is a copy.
+# A copy to all processes: its gradient is the sum over the processes, and the gradient of the sum is a copy.
 register(
     shard_copy,
     lambda x, group: x.clone(),

@@ -1,8 +1,8 @@
 """The losses of samples whose classes are split over the processes of a group, with one all-gather.
 
-Each process finds four numbers for each of its rows (opgrad.ops.vocab_parallel), more for some options, and gathers
-those of all. It puts them together in the order of the ranks, in float64, so that every process has the same bits. What
-comes out is what `sample_losses` returns for classes that are all in one place, and is reduced likewise.
+Each process computes four numbers for each row (opgrad.ops.vocab_parallel), more for some options, and gathers those of
+all processes. It combines them in the order of the ranks, in float64, so that every process has the same bits. The
+results are those that `sample_losses` returns for unsplit classes, and they are reduced in the same way.
 """
 
 from collections.abc import Callable
@@ -106,7 +106,7 @@ def is_class_sharded(value: Any, dim: int) -> bool:
 
 
 def merged(parts: Tensor, shard: Shard, is_dense: bool, total: Tensor) -> Rows:
-    """What the statistics [processes, statistics, rows] of all shards come to, in rank order."""
+    """The rows over all classes, combined from the statistics [processes, statistics, rows] in rank order."""
     m = parts[:, 0].detach().amax(0)
     shift = torch.where(m == -torch.inf, 0.0, m)
     of_moment, end = shard.given[4], 4 + shard.given[4]

@@ -85,7 +85,7 @@ def added(*parts: Tangent) -> Tangent:
     return sum(given[1:], given[0]) if given else None
 
 
-# What an operator on single elements does to one is its matter alone: there is nothing beside the diagonal.
+# The Jacobian of an elementwise operator is diagonal, and so symmetric.
 symmetric("softmax", *(name for name, each in OPERATORS.items() if each.op.kind == "elements" and each.eager))
 
 

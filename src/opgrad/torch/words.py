@@ -1,4 +1,4 @@
-"""Errors in the words of the function that was called, where operators of other names compute it."""
+"""Rewrites errors of operators so that they name the function that the user has called, and its arguments."""
 
 import re
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Train the artifact sets of onnxruntime-training in stock onnxruntime.
 
-What is here is imported when it is asked for: making artifacts needs onnx alone.
+Each name is imported when it is first used, so that making artifacts needs onnx alone.
 """
 
 from importlib import import_module
@@ -56,7 +56,7 @@ PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for."""
+    """Import a name when it is first used."""
     for place, names in PLACES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{place}"), name)

@@ -1,4 +1,4 @@
-"""The four files that onnxruntime-training makes of a model, and what they say about each other."""
+"""The four files that onnxruntime-training makes of a model, read together and checked against each other."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class ArtifactSet:
     trainable, frozen: the initial parameters, read-only, by name; only the trainable ones have gradients.
     constants: large tensors that are no parameters and that both graphs share, read-only, by name; `eval_model` has
         inputs in their places.
-    inputs: what a batch holds, in the graph's order.
+    inputs: the arrays of a batch, in the graph's order.
     loss: the graphs' first output.
     batch_rows: the only number of rows that the graphs take; None if any will do.
     """
@@ -98,24 +98,24 @@ class ArtifactSet:
 
     @property
     def axes(self) -> dict[str, int | None]:
-        """By input, the axis of the examples; None where all examples have the same."""
+        """By input, the axis of the examples; None for an input that is the same for all examples."""
         return {spec.name: spec.axis for spec in self.inputs}
 
     @once
     def objective(self) -> Objective:
-        """What the loss compares, and what is exported."""
+        """The tensors that the loss compares, and those that an exported model returns."""
         names = [spec.name for spec in self.inputs if spec.axis is not None]
         return find_objective(self.eval_model, self.loss, names)
 
     @property
     def label(self) -> TensorSpec:
-        """The batch's input that the loss compares the scores with; the last one if nothing tells."""
+        """The batch's input that the loss compares the scores with; the last input if that cannot be found out."""
         own = [spec for spec in self.inputs if spec.axis is not None]
         return next((spec for spec in own if spec.name == self.objective.label), own[-1])
 
     @property
     def scores(self) -> str | None:
-        """The tensor that the loss compares with the label; None if there is no such one."""
+        """The tensor that the loss compares with the label; None if there is none."""
         return self.objective.scores
 
 
@@ -148,7 +148,7 @@ def _maker(model: Path) -> str:
 
 
 def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
-    """What a graph says about one of its tensors."""
+    """The name, dtype and shape that a graph declares for a tensor."""
     tensor = value.type.tensor_type
     shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "any" for dim in tensor.shape.dim)
     try:
@@ -165,7 +165,7 @@ def check_parameters(
     trainable: Mapping[str, np.ndarray],
     frozen: Mapping[str, np.ndarray],
 ) -> None:
-    """Raise ValueError unless checkpoint and training graph tell of the same parameters.
+    """Raise ValueError unless checkpoint and training graph have the same parameters, with equal dtypes and shapes.
 
     who: the caller, for messages. specs: the training graph's inputs by name.
     """

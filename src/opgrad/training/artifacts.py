@@ -24,7 +24,7 @@ from opgrad.training.prospects import softmax_before_loss
 
 __all__ = ["USE_PATH_THRESHOLD", "Artifacts", "BatchNorm", "LossType", "OptimType", "generate_artifacts"]
 
-USE_PATH_THRESHOLD = LARGEST_MODEL + 1  # bytes from which on a model has to be given as a path
+USE_PATH_THRESHOLD = LARGEST_MODEL + 1  # a model of so many bytes or more has to be given as a path
 logger = logging.getLogger(__name__)
 
 
@@ -49,10 +49,10 @@ class OptimType(Enum):
 
 
 class BatchNorm(Enum):
-    """Whose statistics batch normalization takes in training.
+    """Which statistics batch normalization uses in training.
 
-    MODEL: as each node says, but given ones where these are in `frozen_params`. TRAIN: those of the batch, as
-    onnxruntime-training always did. FREEZE: the given ones.
+    MODEL: what each node's mode says, but the stored ones where these are in `frozen_params`. TRAIN: those of the
+    batch, as onnxruntime-training always did. FREEZE: the stored ones.
     """
 
     MODEL = "model"
@@ -62,13 +62,14 @@ class BatchNorm(Enum):
 
 @dataclass(frozen=True)
 class Artifacts:
-    """What was made.
+    """A description of the artifacts that were made.
 
-    directory: where it is. files: the names of the files, in the order in which they were made.
+    directory: the folder. files: the names of the files, in the order in which they were made.
     trainable, frozen: the names of the parameters, in the order in which the models have them as inputs.
     constants: float tensors of more than one number that the model keeps as they are.
-    inputs: what a batch holds, in the models' order. outputs: of the models; the loss is the first.
-    sizes: the numbers of elements of the parameters. notes: what is likely not meant, or not trained here.
+    inputs: the arrays of a batch, in the models' order. outputs: those of the models; the loss is the first.
+    sizes: the numbers of elements of the parameters. notes: warnings about what is probably a mistake or cannot be
+    trained by opgrad.
     """
 
     directory: Path
@@ -155,7 +156,7 @@ def _written(model: Any, request: Request, optimizer: Block | None, files: Files
 
 
 def _block(what: str, given: Any, kinds: type[Enum], module: ModuleType) -> Block | None:
-    """A block as it was given, or of the kind that was given, None for None."""
+    """The block that was given, or a block of the kind that was given; None for None."""
     if given is None or isinstance(given, Block):
         return given
     if isinstance(given, kinds):
@@ -201,7 +202,7 @@ def _result(folder: Path, files: Sequence[str], made: Made) -> Artifacts:
 
 
 def _notes(made: Made) -> Iterator[str]:
-    """What is likely not meant, or not trained here."""
+    """Warnings about what is probably a mistake or cannot be trained by opgrad."""
     if refusal := refused_types(each.data_type for each in made.models.trainable):
         yield refusal
     if twice := softmax_before_loss(made.models.evaluation):

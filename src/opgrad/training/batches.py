@@ -1,4 +1,4 @@
-"""Along which axis of its inputs a graph has the examples of a batch."""
+"""The axis of each input of a graph along which the examples of a batch lie."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 WHO = "ArtifactSet"
-ROWS = "rows"  # the size of a batch that may vary, where the graph gives it no name
+ROWS = "rows"  # the name for a variable batch size that has none in the graph
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """A graph's input: its name, dtype and shape; a name in place of a size stands for any size.
 
-    axis: that of the examples; None: all examples have the same, such as a state that a recurrence begins with.
+    axis: the axis of the examples; None: the input is the same for all examples, such as a recurrence's first state.
     """
 
     name: str
@@ -25,12 +25,12 @@ class TensorSpec:
 
     @property
     def rows(self) -> int | str:
-        """How many examples it takes; of what all examples have, 1."""
+        """The size of the axis of the examples; 1 for an input that is the same for all examples."""
         return 1 if self.axis is None else self.shape[self.axis]
 
 
 def located(inputs: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], int | None]:
-    """The inputs for any number of rows, and the only number of rows that they take, None if any will do.
+    """The inputs with their axes of examples, and the number of rows if they only take one number, else None.
 
     The examples lie along the first axis, unless the sizes of the inputs contradict that, or a name of theirs does.
     A single number, and an input of one row beside data and labels of more, are the same for all examples.
@@ -59,7 +59,7 @@ def _of_all(inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
 
 
 def _located(inputs: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], int | None]:
-    """The same for inputs each of which has rows of its own for each example."""
+    """`located` for inputs that all have rows of their own for each example."""
     if not inputs:
         raise ValueError(f"{WHO}: the training graph has no inputs beside the parameters, expected data")
     common = _common(inputs)
@@ -71,12 +71,12 @@ def _located(inputs: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], int 
 
 
 def _multiples(numbers: Sequence[int]) -> bool:
-    """Whether all of these are multiples of the first: labels of the tokens of so many examples, say."""
+    """Whether all numbers are multiples of the first, as the number of tokens' labels is one of that of examples."""
     return len(numbers) < 2 or (numbers[0] > 0 and all(each % numbers[0] == 0 for each in numbers))
 
 
 def _varying(spec: TensorSpec, least: int) -> TensorSpec:
-    """The same for any number of rows."""
+    """The same input, but for any number of rows."""
     times = spec.rows // least if isinstance(spec.rows, int) and spec.rows > least else 1
     size, axis = ROWS if times == 1 else f"{times}*{ROWS}", spec.axis or 0
     return replace(spec, shape=(*spec.shape[:axis], size, *spec.shape[axis + 1 :]))
@@ -93,7 +93,7 @@ def _common(inputs: Sequence[TensorSpec]) -> int | str | None:
 
 
 def _counted(inputs: Iterable[TensorSpec]) -> Mapping[int | str, int]:
-    """In how many inputs a size stands, of those that have it once; a 1 is no size to go by."""
+    """For each size the number of inputs in which it stands exactly once; a size of 1 says nothing and is left out."""
     return Counter(size for spec in inputs for size in set(spec.shape) if spec.shape.count(size) == 1 and size != 1)
 
 
@@ -105,7 +105,7 @@ def _contradicts(inputs: Sequence[TensorSpec], shared: Sequence[int | str]) -> b
 
 
 def _named(inputs: Sequence[TensorSpec], shared: Sequence[int | str]) -> bool:
-    """Whether an axis is called that of the batch, and no first one is."""
+    """Whether some axis has a name such as "batch", but no first axis has one."""
     return any(map(_is_batch, shared)) and not any(_is_batch(spec.shape[0]) for spec in inputs)
 
 
@@ -114,5 +114,5 @@ def _is_batch(size: int | str) -> bool:
 
 
 def _alone(spec: TensorSpec, shared: Sequence[int | str]) -> bool:
-    """Whether an input has its sizes for itself, as labels for the tokens of all examples have."""
+    """Whether no other input has the sizes of this one; labels for the tokens of all examples are an example."""
     return len(spec.shape) == 1 and spec.shape[0] not in shared

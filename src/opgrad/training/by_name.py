@@ -1,4 +1,4 @@
-"""Losses and optimizers by the names that commands have for them; nothing heavy is imported before one is made."""
+"""The losses and optimizers that commands know by name; onnx is only imported when one of them is made."""
 
 import inspect
 from enum import StrEnum
@@ -27,7 +27,7 @@ class Optimizer(StrEnum):
 
 
 def block(kind: Loss | Optimizer, arguments: dict[str, Any]) -> Any:
-    """The block of this kind with these arguments, without those that are None. Raises ValueError for another's."""
+    """The block of this kind with the arguments that are not None. Raises ValueError for one that it does not take."""
     place = "loss" if isinstance(kind, Loss) else "optim"
     made = getattr(import_module(f"opgrad.training.onnxblock.{place}"), kind.name)
     given = {name: value for name, value in arguments.items() if value is not None}

@@ -95,9 +95,9 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
 
 
 def of_weights(held: weights.Weights) -> Checkpoint:
-    """A checkpoint with what a weights file holds; without moments of optimizers that training graphs do not have."""
+    """A checkpoint with the content of a weights file; moments of optimizers that only exported steps have are lost."""
     moments = held.moments if held.optimizer == "adamw" else {}
-    if held.optimizer == "sgd":  # as onnxruntime-training has them, see `Trainer.checkpoint`
+    if held.optimizer == "sgd":  # onnxruntime-training wants a moment for SGD, too; see `Trainer.checkpoint`
         moments = {name: {"momentum0": np.zeros_like(each)} for name, each in held.trainable.items()}
     groups = {"group0": OptimizerGroup(held.step, held.learning_rate, moments)} if moments else {}
     return Checkpoint(held.trainable, held.statistics, groups)
@@ -137,7 +137,7 @@ def _array(tensor: odtc.Values, outside: memoryview, nominal: bool) -> np.ndarra
     try:
         array = content.view(dtype).reshape(dims)
         array.flags.writeable = False
-    except ValueError:  # a dimension of an array without elements that is too large for NumPy
+    except ValueError:  # the array is empty, and a dimension is too large for NumPy
         raise odtc.Damaged(f"is damaged, {name!r} has shape {dims}") from None
     return array if array.flags.aligned else _read_only(array.copy())
 
@@ -231,7 +231,7 @@ def _state(name: str, group: OptimizerGroup) -> odtc.Values:
 def _tensor(name: str, array: np.ndarray, empty: bool = False) -> odtc.Values:
     if not isinstance(array, np.ndarray | np.generic):
         raise TypeError(f"write_checkpoint: {name!r} is {type(array).__name__}, expected a NumPy array")
-    array = np.asarray(array)  # NumPy's scalars, which arithmetic makes of arrays without dimensions
+    array = np.asarray(array)  # arithmetic on arrays without dimensions gives NumPy scalars, which are no arrays
     element_type = odtc.element_type(array.dtype)
     if element_type is None:
         expected = ", ".join(map(str, odtc.ELEMENT_TYPES.values()))

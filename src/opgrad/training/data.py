@@ -16,8 +16,8 @@ from opgrad.training.batches import TensorSpec
 class Dataset:
     """Arrays named like a graph's inputs, all with the same number of rows, which are the examples.
 
-    axes: of arrays whose rows do not lie along the first axis, that one; None where all examples have the same array.
-        An array with k times as many rows as the first has k neighbouring ones for each example.
+    axes: for each array whose rows do not lie along the first axis, the axis of its rows; None for an array that is the
+    same for all examples. An array with k times as many rows as the first one has k consecutive rows for each example.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -41,7 +41,7 @@ class Dataset:
         return Part(array, axis, array.shape[axis] // max(self.rows, 1) or 1)
 
     def whole(self, batch_rows: int | None) -> "Dataset":
-        """The first examples, as many as make whole batches of so many rows; all of them for None."""
+        """The first examples, as many as fill whole batches of `batch_rows` rows; all of them for None."""
         if batch_rows is None or not self.rows % batch_rows:
             return self
         if self.rows < batch_rows:
@@ -63,14 +63,14 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Part:
-    """An array with so many neighbouring rows for each example along an axis; without one, the same for all."""
+    """An array with the same number of consecutive rows for each example along an axis; without axis, one for all."""
 
     array: np.ndarray
     axis: int | None
     times: int
 
     def shape(self, rows: int) -> tuple[int, ...]:
-        """That of so many examples."""
+        """The shape of the array for so many examples."""
         shape = self.array.shape
         if self.axis is None:
             return shape
@@ -85,7 +85,7 @@ class Part:
         return self._by_example(self.array).take(rows, axis=self.axis).reshape(self.shape(len(rows)))
 
     def copy(self, rows: np.ndarray, to: np.ndarray) -> None:
-        """Copy the examples with these numbers, which must be right."""
+        """Copy the examples with these numbers, which are not checked."""
         if self.axis is None:
             np.copyto(to, self.array)
         elif self.times == 1:
@@ -219,7 +219,7 @@ def _check_finite(array: np.ndarray, spec: TensorSpec, what: str, origin: str) -
 
 
 def row_of(origin: str | PathLike[str], row: int) -> str:
-    """What messages call a row of the data, which count from 0; of a table of text the line, which count from 1.
+    """The name of a row in messages: its number from 0, or for a text file the number of its line from 1.
 
     origin: the file, or the name of a dataset.
     """
@@ -228,7 +228,7 @@ def row_of(origin: str | PathLike[str], row: int) -> str:
 
 
 def fits(shape: Sequence[int], expected: Sequence[int | str]) -> bool:
-    """Whether a shape is one that a graph's input takes."""
+    """Whether an array of this shape fits the shape that a graph declares for an input."""
     return len(shape) == len(expected) and all(
         isinstance(wanted, str) or size == wanted for size, wanted in zip(shape, expected, strict=True)
     )

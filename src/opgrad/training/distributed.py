@@ -1,6 +1,6 @@
-"""Several processes that train one model: over a process group of torch.distributed, which torchrun starts.
+"""Several processes, started by torchrun, that train one model and communicate over torch.distributed.
 
-PyTorch is imported when there is such a group, and then alone.
+PyTorch is only imported if there is such a process group.
 """
 
 import os
@@ -13,7 +13,7 @@ import numpy as np
 
 from opgrad.native.threads import get_num_threads, set_num_threads
 
-LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells a process it has started
+LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets these for the processes it starts
 
 
 class Processes:
@@ -42,18 +42,18 @@ class Processes:
         return self.rank == 0
 
     def add(self, array: np.ndarray) -> None:
-        """Put the sum over all processes in place of a contiguous array; it has the same bits on each of them."""
+        """Replace a contiguous array by its sum over all processes, which has the same bits on each of them."""
         self._communicate(self._torch.distributed.all_reduce, array)
 
     def from_first(self, array: np.ndarray) -> None:
-        """Put the first process's numbers into the array, which is contiguous, on all of them."""
+        """Copy the contiguous array of the first process into that of every process."""
         first = 0 if self._group is None else self._torch.distributed.get_global_rank(self._group, 0)
         self._communicate(self._torch.distributed.broadcast, array.reshape(-1).view(np.uint8), first)
 
     def on_first(self, work: Callable[[], Any]) -> Any:
-        """What work() gives on the first process, which alone does it; None on the others.
+        """Run work() on the first process alone and return its result there; None on the others.
 
-        Raises what it raises there, and RuntimeError on the others, which would wait for the first in vain.
+        An exception of work() is raised on the first process; the others raise RuntimeError instead of waiting forever.
         """
         found, problem = None, None
         if self.is_first:
@@ -86,9 +86,9 @@ class Processes:
 
 
 def begin() -> Processes | None:
-    """The processes that torchrun has started together with this one; None if it was started by itself.
+    """The processes that torchrun has started together with this one; None if torchrun has not started it.
 
-    Those of a machine share out its cores, unless OPGRAD_NUM_THREADS says how many threads each takes.
+    The processes on one machine divide its cores, unless OPGRAD_NUM_THREADS gives the threads of each process.
     """
     if not all(name in os.environ for name in LAUNCHED):
         return None
@@ -96,7 +96,8 @@ def begin() -> Processes | None:
 
     distributed: Any = torch.distributed
     if not distributed.is_initialized():
-        # torchrun may keep the store when it starts processes anew, which would find the lost ones there.
+        # torchrun may keep its store when it restarts processes; under the same keys they would find the entries of
+        # the lost ones.
         store, rank, size = next(iter(distributed.rendezvous("env://")))
         own = distributed.PrefixStore(f"opgrad/{restarts()}", store)
         distributed.init_process_group("gloo", store=own, rank=rank, world_size=size)
@@ -106,5 +107,5 @@ def begin() -> Processes | None:
 
 
 def restarts() -> int:
-    """How many times torchrun has started the processes anew, after one of them was lost."""
+    """How many times torchrun has restarted the processes because one of them was lost."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

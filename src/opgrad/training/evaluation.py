@@ -1,4 +1,4 @@
-"""How well a model does: loss and accuracy over a dataset."""
+"""Evaluation of a model: loss and accuracy over a dataset."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ EVALUATION = FILES[1]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The loss, a mean over all rows, and the share of right answers; None if the label is no class.
+    """The loss, a mean over all rows, and the accuracy, which is None if the label is no class.
 
-    Where a loss weighs rows, so does the mean; where it is a sum over the rows of a batch, this is that of all divided
-    by their number. It does not depend on how many rows are computed at once.
+    If the loss weights rows, the mean is weighted in the same way. If the loss of a batch is a sum over its rows, this
+    is the sum over all rows divided by their number. The result does not depend on the batch size.
     """
 
     loss: float
@@ -34,9 +34,9 @@ class Evaluation:
 
 
 class Evaluator:
-    """Runs the eval graph, with what the loss compares as further outputs.
+    """Runs the eval graph, with the tensors that the loss compares as further outputs.
 
-    outputs: what is known of the tensors that an exported model has as outputs.
+    outputs: the declarations of the tensors that an exported model has as outputs.
     """
 
     def __init__(self, artifacts: ArtifactSet, options: onnxruntime.SessionOptions):
@@ -49,14 +49,14 @@ class Evaluator:
         for name in [*self._compared, *filter(None, [self._reduction.divisor])]:
             if name not in known:
                 model.graph.output.add().name = name
-        import_microsoft(model)  # for nodes that onnxruntime fuses, where opgrad's operators are registered
+        import_microsoft(model)  # onnxruntime needs it for nodes that it fuses when opgrad's operators are registered
         self._session = open_session(model, options, who)
         self._types = {item.name: item for item in self._session.get_outputs()}
-        self._classes: int | None = None  # how many there are; 0: nothing tells
+        self._classes: int | None = None  # the number of classes; 0: it cannot be found out
 
     @property
     def _compared(self) -> list[str]:
-        """The scores and the classes that the loss compares; nothing if it compares no classes."""
+        """The names of the scores and the classes that the loss compares; empty if it compares no classes."""
         objective = self._objective
         return [] if objective.scores is None or objective.classes is None else [objective.scores, objective.classes]
 
@@ -88,7 +88,7 @@ class Evaluator:
             found = {**parameters, **feeds, **results}
             hits, answers = self._count(found, batch.rows)
             share = self._share(found, answers)
-            if share:  # a mean of nothing may be NaN
+            if share:  # the mean over no sample may be NaN
                 loss += float(results[self._artifacts.loss].item()) * (1 if self._reduction.sums else share)
             right += hits
             counted += answers
@@ -96,7 +96,7 @@ class Evaluator:
         return Evaluation(loss / (weight or 1.0), right / (counted or 1.0) if self._compared else None)
 
     def _share(self, found: Mapping[str, np.ndarray], answers: int) -> float:
-        """What the loss of a batch counts in that of all."""
+        """The weight of a batch's loss in the mean over all batches."""
         divisor, weights = self._reduction.divisor, self._weights(found)
         if divisor is not None:
             return float(found[divisor].item())
@@ -110,7 +110,7 @@ class Evaluator:
         return found.get(self._reduction.weights or "", self._reduction.values)
 
     def exported_accuracy(self, model: str | PathLike[str], data: Dataset, batch_size: int = 512) -> float | None:
-        """The share of right answers of an exported model, in a session that knows nothing of opgrad.
+        """The accuracy of an exported model, in a session without opgrad's operators.
 
         model: the file. data, batch_size: as in `evaluate`. Returns None if the label is no class.
         """
@@ -134,7 +134,10 @@ class Evaluator:
         return right / (counted or 1)
 
     def _between(self, outputs: "list[onnx.ValueInfoProto]") -> onnxruntime.InferenceSession | None:
-        """What the loss makes of an exported model's outputs, and of the labels, before it compares them."""
+        """A session of the part of the loss that converts an exported model's outputs and the labels for comparison.
+
+        None if there is no such part.
+        """
         source, known = self._artifacts.eval_model, {*self._artifacts.axes, *(value.name for value in outputs)}
         missing = [name for name in self._compared if name not in known]
         if not missing:
@@ -143,7 +146,7 @@ class Evaluator:
         return _stock(graph_between(source, list(outputs), wanted).SerializeToString(), "exported_accuracy")
 
     def _count(self, found: Mapping[str, np.ndarray], rows: int) -> tuple[int, int]:
-        """Right answers, and answers that count."""
+        """The number of right answers, and the number of answers that count."""
         if not self._compared:
             return 0, rows
         scores, labels = (found[name] for name in self._compared)
@@ -160,7 +163,7 @@ def _stock(model: str | PathLike[str] | bytes, who: str) -> onnxruntime.Inferenc
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     if not isinstance(model, bytes) and Path(f"{model}.data").is_file():
-        # Beyond 2 GiB, where onnxruntime maps the weights, unless it makes a second copy in another order.
+        # A model beyond 2 GiB: onnxruntime maps its weights, unless it reorders them into a second copy.
         options.add_session_config_entry("session.disable_prepacking", "1")
     return loading.open_session(model, options, who, stock=True)
 

@@ -72,7 +72,7 @@ def write_inference_model(
 
 
 def declared_outputs(source: onnx.ModelProto, names: Sequence[str], who: str) -> list[onnx.ValueInfoProto]:
-    """What is known of tensors that shall be outputs: what the graph tells, or onnx infers, or onnxruntime knows.
+    """The declarations of tensors that shall become outputs, from the graph, onnx's inference or onnxruntime.
 
     Raises ValueError if there are no names, or one is of no tensor that a node of the graph computes.
     """
@@ -95,7 +95,7 @@ def declared_outputs(source: onnx.ModelProto, names: Sequence[str], who: str) ->
 def _known_to_runtime(source: onnx.ModelProto, names: Sequence[str], who: str) -> dict[str, onnx.ValueInfoProto]:
     model = copied(source)
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    import_microsoft(model)  # for nodes that onnxruntime fuses, where opgrad's operators are registered
+    import_microsoft(model)  # onnxruntime needs it for nodes that it fuses when opgrad's operators are registered
     found = {each.name: each for each in open_session(model, session_options(1), who).get_outputs()}
     types = {name: ELEMENT_TYPES[found[name].type] for name in names}
     return {name: helper.make_tensor_value_info(name, types[name], found[name].shape or None) for name in names}
@@ -120,7 +120,7 @@ def _inference_model(
     parameters: Mapping[str, np.ndarray],
     outputs: Sequence[onnx.ValueInfoProto],
 ) -> tuple[onnx.ModelProto, dict[str, Held]]:
-    """A graph up to some of its tensors, with placeholders for large tensors, and these by name."""
+    """The model of a graph up to some of its tensors, with placeholders for large tensors, and their values by name."""
     nodes = nodes_before(source.graph, [output.name for output in outputs])
     read = {name for node in nodes for name in captured(node)}
     inputs = [value for value in source.graph.input if value.name in read and value.name not in parameters]
@@ -142,7 +142,7 @@ def _placeholder(name: str, held: Held) -> TensorProto:
 
 
 def _model(source: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:
-    """A model with the operators of another."""
+    """A model of a graph with the opsets, functions and format version of another model."""
     return helper.make_model(
         graph,
         producer_name="opgrad",
@@ -153,7 +153,7 @@ def _model(source: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:
 
 
 def _save(model: onnx.ModelProto, values: Mapping[str, Held], path: Path, who: str) -> None:
-    """Check a model, and put it in the file's place; beyond 2 GiB its large tensors go into a file beside it."""
+    """Check a model and write it to the file; beyond 2 GiB its large tensors go into a second file."""
     check_built(model, who)
     beside = f"{path.name}.data"
     with staged(path.parent, lambda _: [beside] if _keeps_in(path, beside) else []) as folder:
@@ -177,7 +177,7 @@ def _keeps_in(path: Path, beside: str) -> bool:
 
 
 def nodes_before(graph: onnx.GraphProto, tensors: Sequence[str], given: Collection[str] = ()) -> list[onnx.NodeProto]:
-    """The nodes that some tensors depend on, in the graph's order, without those that make what is given."""
+    """The nodes that some tensors depend on, in the graph's order, without those that compute the `given` tensors."""
     needed, nodes = set(tensors).difference(given), []
     for node in reversed(graph.node):
         if needed.intersection(node.output):

@@ -1,7 +1,7 @@
-"""Arrays of numbers from files that nobody vouches for: .npz, .npy and .csv.
+"""Reads arrays of numbers from untrusted .npz, .npy and .csv files.
 
-Nothing in a file is executed, and memory is asked for only after the file is known to hold what its header claims.
-Whatever is wrong becomes one sentence with the file's name: a TypeError for dtypes, else a ValueError.
+Nothing in a file is executed, and memory is allocated only after the file was found to be as long as its header claims.
+Every fault raises an exception of one sentence with the file's name: TypeError for dtypes, otherwise ValueError.
 """
 
 import math
@@ -19,9 +19,9 @@ from numpy.lib import format as npy
 from opgrad.reading import open_regular
 
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-MOST_EXPANDED = 1100  # deflate makes at most 1,032 bytes of one
+MOST_EXPANDED = 1100  # the most bytes from one compressed byte; deflate makes at most 1,032
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-DELIMITERS = ";\t,"  # in this order: a comma may be in a name or be the point of a number
+DELIMITERS = ";\t,"  # tried in this order, because a comma may be part of a name or a decimal comma
 
 
 def array_names(path: Path) -> list[str]:
@@ -48,7 +48,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     with open_regular(path) as file:
         try:
             archive = zipfile.ZipFile(file)
-        except Exception as error:  # of a damaged directory zipfile raises what it meets
+        except Exception as error:  # zipfile raises many kinds of exceptions for a damaged directory
             raise ValueError(f"{path}: no .npz file, or damaged: {_reason(error)}") from None
         with archive:
             yield archive
@@ -73,7 +73,7 @@ def _read_array(file: IO[bytes], size: int, what: str) -> np.ndarray:
     """The array in an open file of so many bytes."""
     try:
         shape, _, dtype = HEADERS[npy.read_magic(file)](file)
-    except Exception:  # NumPy evaluates the header as a Python literal, and damaged ones fail in many ways
+    except Exception:  # NumPy parses the header as a Python literal, which fails in many ways if it is damaged
         raise ValueError(f"{what} is no array in NumPy's format, or damaged") from None
     if dtype.kind not in "fiub":
         raise TypeError(f"{what} has dtype {dtype}, expected numbers")
@@ -114,7 +114,7 @@ def read_csv(path: Path) -> np.ndarray:
 
 
 def line_of(path: Path, row: int) -> int:
-    """The number of the line, from 1, that holds a row of what `read_csv` gives."""
+    """The number of the line, from 1, that holds a row of the result of `read_csv`."""
     encoding = _encoding(path)
     skipped, _ = _start(path, encoding)
     with path.open(encoding=encoding) as file:
@@ -128,7 +128,7 @@ def _encoding(path: Path) -> str:
 
 
 def _start(path: Path, encoding: str) -> tuple[int, str]:
-    """How many lines stand before the numbers, and what separates these."""
+    """The number of lines before the numbers, and the delimiter of the numbers."""
     with path.open(encoding=encoding) as file:
         lines = ((number, line) for number, line in enumerate(file) if line.strip() and line.lstrip()[0] != "#")
         for place, (number, line) in enumerate(lines):

@@ -1,4 +1,4 @@
-"""A graph's first run: its kernels are compiled in several processes, and what the run leaves behind is given back."""
+"""The first run of a graph: several processes compile its kernels, and onnxruntime's memory is freed afterwards."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,13 +16,13 @@ CALLS = (
     compute.compute, compute.close, plan.execute, compute.parallel_for, pool.malloc, pool.free, workers.work,
     workers.run,
 )  # fmt: skip
-ROWS = 8  # where a graph leaves a size open: kernels are chosen by the other sizes for the most part
+ROWS = 8  # the guess for an open size of a graph; most kernels are chosen by the other sizes
 
 
 def begin(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> None:
-    """Where not even calls are compiled yet, start on the kernels that the graph is likely to need, and go on.
+    """Start to compile the kernels that the graph will probably need, in the background, if the cache is still empty.
 
-    options: what its session will be made with.
+    options: the session options that the graph will run with.
     """
     missing = compilers.missing(CALLS)
     if missing and (found := compilers.compilers()):
@@ -41,10 +41,11 @@ def _likely(value: onnx.ValueInfoProto) -> tuple[int, ...]:
 def first_run(
     model: onnx.ModelProto, shapes: Callable[[], Mapping[str, tuple[int, ...]]], options: onnxruntime.SessionOptions
 ) -> Iterator[onnxruntime.RunOptions]:
-    """Meanwhile the first kernel that is missing has all of a graph's compiled, for inputs of these shapes.
+    """Within the `with` block, the first kernel that the cache lacks starts the compilation of all of the graph's.
 
-    Gives the options of the run, after which onnxruntime gives its memory back: it knows by then how much it needs, and
-    takes that in one piece for the next.
+    shapes: returns the shapes of the inputs, for which they are compiled. The value of the block is the options of the
+    run. After this run onnxruntime frees the memory of its arena: it then knows how much it needs, and allocates that
+    in one piece for the next run.
     """
 
     def compile_all() -> None:
@@ -65,7 +66,10 @@ def first_run(
 
 @contextmanager
 def bar() -> Iterator[Progress]:
-    """What shows in a terminal how many kernels are compiled; where there is none, or another bar, nothing does."""
+    """A function that shows in a terminal how many kernels are compiled.
+
+    It shows nothing without a terminal, or if another progress bar is shown.
+    """
     if not (sys.stderr and sys.stderr.isatty()):
         yield _ignore
         return

@@ -1,4 +1,4 @@
-"""The epochs of a training run: steps, validation, checkpoints, an early end, an interruption that loses nothing."""
+"""The epochs of a training run: steps, validation, checkpoints, early stopping, and interruption without loss."""
 
 import math
 import signal
@@ -21,7 +21,7 @@ from opgrad.training.schedule import Schedule
 from opgrad.training.sharing import Sharing, Step
 from opgrad.training.state import BEST, LAST, PROPERTY, RunState
 
-CHUNK = 1 << 20  # numbers that are looked at together
+CHUNK = 1 << 20  # how many numbers are checked at a time
 # Rows done, rows in all, loss of the batches of the step, validation loss of the epoch before, rows in a second.
 Progress = Callable[[int, int, float, float | None, float], None]
 
@@ -36,7 +36,7 @@ class Interrupted(RuntimeError):
 
 
 class Diverged(RuntimeError):
-    """Parameters are no finite numbers any more, and nothing that follows could make them so."""
+    """A parameter is not finite any more, and no further step could make it so."""
 
 
 class Fit:
@@ -44,13 +44,12 @@ class Fit:
 
     trainer: what is trained.
     training, validation: the rows; without the latter there is no best epoch.
-    state: how far the training is; it is changed as the training goes on.
+    state: how far the training has come; it is updated by the training.
     output: the folder for last.checkpoint, best.checkpoint and metrics.csv.
     properties: what else the checkpoints hold.
-    processes: those that train together, each a share of every step; None: this one alone. The first one writes.
+    processes: those that train together, each on a share of every step; None: this process alone. The first one writes.
 
-    batch_losses: by epoch, the loss of every batch, of the epochs of this fit; of one that has begun, what this process
-        has of them.
+    batch_losses: for each epoch of this fit the loss of every batch; in an unfinished epoch only this process's part.
     communication: the seconds of this fit's steps in which gradients were exchanged, or others waited for.
     """
 
@@ -95,9 +94,9 @@ class Fit:
         state = self.state
         if self._processes is not None:
             if not self._processes.is_first:
-                state.loss_sum = 0.0  # the first process has that of the rows before
+                state.loss_sum = 0.0  # the first process alone keeps the sum of the rows before
             if not state.steps:
-                self._write(LAST)  # what a start anew goes on from if a process is lost before the first epoch ends
+                self._write(LAST)  # a restart goes on from it if a process is lost before the first epoch ends
         with _DeferredInterrupt() as interrupt:
             while len(state.history) < self._recipe.epochs and not state.stopped_early:
                 self._train(progress, interrupt)
@@ -109,7 +108,7 @@ class Fit:
                     raise Interrupted(self.output / LAST, state)
 
     def _train(self, progress: Progress, interrupt: "_DeferredInterrupt") -> None:
-        """The steps of an epoch, or of what is left of it."""
+        """The remaining steps of an epoch."""
         state, recipe, rows = self.state, self._recipe, self.training.rows
         epoch = len(state.history)
         order = np.random.default_rng(recipe.seed + epoch).permutation(rows)[state.rows :]
@@ -135,11 +134,11 @@ class Fit:
         self._put_together()
 
     def _stops(self, interrupt: "_DeferredInterrupt") -> bool:
-        """Whether the user has stopped the training; of several processes, in a step that all have made."""
+        """Whether the user has stopped the training; several processes stop after the same step."""
         return interrupt.requested if self._processes is None else self._all_stop
 
     def _step(self, batches: Iterator[float], step: Step, interrupt: "_DeferredInterrupt") -> list[float]:
-        """One step of the optimizer along the gradient of the next rows; this process's part of the batches' losses."""
+        """One step of the optimizer on the next rows; returns this process's part of the batches' losses."""
         trainer, losses = self.trainer, [0.0] * step.batches
         for share in step.shares:
             losses[share.place] = next(batches) * (len(share.rows) / share.of)
@@ -160,28 +159,28 @@ class Fit:
         return 0.0 if self._processes is None else self._processes.seconds
 
     def _add_up(self, step: Step, interrupt: "_DeferredInterrupt") -> None:
-        """Put the gradient of all processes together, and whether the user has stopped one of them: then all stop."""
+        """Sum the gradients of all processes, and find out whether the user has stopped one of them: then all stop."""
         assert self._processes is not None
         gradients = self.trainer.gradients
         if self._mean is None:
             own = sum(len(share.rows) for share in step.shares)
             if own:
                 np.multiply(gradients.flat, own / step.rows, out=gradients.flat)
-            else:  # what an earlier batch has left may be infinite
+            else:  # the buffer may still hold infinities of an earlier batch, so it cannot be multiplied by 0
                 gradients.flat[...] = 0
         gradients.extended[-1] = interrupt.requested
         self._processes.add(gradients.extended)
         self._all_stop = bool(gradients.extended[-1])
 
     def _put_together(self) -> None:
-        """Make the losses of all processes of their parts."""
+        """Sum the parts of the batches' losses over all processes."""
         if self._processes is not None:
             losses = np.array([self.state.loss_sum, *self.batch_losses[-1]])
             self._processes.add(losses)
             self.state.loss_sum, self.batch_losses[-1] = float(losses[0]), losses[1:].tolist()
 
     def _validate(self) -> Evaluation | None:
-        """What the first process finds, on all of them."""
+        """The evaluation of the validation rows by the first process, on all of them."""
         if self.validation is None:
             return None
         if self._processes is None:
@@ -196,7 +195,7 @@ class Fit:
     def _check_finite(self) -> None:
         """Raise `Diverged` if a trainable parameter is no finite number.
 
-        A loss may be none while the parameters are: the mean over a batch in which every label is ignored, say.
+        A loss may be NaN although all parameters are finite, such as the mean over a batch with only ignored labels.
         """
         state, names = self.state, self.trainer.artifacts.trainable
         wrong = next((name for name in names if not _is_finite(self.trainer.parameters[name])), None)
@@ -212,7 +211,7 @@ class Fit:
         )
 
     def _finish_epoch(self) -> None:
-        """Validate, and write down what there is."""
+        """Validate, record the metrics of the epoch, and write the checkpoints."""
         state = self.state
         self._check_finite()
         found = self._validate()
@@ -232,7 +231,7 @@ class Fit:
         self._write(*[BEST] * (best_epoch(state.history) == len(state.history)), LAST, with_metrics=True)
 
     def _write(self, *names: str, with_metrics: bool = False) -> None:
-        """Write checkpoints of these names, and the epochs' metrics; of several processes the first does."""
+        """Write checkpoints of these names, and the epochs' metrics, on the first process alone."""
 
         def work() -> None:
             for name in names:
@@ -280,7 +279,7 @@ class _DeferredInterrupt:
         self.requested = False
 
     def __enter__(self) -> Self:
-        self._main = threading.current_thread() is threading.main_thread()  # others may not set handlers
+        self._main = threading.current_thread() is threading.main_thread()  # other threads cannot set signal handlers
         if self._main:
             self._before = signal.signal(signal.SIGINT, self._note)
         return self

@@ -1,4 +1,4 @@
-"""Nodes of a training graph that fewer or faster ones replace, before onnxruntime gets the graph."""
+"""Fusions of nodes of a training graph into fewer or faster ones, before onnxruntime loads the graph."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from opgrad.onnxruntime.messages import MICROSOFT, copied, domain_of
 
 LOSS, LOSS_GRADIENT = "SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossGrad"
 LOSS_AND_GRADIENT = "SoftmaxCrossEntropyLossAndGrad"
-DEFAULTS = {"reduction": "mean", "ignore_index": -1}  # as opgrad computes both nodes
-NO_RATIO = 2.0**-60  # what DropoutGrad keeps is multiplied by 1 / (1 - it), which is 1; at 0 it would not read the mask
+DEFAULTS = {"reduction": "mean", "ignore_index": -1}  # opgrad's defaults for the loss and for its gradient
+NO_RATIO = 2.0**-60  # DropoutGrad's factor 1 / (1 - ratio) is then exactly 1; with a ratio of 0 it ignores the mask
 
 
 @dataclass(frozen=True)
 class Fused:
-    """What was replaced: the operators, and the one in their place."""
+    """A fusion: the operators that were replaced, and the operator in their place."""
 
     operators: tuple[str, ...]
     by: str
 
 
 def fuse(model: onnx.ModelProto) -> list[Fused]:
-    """Replace what can be in a training graph, in place; returns what was, in the order of the graph.
+    """Apply all fusions to a training graph, in place; returns those that were applied, in the order of the graph.
 
-    * SoftmaxCrossEntropyLoss and its gradient become one node, which reads the logits once, where that gradient alone
-      reads the logarithms and the loss itself is differentiated.
+    * SoftmaxCrossEntropyLoss and its gradient become one node, which reads the logits once, if only that gradient reads
+    the log-probabilities, and the gradient of the loss itself is 1.
     * Where with a float32 array, a mask of its shape and 0, as in the gradient of Clip, becomes DropoutGrad, which
       takes a tenth of the time of onnxruntime's Where.
     """
@@ -63,7 +63,7 @@ def _fuse_loss(graph: Graph, node: onnx.NodeProto) -> Fused | None:
 
 
 def _gradient(graph: Graph, loss: onnx.NodeProto) -> onnx.NodeProto | None:
-    """The node of the gradient of a loss, if it alone reads the logarithms and its dy is 1."""
+    """The gradient node of a loss, if it is the only reader of the log-probabilities and its dy is 1; else None."""
     log_prob = loss.output[1] if len(loss.output) > 1 else ""
     if not log_prob or not graph.inner(log_prob):
         return None

@@ -1,4 +1,4 @@
-"""What `generate_artifacts` does: models of a request, and their files."""
+"""The work of `generate_artifacts`: it builds the models of a request and writes their files."""
 
 import inspect
 import os
@@ -31,14 +31,14 @@ from opgrad.writing import new_file, staged
 
 WHO = "generate_artifacts"
 ORDER = ("training_model", "eval_model", "weights", "checkpoint", "nominal_checkpoint", "optimizer_model")
-# Bytes of large tensors that are no parameters, from which on they are written once, outside of both models.
+# If the large tensors that are no parameters have so many bytes in all, they are written once, into their own file.
 OUTSIDE_FROM = 1 << 20
 Names = str | Iterable[str] | None
 
 
 @dataclass(frozen=True)
 class Request:
-    """What artifacts are to be: arguments of `generate_artifacts`, checked."""
+    """The checked arguments of `generate_artifacts`."""
 
     requires_grad: Names
     frozen_params: Names
@@ -51,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Made:
-    """What became of a request."""
+    """The models that were made of a request."""
 
     models: TrainingModels
     optimizer: onnx.ModelProto | None
@@ -67,7 +67,7 @@ def names_in(what: str, given: Iterable[str]) -> list[str]:
 
 
 class _Artifacts(TrainingBlock):
-    """The loss of a request on a model, and its parameters."""
+    """The training block of a request: it appends the loss to the model and selects the parameters."""
 
     def __init__(self, request: Request, apart: Mapping[str, Held]):
         super().__init__()
@@ -78,7 +78,7 @@ class _Artifacts(TrainingBlock):
         return WHO
 
     def build(self) -> list[str]:
-        """Append the loss, and choose what is trained."""
+        """Append the loss, and select the parameters."""
         request, model = self.request, self.base
         self.outputs = [each.name for each in model.graph.output]
         names = request.loss_inputs
@@ -100,7 +100,7 @@ class _Artifacts(TrainingBlock):
             batch_norm.freeze(self.base, list(batch_norm.batch_norms(self.base)))
 
     def _freeze_held(self) -> None:
-        """Let batch normalization take given statistics where these were asked to stay as they are."""
+        """Set batch normalizations to evaluation mode whose statistics are in frozen_params."""
         if self.request.batch_norm != "model":
             return
         held, opset = set(self.selection.held), opset_of(self.base)
@@ -108,13 +108,13 @@ class _Artifacts(TrainingBlock):
         batch_norm.freeze(self.base, [node for node in nodes if held.issuperset(node.input[3:5])])
 
     def make(self, accessor: ModelAccessor) -> TrainingModels:
-        """Both models; that of the accessor is used up."""
+        """The training and the eval model; the model of the accessor is changed and must not be used afterwards."""
         self._train(accessor, (), {})
         return self._trained()
 
 
 def _called(loss: Block, names: Sequence[str]) -> str | Sequence[str]:
-    """What a loss makes of these values. Raises ValueError if it takes more of them, or less."""
+    """The result of a loss block for these values. Raises ValueError if it takes another number of values."""
     try:
         inspect.signature(loss.build).bind(*names)
     except TypeError as error:
@@ -148,7 +148,7 @@ def make(model: onnx.ModelProto | str | os.PathLike[str], request: Request, opti
 
 
 def _own(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelProto, dict[str, Held]]:
-    """A model that may be changed, and the values of its huge tensors.
+    """A copy of a model that may be changed, with placeholders for its huge tensors, and their values by name.
 
     Raises TypeError, ValueError, FileNotFoundError.
     """
@@ -171,8 +171,8 @@ def _own(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelPro
 class Files:
     """The files of an artifact set.
 
-    folder: where they come. prefix: of their names. nominal: whether there is a nominal checkpoint. ort_format: whether
-    models are in ORT format, too. library: with operators of the user's.
+    folder: the folder for them. prefix: what their names begin with. nominal: whether there is a nominal checkpoint.
+    ort_format: whether models are written in ORT format, too. library: a library with the user's own operators.
     """
 
     folder: Path
@@ -199,7 +199,7 @@ class Files:
             return [file.name for file in sorted(folder.iterdir(), key=self._order)]
 
     def _write_models(self, models: TrainingModels, folder: Path) -> None:
-        """Write training and eval model, and once what is large in both and no parameter."""
+        """Write the training and the eval model; if they have many large constants, these go into a file for both."""
         written = {
             f"{self.prefix}{name}_model.onnx": model
             for name, model in (("training", models.training), ("eval", models.evaluation))
@@ -213,10 +213,10 @@ class Files:
                 write_model(model, models.values, folder / name, outside)
 
     def _beside(self, names: Collection[str]) -> list[str]:
-        """The files beside those of these names that an older set may have, and that belong to it alone."""
+        """The further files of an older set with these names, which are removed because only that set needs them."""
         return [f"{self.prefix}{VALUES}", *(f"{name}.data" for name in names)]
 
     def _order(self, file: Path) -> tuple[int, str]:
-        """The place of a file: behind those that are made before it."""
+        """The sort key of a file: files come in the order in which they are made."""
         name = file.name.removeprefix(self.prefix)
         return next(place for place, part in enumerate(ORDER) if name.startswith(part)), name

@@ -1,4 +1,4 @@
-"""Training graphs: read, opened in onnxruntime, and run on parameters and gradients in fixed memory."""
+"""Training graphs: opened in onnxruntime, and run on parameters and gradients in fixed memory."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ UNKNOWN_OPERATOR = re.compile(r"(\S+)\(-?\d+\) is not a registered function/op|f
 
 
 def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions, who: str) -> onnxruntime.InferenceSession:
-    """A session with opgrad's operators; those that it has no kernel for are lowered where they can be.
+    """A session with opgrad's operators; operators without a kernel are lowered where that is possible.
 
     who: the caller, and the name of the model, for messages.
     Raises NotImplementedError, which names the operator, if nobody has it, and ValueError if onnxruntime finds the
@@ -45,7 +45,7 @@ def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions, wh
 
 
 def run_error(error: Exception, who: str) -> Exception:
-    """The exception for a run that onnxruntime ended: ValueError where a kernel refused values or shapes."""
+    """The exception to raise for a run that failed: ValueError if a kernel refused values or shapes."""
     refused = "while running" in str(error) and "alloc" not in str(error)
     kind = ValueError if refused or type(error).__name__ == "InvalidArgument" else RuntimeError
     return kind(f"{who}: {loading.reason(error)}")
@@ -55,14 +55,15 @@ class TrainingGraph:
     """Computes loss and gradients of a batch.
 
     model: the training graph.
-    parameters, gradients: the trainable ones by name; the graph reads and writes this very memory.
+    parameters, gradients: the trainable ones by name; the graph reads and writes their memory itself.
     frozen: the other parameters.
     options: onnxruntime's session options.
     fuse: whether `fusions.fuse` replaces nodes.
 
-    inputs, outputs: of a call, in the graph's order.
-    reset: whether the next run overwrites the gradients; otherwise it adds to them.
-    fused: what it replaced.
+    inputs, outputs: those of a call, in the graph's order.
+    reset: whether the next run overwrites the gradients; if False, it adds to them. Every run sets it to False. The two
+    cases are two graphs with a session each: in the first one the kernels write into the gradients' memory themselves.
+    fused: the fusions that were applied.
     """
 
     def __init__(
@@ -114,18 +115,18 @@ class TrainingGraph:
 
     @property
     def bound(self) -> BoundGraph:
-        """The graph of the next run."""
+        """The graph for the next run, which `reset` chooses; the graph that adds is opened when it is first needed."""
         return self._overwriting if self.reset else self._adding or self._open_adding()
 
     def replace(self, name: str, array: np.ndarray) -> None:
-        """Let an input that is no batch's be other memory from now on."""
+        """Bind other memory to an input that is not one of a call."""
         self._fixed[name] = array
         for bound in (self._overwriting, self._adding):
             if bound is not None:
                 bound.replace(name, array)
 
     def run(self, values: Sequence[Value] | None = None) -> BoundGraph:
-        """Compute outputs and gradients; `results` of what is returned are the outputs.
+        """Compute outputs and gradients; returns the graph that ran, whose `results` are the outputs.
 
         values: the inputs of a call; None: those that were written to `bound.buffer`.
         """
@@ -140,12 +141,12 @@ class TrainingGraph:
 
 
 def written_inputs(graph: onnx.GraphProto) -> set[str]:
-    """The inputs of a graph into which a run of it writes: running statistics of batch normalization."""
+    """The inputs that a run of the graph changes: the running statistics of batch normalization."""
     return {name for node in graph.node if node.op_type == "BatchNormInternal" for name in node.input[3:5]}
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """Options for so many threads, with which onnxruntime logs nothing that its exceptions say anyway."""
+    """Session options for so many threads; they turn off logging, which would repeat the texts of exceptions."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4

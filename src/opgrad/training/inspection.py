@@ -1,4 +1,4 @@
-"""What an artifact set or an ONNX model contains, and who runs its operators."""
+"""The content of an artifact set or an ONNX model, and which library runs each of its operators."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -54,16 +54,16 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What there is at a path.
+    """The content of an artifact set or of a model.
 
     files: bytes of each file by name.
     parameters: of the checkpoint, or the initializers of a single model, as training would take them.
     inputs, outputs: of the training graph, without parameters, gradients and `lazy_reset_grad`; or of a single model.
     operators: of the same graph. fused: what training replaces there, unless `fuse` is False.
-    problem: why onnxruntime with opgrad cannot load it, or the eval model, and what to do; None if it can.
+    problem: the reason why onnxruntime with opgrad cannot load it or the eval model, and advice; None if it can.
     optimizer: nodes of the optimizer model with their attributes; optimizer_problem: why opgrad cannot run them.
-    checkpoint: what it holds beside parameters.
-    training: what training would make of a single model; None of a training graph.
+    checkpoint: its content beside the parameters.
+    training: what a single model would be trained as, see `Prospects`; None for a training graph.
     """
 
     path: str
@@ -126,7 +126,7 @@ def _inspect_model(path: Path) -> Inspection:
 
 
 def _prospects(path: Path) -> Prospects | None:
-    """What training would make of the model in a file, or why nothing."""
+    """What the model in a file would be trained as, or the reason why it cannot be trained."""
     try:
         return prospects(*read_apart(path, "inspect"))
     except (ValueError, OSError) as error:
@@ -157,7 +157,7 @@ def _inspect_folder(folder: Path) -> Inspection:
 
 
 def inspect_made(folder: Path, prefix: str, names: Iterable[str]) -> Inspection:
-    """Look at artifacts in these files, without a trial of who runs them. prefix: of the names."""
+    """Inspect artifacts in these files, without finding out who runs their operators. prefix: of the files' names."""
     checkpoint = read_checkpoint(folder / f"{prefix}{CHECKPOINT}")
     parts: dict[str, Any] = {"parameters": _parameters(checkpoint)}
     parts |= _ports(_load(folder / f"{prefix}{TRAINING}"), checkpoint.parameters)
@@ -171,13 +171,13 @@ def _load(path: Path) -> onnx.ModelProto:
 
 
 def _run(path: Path, model: onnx.ModelProto) -> dict[str, Any]:
-    """Who runs the operators of a model, and whether it can be loaded as a whole."""
+    """The fields `operators` and `problem` for a model."""
     found = operators(model)
     return {"operators": found, "problem": _not_run(path, found) or _not_loaded(path, model, found)}
 
 
 def _not_run(path: Path, found: Iterable[Operator]) -> str | None:
-    """Which operators opgrad's sessions lack, why, and what to do."""
+    """A message about the operators that opgrad's sessions lack, with the reason and advice; None if there are none."""
     reasons = [f"nobody runs {each.name}: {_why(each)}" for each in found if each.runner == NOBODY]
     if lowered := [each.name for each in found if each.runner == LOWERING]:
         options = " ".join(f"--operator {name}" for name in lowered)
@@ -187,7 +187,7 @@ def _not_run(path: Path, found: Iterable[Operator]) -> str | None:
 
 
 def _why(operator: Operator) -> str:
-    """Why nobody runs an operator."""
+    """The reason why neither onnxruntime nor opgrad runs an operator."""
     if operator.domain == MICROSOFT and operator.name in NOT_LOWERED:
         return NOT_LOWERED[operator.name]
     if operator.domain in ("", "ai.onnx"):
@@ -196,7 +196,7 @@ def _why(operator: Operator) -> str:
 
 
 def _not_loaded(path: Path, model: onnx.ModelProto, found: Iterable[Operator]) -> str | None:
-    """What onnxruntime says of a model as a whole."""
+    """The error of onnxruntime when it loads the whole model; None if there is none."""
     runners = {each.runner for each in found}
     outside = any(uses_external_data(each) for each in model.graph.initializer)
     try:
@@ -223,7 +223,7 @@ def _tensor(value: onnx.ValueInfoProto) -> Tensor:
 
 
 def _ports(model: onnx.ModelProto, parameters: Mapping[str, Any]) -> dict[str, list[Tensor]]:
-    """Inputs and outputs that a user sees: gradients and parameters are the checkpoint's."""
+    """The inputs and outputs without parameters, gradients and flags."""
     values = [_tensor(value) for value in model.graph.input]
     trained = {each.name.removesuffix(BUFFER_SUFFIX) for each in values if each.name.endswith(BUFFER_SUFFIX)}
     hidden = {name + BUFFER_SUFFIX for name in trained} | trained | parameters.keys() | {RESET}

@@ -1,4 +1,4 @@
-"""A whole training run: read, train, evaluate, export, write down."""
+"""A whole training run: it reads the data, trains, evaluates, exports the model and writes the figures."""
 
 import json
 import math
@@ -32,22 +32,23 @@ from opgrad.training.recipe import FILE, Recipe
 from opgrad.training.state import BEST, LAST, Resumption, RunState, fingerprint
 from opgrad.writing import staged
 
-MODEL = "model.onnx"  # of a run's results
-LONG_STEP = 0.1  # seconds of a step that one thread alone would not do sooner
-DIVERGED = 100.0  # times the loss of the first parameters, of a last epoch that has not learned
+MODEL = "model.onnx"  # the file of the trained model among a run's results
+LONG_STEP = 0.1  # seconds; a longer step is never faster with one thread alone
+DIVERGED = 100.0  # a last loss of more than so many times the initial loss means that the training diverged
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a training run was and came to.
+    """The settings and the results of a training run.
 
-    train_rows, validation_rows, test_rows: how the data were split.
+    train_rows, validation_rows, test_rows: the numbers of rows in each part of the data.
     state: the settings and the metrics of every epoch.
-    batch_losses: by epoch, the loss of every batch, of the epochs since the run was begun or resumed.
-    test: of the exported parameters, those of the best epoch or, without validation, of the last; on the test rows.
-    exported_accuracy: of the exported model in a session without opgrad; None if the label is no class.
-    processes: how many trained together. communication: the share of the time that the first spent in exchanging
-        gradients with the others, waiting for them included.
+    batch_losses: the loss of every batch, for each epoch since the run was begun or resumed.
+    test: the evaluation of the exported parameters on the test rows; they are those of the best epoch or, without
+    validation, of the last one.
+    exported_accuracy: the accuracy of the exported model in a session without opgrad; None if the label is no class.
+    processes: how many trained together. communication: the share of the time that the first process spent on
+    exchanging gradients, including waiting for the others.
     """
 
     artifacts: ArtifactSet
@@ -70,7 +71,7 @@ class Run:
 
     @property
     def divergence(self) -> str | None:
-        """What shows that the training diverged, though its parameters are numbers; None if nothing does."""
+        """The sign that the training diverged although its parameters are finite, in words; None if there is none."""
         before, after = self.state.initial_loss, self.state.history[-1].train_loss
         if before is not None and after > DIVERGED * max(1.0, abs(before)):
             return f"the training loss of the last epoch is {after:.3g}, and {before:.3g} before the training"
@@ -165,7 +166,7 @@ def train(
 
 @contextmanager
 def parameters_kept(output: Path) -> Iterator[None]:
-    """What is done with trained parameters: an error says where they are."""
+    """Within the `with` block, an error also says where the trained parameters were saved."""
     try:
         yield
     except Exception as error:
@@ -174,11 +175,11 @@ def parameters_kept(output: Path) -> Iterator[None]:
 
 
 def _evaluated(artifacts: ArtifactSet, fit: Fit, test: Dataset, data: str) -> Run:
-    """What a run came to whose model is exported."""
+    """Evaluate the exported model; returns the results of the run."""
     trainer, rows = fit.trainer, artifacts.batch_rows or BATCH_ROWS
     found = trainer.evaluate(test)
     for array in artifacts.values.values():
-        mapping.release(array)  # the exported model has them, too
+        mapping.release(array)  # frees memory: the exported model holds the same values
     return Run(
         artifacts=artifacts,
         data=data,
@@ -223,7 +224,7 @@ def _begin(
     resumption: Resumption | None,
     processes: Processes | None,
 ) -> tuple[Trainer, RunState]:
-    """A trainer whose kernels are compiled, in the state where the run begins or goes on."""
+    """A trainer whose kernels are compiled, and the state from which the run begins or goes on."""
     data = fingerprint(training)
     if resumption is None or resumption.state is None:
         trainer, threads = _fastest_trainer(artifacts, recipe, training)
@@ -240,7 +241,7 @@ def _begin(
 
 
 def _agreed(trainer: Trainer, state: RunState, processes: Processes) -> Trainer:
-    """The trainer with as many threads as that of the first process: another number may change the last digits.
+    """The trainer, with the number of threads of the first process, as another number may change the last digits.
 
     Raises ValueError unless all processes begin in the same state.
     """
@@ -256,7 +257,7 @@ def _agreed(trainer: Trainer, state: RunState, processes: Processes) -> Trainer:
 
 
 def _check_goes_on(state: RunState, data: int, may_be_done: bool) -> None:
-    """Raise ValueError unless the run has epochs before it, on the same data, or may be done."""
+    """Raise ValueError if the data are not those of the run, or if it is finished and may not be."""
     done, recipe = len(state.history), state.recipe
     if state.data != data:
         raise ValueError("resume: the training rows are others than those that the checkpoint was trained on")
@@ -276,9 +277,9 @@ def _make_folder(folder: Path) -> None:
 
 
 def _fastest_trainer(artifacts: ArtifactSet, recipe: Recipe, data: Dataset) -> tuple[Trainer, int]:
-    """A trainer whose kernels are compiled, and its threads: all of them, or one if that is faster.
+    """A trainer whose kernels are compiled, and its number of threads: all of them, or one if that is faster.
 
-    There is one trainer at a time, as each has memory for parameters, gradients and moments.
+    Only one trainer exists at a time, because each has memory for parameters, gradients and moments.
     """
     batch = data.take(np.arange(min(recipe.batch_size, data.rows))).arrays
     threads = get_num_threads()
@@ -301,7 +302,7 @@ def _trainer(artifacts: ArtifactSet, recipe: Recipe, threads: int) -> Trainer:
 def _seconds(trainer: Trainer, batch: Mapping[str, np.ndarray]) -> float:
     """The time of the gradients of a batch, the shortest of several."""
     step = partial(trainer.compute_gradients, batch)
-    step()  # compiles kernels
+    step()  # the first step compiles kernels, and is not measured
     first = timeit.timeit(step, number=1)
     return first if first > LONG_STEP else min(first, *timeit.repeat(step, number=1, repeat=7))
 

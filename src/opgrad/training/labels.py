@@ -1,4 +1,4 @@
-"""Labels that are classes: which ones the scores of a model tell apart, and which row has another."""
+"""Checks of labels that are classes: the number of classes of a model, and rows with a label out of range."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -13,11 +13,11 @@ from opgrad.training.data import Dataset, row_of
 from opgrad.training.export import declared_outputs, graph_between
 from opgrad.training.graph import open_session, session_options
 
-ROWS = 512  # whose labels are computed at once
+ROWS = 512  # how many rows' labels are computed at once
 
 
 def label_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tuple[int, ...] | None:
-    """The shape of the labels of classes for a batch, which the graph may leave open; None where nothing tells.
+    """The shape of the class labels for a batch, which the graph may leave open; None if it cannot be found out.
 
     batch: an array for every other input of the graph.
     """
@@ -28,7 +28,7 @@ def label_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tupl
 
 
 def class_count(artifacts: ArtifactSet, data: Dataset) -> int | None:
-    """How many classes the scores tell apart, by the graph or by its first rows; None if labels are no classes."""
+    """The number of classes, from the graph or from the scores of the first rows; None if labels are no classes."""
     scores = artifacts.objective.scores
     if scores is None or artifacts.objective.classes is None:
         return None
@@ -36,7 +36,7 @@ def class_count(artifacts: ArtifactSet, data: Dataset) -> int | None:
     sizes = known.type.tensor_type.shape.dim
     if len(sizes) > 1 and sizes[1].HasField("dim_value"):
         return sizes[1].dim_value
-    with suppress(Exception):  # rows that the graph does not take are told of when the training graph runs
+    with suppress(Exception):  # rows that do not fit the graph raise an error when the training graph runs
         rows = np.arange(min(artifacts.batch_rows or 1, data.rows))
         shape = _scores_shape(artifacts, data.take(rows).arrays)
         return shape[1] if shape is not None and len(shape) > 1 else None
@@ -89,9 +89,9 @@ def _message(place: tuple[int, ...], label: object, count: int, spec: TensorSpec
 
 
 def _taken(artifacts: ArtifactSet, spec: TensorSpec, data: Dataset) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """The labels of some rows after the other, and those of them that the loss takes, with the number of the first row.
+    """The labels as the loss takes them, some rows at a time: the first row's number, the data's labels, the loss's.
 
-    Nothing where the loss needs more than the batch to tell which it takes.
+    Yields nothing if they cannot be computed from the batch alone.
     """
     classes, rows = artifacts.objective.classes, artifacts.batch_rows or ROWS
     assert classes is not None

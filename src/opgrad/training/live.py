@@ -14,17 +14,17 @@ from rich.text import Text
 from opgrad.terminal import visible
 from opgrad.training.report import TrainingBar
 
-INTERVAL = 0.25  # seconds between two pictures: one takes about 5 ms
-HEIGHT = 16  # lines
+INTERVAL = 0.25  # seconds between two pictures; drawing one takes about 5 ms
+HEIGHT = 16  # lines of the picture
 MOST_COLUMNS = 120
-LOGARITHMIC = 10  # times the lowest loss, from which highest loss on the scale is logarithmic
-USUAL, FAR = 0.98, 3.0  # share of the losses, and times their height beyond which the others are cut off
-MOST_MARKS = 7  # on an axis
-POINTS = 2000  # that are kept of each curve; every other one goes when there are more
+LOGARITHMIC = 10  # the scale is logarithmic if the highest loss is so many times the lowest one or more
+USUAL, FAR = 0.98, 3.0  # losses are cut off if their range exceeds FAR times the range up to this quantile
+MOST_MARKS = 7  # the most marks on an axis
+POINTS = 2000  # the most points of a curve; when there are more, every other one is dropped
 
 
 class Curve:
-    """Numbers over a run that may be long: no more than POINTS of them, evenly spread."""
+    """A curve over a run of any length: at most POINTS numbers, evenly spread."""
 
     def __init__(self) -> None:
         self.places: list[float] = []
@@ -32,7 +32,7 @@ class Curve:
         self._every, self._seen = 1, 0
 
     def add(self, place: float, value: float) -> None:
-        """One more number; what is not finite has no place in a picture."""
+        """Add a number; one that is not finite is left out."""
         self._seen += 1
         if self._seen % self._every or not -1e300 < value < 1e300:
             return
@@ -110,7 +110,7 @@ class LiveCurve:
 
 
 def _limits(values: np.ndarray) -> tuple[float, float]:
-    """From where to where losses are shown: a few that lie far above all others are cut off."""
+    """The lowest and the highest loss that are shown; a few that lie far above all others are cut off."""
     low, high = float(values.min()), float(values.max())
     most = float(np.quantile(values, USUAL))
     if high - low > FAR * (most - low) > 0:
@@ -121,7 +121,7 @@ def _limits(values: np.ndarray) -> tuple[float, float]:
 
 
 def _round(low: float, high: float) -> list[float]:
-    """Round numbers between two, a few of them."""
+    """A few round numbers between two numbers, for the marks of an axis."""
     step = 10.0 ** math.floor(math.log10((high - low) / 2))
     step = next(times * step for times in (1, 2, 5, 10, 20) if (high - low) / (times * step) <= MOST_MARKS)
     marks = [float(f"{step * number:.12g}") for number in range(math.ceil(low / step), math.floor(high / step) + 1)]

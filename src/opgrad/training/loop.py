@@ -1,4 +1,4 @@
-"""Train an artifact set: steps, epochs, evaluation, export."""
+"""`Trainer`: it trains an artifact set step by step, evaluates it and exports the model."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,9 +22,9 @@ from opgrad.training.optimizer import SGD, AdamW
 from opgrad.training.row_wise import RowWise, expose
 from opgrad.training.tensors import FlatTensors
 
-GROUP = "group0"  # of the parameters, as the checkpoints of onnxruntime-training call the only one
+GROUP = "group0"  # the name of the only group of parameters in checkpoints of onnxruntime-training
 
-BATCH_ROWS = 512  # of an evaluation
+BATCH_ROWS = 512  # rows of a batch in an evaluation
 
 
 class Trainer:
@@ -79,7 +79,7 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """That of the next steps, which is `optimizer.learning_rate`."""
+        """The learning rate of the next steps; it is `optimizer.learning_rate`."""
         return self.optimizer.learning_rate
 
     @learning_rate.setter
@@ -194,7 +194,7 @@ class Trainer:
         yield from self.gradients_of(data, (order[at : at + batch_size] for at in range(0, len(order), batch_size)))
 
     def gradients_of(self, data: Dataset, batches: Iterable[np.ndarray]) -> Iterator[float]:
-        """The same for batches of these rows, which must fit and be there."""
+        """`gradient_batches` for given batches of rows, without its checks."""
         data = Dataset(data.arrays, self.artifacts.axes)
         parts = [data.part(spec.name) for spec in self.artifacts.inputs]
         for rows in batches:
@@ -242,7 +242,7 @@ class Trainer:
 
     def _moments(self) -> dict[str, dict[str, np.ndarray]]:
         """The optimizer's moments by parameter and by their names in a checkpoint."""
-        # onnxruntime-training opens the state of its SGD only with a moment for every parameter, which is always 0.
+        # onnxruntime-training only loads the state of SGD if it has a moment for every parameter; these are always 0.
         flats = self.optimizer.moments or {"momentum0": np.zeros(self._trainable.flat.shape, np.float32)}
         views = {moment: self._trainable.views_of(flat) for moment, flat in flats.items()}
         found = {name: {moment: own[name] for moment, own in views.items()} for name in self._trainable}
@@ -252,7 +252,7 @@ class Trainer:
 
 
 def _learning_rate(who: str, value: float) -> float:
-    """The number that was given. Raises TypeError for what is no number, ValueError for what is no learning rate."""
+    """The given number, checked. Raises TypeError if it is no number, ValueError if it is no learning rate."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{who}: learning_rate is {type(value).__name__}, expected a number")
     if not 0 <= value < math.inf:
@@ -293,7 +293,7 @@ def _trainable_memory(artifacts: ArtifactSet, row_wise: Sequence[str]) -> tuple[
 
 
 def _held(array: np.ndarray, written: bool) -> np.ndarray:
-    """A frozen parameter for a graph: the same memory if a file has it and nobody writes into it, or else a copy."""
+    """A frozen parameter for a graph: the same memory if it is a mapped file that no run writes into, else a copy."""
     shared = not written and mapping.is_mapped(array) and array.flags.c_contiguous
     return array if shared else np.array(array, order="C")
 

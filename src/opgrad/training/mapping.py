@@ -1,6 +1,6 @@
-"""Files whose bytes are mapped into memory: what is never read takes none, and what several read is there once.
+"""Files mapped into memory: parts that are never read take no memory, and several readers share one mapping.
 
-The mapping is private: whoever writes into it changes memory of this process, and never the file.
+The mapping is private: writing into it changes memory of this process, and never the file.
 """
 
 import mmap
@@ -16,8 +16,8 @@ import numpy as np
 from opgrad.reading import open_regular
 from opgrad.writing import replaced
 
-LEAST = 1 << 20  # bytes of a file that is mapped; smaller ones are read
-# Windows replaces no file that is mapped: there, files are read.
+LEAST = 1 << 20  # bytes; smaller files are read and not mapped
+# Windows cannot replace a file that is mapped; there, all files are read.
 MAPS = sys.platform != "win32"
 
 
@@ -32,9 +32,9 @@ _shared: "weakref.WeakValueDictionary[tuple[int, ...], _Mapping]" = weakref.Weak
 
 
 def content(path: Path, shared: bool = False) -> memoryview:
-    """The bytes of a regular file; to write into them is to change memory of one's own.
+    """The bytes of a regular file; writing into them changes memory of this process alone.
 
-    shared: whether the caller writes nothing, and takes the memory that others have of the same file.
+    shared: whether the caller writes nothing, so that it may share a mapping of the same file with others.
     Raises what `open_regular` raises.
     """
     with open_regular(path) as file:
@@ -53,7 +53,7 @@ def content(path: Path, shared: bool = False) -> memoryview:
 
 
 def array(content: bytes | memoryview, dtype: np.dtype[Any], count: int, start: int) -> np.ndarray:
-    """So many elements of a file's content, from a byte on; read-only."""
+    """A read-only array of `count` elements in a file's content, from byte `start` on."""
     found = np.frombuffer(content, dtype, count, start)
     found.flags.writeable = False
     return found
@@ -74,7 +74,7 @@ def is_mapped(given: np.ndarray) -> bool:
 
 
 def own(given: np.ndarray) -> np.ndarray:
-    """The same values in memory that may be written to: that of a mapped file, or else a copy."""
+    """The same values in memory that may be written to: the private mapping itself, or else a copy."""
     mapping = _mapping(given)
     if mapping is None or not given.flags.c_contiguous or not given.flags.aligned:
         return np.array(given, order="C")
@@ -83,7 +83,7 @@ def own(given: np.ndarray) -> np.ndarray:
 
 
 def release(given: np.ndarray) -> None:
-    """Give back the memory of a part of a mapped file that nobody has written to; it is read anew when need be."""
+    """Free the memory of a part of a mapped file that was not written to; it is read again when it is used."""
     mapping = _mapping(given)
     if mapping is None or not hasattr(mmap, "MADV_DONTNEED"):
         return
@@ -94,9 +94,10 @@ def release(given: np.ndarray) -> None:
 
 
 def keep_values(path: Path) -> None:
-    """Before a file is changed in place: let whoever has it mapped in this process keep it as it is.
+    """Keep this process's mappings of a file unchanged; to be called before the file is changed in place.
 
-    The name becomes that of a copy. To cut a mapped file takes even pages away that were written to.
+    The file is replaced by a copy under its name, so that the mappings keep the old file. Truncating a mapped file
+    would even remove pages that were written to.
     """
     if not path.is_file():
         return

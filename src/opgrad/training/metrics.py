@@ -1,4 +1,4 @@
-"""What a training run measures in every epoch, and how that is kept in files."""
+"""The metrics that a training run measures in every epoch, and their files."""
 
 import csv
 import io
@@ -43,7 +43,7 @@ def best_epoch(history: Sequence[EpochMetrics]) -> int | None:
 
 
 def write_csv(history: Sequence[EpochMetrics], path: Path) -> None:
-    """A line for every epoch under a line of names; what there is not is left empty."""
+    """Write a line of names and a line for every epoch; missing values are left empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(EpochMetrics)], lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""What a loss compares, found in an eval graph, and what is exported of a model that learnt by it."""
+"""Finds, in an eval graph, the tensors that the loss compares and the outputs of the exported model."""
 
 import json
 import re
@@ -15,22 +15,22 @@ from opgrad.onnxruntime.opset import captured
 from opgrad.training.names import OUTPUTS
 
 LOSSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "NegativeLogLikelihoodLoss")
-# Operators that put the elements of their first input into another shape, and those that take or add some, too.
+# Operators that change the shape of their first input, and with them those that remove or add elements.
 RESHAPING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Cast")
 MOVING = (*RESHAPING, "Slice", "Pad")
-OF_A_LOSS = re.compile(r"onnx::.+::\d+")  # what losses that are appended to a model call their tensors
+OF_A_LOSS = re.compile(r"onnx::.+::\d+")  # the names of tensors in losses that are appended to a model
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What the loss of an eval graph compares.
+    """The tensors that the loss of an eval graph compares.
 
-    scores: the tensor that it compares with a label; None if there is no such one.
-    label: the input of the graph that holds the labels; None if no input holds nothing else.
+    scores: the tensor that it compares with a label; None if there is none.
+    label: the input of the graph that holds the labels; None if no input holds labels alone.
     classes: the tensor of the labels as the loss takes it, if these are classes along axis 1 of the scores.
-    ignored: a class that does not count.
-    every: whether the loss takes all elements of the label.
-    outputs: what exported models have as outputs.
+    ignored: a class that is ignored; None if there is none.
+    every: whether the loss uses all elements of the label.
+    outputs: the tensors that become the outputs of exported models.
     """
 
     scores: str | None
@@ -42,7 +42,7 @@ class Objective:
 
 
 def model_outputs(model: onnx.ModelProto) -> list[str]:
-    """The outputs that the model of an eval graph had before it was given a loss, if somebody noted them."""
+    """The outputs that the model of an eval graph had before the loss was appended; empty if they were not noted."""
     noted = next((each.value for each in model.metadata_props if each.key == OUTPUTS), "[]")
     with suppress(ValueError):
         names = json.loads(noted)
@@ -51,7 +51,7 @@ def model_outputs(model: onnx.ModelProto) -> list[str]:
 
 
 def note_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
-    """Note them."""
+    """Note the names of a model's outputs in its metadata, for `model_outputs`."""
     model.metadata_props.add(key=OUTPUTS, value=json.dumps(list(names)))
 
 
@@ -75,7 +75,7 @@ def find_objective(model: onnx.ModelProto, loss: str, inputs: Sequence[str]) -> 
 
 
 def _without_classes(graph: "_Graph", inputs: Sequence[str]) -> Objective:
-    """What a graph compares in which no node is a loss of classes."""
+    """The objective of a graph without a cross-entropy node."""
     label = inputs[-1] if len(inputs) > 1 else None
     scores = find_scores(graph.model, inputs, label) if label is not None else None
     if scores is None or label is None:
@@ -88,7 +88,7 @@ def _without_classes(graph: "_Graph", inputs: Sequence[str]) -> Objective:
 
 
 class _Graph:
-    """What leads to the loss in an eval graph.
+    """The part of an eval graph that leads to the loss.
 
     nodes: those on which the loss depends, in their order.
     """
@@ -110,9 +110,9 @@ class _Graph:
         return found
 
     def origins(self, name: str, operators: Collection[str]) -> list[str]:
-        """A tensor, and those of which these operators made it one after the other."""
+        """A tensor, and its predecessors through a chain of these operators, the nearest first."""
         found: dict[str, None] = {}
-        while name not in found:  # a damaged graph may have a circle
+        while name not in found:  # ends in a damaged graph with a circle, too
             found[name] = None
             node = self._producers.get(name)
             if node is not None and node.input and node.op_type in operators and not domain_of(node):
@@ -125,9 +125,9 @@ class _Graph:
         return tuple(name for name in names if label not in self.before(name))
 
     def exported(self, scores: str, label: str | None, inside: bool) -> tuple[str, ...]:
-        """The outputs for the scores: one that holds them, or else those that the model had.
+        """The outputs of an exported model: one that holds the scores, or else those that the model had.
 
-        inside: whether the loss is part of the model, which then gave the scores the shape that the loss takes.
+        inside: whether the loss is part of the original model, which then reshaped the scores for the loss.
         """
         own = self.own(label)
         known = {*own, *(each.name for each in self.model.graph.output)}
@@ -138,7 +138,7 @@ class _Graph:
         return own or (origins[-1] if inside and origins and given == scores else given,)
 
     def _given(self, name: str) -> str:
-        """The tensor that a loss was given to compute one of, by the names of those that it writes."""
+        """The tensor that was passed to an appended loss, found from a tensor inside the loss by the names there."""
         seen = {""}
         while name not in seen and OF_A_LOSS.fullmatch(name) and name in self._producers:
             seen.add(name)
@@ -147,7 +147,7 @@ class _Graph:
 
 
 def find_scores(model: onnx.ModelProto, inputs: Sequence[str], label: str) -> str | None:
-    """The last tensor of floats that every way from the data to the loss passes before it meets the label.
+    """The last float tensor that every path from the data to the loss passes before it meets the label.
 
     inputs: those that hold data, or the label. Returns None if there is no such tensor.
     """
@@ -163,14 +163,14 @@ def find_scores(model: onnx.ModelProto, inputs: Sequence[str], label: str) -> st
         last = max(ahead, key=lambda name: position[name])
         ahead.remove(last)
         read = graph.node[position[last]].input
-        if data.intersection(read):  # the others are passed by
+        if data.intersection(read):  # nodes that do not depend on data are skipped
             return None
         ahead |= computed.intersection(read)
     return next(iter(ahead), None)
 
 
 def _behind(graph: onnx.GraphProto, names: Collection[str]) -> set[str]:
-    """The tensors that depend on some, themselves included."""
+    """The tensors that depend on given ones, including these."""
     found = set(names)
     for node in graph.node:
         if found.intersection(captured(node)):
@@ -179,7 +179,7 @@ def _behind(graph: onnx.GraphProto, names: Collection[str]) -> set[str]:
 
 
 def _ignored(graph: onnx.GraphProto, node: onnx.NodeProto) -> int | None:
-    """The label that a loss of classes ignores, which an attribute or the fourth input tells."""
+    """The label that a cross-entropy node ignores, from its attribute or its fourth input."""
     attributes = dict(map(attribute_of, node.attribute))
     if isinstance(given := attributes.get("ignore_index"), int):
         return given

@@ -24,7 +24,7 @@ IDENTIFIER = b"ODTC"
 VERSION = 2
 ALIGNMENT = 8
 MOST_DIMENSIONS = 32  # of an array in NumPy 1
-LARGEST = 2**31 - 1  # offsets in a FlatBuffer are signed 32-bit numbers
+LARGEST = 2**31 - 1  # the most bytes of a FlatBuffer, whose offsets are signed 32-bit numbers
 
 
 Values = dict[str, Any]
@@ -55,7 +55,7 @@ ELEMENT_TYPES: dict[int, np.dtype[Any]] = {
 
 
 class Damaged(Exception):
-    """What is wrong with the file; its name and this make a sentence."""
+    """The file is damaged. The text begins with a verb: the file's name followed by it makes a sentence."""
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
@@ -164,12 +164,12 @@ def aligned(count: int) -> int:
 
 
 def is_one(content: Content) -> bool:
-    """Whether a file says that it is a checkpoint."""
+    """Whether a file has the identifier of a checkpoint."""
     return len(content) >= 8 and bool(BufferHasIdentifier(content, 0, IDENTIFIER))
 
 
 def decode(content: Content) -> Values:
-    """The root table of a checkpoint file; arrays are views of `content`, fields that are not there are None.
+    """The root table of a checkpoint file; arrays are views of `content`, absent fields without default are None.
 
     Raises Damaged if this is no checkpoint, or has another version, or if anything in it is wrong.
     """
@@ -186,7 +186,7 @@ def decode(content: Content) -> Values:
 
 
 class _Wrong(Exception):
-    """What is wrong in a file that has the identifier."""
+    """A fault found while reading; `decode` turns it into `Damaged`."""
 
 
 class _Reader:
@@ -288,8 +288,8 @@ def size(values: Any) -> int:
 def contents(values: Values) -> Iterator[memoryview]:
     """The content of a checkpoint file whose root table has these values; None stands for a field that is absent.
 
-    Arrays may have any layout. The content comes in pieces, of which one alone is in memory: an array itself, or a copy
-    where it is not contiguous.
+    Arrays may have any layout. The content comes in pieces: a contiguous array is a piece without a copy, and of the
+    others only one copy at a time is in memory.
     """
     builder = _Builder(size(values))
     builder.Finish(_write_table(builder, CHECKPOINT, values), IDENTIFIER)
@@ -299,7 +299,7 @@ def contents(values: Values) -> Iterator[memoryview]:
 class _Builder(Builder):  # type: ignore[misc]  # flatbuffers declares no types
     """A builder that leaves room for arrays instead of copying them.
 
-    Its memory are pages that nobody touches where arrays belong, so that they take none.
+    Its buffer spans the whole file, but the pages that arrays would fill are never touched and so take no memory.
     """
 
     def __init__(self, size: int):

@@ -1,4 +1,4 @@
-"""AdamW and SGD as an optimizer model describes them: in place, over all parameters at once."""
+"""AdamW and SGD by the attributes of an optimizer model; a step updates all parameters at once, in place."""
 
 import math
 from collections.abc import Collection
@@ -15,10 +15,10 @@ from opgrad.cpu.runtime.program import Address
 from opgrad.native.passes import Pass, per_part
 
 CLIP = "InplaceClipGradNorm"
-# Bytes of a pass over memory that threads share. onnxruntime's threads still look for work when a step's graph has run:
-# ours wait for a core, and the next run for theirs. With two threads on two cores an optimizer of 0.1 ms took 2.2 ms
-# between runs and the graph 5.6 instead of 3.8 (ViT, 1.0 million parameters); one of 2.7 ms took as long, and the
-# graph 27 instead of 21 (GPT-2, 5.8 million).
+# A pass over fewer bytes runs in one thread. After a run of the graph onnxruntime's threads keep spinning, so that
+# threads of the optimizer wait for a core, and the next run waits for them. With two threads on two cores an optimizer
+# step of 0.1 ms took 2.2 ms between runs, and the graph 5.6 ms instead of 3.8 (ViT, 1.0 million parameters). A step of
+# 2.7 ms took no longer between runs, but the graph took 27 ms instead of 21 (GPT-2, 5.8 million parameters).
 LEAST_SHARED_BYTES = 1 << 27
 
 
@@ -133,7 +133,7 @@ def clip_factor(norm: float, max_norm: float) -> float:
 
 
 class _Clip:
-    """What the gradients of a step are multiplied by."""
+    """The factor that clips the gradients of a step."""
 
     def __init__(self, gradients: np.ndarray, max_norm: float | None):
         self._max_norm = max_norm

@@ -1,4 +1,4 @@
-"""What training would make of an ONNX model, found out before anything is built."""
+"""Analyses an ONNX model before artifacts are made: what can be trained, for which losses, and what prevents it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ from opgrad.training.names import RESET
 from opgrad.training.objective import RESHAPING
 from opgrad.training.sketch import Stage, stages
 
-TAKING = ("MatMul", "Gemm", "Conv", "ConvTranspose")  # whose second input are weights
+TAKING = ("MatMul", "Gemm", "Conv", "ConvTranspose")  # operators whose second input are weights
 DISTANCES = (Loss.MSELoss, Loss.L1Loss, Loss.HuberLoss, Loss.SmoothL1Loss)
-# Losses that apply the function of the key themselves, to what it would be given.
+# For a function the loss that applies it itself, and so takes the input of that function.
 APPLIED_BY = {"Softmax": Loss.CrossEntropyLoss, "Sigmoid": Loss.BCEWithLogitsLoss}
 
 
@@ -27,7 +27,7 @@ APPLIED_BY = {"Softmax": Loss.CrossEntropyLoss, "Sigmoid": Loss.BCEWithLogitsLos
 class Output:
     """An output that a loss could take.
 
-    losses: which of them. hint: what else there is to say of it.
+    losses: the losses that it fits. hint: advice for the user; None if there is none.
     """
 
     name: str
@@ -37,15 +37,15 @@ class Output:
 
 @dataclass(frozen=True)
 class Prospects:
-    """What training would make of a model.
+    """The results of the analysis of a model.
 
-    opset, nodes: the version of ai.onnx, and how many nodes there are.
-    trainable: weights on which an output depends. frozen: statistics of normalization. unused: other weights.
-    constants: what other float tensors of several numbers are, by name: those that nobody trained, such as positions.
-    numbers: of the elements of the trainable ones.
-    outputs: those of float type. stages: the graph from weight to weight.
-    problems: why it cannot be trained, a line for each node that has no gradient.
-    as_inputs: inputs that a node takes for its weights: they are trained as initializers alone.
+    opset, nodes: the version of ai.onnx, and the number of nodes.
+    trainable: the weights on which an output depends. frozen: statistics of normalization. unused: other weights.
+    constants: the kinds of the other float tensors with several elements, by name; an example are sinusoidal positions.
+    numbers: the number of elements of the trainable weights.
+    outputs: the outputs of float type. stages: the graph, divided at its weights.
+    problems: the reasons why it cannot be trained, with a line for each node that has no gradient.
+    as_inputs: inputs that a node uses as weights; they can only be trained if they become initializers.
     """
 
     opset: int = 0
@@ -62,7 +62,7 @@ class Prospects:
 
 
 def prospects(model: onnx.ModelProto, apart: Mapping[str, Held] | None = None) -> Prospects | None:
-    """What training would make of a model; None of a training graph.
+    """Analyse a model; None for a training graph.
 
     model: changed. apart: the values of initializers that are placeholders.
     """
@@ -79,7 +79,7 @@ def prospects(model: onnx.ModelProto, apart: Mapping[str, Held] | None = None) -
 
 
 def _looked_at(model: onnx.ModelProto, apart: Mapping[str, Held], found: Prospects) -> Prospects:
-    """What there is in a model that can be trained."""
+    """The results with the trainable weights, the outputs and the problems of a model."""
     candidates, forward = Candidates(model, apart), Forward(model)
     floats = [each.name for each in model.graph.output if forward.element_type(each.name) in (None, *FLOATS)]
     depended = set().union(*(reaching(model, name) for name in floats))
@@ -100,7 +100,7 @@ def _looked_at(model: onnx.ModelProto, apart: Mapping[str, Held], found: Prospec
 
 
 def _constants(candidates: Candidates) -> dict[str, str]:
-    """What float tensors are that are no weights, as far as anybody knows."""
+    """For each float tensor that is no weight, by name, a text that says what it is."""
     known = {*candidates.weights, *candidates.statistics, *candidates.fixed}
     rest = {
         name: "a constant"
@@ -111,7 +111,7 @@ def _constants(candidates: Candidates) -> dict[str, str]:
 
 
 def _problems(model: onnx.ModelProto, floats: Sequence[str], trainable: Sequence[str], weights: bool) -> list[str]:
-    """Why these weights cannot be trained for these outputs."""
+    """The reasons why these weights cannot be trained for these outputs."""
     if not weights:
         return [no_weights(model)]
     if not trainable:
@@ -123,13 +123,13 @@ def _problems(model: onnx.ModelProto, floats: Sequence[str], trainable: Sequence
 
 
 def _refused(candidates: Candidates, trainable: Sequence[str]) -> list[str]:
-    """That opgrad trains no weights of these types."""
+    """The message that opgrad trains no weights of these types; empty if it does."""
     refusal = refused_types(candidates.tensors[name].data_type for name in trainable)
     return [refusal] if refusal else []
 
 
 def _as_inputs(forward: Forward) -> list[str]:
-    """Inputs of fixed sizes that a node takes for its weights, such as those of an adapter."""
+    """The names of inputs of fixed sizes that a node uses as weights, such as those of an adapter."""
     fixed = {
         each.name
         for each in forward.graph.input
@@ -143,7 +143,7 @@ def _as_inputs(forward: Forward) -> list[str]:
 
 
 def softmax_before_loss(model: onnx.ModelProto) -> tuple[str, str] | None:
-    """Probabilities that cross-entropy takes for scores, and what a softmax made them of; None if there are none."""
+    """Probabilities that a cross-entropy takes as scores by mistake, and the input of their softmax; None without."""
     losses = [node for node in model.graph.node if node.op_type == "SoftmaxCrossEntropyLoss" and node.input]
     if not losses:
         return None
@@ -159,7 +159,7 @@ def softmax_before_loss(model: onnx.ModelProto) -> tuple[str, str] | None:
 
 
 def _function(forward: Forward, node: onnx.NodeProto | None) -> tuple[str, str]:
-    """The function that a node applies, and to what: a softmax may be several nodes, as some exporters write it."""
+    """The function that a node applies, and its input; a softmax may consist of several nodes."""
     if node is None or domain_of(node):
         return "", ""
     if node.op_type == "Div":
@@ -172,7 +172,7 @@ def _function(forward: Forward, node: onnx.NodeProto | None) -> tuple[str, str]:
 
 
 def _softmax_of(forward: Forward, dividend: str, divisor: str) -> str | None:
-    """x, where a quotient is exp(x) / sum(exp(x)), or the same of x without its maximum."""
+    """x if a quotient is exp(x) / sum(exp(x)), where x may be shifted by its maximum first; else None."""
     exponential, total = forward.producers.get(dividend), forward.producers.get(divisor)
     if exponential is None or total is None or (exponential.op_type, total.op_type) != ("Exp", "ReduceSum"):
         return None
@@ -186,7 +186,7 @@ def _softmax_of(forward: Forward, dividend: str, divisor: str) -> str | None:
 
 
 def _output(forward: Forward, name: str) -> Output:
-    """The losses that an output fits, by its shape and by what makes it."""
+    """An output, with the losses that fit it by its shape and by the function that computes it."""
     node, sizes = forward.producers.get(name), forward.sizes(name)
     operator, source = _function(forward, node)
     if sizes is not None and all(size == 1 for size in sizes):

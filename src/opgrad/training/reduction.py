@@ -1,4 +1,4 @@
-"""How a loss puts those of a batch's rows together, found in an eval graph: as a sum, or as a mean of which kind."""
+"""Finds out from an eval graph how the loss reduces the losses of a batch's rows: sum, mean, or weighted mean."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,12 @@ TOGETHER = ("Add", "Sub", "Sum")
 
 @dataclass(frozen=True)
 class Reduction:
-    """How the loss of several batches follows from theirs.
+    """How a loss is reduced over rows, from which the loss of several batches together follows.
 
     sums: whether a batch's loss is a sum over its rows; else it is a mean.
-    weights: the tensor with the weights of classes, by whose sum over the labels a mean was divided.
-    values: those weights, if the graph has them.
-    divisor: the tensor with what a sum was divided by, if that is a sum, too.
+    weights: the tensor with the class weights, if a mean is divided by the sum of the labels' weights.
+    values: those weights, if they are constants of the graph.
+    divisor: the tensor by which a sum is divided, if that is a sum over the rows, too.
     """
 
     sums: bool = False
@@ -30,7 +30,7 @@ class Reduction:
 
 
 def find_reduction(model: onnx.ModelProto, loss: str) -> Reduction:
-    """What an eval graph does to make one number of the losses of rows; a plain mean where nothing tells."""
+    """The reduction in an eval graph; a plain mean if it cannot be found out."""
     return _Search(model).of(loss) or Reduction()
 
 
@@ -39,7 +39,7 @@ class _Search:
         self._forward, self._seen = Forward(model), set[str]()
 
     def of(self, name: str) -> Reduction | None:
-        """How a value was put together; None if it was not."""
+        """The reduction by which a value was computed; None if it was not reduced."""
         node = self._forward.producers.get(name)
         if node is None or name in self._seen:
             return None
@@ -69,7 +69,7 @@ class _Search:
         return Reduction(weights=weights, values=self._forward.constant(weights))
 
     def _of_rows(self, node: onnx.NodeProto) -> Reduction | None:
-        """What a node makes that reduces axes: of the first one, or of what does that."""
+        """The reduction of a node that reduces axes: its own if it reduces the first axis, else that of its input."""
         before = self._forward.sizes(node.input[0])
         given = [each.ints for each in node.attribute if each.name == "axes"]
         axes = list(given[0]) if given else None

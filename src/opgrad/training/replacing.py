@@ -51,7 +51,7 @@ def data_path(path: Path) -> Path:
 def bytes_in_use(path: Path) -> tuple[int, int] | None:
     """From where to where a checkpoint's values reach in the file beside it; None if it has none there.
 
-    An OSError other than a missing file is no answer to that, and is raised.
+    An OSError other than FileNotFoundError is raised, because it does not tell whether there are values.
     """
     try:
         available = data_path(path).stat().st_size

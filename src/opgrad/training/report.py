@@ -1,4 +1,4 @@
-"""What a training run shows in a terminal: a progress bar, and what came out."""
+"""The output of a training run in a terminal: a progress bar and the results."""
 
 import time
 from types import TracebackType
@@ -13,7 +13,7 @@ from opgrad.training.building.checks import quantity
 from opgrad.training.job import Run
 from opgrad.training.state import BEST, LAST
 
-INTERVAL = 0.1  # seconds between two looks of the bar: a training step may take less than 0.1 ms
+INTERVAL = 0.1  # seconds between two updates of the bar; a training step may take less than 0.1 ms
 
 
 class TrainingBar:
@@ -28,7 +28,7 @@ class TrainingBar:
             TextColumn("{task.fields[speed]:,.0f} samples/s"),
             TimeRemainingColumn(),
             console=console,
-            auto_refresh=False,  # its thread would hold up the training steps
+            auto_refresh=False,  # the thread that refreshes would slow down the training steps
         )
         self._task = self._progress.add_task(visible(description), loss="nan", validation="", speed=0.0)
         self._start = self._shown = 0.0
@@ -52,7 +52,7 @@ class TrainingBar:
         self._progress.refresh()
 
     def update(self, done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
-        """The same without showing it."""
+        """Set the same numbers without showing the bar."""
         now = time.perf_counter()
         if not self._start:
             self._start = now
@@ -62,7 +62,7 @@ class TrainingBar:
         self._progress.update(self._task, completed=done, total=total, speed=speed, **losses)
 
     def rendered(self) -> RenderableType:
-        """The bar, for somebody else to show."""
+        """The bar as an object that rich can show."""
         return self._progress.get_renderable()
 
 

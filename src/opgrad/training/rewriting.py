@@ -1,4 +1,4 @@
-"""What is changed in a training or eval graph before onnxruntime gets it."""
+"""Changes to a training or eval graph before onnxruntime loads it."""
 
 from collections import Counter
 
@@ -8,14 +8,14 @@ from onnx import helper
 from opgrad.onnxruntime.messages import MICROSOFT, import_microsoft, keep
 from opgrad.training.names import BUFFER_SUFFIX, RESET
 
-DIRECT_SUFFIX = "_grad.direct"  # of a gradient that is an output of the graph
+DIRECT_SUFFIX = "_grad.direct"  # behind a parameter's name: its gradient as an output of the graph
 
 
 def fuse_losses(model: onnx.ModelProto) -> None:
-    """Let opgrad compute SoftmaxCrossEntropyLoss, as SoftmaxCrossEntropyLossInternal.
+    """Replace SoftmaxCrossEntropyLoss by SoftmaxCrossEntropyLossInternal, for which opgrad has a kernel.
 
-    onnxruntime expands the node into ten others. These count a label -1 as the last class where nothing is said
-    about `ignore_index`; the original kernels and ours, which compute the gradient, ignore it.
+    onnxruntime expands the node into ten others. If the node has no `ignore_index`, these take a label of -1 for the
+    last class, whereas the original kernels and opgrad's, which compute the gradient, ignore it.
     """
     declared = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
     for node in model.graph.node:
@@ -45,7 +45,7 @@ def _fuse(graph: onnx.GraphProto, node: onnx.NodeProto, declared: dict[str, onnx
 
 
 def simplify_concatenations(graph: onnx.GraphProto) -> None:
-    """Let onnxruntime concatenate where nobody asks how long the parts were: it computes shapes ahead then."""
+    """Replace ConcatTraining by Concat if nothing reads the parts' lengths: onnxruntime can then infer shapes early."""
     used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     for node in graph.node:
         if node.op_type == "ConcatTraining" and not used.intersection(node.output[1:]):
@@ -54,9 +54,9 @@ def simplify_concatenations(graph: onnx.GraphProto) -> None:
 
 
 def overwriting(model: onnx.ModelProto) -> dict[str, str] | None:
-    """Turn a graph that accumulates gradients into one that has the gradients of the batch alone as outputs.
+    """Turn a graph that accumulates gradients into one whose outputs are the gradients of the batch alone.
 
-    Where nothing is to be added, the kernels then write into the gradients' memory themselves.
+    The kernels then write into the gradients' memory themselves, and nothing is added.
 
     model: changed in place.
     Returns the output's name by that of the parameter; None, with the model as it was, if the accumulators' results

@@ -1,7 +1,7 @@
-"""Embedding tables of which a step changes the rows alone that its batches have read.
+"""Embedding tables of which a step only changes the rows that its batches have read.
 
-The training graph no longer adds up such a table's gradient: it gives the gradient of what was looked up, and the
-indices. What a step takes depends on the batch then, not on the table.
+The training graph no longer sums the gradient of such a table. Its outputs are the gradient of the rows that were
+looked up, and the indices. So the time of a step depends on the batch and not on the size of the table.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,17 +20,17 @@ from opgrad.training.optimizer import SGD, AdamW, AdamWRule
 Lookups: TypeAlias = Mapping[
     str, tuple[np.ndarray, np.ndarray]
 ]  # by table: indices, and the gradient of what they name
-INDICES, GRADIENT = "_rows.indices", "_rows.gradient"  # behind a table's name: outputs of its graph
+INDICES, GRADIENT = "_rows.indices", "_rows.gradient"  # behind a table's name: outputs of the graph
 
 
 # --- graph -----------------------------------------------------------------------------------------------------------
 
 
 def expose(model: onnx.ModelProto, names: Sequence[str]) -> None:
-    """Let a training graph give, in place of each table's gradient, what that is made from.
+    """Replace each table's gradient in a training graph by two outputs: the indices, and the gradient of the rows.
 
-    Raises ValueError for a name that is no parameter with a gradient, and for one that is not read by one Gather along
-    its first axis alone, as a table is not whose weights are tied to another layer's.
+    Raises ValueError for a name that is no parameter with a gradient, and for one that is not read by exactly one
+    Gather along its first axis; a table whose weights are tied to another layer is read more than once.
     """
     for name in names:
         _expose(model.graph, name)
@@ -62,7 +62,7 @@ def _expose(graph: onnx.GraphProto, name: str) -> None:
 
 
 def _is_lookup(nodes: Sequence[onnx.NodeProto], kind: str) -> bool:
-    """Whether there is one node, of this kind and along the first axis."""
+    """Whether `nodes` is a single node of this kind along the first axis."""
     return len(nodes) == 1 and nodes[0].op_type == kind and all(item.i == 0 for item in nodes[0].attribute)
 
 
@@ -70,11 +70,11 @@ def _is_lookup(nodes: Sequence[onnx.NodeProto], kind: str) -> bool:
 
 
 class RowWise:
-    """The tables' part of an optimizer's steps, by the same rule.
+    """The steps of row-wise tables, by the rule of the optimizer of the other parameters.
 
     rest: the optimizer of the other parameters. tables: float32, changed in place.
 
-    moments: by table, like it; those of a row stand still while no batch reads it.
+    moments: by table, arrays like it; the moments of a row stay as they are while no batch reads the row.
     """
 
     def __init__(self, rest: SGD | AdamW, tables: Mapping[str, np.ndarray]):
@@ -86,17 +86,20 @@ class RowWise:
         self._kept: list[Lookups] = []
 
     def give(self, found: Mapping[str, np.ndarray]) -> None:
-        """Note what a batch's run found of the gradient, in place of the last one's."""
+        """Take the indices and gradients of a batch from the outputs of its run, in place of the last batch's."""
         self._last = {name: (found[name + INDICES], found[name + GRADIENT]) for name in self.tables}
 
     def keep(self, weight: float) -> None:
-        """Let the last batch's gradient be a part of the next step's, so many times."""
+        """Add the last batch's gradient, times `weight`, to the gradient of the next step."""
         for _, dy in self._last.values():
             np.multiply(dy, np.float32(weight), out=dy)
         self._kept.append(self._last)
 
     def step(self) -> None:
-        """Change the rows along what was kept, or else along the last batch's gradient; after the other parameters."""
+        """Change the rows along the kept gradients or, without any, along the last batch's.
+
+        To be called after the step of the other parameters.
+        """
         parts, self._kept = self._kept or [self._last], []
         for name, table in self.tables.items():
             indices = np.concatenate([part[name][0].reshape(-1) for part in parts])

@@ -1,6 +1,6 @@
 """Files of named arrays in the safetensors format: the length of a header, the header as JSON, the arrays' bytes.
 
-Nothing in a file is executed; whatever is wrong with one is `Damaged`, whose text follows the file's name.
+Nothing in a file is executed. A fault raises `Damaged`; the file's name followed by its text makes a sentence.
 """
 
 import json
@@ -15,8 +15,8 @@ from opgrad.training import mapping
 from opgrad.training.odtc import Damaged
 
 METADATA = "__metadata__"
-LENGTH = 8  # bytes of the header's length, which stands first
-LARGEST_HEADER = 100_000_000  # bytes, as the format says
+LENGTH = 8  # bytes of the number with the header's length, at the beginning of a file
+LARGEST_HEADER = 100_000_000  # the most bytes of a header by the format's definition
 DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(kind).newbyteorder("<")
     for name, kind in {
@@ -38,7 +38,7 @@ Entry = tuple[np.dtype[Any], tuple[int, ...]]
 
 
 def entries(tensors: Mapping[str, Entry]) -> dict[str, dict[str, Any]]:
-    """What a header says of tensors that lie behind each other in this order."""
+    """The entries of a header for tensors that follow each other in this order."""
     found, end = {}, 0
     for name, (dtype, shape) in tensors.items():
         start, end = end, end + math.prod(shape) * dtype.itemsize

@@ -1,4 +1,4 @@
-"""Which rows each process takes of a step."""
+"""The distribution of the rows of a step over processes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Share:
-    """What one process takes of a batch.
+    """The part of a batch that one process computes.
 
     rows: their numbers. place: the number of the batch in the step. of: how many rows the whole batch has.
     """
@@ -32,8 +32,8 @@ class Sharing:
     """Shares of the steps for process `rank` of `size`.
 
     batch_size: rows of a batch, of all processes together. accumulate: batches of a step.
-    whole: batches are dealt out whole, for graphs that take no other number of rows; otherwise each process takes a
-        part of every batch.
+    whole: each batch is computed by one process, for graphs that take only one number of rows; otherwise each process
+    computes a part of every batch.
     """
 
     batch_size: int
@@ -53,7 +53,7 @@ class Sharing:
     def _share(self, place: int, batch: np.ndarray) -> Share:
         if self.whole:
             rows = batch if place % self.size == self.rank else batch[:0]
-        else:  # the first processes have one row more where they do not divide the batch
+        else:  # if the rows cannot be divided evenly, the first processes get one row more
             each, more = divmod(len(batch), self.size)
             begin = self.rank * each + min(self.rank, more)
             rows = batch[begin : begin + each + (self.rank < more)]

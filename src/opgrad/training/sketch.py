@@ -10,15 +10,15 @@ from opgrad.gradients.forward import Forward
 from opgrad.onnxruntime.messages import domain_of
 from opgrad.training.building.selection import SCALES
 
-SILENT = ("Identity", "Cast", "Unsqueeze", "Squeeze")  # which say little of what a model does
+SILENT = ("Identity", "Cast", "Unsqueeze", "Squeeze")  # operators that are left out of a sketch
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Nodes from one that has weights to the next.
+    """The nodes from one that has weights to the next one.
 
-    operators: theirs, in order. weights: the number of elements. shape: of what the last one makes; None: not known.
-    times: how often in a row the graph has the same operators.
+    operators: the names of the operators, in order. weights: the number of elements of the weights. shape: that of the
+    last node's result; None if it is not known. times: how many equal stages follow each other in the graph.
     """
 
     operators: str
@@ -46,9 +46,9 @@ def stages(forward: Forward, weights: Mapping[str, int]) -> list[Stage]:
 
 
 def _carrying(forward: Forward, origins: dict[str, set[str]]) -> list[onnx.NodeProto]:
-    """The nodes that compute with what the graph is given, but not with its shape or type.
+    """The nodes that depend on the values of the graph's inputs, and not only on their shapes or types.
 
-    origins: by name, of which weights a value is made; gets those that other nodes make of weights.
+    origins: for each value the weights that it is computed from; values of nodes that only read weights are added.
     """
     reached, nodes = {each.name for each in forward.graph.input}, []
     for node in forward.graph.node:
@@ -75,7 +75,7 @@ def _parts(nodes: Iterable[onnx.NodeProto], weights: Collection[str]) -> list[li
 
 
 def _joined(names: Iterable[str]) -> str:
-    """Names in a row, those that repeat with their number."""
+    """The names in one text; names that repeat are followed by their number."""
     runs = [(name, len(list(run))) for name, run in groupby(names)]
     return ", ".join(name if count == 1 else f"{count} {name}" for name, count in runs)
 

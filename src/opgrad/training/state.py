@@ -1,4 +1,4 @@
-"""What a checkpoint says about the run that wrote it, so that another run goes on from there."""
+"""The state of a training run in a checkpoint, from which another run goes on."""
 
 import json
 import zlib
@@ -24,7 +24,7 @@ LAST, BEST = "last.checkpoint", "best.checkpoint"
 
 @dataclass
 class RunState:
-    """How far a run is.
+    """The progress of a run.
 
     recipe: its settings.
     data: the fingerprint of its training rows.
@@ -103,8 +103,8 @@ class Resumption:
     state: of the run that wrote it; None for a checkpoint that `opgrad train` did not write, or with which another
         program went on. Its parameters and moments begin a new run.
     best: the checkpoint of the run's best epoch; None if it has no validation.
-    may_be_done: whether a run that has made all its steps is finished rather than refused: processes that are started
-        anew may have been lost after the last checkpoint was written.
+    may_be_done: whether a run that has made all its steps counts as finished instead of being refused: restarted
+    processes may have been lost after the last checkpoint was written.
     """
 
     path: Path
@@ -130,7 +130,7 @@ class Resumption:
 
     @property
     def properties(self) -> dict[str, int | float | str]:
-        """The properties that others put in."""
+        """The properties of the checkpoint that the run did not write itself."""
         return {name: value for name, value in self.checkpoint.properties.items() if name != PROPERTY}
 
 

@@ -1,4 +1,4 @@
-"""What the commands print of artifact sets and models."""
+"""The tables that the commands print about artifact sets and models."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,8 +16,8 @@ from opgrad.training.inspection import Inspection, Parameter, Tensor, kinds
 from opgrad.training.prospects import Prospects
 from opgrad.training.sketch import Stage
 
-LONGEST = 60  # characters of a property in a table
-PIPE_WIDTH = 160  # of a table in a file or a pipe
+LONGEST = 60  # the most characters of a property in a table
+PIPE_WIDTH = 160  # the width of a table in a file or a pipe
 # The attributes of optimizers by the option that sets them, where that has another name.
 SETTINGS = {"betas": ("alpha", "beta"), "eps": ("epsilon",), "bias_correction": ("correct_bias",)}
 SETTINGS |= {"clip_norm": ("max_norm",)}
@@ -43,13 +43,13 @@ def print_inspection(console: Console, found: Inspection) -> None:
 
 
 def fit(console: Console) -> None:
-    """Give tables room in a file or a pipe."""
+    """Widen the console for tables if it is a file or a pipe."""
     if not console.is_terminal:
         console.width = PIPE_WIDTH
 
 
 def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    """Lines with a word before each."""
+    """A table of lines that begin with a word each."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=title, title_justify="left")
     for row in rows:
         table.add_row(*row)
@@ -66,7 +66,7 @@ def _rows(found: Inspection) -> list[tuple[str, str]]:
 
 
 def _training_rows(training: Prospects | None) -> list[tuple[str, str]]:
-    """What training would make of a model."""
+    """The lines about the training of a model."""
     if training is None or not training.nodes:
         return []
     rows = [("graph", f"opset {training.opset}, {quantity(training.nodes, 'node')}")]

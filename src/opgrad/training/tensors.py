@@ -1,4 +1,4 @@
-"""Named arrays in one piece of memory."""
+"""Named arrays in one contiguous array."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,7 +13,7 @@ class FlatTensors(Mapping[str, np.ndarray]):
     shapes: by name, in the order in which they lie. Each starts on a cache line, with zeros before the next.
 
     flat: float32 [n], the memory of all of them; each named array is a view of it.
-    extended: float32 [n + 1], the same with one number behind it.
+    extended: float32 [n + 1], the same memory with one further number behind it.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]):

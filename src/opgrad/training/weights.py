@@ -13,14 +13,14 @@ from opgrad.training import safetensors
 from opgrad.training.odtc import Damaged
 
 FORMAT, VERSION = "opgrad.weights", "1"
-LEARNING_RATE = 1e-3  # where a file tells none
+LEARNING_RATE = 1e-3  # the learning rate of a file that has none
 MOMENTS = ("momentum0", "momentum1")
-PRESENT = ("float32", "float16")  # dtypes that parameters have in training graphs
+PRESENT = ("float32", "float16")  # the dtypes of parameters in training graphs
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What a weights file holds.
+    """The content of a weights file.
 
     trainable, statistics: parameters and running statistics by name. moments: those of every trainable parameter by its
     name and by their own; empty if there are none in the file. dtype: that of parameters in the training graph.
@@ -48,13 +48,13 @@ def encode(weights: Weights) -> bytes:
 
 
 def fixed_metadata(optimizer: str, dtype: str, statistics: Sequence[str]) -> dict[str, str]:
-    """What all weights files of a step say of themselves; what differs are step, learning_rate and sha256."""
+    """The metadata that all weights files of a step share; they differ in step, learning_rate and sha256."""
     named = {"optimizer": optimizer, "dtype": dtype, "statistics": json.dumps(statistics)}
     return {"format": FORMAT, "version": VERSION, **named}
 
 
 def decode(content: bytes | memoryview) -> Weights:
-    """What a file holds; parameters have the dtype of the training graph. Raises `Damaged`."""
+    """The content of a file; parameters get the dtype of the training graph. Raises `Damaged`."""
     arrays, metadata, data = safetensors.decode(content)
     if metadata.get("format") != FORMAT:
         raise Damaged("is a safetensors file, but no weights file of an exported step")

@@ -1,7 +1,8 @@
-"""Passes over graphs: before differentiation, so that there is less and faster to differentiate, and after it.
+"""Passes that simplify a graph: before differentiation, so that fewer and faster nodes are differentiated, and after.
 
-Each pass is a function of a `Graph`, which it changes, and says whether it did; `prepare` and `finish` run lists of
-them over a copy of a model until nothing changes any more. Inputs, outputs and parameters stay under their names.
+Each pass is a function that changes a `Graph` in place and returns whether it changed anything. `prepare` and `finish`
+run lists of passes over a copy of a model until nothing changes any more. Inputs, outputs and parameters keep their
+names.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,20 +35,20 @@ FUSIONS: tuple[Pass, ...] = (
     *(fuse_layer_normalization, fuse_rms_normalization, fuse_gelu, fuse_swish, fuse_cross_entropy, split_parts),
     remove_dead,
 )
-MOST_ROUNDS = 8  # of cleaning; what a round leaves to the next becomes less
+MOST_ROUNDS = 8  # of `clean`; each round finds less to do than the one before
 
 
 def prepare(
     model: onnx.ModelProto, keep: Iterable[str] = (), *, variable: Iterable[str] = (), plain: bool = False
 ) -> onnx.ModelProto:
-    """A model that is about to be differentiated, simpler and with fewer values to save.
+    """A simpler model for differentiation, whose backward part has to save fewer values.
 
-    model: which is not changed. Its inputs and outputs, their names, types and order stay; a batch of any size stays
-        one.
-    keep: names of other values that stay, such as additional outputs. variable: initializers that will be trained:
-        they stay, too, and nothing is computed from them.
-    plain: write operators of ai.onnx alone. Otherwise layer normalization, Gelu and others become operators that
-        onnxruntime has, or opgrad, in older opsets and in com.microsoft.
+    model: it is not changed. The new model has the same inputs and outputs, in names, types and order, and takes
+    batches of any size if this one does.
+    keep: names of other values that stay, such as additional outputs. variable: initializers that will be trained;
+    they stay, too, and are not folded into constants.
+    plain: write operators of ai.onnx alone. Otherwise layer normalization, Gelu and others become fused operators
+    that onnxruntime or opgrad has in com.microsoft or in opsets older than ONNX's own.
 
     Returns the new model. Equal calls give equal bytes.
     """
@@ -67,14 +68,15 @@ def finish(
     variable: Iterable[str] = (),
     checkpoint_segments: int | Sequence[str] | None = None,
 ) -> onnx.ModelProto:
-    """A model with gradients among its outputs, without what nobody needs and in an order that needs little memory.
+    """A model with gradients among its outputs, simplified and with its nodes in an order that needs little memory.
 
-    model: which is not changed; its inputs and outputs stay. The gradients are outputs, not yet accumulated.
+    model: it is not changed; its inputs and outputs stay. The gradients are outputs that are not yet accumulated.
     forward: the values that the model computed before it was differentiated: the loss, and other outputs.
     keep, variable: as for `prepare`.
-    checkpoint_segments: into how many segments to cut the forward part; or names of values, behind each of which one
-        ends. Only what is between segments, and the last one, is kept for the backward part, which computes the rest
-        again: memory for one forward part more. What was drawn at random is kept. None: keep everything.
+    checkpoint_segments: the number of segments of the forward part, or the names of values with whose nodes a segment
+    ends. For the backward part only the values between segments and those of the last segment are kept; it computes
+    all others again, which saves memory and costs about one more forward run. Random masks are kept. None: keep
+    every value.
 
     Returns the new model. Equal calls give equal bytes.
     Raises TypeError and ValueError for other segments, and for names that no node of the forward part makes.
@@ -94,7 +96,7 @@ def finish(
 
 
 def checked_segments(given: int | Sequence[str] | None) -> int | list[str]:
-    """A number of segments, 1 if there is nothing to cut, or names. Raises TypeError and ValueError for others."""
+    """The number of segments (1 for None), or the names. Raises TypeError and ValueError for anything else."""
     if given is None:
         return 1
     if isinstance(given, int) and not isinstance(given, bool):
@@ -108,7 +110,7 @@ def checked_segments(given: int | Sequence[str] | None) -> int | list[str]:
 
 
 def clean(graph: Graph) -> None:
-    """Run the passes that need no patterns until nothing changes."""
+    """Run the passes that recognize no patterns, until nothing changes."""
     for _ in range(MOST_ROUNDS):
         changed = apply(graph, CLEANING)
         graph.refresh()
@@ -117,6 +119,6 @@ def clean(graph: Graph) -> None:
 
 
 def apply(graph: Graph, passes: Sequence[Pass]) -> bool:
-    """Run passes in their order; whether one of them changed something."""
+    """Run passes in their order; return whether one of them changed something."""
     changes = [each(graph) for each in passes]
     return any(changes)

@@ -1,4 +1,4 @@
-"""Dead code: nodes, results and initializers that nothing needs."""
+"""Dead code elimination: it removes nodes, optional results and initializers that no output depends on."""
 
 import onnx
 
@@ -6,11 +6,11 @@ from opgrad.gradients.body import OPTIONAL_RESULTS
 from opgrad.gradients.passes.graph import Graph
 from opgrad.onnxruntime.opset import captured
 
-WRITES = ("InPlaceAccumulatorV2", "InPlaceAccumulator")  # into an input
+WRITES = ("InPlaceAccumulatorV2", "InPlaceAccumulator")  # operators that write into an input
 
 
 def remove_dead(graph: Graph) -> bool:
-    """Nodes that no output, and nothing that is kept, depends on."""
+    """Remove the nodes that no output and no kept value depends on."""
     needed, changed = set(graph.kept), False
     for node in reversed(list(graph.nodes())):
         if needed.intersection(node.output) or node.op_type in WRITES:
@@ -23,7 +23,7 @@ def remove_dead(graph: Graph) -> bool:
 
 
 def _trim(node: onnx.NodeProto, needed: set[str]) -> bool:
-    """Leave out the results that nothing needs, of operators that take note of it."""
+    """Remove the optional results that nothing reads, of operators that then do not compute them."""
     before = len(node.output)
     first = OPTIONAL_RESULTS.get(node.op_type, before)
     for index in range(first, before):

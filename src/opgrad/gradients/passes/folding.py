@@ -1,4 +1,4 @@
-"""Constant folding: what does not depend on inputs is computed once, here."""
+"""Constant folding: values that do not depend on the graph's inputs are computed once, here."""
 
 import onnx
 from onnx import helper, numpy_helper
@@ -8,7 +8,7 @@ from opgrad.gradients.passes.graph import Graph
 from opgrad.onnxruntime.messages import copied, domain_of
 from opgrad.onnxruntime.opset import subgraphs
 
-GROWTH = 1 << 12  # bytes by which a folded value may be larger than what it is computed from
+GROWTH = 1 << 12  # the most bytes by which a folded value may be larger than the constants it is computed from
 FOLDABLE = frozenset(FOLDED) | frozenset(
     (
         *("Abs", "Exp", "Log", "Sign", "Sin", "Cos", "Tanh", "Sigmoid", "Round", "GreaterOrEqual", "LessOrEqual"),
@@ -20,7 +20,7 @@ FOLDABLE = frozenset(FOLDED) | frozenset(
 
 
 def fold_constants(graph: Graph) -> bool:
-    """Constant nodes, and nodes that read nothing else, become initializers."""
+    """Replace Constant nodes, and nodes whose inputs are all constants, by initializers."""
     changed = False
     for node in list(graph.nodes()):
         if domain_of(node) or graph.kept.intersection(node.output) or any(subgraphs(node)):

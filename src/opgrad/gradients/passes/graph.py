@@ -1,4 +1,4 @@
-"""A graph that passes change: who makes and who reads a value, and what may be done to it."""
+"""The graph that passes change: it knows which node makes a value and which nodes read it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,16 +12,16 @@ from opgrad.gradients.sizes import known
 from opgrad.onnxruntime.messages import MICROSOFT, attribute_of, copied, domain_of, free_name, import_microsoft
 from opgrad.onnxruntime.opset import captured, rename_inputs
 
-OVERRIDABLE_FROM = 4  # the first version of the format whose initializers are constants unless they are inputs, too
+OVERRIDABLE_FROM = 4  # from this version of the format on an initializer is a constant unless it is an input, too
 
 
 class Graph(Forward):
-    """A model of its own, whose nodes are changed one by one.
+    """A model that the graph owns and whose nodes are changed one by one.
 
-    keep: names that stay, beside those of the graph's inputs and outputs. variable: initializers that will be trained,
-    which are no constants and stay, too. plain: whether all nodes have to be of ai.onnx.
+    keep: names that stay, beside those of the graph's inputs and outputs. variable: initializers that will be trained;
+    they do not count as constants and stay, too. plain: whether all nodes have to be of ai.onnx.
 
-    readers: the nodes that read a value, by its name, each once.
+    readers: by the name of a value, the nodes that read it, each once.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Graph(Forward):
         self._taken = self.names()
 
     def refresh(self) -> None:
-        """Write the nodes into the model, and look at it anew."""
+        """Write the nodes into the model, and read the model again."""
         if hasattr(self, "_types"):
             self.commit()
         super().refresh()
         self.index()
 
     def index(self) -> None:
-        """Find who makes and who reads what."""
+        """Find the maker and the readers of each value."""
         self._places = {id(node): place for place, slot in enumerate(self._slots) for node in slot}
         self.producers = {name: node for node in self.nodes() for name in node.output if name}
         self.readers: dict[str, list[onnx.NodeProto]] = {}
@@ -59,30 +59,30 @@ class Graph(Forward):
     # --- questions ---
 
     def maker(self, name: str, *operators: str) -> onnx.NodeProto | None:
-        """The node of ai.onnx that makes a value as its first result, if it is of one of these operators."""
+        """The node whose first result a value is, if it is of ai.onnx and of one of these operators; else None."""
         node = self.producers.get(name)
         if node is None or domain_of(node) or node.op_type not in operators or node.output[0] != name:
             return None
         return node
 
     def inner(self, name: str, readers: int = 1) -> bool:
-        """Whether nothing but so many nodes needs a value."""
+        """Whether exactly so many nodes read a value, and it is no output or other kept value."""
         return name not in self.kept and len(self.readers.get(name, ())) == readers
 
     def reader(self, name: str, *operators: str) -> onnx.NodeProto | None:
-        """The only node that needs a value, if it is of ai.onnx and one of these operators."""
+        """The only node that reads a value, if it is of ai.onnx and of one of these operators; else None."""
         if not self.inner(name):
             return None
         (node,) = self.readers[name]
         return node if not domain_of(node) and node.op_type in operators else None
 
     def scalar(self, name: str) -> float | None:
-        """The number that a value always is, if it has one element and gives what it meets no axis."""
+        """The number in a constant of one element and at most one axis; None for any other value."""
         value = self.constant(name) if name else None
         return float(value.reshape(())) if value is not None and value.size == 1 and value.ndim <= 1 else None
 
     def known(self, name: str) -> list[int] | None:
-        """The sizes of a value if all are numbers."""
+        """The sizes of a value if all are numbers, else None."""
         return known(self.sizes(name))
 
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
@@ -92,22 +92,22 @@ class Graph(Forward):
     # --- changes ---
 
     def free(self, name: str) -> str:
-        """A name that nothing has, taken from now on."""
+        """A name that is not taken yet; from now on it is."""
         return free_name(name, self._taken)
 
     def node(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any
     ) -> onnx.NodeProto:
-        """A node with a name of its own, for `substitute`."""
+        """A new node with a name that no other node has, for `substitute`."""
         name = self.free(f"{outputs[0]}/{op}")
         return helper.make_node(op, inputs, outputs, name, domain=domain, **attributes)
 
     def add_constant(self, array: np.ndarray, name: str) -> str:
-        """The name of a new initializer, like this one."""
+        """Add an initializer; its name is `name`, changed if that is taken."""
         return self._add(numpy_helper.from_array(array, self.free(name)))
 
     def become_constants(self, node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> None:
-        """Put initializers into the place of a node, by the names of its results."""
+        """Replace a node by initializers with the names of its results."""
         self.substitute(node, [])
         for name, tensor in tensors.items():
             tensor.name = name
@@ -122,7 +122,7 @@ class Graph(Forward):
         return named.name
 
     def substitute(self, node: onnx.NodeProto, others: Sequence[onnx.NodeProto]) -> None:
-        """Put nodes into the place of one, whose results they make as far as something needs them."""
+        """Replace a node by others, which have to make all of its results that something reads."""
         place = self._places.pop(id(node))
         where = next(index for index, each in enumerate(self._slots[place]) if each is node)
         self._slots[place][where : where + 1] = others
@@ -169,12 +169,12 @@ class Graph(Forward):
                 others.append(node)
 
     def reorder(self, nodes: Sequence[onnx.NodeProto]) -> None:
-        """Put all nodes, old and new ones, into this order."""
+        """Put all nodes into this order, in which there may be new ones."""
         self._slots = [[node] for node in nodes]
         self.index()
 
     def declare_like(self, name: str, other: str) -> None:
-        """Tell of a value that was added that it has the type and sizes of another one."""
+        """Declare that an added value has the type and sizes of another one."""
         kind = self.element_type(other)
         if kind is not None:
             self.declare(name, kind, self.sizes(other))
@@ -185,7 +185,7 @@ class Graph(Forward):
         return helper.make_tensor_value_info(name, kind, self.sizes(name))
 
     def commit(self) -> None:
-        """Write nodes and types into the model, without what belongs to values that are gone."""
+        """Write nodes and types into the model; types of values that no longer exist are left out."""
         graph = self.graph
         del graph.node[:]
         graph.node.extend(self.nodes())

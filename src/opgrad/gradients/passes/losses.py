@@ -6,12 +6,15 @@ from onnx import helper
 from opgrad.gradients.passes.graph import Graph
 from opgrad.onnxruntime.messages import domain_of
 
-ONE_AXIS_FROM = 13  # before, the axes from `axis` on were one row of LogSoftmax
-CLASSES = 1  # the axis
+ONE_AXIS_FROM = 13  # before this opset LogSoftmax takes all axes from `axis` on together as one row
+CLASSES = 1  # the axis of the classes
 
 
 def fuse_cross_entropy(graph: Graph) -> bool:
-    """LogSoftmax before NegativeLogLikelihoodLoss becomes SoftmaxCrossEntropyLoss, whose second result it is."""
+    """Fuse LogSoftmax and NegativeLogLikelihoodLoss into SoftmaxCrossEntropyLoss.
+
+    The result of LogSoftmax becomes the second result of the fused node.
+    """
     changed = False
     for node in list(graph.nodes()):
         if domain_of(node) or node.op_type != "NegativeLogLikelihoodLoss":
@@ -33,7 +36,7 @@ def _is_over_classes(graph: Graph, softmax: onnx.NodeProto) -> bool:
 
 
 def _may_move(graph: Graph, softmax: onnx.NodeProto) -> bool:
-    """Whether the logarithm may come with the loss: nothing reads it that stands before, as far as is easily seen."""
+    """Whether the log-probabilities may be computed by the loss node: no node but the loss reads them."""
     readers = graph.readers[softmax.output[0]]
     return len(readers) == 1
 

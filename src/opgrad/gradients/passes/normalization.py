@@ -1,4 +1,4 @@
-"""Recognition of layer normalization and its form without mean (RMS), in the forms that exporters write them."""
+"""Recognition of layer normalization and RMS normalization in the forms that exporters write."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,16 +12,16 @@ from opgrad.gradients.passes.graph import Graph
 from opgrad.gradients.passes.patterns import is_near, mean_axes, plus, power
 from opgrad.onnxruntime.messages import domain_of
 
-LAYER_FROM, RMS_FROM = 17, 23  # the first opsets with LayerNormalization and RMSNormalization; …
-RAISED_FROM = 13  # … onnxruntime has them in older ones, too, but onnx converts none below this that has them
-TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)  # that onnxruntime has kernels for, but for those of float64
+LAYER_FROM, RMS_FROM = 17, 23  # the first opsets of ONNX with LayerNormalization and RMSNormalization
+RAISED_FROM = 13  # onnxruntime has them in older opsets, too, but onnx cannot convert older models that have them
+TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)  # the types that are recognized; onnxruntime has kernels for them
 
 
 @dataclass(frozen=True)
 class Normalized:
-    """What was recognized: `name` is x without mean, divided by its deviation, over the axes from `axis` on.
+    """A recognized normalization: `name` is x, normalized over the axes from `axis` on.
 
-    last: the node that makes it. scale, bias: initializers or others, of the shape of these axes.
+    last: the node that makes `name`. scale, bias: the names of values in the shape of these axes; "" without them.
     """
 
     x: str
@@ -47,7 +47,7 @@ def fuse_rms_normalization(graph: Graph) -> bool:
 
 
 def _fuse(graph: Graph, least: int, find: Find, kind: str) -> bool:
-    """Write what is found at each node, in plain ONNX from the opset `least` on."""
+    """Replace what `find` finds at each node by one node; in a plain graph only from the opset `least` on."""
     if graph.opset < (least if graph.plain else RAISED_FROM):
         return False
     changed = False
@@ -73,7 +73,7 @@ def _whole_rms(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
 
 
 def _layer(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
-    """What a node that takes off the mean is the beginning of."""
+    """The layer normalization that begins with this node, which subtracts the mean; None if there is none."""
     if domain_of(node) or node.op_type != "Sub":
         return None
     mean = graph.maker(node.input[1], "ReduceMean") if graph.inner(node.input[1]) else None
@@ -85,7 +85,7 @@ def _layer(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
 
 
 def _rms(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
-    """What a mean of squares is the beginning of."""
+    """The RMS normalization that begins with this node, a mean of squares; None if there is none."""
     if domain_of(node) or node.op_type != "ReduceMean":
         return None
     x, axis = power(graph, node.input[0], 2), mean_axes(graph, node)
@@ -112,7 +112,7 @@ def _root(graph: Graph, node: onnx.NodeProto, x: str) -> tuple[str, float] | Non
 
 
 def _under_root(graph: Graph, name: str) -> str | None:
-    """v of sqrt(v), which one node needs."""
+    """v if the value is sqrt(v) and one node reads it."""
     node = graph.maker(name, "Sqrt", "Pow") if graph.inner(name) else None
     if node is None or (node.op_type == "Pow" and not is_near(graph, node.input[1], 0.5)):
         return None
@@ -120,7 +120,7 @@ def _under_root(graph: Graph, name: str) -> str | None:
 
 
 def _under_inverse_root(graph: Graph, name: str) -> str | None:
-    """v of 1 / sqrt(v), which one node needs."""
+    """v if the value is 1 / sqrt(v) and one node reads it."""
     node = graph.maker(name, "Reciprocal", "Div", "Pow") if graph.inner(name) else None
     if node is None:
         return None
@@ -180,7 +180,7 @@ def _is_variance(graph: Graph, name: str, x: str, mean: str, axis: int) -> bool:
 
 
 def _with_casts(graph: Graph, found: Normalized) -> Normalized:
-    """Computed in float32 for a narrow x: the node itself does that."""
+    """The normalization without the casts of a float16 x to float32 and back: the fused node computes in float32."""
     before, after = graph.maker(found.x, "Cast"), graph.reader(found.name, "Cast")
     if before is None or after is None or graph.element_type(found.x) != TensorProto.FLOAT:
         return found

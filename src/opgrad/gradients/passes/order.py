@@ -1,9 +1,10 @@
 """The order of nodes, so that what runs the graph needs little memory.
 
-onnxruntime goes through a graph from its ends, the last one in the file first, and runs before each what it depends
-on, of several inputs again the one that comes last in the file. If the gradient of the first layer's weights came
-last, all gradients of activations would be computed before the first gradient of weights, and no activation would be
-free until then. So the ends stand behind everything else, those that can be computed first at the very end.
+onnxruntime orders a graph by a depth-first search from its ends, the nodes whose results no node reads. It begins with
+the end that is last in the file and first runs everything that this end depends on; of several inputs it again takes
+the one that is last in the file. If the gradient of the first layer's weights came last in the file, all gradients of
+activations would be computed before the first gradient of weights, and every activation would stay in memory until
+then. So the ends are put behind all other nodes, and the end that can be computed first is put last.
 """
 
 import heapq
@@ -17,7 +18,7 @@ from opgrad.onnxruntime.opset import captured
 
 
 def order_ends(graph: Graph) -> bool:
-    """Put what leads to one result alone behind everything else, what can be computed first at the very end."""
+    """Put the nodes that lead to only one end behind all others; those that can be computed first come last."""
     nodes = list(graph.nodes())
     ends = _ends(graph, nodes)
     places = {name: place for place, node in enumerate(nodes) if id(node) not in ends for name in node.output if name}
@@ -39,9 +40,9 @@ def order_ends(graph: Graph) -> bool:
 def writes_last(
     graph: Graph, nodes: Iterable[onnx.NodeProto], before: Iterable[onnx.NodeProto]
 ) -> list[onnx.NodeProto]:
-    """Nodes with those that add to buffers behind all others, in the order that they had before.
+    """The nodes in a new order: those that write into buffers come last, in their order in `before`.
 
-    It is that of the parameters, which readers of training graphs rely on.
+    That is the order of the parameters, on which readers of training graphs rely.
     """
     writes = [node for node in before if node.op_type in WRITES and not any(map(graph.readers.get, node.output))]
     last = {id(node) for node in writes}
@@ -49,7 +50,7 @@ def writes_last(
 
 
 def _ends(graph: Graph, nodes: list[onnx.NodeProto]) -> dict[int, int]:
-    """The place of the end that a node leads to, by the node's id, for those that lead to one alone."""
+    """For each node that leads to only one end, the place of that end, by the node's id."""
     ends: dict[int, int] = {}
     for place in reversed(range(len(nodes))):
         readers = [reader for name in nodes[place].output for reader in graph.readers.get(name, ())]
@@ -60,7 +61,7 @@ def _ends(graph: Graph, nodes: list[onnx.NodeProto]) -> dict[int, int]:
 
 
 def sorted_nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """The nodes in an order in which each comes behind what it reads, and otherwise as they are (Kahn 1962)."""
+    """The nodes, sorted topologically (Kahn 1962); where several may come next, the given order decides."""
     listed = list(nodes)
     makers = {name: place for place, node in enumerate(listed) for name in node.output if name}
     waiting, followers = _edges(listed, makers)
@@ -77,7 +78,7 @@ def sorted_nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
 
 
 def _edges(nodes: list[onnx.NodeProto], makers: Mapping[str, int]) -> tuple[list[int], list[list[int]]]:
-    """How many nodes each one waits for, and which wait for it."""
+    """For each node the number of nodes that it depends on, and the places of the nodes that depend on it."""
     waiting = [0] * len(nodes)
     followers: list[list[int]] = [[] for _ in nodes]
     for place, node in enumerate(nodes):

@@ -1,4 +1,4 @@
-"""What recognition of patterns shares: products of any order, roots, squares, numbers that are nearly given ones."""
+"""Helpers of pattern recognition: products in any order, powers, sums with a number, approximate numbers."""
 
 import math
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from onnx import TensorProto
 from opgrad.gradients.passes.graph import Graph
 
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-FAR, FAR_NARROW = 2e-5, 4e-3  # relative, of numbers that exporters wrote with few digits, and in narrow types
+FAR, FAR_NARROW = 2e-5, 4e-3  # relative tolerances: for numbers written with few digits, and for 16-bit types
 
 
 def is_near(graph: Graph, name: str, number: float) -> bool:
-    """Whether a value is always this number."""
+    """Whether a value is a constant near this number, within the tolerance of its type."""
     found = graph.scalar(name)
     far = FAR_NARROW if graph.element_type(name) in NARROW else FAR
     return found is not None and math.isclose(found, number, rel_tol=far)
 
 
 def factors(graph: Graph, node: onnx.NodeProto) -> list[str]:
-    """The factors of a product of any order: what is multiplied by nodes that nothing else needs."""
+    """The factors of a product; a factor that is itself a product, which nothing else reads, is split up, too."""
     found: list[str] = []
     for name in node.input:
         maker = graph.maker(name, "Mul") if graph.inner(name) else None
@@ -29,14 +29,14 @@ def factors(graph: Graph, node: onnx.NodeProto) -> list[str]:
 
 
 def without(names: Sequence[str], name: str) -> list[str]:
-    """The names but for the first of this one."""
+    """The names without the first occurrence of one of them."""
     rest = list(names)
     rest.remove(name)
     return rest
 
 
 def power(graph: Graph, name: str, exponent: float) -> str | None:
-    """x, if the value is x to this power: by Pow, or for a square and a cube as a product."""
+    """x if the value is x ** exponent, as Pow or as a product of equal factors, and one node reads it; else None."""
     node = graph.maker(name, "Pow", "Mul") if graph.inner(name) else None
     if node is None:
         return None
@@ -47,7 +47,7 @@ def power(graph: Graph, name: str, exponent: float) -> str | None:
 
 
 def plus(graph: Graph, name: str) -> tuple[str, float] | None:
-    """(x, number) if the value, which one node needs, is their sum."""
+    """(x, number) if the value is x + number and one node reads it; else None."""
     node = graph.maker(name, "Add") if graph.inner(name) else None
     for a, b in [] if node is None else [tuple(node.input), tuple(node.input)[::-1]]:
         number = graph.scalar(b)
@@ -57,7 +57,7 @@ def plus(graph: Graph, name: str) -> tuple[str, float] | None:
 
 
 def mean_axes(graph: Graph, node: onnx.NodeProto) -> int | None:
-    """The first of the axes, counted from the last, of a mean over the last axes that keeps them."""
+    """-k if the node is a mean over the last k axes that keeps these axes; else None."""
     given, sizes = graph.attributes(node), graph.sizes(node.input[0])
     if not given.get("keepdims", 1) or sizes is None:
         return None
@@ -72,6 +72,6 @@ def mean_axes(graph: Graph, node: onnx.NodeProto) -> int | None:
 
 
 def same_shape(graph: Graph, name: str, other: str) -> bool:
-    """Whether a result has the shape of one of the values it is computed from: numbers gave it no axis."""
+    """Whether a result and an operand have the same rank as far as is known: scalars have not added an axis."""
     a, b = graph.sizes(name), graph.sizes(other)
     return a is None or b is None or len(a) == len(b)

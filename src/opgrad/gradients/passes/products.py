@@ -1,4 +1,4 @@
-"""Products whose result is transposed: the other operand's transpose comes first instead, which costs nothing."""
+"""Transposed products: (a @ b).T becomes b.T @ a.T, as runtimes read a transposed operand at no cost."""
 
 import onnx
 from onnx import helper
@@ -8,7 +8,7 @@ from opgrad.onnxruntime.messages import domain_of
 
 
 def transpose_products(graph: Graph) -> bool:
-    """(a @ b).T becomes b.T @ a.T, as gradients of weights that a graph transposes are written."""
+    """Replace (a @ b).T by b.T @ a.T; gradients of weights that a graph transposes have this form."""
     changed = False
     for node in list(graph.nodes()):
         product = None if domain_of(node) or node.op_type != "Transpose" else graph.maker(node.input[0], "Gemm")

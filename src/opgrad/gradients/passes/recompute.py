@@ -1,10 +1,9 @@
-"""Checkpointing: activations inside segments are forgotten after the forward part and computed again for the backward
-part (Chen et al. 2016).
+"""Gradient checkpointing (Chen et al. 2016): the backward part computes activations inside segments again.
 
-What is computed again waits for the gradient at the end of its segment. Otherwise a runtime would compute it at once,
-or find that it has it already: onnxruntime joins common subexpressions. So the values that a segment begins with pass
-through a Reshape to their own shape, which costs nothing, as it shares their memory; its second input depends on that
-gradient, although it is always zeros, which stand for sizes that stay.
+The recomputation of a segment has to wait for the gradient at the end of the segment. Otherwise a runtime would run it
+at once, or onnxruntime, which joins common subexpressions, would keep the first results. So the values that a segment
+reads pass through a Reshape to their own shape. It shares their memory and costs nothing. The shape that it is given
+depends on that gradient, although it is always zeros, and a 0 in it keeps the size.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,10 +25,12 @@ STATISTICS = (3, 4)  # the results of BatchNormInternal with the batch's mean an
 
 
 def checkpoint(graph: Graph, forward: Sequence[str], segments: int | Sequence[str]) -> None:
-    """Let the backward part compute again what it reads, except in the last segment and between segments.
+    """Let the backward part compute the values again that it reads, except those kept.
+
+    Values between segments and those of the last segment are kept.
 
     forward: what the model computed before it was differentiated: its loss and other outputs.
-    segments: how many, or the names of values behind whose nodes one ends.
+    segments: the number of segments, or the names of values with whose nodes a segment ends.
     """
     cut = Segments(graph, forward, segments)
     nodes = list(graph.nodes())
@@ -48,14 +49,14 @@ def checkpoint(graph: Graph, forward: Sequence[str], segments: int | Sequence[st
 class _Segment:
     """One segment, whose values are computed again.
 
-    inside: its nodes. backward: the nodes that may read what is computed again. kept: values that stay.
+    inside: its nodes. backward: the nodes that may read its values. kept: the values that are not computed again.
     """
 
     graph: Graph
     inside: Sequence[onnx.NodeProto]
     backward: Sequence[onnx.NodeProto]
     kept: frozenset[str]
-    again: dict[str, str] = field(default_factory=dict)  # the names of values that are computed again
+    again: dict[str, str] = field(default_factory=dict)  # from a value to the name of its recomputed copy
     new: list[onnx.NodeProto] = field(default_factory=list)
 
     def recompute(self, later: set[str]) -> list[onnx.NodeProto]:
@@ -89,11 +90,11 @@ class _Segment:
         return copied[::-1]
 
     def name(self, name: str) -> str:
-        """The name of a value where it is computed again; its own if it is not."""
+        """The name of a value's recomputed copy, or its own name if it is not computed again."""
         return self.again.get(name, name)
 
     def anew(self, name: str) -> str:
-        """A name for a value that is now computed again."""
+        """A new name for the recomputed copy of a value; "" for a missing output."""
         if not name or name in self.kept:
             return self.graph.free(f"{name}{SUFFIX}") if name else ""
         self.again[name] = self.graph.free(f"{name}{SUFFIX}")
@@ -113,7 +114,7 @@ def _plain_copy(segment: _Segment, node: onnx.NodeProto) -> list[onnx.NodeProto]
 
 
 def _dropout(segment: _Segment, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """What dropout gave, by the mask that it drew; its gradient is the same function."""
+    """The result of dropout from x and the mask of the first run; DropoutGrad computes the same function."""
     if len(node.output) < 2 or not node.output[1]:
         node.output[1:] = [segment.graph.free(f"{node.output[0]}_mask")]
         segment.graph.declare(node.output[1], TensorProto.BOOL, segment.graph.sizes(node.output[0]))
@@ -122,7 +123,10 @@ def _dropout(segment: _Segment, node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 
 def _batch_norm(segment: _Segment, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """What batch normalization gave, by the statistics that it found; the running ones are not moved again."""
+    """The result of batch normalization from the batch's statistics of the first run.
+
+    The running statistics are not updated a second time.
+    """
     graph, (mean, inv_std) = segment.graph, (node.output[place] for place in STATISTICS)
     epsilon = graph.attributes(node).get("epsilon", 1e-5)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(graph.element_type(inv_std) or TensorProto.FLOAT)
@@ -145,7 +149,7 @@ COPIES: dict[tuple[str, str], Copier] = {
 
 
 def _copier(node: onnx.NodeProto) -> Copier:
-    """What computes a node's results again."""
+    """The function that makes the nodes which compute a node's results again."""
     return COPIES.get((domain_of(node), node.op_type), _plain_copy)
 
 
@@ -157,7 +161,11 @@ def _rename(node: onnx.NodeProto, names: dict[str, str]) -> None:
 
 
 def _token(backward: Sequence[onnx.NodeProto], readers: Sequence[onnx.NodeProto], later: set[str]) -> str | None:
-    """The last value of the backward part that needs nothing of a segment, and something of later ones."""
+    """The value that the recomputation of a segment waits for; None if there is none.
+
+    It is the last value of the backward part that does not depend on the segment, if possible one that depends on later
+    segments.
+    """
     after = _descendants(backward, readers)
     behind = _descendants(backward, [node for node in backward if later.intersection(captured(node))])
     needed = {name for node in backward if id(node) in after for name in captured(node)}
@@ -173,7 +181,7 @@ def _token(backward: Sequence[onnx.NodeProto], readers: Sequence[onnx.NodeProto]
 
 
 def _descendants(nodes: Sequence[onnx.NodeProto], first: Iterable[onnx.NodeProto]) -> set[int]:
-    """The ids of nodes and of all that depend on them."""
+    """The ids of the nodes in `first` and of all nodes that depend on them."""
     found, values = {id(node) for node in first}, set()  # type: tuple[set[int], set[str]]
     for node in nodes:
         if id(node) in found or values.intersection(captured(node)):
@@ -183,9 +191,9 @@ def _descendants(nodes: Sequence[onnx.NodeProto], first: Iterable[onnx.NodeProto
 
 
 class _Gates:
-    """Nodes that wait for a value.
+    """Lets nodes wait for a value.
 
-    token: the value. nodes: those that wait, in their order, which get what they need into their list.
+    token: the value. nodes: those that shall wait, in their order; the nodes of the gates are added to this list.
     """
 
     def __init__(self, graph: Graph, token: str, nodes: list[onnx.NodeProto]):
@@ -195,7 +203,7 @@ class _Gates:
         self._added: list[onnx.NodeProto] = []
 
     def close(self) -> None:
-        """Let each node wait that waits for none of the others."""
+        """Put a gate before each node that reads no result of the others; the others wait for these."""
         made = {name for node in self._nodes for name in node.output}
         for node in self._nodes:
             if not made.intersection(node.input):
@@ -203,7 +211,7 @@ class _Gates:
         self._nodes[:0] = self._added
 
     def _wait(self, node: onnx.NodeProto) -> None:
-        """Let the first input that is no parameter and whose rank is known come through a gate."""
+        """Put a gate before one input of known rank: the first that a node computes, or else the first of all."""
         names = [name for name in node.input if name and self._graph.sizes(name) is not None]
         activations = [name for name in names if name in self._graph.producers] or names
         if activations:
@@ -222,7 +230,7 @@ class _Gates:
         return self._gates[name]
 
     def _open(self) -> str:
-        """A zero that is not known before the token is: the size of nothing of it."""
+        """A zero that can only be computed from the token: the size of an empty slice of it."""
         graph, token = self._graph, self._token
         flat, nothing, self._zero = (graph.free(f"{token}_token/{what}") for what in ("flat", "nothing", "zero"))
         row = graph.add_constant(np.array([-1]), f"{flat}/row")

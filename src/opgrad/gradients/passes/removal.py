@@ -1,4 +1,4 @@
-"""Nodes that change nothing are left out."""
+"""Removal of nodes that change nothing, and fusion of pairs such as a Transpose of a Transpose."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ from opgrad.onnxruntime.messages import domain_of
 Test = Callable[[Graph, onnx.NodeProto], bool]
 TESTS: dict[str, Test] = {}
 DROPOUT_TRAINS_FROM = 12  # the first opset with a Dropout that can train
-# Types, and those that hold all of their values.
+# For each type the types that represent all of its values exactly.
 WIDER: dict[int, tuple[int, ...]] = {
     TensorProto.FLOAT16: (TensorProto.FLOAT, TensorProto.DOUBLE),
     TensorProto.BFLOAT16: (TensorProto.FLOAT, TensorProto.DOUBLE),
@@ -25,7 +25,7 @@ WIDER: dict[int, tuple[int, ...]] = {
 
 
 def unchanged(*operators: str) -> Callable[[Test], Test]:
-    """Declare when the first result of these operators is their first input."""
+    """Register a test of whether the first result of these operators equals their first input."""
 
     def declare(test: Test) -> Test:
         TESTS.update(dict.fromkeys(operators, test))
@@ -35,7 +35,7 @@ def unchanged(*operators: str) -> Callable[[Test], Test]:
 
 
 def remove_no_ops(graph: Graph) -> bool:
-    """Whatever reads the result of a node that changes nothing reads its input."""
+    """Let the readers of a node that changes nothing read the node's input instead."""
     changed = False
     for node in list(graph.nodes()):
         by = None if domain_of(node) or not _is_read(graph, node) else _equal_input(graph, node)
@@ -44,13 +44,13 @@ def remove_no_ops(graph: Graph) -> bool:
 
 
 def _is_read(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether something needs the first result, and nothing another one."""
+    """Whether something reads the first result, and nothing reads another one."""
     needed = [bool(name) and (name in graph.kept or bool(graph.readers.get(name))) for name in node.output]
     return needed[:1] == [True] and not any(needed[1:])
 
 
 def _equal_input(graph: Graph, node: onnx.NodeProto) -> str | None:
-    """The input that the first result is the same as."""
+    """The input that equals the first result; None if there is none."""
     test = TESTS.get(node.op_type)
     if test is None or not node.input or not node.input[0]:
         return None
@@ -118,7 +118,7 @@ def _expand(graph: Graph, node: onnx.NodeProto) -> bool:
 
 
 def _covers(sizes: Terms | None, target: Terms) -> bool:
-    """Whether a shape that is broadcast to is no larger than the sizes are."""
+    """Whether broadcasting a value of these sizes to the target leaves its shape as it is."""
     if sizes is None or len(target) > len(sizes):
         return False
     last = sizes[len(sizes) - len(target) :]
@@ -153,7 +153,7 @@ def _slice(graph: Graph, node: onnx.NodeProto) -> bool:
 
 
 def _reaches(end: Term, size: Term | None) -> bool:
-    """Whether a slice ends with the axis."""
+    """Whether the end of a slice is at or behind the end of the axis."""
     if end == size:
         return True
     last, own = end.number, size.number if size is not None else None
@@ -178,7 +178,7 @@ def _one(graph: Graph, node: onnx.NodeProto) -> bool:
 
 
 def _is_neutral(graph: Graph, operands: Sequence[str], number: float) -> bool:
-    """Whether the second operand is this number, and gives the first one no axis."""
+    """Whether the second operand is this number and its axes are no more than those of the first."""
     sizes, own = (graph.sizes(name) for name in operands)
     fits = sizes is not None and own is not None and len(own) <= len(sizes)
     return fits and graph.scalar(operands[1]) == number
@@ -188,7 +188,7 @@ def _is_neutral(graph: Graph, operands: Sequence[str], number: float) -> bool:
 
 
 def join_pairs(graph: Graph) -> bool:
-    """Two nodes of which one does what both do: casts there and back, permutations, reshapes."""
+    """Replace two successive Casts, Transposes or Reshapes by one, or by none if they cancel out."""
     changed = False
     for node in list(graph.nodes()):
         join = PAIRS.get(node.op_type) if not domain_of(node) and _is_read(graph, node) else None
@@ -217,7 +217,7 @@ def _transposes(graph: Graph, first: onnx.NodeProto, node: onnx.NodeProto) -> bo
     if perm == sorted(perm):
         return graph.alias(node.output[0], first.input[0])
     if not graph.inner(first.output[0]):
-        return False  # both would go through memory, where runtimes let a product take a transposed operand
+        return False  # two transposes of one value would both run; runtimes fuse a single one into a product
     graph.substitute(node, [graph.node("Transpose", [first.input[0]], node.output, perm=perm)])
     return True
 

@@ -1,4 +1,4 @@
-"""Where a forward graph is cut into segments, of which the values inside are recomputed for the backward part."""
+"""Where to cut a forward graph into segments for gradient checkpointing, see `recompute`."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -10,15 +10,16 @@ from onnx import helper
 from opgrad.gradients.passes.graph import Graph
 from opgrad.onnxruntime.opset import captured
 
-UNKNOWN_SIZE = 32  # what a size that is not known is taken for where bytes are compared
+UNKNOWN_SIZE = 32  # the assumed length of an axis of unknown size, where bytes are compared
 WHO = "checkpoint_segments"
 
 
 class Segments:
-    """A forward graph in pieces.
+    """A forward graph, cut into segments.
 
-    forward: its nodes, in their order. backward: the others.
-    kept: values between segments. spans: from which to before which node each segment is.
+    forward: its nodes, in their order. backward: the other nodes of the graph.
+    kept: the values that cross from one segment to a later one. spans: for each segment the place of its first node in
+    `forward` and the place behind its last one.
     """
 
     def __init__(self, graph: Graph, forward: Sequence[str], wanted: int | Sequence[str]):
@@ -51,7 +52,10 @@ class Segments:
         return sorted({places[name] for name in names} - {len(self.forward)})
 
     def _balanced(self, count: int) -> list[int]:
-        """Places that share what the backward part reads equally, as far as few bytes cross them."""
+        """The places of the cuts: they divide the bytes that the backward part reads into about equal parts.
+
+        Each place minimizes its distance in bytes from the equal part plus the bytes of the values that cross it.
+        """
         sums, crossing = [0, *accumulate(self._bytes)], self._crossing_bytes()
         targets = [sums[-1] * number / count for number in range(1, count)]
         places = range(1, len(self.forward))
@@ -62,7 +66,7 @@ class Segments:
         )
 
     def _crossing_bytes(self) -> list[int]:
-        """How many bytes cross each place."""
+        """For each place the bytes of the values that are made before it and read behind it."""
         changes = [0] * (len(self.forward) + 1)
         for place, node in enumerate(self.forward, 1):
             for name in filter(None, node.output):
@@ -91,7 +95,7 @@ def ancestors(graph: Graph, names: Iterable[str]) -> set[int]:
 
 
 def size_of(graph: Graph, name: str) -> int:
-    """The bytes of a value, about, where sizes are not known."""
+    """The bytes of a value; an estimate if sizes are unknown, and 0 if its type or rank is."""
     kind, sizes = graph.element_type(name), graph.sizes(name)
     if kind is None or sizes is None:
         return 0

@@ -1,4 +1,4 @@
-"""Shape arithmetic becomes constants where sizes are known; sizes with names stay what they are."""
+"""Shape arithmetic is replaced by constants where sizes are known; sizes that only have names stay computed."""
 
 import numpy as np
 import onnx
@@ -13,7 +13,7 @@ INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 
 
 def simplify_shapes(graph: Graph) -> bool:
-    """Arrays of sizes that are all known become initializers, and so do the shapes that Reshape is given."""
+    """Replace arrays of known sizes, and the shapes that Reshape reads, by initializers."""
     shapes, changed = Shapes(graph), False
     for node in list(graph.nodes()):
         if domain_of(node):
@@ -42,7 +42,7 @@ def _value(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:
 
 
 def _chosen(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:
-    """Let the sizes that Where chooses stand for its result, if they are those of one operand."""
+    """Replace the result of Where by one of its operands, if both hold the same sizes."""
     found = shapes(node.output[0])
     if found is None or None in found or not graph.readers.get(node.output[0]):
         return False
@@ -52,7 +52,7 @@ def _chosen(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:
 
 
 def _target(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:
-    """Give Reshape a constant shape, with 0 for sizes that it keeps and -1 for one that it finds itself."""
+    """Give Reshape a constant shape, with 0 for sizes that stay and -1 for one size that follows from the others."""
     if len(node.input) < 2 or graph.constant(node.input[1]) is not None:
         return False
     wanted = shapes(node.input[1])

@@ -1,4 +1,4 @@
-"""Common subexpressions: what is computed twice is computed once, equal constants are one."""
+"""Common subexpression elimination: equal nodes are computed once, and equal constants are stored once."""
 
 import hashlib
 from collections.abc import Hashable
@@ -11,7 +11,7 @@ from opgrad.onnxruntime.batch_norm import trains
 from opgrad.onnxruntime.messages import MICROSOFT, copied, domain_of
 from opgrad.onnxruntime.opset import subgraphs
 
-LARGEST_SHARED = 1 << 16  # bytes of a constant that is compared with others
+LARGEST_SHARED = 1 << 16  # the most bytes of a constant that is compared with others
 RANDOM = frozenset(
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout")
 )
@@ -20,7 +20,7 @@ STATEFUL = frozenset(("InPlaceAccumulatorV2", "InPlaceAccumulator", "BatchNormIn
 
 
 def share_nodes(graph: Graph) -> bool:
-    """Of nodes with the same operator, attributes and inputs the first one stays."""
+    """Keep only the first of nodes with the same operator, attributes and inputs."""
     first: dict[Hashable, onnx.NodeProto] = {}
     changed = False
     for node in list(graph.nodes()):
@@ -31,7 +31,7 @@ def share_nodes(graph: Graph) -> bool:
 
 
 def is_repeatable(node: onnx.NodeProto) -> bool:
-    """Whether a node gives the same whenever it is given the same."""
+    """Whether a node always gives the same results for the same inputs."""
     known = domain_of(node) in ("", MICROSOFT) and node.op_type not in RANDOM | STATEFUL
     trains = node.op_type == "BatchNormalization" and len(node.output) > 1
     return known and not trains and not any(subgraphs(node))
@@ -46,7 +46,7 @@ def _key(node: onnx.NodeProto) -> Hashable:
 
 
 def _merge(graph: Graph, own: onnx.NodeProto, node: onnx.NodeProto) -> bool:
-    """Let the results of one node stand for those of another."""
+    """Replace `node` by `own`, which computes the same; False if a result of it has a name that must stay."""
     if graph.kept.intersection(node.output):
         return False
     for place, name in enumerate(node.output):
@@ -57,7 +57,7 @@ def _merge(graph: Graph, own: onnx.NodeProto, node: onnx.NodeProto) -> bool:
 
 
 def _result(graph: Graph, own: onnx.NodeProto, place: int, name: str) -> None:
-    """Let one result be read in place of a value, which it becomes if the node lacks it."""
+    """Let the readers of a value read a result of `own` instead; an optional result that it lacks is added."""
     own.output.extend([""] * (place + 1 - len(own.output)))
     if own.output[place]:
         graph.alias(name, own.output[place])
@@ -69,7 +69,7 @@ def _result(graph: Graph, own: onnx.NodeProto, place: int, name: str) -> None:
 
 
 def share_constants(graph: Graph) -> bool:
-    """Of equal initializers that are no parameters the first one stays."""
+    """Keep only the first of equal initializers that are no parameters."""
     first: dict[Hashable, str] = {}
     changed = False
     own_state = {name for node in graph.nodes() if _keeps_state(graph, node) for name in node.input}
@@ -89,7 +89,7 @@ def share_constants(graph: Graph) -> bool:
 
 
 def _keeps_state(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether a node writes into its inputs, or will once it is differentiated."""
+    """Whether a node writes into its inputs, or will do so in the training graph."""
     if domain_of(node):
         return node.op_type in STATEFUL
     return node.op_type == "BatchNormalization" and trains(node, graph.opset)

@@ -1,4 +1,4 @@
-"""Arithmetic of shapes in a graph: the values of its integer arrays as numbers and names of sizes."""
+"""Symbolic arithmetic of shapes: the values of a graph's integer arrays as numbers and products of named sizes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import onnx
 from opgrad.gradients.passes.graph import Graph
 from opgrad.gradients.sizes import Term, Terms, numbers, terms
 
-LONGEST = 64  # numbers in a value that can be a shape
+LONGEST = 64  # the most numbers of an array that is taken for a shape
 
 Rule = Callable[["Shapes", onnx.NodeProto], Terms | None]
 RULES: dict[str, Rule] = {}
@@ -21,7 +21,7 @@ def terms_of(graph: Graph, name: str) -> Terms | None:
 
 
 def rule(*operators: str) -> Callable[[Rule], Rule]:
-    """Declare how the result of these operators follows from arrays of sizes."""
+    """Register the function that computes the result of these operators from the sizes in their inputs."""
 
     def declare(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(operators, function))
@@ -31,7 +31,7 @@ def rule(*operators: str) -> Callable[[Rule], Rule]:
 
 
 class Shapes:
-    """The values of arrays of integers with at most one axis, as far as sizes tell them."""
+    """The values of integer arrays with at most one axis, as far as they follow from sizes."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
@@ -39,7 +39,7 @@ class Shapes:
 
     def __call__(self, name: str) -> Terms | None:
         if name not in self._found:
-            self._found[name] = None  # against a model whose nodes read themselves
+            self._found[name] = None  # ends the recursion in a damaged model whose nodes form a circle
             self._found[name] = self._value(name)
         return self._found[name]
 
@@ -52,7 +52,7 @@ class Shapes:
         return RULES[node.op_type](self, node) if node is not None else None
 
     def numbers(self, name: str) -> list[int] | None:
-        """An array of which everything is known."""
+        """The numbers in an array; None if one of them is not known."""
         return numbers(self(name)) if name else None
 
 
@@ -121,13 +121,13 @@ def _slice(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
     start, end, step = (numbers([each]) for each in limits[0][1:])
     if start is None or end is None or step is None or not step[0]:
         return None
-    # ONNX cuts an end before the first element off at it; Python does so for None.
+    # ONNX clips an end before the first element to the first element; a Python slice does so with None.
     last = None if step[0] < 0 and end[0] < -len(whole) else end[0]
     return whole[start[0] : last : step[0]]
 
 
 def slice_limits(shapes: Shapes, node: onnx.NodeProto) -> list[tuple[int, Term | None, Term | None, Term]] | None:
-    """Of each axis that Slice cuts: the axis, start, end and step; None if axes or steps are not known."""
+    """For each axis that Slice cuts: the axis, start, end and step; None if axes or steps are not known."""
     given = shapes.graph.attributes(node)
     if "starts" in given:
         starts, ends = ([Term(each) for each in given[name]] for name in ("starts", "ends"))
@@ -148,7 +148,7 @@ def slice_limits(shapes: Shapes, node: onnx.NodeProto) -> list[tuple[int, Term |
 
 
 def _pairs(shapes: Shapes, names: Sequence[str]) -> list[tuple[Term | None, ...]] | None:
-    """The elements of several arrays that belong together."""
+    """The tuples of corresponding elements of several arrays, broadcast; None if one array is not known."""
     found = [shapes(name) for name in names]
     lists = [each for each in found if each is not None]
     if len(lists) < len(found):
@@ -182,7 +182,7 @@ def _quotient(a: Term, b: Term) -> Term | None:
         if name not in rest:
             return None
         rest.remove(name)
-    if b.names or b.factor <= 0 or a.factor < 0:  # a size that is divided by may be 0
+    if b.names or b.factor <= 0 or a.factor < 0:  # a named size as divisor may be 0
         return None
     whole = not rest or a.factor % b.factor == 0
     return Term(a.factor // b.factor, tuple(rest)) if whole else None

@@ -1,4 +1,4 @@
-"""Parts that are taken from a value one by one become a Split, whose gradient is one Concat."""
+"""Slices and Gathers that together take all of a value become one Split, whose gradient is one Concat."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ SIZES_ARE_INPUT = 13  # the first opset whose Split and Squeeze have them as an 
 
 @dataclass(frozen=True)
 class Part:
-    """Elements from start to before end along an axis, which a node takes; without the axis if it is squeezed."""
+    """The elements from start to before end along an axis, which a node takes. squeezed: the result lacks the axis."""
 
     node: onnx.NodeProto
     axis: int
@@ -25,7 +25,7 @@ class Part:
 
 
 def split_parts(graph: Graph) -> bool:
-    """Slices, or elements by Gather, that together are all of a value become one Split."""
+    """Replace the Slices and Gathers that together take every element of a value once by one Split."""
     changed, shapes = False, Shapes(graph)
     for name in list(graph.readers):
         parts = [part for node in graph.readers[name] if (part := _part(graph, shapes, node, name)) is not None]
@@ -54,7 +54,7 @@ def _part(graph: Graph, shapes: Shapes, node: onnx.NodeProto, name: str) -> Part
 
 
 def _place(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> tuple[int, int, int] | None:
-    """The axis and from where to where a node takes its part, as it says it."""
+    """The axis, start and end of the part that a node takes, as the node gives them: they may be negative."""
     if node.op_type == "Gather":
         index = graph.constant(node.input[1])
         place = None if index is None or index.ndim else int(index)
@@ -70,7 +70,7 @@ def _place(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> tuple[int, int
 
 
 def _is_whole(graph: Graph, name: str, parts: list[Part]) -> bool:
-    """Whether parts that are in order are everything, each element once."""
+    """Whether sorted parts cover a value, each element once."""
     size = (graph.sizes(name) or [])[parts[0].axis]
     ends = [0, *(part.end for part in parts)]
     starts = [*(part.start for part in parts), size]
@@ -94,7 +94,7 @@ def _write(graph: Graph, name: str, parts: list[Part]) -> None:
 
 
 def _squeezes(graph: Graph, pairs: list[tuple[Part, str]], whole: str) -> Iterator[onnx.NodeProto]:
-    """The nodes that take the axis of a Split away again."""
+    """The nodes that remove the axis of the Split's results, of size 1, for parts that lack it."""
     for part, name in pairs:
         sizes = list(graph.sizes(whole) or [])
         sizes[part.axis] = 1

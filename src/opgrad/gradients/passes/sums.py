@@ -8,10 +8,10 @@ from opgrad.onnxruntime.messages import domain_of
 
 
 def chain_sums(graph: Graph) -> bool:
-    """A Sum of values of one shape becomes additions in its order.
+    """Replace a Sum of values of one shape by additions in its order.
 
-    Sum of onnxruntime needs memory for its result while all of its inputs are there; an addition writes into the first
-    one, and each of the others is free once it was added.
+    onnxruntime's Sum needs memory for its result while all of its inputs are in memory. An addition writes into its
+    first input, and the memory of each other input is free as soon as it was added.
     """
     changed = False
     for node in list(graph.nodes()):
@@ -22,14 +22,14 @@ def chain_sums(graph: Graph) -> bool:
 
 
 def _broadcasts(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether the graph tells that one of more than two inputs is broadcast; of two, an addition broadcasts as well."""
+    """Whether one of more than two inputs is known to be broadcast; of two inputs an addition broadcasts as well."""
     whole = graph.sizes(node.output[0])
     sizes = [graph.sizes(name) for name in node.input]
     return len(sizes) > 2 and (whole is None or any(each is not None and _differ(each, whole) for each in sizes))
 
 
 def _differ(one: Sizes, other: Sizes) -> bool:
-    """Whether two shapes are not the same, as far as both are known."""
+    """Whether two shapes are known to differ."""
     pairs = zip(one, other, strict=False)
     return len(one) != len(other) or any(a != b and None not in (a, b) for a, b in pairs)
 

@@ -12,7 +12,7 @@ from opgrad.gradients.sizes import are_equal
 from opgrad.onnxruntime.bodies.build import Value
 from opgrad.onnxruntime.messages import MICROSOFT
 
-MASKED = -10000.0  # what is added to the scores of masked keys, by default
+MASKED = -10000.0  # the default of the number that is added to the scores of masked keys
 SEVERAL = 5  # axes of an input that packs several projections: [N, L, heads, how many, H]
 ONE_AXIS_FROM = 13  # opset of Softmax
 
@@ -85,7 +85,7 @@ def _behind(past: Value, now: Value) -> Value:
 
 
 def _attended(node: Node, q: Value, k: Value, v: Value, mask: int) -> Value:
-    """[N, L, heads * H], attended; mask: the place of the input with the keys that count."""
+    """The result of attention, [N, L, heads * H]. mask: the place of the input that tells which keys count."""
     kind, body = node.x.element_type or TensorProto.FLOAT, node.body
     scale: Value | float = node.get("scale", 0.0)
     if not scale:
@@ -98,7 +98,7 @@ def _attended(node: Node, q: Value, k: Value, v: Value, mask: int) -> Value:
 
 
 def _added(node: Node, q: Value, k: Value, mask: int) -> list[Value]:
-    """What is added to the scores: a bias, a mask of keys, what hides later keys from earlier queries."""
+    """The terms that are added to the scores: the bias, the mask of keys, and the causal mask."""
     own, keys, zero = node.input(5), node.input(mask), node.body.number(0, node.x)
     allowed = [] if keys is None else [_counting(node, keys, k)]
     if node.get("unidirectional", 0):
@@ -108,7 +108,10 @@ def _added(node: Node, q: Value, k: Value, mask: int) -> list[Value]:
 
 
 def _counting(node: Node, keys: Value, k: Value) -> Value:
-    """Which keys count, from a mask of them, one for each query, or the length of each row; [N, 1, L or 1, T]."""
+    """Which keys count, [N, 1, L or 1, T].
+
+    keys: a mask of the keys, a mask for each query, or the number of keys of each row.
+    """
     axes = len(sizes_of(keys))
     if axes == 1:
         if not are_equal(sizes_of(keys), sizes_of(node.x)[:1]):
@@ -120,7 +123,7 @@ def _counting(node: Node, keys: Value, k: Value) -> Value:
 
 
 def _earlier(q: Value, k: Value) -> Value:
-    """Which keys are not behind a query, whose last one is the last key."""
+    """The causal mask: which keys are not later than a query; the last query is at the place of the last key."""
     rows = _places(q).reshape([-1, 1])
     return ~(_places(k) > rows + (k.shape(2, 3) - q.shape(2, 3)))
 

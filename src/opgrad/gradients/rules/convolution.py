@@ -41,7 +41,7 @@ def _spatial(value: Value) -> list[int] | None:
 
 
 def split_pads(totals: list[int], auto_pad: str) -> list[int]:
-    """Padding of these lengths, one half on either side, the greater one as auto_pad says."""
+    """The padding before and behind each axis: one half of each total; auto_pad says where the larger half goes."""
     less, more = [each // 2 for each in totals], [each - each // 2 for each in totals]
     return [*less, *more] if auto_pad != "SAME_LOWER" else [*more, *less]
 

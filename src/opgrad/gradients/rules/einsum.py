@@ -10,12 +10,12 @@ from opgrad.gradients.shaping import broadcast_to, sizes_of, unbroadcast
 from opgrad.gradients.sizes import Size, are_equal
 from opgrad.onnxruntime.bodies.build import Value
 
-REST = "..."  # stands for all axes without a letter, which are broadcast against each other
+REST = "..."  # the axes without a letter, which are broadcast against each other
 
 
 @dataclass(frozen=True)
 class _Equation:
-    """An equation with one letter for each axis: of every operand, and of the result. rest: those of the dots."""
+    """An equation with one letter for each axis of the operands and the result. rest: the letters that `...` became."""
 
     terms: Sequence[str]
     result: str
@@ -74,7 +74,7 @@ def _gradient_of(node: Node, equation: _Equation, place: int) -> Value:
 
 
 def _distinct(equation: _Equation, place: int, x: Value, terms: list[str], operands: list[Value]) -> str:
-    """The letters of an operand, none of them twice; for one that was, an identity matrix is added to the operands."""
+    """The letters of an operand, made distinct: for a repeated letter an identity matrix is added to the operands."""
     term, own = equation.terms[place], ""
     for axis, each in enumerate(term):
         if each not in own:

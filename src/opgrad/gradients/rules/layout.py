@@ -66,7 +66,7 @@ def tile(node: Node) -> Value:
     """dx = the sum of dy over all copies."""
     rank, body, repeats = node.rank(), node.body, node.required(1)
     columns = [each.reshape([-1, 1]) for each in (repeats.cast(TensorProto.INT64), node.x.shape())]
-    # Each axis as two: the copies, and the places in one of them.
+    # Each axis becomes two: the number of the copy, and the place inside a copy.
     return node.dy.reshape(body.concat(*columns, axis=1).reshape([-1])).sum(list(range(0, 2 * rank, 2)), keepdims=False)
 
 
@@ -90,7 +90,7 @@ def pad(node: Node) -> Gradients:
 
 
 def _cut(node: Node) -> Value:
-    """dy without what was added: with as many elements less."""
+    """dy without the padding."""
     pads, axes = node.constant(1), node.input(AXES_OF_PAD)
     if pads is None or min(pads, default=0) < 0:
         return node.body.node("Pad", node.dy, -node.required(1), None, axes)
@@ -139,7 +139,10 @@ def compress(node: Node) -> Value:
 
 
 def moved_back(node: Node) -> Value:
-    """The gradient of an operator that copies elements: the operator, applied to their numbers, tells from where."""
+    """The gradient of an operator that copies elements.
+
+    The operator is applied to the numbers of the elements, which tells from where each element was copied.
+    """
     body, x = node.body, node.x
     count = x.size()
     numbers = body.range(count).reshape(x.shape())

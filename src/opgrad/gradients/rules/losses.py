@@ -52,7 +52,7 @@ def _of_rows(node: Node, *given: Value | None) -> Value:
 
 
 def _with_log_prob(node: Node, dx: Value | None, log_prob: Value) -> Value | None:
-    """With the gradient that goes into the second result, the logarithm of softmax along axis 1."""
+    """dx plus the gradient that comes through the second result, the log-probabilities along axis 1."""
     d_log_prob = node.dys[1] if len(node.dys) > 1 else None
     if d_log_prob is None:
         return dx

@@ -50,13 +50,13 @@ def _with_axis(vector: Value, axis: int) -> Value:
 
 
 def _transposed(value: Value) -> Value:
-    """The last two axes exchanged."""
+    """The value with its last two axes exchanged."""
     rank = len(sizes_of(value))
     return value.transpose(*range(rank - 2), rank - 1, rank - 2)
 
 
 def _over_batches(product: Value, batch: Sequence[int | str | None], target: Value) -> Value:
-    """The gradient of a stack of matrices from products, one for each matrix of the result."""
+    """The gradient of a stack of matrices from the products for each matrix of the result: their sum over the batch."""
     whole = Value(product.body, product.name, product.element_type, [*batch, *sizes_of(target)[-2:]])
     return unbroadcast(product, whole, target)
 

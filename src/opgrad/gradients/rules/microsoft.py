@@ -95,7 +95,7 @@ def fused_conv(node: Node) -> Value:
 
 
 def _activated(node: Node, y: Value) -> Value:
-    """With the activation that a node names."""
+    """The activation that the node's attribute names, applied to y."""
     op, given = node.get("activation", ""), node.get("activation_params") or []
     alpha, beta = (node.get(f"activation_{name}", value) for name, value in zip_longest(("alpha", "beta"), given[:2]))
     if op == "Clip":

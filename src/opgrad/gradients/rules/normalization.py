@@ -19,7 +19,7 @@ FIRST_TRAINING_MODE = 14  # opset of BatchNormalization whose attribute says whe
 
 
 def _full_scale(node: Node, axis: int) -> Value:
-    """The scale in the shape of the normalized axes, to which ONNX lets it be broadcast."""
+    """The scale in the shape of the normalized axes; ONNX allows any scale that broadcasts to this shape."""
     scale, x = node.required(1), node.x
     own, whole = known(scale.sizes), sizes_of(x)[axis:]
     full = are_equal(scale.sizes, whole) or (own is not None and len(own) == len(whole) and 1 not in own)
@@ -45,7 +45,7 @@ def layer_normalization(node: Node) -> Gradients:
 
 
 def _with_statistics(node: Node, dx: Value, *places: int) -> Value:
-    """With the gradients that go into the outputs mean, which comes first if there are two, and inv_std."""
+    """dx plus the gradients that come through the outputs inv_std and mean. places: [mean,] inv_std."""
     *means, d_inv_std = [node.dys[place] if place < len(node.dys) else None for place in places]
     if d_inv_std is None and means in ([], [None]):
         return dx
@@ -180,7 +180,7 @@ def lrn(node: Node) -> Value:
 
 
 def _window_mean(values: Value, node: Node, below: int, above: int) -> Value:
-    """The sums of so many channels before and behind each, divided by the size of the window."""
+    """For each channel the sum over the channels from `below` before to `above` behind it, divided by `size`."""
     body, size = node.body, node.get("size")
     columns = values.reshape(body.concat(node.x.shape(0, 2), body.ints([-1])))
     image = columns.unsqueeze(1)

@@ -20,7 +20,7 @@ def _open_shape(node: Node) -> Value | None:
 @gradient("MaxPool", integers=True)
 def max_pool(node: Node) -> Value:
     """dx = 0; dx[indices] += dy."""
-    if node.get("storage_order", 0):  # whose indices, if it has them, count in the order of columns
+    if node.get("storage_order", 0):  # the indices of this order count along columns
         attributes = {**node.attributes, "storage_order": 0}
         indices = node.body.nodes_of("MaxPool", 2, node.x, **attributes)[1]
     else:

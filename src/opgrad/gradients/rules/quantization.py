@@ -1,6 +1,6 @@
 """Quantization and its reverse: the gradient goes straight through the rounding, as quantization-aware training does.
 
-What stands between the two are integers; their gradient is that of the numbers that they stand for.
+Between the two operators there are integers; their gradient is the gradient of the floats that they stand for.
 """
 
 from onnx import TensorProto
@@ -37,7 +37,7 @@ def quantize(node: Node) -> Value:
 
 
 def _column(node: Node, values: Value) -> Value:
-    """One value for each place along the axis, in a shape that goes with x."""
+    """Scales or zero points along the axis, in a shape that broadcasts to x."""
     if values.sizes is not None and len(values.sizes) == 0:
         return values
     known = node.required(1).sizes

@@ -1,8 +1,8 @@
 """Recurrent layers: RNN, GRU and LSTM.
 
-Where there are kernels for it, the forward node keeps its gates, and one node is the gradient. Elsewhere all hidden
-states are known from the forward node, so that the gates of all steps are computed at once; only the gradients of the
-states go from step to step, in a scan from the last to the first.
+Where opgrad has kernels for the layer, the forward node becomes one that also returns its gates, and one node computes
+the gradient. Elsewhere the gates of all steps are computed at once from the hidden states, which the forward node
+returns; only the gradients of the states go from step to step, in a Scan from the last step to the first.
 """
 
 from collections.abc import Callable
@@ -63,14 +63,14 @@ def lstm(node: Node) -> Gradients:
 
 @decomposition("GRUTraining", "LSTMTraining", domain=MICROSOFT)
 def of_training_graphs(node: Node) -> Gradients:
-    """The layer of ai.onnx, without the outputs that a gradient of its own would read."""
+    """The layer as an operator of ai.onnx, without the outputs for its own gradient operator."""
     op, count = node.proto.op_type.removesuffix("Training"), 2 + (node.proto.op_type == "LSTMTraining")
     attributes = {name: value for name, value in node.attributes.items() if name not in ("output_sequence",)}
     return node.body.nodes_of(op, count, *node.inputs, **attributes)
 
 
 def _layer(node: Node, gates: int, write: Callable[[Steps], Parts]) -> Gradients:
-    """The gradients of all inputs: those of the directions, summed for x and behind each other for the rest."""
+    """The gradients of all inputs: for x the sum over the directions, for the others their concatenation."""
     directions = _check(node)
     parts = [write(Steps(node, index, gates)) for index in range(directions)]
     found: list[Value | None] = []
@@ -89,7 +89,7 @@ def _layer(node: Node, gates: int, write: Callable[[Steps], Parts]) -> Gradients
 
 
 def _has_kernels(node: Node, op: str) -> bool:
-    """Whether the node and its gradient are operators that opgrad has kernels of. Raises as `_check`."""
+    """Whether opgrad has kernels for the node and its gradient. Raises what `_check` raises."""
     _check(node)
     kinds = TensorProto.FLOAT, TensorProto.DOUBLE
     batch_first, lengths = node.get("layout", 0), node.input(LENGTHS)
@@ -97,7 +97,7 @@ def _has_kernels(node: Node, op: str) -> bool:
 
 
 def _become(node: Node, op: str, **more: Any) -> dict[str, Any]:
-    """Change the node into that which keeps its gates; its attributes, which the gradient has, too."""
+    """Change the node into the operator that returns its gates; returns the attributes, which its gradient has, too."""
     hidden = node.get("hidden_size") or sizes_of(node.required(2))[2]
     known = {"hidden_size": hidden} if isinstance(hidden, int) else {}
     attributes = {"direction": node.get("direction", "forward"), **known, **more}
@@ -160,7 +160,7 @@ def _gru_direction(steps: Steps) -> Parts:
     gates = body.concat(dz, dr, axis=2)
     hidden = before if linear_before_reset else r * before
     found = steps.parts(body.concat(gates, dn, axis=2), body.concat(gates, dq, axis=2), before, [dh0])
-    # The new state alone meets the state behind the reset gate.
+    # Only the new state n reads the previous state through the reset gate.
     found[2] = body.concat(steps.weights(gates, before), steps.weights(dq, hidden), axis=0)
     return found
 
@@ -191,7 +191,7 @@ def _lstm_direction(steps: Steps) -> Parts:
 
 
 def _cells(steps: Steps, zi: Value, zf: Value, g: Value, pi: Value | None, pf: Value | None) -> Value:
-    """The cells of all steps, which the forward node does not give."""
+    """The cells of all steps, computed again: the forward node only returns the last ones."""
     mask = steps.mask
     i, f = (each if p is not None else each.apply("Sigmoid") for each, p in ((zi, pi), (zf, pf)))
 

@@ -1,7 +1,7 @@
 """Sampling at places of a grid, written as the sum of the elements around each place times their weights.
 
-Places are computed in the type of the grid, in float32 where that is float16 or bfloat16, and elements are counted in
-int64: float32 counts no further than 2**24, float16 than 2,048.
+Places are computed in the type of the grid, or in float32 if that is float16 or bfloat16. Indices of elements are
+int64, because float32 represents integers exactly only up to 2**24, and float16 up to 2,048.
 """
 
 import itertools
@@ -55,7 +55,7 @@ def _place(node: Node, point: Value, axis: int) -> Value:
 
 
 def _taps(node: Node, place: Value, axis: int, mode: str) -> list[Tap]:
-    """The elements along an axis that a place takes from."""
+    """The elements along an axis from which a place is interpolated, with their weights."""
     size, padding = _size(node, axis), node.get("padding_mode", "zeros")
     if mode == "nearest":
         return [(_padded(node, place, size, padding).apply("Round"), None)]

@@ -8,7 +8,7 @@ from opgrad.onnxruntime.bodies.build import Value
 
 
 class _Places:
-    """Where a scatter writes: it reads and writes the same places of other values."""
+    """The places that a scatter writes to; other values can be read and written at the same places."""
 
     def __init__(self, node: Node):
         self._node = node

@@ -12,7 +12,7 @@ def softmax(node: Node) -> Value:
     """dx = y * (dy - sum(y * dy)), of the logarithm dx = dy - exp(y) * sum(dy)."""
     op, y = f"{node.proto.op_type}Grad", node.y
     if node.leads_to("Where", "IsNaN"):
-        # The graph replaces rows of NaN, which have no allowed element; their gradient is 0, too.
+        # A row in which every element is masked is NaN. The graph replaces it by a Where, so its gradient must be 0.
         y = node.where(y.apply("IsNaN"), 0, y)
     if node.opset < ONE_AXIS_FROM:
         return node.microsoft(op, node.dy, y, axis=node.get("axis", 1))

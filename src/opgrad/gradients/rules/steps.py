@@ -67,7 +67,7 @@ class Steps:
             return value
         if self.lengths is None:
             return value.slice(-1, -(2**63) + 1, 0, -1)
-        if value.element_type == TensorProto.BFLOAT16:  # of which the operator takes none before opset 28
+        if value.element_type == TensorProto.BFLOAT16:  # the operator takes no bfloat16 before opset 28
             return self._in_time(value.cast(TensorProto.FLOAT)).cast(TensorProto.BFLOAT16)
         lengths = self.lengths.cast(TensorProto.INT64)
         return self.body.node("ReverseSequence", value, lengths, time_axis=0, batch_axis=1)
@@ -102,7 +102,7 @@ class Steps:
     # --- arithmetic ---
 
     def from_x(self) -> Value:
-        """What x gives the gates, [T, N, gates * H]."""
+        """The part of the gates' sums that comes from x: x @ W.T + biases, [T, N, gates * H]."""
         return self.plus(self.body.node("MatMul", self.x, self.w.transpose(1, 0)), self.wb)
 
     def plus(self, value: Value, other: Value | None) -> Value:

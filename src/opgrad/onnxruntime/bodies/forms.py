@@ -74,7 +74,7 @@ Results = Value | Sequence[Value | None]
 class Form:
     """How an operator is written with others.
 
-    write: gives the outputs' values, in order; what nobody wants is left out afterwards.
+    write: returns the outputs' values, in order; nodes of outputs that are not wanted are removed afterwards.
     state: output by input, where the original wrote the output into the memory of the input.
     forward: the operator that made input 1, whose own first input `write` needs, if it needs one.
     """

@@ -1,4 +1,4 @@
-"""Gradients of pooling. The shape of X is told by an optional input, the forward node, or the graph."""
+"""Gradients of pooling. The shape of X comes from an optional input, from the forward node, or from the graph."""
 
 import numpy as np
 from onnx import TensorProto
@@ -48,7 +48,7 @@ def average_pool_grad(call: Call) -> Value:
         column = [-1 if other == axis else 1 for other in range(window.axes)]
         counts = _counts(call, window, axis, spatial[axis]) if known else _open_counts(call, window, axis, sizes, dy)
         share = share / counts.reshape(column).like(dy)
-    # Every channel of every row is an image of its own.
+    # Every channel of every row is treated as a separate image.
     images = share.reshape(body.concat(body.ints([-1, 1]), dy.shape(2)))
     ones = body.constant(np.ones((1, 1, *kernel))).like(dy)
     dx = window.transposed(images, ones, sizes, group=1)
@@ -73,7 +73,7 @@ def _counts(call: Call, window: Window, axis: int, size: int) -> Value:
 
 
 def _open_counts(call: Call, window: Window, axis: int, sizes: Value, dy: Value) -> Value:
-    """The same for sizes that are known when the graph runs."""
+    """The counts of `_counts` for sizes that are only known when the graph runs."""
     body, here = call.body, (axis, axis + 1)
     begin = window.pads_before(sizes, dy.shape(2)).slice(*here)
     starts = body.range(dy.shape(2 + axis, 3 + axis).squeeze(0)) * window.strides[axis] - begin

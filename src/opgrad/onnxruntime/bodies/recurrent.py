@@ -178,7 +178,7 @@ def _lstm_back(own: Direction) -> list[Value]:
 
 
 def lstm_factors(i: Value, o: Value, f: Value, g: Value, t: Value, c_before: Value) -> list[Value]:
-    """What `lstm_turn` is told of each step: slopes of the gates' sums, and f. t is tanh of the cells."""
+    """The sequences that `lstm_turn` reads in each step: derivatives of the gates, and f. t is tanh of the cells."""
     return [t * o * (1 - o), o * (1 - t * t), g * i * (1 - i), c_before * f * (1 - f), i * (1 - g * g), f]
 
 
@@ -267,7 +267,7 @@ def _q(own: Direction, before: Value, r: Value, bias: Value | None) -> Value:
 
 
 def gru_factors(z: Value, r: Value, n: Value, before: Value, behind_reset: Value) -> list[Value]:
-    """What `gru_turn` is told of each step, beside z and r: slopes of the sums of z, r and n."""
+    """The sequences that `gru_turn` reads in each step, beside z and r: derivatives of the gates z, r and n."""
     return [(before - n) * z * (1 - z), behind_reset * r * (1 - r), (1 - z) * (1 - n * n)]
 
 

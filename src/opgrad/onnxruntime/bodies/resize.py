@@ -1,4 +1,4 @@
-"""The gradient of resizing: along each axis a linear map, whose matrix the operator itself tells."""
+"""The gradient of resizing, a linear map along each axis; applying Resize to unit vectors gives its matrix."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def _matrix(call: Call, axes: list[int], axis: int, rank: int) -> Value | None:
 
 
 def _told(call: Call, place: int) -> tuple[float, ...] | None:
-    """Scales or region, () where there are none or nobody reads them; None where they are computed at run time."""
+    """The scales or the region; () if there are none or they are not read, None if they are computed at run time."""
     if call.input(place) is None or (place == ROI and not _crops(call)):
         return ()
     known = call.constant(place)
@@ -61,7 +61,7 @@ def _told(call: Call, place: int) -> tuple[float, ...] | None:
 
 
 def _may_change(call: Call, axes: list[int], axis: int, rank: int) -> bool:
-    """Whether y may differ from x along an axis, where the graph does not tell all of it."""
+    """Whether y may differ from x along an axis, as far as is known before the graph runs."""
     if scales := _told(call, SCALES):
         return scales[axes.index(axis)] != 1
     return not (axis < IMAGES and rank > IMAGES and len(axes) == rank)

@@ -40,7 +40,7 @@ class Parameter:
 
     @property
     def grad(self) -> np.ndarray | None:
-        """The gradient, a view of live memory; None for a frozen parameter, and before there is a `Module`."""
+        """The gradient, a view of memory that runs write to; None for a frozen parameter, or without a `Module`."""
         return self._memory.gradients[self._name] if self._memory.bound and self.requires_grad else None
 
     @property
@@ -208,8 +208,8 @@ class CheckpointState:
 
         state: what is written.
         checkpoint_uri: the file; what was there stays whole until the new file takes its place.
-        include_optimizer_state: whether moments, step count and learning rate are written, without which a training
-            cannot go on exactly where it stopped.
+        include_optimizer_state: whether moments, step count and learning rate are written; without them a training
+        cannot go on exactly where it stopped.
         Raises OSError if the file cannot be written.
         """
         if not isinstance(state, CheckpointState):

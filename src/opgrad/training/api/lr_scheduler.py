@@ -4,7 +4,7 @@ from opgrad.training.api.optimizer import Optimizer
 
 
 class LinearLRScheduler:
-    """Sets an optimizer's learning rate by its step count t.
+    """Sets an optimizer's learning rate as a function of its step count t.
 
     optimizer: whose learning rate it sets, at once and in every `step`.
     warmup_step_count: steps in which the learning rate rises from 0 to `initial_lr`.

@@ -1,4 +1,4 @@
-"""What a checkpoint's state consists of while it is trained: arrays in fixed memory, and the optimizer."""
+"""The state of a training in memory: parameters and gradients as arrays at fixed addresses, and the optimizer."""
 
 from collections.abc import Mapping
 
@@ -17,13 +17,13 @@ LEARNING_RATE = 1e-3
 class Memory:
     """Parameters, gradients and optimizer of a `CheckpointState`; modules and optimizers share it.
 
-    checkpoint: the initial values. owned: whether nobody else has its arrays.
+    checkpoint: the initial values. owned: whether no other object refers to its arrays, so that they need no copy.
 
     parameters, gradients: the trainable ones by name.
     frozen: the other parameters by name.
-    nominal: whether the parameters have no values yet; they have no memory then either, before `shape`.
+    nominal: whether the parameters have no values yet; until `shape` is called they then have no memory either.
     bound: whether a module computes the gradients.
-    computed: whether a module has computed some.
+    computed: whether a module has computed gradients yet.
     """
 
     def __init__(self, checkpoint: Checkpoint, owned: bool = False):
@@ -55,7 +55,7 @@ class Memory:
         return {name: found[name] for name in sorted(found)}
 
     def start_optimizer(self, rule: Rule) -> SGD | AdamW:
-        """The optimizer with this rule: the present one, or else a new one that goes on where the last stopped.
+        """The optimizer with this rule: the present one, or a new one that goes on from the checkpoint's state.
 
         Raises ValueError if the checkpoint's moments do not fit the rule or the parameters.
         """
@@ -85,17 +85,18 @@ class Memory:
         optimizer.steps = group.step
 
     def group(self) -> OptimizerGroup | None:
-        """The state of the optimizer, or what the checkpoint has of it; None if there is neither."""
+        """The state of the optimizer or, without an optimizer, that of the checkpoint; None if there is neither."""
         if self.optimizer is None:
             return self._loaded
-        # 1.19.2 opens the state of its SGD only with a moment for every parameter, which it never changes.
+        # onnxruntime-training 1.19.2 only loads the state of SGD if it has a moment for every parameter; SGD never
+        # changes them.
         flats = self.optimizer.moments or {"momentum0": np.zeros(self.parameters.flat.shape, np.float32)}
         kinds = {kind: self.parameters.views_of(flat) for kind, flat in flats.items()}
         moments = {name: {kind: views[name] for kind, views in kinds.items()} for name in self.parameters}
         return OptimizerGroup(self.optimizer.steps, self.optimizer.learning_rate, moments)
 
     def checkpoint(self, properties: Mapping[str, int | float | str], include_optimizer_state: bool) -> Checkpoint:
-        """All of it as it is now."""
+        """The present state as a checkpoint."""
         group = self.group() if include_optimizer_state else None
         groups = {} if group is None else {GROUP: group}
         return Checkpoint(dict(self.parameters), dict(self.frozen), groups, dict(properties), self.nominal)

@@ -1,4 +1,4 @@
-"""Module: a training graph and its eval graph, called on batches."""
+"""Module: it runs a training graph and its eval graph on batches."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,10 +39,10 @@ class Module:
     eval_model_uri: the file of the eval graph, or its bytes; needed for evaluation and export.
     device: "cpu".
     session_options: onnxruntime's; by default as many threads as `opgrad.get_num_threads()` says.
-    process_group: of torch.distributed, with a backend for the CPU such as gloo, whose processes train the same model,
-        each on its own batches. All begin with the first one's parameters, and before a step, or before gradients are
-        clipped, every gradient becomes the mean of theirs. None: this process trains alone.
-    fuse: whether nodes such as the loss and its gradient become one; see `opgrad inspect`.
+    process_group: a group of torch.distributed with a backend for the CPU such as gloo. Its processes train the same
+    model, each on its own batches. All begin with the parameters of the first process, and before a step, or before
+    gradients are clipped, every gradient is averaged over the processes. None: this process trains alone.
+    fuse: whether nodes such as the loss and its gradient are fused into one; see `opgrad inspect`.
 
     training: whether a call trains (True at first) or evaluates.
 
@@ -89,12 +89,12 @@ class Module:
         self._order = [value.name for value in model.graph.input if value.name in state.parameters]
         self._norm: GradientNorm | None = None
         self._processes = None if process_group is None else self._joined(process_group)
-        self._reduced = True  # whether all processes have the mean of their gradients, or there are none yet
-        self._fitting: set[Any] = set()  # modes, dtypes and shapes of inputs that were found to fit
+        self._reduced = True  # whether the gradients are averaged over all processes, or there are none yet
+        self._fitting: set[Any] = set()  # combinations of mode, dtypes and shapes of inputs that passed the checks
         memory.bound = True
 
     def _joined(self, group: Any) -> Processes:
-        """The processes of a group, which all have the first one's parameters from now on."""
+        """The processes of a group; all of them get the parameters of the first one."""
         processes = Processes(group)
         if not self._memory.nominal:
             processes.from_first(self._memory.parameters.flat)
@@ -147,7 +147,7 @@ class Module:
         return values, kinds == {onnxruntime.OrtValue}
 
     def _ready(self) -> Sequence[Any]:
-        """What the inputs of the present mode are, if a call is possible."""
+        """The specifications of the present mode's inputs. Raises RuntimeError if no call is possible."""
         if self._memory.nominal:
             raise RuntimeError(
                 f"{WHO}: the parameters have no values yet, the checkpoint is nominal; "
@@ -195,7 +195,7 @@ class Module:
         return self._memory.gradients
 
     def reduce_gradients(self) -> None:
-        """Make every gradient the mean of the processes'; nothing without a process group, or if that is done.
+        """Average every gradient over the processes; do nothing without a process group, or if that was done already.
 
         `Optimizer.step` and `clip_grad_norm` do it. All processes of the group have to call.
         """
@@ -236,7 +236,7 @@ class Module:
         return ort_value(buffer)
 
     def copy_buffer_to_parameters(self, buffer: onnxruntime.OrtValue | np.ndarray, trainable_only: bool = True) -> None:
-        """Set the parameters to the values of such a buffer; a nominal checkpoint becomes complete by it.
+        """Set the parameters to the values of such a buffer; this makes a nominal checkpoint complete.
 
         buffer: float32 [get_parameters_size(trainable_only)], an OrtValue or an array.
         trainable_only: whether the frozen parameters are left out; False for a nominal checkpoint that has some.
@@ -303,7 +303,7 @@ def _default_options() -> onnxruntime.SessionOptions:
 
 
 def _fit(graph: onnx.GraphProto, memory: Memory) -> None:
-    """Raise ValueError unless the state is that of this training graph; give a nominal one its shapes."""
+    """Raise ValueError unless the state belongs to this training graph; give a nominal one the graph's shapes."""
     specs = {value.name: tensor_spec(value) for value in graph.input}
     if memory.nominal and not memory.bound and memory.parameters.keys() | memory.frozen.keys() <= specs.keys():
         memory.shape({name: _fixed(specs[name].shape) for name in memory.parameters})

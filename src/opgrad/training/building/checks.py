@@ -1,4 +1,4 @@
-"""What is wrong with a model, in one sentence."""
+"""Checks of a model, whose messages are one sentence."""
 
 import difflib
 from collections.abc import Collection, Iterable
@@ -10,7 +10,7 @@ from opgrad.onnxruntime.messages import domain_of
 from opgrad.onnxruntime.opset import all_nodes
 from opgrad.training.building.values import LARGE, size_of
 
-UNKNOWN = "opgrad.unknown"  # the domain of what onnx is not asked about
+UNKNOWN = "opgrad.unknown"  # the domain of operators that onnx's checker does not look at
 
 
 def check_built(model: onnx.ModelProto, who: str) -> None:
@@ -22,7 +22,7 @@ def check_built(model: onnx.ModelProto, who: str) -> None:
 
 
 def refused_types(kinds: Iterable[int]) -> str | None:
-    """That opgrad trains no parameters of some of these element types; None if it trains all."""
+    """A message that opgrad trains no parameters of some of these element types; None if it trains all of them."""
     others = sorted({TensorProto.DataType.Name(kind).lower() for kind in kinds} - {"float"})
     if not others:
         return None
@@ -33,7 +33,7 @@ def refused_types(kinds: Iterable[int]) -> str | None:
 
 
 def sentence(error: Exception) -> str:
-    """What onnx says, in one line, without where in the file."""
+    """The text of onnx's exception in one line, without the place in onnx's source."""
     text = str(error).partition("==> Context:")[0]
     return " ".join(text.split()) or type(error).__name__
 
@@ -41,7 +41,7 @@ def sentence(error: Exception) -> str:
 def without_values(model: onnx.ModelProto, unknown: bool = True) -> onnx.ModelProto:
     """A model with inputs in the places of large initializers.
 
-    unknown: whether operators that onnx does not know come into a domain of their own, where it does not look at them.
+    unknown: whether operators that onnx does not know are moved to a domain that its checker ignores.
     """
     graph = model.graph
     small = [each for each in graph.initializer if size_of(each) <= LARGE]
@@ -55,7 +55,7 @@ def without_values(model: onnx.ModelProto, unknown: bool = True) -> onnx.ModelPr
     copy.sparse_initializer.extend(graph.sparse_initializer)
     for value in (*copy.input, *copy.output):
         if value.type.HasField("tensor_type"):
-            value.type.tensor_type.shape.SetInParent()  # onnx takes none without, onnxruntime does
+            value.type.tensor_type.shape.SetInParent()  # onnx's checker demands a shape, onnxruntime does not
     imports = {each.domain or "ai.onnx": each.version for each in model.opset_import}
     for node in all_nodes(copy.node):
         if unknown and domain_of(node) == "" and not _is_known(node, imports.get("ai.onnx", 1)):
@@ -76,7 +76,7 @@ def _is_known(node: onnx.NodeProto, opset: int) -> bool:
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """What to say of names that are like one that there is not."""
+    """The part of a message that suggests names similar to one that does not exist."""
     found = difflib.get_close_matches(name, list(names), 3)
     return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
 
@@ -87,6 +87,6 @@ def quantity(number: int, what: str) -> str:
 
 
 def listed(names: Collection[str], most: int = 8) -> str:
-    """Names for a message: not more than these, and how many there are beyond."""
+    """Names for a message: at most `most` of them, and the number of the others."""
     shown = ", ".join(map(repr, list(names)[:most]))
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown or "none"

@@ -1,4 +1,4 @@
-"""What a graph multiplies, adds or looks up and nobody trained: positions as sines, and how inputs are normalized."""
+"""Constants that look like weights but were never trained: sinusoidal positions, and the normalization of inputs."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -10,26 +10,26 @@ from opgrad.gradients.forward import FLOATS
 from opgrad.onnxruntime.messages import domain_of
 from opgrad.onnxruntime.opset import all_nodes, captured
 
-# What hands its first input on, in another shape or type.
+# Operators that return their first input in another shape or type.
 HANDING_ON = ("Identity", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Slice", "Tile")
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 PRODUCTS = ("MatMul", "Mul", "Einsum", "Gemm")
 WAVES = ("Sin", "Cos")
-MOST_STEPS = 8  # from a product to the sine of it
+MOST_STEPS = 8  # the most nodes between a product and the sine of it
 
 POSITIONS, FREQUENCIES, INPUT = "positions, as sines", "frequencies of positions", "normalizes an input"
 
-MOST_LOOKED_AT, MOST_ROWS = 64, 4096  # rows or columns of a table, and rows of these columns
-LEAST_ROWS = 8  # of a table of positions: fewer tell nothing
-# How far an element of a table in this type may be off a sine; sines of large angles in float32 are off by 1e-4.
+MOST_LOOKED_AT, MOST_ROWS = 64, 4096  # the most rows or columns of a table to check, and rows of these columns
+LEAST_ROWS = 8  # the fewest rows of a table of positions; fewer rows can look like one by chance
+# The largest error of a sine in a table of this type; the error of float32 sines of large angles reaches 1e-4.
 TOLERANCE = {np.dtype(np.float64): 1e-3, np.dtype(np.float32): 1e-3}
 LOW_PRECISION = 2e-2
 
 
 class Fixed:
-    """Tells which tensors of a graph nobody trained.
+    """Finds out which tensors of a graph were never trained.
 
-    graph: with the bodies of functions in their places. tensors: what could be weights. values: of one of them.
+    graph: with functions inlined. tensors: those that could be weights. values: returns the values of one of them.
     """
 
     def __init__(self, graph: onnx.GraphProto, tensors: Mapping[str, TensorProto], values: Callable[[str], np.ndarray]):
@@ -42,7 +42,7 @@ class Fixed:
                 self._readers.setdefault(name, []).append(node)
 
     def reason(self, name: str) -> str | None:
-        """What a tensor is that nobody trained; None for a weight."""
+        """What an untrained tensor is, in words; None for a weight."""
         if self._is_of_frequencies(name):
             return FREQUENCIES
         if self._normalizes_input(name):
@@ -52,9 +52,9 @@ class Fixed:
     # --- how inputs are normalized ---
 
     def _normalizes_input(self, name: str) -> bool:
-        """Whether whatever reads the tensor applies it to an input: a number for each channel, or for each feature.
+        """Whether all readers of the tensor apply it to an input, with a number for each channel or feature.
 
-        What has numbers for two axes, such as a table of positions beside embeddings, is none.
+        A tensor with more than one axis larger than 1, such as a table of positions, is no such normalization.
         """
         readers = self._read_through(name) if sum(size > 1 for size in self._tensors[name].dims) <= 1 else []
         return bool(readers) and all(
@@ -65,7 +65,7 @@ class Fixed:
         )
 
     def _read_through(self, name: str) -> list[tuple[onnx.NodeProto, set[str]]]:
-        """The nodes that read a tensor, or what others make of it by handing it on, with the names that it has then."""
+        """The nodes that read a tensor, directly or reshaped or cast, each with the names under which it reads it."""
         names, waiting, found = {name}, [name], []
         while waiting:
             for node in self._readers.get(waiting.pop(), ()):
@@ -78,7 +78,7 @@ class Fixed:
         return found
 
     def _is_input(self, name: str) -> bool:
-        """Whether a value is an input of floats, or an input with constants applied element by element."""
+        """Whether a value is a float input, or computed from one and constants element by element."""
         while name not in self._inputs:
             node = self._producers.get(name)
             if node is None or domain_of(node):
@@ -95,7 +95,7 @@ class Fixed:
     # --- positions ---
 
     def _is_of_frequencies(self, name: str) -> bool:
-        """Whether a tensor is multiplied by numbers of positions, and sines are taken of the products."""
+        """Whether a tensor holds frequencies: it is multiplied by positions, and sines are taken of the products."""
         products = [node for node, _ in self._read_through(name)]
         return bool(products) and all(
             node.op_type in PRODUCTS
@@ -115,7 +115,7 @@ class Fixed:
         return False
 
     def _is_of_integers(self, names: Iterable[str], but: str) -> bool:
-        """Whether values are made of integers alone, but for single numbers."""
+        """Whether values are computed from integers alone, except for scalar constants."""
         seen, waiting = {but}, [name for name in names if name]
         while waiting:
             name = waiting.pop()
@@ -135,7 +135,7 @@ class Fixed:
 
 
 def is_of_sines(values: Callable[[str], np.ndarray], name: str, dims: Iterable[int]) -> bool:
-    """Whether a tensor is a table of sines and cosines of positions: a row for each position."""
+    """Whether a tensor is a table of sinusoidal positions: sines and cosines, with a row for each position."""
     sizes = [size for size in dims if size != 1]
     if len(sizes) < 2 or max(sizes[-2:]) < LEAST_ROWS or len(sizes) > 3:
         return False
@@ -144,21 +144,21 @@ def is_of_sines(values: Callable[[str], np.ndarray], name: str, dims: Iterable[i
     if not np.all(np.abs(array.ravel()[:: max(1, array.size // 4096)].astype(np.float64)) <= 1 + kind):
         return False
     table = array.reshape(sizes)
-    if len(sizes) == 3:  # positions along two axes, as of images, or with rows for each of several heads
+    if len(sizes) == 3:  # positions along the two axes of images, or a table for each of several heads
         return _has_pairs(table.reshape(-1, sizes[2]), kind) or _has_pairs(table.reshape(sizes[0], -1).T, kind)
     return any(_has_pairs(each, kind) or _has_waves(each, kind) for each in (table, table.T))
 
 
 def _some(table: np.ndarray) -> np.ndarray:
-    """Rows of a table in float64, not more than `MOST_LOOKED_AT`, all over it."""
+    """At most `MOST_LOOKED_AT` rows of a table, evenly spread over it, in float64."""
     step = -(-len(table) // MOST_LOOKED_AT)
     return table[::step].astype(np.float64)
 
 
 def _has_pairs(table: np.ndarray, tolerance: float) -> bool:
-    """Whether every row is of sines and cosines of the same angles: the sum of its squares is half its size.
+    """Whether every row holds the sines and the cosines of the same angles: the sum of its squares is half its size.
 
-    Rows of zeros, of a class or of padding, are passed by. Of a large table, some rows are looked at.
+    Rows of zeros, as for a class token or padding, are skipped. Of a large table only some rows are checked.
     """
     table = _some(table)
     rows, columns = table.shape
@@ -171,9 +171,9 @@ def _has_pairs(table: np.ndarray, tolerance: float) -> bool:
 
 
 def _has_waves(table: np.ndarray, tolerance: float) -> bool:
-    """Whether every column f is a sine: f(n + m) + f(n - m) is c f(n), with one c for all n.
+    """Whether every column f is a sine over the rows: f(n + m) + f(n - m) = c * f(n), with one c for all n.
 
-    Of a large table, some columns and the first rows are looked at.
+    Of a large table only some columns and the first rows are checked.
     """
     table = _some(table[:MOST_ROWS].T).T
     rows = len(table)
@@ -184,5 +184,5 @@ def _has_waves(table: np.ndarray, tolerance: float) -> bool:
     squares = np.square(middle).sum(axis=0)
     factors = np.where(squares > 0, (middle * sums).sum(axis=0) / np.where(squares > 0, squares, 1), 2)
     off = np.abs(sums - factors * middle).max()
-    # With c = 2 everywhere they would be lines.
+    # Columns for which c is always 2 are straight lines.
     return bool(off < 4 * tolerance and (np.abs(factors) <= 2 + tolerance).all() and (factors < 1.9).any())

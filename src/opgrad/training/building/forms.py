@@ -1,4 +1,4 @@
-"""A model as training needs it, and what becomes of it when it is evaluated."""
+"""The normal form of a model that is trained, and its form for evaluation."""
 
 import onnx
 from onnx import helper
@@ -17,12 +17,15 @@ from opgrad.onnxruntime.opset import all_nodes, raise_opset
 from opgrad.training.building.outputs import correct_shapes
 
 LEAST_OPSET = 12  # the first with SoftmaxCrossEntropyLoss
-LEAST_IR_VERSION = 4  # the first whose initializers are no inputs
+LEAST_IR_VERSION = 4  # before this version every initializer has to be an input, too
 RESULTS = ("running_mean", "running_var", "saved_mean", "saved_inv_std")
 
 
 def normalize(model: onnx.ModelProto, who: str) -> None:
-    """Change a model in place: opset 12 at least, right shapes, no inputs with values, no name twice."""
+    """Bring a model into the form for training, in place.
+
+    It then has at least opset 12, correct declared shapes, no inputs with default values, and unique names.
+    """
     if opset_of(model) < LEAST_OPSET:
         raise_opset(model, LEAST_OPSET, who)
     model.ir_version = max(model.ir_version, LEAST_IR_VERSION)
@@ -39,13 +42,13 @@ def normalize(model: onnx.ModelProto, who: str) -> None:
 
 
 def statistics(model: onnx.ModelProto, training: bool = False) -> list[str]:
-    """The means and variances of batch normalizations, of those alone that train if asked for."""
+    """The names of the means and variances of all batch normalizations, or only of those in training mode."""
     nodes = [node for node in batch_norms(model) if not training or trains(node, opset_of(model))]
     return list(dict.fromkeys(node.input[place] for node in nodes for place in STATISTICS if place < len(node.input)))
 
 
 def train(model: onnx.ModelProto, who: str) -> None:
-    """Let all batch normalizations take the statistics of the batch."""
+    """Set all batch normalizations to training mode, in which they use the statistics of the batch."""
     if opset_of(model) < TRAINING_MODE_FROM and any(batch_norms(model)):
         raise_opset(model, TRAINING_MODE_FROM, who)
     for node in batch_norms(model):
@@ -53,9 +56,9 @@ def train(model: onnx.ModelProto, who: str) -> None:
 
 
 def evaluated(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model in which nothing is dropped at random, and batch normalization takes its running statistics."""
+    """A copy of a model for evaluation: without dropout, and with batch normalization by its running statistics."""
     copy = copied(model)
-    import_microsoft(copy)  # onnxruntime needs it for what it fuses where operators of that domain are registered
+    import_microsoft(copy)  # onnxruntime needs it for nodes that it fuses when opgrad's operators are registered
     for node in model_nodes(copy):
         if node.op_type == "Dropout" and not domain_of(node) and len(node.input) > 2:
             node.input[2] = ""
@@ -64,7 +67,7 @@ def evaluated(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_running_statistics(model: onnx.ModelProto) -> None:
-    """Let batch normalizations that train change their running statistics where they are, in place."""
+    """Let batch normalizations in training mode update their running statistics in the memory of the inputs."""
     taken = {name for node in all_nodes(model.graph.node) for name in node.output}
     for node in list(batch_norms(model)):
         if trains(node, opset_of(model)):

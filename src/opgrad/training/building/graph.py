@@ -1,4 +1,4 @@
-"""The training graph: gradients of the loss behind a model, added to buffers of the caller's."""
+"""The training graph: a model with the gradients of its loss, which each run adds to buffers of the caller."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def training_graph(
     known: Sequence[TensorProto] = (),
     checkpoint_segments: int | Sequence[str] | None = None,
 ) -> onnx.ModelProto:
-    """The model with the gradients of a loss: what is added to their buffers in each run.
+    """The model with the gradients of a loss, which each run adds to buffers.
 
     model: changed. loss: one number. wanted: inputs of the graph. known: the values of other inputs, on which shapes
         depend. checkpoint_segments: as for `gradients`.
@@ -55,14 +55,14 @@ def training_graph(
 
 
 def _replace_inputs(graph: onnx.GraphProto, known: Sequence[TensorProto]) -> None:
-    """Let inputs be initializers with these values, so that what depends on them is known before it runs."""
+    """Turn inputs into initializers with these values, so that shapes which depend on them are known."""
     names = {each.name for each in known}
     keep(graph.input, [each for each in graph.input if each.name not in names])
     graph.initializer.extend(known)
 
 
 def _restore_inputs(graph: onnx.GraphProto, inputs: Sequence[onnx.ValueInfoProto]) -> None:
-    """Let a graph have these inputs, and no values of its own for them."""
+    """Undo `_replace_inputs`: give the graph these inputs again, and remove the initializers of these names."""
     names = {each.name for each in inputs}
     keep(graph.initializer, [each for each in graph.initializer if each.name not in names])
     del graph.input[:]
@@ -105,7 +105,7 @@ def _gradient(forward: Forward, body: GraphBody, name: str, gradient: Value) -> 
 
 
 def accumulate(graph: onnx.GraphProto, names: Sequence[str]) -> None:
-    """Let gradients, the last outputs of a graph, be added to their buffers, which become inputs of it."""
+    """Replace the last outputs of a graph, its gradients, by nodes that add them to buffers, which become inputs."""
     first = len(graph.output) - len(names)
     gradients = [copied(each) for each in graph.output[first:]]
     del graph.output[first:]

@@ -1,4 +1,4 @@
-"""From a model with a loss to what training needs: training model, eval model, parameters."""
+"""Builds the training model, the eval model and the parameters from a model with a loss."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from opgrad.training.building.values import Held, array_of, attached, detach, te
 
 @dataclass(frozen=True)
 class TrainingModels:
-    """What a model became.
+    """The results of `training_models`.
 
-    training, evaluation: the models; large constants are not in them but in `values`.
-    trainable, frozen: the parameters, which the models have as inputs, in the order of these.
-    values: the large tensors of the model by name.
+    training, evaluation: the models; their large constants are placeholders, whose values are in `values`.
+    trainable, frozen: the parameters, in the order in which the models have them as inputs.
+    values: the values of the model's large tensors, by name.
     """
 
     training: onnx.ModelProto
@@ -94,7 +94,7 @@ def training_models(
 
 
 def as_initializers(model: onnx.ModelProto, names: Iterable[str]) -> None:
-    """Let the tensors of these Constant nodes be initializers."""
+    """Turn these Constant nodes into initializers."""
     wanted, graph = set(names), model.graph
     for node in list(graph.node):
         if node.op_type != "Constant" or domain_of(node) or node.output[0] not in wanted:
@@ -125,7 +125,7 @@ def _check_names(model: onnx.ModelProto, trainable: Collection[str], frozen: Col
 
 
 def take_parameters(model: onnx.ModelProto, names: Collection[str]) -> list[TensorProto]:
-    """Let initializers be inputs, behind those of the graph, in their order; returns them."""
+    """Turn initializers into inputs behind those of the graph, in their order; returns the initializers."""
     graph = model.graph
     tensors = list(graph.initializer)
     held = [each for each in tensors if each.name in names]

@@ -25,7 +25,7 @@ def convert(path: Path, library: str | None, who: str) -> None:
                 optimization_styles=[OptimizationStyle.Fixed],
                 custom_op_library_path=Path(library) if library else None,
             )
-    except Exception as error:  # its exceptions have no base class
+    except Exception as error:  # onnxruntime's exceptions have no common base class
         from opgrad.onnxruntime.loading import reason
 
         raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""The outputs of a graph, and the types of its values."""
+"""Sets the outputs of a graph, and declares the types of its values."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -12,14 +12,14 @@ from opgrad.training.building.checks import near
 
 
 def inferred_model(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model that tells the types and shapes of all values that can be known."""
+    """A copy of a model that declares the types and shapes of all values for which they can be inferred."""
     copy = copied(model)
     declare_types(copy)
     return copy
 
 
 def declare_types(model: onnx.ModelProto) -> None:
-    """Let a graph tell the types and shapes of what its nodes compute, as far as they can be known."""
+    """Declare the types and shapes of all values that a graph's nodes compute, as far as they can be inferred."""
     forward, graph = Forward(model), model.graph
     told = {each.name for each in (*graph.input, *graph.output)}
     before = {each.name: each for each in graph.value_info}
@@ -33,7 +33,7 @@ def declare_types(model: onnx.ModelProto) -> None:
 
 
 def correct_shapes(model: onnx.ModelProto) -> None:
-    """Where declared shapes of outputs and other values contradict the graph, let these be what it computes."""
+    """Replace declared shapes of outputs and other values that contradict the inferred ones by these."""
     bare, graph = copied(model), model.graph
     del bare.graph.value_info[:]
     for output in bare.graph.output:
@@ -52,18 +52,18 @@ def correct_shapes(model: onnx.ModelProto) -> None:
 
 
 def _contradicts(symbols: Collection[str], told: int | None, size: int | str | None) -> bool:
-    """Whether a declared size is not the one that was found: another number, or the size of an input that varies."""
+    """Whether a declared size contradicts the inferred one, which is another number or a variable size of an input."""
     return told is not None and told != size and (isinstance(size, int) or size in symbols)
 
 
 def value_info(forward: Forward, name: str) -> onnx.ValueInfoProto | None:
-    """What is known of a value; None if not even its type is."""
+    """The type and shape of a value, as far as they are known; None if its type is not."""
     kind = forward.element_type(name)
     return helper.make_tensor_value_info(name, kind, forward.sizes(name)) if kind else None
 
 
 def set_outputs(model: onnx.ModelProto, names: Sequence[str], who: str) -> None:
-    """Let a graph have these outputs and no others. Raises LookupError for a name without a value or a type."""
+    """Replace the outputs of a graph by these. Raises LookupError for a name that has no value or an unknown type."""
     graph, forward = model.graph, Forward(model)
     before = {each.name: each for each in graph.output}
     found = [_output(forward, before, name, who) for name in dict.fromkeys(names)]

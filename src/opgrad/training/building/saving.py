@@ -1,4 +1,4 @@
-"""Write models piece by piece: no more than one tensor of them is in memory a second time."""
+"""Writes models piece by piece, so that at most one tensor is in memory a second time."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,8 +13,8 @@ from opgrad.training.odtc import raw
 from opgrad.writing import flush, naming, new_file
 
 LARGEST_MODEL = 2**31 - 1  # bytes of a message of protobuf
-ALIGNMENT = 4096  # of tensors in another file, so that it can be mapped into memory
-# Numbers of fields in ONNX's messages.
+ALIGNMENT = 4096  # bytes; a tensor in a file of values begins at a multiple of it, so that it can be mapped
+# The numbers of fields in ONNX's protobuf messages.
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9
 
 
@@ -30,7 +30,7 @@ class ValuesFile:
             self._file: BinaryIO = open(path, "xb")  # noqa: SIM115  (it is closed by `close`)
 
     def place(self, name: str, held: Held) -> dict[str, str | int]:
-        """Where the values are from now on, in the words of ONNX."""
+        """Write the values of a tensor unless they are there already; returns the entries of ONNX's external_data."""
         if name not in self._places:
             with naming(self._path):
                 self._file.seek(-(-self._file.tell() // ALIGNMENT) * ALIGNMENT)
@@ -40,7 +40,7 @@ class ValuesFile:
         return {"location": self._path.name, **self._places[name]}
 
     def close(self, whole: bool = True) -> None:
-        """Write what is left to write. whole: whether what was written shall last."""
+        """Close the file. whole: whether all values were written, so that the file is flushed to the disk first."""
         with naming(self._path), self._file:
             if whole:
                 flush(self._file)
@@ -53,7 +53,7 @@ class ValuesFile:
 
 
 def model_bytes(model: onnx.ModelProto, values: Mapping[str, Held]) -> int:
-    """How many bytes a model has with the values of its placeholders, and a little more."""
+    """An upper bound of the bytes of a model with the values of its placeholders."""
     own = [each.name for each in model.graph.initializer if is_placeholder(each)]
     return model.ByteSize() + sum(nbytes_of(values[name]) + 16 for name in own)
 
@@ -63,7 +63,7 @@ def write_model(
 ) -> None:
     """Write a model into a file that is not there yet.
 
-    values: those of its placeholders, by name. outside: where these come; None: they are in the file of the model.
+    values: those of its placeholders, by name. outside: the file for them; None: they go into the model's file.
     """
     if outside is not None:
         model = copied(model)
@@ -76,7 +76,7 @@ def write_model(
 
 
 def _pieces(model: onnx.ModelProto, values: Mapping[str, Held]) -> Iterator[bytes | memoryview]:
-    """The bytes of a model with the values of its placeholders, as protobuf writes them, without a copy of it."""
+    """The protobuf encoding of a model with the values of its placeholders, in pieces, without a copy of the model."""
     if not any(map(is_placeholder, model.graph.initializer)):
         yield model.SerializeToString(deterministic=True)
         return
@@ -93,7 +93,7 @@ def _pieces(model: onnx.ModelProto, values: Mapping[str, Held]) -> Iterator[byte
 
 
 def _around(message: Any, number: int) -> tuple[bytes, bytes]:
-    """The bytes of a message's fields before one, and of those behind it."""
+    """The bytes of the fields of a message before field `number`, and the bytes of those behind it."""
     parts = []
     for kept in (range(number), range(number + 1, 1 << 29)):
         part = type(message)()
@@ -106,7 +106,7 @@ def _around(message: Any, number: int) -> tuple[bytes, bytes]:
 
 
 def _head(tensor: TensorProto, values: Mapping[str, Held]) -> bytes:
-    """The bytes of a tensor, of a placeholder those before the values."""
+    """The bytes of a tensor; for a placeholder the bytes before its values."""
     if not is_placeholder(tensor):
         return tensor.SerializeToString(deterministic=True)
     named = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
@@ -118,12 +118,12 @@ def _filled(tensor: TensorProto, values: Mapping[str, Held]) -> int:
 
 
 def _start(number: int, size: int) -> bytes:
-    """What stands before a field with so many bytes: its number with the kind 2, and the size."""
+    """The bytes before a field of `size` bytes: its tag, with the wire type 2, and the size."""
     return _varint(number << 3 | 2) + _varint(size)
 
 
 def _varint(number: int) -> bytes:
-    """A number in groups of seven bits, the lowest first."""
+    """A number as a varint of protobuf: groups of seven bits, the lowest first."""
     groups: list[int] = []
     while number > 127:
         groups.append(number & 127 | 128)

@@ -1,4 +1,4 @@
-"""Which tensors of a model are its weights, and which of them are trained."""
+"""Finds the tensors of a model that are its weights, and selects those that are trained."""
 
 import fnmatch
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -42,10 +42,10 @@ WEIGHTS: dict[str, Sequence[int]] = {
     "Gather": (0,),
     "Concat": ALL,
 }
-SCALES = ("Add", "Mul")  # whose constants are weights if they are more than one number
-LARGEST_SCALE = 1e4  # numbers beyond, in what is added, hide elements from a softmax
+SCALES = ("Add", "Mul")  # a constant operand of these is a weight if it has more than one element
+LARGEST_SCALE = 1e4  # a constant with larger numbers is a mask, which hides elements from a softmax
 PATTERN = "*?["
-# What computes with integers that stand for floats.
+# Operators that compute with quantized integers.
 QUANTIZED = (
     *("DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul"),
     *("MatMulIntegerToFloat", "QGemm", "QAttention", "QEmbedLayerNormalization", "MatMulNBits", "GatherBlockQuantized"),
@@ -56,9 +56,9 @@ QUANTIZED = (
 class Selection:
     """Names of parameters, in the order of the model.
 
-    trainable: those that get gradients. frozen: those that stay as they are.
-    held: those of them that were named in frozen_params.
-    constants: float tensors that are no parameters, of more than one number.
+    trainable: parameters that get gradients. frozen: parameters that stay as they are.
+    held: the frozen ones that were named in frozen_params.
+    constants: float tensors of more than one element that are no parameters.
     """
 
     trainable: tuple[str, ...]
@@ -70,9 +70,9 @@ class Selection:
 class Candidates:
     """The tensors of a model that could be parameters.
 
-    tensors: initializers and what Constant nodes hold, by name. weights: the names of those that the model multiplies,
-    adds or looks up, and that somebody trained. fixed: what the others among these are, by name. statistics: the names
-    of means and variances of batch normalization.
+    tensors: the initializers and the tensors of Constant nodes, by name. weights: the names of those that the model
+    multiplies, adds or looks up, except `fixed`. fixed: for tensors that are used like weights but were never trained,
+    what they are, by name. statistics: the names of means and variances of batch normalization.
     """
 
     def __init__(self, model: onnx.ModelProto, apart: Mapping[str, Held] | None = None):
@@ -94,7 +94,7 @@ class Candidates:
         ]
         rules = Fixed(inlined.graph, self.tensors, self._values)
         self.fixed = {name: reason for name in found if (reason := rules.reason(name)) is not None}
-        if len(self.fixed) == len(found):  # a model of nothing but scales has them for weights
+        if len(self.fixed) == len(found):  # in a model without other weights, scales of the inputs are the weights
             self.fixed = {name: reason for name, reason in self.fixed.items() if reason != INPUT}
         self.weights = [name for name in found if name not in self.fixed]
 
@@ -118,7 +118,7 @@ class Candidates:
         return False
 
     def _is_scale(self, name: str) -> bool:
-        """Whether what is added or multiplied is no mask."""
+        """Whether a constant that is added or multiplied is a scale or bias, and no mask."""
         values = self._values(name)
         with np.errstate(invalid="ignore", over="ignore"):
             return bool(np.all(np.abs(values) < LARGEST_SCALE))
@@ -132,7 +132,7 @@ def _places(node: onnx.NodeProto) -> Sequence[int]:
 
 
 def reaching(model: onnx.ModelProto, loss: str) -> set[str]:
-    """The values on which a loss depends in a way that can be differentiated."""
+    """The names of the values with respect to which a loss can be differentiated."""
     forward, found = Forward(model), {loss}
     for node in reversed(model.graph.node):
         if found.intersection(node.output):
@@ -151,8 +151,8 @@ def select(
     """Choose the parameters of a model with a loss.
 
     requires_grad: names or patterns; None: all weights on which the loss depends. frozen_params: names or patterns.
-    Batch normalization that trains gets its statistics as frozen parameters, which each step changes. apart: the values
-    of initializers that are placeholders.
+    The statistics of batch normalizations in training mode become frozen parameters, which each step updates.
+    apart: the values of initializers that are placeholders.
 
     Raises ValueError for names and patterns that match nothing, and for a model without weights.
     """
@@ -184,7 +184,7 @@ def _all_weights(model: onnx.ModelProto, candidates: Candidates, loss: str, who:
 
 
 def no_weights(model: onnx.ModelProto) -> str:
-    """What there is to say of a model that has no weights."""
+    """The message about a model that has no weights."""
     held = {each.name for each in model.graph.initializer}
     quantized = [
         node for node in all_nodes(model.graph.node) if node.op_type in QUANTIZED and held.intersection(node.input)
@@ -201,7 +201,7 @@ def no_weights(model: onnx.ModelProto) -> str:
 def _check_weights(
     model: onnx.ModelProto, chosen: Collection[str], weights: Collection[str], loss: str, who: str
 ) -> None:
-    """Raise ValueError if nothing was found that can be trained."""
+    """Raise ValueError if no weight was found that can be trained."""
     if not weights:
         raise ValueError(f"{who}: {no_weights(model)}")
     if not chosen:
@@ -213,7 +213,7 @@ def _check_weights(
 def _matching(
     what: str, given: Iterable[str], names: Iterable[str], weights: Sequence[str], who: str
 ) -> tuple[list[str], list[str]]:
-    """The names that were given, and the weights that patterns match. Raises ValueError for what matches nothing."""
+    """The given names, and the weights that match given patterns. Raises ValueError for one that matches nothing."""
     known, exact, loose = dict.fromkeys(names), [], []
     for each in _texts(what, given, who):
         if each in known:
@@ -227,7 +227,7 @@ def _matching(
 
 
 def _nothing(given: str, names: list[str]) -> str:
-    """Why a name or a pattern stands for nothing."""
+    """The reason why a name or a pattern matches nothing, for a message."""
     if not set(PATTERN) & set(given):
         return f"which is no initializer of the model{near(given, names)}"
     others = fnmatch.filter(names, given)

@@ -1,5 +1,8 @@
-"""Large tensors apart from their model: graphs are copied, inferred and converted without them, and each is in memory
-once, if at all: where a file has it, that is mapped."""
+"""Takes the values of large tensors out of their model and leaves placeholders.
+
+Graphs are then copied, inferred and converted without these values, so that each is in memory once at most. Values in a
+file of their own are mapped into memory.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,12 +18,12 @@ from opgrad.onnxruntime.messages import copied
 from opgrad.onnxruntime.reading import Source, naming_outside, place_of, read_model, read_outside
 from opgrad.training import mapping, odtc
 
-LARGE = 1024  # elements, beyond what the graph's shapes can depend on
-HUGE = 1 << 20  # bytes of a tensor that is taken out of a model as soon as it is read
-# Bytes of all such tensors of a model from which on a session shares their memory with others. Below, they are
-# initializers of its own, for which onnxruntime has faster kernels that take a second copy.
+LARGE = 1024  # elements; tensors with more are never shapes, so that inference does not need their values
+HUGE = 1 << 20  # bytes; larger tensors are taken out of a model as soon as it is read
+# If the huge tensors of a model have so many bytes in all, its sessions share their memory. Below, they are
+# initializers of each session: onnxruntime then makes a second copy in another order, for faster kernels.
 SHARED_FROM = 1 << 26
-APART = "opgrad:apart"  # where a placeholder says that its values are
+APART = "opgrad:apart"  # the file name in the external_data of a placeholder
 
 Held: TypeAlias = TensorProto | np.ndarray
 """A tensor's values, apart from their model."""
@@ -43,7 +46,7 @@ def detach(model: onnx.ModelProto) -> dict[str, Held]:
 
 
 def without_huge(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Held]]:
-    """A copy of a model with placeholders for its huge initializers, and these by name, which are not copied."""
+    """A copy of a model with placeholders for its huge initializers, and these initializers by name, not copied."""
     copy, graph = _without(model, "graph"), _without(model.graph, "initializer")
     apart: dict[str, Held] = {}
     for tensor in model.graph.initializer:
@@ -72,7 +75,7 @@ def _without(message: Any, name: str) -> Any:
 
 
 def read_apart(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, Held]]:
-    """A model with placeholders for huge initializers, and these by name; those in other files are mapped.
+    """A model from a file with placeholders for its huge initializers, and these by name, mapped if in other files.
 
     Raises what `read_model` raises.
     """
@@ -89,8 +92,8 @@ def read_apart(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, Held]]:
 def read_shared(source: Source, who: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """A model for a session, and the values of initializers that became inputs of it, by name.
 
-    If they are many, huge initializers that the model keeps in another file do: sessions of models with the same file
-    then have one memory for them.
+    If the huge initializers that the model keeps in another file are large in all, they become inputs: sessions of
+    several models with the same file then share one mapping of it.
     """
     if isinstance(source, bytes):
         return read_model(source, who), {}
@@ -111,7 +114,7 @@ def read_shared(source: Source, who: str) -> tuple[onnx.ModelProto, dict[str, np
 
 
 def _mapped(tensor: TensorProto, folder: Path) -> np.ndarray | None:
-    """The values of a huge tensor in another file; None for others, and where onnx has a say about the place."""
+    """The mapped values of a huge tensor in another file; None for other tensors, and where onnx has to check them."""
     place, kind = place_of(tensor, folder), odtc.ELEMENT_TYPES.get(tensor.data_type)
     file, parts = folder / place.location, Path(place.location).parts
     plain = parts and not Path(place.location).is_absolute() and ".." not in parts and not file.is_symlink()

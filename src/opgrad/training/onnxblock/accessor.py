@@ -1,4 +1,4 @@
-"""The model that blocks are building, one at a time in each thread, and the names that they give."""
+"""The model that blocks are building: one at a time in each thread."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from opgrad.onnxruntime.messages import MICROSOFT, copied
 from opgrad.reading import check_regular
 from opgrad.training.building.values import Held
 
-LATEST_IR_VERSION = 10  # that the last packages of onnxruntime-training can read
+LATEST_IR_VERSION = 10  # the latest version that the last packages of onnxruntime-training can read
 Sizes = Sequence[int | str | None]
 
 _current: ContextVar["ModelAccessor | None"] = ContextVar("opgrad.onnxblock.model", default=None)
@@ -23,10 +23,10 @@ _library: ContextVar[str | None] = ContextVar("opgrad.onnxblock.custom_op_librar
 
 
 class ModelAccessor:
-    """A model in the making.
+    """A model that is being built.
 
-    model: the model; blocks change it in place. path: of the file that it was read from. apart: the values of its huge
-    initializers, by name, in whose places it has placeholders.
+    model: the model; blocks change it in place. path: the file that it was read from. apart: the values of its huge
+    initializers, by name; in the model these are placeholders.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class ModelAccessor:
         apart: Mapping[str, Held] | None = None,
     ):
         self._model, self._path, self.apart = model, path, apart or {}
-        self.drawn = drawn  # numbers in the names of blocks so far
-        self.depth = 0  # of the blocks that are being built inside others
+        self.drawn = drawn  # how many numbers the names of blocks have used so far
+        self.depth = 0  # how many blocks that are being built contain each other
         self._types: Forward | None = None
 
     @property
@@ -89,7 +89,7 @@ class ModelAccessor:
         return self._known(name).element_type(name)
 
     def sizes(self, name: str) -> Sizes | None:
-        """Of each axis an int, a symbol or None; None if not even the rank is known."""
+        """For each axis an int, a name or None; None in place of the list if not even the rank is known."""
         return self._known(name).sizes(name)
 
     def _known(self, name: str) -> Forward:
@@ -98,7 +98,7 @@ class ModelAccessor:
         return self._types
 
     def forget(self) -> None:
-        """Look at the graph anew when the next type is asked for."""
+        """Forget types and sizes, as the graph has changed; they are inferred again when they are needed."""
         self._types = None
 
     # --- writing ---
@@ -129,7 +129,7 @@ def current() -> ModelAccessor:
 
 @contextmanager
 def building(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
-    """Let blocks build this model. Raises RuntimeError if they build another one already."""
+    """Within the `with` block, blocks build this model. Raises RuntimeError if they build another one already."""
     if _current.get() is not None:
         raise RuntimeError(
             "onnxblock: blocks build another model already, expected one of base and empty_base at a time"
@@ -203,5 +203,5 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
 
 
 def type_name(element_type: int | None) -> str:
-    """How messages call an element type."""
+    """The name of an element type in messages."""
     return TensorProto.DataType.Name(element_type) if element_type else "unknown"

@@ -38,7 +38,7 @@ class Block(ABC):
         return self._built(current(), args, kwargs)
 
     def _built(self, accessor: ModelAccessor, args: Any, kwargs: Any) -> Any:
-        """Build; what is built inside of another block is checked with that one."""
+        """Build, and check the model unless this block is built inside of another one, which is checked as a whole."""
         self.base = accessor.model
         accessor.depth += 1
         try:

@@ -1,4 +1,4 @@
-"""Losses of classes: each label is the number of one."""
+"""Losses of classification, whose labels are numbers of classes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from opgrad.training.onnxblock.blocks import append, number
 from opgrad.training.onnxblock.targets import REDUCTIONS, chosen, in_float32, reduced, scores_type, weights
 
 LABELS = (TensorProto.INT64, TensorProto.INT32)
-LAST_AXIS_UP_TO = 3  # the rank up to which the classes are along the last axis, if nothing else is said
+LAST_AXIS_UP_TO = 3  # up to this rank the classes lie along the last axis by default
 
 
 class _Classes(Block):
@@ -144,7 +144,7 @@ class CrossEntropyLoss(_Classes):
         return append("Add", [sharp, append("Mul", [spread, share])])
 
     def _spread(self, log_prob: str, kind: int) -> str:
-        """Of each row the negative mean of its log-probabilities, times the weights of the classes."""
+        """For each row the negative mean of its log-probabilities times the weights of the classes."""
         if self._weight is not None:
             sizes = current().sizes(log_prob)
             shape = (-1, *(1 for _ in range(len(sizes) - 2 if sizes else 0)))
@@ -154,7 +154,7 @@ class CrossEntropyLoss(_Classes):
         return append("Neg", [_mean_of_classes(log_prob)])
 
     def _reduced_spread(self, spread: str, inputs: Sequence[str], kind: int) -> str:
-        """The rows' numbers put together as the loss does: those of ignored labels are left out."""
+        """The rows' numbers, reduced as the loss is; rows with ignored labels do not count."""
         counts = self._counts(inputs, kind)
         if self._ignore_index is not None:
             spread = append("Mul", [spread, self._counted(inputs[1], kind)])
@@ -163,7 +163,7 @@ class CrossEntropyLoss(_Classes):
         return append("Div", [reduced(spread, "sum"), reduced(counts, "sum")])
 
     def _counts(self, inputs: Sequence[str], kind: int) -> str | None:
-        """What each row counts in a mean; None if it is 1."""
+        """The weight of each row in a mean; None if all weights are 1."""
         counted = None if self._ignore_index is None else self._counted(inputs[1], kind)
         if len(inputs) < 3:
             return counted
@@ -174,7 +174,7 @@ class CrossEntropyLoss(_Classes):
         return append("Mul", [append("Gather", [inputs[2], known]), counted])
 
     def _counted(self, labels: str, kind: int) -> str:
-        """1 where a label counts, 0 where it is ignored."""
+        """1 for each label that counts, and 0 for each ignored label."""
         accessor = current()
         integer = accessor.element_type(labels) or TensorProto.INT64
         ignored = accessor.constant(accessor.fresh("celoss.ignored"), integer, (), [int(self._ignore_index or 0)])
@@ -199,7 +199,7 @@ def _node(op: str, inputs: Sequence[str], outputs: Sequence[str], reduction: str
 
 
 def _mean_of_classes(log_prob: str) -> str:
-    """The mean along axis 1, which is left out."""
+    """The mean along axis 1; the result lacks this axis."""
     accessor = current()
     if opset_of(accessor.model) < 18:
         return append("ReduceMean", [log_prob], axes=[1], keepdims=0)
@@ -212,7 +212,7 @@ def _without(sizes: Sizes | None, axis: int) -> Sizes | None:
 
 
 def _rows(scores: str, labels: str, rank: int, axis: int) -> tuple[str, str]:
-    """Scores as rows of classes, and labels as one for each."""
+    """The scores as a matrix with a row of classes for each label, and the labels as a vector."""
     if axis != rank - 1:
         order = [place for place in range(rank) if place != axis] + [axis]
         scores = append("Transpose", [scores], perm=order)

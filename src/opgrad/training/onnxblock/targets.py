@@ -1,4 +1,4 @@
-"""What losses are given: checked, of one type, and reduced in the end."""
+"""Helpers of losses: checks of arguments, conversion of scores and targets to one type, and the reduction."""
 
 from collections.abc import Collection
 from typing import Any
@@ -16,21 +16,21 @@ HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def chosen(who: str, what: str, value: str, values: Collection[str]) -> str:
-    """An argument that is one of these. Raises ValueError."""
+    """An argument, checked to be one of these values. Raises ValueError."""
     if value not in values:
         raise ValueError(f"{who}: {what} is {value!r}, expected one of {', '.join(map(repr, values))}")
     return value
 
 
 def positive(who: str, what: str, value: float) -> float:
-    """An argument that is above 0. Raises ValueError."""
+    """An argument, checked to be above 0. Raises ValueError."""
     if not value > 0:
         raise ValueError(f"{who}: {what} is {value!r}, expected a number above 0")
     return value
 
 
 def weights(who: str, what: str, values: Any) -> np.ndarray | None:
-    """An argument that is an array of numbers, or None. Raises TypeError, ValueError for one that is not finite."""
+    """An argument as a finite array of numbers, or None. Raises TypeError, or ValueError if it is not finite."""
     if values is None:
         return None
     array = np.asarray(values)
@@ -42,7 +42,7 @@ def weights(who: str, what: str, values: Any) -> np.ndarray | None:
 
 
 def scores_type(name: str, who: str) -> int:
-    """The type of what a model computed. Raises LookupError if there is no such value, ValueError for no floats."""
+    """The element type of a value. Raises LookupError if there is no such value, ValueError if it is no float type."""
     accessor = current()
     if not accessor.has_value(name):
         values = [name for node in accessor.model.graph.node for name in node.output]
@@ -69,7 +69,7 @@ def target_like(scores: str, target: str, who: str) -> tuple[str, str]:
 
 
 def in_float32(*names: str) -> list[str]:
-    """These values, those in float16 and bfloat16 in float32."""
+    """The names of these values, with float16 and bfloat16 cast to float32."""
     accessor = current()
     return [
         append("Cast", [name], to=TensorProto.FLOAT) if accessor.element_type(name) in HALF else name for name in names

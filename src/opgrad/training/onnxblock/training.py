@@ -1,4 +1,4 @@
-"""Blocks whose result is trained."""
+"""The block that makes a training model and an eval model of a loss."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class TrainingBlock(Block):
         return output
 
     def _train(self, accessor: ModelAccessor, args: Any, kwargs: Any) -> Any:
-        """Build, and make the models; that of the accessor is used up."""
+        """Build, and make both models; the model of the accessor is changed and must not be used afterwards."""
         forms.normalize(accessor.model, self._who)
         accessor.forget()
         output = self._built(accessor, args, kwargs)

@@ -1,4 +1,4 @@
-"""The graphs of an exported step: gradients and optimizer in one; evaluation and inference."""
+"""Builds the graphs of an exported step: one with gradients and optimizer, one for evaluation, one for inference."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -44,9 +44,10 @@ class Labels:
 
 @dataclass(frozen=True)
 class Gradients:
-    """A training graph in plain operators, without outputs.
+    """A training graph in operators of ai.onnx, without outputs.
 
-    types: of the graph's values. gradients, statistics: the values with the gradient, or the new value, of parameters.
+    types: those of the graph's values. gradients: the name of each parameter's gradient. statistics: the name of each
+    running statistic's new value.
     """
 
     model: onnx.ModelProto
@@ -56,7 +57,7 @@ class Gradients:
 
 
 def plain_gradients(artifacts: ArtifactSet, model: onnx.ModelProto, opset: int | None) -> Gradients:
-    """The training graph of a set, which is changed, without accumulators.
+    """The training graph of an artifact set without accumulators. model: the graph, which is changed.
 
     Raises NotImplementedError where it accumulates otherwise than the artifact generators' graphs, or has operators
     without a plain form.
@@ -80,7 +81,7 @@ def plain_gradients(artifacts: ArtifactSet, model: onnx.ModelProto, opset: int |
 
 @dataclass(frozen=True)
 class Settings:
-    """What a step does. rule: the optimizer's. flat, accumulate: as for `export_step`."""
+    """The settings of a step. rule: the optimizer's. flat, accumulate: as for `export_step`."""
 
     rule: StepRule
     flat: bool
@@ -97,8 +98,8 @@ def build_step(
 ) -> onnx.ModelProto:
     """The model of a step.
 
-    layout: of what is kept. frozen: values that become part of the model. outputs: the names that values of the graph
-        have as outputs, the loss first. labels: what the accuracy is measured with, if it is wanted.
+    layout: the inputs whose new values are outputs. frozen: values that become part of the model. outputs: for each
+    value of the graph that becomes an output its name there, the loss first. labels: those of the accuracy, if wanted.
     """
     model = found.model
     bake(model.graph, frozen)
@@ -138,7 +139,7 @@ def _slot(packing: Packing, group: Sequence[Tensor], gradients: Mapping[str, str
 
 
 def _accumulated(packing: Packing, slot: Slot, group: Sequence[Tensor], share: Value, update: Value) -> Slot:
-    """The same with the sum of gradients, each batch with its share; after a step the sum begins anew."""
+    """The slot with the sum of gradients, to which each batch adds its share; after a step the sum begins at 0."""
     sums = packing.layout.sums(group)
     total = packing.section(sums) + slot.gradient * share
     packing.put(sums, packing.body.where(update, 0, total))
@@ -175,7 +176,7 @@ def build_forward(
 
 
 def types_of(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """What a graph tells of its values."""
+    """The declared types of a graph's values, by name."""
     return {each.name: each.type for each in (*model.graph.value_info, *model.graph.output, *model.graph.input)}
 
 
@@ -185,7 +186,7 @@ def _append_outputs(
     types: Mapping[str, onnx.TypeProto],
     labels: Labels | None,
 ) -> None:
-    """Let values be outputs, and the accuracy if there are labels."""
+    """Turn values into outputs, and append the accuracy if there are labels."""
     packing.body.scope("outputs")
     for value, name in outputs.items():
         packing.output(name, Value(packing.body, value), types.get(value))
@@ -194,7 +195,7 @@ def _append_outputs(
 
 
 def _accuracy(body: GraphBody, labels: Labels) -> Value:
-    """The share of right answers among those that count; 0 if none does."""
+    """The share of right answers among the samples that count; 0 if none counts."""
     given = Value(body, labels.name, labels.element_type)
     best = Value(body, labels.scores).apply("ArgMax", axis=1, keepdims=0).like(given)
     counts = ~given.equals(labels.ignored)

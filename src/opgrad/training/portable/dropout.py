@@ -1,6 +1,6 @@
-"""Dropout by a seed that is an input of the step: the same seed drops the same elements in every runtime.
+"""Dropout with a seed that is an input of the step: the same seed drops the same elements in every runtime.
 
-An element's number and the seed are hashed with integers that no product makes overflow: polynomials modulo a prime.
+The hash of an element's number and the seed is a polynomial modulo a prime; no product of it overflows int64.
 """
 
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from opgrad.onnxruntime.messages import domain_of, keep
 from opgrad.training.portable.packing import FLOAT, Packing
 
 SEED = "seed"
-RATIO = 0.5  # where a node has none
+RATIO = 0.5  # the ratio of a node that has none
 PRIME = 2**31 - 1
-STRIDE = 1_000_003  # between the first numbers of two nodes
-ROUNDS = ((16807, 12345), (48271, 1013904), (69621, 374761))  # h = h² + a·h + b each time
+STRIDE = 1_000_003  # the distance between the first numbers of two nodes
+ROUNDS = ((16807, 12345), (48271, 1013904), (69621, 374761))  # each round computes h = h² + a·h + b
 
 
 def seed_dropout(packing: Packing, types: Mapping[str, onnx.TypeProto]) -> None:
-    """Write every dropout that may drop something with the seed, which becomes an input if there is one."""
+    """Replace every dropout that may drop something by nodes that hash the seed; add the seed as input if needed."""
     graph = packing.model.graph
     idle = {each.name for each in graph.initializer if not each.dims and not numpy_helper.to_array(each)}
     plain = (node for node in graph.node if node.op_type == "Dropout" and not domain_of(node))
@@ -43,7 +43,7 @@ def seed_dropout(packing: Packing, types: Mapping[str, onnx.TypeProto]) -> None:
 
 
 def _trains(node: onnx.NodeProto) -> bool:
-    """Whether a node says that it drops: its third input."""
+    """Whether a Dropout node is in training mode, by its third input."""
     return len(node.input) > 2 and bool(node.input[2])
 
 

@@ -1,4 +1,4 @@
-"""Write the training step of an artifact set as one plain ONNX model, with all that a client needs beside it."""
+"""Writes the training step of an artifact set as one plain ONNX model, with the files that a client needs beside it."""
 
 import json
 import math
@@ -26,8 +26,8 @@ from opgrad.training.portable.rules import MOMENTS, NAMES, StepRule
 from opgrad.training.weights import PRESENT, Weights, encode
 from opgrad.writing import new_file, staged
 
-IGNORED = -1  # the label that does not count where the graph names no other
-LARGEST = 2**31 - 1  # bytes of a message of protobuf
+IGNORED = -1  # the ignored label if the graph names no other
+LARGEST = 2**31 - 1  # the most bytes of a protobuf message
 SCORES = "scores"
 
 
@@ -103,7 +103,7 @@ class _Export:
         self._artifacts, self._settings, self._inline = artifacts, settings, inline
         self._present = _dtype_of(artifacts)
         self._gradients = building.plain_gradients(artifacts, read_shared(artifacts.training_model, WHO)[0], opset)
-        # The eval graph has the opset of the step: a client asks one runtime for all.
+        # The eval graph gets the opset of the step, because a client runs both in the same runtime.
         self._opset = opset_of(self._gradients.model)
         running = self._gradients.statistics
         if lack := sorted(running.keys() - artifacts.frozen.keys()):
@@ -221,7 +221,7 @@ def _dtype_of(artifacts: ArtifactSet) -> str:
 
 
 def labels_of(artifacts: ArtifactSet) -> Labels | None:
-    """What the label is, if it is a class for each of the scores without their axis 1."""
+    """The labels, if they are classes in the shape of the scores without axis 1; else None."""
     objective = artifacts.objective
     if objective.scores is None or objective.classes is None or objective.classes != objective.label:
         return None

@@ -1,7 +1,7 @@
-"""What an exported step keeps from call to call: parameters, running statistics and moments, and where they lie.
+"""The state of an exported step, which each call updates, and its layout in memory.
 
-All of it lies behind each other in one order, which is that of a weights file and of flat inputs: trainable parameters,
-running statistics, then each moment of all trainable parameters.
+The state lies in one order, in a weights file as in flat inputs: first the trainable parameters, then the running
+statistics, then each moment of all trainable parameters.
 """
 
 import math
@@ -20,7 +20,7 @@ PARAMETERS, STATISTICS, MOMENTS, GRADIENTS = "parameters", "statistics", "moment
 
 @dataclass(frozen=True)
 class Tensor:
-    """One of the tensors that are kept. moment: which one of the parameter it is; empty for the parameter itself."""
+    """One tensor of the state. moment: the name of a parameter's moment; empty for the parameter itself."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Tensor:
 class Part:
     """An input of the step and the output that takes its place in the next call.
 
-    kind: parameters, statistics, moments or gradients. tensors: what it holds, behind each other.
+    kind: parameters, statistics, moments or gradients. tensors: those that it holds, in order.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class Part:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """That of its tensors."""
+        """The dtype of its tensors."""
         return self.tensors[0].dtype
 
     @property
@@ -73,15 +73,15 @@ class Part:
         return helper.np_dtype_to_tensor_dtype(self.dtype)
 
     def value(self, output: bool = False) -> onnx.ValueInfoProto:
-        """What the graph says of the input, or of the output."""
+        """The declaration of the input, or of the output."""
         return helper.make_tensor_value_info(self.output if output else self.input, self.element_type, self.shape)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What a step keeps.
+    """The layout of a step's state.
 
-    tensors: all of it but gradients, in the order of a weights file. parts: the inputs, in their order.
+    tensors: all of the state except sums of gradients, in the order of a weights file. parts: the inputs, in order.
     """
 
     tensors: tuple[Tensor, ...]
@@ -99,7 +99,7 @@ class Layout:
 
     @property
     def weights(self) -> list[Tensor]:
-        """What a model computes with: parameters and statistics."""
+        """The tensors that the eval graph needs: parameters and statistics."""
         return [*self.trainable, *self.statistics]
 
     def moments(self, group: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -122,7 +122,7 @@ class Layout:
         return dict(zip([each.key for each in self.tensors], ends, strict=False))
 
     def header(self) -> dict[str, dict[str, Any]]:
-        """What a weights file with everything says of its tensors."""
+        """The header of a weights file with all tensors."""
         return safetensors.entries({each.key: (each.dtype, each.shape) for each in self.tensors})
 
 
@@ -134,7 +134,7 @@ def layout_of(
     flat: bool,
     accumulate: bool,
 ) -> Layout:
-    """Where everything lies.
+    """The layout for these parameters and statistics.
 
     trainable, statistics: the values by name. moments: their names. dtype: that of parameters and statistics; moments
     and gradients are float32. accumulate: whether sums of gradients are kept.

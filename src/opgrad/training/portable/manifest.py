@@ -1,4 +1,4 @@
-"""What a client must know of an exported step, as JSON: names, order and sizes, and a SHA-256 of each file."""
+"""The manifest of an exported step as JSON: names, order and sizes of all inputs and outputs, SHA-256 of each file."""
 
 import hashlib
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def manifest(
     step: onnx.ModelProto,
     dtype: str,
 ) -> dict[str, Any]:
-    """All that is told but the files."""
+    """The content of the manifest without the entries of files."""
     inputs = {value.name for value in step.graph.input}
     scalars = [name for name in (RATE, STEP, SHARE, UPDATE, SEED) if name in inputs]
     held = {each.input for each in layout.parts} | set(scalars)
@@ -59,7 +59,7 @@ def manifest(
 
 
 def _state(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """The inputs that are kept, with their place in the data of a weights file; sums of gradients have none there."""
+    """The inputs of the state, with their place in a weights file; sums of gradients are not in the file."""
     found, end = [], 0
     for part in parts:
         place = None if part.kind == GRADIENTS else end

@@ -1,4 +1,4 @@
-"""The inputs of a layout in a graph: how parameters come out of them, and how what is new goes into the outputs."""
+"""Unpacks parameters from the inputs of a layout in a graph, and packs their new values into the outputs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ FLOAT = TensorProto.FLOAT
 
 
 def bake(graph: onnx.GraphProto, frozen: Mapping[str, np.ndarray]) -> None:
-    """Let inputs be initializers with these values."""
+    """Turn inputs into initializers with these values."""
     held = [each.name for each in graph.input if each.name in frozen]
     keep(graph.input, [each for each in graph.input if each.name not in held])
     graph.initializer.extend(numpy_helper.from_array(np.array(frozen[name]), name) for name in held)
@@ -26,7 +26,7 @@ class Packing:
     """A graph that takes its parameters from the inputs of a layout.
 
     model: changed; nodes and initializers are added when `finish` is called, those of unpacking at the front.
-    layout: of all that is kept. body: what is written behind the graph's own nodes.
+    layout: that of the state. body: where nodes behind the graph's own ones are written.
     """
 
     def __init__(self, model: onnx.ModelProto, layout: Layout):
@@ -46,12 +46,12 @@ class Packing:
         return Value(self.body, shaped.name, element_type, [])
 
     def _claim(self, name: str) -> None:
-        """Take a name that the step has to have. Raises ValueError if the graph has it already."""
+        """Reserve a name that an input or output of the step must have. Raises ValueError if the graph has it."""
         if self.body.free(name) != name:
             raise ValueError(f"export_step: the graph has a value {name!r}, which is the name of an input of the step")
 
     def section(self, tensors: Sequence[Tensor]) -> Value:
-        """What an input holds of these tensors, which follow each other in it, in float32."""
+        """The values of consecutive tensors in an input, in float32."""
         part = next(each for each in self.layout.parts if tensors[0] in each.tensors)
         whole = self._take(part)
         if len(tensors) == len(part.tensors):
@@ -62,7 +62,7 @@ class Packing:
         return Value(self.body, found.name, FLOAT, None)
 
     def _take(self, part: Part) -> Value:
-        """An input in float32; it becomes one of the graph when it is first asked for."""
+        """An input in float32; it is added to the graph when it is first used."""
         if part.input not in self._given:
             if part.kind not in (PARAMETERS, STATISTICS) or part.input != part.tensors[0].name:
                 self._claim(part.input)
@@ -107,11 +107,11 @@ class Packing:
     # --- outputs ---
 
     def put(self, tensors: Sequence[Tensor], value: Value) -> None:
-        """Say what takes the place of tensors that follow each other in an input."""
+        """Set the new value of consecutive tensors in an input."""
         self._new[tensors[0]] = (tensors, value)
 
     def output(self, name: str, value: Value, kind: onnx.TypeProto | None) -> str:
-        """Let a value be an output under a name, or one like it; which it became."""
+        """Turn a value into an output; returns its name, which is changed if the name is taken."""
         if name != value.name:
             name = self.body.free(name)
             self.body.nodes.append(helper.make_node("Identity", [value.name], [name]))
@@ -119,7 +119,7 @@ class Packing:
         return name
 
     def put_out(self) -> None:
-        """Let the new values of all inputs be outputs."""
+        """Turn the new values of all inputs into outputs."""
         for part in self.layout.parts:
             pieces: list[Value] = []
             taken = 0
@@ -140,7 +140,7 @@ class Packing:
         graph = self.model.graph
         graph.node.extend(self.body.nodes)
         graph.initializer.extend(self.body.initializers)
-        del graph.value_info[:]  # runtimes infer it, and of what became functions it is not true any more
+        del graph.value_info[:]  # runtimes infer it, and after lowering to functions some of it is wrong
 
 
 def _typed(value: Value, element_type: int) -> Value:

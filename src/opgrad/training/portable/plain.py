@@ -1,4 +1,4 @@
-"""A model of an artifact set without operators beyond ai.onnx: its own functions and those of training in its place."""
+"""Writes a model of an artifact set with operators of ai.onnx alone: all others become functions of the model."""
 
 from collections.abc import Iterator
 

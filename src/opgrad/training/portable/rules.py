@@ -1,4 +1,4 @@
-"""Optimizers of an exported step: those of optimizer models, and others that it needs no kernels for."""
+"""The optimizers of an exported step: those of optimizer models, and further ones, which only exported steps have."""
 
 import math
 from collections.abc import Mapping
