@@ -77,8 +77,8 @@ def forward_limits(width: int, sixteen_bits: bool, large: bool, logarithm: bool)
     """The limits of softmax or log-softmax. large: whether the arrays are taken to lie in memory, not in a cache.
 
     In the cache, transposed rows of any length take 0.3 ns an element, grouped rows of 49 take 0.44 and of 128 0.26.
-    Beyond it, on two threads, transposed rows take 0.17 to 0.22. Rows of 129 took 0.24 in the layout "rows". Rows of
-    196 took 0.21 there, less than the 0.23 of transposed rows.
+    Beyond it, on two threads, both take 0.17 to 0.22. Rows of 129 took 0.24 in the layout "rows". Rows of 196 took
+    0.21 there, less than the 0.23 of transposed rows.
     """
     transposed = 5 * width if large and not sixteen_bits else 7 * width // 2
     return Limits(transposed, GROUPED[sixteen_bits, large][logarithm] * width)
