@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.cpu.compiler import INTERPRETED
+from opgrad.cpu.compiler import INTERPRETED, INTERPRETING
 from opgrad.cpu.compiler.interpret import memory, simd
 from opgrad.cpu.compiler.interpret.memory import CACHE_LINE, FUNCTIONS, STACK
 from opgrad.cpu.compiler.interpret.regions import REGIONS, region_of
@@ -129,4 +129,5 @@ def run(run_steps: Callable[..., int], plan: Any, operands: Sequence[Any]) -> li
     return scratch[place : place + 24].view(np.int64).tolist() if status else None
 
 
-INTERPRETED.update({**simd.WORDS, **memory.WORDS})
+if INTERPRETING:
+    INTERPRETED.update({**simd.WORDS, **memory.WORDS})
