@@ -413,7 +413,7 @@ def test_which_changed_files_give_other_digests(copy):
     change(copy / "opgrad/cpu/activation.py", OLD, NEW)
     second = run_copy(copy, DIGESTS)
     assert [one == other for one, other in zip(first, second, strict=True)] == [False, True, True]
-    change(copy / "opgrad/cpu/compiler/lowering/build.py", '"""From', '"""Edited. From')
+    change(copy / "opgrad/cpu/compiler/lowering/build.py", '"""Compiles', '"""Edited. Compiles')
     assert not {*first, *second} & {*run_copy(copy, DIGESTS)}
 
 

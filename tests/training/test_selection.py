@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from opgrad.cli import app
 from opgrad.training import ArtifactSet, Trainer, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.building.checks import quantity
 from opgrad.training.building.fixed import is_of_sines
 from opgrad.training.inspection import inspect
 
@@ -34,7 +35,7 @@ def test_names_and_patterns(requires_grad, frozen_params, trainable, frozen, tmp
     checkpoint = read_checkpoint(tmp_path / "checkpoint")
     assert list(checkpoint.trainable) == [name for name in made.trainable if name != "x"]
     assert list(checkpoint.frozen) == list(made.frozen)
-    assert f"trainable: {len(made.trainable)} tensors" in str(made)
+    assert f"trainable: {quantity(len(made.trainable), 'tensor')}" in str(made)
 
 
 def test_weights_are_told_from_numbers(tmp_path):
