@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
-LARGEST = 1_100_000  # bytes of a wheel: above it something is in it that is not code; the code alone takes 1,075,000
+LARGEST = 1_300_000  # bytes of a wheel: above it something is in it that is not code; the code alone takes 1,200,000
 
 
 def main() -> None:
