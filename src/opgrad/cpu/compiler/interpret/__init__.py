@@ -33,41 +33,29 @@ from opgrad.cpu.compiler.parameters import (
 )
 
 _callbacks: list[Any] = []  # kept, since plans hold their addresses
-_failures: list[BaseException] = []
 
 
 def task(kernel: Parameters, dtypes: Sequence[str]) -> int:
     """The address of a kernel for pointers of these dtypes: calling it runs the kernel's Python function.
 
-    What the function raises cannot pass through native code: `check` raises it when the call is over.
+    An exception reaches the caller of `run`. It cannot pass through native code: where that calls the address, as
+    onnxruntime's threads do, the exception goes to sys.unraisablehook, which prints it.
     """
 
     def run(arguments: int, part: int) -> int:
         before = len(STACK)
-        with np.errstate(all="ignore"):
-            kernel.function(*_given(kernel, list(dtypes), arguments, part))
-        del STACK[before:]
+        try:
+            with np.errstate(all="ignore"):
+                kernel.function(*_given(kernel, list(dtypes), arguments, part))
+        finally:
+            del STACK[before:]
         return 0
 
-    def called(arguments: int, part: int) -> int:
-        if not _failures:
-            try:
-                run(arguments, part)
-            except BaseException as error:
-                _failures.append(error)
-        return 0
-
-    callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(called)
+    callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(run)
     _callbacks.append(callback)
     address = ctypes.cast(callback, ctypes.c_void_p).value or 0
     FUNCTIONS[address] = run
     return address
-
-
-def check() -> None:
-    """Raise the exception that a kernel has raised since the last call, if any."""
-    if _failures:
-        raise _failures.pop()
 
 
 def _given(kernel: Parameters, dtypes: list[str], arguments: int, part: int) -> Iterator[Any]:
