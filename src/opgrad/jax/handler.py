@@ -37,7 +37,7 @@ from opgrad.jax.abi import (
     number,
     word,
 )
-from opgrad.native.plan import NO_MEMORY, REPORT
+from opgrad.native.plan import NO_MEMORY, REPORT, find_prepared
 
 # Words of the table that the process calls TABLE: functions of Python and of the runtime, the address of the word that
 # has the team of threads, the minor version of XLA's FFI, and the first of each bucket's prepared plans.
@@ -107,20 +107,6 @@ def bucket_of(table: int, key: int) -> int:
 
 
 @inline
-def find_plan(bucket: int, key: int) -> int:
-    """The plan that was prepared for this key, or 0."""
-    prepared, words = atomic_load(bucket), load_word(key, 0)
-    while prepared != 0:
-        same = 0
-        while same < words and load_word(prepared, KEY + same) == load_word(key, same):
-            same += 1
-        if same == words:
-            return prepared
-        prepared = load_word(prepared, NEXT)
-    return 0
-
-
-@inline
 def take_operands(frame: int, prepared: int, operands: int) -> None:
     """Write where the operands lie, 0 for those that are left out."""
     for index in range(load_word(prepared, OPERANDS)):
@@ -177,7 +163,7 @@ def handle(frame: int) -> int:
     store_word(slot, 0, 0)
     is_short = read_key(frame, key)
     bucket = bucket_of(table, key)
-    prepared = find_plan(bucket, key) if is_short else 0
+    prepared = find_prepared(bucket, key, KEY) if is_short else 0
     if prepared == 0:
         failure = call_address(load_word(table, PREPARE), key, bucket, slot)
         prepared = load_word(slot, 0)

@@ -5,7 +5,6 @@ Then onnxruntime allocates the outputs, and the plan is executed on the arrays w
 """
 
 from opgrad.cpu.compiler.memory import (
-    atomic_load,
     call_address,
     load_i32,
     load_u8,
@@ -15,7 +14,7 @@ from opgrad.cpu.compiler.memory import (
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
-from opgrad.native.plan import NO_MEMORY, REPORT
+from opgrad.native.plan import NO_MEMORY, REPORT, find_prepared
 from opgrad.native.scratch import STACK_WORDS, give, take
 from opgrad.onnxruntime.abi import (
     GET_DIMENSIONS,
@@ -141,21 +140,6 @@ def read_inputs(node: int, context: int, key: int, operands: int, slot: int) -> 
 
 
 @inline
-def find_plan(node: int, key: int) -> int:
-    """The plan that was prepared for this key, or 0."""
-    prepared = atomic_load(node + 8 * PLANS)
-    words = load_word(key, 0)
-    while prepared != 0:
-        same = 0
-        while same < words and load_word(prepared, KEY + same) == load_word(key, same):
-            same += 1
-        if same == words:
-            return prepared
-        prepared = load_word(prepared, NEXT)
-    return 0
-
-
-@inline
 def take_outputs(node: int, context: int, prepared: int, operands: int, slot: int) -> int:
     """Have onnxruntime allocate the outputs and put them among the operands; 0 or a status."""
     api, outputs = load_word(node, API), load_word(prepared, OUTPUTS)
@@ -257,7 +241,7 @@ def compute(node: int, context: int) -> int:
     status = read_inputs(node, context, key, operands, slot)
     if status != 0:
         return status
-    prepared = find_plan(node, key)
+    prepared = find_prepared(node + 8 * PLANS, key, KEY)
     if prepared == 0:
         store_word(slot, 0, 0)
         status = call_address(load_word(node, PREPARE), node, key, slot)
