@@ -57,10 +57,10 @@ LAYERS = {
     # arrays of NumPy, and of other libraries
     "interop": ("", "contract/ locks"),
     "native/arrays": ("numpy", "contract/ cpu/compiler/ cpu/compiler/interpret/ interop locks native/ native/threads/"),
-    "native/planned": ("numpy", "contract/ fused/ interop native/ native/arrays"),
+    "native/user_plans": ("numpy", "contract/ fused/ interop native/ native/arrays"),
     "losses": ("numpy", "contract/ ops/"),
     "optim": ("numpy ml_dtypes", "cpu/ cpu/runtime/ native/ native/threads/"),
-    "opgrad": ("", "losses fused/ native/ native/arrays native/planned native/threads/ ops/ post_ops"),
+    "opgrad": ("", "losses fused/ native/ native/arrays native/user_plans native/threads/ ops/ post_ops"),
     "interop/": ("numpy", "native/arrays contract/ cpu/runtime/ native/ native/threads/ cuda/ interop locks"),
     "interop/torch_private": ("torch", ""),
     "interop/torch_calls": ("torch", "interop interop/torch_private native/ native/threads/"),

@@ -13,7 +13,8 @@ from opgrad.losses import (
     linear_cross_entropy_and_grad,
 )
 from opgrad.native.allocation import empty_pool
-from opgrad.native.planned import (
+from opgrad.native.threads import get_num_threads, set_num_threads
+from opgrad.native.user_plans import (
     PlannedCall,
     log_softmax_grad_plan,
     log_softmax_plan,
@@ -21,7 +22,6 @@ from opgrad.native.planned import (
     softmax_grad_plan,
     softmax_plan,
 )
-from opgrad.native.threads import get_num_threads, set_num_threads
 from opgrad.ops.accumulate import in_place_accumulator, scale
 from opgrad.ops.activation import (
     leaky_relu,

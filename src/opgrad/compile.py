@@ -143,7 +143,7 @@ def compile_calls() -> None:
 
 def compile_operator(name: str, dtype: str, most: int | None = None) -> None:
     """Compile the kernels that plain calls of an operator take, by making the plans of its examples, or of so many."""
-    from opgrad.native.planning import plan
+    from opgrad.native.plans import plan
     from opgrad.testing.examples import signatures
 
     op = {**operators(), **graph_operators()}[name]

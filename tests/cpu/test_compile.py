@@ -14,7 +14,7 @@ from opgrad.cli import app
 from opgrad.contract import FLOATS, graph_operators, operators
 from opgrad.cpu.compiler import native
 from opgrad.cpu.compiler.cache import ObjectCache
-from opgrad.native.planning import plan
+from opgrad.native.plans import plan
 from opgrad.testing.arguments import SHAPES, signature
 
 pytestmark = pytest.mark.any_cpu

@@ -10,7 +10,7 @@ from samples import bits, call, cast, for_operators, losses_and_gradients, posit
 
 import opgrad
 from opgrad.contract import DTYPES, FLOATS, Spec, operators
-from opgrad.native.planning import plan
+from opgrad.native.plans import plan
 
 LOSS, LOSS_ONLY, LOSS_GRAD, FUSED = (
     operators()[f"softmax_cross_entropy_loss{end}"] for end in ("", "_only", "_grad", "_and_grad")

@@ -30,7 +30,7 @@ NATIVE = (
 CHILD = """
 import importlib, os, sys, warnings
 import torch, torch.utils._python_dispatch, torch._functorch.pyfunctorch, torch.autograd.forward_ad
-import torch.func, torch.testing, opgrad, opgrad.native.planning  # once, for all children
+import torch.func, torch.testing, opgrad, opgrad.native.plans  # once, for all children
 
 def calls():
     import opgrad.torch as o

@@ -20,7 +20,7 @@ from opgrad.cpu.compiler.native import native
 from opgrad.native import background
 from opgrad.native.arrays import form, spec_of
 from opgrad.native.plan import execute
-from opgrad.native.planning import Plan, plan
+from opgrad.native.plans import Plan, plan
 from opgrad.native.threads import threads_for
 from opgrad.testing.accuracy import error_in_ulp, reference
 from opgrad.testing.arguments import Numpy, arguments

@@ -14,7 +14,7 @@ from opgrad.native.arrays import Execution, one_or_tuple
 from opgrad.native.entries import Answered
 from opgrad.native.functions import note
 from opgrad.native.overlap import check_overlap
-from opgrad.native.planning import plan
+from opgrad.native.plans import plan
 
 
 class HostPlan(Execution):

@@ -25,8 +25,8 @@ from opgrad.native.entries import Answered
 from opgrad.native.functions import function_of
 from opgrad.native.overlap import check_overlap
 from opgrad.native.plan import NO_MEMORY, OVERLAP, REPORT, execute
-from opgrad.native.planning import Plan as Plan
-from opgrad.native.planning import plan as plan
+from opgrad.native.plans import Plan as Plan
+from opgrad.native.plans import plan as plan
 from opgrad.native.threads import threads_for
 
 PLANS = 1024  # signatures kept for each operator; the oldest goes first

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from opgrad.contract import DTYPES, Spec, graph_operators, only, operators, spread
 from opgrad.cpu.compiler.native import Kernel, host, noting, object_cache
-from opgrad.native.planning import plan
+from opgrad.native.plans import plan
 from opgrad.native.requests import Call, Made, Named, Request
 
 
