@@ -16,7 +16,7 @@ HEAVY = ("numba", "llvmlite", "onnxruntime", "onnx", "torch", "triton", "cupy", 
 HEAVY += ("typer", "rich")
 
 COMPILER = "cpu/compiler/ cpu/compiler/native"
-KERNELS = f"contract/ {COMPILER} cpu/numerics/ cpu/runtime/"
+STEPS = "cpu/programs/partition cpu/programs/program cpu/programs/workspace"  # what native calls know of programs
 ONNX = "numpy onnx onnxruntime google"
 # From the bottom up: a layer, the packages beside the standard library that its files import, at any place, and the
 # layers of opgrad that they import beside their own. A file belongs to the longest beginning of its path that is here.
@@ -43,15 +43,20 @@ LAYERS = {
     ),
     # native calls: threads, then what programs are made of, then what runs their plans
     "native/threads/": ("", f"{COMPILER} cpu/compiler/target locks"),
-    "cpu/runtime/": ("", f"contract/ {COMPILER} cpu/compiler/target locks native/threads/"),
+    "cpu/programs/partition": ("", ""),
+    "cpu/programs/workspace": ("", f"contract/ {COMPILER} native/threads/"),
+    "cpu/programs/program": ("", f"contract/ {COMPILER} cpu/programs/partition cpu/programs/workspace"),
     "native/": (
         "numpy",
-        f"contract/ {COMPILER} cpu/compiler/interpret/ cpu/compiler/target cpu/runtime/ locks native/threads/",
+        f"contract/ {COMPILER} cpu/compiler/interpret/ cpu/compiler/target {STEPS} locks native/threads/",
     ),
-    "cpu/numerics/": ("", COMPILER),
-    "cpu/loops/": ("", KERNELS),
-    "cpu/fused/": ("", f"{KERNELS} cpu/loops/ fused/ random"),
-    "cpu/": ("numpy", f"{KERNELS} cpu/loops/ cpu/fused/ locks native/ native/threads/ random"),
+    "cpu/kernels/": ("", COMPILER),
+    "cpu/programs/": ("numpy", f"contract/ {COMPILER} {STEPS} cpu/kernels/ locks native/ native/threads/ random"),
+    "cpu/fused/": ("", f"contract/ {COMPILER} {STEPS} cpu/programs/ cpu/kernels/ fused/ random"),
+    "cpu/": (
+        "numpy",
+        f"contract/ {COMPILER} {STEPS} cpu/kernels/ cpu/programs/ cpu/fused/ locks native/ native/threads/ random",
+    ),
     # CUDA
     "cuda/": ("triton", "contract/ fused/ random"),
     # arrays of NumPy, and of other libraries
@@ -59,13 +64,13 @@ LAYERS = {
     "native/arrays": ("numpy", "contract/ cpu/compiler/ cpu/compiler/interpret/ interop locks native/ native/threads/"),
     "native/user_plans": ("numpy", "contract/ fused/ interop native/ native/arrays"),
     "losses": ("numpy", "contract/ ops/"),
-    "optim": ("numpy ml_dtypes", "cpu/ cpu/runtime/ native/ native/threads/"),
+    "optim": ("numpy ml_dtypes", f"cpu/ {STEPS} native/ native/threads/"),
     "opgrad": ("", "losses fused/ native/ native/arrays native/user_plans native/threads/ ops/ post_ops"),
-    "interop/": ("numpy", "native/arrays contract/ cpu/runtime/ native/ native/threads/ cuda/ interop locks"),
+    "interop/": ("numpy", f"native/arrays contract/ {STEPS} native/ native/threads/ cuda/ interop locks"),
     "interop/torch_private": ("torch", ""),
     "interop/torch_calls": ("torch", "interop interop/torch_private native/ native/threads/"),
     "interop/cupy": ("numpy cupy torch triton", "native/arrays contract/ cuda/ interop interop/"),
-    "interop/torch_storages": ("torch", "contract/ cpu/runtime/ native/ native/threads/"),
+    "interop/torch_storages": ("torch", f"contract/ {STEPS} native/ native/threads/"),
     "interop/torch_tensors": (
         "numpy ml_dtypes torch",
         "native/arrays contract/ cuda/ interop interop/ interop/torch_calls interop/torch_private"
@@ -111,13 +116,13 @@ LAYERS = {
     # ONNX
     "onnxruntime/": (
         ONNX,
-        f"contract/ {COMPILER} cpu/runtime/ locks native/ native/arrays native/threads/ reading writing",
+        f"contract/ {COMPILER} {STEPS} locks native/ native/arrays native/threads/ reading writing",
     ),
     "gradients/": ("numpy onnx google", "onnxruntime/ reading"),
-    "training/distributed": ("numpy torch", "cpu/runtime/ native/ native/threads/"),
+    "training/distributed": ("numpy torch", f"{STEPS} native/ native/threads/"),
     "training/": (
         f"{ONNX} flatbuffers matplotlib ml_dtypes plotext rich sklearn",
-        "contract/ cpu/ cpu/compiler/native cpu/runtime/ native/ native/threads/ gradients/ locks onnxruntime/"
+        f"contract/ cpu/ cpu/compiler/native {STEPS} native/ native/threads/ gradients/ locks onnxruntime/"
         " ops/ optim reading terminal training/distributed writing",
     ),
     # commands, and what they measure and test
@@ -125,8 +130,9 @@ LAYERS = {
     "testing/": ("numpy ml_dtypes", "opgrad native/arrays contract/"),
     "bench/": (
         f"{ONNX} jax markdown_it matplotlib ml_dtypes plotly rich torch typer",
-        f"opgrad {KERNELS} cpu/loops/ fused/ gradients/ interop/torch_tensors machine native/ native/arrays"
-        " native/threads/ onnxruntime/ post_ops reading torch terminal testing/ training/ writing",
+        f"opgrad contract/ {COMPILER} cpu/kernels/ cpu/programs/ fused/ gradients/ interop/torch_tensors machine"
+        " native/ native/arrays native/threads/ onnxruntime/ post_ops reading terminal testing/ torch training/"
+        " writing",
     ),
     "compile": (
         "numpy rich typer",

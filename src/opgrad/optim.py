@@ -12,7 +12,7 @@ import numpy as np
 
 from opgrad.cpu import optimizer as kernels
 from opgrad.cpu.optimizer import AdamWStep
-from opgrad.cpu.runtime import partition
+from opgrad.cpu.programs import partition
 from opgrad.native.passes import Pass, Units
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)

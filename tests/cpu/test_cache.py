@@ -346,7 +346,7 @@ def kernels():
                     yield f"{module.name}.{name}", value
 
 
-ROOMS = ("cpu/compiler/", "cpu/loops/", "cpu/numerics/")  # what kernels of all families are made of
+ROOMS = ("cpu/compiler/", "cpu/kernels/loops/", "cpu/kernels/numerics/")  # what kernels of all families are made of
 
 
 def test_kernels_depend_on_a_handful_of_files():
@@ -356,9 +356,9 @@ def test_kernels_depend_on_a_handful_of_files():
         assert len(files) <= 14, name
         assert not [each for each in files if not each.startswith(("cpu/", "native/"))], name
         if not name.startswith("opgrad.native"):
-            assert not [each for each in files if each.startswith(("cpu/runtime/", "native/"))], name
+            assert not [each for each in files if each.startswith(("cpu/programs/", "native/"))], name
     relu = {place(each) for each in sources.reached(activation.relu.kernel.function)}
-    assert relu == {"cpu/activation.py", "cpu/loops/elements.py", "cpu/loops/map.py"}
+    assert relu == {"cpu/activation.py", "cpu/kernels/loops/elements.py", "cpu/kernels/loops/map.py"}
 
 
 def place(function):

@@ -7,7 +7,7 @@ import pytest
 
 from opgrad.cpu.compiler.native import kernel
 from opgrad.cpu.compiler.simd import Pointer, first, lanes, load, load_masked, store, store_masked
-from opgrad.cpu.numerics import math
+from opgrad.cpu.kernels.numerics import math
 
 WIDER = {"float32": np.float64, "float64": np.longdouble}
 ULP = 2.0

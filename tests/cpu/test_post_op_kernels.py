@@ -9,7 +9,7 @@ import pytest
 from guards import Guarded
 
 from opgrad.cpu.fused import post_ops
-from opgrad.cpu.numerics.eltwise import FORMULAS
+from opgrad.cpu.kernels.numerics.eltwise import FORMULAS
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 PRECISIONS = ["float32", "float64"]

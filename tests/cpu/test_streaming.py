@@ -8,8 +8,7 @@ from samples import bits, call, sample
 import opgrad
 import opgrad.random
 from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS, graph_operators, loss_operators, operators
-from opgrad.cpu.loops import layout
-from opgrad.cpu.runtime import partition
+from opgrad.cpu.programs import layout, partition
 from opgrad.native.arrays import dispatcher
 from opgrad.testing.examples import examples, listed
 

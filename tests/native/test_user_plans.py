@@ -10,7 +10,7 @@ import opgrad
 from opgrad import post_ops
 from opgrad.contract import DTYPES
 from opgrad.cpu.compiler.native import vector_lanes
-from opgrad.cpu.loops.layout import in_place_limits
+from opgrad.cpu.programs.layout import in_place_limits
 from opgrad.fused.dropout import Dropout
 
 SHAPE = (6, 50)

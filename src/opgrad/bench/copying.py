@@ -8,7 +8,8 @@ from opgrad.contract import DTYPES
 from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.elements import elementwise, program
+from opgrad.cpu.kernels.loops.elements import elementwise
+from opgrad.cpu.programs.elements import program
 from opgrad.native.plan import run_on, words
 from opgrad.native.threads import threads_for
 from opgrad.testing.arguments import aligned

@@ -137,17 +137,18 @@ class Operator:
 
         Raises NotImplementedError if there is none.
         """
-        module = f"opgrad.{backend}.{self.family}"
-        try:
-            found = getattr(importlib.import_module(module), self.name, None)
-        except ModuleNotFoundError as error:
-            if not module.startswith(error.name or "?"):
-                raise
-            found = None
-        if found is None:
-            message = f"{self.name}: no kernel for {backend}; it would stand in opgrad/{backend}/{self.family}.py"
-            raise NotImplementedError(message)
-        return typing.cast(Callable[..., Any], found)
+        for package in (f"opgrad.{backend}.programs", f"opgrad.{backend}"):
+            module = f"{package}.{self.family}"
+            try:
+                found = getattr(importlib.import_module(module), self.name, None)
+            except ModuleNotFoundError as error:
+                if not module.startswith(error.name or "?"):
+                    raise
+                found = None
+            if found is not None:
+                return typing.cast(Callable[..., Any], found)
+        message = f"{self.name}: no kernel for {backend}; it would stand in opgrad/{backend}/{self.family}.py"
+        raise NotImplementedError(message)
 
 
 _declared: dict[str, Operator] = {}

@@ -1,9 +1,10 @@
 """Small operators of training graphs, element by element."""
 
 from opgrad.contract.problem import Problem
-from opgrad.cpu.loops.elements import elementwise, program, scaling
-from opgrad.cpu.loops.map import times
-from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.kernels.loops.elements import elementwise, scaling
+from opgrad.cpu.kernels.loops.map import times
+from opgrad.cpu.programs.elements import program
+from opgrad.cpu.programs.program import Program
 
 SUM, VALUE = elementwise(lambda buffer, value, alpha: buffer + value), elementwise(lambda value, alpha: value)
 TIMES, DIVIDED = scaling(times), scaling(lambda x, factor: x / factor)

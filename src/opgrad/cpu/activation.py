@@ -2,8 +2,8 @@
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.elements import operator
-from opgrad.cpu.numerics import math
+from opgrad.cpu.kernels.numerics import math
+from opgrad.cpu.programs.elements import operator
 
 
 @operator("y", "x")

@@ -14,13 +14,14 @@ from opgrad.cpu.compiler.memory import copy_bytes, load_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.elements import operator, program
-from opgrad.cpu.loops.layout import BLOCK, precision
-from opgrad.cpu.loops.map import get, row_writer
-from opgrad.cpu.loops.reduction import grouped, sum_steps
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, Step, shared_out
-from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.kernels.loops.fold import BLOCK
+from opgrad.cpu.kernels.loops.map import get, row_writer
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.elements import operator, program
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.reduction import grouped, sum_steps
+from opgrad.cpu.programs.workspace import Workspace
 
 
 def reduce_sum_training(problem: Problem) -> Program:

@@ -9,7 +9,7 @@ from opgrad.contract.layout import contiguous
 from opgrad.contract.problem import Problem
 from opgrad.cpu.fused import post_ops
 from opgrad.cpu.fused import program as fused
-from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.programs.program import Program
 from opgrad.cpu.softmax import SOFTMAX_GRAD_IN_PLACE, SOFTMAX_IN_PLACE
 from opgrad.random import kept_scale
 

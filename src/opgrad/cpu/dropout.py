@@ -9,11 +9,12 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.elements import elementwise, program
-from opgrad.cpu.loops.map import mapped, write_same
-from opgrad.cpu.numerics.philox import keep_run
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, shared_out
+from opgrad.cpu.kernels.loops.elements import elementwise
+from opgrad.cpu.kernels.loops.map import mapped, write_same
+from opgrad.cpu.kernels.numerics.philox import keep_run
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.elements import program
+from opgrad.cpu.programs.program import Program, shared_out
 from opgrad.random import keep_threshold, kept_scale
 
 BLOCK: Final = 1 << 12  # elements whose mask is still in the first-level cache when it is read again

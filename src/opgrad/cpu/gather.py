@@ -15,15 +15,15 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import copy_bytes, load_i32, load_word, store_i32, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Rows, Units
-from opgrad.cpu.loops import combine
-from opgrad.cpu.loops.combine import combining
-from opgrad.cpu.loops.fill import zero_step
-from opgrad.cpu.loops.fold import column_sum_of, fold_down
-from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.map import put, write_same
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, Step, shared_out
-from opgrad.cpu.runtime.workspace import Scratch, Workspace
+from opgrad.cpu.kernels.loops import combine
+from opgrad.cpu.kernels.loops.combine import combining
+from opgrad.cpu.kernels.loops.fold import column_sum_of, fold_down
+from opgrad.cpu.kernels.loops.map import put, write_same
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.elements import zero_step
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.workspace import Scratch, Workspace
 
 INDICES_PER_PART = 1 << 13
 SORTING_PARTS: Final = 8  # at most, since each needs a count for every slice of dx

@@ -8,11 +8,12 @@ from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.elements import BLOCK, operator
-from opgrad.cpu.loops.map import mapped
-from opgrad.cpu.numerics import eltwise, eltwise_grad
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, shared_out
+from opgrad.cpu.kernels.loops.elements import BLOCK
+from opgrad.cpu.kernels.loops.map import mapped
+from opgrad.cpu.kernels.numerics import eltwise, eltwise_grad
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.elements import operator
+from opgrad.cpu.programs.program import Program, shared_out
 
 
 @operator("y", "x")

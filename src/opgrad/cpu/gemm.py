@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel, vector_bytes
 from opgrad.cpu.compiler.parameters import Pointer, Private, Rows, Units
-from opgrad.cpu.loops.map import write_same
+from opgrad.cpu.kernels.loops.map import write_same
 
 # --- blocking: all of it follows from the registers ------------------------------------------------------------------
 

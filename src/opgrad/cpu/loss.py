@@ -12,15 +12,15 @@ from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.cross_entropy import LOSS, gradient, loss_and_result
-from opgrad.cpu.loops.elements import BLOCK
-from opgrad.cpu.loops.fold import fold_in_chunks
-from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.map import get, mapped
-from opgrad.cpu.loops.rows import row_log_sum, write_log
-from opgrad.cpu.numerics.math import exp
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, Step, shared_out
-from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.kernels.loops.elements import BLOCK
+from opgrad.cpu.kernels.loops.fold import fold_in_chunks
+from opgrad.cpu.kernels.loops.map import get, mapped
+from opgrad.cpu.kernels.loops.rows import row_log_sum, write_log
+from opgrad.cpu.kernels.numerics.math import exp
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.workspace import Workspace
 
 
 def _samples(problem: Problem, name: str) -> tuple[int, int]:

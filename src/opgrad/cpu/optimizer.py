@@ -14,13 +14,13 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, store_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
-from opgrad.cpu.loops.elements import BLOCK
-from opgrad.cpu.loops.fold import fold
-from opgrad.cpu.loops.map import get, put, write_times
-from opgrad.cpu.numerics.math import exp
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, Step
-from opgrad.cpu.runtime.workspace import Scratch, Workspace
+from opgrad.cpu.kernels.loops.elements import BLOCK
+from opgrad.cpu.kernels.loops.fold import fold
+from opgrad.cpu.kernels.loops.map import get, put, write_times
+from opgrad.cpu.kernels.numerics.math import exp
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.program import Program, Step
+from opgrad.cpu.programs.workspace import Scratch, Workspace
 
 # What a step multiplies with, as float64 numbers in memory: the learning rate with AdamW's bias correction, epsilon,
 # the factors of p around the step in which its decay lies, the factor of the gradients (written if it is not 1).

@@ -17,14 +17,15 @@ from opgrad.cpu.compiler.memory import load_f64, load_word, store_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Units
 from opgrad.cpu.gather import checking
-from opgrad.cpu.loops.fill import write_zeros
-from opgrad.cpu.loops.fold import CHUNK
-from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.map import write_same
-from opgrad.cpu.loops.weighted import Along, add_rows, add_times, along
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, Step, shared_out
-from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.kernels.loops.fill import write_zeros
+from opgrad.cpu.kernels.loops.fold import CHUNK
+from opgrad.cpu.kernels.loops.map import write_same
+from opgrad.cpu.kernels.loops.weighted import Along, add_rows, add_times
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.weighted import along
+from opgrad.cpu.programs.workspace import Workspace
 
 ONE_WINDOW: Final = Axis(1, 1, 1)
 

@@ -17,13 +17,14 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Units
-from opgrad.cpu.loops.fill import zero_step
-from opgrad.cpu.loops.fold import CHUNK
-from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.map import write_same
-from opgrad.cpu.loops.weighted import Along, add_rows, along
-from opgrad.cpu.runtime.program import Program, Step, shared_out
-from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.kernels.loops.fold import CHUNK
+from opgrad.cpu.kernels.loops.map import write_same
+from opgrad.cpu.kernels.loops.weighted import Along, add_rows
+from opgrad.cpu.programs.elements import zero_step
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.weighted import along
+from opgrad.cpu.programs.workspace import Workspace
 
 AXES: Final = 3  # of a plane
 PIECE: Final = 2048  # elements of a row that stays: its sums remain in the first-level cache

@@ -13,12 +13,12 @@ from opgrad.cpu.compiler.memory import copy_bytes, load_word, store_u8, store_wo
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.elements import BLOCK
-from opgrad.cpu.loops.fold import CHUNK, folded
-from opgrad.cpu.loops.map import write_times
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, Step, shared_out
-from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.kernels.loops.elements import BLOCK
+from opgrad.cpu.kernels.loops.fold import CHUNK, folded
+from opgrad.cpu.kernels.loops.map import write_times
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.workspace import Workspace
 
 COPY_BYTES: Final = 1 << 16  # bytes that are copied in one go
 INFINITY: Final = float("inf")

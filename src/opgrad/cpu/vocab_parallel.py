@@ -12,16 +12,16 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.fill import write_zeros
-from opgrad.cpu.loops.fold import fold_in_chunks
-from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.map import get, mapped, mapped_by_index
-from opgrad.cpu.loops.rows import MINUS_INFINITY, row_rests
-from opgrad.cpu.numerics import logsumexp as lse
-from opgrad.cpu.numerics.math import exp, exp_up_to_zero, tanh
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, shared_out
-from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.kernels.loops.fill import write_zeros
+from opgrad.cpu.kernels.loops.fold import fold_in_chunks
+from opgrad.cpu.kernels.loops.map import get, mapped, mapped_by_index
+from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, row_rests
+from opgrad.cpu.kernels.numerics import logsumexp as lse
+from opgrad.cpu.kernels.numerics.math import exp, exp_up_to_zero, tanh
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, shared_out
+from opgrad.cpu.programs.workspace import Workspace
 
 
 class Scale(NamedTuple):

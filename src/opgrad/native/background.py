@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import native
 from opgrad.cpu.compiler.memory import atomic_store
-from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.programs.program import Program
 from opgrad.locks import in_child, settling
 from opgrad.native import compilers
 from opgrad.native.plan import FIRST_STEP, STEPS, dtypes_of, step_words

@@ -7,8 +7,8 @@ import numpy as np
 
 from opgrad.contract.problem import Operand
 from opgrad.cpu.compiler.native import Kernel
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, Step
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.program import Program, Step
 from opgrad.native.plan import run_on, words
 from opgrad.native.threads import threads_for
 

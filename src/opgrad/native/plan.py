@@ -13,8 +13,8 @@ from opgrad.contract.problem import Operand
 from opgrad.cpu.compiler.memory import atomic_load, call_address, load_word, stack_words, store_word
 from opgrad.cpu.compiler.native import inline, native
 from opgrad.cpu.compiler.parameters import POINTERS, Float, Private, values
-from opgrad.cpu.runtime.program import Address, Operands, Program, Step
-from opgrad.cpu.runtime.workspace import IN_USE, STATUS_WORDS, Scratch
+from opgrad.cpu.programs.program import Address, Operands, Program, Step
+from opgrad.cpu.programs.workspace import IN_USE, STATUS_WORDS, Scratch
 from opgrad.native import scratch
 from opgrad.native.abi import DATA
 from opgrad.native.overlap import NOTHING, may_overlap

@@ -10,8 +10,8 @@ import onnx
 from onnx.helper import get_attribute_value
 
 from opgrad.cpu import optimizer as kernels
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Address
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.program import Address
 from opgrad.native.passes import Pass, per_part
 
 CLIP = "InplaceClipGradNorm"

@@ -6,6 +6,8 @@ Addresses and counts are int64. Every name here has a meaning only inside a comp
 
 from opgrad.cpu.compiler import only_compiled
 
+CACHE_LINE = 64  # bytes
+
 
 def load_word(address: int, index: int) -> int: ...  # the int64 at `address + 8 * index`
 def load_i32(address: int, index: int) -> int: ...  # the int32 at `address + 4 * index`, as int64

@@ -20,10 +20,10 @@ from opgrad.cpu.convolution.grid import Layout
 from opgrad.cpu.convolution.signals import Images
 from opgrad.cpu.convolution.steps import CHUNK_BYTES, ConvolutionSteps, Sizes, Steps, TransposedSteps, sums_written
 from opgrad.cpu.convolution.window_steps import WindowSteps, by_windows
-from opgrad.cpu.loops.fill import zero_step
-from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.runtime.program import Program, Step, shared_out
-from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.programs.elements import zero_step
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.workspace import Workspace
 
 ONE_WINDOW: Final = Axis(1, 1, 1)
 

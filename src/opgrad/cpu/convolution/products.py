@@ -13,7 +13,7 @@ from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.convolution.signals import Images, Signals
 from opgrad.cpu.gemm import MANY_REGISTERS
-from opgrad.cpu.loops.fold import sum_range
+from opgrad.cpu.kernels.loops.fold import sum_range
 
 ROWS: Final = 4  # of a tile: 12 sums of two registers each leave eight of 32 for what is multiplied
 COLUMNS: Final = 3

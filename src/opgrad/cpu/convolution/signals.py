@@ -11,8 +11,8 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
-from opgrad.cpu.loops.fill import write_zeros
-from opgrad.cpu.loops.map import write_same
+from opgrad.cpu.kernels.loops.fill import write_zeros
+from opgrad.cpu.kernels.loops.map import write_same
 
 # Words of a phase in its table: for each of three axes the first element of the grid that has a source, the one behind
 # the last, the first's source.

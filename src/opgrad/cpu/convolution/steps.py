@@ -15,10 +15,10 @@ from opgrad.cpu.convolution import products, signals
 from opgrad.cpu.convolution.grid import Layout
 from opgrad.cpu.convolution.products import Filters, Ranges, Tiles
 from opgrad.cpu.convolution.signals import Grid, Images, Phases, Planes, Signals
-from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.loops.map import write_same
-from opgrad.cpu.runtime.program import Program, Step, shared_out
-from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.kernels.loops.map import write_same
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.workspace import Workspace
 from opgrad.locks import once
 
 PART_PRODUCTS: Final = 1 << 18  # 5 µs of them: less is not worth another part

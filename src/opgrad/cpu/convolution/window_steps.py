@@ -15,9 +15,9 @@ from opgrad.cpu.convolution.grid import Layout
 from opgrad.cpu.convolution.signals import Images
 from opgrad.cpu.convolution.steps import CHUNK_BYTES, Sizes, fixed_parts, round_up, sums_written
 from opgrad.cpu.convolution.windows import Gathered, Memory, Planes, Windows
-from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.runtime.program import Program, Step, shared_out
-from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.workspace import Workspace
 
 # Signals take longer than matrices of windows where the grid has many elements for a window. A window's element costs a
 # product for each filter either way, by signals at half the rate; to write it into the matrix costs as much as 24

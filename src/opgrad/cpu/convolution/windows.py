@@ -19,8 +19,8 @@ from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Rows, Units
 from opgrad.cpu.convolution.signals import Images, copy_strided
 from opgrad.cpu.gemm import Matrix, Sizes, product
-from opgrad.cpu.loops.fill import write_zeros
-from opgrad.cpu.loops.map import mapped, write_same
+from opgrad.cpu.kernels.loops.fill import write_zeros
+from opgrad.cpu.kernels.loops.map import mapped, write_same
 
 POSITIONS: Final = 2 * gemm.CHUNK  # windows of a block
 ELEMENTS: Final = 256  # of windows, rows of a block: with so many windows it stays in the second-level cache

@@ -15,11 +15,11 @@ from opgrad.cpu.compiler.native import Kernel, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Pointer
 from opgrad.cpu.cross_entropy import columns, rows
 from opgrad.cpu.cross_entropy.labels import Reduction, Samples, label_steps, mean_divisor
-from opgrad.cpu.loops import layout as layouts
-from opgrad.cpu.loops.layout import Limits, Loops, keeps_column, layout_of, loops_of, precision
-from opgrad.cpu.loops.transpose import tile_size
-from opgrad.cpu.runtime.program import Program, Step
-from opgrad.cpu.runtime.workspace import Scratch, Workspace
+from opgrad.cpu.kernels.loops.transpose import tile_size
+from opgrad.cpu.programs import layout as layouts
+from opgrad.cpu.programs.layout import Limits, Loops, keeps_column, layout_of, loops_of, precision
+from opgrad.cpu.programs.program import Program, Step
+from opgrad.cpu.programs.workspace import Scratch, Workspace
 
 
 @kernel

@@ -9,13 +9,13 @@ from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Part, Private, Rows, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor, shares
-from opgrad.cpu.loops import columns as loops
-from opgrad.cpu.loops.fold import CHUNK
-from opgrad.cpu.loops.map import get, put
-from opgrad.cpu.loops.rows import MINUS_INFINITY
-from opgrad.cpu.loops.transpose import transpose_in, transpose_out
-from opgrad.cpu.numerics import logsumexp as lse
-from opgrad.cpu.numerics.math import exp, exp_up_to_zero, log
+from opgrad.cpu.kernels.loops import columns as loops
+from opgrad.cpu.kernels.loops.fold import CHUNK
+from opgrad.cpu.kernels.loops.map import get, put
+from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY
+from opgrad.cpu.kernels.loops.transpose import transpose_in, transpose_out
+from opgrad.cpu.kernels.numerics import logsumexp as lse
+from opgrad.cpu.kernels.numerics.math import exp, exp_up_to_zero, log
 
 # --- what one vector of samples contributes -------------------------------------------------------------------------
 

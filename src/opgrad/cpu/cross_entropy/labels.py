@@ -8,9 +8,9 @@ from opgrad.cpu.compiler.memory import load_f64, load_word, store_f64, store_wor
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Step
-from opgrad.cpu.runtime.workspace import Scratch, Workspace
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.program import Step
+from opgrad.cpu.programs.workspace import Scratch, Workspace
 
 LARGEST: Final = 3e38  # about the largest float32
 TOTAL: Final = 3  # status word: the sum of the samples' weights, a float64

@@ -6,10 +6,10 @@ from opgrad.cpu.compiler.native import kernel
 from opgrad.cpu.compiler.parameters import Part, Private, Rows, Units
 from opgrad.cpu.cross_entropy.columns import gradient_from_log_prob
 from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor
-from opgrad.cpu.loops import rows as loops
-from opgrad.cpu.loops.fill import write_zeros
-from opgrad.cpu.loops.map import mapped_by_index, next_vector, times, write_same, write_times
-from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.kernels.loops import rows as loops
+from opgrad.cpu.kernels.loops.fill import write_zeros
+from opgrad.cpu.kernels.loops.map import mapped_by_index, next_vector, times, write_same, write_times
+from opgrad.cpu.kernels.numerics import logsumexp as lse
 
 sum_exp_times = loops.row_sum_exp(next_vector(times), lse.ROUNDED)
 write_gradient = mapped_by_index(gradient_from_log_prob)

@@ -18,11 +18,12 @@ from opgrad.cpu.fused import program as stages
 from opgrad.cpu.fused.chain import ALONG, Link
 from opgrad.cpu.fused.form import Form, GradientForm
 from opgrad.cpu.fused.operands import BlockMemory, ColumnResults, Cut, Dropout, Memory, Results, Source, Switches
-from opgrad.cpu.loops import combine
-from opgrad.cpu.loops.layout import BLOCK, few, in_place_limits, keeps_column, spare_columns
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, Step, shared_out
-from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.kernels.loops import combine
+from opgrad.cpu.kernels.loops.fold import BLOCK
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.layout import few, in_place_limits, keeps_column, spare_columns
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.workspace import Workspace
 from opgrad.fused.primitive import STATE, gradient_name
 from opgrad.random import keep_threshold, kept_scale
 

@@ -16,8 +16,8 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline
 from opgrad.cpu.compiler.parameters import Float, Pointer
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.map import mapped
-from opgrad.cpu.numerics import eltwise, eltwise_grad
+from opgrad.cpu.kernels.loops.map import mapped
+from opgrad.cpu.kernels.numerics import eltwise, eltwise_grad
 
 
 @inline

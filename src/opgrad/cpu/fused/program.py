@@ -17,11 +17,11 @@ from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.fused import post_ops, stages
 from opgrad.cpu.fused.post_ops import copy, drop, fill, mask_out, multiply
 from opgrad.cpu.fused.stages import keep, read, write
-from opgrad.cpu.loops.layout import Limits, in_place_limits
-from opgrad.cpu.loops.transpose import group_tiles, tile_size
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Operands, Program, shared_out
-from opgrad.cpu.runtime.workspace import Scratch, Workspace
+from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.layout import Limits, in_place_limits
+from opgrad.cpu.programs.program import Operands, Program, shared_out
+from opgrad.cpu.programs.workspace import Scratch, Workspace
 from opgrad.fused.primitive import STATE, gradient_name
 from opgrad.random import keep_threshold, kept_scale
 

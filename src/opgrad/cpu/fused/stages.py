@@ -17,9 +17,9 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import call_address, load_word, stack_words, store_word
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
-from opgrad.cpu.loops.fold import fold
-from opgrad.cpu.loops.map import get, mapped, put, times
-from opgrad.cpu.numerics.philox import keep_run
+from opgrad.cpu.kernels.loops.fold import fold
+from opgrad.cpu.kernels.loops.map import get, mapped, put, times
+from opgrad.cpu.kernels.numerics.philox import keep_run
 
 # --- tables ---------------------------------------------------------------------------------------------------------
 

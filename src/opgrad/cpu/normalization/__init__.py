@@ -6,14 +6,14 @@ from typing import Any
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.compiler.parameters import Rows
-from opgrad.cpu.loops.fold import CHUNK
-from opgrad.cpu.loops.layout import BLOCK, precision
+from opgrad.cpu.kernels.loops.fold import BLOCK, CHUNK
 from opgrad.cpu.normalization import batch, layer, layer_grad
 from opgrad.cpu.normalization.bundles import Affine, Statistics
 from opgrad.cpu.normalization.layer_grad import GradientKernels, RowBlocks
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, Step, shared_out
-from opgrad.cpu.runtime.workspace import Workspace, whole_vectors
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.workspace import Workspace, whole_vectors
 
 LONGEST_ROW = 1 << 15  # elements: three arrays' rows of float32 still fit the second-level cache
 FEW_ROWS = 16

@@ -8,14 +8,14 @@ from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Rows
-from opgrad.cpu.loops.layout import precision
 from opgrad.cpu.normalization import batch_columns as by_columns
 from opgrad.cpu.normalization import batch_planes as by_planes
 from opgrad.cpu.normalization import batch_planes_grad as by_planes_grad
 from opgrad.cpu.normalization.batch_planes import TILE, Planes, Running, Sums
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, Step, shared_out
-from opgrad.cpu.runtime.workspace import Workspace, whole_vectors
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.workspace import Workspace, whole_vectors
 
 # A channel's arrays that are read twice shall fit the second-level cache; fewer channels are split.
 CHANNEL_BYTES, FEW_CHANNELS = 1 << 19, 8

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
-from opgrad.cpu.loops.fill import clear
-from opgrad.cpu.loops.fold import column_sum_of, fold, fold_down
-from opgrad.cpu.loops.map import get
+from opgrad.cpu.kernels.loops.fill import clear
+from opgrad.cpu.kernels.loops.fold import column_sum_of, fold, fold_down
+from opgrad.cpu.kernels.loops.map import get
 from opgrad.cpu.normalization.batch_planes import BIAS, write_normalized
 from opgrad.cpu.normalization.batch_planes_grad import FACTOR, FROM_BIAS, FROM_SCALE, MEAN, write_gradient
 

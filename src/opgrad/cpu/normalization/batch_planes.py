@@ -11,8 +11,8 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.fold import add_value, fold
-from opgrad.cpu.loops.map import mapped
+from opgrad.cpu.kernels.loops.fold import add_value, fold
+from opgrad.cpu.kernels.loops.map import mapped
 from opgrad.cpu.normalization.bundles import add_square
 
 TILE: Final = 1 << 13  # elements of a block, which are read twice: they stay in the first-level cache
@@ -73,7 +73,7 @@ def tile_of_plane(plane: int, tile: int, size: int):
 
 
 def block_sum(visit: Callable[..., Any]) -> Callable[..., Any]:
-    """total = visit(total, arrays, …) over the elements of a block of a channel, as in opgrad.cpu.loops.fold."""
+    """total = visit(total, arrays, …) for a channel's block, as in opgrad.cpu.kernels.loops.fold."""
     over_tile = fold(visit)
 
     @inline

@@ -9,7 +9,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.map import get, get_or, mapped
+from opgrad.cpu.kernels.loops.map import get, get_or, mapped
 from opgrad.cpu.normalization.batch_planes import (
     Planes,
     Sums,

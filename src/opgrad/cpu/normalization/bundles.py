@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.parameters import Pointer
-from opgrad.cpu.loops.map import get_or
+from opgrad.cpu.kernels.loops.map import get_or
 
 
 class Affine(NamedTuple):

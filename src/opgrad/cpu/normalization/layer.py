@@ -9,8 +9,8 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.fold import add_value, fold_in_chunks
-from opgrad.cpu.loops.map import get, row_writer
+from opgrad.cpu.kernels.loops.fold import add_value, fold_in_chunks
+from opgrad.cpu.kernels.loops.map import get, row_writer
 from opgrad.cpu.normalization import bundles
 from opgrad.cpu.normalization.bundles import FULL, Affine, Statistics, Variant, add_square
 

@@ -12,10 +12,9 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.fill import clear
-from opgrad.cpu.loops.fold import column_sum_of, fold_in_chunks
-from opgrad.cpu.loops.layout import BLOCK
-from opgrad.cpu.loops.map import get, get_or, mapped
+from opgrad.cpu.kernels.loops.fill import clear
+from opgrad.cpu.kernels.loops.fold import BLOCK, column_sum_of, fold_in_chunks
+from opgrad.cpu.kernels.loops.map import get, get_or, mapped
 from opgrad.cpu.normalization import bundles
 from opgrad.cpu.normalization.bundles import FULL, Statistics, Variant
 

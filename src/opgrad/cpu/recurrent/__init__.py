@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from opgrad.contract.problem import Problem
+from opgrad.cpu.programs.program import Program
 from opgrad.cpu.recurrent import gru, lstm
 from opgrad.cpu.recurrent.products import Grid, Panels
 from opgrad.cpu.recurrent.program import Building
-from opgrad.cpu.runtime.program import Program
 
 LSTM, GRU = 4, 3  # gates
 

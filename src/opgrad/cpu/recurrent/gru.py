@@ -10,9 +10,9 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.gemm import multiply
-from opgrad.cpu.loops.fold import fold
-from opgrad.cpu.loops.map import get, put
-from opgrad.cpu.numerics.math import sigmoid, tanh
+from opgrad.cpu.kernels.loops.fold import fold
+from opgrad.cpu.kernels.loops.map import get, put
+from opgrad.cpu.kernels.numerics.math import sigmoid, tanh
 from opgrad.cpu.recurrent.layer import Layer, States, copy_states, place_of, sequences_of, states_before, time_of
 from opgrad.cpu.recurrent.products import Panels
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.parameters import Pointer
-from opgrad.cpu.loops.map import write_same
+from opgrad.cpu.kernels.loops.map import write_same
 
 
 class States(NamedTuple):

@@ -9,13 +9,13 @@ from opgrad.contract.problem import Problem
 from opgrad.cpu import gemm
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Rows
-from opgrad.cpu.loops.fill import fill_zeros
-from opgrad.cpu.loops.layout import precision
+from opgrad.cpu.kernels.loops.fill import fill_zeros
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.workspace import Workspace
 from opgrad.cpu.recurrent import products, sums
 from opgrad.cpu.recurrent.layer import Layer, States
 from opgrad.cpu.recurrent.products import Blocks, Grid, Panels
-from opgrad.cpu.runtime.program import Program, Step, shared_out
-from opgrad.cpu.runtime.workspace import Workspace
 from opgrad.locks import once
 from opgrad.native.threads import get_num_threads
 

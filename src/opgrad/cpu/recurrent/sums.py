@@ -3,8 +3,8 @@
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import kernel
 from opgrad.cpu.compiler.parameters import Rows, Units
-from opgrad.cpu.loops.fold import column_sum_of
-from opgrad.cpu.loops.map import mapped, write_same
+from opgrad.cpu.kernels.loops.fold import column_sum_of
+from opgrad.cpu.kernels.loops.map import mapped, write_same
 
 write_sum = mapped(lambda a, b: a + b)
 

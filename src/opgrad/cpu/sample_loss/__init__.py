@@ -11,9 +11,9 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer
 from opgrad.cpu.cross_entropy.labels import Samples, label_steps
-from opgrad.cpu.loops.layout import layout_of, loops_of, precision
-from opgrad.cpu.runtime.program import Program, Step
-from opgrad.cpu.runtime.workspace import Scratch, Workspace
+from opgrad.cpu.programs.layout import layout_of, loops_of, precision
+from opgrad.cpu.programs.program import Program, Step
+from opgrad.cpu.programs.workspace import Scratch, Workspace
 from opgrad.cpu.sample_loss.columns import by_columns
 from opgrad.cpu.sample_loss.formulas import CAPPED, STRAIGHT, Results, Scale, Target, Upstream
 from opgrad.cpu.sample_loss.rows import by_rows

@@ -5,10 +5,10 @@ from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.cross_entropy.labels import Samples
-from opgrad.cpu.loops.columns import column_max
-from opgrad.cpu.loops.fold import CHUNK
-from opgrad.cpu.loops.map import get, put
-from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.kernels.loops.columns import column_max
+from opgrad.cpu.kernels.loops.fold import CHUNK
+from opgrad.cpu.kernels.loops.map import get, put
+from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.sample_loss.formulas import Bend, Results, Scale, Target, Upstream, add_target, add_term, gradient_of
 
 

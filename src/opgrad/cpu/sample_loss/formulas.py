@@ -11,8 +11,8 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.parameters import Float, Pointer
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.numerics import logsumexp as lse
-from opgrad.cpu.numerics.math import exp_up_to_zero, tanh
+from opgrad.cpu.kernels.numerics import logsumexp as lse
+from opgrad.cpu.kernels.numerics.math import exp_up_to_zero, tanh
 
 
 class Scale(NamedTuple):

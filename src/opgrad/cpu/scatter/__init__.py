@@ -18,9 +18,9 @@ from opgrad.cpu.compiler.memory import load_word, store_word
 from opgrad.cpu.compiler.native import kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
 from opgrad.cpu.gather import INDICES_PER_PART, Slices, check_count, checking, copy_steps, index_steps, sum_steps
-from opgrad.cpu.loops.layout import precision
-from opgrad.cpu.runtime.program import Program, Step
-from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step
+from opgrad.cpu.programs.workspace import Workspace
 from opgrad.cpu.scatter import along_axis, ranges
 from opgrad.cpu.scatter.radix_sort import FEW, sorted_sum_steps
 

@@ -12,17 +12,18 @@ from typing import Final, NamedTuple
 from opgrad.contract import Shape
 from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import load_word
+from opgrad.cpu.compiler.memory import CACHE_LINE, load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.gather import named
-from opgrad.cpu.loops.fill import write_zeros, zero_step
-from opgrad.cpu.loops.fold import CHUNK
-from opgrad.cpu.loops.map import mapped
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Step, shared_out
-from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.kernels.loops.fill import write_zeros
+from opgrad.cpu.kernels.loops.fold import CHUNK
+from opgrad.cpu.kernels.loops.map import mapped
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.elements import zero_step
+from opgrad.cpu.programs.program import Step, shared_out
+from opgrad.cpu.programs.workspace import Workspace
 
 WORDS: Final = 3  # of an axis in the table: its size, and its strides in the indices and in x
 CACHED = 1 << 17  # bytes of a strip of x that stay in the second-level cache with all that goes through it
@@ -136,7 +137,7 @@ def copy_steps(problem: Problem, workspace: Workspace, lines: Lines) -> list[Ste
     arguments |= {"lines": bundle, "per_block": per_block, "blocks": blocks, "asked": 0}
     if blocks == 1 and lines.run == 1 and lines.steps == (1, 1) and lines.size * item <= CACHED:
         each = -(-lines.size // lines.n)
-        arguments["asked"] = each if each * item <= partition.CACHE_LINE else 0
+        arguments["asked"] = each if each * item <= CACHE_LINE else 0
     unit_bytes = count / (strips * blocks) * (2 * item + problem.specs["indices"].dtype.itemsize)
     return [shared_out(copy_elements, strips * blocks, unit_bytes, arguments)]
 

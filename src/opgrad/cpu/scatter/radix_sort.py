@@ -11,10 +11,10 @@ from opgrad.cpu.compiler.memory import load_i32, load_word, store_i32, store_wor
 from opgrad.cpu.compiler.native import kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
 from opgrad.cpu.gather import AHEAD, SORTING_PARTS, Slices, count_up, sum_slice
-from opgrad.cpu.loops.fill import zero_step
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Step, shared_out
-from opgrad.cpu.runtime.workspace import Scratch, Workspace
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.elements import zero_step
+from opgrad.cpu.programs.program import Step, shared_out
+from opgrad.cpu.programs.workspace import Scratch, Workspace
 
 DIGIT: Final = 11  # bits: the counts of a part, 8 KiB, stay in the first-level cache
 DIGITS: Final = 1 << DIGIT

@@ -14,11 +14,11 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
-from opgrad.cpu.loops.elements import BLOCK
-from opgrad.cpu.loops.fill import write_zeros
-from opgrad.cpu.loops.map import write_same
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, shared_out
+from opgrad.cpu.kernels.loops.elements import BLOCK
+from opgrad.cpu.kernels.loops.fill import write_zeros
+from opgrad.cpu.kernels.loops.map import write_same
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.program import Program, shared_out
 
 SHORT: Final = 256  # elements of rows that are filled in where many rows have been zeroed at once
 WORDS: Final = 4  # of an axis in the table: its size, then the first position, the step and the count of its range

@@ -1,7 +1,7 @@
 """Softmax, log-softmax and their gradients: chooses the kernels for a shape, and reserves their working memory.
 
-Each layout of opgrad.cpu.loops.layout has a file with its plain kernels, and with its kernels in place, which programs
-of stages use. The files fused_*.py make the kernels for calls with attributes.
+Each layout of opgrad.cpu.programs.layout has a file with its plain kernels, and with its kernels in place, which
+programs of stages use. The files fused_*.py make the kernels for calls with attributes.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,9 +15,11 @@ from opgrad.cpu.compiler.native import Kernel, inline, vector_lanes
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.fused import fusing
 from opgrad.cpu.fused import program as stages
-from opgrad.cpu.loops import combine
-from opgrad.cpu.loops.columns import nothing
-from opgrad.cpu.loops.layout import (
+from opgrad.cpu.kernels.loops import combine
+from opgrad.cpu.kernels.loops.columns import nothing
+from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
+from opgrad.cpu.kernels.numerics.math import exp
+from opgrad.cpu.programs.layout import (
     Loops,
     forward_layout,
     forward_streams,
@@ -31,10 +33,8 @@ from opgrad.cpu.loops.layout import (
     row_streams,
     spare_columns,
 )
-from opgrad.cpu.loops.transpose import group_tiles, tile_size
-from opgrad.cpu.numerics.math import exp
-from opgrad.cpu.runtime.program import Program, Step
-from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.programs.program import Program, Step
+from opgrad.cpu.programs.workspace import Workspace
 from opgrad.cpu.softmax import (
     columns,
     fused_columns,

@@ -10,9 +10,9 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Private, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops import columns as loops
-from opgrad.cpu.loops.map import get, put
-from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.kernels.loops import columns as loops
+from opgrad.cpu.kernels.loops.map import get, put
+from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.softmax import variants
 
 # --- a strip in place: a buffer, or a tile of transposed rows -------------------------------------------------------

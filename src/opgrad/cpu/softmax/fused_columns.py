@@ -26,10 +26,10 @@ from opgrad.cpu.fused.operands import (
     Source,
     Switches,
 )
-from opgrad.cpu.loops import columns as loops
-from opgrad.cpu.loops.map import get, put
-from opgrad.cpu.loops.rows import MINUS_INFINITY, minus_both
-from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.kernels.loops import columns as loops
+from opgrad.cpu.kernels.loops.map import get, put
+from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, minus_both
+from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.softmax import columns as plain
 from opgrad.cpu.softmax import variants
 

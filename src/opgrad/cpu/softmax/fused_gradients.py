@@ -27,10 +27,9 @@ from opgrad.cpu.fused.operands import (
     Memory,
     Source,
 )
-from opgrad.cpu.loops import columns, combine, rows
-from opgrad.cpu.loops.fold import CHUNK
-from opgrad.cpu.loops.layout import BLOCK
-from opgrad.cpu.loops.map import get, put, row_stepper, row_writer
+from opgrad.cpu.kernels.loops import columns, combine, rows
+from opgrad.cpu.kernels.loops.fold import BLOCK, CHUNK
+from opgrad.cpu.kernels.loops.map import get, put, row_stepper, row_writer
 from opgrad.cpu.softmax.variants import no_step
 
 Gradient = tuple[Callable[..., Vector], Callable[..., Vector]]  # term(dy, y), and formula(dy, y, the sum of the terms)

@@ -16,11 +16,11 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.fused.chain import joined
 from opgrad.cpu.fused.form import Form, arrays_inwards, arrays_outwards, inwards, one_after_the_other, outwards
 from opgrad.cpu.fused.operands import DECIDE, IN_ROWS, OF_ROW, Dropout, Memory, Results, Source, Switches, start
-from opgrad.cpu.loops import combine
-from opgrad.cpu.loops import rows as loops
-from opgrad.cpu.loops.fold import fold
-from opgrad.cpu.loops.map import get, put, row_stepper, row_writer, write_same
-from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.kernels.loops import combine
+from opgrad.cpu.kernels.loops import rows as loops
+from opgrad.cpu.kernels.loops.fold import fold
+from opgrad.cpu.kernels.loops.map import get, put, row_stepper, row_writer, write_same
+from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.softmax import rows as plain
 from opgrad.cpu.softmax import variants
 

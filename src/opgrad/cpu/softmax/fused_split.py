@@ -16,10 +16,10 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.fused.chain import joined
 from opgrad.cpu.fused.form import Form, arrays_inwards, arrays_outwards, inwards, one_after_the_other, outwards
 from opgrad.cpu.fused.operands import DECIDE, IN_ROWS, OF_BLOCK, BlockMemory, Cut, Dropout, Results, Source, Switches
-from opgrad.cpu.loops import rows as loops
-from opgrad.cpu.loops.layout import BLOCK
-from opgrad.cpu.loops.map import get, row_writer, write_same
-from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.kernels.loops import rows as loops
+from opgrad.cpu.kernels.loops.fold import BLOCK
+from opgrad.cpu.kernels.loops.map import get, row_writer, write_same
+from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.softmax import fused_rows, variants
 
 PARTIAL = 2  # float64 numbers for each block, from which the sums of the row are computed

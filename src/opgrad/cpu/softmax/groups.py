@@ -11,12 +11,12 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.columns import column_max
-from opgrad.cpu.loops.fold import fold
-from opgrad.cpu.loops.map import get_or, mapped, put
-from opgrad.cpu.loops.rows import MINUS_INFINITY, number_equal, row_top, write_log
-from opgrad.cpu.loops.transpose import TILES, transpose_in
-from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.kernels.loops.columns import column_max
+from opgrad.cpu.kernels.loops.fold import fold
+from opgrad.cpu.kernels.loops.map import get_or, mapped, put
+from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, number_equal, row_top, write_log
+from opgrad.cpu.kernels.loops.transpose import TILES, transpose_in
+from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.softmax import variants
 from opgrad.cpu.softmax.columns import log_sum_exp
 

@@ -11,11 +11,11 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops import combine
-from opgrad.cpu.loops import rows as loops
-from opgrad.cpu.loops.layout import BLOCK
-from opgrad.cpu.loops.map import mapped, next_vector
-from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.kernels.loops import combine
+from opgrad.cpu.kernels.loops import rows as loops
+from opgrad.cpu.kernels.loops.fold import BLOCK
+from opgrad.cpu.kernels.loops.map import mapped, next_vector
+from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.softmax import variants
 
 # Rows up to this length that are not written past the cache are written after the exponentials of the next row. A row's

@@ -8,11 +8,11 @@ from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops import rows as loops
-from opgrad.cpu.loops.layout import BLOCK
-from opgrad.cpu.loops.map import mapped
-from opgrad.cpu.numerics import logsumexp as lse
-from opgrad.cpu.numerics import row_blocks
+from opgrad.cpu.kernels.loops import rows as loops
+from opgrad.cpu.kernels.loops.fold import BLOCK
+from opgrad.cpu.kernels.loops.map import mapped
+from opgrad.cpu.kernels.numerics import logsumexp as lse
+from opgrad.cpu.kernels.numerics import row_blocks
 from opgrad.cpu.softmax import variants
 
 STATS: Final = 3  # float64 numbers for each block: its maximum, and two from which the sum is computed

@@ -7,10 +7,10 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops import combine
-from opgrad.cpu.loops.columns import nothing
-from opgrad.cpu.loops.map import write_same
-from opgrad.cpu.loops.transpose import transpose_in, transpose_out
+from opgrad.cpu.kernels.loops import combine
+from opgrad.cpu.kernels.loops.columns import nothing
+from opgrad.cpu.kernels.loops.map import write_same
+from opgrad.cpu.kernels.loops.transpose import transpose_in, transpose_out
 from opgrad.cpu.softmax import variants
 from opgrad.cpu.softmax.columns import (
     gradient_lines,

@@ -12,8 +12,8 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.parameters import Pointer
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.rows import MINUS_INFINITY
-from opgrad.cpu.numerics import logsumexp as lse
+from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY
+from opgrad.cpu.kernels.numerics import logsumexp as lse
 
 NAN: Final = float("nan")
 

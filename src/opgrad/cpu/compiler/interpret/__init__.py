@@ -16,9 +16,10 @@ import numpy as np
 
 from opgrad.cpu.compiler import INTERPRETED, INTERPRETING
 from opgrad.cpu.compiler.interpret import memory, simd
-from opgrad.cpu.compiler.interpret.memory import CACHE_LINE, FUNCTIONS, STACK
+from opgrad.cpu.compiler.interpret.memory import FUNCTIONS, STACK
 from opgrad.cpu.compiler.interpret.regions import REGIONS, region_of
 from opgrad.cpu.compiler.interpret.values import Pointer
+from opgrad.cpu.compiler.memory import CACHE_LINE
 from opgrad.cpu.compiler.parameters import (
     PER_PART,
     POINTERS,

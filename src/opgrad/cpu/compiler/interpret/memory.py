@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from opgrad.cpu.compiler.interpret.regions import REGIONS, Region, bytes_at
+from opgrad.cpu.compiler.memory import CACHE_LINE
 
-CACHE_LINE = 64
 FUNCTIONS: dict[int, Callable[..., int]] = {}  # interpreted kernels by the addresses that plans hold
 STACK: list[Any] = []  # the blocks of the kernels that run now
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from opgrad.cpu.compiler.interpret.values import INDICES, Pointer, Vector, lanes_of, lifted
+from opgrad.cpu.compiler.memory import CACHE_LINE
 
-CACHE_LINE = 64
 MANTISSA = {32: 23, 64: 52}
 SQRT_HALF = {32: 0x3F3504F3, 64: 0x3FE6A09E667F3BCD}
 

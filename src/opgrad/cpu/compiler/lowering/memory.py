@@ -6,7 +6,8 @@ from llvmlite import ir
 from numba.core import types
 
 from opgrad.cpu.compiler import memory
-from opgrad.cpu.compiler.lowering.words import BYTES, CACHE_LINE, I1, I8, I32, I64, defines, intrinsic, is_x86
+from opgrad.cpu.compiler.lowering.words import BYTES, I1, I8, I32, I64, defines, intrinsic, is_x86
+from opgrad.cpu.compiler.memory import CACHE_LINE
 
 
 def word_at(builder: Any, address: Any, index: Any, kind: Any, size: int) -> Any:

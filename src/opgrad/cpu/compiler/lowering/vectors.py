@@ -9,7 +9,6 @@ from numba.core import cgutils, types
 from opgrad.cpu.compiler import simd
 from opgrad.cpu.compiler.lowering.conversion import narrow, widen
 from opgrad.cpu.compiler.lowering.words import (
-    CACHE_LINE,
     ELEMENT,
     I1,
     I32,
@@ -25,6 +24,7 @@ from opgrad.cpu.compiler.lowering.words import (
     mangled,
     splat,
 )
+from opgrad.cpu.compiler.memory import CACHE_LINE
 
 
 def vector_of(p: PointerType) -> VectorType:

@@ -19,7 +19,6 @@ from opgrad.cpu.compiler.target import host, vector_lanes
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 BYTES = I8.as_pointer()
-CACHE_LINE = 64
 
 # dtype in memory -> (type of an element in memory, its size in bytes)
 STORAGE = {

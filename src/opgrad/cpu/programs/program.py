@@ -6,8 +6,8 @@ from typing import Any
 
 from opgrad.contract.ranges import Explain
 from opgrad.cpu.compiler.native import Kernel
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.workspace import Workspace, slots_for
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.workspace import Workspace, slots_for
 
 
 @dataclass(frozen=True)

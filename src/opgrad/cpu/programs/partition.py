@@ -3,7 +3,6 @@
 import functools
 from pathlib import Path
 
-CACHE_LINE = 64  # bytes
 # The least bytes of a part: handing it to a thread pays from about 5 µs of work, which is 128 KiB at 25 GB/s.
 PART_BYTES = 1 << 17
 # The most bytes of a part: with larger ones, threads only end at more different times.

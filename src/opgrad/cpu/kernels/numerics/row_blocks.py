@@ -4,7 +4,7 @@ from typing import Final
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.numerics.logsumexp import exp_wide
+from opgrad.cpu.kernels.numerics.logsumexp import exp_wide
 
 LOWEST: Final = -3.4e38  # used in place of -inf where -inf would give NaN
 

@@ -6,11 +6,10 @@ from typing import Any, Final
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.fold import CHUNK, fold
-from opgrad.cpu.loops.layout import BLOCK
-from opgrad.cpu.loops.map import get, get_or, mapped, next_vector
-from opgrad.cpu.numerics import logsumexp as lse
-from opgrad.cpu.numerics import row_blocks
+from opgrad.cpu.kernels.loops.fold import BLOCK, CHUNK, fold
+from opgrad.cpu.kernels.loops.map import get, get_or, mapped, next_vector
+from opgrad.cpu.kernels.numerics import logsumexp as lse
+from opgrad.cpu.kernels.numerics import row_blocks
 
 AHEAD: Final = 2048  # elements between a prefetch and its use; the hardware's own prefetches stop at each 4 KiB page
 # Elements of a block of a row that is read twice: its 128 KiB of float32 stay in the second-level cache. Without

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from opgrad.contract import DTYPES
+from opgrad.cpu.compiler.memory import CACHE_LINE
 from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.native.threads import get_num_threads
 
 MAX_SLOTS: Final = 63
-LINE: Final = 64
 # bytes behind each region, for whole vectors at its end; it also keeps distances off powers of two
 PADDING: Final = 256
 STATUS_WORDS: Final = 16  # the first words: a status, 0 if all is right, two words that explain it, and IN_USE
@@ -62,7 +62,7 @@ class Workspace:
 
 
 def _to_line(offset: int) -> int:
-    return (offset + LINE - 1) & -LINE
+    return (offset + CACHE_LINE - 1) & -CACHE_LINE
 
 
 def _behind(end: int, count: int, dtype: str) -> tuple[int, int]:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.memory import CACHE_LINE
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.loops.map import write_same
-from opgrad.cpu.runtime.partition import CACHE_LINE
+from opgrad.cpu.kernels.loops.map import write_same
 
 LINES: Final = 256  # of the buffer: 16 KiB stay in the first-level cache beside a row
 LONGEST: Final = 32  # lines; a longer row is written by itself, since its two incomplete lines cost little

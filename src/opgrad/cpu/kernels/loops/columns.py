@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.memory import CACHE_LINE
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.fold import CHUNK
-from opgrad.cpu.loops.map import get
-from opgrad.cpu.loops.rows import MINUS_INFINITY, minus_both, number_equal
-from opgrad.cpu.numerics import logsumexp as lse
-from opgrad.cpu.runtime.partition import CACHE_LINE
+from opgrad.cpu.kernels.loops.fold import CHUNK
+from opgrad.cpu.kernels.loops.map import get
+from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, minus_both, number_equal
+from opgrad.cpu.kernels.numerics import logsumexp as lse
 
 
 @inline

@@ -9,9 +9,11 @@ from typing import Any, Final
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.loops.map import get
+from opgrad.cpu.kernels.loops.map import get
 
 CHUNK: Final = 64  # terms of a chunk, whose sum is then added to the total: the error grows with n/64 + 64
+# Elements of a block of a long row. They are summed in vectors, and blocks in float64; a split row is cut into blocks.
+BLOCK: Final = 1 << 14
 
 
 def fold(visit: Callable[..., Any]) -> Callable[..., Any]:

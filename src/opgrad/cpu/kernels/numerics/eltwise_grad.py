@@ -8,10 +8,10 @@ from collections.abc import Callable
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.numerics import functions as f
-from opgrad.cpu.numerics import math
-from opgrad.cpu.numerics.eltwise import MISH_IS_LINEAR
-from opgrad.cpu.numerics.power import power
+from opgrad.cpu.kernels.numerics import functions as f
+from opgrad.cpu.kernels.numerics import math
+from opgrad.cpu.kernels.numerics.eltwise import MISH_IS_LINEAR
+from opgrad.cpu.kernels.numerics.power import power
 
 FAR = 2000.0  # logistic(-FAR) and exp(-FAR) are 0
 

@@ -2,13 +2,12 @@
 
 from typing import NamedTuple
 
-from opgrad.contract import Array
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, load_word
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.loops.fill import write_zeros
-from opgrad.cpu.loops.fold import CHUNK
-from opgrad.cpu.loops.map import mapped
+from opgrad.cpu.kernels.loops.fill import write_zeros
+from opgrad.cpu.kernels.loops.fold import CHUNK
+from opgrad.cpu.kernels.loops.map import mapped
 
 
 class Along(NamedTuple):
@@ -22,19 +21,6 @@ class Along(NamedTuple):
     starts: int
     sources: int
     weights: int
-
-
-def along(size: int, count: int, pairs: tuple[Array, Array, Array], tables: list[Array]) -> Along:
-    """The kernels' description of an axis. Its tables are appended to `tables`, which keeps them alive.
-
-    pairs: three arrays of the same length: an element of the result, one of its sources, and that source's weight.
-    """
-    elements, sources, weights = pairs
-    order = elements.argsort(kind="stable")
-    starts = elements[order].searchsorted(range(size + 1))
-    found = [starts.astype("int64"), sources[order].astype("int64"), weights[order].astype("float64")]
-    tables += found
-    return Along(size, count, *(each.ctypes.data for each in found))
 
 
 _write_sum = mapped(lambda sums, x, factor: sums + x * factor)

@@ -1,12 +1,9 @@
 """Filling with zeros."""
 
-from opgrad.contract.problem import Operand
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
-from opgrad.cpu.loops.map import mapped
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Step, shared_out
+from opgrad.cpu.kernels.loops.map import mapped
 
 _write = mapped(lambda x: v.like(x, 0.0))
 
@@ -27,8 +24,3 @@ def clear(out, n: int) -> None:
 @kernel
 def fill_zeros(elements: Units, y: Pointer, stream):
     write_zeros(y, elements.start, elements.stop, stream)
-
-
-def zero_step(y: Operand, n: int, size: int) -> Step:
-    """The step that writes n zeros, `size` bytes in all."""
-    return shared_out(fill_zeros, n, size / n, {"y": y, "stream": partition.streams(size)})

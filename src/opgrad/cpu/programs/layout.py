@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from opgrad.contract.problem import Operand, Problem
+from opgrad.cpu.compiler.memory import CACHE_LINE
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Step, shared_out
+from opgrad.cpu.kernels.loops.fold import BLOCK
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.program import Step, shared_out
 
 KEEP: Final = 1 << 17  # numbers, 512 KiB; the exponentials of a longer strip of columns are computed twice, not kept
 # Elements of the longest row that is not split. One thread reduces and writes it, and the second time reads it from the
@@ -27,9 +29,6 @@ KEEP: Final = 1 << 17  # numbers, 512 KiB; the exponentials of a longer strip of
 # 0.31 split, softmax_grad 0.30 and 0.51.
 LONGEST_ROW: Final = 1 << 18
 SPLIT_FROM: Final = 1 << 17  # elements from which on two threads are faster than one
-BLOCK: Final = (
-    1 << 14
-)  # elements of a long row that are summed in vectors before float64; the unit where rows are split
 FEWEST_ROWS: Final = 8  # rows that are worth transposing or grouping
 # Softmax, log-softmax and gradients of columns write past the last-level cache if their arrays are larger than the
 # cache divided by this number. Other data lie in the cache, too, and a line that is fetched to be written displaces a
@@ -207,7 +206,7 @@ def spare_columns(problem: Problem, result: str, stream: bool | None = None) -> 
     """
     if not (partition.streams(problem.bytes) if stream is None else stream):
         return 0
-    return 2 * partition.CACHE_LINE // problem.specs[result].dtype.itemsize - 1
+    return 2 * CACHE_LINE // problem.specs[result].dtype.itemsize - 1
 
 
 def keeps_column(n: int, width: int) -> bool:

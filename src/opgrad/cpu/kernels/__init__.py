@@ -1,0 +1,1 @@
+"""What runs compiled: kernels, the functions that they call, and those that make kernels."""

@@ -1,0 +1,74 @@
+"""Sums over any axes: a step for each group of adjacent axes, the last group first.
+
+A step sums an array of shape before x n x after over n. The result of a step is kept in the precision of the
+computation until the next step. Long sums are formed in blocks of a fixed size, so that the order of additions depends
+on the shape alone and not on the number of threads.
+"""
+
+import math
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
+
+from opgrad.contract.problem import Operand
+from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.compiler.parameters import Strips
+from opgrad.cpu.kernels.loops.fold import BLOCK
+from opgrad.cpu.kernels.loops.reduction import DEEP, WIDE, Blocks, sum_columns, sum_integers, sum_rows
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.program import Step, shared_out
+from opgrad.cpu.programs.workspace import Workspace
+
+
+def grouped(shape: Iterable[int], summed: frozenset[int]) -> list[tuple[int, bool]]:
+    """Groups of adjacent axes that are all summed over or all kept, as size and whether summed.
+
+    Axes of size 1 drop out.
+    """
+    axes = [(size, axis in summed) for axis, size in enumerate(shape) if size != 1]
+    return [(math.prod(size for size, _ in group), over) for over, group in groupby(axes, key=lambda each: each[1])]
+
+
+def sum_steps(groups: list[tuple[int, bool]], x: Any, y: Operand, workspace: Workspace) -> list[Step]:
+    """The steps that sum x, an operand or working memory, over the groups that are summed, into y."""
+    if not any(over for _, over in groups):
+        groups = [*groups, (1, True)]
+    steps: list[Step] = []
+    sizes = [size for size, _ in groups]
+    summed = [axis for axis in reversed(range(len(groups))) if groups[axis][1]]
+    for axis in summed:
+        before, n, after = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
+        sizes[axis] = 1
+        is_last = axis == summed[-1]
+        result = y if is_last else workspace.shared(before * after, x.dtype if _is_integer(y) else None)
+        steps += _sum(before, n, after, x, result, workspace)
+        x = result
+    return steps
+
+
+def _is_integer(operand: Operand) -> bool:
+    return operand.dtype in ("int32", "int64")
+
+
+def _sum(before: int, n: int, after: int, x: Any, y: Any, workspace: Workspace) -> list[Step]:
+    if not before * after:
+        return []
+    if _is_integer(x):
+        return [shared_out(sum_integers, before * after, n * 8, {"n": n, "after": after, "x": x, "y": y})]
+    size = BLOCK if after == 1 else DEEP
+    blocks = partition.count(n, size)
+    if blocks > 1:
+        partial = workspace.shared(before * blocks * after)
+        first_sums = _blocks(before, n, after, Blocks(blocks, size), x, partial)
+        return [first_sums, *_sum(before, blocks, after, partial, y, workspace)]
+    return [_blocks(before, n, after, Blocks(1, max(n, 1)), x, y)]
+
+
+def _blocks(before: int, n: int, after: int, blocks: Blocks, x: Any, y: Any) -> Step:
+    units, arguments = before * blocks.count, {"n": n, "blocks": blocks, "x": x, "y": y}
+    if after == 1:
+        return shared_out(sum_rows, units, 4 * blocks.size, arguments)
+    precise = "float64" in (x.dtype, y.dtype)
+    strips = partition.count(after, WIDE * vector_lanes("float64" if precise else "float32"))
+    arguments["strips"] = Strips(strips, after)
+    return shared_out(sum_columns, units * strips, 4 * blocks.size * after / strips, arguments)

@@ -1,1 +1,0 @@
-"""What programs are made of: steps, their parts, and their working memory."""
