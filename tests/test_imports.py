@@ -83,36 +83,21 @@ LAYERS = {
     ),
     "interop/jax": ("numpy jax torch cupy", "contract/ interop interop/jax_arrays jax/ locks native/arrays"),
     "jax": ("numpy jax", "opgrad jax/"),
-    # PyTorch: its operators with their gradients, calls that need them, functions with its words
-    "torch/loss_options": ("torch", "contract/"),
+    # PyTorch: its operators with their gradients, calls that need them, functions with its words, losses
     "torch/": (
         "torch",
-        "contract/ cpu/compiler/target native/ fused/ interop interop/ interop/torch_calls interop/torch_private"
-        " interop/torch_tensors torch/loss_options",
+        "contract/ native/ fused/ interop interop/ interop/torch_calls interop/torch_private interop/torch_tensors",
     ),
     "interop/torch": ("torch", "contract/ interop interop/torch_calls interop/torch_tensors torch/"),
     "torch/in_place": ("torch", "interop/torch interop/torch_tensors torch/"),
     "torch/functions": ("torch", "interop/torch_calls interop/torch_tensors torch/ torch/in_place"),
-    "torch/vocab_parallel_dtensor": ("torch", "torch/ torch/functions torch/loss_options"),
-    "torch/vocab_parallel": ("torch", "torch/ torch/functions torch/loss_options torch/vocab_parallel_dtensor"),
-    "torch/loss": (
+    "torch/losses/": (
         "torch",
-        "contract/ interop/torch_calls interop/torch_private interop/torch_tensors torch/ torch/functions"
-        " torch/loss_options torch/vocab_parallel",
-    ),
-    "torch/linear_loss": (
-        "torch",
-        "contract/ interop interop/torch_private interop/torch_tensors torch/ torch/functions torch/loss"
-        " torch/loss_options torch/vocab_parallel",
+        "contract/ cpu/compiler/target interop interop/torch_calls interop/torch_private interop/torch_tensors torch/",
     ),
     "torch/optim": ("numpy torch", "interop/torch_tensors optim"),
-    "torch/modules": ("torch", "torch/ torch/loss torch/loss_options torch/linear_loss"),
-    "torch/patching": ("torch", "torch/ torch/loss torch/loss_options torch/linear_loss"),
-    "torch": (
-        "torch",
-        "interop torch/ torch/functions torch/loss torch/loss_options torch/linear_loss torch/modules torch/patching"
-        " torch/vocab_parallel",
-    ),
+    "torch/patching": ("torch", "torch/ torch/losses/"),
+    "torch": ("torch", "interop torch/ torch/functions torch/losses/ torch/patching"),
     # ONNX
     "onnxruntime/": (
         ONNX,

@@ -203,7 +203,7 @@ def test_the_loss_keeps_its_gradient_alone(dtype, in_place):
 
 
 def test_no_gradient_is_computed_unless_needed(monkeypatch):
-    import opgrad.torch.loss as loss
+    import opgrad.torch.losses.logits as loss
 
     x, labels = torch.randn(3, 4, requires_grad=True), torch.tensor([0, 1, 2])
     monkeypatch.setattr(loss, "_loss_and_grad", None)

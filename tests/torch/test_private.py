@@ -102,7 +102,7 @@ def test_without_one_of_them():
 def test_they_stand_in_one_file():
     """But for those that native code looks for, and what torch.onnx's graphs are made of."""
     others = {"interop/torch_private.py", "interop/torch_calls.py", "torch/graphs.py", "torch/export.py"}
-    for path in sorted([*(SOURCE / "torch").glob("*.py"), *(SOURCE / "interop").glob("torch*.py")]):
+    for path in sorted([*(SOURCE / "torch").rglob("*.py"), *(SOURCE / "interop").glob("torch*.py")]):
         name = path.relative_to(SOURCE).as_posix()
         if name in others:
             continue

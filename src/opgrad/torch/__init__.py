@@ -20,12 +20,12 @@ from opgrad.torch.functions import (
     softmax,
     tanh,
 )
-from opgrad.torch.linear_loss import linear_cross_entropy
-from opgrad.torch.loss import cross_entropy
-from opgrad.torch.loss_options import CrossEntropyOutput
-from opgrad.torch.modules import CrossEntropyLoss, LinearCrossEntropyLoss
+from opgrad.torch.losses.linear import linear_cross_entropy
+from opgrad.torch.losses.logits import cross_entropy
+from opgrad.torch.losses.modules import CrossEntropyLoss, LinearCrossEntropyLoss
+from opgrad.torch.losses.options import CrossEntropyOutput
+from opgrad.torch.losses.vocab_parallel import vocab_parallel_cross_entropy, vocab_parallel_linear_cross_entropy
 from opgrad.torch.patching import patch, unpatch
-from opgrad.torch.vocab_parallel import vocab_parallel_cross_entropy, vocab_parallel_linear_cross_entropy
 
 __all__ = [
     "CrossEntropyLoss",

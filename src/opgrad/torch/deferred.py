@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from opgrad.interop.torch_tensors import PLAIN
-from opgrad.torch.shards import autocast_applies
+from opgrad.torch.autocast import narrows_products
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Deferred:
     @classmethod
     def of(cls, x: Tensor, w: Tensor, b: Tensor | None = None) -> "Deferred":
         around = _Surroundings.of(x)
-        return cls([Term(x, w, b)], None, around.autocast_dtype if autocast_applies(x) else x.dtype, around)
+        return cls([Term(x, w, b)], None, around.autocast_dtype if narrows_products(x) else x.dtype, around)
 
     def tensor(self) -> Tensor:
         """The logits."""

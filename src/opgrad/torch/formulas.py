@@ -12,7 +12,6 @@ from torch import Tensor
 
 from opgrad.interop.torch_tensors import execute, is_direct, is_transformed
 from opgrad.torch.derivative import Gradient
-from opgrad.torch.loss_options import over
 from opgrad.torch.operators import OPERATORS
 
 Gradients = dict[str, Tensor | None]
@@ -233,6 +232,13 @@ def factors(labels: Tensor, weight: Tensor | None, ignore_index: int | None, red
     if reduction == "mean":
         f = (f * over(f.sum(dtype=torch.float64))).to(dtype)
     return f.unsqueeze(1)
+
+
+def over(total: Tensor | float) -> Tensor | float:
+    """1 / total, and 0 where that is 0: the mean over nothing is 0."""
+    if isinstance(total, Tensor):
+        return torch.where(total == 0, 0, 1 / total)
+    return 1 / total if total else 0.0
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -8,13 +8,12 @@ from torch import Tensor
 
 from opgrad.interop.torch_calls import native, note_effect
 from opgrad.interop.torch_tensors import is_transformed
+from opgrad.torch.autocast import widens_softmax
 from opgrad.torch.in_place import replace
 from opgrad.torch.operators import OPERATORS, is_exported
+from opgrad.torch.renamed_errors import ERRORS, in_words
 from opgrad.torch.schema import is_recording
 from opgrad.torch.sparse_embedding import check_padding, sparse_embedding
-from opgrad.torch.words import ERRORS, in_words
-
-HALF = (torch.float16, torch.bfloat16)
 
 _softmax, _log_softmax = OPERATORS["softmax"], OPERATORS["log_softmax"]
 _relu, _sigmoid, _tanh = OPERATORS["relu"], OPERATORS["sigmoid"], OPERATORS["tanh"]
@@ -276,9 +275,4 @@ def _widened(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     """x in the dtype asked for; half precision becomes float32 under autocast, as torch has it on CUDA."""
     if dtype is not None:
         return x.to(dtype)
-    return x.float() if autocasts(x) else x
-
-
-def autocasts(x: Tensor) -> bool:
-    """Whether autocast wants this tensor's softmax in float32."""
-    return isinstance(x, Tensor) and x.dtype in HALF and torch.is_autocast_enabled(x.device.type)
+    return x.float() if widens_softmax(x) else x

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.torch import linear_loss, loss
 from opgrad.torch.deferred import Deferred, deferred_input
 from opgrad.torch.formulas import wide
-from opgrad.torch.loss_options import LossOptions, read_options
+from opgrad.torch.losses import linear as linear_loss
+from opgrad.torch.losses import logits as logits_loss
+from opgrad.torch.losses.options import LossOptions, read_options
 
 PATCHED = "_opgrad_patch"
 OPTIONS = ("label_smoothing", "lse_square_scale", "temperature", "softcap")
@@ -149,7 +150,7 @@ class _LossFunction:
         found = self._deferred(logits, flat, options) if isinstance(logits, Deferred) else None
         if found is None:
             logits = logits.tensor() if isinstance(logits, Deferred) else logits
-            found = loss.of_options(logits.reshape(-1, vocab_size or logits.shape[-1]), flat, None, options)
+            found = logits_loss.of_options(logits.reshape(-1, vocab_size or logits.shape[-1]), flat, None, options)
         return found
 
     @staticmethod

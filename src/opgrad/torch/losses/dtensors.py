@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.distributed.tensor import Shard as Sharded
 
-from opgrad.torch import shards
-from opgrad.torch.functions import autocasts
-from opgrad.torch.loss_options import CrossEntropyOutput, divisors, shifted
-from opgrad.torch.reduced_loss import reduced
-from opgrad.torch.shards import Call, Shard
+from opgrad.torch.autocast import narrows_products, widens_softmax
+from opgrad.torch.losses import shards
+from opgrad.torch.losses.options import CrossEntropyOutput, divisors, shifted
+from opgrad.torch.losses.reduced import reduced
+from opgrad.torch.losses.shards import Call, Shard
 
 
 def loss(call: Call, input: Any, target: Any, dim: int, shift: int) -> Any:
@@ -26,7 +26,7 @@ def loss(call: Call, input: Any, target: Any, dim: int, shift: int) -> Any:
     lies = [_of_sample(each, dim) if at != axis else Replicate() for at, each in enumerate(input.placements)]
     labels, dense = _targets(call, target, input.shape, dim, mesh, lies, input.placements, shift)
     call, logits = _with_whole_weight(call), input.to_local().movedim(dim, -1)
-    dtype = call.options.dtype or (torch.float32 if autocasts(logits) else logits.dtype)
+    dtype = call.options.dtype or (torch.float32 if widens_softmax(logits) else logits.dtype)
     dtype = dtype if dense is None else torch.promote_types(dtype, dense.dtype)
     found = shards.of_shard(logits, labels, dense, _shard(call, mesh, axis, input.shape[dim], logits.shape[-1]), dtype)
     return _finished(
@@ -53,7 +53,7 @@ def linear_loss(call: Call, input: Any, w: Any, b: Any, target: Any, shift: int)
     call, shape = _with_whole_weight(call), torch.Size((*input.shape[:-1], w.shape[0]))
     of_logits = [Sharded(features) if at == axis else each for at, each in enumerate(lies)]
     labels, dense = _targets(call, target, shape, features, mesh, lies, of_logits, shift)
-    dtype = call.options.dtype or (torch.float32 if shards.autocast_applies(x) else x.dtype)
+    dtype = call.options.dtype or (torch.float32 if narrows_products(x) else x.dtype)
     dtype = dtype if dense is None else torch.promote_types(dtype, dense.dtype)
     shard = _shard(call, mesh, axis, w.shape[0], own_w.shape[0])
     found = shards.of_layer(x, own_w, own_b, labels, dense, shard, dtype)

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from opgrad.torch import shard_operators
+from opgrad.torch.autocast import narrows_products
 from opgrad.torch.flops import count_flops
 from opgrad.torch.formulas import wide
-from opgrad.torch.loss_options import LossOptions
+from opgrad.torch.losses import shard_operators
+from opgrad.torch.losses.options import LossOptions
 
 FORMULAS = ("torch", "megatron")
 
@@ -222,17 +223,13 @@ def of_layer(
 ) -> Any:  # fmt: skip
     """The same for the logits of a linear layer, in autocast's dtype; with probabilities they are stored."""
     x, y = input.reshape(labels.numel(), input.shape[-1]), labels.reshape(-1)
-    if autocast_applies(x):
+    if narrows_products(x):
         half = torch.get_autocast_dtype(x.device.type)
         x, w, b = x.to(half), w.to(half), None if b is None else b.to(half)
     if probabilities is None:
         return samples(of_linear(x, w, b, y, shard), y, shard, dtype)
     logits = functional.linear(shard_operators.shard_copy(x, shard.place.group), w, b)
     return of_shard(logits, labels, probabilities, shard, dtype)
-
-
-def autocast_applies(x: Tensor) -> bool:
-    return torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
 
 
 def in_shape(found: Any, shape: torch.Size, options: LossOptions) -> Any:

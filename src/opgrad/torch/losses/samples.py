@@ -12,7 +12,7 @@ from torch import Tensor
 
 from opgrad.contract import loss_operators
 from opgrad.torch.formulas import Gradients, Needs, onehot, wide
-from opgrad.torch.loss_options import LossOptions
+from opgrad.torch.losses.options import LossOptions
 from opgrad.torch.operators import OPERATORS, TensorOperator
 from opgrad.torch.schema import REGISTERED
 

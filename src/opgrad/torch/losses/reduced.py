@@ -13,10 +13,10 @@ from torch import Tensor
 
 from opgrad.interop.torch_private import is_batched
 from opgrad.interop.torch_tensors import is_traced, is_transformed
-from opgrad.torch.formulas import scale_in_place, scaled, wide
-from opgrad.torch.loss_options import CrossEntropyOutput, LossOptions, divisors, over
+from opgrad.torch.formulas import over, scale_in_place, scaled, wide
+from opgrad.torch.losses.options import CrossEntropyOutput, LossOptions, divisors
+from opgrad.torch.losses.samples import composed, losses_and_grad, sample_losses, settings
 from opgrad.torch.operators import is_exported
-from opgrad.torch.sample_loss import composed, losses_and_grad, sample_losses, settings
 from opgrad.torch.schema import is_recording
 
 Samples = Sequence[Tensor]  # what sample_losses returns

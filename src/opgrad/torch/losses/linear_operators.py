@@ -11,8 +11,8 @@ from torch.nn import functional
 from opgrad.interop.torch_calls import unseen
 from opgrad.torch.flops import count_flops
 from opgrad.torch.formulas import wide
-from opgrad.torch.linear_chunks import Layer, chunks_of, gradients, sample_results
-from opgrad.torch.sample_loss import UPSTREAM, Settings, composed_gradient
+from opgrad.torch.losses.chunks import Layer, chunks_of, gradients, sample_results
+from opgrad.torch.losses.samples import UPSTREAM, Settings, composed_gradient
 from opgrad.torch.schema import LIBRARY, TAGS
 
 NAME = "linear_cross_entropy"

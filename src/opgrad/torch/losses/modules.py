@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.torch.linear_loss import linear_cross_entropy
-from opgrad.torch.loss import cross_entropy
-from opgrad.torch.loss_options import read_options
+from opgrad.torch.losses.linear import linear_cross_entropy
+from opgrad.torch.losses.logits import cross_entropy
+from opgrad.torch.losses.options import read_options
 
 
 class _Options:

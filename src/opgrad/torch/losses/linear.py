@@ -15,16 +15,18 @@ from torch.nn import functional
 from opgrad.interop import torch_private
 from opgrad.interop.torch_private import is_batched
 from opgrad.interop.torch_tensors import PLAIN
+from opgrad.torch.autocast import narrows_products
 from opgrad.torch.flops import count_flops
-from opgrad.torch.linear_chunks import Chunks, Layer, chunks_of, gradients, plain_gradients
-from opgrad.torch.linear_operators import NAME, layer_of, linear_samples, rows_of_all
-from opgrad.torch.loss import of_options as of_logits
-from opgrad.torch.loss_options import IGNORED, LossOptions, divisors, over, read_options, shifted
+from opgrad.torch.formulas import over
+from opgrad.torch.losses.chunks import Chunks, Layer, chunks_of, gradients, plain_gradients
+from opgrad.torch.losses.linear_operators import NAME, layer_of, linear_samples, rows_of_all
+from opgrad.torch.losses.logits import of_options as of_logits
+from opgrad.torch.losses.options import IGNORED, LossOptions, divisors, read_options, shifted
+from opgrad.torch.losses.reduced import reduced
+from opgrad.torch.losses.samples import settings
+from opgrad.torch.losses.shards import is_class_sharded
 from opgrad.torch.operators import is_exported
-from opgrad.torch.reduced_loss import reduced
-from opgrad.torch.sample_loss import settings
 from opgrad.torch.schema import is_recording
-from opgrad.torch.shards import autocast_applies, is_class_sharded
 
 
 def linear_cross_entropy(
@@ -82,7 +84,7 @@ def of_options(
     optional = {"linear_bias": linear_bias, "weight": weight}
     _check(tensors | {name: each for name, each in optional.items() if each is not None})
     if is_class_sharded(linear_weight, 0) and linear_weight.dim() == 2:
-        from opgrad.torch import vocab_parallel
+        from opgrad.torch.losses import vocab_parallel
 
         return vocab_parallel.of_dtensor_layer(input, linear_weight, linear_bias, target, weight, chosen, shift)
     if target.is_floating_point() or linear_weight.dim() != 2 or not input.numel() or not linear_weight.numel():
@@ -129,13 +131,13 @@ def _check(tensors: dict[str, Any]) -> None:
     for name, value in tensors.items():
         if value.device != x.device:
             raise ValueError(f"{NAME}: {name} is on {value.device}, expected {x.device}, the device of input")
-        if name in ("linear_weight", "linear_bias") and value.dtype != x.dtype and not autocast_applies(x):
+        if name in ("linear_weight", "linear_bias") and value.dtype != x.dtype and not narrows_products(x):
             raise TypeError(f"{NAME}: {name} has dtype {value.dtype}, expected {x.dtype}, the dtype of input")
 
 
 def _autocast(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype]:
     """The layer as autocast wants it, and the dtype of the loss."""
-    if not autocast_applies(x):
+    if not narrows_products(x):
         return x, w, b, x.dtype
     dtype = torch.get_autocast_dtype(x.device.type)
     return x.to(dtype), w.to(dtype), None if b is None else b.to(dtype), torch.float32

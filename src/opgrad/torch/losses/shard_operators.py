@@ -18,9 +18,9 @@ from opgrad.interop.torch_private import group_of
 from opgrad.interop.torch_tensors import execute, is_transformed
 from opgrad.torch.flops import count_flops
 from opgrad.torch.formulas import wide
-from opgrad.torch.linear_chunks import Layer, multiply
-from opgrad.torch.linear_operators import counted, kept_arguments, register
-from opgrad.torch.sample_loss import scaled
+from opgrad.torch.losses.chunks import Layer, multiply
+from opgrad.torch.losses.linear_operators import counted, kept_arguments, register
+from opgrad.torch.losses.samples import scaled
 from opgrad.torch.schema import LIBRARY, TAGS
 
 _statistics_of, _gradient_of = (graph_operators()[name] for name in ("cross_entropy_shard", "cross_entropy_shard_grad"))

@@ -21,8 +21,8 @@ from torch import Tensor
 from opgrad.cpu.compiler.target import host
 from opgrad.interop.torch_tensors import execute
 from opgrad.torch.formulas import wide
+from opgrad.torch.losses.samples import LOSSES, Settings
 from opgrad.torch.operators import OPERATORS
-from opgrad.torch.sample_loss import LOSSES, Settings
 
 _plain, _plain_with_grad = (OPERATORS[f"softmax_cross_entropy_loss{name}"].op for name in ("_only", "_and_grad"))
 _losses, _losses_and_grad = (LOSSES[f"sample_losses{name}"].op for name in ("", "_and_grad"))

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.torch import shards
-from opgrad.torch.functions import autocasts
-from opgrad.torch.loss_options import LossOptions, read_options, shifted
-from opgrad.torch.reduced_loss import reduced
-from opgrad.torch.shards import FORMULAS, Call, Shard
+from opgrad.torch.autocast import narrows_products, widens_softmax
+from opgrad.torch.losses import shards
+from opgrad.torch.losses.options import LossOptions, read_options, shifted
+from opgrad.torch.losses.reduced import reduced
+from opgrad.torch.losses.shards import FORMULAS, Call, Shard
 
 LOGITS, LINEAR = "vocab_parallel_cross_entropy", "vocab_parallel_linear_cross_entropy"
 
@@ -63,11 +63,11 @@ def vocab_parallel_cross_entropy(
     call = Call(LOGITS, read_options(LOGITS, reduction, ignore_index, *bent, **returned), smoothing_formula, weight)
     _check(call, input, target)
     if hasattr(input, "device_mesh"):
-        from opgrad.torch import vocab_parallel_dtensor
+        from opgrad.torch.losses import dtensors
 
         _check_mesh_alone(call, group, vocab_range)
-        return vocab_parallel_dtensor.loss(call, input, target, dim, shift)
-    logits, dtype = input.movedim(dim, -1), torch.float32 if autocasts(input) else input.dtype
+        return dtensors.loss(call, input, target, dim, shift)
+    logits, dtype = input.movedim(dim, -1), torch.float32 if widens_softmax(input) else input.dtype
     shard = _shard(call, group, vocab_range, logits.shape[-1])
     if target.is_floating_point():
         _check_shape(call, target, input.shape, "input's")
@@ -118,10 +118,10 @@ def vocab_parallel_linear_cross_entropy(
     call = Call(LINEAR, read_options(LINEAR, reduction, ignore_index, *bent, **returned), smoothing_formula, weight)
     _check(call, input, target)
     if hasattr(linear_weight, "device_mesh"):
-        from opgrad.torch import vocab_parallel_dtensor
+        from opgrad.torch.losses import dtensors
 
         _check_mesh_alone(call, group, vocab_range)
-        return vocab_parallel_dtensor.linear_loss(call, input, linear_weight, linear_bias, target, shift)
+        return dtensors.linear_loss(call, input, linear_weight, linear_bias, target, shift)
     _check_layer(call, input, linear_weight, linear_bias)
     shard = _shard(call, group, vocab_range, linear_weight.shape[0])
     is_dense, samples = target.is_floating_point(), input.shape[:-1]
@@ -131,7 +131,7 @@ def vocab_parallel_linear_cross_entropy(
     else:
         _check_shape(call, target, samples, "input's without the features")
         labels = _labels(call, target, shift)
-    dtype = torch.float32 if shards.autocast_applies(input) else input.dtype
+    dtype = torch.float32 if narrows_products(input) else input.dtype
     dtype = torch.promote_types(dtype, target.dtype) if is_dense else dtype
     dense = target if is_dense else None
     found = shards.of_layer(input, linear_weight, linear_bias, labels, dense, shard, dtype)
@@ -141,22 +141,22 @@ def vocab_parallel_linear_cross_entropy(
 
 def of_dtensor(input: Any, target: Tensor, weight: Tensor | None, options: LossOptions, shift: int) -> Any:
     """cross_entropy of a DTensor whose classes, on the second axis or the only one, are sharded."""
-    from opgrad.torch import vocab_parallel_dtensor
+    from opgrad.torch.losses import dtensors
 
     call = Call("cross_entropy", options, weight=weight)
     _check(call, input, target)
-    return vocab_parallel_dtensor.loss(call, input, target, min(input.dim() - 1, 1), shift)
+    return dtensors.loss(call, input, target, min(input.dim() - 1, 1), shift)
 
 
 def of_dtensor_layer(
     input: Tensor, w: Any, b: Any, target: Tensor, weight: Tensor | None, options: LossOptions, shift: int
 ) -> Any:
     """linear_cross_entropy of a layer of DTensors whose classes are sharded."""
-    from opgrad.torch import vocab_parallel_dtensor
+    from opgrad.torch.losses import dtensors
 
     call = Call("linear_cross_entropy", options, weight=weight)
     _check(call, input, target)
-    return vocab_parallel_dtensor.linear_loss(call, input, w, b, target, shift)
+    return dtensors.linear_loss(call, input, w, b, target, shift)
 
 
 def _labels(call: Call, target: Tensor, shift: int) -> Tensor:

@@ -176,10 +176,3 @@ def divisors(
     inside = labels.clamp(0, max(weight.shape[0] - 1, 0))
     each = weight.detach().to(dtype).index_select(0, inside.flatten()).view(labels.shape)
     return each.masked_fill(~counts, 0).sum(dtype=torch.float64), count
-
-
-def over(total: Tensor | float) -> Tensor | float:
-    """1 / total, and 0 where that is 0: the mean over nothing is 0."""
-    if isinstance(total, Tensor):
-        return torch.where(total == 0, 0, 1 / total)
-    return 1 / total if total else 0.0

@@ -10,14 +10,14 @@ from torch import Tensor
 from opgrad.interop.torch_calls import native, note_effect
 from opgrad.interop.torch_private import is_batched
 from opgrad.interop.torch_tensors import is_transformed
-from opgrad.torch.formulas import sample_weights, scale_in_place, wide
-from opgrad.torch.functions import autocasts
-from opgrad.torch.loss_options import LossOptions, divisors, over, read_options, shifted
+from opgrad.torch.autocast import widens_softmax
+from opgrad.torch.formulas import over, sample_weights, scale_in_place, wide
+from opgrad.torch.losses.options import LossOptions, divisors, read_options, shifted
+from opgrad.torch.losses.reduced import loss_of_samples
+from opgrad.torch.losses.shards import is_class_sharded
 from opgrad.torch.operators import OPERATORS, is_exported
-from opgrad.torch.reduced_loss import loss_of_samples
+from opgrad.torch.renamed_errors import ERRORS, in_words
 from opgrad.torch.schema import is_recording
-from opgrad.torch.shards import is_class_sharded
-from opgrad.torch.words import ERRORS, in_words
 
 _loss_only = OPERATORS["softmax_cross_entropy_loss_only"]
 _loss_and_grad = OPERATORS["softmax_cross_entropy_loss_and_grad"]
@@ -85,7 +85,7 @@ def of_options(
 ) -> Any:  # fmt: skip
     """cross_entropy with checked options."""
     if is_class_sharded(input, min(input.dim() - 1, 1) if isinstance(input, Tensor) else 0):
-        from opgrad.torch import vocab_parallel
+        from opgrad.torch.losses import vocab_parallel
 
         return vocab_parallel.of_dtensor(input, target, weight, options, shift)
     try:
@@ -128,7 +128,7 @@ def _cross_entropy(
     if input.dim() == 1:
         found = _cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, options, shift, in_place, check)
         return _of_one(found)
-    dtype = options.dtype or (torch.float32 if autocasts(input) else input.dtype)
+    dtype = options.dtype or (torch.float32 if widens_softmax(input) else input.dtype)
     labels = target.int() if target.dtype == torch.uint8 else target
     labels = shifted("cross_entropy", labels, shift, options.ignore_index)
     if target.is_floating_point():
