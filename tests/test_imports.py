@@ -98,24 +98,27 @@ LAYERS = {
     "torch/optim": ("numpy torch", "interop/torch_tensors optim"),
     "torch/patching": ("torch", "torch/ torch/losses/"),
     "torch": ("torch", "interop torch/ torch/functions torch/losses/ torch/patching"),
-    # ONNX
+    # ONNX: graphs without a runtime, plain forms, gradient rules; sessions of onnxruntime
+    "graph/": ("numpy onnx google", "reading"),
+    "forms/": ("numpy onnx", "contract/ graph/"),
+    "rules/": ("numpy onnx", "forms/ graph/"),
+    "gradients/": ("numpy onnx google", "forms/ graph/ reading rules/"),
     "onnxruntime/": (
         ONNX,
-        f"contract/ {COMPILER} {STEPS} locks native/ native/arrays native/threads/ reading writing",
+        f"contract/ {COMPILER} {STEPS} forms/ graph/ locks native/ native/arrays native/threads/ reading writing",
     ),
-    "gradients/": ("numpy onnx google", "onnxruntime/ reading"),
     "training/distributed": ("numpy torch", f"{STEPS} native/ native/threads/"),
     "training/": (
         f"{ONNX} flatbuffers matplotlib ml_dtypes plotext rich sklearn",
-        f"contract/ cpu/ cpu/compiler/native {STEPS} native/ native/threads/ gradients/ locks onnxruntime/"
-        " ops/ optim reading terminal training/distributed writing",
+        f"contract/ cpu/ cpu/compiler/native {STEPS} native/ native/threads/ forms/ gradients/ graph/ locks"
+        " onnxruntime/ ops/ optim reading terminal training/distributed writing",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),
     "testing/": ("numpy ml_dtypes", "opgrad native/arrays contract/"),
     "bench/": (
         f"{ONNX} jax markdown_it matplotlib ml_dtypes plotly rich torch typer",
-        f"opgrad contract/ {COMPILER} cpu/kernels/ cpu/programs/ fused/ gradients/ interop/torch_tensors machine"
+        f"opgrad contract/ {COMPILER} cpu/kernels/ cpu/programs/ fused/ gradients/ graph/ interop/torch_tensors machine"
         " native/ native/arrays native/threads/ onnxruntime/ post_ops reading terminal testing/ torch training/"
         " writing",
     ),
@@ -128,7 +131,7 @@ LAYERS = {
         "opgrad bench/ compile contract/ cpu/compiler/native machine native/ native/threads/ onnxruntime/ terminal"
         " testing/",
     ),
-    "commands/": ("onnx rich typer", "onnxruntime/ terminal training/ training/distributed"),
+    "commands/": ("onnx rich typer", "graph/ onnxruntime/ terminal training/ training/distributed"),
     "cli": ("rich typer", "opgrad bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),
     "__main__": ("", "cli"),
 }

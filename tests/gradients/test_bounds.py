@@ -10,7 +10,7 @@ from gradient_cases import numbers
 from onnx import numpy_helper
 
 from opgrad.gradients import gradients
-from opgrad.gradients.forward import Forward, evaluate
+from opgrad.graph.forward import Forward, evaluate
 
 MOST = 100 << 20  # bytes that Python may take meanwhile; one of these arrays is larger
 LENGTH = 2**27

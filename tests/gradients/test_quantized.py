@@ -8,8 +8,8 @@ from gradient_cases import numbers
 from onnx import numpy_helper
 
 from opgrad.gradients import gradients, register_gradient
-from opgrad.gradients.registry import RULES
 from opgrad.onnxruntime import InferenceSession
+from opgrad.rules.registry import RULES
 
 CONSTANTS = {
     "scale": np.float32(2**-4), "zero": np.int8(0), "shape": np.array([2, 3, 4, 2]), "places": np.array([3, 0, 2]),

@@ -7,8 +7,8 @@ import pytest
 from differences import OWN, check, in_onnxruntime, run
 from gradient_cases import CASES, ELSEWHERE, NEWEST
 
-from opgrad.gradients import registry
-from opgrad.gradients.rules.zero import zero
+from opgrad.rules import registry
+from opgrad.rules.zero import zero
 
 # Operators, and the first opset in which the reference evaluator has them as ONNX says, in float64.
 REFERENCE_FROM = {

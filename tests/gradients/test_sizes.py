@@ -8,8 +8,8 @@ from gradient_cases import numbers
 from onnx import TensorProto, helper
 
 from opgrad.gradients import gradients
-from opgrad.gradients.forward import Forward
-from opgrad.gradients.sizes import VAGUE, Term, are_equal, known, terms
+from opgrad.graph.forward import Forward
+from opgrad.graph.sizes import VAGUE, Term, are_equal, known, terms
 
 NAMES = ("?", "", "-1", "unk__3", "None", "unknown", " ? ")
 

@@ -6,9 +6,9 @@ import onnxruntime
 import pytest
 from small_models import build, normal
 
+from opgrad.graph.batch_norm import evaluating
+from opgrad.graph.loading import read_model
 from opgrad.onnxruntime import lower
-from opgrad.onnxruntime.batch_norm import evaluating
-from opgrad.onnxruntime.reading import read_model
 from opgrad.training.inspection import inspect
 
 ARRAYS = normal(scale=(2,), bias=(2,), mean=(2,)) | {"var": np.array([0.5, 2], np.float32)}

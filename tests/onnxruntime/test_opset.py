@@ -7,8 +7,8 @@ import pytest
 from onnx import TensorProto, numpy_helper, parser
 
 from opgrad.gradients import gradients
+from opgrad.graph.opset import raise_opset
 from opgrad.onnxruntime import lower
-from opgrad.onnxruntime.opset import raise_opset
 
 
 def build(text, opset, **constants):

@@ -7,7 +7,7 @@ import onnxruntime
 from onnx import numpy_helper, parser
 
 from opgrad.gradients import gradients, model
-from opgrad.gradients.passes import prepare
+from opgrad.graph.passes import prepare
 from opgrad.onnxruntime import InferenceSession
 
 

@@ -11,8 +11,8 @@ import pytest
 from artifact_sets import optimizer_model, write_linear_set
 from onnx import TensorProto, helper
 
+from opgrad.graph.loading import read_model
 from opgrad.onnxruntime import lower
-from opgrad.onnxruntime.reading import read_model
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module
 from opgrad.training.optimizer import read_rule

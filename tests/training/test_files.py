@@ -16,9 +16,9 @@ from small_models import build
 
 from opgrad.bench import figures
 from opgrad.gradients import gradients
+from opgrad.graph.loading import read_model
 from opgrad.onnxruntime import InferenceSession
 from opgrad.onnxruntime.loading import open_session
-from opgrad.onnxruntime.reading import read_model
 from opgrad.onnxruntime.saving import lower_file
 from opgrad.training import Recipe, TensorSpec, load_file, read_checkpoint
 from opgrad.training.onnxblock import custom_op_library

@@ -15,7 +15,7 @@ from opgrad.bench.measure import take_turns, turns
 from opgrad.bench.training_modules import CLASSES, eager, exported, modules
 from opgrad.gradients import gradients
 from opgrad.gradients.backward import SUFFIX
-from opgrad.onnxruntime.messages import copied
+from opgrad.graph.messages import copied
 from opgrad.training import ArtifactSet, rewriting
 from opgrad.training.binding import BoundGraph, declared
 from opgrad.training.graph import open_session, session_options

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from opgrad.graph.messages import copied
 from opgrad.onnxruntime import InferenceSession
-from opgrad.onnxruntime.messages import copied
 
 SHARING = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")  # whose result is the memory of the first input
 ITEM = {"float": 4, "double": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1, "int8": 1}

@@ -168,7 +168,7 @@ def make(
     who: the command, for messages. clip_norm: of the optimizer model. files: arguments of `generate_artifacts`.
     Raises ValueError for a model or options of which nothing can be made, OSError.
     """
-    from opgrad.onnxruntime.reading import read_model
+    from opgrad.graph.loading import read_model
     from opgrad.training import artifacts
 
     arguments = making.arguments(clip_norm)

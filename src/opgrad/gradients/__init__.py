@@ -6,8 +6,8 @@ except ImportError as error:
     missing = "opgrad.gradients: onnx cannot be imported; install it with: pip install 'opgrad[onnx]'"
     raise ImportError(missing) from error
 
-from opgrad.gradients.model import gradients
-from opgrad.gradients.node import Node
-from opgrad.gradients.registry import NoGradient, register_gradient
+from opgrad.gradients.differentiation import gradients
+from opgrad.rules.node import Node
+from opgrad.rules.registry import NoGradient, register_gradient
 
 __all__ = ["NoGradient", "Node", "gradients", "register_gradient"]

@@ -5,14 +5,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import onnx
 from onnx import TensorProto
 
-from opgrad.gradients.body import GraphBody
-from opgrad.gradients.forward import FLOATS, Forward, title
-from opgrad.gradients.hints import hint
-from opgrad.gradients.node import Node
-from opgrad.gradients.registry import RULES, Declared, Gradients, NoGradient
-from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.messages import domain_of
-from opgrad.onnxruntime.opset import captured, subgraphs
+from opgrad.gradients.advice import hint
+from opgrad.graph.body import GraphBody
+from opgrad.graph.formulas import Value
+from opgrad.graph.forward import FLOATS, Forward, title
+from opgrad.graph.messages import domain_of
+from opgrad.graph.opset import captured, subgraphs
+from opgrad.rules.node import Node
+from opgrad.rules.registry import RULES, Declared, Gradients, NoGradient
 
 SUFFIX = "_grad"
 NO_RULE = "there is no rule for it; opgrad.gradients.register_gradient adds one"

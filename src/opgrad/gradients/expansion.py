@@ -12,12 +12,12 @@ import onnx
 from onnx import defs, helper, inliner
 
 from opgrad.gradients.backward import paths
-from opgrad.gradients.body import GraphBody
-from opgrad.gradients.forward import Forward
-from opgrad.gradients.node import Node
-from opgrad.gradients.registry import RULES, NoGradient
-from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.messages import copied, domain_of, free_name, keep
+from opgrad.graph.body import GraphBody
+from opgrad.graph.formulas import Value
+from opgrad.graph.forward import Forward
+from opgrad.graph.messages import copied, domain_of, free_name, keep
+from opgrad.rules.node import Node
+from opgrad.rules.registry import RULES, NoGradient
 
 DOMAIN = "opgrad.expanded"
 

@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from opgrad.onnxruntime.bodies.reasons import NOT_LOWERED
-    from opgrad.onnxruntime.lowering import LOWERED, lower
+    from opgrad.forms.lowering import LOWERED, lower
+    from opgrad.forms.reasons import NOT_LOWERED
     from opgrad.onnxruntime.sessions import InferenceSession, register
 
 __all__ = ["LOWERED", "NOT_LOWERED", "InferenceSession", "lower", "register"]
@@ -18,5 +18,5 @@ def __getattr__(name: str) -> Any:
     """Import a name when it is first used."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = "sessions" if name in ("InferenceSession", "register") else "lowering"
-    return getattr(import_module(f"{__name__}.{place}"), name)
+    place = "onnxruntime.sessions" if name in ("InferenceSession", "register") else "forms.lowering"
+    return getattr(import_module(f"opgrad.{place}"), name)

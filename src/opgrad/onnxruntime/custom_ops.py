@@ -11,9 +11,9 @@ from opgrad.onnxruntime import abi
 from opgrad.onnxruntime.abi import Api, address_of, callback, forever
 from opgrad.onnxruntime.attributes import read_attributes
 from opgrad.onnxruntime.compute import close, compute, parallel_for
-from opgrad.onnxruntime.description import MEMBERS, Described, described
 from opgrad.onnxruntime.node import Node, prepare, refuse
 from opgrad.onnxruntime.overloads import Overload, overloads
+from opgrad.onnxruntime.structures import MEMBERS, Described, described
 
 # For each domain its name for onnxruntime and the origin of its operators; None: all operators.
 DOMAINS: tuple[tuple[bytes, str | None], ...] = ((b"com.microsoft", None), (b"", ""))

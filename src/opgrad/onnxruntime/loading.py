@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from opgrad.onnxruntime.reading import Source
+from opgrad.graph.loading import Source
 from opgrad.onnxruntime.sessions import InferenceSession, register
 from opgrad.reading import check_regular
 

@@ -8,9 +8,9 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
+from opgrad.forms.lowering import lower
+from opgrad.graph.messages import copied
 from opgrad.onnxruntime.loading import open_session
-from opgrad.onnxruntime.lowering import lower
-from opgrad.onnxruntime.messages import copied
 
 NATIVE, OPGRAD, LOWERING, NOBODY = RUNNERS = "onnxruntime", "opgrad", "only by lowering", "nobody"
 # From a session's name of a type to ONNX's, for names that differ in more than their case.

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.onnxruntime.lowering import lower
+from opgrad.forms.lowering import lower
 from opgrad.onnxruntime.runners import NATIVE, operators
 from opgrad.writing import replace_file
 

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 from onnx.helper import tensor_dtype_to_np_dtype
 
+from opgrad.graph.batch_norm import evaluating
+from opgrad.graph.loading import read_model
 from opgrad.locks import once
-from opgrad.onnxruntime.batch_norm import evaluating
-from opgrad.onnxruntime.reading import read_model
 from opgrad.training.batches import TensorSpec, located
 from opgrad.training.building.values import read_shared
 from opgrad.training.checkpoint import read_checkpoint

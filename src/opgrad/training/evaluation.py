@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from opgrad.graph.messages import copied, import_microsoft
 from opgrad.onnxruntime import loading
-from opgrad.onnxruntime.messages import copied, import_microsoft
 from opgrad.training.artifact_set import FILES, ArtifactSet
 from opgrad.training.data import Dataset
 from opgrad.training.export import declared_outputs, graph_between

@@ -10,10 +10,10 @@ import onnx
 from onnx import TensorProto, helper
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.graph.loading import read_model
+from opgrad.graph.messages import copied, import_microsoft
+from opgrad.graph.opset import captured
 from opgrad.onnxruntime import loading
-from opgrad.onnxruntime.messages import copied, import_microsoft
-from opgrad.onnxruntime.opset import captured
-from opgrad.onnxruntime.reading import read_model
 from opgrad.onnxruntime.runners import ELEMENT_TYPES
 from opgrad.training.artifact_set import ArtifactSet
 from opgrad.training.building.checks import check_built, without_values

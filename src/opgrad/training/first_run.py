@@ -28,7 +28,7 @@ def begin(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> None:
     if missing and (found := compilers.compilers()):
         found.add(missing, first=True)
         found.wait_for_cpu()
-        from opgrad.onnxruntime.foresight import requests
+        from opgrad.onnxruntime.needed_kernels import requests
 
         found.add(requests(model, {value.name: _likely(value) for value in model.graph.input}, options))
 
@@ -51,7 +51,7 @@ def first_run(
     def compile_all() -> None:
         found = compilers.compilers()
         if found:
-            from opgrad.onnxruntime.foresight import requests
+            from opgrad.onnxruntime.needed_kernels import requests
 
             entries = found.add(requests(model, shapes(), options))
             with bar() as progress:

@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from opgrad.gradients.passes.graph import Graph
-from opgrad.gradients.sizes import are_equal
-from opgrad.onnxruntime.messages import MICROSOFT, copied, domain_of
+from opgrad.graph.messages import MICROSOFT, copied, domain_of
+from opgrad.graph.passes.graph import Graph
+from opgrad.graph.sizes import are_equal
 
 LOSS, LOSS_GRADIENT = "SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossGrad"
 LOSS_AND_GRADIENT = "SoftmaxCrossEntropyLossAndGrad"

@@ -10,10 +10,10 @@ from pathlib import Path
 import onnx
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.onnxruntime import batch_norm
-from opgrad.onnxruntime.mending import mend
-from opgrad.onnxruntime.messages import opset_of
-from opgrad.onnxruntime.reading import check_model
+from opgrad.graph import batch_norm
+from opgrad.graph.loading import check_model
+from opgrad.graph.messages import opset_of
+from opgrad.graph.repair import mend
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed
 from opgrad.training.building.models import TrainingModels

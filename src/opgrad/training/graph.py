@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from opgrad.graph.loading import Source as Source
+from opgrad.graph.loading import read_model as read_model
+from opgrad.graph.messages import copied
 from opgrad.onnxruntime import LOWERED, loading, lower
-from opgrad.onnxruntime.messages import copied
-from opgrad.onnxruntime.reading import Source as Source
-from opgrad.onnxruntime.reading import read_model as read_model
 from opgrad.training import first_run, fusions, rewriting
 from opgrad.training.binding import BoundGraph, Value, declared
 from opgrad.training.names import BUFFER_SUFFIX, RESET

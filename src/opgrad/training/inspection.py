@@ -12,11 +12,11 @@ from onnx import helper
 from onnx.external_data_helper import uses_external_data
 from onnx.helper import get_attribute_value
 
+from opgrad.graph.batch_norm import evaluating
+from opgrad.graph.loading import read_model
+from opgrad.graph.messages import MICROSOFT
 from opgrad.onnxruntime import NOT_LOWERED
-from opgrad.onnxruntime.batch_norm import evaluating
 from opgrad.onnxruntime.loading import open_session
-from opgrad.onnxruntime.messages import MICROSOFT
-from opgrad.onnxruntime.reading import read_model
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, Operator, operators
 from opgrad.training.artifact_set import FILES, tensor_spec
 from opgrad.training.building.checks import refused_types

@@ -6,7 +6,7 @@ from contextlib import suppress
 import numpy as np
 import onnxruntime
 
-from opgrad.onnxruntime.messages import import_microsoft
+from opgrad.graph.messages import import_microsoft
 from opgrad.training.artifact_set import FILES, ArtifactSet
 from opgrad.training.batches import TensorSpec
 from opgrad.training.data import Dataset, row_of

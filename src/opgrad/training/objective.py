@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import onnx
 from onnx import numpy_helper
 
-from opgrad.gradients.forward import FLOATS, Forward
-from opgrad.onnxruntime.messages import attribute_of, domain_of
-from opgrad.onnxruntime.opset import captured
+from opgrad.graph.forward import FLOATS, Forward
+from opgrad.graph.messages import attribute_of, domain_of
+from opgrad.graph.opset import captured
 from opgrad.training.names import OUTPUTS
 
 LOSSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "NegativeLogLikelihoodLoss")

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from opgrad.gradients.forward import FLOATS, Forward
-from opgrad.gradients.model import problems
-from opgrad.onnxruntime.messages import domain_of, opset_of
+from opgrad.gradients.differentiation import problems
+from opgrad.graph.forward import FLOATS, Forward
+from opgrad.graph.messages import domain_of, opset_of
 from opgrad.training.building import forms
 from opgrad.training.building.checks import check_built, refused_types
 from opgrad.training.building.selection import Candidates, no_weights, reaching

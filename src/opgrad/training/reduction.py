@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from opgrad.gradients.forward import Forward
-from opgrad.onnxruntime.messages import attribute_of, domain_of
+from opgrad.graph.forward import Forward
+from opgrad.graph.messages import attribute_of, domain_of
 
 OF_CLASSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "NegativeLogLikelihoodLoss")
 HANDING_ON = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Neg", "Sqrt")

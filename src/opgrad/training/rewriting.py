@@ -5,7 +5,7 @@ from collections import Counter
 import onnx
 from onnx import helper
 
-from opgrad.onnxruntime.messages import MICROSOFT, import_microsoft, keep
+from opgrad.graph.messages import MICROSOFT, import_microsoft, keep
 from opgrad.training.names import BUFFER_SUFFIX, RESET
 
 DIRECT_SUFFIX = "_grad.direct"  # behind a parameter's name: its gradient as an output of the graph

@@ -12,7 +12,7 @@ import onnx
 from onnx import helper
 
 from opgrad import optim
-from opgrad.onnxruntime.messages import keep
+from opgrad.graph.messages import keep
 from opgrad.ops.gather import gather_grad
 from opgrad.training.names import BUFFER_SUFFIX
 from opgrad.training.optimizer import SGD, AdamW, AdamWRule

@@ -6,8 +6,8 @@ from itertools import groupby
 
 import onnx
 
-from opgrad.gradients.forward import Forward
-from opgrad.onnxruntime.messages import domain_of
+from opgrad.graph.forward import Forward
+from opgrad.graph.messages import domain_of
 from opgrad.training.building.selection import SCALES
 
 SILENT = ("Identity", "Cast", "Unsqueeze", "Squeeze")  # operators that are left out of a sketch

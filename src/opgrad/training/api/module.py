@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from opgrad.graph.batch_norm import evaluating
+from opgrad.graph.loading import name_of
+from opgrad.graph.messages import copied
 from opgrad.native.threads import get_num_threads
-from opgrad.onnxruntime.batch_norm import evaluating
-from opgrad.onnxruntime.messages import copied
-from opgrad.onnxruntime.reading import name_of
 from opgrad.training import rewriting
 from opgrad.training.api.checkpoint_state import CheckpointState
 from opgrad.training.api.memory import Memory

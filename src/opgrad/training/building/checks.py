@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable
 import onnx
 from onnx import TensorProto, checker, defs, helper
 
-from opgrad.onnxruntime.messages import domain_of
-from opgrad.onnxruntime.opset import all_nodes
+from opgrad.graph.messages import domain_of
+from opgrad.graph.opset import all_nodes
 from opgrad.training.building.values import LARGE, size_of
 
 UNKNOWN = "opgrad.unknown"  # the domain of operators that onnx's checker does not look at

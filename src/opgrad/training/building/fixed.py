@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from opgrad.gradients.forward import FLOATS
-from opgrad.onnxruntime.messages import domain_of
-from opgrad.onnxruntime.opset import all_nodes, captured
+from opgrad.graph.forward import FLOATS
+from opgrad.graph.messages import domain_of
+from opgrad.graph.opset import all_nodes, captured
 
 # Operators that return their first input in another shape or type.
 HANDING_ON = ("Identity", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Slice", "Tile")

@@ -3,7 +3,7 @@
 import onnx
 from onnx import helper
 
-from opgrad.onnxruntime.batch_norm import (
+from opgrad.graph.batch_norm import (
     STATISTICS,
     TRAINING_MODE_FROM,
     batch_norms,
@@ -12,8 +12,8 @@ from opgrad.onnxruntime.batch_norm import (
     set_training_mode,
     trains,
 )
-from opgrad.onnxruntime.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft, keep, opset_of
-from opgrad.onnxruntime.opset import all_nodes, raise_opset
+from opgrad.graph.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft, keep, opset_of
+from opgrad.graph.opset import all_nodes, raise_opset
 from opgrad.training.building.outputs import correct_shapes
 
 LEAST_OPSET = 12  # the first with SoftmaxCrossEntropyLoss

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.gradients import passes
 from opgrad.gradients.backward import SUFFIX
-from opgrad.gradients.body import GraphBody
+from opgrad.gradients.differentiation import LEAST_OPSET, append, differentiate, prepared
 from opgrad.gradients.expansion import inline_functions
-from opgrad.gradients.forward import FLOATS, Forward
-from opgrad.gradients.model import LEAST_OPSET, append, differentiate, prepared
-from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.messages import MICROSOFT, copied, keep
+from opgrad.graph import passes
+from opgrad.graph.body import GraphBody
+from opgrad.graph.formulas import Value
+from opgrad.graph.forward import FLOATS, Forward
+from opgrad.graph.messages import MICROSOFT, copied, keep
 from opgrad.training.building.checks import listed
 from opgrad.training.building.forms import with_running_statistics
 from opgrad.training.names import BUFFER_SUFFIX, RESET, RESULT_SUFFIX

@@ -6,8 +6,8 @@ from functools import partial
 import onnx
 from onnx import helper
 
-from opgrad.gradients.forward import Forward
-from opgrad.onnxruntime.messages import copied, keep
+from opgrad.graph.forward import Forward
+from opgrad.graph.messages import copied, keep
 from opgrad.training.building.checks import near
 
 

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 import onnx
 from onnx import TensorProto
 
-from opgrad.onnxruntime.messages import copied
+from opgrad.graph.messages import copied
 from opgrad.training.building.values import Held, array_of, is_placeholder, nbytes_of
 from opgrad.training.odtc import raw
 from opgrad.writing import flush, naming, new_file

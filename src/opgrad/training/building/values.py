@@ -14,8 +14,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.onnxruntime.messages import copied
-from opgrad.onnxruntime.reading import Source, naming_outside, place_of, read_model, read_outside
+from opgrad.graph.loading import Source, naming_outside, place_of, read_model, read_outside
+from opgrad.graph.messages import copied
 from opgrad.training import mapping, odtc
 
 LARGE = 1024  # elements; tensors with more are never shapes, so that inference does not need their values

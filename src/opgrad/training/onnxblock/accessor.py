@@ -10,8 +10,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto, defs, helper
 
-from opgrad.gradients.forward import Forward
-from opgrad.onnxruntime.messages import MICROSOFT, copied
+from opgrad.graph.forward import Forward
+from opgrad.graph.messages import MICROSOFT, copied
 from opgrad.reading import check_regular
 from opgrad.training.building.values import Held
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from onnx import TensorProto, helper
 
-from opgrad.onnxruntime.messages import opset_of
+from opgrad.graph.messages import opset_of
 from opgrad.training.onnxblock.accessor import Sizes, current, type_name
 from opgrad.training.onnxblock.block import Block
 from opgrad.training.onnxblock.blocks import append, number

@@ -5,7 +5,7 @@ from typing import Any
 
 from onnx import TensorProto, helper
 
-from opgrad.onnxruntime.messages import MICROSOFT
+from opgrad.graph.messages import MICROSOFT
 from opgrad.training.onnxblock.accessor import current, type_name
 from opgrad.training.onnxblock.block import Block, ForwardBlock
 from opgrad.training.onnxblock.blocks import append

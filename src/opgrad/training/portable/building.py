@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.gradients.body import GraphBody
-from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.lowering import FEEDBACK
-from opgrad.onnxruntime.messages import keep
-from opgrad.onnxruntime.opset import captured
+from opgrad.forms.lowering import FEEDBACK
+from opgrad.graph.body import GraphBody
+from opgrad.graph.formulas import Value
+from opgrad.graph.messages import keep
+from opgrad.graph.opset import captured
 from opgrad.training.artifact_set import ArtifactSet
 from opgrad.training.export import nodes_before
 from opgrad.training.portable.dropout import seed_dropout

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.onnxruntime.bodies.build import Body, Value
-from opgrad.onnxruntime.messages import domain_of, keep
+from opgrad.graph.formulas import Body, Value
+from opgrad.graph.messages import domain_of, keep
 from opgrad.training.portable.packing import FLOAT, Packing
 
 SEED = "seed"

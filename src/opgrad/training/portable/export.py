@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import inliner
 
-from opgrad.onnxruntime.messages import opset_of
+from opgrad.graph.messages import opset_of
 from opgrad.training.artifact_set import ArtifactSet
 from opgrad.training.building.outputs import inferred_model
 from opgrad.training.building.values import read_shared

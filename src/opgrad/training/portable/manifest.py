@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 
-from opgrad.onnxruntime.messages import opset_of
+from opgrad.graph.messages import opset_of
 from opgrad.training.artifact_set import ArtifactSet, tensor_spec
 from opgrad.training.portable.building import RATE, SHARE, STEP, UPDATE, Labels, Settings
 from opgrad.training.portable.dropout import SEED

@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.gradients.body import GraphBody
-from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.messages import keep, opset_of
-from opgrad.onnxruntime.opset import all_nodes
+from opgrad.graph.body import GraphBody
+from opgrad.graph.formulas import Value
+from opgrad.graph.messages import keep, opset_of
+from opgrad.graph.opset import all_nodes
 from opgrad.training.portable.layout import PARAMETERS, STATISTICS, Layout, Part, Tensor
 
 FLOAT = TensorProto.FLOAT

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import onnx
 from onnx import defs, inliner
 
+from opgrad.forms.lowering import DOMAIN
+from opgrad.graph.messages import domain_of, opset_of
+from opgrad.graph.opset import LEAST, all_nodes, raise_opset
 from opgrad.onnxruntime import LOWERED, lower
-from opgrad.onnxruntime.lowering import DOMAIN
-from opgrad.onnxruntime.messages import domain_of, opset_of
-from opgrad.onnxruntime.opset import LEAST, all_nodes, raise_opset
 from opgrad.training.building.checks import sentence
 from opgrad.training.building.outputs import inferred_model
 from opgrad.training.rewriting import fuse_losses

@@ -6,8 +6,8 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from opgrad.onnxruntime.bodies.build import Value
-from opgrad.onnxruntime.bodies.optimizer import adamw_step, clip_factor, corrections, sgd_step
+from opgrad.forms.optimizer import adamw_step, clip_factor, corrections, sgd_step
+from opgrad.graph.formulas import Value
 from opgrad.training.optimizer import AdamWRule, SGDRule
 from opgrad.training.portable.rules import AdagradRule, LionRule, MomentumRule, StepRule
 

@@ -1,0 +1,154 @@
+"""Reads ONNX models from untrusted files and bytes.
+
+Every fault raises a ValueError of one line with the file's name.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, TensorProto, TypeProto
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
+
+from opgrad.graph.batch_norm import one_output
+from opgrad.graph.repair import mend
+from opgrad.reading import check_regular, read_regular
+
+ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
+
+Source: TypeAlias = str | bytes | PathLike[str]
+
+
+def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProto:
+    """An ONNX model from a file or from its bytes.
+
+    who: the caller, for messages.
+    outside: whether tensors that the file keeps in other files are read, too.
+    Raises FileNotFoundError if there is no such file, ValueError if it is no ONNX model, or damaged, or empty.
+    """
+    name = name_of(source)
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(source if isinstance(source, bytes) else _content(Path(source), who))
+    except (DecodeError, UnicodeDecodeError):
+        raise ValueError(f"{who}: {name} is no ONNX model, or damaged") from None
+    check_model(model, f"{who}: {name}")
+    for value in model.graph.input:
+        kind = value.type.WhichOneof("value")
+        if kind is None or (kind == "tensor_type" and not value.type.tensor_type.elem_type):
+            raise ValueError(f"{who}: {name} is damaged, the input {value.name!r} has no type")
+    if not model.graph.node and not model.graph.output:
+        raise ValueError(f"{who}: {name} is no ONNX model, or empty")
+    mend(model)
+    one_output(model)
+    if outside and not isinstance(source, bytes):
+        read_outside(model, Path(source), who)
+    return model
+
+
+def check_model(model: onnx.ModelProto, what: str) -> None:
+    """Raise ValueError for a text that is not UTF-8 or an unknown type; `what` names the caller and the model."""
+    fault = next((found for message in _messages(model) if (found := _fault(message))), None)
+    if fault:
+        raise ValueError(f"{what} is damaged, {fault}")
+
+
+def name_of(source: Source) -> str:
+    """The name of a model in messages."""
+    return "the model" if isinstance(source, bytes) else os.fspath(source)
+
+
+def _content(path: Path, who: str) -> bytes:
+    if not path.exists():
+        raise FileNotFoundError(f"{who}: there is no file {path}")
+    return read_regular(path, f"{who}: {path}")
+
+
+# --- what is wrong with a message ------------------------------------------------------------------------------------
+
+
+def _messages(message: Any) -> Iterator[Any]:
+    """A message and all messages inside it, except those inside tensors, whose values may be large."""
+    yield message
+    if isinstance(message, TensorProto):
+        return
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            for each in (value,) if hasattr(value, "ListFields") else value:
+                yield from _messages(each)
+
+
+def _fault(message: Any) -> str | None:
+    """The fault of a message itself, not of messages inside it; None if there is none."""
+    if isinstance(message, TensorProto):
+        return _fault_of_tensor(message)
+    if isinstance(message, TypeProto.Tensor) and message.elem_type not in ELEMENT_TYPES:
+        return f"a tensor has the unknown element type {message.elem_type}"
+    if isinstance(message, AttributeProto) and not message.type and not message.ref_attr_name:
+        return f"the attribute {message.name!r} has no type"
+    for field, value in message.ListFields():
+        # protobuf returns a text that is not UTF-8 as bytes.
+        if field.type == field.TYPE_STRING and any(
+            isinstance(each, bytes) for each in ((value,) if isinstance(value, str | bytes) else value)
+        ):
+            return f"{field.name} is no text in UTF-8"
+    return None
+
+
+def _fault_of_tensor(tensor: TensorProto) -> str | None:
+    texts = (tensor.name, *(text for entry in tensor.external_data for text in (entry.key, entry.value)))
+    if any(isinstance(text, bytes) for text in texts):
+        return "the name of a tensor is no text in UTF-8"
+    if tensor.data_type not in ELEMENT_TYPES or tensor.data_type == TensorProto.UNDEFINED:
+        return f"the tensor {tensor.name!r} has the unknown element type {tensor.data_type}"
+    if min(tensor.dims, default=0) < 0:
+        return f"the tensor {tensor.name!r} has shape {tuple(tensor.dims)}"
+    return None
+
+
+# --- tensors in other files ------------------------------------------------------------------------------------------
+
+
+def read_outside(
+    model: onnx.ModelProto, path: Path, who: str, left: Callable[[TensorProto], bool] = lambda tensor: False
+) -> None:
+    """Read the tensors that a model keeps in other files.
+
+    path: the file of the model. who: the caller, for messages. left: tells which of them stay outside.
+    """
+    tensors = [tensor for tensor in _messages(model) if isinstance(tensor, TensorProto) and uses_external_data(tensor)]
+    with naming_outside(path, who):
+        for tensor in tensors:
+            if left(tensor):
+                continue
+            place_of(tensor, path.parent)
+            load_external_data_for_tensor(tensor, str(path.parent))
+            tensor.data_location = TensorProto.DEFAULT
+            del tensor.external_data[:]
+
+
+@contextmanager
+def naming_outside(path: Path, who: str) -> Iterator[None]:
+    """Within the `with` block, turn errors of reading another file into ones that name the model."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{who}: {path} keeps tensors in another file: {error}") from None
+    except Exception as error:  # onnx's checker has its own class of exceptions
+        raise ValueError(f"{who}: {path} keeps tensors in another file: {' '.join(str(error).split())}") from None
+
+
+def place_of(tensor: TensorProto, folder: Path) -> ExternalDataInfo:
+    """The place of a tensor's values. Raises ValueError if the file has fewer bytes than the model says."""
+    place = ExternalDataInfo(tensor)
+    check_regular(folder / place.location, place.location)
+    available = (folder / place.location).stat().st_size
+    end = (place.offset or 0) + (place.length or 0)
+    if end > available:
+        raise ValueError(f"{place.location} has {available} bytes, expected at least {end}")
+    return place

@@ -1,0 +1,124 @@
+"""Passes that simplify a graph: before differentiation, so that fewer and faster nodes are differentiated, and after.
+
+Each pass is a function that changes a `Graph` in place and returns whether it changed anything. `prepare` and `finish`
+run lists of passes over a copy of a model until nothing changes any more. Inputs, outputs and parameters keep their
+names.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import onnx
+
+from opgrad.graph.messages import copied
+from opgrad.graph.passes.activation import fuse_gelu, fuse_swish
+from opgrad.graph.passes.dead import remove_dead
+from opgrad.graph.passes.folding import fold_constants
+from opgrad.graph.passes.graph import Graph
+from opgrad.graph.passes.losses import fuse_cross_entropy
+from opgrad.graph.passes.normalization import fuse_layer_normalization, fuse_rms_normalization
+from opgrad.graph.passes.order import order_ends
+from opgrad.graph.passes.products import transpose_products
+from opgrad.graph.passes.recompute import checkpoint
+from opgrad.graph.passes.removal import join_pairs, remove_no_ops
+from opgrad.graph.passes.segments import WHO
+from opgrad.graph.passes.shapes import simplify_shapes
+from opgrad.graph.passes.sharing import share_constants, share_nodes
+from opgrad.graph.passes.splitting import split_parts
+from opgrad.graph.passes.sums import chain_sums
+
+Pass = Callable[[Graph], bool]
+
+CLEANING: tuple[Pass, ...] = (
+    *(fold_constants, share_constants, simplify_shapes, remove_no_ops, join_pairs, share_nodes, remove_dead),
+)
+FUSIONS: tuple[Pass, ...] = (
+    *(fuse_layer_normalization, fuse_rms_normalization, fuse_gelu, fuse_swish, fuse_cross_entropy, split_parts),
+    remove_dead,
+)
+MOST_ROUNDS = 8  # of `clean`; each round finds less to do than the one before
+
+
+def prepare(
+    model: onnx.ModelProto, keep: Iterable[str] = (), *, variable: Iterable[str] = (), plain: bool = False
+) -> onnx.ModelProto:
+    """A simpler model for differentiation, whose backward part has to save fewer values.
+
+    model: it is not changed. The new model has the same inputs and outputs, in names, types and order, and takes
+    batches of any size if this one does.
+    keep: names of other values that stay, such as additional outputs. variable: initializers that will be trained;
+    they stay, too, and are not folded into constants.
+    plain: write operators of ai.onnx alone. Otherwise layer normalization, Gelu and others become fused operators
+    that onnxruntime or opgrad has in com.microsoft or in opsets older than ONNX's own.
+
+    Returns the new model. Equal calls give equal bytes.
+    """
+    graph = Graph(copied(model), keep, variable, plain)
+    clean(graph)
+    if apply(graph, FUSIONS):
+        graph.refresh()
+        clean(graph)
+    return graph.model
+
+
+def finish(
+    model: onnx.ModelProto,
+    forward: Iterable[str],
+    *,
+    keep: Iterable[str] = (),
+    variable: Iterable[str] = (),
+    checkpoint_segments: int | Sequence[str] | None = None,
+) -> onnx.ModelProto:
+    """A model with gradients among its outputs, simplified and with its nodes in an order that needs little memory.
+
+    model: it is not changed; its inputs and outputs stay. The gradients are outputs that are not yet accumulated.
+    forward: the values that the model computed before it was differentiated: the loss, and other outputs.
+    keep, variable: as for `prepare`.
+    checkpoint_segments: the number of segments of the forward part, or the names of values with whose nodes a segment
+    ends. For the backward part only the values between segments and those of the last segment are kept; it computes
+    all others again, which saves memory and costs about one more forward run. Random masks are kept. None: keep
+    every value.
+
+    Returns the new model. Equal calls give equal bytes.
+    Raises TypeError and ValueError for other segments, and for names that no node of the forward part makes.
+    """
+    segments = checked_segments(checkpoint_segments)
+    named = [] if isinstance(segments, int) else segments
+    forward = list(forward)
+    graph = Graph(copied(model), {*keep, *forward, *named}, variable)
+    clean(graph)
+    if apply(graph, (chain_sums, transpose_products)):
+        apply(graph, (remove_dead,))
+    if segments != 1:
+        checkpoint(graph, forward, segments)
+    order_ends(graph)
+    graph.commit()
+    return graph.model
+
+
+def checked_segments(given: int | Sequence[str] | None) -> int | list[str]:
+    """The number of segments (1 for None), or the names. Raises TypeError and ValueError for anything else."""
+    if given is None:
+        return 1
+    if isinstance(given, int) and not isinstance(given, bool):
+        if given < 1:
+            raise ValueError(f"{WHO}: the number of segments is {given}, expected at least 1")
+        return given
+    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{WHO} is {given!r}, expected a number of segments or names of values")
+    return names
+
+
+def clean(graph: Graph) -> None:
+    """Run the passes that recognize no patterns, until nothing changes."""
+    for _ in range(MOST_ROUNDS):
+        changed = apply(graph, CLEANING)
+        graph.refresh()
+        if not changed:
+            return
+
+
+def apply(graph: Graph, passes: Sequence[Pass]) -> bool:
+    """Run passes in their order; return whether one of them changed something."""
+    changes = [each(graph) for each in passes]
+    return any(changes)

@@ -1,0 +1,60 @@
+"""Constant folding: values that do not depend on the graph's inputs are computed once, here."""
+
+import onnx
+from onnx import helper, numpy_helper
+
+from opgrad.graph.forward import FOLDED, constant_tensor, evaluate
+from opgrad.graph.messages import copied, domain_of
+from opgrad.graph.opset import subgraphs
+from opgrad.graph.passes.graph import Graph
+
+GROWTH = 1 << 12  # the most bytes by which a folded value may be larger than the constants it is computed from
+FOLDABLE = frozenset(FOLDED) | frozenset(
+    (
+        *("Abs", "Exp", "Log", "Sign", "Sin", "Cos", "Tanh", "Sigmoid", "Round", "GreaterOrEqual", "LessOrEqual"),
+        *("Trilu", "Tile", "Split", "Flatten", "Clip", "MatMul", "Gemm", "CumSum", "ReduceSum", "ReduceMax"),
+        *("ReduceMin", "ReduceMean", "ScatterND", "ScatterElements", "GatherND", "GatherElements", "OneHot"),
+        *("CastLike", "Sum", "Mean", "Xor", "EyeLike", "ArgMax", "ArgMin", "Relu", "IsNaN", "IsInf"),
+    )
+)  # fmt: skip
+
+
+def fold_constants(graph: Graph) -> bool:
+    """Replace Constant nodes, and nodes whose inputs are all constants, by initializers."""
+    changed = False
+    for node in list(graph.nodes()):
+        if domain_of(node) or graph.kept.intersection(node.output) or any(subgraphs(node)):
+            continue
+        tensors = _constant(node) if node.op_type == "Constant" else _computed(graph, node)
+        if tensors is not None:
+            graph.become_constants(node, tensors)
+            changed = True
+    return changed
+
+
+def _constant(node: onnx.NodeProto) -> dict[str, onnx.TensorProto] | None:
+    tensor = constant_tensor(node)
+    return None if tensor is None else {node.output[0]: copied(tensor)}
+
+
+def _computed(graph: Graph, node: onnx.NodeProto) -> dict[str, onnx.TensorProto] | None:
+    """The results of a node whose inputs are all constants; None if they are not, or would be large."""
+    if node.op_type not in FOLDABLE:
+        return None
+    if node.op_type in ("Shape", "Size"):
+        value = graph.constant(node.output[0])
+        return None if value is None else {node.output[0]: numpy_helper.from_array(value)}
+    names = [name for name in node.input if name]
+    if not all(name in graph.initializers for name in names):
+        return None
+    inputs = [value for name in names if (value := graph.constant(name)) is not None]
+    if len(inputs) < len(names):
+        return None
+    results = evaluate(node, inputs, graph.opset, GROWTH + sum(each.nbytes for each in inputs))
+    if results is None:
+        return None
+    outputs = [name for name in node.output if name]
+    kinds = [graph.element_type(name) for name in outputs]
+    if any(kind != helper.np_dtype_to_tensor_dtype(each.dtype) for kind, each in zip(kinds, results, strict=True)):
+        return None
+    return {name: numpy_helper.from_array(each) for name, each in zip(outputs, results, strict=True)}

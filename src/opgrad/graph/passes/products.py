@@ -1,0 +1,28 @@
+"""Transposed products: (a @ b).T becomes b.T @ a.T, as runtimes read a transposed operand at no cost."""
+
+import onnx
+from onnx import helper
+
+from opgrad.graph.messages import domain_of
+from opgrad.graph.passes.graph import Graph
+
+
+def transpose_products(graph: Graph) -> bool:
+    """Replace (a @ b).T by b.T @ a.T; gradients of weights that a graph transposes have this form."""
+    changed = False
+    for node in list(graph.nodes()):
+        product = None if domain_of(node) or node.op_type != "Transpose" else graph.maker(node.input[0], "Gemm")
+        if product is None or not graph.inner(node.input[0]) or len([name for name in product.input if name]) > 2:
+            continue
+        if graph.attributes(node).get("perm", [1, 0]) != [1, 0]:
+            continue
+        graph.substitute(node, [_exchanged(graph, product, node.output[0])])
+        changed = True
+    return changed
+
+
+def _exchanged(graph: Graph, product: onnx.NodeProto, output: str) -> onnx.NodeProto:
+    given = graph.attributes(product)
+    other = {"transA": 1 - given.get("transB", 0), "transB": 1 - given.get("transA", 0)}
+    attributes = {name: value for name, value in {**given, **other}.items() if value or name not in other}
+    return helper.make_node("Gemm", [product.input[1], product.input[0]], [output], product.name, **attributes)

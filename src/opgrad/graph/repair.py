@@ -1,0 +1,48 @@
+"""Corrects faults of a model that onnxruntime accepts although ONNX does not allow them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import onnx
+
+from opgrad.graph.messages import keep
+from opgrad.graph.opset import all_nodes, captured, subgraphs
+
+
+def mend(model: onnx.ModelProto) -> None:
+    """Sort the nodes topologically, and turn sizes below 0 into unknown ones, in place."""
+    for graph in _graphs(model.graph):
+        _sort(graph)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for size in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+                if size.dim_value < 0:
+                    size.Clear()
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in all_nodes(graph.node):
+        yield from subgraphs(node)
+
+
+def _sort(graph: onnx.GraphProto) -> None:
+    """Sort the nodes topologically; if they form a circle, leave the order as it is."""
+    made = {name for node in graph.node for name in node.output if name}
+    waiting: list[tuple[onnx.NodeProto, set[str]]] = [(node, made.intersection(captured(node))) for node in graph.node]
+    known = set[str]()
+    ordered: list[Any] = []
+    in_order = True
+    while waiting:
+        later = []
+        for node, needed in waiting:
+            if needed <= known:
+                ordered.append(node)
+                known.update(node.output)
+            else:
+                later.append((node, needed))
+                in_order = False
+        if len(later) == len(waiting):
+            return
+        waiting = later
+    if not in_order:
+        keep(graph.node, ordered)

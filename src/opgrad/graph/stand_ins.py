@@ -1,0 +1,234 @@
+"""Stand-ins for operators that onnx's shape inference does not know: operators of ai.onnx with equal types and shapes.
+
+They only replace the operators in the model whose shapes are inferred; most compute other values than the operators.
+"""
+
+from collections.abc import Callable, Sequence
+
+import onnx
+from onnx import TensorProto, helper
+
+from opgrad.graph.formulas import Body, Value
+from opgrad.graph.messages import MICROSOFT, attribute_of, domain_of
+
+OF_AI_ONNX = (
+    "SimplifiedLayerNormalization",
+    "GroupNormalization",
+)  # of the domain ai.onnx; the others are com.microsoft's
+ELEMENTWISE = (
+    *("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasSoftmax", "BiasAdd", "FakeQuant", "Inverse", "Trilu"),
+    *("BatchNormInternal", "BatchNormTraining", "SimplifiedLayerNormalization", "GroupNormalization", "GroupNorm"),
+    *("RotaryEmbedding", "GemmaRotaryEmbedding", "ComplexMul", "ComplexMulConj", "LongformerAttention", "MoE", "QMoE"),
+    *("DecoderAttention", "BiasDropout", "BitmaskBiasDropout", "BitmaskDropout", "QLinearLeakyRelu", "QLinearSigmoid"),
+    *("QLinearSoftmax", "ScaledSiLU"),
+)
+# Operators with results of the type and shape of an input: from the place of the result to that of the input.
+LIKE: dict[str, dict[int, int]] = {
+    **{op: {0: 0} for op in ELEMENTWISE},
+    **{op: {0: 0, 3: 0} for op in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")},
+    "SkipGroupNorm": {0: 0, 1: 0},
+}
+# Operators whose stand-in is one of ai.onnx: its name, the numbers of inputs and outputs, and the attributes it takes.
+RENAMED: dict[str, tuple[str, int, int, tuple[str, ...]]] = {
+    "ConcatTraining": ("Concat", 2**31, 1, ("axis",)),
+    "SoftmaxCrossEntropyLossInternal": ("SoftmaxCrossEntropyLoss", 3, 2, ("reduction",)),
+    "FusedGemm": ("Gemm", 3, 1, ("transA", "transB")),
+    "FusedConv": ("Conv", 3, 1, ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")),
+    "GemmFastGelu": ("MatMul", 2, 1, ()),
+    "GatherND": ("GatherND", 2, 1, ()),
+    "QuantizeLinear": ("QuantizeLinear", 3, 1, ("axis",)),
+    "DequantizeLinear": ("DequantizeLinear", 3, 1, ("axis",)),
+    "GRUTraining": ("GRU", 6, 2, ("direction", "hidden_size", "linear_before_reset", "layout")),
+    "LSTMTraining": ("LSTM", 8, 2, ("direction", "hidden_size", "layout")),
+    "Range": ("Range", 3, 1, ()),
+    "Pad": ("Pad", 3, 1, ("mode",)),
+}
+Write = Callable[["Standing"], Sequence[Value | None]]
+WRITTEN: dict[str, Write] = {}
+
+
+class Standing:
+    """A node for which stand-ins are written. body: where they are written to."""
+
+    def __init__(self, node: onnx.NodeProto, opset: int):
+        self.body = Body(opset, f"opgrad.standing.{next(filter(None, node.output), '')}.")
+        self.attributes = dict(map(attribute_of, node.attribute))
+        self._names = list(node.input)
+
+    def input(self, place: int) -> Value | None:
+        """An optional input."""
+        name = self._names[place] if place < len(self._names) else ""
+        return Value(self.body, name) if name else None
+
+    def required(self, place: int) -> Value:
+        """An input that the operator has."""
+        found = self.input(place)
+        if found is None:
+            raise LookupError
+        return found
+
+
+def stands_for(*operators: str) -> Callable[[Write], Write]:
+    """Register the function that writes the stand-ins of these operators.
+
+    It returns one value for each result, and raises LookupError if the node lacks an input that it needs.
+    """
+
+    def declare(write: Write) -> Write:
+        WRITTEN.update(dict.fromkeys(operators, write))
+        return write
+
+    return declare
+
+
+def standing_for(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
+    """The stand-ins of a node; the node itself if onnx knows the operator, or if there is no stand-in for it."""
+    named = {each.name: each for each in node.attribute}
+    if not (domain_of(node) == MICROSOFT or node.op_type in OF_AI_ONNX) or "output_type" in named:
+        return [node]
+    if node.op_type in LIKE:
+        pairs = [(node.input[b], node.output[a]) for a, b in LIKE[node.op_type].items() if a < len(node.output)]
+        return [helper.make_node("Identity", [source], [result]) for source, result in pairs if source and result]
+    if node.op_type in RENAMED:
+        op, inputs, outputs, attributes = RENAMED[node.op_type]
+        other = helper.make_node(op, node.input[:inputs], node.output[:outputs])
+        other.attribute.extend(named[name] for name in attributes if name in named)
+        return [other]
+    if node.op_type not in WRITTEN:
+        return [node]
+    standing = Standing(node, opset)
+    try:
+        results = WRITTEN[node.op_type](standing)
+    except (LookupError, TypeError, ValueError):  # a required input or attribute is missing or has a wrong value
+        return [node]
+    named_results = [(value, name) for value, name in zip(results, node.output, strict=False) if value and name]
+    return [
+        *standing.body.nodes,
+        *(helper.make_node("Identity", [value.name], [name]) for value, name in named_results),
+    ]
+
+
+# --- products ---
+
+
+@stands_for("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation")
+def _product(node: Standing) -> Sequence[Value]:
+    operands = [_matrices(node, place, side) for place, side in enumerate("AB")]
+    return [node.body.node("MatMul", *operands)]
+
+
+def _matrices(node: Standing, place: int, side: str) -> Value:
+    """An operand of a product, transposed as the attributes say; Einsum does so without knowing the rank."""
+    order = "ji" if node.attributes.get(f"trans{side}", 0) else "ij"
+    term = f"{order[0]}...{order[1]}" if node.attributes.get(f"transBatch{side}", 0) else f"...{order}"
+    value = node.required(place)
+    return value if term == "...ij" else value.apply("Einsum", equation=f"{term}->...ij")
+
+
+@stands_for("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
+def _of_integers(node: Standing) -> Sequence[Value]:
+    a, b = (node.required(place).cast(TensorProto.FLOAT) for place in (0, 1))
+    return [node.body.node("MatMul", a, b)]
+
+
+@stands_for("MatMulNBits", "MatMulBnb4", "MatMulFpQ4")
+def _packed_product(node: Standing) -> Sequence[Value]:
+    x, sizes = node.required(0), [int(node.attributes[name]) for name in ("K", "N")]
+    return [node.body.node("MatMul", x, node.body.node("ConstantOfShape", node.body.ints(sizes)).like(x))]
+
+
+@stands_for("QLinearAdd", "QLinearMul")
+def _integers_broadcast(node: Standing) -> Sequence[Value]:
+    return [node.required(0) + node.required(3)]
+
+
+@stands_for("BiasSplitGelu")
+def _half(node: Standing) -> Sequence[Value]:
+    return node.required(0).split(2, -1)[:1]
+
+
+@stands_for("TorchEmbedding")
+def _rows(node: Standing) -> Sequence[Value]:
+    return [node.body.node("Gather", node.required(0), node.required(1))]
+
+
+@stands_for("EmbedLayerNormalization")
+def _embedding(node: Standing) -> Sequence[Value]:
+    """The rows of the tables, one length for each row of tokens, and the rows again."""
+    rows, lengths = _looked_up(node)
+    return [rows, lengths, rows]
+
+
+@stands_for("QEmbedLayerNormalization")
+def _quantized_embedding(node: Standing) -> Sequence[Value]:
+    rows, lengths = _looked_up(node)
+    return [rows.cast(TensorProto.FLOAT), lengths]
+
+
+def _looked_up(node: Standing) -> tuple[Value, Value]:
+    tokens = node.required(0)
+    lengths = tokens.along("ReduceMax", [1], keepdims=0).cast(TensorProto.INT32)
+    return node.body.node("Gather", node.required(2), tokens), lengths
+
+
+# --- attention ---
+
+
+@stands_for("Attention")
+def _attention(node: Standing) -> Sequence[Value | None]:
+    """The last third of x @ weights, and the keys and values of each head, appended to those of the past."""
+    value = _value_part(node, node.required(0), node.required(1))
+    heads, past = _heads(node, value).unsqueeze(0), node.input(4)
+    present = node.body.concat(heads, heads, axis=0)
+    if past is not None:
+        shared = node.attributes.get("past_present_share_buffer", 0)
+        present = past if shared else node.body.concat(past, present, axis=3)
+    return [value, present]
+
+
+@stands_for("PackedAttention")
+def _packed_attention(node: Standing) -> Sequence[Value]:
+    return [_value_part(node, node.required(0), node.required(1))]
+
+
+@stands_for("QAttention")
+def _quantized_attention(node: Standing) -> Sequence[Value]:
+    return [_value_part(node, *(node.required(place).cast(TensorProto.FLOAT) for place in (0, 1)))]
+
+
+def _value_part(node: Standing, x: Value, weights: Value) -> Value:
+    packed, widths = node.body.node("MatMul", x, weights), node.attributes.get("qkv_hidden_sizes")
+    return packed.slice(sum(widths[:2]), sum(widths), -1) if widths else packed.split(3, -1)[2]
+
+
+def _heads(node: Standing, value: Value) -> Value:
+    """[N, L, heads * H] as [N, heads, L, H]."""
+    return value.reshape([0, 0, int(node.attributes["num_heads"]), -1]).transpose(0, 2, 1, 3)
+
+
+@stands_for("MultiHeadAttention")
+def _heads_attention(node: Standing) -> Sequence[Value | None]:
+    """q @ (k.T @ v), which has the shape of the attention's result, and the keys and values of each head."""
+    q, k, v, body = node.required(0), node.input(1), node.input(2), node.body
+    if k is None:  # all three lie in q, [N, L, heads, 3, H]
+        return [q.slice(0, 1, 3).reshape([0, 0, -1])]
+    if v is None:  # k holds both, [N, L, heads, 2, H]
+        return [q]
+    y = body.node("MatMul", q, body.node("MatMul", k.transpose(0, 2, 1), v))
+    presents = [_heads(node, each) for each in (k, v)]
+    pasts = [node.input(place) for place in (6, 7)]
+    return [
+        y,
+        *(a if b is None else body.concat(b, a, axis=2) for a, b in zip(presents, pasts, strict=True)),
+    ]
+
+
+@stands_for("GroupQueryAttention")
+def _grouped_attention(node: Standing) -> Sequence[Value]:
+    """The query; if keys and values are packed into it, only its own part."""
+    q = node.required(0)
+    if node.input(1) is not None:
+        return [q]
+    heads, keys = (int(node.attributes[name]) for name in ("num_heads", "kv_num_heads"))
+    parts = q.reshape([0, 0, heads + 2 * keys, -1])
+    return [parts.slice(0, heads, 2).reshape([0, 0, -1])]

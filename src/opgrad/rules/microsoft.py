@@ -1,0 +1,160 @@
+"""Operators of com.microsoft that onnxruntime's optimizers and the exporters for it write."""
+
+from itertools import zip_longest
+
+from onnx import TensorProto
+
+from opgrad.graph.formulas import Value
+from opgrad.graph.messages import MICROSOFT
+from opgrad.rules.node import Node
+from opgrad.rules.registry import Gradients, NoGradient, decomposition, gradient
+from opgrad.rules.shaping import sizes_of
+
+# Activations of fused operators, and their attributes.
+ACTIVATIONS = {
+    **dict.fromkeys(("", "Relu", "Sigmoid", "Tanh", "Softplus", "Softsign", "HardSwish"), ()),
+    **dict.fromkeys(("LeakyRelu", "Elu", "ThresholdedRelu"), ("alpha",)),
+    "HardSigmoid": ("alpha", "beta"),
+}
+
+
+def _over_rows(node: Node, dx: Value) -> Value:
+    """The gradient of a bias along the last axis."""
+    return node.unbroadcast(dx, 1, node.x)
+
+
+@gradient("Gelu", domain=MICROSOFT)
+def gelu(node: Node) -> Value:
+    """dx = dy * gelu'(x)."""
+    return node.microsoft("GeluGrad", node.dy, node.x)
+
+
+@gradient("BiasGelu", domain=MICROSOFT)
+def bias_gelu(node: Node) -> Gradients:
+    """dx = dy * gelu'(x + bias), dbias = its sum."""
+    dx = node.microsoft("BiasGeluGrad_dX", node.dy, node.x, node.required(1))
+    return [dx, _over_rows(node, dx)]
+
+
+@gradient("FastGelu", domain=MICROSOFT)
+def fast_gelu(node: Node) -> Gradients:
+    """dx = dy * fast_gelu'(x + bias), dbias = its sum."""
+    if node.input(1) is None:
+        return node.microsoft("FastGeluGrad", node.dy, node.x)
+    dx = node.microsoft("BiasFastGeluGrad_dX", node.dy, node.x, node.required(1))
+    return [dx, _over_rows(node, dx)]
+
+
+@gradient("QuickGelu", domain=MICROSOFT)
+def quick_gelu(node: Node) -> Value:
+    """dx = dy * s * (1 + v * (1 - s)), v = alpha * x, s = sigmoid(v)."""
+    return node.microsoft("QuickGeluGrad", node.dy, node.x, alpha=node.get("alpha", 1.702))
+
+
+@gradient("ConcatTraining", domain=MICROSOFT)
+def concat_training(node: Node) -> Gradients:
+    """dx = the part of dy that x is."""
+    lengths = node.output(1, "_lengths", TensorProto.INT64)
+    return node.results("SplitTraining", len(node.inputs), node.dy, lengths, axis=node.get("axis", 0))
+
+
+@decomposition("FusedMatMul", domain=MICROSOFT)
+def fused_matmul(node: Node) -> Value:
+    """y = alpha * a @ b, either of them transposed."""
+    a, b = (_operand(node, index, side) for index, side in enumerate("AB"))
+    alpha, y = node.get("alpha", 1.0), node.body.node("MatMul", a, b)
+    return y if alpha == 1 else y * alpha
+
+
+def _operand(node: Node, index: int, side: str) -> Value:
+    """An operand with its axes in the order of a product: its rows may come before the axes of the batch."""
+    value = node.required(index)
+    order = list(range(len(sizes_of(value))))
+    if node.get(f"transBatch{side}", 0):
+        order = [*order[1:-1], order[0], order[-1]]
+    if node.get(f"trans{side}", 0):
+        order = [*order[:-2], order[-1], order[-2]]
+    return value if order == sorted(order) else value.transpose(*order)
+
+
+@decomposition("FusedGemm", domain=MICROSOFT)
+def fused_gemm(node: Node) -> Value:
+    """y = activation(gemm(a, b, c))."""
+    names = ("alpha", "beta", "transA", "transB")
+    y = node.body.node("Gemm", *node.inputs, **{name: node.get(name) for name in names if name in node.attributes})
+    return _activated(node, y)
+
+
+@decomposition("FusedConv", domain=MICROSOFT)
+def fused_conv(node: Node) -> Value:
+    """y = activation(conv(x, w, b) + z)."""
+    own = ("activation", "activation_params")
+    attributes = {name: value for name, value in node.attributes.items() if name not in own}
+    y, z = node.body.node("Conv", *node.inputs[:3], **attributes), node.input(3)
+    return _activated(node, y if z is None else y + z)
+
+
+def _activated(node: Node, y: Value) -> Value:
+    """The activation that the node's attribute names, applied to y."""
+    op, given = node.get("activation", ""), node.get("activation_params") or []
+    alpha, beta = (node.get(f"activation_{name}", value) for name, value in zip_longest(("alpha", "beta"), given[:2]))
+    if op == "Clip":
+        return y.body.node("Clip", y, *(y.body.number(each, y) for each in (alpha, beta)))
+    if op not in ACTIVATIONS:
+        raise NoGradient(f"its activation is {op!r}, expected one of {', '.join(['', 'Clip', *ACTIVATIONS])}")
+    named = zip(ACTIVATIONS[op], (alpha, beta), strict=False)
+    return y.apply(op, **{name: value for name, value in named if value is not None}) if op else y
+
+
+@decomposition("EmbedLayerNormalization", domain=MICROSOFT)
+def embed_layer_normalization(node: Node) -> Gradients:
+    """y = layer_normalization(word + position + segment), the rows of tables; the third result is the sum."""
+    body, tokens, segments = node.body, node.x, node.input(1)
+    places = node.input(8) or body.range(tokens.shape(1, 2).squeeze(0))
+    total = body.node("Gather", node.required(2), tokens) + body.node("Gather", node.required(3), places)
+    if segments is not None:
+        total = total + body.node("Gather", node.required(4), segments)
+    epsilon = node.get("epsilon", 1e-12)
+    y = body.node("LayerNormalization", total, node.required(5), node.input(6), axis=-1, epsilon=epsilon)
+    mask = node.input(7)
+    lengths = tokens.slice(0, 1, 1).squeeze(1) * 0 if mask is None else mask.sum([1], keepdims=False)
+    return [y, lengths.cast(TensorProto.INT32), total]
+
+
+@decomposition("BiasSoftmax", domain=MICROSOFT)
+def bias_softmax(node: Node) -> Value:
+    """y = softmax(x + bias), over the axes from `axis` on."""
+    axis, rank = node.get("axis", 1) % node.rank(), node.rank()
+    total = node.x + node.required(1)
+    if node.opset < 13:
+        return total.apply("Softmax", axis=axis)
+    if axis == rank - 1:
+        return total.apply("Softmax", axis=-1)
+    return total.flatten(axis).apply("Softmax", axis=1).reshape(node.x.shape())
+
+
+@decomposition("SkipLayerNormalization", domain=MICROSOFT)
+def skip_layer_normalization(node: Node) -> Gradients:
+    """y = layer_normalization(x + skip + bias); the fourth result is the sum."""
+    scale, offset = node.required(2), node.input(3)
+    total = _skip_sum(node, 4)
+    y, mean, inv_std = node.body.nodes_of(
+        "LayerNormalization", 3, total, scale, offset, axis=-1, epsilon=node.get("epsilon", 1e-12)
+    )
+    return [y, mean, inv_std, total]
+
+
+@decomposition("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+def skip_simplified_layer_normalization(node: Node) -> Gradients:
+    """y = simplified_layer_normalization(x + skip + bias); the fourth result is the sum."""
+    total = _skip_sum(node, 3)
+    y, inv_std = node.body.nodes_of(
+        "SimplifiedLayerNormalization", 2, total, node.required(2), axis=-1, epsilon=node.get("epsilon", 1e-12)
+    )
+    return [y, None, inv_std, total]
+
+
+def _skip_sum(node: Node, place: int) -> Value:
+    bias = node.input(place)
+    total = node.x + node.required(1)
+    return total if bias is None else total + bias

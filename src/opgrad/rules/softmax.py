@@ -1,0 +1,19 @@
+"""Softmax and log-softmax."""
+
+from opgrad.graph.formulas import Value
+from opgrad.rules.node import Node
+from opgrad.rules.registry import gradient
+
+ONE_AXIS_FROM = 13  # before, the axes from `axis` on were one row
+
+
+@gradient("Softmax", "LogSoftmax")
+def softmax(node: Node) -> Value:
+    """dx = y * (dy - sum(y * dy)), of the logarithm dx = dy - exp(y) * sum(dy)."""
+    op, y = f"{node.proto.op_type}Grad", node.y
+    if node.leads_to("Where", "IsNaN"):
+        # A row in which every element is masked is NaN. The graph replaces it by a Where, so its gradient must be 0.
+        y = node.where(y.apply("IsNaN"), 0, y)
+    if node.opset < ONE_AXIS_FROM:
+        return node.microsoft(op, node.dy, y, axis=node.get("axis", 1))
+    return node.microsoft(f"{op}_13", node.dy, y, axis=node.get("axis", -1))
