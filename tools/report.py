@@ -140,8 +140,8 @@ def gradient_rules(root: Path, folder: Path) -> str:
         forms = "; ".join(dict.fromkeys(case.form for case in own if case.form))
         how = cases.DIFFERENCES if own else cases.ELSEWHERE.get((domain, name), cases.NOTHING)
         declared = RULES.get((domain, name))
-        source = f"rules/{declared.rule.__module__.rpartition('.')[2]}.py" if declared else "expansion.py"
-        link = (Path(os.path.relpath(root, folder)) / SOURCES / "gradients" / source).as_posix()
+        source = f"rules/{declared.rule.__module__.rpartition('.')[2]}.py" if declared else "gradients/expansion.py"
+        link = (Path(os.path.relpath(root, folder)) / SOURCES / source).as_posix()
         given = inspect.getdoc(declared.rule) if declared else cases.EXPANDED.get((domain, name), cases.FUNCTION)
         text = " ".join((given or "").split()).replace("|", "\\|").replace("*", "\\*")
         title = f"{domain}.{name}" if domain else name

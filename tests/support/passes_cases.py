@@ -6,8 +6,8 @@ import numpy as np
 import onnxruntime
 from onnx import numpy_helper, parser
 
-from opgrad.gradients import gradients, model
-from opgrad.graph.passes import prepare
+from opgrad.gradients import gradients
+from opgrad.graph import passes
 from opgrad.onnxruntime import InferenceSession
 
 
@@ -58,8 +58,8 @@ def close(actual, expected, terms=64):
 
 def prepared(found, *batches, **options):
     """What `prepare` makes of a model; it gives the same for each of these feeds."""
-    simple = prepare(found, **options)
-    again = prepare(found, **options)
+    simple = passes.prepare(found, **options)
+    again = passes.prepare(found, **options)
     assert simple.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
     for feeds in batches:
         close(run(simple, feeds, as_it_is=True), run(found, feeds, as_it_is=True))
@@ -69,7 +69,7 @@ def prepared(found, *batches, **options):
 def without_passes():
     """As long as it is entered, `gradients` differentiates graphs as they are."""
     keep = lambda found, *_, **__: found  # noqa: E731
-    return mock.patch.multiple(model.passes, prepare=keep, finish=keep)
+    return mock.patch.multiple(passes, prepare=keep, finish=keep)
 
 
 def same_gradients(found, wanted, feeds, **options):
