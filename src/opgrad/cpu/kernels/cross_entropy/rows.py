@@ -4,8 +4,8 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import store_f64
 from opgrad.cpu.compiler.native import kernel
 from opgrad.cpu.compiler.parameters import Part, Private, Rows, Units
-from opgrad.cpu.cross_entropy.columns import gradient_from_log_prob
-from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor
+from opgrad.cpu.kernels.cross_entropy.columns import gradient_from_log_prob
+from opgrad.cpu.kernels.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.map import mapped_by_index, next_vector, times, write_same, write_times

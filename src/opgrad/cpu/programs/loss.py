@@ -1,4 +1,4 @@
-"""Losses over the last axis: with sparse labels by the kernels of opgrad.cpu.cross_entropy, with dense ones here."""
+"""Losses over the last axis: sparse labels by the programs of cross_entropy, dense ones by kernels of their own."""
 
 import math
 from dataclasses import replace
@@ -11,13 +11,13 @@ from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.cross_entropy import LOSS, gradient, loss_and_result
 from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.kernels.loops.fold import fold_in_chunks
 from opgrad.cpu.kernels.loops.map import get, mapped
 from opgrad.cpu.kernels.loops.rows import row_log_sum, write_log
 from opgrad.cpu.kernels.numerics.math import exp
 from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.cross_entropy import LOSS, gradient, loss_and_result
 from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.programs.program import Program, Step, shared_out
 from opgrad.cpu.programs.workspace import Workspace

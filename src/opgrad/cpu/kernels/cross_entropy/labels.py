@@ -1,21 +1,15 @@
 """Reads and checks integer labels, before anything is written to the results."""
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, load_word, store_f64, store_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.program import Step
-from opgrad.cpu.programs.workspace import Scratch, Workspace
 
 LARGEST: Final = 3e38  # about the largest float32
 TOTAL: Final = 3  # status word: the sum of the samples' weights, a float64
-LABELS_PER_PART: Final = 1 << 13
-AFTER: Final = 64  # spare numbers behind the last one, since a whole vector may read beyond it
 
 
 class Ignored(NamedTuple):
@@ -114,21 +108,3 @@ def shares(weights: Vector, inverse: float) -> Vector:
     """weights * inverse, where the inverse of a sum of denormal weights is more than float32 holds."""
     up = UP if inverse > LARGEST else 1.0
     return weights * up * (inverse / up)
-
-
-def label_steps(problem: Problem, workspace: Workspace, by_sample: bool = False) -> tuple[list[Step], Any, Any]:
-    """The steps that read the labels, and the classes and weights that they leave.
-
-    `by_sample`: there is a weight for each sample, not for each class.
-    """
-    samples = problem.outer * problem.inner
-    parts = partition.count(samples, LABELS_PER_PART)
-    found = workspace.shared(2 * parts, "int64")
-    classes = workspace.shared(samples + AFTER, "int32" if problem.n < 2**31 else "int64")
-    weights = workspace.shared(samples + AFTER)
-    ignore, weight = problem.attributes.get("ignore_index"), problem["weight"]
-    arguments = {"parts": parts, "count": problem.n, "ignored": Ignored(ignore or 0, ignore is not None)}
-    arguments |= {"labels": problem["labels"], "weighting": Weighting(weight, weight is not None, by_sample)}
-    arguments |= {"classes": classes, "weights": weights, "found": found, "status": Scratch()}
-    reading = Step(read_labels, samples, arguments, LABELS_PER_PART)
-    return [reading, Step(sum_labels, 1, arguments)], classes, weights

@@ -4,12 +4,21 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.cross_entropy.labels import Samples
+from opgrad.cpu.kernels.cross_entropy.labels import Samples
+from opgrad.cpu.kernels.cross_entropy.sample_formulas import (
+    Bend,
+    Results,
+    Scale,
+    Target,
+    Upstream,
+    add_target,
+    add_term,
+    gradient_of,
+)
 from opgrad.cpu.kernels.loops.columns import column_max
 from opgrad.cpu.kernels.loops.fold import CHUNK
 from opgrad.cpu.kernels.loops.map import get, put
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.sample_loss.formulas import Bend, Results, Scale, Target, Upstream, add_target, add_term, gradient_of
 
 
 @inline

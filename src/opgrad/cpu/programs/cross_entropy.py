@@ -5,7 +5,7 @@ columns.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from opgrad.contract.problem import Operand, Problem
 from opgrad.contract.ranges import wrong_label
@@ -13,13 +13,43 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64
 from opgrad.cpu.compiler.native import Kernel, kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Pointer
-from opgrad.cpu.cross_entropy import columns, rows
-from opgrad.cpu.cross_entropy.labels import Reduction, Samples, label_steps, mean_divisor
+from opgrad.cpu.kernels.cross_entropy import columns, rows
+from opgrad.cpu.kernels.cross_entropy.labels import (
+    Ignored,
+    Reduction,
+    Samples,
+    Weighting,
+    mean_divisor,
+    read_labels,
+    sum_labels,
+)
 from opgrad.cpu.kernels.loops.transpose import tile_size
 from opgrad.cpu.programs import layout as layouts
+from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.layout import Limits, Loops, keeps_column, layout_of, loops_of, precision
 from opgrad.cpu.programs.program import Program, Step
 from opgrad.cpu.programs.workspace import Scratch, Workspace
+
+LABELS_PER_PART: Final = 1 << 13
+AFTER: Final = 64  # spare numbers behind the last one, since a whole vector may read beyond it
+
+
+def label_steps(problem: Problem, workspace: Workspace, by_sample: bool = False) -> tuple[list[Step], Any, Any]:
+    """The steps that read the labels, and the classes and weights that they leave.
+
+    `by_sample`: there is a weight for each sample, not for each class.
+    """
+    samples = problem.outer * problem.inner
+    parts = partition.count(samples, LABELS_PER_PART)
+    found = workspace.shared(2 * parts, "int64")
+    classes = workspace.shared(samples + AFTER, "int32" if problem.n < 2**31 else "int64")
+    weights = workspace.shared(samples + AFTER)
+    ignore, weight = problem.attributes.get("ignore_index"), problem["weight"]
+    arguments = {"parts": parts, "count": problem.n, "ignored": Ignored(ignore or 0, ignore is not None)}
+    arguments |= {"labels": problem["labels"], "weighting": Weighting(weight, weight is not None, by_sample)}
+    arguments |= {"classes": classes, "weights": weights, "found": found, "status": Scratch()}
+    reading = Step(read_labels, samples, arguments, LABELS_PER_PART)
+    return [reading, Step(sum_labels, 1, arguments)], classes, weights
 
 
 @kernel

@@ -11,13 +11,22 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.cross_entropy.labels import Samples
+from opgrad.cpu.kernels.cross_entropy.labels import Samples
+from opgrad.cpu.kernels.cross_entropy.sample_formulas import (
+    Bend,
+    Results,
+    Scale,
+    Target,
+    Upstream,
+    add_target,
+    add_term,
+    gradient_of,
+)
 from opgrad.cpu.kernels.loops import rows as row_loops
 from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.fold import fold_in_chunks
 from opgrad.cpu.kernels.loops.map import get, mapped_by_index
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.sample_loss.formulas import Bend, Results, Scale, Target, Upstream, add_target, add_term, gradient_of
 
 
 class RowLoops(NamedTuple):

@@ -1,6 +1,6 @@
 """Cross-entropy with all its options: what each row of logits gives, and the gradient of that, in one pass over them.
 
-Labels are read and checked first (`opgrad.cpu.cross_entropy.labels`). `rows` and `columns` have the kernels.
+Labels are read and checked first (`opgrad.cpu.kernels.cross_entropy.labels`). `rows` and `columns` have the kernels.
 """
 
 from typing import Any
@@ -10,13 +10,14 @@ from opgrad.contract.ranges import wrong_label
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer
-from opgrad.cpu.cross_entropy.labels import Samples, label_steps
+from opgrad.cpu.kernels.cross_entropy.labels import Samples
+from opgrad.cpu.kernels.cross_entropy.sample_columns import by_columns
+from opgrad.cpu.kernels.cross_entropy.sample_formulas import CAPPED, STRAIGHT, Results, Scale, Target, Upstream
+from opgrad.cpu.kernels.cross_entropy.sample_rows import by_rows
+from opgrad.cpu.programs.cross_entropy import label_steps
 from opgrad.cpu.programs.layout import layout_of, loops_of, precision
 from opgrad.cpu.programs.program import Program, Step
 from opgrad.cpu.programs.workspace import Scratch, Workspace
-from opgrad.cpu.sample_loss.columns import by_columns
-from opgrad.cpu.sample_loss.formulas import CAPPED, STRAIGHT, Results, Scale, Target, Upstream
-from opgrad.cpu.sample_loss.rows import by_rows
 
 UPSTREAM = ("dloss", "dlse", "dlse_square", "dlog_prob", "dentropy")
 

@@ -8,7 +8,7 @@ from opgrad.cpu.compiler.memory import store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Part, Private, Rows, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor, shares
+from opgrad.cpu.kernels.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor, shares
 from opgrad.cpu.kernels.loops import columns as loops
 from opgrad.cpu.kernels.loops.fold import CHUNK
 from opgrad.cpu.kernels.loops.map import get, put

@@ -1,0 +1,1 @@
+"""Cross-entropy in all its forms."""
