@@ -64,7 +64,7 @@ LAYERS = {
     "native/arrays": ("numpy", "contract/ cpu/compiler/ cpu/compiler/interpret/ interop locks native/ native/threads/"),
     "native/user_plans": ("numpy", "contract/ fused/ interop native/ native/arrays"),
     "losses": ("numpy", "contract/ ops/"),
-    "optim": ("numpy ml_dtypes", f"cpu/ {STEPS} native/ native/threads/"),
+    "optim": ("numpy ml_dtypes", f"cpu/kernels/ cpu/programs/ {STEPS} native/ native/threads/"),
     "opgrad": ("", "losses fused/ native/ native/arrays native/user_plans native/threads/ ops/ post_ops"),
     "interop/": ("numpy", f"native/arrays contract/ {STEPS} native/ native/threads/ cuda/ interop locks"),
     "interop/torch_private": ("torch", ""),
@@ -110,8 +110,8 @@ LAYERS = {
     "training/distributed": ("numpy torch", f"{STEPS} native/ native/threads/"),
     "training/": (
         f"{ONNX} flatbuffers matplotlib ml_dtypes plotext rich sklearn",
-        f"contract/ cpu/ cpu/compiler/native {STEPS} native/ native/threads/ forms/ gradients/ graph/ locks"
-        " onnxruntime/ ops/ optim reading terminal training/distributed writing",
+        f"contract/ cpu/compiler/native cpu/kernels/ cpu/programs/ {STEPS} native/ native/threads/ forms/ gradients/"
+        " graph/ locks onnxruntime/ ops/ optim reading terminal training/distributed writing",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),

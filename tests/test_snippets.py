@@ -94,9 +94,10 @@ def test_an_operator_is_written_as_the_documents_say(tmp_path):
     package = tmp_path / "opgrad"
     shutil.copytree(ROOT / "src" / "opgrad", package, ignore=shutil.ignore_patterns("__pycache__"))
     for document, name in WRITTEN.items():
-        codes = [code for kind, _, code in snippets(document) if kind == "python" and code.startswith("@")]
-        places = [package / layer / "activation.py" for layer in ("ops", "cpu", "cuda")]
-        for path, code in zip(places, codes[:3], strict=True):
+        starts = ("@", f"{name} = ")
+        codes = [code for kind, _, code in snippets(document) if kind == "python" and code.startswith(starts)]
+        places = [package / layer / "activation.py" for layer in ("ops", "cpu/kernels", "cpu/programs", "cuda")]
+        for path, code in zip(places, codes[:4], strict=True):
             path.write_text(f"{path.read_text(encoding='utf-8')}\n\n{code}", encoding="utf-8")
         public = (package / "__init__.py").read_text(encoding="utf-8")
         public = public.replace("    tanh,\n", f"    {name},\n    {name}_grad,\n    tanh,\n", 1)

@@ -87,6 +87,7 @@ def _links(op: Operator, root: Path, folder: Path) -> str:
     above = Path(os.path.relpath(root, folder))
     files = {"declaration": SOURCES / "ops" / f"{op.family}.py"}
     for backend in op.support.backends:
-        package = SOURCES / backend / op.family / "__init__.py"
-        files[backend] = package if (root / package).is_file() else SOURCES / backend / f"{op.family}.py"
+        rooms = [SOURCES / "cpu" / "programs", SOURCES / "cpu"] if backend == "cpu" else [SOURCES / backend]
+        places = [room / name for room in rooms for name in (f"{op.family}/__init__.py", f"{op.family}.py")]
+        files[backend] = next(place for place in places if (root / place).is_file())
     return ", ".join(f"[{name}]({(above / path).as_posix()})" for name, path in files.items())

@@ -10,9 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from opgrad.cpu import optimizer as kernels
-from opgrad.cpu.optimizer import AdamWStep
+from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, sgd_in_place
 from opgrad.native.passes import Pass, Units
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
@@ -221,7 +221,7 @@ class SplitSGD(_Split):
     def _pass(self, size: int) -> Pass:
         factors = self._factors.ctypes.data
         arrays = [self._weights[:size], self._slope[:size]]
-        return Pass(kernels.sgd, arrays, lambda of: kernels.sgd_in_place(of, factors))
+        return Pass(kernels.sgd, arrays, lambda of: sgd_in_place(of, factors))
 
     def step(self) -> None:
         """Change the parameters in place."""
@@ -264,4 +264,4 @@ class SplitAdamW(_Split):
         size, (alpha, beta, *_), factors = block.stop - block.start, self._rule, self._factors.ctypes.data
         moments = [self.first_moment[block], self.second_moment[block]]
         arrays = [self._weights[:size], self._slope[:size], *moments]
-        return Pass(kernels.adamw, arrays, lambda of: kernels.adamw_in_place(of, alpha, beta, factors))
+        return Pass(kernels.adamw, arrays, lambda of: adamw_in_place(of, alpha, beta, factors))

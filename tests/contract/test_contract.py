@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import math
 from pathlib import Path
@@ -106,7 +107,8 @@ def test_onnx_names(op):
 
 def test_kernel_has_the_operator_s_name_and_family(op):
     kernel = op.kernel()
-    assert kernel is getattr(importlib.import_module(f"opgrad.cpu.{op.family}"), op.name)
+    package = "opgrad.cpu.programs" if importlib.util.find_spec(f"opgrad.cpu.programs.{op.family}") else "opgrad.cpu"
+    assert kernel is getattr(importlib.import_module(f"{package}.{op.family}"), op.name)
     with pytest.raises(NotImplementedError, match=f"^{op.name}: no kernel for vpu"):
         op.kernel("vpu")
 
@@ -115,9 +117,11 @@ def test_kernel_has_the_operator_s_name_and_family(op):
 def test_kernels_are_where_the_declarations_say(backend):
     """By their sources: what a backend's files import need not be installed."""
     for op in {**operators(), **graph_operators()}.values():
-        files = [PACKAGE / backend / f"{op.family}.py", PACKAGE / backend / op.family / "__init__.py"]
+        rooms = [PACKAGE / "cpu/programs", PACKAGE / "cpu"] if backend == "cpu" else [PACKAGE / backend]
+        files = [room / name for room in rooms for name in (f"{op.family}.py", f"{op.family}/__init__.py")]
         nodes = [node for file in files if file.exists() for node in ast.parse(file.read_text(encoding="utf-8")).body]
         functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        functions |= {node.targets[0].id for node in nodes if isinstance(node, ast.Assign) and node.targets[0].id}
         assert (op.name in functions) == (backend in op.support.backends), op.name
 
 

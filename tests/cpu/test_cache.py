@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import opgrad.cpu
-from opgrad.cpu import activation
 from opgrad.cpu.compiler import memory, native, sources, trust
 from opgrad.cpu.compiler.cache import MOST_BYTES, ObjectCache, directory
+from opgrad.cpu.kernels import activation
 from opgrad.native import plan
 
 pytestmark = pytest.mark.any_cpu
@@ -357,8 +357,8 @@ def test_kernels_depend_on_a_handful_of_files():
         assert not [each for each in files if not each.startswith(("cpu/", "native/"))], name
         if not name.startswith("opgrad.native"):
             assert not [each for each in files if each.startswith(("cpu/programs/", "native/"))], name
-    relu = {place(each) for each in sources.reached(activation.relu.kernel.function)}
-    assert relu == {"cpu/activation.py", "cpu/kernels/loops/elements.py", "cpu/kernels/loops/map.py"}
+    relu = {place(each) for each in sources.reached(activation.relu.function)}
+    assert relu == {"cpu/kernels/activation.py", "cpu/kernels/loops/elements.py", "cpu/kernels/loops/map.py"}
 
 
 def place(function):
@@ -395,10 +395,11 @@ def run_copy(copy, script, **variables):
 
 
 DIGESTS = """
-from opgrad.cpu import activation, gather, softmax
+from opgrad.cpu import softmax
 from opgrad.cpu.compiler import sources
+from opgrad.cpu.kernels import activation, gather
 
-for function in activation.relu.kernel, softmax.rows.softmax_rows, gather.count_indices:
+for function in activation.relu, softmax.rows.softmax_rows, gather.count_indices:
     print(sources.digest(function.function).hex())
 """
 
@@ -408,9 +409,9 @@ def test_which_changed_files_give_other_digests(copy):
     for path in ("locks.py", "native/threads/__init__.py", "cpu/compiler/native.py", "cpu/compiler/cache.py", "cli.py"):
         with open(copy / "opgrad" / path, "a", encoding="utf-8") as file:
             file.write("\nANOTHER = 1\n")
-    change(copy / "opgrad/cpu/activation.py", "dy * y * (1.0 - y)", "dy * y * (2.0 - y)")
+    change(copy / "opgrad/cpu/kernels/activation.py", "dy * y * (1.0 - y)", "dy * y * (2.0 - y)")
     assert run_copy(copy, DIGESTS) == first
-    change(copy / "opgrad/cpu/activation.py", OLD, NEW)
+    change(copy / "opgrad/cpu/kernels/activation.py", OLD, NEW)
     second = run_copy(copy, DIGESTS)
     assert [one == other for one, other in zip(first, second, strict=True)] == [False, True, True]
     change(copy / "opgrad/cpu/compiler/lowering/build.py", '"""Compiles', '"""Edited. Compiles')
@@ -421,7 +422,7 @@ CALL = """
 from pathlib import Path
 import numpy as np
 import opgrad
-from opgrad.cpu import activation
+from opgrad.cpu.kernels import activation
 
 path, before, after = EDIT
 if path:
@@ -441,7 +442,7 @@ def call(copy, *edit, compilers="0"):
 @pytest.mark.parametrize("compilers", ["0", "1"])
 def test_a_kernel_that_is_edited_under_a_living_process(copy, compilers):
     """The process goes on with what it has imported; the next one does not get that under the new source's name."""
-    path = copy / "opgrad/cpu/activation.py"
+    path = copy / "opgrad/cpu/kernels/activation.py"
     assert call(copy, path, OLD, NEW, compilers=compilers) == 2.0
     assert NEW in path.read_text(encoding="utf-8")
     assert call(copy) == 6.0

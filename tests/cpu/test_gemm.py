@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from opgrad.contract import DTYPES, FLOATS
-from opgrad.cpu import gemm
 from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.kernels import gemm
 from opgrad.testing.accuracy import error_in_ulp, tolerance
 
 ORDERS = ["NN", "NT", "TN", "TT"]

@@ -9,7 +9,7 @@ from graph_cases import call, check_close
 
 import opgrad
 from opgrad.contract import graph_operators
-from opgrad.cpu import convolution
+from opgrad.cpu.programs import convolution
 from opgrad.testing.examples import expected as expected_of
 from opgrad.testing.examples.convolution import _transposed as transposed
 

@@ -10,8 +10,8 @@ from graph_cases import call, check_close
 import opgrad
 from opgrad.contract import graph_operators
 from opgrad.contract.windows import axes
-from opgrad.cpu import convolution
-from opgrad.cpu.convolution import window_steps
+from opgrad.cpu.programs import convolution
+from opgrad.cpu.programs.convolution import window_steps
 from opgrad.native.arrays import dispatcher
 from opgrad.testing.examples import examples, listed
 from opgrad.testing.examples import expected as expected_of

@@ -9,8 +9,9 @@ import numpy as np
 import onnx
 from onnx.helper import get_attribute_value
 
-from opgrad.cpu import optimizer as kernels
+from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, sgd_in_place
 from opgrad.cpu.programs.program import Address
 from opgrad.native.passes import Pass, per_part
 
@@ -171,7 +172,7 @@ class SGD:
         self._factors = np.ones(kernels.FACTORS)
         factors = self._factors.ctypes.data
         arrays = parameters, gradients
-        self._pass = Pass(kernels.sgd, arrays, lambda given: kernels.sgd_in_place(given, factors), LEAST_SHARED_BYTES)
+        self._pass = Pass(kernels.sgd, arrays, lambda given: sgd_in_place(given, factors), LEAST_SHARED_BYTES)
 
     @property
     def moments(self) -> dict[str, np.ndarray]:
@@ -229,7 +230,7 @@ class AdamW:
         factors = self._factors.ctypes.data
         alpha, beta = rule.alpha, rule.beta
         self._pass = Pass(
-            kernels.adamw, arrays, lambda given: kernels.adamw_in_place(given, alpha, beta, factors), LEAST_SHARED_BYTES
+            kernels.adamw, arrays, lambda given: adamw_in_place(given, alpha, beta, factors), LEAST_SHARED_BYTES
         )
 
     @property
@@ -242,6 +243,6 @@ class AdamW:
         clip, rule = self._clip.factor(), self.rule
         self.steps += 1
         decay = rule.epsilon, rule.weight_decay, rule.adam_mode, bool(rule.correct_bias)
-        step = kernels.AdamWStep(float(self.learning_rate), self.steps, rule.alpha, rule.beta, *decay)
+        step = AdamWStep(float(self.learning_rate), self.steps, rule.alpha, rule.beta, *decay)
         self._factors[:] = *step.factors(), clip
         self._pass()

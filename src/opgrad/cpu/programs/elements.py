@@ -6,29 +6,19 @@ from typing import Any
 from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.compiler.parameters import Rows
-from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops.elements import BLOCK, elementwise
+from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.kernels.loops.fill import fill_zeros
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.program import Program, Step, shared_out
 
 
-def operator(result: str, *inputs: str) -> Callable[[Callable[..., Vector]], Callable[[Problem], Program]]:
-    """A decorator that makes, of a formula, the function from problem to program.
+def operator(kernel: Kernel, result: str, *inputs: str) -> Callable[[Problem], Program]:
+    """The function from problem to program of an elementwise operator. `inputs` are the formula's, in order."""
 
-    `inputs` are the formula's, in order.
-    """
+    def of_problem(problem: Problem) -> Program:
+        return program(problem, kernel, result, *inputs, alpha=problem.attributes.get("alpha", 0.0))
 
-    def decorate(formula: Callable[..., Vector]) -> Callable[[Problem], Program]:
-        compiled = elementwise(formula)
-
-        def of_problem(problem: Problem) -> Program:
-            return program(problem, compiled, result, *inputs, alpha=problem.attributes.get("alpha", 0.0))
-
-        of_problem.kernel = compiled
-        return of_problem
-
-    return decorate
+    return of_problem
 
 
 def program(problem: Problem, kernel: Kernel, result: str, *inputs: str, alpha: Any = 0.0) -> Program:

@@ -1,0 +1,85 @@
+"""Kernels of the gradients of division, before these are summed where an operand was broadcast; of zeros, of words."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.memory import copy_bytes, load_word
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.parameters import Pointer, Units
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.kernels.loops.elements import elementwise
+from opgrad.cpu.kernels.loops.fold import BLOCK
+from opgrad.cpu.kernels.loops.map import get, row_writer
+
+# --- division ------------------------------------------------------------------------------------------------------
+
+
+class Broadcast(NamedTuple):
+    """The loops around rows: how many, and the address of their sizes and strides of a and b, the last loop first."""
+
+    loops: int
+    table: int
+
+
+@inline
+def offsets_of(row: int, broadcast):
+    """Where the elements of a and b begin that a row takes."""
+    a, b, rest = 0, 0, row
+    for loop in range(broadcast.loops):
+        size = load_word(broadcast.table, 3 * loop)
+        a += rest % size * load_word(broadcast.table, 3 * loop + 1)
+        b += rest % size * load_word(broadcast.table, 3 * loop + 2)
+        rest //= size
+    return a, b
+
+
+@inline
+def _one(p, i: int, whole: bool, mask) -> Vector:
+    return v.full(p, v.load_one(p, 0))
+
+
+def quotient_kernel(a_of: Callable[..., Vector], b_of: Callable[..., Vector]) -> Kernel:
+    """da and db before they are summed; a row takes of a and b each element, or one for all."""
+
+    def dividend(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
+        dy, _, b = arrays
+        return get(dy, i, whole, mask) / b_of(b, i, whole, mask)
+
+    def divisor(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
+        dy, a, b = arrays
+        by = b_of(b, i, whole, mask)
+        return -(get(dy, i, whole, mask) / by) * (a_of(a, i, whole, mask) / by)
+
+    write_dividend, write_divisor = row_writer(dividend), row_writer(divisor)
+
+    @kernel
+    def quotients(
+        units: Units, blocks, n, broadcast: Broadcast,
+        dy: Pointer, a: Pointer, b: Pointer, da: Pointer, db: Pointer, stream,
+    ):  # fmt: skip
+        for unit in units:
+            row, begin = unit // blocks, unit % blocks * BLOCK
+            a_at, b_at = offsets_of(row, broadcast)
+            at, end = row * n, min(begin + BLOCK, n)
+            arrays = (dy + at, a + a_at, b + b_at)
+            write_dividend(da + at, begin, end, stream, arrays, ())
+            write_divisor(db + at, begin, end, stream, arrays, ())
+
+    return quotients
+
+
+EACH, ONE_DIVIDEND, ONE_DIVISOR = quotient_kernel(get, get), quotient_kernel(_one, get), quotient_kernel(get, _one)
+
+
+# --- shapes and zeros ----------------------------------------------------------------------------------------------
+
+
+@kernel
+def copy_words(source, count, target: Pointer):
+    copy_bytes(v.address_of(target), source, 8 * count)
+
+
+@elementwise
+def zero_gradient(x: Vector, alpha: float) -> Vector:
+    return v.like(x, 0.0)

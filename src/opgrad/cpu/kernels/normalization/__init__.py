@@ -1,0 +1,1 @@
+"""Kernels of layer and batch normalization and their gradients."""

@@ -1,0 +1,58 @@
+"""Kernels of layer normalization, with a mean and without.
+
+Arrays are rows x n, contiguous. The mean is taken off before squares are summed, so nothing cancels.
+"""
+
+from collections.abc import Callable
+
+from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.parameters import Float, Pointer, Units
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.kernels.loops.fold import add_value, fold_in_chunks
+from opgrad.cpu.kernels.loops.map import get, row_writer
+from opgrad.cpu.kernels.normalization import bundles
+from opgrad.cpu.kernels.normalization.bundles import FULL, Affine, Statistics, Variant, add_square
+
+
+@inline
+def _with_bias(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+    x, scale, bias = arrays
+    mean, inv_std = numbers
+    return v.fma((get(x, i, whole, mask) - mean) * inv_std, get(scale, i, whole, mask), get(bias, i, whole, mask))
+
+
+@inline
+def _without_bias(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+    x, scale, _ = arrays
+    mean, inv_std = numbers
+    return (get(x, i, whole, mask) - mean) * inv_std * get(scale, i, whole, mask)
+
+
+_sum, _squares = fold_in_chunks(add_value), fold_in_chunks(add_square)
+
+
+def forward_kernel(value: Callable[..., Vector], variant: Variant) -> Kernel:
+    """y and the statistics of rows."""
+    write, mean_or_zero, put_mean = row_writer(value), variant.or_zero, variant.store
+
+    @kernel
+    def normalize_rows(
+        rows: Units, n, epsilon: Float, x: Pointer, affine: Affine, y: Pointer, statistics: Statistics, stream
+    ):
+        inverse, zero, zeros = v.number(x, 1.0 / max(n, 1)), v.number(x, 0.0), (v.full(x, 0.0),)
+        for row in rows:
+            source = x + row * n
+            mean = mean_or_zero(v.reduce_add(_sum(zeros, 0, n, (source,), ())[0]) * inverse, zero)
+            squares = v.reduce_add(_squares(zeros, 0, n, (source,), mean)[0])
+            inv_std = v.first_lane(1.0 / v.sqrt(v.full(x, squares * inverse + v.number(x, epsilon))))
+            put_mean(statistics.mean, row, mean)
+            v.store_one(statistics.inv_std, row, inv_std)
+            write(y + row * n, 0, n, stream, (source, affine.scale, affine.bias), (mean, inv_std))
+
+    return normalize_rows
+
+
+LAYER = forward_kernel(_with_bias, FULL)
+LAYER_NO_BIAS = forward_kernel(_without_bias, FULL)
+SIMPLIFIED = forward_kernel(_without_bias, bundles.SIMPLIFIED)

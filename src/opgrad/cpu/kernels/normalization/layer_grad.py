@@ -1,0 +1,199 @@
+"""Kernels of the gradients of layer normalization, with a mean and without.
+
+Arrays are rows x n, contiguous. Sums over rows are formed apart for each block of rows, so that their order depends
+on the shape alone; `sums` has two rows for each block: dscale and dbias.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.kernels.loops.fill import clear
+from opgrad.cpu.kernels.loops.fold import BLOCK, column_sum_of, fold_in_chunks
+from opgrad.cpu.kernels.loops.map import get, get_or, mapped
+from opgrad.cpu.kernels.normalization import bundles
+from opgrad.cpu.kernels.normalization.bundles import FULL, Statistics, Variant
+
+STRIP: Final = 1024  # columns of a part where rows are split: its sums, 8 KiB, stay in the first-level cache
+
+
+class RowBlocks(NamedTuple):
+    """Rows of n elements, and how many of them a block has."""
+
+    rows: int
+    n: int
+    per_block: int
+
+
+# --- whole rows ----------------------------------------------------------------------------------------------------
+
+
+def gradient_sums(variant: Variant, add: Callable[..., None], add_bias: Callable[..., None]) -> Any:
+    """The sums of g = dy * scale and of g * normalized x over a row; adds up dscale and dbias meanwhile.
+
+    It asks for what lies `ahead` elements ahead.
+    """
+    center = variant.center
+
+    @inline
+    def visit(total, arrays, i: int, whole: bool, mask, numbers):
+        dy, x, scale, dscale, dbias = arrays
+        mean, inv_std, ahead = numbers
+        value = get(dy, i, whole, mask)
+        t = value * (center(get_or(x, i, whole, mask, mean), mean) * inv_std)
+        add(dscale, i, t)
+        add_bias(dbias, i, value)
+        factor = get(scale, i, whole, mask)
+        if whole:
+            v.prefetch(dy, i + ahead)
+            v.prefetch(x, i + ahead)
+        return v.fma(value, factor, total[0]), v.fma(t, factor, total[1])
+
+    sums = fold_in_chunks(visit)
+
+    @inline
+    def add_up(n: int, arrays, numbers):
+        zero = v.full(arrays[0], 0.0)
+        g, t = sums((zero, zero), 0, n, arrays, numbers)
+        return v.reduce_add(g), v.reduce_add(t)
+
+    return add_up
+
+
+def gradient_value(variant: Variant) -> Callable[..., Vector]:
+    """dx = inv_std * (dy * scale + (from_bias + from_scale * normalized x)); 0 for a row of one element."""
+    center = variant.center
+
+    @inline
+    def value(dy: Vector, x: Vector, scale: Vector, mean, inv_std, from_bias, from_scale) -> Vector:
+        return (dy * scale + v.fma(center(x, mean) * inv_std, from_scale, from_bias)) * inv_std
+
+    return value
+
+
+def rows_kernel(variant: Variant) -> Kernel:
+    """dx of whole rows, and dscale and dbias of each block of rows."""
+    add_up, write = gradient_sums(variant, FULL.add, variant.add), mapped(gradient_value(variant))
+    mean_at, or_zero = variant.mean_at, variant.or_zero
+
+    @kernel
+    def grad_rows(
+        blocks: Units, shape: RowBlocks, dy: Pointer, x: Pointer, scale: Pointer, statistics: Statistics, dx: Pointer,
+        sums: Rows, stream,
+    ):  # fmt: skip
+        rows, n, per_block = shape
+        inverse, zero = v.number(x, 1.0 / n), v.number(x, 0.0)
+        for block in blocks:
+            dscale = sums.data + 2 * block * sums.step
+            dbias = dscale + sums.step
+            clear(dscale, 2 * sums.step)
+            for row in range(block * per_block, min((block + 1) * per_block, rows)):
+                arrays = dy + row * n, x + row * n, scale
+                mean, inv_std = mean_at(statistics.mean, row), v.load_one(statistics.inv_std, row)
+                g, t = add_up(n, (*arrays, dscale, dbias), (mean, inv_std, n))
+                numbers = mean, inv_std, or_zero(-inverse * g, zero), -inverse * t
+                write(dx + row * n, 0, n, stream, arrays, numbers)
+
+    return grad_rows
+
+
+# --- split rows ----------------------------------------------------------------------------------------------------
+
+
+def row_sums_kernel(variant: Variant) -> Kernel:
+    """The two sums of each block of a split row."""
+    add_up, mean_at = gradient_sums(variant, bundles.SIMPLIFIED.add, bundles.SIMPLIFIED.add), variant.mean_at
+
+    @kernel
+    def sum_row_blocks(
+        units: Units, per_row, n, dy: Pointer, x: Pointer, scale: Pointer, statistics: Statistics, partial: Pointer
+    ):
+        for unit in units:
+            row, begin = unit // per_row, unit % per_row * BLOCK
+            at = row * n + begin
+            numbers = mean_at(statistics.mean, row), v.load_one(statistics.inv_std, row), BLOCK
+            g, t = add_up(min(BLOCK, n - begin), (dy + at, x + at, scale + begin, partial, partial), numbers)
+            v.store_one(partial, 2 * unit, g)
+            v.store_one(partial, 2 * unit + 1, t)
+
+    return sum_row_blocks
+
+
+@kernel
+def row_coefficients(shape: RowBlocks, per_row, partial: Pointer, coefficients: Pointer):
+    """What dx of each split row takes from the gradients of bias and scale."""
+    inverse = 1.0 / shape.n
+    for row in range(shape.rows):
+        g, t = 0.0, 0.0
+        for block in range(row * per_row, (row + 1) * per_row):
+            g += v.load_one(partial, 2 * block)
+            t += v.load_one(partial, 2 * block + 1)
+        v.store_one(coefficients, 2 * row, -g * inverse)
+        v.store_one(coefficients, 2 * row + 1, -t * inverse)
+
+
+def strips_kernel(variant: Variant) -> Kernel:
+    """dx of a strip of columns, and dscale and dbias of each block of its rows."""
+    add_up, write = gradient_sums(variant, FULL.add, variant.add), mapped(gradient_value(variant))
+    number_at = variant.mean_at
+
+    @kernel
+    def grad_strips(
+        units: Units, shape: RowBlocks, dy: Pointer, x: Pointer, scale: Pointer, statistics: Statistics,
+        coefficients: Pointer, dx: Pointer, sums: Rows, stream,
+    ):  # fmt: skip
+        rows, n, per_block = shape
+        strips = (n + STRIP - 1) // STRIP
+        for unit in units:
+            block, begin = unit // strips, unit % strips * STRIP
+            columns = min(STRIP, n - begin)
+            dscale = sums.data + (2 * block * sums.step + begin)
+            dbias = dscale + sums.step
+            clear(dscale, columns)
+            clear(dbias, columns)
+            for row in range(block * per_block, min((block + 1) * per_block, rows)):
+                at = row * n + begin
+                arrays = dy + at, x + at, scale + begin
+                mean, inv_std = number_at(statistics.mean, row), v.load_one(statistics.inv_std, row)
+                add_up(columns, (*arrays, dscale, dbias), (mean, inv_std, n))
+                numbers = mean, inv_std, number_at(coefficients, 2 * row), v.load_one(coefficients, 2 * row + 1)
+                write(dx + at, 0, columns, stream, arrays, numbers)
+
+    return grad_strips
+
+
+def add_blocks_kernel(variant: Variant) -> Kernel:
+    """dscale and dbias: the sums of all blocks of rows added up."""
+    put_bias = variant.store_masked
+
+    @kernel
+    def add_blocks(columns: Units, blocks, sums: Rows, dscale: Pointer, dbias: Pointer):
+        for i in range(columns.start, columns.stop, v.lanes(sums.data)):
+            mask = v.first(sums.data, columns.stop - i)
+            v.store_masked(dscale, i, column_sum_of(sums.data + i, blocks, 2 * sums.step), mask)
+            put_bias(dbias, i, column_sum_of(sums.data + (sums.step + i), blocks, 2 * sums.step), mask)
+
+    return add_blocks
+
+
+@dataclass(frozen=True)
+class GradientKernels:
+    """Whole rows: dx and the sums of blocks; split rows: their sums, then the same by strips; the blocks added up."""
+
+    rows: Kernel
+    row_sums: Kernel
+    strips: Kernel
+    add_blocks: Kernel
+
+
+def gradient_kernels(variant: Variant) -> GradientKernels:
+    return GradientKernels(
+        rows_kernel(variant), row_sums_kernel(variant), strips_kernel(variant), add_blocks_kernel(variant)
+    )
+
+
+LAYER, SIMPLIFIED = gradient_kernels(FULL), gradient_kernels(bundles.SIMPLIFIED)

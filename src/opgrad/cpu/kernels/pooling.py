@@ -1,0 +1,162 @@
+"""The gradients of pooling, a plane (one image's channel) or a row of one at a time.
+
+A plane of x has `depth` x `height` x `width` elements, of which the first ones may be 1.
+"""
+
+from typing import NamedTuple
+
+from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.memory import load_f64, load_word, store_word
+from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Units
+from opgrad.cpu.kernels.loops.fill import write_zeros
+from opgrad.cpu.kernels.loops.fold import CHUNK
+from opgrad.cpu.kernels.loops.map import write_same
+from opgrad.cpu.kernels.loops.weighted import Along, add_rows, add_times
+
+# --- max pooling ---------------------------------------------------------------------------------------------------
+
+
+@kernel
+def check_planes(planes: Units, part: Part, windows, size, indices: Pointer, found):
+    """found[part] = the first index in this part that lies outside its plane, or -1."""
+    wrong = -1
+    for plane in planes:
+        outside = 0
+        for j in range(plane * windows, (plane + 1) * windows):
+            element = v.load_one(indices, j) - plane * size
+            outside |= element | (size - 1 - element)  # negative if one of them is
+        if outside < 0:
+            for j in range(plane * windows, (plane + 1) * windows):
+                element = v.load_one(indices, j) - plane * size
+                if element < 0 or element >= size:
+                    wrong = j
+                    break
+            break
+    store_word(found, part, wrong)
+
+
+class Sizes(NamedTuple):
+    """The sizes of a plane; those that an image lacks are 1."""
+
+    depth: int
+    height: int
+    width: int
+
+
+@inline
+def in_rows(element: int, sizes) -> int:
+    """The number, by rows, of an element of a plane that is counted with the first axis fastest."""
+    d, h, w = element % sizes.depth, element // sizes.depth % sizes.height, element // (sizes.depth * sizes.height)
+    return (d * sizes.height + h) * sizes.width + w
+
+
+@inline
+def _add_plane(into, begin: int, end: int, first: int, sizes, columns_first: int, dy, indices) -> None:
+    """into = 0; into[indices[j] - first] += dy[j] for j in [begin, end)."""
+    write_zeros(into, 0, sizes.depth * sizes.height * sizes.width, 0)
+    if columns_first:
+        for j in range(begin, end):
+            element = in_rows(v.load_one(indices, j) - first, sizes)
+            v.store_one(into, element, v.load_one(into, element) + v.load_one(dy, j))
+    else:
+        for j in range(begin, end):
+            element = v.load_one(indices, j) - first
+            v.store_one(into, element, v.load_one(into, element) + v.load_one(dy, j))
+
+
+@kernel
+def add_to_maxima(planes: Units, windows, sizes: Sizes, columns_first, dy: Pointer, indices: Pointer, dx: Pointer):
+    """dx = 0; dx[indices[j]] += dy[j], plane by plane."""
+    size = sizes.depth * sizes.height * sizes.width
+    for plane in planes:
+        begin, first = plane * windows, plane * size
+        _add_plane(dx + first, begin, begin + windows, first, sizes, columns_first, dy, indices)
+
+
+@kernel
+def add_to_maxima_apart(
+    planes: Units,
+    windows,
+    sizes: Sizes,
+    columns_first,
+    dy: Pointer,
+    indices: Pointer,
+    dx: Pointer,
+    sums: Private,
+    addends: Private,
+):
+    """`add_to_maxima` with sums in float32, since half precision would round after each addition.
+
+    Vectors then convert the sums, which is faster than converting single numbers.
+    """
+    size = sizes.depth * sizes.height * sizes.width
+    for plane in planes:
+        begin, first = plane * windows, plane * size
+        write_same(addends, 0, windows, 0, (dy + begin,), ())
+        _add_plane(sums, 0, windows, first, sizes, columns_first, addends, indices + begin)
+        write_same(dx + first, 0, size, 0, (sums,), ())
+
+
+# --- average pooling -----------------------------------------------------------------------------------------------
+
+
+@inline
+def sum_some_windows(line, row, sums, from_k: int, to_k: int) -> None:
+    """line[i] = the sum of the sums of the windows whose elements from_k to to_k i is, along one axis."""
+    write_zeros(line, 0, row.size, 0)
+    for k in range(from_k, to_k):
+        offset, stride = k * row.dilation - row.begin, row.stride
+        low = max(0, -(offset // stride))
+        high = min(row.count, (row.size - 1 - offset) // stride + 1)
+        if stride == 1:
+            if low < high:
+                add_times(line + (low + offset), sums + low, high - low, 1.0)
+        else:
+            for o in range(low, high):
+                i = o * stride + offset
+                v.store_one(line, i, v.load_one(line, i) + v.load_one(sums, o))
+
+
+@inline
+def sum_windows(line, row, sums, chunk) -> None:
+    """line[i] = the sum of the sums of all windows that i is in."""
+    sum_some_windows(line, row, sums, 0, min(row.kernel, CHUNK))
+    for k in range(CHUNK, row.kernel, CHUNK):
+        sum_some_windows(chunk, row, sums, k, min(k + CHUNK, row.kernel))
+        add_times(line, chunk, row.size, 1.0)
+
+
+class Row(NamedTuple):
+    """Windows along a row: elements, windows, their form, where the first begins; the shares, and if they are equal."""
+
+    size: int
+    count: int
+    kernel: int
+    stride: int
+    dilation: int
+    begin: int
+    shares: int
+    same: int
+
+
+@kernel
+def share_out(
+    rows: Units, depth: Along, height: Along, new_rows, width: Row, dy: Pointer, dx: Pointer,
+    sums: Private, line: Private, chunk: Private,
+):  # fmt: skip
+    """Rows of dx: first the rows of dy are added whose windows it is in, then the windows along the row.
+
+    new_rows: the table that tells whether a row's windows differ from those of the row before.
+    """
+    for row in rows:
+        plane, d, h = row // (depth.size * height.size), row // height.size % depth.size, row % height.size
+        if row == rows.start or load_word(new_rows, h):
+            share = load_f64(width.shares, 0)
+            add_rows(sums, dy, plane, d, h, depth, height, width.count, 0, width.count, share, chunk)
+            if not width.same:
+                for o in range(width.count):
+                    relative = load_f64(width.shares, o) / load_f64(width.shares, 0)
+                    v.store_one(sums, o, v.load_one(sums, o) * v.number(dx, relative))
+            sum_windows(line, width, sums, chunk)
+        write_same(dx + row * width.size, 0, width.size, 0, (line,), ())

@@ -1,0 +1,73 @@
+"""The kernel of the gradient of resizing: rows of dx, each of a few rows of dy, and then of neighbours in the row."""
+
+from typing import Final, NamedTuple
+
+from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.memory import load_f64, load_word
+from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.parameters import Pointer, Private, Units
+from opgrad.cpu.kernels.loops.fold import CHUNK
+from opgrad.cpu.kernels.loops.map import write_same
+from opgrad.cpu.kernels.loops.weighted import Along, add_rows
+
+PIECE: Final = 2048  # elements of a row that stays: its sums remain in the first-level cache
+ROWS: Final = 4  # that read a table together
+
+
+class Row(NamedTuple):
+    """Whether the row stays, and in how many pieces of how many elements it is taken."""
+
+    same: int
+    pieces: int
+    piece: int
+
+
+@inline
+def combine_rows(dx, pitch: int, rows: int, sums, length: int, row) -> None:
+    """dx[r, i] = the sum of the elements of sums[r] that i is made of, times their weights, for up to four rows."""
+    s, t, u = sums + min(1, rows - 1) * length, sums + min(2, rows - 1) * length, sums + (rows - 1) * length
+    zero, at = v.number(sums, 0.0), load_word(row.starts, 0)
+    for i in range(row.size):
+        end = load_word(row.starts, i + 1)
+        a, b, c, d = zero, zero, zero, zero
+        while at < end:
+            stop = min(at + CHUNK, end)
+            e, f, g, h = zero, zero, zero, zero
+            while at < stop:
+                o, weight = load_word(row.sources, at), v.number(sums, load_f64(row.weights, at))
+                e += v.load_one(sums, o) * weight
+                f += v.load_one(s, o) * weight
+                g += v.load_one(t, o) * weight
+                h += v.load_one(u, o) * weight
+                at += 1
+            a, b, c, d = a + e, b + f, c + g, d + h
+        v.store_one(dx, i, a)
+        if rows > 1:
+            v.store_one(dx, pitch + i, b)
+        if rows > 2:
+            v.store_one(dx, 2 * pitch + i, c)
+        if rows > 3:
+            v.store_one(dx, 3 * pitch + i, d)
+
+
+@kernel
+def gather_rows(
+    units: Units, depth: Along, height: Along, width: Along, row: Row, dy: Pointer, dx: Pointer,
+    sums: Private, chunk: Private,
+):  # fmt: skip
+    """A unit is up to four rows of dx that follow each other in a plane, or a piece of them."""
+    groups = (height.size + ROWS - 1) // ROWS
+    for unit in units:
+        begin = unit % row.pieces * row.piece
+        group = unit // row.pieces
+        h, outer = group % groups * ROWS, group // groups
+        plane, d = outer // depth.size, outer % depth.size
+        n, rows = min(row.piece, width.count - begin), min(ROWS, height.size - h)
+        out = dx + ((outer * height.size + h) * width.size + begin)
+        for r in range(rows):
+            line = sums + r * row.piece
+            add_rows(line, dy, plane, d, h + r, depth, height, width.count, begin, n, 1.0, chunk)
+            if row.same:
+                write_same(out + r * width.size, 0, n, 0, (line,), ())
+        if not row.same:
+            combine_rows(out, width.size, rows, sums, row.piece, width)

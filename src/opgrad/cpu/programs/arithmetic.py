@@ -1,0 +1,96 @@
+"""The programs of sums and quotients of arrays that are broadcast against each other, and of their shapes."""
+
+import ctypes
+import math
+
+from opgrad.contract import Shape
+from opgrad.contract.problem import Problem
+from opgrad.contract.shapes import broadcast_axes, reduced_axes
+from opgrad.cpu.kernels import arithmetic as kernels
+from opgrad.cpu.kernels.accumulate import SUM, VALUE
+from opgrad.cpu.kernels.arithmetic import EACH, ONE_DIVIDEND, ONE_DIVISOR, Broadcast, copy_words
+from opgrad.cpu.kernels.loops.fold import BLOCK
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.elements import operator, program
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.reduction import grouped, sum_steps
+from opgrad.cpu.programs.workspace import Workspace
+
+
+def reduce_sum_training(problem: Problem) -> Program:
+    shape, of = problem.specs["x"].shape, problem.attributes
+    summed = reduced_axes(shape, of["axes"], of["noop_with_empty_axes"])
+    workspace = Workspace(precision(problem))
+    return Program(sum_steps(grouped(shape, summed), problem["x"], problem["y"], workspace), workspace)
+
+
+# --- division ------------------------------------------------------------------------------------------------------
+
+
+def broadcast_loops(shape: Shape, a: Shape, b: Shape) -> list[tuple[int, int, int]]:
+    """(size, stride of a, stride of b) of the fewest loops over a shape, the last first; at least one."""
+    loops: list[tuple[int, int, int]] = []
+    a_step = b_step = 1
+    for i, size in enumerate(reversed(shape)):
+        a_size = a[-1 - i] if i < len(a) else 1
+        b_size = b[-1 - i] if i < len(b) else 1
+        if size == 1:
+            continue
+        now = (size, a_step if a_size > 1 else 0, b_step if b_size > 1 else 0)
+        a_step, b_step = a_step * a_size, b_step * b_size
+        if loops and (now[1], now[2]) == (loops[-1][0] * loops[-1][1], loops[-1][0] * loops[-1][2]):
+            loops[-1] = (loops[-1][0] * size, loops[-1][1], loops[-1][2])
+        else:
+            loops.append(now)
+    return loops or [(1, 1, 1)]
+
+
+def div_grad(problem: Problem) -> Program:
+    a, b, shape = (problem.specs[name].shape for name in ("a", "b", "dy"))
+    workspace, size = Workspace(precision(problem)), math.prod(shape)
+    (n, a_step, b_step), *loops = broadcast_loops(shape, a, b)
+    table = (ctypes.c_int64 * max(1, 3 * len(loops)))(*(word for loop in loops for word in loop))
+    a_summed, b_summed = (frozenset(broadcast_axes(each, shape)[0]) for each in (a, b))
+    kernel = EACH if a_step and b_step else ONE_DIVISOR if a_step else ONE_DIVIDEND
+    full_a = workspace.shared(size) if a_summed else problem["da"]
+    full_b = workspace.shared(size) if b_summed else problem["db"]
+    steps = []
+    if size:
+        blocks = partition.count(n, BLOCK)
+        units = size // n * blocks
+        arguments = {name: problem[name] for name in ("dy", "a", "b")} | {"da": full_a, "db": full_b}
+        arguments |= {"blocks": blocks, "n": n, "broadcast": Broadcast(len(loops), ctypes.addressof(table))}
+        arguments["stream"] = partition.streams(problem.bytes)
+        steps.append(shared_out(kernel, units, problem.bytes / units, arguments))
+    for summed, terms, result in ((a_summed, full_a, "da"), (b_summed, full_b, "db")):
+        if summed:
+            steps += sum_steps(grouped(shape, summed), terms, problem[result], workspace)
+    return Program(steps, workspace, tables=(table,))
+
+
+# --- shapes and zeros ----------------------------------------------------------------------------------------------
+
+
+def broadcast_gradient_args(problem: Problem) -> Program:
+    found = broadcast_axes(problem.attributes["a_shape"], problem.attributes["b_shape"])
+    steps, tables = [], []
+    for name, axes in zip(("a_axes", "b_axes"), found, strict=True):
+        if axes:
+            table = (ctypes.c_int64 * len(axes))(*axes)
+            tables.append(table)
+            arguments = {"source": ctypes.addressof(table), "count": len(axes), "target": problem[name]}
+            steps.append(Step(copy_words, 1, arguments))
+    return Program(steps, tables=tables)
+
+
+zero_gradient = operator(kernels.zero_gradient, "y", "x")
+
+
+# --- accumulation --------------------------------------------------------------------------------------------------
+
+
+def accumulate(problem: Problem) -> Program:
+    if problem.attributes["update"]:
+        return program(problem, SUM, "sum", "buffer", "value")
+    return program(problem, VALUE, "sum", "buffer")

@@ -1,0 +1,290 @@
+"""The steps of a convolution's gradients: signals of both ends of the windows, and the products of them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from opgrad.contract import DTYPES, Array
+from opgrad.contract.problem import Problem
+from opgrad.cpu.compiler.native import Kernel
+from opgrad.cpu.compiler.parameters import Rows
+from opgrad.cpu.kernels.convolution import products, signals
+from opgrad.cpu.kernels.convolution.products import Filters, Ranges, Tiles
+from opgrad.cpu.kernels.convolution.signals import Grid, Images, Phases, Planes, Signals
+from opgrad.cpu.programs.convolution.grid import Layout
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.workspace import Workspace
+from opgrad.locks import once
+
+PART_PRODUCTS: Final = 1 << 18  # 5 µs of them: less is not worth another part
+MOST_PARTS: Final = 64
+CHUNK_BYTES: Final = 8 << 20  # of signals, or of dy as a matrix
+FEWEST_UNITS: Final = 32  # of dot products, if there are so many tiles
+MOST_COLUMNS: Final = 48  # of a unit of dot products: a block of 4 KiB of each stays in the second-level cache
+
+
+def sums_written(problem: Problem, name: str, sums: Any) -> Step:
+    """The step that rounds sums to a result."""
+    n = math.prod(problem.specs[name].shape)
+    return shared_out(
+        products.copy_sums, n, 2 * DTYPES[precision(problem)].itemsize, {"sums": sums, "y": problem[name]}
+    )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of the problem, and of its signals for so many images at a time."""
+
+    batch: int
+    group: int
+    filters: int  # of a group
+    channels: int  # of a group
+    taps: int
+    phases: int
+    grid: int
+    reach: int
+    images: int
+    lanes: int
+
+    @property
+    def tile(self) -> int:
+        """The elements of a row of a tile."""
+        return products.COLUMNS * self.lanes
+
+    @property
+    def pad(self) -> int:
+        """The zeros before a signal; there are as many behind it."""
+        return round_up(self.reach, self.lanes)
+
+    @property
+    def pitch(self) -> int:
+        """From one signal to the next: not a multiple of 4 KiB, whose addresses compete for places in the cache."""
+        size = 2 * self.pad + round_up(self.images * self.grid, self.tile)
+        return size + self.lanes if size * 4 % 4096 == 0 else size
+
+    def length(self, images: int) -> int:
+        """Whole vectors of the signals of so many images."""
+        return round_up(images * self.grid, self.lanes)
+
+
+def round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def fixed_parts(kernel: Kernel, units: int, unit_products: int, arguments: Mapping[str, Any]) -> Step:
+    """The step of a kernel whose units take so many products each."""
+    wanted = max(units * unit_products / MOST_PARTS, PART_PRODUCTS)
+    return Step(kernel, units, arguments, max(1, min(units, round(wanted / unit_products))))
+
+
+class Steps:
+    """Puts the steps together; the workspace holds packed filters, sums, and the signals of both ends of the windows.
+
+    `windows`: of the array with a number for each window; `field`: of the array that windows slide over. Of the one
+    that stands in the place of x they are the signals of dx after those of x.
+    """
+
+    def __init__(self, problem: Problem, layout: Layout, sizes: Sizes, wanted: Sequence[str]):
+        self.problem, self.layout, self.sizes, self.wanted = problem, layout, sizes, wanted
+        self.workspace = Workspace(precision(problem))
+        self.item = DTYPES[self.workspace.precision].itemsize
+        self.tables: list[Array] = []
+        self.steps: list[Step] = []
+        self.windows = self.signals(sizes.filters, 1)
+        self.field = self.signals(sizes.channels, sizes.phases)
+        counts = {name: math.prod(problem.specs[name].shape) for name in wanted if name != "dx"}
+        self.sums = {name: self.workspace.shared(count) for name, count in counts.items()}
+
+    def signals(self, channels: int, phases: int) -> Signals:
+        """The signals of so many channels of each group."""
+        s = self.sizes
+        channel = phases * s.pitch
+        data: Any = self.workspace.shared(s.group * channels * channel)
+        return Signals(data, channels * channel, channel, s.pitch, s.pad)
+
+    def table(self, values: Any) -> int:
+        """The address of a table of words."""
+        self.tables.append(np.ascontiguousarray(values, np.int64))
+        return int(self.tables[-1].ctypes.data)
+
+    def program(self) -> Program:
+        s = self.sizes
+        for first in range(0, s.batch, s.images):
+            self.chunk(Images(first, min(s.images, s.batch - first)))
+        written = [sums_written(self.problem, name, sums) for name, sums in self.sums.items()]
+        return Program([*self.steps, *written], self.workspace, name="signals", tables=self.tables)
+
+    def chunk(self, images: Images) -> None:
+        """The steps for some images."""
+        raise NotImplementedError
+
+    # --- images to signals and back ---------------------------------------------------------------------------------
+
+    def to_signals(self, name: str, signals_: Signals, sizes: Mapping[str, Any], images: Images) -> None:
+        units = sizes["planes"].channels * sizes["phases"].count
+        arguments = {**sizes, "images": images, "x": self.problem[name], "signals": signals_}
+        unit_bytes = 2 * self.item * images.count * self.sizes.grid
+        self.steps.append(shared_out(signals.to_signals, units, unit_bytes, arguments))
+
+    def from_signals(self, signals_: Signals, sizes: Mapping[str, Any], covered: bool, images: Images) -> None:
+        """Write dx."""
+        units = sizes["planes"].channels * images.count
+        own = {"images": images, "covered": covered, "x": self.problem["dx"], "signals": signals_}
+        unit_bytes = 2 * self.item * self.sizes.grid * sizes["phases"].count
+        self.steps.append(shared_out(signals.from_signals, units, unit_bytes, {**sizes, **own}))
+
+    @once
+    def window_images(self) -> dict[str, Any]:
+        counts = [axis.count for axis in self.layout.along]
+        return self.images([[(0, count, 0) for count in counts]], counts, (1, 1, 1), self.sizes.filters)
+
+    @once
+    def field_images(self) -> dict[str, Any]:
+        along = self.layout.along
+        sizes, strides = [axis.size for axis in along], tuple(axis.stride for axis in along)
+        return self.images(self.layout.sources, sizes, strides, self.sizes.channels)
+
+    def images(self, sources: Any, sizes: Sequence[int], steps: Sequence[int], channels: int) -> dict[str, Any]:
+        """The kernels' arguments about images: their sizes, and the places of their elements in the grid."""
+        s = self.sizes
+        along = [list(each) for each in zip(sizes, steps, self.layout.grid, strict=True)]
+        ranges = [[list(each) for each in phase] for phase in sources]
+        if along[2][0] == along[2][2] and along[1][1] == along[2][1] == 1:
+            # Rows without anything between them are one long row.
+            along = [along[0], [1, 1, 1], [along[1][0] * along[2][0], 1, along[1][2] * along[2][2]]]
+            ranges = [[d, [0, 1, 0], [each * sizes[2] for each in h]] for d, h, _ in ranges]
+        (depth, step_d, _), (height, step_h, grid_h), (width, step_w, grid_w) = along
+        return {
+            "planes": Planes(channels * s.group, depth, height, width),
+            "grid": Grid(s.grid, grid_h, grid_w, step_d, step_h, step_w),
+            "phases": Phases(len(ranges), self.table(ranges)),
+            "filled": all(math.prod(high - low for low, high, _ in each) == s.grid for each in ranges),
+        }
+
+    # --- products ---------------------------------------------------------------------------------------------------
+
+    @once
+    def field_shifts(self) -> int:
+        """The table of where each channel's signal begins for each tap."""
+        s = self.sizes
+        taps = np.array([phase * s.pitch + shift + s.pad for phase, shift in self.layout.taps])
+        return self.table(np.arange(s.channels)[:, None] * self.field.channel + taps)
+
+    def dot_products(self, images: Images) -> None:
+        """dw: of signals of the windows with shifted signals of what they slide over."""
+        s = self.sizes
+        columns, tiles = s.channels * s.taps, -(-s.filters // products.ROWS)
+        most_ranges = min(-(-columns // products.COLUMNS), -(-FEWEST_UNITS // (tiles * s.group)))
+        ranges = max(-(-columns // MOST_COLUMNS), most_ranges)
+        per_range = round_up(-(-columns // ranges), products.COLUMNS)
+        ranges = -(-columns // per_range)
+        tiles_per_range = -(-tiles // min(tiles, -(-FEWEST_UNITS // (ranges * s.group))))
+        rows = Ranges(s.filters, -(-tiles // tiles_per_range), tiles_per_range * products.ROWS)
+        length = s.length(images.count)
+        arguments = {"rows": rows, "columns": Ranges(columns, ranges, per_range), "length": length}
+        arguments |= {"shifts": self.field_shifts, "single": s.filters == 1, "add": images.first, "dy": self.windows}
+        arguments |= {"x": self.field, "sums": self.sums["dw"]}
+        units, unit_products = s.group * rows.count * ranges, rows.per_range * per_range * length
+        self.steps.append(fixed_parts(products.dot_products, units, unit_products, arguments))
+
+    def packed(self, words: Sequence[Sequence[int]], rows: int, sources: Any, w: Filters) -> dict[str, Any]:
+        """Add the step that packs the filters for these tiles; return the arguments of `correlate` about them."""
+        last = words[-1]
+        size = last[products.WEIGHTS] + last[products.TERMS] * rows
+        weights: Any = self.workspace.shared(self.sizes.group * size)
+        found = {"tiles": Tiles(len(words), self.table(words)), "weights": Rows(weights, size)}
+        arguments = {**found, "sources": self.table(sources), "rows": rows, "w": w}
+        pack_bytes = 8 * size / len(words)
+        self.steps.append(shared_out(products.pack_weights, self.sizes.group * len(words), pack_bytes, arguments))
+        return {**found, "single": rows == 1}
+
+    def correlate(self, arguments: Mapping[str, Any], images: Images) -> None:
+        s = self.sizes
+        blocks = -(-images.count * s.grid // s.tile)
+        unit_products = s.tile * s.channels * s.filters * s.taps
+        arguments = {**arguments, "blocks": blocks}
+        self.steps.append(fixed_parts(products.correlate, s.group * blocks, unit_products, arguments))
+
+
+class ConvolutionSteps(Steps):
+    """x and what windows make of it, dy: dx is a sum of shifted signals of dy times filters."""
+
+    def chunk(self, images: Images) -> None:
+        self.to_signals("dy", self.windows, self.window_images, images)
+        if "db" in self.sums:
+            self.sum_signals(images)
+        if "dw" in self.sums:
+            self.to_signals("x", self.field, self.field_images, images)
+            self.dot_products(images)
+        if "dx" in self.wanted:
+            self.correlate(self.to_field, images)
+            self.from_signals(self.field, self.field_images, self.layout.covered, images)
+
+    def sum_signals(self, images: Images) -> None:
+        s = self.sizes
+        length = s.length(images.count)
+        arguments = {"length": length, "add": images.first, "signals": self.windows, "sums": self.sums["db"]}
+        self.steps.append(shared_out(products.sum_signals, s.group * s.filters, length * self.item, arguments))
+
+    @once
+    def to_field(self) -> dict[str, Any]:
+        """The arguments of `correlate` but the number of images: tiles are channels of a phase."""
+        s = self.sizes
+        rows = 1 if s.channels == 1 else products.ROWS
+        words, shifts, sources, packed, start = [], [], [], 0, 0
+        for p in range(s.phases):
+            taps = [(k, shift) for k, (phase, shift) in enumerate(self.layout.taps) if phase == p]
+            m = np.arange(s.filters)[:, None]
+            shifts.append((m * s.pitch + s.pad - np.array([shift for _, shift in taps])).ravel())
+            sources.append((m * (s.channels * s.taps) + np.array([k for k, _ in taps])).ravel())
+            terms = s.filters * len(taps)
+            for channel in range(0, s.channels, rows):
+                out = channel * self.field.channel + p * s.pitch + s.pad
+                words.append([packed, start, terms, out, channel, min(rows, s.channels - channel)])
+                packed += terms * rows
+            start += terms
+        w: Any = self.problem["w"]
+        arguments = self.packed(
+            words, rows, np.concatenate(sources), Filters(w, s.filters * s.channels * s.taps, s.taps)
+        )
+        return {**arguments, "shifts": self.table(np.concatenate(shifts)), "dy": self.windows, "dx": self.field}
+
+
+class TransposedSteps(Steps):
+    """x and what windows add up to, dy: dx is a sum of shifted signals of dy times filters, too; all phases of it."""
+
+    def chunk(self, images: Images) -> None:
+        if "db" in self.sums:
+            self.sum_planes(images)
+        if "dw" in self.sums or "dx" in self.wanted:
+            self.to_signals("dy", self.field, self.field_images, images)
+        if "dw" in self.sums:
+            self.to_signals("x", self.windows, self.window_images, images)
+            self.dot_products(images)
+        if "dx" in self.wanted:
+            self.correlate(self.to_windows, images)
+            self.from_signals(self.windows, self.window_images, True, images)
+
+    def sum_planes(self, images: Images) -> None:
+        """Signals lack the elements that no window reaches."""
+        channels, size = self.sizes.group * self.sizes.channels, math.prod(axis.size for axis in self.layout.along)
+        arguments = {"images": images, "channels": channels, "size": size}
+        arguments |= {"x": self.problem["dy"], "sums": self.sums["db"]}
+        self.steps.append(shared_out(products.sum_planes, channels, images.count * size * self.item, arguments))
+
+    @once
+    def to_windows(self) -> dict[str, Any]:
+        """The arguments of `correlate` but the number of images: tiles are channels of x."""
+        s = self.sizes
+        rows, terms = 1 if s.filters == 1 else products.ROWS, s.channels * s.taps
+        words = [
+            [m * terms, 0, terms, m * self.windows.channel + s.pad, m, min(rows, s.filters - m)]
+            for m in range(0, s.filters, rows)
+        ]
+        w: Any = self.problem["w"]
+        arguments = self.packed(words, rows, np.arange(terms), Filters(w, s.filters * terms, terms))
+        return {**arguments, "shifts": self.field_shifts, "dy": self.field, "dx": self.windows}

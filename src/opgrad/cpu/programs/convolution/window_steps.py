@@ -1,0 +1,137 @@
+"""The steps of a convolution's gradients by matrices of windows (`windows`)."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from opgrad.contract import DTYPES
+from opgrad.contract.problem import Problem
+from opgrad.contract.windows import Axis
+from opgrad.cpu.compiler.parameters import Rows
+from opgrad.cpu.kernels import gemm
+from opgrad.cpu.kernels.convolution import products, windows
+from opgrad.cpu.kernels.convolution.signals import Images
+from opgrad.cpu.kernels.convolution.windows import Gathered, Memory, Planes, Windows
+from opgrad.cpu.programs.convolution.grid import Layout
+from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, Sizes, fixed_parts, round_up, sums_written
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.workspace import Workspace
+
+# Signals take longer than matrices of windows where the grid has many elements for a window. A window's element costs a
+# product for each filter either way, by signals at half the rate; to write it into the matrix costs as much as 24
+# products, and a run of windows side by side as much as 700 (Zen 4, AVX-512).
+WASTE: Final = 1.5
+ELEMENT_PRODUCTS: Final = 24
+RUN_PRODUCTS: Final = 700
+FEWEST_ELEMENTS: Final = 48  # of a part's block of windows, if there are so many: each part packs all of dy
+WANTED_UNITS: Final = 16
+PLANES: Final = 1 << 17  # numbers of dx that a part works on at a time, if one plane is not more
+
+
+def by_windows(layout: Layout, sizes: Sizes) -> bool:
+    """Whether matrices of windows take less time than signals."""
+    counts = [axis.count for axis in layout.along]
+    waste, run = math.prod(layout.grid) / math.prod(counts), next((n for n in counts[::-1] if n > 1), sizes.batch)
+    return waste > WASTE and sizes.filters * (waste - 0.5) > ELEMENT_PRODUCTS + RUN_PRODUCTS / run
+
+
+class WindowSteps:
+    """Puts the steps together; the workspace holds sums, and dy with a row for each filter of some images."""
+
+    def __init__(self, problem: Problem, layout: Layout, sizes: Sizes, wanted: Sequence[str]):
+        self.problem, self.layout, self.sizes, self.wanted = problem, layout, sizes, wanted
+        self.workspace = Workspace(precision(problem))
+        self.item = DTYPES[self.workspace.precision].itemsize
+        self.per_image = math.prod(axis.count for axis in layout.along)
+        self.plane = math.prod(axis.size for axis in layout.along)
+        self.filters, self.elements = sizes.group * sizes.filters, sizes.channels * sizes.taps
+        self.images = max(1, min(sizes.batch, CHUNK_BYTES // (self.item * self.filters * self.per_image)))
+        row = round_up(self.images * self.per_image, sizes.lanes) + sizes.lanes
+        self.dy: Any = Rows(self.workspace.shared(self.filters * row), row)
+        counts = {name: math.prod(problem.specs[name].shape) for name in wanted if name != "dx"}
+        self.sums = {name: self.workspace.shared(count) for name, count in counts.items()}
+        self.tables = [np.ascontiguousarray(each, np.int64) for each in tables(layout.along)]
+        self.memory = Memory(
+            *(self.workspace.private(size) for size in gemm.space(sizes.lanes)),
+            self.workspace.private(windows.ELEMENTS * windows.POSITIONS),
+        )
+        self.steps: list[Step] = []
+
+    def program(self) -> Program:
+        s = self.sizes
+        for first in range(0, s.batch, self.images):
+            self.chunk(Images(first, min(self.images, s.batch - first)))
+        written = [sums_written(self.problem, name, sums) for name, sums in self.sums.items()]
+        return Program([*self.steps, *written], self.workspace, name="windows", tables=self.tables)
+
+    def chunk(self, images: Images) -> None:
+        gathered = Gathered(images, images.count * self.per_image, self.dy)
+        row_bytes = 2 * self.item * gathered.windows
+        if "db" in self.sums:
+            arguments = {"images": images, "channels": self.filters, "size": self.per_image}
+            arguments |= {"x": self.problem["dy"], "sums": self.sums["db"]}
+            self.steps.append(shared_out(products.sum_planes, self.filters, row_bytes, arguments))
+        if "dw" in self.sums or "dx" in self.wanted:
+            arguments = {"gathered": gathered, "filters": self.filters, "size": self.per_image}
+            arguments |= {"dy": self.problem["dy"]}
+            self.steps.append(shared_out(windows.gather_dy, self.filters, row_bytes, arguments))
+        if "dw" in self.sums:
+            self.filters_back(gathered)
+        if "dx" in self.wanted:
+            self.images_back(gathered)
+
+    def arguments(self, gathered: Gathered) -> dict[str, Any]:
+        """The arguments that both products share."""
+        s = self.sizes
+        axes, table = (int(each.ctypes.data) for each in self.tables)
+        image = s.group * s.channels * self.plane
+        found = Windows(axes, table, s.taps, s.channels, s.filters, self.plane, image)
+        return {"windows": found, "g": gathered, "m": self.memory}
+
+    def filters_back(self, gathered: Gathered) -> None:
+        s = self.sizes
+        per_block = max(FEWEST_ELEMENTS, round_up(-(-self.elements * s.group // WANTED_UNITS), FEWEST_ELEMENTS))
+        per_block = min(per_block, windows.ELEMENTS, self.elements)
+        blocks = -(-self.elements // per_block)
+        arguments = {**self.arguments(gathered), "blocks": blocks, "per_block": per_block}
+        arguments |= {"x": self.problem["x"], "dw": self.sums["dw"]}
+        unit_products = per_block * s.filters * gathered.windows
+        self.steps.append(fixed_parts(windows.filters_back, s.group * blocks, unit_products, arguments))
+
+    def images_back(self, gathered: Gathered) -> None:
+        s, count = self.sizes, gathered.images.count
+        most = max(1, PLANES // self.plane)
+        channels = min(-(-FEWEST_ELEMENTS // s.taps), s.channels, most)
+        images = max(1, min(-(-windows.POSITIONS // self.per_image), count, most // channels))
+        sums = self.workspace.private(images * channels * self.plane)
+        planes = Planes(-(-count // images), images, -(-s.channels // channels), channels, sums)
+        units = s.group * planes.channel_blocks * planes.image_blocks
+        arguments = {**self.arguments(gathered), "planes": planes, "w": self.problem["w"], "dx": self.problem["dx"]}
+        unit_products = images * self.per_image * channels * s.taps * s.filters
+        self.steps.append(fixed_parts(windows.images_back, units, unit_products, arguments))
+
+
+def tables(along: Sequence[Axis]) -> tuple[list[int], list[list[int]]]:
+    """The words of the axes, and those of each element of a window.
+
+    The third axis is one with several windows, so that runs are long, and the others count as they did. If there is
+    none, runs go from image to image.
+    """
+    steps = [math.prod(axis.size for axis in along[place + 1 :]) for place in range(len(along))]
+    last = max((place for place, axis in enumerate(along) if axis.count > 1), default=len(along) - 1)
+    order = [place for place in range(len(along)) if place != last] + [last]
+    a, b, c = (along[place] for place in order)
+    step_a, step_b, step_c = (steps[place] for place in order)
+    line, step = (c.count, c.stride * step_c) if c.count > 1 else (windows.ENDLESS, 0)
+    axes = [a.count, b.count, line, a.stride, b.stride, a.size, b.size, step_a, step_b, step]
+    taps = []
+    for element in itertools.product(*(range(axis.kernel) for axis in along)):
+        at_a, at_b, at_c = (element[place] * along[place].dilation - along[place].begin for place in order)
+        first = min(max(0, -(at_c // c.stride)), c.count)
+        stop = min(max(first, -((at_c - c.size) // c.stride)), c.count)
+        taps.append([at_a, at_b, first, stop * (line // c.count) if first < stop else first, at_c * step_c])
+    return axes, taps

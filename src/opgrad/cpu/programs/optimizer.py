@@ -1,0 +1,132 @@
+"""The programs of the optimizers on lists of arrays, and the arguments of their kernels for parameters in place."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from opgrad.contract.problem import Operand, Problem
+from opgrad.cpu.kernels.loops.elements import BLOCK
+from opgrad.cpu.kernels.optimizer import (
+    FACTORS,
+    LogRates,
+    Rates,
+    State,
+    adamw,
+    adamw_factors,
+    clip,
+    clip_factor,
+    sgd,
+    sgd_factors,
+    squares,
+)
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.program import Program, Step
+from opgrad.cpu.programs.workspace import Scratch, Workspace
+
+
+class AdamWStep(NamedTuple):
+    """What the factors of an AdamW step are computed from; the attributes of AdamWOptimizer."""
+
+    learning_rate: float
+    number: int
+    alpha: float
+    beta: float
+    epsilon: float
+    weight_decay: float
+    mode: int = 0
+    corrects: bool = True
+
+    def factors(self) -> tuple[float, float, float, float]:
+        """Rate and epsilon of rate * m / (sqrt(v) + epsilon), with the bias correction, and p's factors around it."""
+        decay = 1.0 - self.learning_rate * self.weight_decay
+        before, after = (decay, 1.0) if self.mode == 0 else (1.0, decay)
+        if not self.corrects:
+            return self.learning_rate, self.epsilon, before, after
+        root = math.sqrt(1 - self.beta**self.number)
+        rate = self.learning_rate * root / (1 - self.alpha**self.number)
+        return rate, self.epsilon * root if self.mode == 0 else self.epsilon, before, after
+
+
+def sgd_in_place(operands: Sequence[Operand], factors: int) -> dict[str, Any]:
+    """The arguments of `sgd` for parameters and gradients that it overwrites."""
+    p, g = operands
+    return {"p": p, "g": g, "new_p": p, "new_g": g, "factors": factors}
+
+
+def adamw_in_place(operands: Sequence[Operand], alpha: float, beta: float, factors: int) -> dict[str, Any]:
+    """The arguments of `adamw` for parameters, gradients and moments that it overwrites."""
+    state = State(*operands)
+    return {"old": state, "new": state, "rates": Rates(alpha, beta), "factors": factors}
+
+
+# --- the operators on lists of arrays --------------------------------------------------------------------------------
+
+
+def _lists(problem: Problem, *names: str) -> list[tuple[int, list[Operand]]]:
+    """For each number in the lists: how many elements the arrays of that number have, and the arrays."""
+    count = sum(1 for name in problem.operands if name.startswith(f"{names[0]}["))
+    found = []
+    for i in range(count):
+        size = math.prod(problem.specs[f"{names[0]}[{i}]"].shape)
+        found.append((size, [problem[f"{name}[{i}]"] for name in names]))
+    return found
+
+
+def sgd_optimizer(problem: Problem) -> Program:
+    workspace = Workspace("float64")
+    factors = workspace.shared(FACTORS)
+    steps = [Step(sgd_factors, 1, {"lr": problem["lr"], "factors": factors})]
+    for size, (p, g, new_p) in _lists(problem, "weights", "gradients", "new_weights"):
+        arguments = {"p": p, "g": g, "new_p": new_p, "new_g": None, "factors": factors}
+        steps.append(Step(sgd, size, arguments, BLOCK))
+    return Program(steps, workspace)
+
+
+def adamw_optimizer(problem: Problem) -> Program:
+    rates = _rates(problem)
+    workspace = Workspace("float64")
+    attributes, factors = problem.attributes, workspace.shared(FACTORS)
+    arguments = {"lr": problem["lr"], "step": problem["step"], "factors": factors, "status": Scratch()}
+    arguments |= {"log_rates": LogRates(*(math.log(rate) if rate else -math.inf for rate in rates))}
+    arguments |= {"epsilon": attributes["epsilon"], "weight_decay": attributes["weight_decay"]}
+    arguments |= {"mode": attributes["adam_mode"], "corrects": attributes["correct_bias"]}
+    steps = [Step(adamw_factors, 1, arguments)]
+    old, new = ("weights", "gradients", "momentums_1", "momentums_2"), ("weights", "momentums_1", "momentums_2")
+    for size, arrays in _lists(problem, *old, *(f"new_{name}" for name in new)):
+        p, m, value = arrays[len(old) :]
+        states = {"old": State(*arrays[: len(old)]), "new": State(p, None, m, value)}
+        steps.append(Step(adamw, size, {**states, "rates": rates, "factors": factors}, BLOCK))
+    return Program(steps, workspace, _wrong_step)
+
+
+def _rates(problem: Problem) -> Rates:
+    """The moments' decay rates. Raises ValueError for attributes that have no meaning."""
+    attributes = problem.attributes
+    if attributes["adam_mode"] not in (0, 1):
+        raise ValueError(f"adamw_optimizer: adam_mode is {attributes['adam_mode']}, expected 0 or 1")
+    if attributes["adam_mode"] == 0 and not attributes["correct_bias"]:
+        raise ValueError("adamw_optimizer: correct_bias is False, expected True with adam_mode 0")
+    for name in ("alpha", "beta"):
+        if not 0 <= attributes[name] <= 1:
+            raise ValueError(f"adamw_optimizer: {name} is {attributes[name]}, expected 0 to 1")
+    return Rates(attributes["alpha"], attributes["beta"])
+
+
+def _wrong_step(position: int, value: int) -> Exception:
+    return ValueError(f"adamw_optimizer: step is {value}, expected at least 1")
+
+
+def clip_grad_norm(problem: Problem) -> Program:
+    workspace, lists = Workspace("float64"), _lists(problem, "gradients", "clipped")
+    parts = [partition.count(size, BLOCK) for size, _ in lists]
+    found, factor = workspace.shared(sum(parts)), workspace.shared(1)
+    steps, first_part = [], 0
+    for (size, (gradient, _)), count in zip(lists, parts, strict=True):
+        sums = Scratch(found.offset + 8 * first_part, "float64")
+        steps.append(Step(squares, size, {"g": gradient, "sums": sums}, BLOCK))
+        first_part += count
+    arguments = {"count": sum(parts), "found": found, "factor": factor, "max_norm": problem.attributes["max_norm"]}
+    steps.append(Step(clip_factor, 1, arguments))
+    for size, (gradient, clipped) in lists:
+        steps.append(Step(clip, size, {"factor": factor, "g": gradient, "new_g": clipped}, BLOCK))
+    return Program(steps, workspace)

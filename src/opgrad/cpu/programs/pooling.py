@@ -1,0 +1,93 @@
+"""The programs of the gradients of pooling, and the tables of windows."""
+
+import math
+from typing import Final
+
+import numpy as np
+
+from opgrad.contract import Array
+from opgrad.contract.problem import Problem
+from opgrad.contract.ranges import wrong_maximum
+from opgrad.contract.windows import MOST_AXES, Axis, average_pool_axes
+from opgrad.cpu.kernels.loops.weighted import Along
+from opgrad.cpu.kernels.pooling import Row, Sizes, add_to_maxima, add_to_maxima_apart, check_planes, share_out
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.gather import checking
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.weighted import along
+from opgrad.cpu.programs.workspace import Workspace
+
+ONE_WINDOW: Final = Axis(1, 1, 1)
+
+
+# --- max pooling ---------------------------------------------------------------------------------------------------
+
+
+def max_pool_grad(problem: Problem) -> Program:
+    shape, windows = problem.attributes["shape"], math.prod(problem.specs["dy"].shape[2:])
+    planes, size = math.prod(shape[:2]), math.prod(shape[2:])
+    if not planes or not size + windows:
+        return Program(())
+    workspace, per_part = Workspace(precision(problem)), partition.per_part(planes, problem.bytes / planes)
+    apart = problem["dx"].dtype in ("float16", "bfloat16")
+    memory = {"sums": workspace.private(size), "addends": workspace.private(windows)} if apart else {}
+    arguments = {"windows": windows, "size": size, "sizes": Sizes(*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:])}
+    arguments |= {"columns_first": problem.attributes["storage_order"], "indices": problem["indices"]}
+    arguments |= {"dy": problem["dy"], "dx": problem["dx"]} | memory
+    steps = checking(check_planes, workspace, planes, per_part, arguments)
+    steps.append(Step(add_to_maxima_apart if apart else add_to_maxima, planes, arguments, per_part))
+    return Program(steps, workspace, wrong_maximum(problem, "max_pool_grad"))
+
+
+# --- average pooling -----------------------------------------------------------------------------------------------
+
+
+def _shares(axis: Axis, count_padding: bool) -> Array:
+    """1 / elements of each window."""
+    first = np.arange(axis.count) * axis.stride - axis.begin
+    low = np.maximum(-(first // axis.dilation), 0)
+    beyond = axis.size + (axis.end if count_padding else 0) - first
+    elements = np.minimum(axis.kernel, -(-beyond // axis.dilation)) - (0 if count_padding else low)
+    return 1.0 / np.maximum(elements, 1).astype(np.float64)
+
+
+def _windows(axis: Axis) -> tuple[Array, Array]:
+    """Elements of the axis, and windows that they are in."""
+    window, k = np.divmod(np.arange(axis.count * axis.kernel), axis.kernel)
+    element = window * axis.stride - axis.begin + k * axis.dilation
+    inside = (element >= 0) & (element < axis.size)
+    return element[inside], window[inside]
+
+
+def _along(axis: Axis, padding: bool, tables: list[Array]) -> Along:
+    """The kernels' description of an axis; its tables are appended to `tables`."""
+    element, window = _windows(axis)
+    return along(axis.size, axis.count, (element, window, _shares(axis, padding)[window]), tables)
+
+
+def _new_rows(axis: Axis) -> Array:
+    """Whether the windows of each element differ from those of the element before."""
+    element, window = _windows(axis)
+    lists = [window[element == i].tobytes() for i in range(axis.size)]
+    return np.array([i == 0 or lists[i] != lists[i - 1] for i in range(axis.size)], np.int64)
+
+
+def average_pool_grad(problem: Problem) -> Program:
+    shape = problem.attributes["shape"]
+    if not math.prod(shape):
+        return Program(())
+    along, padding = average_pool_axes(problem.attributes), problem.attributes["count_include_pad"]
+    deep, high, wide = (ONE_WINDOW,) * (MOST_AXES - len(along)) + along
+    workspace, shares, tables = Workspace(precision(problem)), _shares(wide, padding), []
+    longest = max(wide.count, wide.size)
+    same = bool((shares == shares[:1]).all())
+    width = Row(wide.size, wide.count, wide.kernel, wide.stride, wide.dilation, wide.begin, shares.ctypes.data, same)
+    new_rows = _new_rows(high)
+    arguments = {name: workspace.private(longest) for name in ("sums", "line", "chunk")}
+    arguments |= {"depth": _along(deep, padding, tables), "height": _along(high, padding, tables), "width": width}
+    arguments["new_rows"] = new_rows.ctypes.data
+    arguments |= {"dy": problem["dy"], "dx": problem["dx"]}
+    rows = math.prod(shape[:-1])
+    step = shared_out(share_out, rows, problem.bytes / rows, arguments)
+    return Program([step], workspace, tables=[*tables, shares, new_rows])

@@ -1,0 +1,248 @@
+"""What the programs of recurrent layers have in common: packed matrices, missing operands, products over all steps."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from opgrad.contract import DTYPES
+from opgrad.contract.problem import Problem
+from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.compiler.parameters import Rows
+from opgrad.cpu.kernels import gemm
+from opgrad.cpu.kernels.loops.fill import fill_zeros
+from opgrad.cpu.kernels.recurrent import products, sums
+from opgrad.cpu.kernels.recurrent.layer import Layer, States
+from opgrad.cpu.kernels.recurrent.products import Blocks, Grid, Panels
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.workspace import Workspace
+from opgrad.locks import once
+from opgrad.native.threads import get_num_threads
+
+BLOCK_ROWS: Final = 64  # of a unit of a product: as many read a chunk of a panel while it is in the cache
+FEWEST_UNITS: Final = 16
+FEWEST_SEQUENCES: Final = 4  # of a thread, for each of which all of R is read in every step
+PRODUCTS_OF_BYTE: Final = 2  # in the time that a byte takes to be touched
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+class Part:
+    """Columns of dz from one on: rows of dw and dr."""
+
+    def __init__(self, building: "Building", dz: Grid, first: int, count: int):
+        self.building, self.dz, self.first, self.count = building, dz, first, count
+
+    @once
+    def packed(self) -> Panels:
+        """Packed when it is first asked for."""
+        b = self.building
+        return b.packed(self.dz._replace(first=self.first), b.steps, b.batch, self.count)
+
+
+class Building:
+    """Puts the steps of a program together.
+
+    steps: of x; gates: of each number of a state. W and R are [directions, gates * hidden, …].
+    """
+
+    def __init__(self, problem: Problem, gates: int):
+        self.problem, self.gates = problem, gates
+        self.steps, self.batch, self.inputs = problem.specs["x"].shape
+        self.directions, _, self.hidden = problem.specs["r"].shape
+        self.workspace = Workspace(precision(problem))
+        self.item, self.lanes = DTYPES[self.workspace.precision].itemsize, vector_lanes(self.workspace.precision)
+        self.width = gemm.VECTORS * self.lanes  # columns of a panel
+        self.program_steps: list[Step] = []
+        reverse = problem.attributes["direction"] == "reverse"
+        self.layer = Layer(self.steps, self.directions, self.batch, self.hidden, int(reverse))
+
+    @property
+    def rows(self) -> int:
+        """Those of W and R for a direction."""
+        return self.gates * self.hidden
+
+    @property
+    def all_rows(self) -> int:
+        """Sequences of all steps."""
+        return self.steps * self.batch
+
+    def program(self, name: str) -> Program:
+        return Program(self.program_steps, self.workspace, name=name)
+
+    def shared(self, count: int) -> Any:
+        return self.workspace.shared(count)
+
+    def add(self, kernel: Kernel, units: int, unit_bytes: float, arguments: Mapping[str, Any]) -> None:
+        self.program_steps.append(shared_out(kernel, units, unit_bytes, arguments))
+
+    def add_sequences(self, kernel: Kernel, **arguments: Any) -> None:
+        """The step of a kernel whose units are sequences: as few parts as keep the processors busy."""
+        units = self.directions * self.batch
+        parts = max(os.cpu_count() or 1, get_num_threads())
+        per_part = max(FEWEST_SEQUENCES, -(-units // parts))
+        self.program_steps.append(Step(kernel, units, {"layer": self.layer, **arguments}, per_part))
+
+    # --- operands ---------------------------------------------------------------------------------------------------
+
+    def given(self, name: str) -> bool:
+        return self.problem.operands.get(name) is not None
+
+    @once
+    def zeros(self) -> Any:
+        """A row of a state, all 0."""
+        row = self.shared(self.hidden)
+        self.add(fill_zeros, self.hidden, self.item, {"y": row, "stream": 0})
+        return row
+
+    def states(self, name: str) -> States:
+        """An operand [directions, sequences, hidden]; zeros where it is missing."""
+        found = self.given(name)
+        step = self.hidden if found else 0
+        return States(self.problem[name] if found else self.zeros, self.batch * step, step)
+
+    def of_steps(self, name: str) -> Rows:
+        """An operand [steps, directions, sequences, hidden]; zeros where it is missing."""
+        found = self.given(name)
+        return Rows(self.problem[name] if found else self.zeros, self.hidden if found else 0)
+
+    def peepholes(self) -> tuple[Rows, int]:
+        """The operand, and whether there is one."""
+        found = self.given("peepholes")
+        return Rows(self.problem["peepholes"] if found else self.zeros, 3 * self.hidden), int(found)
+
+    def result(self, name: str, count: int) -> Any:
+        """A result, or memory in its place if nobody wants it."""
+        return self.problem[name] if self.given(name) else self.shared(count)
+
+    def biases(self, joined: int, single: int = 0) -> Rows:
+        """The first biases of x and h added up, then so many of x, then of h; 0 where there are none."""
+        size = joined + 2 * single
+        added: Any = Rows(self.shared(self.directions * size), size)
+        if self.given("bias"):
+            bias = Rows(self.problem["bias"], 2 * self.rows)
+            arguments = {"rows": self.rows, "joined": joined, "single": single, "bias": bias, "sums": added}
+            self.add(sums.add_biases, self.directions, 3 * size * self.item, arguments)
+        else:
+            self.add(fill_zeros, self.directions * size, self.item, {"y": added.data, "stream": 0})
+        return added
+
+    # --- matrices ---------------------------------------------------------------------------------------------------
+
+    def weights(self, name: str, columns: int, first: int = 0) -> Grid:
+        """W or R from one of its rows on."""
+        data: Any = self.problem[name]
+        return Grid(data, first * columns, self.rows * columns, 0, columns)
+
+    def inputs_of_steps(self, name: str) -> Grid:
+        """x or dx, the sequences of a step in a block."""
+        data: Any = self.problem[name]
+        return Grid(data, 0, 0, self.batch * self.inputs, self.inputs)
+
+    def states_of_steps(self, name: str, parts: int = 1) -> Grid:
+        """y, or the gates, the sequences of a step in a block."""
+        data: Any = self.problem[name]
+        row = parts * self.hidden
+        return Grid(data, 0, self.batch * row, self.directions * self.batch * row, row)
+
+    def matrix(self, columns: int) -> Grid:
+        """Memory for a row for each sequence of each step, of each direction."""
+        data: Any = self.shared(self.directions * self.all_rows * columns)
+        return Grid(data, 0, self.all_rows * columns, self.batch * columns, columns)
+
+    # --- packing ----------------------------------------------------------------------------------------------------
+
+    def panels(self, depth: int, columns: int, directions: int) -> tuple[Panels, int]:
+        """Memory for packed matrices, and how many panels each has."""
+        count, panel = -(-columns // self.width), _round_up(depth, self.lanes // 2) * self.width
+        data: Any = self.shared(directions * count * panel)
+        return Panels(data, count * panel if directions > 1 else 0, panel), count
+
+    def transposed(self, name: str, depth: int, rows: int, first: int = 0) -> Panels:
+        """The transpose of some rows of W or R, which have `depth` columns."""
+        packed, count = self.panels(depth, rows, self.directions)
+        x = self.weights(name, depth, first)
+        arguments = {"panels": count, "rows": rows, "depth": depth, "x": x, "packed": packed}
+        self.add(products.pack_transposed, self.directions * count, 2 * packed.panel * self.item, arguments)
+        return packed
+
+    def packed(self, x: Grid, blocks: int, rows: int, columns: int, directions: int | None = None) -> Panels:
+        """The first columns of a matrix, of so many blocks of rows."""
+        directions = self.directions if directions is None else directions
+        packed, count = self.panels(blocks * rows, columns, directions)
+        arguments = {"panels": count, "blocks": blocks, "rows": rows, "columns": columns, "x": x, "packed": packed}
+        units, unit_bytes = directions * count * blocks, 2 * rows * self.width * self.item
+        self.add(products.pack_rows, units, unit_bytes, arguments)
+        return packed
+
+    def packed_weights(self, name: str, columns: int, rows: int | None = None, first: int = 0) -> Panels:
+        """Some rows of W or R."""
+        return self.packed(self.weights(name, columns, first), 1, self.rows if rows is None else rows, columns)
+
+    def packed_before(self) -> Panels:
+        """The states before each step."""
+        packed, count = self.panels(self.all_rows, self.hidden, self.directions)
+        arguments = {"panels": count, "steps": self.steps, "rows": self.batch, "columns": self.hidden}
+        arguments |= {"reverse": self.layer.reverse, "x": self.states_of_steps("y"), "packed": packed}
+        arguments["first"] = self.states("initial_h")
+        units, unit_bytes = self.directions * count * self.steps, 2 * self.batch * self.width * self.item
+        self.add(products.pack_before, units, unit_bytes, arguments)
+        return packed
+
+    # --- products over all steps ------------------------------------------------------------------------------------
+
+    def multiply_rows(self, c: Grid, a: Grid, b: Panels, depth: int, columns: int, first: int | None = None) -> None:
+        """c = a @ b for all directions, or c (+)= for one of them, which the first one begins."""
+        together = first is not None or self.directions == 1
+        count, rows = (1, self.all_rows) if together else (self.steps, self.batch)
+        per_unit = min(BLOCK_ROWS, _round_up(-(-rows // FEWEST_UNITS), gemm.ROWS) if together else rows)
+        blocks = Blocks(count, rows, max(per_unit, 1), -(-rows // max(per_unit, 1)))
+        arguments = {"blocks": blocks, "first": first or 0, "depth": depth, "columns": columns, "add": first or 0}
+        units = count * blocks.units * (1 if together else self.directions)
+        unit_products = blocks.per_unit * depth * columns
+        self.add(products.multiply_rows, units, unit_products / PRODUCTS_OF_BYTE, {**arguments, "a": a, "b": b, "c": c})
+
+    def parts(self, dz: Grid, rows: Sequence[int]) -> list[Part]:
+        """Columns of dz, so many in each part, packed when somebody asks."""
+        firsts = [sum(rows[:index]) for index in range(len(rows))]
+        return [Part(self, dz, first, count) for first, count in zip(firsts, rows, strict=True)]
+
+    def gradient_of_x(self, dz: Grid) -> None:
+        """dx = dz @ W, the sum over the directions."""
+        if self.given("dx"):
+            weights, dx = self.packed_weights("w", self.inputs), self.inputs_of_steps("dx")
+            for direction in range(self.directions):
+                self.multiply_rows(dx, dz, weights, self.rows, self.inputs, direction)
+
+    def gradient_of_w(self, parts: Sequence[Part]) -> None:
+        """dw = dz.T @ x."""
+        if self.given("dw"):
+            x = self.packed(self.inputs_of_steps("x"), self.steps, self.batch, self.inputs, directions=1)
+            for part in parts:
+                self.multiply_panels("dw", part, x, self.inputs)
+
+    def gradient_of_r(self, parts: Sequence[Part], states: Sequence[Callable[[], Panels]]) -> None:
+        """dr = dz.T @ the states that each part meets."""
+        if self.given("dr"):
+            for part, packed in zip(parts, states, strict=True):
+                self.multiply_panels("dr", part, packed(), self.hidden)
+
+    def multiply_panels(self, name: str, part: Part, b: Panels, columns: int) -> None:
+        """The rows of dw or dr that belong to a part of dz: its transpose times b."""
+        c, count = self.weights(name, columns, part.first), -(-part.count // self.width)
+        arguments = {"panels": count, "depth": self.all_rows, "rows": part.count, "columns": columns}
+        arguments |= {"a": part.packed, "b": b, "c": c}
+        unit_products = self.width * self.all_rows * columns
+        self.add(products.multiply_panels, self.directions * count, unit_products / PRODUCTS_OF_BYTE, arguments)
+
+    def sum_columns(self, x: Grid, first: int, again: int) -> None:
+        """The gradient of the biases from `first` on, and of those `again` elements behind, if that is not 0."""
+        if not self.given("dbias"):
+            return
+        y: Any = Rows(self.problem["dbias"], 2 * self.rows)
+        strips, columns = -(-self.rows // self.lanes), self.rows
+        arguments = {"strips": strips, "rows": self.all_rows, "columns": columns, "first": first, "again": again}
+        arguments |= {"x": Rows(x.data, x.direction), "y": y}
+        self.add(sums.sum_columns, self.directions * strips, self.all_rows * self.lanes * self.item, arguments)

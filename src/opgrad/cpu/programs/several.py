@@ -1,0 +1,131 @@
+"""The programs of operators on any number of arrays: a step for each of them, shared out to threads like any other."""
+
+import math
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from opgrad.contract.problem import Problem
+from opgrad.cpu.compiler.native import Kernel
+from opgrad.cpu.kernels.loops.elements import BLOCK
+from opgrad.cpu.kernels.several import (
+    COPY_BYTES,
+    ByteRows,
+    copy_rows,
+    find_nonfinite,
+    none_found,
+    root_of_sum,
+    scale_elements,
+    store_lengths,
+    sum_squares,
+)
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.workspace import Workspace
+
+# --- moving --------------------------------------------------------------------------------------------------------
+
+
+def copying(rows: int, size: int, x: ByteRows, y: ByteRows) -> Step:
+    """The step that copies so many rows of so many bytes."""
+    blocks = partition.count(size, COPY_BYTES)
+    arguments = {"blocks": blocks, "size": size, "x": x, "y": y}
+    return shared_out(copy_rows, rows * blocks, 2 * min(size, COPY_BYTES), arguments)
+
+
+def _byte_rows(problem: Problem, name: str, offset: int, step: int) -> ByteRows:
+    operand: Any = problem[name]
+    return ByteRows(operand, offset, step)
+
+
+def _names(problem: Problem, parameter: str) -> list[str]:
+    return [name for name in problem.operands if name.startswith(f"{parameter}[")]
+
+
+def _slice_bytes(problem: Problem, name: str) -> int:
+    """The bytes of a slice of an array along the axis."""
+    spec = problem.specs[name]
+    return math.prod(spec.shape[problem.attributes["axis"].stop :]) * spec.dtype.itemsize
+
+
+def _concatenated(problem: Problem, whole: str, parameter: str) -> Iterator[tuple[int, int, ByteRows, ByteRows]]:
+    """For each array of the parameter how many rows it has, their bytes, and its rows, alone and in the whole."""
+    axis = problem.attributes["axis"].start
+    unit = _slice_bytes(problem, whole)
+    rows, row = math.prod(problem.specs[whole].shape[:axis]), problem.specs[whole].shape[axis] * unit
+    names = _names(problem, parameter)
+    sizes = [problem.specs[name].shape[axis] * unit for name in names]
+    for name, size, end in zip(names, sizes, accumulate(sizes), strict=True):
+        yield rows, size, _byte_rows(problem, name, 0, size), _byte_rows(problem, whole, end - size, row)
+
+
+def concat_training(problem: Problem) -> Program:
+    steps = [copying(rows, size, alone, inside) for rows, size, alone, inside in _concatenated(problem, "y", "arrays")]
+    axis = problem.attributes["axis"].start
+    table = np.array([problem.specs[name].shape[axis] for name in _names(problem, "arrays")], np.int64)
+    arguments = {"count": table.size, "table": table.ctypes.data, "lengths": problem["lengths"]}
+    return Program([*steps, Step(store_lengths, 1, arguments)], tables=(table,))
+
+
+def split_training(problem: Problem) -> Program:
+    results, expected = len(_names(problem, "pieces")), len(problem.attributes["split"])
+    if results != expected:
+        raise ValueError(f"split_training: split has {expected} entries, expected {results}, one for each result")
+    split = _concatenated(problem, "x", "pieces")
+    return Program([copying(rows, size, inside, alone) for rows, size, alone, inside in split])
+
+
+def pass_through(problem: Problem) -> Program:
+    steps = []
+    for name, copy in zip(_names(problem, "arrays"), _names(problem, "copies"), strict=True):
+        size = _elements(problem, name) * problem.specs[name].dtype.itemsize
+        steps.append(copying(1, size, _byte_rows(problem, name, 0, 0), _byte_rows(problem, copy, 0, 0)))
+    return Program(steps)
+
+
+# --- one number for all of them ------------------------------------------------------------------------------------
+
+
+def _elements(problem: Problem, name: str) -> int:
+    return math.prod(problem.specs[name].shape)
+
+
+def _reduction(problem: Problem, each: Kernel, last: Kernel, result: str, word: str, **arguments: Any) -> Program:
+    """A step for each array, whose parts leave partial results behind one another, and one that combines them all."""
+    names, workspace = _names(problem, "arrays"), Workspace()
+    sizes = [_elements(problem, name) for name in names]
+    parts = [partition.count(size, BLOCK) for size in sizes]
+    partial, steps = workspace.shared(sum(parts), word), []
+    for name, size, count, end in zip(names, sizes, parts, accumulate(parts), strict=True):
+        arguments = {**arguments, "x": problem[name], "partial": partial, "first": end - count}
+        steps.append(Step(each, size, arguments, BLOCK))
+    steps.append(Step(last, 1, {"count": sum(parts), "partial": partial, "y": problem[result]}))
+    return Program(steps, workspace)
+
+
+def is_all_finite(problem: Problem) -> Program:
+    infinities, nans = not problem.attributes["isnan_only"], not problem.attributes["isinf_only"]
+    if not infinities and not nans:
+        raise ValueError("is_all_finite: isinf_only and isnan_only are both set, expected at most one")
+    return _reduction(problem, find_nonfinite, none_found, "finite", "int64", infinities=infinities, nans=nans)
+
+
+def reduce_all_l2(problem: Problem) -> Program:
+    return _reduction(problem, sum_squares, root_of_sum, "norm", "float64")
+
+
+# --- scaling -------------------------------------------------------------------------------------------------------
+
+
+def mixed_precision_scale(problem: Problem) -> Program:
+    names, fused = _names(problem, "arrays"), problem.attributes["fuse_outputs"]
+    sizes = [_elements(problem, name) for name in names]
+    common = {"factor": problem["scale"], "stream": partition.streams(problem.bytes)}
+    steps = []
+    for i, (name, size, end) in enumerate(zip(names, sizes, accumulate(sizes), strict=True)):
+        scaled, offset = (problem["scaled[0]"], end - size) if fused else (problem[f"scaled[{i}]"], 0)
+        arguments = {**common, "x": problem[name], "y": scaled, "offset": offset}
+        steps.append(Step(scale_elements, size, arguments, BLOCK))
+    return Program(steps)
