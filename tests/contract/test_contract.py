@@ -121,7 +121,7 @@ def test_kernels_are_where_the_declarations_say(backend):
         files = [room / name for room in rooms for name in (f"{op.family}.py", f"{op.family}/__init__.py")]
         nodes = [node for file in files if file.exists() for node in ast.parse(file.read_text(encoding="utf-8")).body]
         functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-        functions |= {node.targets[0].id for node in nodes if isinstance(node, ast.Assign) and node.targets[0].id}
+        functions |= {ast.unparse(target) for node in nodes if isinstance(node, ast.Assign) for target in node.targets}
         assert (op.name in functions) == (backend in op.support.backends), op.name
 
 
