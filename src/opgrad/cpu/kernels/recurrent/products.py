@@ -1,4 +1,4 @@
-"""Products of a layer's matrices over all steps, and their packing for `opgrad.cpu.gemm`.
+"""Products of a layer's matrices over all steps, and their packing for `opgrad.cpu.kernels.gemm`.
 
 The matrix on the right is packed. The one on the left is read where it lies, or is packed, too, where its columns are
 its rows in memory.
