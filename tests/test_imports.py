@@ -117,7 +117,7 @@ LAYERS = {
     "machine": ("", "cpu/compiler/native"),
     "testing/": ("numpy ml_dtypes", "opgrad native/arrays contract/"),
     "bench/": (
-        f"{ONNX} jax markdown_it matplotlib ml_dtypes plotly rich torch typer",
+        f"{ONNX} jax markdown_it matplotlib ml_dtypes rich torch typer",
         f"opgrad contract/ {COMPILER} cpu/kernels/ cpu/programs/ fused/ gradients/ graph/ interop/torch_tensors machine"
         " native/ native/arrays native/threads/ onnxruntime/ post_ops reading terminal testing/ torch training/"
         " writing",

@@ -82,7 +82,7 @@ def write(root: Path) -> None:
     pictures = {PLOT: newest(root, "cpu"), CUDA_PLOT: newest(root, "cuda"), SWEEP_PLOT: newest_sweep(root)}
     for picture, result in pictures.items():
         if result:
-            from opgrad.bench.plot import plot
+            from opgrad.bench.plots import plot
 
             plot(result, root / picture)
 
@@ -273,7 +273,8 @@ def result_pages(root: Path, folder: Path) -> str:
 
 def training_steps(root: Path, _: Path) -> str:
     """The table of every result of training steps, the newest first."""
-    from opgrad.bench.training_tables import is_training, markdown
+    from opgrad.bench.figures import is_training
+    from opgrad.bench.training_tables import markdown
 
     found = {name: result for name, result in all_results(root).items() if is_training(result)}
     parts = [f"#### {name}\n\n{markdown(result)}" for name, result in reversed(found.items())]

@@ -31,7 +31,7 @@ def test_beside_what_was_measured():
     name, own = next((name, own) for name, own in predictions.predictions().items() if "H200" in own)
     operator, shape, dtype = predictions._parts(name)
     times = {"opgrad": {"median": 2 * own["H200"]["seconds"]}}
-    cell = {"operator": operator, "workload": shape, "dtype": dtype, "times": times}
+    cell = {"operator": operator, "workload": shape, "dtype": dtype, "ways": {"new": {"times": times}}}
     result = {"device": {"name": "NVIDIA H200"}, "cells": [cell, cell | {"dtype": "float63"}]}
     lines = [line for line in printed("", "", result).splitlines() if operator in line]
     assert len(lines) == 1

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from opgrad.bench import load, sweep
-from opgrad.bench.plot import plot
+from opgrad.bench.plots import plot
 from opgrad.bench.run import Options, prepared, read, store
 from opgrad.bench.sweep import Curve, curves
 from opgrad.bench.tables import show, show_load, sweep_table

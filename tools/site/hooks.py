@@ -21,8 +21,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
 
 import report  # noqa: E402
 
-from opgrad.bench import charts, tables, training_tables  # noqa: E402
-from opgrad.bench.ways import WAYS  # noqa: E402
+from opgrad.bench import plots, tables, training_tables  # noqa: E402
+from opgrad.bench.figures import is_training  # noqa: E402
 from opgrad.contract import graph_operators, operators  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -117,7 +117,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             generated[place] = (ROOT / path).read_text(encoding="utf-8")
     for path, text in generated.items():
         files.append(File.generated(config, path, content=text))
-    files.append(File.generated(config, "javascripts/plotly.min.js", content=charts.library()))
     return files
 
 
@@ -238,17 +237,14 @@ def _listing(path: str) -> str:
 
 
 def _performance(text: str) -> str:
-    """The page with charts of every result file, the newest first, and of the releases."""
-    lines = ['<script src="javascripts/plotly.min.js"></script>', ""]
+    """The page with a picture of every result file, the newest first, and of the releases."""
+    lines = []
     for name, result in reversed(report.all_results(ROOT).items()):
-        if training_tables.is_training(result):
-            said, found = training_tables.surroundings(result), [charts.steps(result)]
-        else:
-            said, found = tables.machine_line(result), [charts.ratios(result, way) for way in WAYS]
-        lines += [f"## {name}", "", said, "", *map(_chart, filter(None, found)), ""]
-    parts = {"charts": "\n".join(lines), "history": _chart(charts.history(report.history(ROOT)))}
+        said = training_tables.surroundings(result) if is_training(result) else tables.machine_line(result)
+        lines += [f"## {name}", "", said, "", _picture(plots.drawing(result)), ""]
+    parts = {"charts": "\n".join(lines), "history": _picture(plots.history(report.history(ROOT)))}
     return re.sub(r"<!-- (charts|history): .*? -->", lambda part: parts[part[1]], text)
 
 
-def _chart(figure: Any) -> str:
-    return f'<div class="chart"><div>{charts.html(figure)}</div></div>\n'
+def _picture(drawn: Any) -> str:
+    return "" if drawn is None else f'<div class="chart">{plots.svg(drawn)}</div>\n'

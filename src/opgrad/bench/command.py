@@ -153,7 +153,7 @@ def _bench_cells(
     from opgrad.bench.tables import show
 
     if plot is not None:
-        from opgrad.bench.plot import plot as draw
+        from opgrad.bench.plots import plot as draw
     write_page = _page_writer(html)
     if update and json_file is None:
         raise ValueError("bench: --update needs --json with the file to be updated")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from opgrad.bench.cells import GROUPS, LOSSES, PLAIN, PLANS
-from opgrad.bench.measure import CALL, KERNEL, OURS
+from opgrad.bench.measure import OURS
 from opgrad.bench.memories import DEFAULT
-from opgrad.bench.ways import GIVEN, NEW
+from opgrad.bench.ways import NEW
 from opgrad.reading import read_regular
 
 FORMAT = 2  # of result files of cells; those of training steps have 1
@@ -73,6 +73,11 @@ def read(path: Path) -> dict[str, Any]:
     return result
 
 
+def is_training(result: Mapping[str, Any]) -> bool:
+    """Whether a result file is of training steps."""
+    return "training" in result
+
+
 def figures(result: dict[str, Any]) -> list[Figures]:
     """The figures of every plain cell, from median times."""
     return measured_as(result, PLAIN)
@@ -100,26 +105,9 @@ def times_of_fastest(cells: Sequence[Figures]) -> list[float]:
     return [cell.new.seconds / fastest[cell.operator, cell.shape, cell.dtype] for cell in cells]
 
 
-@dataclass(frozen=True)
-class PlanFigures:
-    """Seconds of a plan's call, of the plain call, and of the kernel alone."""
-
-    operator: str
-    workload: str
-    dtype: str
-    plan: float
-    call: float
-    kernel: float
-
-
-def plans(result: dict[str, Any]) -> list[PlanFigures]:
-    """The figures of the plans that were measured."""
-    found = []
-    for cell in result["cells"]:
-        if cell.get("group") == PLANS:
-            times = [cell["ways"][GIVEN]["times"][name]["median"] for name in (OURS, CALL, KERNEL)]
-            found.append(PlanFigures(cell["operator"], cell["workload"], cell["dtype"], *times))
-    return found
+def medians(measured: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds by name, of what was measured in one way."""
+    return {name: taken["median"] for name, taken in measured["times"].items()}
 
 
 def _figures(cell: dict[str, Any]) -> Figures:
@@ -130,23 +118,23 @@ def _figures(cell: dict[str, Any]) -> Figures:
         cell.get("memory", DEFAULT),
         cell["headline"],
         cell["error_ulp"],
-        {way: _times(cell, measured["times"]) for way, measured in cell["ways"].items()},
+        {way: _times(cell, measured) for way, measured in cell["ways"].items()},
     )
 
 
-def _times(cell: dict[str, Any], times: dict[str, Any]) -> Times:
-    medians = {name: taken["median"] for name, taken in times.items()}
-    ours, copy = medians.pop(OURS), cell["copy"]["median"]
+def _times(cell: dict[str, Any], measured: dict[str, Any]) -> Times:
+    peers = medians(measured)
+    ours, copy = peers.pop(OURS), cell["copy"]["median"]
     speed = cell["bytes"] / ours
-    peer = min(medians, key=lambda name: medians[name], default=None)
+    peer = min(peers, key=lambda name: peers[name], default=None)
     return Times(
         ours,
         speed / 1e9,
         speed / (cell["copied_bytes"] / copy),
         peer,
-        medians[peer] if peer else None,
-        medians[peer] / ours if peer else None,
-        times[OURS].get("host"),
+        peers[peer] if peer else None,
+        peers[peer] / ours if peer else None,
+        measured["times"][OURS].get("host"),
     )
 
 

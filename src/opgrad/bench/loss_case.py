@@ -3,7 +3,7 @@
 import ctypes
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,8 +176,3 @@ def _resident(field: str = "VmRSS") -> int:
     """Bytes of this process's memory: now, or at most since it was last cleared (VmHWM)."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(field))
-
-
-def medians(cell: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds by name."""
-    return {name: taken["median"] for name, taken in cell["ways"][NEW]["times"].items()}

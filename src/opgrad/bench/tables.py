@@ -1,25 +1,28 @@
-"""A result as text: a table in the terminal, and Markdown for the documents."""
+"""A result as text: tables in the terminal, and Markdown for the documents."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
-from opgrad.bench import loss_tables
 from opgrad.bench.cells import ATTRIBUTES, BROADCAST, GRADIENTS, GRAPH, LOSSES, PLANS, POST_OPS, TYPES
-from opgrad.bench.figures import Figures, Times, figures, forms, geometric_mean, losses, plans, times_of_fastest
+from opgrad.bench.figures import Figures, Times, figures, forms, geometric_mean, losses, medians, times_of_fastest
 from opgrad.bench.load import Loss
+from opgrad.bench.measure import CALL, KERNEL, OURS
 from opgrad.bench.memories import DEFAULT
 from opgrad.bench.sweep import Curve, curves
 from opgrad.bench.ways import GIVEN, NEW, WAYS
 
-OURS_IN = {NEW: ("time", "GB/s", "of copy"), GIVEN: ("given",)}
 PEERS_IN = ("best peer", "its time", "ratio")
-COLUMNS = ("operator", "shape", "dtype", *OURS_IN[NEW], *PEERS_IN, *OURS_IN[GIVEN], *PEERS_IN, "ulp")
+COLUMNS = ("operator", "shape", "dtype", "time", "GB/s", "of copy", *PEERS_IN, "given", *PEERS_IN, "ulp")
 NOBODY = "none"  # in place of the best peer, where no peer works this way
 OF_FASTEST = "of fastest"  # one more for the forms of softmax
 PLAN_COLUMNS = ("operator", "shape", "dtype", "plan", "call", "kernel", "plan - kernel")
+LOSS_COLUMNS = (
+    "function", "shape", "dtype", "time", *PEERS_IN, "memory", "over needed", "its memory", "least of a peer"
+)  # fmt: skip
 TITLES = {
     TYPES: "Softmax between dtypes",
     POST_OPS: "Softmax with functions as post-ops",
@@ -34,37 +37,128 @@ SWEEP_TITLE = "Rows of every length"
 SWEEP_COLUMNS = ("operator", "dtype", "memory", "lengths", "ratio", "behind", "worst", "at", "step up", "at")
 LOAD_COLUMNS = ("operator", "shape", "dtype", "of", "alone", "with a core busy", "lost")
 HOST = "host"  # one more on a device: the time after which a call returns
-LEFT = 3  # columns with text; the others hold numbers
+NAMES = ("operator", "function")  # columns whose entries are code in Markdown
+RULES = {"l": ":--", "r": "--:"}  # Markdown's marks for columns that are aligned left and right
 PIPE_WIDTH = 200  # of a table in a file or a pipe
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under columns.
+
+    align: l or r for each column; those beyond its end are aligned right. slower: places of the rows shown in red.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    align: str = "lll"
+    slower: Sequence[int] = ()
+
+    def shown(self) -> RichTable:
+        """The table for a terminal."""
+        table = RichTable(title=self.title or None, title_justify="left")
+        for column, side in zip(self.columns, self._sides, strict=True):
+            table.add_column(column, justify="left" if side == "l" else "right", no_wrap=True)
+        for place, row in enumerate(self.rows):
+            table.add_row(*row, style="red" if place in self.slower else "")
+        return table
+
+    def markdown(self) -> str:
+        """The table for the documents."""
+        code = self.columns[0] in NAMES
+        rows = [[f"`{row[0]}`" if code else row[0], *row[1:]] for row in self.rows]
+        lines = [self.columns, [RULES[side] for side in self._sides], *rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    @property
+    def _sides(self) -> str:
+        return self.align.ljust(len(self.columns), "r")
+
+
+def print_parts(console: Console, parts: Iterable[str | Table]) -> None:
+    """Print lines and tables, as wide as they are where there is no terminal."""
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    for part in parts:
+        if isinstance(part, Table):
+            console.print(part.shown())
+        else:
+            console.print(part, highlight=False, markup=False)
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
     """Print every cell, the geometric mean and the cells where a peer is faster."""
-    if not console.is_terminal:
-        console.width = PIPE_WIDTH
+    print_parts(console, _shown(result))
+
+
+def _shown(result: dict[str, Any]) -> Iterator[str | Table]:
     cells = figures(result)
     if cells:
-        slower = [cell.new.is_slower for cell in cells]
-        console.print(_table("", _columns(result), [_row(cell) for cell in cells], slower))
-        console.print(summary(cells))
-    for title, columns, rows in _form_tables(result):
-        console.print(_table(title, columns, rows))
+        yield from (_plain_table(result), summary(cells))
+    yield from _form_tables(result)
     if found := curves(result):
-        console.print(_table(SWEEP_TITLE, SWEEP_COLUMNS, [_curve_row(curve) for curve in found]))
-    console.print(machine_line(result), highlight=False)
-    for cell in losses(cells):
-        console.print(f"  slower: {cell.name}, {cell.new.ratio:.2f}x {cell.new.peer}", highlight=False)
-    for line in left_out(result):
-        console.print(f"  left out: {line}", highlight=False, markup=False)
+        yield _sweep_table(found)
+    yield machine_line(result)
+    yield from (f"  slower: {cell.name}, {cell.new.ratio:.2f}x {cell.new.peer}" for cell in losses(cells))
+    yield from (f"  left out: {line}" for line in left_out(result))
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], slower: Sequence[bool] = ()) -> Table:
-    table = Table(title=title or None, title_justify="left")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place < LEFT else "right", no_wrap=True)
-    for place, row in enumerate(rows):
-        table.add_row(*row, style="red" if slower and slower[place] else "")
-    return table
+def full_table(result: dict[str, Any]) -> str:
+    """Markdown: every cell, the forms of softmax in tables of their own."""
+    cells = figures(result)
+    parts = [machine_line(result)]
+    if cells:
+        parts += [summary(cells), _plain_table(result).markdown()]
+    if notes := left_out(result):
+        parts.append("\n".join(f"* left out: {line}" for line in notes))
+    for table in _form_tables(result):
+        parts += [f"#### {table.title}", table.markdown()]
+    return "\n\n".join(parts)
+
+
+def short_table(result: dict[str, Any], rows: Sequence[tuple[str, str]]) -> str:
+    """Markdown: these operators and shapes in float32, with results in new memory: our time, and how it compares."""
+    found = {(cell.operator, cell.workload): cell.new for cell in figures(result) if cell.dtype == "float32"}
+    columns = ("operator, float32", "time of a call", "beside the fastest peer")
+    shown = [
+        (f"`{name}` {shape}", duration(found[name, shape].seconds), _rival(found[name, shape]))
+        for name, shape in rows
+        if (name, shape) in found
+    ]
+    return f"{Table(columns, shown, align='lrl').markdown()}\n\n{machine_line(result)}"
+
+
+def headline_table(result: dict[str, Any]) -> str:
+    """Markdown: the workloads with large arrays, one column for each dtype."""
+    cells = figures(result)
+    chosen = [cell for cell in cells if cell.headline]
+    dtypes = list(dict.fromkeys(cell.dtype for cell in chosen))
+    found = {(cell.operator, cell.workload, cell.dtype): cell for cell in chosen}
+    rows = [
+        [operator, workload, *(_entry(found.get((operator, workload, dtype))) for dtype in dtypes)]
+        for operator, workload in dict.fromkeys((cell.operator, cell.workload) for cell in chosen)
+    ]
+    table = Table(("operator", "shape", *dtypes), rows, align="ll")
+    return "\n\n".join([summary(cells), table.markdown(), machine_line(result)])
+
+
+def sweep_table(result: dict[str, Any]) -> str:
+    """Markdown: a row for each curve of a sweep."""
+    return f"{_sweep_table(curves(result)).markdown()}\n\n{machine_line(result)}"
+
+
+def show_load(console: Console, found: Sequence[Loss]) -> None:
+    """Print what each contestant loses while another process keeps one core busy."""
+    print_parts(console, [Table(LOAD_COLUMNS, list(map(_load_row, found)))])
+
+
+def _load_row(loss: Loss) -> list[str]:
+    times = duration(loss.alone), duration(loss.loaded), f"{loss.share:.0%}"
+    return [loss.operator, loss.shape, loss.dtype, loss.contestant, *times]
+
+
+# --- sentences ------------------------------------------------------------------------------------------------------
 
 
 def summary(cells: Sequence[Figures]) -> str:
@@ -101,14 +195,15 @@ def _name(cell: dict[str, Any]) -> str:
     return f"{cell['operator']} {cell['workload']} {cell['dtype']}"
 
 
-def machine_line(result: dict[str, Any]) -> str:
+def machine_line(result: Mapping[str, Any]) -> str:
     """Machine, threads or device, versions and date in one sentence."""
     machine, versions = result["machine"], result["versions"]
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if "device" in result:
-        return f"{_device(result['device'])}; on {machine['cpu']}; {_packages(versions)}; {result['date']}."
+        return f"{_device(result['device'])}; on {machine['cpu']}; {packages}; {result['date']}."
     caches = ", ".join(f"{level} {size >> 10} KiB" for level, size in machine["caches"].items())
     cpu = f"{machine['cpu']} ({machine['llvm_cpu']}, {machine['vector_bits']}-bit vectors)"
-    return f"{cpu}, {result['threads']} threads; {caches}; {_packages(versions)}; {result['date']}."
+    return f"{cpu}, {result['threads']} threads; {caches}; {packages}; {result['date']}."
 
 
 def _device(device: dict[str, Any]) -> str:
@@ -117,100 +212,35 @@ def _device(device: dict[str, Any]) -> str:
     return f"{device['name']} ({parts}), driver {device['driver'] or 'unknown'}, CUDA {device['cuda']}"
 
 
-def _packages(versions: dict[str, str | None]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+# --- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _columns(result: dict[str, Any]) -> tuple[str, ...]:
-    return (*COLUMNS, HOST) if "device" in result else COLUMNS
-
-
-def full_table(result: dict[str, Any]) -> str:
-    """Markdown: every cell, the forms of softmax in tables of their own."""
+def _plain_table(result: dict[str, Any]) -> Table:
     cells = figures(result)
-    parts = [machine_line(result)]
-    if cells:
-        parts += ["", summary(cells), "", *_markdown(_columns(result), [_row(cell, code=True) for cell in cells])]
-    notes = [f"* left out: {line}" for line in left_out(result)]
-    parts += ["", *notes] if notes else []
-    for title, columns, rows in _form_tables(result, code=True):
-        parts += ["", f"#### {title}", "", *_markdown(columns, rows)]
-    return "\n".join(parts)
+    slower = [place for place, cell in enumerate(cells) if cell.new.is_slower]
+    columns = (*COLUMNS, HOST) if "device" in result else COLUMNS
+    return Table(columns, list(map(_row, cells)), slower=slower)
 
 
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    rules = [":--"] * LEFT + ["--:"] * (len(columns) - LEFT)
-    return [_line(columns), _line(rules), *map(_line, rows)]
-
-
-def _form_tables(result: dict[str, Any], code: bool = False) -> list[tuple[str, Sequence[str], list[list[str]]]]:
-    """The tables of the forms of softmax: title, columns, rows."""
-    tables: list[tuple[str, Sequence[str], list[list[str]]]] = []
+def _form_tables(result: dict[str, Any]) -> Iterator[Table]:
+    """A table for each group of cells that are not plain."""
     for group, cells in forms(result).items():
+        rows = list(map(_row, cells))
         if group == GRAPH:
-            tables.append((TITLES[group], COLUMNS, [_row(cell, code) for cell in cells]))
-            continue
-        rows = [[*_row(cell, code), f"{times:.2f}"] for cell, times in zip(cells, times_of_fastest(cells), strict=True)]
-        tables.append((TITLES[group], (*COLUMNS, OF_FASTEST), rows))
-    if found := plans(result):
-        rows = [
-            [_name_of(each.operator, code), each.workload, each.dtype]
-            + [duration(seconds) for seconds in (each.plan, each.call, each.kernel, each.plan - each.kernel)]
-            for each in found
-        ]
-        tables.append((TITLES[PLANS], PLAN_COLUMNS, rows))
-    if rows := [[_name_of(name, code), *row] for name, *row in loss_tables.rows(result)]:
-        tables.append((TITLES[LOSSES], loss_tables.COLUMNS, rows))
-    return tables
+            yield Table(COLUMNS, rows, TITLES[group])
+        else:
+            shares = [f"{times:.2f}" for times in times_of_fastest(cells)]
+            of_fastest = [[*row, share] for row, share in zip(rows, shares, strict=True)]
+            yield Table((*COLUMNS, OF_FASTEST), of_fastest, TITLES[group])
+    for group, columns, row_of in ((PLANS, PLAN_COLUMNS, _plan_row), (LOSSES, LOSS_COLUMNS, _loss_row)):
+        if rows := [row_of(cell) for cell in result["cells"] if cell.get("group") == group]:
+            yield Table(columns, rows, TITLES[group])
 
 
-def _name_of(operator: str, code: bool) -> str:
-    return f"`{operator}`" if code else operator
-
-
-def short_table(result: dict[str, Any], rows: Sequence[tuple[str, str]]) -> str:
-    """Markdown: these operators and shapes in float32, with results in new memory: our time, and how it compares."""
-    found = {(cell.operator, cell.workload): cell.new for cell in figures(result) if cell.dtype == "float32"}
-    chosen = {row: found[row] for row in rows if row in found}
-    lines = [_line(["operator, float32", "time of a call", "beside the fastest peer"]), _line([":--", "--:", ":--"])]
-    lines += [_line([f"`{name}` {shape}", duration(new.seconds), _rival(new)]) for (name, shape), new in chosen.items()]
-    return "\n".join([*lines, "", machine_line(result)])
-
-
-def headline_table(result: dict[str, Any]) -> str:
-    """Markdown: the workloads with large arrays, one column for each dtype."""
-    cells = figures(result)
-    chosen = [cell for cell in cells if cell.headline]
-    dtypes = list(dict.fromkeys(cell.dtype for cell in chosen))
-    found = {(cell.operator, cell.workload, cell.dtype): cell for cell in chosen}
-    lines = [_line(["operator", "shape", *dtypes]), _line([":--", ":--"] + ["--:"] * len(dtypes))]
-    for operator, workload in dict.fromkeys((cell.operator, cell.workload) for cell in chosen):
-        entries = [_entry(found.get((operator, workload, dtype))) for dtype in dtypes]
-        lines.append(_line([f"`{operator}`", workload, *entries]))
-    return "\n".join([summary(cells), "", *lines, "", machine_line(result)])
-
-
-def _line(entries: Sequence[str]) -> str:
-    return f"| {' | '.join(entries)} |"
-
-
-def _entry(cell: Figures | None) -> str:
-    """Our time and speed with results in new memory, and both ways' ratios."""
-    if cell is None:
-        return ""
-    given = cell.ways.get(GIVEN)
-    of_given = f"; given {_rival(given)}" if given else ""
-    return f"{duration(cell.new.seconds)}, {cell.new.gigabytes:.0f} GB/s, **{_rival(cell.new)}**{of_given}"
-
-
-def _rival(times: Times) -> str:
-    return f"{times.ratio:.2f}x {times.peer}" if times.ratio else "no peer"
-
-
-def _row(cell: Figures, code: bool = False) -> list[str]:
+def _row(cell: Figures) -> list[str]:
     new, given = cell.new, cell.ways.get(GIVEN)
     return [
-        _name_of(cell.operator, code),
+        cell.operator,
         cell.workload,
         cell.dtype if cell.memory == DEFAULT else f"{cell.dtype}, {cell.memory} memory",
         duration(new.seconds),
@@ -230,36 +260,63 @@ def _best(times: Times) -> tuple[str, str, str]:
     return times.peer or "", duration(times.peer_seconds), f"{times.ratio:.2f}"
 
 
-def duration(seconds: float) -> str:
-    """Three digits of milliseconds or microseconds."""
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+def _plan_row(cell: Mapping[str, Any]) -> list[str]:
+    """The time of a plan's call, of the plain call, of the kernel alone, and what the first takes beyond the last."""
+    plan, call, kernel = (medians(cell["ways"][GIVEN])[name] for name in (OURS, CALL, KERNEL))
+    return [cell["operator"], cell["workload"], cell["dtype"], *map(duration, (plan, call, kernel, plan - kernel))]
 
 
-def _curve_row(curve: Curve, code: bool = False) -> list[str]:
+def _loss_row(cell: Mapping[str, Any]) -> list[str]:
+    """Our time beside the fastest peer's, and what both take beyond arguments and gradients.
+
+    `over needed` is our peak over the bytes of arguments and gradients: 1 would be nothing beyond them.
+    """
+    times, beyond = medians(cell["ways"][NEW]), cell["beyond"]
+    ours, mine = times.pop(OURS), beyond[OURS]
+    peer = min(times, key=lambda name: times[name], default=None)
+    best = [peer, _milliseconds(times[peer]), f"{times[peer] / ours:.2f}"] if peer else [NOBODY, "", ""]
+    least = min((size for name, size in beyond.items() if name != OURS and size is not None), default=None)
+    over = "" if mine is None else f"{1 + mine / cell['needed']:.2f}"
+    known = [cell["operator"], cell["workload"], cell["dtype"], _milliseconds(ours), *best, _mebibytes(mine), over]
+    return [*known, _mebibytes(beyond[peer] if peer else None), _mebibytes(least)]
+
+
+def _sweep_table(found: Sequence[Curve]) -> Table:
+    return Table(SWEEP_COLUMNS, list(map(_curve_row, found)), SWEEP_TITLE)
+
+
+def _curve_row(curve: Curve) -> list[str]:
     """The mean ratio to the best peer, at how many lengths it is below 1, the worst of it, and the largest step up."""
     worst, at = curve.worst or (None, 0)
     step, length = curve.cliff
     behind = sum(round(ratio, 2) < 1 for ratio in curve.ratios)
-    return [
-        _name_of(curve.operator, code), curve.dtype, curve.memory, str(len(curve.lengths)),
-        f"{curve.mean:.2f}" if curve.mean else NOBODY, str(behind),
-        *((f"{worst:.2f}", str(at)) if worst else ("", "")), f"{step:.2f}", str(length),
-    ]  # fmt: skip
+    mean = f"{curve.mean:.2f}" if curve.mean else NOBODY
+    lowest = (f"{worst:.2f}", str(at)) if worst else ("", "")
+    known = [curve.operator, curve.dtype, curve.memory, str(len(curve.lengths)), mean, str(behind)]
+    return [*known, *lowest, f"{step:.2f}", str(length)]
 
 
-def sweep_table(result: dict[str, Any]) -> str:
-    """Markdown: a row for each curve of a sweep."""
-    rows = [_curve_row(curve, code=True) for curve in curves(result)]
-    return "\n".join([*_markdown(SWEEP_COLUMNS, rows), "", machine_line(result)])
+def _entry(cell: Figures | None) -> str:
+    """Our time and speed with results in new memory, and both ways' ratios."""
+    if cell is None:
+        return ""
+    given = cell.ways.get(GIVEN)
+    of_given = f"; given {_rival(given)}" if given else ""
+    return f"{duration(cell.new.seconds)}, {cell.new.gigabytes:.0f} GB/s, **{_rival(cell.new)}**{of_given}"
 
 
-def _lost(loss: Loss) -> tuple[str, str, str]:
-    return duration(loss.alone), duration(loss.loaded), f"{loss.share:.0%}"
+def _rival(times: Times) -> str:
+    return f"{times.ratio:.2f}x {times.peer}" if times.ratio else "no peer"
 
 
-def show_load(console: Console, losses: Sequence[Loss]) -> None:
-    """Print what each contestant loses while another process keeps one core busy."""
-    if not console.is_terminal:
-        console.width = PIPE_WIDTH
-    rows = [[each.operator, each.shape, each.dtype, each.contestant, *_lost(each)] for each in losses]
-    console.print(_table("", LOAD_COLUMNS, rows))
+def duration(seconds: float) -> str:
+    """Three digits of milliseconds or microseconds."""
+    return _milliseconds(seconds) if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def _mebibytes(size: int | None) -> str:
+    return "" if size is None else f"{size / 2**20:.0f} MiB"

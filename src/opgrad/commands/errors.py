@@ -15,7 +15,7 @@ ONNX = ("onnx", "onnxruntime", "flatbuffers", "google")
 LIBRARIES = {
     "train": (*ONNX, "sklearn", "matplotlib", "plotext"),
     "onnx": ONNX,
-    "bench": ("matplotlib", "scipy", "plotly"),
+    "bench": ("matplotlib", "scipy"),
 }
 
 

@@ -84,4 +84,4 @@ figure.suptitle(f"{ROWS} x {CLASSES}, float32, {opgrad.get_num_threads()} thread
 plt.show()
 
 # %% [markdown]
-# Everything, as a page with charts that one can point at: `opgrad bench --html report.html`.
+# Everything, as a page with a picture and tables: `opgrad bench --html report.html`.

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from opgrad.bench.figures import medians
 from opgrad.bench.measure import OURS
+from opgrad.bench.tables import Table, print_parts
+from opgrad.bench.ways import NEW
 
 FILE = Path(__file__).with_name("predictions.json")
 GPUS = ("A100", "H100", "H200", "B200")
-LEFT = 3  # columns with text
+BESIDE = ("operator", "shape", "dtype", "regime", "bound", "predicted", "measured", "measured / predicted")
+LEFT = 3  # columns that name a cell
 
 Predictions = Mapping[str, Mapping[str, Mapping[str, Any]]]  # by the cell's name and the device's
 
@@ -29,27 +32,31 @@ def predictions() -> Predictions:
 def show(console: Console, ops: str, dtypes: str, result: dict[str, Any] | None = None) -> None:
     """Print the predictions of these operators and dtypes, all where none are named; those of the device that was
     measured, beside its times, where there is a result."""
-    device = "" if result is None else next((name for name in GPUS if name in result["device"]["name"]), "")
-    if result is not None and not device:
-        console.print(f"No prediction for {result['device']['name']}: there are some for {', '.join(GPUS)}.")
-        return
-    taken = {} if result is None else {_name(cell): cell["times"][OURS]["median"] for cell in result["cells"]}
-    chosen = (_listed(ops), _listed(dtypes))
-    columns, rows = _beside(device, taken) if result is not None else _alone(*chosen)
-    table = Table(title="Predicted by a model of the time (docs/cuda.md)", title_justify="left")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place < LEFT else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    if result is None:
+        rows = [row for row in _rows() if _is_asked(row[0], ops) and _is_asked(row[2], dtypes)]
+        columns = ("operator", "shape", "dtype", *GPUS)
+    else:
+        device = next((name for name in GPUS if name in result["device"]["name"]), "")
+        if not device:
+            console.print(f"No prediction for {result['device']['name']}: there are some for {', '.join(GPUS)}.")
+            return
+        rows, columns = list(_beside(device, result)), BESIDE
+    print_parts(console, [Table(columns, rows, "Predicted by a model of the time (docs/cuda.md)")])
 
 
-def _listed(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",") if name.strip()]
+def markdown() -> str:
+    """The table of docs/cuda.md: all predictions, and how many bytes memory moves for the fewest possible."""
+    rows = []
+    for row, own in zip(_rows(), predictions().values(), strict=True):
+        regimes = dict.fromkeys(said["regime"] for said in own.values())
+        traffic = max(said["traffic"] for said in own.values())
+        rows.append([*row[:LEFT], " / ".join(regimes), f"{traffic:.3f}", *row[LEFT:]])
+    return Table(("operator", "shape", "dtype", "regime", "traffic / fewest", *GPUS), rows, align="llll").markdown()
 
 
-def _name(cell: Mapping[str, Any]) -> str:
-    return f"{cell['operator']} {cell['workload']} {cell['dtype']}"
+def _is_asked(name: str, names: str) -> bool:
+    """Whether a name is among those of a list such as "relu,tanh", or the list is empty."""
+    return not names or name in [each.strip() for each in names.split(",")]
 
 
 def _parts(name: str) -> tuple[str, str, str]:
@@ -59,28 +66,23 @@ def _parts(name: str) -> tuple[str, str, str]:
     return operator, shape, dtype
 
 
-def _beside(device: str, taken: Mapping[str, float]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    columns = ("operator", "shape", "dtype", "regime", "bound", "predicted", "measured", "measured / predicted")
-    rows: list[tuple[str, ...]] = []
+def _beside(device: str, result: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    """The predictions of a device for the cells that were measured, with what was measured."""
+    taken = {
+        f"{cell['operator']} {cell['workload']} {cell['dtype']}": medians(cell["ways"][NEW])[OURS]
+        for cell in result["cells"]
+    }
     for name, own in predictions().items():
         if name in taken and device in own:
             said, measured = own[device], taken[name]
-            ratio = f"{measured / said['seconds']:.2f}"
-            rows.append(
-                (*_parts(name), said["regime"], said["bound"], _micro(said["seconds"]), _micro(measured), ratio)
-            )
-    return columns, rows
+            times = _micro(said["seconds"]), _micro(measured), f"{measured / said['seconds']:.2f}"
+            yield *_parts(name), said["regime"], said["bound"], *times
 
 
-def _alone(ops: Sequence[str], dtypes: Sequence[str]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    return ("operator", "shape", "dtype", *GPUS), list(_rows(ops, dtypes))
-
-
-def _rows(ops: Sequence[str] = (), dtypes: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
+def _rows() -> Iterator[Sequence[str]]:
+    """All predictions, a column for each device."""
     for name, own in predictions().items():
-        operator, shape, dtype = _parts(name)
-        if (not ops or operator in ops) and (not dtypes or dtype in dtypes):
-            yield (operator, shape, dtype, *[_cell(own.get(gpu)) for gpu in GPUS])
+        yield *_parts(name), *(_cell(own.get(gpu)) for gpu in GPUS)
 
 
 def _cell(said: Mapping[str, Any] | None) -> str:
@@ -93,18 +95,3 @@ def _cell(said: Mapping[str, Any] | None) -> str:
 
 def _micro(seconds: float) -> str:
     return f"{seconds * 1e6:.4g} µs"
-
-
-def markdown() -> str:
-    """The table of docs/cuda.md: all predictions, and how many bytes memory moves for the fewest possible."""
-    lines = ["| operator | shape | dtype | regime | traffic / fewest | " + " | ".join(GPUS) + " |"]
-    lines += ["|:--|:--|:--|:--|--:|" + "--:|" * len(GPUS)]
-    for name, own in predictions().items():
-        operator, shape, dtype = _parts(name)
-        regimes = dict.fromkeys(said["regime"] for said in own.values())
-        traffic = max(said["traffic"] for said in own.values())
-        cells = [_cell(own.get(gpu)) for gpu in GPUS]
-        lines.append(
-            f"| `{operator}` | {shape} | {dtype} | {' / '.join(regimes)} | {traffic:.3f} | {' | '.join(cells)} |"
-        )
-    return "\n".join(lines)

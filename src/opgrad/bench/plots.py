@@ -1,0 +1,170 @@
+"""Pictures of results, drawn by Matplotlib: as PNG for files, as SVG for pages."""
+
+import io
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Drawing
+from matplotlib.ticker import FuncFormatter
+
+from opgrad.bench.figures import Figures, figures, geometric_mean, is_training
+from opgrad.bench.sweep import Curve, curves
+from opgrad.bench.ways import GIVEN, NEW, WAYS
+
+COLOURS = {"float32": "tab:blue", "bfloat16": "tab:orange", "float16": "tab:green", "float64": "tab:purple"}
+TITLES = {NEW: "results in new memory", GIVEN: "results in memory that is given"}
+STEPS = {"step": "opgrad", "graph": "opgrad, the graph alone", "old": "onnxruntime-training 1.19.2", "torch": "torch"}
+ROW = 0.3  # inches for each operator, and for each bar
+SPREAD = 0.22  # of a row, between dtypes
+# Text stays text in SVG, so that a page gives it its own colour; the other two make equal pictures equal bytes.
+SVG = {"svg.fonttype": "none", "svg.hashsalt": "opgrad"}
+NO_DATE = {"Date": None}
+
+
+def plot(result: Mapping[str, Any], path: str | PathLike[str]) -> None:
+    """Draw a result into a PNG file.
+
+    result: as `bench.run.run` returns it. path: the file. Raises ValueError if there is nothing to draw.
+    """
+    drawn = drawing(result)
+    if drawn is None:
+        raise ValueError("bench: no cell has a peer, nothing to plot")
+    drawn.savefig(path, format="png")
+
+
+def svg(drawn: Drawing) -> str:
+    """A picture as a part of a page, whose background shows through."""
+    content = io.StringIO()
+    with mpl.rc_context(SVG):
+        drawn.savefig(content, format="svg", metadata=NO_DATE, transparent=True)
+    return content.getvalue()[content.getvalue().index("<svg") :]
+
+
+def drawing(result: Mapping[str, Any]) -> Drawing | None:
+    """The picture of a result: of cells, of a sweep or of training steps; None where there is nothing to draw."""
+    if is_training(result):
+        return _steps(result)
+    found = curves(result)
+    return _sweep(found) if found else _cells(figures(dict(result)))
+
+
+def history(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Drawing | None:
+    """How many times as fast as the best peer, by release: a line for each machine and way.
+
+    results: of each machine, its results in the order of the releases. Returns None where no result has peers.
+    """
+    lines = {}
+    for machine, found in results.items():
+        for way in WAYS:
+            means = {each["versions"].get("opgrad"): geometric_mean(figures(dict(each)), way) for each in found}
+            if known := {version: mean for version, mean in means.items() if version and mean}:
+                lines[f"{machine}, {TITLES[way]}"] = known
+    if not lines:
+        return None
+    figure = _figure(8.0, 3.6)
+    axes = figure.subplots()
+    for name, known in lines.items():
+        axes.plot(list(known), list(known.values()), "o-", label=name)
+    axes.set(xlabel="release", ylabel="times as fast as the best peer")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def _cells(every: Sequence[Figures]) -> Drawing | None:
+    """The ratio to the best peer: a row for each operator, a dot for each of its cells, a panel for each way."""
+    panels = {way: [cell for cell in every if way in cell.ways and cell.ways[way].ratio] for way in WAYS}
+    if not any(panels.values()):
+        return None
+    operators = list(dict.fromkeys(cell.operator for cell in every))
+    figure = _figure(11.0, 1.5 + ROW * len(operators))
+    all_axes = figure.subplots(1, len(panels), sharex=True, sharey=True)
+    for axes, (way, cells) in zip(all_axes, panels.items(), strict=True):
+        _draw(axes, cells, way, operators)
+    figure.supxlabel("times as fast as the best peer, one dot for each cell", fontsize=9)
+    return figure
+
+
+def _draw(axes: Any, cells: Sequence[Figures], way: str, operators: Sequence[str]) -> None:
+    dtypes = list(dict.fromkeys(cell.dtype for cell in cells))
+    for number, dtype in enumerate(dtypes):
+        chosen = [cell for cell in cells if cell.dtype == dtype]
+        shift = SPREAD * (number - (len(dtypes) - 1) / 2)
+        heights = [operators.index(cell.operator) + shift for cell in chosen]
+        ratios = [cell.ways[way].ratio for cell in chosen]
+        axes.scatter(ratios, heights, s=14, alpha=0.75, color=COLOURS[dtype], label=dtype)
+    mean = geometric_mean(cells, way)
+    axes.axvline(1, color="black", linewidth=0.8)
+    if mean:
+        axes.axvline(mean, color="grey", linestyle="--", linewidth=0.8, label=f"geometric mean: {mean:.2f}")
+        axes.legend(fontsize=8, loc="lower right")
+    axes.set_title(TITLES[way], fontsize=9)
+    axes.set_yticks(range(len(operators)), operators, fontsize=8)
+    if not axes.yaxis_inverted():
+        axes.invert_yaxis()
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(PLAIN_NUMBERS)
+    axes.grid(axis="x", alpha=0.3)
+
+
+def _steps(result: Mapping[str, Any]) -> Drawing | None:
+    """The times of training steps: a bar for each contestant, by artifact set and batch."""
+    cells = [cell for cell in result["training"] if "times" in cell]
+    if not cells:
+        return None
+    names = {key: name for key, name in STEPS.items() if any(key in cell["times"] for cell in cells)}
+    figure = _figure(8.0, 1.0 + ROW * len(names) * len(cells))
+    axes = figure.subplots()
+    for number, (key, name) in enumerate(names.items()):
+        having = [place for place, cell in enumerate(cells) if key in cell["times"]]
+        heights = [place + (number - (len(names) - 1) / 2) / (len(names) + 1) for place in having]
+        times = [1e3 * cells[place]["times"][key]["median"] for place in having]
+        axes.barh(heights, times, height=1 / (len(names) + 1), label=name)
+    axes.set_yticks(range(len(cells)), [f"{cell['set']}, {cell['batch']} rows" for cell in cells], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(PLAIN_NUMBERS)
+    axes.set_xlabel("milliseconds of a training step")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def _sweep(found: Sequence[Curve]) -> Drawing:
+    """The time per element over the length of rows: a panel for each operator and dtype."""
+    operators = list(dict.fromkeys(curve.operator for curve in found))
+    dtypes = list(dict.fromkeys(curve.dtype for curve in found))
+    memories = list(dict.fromkeys(curve.memory for curve in found))
+    figure = _figure(4.0 * len(dtypes), 2.4 * len(operators) + 0.5)
+    grid = figure.subplots(len(operators), len(dtypes), sharex=True, squeeze=False)
+    for curve in found:
+        axes = grid[operators.index(curve.operator)][dtypes.index(curve.dtype)]
+        colour = f"C{memories.index(curve.memory)}"
+        where = f", {curve.memory} memory" if len(memories) > 1 else ""
+        axes.plot(curve.lengths, curve.ours, color=colour, linewidth=1.2, label=f"opgrad{where}")
+        best = [float("nan") if time is None else time for time in curve.best]
+        axes.plot(curve.lengths, best, color=colour, linewidth=0.9, linestyle="--", label=f"best peer{where}")
+        axes.set_title(f"{curve.operator}, {curve.dtype}", fontsize=9)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
+        axes.tick_params(labelsize=8)
+        axes.grid(alpha=0.3)
+    grid[0][0].legend(fontsize=7)
+    figure.supxlabel("elements in a row", fontsize=9)
+    figure.supylabel("ns per element", fontsize=9)
+    return figure
+
+
+def _figure(width: float, height: float) -> Drawing:
+    """So many inches."""
+    figure = Drawing(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+PLAIN_NUMBERS = FuncFormatter(lambda number, _: f"{number:g}")
