@@ -51,11 +51,9 @@ LAYERS = {
         f"contract/ {COMPILER} cpu/compiler/interpret/ cpu/compiler/target {STEPS} locks native/threads/",
     ),
     "cpu/kernels/": ("", COMPILER),
-    "cpu/programs/": ("numpy", f"contract/ {COMPILER} {STEPS} cpu/kernels/ locks native/ native/threads/ random"),
-    "cpu/fused/": ("", f"contract/ {COMPILER} {STEPS} cpu/programs/ cpu/kernels/ fused/ random"),
-    "cpu/": (
+    "cpu/programs/": (
         "numpy",
-        f"contract/ {COMPILER} {STEPS} cpu/kernels/ cpu/programs/ cpu/fused/ locks native/ native/threads/ random",
+        f"contract/ {COMPILER} {STEPS} cpu/kernels/ fused/ locks native/ native/threads/ random",
     ),
     # CUDA
     "cuda/": ("triton", "contract/ fused/ random"),

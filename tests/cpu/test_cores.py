@@ -5,9 +5,9 @@ import ctypes
 import numpy as np
 import pytest
 
-from opgrad.cpu import softmax as kernels
 from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
+from opgrad.cpu.programs import softmax as kernels
 
 LENGTHS = [*range(1, 131), 4095, 4096, 4097]
 LAYOUTS = ["rows", "transposed", "columns"]

@@ -78,7 +78,7 @@ import opgrad
 
 seen = set()
 def trace(frame, event, argument):
-    if "opgrad/cpu/softmax" in frame.f_code.co_filename.replace(chr(92), "/"):
+    if "opgrad/cpu/kernels/softmax" in frame.f_code.co_filename.replace(chr(92), "/"):
         seen.add(frame.f_code.co_name)
     return None
 sys.settrace(trace)

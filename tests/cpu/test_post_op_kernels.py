@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from guards import Guarded
 
-from opgrad.cpu.fused import post_ops
+from opgrad.cpu.kernels.fused import post_ops
 from opgrad.cpu.kernels.numerics.eltwise import FORMULAS
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -1,1 +1,1 @@
-"""Softmax in full: a call with attributes as an operator of its own, whose kernels are those of `cpu/fused`."""
+"""Softmax in full: a call with attributes as an operator of its own, whose programs `cpu/programs/fused` makes."""

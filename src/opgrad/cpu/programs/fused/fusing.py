@@ -1,8 +1,8 @@
 """Finds the form of a softmax call with attributes, and makes the program of the kernel that is compiled for it.
 
-Rare calls have no form and run as programs of stages (opgrad.cpu.fused.program). A call is rare if an operand's outer
-axes make three loops or more or its vectors are not contiguous, if float32 does not hold a factor, or if the call has
-too many post-ops.
+Rare calls have no form and run as programs of stages (opgrad.cpu.programs.fused.stages). A call is rare if an operand's
+outer axes make three loops or more or its vectors are not contiguous, if float32 does not hold a factor, or if the call
+has too many post-ops.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,13 +14,22 @@ from opgrad.contract import layout
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
-from opgrad.cpu.fused import program as stages
-from opgrad.cpu.fused.chain import ALONG, Link
-from opgrad.cpu.fused.form import Form, GradientForm
-from opgrad.cpu.fused.operands import BlockMemory, ColumnResults, Cut, Dropout, Memory, Results, Source, Switches
+from opgrad.cpu.kernels.fused.chain import ALONG, Link
+from opgrad.cpu.kernels.fused.form import Form, GradientForm
+from opgrad.cpu.kernels.fused.operands import (
+    BlockMemory,
+    ColumnResults,
+    Cut,
+    Dropout,
+    Memory,
+    Results,
+    Source,
+    Switches,
+)
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.fused import stages
 from opgrad.cpu.programs.layout import few, in_place_limits, keeps_column, spare_columns
 from opgrad.cpu.programs.program import Program, Step, shared_out
 from opgrad.cpu.programs.workspace import Workspace

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.fused import post_ops
-from opgrad.cpu.fused.chain import Link, Places, chain, each_operand, formula_of, joined, operands_of, read_at
+from opgrad.cpu.kernels.fused import post_ops
+from opgrad.cpu.kernels.fused.chain import Link, Places, chain, each_operand, formula_of, joined, operands_of, read_at
 
 
 class Form(NamedTuple):

@@ -13,14 +13,24 @@ from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.fused.chain import joined
-from opgrad.cpu.fused.form import Form, arrays_inwards, arrays_outwards, inwards, one_after_the_other, outwards
-from opgrad.cpu.fused.operands import DECIDE, IN_ROWS, OF_BLOCK, BlockMemory, Cut, Dropout, Results, Source, Switches
+from opgrad.cpu.kernels.fused.chain import joined
+from opgrad.cpu.kernels.fused.form import Form, arrays_inwards, arrays_outwards, inwards, one_after_the_other, outwards
+from opgrad.cpu.kernels.fused.operands import (
+    DECIDE,
+    IN_ROWS,
+    OF_BLOCK,
+    BlockMemory,
+    Cut,
+    Dropout,
+    Results,
+    Source,
+    Switches,
+)
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.map import get, row_writer, write_same
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.softmax import fused_rows, variants
+from opgrad.cpu.kernels.softmax import fused_rows, variants
 
 PARTIAL = 2  # float64 numbers for each block, from which the sums of the row are computed
 TOTAL = 3  # for each row: its largest, and the same of all blocks

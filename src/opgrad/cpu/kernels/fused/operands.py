@@ -6,7 +6,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.parameters import Columns, Pointer, Private, Rows
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.fused.chain import ALONG, SAME, Places
+from opgrad.cpu.kernels.fused.chain import ALONG, SAME, Places
 from opgrad.cpu.kernels.loops.map import get
 from opgrad.cpu.kernels.loops.rows import AHEAD
 from opgrad.cpu.kernels.numerics.philox import keep_run

@@ -11,8 +11,8 @@ from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.columns import nothing
 from opgrad.cpu.kernels.loops.map import write_same
 from opgrad.cpu.kernels.loops.transpose import transpose_in, transpose_out
-from opgrad.cpu.softmax import variants
-from opgrad.cpu.softmax.columns import (
+from opgrad.cpu.kernels.softmax import variants
+from opgrad.cpu.kernels.softmax.columns import (
     gradient_lines,
     log_softmax_lines,
     softmax_lines,

@@ -13,7 +13,7 @@ from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.map import mapped
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.kernels.numerics import row_blocks
-from opgrad.cpu.softmax import variants
+from opgrad.cpu.kernels.softmax import variants
 
 STATS: Final = 3  # float64 numbers for each block: its maximum, and two from which the sum is computed
 TOTAL: Final = 2  # for each row: its maximum, and the sum or its logarithm

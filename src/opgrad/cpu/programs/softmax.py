@@ -13,12 +13,23 @@ import numpy as np
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel, inline, vector_lanes
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.fused import fusing
-from opgrad.cpu.fused import program as stages
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.columns import nothing
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.kernels.numerics.math import exp
+from opgrad.cpu.kernels.softmax import (
+    columns,
+    fused_columns,
+    fused_gradients,
+    fused_rows,
+    fused_split,
+    groups,
+    rows,
+    split,
+    transposed,
+    variants,
+)
+from opgrad.cpu.programs.fused import fusing, stages
 from opgrad.cpu.programs.layout import (
     Loops,
     forward_layout,
@@ -35,18 +46,6 @@ from opgrad.cpu.programs.layout import (
 )
 from opgrad.cpu.programs.program import Program, Step
 from opgrad.cpu.programs.workspace import Workspace
-from opgrad.cpu.softmax import (
-    columns,
-    fused_columns,
-    fused_gradients,
-    fused_rows,
-    fused_split,
-    groups,
-    rows,
-    split,
-    transposed,
-    variants,
-)
 from opgrad.native import background
 
 InPlace = Mapping[bool, Mapping[str, Kernel]]
@@ -127,7 +126,7 @@ FUSED: Mapping[tuple[str, str], Callable[[Any], tuple[Kernel, ...]]] = {
 
 @cache
 def fused(form: Any) -> tuple[Kernel, ...]:
-    """The kernels, in order, of calls with attributes that have this form (opgrad.cpu.fused.form)."""
+    """The kernels, in order, of calls with attributes that have this form (opgrad.cpu.kernels.fused.form)."""
     kernels = FUSED[form.operator, form.layout](form)
     for number, each in enumerate(kernels):
         each.made = __name__, fused.__name__, (form,), number

@@ -14,9 +14,9 @@ from typing import Any, Final
 from opgrad.contract import DTYPES, Spec, layout
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
-from opgrad.cpu.fused import post_ops, stages
-from opgrad.cpu.fused.post_ops import copy, drop, fill, mask_out, multiply
-from opgrad.cpu.fused.stages import keep, read, write
+from opgrad.cpu.kernels.fused import post_ops, stages
+from opgrad.cpu.kernels.fused.post_ops import copy, drop, fill, mask_out, multiply
+from opgrad.cpu.kernels.fused.stages import keep, read, write
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.layout import Limits, in_place_limits
@@ -191,7 +191,7 @@ def _stage(
     task: int, memory: bool, values: Buffer, source: int, buffers: list[int],
     alpha: float = 0.0, beta: float = 0.0, table: int = 0,
 ) -> list[int]:  # fmt: skip
-    """The words of a stage, as opgrad.cpu.fused.stages has them."""
+    """The words of a stage, as opgrad.cpu.kernels.fused.stages has them."""
     return [task, memory, values.offset, values.moves, source, *buffers, _bits(alpha), _bits(beta), table]
 
 

@@ -1,8 +1,9 @@
 """The two variants of a softmax kernel: the functions in which they differ, chosen when a kernel is compiled.
 
 Plain     works on the caller's arrays: a row is written past the cache while the next one is reduced. Sums are plain.
-In place  works on a buffer that stages fill and empty (opgrad.cpu.fused). Exponentials overwrite their arguments, the
-          softmax of a row of -inf may be 0, and the log-sum-exp of each row may be kept. Sums are plain or exact.
+In place  works on a buffer that stages fill and empty (opgrad.cpu.kernels.fused). Exponentials overwrite their
+          arguments, the softmax of a row of -inf may be 0, and the log-sum-exp of each row may be kept. Sums are
+          plain or exact.
 """
 
 from collections.abc import Callable, Mapping

@@ -13,7 +13,7 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops import columns as loops
 from opgrad.cpu.kernels.loops.map import get, put
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.softmax import variants
+from opgrad.cpu.kernels.softmax import variants
 
 # --- a strip in place: a buffer, or a tile of transposed rows -------------------------------------------------------
 

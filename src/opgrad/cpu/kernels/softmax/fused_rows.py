@@ -13,16 +13,16 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.fused.chain import joined
-from opgrad.cpu.fused.form import Form, arrays_inwards, arrays_outwards, inwards, one_after_the_other, outwards
-from opgrad.cpu.fused.operands import DECIDE, IN_ROWS, OF_ROW, Dropout, Memory, Results, Source, Switches, start
+from opgrad.cpu.kernels.fused.chain import joined
+from opgrad.cpu.kernels.fused.form import Form, arrays_inwards, arrays_outwards, inwards, one_after_the_other, outwards
+from opgrad.cpu.kernels.fused.operands import DECIDE, IN_ROWS, OF_ROW, Dropout, Memory, Results, Source, Switches, start
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fold import fold
 from opgrad.cpu.kernels.loops.map import get, put, row_stepper, row_writer, write_same
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.softmax import rows as plain
-from opgrad.cpu.softmax import variants
+from opgrad.cpu.kernels.softmax import rows as plain
+from opgrad.cpu.kernels.softmax import variants
 
 _subtracted = variants.ROWS_IN_PLACE[False].subtracted
 

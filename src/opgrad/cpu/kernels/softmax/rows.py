@@ -16,7 +16,7 @@ from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.map import mapped, next_vector
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.softmax import variants
+from opgrad.cpu.kernels.softmax import variants
 
 # Rows up to this length that are not written past the cache are written after the exponentials of the next row. A row's
 # divisor is the result of a long chain of dependent operations; rows of 1,000 would otherwise wait for it.

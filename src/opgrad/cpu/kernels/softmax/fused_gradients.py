@@ -11,8 +11,8 @@ from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Float, Rows, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.fused.form import GradientForm, arrays_backwards, backwards, out_of_gradient
-from opgrad.cpu.fused.operands import (
+from opgrad.cpu.kernels.fused.form import GradientForm, arrays_backwards, backwards, out_of_gradient
+from opgrad.cpu.kernels.fused.operands import (
     DECIDE,
     DECIDE_STRIP,
     IN_COLUMNS,
@@ -30,7 +30,7 @@ from opgrad.cpu.fused.operands import (
 from opgrad.cpu.kernels.loops import columns, combine, rows
 from opgrad.cpu.kernels.loops.fold import BLOCK, CHUNK
 from opgrad.cpu.kernels.loops.map import get, put, row_stepper, row_writer
-from opgrad.cpu.softmax.variants import no_step
+from opgrad.cpu.kernels.softmax.variants import no_step
 
 Gradient = tuple[Callable[..., Vector], Callable[..., Vector]]  # term(dy, y), and formula(dy, y, the sum of the terms)
 

@@ -13,9 +13,9 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Float, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.fused.chain import joined
-from opgrad.cpu.fused.form import Form, arrays_inwards, arrays_outwards, inwards, one_after_the_other, outwards
-from opgrad.cpu.fused.operands import (
+from opgrad.cpu.kernels.fused.chain import joined
+from opgrad.cpu.kernels.fused.form import Form, arrays_inwards, arrays_outwards, inwards, one_after_the_other, outwards
+from opgrad.cpu.kernels.fused.operands import (
     DECIDE_STRIP,
     IN_COLUMNS,
     OF_STRIP,
@@ -30,8 +30,8 @@ from opgrad.cpu.kernels.loops import columns as loops
 from opgrad.cpu.kernels.loops.map import get, put
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, minus_both
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.softmax import columns as plain
-from opgrad.cpu.softmax import variants
+from opgrad.cpu.kernels.softmax import columns as plain
+from opgrad.cpu.kernels.softmax import variants
 
 _subtracted = variants.COLUMNS_IN_PLACE[False].subtracted
 

@@ -3,8 +3,8 @@
 A stage is a small kernel that the driver calls through its address. Stages are compiled one by one, not for each
 combination of them, and a call of one costs about 15 ns. A block lies in a buffer in the first-level cache, in the
 precision of the computation. There are two kinds of stages, with different arguments: `read`, `write` and `keep` get
-the place of a block in memory; all others work on buffers (opgrad.cpu.fused.post_ops). `read` and `write` also multiply
-by alpha, which costs no time.
+the place of a block in memory; all others work on buffers (opgrad.cpu.kernels.fused.post_ops). `read` and `write` also
+multiply by alpha, which costs no time.
 
 An operand of any strides is described by a table: a word for the stage's own use, the number of loops over its
 elements, then size and stride in bytes of each, the innermost first. Flat indices count elements in these loops' order.

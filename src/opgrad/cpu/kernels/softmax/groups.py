@@ -17,8 +17,8 @@ from opgrad.cpu.kernels.loops.map import get_or, mapped, put
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, number_equal, row_top, write_log
 from opgrad.cpu.kernels.loops.transpose import TILES, transpose_in
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.softmax import variants
-from opgrad.cpu.softmax.columns import log_sum_exp
+from opgrad.cpu.kernels.softmax import variants
+from opgrad.cpu.kernels.softmax.columns import log_sum_exp
 
 # --- one row, up to the reduction across lanes ----------------------------------------------------------------------
 

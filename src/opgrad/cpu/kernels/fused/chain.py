@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.fused import post_ops
+from opgrad.cpu.kernels.fused import post_ops
 
 ALONG, SAME = True, False
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from opgrad.contract import Shape, Spec
 from opgrad.contract.layout import contiguous
 from opgrad.contract.problem import Problem
-from opgrad.cpu.fused import post_ops
-from opgrad.cpu.fused import program as fused
+from opgrad.cpu.kernels.fused import post_ops
+from opgrad.cpu.programs.fused import stages as fused
 from opgrad.cpu.programs.program import Program
-from opgrad.cpu.softmax import SOFTMAX_GRAD_IN_PLACE, SOFTMAX_IN_PLACE
+from opgrad.cpu.programs.softmax import SOFTMAX_GRAD_IN_PLACE, SOFTMAX_IN_PLACE
 from opgrad.random import kept_scale
 
 ORDER = (0, 1, 2)
