@@ -105,11 +105,11 @@ LAYERS = {
         ONNX,
         f"contract/ {COMPILER} {STEPS} forms/ graph/ locks native/ native/arrays native/threads/ reading writing",
     ),
-    "training/distributed": ("numpy torch", f"{STEPS} native/ native/threads/"),
+    "training/engine/distributed": ("numpy torch", f"{STEPS} native/ native/threads/"),
     "training/": (
         f"{ONNX} flatbuffers matplotlib ml_dtypes plotext rich sklearn",
         f"contract/ cpu/compiler/native cpu/kernels/ cpu/programs/ {STEPS} native/ native/threads/ forms/ gradients/"
-        " graph/ locks onnxruntime/ ops/ optim reading terminal training/distributed writing",
+        " graph/ locks onnxruntime/ ops/ optim reading terminal training/engine/distributed writing",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),
@@ -129,7 +129,7 @@ LAYERS = {
         "opgrad bench/ compile contract/ cpu/compiler/native machine native/ native/threads/ onnxruntime/ terminal"
         " testing/",
     ),
-    "commands/": ("onnx rich typer", "graph/ onnxruntime/ terminal training/ training/distributed"),
+    "commands/": ("onnx rich typer", "graph/ onnxruntime/ terminal training/ training/engine/distributed"),
     "cli": ("rich typer", "opgrad bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),
     "__main__": ("", "cli"),
 }

@@ -105,8 +105,8 @@ def test_an_artifact_set_whose_folder_would_act(tmp_path: Path) -> None:
     """Its name stands in the title of the bar, and of the curve."""
     import io
 
-    from opgrad.training.live import LiveCurve
-    from opgrad.training.report import TrainingBar
+    from opgrad.training.run.live import LiveCurve
+    from opgrad.training.run.report import TrainingBar
 
     for kind in (TrainingBar, LiveCurve):
         screen = console(file=io.StringIO(), width=200)

@@ -77,7 +77,7 @@ def inspect(
 
     Example: opgrad inspect model.onnx
     """
-    from opgrad.training import inspection, tables
+    from opgrad.training.inspect import inspection, tables
 
     found = inspection.inspect(path)
     if as_json:

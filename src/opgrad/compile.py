@@ -155,7 +155,7 @@ def compile_set(folder: Path) -> None:
     """Compile the kernels that an artifact set takes, by doing a little of all that is done with it."""
     from opgrad.bench.training import batch_of
     from opgrad.training import ArtifactSet, Recipe
-    from opgrad.training.loop import BATCH_ROWS
+    from opgrad.training.engine.trainer import BATCH_ROWS
 
     artifacts = ArtifactSet.load(folder)
     rows = artifacts.batch_rows

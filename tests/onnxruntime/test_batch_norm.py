@@ -9,7 +9,7 @@ from small_models import build, normal
 from opgrad.graph.batch_norm import evaluating
 from opgrad.graph.loading import read_model
 from opgrad.onnxruntime import lower
-from opgrad.training.inspection import inspect
+from opgrad.training.inspect.inspection import inspect
 
 ARRAYS = normal(scale=(2,), bias=(2,), mean=(2,)) | {"var": np.array([0.5, 2], np.float32)}
 

@@ -7,7 +7,7 @@ from artifact_sets import EXAMPLES, optimizer_model
 
 import opgrad
 from opgrad.training import AdamWRule, SGDRule, read_rule
-from opgrad.training.optimizer import GradientNorm, Rule
+from opgrad.training.engine.optimizer import GradientNorm, Rule
 
 
 def adamw_in_float64(p: np.ndarray, gradients: list[np.ndarray], rate: float, rule: AdamWRule) -> np.ndarray:

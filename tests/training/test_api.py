@@ -13,7 +13,7 @@ from training_sets import DIGITS, assert_equal, batch, load, values
 import opgrad.training.api as orttraining
 from opgrad.training import Recipe, load_named, read_checkpoint
 from opgrad.training.api import CheckpointState, LinearLRScheduler, Module, Optimizer
-from opgrad.training.artifact_set import tensor_spec
+from opgrad.training.formats.artifact_set import tensor_spec
 
 # --- training --------------------------------------------------------------------------------------------------------
 

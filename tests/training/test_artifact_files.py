@@ -10,8 +10,9 @@ import pytest
 from onnx import helper
 from small_models import LABELS, build, gradients_of, normal, perceptron, run
 
-from opgrad.training import ArtifactSet, Trainer, generation, odtc, read_checkpoint
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training import ArtifactSet, Trainer, read_checkpoint
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts, generation
+from opgrad.training.formats import checkpoint_tables
 
 CE = LossType.CrossEntropyLoss
 
@@ -90,7 +91,7 @@ def test_values_outside_are_read_and_written(tmp_path, monkeypatch):
     whole.mkdir()
     generate_artifacts(source, ["w1"], loss=CE, optimizer=OptimType.SGD, artifact_directory=whole)
     monkeypatch.setattr(generation, "OUTSIDE_FROM", 100_000)
-    monkeypatch.setattr(odtc, "LARGEST", 10_000)
+    monkeypatch.setattr(checkpoint_tables, "LARGEST", 10_000)
     folder.mkdir()
     made = generate_artifacts(source, ["w1"], loss=CE, optimizer=OptimType.SGD, artifact_directory=folder)
     assert made.files == ("training_model.onnx", "eval_model.onnx", "weights.data", "checkpoint", "checkpoint.data",
@@ -187,7 +188,7 @@ def test_models_of_other_types(kind, dtype, tmp_path):
     number = {"double": 11, "float16": 10, "bfloat16": 16}[kind]
     model = build(f"g ({kind}[n, 4] x) => ({kind}[n, 3] y) {{ h = MatMul(x, w) y = Add(h, b) }}")
     for name, array in normal(w=(4, 3), b=(3,)).items():
-        values = array.astype(odtc.ELEMENT_TYPES[number])
+        values = array.astype(checkpoint_tables.ELEMENT_TYPES[number])
         model.graph.initializer.append(helper.make_tensor(name, number, array.shape, values.tobytes(), raw=True))
     made = generate_artifacts(model, loss=CE, optimizer=OptimType.AdamW, artifact_directory=tmp_path)
     parameters = read_checkpoint(tmp_path / "checkpoint").trainable

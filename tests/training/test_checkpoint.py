@@ -15,7 +15,8 @@ from checkpoint_tables import CHECKPOINTS, tables
 from onnx import numpy_helper
 
 import opgrad.training
-from opgrad.training import Checkpoint, odtc, read_checkpoint
+from opgrad.training import Checkpoint, read_checkpoint
+from opgrad.training.formats import checkpoint_tables
 from opgrad.writing import replace_file
 
 DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
@@ -198,7 +199,7 @@ def checkpoint_of(tensor: dict[str, Any], tmp_path: Path, **root: Any) -> Path:
     """A checkpoint with this tensor as its only parameter."""
     values = {"name": "w", "dims": [2], "element_type": 1, "data": np.ones(2, np.float32)} | tensor
     model = {"trainable": [values], "frozen": []}
-    replace_file(tmp_path / "odd", odtc.contents({"version": 2, "model": model} | root))
+    replace_file(tmp_path / "odd", checkpoint_tables.contents({"version": 2, "model": model} | root))
     return tmp_path / "odd"
 
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from checkpoint_tables import CHECKPOINTS, tables
 
-from opgrad.training import Checkpoint, OptimizerGroup, odtc, read_checkpoint, replacing, write_checkpoint
+from opgrad.training import Checkpoint, OptimizerGroup, read_checkpoint, write_checkpoint
+from opgrad.training.formats import checkpoint_files, checkpoint_tables
 
-DTYPES = [*odtc.ELEMENT_TYPES.values()]
+DTYPES = [*checkpoint_tables.ELEMENT_TYPES.values()]
 
 
 def parameters(seed: int, rows: int = 5) -> dict[str, np.ndarray]:
@@ -82,7 +83,7 @@ def test_values_outside_are_where_onnxruntime_training_looks(tmp_path: Path) -> 
         for mine, other in zip(ours[kind], theirs[kind], strict=True):
             assert (mine["dims"], mine["data_type"]) == (other["dims"], other["data_type"])
             start, their_start = mine.get("external_data_offset", 0), other["external_data_offset"]
-            length = int(np.prod(mine["dims"])) * odtc.ELEMENT_TYPES[mine["data_type"]].itemsize
+            length = int(np.prod(mine["dims"])) * checkpoint_tables.ELEMENT_TYPES[mine["data_type"]].itemsize
             assert start % 8 == 0
             assert content[start : start + length] == their_content[their_start : their_start + length]
 
@@ -129,7 +130,7 @@ def test_a_nominal_checkpoint_has_no_values(tmp_path: Path) -> None:
 
 def test_values_that_do_not_fit_go_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = sample(rows=1000)
-    monkeypatch.setattr(odtc, "LARGEST", 10000)
+    monkeypatch.setattr(checkpoint_tables, "LARGEST", 10000)
     write_checkpoint(checkpoint, tmp_path / "checkpoint")
     assert (tmp_path / "checkpoint.data").exists()
     assert_equal(read_checkpoint(tmp_path / "checkpoint"), checkpoint)
@@ -231,7 +232,7 @@ def crash_at(step: int, for_good: bool, monkeypatch: pytest.MonkeyPatch) -> None
     for module, name in ((os, "replace"), (os, "fsync"), (os, "truncate"), (Path, "unlink")):
         for before in (True, False):
             monkeypatch.setattr(module, name, crashing(getattr(module, name), before))
-    monkeypatch.setattr(odtc, "raw", crashing(odtc.raw, True))
+    monkeypatch.setattr(checkpoint_tables, "raw", crashing(checkpoint_tables.raw, True))
 
 
 @pytest.mark.parametrize("for_good", [False, True])
@@ -285,15 +286,15 @@ def test_a_checkpoint_that_cannot_be_read_for_a_while_is_not_taken_for_none(
 ) -> None:
     path = tmp_path / "checkpoint"
     write_checkpoint(sample(0), path, external_data=True)
-    decode, calls = odtc.decode, count()
+    decode, calls = checkpoint_tables.decode, count()
 
-    def failing(content: bytes) -> odtc.Values:
+    def failing(content: bytes) -> checkpoint_tables.Values:
         if next(calls) == reads:
             raise OSError(5, "Input/output error")
         return decode(content)
 
     with monkeypatch.context() as patch, suppress(OSError):
-        patch.setattr(odtc, "decode", failing)
+        patch.setattr(checkpoint_tables, "decode", failing)
         write_checkpoint(sample(1), path, external_data=True)
     assert_equal(read_checkpoint(path), sample(reads))
 
@@ -303,7 +304,7 @@ def test_the_file_with_the_values_does_not_grow_for_ever(tmp_path: Path) -> None
     sizes = []
     for seed in range(6):
         write_checkpoint(sample(seed), path, external_data=True)
-        sizes.append(replacing.data_path(path).stat().st_size)
+        sizes.append(checkpoint_files.data_path(path).stat().st_size)
         assert_equal(read_checkpoint(path), sample(seed))
     assert sizes == sizes[:2] * 3
     assert sizes[1] <= 2 * sizes[0] + 8

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from opgrad.cli import app
 from opgrad.commands.options import words
 from opgrad.training.artifacts import generate_artifacts
-from opgrad.training.by_name import Loss, Optimizer
-from opgrad.training.inspection import inspect
+from opgrad.training.building.named_blocks import Loss, Optimizer
+from opgrad.training.inspect.inspection import inspect
 from opgrad.training.onnxblock import loss, optim
 
 FILES = ["checkpoint", "eval_model.onnx", "optimizer_model.onnx", "training_model.onnx"]

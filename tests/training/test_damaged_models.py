@@ -15,7 +15,7 @@ from opgrad.graph.loading import read_model
 from opgrad.onnxruntime import lower
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module
-from opgrad.training.optimizer import read_rule
+from opgrad.training.engine.optimizer import read_rule
 
 COUNT = 40
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from processes import run_processes
 
-from opgrad.training.fit import Fit
-from opgrad.training.sharing import Sharing, Step
+from opgrad.training.run.fit import Fit
+from opgrad.training.run.sharing import Sharing, Step
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
@@ -42,9 +42,10 @@ def test_shares_are_the_batches(size, whole):
 
 def trained(rank, folder, accumulate, validation, stop):
     """A run of these processes: the losses of its epochs, and digests of gradients and parameters on every process."""
-    from opgrad.training import ArtifactSet, Recipe, job
-    from opgrad.training.distributed import Processes
-    from opgrad.training.fit import Interrupted
+    from opgrad.training import ArtifactSet, Recipe
+    from opgrad.training.engine.distributed import Processes
+    from opgrad.training.run import job
+    from opgrad.training.run.fit import Interrupted
 
     recipe = Recipe.load(DIGITS)
     settings = {"epochs": 2, "batch_size": 50 // accumulate, "accumulate": accumulate, "validation": validation}
@@ -65,7 +66,8 @@ def trained(rank, folder, accumulate, validation, stop):
 
 
 def alone(folder, accumulate, validation):
-    from opgrad.training import ArtifactSet, Recipe, job
+    from opgrad.training import ArtifactSet, Recipe
+    from opgrad.training.run import job
 
     settings = {"epochs": 2, "batch_size": 50 // accumulate, "accumulate": accumulate, "validation": validation}
     recipe = Recipe(**{**vars(Recipe.load(DIGITS)), **settings})
@@ -87,9 +89,10 @@ def cases(rank, folder):
 
 def started_after_the_end(rank, folder):
     """What processes do that are started anew after one was lost behind the last checkpoint."""
-    from opgrad.training import ArtifactSet, job
-    from opgrad.training.distributed import Processes
-    from opgrad.training.state import LAST, Resumption
+    from opgrad.training import ArtifactSet
+    from opgrad.training.engine.distributed import Processes
+    from opgrad.training.run import job
+    from opgrad.training.run.state import LAST, Resumption
 
     output = Path(folder, "plain", "run")
     done = Resumption.read(output / LAST, may_be_done=True)

@@ -13,7 +13,7 @@ from opgrad.cli import app
 from opgrad.training import Recipe, read_checkpoint
 from opgrad.training.artifacts import generate_artifacts
 from opgrad.training.onnxblock import loss, optim
-from opgrad.training.state import BEST, LAST, Resumption, RunState
+from opgrad.training.run.state import BEST, LAST, Resumption, RunState
 
 
 def cli(*words):

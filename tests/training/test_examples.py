@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from opgrad.cli import app
 from opgrad.training import ArtifactSet, Recipe, Trainer
-from opgrad.training.data import load_named
+from opgrad.training.data.dataset import load_named
 
 LARGEST = 300 * 1024  # bytes of a model in the repository
 FOLDERS = {"digits_convolution": (18, 99), "digits_lstm": (7, 13)}  # and the opsets that they may have

@@ -22,7 +22,7 @@ from opgrad.onnxruntime.loading import open_session
 from opgrad.onnxruntime.saving import lower_file
 from opgrad.training import Recipe, TensorSpec, load_file, read_checkpoint
 from opgrad.training.onnxblock import custom_op_library
-from opgrad.training.state import Resumption
+from opgrad.training.run.state import Resumption
 
 INPUTS = (
     TensorSpec("pixels", np.dtype(np.float32), ("batch", 2)),

@@ -8,9 +8,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.onnxruntime import InferenceSession
 from opgrad.training import ArtifactSet, CheckpointState, Module, Trainer
-from opgrad.training.fusions import fuse
-from opgrad.training.inspection import inspect
-from opgrad.training.rewriting import fuse_losses
+from opgrad.training.engine.fusions import fuse
+from opgrad.training.engine.rewriting import fuse_losses
+from opgrad.training.inspect.inspection import inspect
 
 FLOAT, DOUBLE, INT64, BOOL = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.BOOL
 MICROSOFT = "com.microsoft"

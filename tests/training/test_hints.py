@@ -10,9 +10,10 @@ from small_models import LABELS, build, normal, perceptron
 from typer.testing import CliRunner
 
 from opgrad.cli import app
-from opgrad.training import ArtifactSet, Trainer, odtc
+from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.inspection import inspect
+from opgrad.training.formats import checkpoint_tables
+from opgrad.training.inspect.inspection import inspect
 
 CE = LossType.CrossEntropyLoss
 HALVES = {"float16": 10, "bfloat16": 16}
@@ -28,7 +29,7 @@ def told(model, folder):
 def in_halves(kind):
     model = build(f"g ({kind}[n, 4] x) => ({kind}[n, 3] y) {{ h = MatMul(x, w) y = Add(h, b) }}")
     for name, array in normal(w=(4, 3), b=(3,)).items():
-        values = array.astype(odtc.ELEMENT_TYPES[HALVES[kind]])
+        values = array.astype(checkpoint_tables.ELEMENT_TYPES[HALVES[kind]])
         model.graph.initializer.append(onnx.helper.make_tensor(name, HALVES[kind], array.shape, values.tobytes(), True))
     return model
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from opgrad.cli import app
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, operators
-from opgrad.training.inspection import inspect
-from opgrad.training.tables import size
+from opgrad.training.inspect.inspection import inspect
+from opgrad.training.inspect.tables import size
 
 HEADER = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from opgrad.cli import app
 from opgrad.training import ArtifactSet, Dataset, Trainer
 from opgrad.training.artifacts import generate_artifacts
-from opgrad.training.labels import check_labels, class_count
+from opgrad.training.engine.labels import check_labels, class_count
 from opgrad.training.onnxblock import loss, optim
 
 ROWS = 60

@@ -12,20 +12,11 @@ import onnxruntime
 import pytest
 from small_models import build, normal
 
-from opgrad.training import (
-    ArtifactSet,
-    Checkpoint,
-    Dataset,
-    Trainer,
-    generation,
-    mapping,
-    read_checkpoint,
-    write_checkpoint,
-)
+from opgrad.training import ArtifactSet, Checkpoint, Dataset, Trainer, read_checkpoint, write_checkpoint
 from opgrad.training.api import CheckpointState, Module, Optimizer
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.building import values
-from opgrad.training.inspection import inspect
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts, generation
+from opgrad.training.formats import mapped_files, tensor_values
+from opgrad.training.inspect.inspection import inspect
 
 SIZE, COUNT = 256, 8
 TENSOR = SIZE * SIZE * 4  # bytes
@@ -39,7 +30,12 @@ BATCH = {"x": X, "target": X}
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tensors of 256 KiB be large."""
-    for module, name in ((generation, "OUTSIDE_FROM"), (values, "HUGE"), (values, "SHARED_FROM"), (mapping, "LEAST")):
+    for module, name in (
+        (generation, "OUTSIDE_FROM"),
+        (tensor_values, "HUGE"),
+        (tensor_values, "SHARED_FROM"),
+        (mapped_files, "LEAST"),
+    ):
         monkeypatch.setattr(module, name, TENSOR // 2)
 
 
@@ -136,7 +132,7 @@ def test_an_export_takes_no_more_than_a_tensor(
     trainer = Trainer(made(in_two_files(tmp_path), tmp_path / "set", **WAYS[way]), 0.1)
     trainer.step(BATCH)
     if files == 2:
-        monkeypatch.setattr("opgrad.training.export.LARGEST_MODEL", MODEL // 2)
+        monkeypatch.setattr("opgrad.training.engine.export.LARGEST_MODEL", MODEL // 2)
     trainer.export(tmp_path / "warm.onnx")
     with at_most(TENSOR):
         trainer.export(tmp_path / "out.onnx")

@@ -8,7 +8,7 @@ from rich.text import Text
 
 pytest.importorskip("plotext")
 
-from opgrad.training.live import POINTS, Curve, LiveCurve
+from opgrad.training.run.live import POINTS, Curve, LiveCurve
 
 
 def test_a_long_run_keeps_few_points_evenly():

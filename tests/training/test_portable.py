@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from opgrad.cli import app
 from opgrad.commands.step import step as step_command
 from opgrad.training import ArtifactSet, CheckpointState, Dataset, Trainer, read_checkpoint, write_checkpoint
-from opgrad.training.fit import GradientMean
 from opgrad.training.portable import AdagradRule, LionRule, MomentumRule, export_step, rule
+from opgrad.training.run.fit import GradientMean
 
 TOLERANCE = 1e-4  # of losses, relative
 RATE = 0.002

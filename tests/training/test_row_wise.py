@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from model_sets import ARTIFACTS, SETS
 
-from opgrad.training import ArtifactSet, Recipe, Trainer, job, read_checkpoint, write_checkpoint
-from opgrad.training.fit import Interrupted
-from opgrad.training.job import Resumption
-from opgrad.training.optimizer import AdamWRule, SGDRule
-from opgrad.training.state import LAST
+from opgrad.training import ArtifactSet, Recipe, Trainer, read_checkpoint, write_checkpoint
+from opgrad.training.engine.optimizer import AdamWRule, SGDRule
+from opgrad.training.run import job
+from opgrad.training.run.fit import Interrupted
+from opgrad.training.run.job import Resumption
+from opgrad.training.run.state import LAST
 
 TABLES = ["items.weight", "users.weight", "places.weight"]
 (ITEMS,) = (each for each in SETS if each.name == "several_inputs")

@@ -20,12 +20,13 @@ from typer.testing import CliRunner
 
 import opgrad
 from opgrad.cli import app
-from opgrad.training import ArtifactSet, Dataset, Recipe, Trainer, job, read_checkpoint
-from opgrad.training.checkpoint import write_checkpoint
-from opgrad.training.fit import Interrupted
-from opgrad.training.metrics import EpochMetrics, best_epoch
-from opgrad.training.schedule import Schedule
-from opgrad.training.state import BEST, LAST, PROPERTY, Resumption, RunState, fingerprint
+from opgrad.training import ArtifactSet, Dataset, Recipe, Trainer, read_checkpoint
+from opgrad.training.formats.checkpoint import write_checkpoint
+from opgrad.training.run import job
+from opgrad.training.run.fit import Interrupted
+from opgrad.training.run.metrics import EpochMetrics, best_epoch
+from opgrad.training.run.schedule import Schedule
+from opgrad.training.run.state import BEST, LAST, PROPERTY, Resumption, RunState, fingerprint
 
 FULL = Recipe(
     dataset="digits",

@@ -14,7 +14,7 @@ from opgrad.cli import app
 from opgrad.training import ArtifactSet, Dataset, Trainer, load_file
 from opgrad.training.api import CheckpointState, Module
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.inspection import inspect
+from opgrad.training.inspect.inspection import inspect
 
 CE = LossType.CrossEntropyLoss
 X = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)

@@ -26,8 +26,8 @@ from opgrad.training import (
     load_named,
     read_checkpoint,
 )
-from opgrad.training.job import train
-from opgrad.training.objective import find_scores
+from opgrad.training.formats.objective import find_scores
+from opgrad.training.run.job import train
 
 
 def train_and_test_data(artifacts: ArtifactSet) -> tuple[Dataset, Dataset]:

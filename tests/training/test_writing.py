@@ -15,13 +15,14 @@ import pytest
 from small_models import build, normal, perceptron
 
 from opgrad.onnxruntime.saving import lower_file
-from opgrad.training import ArtifactSet, Checkpoint, Trainer, export, generation, write_checkpoint
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.export import write_inference_model
-from opgrad.training.metrics import EpochMetrics, write_csv
-from opgrad.training.plot import plot_losses
+from opgrad.training import ArtifactSet, Checkpoint, Trainer, write_checkpoint
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts, generation
+from opgrad.training.engine import export
+from opgrad.training.engine.export import write_inference_model
+from opgrad.training.formats.weights import Weights, encode
 from opgrad.training.portable.export import export_step
-from opgrad.training.weights import Weights, encode
+from opgrad.training.run.metrics import EpochMetrics, write_csv
+from opgrad.training.run.plot import plot_losses
 from opgrad.writing import replace_file, staged
 
 resource = pytest.importorskip("resource", reason="needs limits of file sizes")

@@ -16,10 +16,11 @@ from opgrad.bench.training_modules import CLASSES, eager, exported, modules
 from opgrad.gradients import gradients
 from opgrad.gradients.backward import SUFFIX
 from opgrad.graph.messages import copied
-from opgrad.training import ArtifactSet, rewriting
-from opgrad.training.binding import BoundGraph, declared
-from opgrad.training.graph import open_session, session_options
-from opgrad.training.tensors import FlatTensors
+from opgrad.training import ArtifactSet
+from opgrad.training.engine import rewriting
+from opgrad.training.engine.binding import BoundGraph, declared
+from opgrad.training.engine.flat_tensors import FlatTensors
+from opgrad.training.engine.training_graph import open_session, session_options
 
 GENERATED, RECOMPUTED = "generated", "segments"  # ours, and ours with a part of the activations
 OLD_GRAPH, TORCH = "old graph", "torch"

@@ -19,10 +19,10 @@ from opgrad.bench.measure import hot_turns, measure_each, take_turns
 from opgrad.bench.step_process import OLD_API, start, step_process
 from opgrad.bench.training_torch import torch_step
 from opgrad.training import ArtifactSet, CheckpointState, Module, Optimizer, Recipe
-from opgrad.training.data import load_named
-from opgrad.training.graph import TrainingGraph, read_model, session_options
-from opgrad.training.labels import label_shape
-from opgrad.training.tensors import FlatTensors
+from opgrad.training.data.dataset import load_named
+from opgrad.training.engine.flat_tensors import FlatTensors
+from opgrad.training.engine.labels import label_shape
+from opgrad.training.engine.training_graph import TrainingGraph, read_model, session_options
 
 BATCHES = (4, 50, 500)
 SECONDS, QUICK_SECONDS = 2.0, 0.3

@@ -68,7 +68,7 @@ def artifacts(
 
 def _print(made: "Artifacts", prefix: str, loss: str) -> None:
     """Print what was chosen and written."""
-    from opgrad.training import inspection, tables
+    from opgrad.training.inspect import inspection, tables
 
     screen = console()
     tables.fit(screen)

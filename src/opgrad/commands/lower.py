@@ -49,7 +49,7 @@ def lower(
 
 def _print(target: Path, found: "Lowered") -> None:
     """Print what became of the operators, and which outputs there are now."""
-    from opgrad.training import tables
+    from opgrad.training.inspect import tables
 
     screen = console()
     tables.fit(screen)

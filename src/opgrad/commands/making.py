@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from opgrad.commands.options import option, positive
-from opgrad.training.by_name import Loss, Optimizer, block
+from opgrad.training.building.named_blocks import Loss, Optimizer, block
 
 if TYPE_CHECKING:
     import onnx

@@ -141,9 +141,9 @@ def step(
 
 def _print(made: "Exported") -> None:
     """Print what was written, and what the step takes and gives."""
-    from opgrad.training import tables
     from opgrad.training.building.checks import quantity
-    from opgrad.training.data import show
+    from opgrad.training.data.dataset import show
+    from opgrad.training.inspect import tables
 
     told, screen = made.manifest, console()
     tables.fit(screen)

@@ -19,11 +19,11 @@ from opgrad.terminal import console, visible
 if TYPE_CHECKING:
     import onnx
 
-    from opgrad.training.artifact_set import ArtifactSet
-    from opgrad.training.distributed import Processes
-    from opgrad.training.job import Run
-    from opgrad.training.live import LiveCurve
-    from opgrad.training.report import TrainingBar
+    from opgrad.training.engine.distributed import Processes
+    from opgrad.training.formats.artifact_set import ArtifactSet
+    from opgrad.training.run.job import Run
+    from opgrad.training.run.live import LiveCurve
+    from opgrad.training.run.report import TrainingBar
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def train(
 
     Example: opgrad train model.onnx --data data.npz --loss cross-entropy --freeze 'backbone.*'
     """
-    from opgrad.training import distributed
+    from opgrad.training.engine import distributed
 
     making, processes, shown = Making(parameters, loss, optimizer), distributed.begin(), _shown(live)
     if path.is_dir():
@@ -135,10 +135,10 @@ def _is_silent(processes: "Processes | None") -> bool:
 def _shown(live: bool) -> "type[LiveCurve] | type[TrainingBar]":
     """What shows how far the training is."""
     if live:
-        from opgrad.training.live import LiveCurve
+        from opgrad.training.run.live import LiveCurve
 
         return LiveCurve
-    from opgrad.training.report import TrainingBar
+    from opgrad.training.run.report import TrainingBar
 
     return TrainingBar
 
@@ -164,7 +164,7 @@ def _check_export(file: Path | None) -> None:
 
 def _check_model(path: Path, settings: Settings, places: Places) -> None:
     """Raise ValueError, or FileNotFoundError, for what can be known before anything is made."""
-    from opgrad.training.recipe import FILE, Recipe
+    from opgrad.training.run.recipe import FILE, Recipe
 
     settings.of_recipe()
     _check_export(places.export)
@@ -175,7 +175,7 @@ def _check_model(path: Path, settings: Settings, places: Places) -> None:
 @contextmanager
 def _artifacts(model: Path, making: Making, kept: Path | None, processes: "Processes | None") -> Iterator[Path]:
     """The folder with the artifacts of a model: one that is kept, or one that is gone at the end."""
-    from opgrad.training.tables import amount
+    from opgrad.training.inspect.tables import amount
 
     screen = console(_is_silent(processes))
     with TemporaryDirectory(prefix="opgrad-") as temporary:
@@ -201,9 +201,11 @@ def _train(
     shown: "type[LiveCurve] | type[TrainingBar]",
 ) -> None:
     """Train the artifacts in a folder, which are of the model at `path`; print what the run came to."""
-    from opgrad.training import ArtifactSet, Recipe, distributed, job
-    from opgrad.training.fit import Interrupted
-    from opgrad.training.state import LAST, Resumption
+    from opgrad.training import ArtifactSet, Recipe
+    from opgrad.training.engine import distributed
+    from opgrad.training.run import job
+    from opgrad.training.run.fit import Interrupted
+    from opgrad.training.run.state import LAST, Resumption
 
     artifacts = ArtifactSet.load(folder)
     output = places.output or Path("runs") / (artifacts.name if path.is_dir() else path.stem)
@@ -229,7 +231,7 @@ def _train(
 
 def _finish(run: "Run", outputs: "list[onnx.ValueInfoProto]", file: Path | None, screen: Console) -> None:
     """Print what a run came to, and export its model. Raises RuntimeError for one that diverged."""
-    from opgrad.training import report
+    from opgrad.training.run import report
 
     report.print_run(screen, run)
     if run.divergence:
@@ -240,8 +242,8 @@ def _finish(run: "Run", outputs: "list[onnx.ValueInfoProto]", file: Path | None,
 
 def _outputs(artifacts: "ArtifactSet") -> "list[onnx.ValueInfoProto]":
     """The outputs that the model had, or those of the scores. Raises ValueError where they cannot be exported."""
-    from opgrad.training.export import check_export, declared_outputs
-    from opgrad.training.objective import model_outputs
+    from opgrad.training.engine.export import check_export, declared_outputs
+    from opgrad.training.formats.objective import model_outputs
 
     computed = {name for node in artifacts.eval_model.graph.node for name in node.output}
     had = [name for name in model_outputs(artifacts.eval_model) if name in computed and name != artifacts.loss]
@@ -252,10 +254,10 @@ def _outputs(artifacts: "ArtifactSet") -> "list[onnx.ValueInfoProto]":
 
 def _export(run: "Run", outputs: "Sequence[onnx.ValueInfoProto]", file: Path, screen: Console) -> None:
     """Write the trained model once more, with these outputs."""
-    from opgrad.training.checkpoint import read_checkpoint
-    from opgrad.training.export import export_model
-    from opgrad.training.job import parameters_kept
-    from opgrad.training.state import BEST, LAST
+    from opgrad.training.engine.export import export_model
+    from opgrad.training.formats.checkpoint import read_checkpoint
+    from opgrad.training.run.job import parameters_kept
+    from opgrad.training.run.state import BEST, LAST
 
     with parameters_kept(run.output):
         checkpoint = read_checkpoint(run.output / (LAST if run.best_epoch is None else BEST))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from opgrad.training.api import CheckpointState, LinearLRScheduler, Module, Optimizer, Parameter
-    from opgrad.training.artifact_set import ArtifactSet
-    from opgrad.training.batches import TensorSpec
-    from opgrad.training.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint, write_checkpoint
-    from opgrad.training.data import Dataset, load_file, load_named
-    from opgrad.training.evaluation import Evaluation
-    from opgrad.training.loop import Trainer
-    from opgrad.training.optimizer import SGD, AdamW, AdamWRule, SGDRule, read_rule
-    from opgrad.training.recipe import Recipe
+    from opgrad.training.data.batches import TensorSpec
+    from opgrad.training.data.dataset import Dataset, load_file, load_named
+    from opgrad.training.engine.evaluation import Evaluation
+    from opgrad.training.engine.optimizer import SGD, AdamW, AdamWRule, SGDRule, read_rule
+    from opgrad.training.engine.trainer import Trainer
+    from opgrad.training.formats.artifact_set import ArtifactSet
+    from opgrad.training.formats.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint, write_checkpoint
+    from opgrad.training.run.recipe import Recipe
 
 __all__ = [
     "SGD",
@@ -44,14 +44,14 @@ __all__ = [
 
 PLACES = {
     "api": ("CheckpointState", "LinearLRScheduler", "Module", "Optimizer", "Parameter"),
-    "artifact_set": ("ArtifactSet",),
-    "checkpoint": ("Checkpoint", "OptimizerGroup", "read_checkpoint", "write_checkpoint"),
-    "data": ("Dataset", "load_file", "load_named"),
-    "evaluation": ("Evaluation",),
-    "batches": ("TensorSpec",),
-    "loop": ("Trainer",),
-    "optimizer": ("SGD", "AdamW", "AdamWRule", "SGDRule", "read_rule"),
-    "recipe": ("Recipe",),
+    "formats.artifact_set": ("ArtifactSet",),
+    "formats.checkpoint": ("Checkpoint", "OptimizerGroup", "read_checkpoint", "write_checkpoint"),
+    "data.dataset": ("Dataset", "load_file", "load_named"),
+    "engine.evaluation": ("Evaluation",),
+    "data.batches": ("TensorSpec",),
+    "engine.trainer": ("Trainer",),
+    "engine.optimizer": ("SGD", "AdamW", "AdamWRule", "SGDRule", "read_rule"),
+    "run.recipe": ("Recipe",),
 }
 
 

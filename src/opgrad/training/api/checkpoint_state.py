@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 
 from opgrad.training.api.memory import Memory, copy_into
-from opgrad.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from opgrad.training.formats.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
 Property = int | float | str
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 import onnxruntime
 
-from opgrad.training import mapping
-from opgrad.training.checkpoint import Checkpoint, OptimizerGroup
-from opgrad.training.optimizer import SGD, AdamW, Rule
-from opgrad.training.tensors import FlatTensors
+from opgrad.training.engine.flat_tensors import FlatTensors
+from opgrad.training.engine.optimizer import SGD, AdamW, Rule
+from opgrad.training.formats import mapped_files
+from opgrad.training.formats.checkpoint import Checkpoint, OptimizerGroup
 
 GROUP = "group0"
 LEARNING_RATE = 1e-3
@@ -33,7 +33,7 @@ class Memory:
                     f"CheckpointState: the trainable parameter {name!r} is {array.dtype}, expected float32"
                 )
         self.nominal = checkpoint.nominal
-        take = mapping.own if owned else np.copy
+        take = mapped_files.own if owned else np.copy
         self.frozen = {name: take(array) for name, array in checkpoint.frozen.items()}
         self.bound = self.computed = False
         self.optimizer: SGD | AdamW | None = None
@@ -42,7 +42,7 @@ class Memory:
         for name, array in checkpoint.trainable.items():
             self.parameters[name][...] = array
             if owned:
-                mapping.release(array)
+                mapped_files.release(array)
 
     def shape(self, trainable: Mapping[str, tuple[int, ...]]) -> None:
         """Make new memory for trainable parameters of these shapes."""

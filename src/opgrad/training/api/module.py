@@ -13,19 +13,19 @@ from opgrad.graph.batch_norm import evaluating
 from opgrad.graph.loading import name_of
 from opgrad.graph.messages import copied
 from opgrad.native.threads import get_num_threads
-from opgrad.training import rewriting
 from opgrad.training.api.checkpoint_state import CheckpointState
 from opgrad.training.api.memory import Memory
-from opgrad.training.artifact_set import check_parameters, tensor_spec
-from opgrad.training.batches import TensorSpec
-from opgrad.training.binding import BoundGraph, Value, check_inputs, declared, ort_value
-from opgrad.training.building.values import read_shared
-from opgrad.training.distributed import Processes
-from opgrad.training.export import write_inference_model
-from opgrad.training.first_run import first_run
-from opgrad.training.graph import Source, TrainingGraph, open_session, run_error, session_options
-from opgrad.training.names import BUFFER_SUFFIX
-from opgrad.training.optimizer import GradientNorm, clip_factor
+from opgrad.training.data.batches import TensorSpec
+from opgrad.training.engine import rewriting
+from opgrad.training.engine.binding import BoundGraph, Value, check_inputs, declared, ort_value
+from opgrad.training.engine.distributed import Processes
+from opgrad.training.engine.export import write_inference_model
+from opgrad.training.engine.first_run import first_run
+from opgrad.training.engine.optimizer import GradientNorm, clip_factor
+from opgrad.training.engine.training_graph import Source, TrainingGraph, open_session, run_error, session_options
+from opgrad.training.formats.artifact_set import check_parameters, tensor_spec
+from opgrad.training.formats.names import BUFFER_SUFFIX
+from opgrad.training.formats.tensor_values import read_shared
 
 WHO = "Module"
 MOST_SIGNATURES = 256

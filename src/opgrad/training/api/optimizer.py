@@ -5,8 +5,8 @@ import os
 import numpy as np
 
 from opgrad.training.api.module import Module
-from opgrad.training.graph import read_model
-from opgrad.training.optimizer import read_rule
+from opgrad.training.engine.optimizer import read_rule
+from opgrad.training.engine.training_graph import read_model
 
 
 class Optimizer:

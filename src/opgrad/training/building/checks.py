@@ -8,7 +8,7 @@ from onnx import TensorProto, checker, defs, helper
 
 from opgrad.graph.messages import domain_of
 from opgrad.graph.opset import all_nodes
-from opgrad.training.building.values import LARGE, size_of
+from opgrad.training.formats.tensor_values import LARGE, size_of
 
 UNKNOWN = "opgrad.unknown"  # the domain of operators that onnx's checker does not look at
 

@@ -15,7 +15,7 @@ from opgrad.graph.forward import FLOATS, Forward
 from opgrad.graph.messages import MICROSOFT, copied, keep
 from opgrad.training.building.checks import listed
 from opgrad.training.building.forms import with_running_statistics
-from opgrad.training.names import BUFFER_SUFFIX, RESET, RESULT_SUFFIX
+from opgrad.training.formats.names import BUFFER_SUFFIX, RESET, RESULT_SUFFIX
 
 
 def training_graph(

@@ -13,7 +13,7 @@ from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near
 from opgrad.training.building.graph import training_graph
 from opgrad.training.building.outputs import declare_types, set_outputs
-from opgrad.training.building.values import Held, array_of, attached, detach, tensor_of
+from opgrad.training.formats.tensor_values import Held, array_of, attached, detach, tensor_of
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from opgrad.graph.opset import all_nodes
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near, quantity, without_values
 from opgrad.training.building.fixed import HANDING_ON, INPUT, Fixed
-from opgrad.training.building.values import Held, array_of, size_of
+from opgrad.training.formats.tensor_values import Held, array_of, size_of
 
 ALL = tuple(range(64))
 # The places of weights among the inputs of operators.

@@ -13,7 +13,7 @@ from onnx import TensorProto, defs, helper
 from opgrad.graph.forward import Forward
 from opgrad.graph.messages import MICROSOFT, copied
 from opgrad.reading import check_regular
-from opgrad.training.building.values import Held
+from opgrad.training.formats.tensor_values import Held
 
 LATEST_IR_VERSION = 10  # the latest version that the last packages of onnxruntime-training can read
 Sizes = Sequence[int | str | None]

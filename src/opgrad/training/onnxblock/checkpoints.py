@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.training.building.values import arrays_of
-from opgrad.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from opgrad.training.odtc import raw
+from opgrad.training.formats.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from opgrad.training.formats.checkpoint_tables import raw
+from opgrad.training.formats.tensor_values import arrays_of
 
 
 def save_checkpoint(

@@ -13,15 +13,15 @@ from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import keep
 from opgrad.graph.opset import captured
-from opgrad.training.artifact_set import ArtifactSet
-from opgrad.training.export import nodes_before
+from opgrad.training.engine.export import nodes_before
+from opgrad.training.engine.rewriting import overwriting
+from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.portable.dropout import seed_dropout
 from opgrad.training.portable.layout import Layout, Tensor
 from opgrad.training.portable.packing import FLOAT, Packing, bake
 from opgrad.training.portable.plain import WHO, plain_model
 from opgrad.training.portable.rules import StepRule
 from opgrad.training.portable.updates import Slot, stepped
-from opgrad.training.rewriting import overwriting
 
 RATE, STEP, SHARE, UPDATE = "learning_rate", "step", "share", "update"
 LOSS, ACCURACY = "loss", "accuracy"

@@ -13,17 +13,17 @@ import onnx
 from onnx import inliner
 
 from opgrad.graph.messages import opset_of
-from opgrad.training.artifact_set import ArtifactSet
 from opgrad.training.building.outputs import inferred_model
-from opgrad.training.building.values import read_shared
-from opgrad.training.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint
+from opgrad.training.formats.artifact_set import ArtifactSet
+from opgrad.training.formats.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint
+from opgrad.training.formats.tensor_values import read_shared
+from opgrad.training.formats.weights import PRESENT, Weights, encode
 from opgrad.training.portable import building
 from opgrad.training.portable.building import LOSS, Labels, Settings
 from opgrad.training.portable.layout import layout_of
 from opgrad.training.portable.manifest import file_entry, forward_entry, manifest
 from opgrad.training.portable.plain import WHO, only_plain_imports
 from opgrad.training.portable.rules import MOMENTS, NAMES, StepRule
-from opgrad.training.weights import PRESENT, Weights, encode
 from opgrad.writing import new_file, staged
 
 IGNORED = -1  # the ignored label if the graph names no other

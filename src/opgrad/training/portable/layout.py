@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from opgrad.training import safetensors
+from opgrad.training.formats import safetensors
 
 PARAMETERS, STATISTICS, MOMENTS, GRADIENTS = "parameters", "statistics", "moments", "gradients"
 

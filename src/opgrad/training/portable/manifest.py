@@ -8,12 +8,12 @@ from typing import Any
 import onnx
 
 from opgrad.graph.messages import opset_of
-from opgrad.training.artifact_set import ArtifactSet, tensor_spec
+from opgrad.training.formats.artifact_set import ArtifactSet, tensor_spec
+from opgrad.training.formats.weights import fixed_metadata
 from opgrad.training.portable.building import RATE, SHARE, STEP, UPDATE, Labels, Settings
 from opgrad.training.portable.dropout import SEED
 from opgrad.training.portable.layout import GRADIENTS, Layout, Part
 from opgrad.training.portable.rules import NAMES
-from opgrad.training.weights import fixed_metadata
 
 FORMAT, VERSION = "opgrad.step", 1
 

@@ -11,7 +11,7 @@ from opgrad.graph.opset import LEAST, all_nodes, raise_opset
 from opgrad.onnxruntime import LOWERED, lower
 from opgrad.training.building.checks import sentence
 from opgrad.training.building.outputs import inferred_model
-from opgrad.training.rewriting import fuse_losses
+from opgrad.training.engine.rewriting import fuse_losses
 
 WHO = "export_step"
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from opgrad.training.optimizer import AdamWRule, SGDRule
+from opgrad.training.engine.optimizer import AdamWRule, SGDRule
 
 
 def _check(who: str, decays: Mapping[str, float], others: Mapping[str, float]) -> None:

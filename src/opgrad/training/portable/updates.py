@@ -8,7 +8,7 @@ from typing import Any
 
 from opgrad.forms.optimizer import adamw_step, clip_factor, corrections, sgd_step
 from opgrad.graph.formulas import Value
-from opgrad.training.optimizer import AdamWRule, SGDRule
+from opgrad.training.engine.optimizer import AdamWRule, SGDRule
 from opgrad.training.portable.rules import AdagradRule, LionRule, MomentumRule, StepRule
 
 

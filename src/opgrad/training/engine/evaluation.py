@@ -1,0 +1,173 @@
+"""Evaluation of a model: loss and accuracy over a dataset."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from opgrad.graph.messages import copied, import_microsoft
+from opgrad.onnxruntime import loading
+from opgrad.training.data.dataset import Dataset
+from opgrad.training.engine.export import declared_outputs, graph_between
+from opgrad.training.engine.labels import check_classes, class_count
+from opgrad.training.engine.reduction import find_reduction
+from opgrad.training.engine.training_graph import open_session
+from opgrad.training.formats.artifact_set import FILES, ArtifactSet
+
+EVALUATION = FILES[1]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The loss, a mean over all rows, and the accuracy, which is None if the label is no class.
+
+    If the loss weights rows, the mean is weighted in the same way. If the loss of a batch is a sum over its rows, this
+    is the sum over all rows divided by their number. The result does not depend on the batch size.
+    """
+
+    loss: float
+    accuracy: float | None
+
+
+class Evaluator:
+    """Runs the eval graph, with the tensors that the loss compares as further outputs.
+
+    outputs: the declarations of the tensors that an exported model has as outputs.
+    """
+
+    def __init__(self, artifacts: ArtifactSet, options: onnxruntime.SessionOptions):
+        self._artifacts, self._objective = artifacts, artifacts.objective
+        who = f"Evaluator: {artifacts.directory / EVALUATION}"
+        self.outputs = declared_outputs(artifacts.eval_model, self._objective.outputs, who)
+        model = copied(artifacts.eval_model)
+        known = {value.name for value in (*model.graph.output, *model.graph.input)}
+        self._reduction = find_reduction(artifacts.eval_model, artifacts.loss)
+        for name in [*self._compared, *filter(None, [self._reduction.divisor])]:
+            if name not in known:
+                model.graph.output.add().name = name
+        import_microsoft(model)  # onnxruntime needs it for nodes that it fuses when opgrad's operators are registered
+        self._session = open_session(model, options, who)
+        self._types = {item.name: item for item in self._session.get_outputs()}
+        self._classes: int | None = None  # the number of classes; 0: it cannot be found out
+
+    @property
+    def _compared(self) -> list[str]:
+        """The names of the scores and the classes that the loss compares; empty if it compares no classes."""
+        objective = self._objective
+        return [] if objective.scores is None or objective.classes is None else [objective.scores, objective.classes]
+
+    def check_labels(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Raise ValueError, naming the first row, if a label of a batch is neither a class nor ignored."""
+        objective = self._objective
+        if objective.label is None or not objective.every:
+            return
+        if self._classes is None:
+            self._classes = class_count(self._artifacts, Dataset(arrays, self._artifacts.axes)) or 0
+        if self._classes:
+            check_classes(arrays[objective.label], self._classes, objective.ignored, self._artifacts.label)
+
+    def evaluate(self, data: Dataset, parameters: Mapping[str, np.ndarray], batch_size: int) -> Evaluation:
+        """Loss and accuracy over a dataset.
+
+        data: arrays in the dtypes and shapes of the graph's inputs.
+        parameters: by name.
+        batch_size: rows computed at once.
+        """
+        loss = right = counted = weight = 0.0
+        parameters = {**parameters, **self._artifacts.constants}
+        names = [item.name for item in self._session.get_inputs() if item.name not in parameters]
+        others = [*self._compared, *filter(None, [self._reduction.divisor])]
+        wanted = [self._artifacts.loss, *(name for name in others if name in self._types)]
+        for batch in _batches(data, batch_size):
+            feeds = {name: batch.arrays[name] for name in names}
+            results = dict(zip(wanted, self._session.run(wanted, {**feeds, **parameters}), strict=True))
+            found = {**parameters, **feeds, **results}
+            hits, answers = self._count(found, batch.rows)
+            share = self._share(found, answers)
+            if share:  # the mean over no sample may be NaN
+                loss += float(results[self._artifacts.loss].item()) * (1 if self._reduction.sums else share)
+            right += hits
+            counted += answers
+            weight += share
+        return Evaluation(loss / (weight or 1.0), right / (counted or 1.0) if self._compared else None)
+
+    def _share(self, found: Mapping[str, np.ndarray], answers: int) -> float:
+        """The weight of a batch's loss in the mean over all batches."""
+        divisor, weights = self._reduction.divisor, self._weights(found)
+        if divisor is not None:
+            return float(found[divisor].item())
+        if weights is None or not self._compared:
+            return float(answers)
+        labels = found[self._compared[1]]
+        return float(weights[labels[self._counts(labels)]].sum(dtype=np.float64))
+
+    def _weights(self, found: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """The weights of the classes; None if they all count the same."""
+        return found.get(self._reduction.weights or "", self._reduction.values)
+
+    def exported_accuracy(self, model: str | PathLike[str], data: Dataset, batch_size: int = 512) -> float | None:
+        """The accuracy of an exported model, in a session without opgrad's operators.
+
+        model: the file. data, batch_size: as in `evaluate`. Returns None if the label is no class.
+        """
+        session = _stock(model, f"exported_accuracy: {model}")
+        if not self._compared:
+            return None
+        rest = self._between(onnx.load(model, load_external_data=False).graph.output)
+        names = [item.name for item in session.get_inputs()]
+        right = counted = 0
+        for batch in _batches(data, batch_size):
+            found = {**batch.arrays, **self._artifacts.constants}
+            outputs = session.run(None, {name: found[name] for name in names})
+            found |= dict(zip([item.name for item in session.get_outputs()], outputs, strict=True))
+            if rest is not None:
+                asked = [item.name for item in rest.get_outputs()]
+                feeds = {item.name: found[item.name] for item in rest.get_inputs()}
+                found |= dict(zip(asked, rest.run(asked, feeds), strict=True))
+            hits, answers = self._count(found, batch.rows)
+            right += hits
+            counted += answers
+        return right / (counted or 1)
+
+    def _between(self, outputs: "list[onnx.ValueInfoProto]") -> onnxruntime.InferenceSession | None:
+        """A session of the part of the loss that converts an exported model's outputs and the labels for comparison.
+
+        None if there is no such part.
+        """
+        source, known = self._artifacts.eval_model, {*self._artifacts.axes, *(value.name for value in outputs)}
+        missing = [name for name in self._compared if name not in known]
+        if not missing:
+            return None
+        wanted = declared_outputs(source, missing, "exported_accuracy")
+        return _stock(graph_between(source, list(outputs), wanted).SerializeToString(), "exported_accuracy")
+
+    def _count(self, found: Mapping[str, np.ndarray], rows: int) -> tuple[int, int]:
+        """The number of right answers, and the number of answers that count."""
+        if not self._compared:
+            return 0, rows
+        scores, labels = (found[name] for name in self._compared)
+        counts = self._counts(labels)
+        return int((counts & (scores.argmax(axis=1) == labels)).sum()), int(counts.sum())
+
+    def _counts(self, labels: np.ndarray) -> np.ndarray:
+        """Which labels count."""
+        ignored = self._objective.ignored
+        return labels != ignored if ignored is not None else np.ones(labels.shape, np.bool_)
+
+
+def _stock(model: str | PathLike[str] | bytes, who: str) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if not isinstance(model, bytes) and Path(f"{model}.data").is_file():
+        # A model beyond 2 GiB: onnxruntime maps its weights, unless it reorders them into a second copy.
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    return loading.open_session(model, options, who, stock=True)
+
+
+def _batches(data: Dataset, size: int) -> Iterator[Dataset]:
+    for start in range(0, data.rows, size):
+        yield data.take(np.arange(start, min(start + size, data.rows)))

@@ -1,0 +1,186 @@
+"""The trained model as an ordinary ONNX inference model."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+from onnx.external_data_helper import uses_external_data
+
+from opgrad.graph.loading import read_model
+from opgrad.graph.messages import copied, import_microsoft
+from opgrad.graph.opset import captured
+from opgrad.onnxruntime import loading
+from opgrad.onnxruntime.runners import ELEMENT_TYPES
+from opgrad.training.building.checks import check_built, without_values
+from opgrad.training.engine.training_graph import open_session, session_options
+from opgrad.training.formats.artifact_set import ArtifactSet
+from opgrad.training.formats.model_files import LARGEST_MODEL, ValuesFile, model_bytes, write_model
+from opgrad.training.formats.tensor_values import LARGE, Held, placeholder, tensor_of
+from opgrad.writing import staged
+
+
+def export_model(
+    artifacts: ArtifactSet,
+    parameters: Mapping[str, np.ndarray],
+    outputs: Sequence[onnx.ValueInfoProto],
+    path: str | PathLike[str],
+) -> None:
+    """Write the eval graph up to some of its tensors, with the parameters in it.
+
+    artifacts: whose eval graph it is.
+    parameters: the values of all parameters by name.
+    outputs: the tensors that become the outputs, see `declared_outputs`.
+    path: the file; beyond 2 GiB the parameters are in one of this name with ".data" appended. An error on the way
+        leaves older files as they were.
+    """
+    values = {**artifacts.constants, **parameters}
+    _save(*_inference_model(artifacts.eval_model, artifacts.name, values, outputs), Path(path), "export")
+
+
+def check_export(artifacts: ArtifactSet, outputs: Sequence[onnx.ValueInfoProto], who: str) -> None:
+    """Raise ValueError if `export_model` would fail, or if stock onnxruntime would not take what it writes."""
+    model, _ = _inference_model(artifacts.eval_model, artifacts.name, artifacts.values, outputs)
+    check_built(model, who)
+    what = f"{who}: the model that would be exported of {artifacts.directory}"
+    loading.open_session(without_values(model, unknown=False).SerializeToString(), session_options(1), what, stock=True)
+
+
+def write_inference_model(
+    source: onnx.ModelProto,
+    parameters: Mapping[str, np.ndarray],
+    outputs: Sequence[str],
+    path: str | PathLike[str],
+    who: str,
+) -> None:
+    """Write a graph up to some of its tensors, with the parameters in it.
+
+    source: the model whose inputs the parameters are.
+    parameters: the values of all parameters by name.
+    outputs: the tensors that become the outputs.
+    path: the file; a crash on the way leaves an older file as it was.
+    who: the caller, for messages.
+    Raises ValueError if there are no outputs, or one is no tensor that a node of the graph computes.
+    """
+    values = declared_outputs(source, outputs, who)
+    if not Path(path).absolute().parent.is_dir():
+        raise FileNotFoundError(f"{who}: there is no folder {Path(path).absolute().parent}")
+    _save(*_inference_model(source, source.graph.name or "inference", parameters, values), Path(path), who)
+
+
+def declared_outputs(source: onnx.ModelProto, names: Sequence[str], who: str) -> list[onnx.ValueInfoProto]:
+    """The declarations of tensors that shall become outputs, from the graph, onnx's inference or onnxruntime.
+
+    Raises ValueError if there are no names, or one is of no tensor that a node of the graph computes.
+    """
+    graph = source.graph
+    computed = [name for node in graph.node for name in node.output if name]
+    wrong = [name for name in names if name not in computed]
+    if wrong or not names:
+        found = ", ".join(map(repr, wrong)) or "no names"
+        known = ", ".join(computed[-8:])
+        raise ValueError(f"{who}: graph_output_names has {found}, expected tensors of the eval graph such as {known}")
+    typed = {value.name: value for value in (*graph.value_info, *graph.output)}
+    if any(name not in typed for name in names):
+        inferred = onnx.shape_inference.infer_shapes(source).graph
+        typed |= {value.name: value for value in (*inferred.value_info, *inferred.output)}
+    if unknown := [name for name in names if name not in typed]:
+        typed |= _known_to_runtime(source, unknown, who)
+    return [typed[name] for name in names]
+
+
+def _known_to_runtime(source: onnx.ModelProto, names: Sequence[str], who: str) -> dict[str, onnx.ValueInfoProto]:
+    model = copied(source)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    import_microsoft(model)  # onnxruntime needs it for nodes that it fuses when opgrad's operators are registered
+    found = {each.name: each for each in open_session(model, session_options(1), who).get_outputs()}
+    types = {name: ELEMENT_TYPES[found[name].type] for name in names}
+    return {name: helper.make_tensor_value_info(name, types[name], found[name].shape or None) for name in names}
+
+
+def graph_between(
+    source: onnx.ModelProto, given: Sequence[onnx.ValueInfoProto], wanted: Sequence[onnx.ValueInfoProto]
+) -> onnx.ModelProto:
+    """The part of a graph that computes some tensors from others, and from inputs of the graph."""
+    names = {value.name for value in given}
+    nodes = nodes_before(source.graph, [value.name for value in wanted], names)
+    read = {name for node in nodes for name in captured(node)}
+    inputs = [value for value in (*given, *source.graph.input) if value.name in read]
+    constants = [tensor for tensor in source.graph.initializer if tensor.name in read]
+    graph = helper.make_graph(nodes, "between", inputs, wanted, constants)
+    return _model(source, graph)
+
+
+def _inference_model(
+    source: onnx.ModelProto,
+    name: str,
+    parameters: Mapping[str, np.ndarray],
+    outputs: Sequence[onnx.ValueInfoProto],
+) -> tuple[onnx.ModelProto, dict[str, Held]]:
+    """The model of a graph up to some of its tensors, with placeholders for large tensors, and their values by name."""
+    nodes = nodes_before(source.graph, [output.name for output in outputs])
+    read = {name for node in nodes for name in captured(node)}
+    inputs = [value for value in source.graph.input if value.name in read and value.name not in parameters]
+    held: dict[str, Held] = {each.name: each for each in source.graph.initializer if each.name in read}
+    held |= {name: array for name, array in parameters.items() if name in read}
+    large = {name: each for name, each in held.items() if _size(each) > LARGE}
+    constants = [_placeholder(name, each) if name in large else tensor_of(name, each) for name, each in held.items()]
+    return _model(source, helper.make_graph(nodes, name, inputs, outputs, constants)), large
+
+
+def _size(held: Held) -> int:
+    return held.size if isinstance(held, np.ndarray) else math.prod(held.dims)
+
+
+def _placeholder(name: str, held: Held) -> TensorProto:
+    if isinstance(held, TensorProto):
+        return placeholder(name, held.data_type, held.dims)
+    return placeholder(name, helper.np_dtype_to_tensor_dtype(held.dtype), held.shape)
+
+
+def _model(source: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:
+    """A model of a graph with the opsets, functions and format version of another model."""
+    return helper.make_model(
+        graph,
+        producer_name="opgrad",
+        ir_version=source.ir_version,
+        opset_imports=source.opset_import,
+        functions=source.functions,
+    )
+
+
+def _save(model: onnx.ModelProto, values: Mapping[str, Held], path: Path, who: str) -> None:
+    """Check a model and write it to the file; beyond 2 GiB its large tensors go into a second file."""
+    check_built(model, who)
+    beside = f"{path.name}.data"
+    with staged(path.parent, lambda _: [beside] if _keeps_in(path, beside) else []) as folder:
+        if model_bytes(model, values) > LARGEST_MODEL:
+            with ValuesFile(folder / beside) as outside:
+                write_model(model, values, folder / path.name, outside)
+        else:
+            write_model(model, values, folder / path.name)
+
+
+def _keeps_in(path: Path, beside: str) -> bool:
+    """Whether a file is a model that keeps tensors in a file of this name."""
+    if not path.is_file() or not path.with_name(beside).is_file():
+        return False
+    try:
+        tensors = read_model(path, "export", outside=False).graph.initializer
+    except ValueError:
+        return False
+    kept = (entry for each in tensors if uses_external_data(each) for entry in each.external_data)
+    return any(entry.key == "location" and entry.value == beside for entry in kept)
+
+
+def nodes_before(graph: onnx.GraphProto, tensors: Sequence[str], given: Collection[str] = ()) -> list[onnx.NodeProto]:
+    """The nodes that some tensors depend on, in the graph's order, without those that compute the `given` tensors."""
+    needed, nodes = set(tensors).difference(given), []
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            needed.update(set(captured(node)).difference(given))
+            nodes.append(node)
+    return nodes[::-1]

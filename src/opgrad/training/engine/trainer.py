@@ -1,0 +1,304 @@
+"""`Trainer`: it trains an artifact set step by step, evaluates it and exports the model."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Real
+from os import PathLike
+
+import numpy as np
+import onnxruntime
+
+from opgrad.native.threads import get_num_threads
+from opgrad.training.data.dataset import Dataset, fits, show
+from opgrad.training.engine.evaluation import Evaluation, Evaluator
+from opgrad.training.engine.export import check_export, export_model
+from opgrad.training.engine.flat_tensors import FlatTensors
+from opgrad.training.engine.optimizer import SGD, AdamW
+from opgrad.training.engine.row_wise import RowWise, expose
+from opgrad.training.engine.training_graph import TrainingGraph, written_inputs
+from opgrad.training.engine.training_graph import session_options as session_options
+from opgrad.training.formats import mapped_files
+from opgrad.training.formats.artifact_set import ArtifactSet
+from opgrad.training.formats.checkpoint import Checkpoint, OptimizerGroup
+from opgrad.training.formats.tensor_values import read_shared
+
+GROUP = "group0"  # the name of the only group of parameters in checkpoints of onnxruntime-training
+
+BATCH_ROWS = 512  # rows of a batch in an evaluation
+
+
+class Trainer:
+    """Trains the parameters of an artifact set in stock onnxruntime.
+
+    artifacts: the artifact set; its checkpoint gives the initial parameters.
+    learning_rate: that of the optimizer; the attribute of this name changes it between steps.
+    options: onnxruntime's session options; by default it uses `opgrad.get_num_threads()` threads.
+    row_wise: the names of embedding tables of which a step changes the rows alone that its batches have read; each is
+        read by one Gather along its first axis alone. Not beside a limit of the gradients' norm.
+    fuse: whether nodes such as the loss and its gradient become one; see `opgrad inspect`.
+
+    parameters: every parameter by name, float32 arrays of their present values; the trainable ones may be
+        written to between steps.
+    gradients: the gradients of the last batch, by the name of the parameter; those of row-wise tables are not kept.
+    rows: the steps of row-wise tables; None: there are no such tables.
+
+    A name that a trainer does not have cannot be set: AttributeError.
+    """
+
+    __slots__ = (
+        "__weakref__", "_graph", "_trainable", "artifacts", "evaluator", "gradients", "optimizer", "parameters", "rows",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        artifacts: ArtifactSet,
+        learning_rate: float = 1e-3,
+        options: onnxruntime.SessionOptions | None = None,
+        row_wise: Sequence[str] = (),
+        fuse: bool = True,
+    ):
+        if options is None:
+            options = session_options(get_num_threads())
+        self.artifacts = artifacts
+        model, constants = read_shared(artifacts.training_model, "Trainer")
+        expose(model, row_wise)
+        trainable, gradients = _trainable_memory(artifacts, row_wise)
+        written = written_inputs(model.graph)
+        frozen = {name: _held(array, name in written) for name, array in artifacts.frozen.items()}
+        tables = {name: np.array(artifacts.trainable[name], order="C") for name in row_wise}
+        what = f"Trainer: {artifacts.training_model}"
+        others = {**frozen, **constants, **tables}
+        self._graph = TrainingGraph(model, trainable, others, gradients, options, what, fuse)
+        self.evaluator = Evaluator(artifacts, options)
+        self._trainable = trainable
+        rate = _learning_rate("Trainer", learning_rate)
+        self.optimizer: SGD | AdamW = artifacts.rule.start(trainable.flat, gradients.flat, rate)
+        self.rows = RowWise(self.optimizer, tables) if tables else None
+        self.parameters: dict[str, np.ndarray] = {**trainable, **tables, **frozen}
+        self.gradients = gradients
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next steps; it is `optimizer.learning_rate`."""
+        return self.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.optimizer.learning_rate = _learning_rate("Trainer.learning_rate", value)
+
+    @property
+    def flat_parameters(self) -> np.ndarray:
+        """The trainable parameters one behind the other, float32 [n]; without row-wise tables."""
+        return self._trainable.flat
+
+    def step(self, batch: Mapping[str, np.ndarray]) -> float:
+        """Train on one batch and return its loss, as it was before the step.
+
+        batch: an array for every input of the graph, in its dtype and shape.
+        Raises ValueError for a missing input, a wrong shape or a label that is no class of the model, and
+        TypeError for a wrong dtype; onnxruntime's exceptions carry what else a kernel finds wrong.
+        """
+        loss = self.compute_gradients(batch)
+        self.update()
+        return loss
+
+    def update(self) -> None:
+        """Change the parameters along the gradients."""
+        self.optimizer.step()
+        if self.rows is not None:
+            self.rows.step()
+
+    def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> float:
+        """Fill `gradients` for one batch and return its loss, like `step`, but leave the parameters alone."""
+        self._check("step", batch)
+        self._check_rows("step", Dataset(batch, self.artifacts.axes).rows)
+        return self._run([batch[spec.name] for spec in self.artifacts.inputs])
+
+    def epoch(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
+        """Train on all rows once, yielding the loss of every batch.
+
+        data: arrays in the dtypes and shapes of the graph's inputs.
+        batch_size: rows of a batch; the last batch holds what is left.
+        order: int64 [n], the rows in the order in which they are taken.
+        Raises what `step` raises, and ValueError if `order` names a row that the data do not have.
+        """
+        for loss in self.gradient_batches(data, batch_size, order):
+            self.update()
+            yield loss
+
+    def _run(self, values: list[np.ndarray] | None) -> float:
+        self._graph.reset = True
+        bound = self._graph.run(values)
+        if self.rows is not None:
+            self.rows.give(dict(zip((spec.name for spec in bound.outputs), bound.results(), strict=True)))
+        return bound.loss
+
+    def _check(self, caller: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Raise unless there is an array that fits for every input of the graph."""
+        for spec in self.artifacts.inputs:
+            where = f"Trainer.{caller}: {spec.name}"
+            if spec.name not in arrays:
+                raise ValueError(f"{where} is missing, expected an array for every input of the graph")
+            array = arrays[spec.name]
+            if not isinstance(array, np.ndarray) or array.dtype != spec.dtype:
+                found = getattr(array, "dtype", type(array).__name__)
+                raise TypeError(f"{where} is {found}, expected an array of {spec.dtype}")
+            if not fits(array.shape, spec.shape):
+                raise ValueError(f"{where} has shape {array.shape}, expected {show(spec.shape)}")
+        self.evaluator.check_labels(arrays)
+
+    def _check_rows(self, caller: str, rows: int) -> None:
+        """Raise ValueError if the graphs do not take batches of so many rows."""
+        expected = self.artifacts.batch_rows
+        if expected is not None and rows != expected:
+            raise ValueError(f"Trainer.{caller}: a batch has {rows} rows, expected {expected}, as the graphs say")
+
+    def evaluate(self, data: Dataset, batch_size: int = BATCH_ROWS) -> Evaluation:
+        """Loss and accuracy of the present parameters; see `Evaluator`.
+
+        Where the graphs take one number of rows alone, that is the batch size, and the data must be whole batches.
+        """
+        self._check("evaluate", data.arrays)
+        data = Dataset(data.arrays, self.artifacts.axes)
+        batch_rows = self.artifacts.batch_rows
+        if batch_rows is not None and data.rows % batch_rows:
+            raise ValueError(f"Trainer.evaluate: there are {data.rows} rows, expected whole batches of {batch_rows}")
+        return self.evaluator.evaluate(data, self.parameters, batch_rows or batch_size)
+
+    def export(self, path: str | PathLike[str]) -> None:
+        """Write the model with its present parameters as an ordinary ONNX inference model.
+
+        path: the file. Its inputs are the graph's without the label, its output are the scores that the
+        loss was computed from, as the model had them; the loss where there are no scores. It needs no opgrad.
+        """
+        export_model(self.artifacts, self.parameters, self.evaluator.outputs, path)
+
+    def check_export(self) -> None:
+        """Raise ValueError if `export` would fail, or give a model that stock onnxruntime does not take."""
+        check_export(self.artifacts, self.evaluator.outputs, "Trainer.export")
+
+    def gradient_batches(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
+        """Fill `gradients` for one batch after the other, like `epoch`, but leave the parameters alone.
+
+        data, batch_size, order: as for `epoch`, which raises the same. Yields the loss of every batch.
+        """
+        self._check("epoch", data.arrays)
+        data = Dataset(data.arrays, self.artifacts.axes)
+        if batch_size < 1:
+            raise ValueError(f"Trainer.epoch: batch_size is {batch_size}, expected at least 1")
+        if len(order):
+            self._check_rows("epoch", min(batch_size, len(order)))
+            self._check_rows("epoch", len(order) % batch_size or batch_size)
+        if order.size and not 0 <= order.min() <= order.max() < data.rows:
+            raise ValueError(f"Trainer.epoch: order names other rows, expected 0 to {data.rows - 1}")
+        yield from self.gradients_of(data, (order[at : at + batch_size] for at in range(0, len(order), batch_size)))
+
+    def gradients_of(self, data: Dataset, batches: Iterable[np.ndarray]) -> Iterator[float]:
+        """`gradient_batches` for given batches of rows, without its checks."""
+        data = Dataset(data.arrays, self.artifacts.axes)
+        parts = [data.part(spec.name) for spec in self.artifacts.inputs]
+        for rows in batches:
+            self._graph.reset = True
+            for place, part in enumerate(parts):
+                part.copy(rows, self._graph.bound.buffer(place, part.shape(len(rows))))
+            yield self._run(None)
+
+    def checkpoint(self, properties: Mapping[str, int | float | str] | None = None) -> Checkpoint:
+        """The present state as `write_checkpoint` takes it; its arrays are those that training changes.
+
+        properties: what else the checkpoint shall hold.
+        """
+        trainable = {name: self.parameters[name] for name in self.artifacts.trainable}
+        frozen = {name: array for name, array in self.parameters.items() if name not in trainable}
+        group = OptimizerGroup(self.optimizer.steps, self.optimizer.learning_rate, self._moments())
+        return Checkpoint(trainable, frozen, {GROUP: group}, dict(properties or {}))
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint: its parameters, and the optimizer's state or, if it has none, a fresh one.
+
+        Frozen parameters that it does not have stay as they are.
+        Raises ValueError, with nothing changed, if it is of another model or of another optimizer.
+        """
+        group = checkpoint.optimizers.get(GROUP, OptimizerGroup(0, self.optimizer.learning_rate))
+        moments = self._moments()
+        frozen = {name: each for name, each in self.parameters.items() if name not in self.artifacts.trainable}
+        _check_like("parameters", frozen | checkpoint.parameters, self.parameters)
+        saved = flat_names(group.moments)
+        if saved:
+            _check_like("moments", saved, flat_names(moments))
+        for name, array in checkpoint.parameters.items():
+            self._set(name, array)
+        for name, own in flat_names(moments).items():
+            own[...] = saved.get(name, 0)
+        self.optimizer.steps = group.step
+
+    def _set(self, name: str, value: np.ndarray) -> None:
+        """Give a parameter a value; a frozen one that shares its memory with others gets memory of its own."""
+        if self.parameters[name].flags.writeable:
+            np.copyto(self.parameters[name], value)
+        elif not _same(self.parameters[name], value):
+            self.parameters[name] = np.array(value, order="C")
+            self._graph.replace(name, self.parameters[name])
+
+    def _moments(self) -> dict[str, dict[str, np.ndarray]]:
+        """The optimizer's moments by parameter and by their names in a checkpoint."""
+        # onnxruntime-training only loads the state of SGD if it has a moment for every parameter; these are always 0.
+        flats = self.optimizer.moments or {"momentum0": np.zeros(self._trainable.flat.shape, np.float32)}
+        views = {moment: self._trainable.views_of(flat) for moment, flat in flats.items()}
+        found = {name: {moment: own[name] for moment, own in views.items()} for name in self._trainable}
+        for name, own in self.rows.moments.items() if self.rows else ():
+            found[name] = own or {moment: np.zeros_like(self.parameters[name]) for moment in flats}
+        return {name: found[name] for name in self.artifacts.trainable}
+
+
+def _learning_rate(who: str, value: float) -> float:
+    """The given number, checked. Raises TypeError if it is no number, ValueError if it is no learning rate."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{who}: learning_rate is {type(value).__name__}, expected a number")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{who}: learning_rate is {value}, expected a finite number of at least 0")
+    return float(value)
+
+
+def flat_names(moments: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The moments of all parameters under one name each."""
+    return {f"{name}/{moment}": array for name, each in moments.items() for moment, array in each.items()}
+
+
+def _check_like(what: str, found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    """Raise ValueError unless both have arrays of the same names, dtypes and shapes."""
+    if found.keys() != expected.keys():
+        names, others = (", ".join(sorted(each)) or "none" for each in (found, expected))
+        raise ValueError(f"Trainer.restore: the checkpoint has the {what} {names}, expected {others}")
+    for name, array in found.items():
+        own = expected[name]
+        if array.shape != own.shape or array.dtype != own.dtype:
+            raise ValueError(
+                f"Trainer.restore: the checkpoint's {name!r} is {array.dtype} of shape {array.shape}, "
+                f"expected {own.dtype} of shape {own.shape}"
+            )
+
+
+def _trainable_memory(artifacts: ArtifactSet, row_wise: Sequence[str]) -> tuple[FlatTensors, FlatTensors]:
+    """The initial trainable parameters, and their gradients, but for tables that are row-wise."""
+    for name, array in artifacts.trainable.items():
+        if array.dtype != np.float32:
+            raise NotImplementedError(f"Trainer: {name} has dtype {array.dtype}, expected float32")
+    shapes = {name: array.shape for name, array in artifacts.trainable.items() if name not in row_wise}
+    parameters = FlatTensors(shapes)
+    for name in shapes:
+        parameters[name][...] = artifacts.trainable[name]
+        mapped_files.release(artifacts.trainable[name])
+    return parameters, FlatTensors(shapes)
+
+
+def _held(array: np.ndarray, written: bool) -> np.ndarray:
+    """A frozen parameter for a graph: the same memory if it is a mapped file that no run writes into, else a copy."""
+    shared = not written and mapped_files.is_mapped(array) and array.flags.c_contiguous
+    return array if shared else np.array(array, order="C")
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays of one dtype and shape have the same bits."""
+    bits = f"u{one.dtype.itemsize}" if one.dtype.itemsize in (1, 2, 4, 8) else one.dtype
+    return bool(np.array_equal(one.view(bits), other.view(bits)))

@@ -1,0 +1,153 @@
+"""Training graphs: opened in onnxruntime, and run on parameters and gradients in fixed memory."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from opgrad.graph.loading import Source as Source
+from opgrad.graph.loading import read_model as read_model
+from opgrad.graph.messages import copied
+from opgrad.onnxruntime import LOWERED, loading, lower
+from opgrad.training.engine import first_run, fusions, rewriting
+from opgrad.training.engine.binding import BoundGraph, Value, declared
+from opgrad.training.engine.flat_tensors import FlatTensors
+from opgrad.training.formats.names import BUFFER_SUFFIX, RESET
+
+UNKNOWN_OPERATOR = re.compile(r"(\S+)\(-?\d+\) is not a registered function/op|find an implementation for (\S+)\(")
+
+
+def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions, who: str) -> onnxruntime.InferenceSession:
+    """A session with opgrad's operators; operators without a kernel are lowered where that is possible.
+
+    who: the caller, and the name of the model, for messages.
+    Raises NotImplementedError, which names the operator, if nobody has it, and ValueError if onnxruntime finds the
+    model wrong.
+    """
+    missing: list[str] = []
+    while True:
+        try:
+            return loading.open_session(model.SerializeToString(), options, who)
+        except ValueError as error:
+            found = UNKNOWN_OPERATOR.search(str(error))
+            if not found:
+                raise
+            operator = str(found[1] or found[2])
+            name = operator.rpartition(":")[2]
+            if name not in LOWERED or name in missing:
+                lack = f"{who}: the graph has the operator {operator}, which neither onnxruntime nor opgrad has"
+                raise NotImplementedError(lack) from None
+            missing.append(name)
+            model = lower(model, operators=missing)
+
+
+def run_error(error: Exception, who: str) -> Exception:
+    """The exception to raise for a run that failed: ValueError if a kernel refused values or shapes."""
+    refused = "while running" in str(error) and "alloc" not in str(error)
+    kind = ValueError if refused or type(error).__name__ == "InvalidArgument" else RuntimeError
+    return kind(f"{who}: {loading.reason(error)}")
+
+
+class TrainingGraph:
+    """Computes loss and gradients of a batch.
+
+    model: the training graph.
+    parameters, gradients: the trainable ones by name; the graph reads and writes their memory itself.
+    frozen: the other parameters.
+    options: onnxruntime's session options.
+    fuse: whether `fusions.fuse` replaces nodes.
+
+    inputs, outputs: those of a call, in the graph's order.
+    reset: whether the next run overwrites the gradients; if False, it adds to them. Every run sets it to False. The two
+    cases are two graphs with a session each: in the first one the kernels write into the gradients' memory themselves.
+    fused: the fusions that were applied.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        parameters: Mapping[str, np.ndarray],
+        frozen: Mapping[str, np.ndarray],
+        gradients: FlatTensors,
+        options: onnxruntime.SessionOptions,
+        who: str,
+        fuse: bool = True,
+    ):
+        buffers = {name + BUFFER_SUFFIX: array for name, array in gradients.items()}
+        fixed = {**parameters, **frozen, **buffers, RESET: np.zeros(1, np.bool_)}
+        flags = {name for node in model.graph.node if node.op_type == "InPlaceAccumulatorV2" for name in node.output}
+        self.inputs = tuple(declared(value) for value in model.graph.input if value.name not in fixed)
+        self.outputs = tuple(declared(value) for value in model.graph.output if value.name not in flags)
+        self.reset = True
+        self._flag, self._fixed, self._gradients = fixed[RESET], fixed, gradients
+        self._options, self._who = options, who
+        self._model = copied(model)
+        self.fused = fusions.fuse(self._model) if fuse else []
+        rewriting.fuse_losses(self._model)
+        rewriting.simplify_concatenations(self._model.graph)
+        self._adding: BoundGraph | None = None
+        self._overwriting = self._open_overwriting() or self._open_adding()
+
+    def _open_overwriting(self) -> BoundGraph | None:
+        model = copied(self._model)
+        names = rewriting.overwriting(model)
+        if names is None:
+            return None
+        written = {output: self._gradients[name] for name, output in names.items()}
+        first_run.begin(model, self._options)
+        session = open_session(model, self._options, self._who)
+        return self._bound(model, session, written)
+
+    def _open_adding(self) -> BoundGraph:
+        first_run.begin(self._model, self._options)
+        session = open_session(self._model, self._options, self._who)
+        self._adding = self._bound(self._model, session, {})
+        return self._adding
+
+    def _bound(
+        self, model: onnx.ModelProto, session: onnxruntime.InferenceSession, written: Mapping[str, np.ndarray]
+    ) -> BoundGraph:
+        first = partial(first_run.first_run, model, options=self._options)
+        return BoundGraph(session, self.inputs, self.outputs, self._fixed, written, first)
+
+    @property
+    def bound(self) -> BoundGraph:
+        """The graph for the next run, which `reset` chooses; the graph that adds is opened when it is first needed."""
+        return self._overwriting if self.reset else self._adding or self._open_adding()
+
+    def replace(self, name: str, array: np.ndarray) -> None:
+        """Bind other memory to an input that is not one of a call."""
+        self._fixed[name] = array
+        for bound in (self._overwriting, self._adding):
+            if bound is not None:
+                bound.replace(name, array)
+
+    def run(self, values: Sequence[Value] | None = None) -> BoundGraph:
+        """Compute outputs and gradients; returns the graph that ran, whose `results` are the outputs.
+
+        values: the inputs of a call; None: those that were written to `bound.buffer`.
+        """
+        bound = self.bound
+        self._flag[0] = self.reset
+        if values is None:
+            bound.run()
+        else:
+            bound(values)
+        self.reset = False
+        return bound
+
+
+def written_inputs(graph: onnx.GraphProto) -> set[str]:
+    """The inputs that a run of the graph changes: the running statistics of batch normalization."""
+    return {name for node in graph.node if node.op_type == "BatchNormInternal" for name in node.input[3:5]}
+
+
+def session_options(threads: int) -> onnxruntime.SessionOptions:
+    """Session options for so many threads; they turn off logging, which would repeat the texts of exceptions."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    return options

@@ -1,0 +1,194 @@
+"""Takes the values of large tensors out of their model and leaves placeholders.
+
+Graphs are then copied, inferred and converted without these values, so that each is in memory once at most. Values in a
+file of their own are mapped into memory.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import uses_external_data
+
+from opgrad.graph.loading import Source, naming_outside, place_of, read_model, read_outside
+from opgrad.graph.messages import copied
+from opgrad.training.formats import checkpoint_tables, mapped_files
+
+LARGE = 1024  # elements; tensors with more are never shapes, so that inference does not need their values
+HUGE = 1 << 20  # bytes; larger tensors are taken out of a model as soon as it is read
+# If the huge tensors of a model have so many bytes in all, its sessions share their memory. Below, they are
+# initializers of each session: onnxruntime then makes a second copy in another order, for faster kernels.
+SHARED_FROM = 1 << 26
+APART = "opgrad:apart"  # the file name in the external_data of a placeholder
+
+Held: TypeAlias = TensorProto | np.ndarray
+"""A tensor's values, apart from their model."""
+
+
+def detach(model: onnx.ModelProto) -> dict[str, Held]:
+    """Take the values out of large initializers, which become placeholders; returns them by name."""
+    graph, apart = model.graph, dict[str, Held]()
+    tensors = list(graph.initializer)
+    if not any(map(_is_large, tensors)):
+        return {}
+    del graph.initializer[:]
+    for tensor in tensors:
+        if _is_large(tensor) and not uses_external_data(tensor):
+            apart[tensor.name] = tensor
+            graph.initializer.append(placeholder(tensor.name, tensor.data_type, tensor.dims))
+        else:
+            graph.initializer.append(tensor)
+    return apart
+
+
+def without_huge(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Held]]:
+    """A copy of a model with placeholders for its huge initializers, and these initializers by name, not copied."""
+    copy, graph = _without(model, "graph"), _without(model.graph, "initializer")
+    apart: dict[str, Held] = {}
+    for tensor in model.graph.initializer:
+        if _is_large(tensor) and nbytes_of(tensor) > HUGE:
+            apart[tensor.name] = tensor
+            graph.initializer.append(placeholder(tensor.name, tensor.data_type, tensor.dims))
+        else:
+            graph.initializer.append(tensor)
+    copy.graph.CopyFrom(graph)
+    return copy, apart
+
+
+def _without(message: Any, name: str) -> Any:
+    """A copy of a message without one of its fields."""
+    copy = type(message)()
+    for field, value in message.ListFields():
+        if field.name == name:
+            continue
+        if hasattr(value, "extend"):
+            getattr(copy, field.name).extend(value)
+        elif hasattr(value, "CopyFrom"):
+            getattr(copy, field.name).CopyFrom(value)
+        else:
+            setattr(copy, field.name, value)
+    return copy
+
+
+def read_apart(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, Held]]:
+    """A model from a file with placeholders for its huge initializers, and these by name, mapped if in other files.
+
+    Raises what `read_model` raises.
+    """
+    model, apart = read_model(path, who, outside=False), dict[str, Held]()
+    with naming_outside(path, who):
+        for tensor in model.graph.initializer:
+            if uses_external_data(tensor) and (found := _mapped(tensor, path.parent)) is not None:
+                apart[tensor.name] = found
+                tensor.CopyFrom(placeholder(tensor.name, tensor.data_type, tensor.dims))
+    read_outside(model, path, who, is_placeholder)
+    return model, apart
+
+
+def read_shared(source: Source, who: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A model for a session, and the values of initializers that became inputs of it, by name.
+
+    If the huge initializers that the model keeps in another file are large in all, they become inputs: sessions of
+    several models with the same file then share one mapping of it.
+    """
+    if isinstance(source, bytes):
+        return read_model(source, who), {}
+    model, apart = read_apart(Path(source), who)
+    if sum(map(nbytes_of, apart.values())) < SHARED_FROM:
+        return attached(model, apart), {}
+    graph = model.graph
+    given = {each.name for each in graph.input}
+    kept = [each for each in graph.initializer if not is_placeholder(each)]
+    graph.input.extend(
+        helper.make_tensor_value_info(each.name, each.data_type, each.dims)
+        for each in graph.initializer
+        if is_placeholder(each) and each.name not in given
+    )
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    return model, {name: array_of(held) for name, held in apart.items()}
+
+
+def _mapped(tensor: TensorProto, folder: Path) -> np.ndarray | None:
+    """The mapped values of a huge tensor in another file; None for other tensors, and where onnx has to check them."""
+    place, kind = place_of(tensor, folder), checkpoint_tables.ELEMENT_TYPES.get(tensor.data_type)
+    file, parts = folder / place.location, Path(place.location).parts
+    plain = parts and not Path(place.location).is_absolute() and ".." not in parts and not file.is_symlink()
+    if not plain or kind is None or nbytes_of(tensor) <= HUGE:
+        return None
+    start, count = place.offset or 0, nbytes_of(tensor)
+    if place.length not in (None, count):
+        raise ValueError(f"{tensor.name!r} of {count} bytes is said to have {place.length}")
+    if start + count > file.stat().st_size:
+        raise ValueError(f"{place.location} has {file.stat().st_size} bytes, expected at least {start + count}")
+    content = mapped_files.content(file, shared=True)
+    found = mapped_files.array(content, kind.newbyteorder("<"), math.prod(tensor.dims), start)
+    return found.reshape(tuple(tensor.dims)) if found.flags.aligned else np.array(found).reshape(tuple(tensor.dims))
+
+
+def _is_large(tensor: TensorProto) -> bool:
+    return size_of(tensor) > LARGE and tensor.data_type in checkpoint_tables.ELEMENT_TYPES
+
+
+def size_of(tensor: TensorProto) -> int:
+    """The number of elements."""
+    return math.prod(tensor.dims)
+
+
+def nbytes_of(held: Held) -> int:
+    """The number of bytes of a tensor whose element type checkpoints have."""
+    return (
+        held.nbytes
+        if isinstance(held, np.ndarray)
+        else size_of(held) * checkpoint_tables.ELEMENT_TYPES[held.data_type].itemsize
+    )
+
+
+def placeholder(name: str, data_type: int, dims: Iterable[int]) -> TensorProto:
+    """An initializer without its values."""
+    empty = TensorProto(name=name, data_type=data_type, dims=dims)
+    empty.data_location = TensorProto.EXTERNAL
+    empty.external_data.add(key="location", value=APART)
+    return empty
+
+
+def is_placeholder(tensor: TensorProto) -> bool:
+    """Whether the values of this initializer are apart."""
+    return uses_external_data(tensor) and tensor.external_data[0].value == APART
+
+
+def attached(model: onnx.ModelProto, apart: Mapping[str, Held]) -> onnx.ModelProto:
+    """A copy of a model with its values."""
+    copy = copied(model)
+    for tensor in copy.graph.initializer:
+        if is_placeholder(tensor):
+            tensor.CopyFrom(tensor_of(tensor.name, apart[tensor.name]))
+    return copy
+
+
+def tensor_of(name: str, held: Held) -> TensorProto:
+    """A tensor of this name with its values."""
+    if isinstance(held, TensorProto):
+        return held
+    kind = checkpoint_tables.element_type(held.dtype)
+    return TensorProto(name=name, data_type=kind, dims=held.shape, raw_data=checkpoint_tables.raw(held).tobytes())
+
+
+def array_of(held: Held) -> np.ndarray:
+    """The values of a tensor, in its dtype: bfloat16 stays bfloat16, whichever onnx is installed."""
+    if isinstance(held, np.ndarray):
+        return held
+    kind = checkpoint_tables.ELEMENT_TYPES.get(held.data_type)
+    if kind is not None and held.raw_data:
+        return np.frombuffer(held.raw_data, kind.newbyteorder("<")).reshape(tuple(held.dims)).astype(kind, copy=False)
+    array = numpy_helper.to_array(held)
+    return array if kind is None else array.astype(kind, copy=False)
+
+
+def arrays_of(tensors: Iterable[TensorProto]) -> dict[str, np.ndarray]:
+    """The values of tensors by name."""
+    return {tensor.name: array_of(tensor) for tensor in tensors}

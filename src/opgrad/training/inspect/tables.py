@@ -1,0 +1,188 @@
+"""The tables that the commands print about artifact sets and models."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from opgrad.onnxruntime.runners import LOWERING, NOBODY, OPGRAD
+from opgrad.training.building.checks import quantity
+from opgrad.training.data.dataset import show
+from opgrad.training.formats.artifact_set import FILES
+from opgrad.training.inspect.inspection import Inspection, Parameter, Tensor, kinds
+from opgrad.training.inspect.stages import Stage
+from opgrad.training.inspect.trainability import Prospects
+
+LONGEST = 60  # the most characters of a property in a table
+PIPE_WIDTH = 160  # the width of a table in a file or a pipe
+# The attributes of optimizers by the option that sets them, where that has another name.
+SETTINGS = {"betas": ("alpha", "beta"), "eps": ("epsilon",), "bias_correction": ("correct_bias",)}
+SETTINGS |= {"clip_norm": ("max_norm",)}
+MOST_STAGES = 30  # in a picture of a graph
+
+
+def print_inspection(console: Console, found: Inspection) -> None:
+    """Print tables of parameters and operators, and lines about the rest."""
+    fit(console)
+    console.print(facts(found.path, _rows(found)))
+    if found.training and found.training.stages:
+        console.print(_picture(found, found.training.stages))
+    if found.parameters:
+        console.print(parameter_table(found.parameters))
+    if found.operators:
+        console.print(_operator_table(found))
+    for operators, count in Counter((each.operators, each.by) for each in found.fused).items():
+        console.print(f"in training {' + '.join(operators[0])} becomes {operators[1]}: {count} times", highlight=False)
+    for problem in filter(None, (found.problem, found.optimizer_problem)):
+        console.print(f"cannot run: {problem}", style="red", highlight=False)
+    for problem in found.training.problems if found.training else ():
+        console.print(f"cannot be trained: {problem}", style="red", highlight=False)
+
+
+def fit(console: Console) -> None:
+    """Widen the console for tables if it is a file or a pipe."""
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+
+
+def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:
+    """A table of lines that begin with a word each."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _rows(found: Inspection) -> list[tuple[str, str]]:
+    missing = [name for name in FILES if name not in found.files] if Path(found.path).is_dir() else []
+    rows = [("files", ", ".join(f"{name} {size(count)}" for name, count in found.files.items()))]
+    rows += [("missing", ", ".join(missing))] if missing else []
+    rows += [(title, ports_text(ports)) for title, ports in (("inputs", found.inputs), ("outputs", found.outputs))]
+    rows += [("optimizer", optimizer_text(node)) for node in found.optimizer]
+    return rows + _checkpoint_rows(found.checkpoint or {}) + _training_rows(found.training)
+
+
+def _training_rows(training: Prospects | None) -> list[tuple[str, str]]:
+    """The lines about the training of a model."""
+    if training is None or not training.nodes:
+        return []
+    rows = [("graph", f"opset {training.opset}, {quantity(training.nodes, 'node')}")]
+    if training.trainable:
+        rows.append(("trainable", amount(len(training.trainable), training.numbers)))
+    if training.frozen:
+        rows.append(("frozen", f"{len(training.frozen)} statistics of normalization"))
+    if training.trainable:
+        rows.append(("weights", ", ".join(training.trainable)))
+    if training.constants:
+        told = (f"{name} ({what})" for name, what in training.constants.items())
+        rows.append(("not trained", ", ".join(told)))
+    if training.as_inputs:
+        names = ", ".join(training.as_inputs)
+        rows.append(("inputs", f"{names}: nodes take them for weights; what is trained are initializers"))
+    if training.unused:
+        rows.append(("unused", f"no output depends on {', '.join(training.unused)}"))
+    for output in training.outputs:
+        words = [", ".join(output.losses), output.hint]
+        rows.append(("losses", f"of {output.name}: {'; '.join(filter(None, words))}"))
+    return rows
+
+
+def _picture(found: Inspection, stages: list[Stage]) -> Table:
+    """The graph from top to bottom: a line for each weight, or for the nodes that repeat."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold")
+    table.add_column(justify="right")
+    table.add_row(ports_text(found.inputs))
+    for stage in stages[:MOST_STAGES]:
+        times = f"{stage.times} times " if stage.times > 1 else ""
+        weights = f"{stage.weights:,} numbers" if stage.weights else ""
+        table.add_row(f"  │ {times}{stage.operators}", weights, show(stage.shape) if stage.shape is not None else "")
+    if len(stages) > MOST_STAGES:
+        table.add_row(f"  │ … and {len(stages) - MOST_STAGES} more")
+    table.add_row(ports_text(found.outputs))
+    return table
+
+
+def ports_text(ports: Iterable[Tensor]) -> str:
+    """Names, dtypes and shapes."""
+    return "; ".join(f"{each.name} {each.dtype} {show(each.shape)}" for each in ports) or "none"
+
+
+def optimizer_text(node: Mapping[str, Any]) -> str:
+    """A node of an optimizer model with its attributes."""
+    return ": ".join(filter(None, (node["name"], settings_text(node["attributes"]))))
+
+
+def settings_text(attributes: Mapping[str, Any]) -> str:
+    """An optimizer's attributes under the names of the options that set them, without those that have no value."""
+    left = {name: value for name, value in attributes.items() if value is not None}
+    found = {}
+    for option, names in SETTINGS.items():
+        if all(name in left for name in names):
+            found[option] = ",".join(_number(left.pop(name)) for name in names)
+    found |= {name: _number(value) for name, value in left.items()}
+    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in found.items())
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _checkpoint_rows(checkpoint: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    for name, group in checkpoint.get("optimizers", {}).items():
+        moments = ", ".join(group["moments"]) or "no moments"
+        rate = _number(group["learning_rate"])
+        rows.append(("checkpoint", f"{name}: step {group['step']}, learning rate {rate}, {moments}"))
+    if checkpoint and not rows:
+        rows.append(("checkpoint", "no optimizer state"))
+    if checkpoint.get("nominal"):
+        rows.append(("", "the names of the parameters only"))
+    if outside := checkpoint.get("external_data"):
+        rows.append(("", f"parameters in {outside['file']}, {size(outside['bytes'])}"))
+    for name, value in checkpoint.get("properties", {}).items():
+        text = _number(value)
+        rows.append(("property", f"{name} = {text if len(text) <= LONGEST else text[:LONGEST] + '…'}"))
+    return rows
+
+
+def parameter_table(parameters: Iterable[Parameter]) -> Table:
+    """A line for each parameter, and the sums."""
+    table = Table("parameter", "shape", "dtype", "kind", row_styles=("", "dim"))
+    table.add_column("bytes", justify="right")
+    parameters = list(parameters)
+    for each in parameters:
+        table.add_row(each.name, show(each.shape), each.dtype, each.kind, f"{each.bytes:,}")
+    table.add_section()
+    for kind in kinds(parameters):
+        of_kind = [each for each in parameters if each.kind == kind]
+        table.add_row(f"{len(of_kind)} in all", "", "", kind, f"{sum(each.bytes for each in of_kind):,}")
+    return table
+
+
+def _operator_table(found: Inspection) -> Table:
+    table = Table("operator", "domain")
+    table.add_column("nodes", justify="right")
+    table.add_column("run by")
+    styles = {NOBODY: "red", LOWERING: "yellow", OPGRAD: "cyan"}
+    for each in found.operators:
+        table.add_row(
+            each.name, each.domain or "ai.onnx", str(each.count), each.runner, style=styles.get(each.runner, "")
+        )
+    return table
+
+
+def amount(tensors: int, numbers: int) -> str:
+    """How many tensors, and how many numbers in all of them."""
+    return f"{quantity(tensors, 'tensor')}, {quantity(numbers, 'number')}" if tensors else "none"
+
+
+def size(count: int) -> str:
+    """Bytes in the unit that fits."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << shift:
+            return f"{count / (1 << shift):.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,1 @@
+"""A training run: its recipe, its epochs, its state in checkpoints, and what it shows and writes."""

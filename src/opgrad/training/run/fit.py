@@ -1,0 +1,296 @@
+"""The epochs of a training run: steps, validation, checkpoints, early stopping, and interruption without loss."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+import numpy as np
+
+from opgrad.training.data.dataset import Dataset
+from opgrad.training.engine.distributed import Processes
+from opgrad.training.engine.evaluation import Evaluation
+from opgrad.training.engine.trainer import Trainer
+from opgrad.training.formats.checkpoint import write_checkpoint
+from opgrad.training.run.metrics import EpochMetrics, best_epoch, write_csv
+from opgrad.training.run.schedule import Schedule
+from opgrad.training.run.sharing import Sharing, Step
+from opgrad.training.run.state import BEST, LAST, PROPERTY, RunState
+
+CHUNK = 1 << 20  # how many numbers are checked at a time
+# Rows done, rows in all, loss of the batches of the step, validation loss of the epoch before, rows in a second.
+Progress = Callable[[int, int, float, float | None, float], None]
+
+
+class Interrupted(RuntimeError):
+    """The user stopped the training. `checkpoint`: the file to go on from."""
+
+    def __init__(self, checkpoint: Path, state: RunState):
+        begun = f" and {state.rows:,} rows of the next" if state.rows else ""
+        super().__init__(f"interrupted after {len(state.history)} of {state.recipe.epochs} epochs{begun}")
+        self.checkpoint = checkpoint
+
+
+class Diverged(RuntimeError):
+    """A parameter is not finite any more, and no further step could make it so."""
+
+
+class Fit:
+    """Trains for the epochs of a recipe and keeps checkpoints and metrics.csv in a folder.
+
+    trainer: what is trained.
+    training, validation: the rows; without the latter there is no best epoch.
+    state: how far the training has come; it is updated by the training.
+    output: the folder for last.checkpoint, best.checkpoint and metrics.csv.
+    properties: what else the checkpoints hold.
+    processes: those that train together, each on a share of every step; None: this process alone. The first one writes.
+
+    batch_losses: for each epoch of this fit the loss of every batch; in an unfinished epoch only this process's part.
+    communication: the seconds of this fit's steps in which gradients were exchanged, or others waited for.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        training: Dataset,
+        validation: Dataset | None,
+        state: RunState,
+        output: Path,
+        properties: Mapping[str, int | float | str],
+        processes: Processes | None = None,
+    ):
+        recipe = state.recipe
+        self.trainer, self.training, self.validation = trainer, training, validation
+        self.state, self._recipe, self.output, self._properties = state, recipe, output, properties
+        batches = math.ceil(training.rows / recipe.batch_size)
+        steps = recipe.epochs * math.ceil(batches / recipe.accumulate)
+        self._schedule = Schedule(recipe.learning_rate, recipe.schedule, recipe.warmup, steps)
+        self._mean = GradientMean(trainer.gradients.flat) if recipe.accumulate > 1 else None
+        self._processes, self._all_stop = processes, False
+        if processes is not None and recipe.row_wise:
+            raise ValueError("train: row_wise names tables, expected none where several processes train together")
+        rank, size = (processes.rank, processes.size) if processes else (0, 1)
+        whole = size > 1 and trainer.artifacts.batch_rows is not None
+        if whole and recipe.accumulate < size:
+            raise ValueError(
+                f"train: accumulate is {recipe.accumulate}, expected at least {size}: the graphs take one batch size "
+                "alone, so that each process needs a batch of every step"
+            )
+        self._sharing = Sharing(recipe.batch_size, recipe.accumulate, rank, size, whole)
+        self.batch_losses: list[list[float]] = []
+        self.communication = 0.0
+
+    def run(self, progress: Progress) -> None:
+        """Train until the last epoch, or until the validation loss has not fallen for the recipe's patience.
+
+        progress: called after every step.
+        Raises `Diverged` when a parameter is no finite number any more; what was kept before stays as it is.
+        Raises `Interrupted` after Ctrl-C, with last.checkpoint written; a second Ctrl-C ends at once.
+        """
+        state = self.state
+        if self._processes is not None:
+            if not self._processes.is_first:
+                state.loss_sum = 0.0  # the first process alone keeps the sum of the rows before
+            if not state.steps:
+                self._write(LAST)  # a restart goes on from it if a process is lost before the first epoch ends
+        with _DeferredInterrupt() as interrupt:
+            while len(state.history) < self._recipe.epochs and not state.stopped_early:
+                self._train(progress, interrupt)
+                if state.rows == self.training.rows:
+                    self._finish_epoch()
+                elif self._stops(interrupt):
+                    self._write(LAST)
+                if self._stops(interrupt) and len(state.history) < self._recipe.epochs:
+                    raise Interrupted(self.output / LAST, state)
+
+    def _train(self, progress: Progress, interrupt: "_DeferredInterrupt") -> None:
+        """The remaining steps of an epoch."""
+        state, recipe, rows = self.state, self._recipe, self.training.rows
+        epoch = len(state.history)
+        order = np.random.default_rng(recipe.seed + epoch).permutation(rows)[state.rows :]
+        steps = list(self._sharing.steps(order))
+        batches = self.trainer.gradients_of(self.training, (share.rows for step in steps for share in step.shares))
+        validation_loss = state.history[-1].validation_loss if state.history else None
+        self.batch_losses.append([])
+        for step in steps:
+            before, exchanged = time.perf_counter(), self._exchanged()
+            losses = self._step(batches, step, interrupt)
+            state.seconds += time.perf_counter() - before
+            self.communication += self._exchanged() - exchanged
+            state.rows += step.rows
+            state.batches += step.batches
+            state.loss_sum += sum(losses)
+            self.batch_losses[-1] += losses
+            done = epoch * rows + state.rows
+            progress(done, recipe.epochs * rows, losses[-1], validation_loss, done / state.all_seconds)
+            if self._processes is None and not np.isfinite(losses).all():
+                self._check_finite()
+            if self._stops(interrupt):
+                break
+        self._put_together()
+
+    def _stops(self, interrupt: "_DeferredInterrupt") -> bool:
+        """Whether the user has stopped the training; several processes stop after the same step."""
+        return interrupt.requested if self._processes is None else self._all_stop
+
+    def _step(self, batches: Iterator[float], step: Step, interrupt: "_DeferredInterrupt") -> list[float]:
+        """One step of the optimizer on the next rows; returns this process's part of the batches' losses."""
+        trainer, losses = self.trainer, [0.0] * step.batches
+        for share in step.shares:
+            losses[share.place] = next(batches) * (len(share.rows) / share.of)
+            if self._mean is not None:
+                self._mean.add(len(share.rows) / step.rows)
+                if trainer.rows is not None:
+                    trainer.rows.keep(len(share.rows) / step.rows)
+        if self._mean is not None:
+            self._mean.take()
+        if self._processes is not None:
+            self._add_up(step, interrupt)
+        trainer.optimizer.learning_rate = self._schedule.at(self.state.steps)
+        trainer.update()
+        self.state.steps += 1
+        return losses
+
+    def _exchanged(self) -> float:
+        return 0.0 if self._processes is None else self._processes.seconds
+
+    def _add_up(self, step: Step, interrupt: "_DeferredInterrupt") -> None:
+        """Sum the gradients of all processes, and find out whether the user has stopped one of them: then all stop."""
+        assert self._processes is not None
+        gradients = self.trainer.gradients
+        if self._mean is None:
+            own = sum(len(share.rows) for share in step.shares)
+            if own:
+                np.multiply(gradients.flat, own / step.rows, out=gradients.flat)
+            else:  # the buffer may still hold infinities of an earlier batch, so it cannot be multiplied by 0
+                gradients.flat[...] = 0
+        gradients.extended[-1] = interrupt.requested
+        self._processes.add(gradients.extended)
+        self._all_stop = bool(gradients.extended[-1])
+
+    def _put_together(self) -> None:
+        """Sum the parts of the batches' losses over all processes."""
+        if self._processes is not None:
+            losses = np.array([self.state.loss_sum, *self.batch_losses[-1]])
+            self._processes.add(losses)
+            self.state.loss_sum, self.batch_losses[-1] = float(losses[0]), losses[1:].tolist()
+
+    def _validate(self) -> Evaluation | None:
+        """The evaluation of the validation rows by the first process, on all of them."""
+        if self.validation is None:
+            return None
+        if self._processes is None:
+            return self.trainer.evaluate(self.validation)
+        found, validation = np.full(2, np.nan), self.validation
+        evaluation = self._processes.on_first(lambda: self.trainer.evaluate(validation))
+        if evaluation is not None:
+            found[:] = evaluation.loss, np.nan if evaluation.accuracy is None else evaluation.accuracy
+        self._processes.from_first(found)
+        return Evaluation(float(found[0]), None if np.isnan(found[1]) else float(found[1]))
+
+    def _check_finite(self) -> None:
+        """Raise `Diverged` if a trainable parameter is no finite number.
+
+        A loss may be NaN although all parameters are finite, such as the mean over a batch with only ignored labels.
+        """
+        state, names = self.state, self.trainer.artifacts.trainable
+        wrong = next((name for name in names if not _is_finite(self.trainer.parameters[name])), None)
+        if wrong is None:
+            return
+        epoch, rate = len(state.history), self._schedule.at(state.steps - 1)
+        best = best_epoch(state.history)
+        kept = f"; {self.output / (LAST if best is None else BEST)} has the parameters of epoch {best or epoch}"
+        raise Diverged(
+            f"train: the training diverged: after step {state.steps}, in epoch {epoch + 1}, the parameter {wrong!r} is "
+            f"not finite; expected a learning rate below {rate:g} (--lr), or a limit of the gradients (--clip-norm)"
+            + (kept if epoch else "")
+        )
+
+    def _finish_epoch(self) -> None:
+        """Validate, record the metrics of the epoch, and write the checkpoints."""
+        state = self.state
+        self._check_finite()
+        found = self._validate()
+        state.history.append(
+            EpochMetrics(
+                epoch=len(state.history) + 1,
+                steps=state.steps,
+                learning_rate=self._schedule.at(state.steps - 1),
+                train_loss=state.loss_sum / state.batches,
+                validation_loss=found.loss if found else None,
+                validation_accuracy=found.accuracy if found else None,
+                seconds=state.seconds,
+                samples_per_second=state.rows / state.seconds,
+            )
+        )
+        state.begin_epoch()
+        self._write(*[BEST] * (best_epoch(state.history) == len(state.history)), LAST, with_metrics=True)
+
+    def _write(self, *names: str, with_metrics: bool = False) -> None:
+        """Write checkpoints of these names, and the epochs' metrics, on the first process alone."""
+
+        def work() -> None:
+            for name in names:
+                self._save(name)
+            if with_metrics:
+                write_csv(self.state.history, self.output / "metrics.csv")
+
+        work() if self._processes is None else self._processes.on_first(work)
+
+    def _save(self, name: str) -> None:
+        self.state.optimizer_steps = self.trainer.optimizer.steps
+        properties = {**self._properties, PROPERTY: self.state.to_text()}
+        write_checkpoint(self.trainer.checkpoint(properties), self.output / name)
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    flat = array.reshape(-1)
+    return all(np.isfinite(flat[start : start + CHUNK]).all() for start in range(0, flat.size, CHUNK))
+
+
+class GradientMean:
+    """The weighted sum of the gradients of several batches.
+
+    gradients: float32 [n], overwritten by every batch.
+    """
+
+    def __init__(self, gradients: np.ndarray):
+        self._gradients, self._sums = gradients, np.zeros_like(gradients)
+
+    def add(self, weight: float) -> None:
+        """Add the gradients of a batch, which are scaled on the way."""
+        np.multiply(self._gradients, weight, out=self._gradients)
+        np.add(self._sums, self._gradients, out=self._sums)
+
+    def take(self) -> None:
+        """Put the sum in place of the last batch's gradients and begin anew."""
+        np.copyto(self._gradients, self._sums)
+        self._sums[...] = 0
+
+
+class _DeferredInterrupt:
+    """Within the `with` block the first Ctrl-C only sets `requested`; the second raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __enter__(self) -> Self:
+        self._main = threading.current_thread() is threading.main_thread()  # other threads cannot set signal handlers
+        if self._main:
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._main:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True

@@ -1,0 +1,338 @@
+"""A whole training run: it reads the data, trains, evaluates, exports the model and writes the figures."""
+
+import json
+import math
+import platform
+import timeit
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from opgrad.native.threads import get_num_threads
+from opgrad.training.data.dataset import Dataset, load_file, load_named
+from opgrad.training.engine.distributed import Processes
+from opgrad.training.engine.evaluation import Evaluation
+from opgrad.training.engine.labels import check_labels
+from opgrad.training.engine.trainer import BATCH_ROWS, Trainer, session_options
+from opgrad.training.formats import mapped_files
+from opgrad.training.formats.artifact_set import ArtifactSet
+from opgrad.training.formats.checkpoint import read_checkpoint, write_checkpoint
+from opgrad.training.run.fit import Fit, Progress
+from opgrad.training.run.metrics import best_epoch, write_text
+from opgrad.training.run.plot import plot_losses
+from opgrad.training.run.recipe import FILE, Recipe
+from opgrad.training.run.state import BEST, LAST, Resumption, RunState, fingerprint
+from opgrad.writing import staged
+
+MODEL = "model.onnx"  # the file of the trained model among a run's results
+LONG_STEP = 0.1  # seconds; a longer step is never faster with one thread alone
+DIVERGED = 100.0  # a last loss of more than so many times the initial loss means that the training diverged
+
+
+@dataclass(frozen=True)
+class Run:
+    """The settings and the results of a training run.
+
+    train_rows, validation_rows, test_rows: the numbers of rows in each part of the data.
+    state: the settings and the metrics of every epoch.
+    batch_losses: the loss of every batch, for each epoch since the run was begun or resumed.
+    test: the evaluation of the exported parameters on the test rows; they are those of the best epoch or, without
+    validation, of the last one.
+    exported_accuracy: the accuracy of the exported model in a session without opgrad; None if the label is no class.
+    processes: how many trained together. communication: the share of the time that the first process spent on
+    exchanging gradients, including waiting for the others.
+    """
+
+    artifacts: ArtifactSet
+    data: str
+    train_rows: int
+    validation_rows: int
+    test_rows: int
+    state: RunState
+    batch_losses: list[list[float]]
+    test: Evaluation
+    exported_accuracy: float | None
+    output: Path
+    processes: int = 1
+    communication: float = 0.0
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The number of the epoch whose parameters are exported; None without validation."""
+        return best_epoch(self.state.history)
+
+    @property
+    def divergence(self) -> str | None:
+        """The sign that the training diverged although its parameters are finite, in words; None if there is none."""
+        before, after = self.state.initial_loss, self.state.history[-1].train_loss
+        if before is not None and after > DIVERGED * max(1.0, abs(before)):
+            return f"the training loss of the last epoch is {after:.3g}, and {before:.3g} before the training"
+        if not math.isfinite(self.test.loss):
+            return f"the test loss is {self.test.loss}"
+        return None
+
+    @property
+    def seconds(self) -> float:
+        """The time that training took, without reading, progress bar, evaluation and writing."""
+        return self.state.all_seconds
+
+    @property
+    def samples_per_second(self) -> float:
+        """Training rows through forward, backward and optimizer."""
+        return self.train_rows * len(self.state.history) / self.seconds
+
+
+def load_data(artifacts: ArtifactSet, recipe: Recipe, file: Path | None) -> Dataset:
+    """The data of a run: those of a file, or else of the recipe's dataset."""
+    if file is not None:
+        return load_file(file, artifacts.inputs, recipe.divide)
+    if recipe.dataset is None:
+        raise ValueError(f"{artifacts.directory}: no data, expected a file or a dataset named in {FILE}")
+    return load_named(recipe.dataset, artifacts.inputs, recipe.divide)
+
+
+def split(data: Dataset, recipe: Recipe) -> tuple[Dataset, Dataset | None, Dataset]:
+    """Training, validation and test rows."""
+    training, test = data.split(recipe.test_rows or max(1, data.rows // 5), recipe.split_seed)
+    rows = recipe.validation_rows(training.rows)
+    if not rows:
+        return training, None, test
+    return *training.split(rows, recipe.split_seed), test
+
+
+def train(
+    artifacts: ArtifactSet,
+    recipe: Recipe,
+    file: Path | None,
+    output: Path,
+    progress: Progress,
+    resumption: Resumption | None = None,
+    processes: Processes | None = None,
+) -> Run | None:
+    """Train an artifact set and write what it gives into a folder.
+
+    artifacts: what is trained.
+    recipe: the settings.
+    file: the data; None stands for the recipe's dataset.
+    output: the folder for model.onnx, loss.png, metrics.json, metrics.csv, last.checkpoint and, with validation,
+        best.checkpoint; made if need be, when everything else is found to be right.
+    progress: called after every step.
+    resumption: the checkpoint to go on from; None begins with that of the artifact set.
+    processes: those that train together, all of which call; the first one writes, and alone returns a run.
+    Raises `Interrupted` after Ctrl-C, `Diverged` when parameters are no numbers any more, ValueError for settings, data
+    or a checkpoint that do not fit.
+    """
+    if recipe.clip_norm is not None:
+        artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
+    training, validation, test = _whole_batches(artifacts, recipe, file)
+    trainer, state = _begin(artifacts, recipe, training, resumption, processes)
+    if state.initial_loss is None:
+        first = np.arange(artifacts.batch_rows or min(BATCH_ROWS, training.rows))
+        state.initial_loss = trainer.evaluate(training.take(first), recipe.batch_size).loss
+    properties = resumption.properties if resumption else {}
+    trainer.check_export()
+    fit = Fit(trainer, training, validation, state, output, properties, processes)
+
+    def prepare() -> None:
+        _make_folder(output)
+        if resumption and resumption.best:
+            write_checkpoint(resumption.best, output / BEST)
+
+    prepare() if processes is None else processes.on_first(prepare)
+    before = state.all_seconds
+    fit.run(progress)
+    if processes is not None and not processes.is_first:
+        return None
+    with parameters_kept(output):
+        if validation is not None:
+            trainer.restore(read_checkpoint(output / BEST))
+        trainer.export(output / MODEL)
+        run = _evaluated(artifacts, fit, test, str(file or recipe.dataset))
+        if processes is not None:
+            seconds = state.all_seconds - before
+            share = fit.communication / seconds if seconds else 0.0
+            run = replace(run, processes=processes.size, communication=share)
+        _write(run)
+    return run
+
+
+@contextmanager
+def parameters_kept(output: Path) -> Iterator[None]:
+    """Within the `with` block, an error also says where the trained parameters were saved."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RuntimeError(f"the training is done, its parameters are in {output / LAST}, but: {reason}") from error
+
+
+def _evaluated(artifacts: ArtifactSet, fit: Fit, test: Dataset, data: str) -> Run:
+    """Evaluate the exported model; returns the results of the run."""
+    trainer, rows = fit.trainer, artifacts.batch_rows or BATCH_ROWS
+    found = trainer.evaluate(test)
+    for array in artifacts.values.values():
+        mapped_files.release(array)  # frees memory: the exported model holds the same values
+    return Run(
+        artifacts=artifacts,
+        data=data,
+        train_rows=fit.training.rows,
+        validation_rows=fit.validation.rows if fit.validation else 0,
+        test_rows=test.rows,
+        state=fit.state,
+        batch_losses=fit.batch_losses,
+        test=found,
+        exported_accuracy=trainer.evaluator.exported_accuracy(fit.output / MODEL, test, rows),
+        output=fit.output,
+    )
+
+
+def _whole_batches(
+    artifacts: ArtifactSet, recipe: Recipe, file: Path | None
+) -> tuple[Dataset, Dataset | None, Dataset]:
+    """Training, validation and test rows; of graphs that take one size of batch only, in whole batches."""
+    rows = artifacts.batch_rows
+    if rows is not None and recipe.batch_size != rows:
+        raise ValueError(
+            f"train: batch_size is {recipe.batch_size}, expected {rows}, the only one that the graphs take"
+        )
+    data = load_data(artifacts, recipe, file)
+    check_labels(artifacts, data, str(file or recipe.dataset))
+    training, validation, test = split(data, recipe)
+    return training.whole(rows), validation.whole(rows) if validation is not None else None, test.whole(rows)
+
+
+def _write(run: Run) -> None:
+    """Write the picture and the figures of a run."""
+    title, state = f"{run.artifacts.name}: loss", run.state
+    with staged(run.output) as folder:
+        plot_losses(state.history, run.batch_losses, run.test.loss, title, folder / "loss.png")
+        write_text(json.dumps(metrics(run), indent=1) + "\n", folder / "metrics.json")
+
+
+def _begin(
+    artifacts: ArtifactSet,
+    recipe: Recipe,
+    training: Dataset,
+    resumption: Resumption | None,
+    processes: Processes | None,
+) -> tuple[Trainer, RunState]:
+    """A trainer whose kernels are compiled, and the state from which the run begins or goes on."""
+    data = fingerprint(training)
+    if resumption is None or resumption.state is None:
+        trainer, threads = _fastest_trainer(artifacts, recipe, training)
+        state = RunState(recipe, data, threads)
+    else:
+        state = replace(resumption.state, recipe=recipe, history=list(resumption.state.history))
+        _check_goes_on(state, data, resumption.may_be_done)
+        trainer = _trainer(artifacts, recipe, state.threads)
+    if resumption is not None:
+        trainer.restore(resumption.checkpoint)
+    if processes is not None:
+        trainer = _agreed(trainer, state, processes)
+    return trainer, state
+
+
+def _agreed(trainer: Trainer, state: RunState, processes: Processes) -> Trainer:
+    """The trainer, with the number of threads of the first process, as another number may change the last digits.
+
+    Raises ValueError unless all processes begin in the same state.
+    """
+    number = np.array([state.threads])
+    processes.from_first(number)
+    if number[0] != state.threads:
+        state.threads, before = int(number[0]), trainer
+        trainer = _trainer(before.artifacts, state.recipe, state.threads)
+        trainer.restore(before.checkpoint())
+    processes.check_same("data, settings or progress", state.to_text())
+    processes.check_same("parameters", str(zlib.crc32(trainer.flat_parameters.tobytes())))
+    return trainer
+
+
+def _check_goes_on(state: RunState, data: int, may_be_done: bool) -> None:
+    """Raise ValueError if the data are not those of the run, or if it is finished and may not be."""
+    done, recipe = len(state.history), state.recipe
+    if state.data != data:
+        raise ValueError("resume: the training rows are others than those that the checkpoint was trained on")
+    if may_be_done:
+        return
+    if done >= recipe.epochs:
+        raise ValueError(f"resume: the checkpoint has {done} epochs done, expected epochs to be more than {done}")
+    if state.stopped_early:
+        raise ValueError(f"resume: the run ended early in epoch {done}, expected a patience above {recipe.patience}")
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder unless it is there, and find out whether files can be written into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=folder):
+        pass
+
+
+def _fastest_trainer(artifacts: ArtifactSet, recipe: Recipe, data: Dataset) -> tuple[Trainer, int]:
+    """A trainer whose kernels are compiled, and its number of threads: all of them, or one if that is faster.
+
+    Only one trainer exists at a time, because each has memory for parameters, gradients and moments.
+    """
+    batch = data.take(np.arange(min(recipe.batch_size, data.rows))).arrays
+    threads = get_num_threads()
+    trainer = _trainer(artifacts, recipe, threads)
+    seconds = _seconds(trainer, batch)
+    if threads == 1 or seconds > LONG_STEP:
+        return trainer, threads
+    del trainer
+    trainer = _trainer(artifacts, recipe, 1)
+    if _seconds(trainer, batch) <= seconds:
+        return trainer, 1
+    del trainer
+    return _trainer(artifacts, recipe, threads), threads
+
+
+def _trainer(artifacts: ArtifactSet, recipe: Recipe, threads: int) -> Trainer:
+    return Trainer(artifacts, recipe.learning_rate, session_options(threads), recipe.row_wise, recipe.fuse)
+
+
+def _seconds(trainer: Trainer, batch: Mapping[str, np.ndarray]) -> float:
+    """The time of the gradients of a batch, the shortest of several."""
+    step = partial(trainer.compute_gradients, batch)
+    step()  # the first step compiles kernels, and is not measured
+    first = timeit.timeit(step, number=1)
+    return first if first > LONG_STEP else min(first, *timeit.repeat(step, number=1, repeat=7))
+
+
+def metrics(run: Run) -> dict[str, Any]:
+    """A run as plain values, for JSON."""
+    rule, state = run.artifacts.rule, run.state
+    return {
+        "artifacts": run.artifacts.name,
+        "data": run.data,
+        "train_rows": run.train_rows,
+        "validation_rows": run.validation_rows,
+        "test_rows": run.test_rows,
+        "settings": asdict(state.recipe),
+        "optimizer": {"name": type(rule).__name__.removesuffix("Rule"), **asdict(rule)},
+        "epochs": [asdict(epoch) for epoch in state.history],
+        "train_loss_per_epoch": [epoch.train_loss for epoch in state.history],
+        "best_epoch": run.best_epoch,
+        "stopped_early": state.stopped_early and len(state.history) < state.recipe.epochs,
+        "test_loss": run.test.loss,
+        "test_accuracy": run.test.accuracy,
+        "exported_accuracy": run.exported_accuracy,
+        "threads": state.threads,
+        "processes": run.processes,
+        "communication": run.communication,
+        "seconds": run.seconds,
+        "samples_per_second": run.samples_per_second,
+        "versions": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "onnxruntime": onnxruntime.__version__,
+        },
+    }

@@ -1,0 +1,140 @@
+"""The settings of a training run, as a folder keeps them beside its artifact set."""
+
+import tomllib
+from dataclasses import dataclass, field, fields
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from opgrad.reading import read_regular
+from opgrad.training.run.schedule import KINDS
+
+FILE = "recipe.toml"
+
+# Settings that are whole numbers, and the least of each.
+COUNTS = {"split_seed": 0, "seed": 0, "epochs": 1, "batch_size": 1, "warmup": 0, "accumulate": 1}
+MOST, MOST_SEED = 2**31 - 1, 2**63 - 1
+FLOAT32 = np.finfo(np.float32)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of a training run; every one may be left out of recipe.toml.
+
+    dataset: the name of a dataset that opgrad can find itself ("digits"), or None.
+    divide: by input, the number that its values are divided by before they reach the graph.
+    test_rows: how many rows are kept for the test; None keeps a fifth.
+    validation: how many of the other rows are kept to validate every epoch: a number of rows, or a fraction below 1;
+        None keeps none.
+    split_seed: rows are parted in the order of `default_rng(split_seed).permutation`, the test rows last; what is
+        left is parted once more in the same way, the validation rows last.
+    seed: epoch e (from 0) takes its rows in the order of `default_rng(seed + e).permutation`.
+    epochs, learning_rate, batch_size: as usual.
+    schedule, warmup: how the learning rate changes, and over how many steps it rises at first; see `Schedule`.
+    accumulate: how many batches make one step; its gradient is that of the mean over all their rows.
+    clip_norm: the largest Euclidean norm of all gradients together; longer ones are scaled down. None leaves it to the
+        optimizer model.
+    row_wise: the names of embedding tables of which a step changes the rows alone that its batches have read; see
+        `Trainer`.
+    fuse: whether nodes of the training graph become one, such as the loss and its gradient; see `Trainer`.
+    patience: after how many epochs without a better validation loss training ends; None: never.
+    """
+
+    dataset: str | None = None
+    divide: dict[str, float] = field(default_factory=dict)
+    test_rows: int | None = None
+    validation: int | float | None = None
+    split_seed: int = 0
+    seed: int = 0
+    epochs: int = 10
+    learning_rate: float = 1e-3
+    batch_size: int = 32
+    schedule: str = "constant"
+    warmup: int = 0
+    accumulate: int = 1
+    clip_norm: float | None = None
+    row_wise: list[str] = field(default_factory=list)
+    fuse: bool = True
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.dataset, str | None), "dataset", self.dataset, "a name")
+        _require(isinstance(self.divide, dict), "divide", self.divide, "a table of numbers")
+        for name, divisor in self.divide.items():
+            right = _is_number(divisor) and _is_positive(abs(divisor))
+            _require(right, f"divide.{name}", divisor, "a number but 0 that float32 holds")
+        names = self.row_wise
+        is_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        _require(is_names and len(set(names)) == len(names), "row_wise", names, "a list of different names")
+        _require(isinstance(self.fuse, bool), "fuse", self.fuse, "true or false")
+        for name in ("test_rows", "patience"):
+            value = getattr(self, name)
+            _require(value is None or is_count(value, 1), name, value, f"a whole number of at least 1, at most {MOST}")
+        for name, least in COUNTS.items():
+            value = getattr(self, name)
+            most = MOST_SEED if "seed" in name else MOST
+            expected = f"a whole number of at least {least}, at most {most}"
+            _require(is_count(value, least, most), name, value, expected)
+        rate, norm, part = self.learning_rate, self.clip_norm, self.validation
+        _require(_is_positive(rate), "learning_rate", rate, "a number above 0 that float32 holds")
+        _require(norm is None or _is_positive(norm), "clip_norm", norm, "a number above 0 that float32 holds")
+        _require(self.schedule in KINDS, "schedule", self.schedule, "one of " + ", ".join(KINDS))
+        _require(part is None or _is_part(part), "validation", part, "a number of rows or a fraction between 0 and 1")
+        _require(
+            self.patience is None or part is not None, "patience", self.patience, "validation, on which it depends, too"
+        )
+
+    def validation_rows(self, rows: int) -> int:
+        """How many of so many training rows are for validation; 0 if none are.
+
+        Raises ValueError if none would be left for training.
+        """
+        if self.validation is None:
+            return 0
+        part = self.validation if isinstance(self.validation, int) else max(1, round(self.validation * rows))
+        _require(part < rows, "validation", self.validation, f"fewer than the {rows} rows beside the test rows")
+        return part
+
+    @classmethod
+    def load(cls, directory: str | PathLike[str]) -> "Recipe":
+        """Read recipe.toml of a folder; without that file everything has its default.
+
+        Raises ValueError if the file is no TOML, holds an unknown key or a value that makes no sense.
+        """
+        path = Path(directory) / FILE
+        if not path.exists():
+            return cls()
+        content = read_regular(path, f"Recipe: {path}")
+        try:
+            settings = tomllib.loads(content.decode())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"Recipe: {path} is no TOML file: {error}") from None
+        unknown = settings.keys() - {item.name for item in fields(cls)}
+        if unknown:
+            known = ", ".join(item.name for item in fields(cls))
+            raise ValueError(f"Recipe: {path} has the unknown key {min(unknown)!r}, expected {known}")
+        return cls(**settings)
+
+
+def _require(holds: bool, name: str, value: Any, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"Recipe: {name} is {value!r}, expected {expected}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and float(FLOAT32.tiny) <= value <= float(FLOAT32.max)
+
+
+def _is_part(value: Any) -> bool:
+    return is_count(value, 1) or (isinstance(value, float) and 0 < value < 1)
+
+
+def is_count(value: Any, least: int, most: int = MOST) -> bool:
+    """Whether a value is a whole number between these."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

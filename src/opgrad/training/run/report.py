@@ -1,0 +1,99 @@
+"""The output of a training run in a terminal: a progress bar and the results."""
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from opgrad.terminal import visible
+from opgrad.training.building.checks import quantity
+from opgrad.training.run.job import Run
+from opgrad.training.run.state import BEST, LAST
+
+INTERVAL = 0.1  # seconds between two updates of the bar; a training step may take less than 0.1 ms
+
+
+class TrainingBar:
+    """A progress bar with losses and speed; use it in a `with` block and call it after every step."""
+
+    def __init__(self, console: Console, description: str):
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("loss {task.fields[loss]}{task.fields[validation]}"),
+            TextColumn("{task.fields[speed]:,.0f} samples/s"),
+            TimeRemainingColumn(),
+            console=console,
+            auto_refresh=False,  # the thread that refreshes would slow down the training steps
+        )
+        self._task = self._progress.add_task(visible(description), loss="nan", validation="", speed=0.0)
+        self._start = self._shown = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._start:
+            self._progress.stop()
+
+    def __call__(self, done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
+        """Show that `done` of `total` rows are trained, the last losses, and the rows of a second."""
+        if not self._start:
+            self._progress.start()
+        elif time.perf_counter() - self._shown < INTERVAL and done < total:
+            return
+        self.update(done, total, loss, validation_loss, speed)
+        self._progress.refresh()
+
+    def update(self, done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
+        """Set the same numbers without showing the bar."""
+        now = time.perf_counter()
+        if not self._start:
+            self._start = now
+        self._shown = now
+        validation = "" if validation_loss is None else f", validation {loss_text(validation_loss)}"
+        losses: dict[str, Any] = {"loss": loss_text(loss), "validation": validation}
+        self._progress.update(self._task, completed=done, total=total, speed=speed, **losses)
+
+    def rendered(self) -> RenderableType:
+        """The bar as an object that rich can show."""
+        return self._progress.get_renderable()
+
+
+def loss_text(loss: float) -> str:
+    """A loss with four places, or with an exponent where that would be long."""
+    return f"{loss:.4f}" if abs(loss) < 1e6 else f"{loss:.3e}"
+
+
+def print_run(console: Console, run: Run) -> None:
+    """Print what a training run came to and what was written where."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    history, best = run.state.history, run.best_epoch
+    early = ", then no better validation loss" if len(history) < run.state.recipe.epochs else ""
+    table.add_row("training", f"{run.train_rows:,} rows of {run.data}, {quantity(len(history), 'epoch')}{early}")
+    losses = history[0].train_loss, history[-1].train_loss
+    table.add_row("training loss", f"{loss_text(losses[0])} in the first epoch, {loss_text(losses[1])} in the last")
+    if best is not None:
+        loss = f"{history[best - 1].validation_loss:.4f} on {run.validation_rows:,} rows after epoch {best}"
+        table.add_row("validation loss", f"{loss}, the best, which is kept")
+    table.add_row("speed", f"{run.samples_per_second:,.0f} samples/s")
+    if run.processes > 1:
+        table.add_row("processes", f"{run.processes}, {run.communication:.1%} of the time in communication")
+    table.add_row("test loss", f"{loss_text(run.test.loss)} on {run.test_rows:,} rows")
+    if run.test.accuracy is not None:
+        table.add_row("test accuracy", f"{run.test.accuracy:.2%}")
+    if run.exported_accuracy is not None:
+        table.add_row("exported model", f"{run.exported_accuracy:.2%} in stock onnxruntime, without opgrad")
+    written = {"model.onnx": "the trained model", "loss.png": "the loss curve", "metrics.json": "all figures"}
+    written |= {"metrics.csv": "the figures of every epoch", LAST: "to go on from, with --resume"}
+    if best is not None:
+        written[BEST] = f"the same of epoch {best}"
+    for place, (name, meaning) in enumerate(written.items()):
+        table.add_row("" if place else "written", f"{run.output / name}: {meaning}")
+    console.print(table)

@@ -1,0 +1,153 @@
+"""The state of a training run in a checkpoint, from which another run goes on."""
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from opgrad.training.data.dataset import Dataset
+from opgrad.training.formats.checkpoint import Checkpoint, read_checkpoint
+from opgrad.training.run.metrics import EpochMetrics, best_epoch
+from opgrad.training.run.recipe import Recipe, is_count
+
+PROPERTY = "opgrad.run"  # of the checkpoint, a JSON text
+FORMAT = 1
+# What is counted in a checkpoint, and the least of each.
+COUNTS, MOST = {"threads": 1, "steps": 0, "optimizer_steps": 0, "rows": 0, "batches": 0}, 2**62
+LAST, BEST = "last.checkpoint", "best.checkpoint"
+
+
+@dataclass
+class RunState:
+    """The progress of a run.
+
+    recipe: its settings.
+    data: the fingerprint of its training rows.
+    threads: of onnxruntime; another number may change the last digits.
+    history: the finished epochs.
+    steps: the steps of the run.
+    optimizer_steps: the optimizer's steps, which are more if the run began with a checkpoint that had some.
+    rows, batches, loss_sum, seconds: of the epoch that has begun: rows trained, their batches, the sum of these
+        batches' losses, the time.
+    initial_loss: that of some training rows before the first step.
+    """
+
+    recipe: Recipe
+    data: int
+    threads: int
+    history: list[EpochMetrics] = field(default_factory=list)
+    steps: int = 0
+    optimizer_steps: int = 0
+    rows: int = 0
+    batches: int = 0
+    loss_sum: float = 0.0
+    seconds: float = 0.0
+    initial_loss: float | None = None
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the validation loss has not fallen for as many epochs as the recipe waits."""
+        best, patience = best_epoch(self.history), self.recipe.patience
+        return best is not None and patience is not None and len(self.history) - best >= patience
+
+    @property
+    def all_seconds(self) -> float:
+        """The time of all steps, without evaluation, writing and progress bar."""
+        return sum(epoch.seconds for epoch in self.history) + self.seconds
+
+    def begin_epoch(self) -> None:
+        """Start counting anew."""
+        self.rows = self.batches = 0
+        self.loss_sum = self.seconds = 0.0
+
+    def to_text(self) -> str:
+        """All of it as one line of JSON."""
+        return json.dumps({"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def from_text(cls, text: Any) -> "RunState":
+        """The reverse of `to_text`. Raises ValueError for any other text."""
+        try:
+            values = json.loads(text)
+            if values.pop("format") != FORMAT:
+                raise ValueError
+            recipe, history = Recipe(**values.pop("recipe")), values.pop("history")
+            counts = [values.get(name, least) for name, least in COUNTS.items()]
+            if not all(is_count(*each, MOST) for each in zip(counts, COUNTS.values(), strict=True)):
+                raise ValueError
+            return cls(recipe=recipe, history=[EpochMetrics(**each) for each in history], **values)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise ValueError(f"resume: the property {PROPERTY} is none that this version of opgrad wrote") from None
+
+
+def fingerprint(data: Dataset) -> int:
+    """A checksum of names, dtypes, shapes and values."""
+    value = 0
+    for name, array in sorted(data.arrays.items()):
+        value = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), value)
+        value = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, value)
+    return value
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A checkpoint to go on from.
+
+    path: the file.
+    checkpoint: what it holds.
+    state: of the run that wrote it; None for a checkpoint that `opgrad train` did not write, or with which another
+        program went on. Its parameters and moments begin a new run.
+    best: the checkpoint of the run's best epoch; None if it has no validation.
+    may_be_done: whether a run that has made all its steps counts as finished instead of being refused: restarted
+    processes may have been lost after the last checkpoint was written.
+    """
+
+    path: Path
+    checkpoint: Checkpoint
+    state: RunState | None
+    best: Checkpoint | None
+    may_be_done: bool = False
+
+    @classmethod
+    def read(cls, path: str | PathLike[str], may_be_done: bool = False) -> "Resumption":
+        """Read a checkpoint, and best.checkpoint beside it if the run has one.
+
+        Raises what `read_checkpoint` raises, and ValueError if best.checkpoint does not belong to it.
+        """
+        path = Path(path)
+        checkpoint = read_checkpoint(path)
+        if PROPERTY not in checkpoint.properties:
+            return cls(path, checkpoint, None, None)
+        state = RunState.from_text(checkpoint.properties[PROPERTY])
+        if {group.step for group in checkpoint.optimizers.values()} != {state.optimizer_steps}:
+            return cls(path, checkpoint, None, None)
+        return cls(path, checkpoint, state, _best(path, checkpoint, state), may_be_done)
+
+    @property
+    def properties(self) -> dict[str, int | float | str]:
+        """The properties of the checkpoint that the run did not write itself."""
+        return {name: value for name, value in self.checkpoint.properties.items() if name != PROPERTY}
+
+
+def _best(path: Path, checkpoint: Checkpoint, state: RunState) -> Checkpoint | None:
+    epoch = best_epoch(state.history)
+    if epoch is None:
+        return None
+    if epoch == len(state.history) and not state.rows:
+        return checkpoint
+    file = path.with_name(BEST)
+    if not file.is_file():
+        raise ValueError(f"resume: {file} is missing, expected the parameters of epoch {epoch}, the best so far")
+    best = read_checkpoint(file)
+    if repr(_history(best.properties)) != repr(state.history[:epoch]):  # a NaN is not equal to itself
+        raise ValueError(f"resume: {file} is of another run or another epoch, expected epoch {epoch} of this run")
+    return best
+
+
+def _history(properties: Mapping[str, Any]) -> list[EpochMetrics]:
+    return RunState.from_text(properties.get(PROPERTY)).history
