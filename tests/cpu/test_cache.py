@@ -395,19 +395,11 @@ def run_copy(copy, script, **variables):
 
 
 DIGESTS = """
-<<<<<<< HEAD
-from opgrad.cpu import softmax
 from opgrad.cpu.compiler import sources
 from opgrad.cpu.kernels import activation, gather
-
-for function in activation.relu, softmax.rows.softmax_rows, gather.count_indices:
-=======
-from opgrad.cpu import activation, gather
-from opgrad.cpu.compiler import sources
 from opgrad.cpu.kernels.softmax import rows
 
-for function in activation.relu.kernel, rows.softmax_rows, gather.count_indices:
->>>>>>> 27cb281 (Softmax: its kernels stand in cpu/kernels, what makes programs of them in cpu/programs)
+for function in activation.relu, rows.softmax_rows, gather.count_indices:
     print(sources.digest(function.function).hex())
 """
 
