@@ -6,7 +6,7 @@ share one. The functions lie in the domain `opgrad`, under the operator's name.
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,8 @@ from opgrad.graph.batch_norm import one_output
 from opgrad.graph.formulas import Body, Value
 from opgrad.graph.loading import check_model, read_model
 from opgrad.graph.messages import MICROSOFT, attribute_of, copied, domain_of, free_name, opset_of
-from opgrad.graph.opset import all_nodes, raise_opset, subgraphs
+from opgrad.graph.nodes import all_nodes, model_nodes, needed, read_by, subgraphs
+from opgrad.graph.opset import raise_opset
 
 DOMAIN = "opgrad"
 FEEDBACK = "opgrad.feedback"
@@ -51,7 +52,7 @@ def lower(
     """
     lowered = _load(model)
     names = _names(operators)
-    if any(_concerns(node, names) for node in _every_node(lowered)):
+    if any(_concerns(node, names) for node in model_nodes(lowered)):
         raise_opset(lowered)
         _Lowering(lowered, names).run()
     return lowered
@@ -88,12 +89,6 @@ def _concerns(node: onnx.NodeProto, names: frozenset[str]) -> bool:
     return known and node.op_type in names
 
 
-def _every_node(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    yield from all_nodes(model.graph.node)
-    for function in model.functions:
-        yield from all_nodes(function.node)
-
-
 @dataclass
 class _Lowering:
     """One run of `lower` over a model of its own."""
@@ -125,7 +120,7 @@ class _Lowering:
 
     def _imports(self) -> None:
         """Import the functions' domain, and no domain that nothing uses."""
-        used = {node.domain for node in _every_node(self.model)} | {DOMAIN, *KEPT_DOMAINS}
+        used = {node.domain for node in model_nodes(self.model)} | {DOMAIN, *KEPT_DOMAINS}
         kept = [each for each in self.model.opset_import if each.domain in used and each.domain != DOMAIN]
         del self.model.opset_import[:]
         self.model.opset_import.extend([*kept, helper.make_opsetid(DOMAIN, 1)])
@@ -224,8 +219,8 @@ class _Lowering:
             if value is None:
                 raise NoForm(f"it has output {index}, which the operator has not")
             names.append(value.apply("Identity").name)
-        nodes = _needed(body.nodes, names)
-        read = {name for inner in all_nodes(nodes) for name in inner.input}
+        nodes = needed(body.nodes, names)
+        read = read_by(nodes)
         given = [*zip([each.name if each else "" for each in call.inputs], node.input, strict=True)]
         given += [(call.forward.name, forward)] if call.forward and forward else []
         taken = [(inner, outer) for inner, outer in given if inner and inner in read]
@@ -279,13 +274,3 @@ def _attribute(attribute: AttributeProto) -> tuple[str, Any]:
     if attribute.ref_attr_name:
         raise NoForm(f"its attribute {attribute.name} is that of the function around it")
     return attribute_of(attribute)
-
-
-def _needed(nodes: list[onnx.NodeProto], names: Iterable[str]) -> list[onnx.NodeProto]:
-    """The nodes that these outputs depend on."""
-    needed, kept = set(names), []
-    for node in reversed(nodes):
-        if needed.intersection(node.output):
-            kept.append(node)
-            needed.update(name for inner in all_nodes([node]) for name in inner.input)
-    return kept[::-1]

@@ -6,7 +6,7 @@ import onnx
 
 from opgrad.graph.forward import Forward
 from opgrad.graph.messages import domain_of
-from opgrad.graph.opset import captured
+from opgrad.graph.nodes import captured
 
 FIXING = "python -m onnxruntime.tools.make_dynamic_shape_fixed does it"
 Axis = tuple[str, int, str]  # an input of the graph, an axis of it, and the name of its size

@@ -10,7 +10,7 @@ from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
 from opgrad.graph.forward import FLOATS, Forward, title
 from opgrad.graph.messages import domain_of
-from opgrad.graph.opset import captured, subgraphs
+from opgrad.graph.nodes import captured, subgraphs
 from opgrad.rules.node import Node
 from opgrad.rules.registry import RULES, Declared, Gradients, NoGradient
 

@@ -16,6 +16,7 @@ from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
 from opgrad.graph.forward import Forward
 from opgrad.graph.messages import copied, domain_of, free_name, keep
+from opgrad.graph.nodes import rename
 from opgrad.rules.node import Node
 from opgrad.rules.registry import RULES, NoGradient
 
@@ -156,8 +157,9 @@ def _branch(forward: Forward, node: onnx.NodeProto, taken: set[str]) -> list[onn
     for inner in branch.node:
         renamed |= {name: free_name(f"{node.name or 'If'}/{name}", taken) for name in inner.output if name}
     renamed |= {each.name: free_name(f"{node.name or 'If'}/{each.name}", taken) for each in branch.initializer}
-    nodes = [_renamed(inner, renamed) for inner in branch.node]
+    nodes = [copied(inner) for inner in branch.node]
     for inner in nodes:
+        rename(inner, renamed)
         inner.name = free_name(inner.name, taken) if inner.name else ""
     for tensor in branch.initializer:
         copy = forward.graph.initializer.add()
@@ -165,19 +167,6 @@ def _branch(forward: Forward, node: onnx.NodeProto, taken: set[str]) -> list[onn
         copy.name = renamed[tensor.name]
     results = zip(branch.output, node.output, strict=True)
     return nodes + [helper.make_node("Identity", [renamed.get(a.name, a.name)], [b]) for a, b in results if b]
-
-
-def _renamed(node: onnx.NodeProto, names: dict[str, str]) -> onnx.NodeProto:
-    copy = copied(node)
-    copy.input[:] = [names.get(name, name) for name in node.input]
-    copy.output[:] = [names.get(name, name) for name in node.output]
-    for attribute in copy.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            for index, inner in enumerate(graph.node):
-                graph.node[index].CopyFrom(_renamed(inner, names))
-            for value in graph.output:
-                value.name = names.get(value.name, value.name)
-    return copy
 
 
 # --- decompositions ---

@@ -6,7 +6,7 @@ import onnx
 from onnx import helper
 
 from opgrad.graph.messages import domain_of, keep, opset_of
-from opgrad.graph.opset import all_nodes
+from opgrad.graph.nodes import all_nodes, model_nodes
 
 TRAINING_MODE_FROM = 14  # the first opset whose batch normalization says whether it trains
 STATISTICS = (3, 4)  # the places of a batch normalization's mean and variance
@@ -15,13 +15,6 @@ STATISTICS = (3, 4)  # the places of a batch normalization's mean and variance
 def batch_norms(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """The batch normalizations of a model."""
     return (node for node in model_nodes(model) if node.op_type == "BatchNormalization" and not domain_of(node))
-
-
-def model_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a model and of its functions."""
-    yield from all_nodes(model.graph.node)
-    for function in model.functions:
-        yield from all_nodes(function.node)
 
 
 def trains(node: onnx.NodeProto, opset: int) -> bool:

@@ -13,23 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.graph.formulas import Body, Value
 from opgrad.graph.messages import MICROSOFT, copied, free_name
-from opgrad.graph.opset import all_nodes, captured
+from opgrad.graph.nodes import leave_out_results, needed, read_by, rename
 from opgrad.graph.sizes import Sizes
 
 BOOLEAN = ("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor")
 INTEGER = ("ArgMax", "ArgMin", "BroadcastGradientArgs", "NonZero", "Shape", "Size")
 OF_SECOND = ("CastLike", "SoftmaxCrossEntropyLossInternalGrad", "Where")  # their result has the type of input 1
 OF_THIRD = ("GatherGrad", "GatherNDGrad", "OneHot")  # their result has the type of input 2
-# The gradient operators whose results may be left out, and the place of the first such result. Gradients of
-# normalizations are not among them, because onnxruntime-training 1.19.2 demands all of their results.
-OPTIONAL_RESULTS = {
-    "ConvGrad": 0,
-    "ConvTransposeGrad": 0,
-    "DivGrad": 0,
-    "BroadcastGradientArgs": 0,
-    "GRUGrad": 0,
-    "LSTMGrad": 0,
-}
 
 
 class GraphBody(Body):
@@ -110,9 +100,8 @@ class GraphBody(Body):
 
     def rename(self, names: dict[str, str]) -> None:
         """Rename values wherever they are written, read or declared."""
-        for node in all_nodes(self.nodes):
-            node.input[:] = [names.get(name, name) for name in node.input]
-            node.output[:] = [names.get(name, name) for name in node.output]
+        for node in self.nodes:
+            rename(node, names)
         infos, self.infos = self.infos, {}
         for name, info in infos.items():
             info.name = names.get(name, name)
@@ -120,21 +109,12 @@ class GraphBody(Body):
 
     def keep(self, wanted: Collection[str]) -> None:
         """Drop the nodes, the optional results and the initializers that these values do not depend on."""
-        needed, kept = set(wanted), []
-        for node in reversed(self.nodes):
-            if needed.intersection(node.output):
-                kept.append(node)
-                needed.update(captured(node))
-        for node in kept:
-            first = OPTIONAL_RESULTS.get(node.op_type, len(node.output))
-            for index in range(first, len(node.output)):
-                if node.output[index] not in needed:
-                    node.output[index] = ""
-            while not node.output[-1]:
-                node.output.pop()
-        self.nodes = kept[::-1]
-        self.initializers = [each for each in self.initializers if each.name in needed]
-        self.infos = {name: info for name, info in self.infos.items() if name in needed}
+        self.nodes = needed(self.nodes, wanted)
+        read = read_by(self.nodes).union(wanted)
+        for node in self.nodes:
+            leave_out_results(node, read)
+        self.initializers = [each for each in self.initializers if each.name in read]
+        self.infos = {name: info for name, info in self.infos.items() if name in read}
 
 
 def _type(node: onnx.NodeProto, inputs: Sequence[Value | None], attributes: dict[str, Any]) -> int | None:

@@ -46,16 +46,9 @@ def converted(model: onnx.ModelProto, version: int, wanted: int) -> onnx.ModelPr
 
 def _hide_unknown(model: onnx.ModelProto, version: int) -> None:
     for node in model.graph.node:
-        if node.domain in ("", "ai.onnx") and not _known(node.op_type, version):
+        if node.domain in ("", "ai.onnx") and not defs.has(node.op_type, version, ""):
             node.domain = UNKNOWN
     model.opset_import.append(helper.make_opsetid(UNKNOWN, 1))
-
-
-def _known(op: str, version: int) -> bool:
-    try:
-        return bool(defs.get_schema(op, version))
-    except defs.SchemaError:
-        return False
 
 
 def _show_unknown(model: onnx.ModelProto) -> None:

@@ -11,7 +11,7 @@ from onnx.external_data_helper import uses_external_data
 
 from opgrad.graph.inference import LARGEST_READ, infer, shapes_given
 from opgrad.graph.messages import domain_of, opset_of
-from opgrad.graph.opset import all_nodes
+from opgrad.graph.nodes import names_in
 from opgrad.graph.sizes import Sizes, known, sizes_in
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -63,9 +63,7 @@ class Forward:
 
     def names(self) -> set[str]:
         """Every name of the graph, those of values and those of nodes."""
-        values = {each.name for each in (*self.graph.input, *self.graph.initializer)}
-        inner = {name for node in all_nodes(self.graph.node) for name in (node.name, *node.output)}
-        return {*values, *inner, *(node.name for node in self.graph.node)}
+        return names_in(self.graph)
 
     def element_type(self, name: str) -> int | None:
         """The TensorProto.DataType of a value, None if it is not known."""

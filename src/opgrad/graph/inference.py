@@ -14,7 +14,8 @@ import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper, shape_inference
 
 from opgrad.graph.messages import domain_of, opset_of
-from opgrad.graph.opset import raise_opset, rename_inputs
+from opgrad.graph.nodes import rename_inputs
+from opgrad.graph.opset import raise_opset
 from opgrad.graph.sizes import forget_vague, known, sizes_in
 from opgrad.graph.stand_ins import standing_for
 

@@ -6,7 +6,7 @@ from typing import Any
 import onnx
 
 from opgrad.graph.messages import keep
-from opgrad.graph.opset import all_nodes, captured, subgraphs
+from opgrad.graph.nodes import all_nodes, captured, subgraphs
 
 
 def mend(model: onnx.ModelProto) -> None:

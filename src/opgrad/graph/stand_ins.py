@@ -9,7 +9,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.graph.formulas import Body, Value
-from opgrad.graph.messages import MICROSOFT, attribute_of, domain_of
+from opgrad.graph.messages import MICROSOFT, domain_of
+from opgrad.graph.nodes import attributes_of
 
 OF_AI_ONNX = (
     "SimplifiedLayerNormalization",
@@ -52,7 +53,7 @@ class Standing:
 
     def __init__(self, node: onnx.NodeProto, opset: int):
         self.body = Body(opset, f"opgrad.standing.{next(filter(None, node.output), '')}.")
-        self.attributes = dict(map(attribute_of, node.attribute))
+        self.attributes = attributes_of(node)
         self._names = list(node.input)
 
     def input(self, place: int) -> Value | None:

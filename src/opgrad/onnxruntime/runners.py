@@ -1,7 +1,6 @@
 """Finds out by trials which library runs each node of a model: onnxruntime, opgrad, or a lowered form."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx
@@ -10,6 +9,7 @@ from onnx import TensorProto, helper
 
 from opgrad.forms.lowering import lower
 from opgrad.graph.messages import copied
+from opgrad.graph.nodes import captured, subgraphs
 from opgrad.onnxruntime.loading import open_session
 
 NATIVE, OPGRAD, LOWERING, NOBODY = RUNNERS = "onnxruntime", "opgrad", "only by lowering", "nobody"
@@ -69,7 +69,7 @@ class _Trials:
 
     def _model_of(self, node: onnx.NodeProto) -> onnx.ModelProto:
         """A model of this node alone with numbered tensors, so that equal nodes give equal models."""
-        outer = list(dict.fromkeys(filter(None, [*node.input, *_captured(node)])))
+        outer = list(dict.fromkeys(captured(node)))
         inputs = [helper.make_value_info(name, self._type(name, outer)) for name in outer]
         if node.domain not in (
             "",
@@ -85,7 +85,7 @@ class _Trials:
                 output.type.CopyFrom(self._types[output.name])
         copy = copied(node)
         copy.name = "node"
-        if not any(_graphs(node)):  # whose tensors have the names of the outer ones
+        if not any(subgraphs(node)):  # whose tensors have the names of the outer ones
             names = {name: f"t{place}" for place, name in enumerate(dict.fromkeys([*outer, *node.output]))} | {"": ""}
             copy.input[:] = [names[name] for name in node.input]
             copy.output[:] = [names[name] for name in node.output]
@@ -147,20 +147,3 @@ def _type_of(output: onnxruntime.NodeArg) -> onnx.TypeProto:
     if output.type in ELEMENT_TYPES:
         return helper.make_tensor_type_proto(ELEMENT_TYPES[output.type], output.shape or None)  # [] means unknown, too
     return onnx.TypeProto()
-
-
-def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def _captured(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that the graphs of a node read from outside."""
-    for graph in _graphs(node):
-        own = {item.name for item in (*graph.input, *graph.initializer)}
-        for inner in graph.node:
-            yield from (name for name in (*inner.input, *_captured(inner)) if name and name not in own)
-            own.update(inner.output)
-        yield from (item.name for item in graph.output if item.name not in own)

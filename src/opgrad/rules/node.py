@@ -11,7 +11,8 @@ from onnx import TensorProto, helper
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value, widened
 from opgrad.graph.forward import FLOATS, Forward
-from opgrad.graph.messages import MICROSOFT, attribute_of, domain_of
+from opgrad.graph.messages import MICROSOFT, domain_of
+from opgrad.graph.nodes import attributes_of
 from opgrad.graph.sizes import Sizes
 from opgrad.rules import shaping
 from opgrad.rules.errors import NoGradient
@@ -42,7 +43,7 @@ class Node:
     ):
         self.proto, self.body, self.dys, self.needed = proto, body, list(dys), frozenset(needed)
         self.opset = forward.opset
-        self.attributes: Mapping[str, Any] = dict(map(attribute_of, proto.attribute))
+        self.attributes: Mapping[str, Any] = attributes_of(proto)
         self._forward = forward
         self.inputs = [self._value(name) for name in proto.input]
         self.outputs = [self._value(name) for name in proto.output]

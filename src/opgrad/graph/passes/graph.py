@@ -8,8 +8,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from opgrad.graph.forward import Forward
-from opgrad.graph.messages import MICROSOFT, attribute_of, copied, domain_of, free_name, import_microsoft
-from opgrad.graph.opset import captured, rename_inputs
+from opgrad.graph.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft
+from opgrad.graph.nodes import attributes_of, captured, rename_inputs
 from opgrad.graph.sizes import known
 
 OVERRIDABLE_FROM = 4  # from this version of the format on an initializer is a constant unless it is an input, too
@@ -87,7 +87,7 @@ class Graph(Forward):
 
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         """The attributes of a node by their names, text decoded."""
-        return dict(map(attribute_of, node.attribute))
+        return attributes_of(node)
 
     # --- changes ---
 

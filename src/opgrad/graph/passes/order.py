@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import onnx
 
-from opgrad.graph.opset import captured
-from opgrad.graph.passes.dead import WRITES
+from opgrad.graph.nodes import WRITES, captured
 from opgrad.graph.passes.graph import Graph
 
 

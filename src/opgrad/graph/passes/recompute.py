@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto
 
 from opgrad.graph.messages import MICROSOFT, copied, domain_of
-from opgrad.graph.opset import captured
+from opgrad.graph.nodes import captured, read_by, rename_inputs
 from opgrad.graph.passes.graph import Graph
 from opgrad.graph.passes.order import sorted_nodes, writes_last
 from opgrad.graph.passes.segments import Segments
@@ -73,13 +73,13 @@ class _Segment:
         for node in copied:
             self.new += _copier(node)(self, node)
         for node in readers:
-            _rename(node, self.again)
+            rename_inputs(node, self.again)
         _Gates(self.graph, token, self.new).close()
         return self.new
 
     def _copied(self) -> list[onnx.NodeProto]:
         """The nodes of the segment that have to run again."""
-        needed = {name for node in self.backward for name in captured(node)} - self.kept
+        needed = read_by(self.backward) - self.kept
         copied = []
         for node in reversed(self.inside):
             if needed.intersection(node.output) and (is_repeatable(node) or _copier(node) is not _plain_copy):
@@ -153,10 +153,6 @@ def _copier(node: onnx.NodeProto) -> Copier:
     return COPIES.get((domain_of(node), node.op_type), _plain_copy)
 
 
-def _rename(node: onnx.NodeProto, names: dict[str, str]) -> None:
-    node.input[:] = [names.get(name, name) for name in node.input]
-
-
 # --- waiting for a gradient ---
 
 
@@ -168,7 +164,7 @@ def _token(backward: Sequence[onnx.NodeProto], readers: Sequence[onnx.NodeProto]
     """
     after = _descendants(backward, readers)
     behind = _descendants(backward, [node for node in backward if later.intersection(captured(node))])
-    needed = {name for node in backward if id(node) in after for name in captured(node)}
+    needed = read_by(node for node in backward if id(node) in after)
     made = [
         (name, id(node) in behind)
         for node in backward
@@ -215,7 +211,7 @@ class _Gates:
         names = [name for name in node.input if name and self._graph.sizes(name) is not None]
         activations = [name for name in names if name in self._graph.producers] or names
         if activations:
-            _rename(node, {activations[0]: self._gate(activations[0])})
+            rename_inputs(node, {activations[0]: self._gate(activations[0])})
 
     def _gate(self, name: str) -> str:
         if name not in self._gates:

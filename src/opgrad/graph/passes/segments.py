@@ -1,13 +1,13 @@
 """Where to cut a forward graph into segments for gradient checkpointing, see `recompute`."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import onnx
 from onnx import helper
 
-from opgrad.graph.opset import captured
+from opgrad.graph.nodes import captured, needed, read_by
 from opgrad.graph.passes.graph import Graph
 
 UNKNOWN_SIZE = 32  # the assumed length of an axis of unknown size, where bytes are compared
@@ -23,12 +23,13 @@ class Segments:
     """
 
     def __init__(self, graph: Graph, forward: Sequence[str], wanted: int | Sequence[str]):
-        before = ancestors(graph, forward)
-        self.forward = [node for node in graph.nodes() if id(node) in before]
-        self.backward = [node for node in graph.nodes() if id(node) not in before]
+        nodes = list(graph.nodes())
+        self.forward = needed(nodes, forward)
+        before = {id(node) for node in self.forward}
+        self.backward = [node for node in nodes if id(node) not in before]
         self._graph = graph
         self._last_uses = _last_uses(self.forward)
-        saved = {name for node in self.backward for name in captured(node)}
+        saved = read_by(self.backward)
         self._bytes = [sum(size_of(graph, name) for name in node.output if name in saved) for node in self.forward]
         ends = self._balanced(wanted) if isinstance(wanted, int) else self._after(wanted)
         self.kept = frozenset(name for end in ends for name in self._crossing(end))
@@ -82,16 +83,6 @@ class Segments:
 
 def _last_uses(nodes: Sequence[onnx.NodeProto]) -> dict[str, int]:
     return {name: place for place, node in enumerate(nodes) for name in captured(node)}
-
-
-def ancestors(graph: Graph, names: Iterable[str]) -> set[int]:
-    """The ids of the nodes that values depend on."""
-    needed, found = set(names), set()
-    for node in reversed(list(graph.nodes())):
-        if needed.intersection(node.output):
-            found.add(id(node))
-            needed.update(captured(node))
-    return found
 
 
 def size_of(graph: Graph, name: str) -> int:

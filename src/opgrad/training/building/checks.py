@@ -4,10 +4,10 @@ import difflib
 from collections.abc import Collection, Iterable
 
 import onnx
-from onnx import TensorProto, checker, defs, helper
+from onnx import TensorProto, checker, helper
 
 from opgrad.graph.messages import domain_of
-from opgrad.graph.opset import all_nodes
+from opgrad.graph.nodes import all_nodes, is_known
 from opgrad.training.formats.tensor_values import LARGE, size_of
 
 UNKNOWN = "opgrad.unknown"  # the domain of operators that onnx's checker does not look at
@@ -58,21 +58,13 @@ def without_values(model: onnx.ModelProto, unknown: bool = True) -> onnx.ModelPr
             value.type.tensor_type.shape.SetInParent()  # onnx's checker demands a shape, onnxruntime does not
     imports = {each.domain or "ai.onnx": each.version for each in model.opset_import}
     for node in all_nodes(copy.node):
-        if unknown and domain_of(node) == "" and not _is_known(node, imports.get("ai.onnx", 1)):
+        if unknown and domain_of(node) == "" and not is_known(node.op_type, imports.get("ai.onnx", 1)):
             node.domain = UNKNOWN
     result = onnx.ModelProto(ir_version=model.ir_version, graph=copy, opset_import=model.opset_import)
     domains = {node.domain for node in all_nodes(copy.node)} - imports.keys() - {"", "ai.onnx"}
     result.opset_import.extend(helper.make_opsetid(domain, 1) for domain in sorted(domains))
     result.functions.extend(model.functions)
     return result
-
-
-def _is_known(node: onnx.NodeProto, opset: int) -> bool:
-    """Whether onnx has the operator; onnxruntime has others in its domain, and some in older opsets."""
-    try:
-        return not defs.get_schema(node.op_type, opset, "").deprecated
-    except defs.SchemaError:
-        return False
 
 
 def near(name: str, names: Iterable[str]) -> str:

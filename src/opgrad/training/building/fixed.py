@@ -8,7 +8,7 @@ from onnx import TensorProto
 
 from opgrad.graph.forward import FLOATS
 from opgrad.graph.messages import domain_of
-from opgrad.graph.opset import all_nodes, captured
+from opgrad.graph.nodes import all_nodes, captured
 
 # Operators that return their first input in another shape or type.
 HANDING_ON = ("Identity", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Slice", "Tile")

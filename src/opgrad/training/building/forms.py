@@ -8,12 +8,12 @@ from opgrad.graph.batch_norm import (
     TRAINING_MODE_FROM,
     batch_norms,
     evaluating,
-    model_nodes,
     set_training_mode,
     trains,
 )
 from opgrad.graph.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft, keep, opset_of
-from opgrad.graph.opset import all_nodes, raise_opset
+from opgrad.graph.nodes import all_nodes, model_nodes
+from opgrad.graph.opset import raise_opset
 from opgrad.training.building.outputs import correct_shapes
 
 LEAST_OPSET = 12  # the first with SoftmaxCrossEntropyLoss

@@ -11,7 +11,7 @@ from opgrad.gradients.backward import differentiable_inputs
 from opgrad.gradients.expansion import inline_functions
 from opgrad.graph.forward import FLOATS, Forward, constant_tensor
 from opgrad.graph.messages import MICROSOFT, domain_of
-from opgrad.graph.opset import all_nodes
+from opgrad.graph.nodes import all_nodes
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near, quantity, without_values
 from opgrad.training.building.fixed import HANDING_ON, INPUT, Fixed

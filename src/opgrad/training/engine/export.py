@@ -1,7 +1,7 @@
 """The trained model as an ordinary ONNX inference model."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from onnx.external_data_helper import uses_external_data
 
 from opgrad.graph.loading import read_model
 from opgrad.graph.messages import copied, import_microsoft
-from opgrad.graph.opset import captured
+from opgrad.graph.nodes import needed, read_by
 from opgrad.onnxruntime import loading
 from opgrad.onnxruntime.runners import ELEMENT_TYPES
 from opgrad.training.building.checks import check_built, without_values
@@ -106,8 +106,8 @@ def graph_between(
 ) -> onnx.ModelProto:
     """The part of a graph that computes some tensors from others, and from inputs of the graph."""
     names = {value.name for value in given}
-    nodes = nodes_before(source.graph, [value.name for value in wanted], names)
-    read = {name for node in nodes for name in captured(node)}
+    nodes = needed(source.graph.node, [value.name for value in wanted], names)
+    read = read_by(nodes)
     inputs = [value for value in (*given, *source.graph.input) if value.name in read]
     constants = [tensor for tensor in source.graph.initializer if tensor.name in read]
     graph = helper.make_graph(nodes, "between", inputs, wanted, constants)
@@ -121,8 +121,8 @@ def _inference_model(
     outputs: Sequence[onnx.ValueInfoProto],
 ) -> tuple[onnx.ModelProto, dict[str, Held]]:
     """The model of a graph up to some of its tensors, with placeholders for large tensors, and their values by name."""
-    nodes = nodes_before(source.graph, [output.name for output in outputs])
-    read = {name for node in nodes for name in captured(node)}
+    nodes = needed(source.graph.node, [output.name for output in outputs])
+    read = read_by(nodes)
     inputs = [value for value in source.graph.input if value.name in read and value.name not in parameters]
     held: dict[str, Held] = {each.name: each for each in source.graph.initializer if each.name in read}
     held |= {name: array for name, array in parameters.items() if name in read}
@@ -174,13 +174,3 @@ def _keeps_in(path: Path, beside: str) -> bool:
         return False
     kept = (entry for each in tensors if uses_external_data(each) for entry in each.external_data)
     return any(entry.key == "location" and entry.value == beside for entry in kept)
-
-
-def nodes_before(graph: onnx.GraphProto, tensors: Sequence[str], given: Collection[str] = ()) -> list[onnx.NodeProto]:
-    """The nodes that some tensors depend on, in the graph's order, without those that compute the `given` tensors."""
-    needed, nodes = set(tensors).difference(given), []
-    for node in reversed(graph.node):
-        if needed.intersection(node.output):
-            needed.update(set(captured(node)).difference(given))
-            nodes.append(node)
-    return nodes[::-1]

@@ -6,7 +6,8 @@ import numpy as np
 import onnx
 
 from opgrad.graph.forward import Forward
-from opgrad.graph.messages import attribute_of, domain_of
+from opgrad.graph.messages import domain_of
+from opgrad.graph.nodes import attributes_of
 
 OF_CLASSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "NegativeLogLikelihoodLoss")
 HANDING_ON = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Neg", "Sqrt")
@@ -60,7 +61,7 @@ class _Search:
         return None
 
     def _of_classes(self, node: onnx.NodeProto) -> Reduction | None:
-        reduction = dict(map(attribute_of, node.attribute)).get("reduction", "mean")
+        reduction = attributes_of(node).get("reduction", "mean")
         if reduction == "none":
             return None
         weights = node.input[2] if len(node.input) > 2 else ""

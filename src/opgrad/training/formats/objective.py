@@ -10,8 +10,8 @@ import onnx
 from onnx import numpy_helper
 
 from opgrad.graph.forward import FLOATS, Forward
-from opgrad.graph.messages import attribute_of, domain_of
-from opgrad.graph.opset import captured
+from opgrad.graph.messages import domain_of
+from opgrad.graph.nodes import attributes_of, captured, needed, read_by
 from opgrad.training.formats.names import OUTPUTS
 
 LOSSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "NegativeLogLikelihoodLoss")
@@ -96,18 +96,11 @@ class _Graph:
     def __init__(self, model: onnx.ModelProto, loss: str):
         self.model, self.loss = model, loss
         self._producers = {name: node for node in model.graph.node for name in node.output if name}
-        needed = self.before(loss)
-        self.nodes = [node for node in model.graph.node if not needed.isdisjoint(node.output)]
+        self.nodes = needed(model.graph.node, [loss])
 
     def before(self, name: str) -> set[str]:
         """The tensors on which one depends, itself included."""
-        found, rest = {name}, [name]
-        while rest:
-            node = self._producers.get(rest.pop())
-            new = set(captured(node)) - found if node is not None else set()
-            found |= new
-            rest += new
-        return found
+        return {name, *read_by(needed(self.model.graph.node, [name]))}
 
     def origins(self, name: str, operators: Collection[str]) -> list[str]:
         """A tensor, and its predecessors through a chain of these operators, the nearest first."""
@@ -180,8 +173,7 @@ def _behind(graph: onnx.GraphProto, names: Collection[str]) -> set[str]:
 
 def _ignored(graph: onnx.GraphProto, node: onnx.NodeProto) -> int | None:
     """The label that a cross-entropy node ignores, from its attribute or its fourth input."""
-    attributes = dict(map(attribute_of, node.attribute))
-    if isinstance(given := attributes.get("ignore_index"), int):
+    if isinstance(given := attributes_of(node).get("ignore_index"), int):
         return given
     name = node.input[3] if len(node.input) > 3 else ""
     value = next((numpy_helper.to_array(each) for each in graph.initializer if name and each.name == name), None)

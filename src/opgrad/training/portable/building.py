@@ -12,8 +12,7 @@ from opgrad.forms.lowering import FEEDBACK
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import keep
-from opgrad.graph.opset import captured
-from opgrad.training.engine.export import nodes_before
+from opgrad.graph.nodes import needed, read_by
 from opgrad.training.engine.rewriting import overwriting
 from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.portable.dropout import seed_dropout
@@ -159,8 +158,8 @@ def build_forward(
 ) -> onnx.ModelProto:
     """The eval graph up to some of its values, with the parameters as the step takes them; see `build_step`."""
     model = plain_model(artifacts.eval_model, opset)
-    keep(model.graph.node, nodes_before(model.graph, list(outputs)))
-    read = {name for node in model.graph.node for name in captured(node)}
+    keep(model.graph.node, needed(model.graph.node, outputs))
+    read = read_by(model.graph.node)
     keep(model.graph.input, [each for each in model.graph.input if each.name in read])
     keep(model.graph.initializer, [each for each in model.graph.initializer if each.name in read])
     types = types_of(model)

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import keep, opset_of
-from opgrad.graph.opset import all_nodes
+from opgrad.graph.nodes import names_in, rename_inputs
 from opgrad.training.portable.layout import PARAMETERS, STATISTICS, Layout, Part, Tensor
 
 FLOAT = TensorProto.FLOAT
@@ -31,7 +31,7 @@ class Packing:
 
     def __init__(self, model: onnx.ModelProto, layout: Layout):
         self.model, self.layout = model, layout
-        self.body = GraphBody(opset_of(model), _names(model.graph))
+        self.body = GraphBody(opset_of(model), names_in(model.graph))
         self._given: dict[str, Value] = {}
         self._new: dict[Tensor, tuple[Sequence[Tensor], Value]] = {}
         self._unpack()
@@ -89,7 +89,8 @@ class Packing:
         if part.input == part.tensors[0].name:  # the graph reads the input itself
             typed = _typed(whole, types[part.input])
             if typed.name != part.input:
-                _rename(self.model.graph, part.input, typed.name)
+                for node in self.model.graph.node:
+                    rename_inputs(node, {part.input: typed.name})
             return
         for tensor, piece in zip(part.tensors, self._pieces(whole, part.tensors), strict=True):
             if tensor.name in types:
@@ -145,16 +146,3 @@ class Packing:
 
 def _typed(value: Value, element_type: int) -> Value:
     return value if value.element_type == element_type else value.cast(element_type)
-
-
-def _names(graph: onnx.GraphProto) -> set[str]:
-    """All names of values and nodes of a graph."""
-    nodes = list(all_nodes(graph.node))
-    found = {name for node in nodes for name in (*node.input, *node.output, node.name)}
-    return found | {each.name for each in (*graph.input, *graph.output, *graph.initializer)}
-
-
-def _rename(graph: onnx.GraphProto, name: str, new: str) -> None:
-    """Let all nodes read another value instead."""
-    for node in all_nodes(graph.node):
-        node.input[:] = [new if each == name else each for each in node.input]

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 import onnx
-from onnx import defs, inliner
+from onnx import inliner
 
 from opgrad.forms.lowering import DOMAIN
 from opgrad.graph.messages import domain_of, opset_of
-from opgrad.graph.opset import LEAST, all_nodes, raise_opset
+from opgrad.graph.nodes import is_known, model_nodes
+from opgrad.graph.opset import LEAST, raise_opset
 from opgrad.onnxruntime import LOWERED, lower
 from opgrad.training.building.checks import sentence
 from opgrad.training.building.outputs import inferred_model
@@ -45,18 +46,9 @@ def plain_model(model: onnx.ModelProto, opset: int | None, who: str = WHO) -> on
 
 def _unknown(model: onnx.ModelProto) -> Iterator[str]:
     """The operators that are neither of ai.onnx nor functions of the model."""
-    nodes = [*all_nodes(model.graph.node)]
-    nodes += [node for function in model.functions for node in all_nodes(function.node)]
-    for node in nodes:
-        if domain_of(node) != DOMAIN and (domain_of(node) or not _known(node.op_type, opset_of(model))):
+    for node in model_nodes(model):
+        if domain_of(node) != DOMAIN and (domain_of(node) or not is_known(node.op_type, opset_of(model))):
             yield ":".join(filter(None, (node.domain, node.op_type)))
-
-
-def _known(op: str, opset: int) -> bool:
-    try:
-        return not defs.get_schema(op, opset, "").deprecated
-    except defs.SchemaError:
-        return False
 
 
 def only_plain_imports(model: onnx.ModelProto) -> None:
