@@ -1,6 +1,6 @@
 """Products of long signals: tiles of sums in registers, four rows by three vectors of them.
 
-Nothing is packed, unlike in `opgrad.cpu.kernels.gemm`; a tile of six rows by two vectors, as there, took 1.06 times as long.
+Nothing is packed, unlike in `gemm`. A tile of six rows by two vectors, as there, took 1.06 times as long.
 `correlate` adds shifted signals times weights; `dot_products` takes the dot products of signals with shifted signals.
 Both are what convolution's gradients come to (opgrad.cpu.convolution).
 """
