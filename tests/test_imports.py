@@ -32,6 +32,7 @@ LAYERS = {
     "fused/": ("numpy", "contract/ post_ops"),
     "ops/": ("numpy", "contract/ fused/ post_ops random recurrences"),
     # the CPU
+    "cpu/": ("", ""),
     "cpu/compiler/": ("", ""),
     "cpu/compiler/target": ("llvmlite", "cpu/compiler/"),
     "cpu/compiler/lowering/": ("numba llvmlite", "cpu/compiler/ cpu/compiler/target"),
@@ -162,6 +163,15 @@ def test_direction(module):
     packages, below = (set(names.split()) for names in LAYERS[own])
     assert {name.split(".")[0] for name in names - set(MODULES)} - set(sys.stdlib_module_names) <= packages
     assert {layer(name) for name in names & set(MODULES)} <= {own, *below}
+
+
+def test_kernels_import_the_compiler_and_kernels_alone():
+    """No problem, program or array: what runs compiled is told all it needs to know by its arguments."""
+    rooms = ("opgrad.cpu.compiler.", "opgrad.cpu.kernels.")
+    for module, file in MODULES.items():
+        if module.startswith("opgrad.cpu.kernels"):
+            others = {name for name in imported(file) if not name.startswith(rooms) and name != "opgrad.cpu.compiler"}
+            assert {name.split(".")[0] for name in others} <= set(sys.stdlib_module_names), module
 
 
 def test_layers_stand_on_each_other():

@@ -9,6 +9,7 @@ from pathlib import Path
 from formulas import latex
 
 from opgrad.contract import Operator, graph_operators, operators
+from opgrad.contract.declaration import PROGRAMS
 
 SOURCES = Path("src/opgrad")
 PAGES = Path("docs/operators")
@@ -87,7 +88,7 @@ def _links(op: Operator, root: Path, folder: Path) -> str:
     above = Path(os.path.relpath(root, folder))
     files = {"declaration": SOURCES / "ops" / f"{op.family}.py"}
     for backend in op.support.backends:
-        rooms = [SOURCES / "cpu" / "programs", SOURCES / "cpu"] if backend == "cpu" else [SOURCES / backend]
-        places = [room / name for room in rooms for name in (f"{op.family}/__init__.py", f"{op.family}.py")]
-        files[backend] = next(place for place in places if (root / place).is_file())
+        families = SOURCES.parent / PROGRAMS[backend].replace(".", "/")
+        package = families / op.family / "__init__.py"
+        files[backend] = package if (root / package).is_file() else families / f"{op.family}.py"
     return ", ".join(f"[{name}]({(above / path).as_posix()})" for name, path in files.items())

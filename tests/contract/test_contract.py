@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import importlib.util
 import inspect
 import math
 from pathlib import Path
@@ -15,6 +14,7 @@ from samples import call, for_operators, sample
 import opgrad
 from opgrad import contract, interop
 from opgrad.contract import DTYPES, FLOATS, INTEGERS, Spec, graph_operators, loss_operators, operators
+from opgrad.contract.declaration import PROGRAMS
 from opgrad.native import arrays
 from opgrad.ops import FAMILIES
 from opgrad.testing.arguments import SHAPES
@@ -107,8 +107,7 @@ def test_onnx_names(op):
 
 def test_kernel_has_the_operator_s_name_and_family(op):
     kernel = op.kernel()
-    package = "opgrad.cpu.programs" if importlib.util.find_spec(f"opgrad.cpu.programs.{op.family}") else "opgrad.cpu"
-    assert kernel is getattr(importlib.import_module(f"{package}.{op.family}"), op.name)
+    assert kernel is getattr(importlib.import_module(f"opgrad.cpu.programs.{op.family}"), op.name)
     with pytest.raises(NotImplementedError, match=f"^{op.name}: no kernel for vpu"):
         op.kernel("vpu")
 
@@ -117,8 +116,8 @@ def test_kernel_has_the_operator_s_name_and_family(op):
 def test_kernels_are_where_the_declarations_say(backend):
     """By their sources: what a backend's files import need not be installed."""
     for op in {**operators(), **graph_operators()}.values():
-        rooms = [PACKAGE / "cpu/programs", PACKAGE / "cpu"] if backend == "cpu" else [PACKAGE / backend]
-        files = [room / name for room in rooms for name in (f"{op.family}.py", f"{op.family}/__init__.py")]
+        room = PACKAGE / PROGRAMS[backend].removeprefix("opgrad.").replace(".", "/")
+        files = [room / f"{op.family}.py", room / op.family / "__init__.py"]
         nodes = [node for file in files if file.exists() for node in ast.parse(file.read_text(encoding="utf-8")).body]
         functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
         functions |= {ast.unparse(target) for node in nodes if isinstance(node, ast.Assign) for target in node.targets}

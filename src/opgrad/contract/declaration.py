@@ -30,6 +30,8 @@ class Support:
     front_ends: tuple[str, ...]
 
 
+# The package of each backend that has its programs, a module for each family.
+PROGRAMS = {"cpu": "opgrad.cpu.programs", "cuda": "opgrad.cuda"}
 EVERYWHERE = Support(("cpu", "cuda"), ("numpy", "torch", "cupy", "jax", "onnxruntime"))
 # Operators that training graphs contain beside those; PyTorch and JAX differentiate what they stand for themselves.
 IN_GRAPHS = Support(("cpu",), ("numpy", "onnxruntime"))
@@ -133,22 +135,21 @@ class Operator:
         return tuple(self.inputs)
 
     def kernel(self, backend: str = "cpu") -> Callable[..., Any]:
-        """The function of the same name in the backend's file, or folder, of the same family.
+        """The function of the operator's name in the module of its family, in the backend's package of programs.
 
         Raises NotImplementedError if there is none.
         """
-        for package in (f"opgrad.{backend}.programs", f"opgrad.{backend}"):
-            module = f"{package}.{self.family}"
-            try:
-                found = getattr(importlib.import_module(module), self.name, None)
-            except ModuleNotFoundError as error:
-                if not module.startswith(error.name or "?"):
-                    raise
-                found = None
-            if found is not None:
-                return typing.cast(Callable[..., Any], found)
-        message = f"{self.name}: no kernel for {backend}; it would stand in opgrad/{backend}/{self.family}.py"
-        raise NotImplementedError(message)
+        module = f"{PROGRAMS.get(backend, f'opgrad.{backend}')}.{self.family}"
+        try:
+            found = getattr(importlib.import_module(module), self.name, None)
+        except ModuleNotFoundError as error:
+            if not module.startswith(error.name or "?"):
+                raise
+            found = None
+        if found is None:
+            place = module.replace(".", "/")
+            raise NotImplementedError(f"{self.name}: no kernel for {backend}; it would stand in {place}.py")
+        return typing.cast(Callable[..., Any], found)
 
 
 _declared: dict[str, Operator] = {}

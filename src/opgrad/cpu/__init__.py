@@ -1,0 +1,1 @@
+"""The CPU: the compiler, kernels, and the programs that put these together."""
