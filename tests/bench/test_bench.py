@@ -36,7 +36,8 @@ from opgrad.bench.figures import figures, geometric_mean, losses, read
 from opgrad.bench.form_case import FormCase
 from opgrad.bench.graph_case import GraphCase
 from opgrad.bench.memories import MEMORIES
-from opgrad.bench.run import Options, prepared, previous, run, store
+from opgrad.bench.options import Options
+from opgrad.bench.run import prepared, previous, run, store
 from opgrad.bench.tables import NOBODY, TITLES, duration, full_table, headline_table, show, summary
 from opgrad.bench.targets import Cpu, target
 from opgrad.bench.ways import GIVEN, NEW, WAYS

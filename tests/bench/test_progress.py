@@ -9,9 +9,10 @@ from opgrad import machine
 from opgrad.bench import progress
 from opgrad.bench.cells import select
 from opgrad.bench.measure import measure_each
+from opgrad.bench.options import Options
 from opgrad.bench.peers import COMPILE
 from opgrad.bench.progress import duration, told
-from opgrad.bench.run import Options, prepared
+from opgrad.bench.run import prepared
 
 
 @pytest.fixture

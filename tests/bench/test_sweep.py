@@ -4,8 +4,9 @@ import pytest
 from rich.console import Console
 
 from opgrad.bench import load, sweep
+from opgrad.bench.options import Options
 from opgrad.bench.plots import plot
-from opgrad.bench.run import Options, prepared, read, store
+from opgrad.bench.run import prepared, read, store
 from opgrad.bench.sweep import Curve, curves
 from opgrad.bench.tables import show, show_load, sweep_table
 from opgrad.contract import operators

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 import opgrad
 from opgrad.bench import generated, step_process, training
+from opgrad.bench.options import Options
 from opgrad.bench.step_process import OLD_API
-from opgrad.bench.training import TrainingOptions, batch_of, examples, measure, run
+from opgrad.bench.training import batch_of, examples, measure, run
 from opgrad.bench.training_tables import GENERATED_COLUMNS, generated_rows, markdown, rows
 from opgrad.bench.training_torch import chain, torch_step
 from opgrad.cli import app
@@ -212,7 +213,7 @@ def test_options_that_do_not_go_together(words: tuple[str | Path, ...], message:
 
 def test_an_architecture_is_measured_beside_torch() -> None:
     pytest.importorskip("torch")
-    result = run(TrainingOptions(models=("ViT",), seconds=0.0), lambda *_: None)
+    result = run(Options(training=True, models="ViT", seconds=0.0), lambda *_: None)
     (cell,) = result["training"]
     assert (cell["set"], cell["batch"]) == ("ViT", 8)
     assert set(cell["times"]) == {"step", "graph", "optimizer", "torch"}
@@ -230,10 +231,10 @@ def test_interruption_keeps_what_is_measured(monkeypatch: pytest.MonkeyPatch) ->
         return {"batch": batch}
 
     monkeypatch.setattr(training, "measure", stand_in)
-    result = run(TrainingOptions((EXAMPLES / "digits",), (4, 5)), lambda *_: None)
+    result = run(Options(training=True, folders=[EXAMPLES / "digits"], batches="4,5"), lambda *_: None)
     assert result["training"] == [{"batch": 4}]
     with pytest.raises(KeyboardInterrupt):
-        run(TrainingOptions((EXAMPLES / "digits",), (4, 5)), lambda *_: None)
+        run(Options(training=True, folders=[EXAMPLES / "digits"], batches="4,5"), lambda *_: None)
 
 
 def test_tables_say_what_python_takes_and_how_the_best_peer_does() -> None:

@@ -2,28 +2,32 @@
 
 import argparse
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from opgrad.bench.cells import Cell
-from opgrad.bench.run import Options, prepared, previous, store
+from opgrad.bench.options import KEPT, OPTIONS, Options, flag_of
+from opgrad.bench.run import prepared, previous, store
+
+TYPES = {"json": Path, "seconds": float}  # of the options that are no text
 
 
 def main() -> None:
     """Measure, and write the result file. The options are those of `opgrad bench`."""
     parser = argparse.ArgumentParser(prog="python -m opgrad.bench", description=__doc__)
-    parser.add_argument("--json", metavar="FILE", type=Path, required=True, help="where to write the result")
-    parser.add_argument("--update", action="store_true", help="keep the cells that are not measured now")
-    parser.add_argument("--device", default="cpu")
-    for name in ("ops", "dtypes", "shapes", "peers", "groups", "memory"):
-        parser.add_argument(f"--{name}", default="")
-    parser.add_argument("--seconds", type=float)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--sweep", action="store_true")
-    given = vars(parser.parse_args())
-    path, update = given.pop("json"), given.pop("update")
+    for each in fields(Options):
+        if each.name in (*KEPT, "json", "update"):
+            flag, help = flag_of(each.name), OPTIONS[each.name].help
+            if each.default is False:
+                parser.add_argument(flag, action="store_true", help=help)
+            else:
+                kind, required = TYPES.get(each.name, str), each.name == "json"
+                parser.add_argument(flag, type=kind, default=each.default, required=required, help=help)
+    options = Options(**vars(parser.parse_args()))
+    assert options.json is not None
     try:
-        old = previous(path, update)
-        store(path, prepared(Options(**given), old)(_progress), old)
+        old = previous(options.json, options.update)
+        store(options.json, prepared(options, old)(_progress), old)
     except (ValueError, RuntimeError) as error:
         sys.exit(f"opgrad: {error}")
 

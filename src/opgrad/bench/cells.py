@@ -170,6 +170,11 @@ class Cell:
         where = "" if self.memory == DEFAULT else f" {self.memory} memory"
         return " ".join(filter(None, (self.op.name, self.workload.label, self.dtype))) + where
 
+    @property
+    def known(self) -> dict[str, Any]:
+        """How a result file names the cell."""
+        return {"operator": self.op.name, "workload": self.workload.label, "dtype": self.dtype}
+
 
 def select(
     ops: Sequence[str],

@@ -12,7 +12,6 @@ from onnx import numpy_helper
 import opgrad
 from opgrad.bench.liveness import peak_bytes
 from opgrad.bench.measure import take_turns, turns
-from opgrad.bench.training_modules import CLASSES, eager, exported, modules
 from opgrad.gradients import gradients
 from opgrad.gradients.backward import SUFFIX
 from opgrad.graph.messages import copied
@@ -45,14 +44,18 @@ class Subject:
 
 def of_modules(rows: int) -> Iterator[Subject]:
     """The models that are written in PyTorch, with batches of so many rows. Raises ImportError without torch."""
-    for name, make in modules().items():
-        module, batch = make()
-        model = exported(module, batch(2))
-        x, labels = batch(rows), np.random.default_rng(0).integers(0, CLASSES, rows)
+    import torch
+
+    from opgrad.bench.training_models import CLASSES, PLAIN, torch_step, with_loss
+
+    for name, (make, batch) in PLAIN.items():
+        module = make()
+        model = with_loss(module, batch(2))
+        x, labels = batch(rows), torch.randint(0, CLASSES, (rows,))
         names = {name for name, _ in module.named_parameters()}
         found = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer if each.name in names}
-        others = {f"{TORCH} {count}": eager(module, x, labels, count) for count in {1, opgrad.get_num_threads()}}
-        yield Subject(name, model, found, {"x": x.numpy(), "labels": labels}, others)
+        others = {f"{TORCH} {count}": torch_step(module, x, labels, count) for count in thread_counts()}
+        yield Subject(name, model, found, {"x": x.numpy(), "labels": labels.numpy()}, others)
 
 
 def of_set(artifacts: ArtifactSet, feeds: Mapping[str, np.ndarray], graph: Callable[[], object]) -> Subject:
@@ -76,17 +79,41 @@ def measure(subject: Subject, seconds: float) -> dict[str, Any]:
     graphs = {GENERATED: whole, RECOMPUTED: segments}
     ours = {name: _runner(subject, model) for name, model in graphs.items()}
     contestants = {name: turns(call) for name, call in {**ours, **subject.others}.items()}
-    times = take_turns(contestants, seconds)
-    best = min((name for name in times if name.startswith(TORCH)), key=lambda name: times[name]["median"], default=None)
-    kept = {name: taken for name, taken in times.items() if not name.startswith(TORCH)}
+    times = best_of_torch(take_turns(contestants, seconds))
+    losses = {name: call() for name, call in subject.others.items()}
+    notes = disagreements(
+        {name: float(np.asarray(loss)) for name, loss in losses.items() if loss is not None}, ours[GENERATED]()
+    )
     return {
         "model": subject.name,
         "batch": len(next(iter(subject.feeds.values()))),
         "nodes": len(whole.graph.node),
         "generating": round(took, 3),
         "peak": {name: peak_bytes(_fused(model), subject.feeds) for name, model in graphs.items()},
-        "times": kept | ({TORCH: times[best]} if best else {}),
-        **_disagreement(subject, ours),
+        "times": times,
+        **({"notes": notes} if notes else {}),
+    }
+
+
+def thread_counts() -> set[int]:
+    """The numbers of threads that torch is measured with."""
+    return {1, opgrad.get_num_threads()}
+
+
+def best_of_torch(times: Mapping[str, Any]) -> dict[str, Any]:
+    """The times with those of torch under one name, with all threads or with one, whichever was faster."""
+    of_torch = [name for name in times if name.startswith(TORCH)]
+    best = min(of_torch, key=lambda name: times[name]["median"], default=None)
+    others = {name: taken for name, taken in times.items() if name not in of_torch}
+    return others | ({TORCH: times[best]} if best else {})
+
+
+def disagreements(losses: Mapping[str, float], ours: float) -> dict[str, str]:
+    """Notes for the contestants whose loss is not ours."""
+    return {
+        name: f"its loss is {loss:.6g}, ours {ours:.6g}: it computes something else"
+        for name, loss in losses.items()
+        if abs(loss - ours) > SAME_LOSS * abs(ours)
     }
 
 
@@ -116,13 +143,3 @@ def _runner(subject: Subject, model: onnx.ModelProto) -> Callable[[], float]:
         return runner.loss
 
     return run
-
-
-def _disagreement(subject: Subject, ours: Mapping[str, Callable[[], float]]) -> dict[str, Any]:
-    """A note where others compute another loss."""
-    mine, notes = ours[GENERATED](), {}
-    for name, call in subject.others.items():
-        loss = call()
-        if loss is not None and abs(float(np.asarray(loss)) - mine) > SAME_LOSS * abs(mine):
-            notes[name] = f"its loss is {float(np.asarray(loss)):.6g}, ours {mine:.6g}: it computes something else"
-    return {"notes": notes} if notes else {}

@@ -20,7 +20,7 @@ STEPS = {"step": "opgrad", "graph": "opgrad, the graph alone", "old": "onnxrunti
 ROW = 0.3  # inches for each operator, and for each bar
 SPREAD = 0.22  # of a row, between dtypes
 # Text stays text in SVG, so that a page gives it its own colour; the other two make equal pictures equal bytes.
-SVG = {"svg.fonttype": "none", "svg.hashsalt": "opgrad"}
+SVG: Any = {"svg.fonttype": "none", "svg.hashsalt": "opgrad"}
 NO_DATE = {"Date": None}
 
 

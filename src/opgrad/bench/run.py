@@ -3,8 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -17,28 +16,13 @@ from opgrad.bench.cells import DTYPES, Cell, check_names, select
 from opgrad.bench.figures import FORMAT, read
 from opgrad.bench.measure import measure_each
 from opgrad.bench.memories import DEFAULT
+from opgrad.bench.options import Options
 from opgrad.bench.peers import COMPILE
 from opgrad.bench.targets import Target, target
 from opgrad.contract import graph_operators, operators
 from opgrad.writing import replace_file
 
 Progress = Callable[[int, int, Cell], None]  # how many cells are done, of how many, and the next
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to measure, as the command line has it; "" and None stand for the default."""
-
-    device: str = "cpu"
-    ops: str = ""
-    dtypes: str = ""
-    shapes: str = ""
-    peers: str = ""
-    seconds: float | None = None
-    quick: bool = False
-    groups: str = ""
-    memory: str = ""
-    sweep: bool = False
 
 
 def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[Progress], dict[str, Any]]:
@@ -48,25 +32,42 @@ def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[P
     another machine or of other versions; RuntimeError where there is no such device.
     """
     chosen = target(options.device)
-    ops, dtypes, shapes = names(options.ops), names(options.dtypes), names(options.shapes)
-    memories = names(options.memory)
-    if options.sweep:
-        return _prepared_sweep(options, chosen, ops, dtypes, memories, old)
+    cells, peers = (_swept if options.sweep else _selected)(options, chosen)
+    if old is not None:
+        _check_same(old, _surroundings_of(chosen))
+        if options.sweep:  # it goes on where it ended
+            known = {_key(cell) for cell in old["cells"]}
+            cells = [
+                cell for cell in cells if (cell.op.name, cell.workload.label, cell.dtype, cell.memory) not in known
+            ]
+    usual = (sweep.SECONDS, sweep.QUICK_SECONDS) if options.sweep else (chosen.seconds, chosen.quick_seconds)
+    seconds = options.seconds_of(*usual)
+    return partial(run, chosen, cells, peers, seconds, options.kept() | {"seconds": seconds})
+
+
+def _selected(options: Options, chosen: Target) -> tuple[Sequence[Cell], Sequence[str]]:
+    """The cells and the peers that are asked for."""
+    ops, dtypes, shapes, groups, memories = map(options.names, ("ops", "dtypes", "shapes", "groups", "memory"))
     if memories and options.device != "cpu":
         raise ValueError(f"bench: memory is {options.memory!r}, but arrays on {options.device} lie in the device's")
-    cells = select(ops, dtypes, shapes, options.quick, chosen.workloads, names(options.groups), memories)
+    cells = select(ops, dtypes, shapes, options.quick, chosen.workloads, groups, memories)
     if not cells:
         raise ValueError("bench: no cell has these operators, dtypes, shapes and groups")
-    peers = chosen.peers(names(options.peers))
+    peers = chosen.peers(options.names("peers"))
     if options.quick:
         cells = _in_turns(cells)
         peers = [name for name in peers if name != COMPILE or options.peers]
-    if old is not None:
-        _check_same(old, _surroundings(chosen))
-    seconds = options.seconds
-    if seconds is None:
-        seconds = chosen.quick_seconds if options.quick else chosen.seconds
-    return partial(run, chosen, cells, peers, seconds, asdict(options) | {"seconds": seconds})
+    return cells, peers
+
+
+def _swept(options: Options, chosen: Target) -> tuple[Sequence[Cell], Sequence[str]]:
+    """The cells and the peers of a sweep."""
+    if options.device != "cpu" or options.shapes or options.groups:
+        raise ValueError("bench: the sweep is of the CPU, and has its own shapes and groups")
+    ops, dtypes, memories, peers = map(options.names, ("ops", "dtypes", "memory", "peers"))
+    check_names(dtypes, memories)
+    cells = sweep.cells(ops, dtypes or DTYPES, memories or (DEFAULT,), options.quick)
+    return cells, sweep.peers(peers, chosen.peers(peers))
 
 
 def _in_turns(cells: Sequence[Cell]) -> list[Cell]:
@@ -77,34 +78,6 @@ def _in_turns(cells: Sequence[Cell]) -> list[Cell]:
         turns.append((seen[cell.op.name], place))
         seen[cell.op.name] += 1
     return [cells[place] for _, place in sorted(turns)]
-
-
-def _prepared_sweep(
-    options: Options,
-    chosen: Target,
-    ops: Sequence[str],
-    dtypes: Sequence[str],
-    memories: Sequence[str],
-    old: dict[str, Any] | None,
-) -> Callable[[Progress], dict[str, Any]]:
-    """What measures the sweep: those of its cells that the old result lacks."""
-    if options.device != "cpu" or options.shapes or options.groups:
-        raise ValueError("bench: the sweep is of the CPU, and has its own shapes and groups")
-    check_names(dtypes, memories)
-    cells = sweep.cells(ops, dtypes or DTYPES, memories or (DEFAULT,), options.quick)
-    peers = sweep.peers(names(options.peers), chosen.peers(names(options.peers)))
-    if old is not None:
-        _check_same(old, _surroundings(chosen))
-        known = {_key(cell) for cell in old["cells"]}
-        cells = [cell for cell in cells if (cell.op.name, cell.workload.label, cell.dtype, cell.memory) not in known]
-    seconds = options.seconds
-    if seconds is None:
-        seconds = sweep.QUICK_SECONDS if options.quick else sweep.SECONDS
-    return partial(run, chosen, cells, peers, seconds, asdict(options) | {"seconds": seconds})
-
-
-def names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def run(
@@ -128,23 +101,31 @@ def run(
         measured.sort(key=lambda cell: (memories.index(cell.get("memory", DEFAULT)), names.index(cell["operator"])))
     return {
         "format": FORMAT,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "seconds": round(time.perf_counter() - began, 1),
-        **_surroundings(chosen),
+        **dated(began),
+        **_surroundings_of(chosen),
         "options": options,
         **_parts(measured),
     }
 
 
-def _surroundings(chosen: Target) -> dict[str, Any]:
-    """All that a time depends on besides the cell."""
-    device = chosen.describe()
+def dated(began: float) -> dict[str, Any]:
+    """Today, and the seconds since a measurement began."""
+    today = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return {"date": today, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def surroundings(device: Mapping[str, Any] | None = None, packages: Sequence[str] = ()) -> dict[str, Any]:
+    """All that a time depends on besides the cell. device: if it is not the CPU. packages: those of peers."""
     return {
         "machine": machine.describe(),
         **({"device": device} if device else {}),
-        "versions": machine.versions(chosen.packages),
+        "versions": machine.versions(packages),
         "threads": opgrad.get_num_threads(),
     }
+
+
+def _surroundings_of(chosen: Target) -> dict[str, Any]:
+    return surroundings(chosen.describe(), chosen.packages)
 
 
 def _parts(measured: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -3,9 +3,8 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,9 +12,11 @@ from typing import Any
 import numpy as np
 
 import opgrad
-from opgrad import machine
 from opgrad.bench import generated
+from opgrad.bench.generated import TORCH, best_of_torch, disagreements, thread_counts
 from opgrad.bench.measure import hot_turns, measure_each, take_turns
+from opgrad.bench.options import Options
+from opgrad.bench.run import dated, surroundings
 from opgrad.bench.step_process import OLD_API, start, step_process
 from opgrad.bench.training_torch import torch_step
 from opgrad.training import ArtifactSet, CheckpointState, Module, Optimizer, Recipe
@@ -27,31 +28,11 @@ from opgrad.training.engine.training_graph import TrainingGraph, read_model, ses
 BATCHES = (4, 50, 500)
 SECONDS, QUICK_SECONDS = 2.0, 0.3
 STEP, GRAPH, OPTIMIZER = "step", "graph", "optimizer"  # ours
-TORCH, OLD, OLD_OPTIMIZER = "torch", "old", "old optimizer"
-SAME_LOSS = 1e-3  # relative: contestants beyond it compute something else
+OLD, OLD_OPTIMIZER = "old", "old optimizer"
 
 Progress = Callable[[int, int, str], None]  # how many cells are done, of how many, and the next
 Turn = Callable[[], list[float]]
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """What to measure.
-
-    folders: of artifact sets; none stands for the examples of the source tree.
-    batches: rows of a batch.
-    seconds: how long to measure each cell.
-    old_python: a Python with onnxruntime-training.
-    fuse: whether our steps replace nodes of the training graph; see `Module`.
-    models: names of architectures, in place of the examples; none without folders stands for the examples and all.
-    """
-
-    folders: tuple[Path, ...] = ()
-    batches: tuple[int, ...] = BATCHES
-    seconds: float = SECONDS
-    old_python: Path | None = None
-    models: tuple[str, ...] = ()
-    fuse: bool = True
+Job = tuple[str, Callable[[], dict[str, Any]]]  # what is measured, with its name
 
 
 def examples() -> tuple[Path, ...]:
@@ -63,61 +44,59 @@ def examples() -> tuple[Path, ...]:
     return found
 
 
-def chosen_models(names: Sequence[str]) -> tuple[str, ...]:
-    """The architectures of these names. Raises ValueError for others, and without PyTorch."""
+def run(options: Options, progress: Progress) -> dict[str, Any]:
+    """Measure every set with every batch and return what a result file holds: what is done so far, if interrupted.
+
+    options: without folders and models, the examples of the source tree and all models. progress: called before each
+    cell. Raises what `ArtifactSet.load` raises, ValueError for unknown models and wrong batches, and RuntimeError if
+    the old runtime does not start.
+    """
+    began = time.perf_counter()
+    batches = _batches(options.batches) if options.batches else BATCHES
+    seconds = options.seconds_of(SECONDS, QUICK_SECONDS)
+    models, alone = _chosen_models(options.names("models")), bool(options.folders or options.models)
+    sets = [ArtifactSet.load(folder) for folder in options.folders or ([] if alone else examples())]
+    cells = [(artifacts, batch) for artifacts in sets for batch in batches]
+    modules = [] if alone else list(_modules(batches[0]))
+    how = seconds, options.old_python, options.fuse
+    jobs: dict[str, list[Job]] = {"training": [], "starts": [], "generated": []}
+    for artifacts, batch in cells:
+        name = artifacts.name
+        jobs["training"].append((f"{name}, batch {batch}", partial(measure, artifacts, batch, *how)))
+        jobs["generated"].append((f"{name}, generated, batch {batch}", partial(_generated, artifacts, batch, seconds)))
+    for name in models if alone else _architectures():
+        jobs["training"].append((name, partial(_architecture, name, *how)))
+    for artifacts in sets:
+        first = partial(_start, artifacts, batches[0], options.old_python)
+        jobs["starts"].append((f"{artifacts.name}, first step", first))
+    for subject in modules:
+        jobs["generated"].append((f"{subject.name}, generated", partial(generated.measure, subject, seconds)))
+    every = [job for part in jobs.values() for job in part]
+    measured = iter(measure_each(every, lambda job: job[1](), lambda done, count, job: progress(done, count, job[0])))
+    return {
+        "format": 1,
+        **dated(began),
+        **surroundings(),
+        "options": {"batches": list(batches), "seconds": seconds},
+        "cells": [],
+        **{name: list(islice(measured, len(part))) for name, part in jobs.items()},
+    }
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise ValueError(f"bench: batches is {text!r}, expected numbers of rows such as 4,50,500")
+    return tuple(map(int, words))
+
+
+def _chosen_models(names: Sequence[str]) -> Sequence[str]:
+    """These names. Raises ValueError for one that is of no architecture, and without PyTorch."""
     known = _architectures() if names else ()
     for name in names:
         if name not in known:
             raise ValueError(f"bench: models has {name!r}, expected of {', '.join(known) or 'none, without PyTorch'}")
-    return tuple(names)
-
-
-def run(options: TrainingOptions, progress: Progress) -> dict[str, Any]:
-    """Measure every set with every batch and return what a result file holds: what is done so far, if interrupted.
-
-    progress: called before each cell.
-    Raises what `ArtifactSet.load` raises, and RuntimeError if the old runtime does not start.
-    """
-    began = time.perf_counter()
-    alone = options.folders or options.models
-    sets = [ArtifactSet.load(folder) for folder in (options.folders if alone else examples())]
-    cells = [(artifacts, batch) for artifacts in sets for batch in options.batches]
-    models = options.models if alone else _architectures()
-    jobs = _jobs(sets, cells, [] if alone else list(_modules(options.batches[0])), models, options)
-    measured = measure_each(jobs, lambda job: job[1](), lambda done, count, job: progress(done, count, job[0]))
-    steps = len(cells) + len(models)
-    return {
-        "format": 1,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "seconds": round(time.perf_counter() - began, 1),
-        "machine": machine.describe(),
-        "versions": machine.versions(),
-        "threads": opgrad.get_num_threads(),
-        "options": {"batches": list(options.batches), "seconds": options.seconds},
-        "cells": [],
-        "training": measured[:steps],
-        "starts": measured[steps : steps + len(sets)],
-        "generated": measured[steps + len(sets) :],
-    }
-
-
-def _jobs(
-    sets: list[ArtifactSet],
-    cells: list[tuple[ArtifactSet, int]],
-    modules: list[generated.Subject],
-    models: tuple[str, ...],
-    options: TrainingOptions,
-) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
-    """What is measured, with its name: the steps of the cells, the sets' first steps, then generated graphs."""
-    steps = [(each, partial(measure, *each, options.seconds, options.old_python, options.fuse)) for each in cells]
-    anew = [(each, partial(_generated, *each, options.seconds)) for each in cells]
-    return [
-        *((f"{artifacts.name}, batch {batch}", job) for (artifacts, batch), job in steps),
-        *((name, partial(_architecture, name, options)) for name in models),
-        *((f"{each.name}, first step", partial(_start, each, options)) for each in sets),
-        *((f"{artifacts.name}, generated, batch {batch}", job) for (artifacts, batch), job in anew),
-        *((f"{each.name}, generated", partial(generated.measure, each, options.seconds)) for each in modules),
-    ]
+    return names
 
 
 def _modules(rows: int) -> Iterator[generated.Subject]:
@@ -128,7 +107,7 @@ def _modules(rows: int) -> Iterator[generated.Subject]:
         return
 
 
-def _architectures() -> tuple[str, ...]:
+def _architectures() -> Sequence[str]:
     """The names of the architectures, none without PyTorch."""
     try:
         from opgrad.bench.training_models import MODELS
@@ -137,20 +116,18 @@ def _architectures() -> tuple[str, ...]:
     return tuple(MODELS)
 
 
-def _architecture(name: str, options: TrainingOptions) -> dict[str, Any]:
+def _architecture(name: str, seconds: float, old_python: Path | None, fuse: bool) -> dict[str, Any]:
     """The step of an architecture, whose artifact set is made now."""
     from opgrad.bench.training_models import architecture
 
     with TemporaryDirectory() as folder:
         made = architecture(name, Path(folder))
-        given = options.seconds, options.old_python, options.fuse
-        return measure(made.artifacts, made.rows, *given, made.batch, made.step)
+        return measure(made.artifacts, made.rows, seconds, old_python, fuse, made.batch, made.step)
 
 
-def _start(artifacts: ArtifactSet, options: TrainingOptions) -> dict[str, Any]:
+def _start(artifacts: ArtifactSet, batch: int, old_python: Path | None) -> dict[str, Any]:
     """How long a process takes to the first step with the smallest batch, and how much memory."""
-    batch = options.batches[0]
-    found = start(artifacts.directory, batch_of(artifacts, batch), options.old_python, opgrad.get_num_threads())
+    found = start(artifacts.directory, batch_of(artifacts, batch), old_python, opgrad.get_num_threads())
     return {"set": artifacts.name, "batch": batch, **found}
 
 
@@ -195,8 +172,8 @@ def measure(
             notes[TORCH] = str(error)
         if old_python is not None:
             losses[OLD], versions = _add_old(contestants, stack, old_python, artifacts, data)
-        times = _keep_best(take_turns(contestants, seconds))
-    others = _others(losses)
+        times = best_of_torch(take_turns(contestants, seconds))
+    others = disagreements(losses, losses[STEP])
     notes |= others
     times = {name: taken for name, taken in times.items() if name.split()[0] not in others}
     return {
@@ -212,7 +189,7 @@ def measure(
 
 def _add_torch(contestants: dict[str, Turn], make: Callable[[int], Callable[[], Any]]) -> float:
     """Add torch's step with one thread and with all of them; returns its loss."""
-    for threads in {1, opgrad.get_num_threads()}:
+    for threads in thread_counts():
         theirs = make(threads)
         loss = float(theirs())
         contestants[f"{TORCH} {threads}"] = hot_turns(theirs)
@@ -227,23 +204,6 @@ def _add_old(
     old = stack.enter_context(step_process(python, OLD_API, artifacts.directory, data, threads))
     contestants |= {OLD: partial(old.turn, STEP), OLD_OPTIMIZER: partial(old.turn, OPTIMIZER)}
     return old.loss, old.versions
-
-
-def _others(losses: Mapping[str, float]) -> dict[str, str]:
-    """Notes for the contestants whose loss is not ours."""
-    return {
-        name: f"its loss is {loss:.6g}, ours {losses[STEP]:.6g}: it computes something else"
-        for name, loss in losses.items()
-        if abs(loss - losses[STEP]) > SAME_LOSS * abs(losses[STEP])
-    }
-
-
-def _keep_best(times: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """The times with those of torch under one name, with all threads or with one, whichever was faster."""
-    of_torch = [name for name in times if name.startswith(TORCH)]
-    best = min(of_torch, key=lambda name: times[name]["median"], default=None)
-    others = {name: taken for name, taken in times.items() if name not in of_torch}
-    return others | ({TORCH: times[best]} if best else {})
 
 
 # --- ours ------------------------------------------------------------------------------------------------------------

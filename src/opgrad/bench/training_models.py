@@ -1,4 +1,7 @@
-"""Well-known architectures in PyTorch, smaller than published, and the artifact sets that opgrad makes of them."""
+"""Models in PyTorch: well-known architectures, smaller than published, and layers of the usual kinds.
+
+What the exporter makes of them, the artifact sets that opgrad makes of the architectures, and torch's own steps.
+"""
 
 import io
 import warnings
@@ -10,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from onnx import TensorProto, helper
 from torch import nn
 from torch.nn import functional
 
@@ -18,6 +22,7 @@ from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 OPSET = 17
 CLASSES = 10
+WIDTH, LENGTH, WORDS, SIDE = 64, 32, 1000, 16  # of the plain models
 
 
 class Layer(nn.Module):
@@ -160,6 +165,44 @@ class MobileNetV2(nn.Module):
 MODELS: dict[str, Callable[[], Any]] = {"GPT-2": GPT2, "BERT": BERT, "ViT": ViT, "MobileNetV2": MobileNetV2}
 
 
+# --- plain models ---------------------------------------------------------------------------------------------------
+
+
+class Mean(nn.Module):
+    """The mean over a sequence."""
+
+    def forward(self, x: Any) -> Any:
+        return x.mean(1)
+
+
+def _perceptron() -> nn.Module:
+    layers = [nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, 4 * WIDTH), nn.SiLU()]
+    return nn.Sequential(*layers, nn.Linear(4 * WIDTH, CLASSES))
+
+
+def _convolutions() -> nn.Module:
+    layers: list[Any] = []
+    for before, after in ((3, 32), (32, 64), (64, 64)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * (SIDE // 8) ** 2, CLASSES))
+
+
+def _transformer() -> nn.Module:
+    layers = [Layer(WIDTH, 4, True, "none") for _ in range(2)]
+    return nn.Sequential(nn.Embedding(WORDS, WIDTH), *layers, nn.LayerNorm(WIDTH), Mean(), nn.Linear(WIDTH, CLASSES))
+
+
+# By name what makes a model, and what makes a batch of so many rows for it.
+PLAIN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
+    "perceptron": (_perceptron, lambda rows: torch.randn(rows, WIDTH)),
+    "convolutions": (_convolutions, lambda rows: torch.randn(rows, 3, SIDE, SIDE)),
+    "transformer": (_transformer, lambda rows: torch.randint(0, WORDS, (rows, LENGTH))),
+}
+
+
+# --- what is made of them -------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A model to be trained. artifacts: its set; rows: of the batch; batch: by name; step: torch's, given threads."""
@@ -177,41 +220,59 @@ def architecture(name: str, folder: Path) -> Architecture:
     x, labels = module.batch()
     place = folder / name
     place.mkdir()
-    model = _exported(module, x)
+    model = _exported(module, x, 1e-4, training=torch.onnx.TrainingMode.TRAINING)
     trained = [each for each, _ in module.named_parameters()]
     frozen = [each.name for each in model.graph.initializer if each.name in dict(module.named_buffers())]
     kinds: dict[str, Any] = {"loss": LossType.CrossEntropyLoss, "optimizer": OptimType.AdamW}
     made = generate_artifacts(model, trained, frozen, artifact_directory=place, batch_norm="train", **kinds)
     batch = dict(zip(made.inputs, (x.numpy(), labels.numpy()), strict=True))
-    return Architecture(ArtifactSet.load(place), module.rows, batch, lambda threads: _step(module, x, labels, threads))
+
+    def step(threads: int) -> Callable[[], Any]:
+        module.train()
+        return torch_step(module, x, labels, threads, torch.optim.AdamW(module.parameters(), lr=0.0))
+
+    return Architecture(ArtifactSet.load(place), module.rows, batch, step)
 
 
-def _exported(module: nn.Module, x: Any) -> onnx.ModelProto:
-    """The module in training mode, all weights as initializers."""
+def with_loss(module: nn.Module, x: Any) -> onnx.ModelProto:
+    """The module with a cross-entropy behind it: inputs x and labels, output loss; any number of rows."""
+    rows = {"x": {0: "rows"}, "scores": {0: "rows"}}
+    model = _exported(module, x, 0.05, dynamic_axes=rows)
+    graph = model.graph
+    graph.input.append(helper.make_tensor_value_info("labels", TensorProto.INT64, ["rows"]))
+    graph.node.append(helper.make_node("SoftmaxCrossEntropyLoss", ["scores", "labels"], ["loss"], "loss"))
+    graph.output[0].CopyFrom(helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))
+    return model
+
+
+def _exported(module: nn.Module, x: Any, spread: float, **options: Any) -> onnx.ModelProto:
+    """The module with input x and output scores, all weights as initializers.
+
+    spread: of the random numbers that are added to the weights, of which the exporter would write equal ones once.
+    """
     with torch.no_grad():
-        for parameter in module.parameters():  # of equal ones the exporter would write only the first
-            parameter.add_(1e-4 * torch.randn_like(parameter))
+        for parameter in module.parameters():
+            parameter.add_(spread * torch.randn_like(parameter))
     file: Any = io.BytesIO()  # torch declares no files
+    options |= {"input_names": ["x"], "output_names": ["scores"]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module, (x,), file, opset_version=OPSET, dynamo=False, do_constant_folding=False, input_names=["x"],
-            output_names=["scores"], training=torch.onnx.TrainingMode.TRAINING,
-        )  # fmt: skip
+        torch.onnx.export(module, (x,), file, opset_version=OPSET, dynamo=False, do_constant_folding=False, **options)
     return onnx.load_from_string(file.getvalue())
 
 
-def _step(module: nn.Module, x: Any, labels: Any, threads: int) -> Callable[[], Any]:
-    """A training step in torch with a learning rate of 0 that returns the loss."""
-    module.train()
-    optimizer = torch.optim.AdamW(module.parameters(), lr=0.0)
+def torch_step(
+    module: nn.Module, x: Any, labels: Any, threads: int, optimizer: torch.optim.Optimizer | None = None
+) -> Callable[[], Any]:
+    """Forward and backward in torch as a user would write it, and the optimizer's step; returns the loss."""
 
     def step() -> Any:
         torch.set_num_threads(threads)
-        optimizer.zero_grad()
+        (optimizer or module).zero_grad()
         loss = functional.cross_entropy(module(x), labels)
         loss.backward()
-        optimizer.step()
+        if optimizer is not None:
+            optimizer.step()
         return loss.detach()
 
     return step

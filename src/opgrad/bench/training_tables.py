@@ -7,10 +7,10 @@ from typing import Any
 from rich.console import Console
 
 from opgrad.bench.figures import medians
-from opgrad.bench.generated import GENERATED, OLD_GRAPH, RECOMPUTED
+from opgrad.bench.generated import GENERATED, OLD_GRAPH, RECOMPUTED, TORCH
 from opgrad.bench.step_process import COLD, WARM
 from opgrad.bench.tables import Table, duration, machine_line, print_parts
-from opgrad.bench.training import GRAPH, OLD, OLD_OPTIMIZER, OPTIMIZER, STEP, TORCH
+from opgrad.bench.training import GRAPH, OLD, OLD_OPTIMIZER, OPTIMIZER, STEP
 
 COLUMNS = ("set", "batch", "step", "graph", "optimizer", "Python", "torch", "old step", "old optimizer", "ratio")
 START_COLUMNS = (
@@ -28,8 +28,8 @@ def rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
     for cell in _measured(result, "training"):
         times = medians(cell)
         python = max(0.0, times[STEP] - times[GRAPH] - times[OPTIMIZER])
-        shown = [times[STEP], times[GRAPH], times[OPTIMIZER], python]
-        shown += [times.get(name) for name in (TORCH, OLD, OLD_OPTIMIZER)]
+        others = (times.get(name) for name in (TORCH, OLD, OLD_OPTIMIZER))
+        shown = [times[STEP], times[GRAPH], times[OPTIMIZER], python, *others]
         yield [cell["set"], str(cell["batch"]), *map(_time, shown), _ratio(times, STEP, (TORCH, OLD))]
 
 

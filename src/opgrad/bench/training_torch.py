@@ -44,30 +44,21 @@ def torch_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], threads: 
     layers = chain(artifacts.eval_model.graph)
     import torch
 
+    from opgrad.bench import training_models
+
     parameters = {name: torch.tensor(array) for name, array in {**artifacts.frozen, **artifacts.trainable}.items()}
     model = torch.nn.Sequential(*(_module(torch, node, parameters) for node in layers))
     rule: Any = artifacts.rule
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.0)
     if isinstance(rule, AdamWRule):
-        kept: dict[str, Any] = {
+        given: dict[str, Any] = {
             "betas": (rule.alpha, rule.beta),
             "eps": rule.epsilon,
             "weight_decay": rule.weight_decay,
         }
-        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.0, **kept)
-    else:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, **given)
     x, labels = (torch.tensor(array) for array in data.values())
-    criterion = torch.nn.CrossEntropyLoss()
-
-    def step() -> Any:
-        torch.set_num_threads(threads)
-        optimizer.zero_grad()
-        loss = criterion(model(x), labels)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
+    return training_models.torch_step(model, x, labels, threads, optimizer)
 
 
 def _module(torch: Any, node: onnx.NodeProto, parameters: Mapping[str, Any]) -> Any:

@@ -32,6 +32,7 @@ def predictions() -> Predictions:
 def show(console: Console, ops: str, dtypes: str, result: dict[str, Any] | None = None) -> None:
     """Print the predictions of these operators and dtypes, all where none are named; those of the device that was
     measured, beside its times, where there is a result."""
+    columns: Sequence[str]
     if result is None:
         rows = [row for row in _rows() if _is_asked(row[0], ops) and _is_asked(row[2], dtypes)]
         columns = ("operator", "shape", "dtype", *GPUS)
