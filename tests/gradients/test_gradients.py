@@ -60,6 +60,21 @@ def test_files_are_read(tmp_path):
         gradients(tmp_path / "broken.onnx", "y", "x")
 
 
+def test_models_are_read_as_by_all_other_functions():
+    """From a message, from its bytes and from a file: checked, and with the nodes in order."""
+    model = build("g (float[3] x) => (float[3] y) { h = Neg(x)\n y = Mul(h, h) }")
+    expected = gradients(model, "y", "x")
+    assert gradients(model.SerializeToString(), "y", "x") == expected
+    model.graph.node.reverse()
+    assert gradients(model, "y", "x") == expected
+    model.graph.input[0].type.tensor_type.elem_type = 99
+    for damaged in (model, model.SerializeToString()):
+        with pytest.raises(ValueError, match="gradients: the model is damaged, a tensor has the unknown element type"):
+            gradients(damaged, "y", "x")
+    with pytest.raises(TypeError, match="model is of type int, expected onnx.ModelProto, bytes or a path"):
+        gradients(3, "y", "x")
+
+
 def test_a_name_that_is_taken_is_not_used_again():
     model = build("g (float[3] x) => (float[3] y) { x_grad = Neg(x)\n y = Mul(x_grad, x_grad) }")
     found = gradients(model, "y", "x", plain=True)

@@ -1,6 +1,6 @@
-"""Training operators written with plain ONNX operators, a module for each family; `FORMS` has them all."""
+"""Training operators in plain ONNX, a module for each family; importing the package declares them all."""
 
-from opgrad.forms import (
+from opgrad.forms import (  # noqa: F401
     accumulate,
     activation,
     contrib,
@@ -17,26 +17,3 @@ from opgrad.forms import (
     resize,
     softmax,
 )
-from opgrad.forms.registry import FORMS, Call, Form, NoForm
-
-__all__ = [
-    "FORMS",
-    "Call",
-    "Form",
-    "NoForm",
-    "accumulate",
-    "activation",
-    "contrib",
-    "convolution",
-    "cross_entropy",
-    "dropout",
-    "gather",
-    "joins",
-    "mixed_precision",
-    "normalization",
-    "optimizer",
-    "pooling",
-    "recurrent",
-    "resize",
-    "softmax",
-]

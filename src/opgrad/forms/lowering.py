@@ -15,11 +15,10 @@ import onnx
 from onnx import AttributeProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.forms import FORMS, Call, Form, NoForm
 from opgrad.forms.reasons import NOT_LOWERED
-from opgrad.graph.batch_norm import one_output
+from opgrad.forms.registry import FORMS, Call, Form, NoForm
 from opgrad.graph.formulas import Body, Value
-from opgrad.graph.loading import check_model, read_model
+from opgrad.graph.loading import load
 from opgrad.graph.messages import MICROSOFT, attribute_of, copied, domain_of, free_name, opset_of
 from opgrad.graph.nodes import all_nodes, model_nodes, needed, read_by, subgraphs
 from opgrad.graph.opset import raise_opset
@@ -50,23 +49,12 @@ def lower(
     Raises TypeError for another kind of model, FileNotFoundError, ValueError for a damaged model or an unknown name
     in `operators`, and NotImplementedError, naming the operator and the reason, where it has no such form.
     """
-    lowered = _load(model)
+    lowered = load(model, "lower", outside=False)
     names = _names(operators)
     if any(_concerns(node, names) for node in model_nodes(lowered)):
         raise_opset(lowered)
         _Lowering(lowered, names).run()
     return lowered
-
-
-def _load(model: Any) -> onnx.ModelProto:
-    if isinstance(model, onnx.ModelProto):
-        copy = copied(model)
-        check_model(copy, "lower: the model")
-        one_output(copy)
-        return copy
-    if not isinstance(model, (bytes, str, os.PathLike)):
-        raise TypeError(f"lower: model is of type {type(model).__name__}, expected onnx.ModelProto, bytes or a path")
-    return read_model(model, "lower", outside=False)
 
 
 def _names(operators: Collection[str] | None) -> frozenset[str]:

@@ -3,38 +3,35 @@
 import difflib
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper
 
-from opgrad import rules
 from opgrad.gradients.backward import SUFFIX, Backward
 from opgrad.gradients.expansion import expand, inline_functions
 from opgrad.graph import passes
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
 from opgrad.graph.forward import FLOATS, Forward
-from opgrad.graph.messages import MICROSOFT, copied, import_microsoft
+from opgrad.graph.loading import load
+from opgrad.graph.messages import MICROSOFT, import_microsoft
 from opgrad.graph.opset import raise_opset
-from opgrad.reading import check_regular
 
 LEAST_OPSET = 11  # the least opset of a model with gradients
 PLAIN_OPSET = 16  # the least opset of the plain form
 WHO = "gradients"
 UPDATING = "BatchNormInternal"  # batch normalization that writes new statistics over those that it is given
-assert rules.FAMILIES  # their rules are declared when they are imported
 
 
 def gradients(
-    model: onnx.ModelProto | str | os.PathLike[str], of: str | Sequence[str], with_respect_to: str | Sequence[str],
-    *, plain: bool = False, checkpoint_segments: int | Sequence[str] | None = None,
+    model: onnx.ModelProto | bytes | str | os.PathLike[str], of: str | Sequence[str],
+    with_respect_to: str | Sequence[str], *,
+    plain: bool = False, checkpoint_segments: int | Sequence[str] | None = None,
 ) -> onnx.ModelProto:  # fmt: skip
     """The same model with gradients among its outputs.
 
-    model: an onnx.ModelProto, which is not changed, or the path of a file.
+    model: an onnx.ModelProto, which is not changed, the bytes of one, or the path of a file.
     of: the value that is differentiated, or several, of which the sum is: outputs of the model or any other values of
         its graph, of float type. Of one that is no scalar the sum of all elements is differentiated.
     with_respect_to: inputs, initializers or other values of the graph, of float type.
@@ -101,21 +98,6 @@ def _simplified(
     model = inline_functions(model)
     raise_opset(model, opset, WHO)
     return passes.prepare(model, [*keep, *wanted], variable=wanted, plain=plain)
-
-
-def load(model: onnx.ModelProto | str | os.PathLike[str], who: str) -> onnx.ModelProto:
-    """A model that may be changed: a copy of the given one, or the content of a file. who: the caller, for messages."""
-    if isinstance(model, onnx.ModelProto):
-        return copied(model)
-    if not isinstance(model, (str, os.PathLike)):
-        raise TypeError(f"{who}: model is of type {type(model).__name__}, expected onnx.ModelProto or a path")
-    if not Path(model).exists():
-        raise FileNotFoundError(f"{who}: there is no file {os.fspath(model)}")
-    check_regular(Path(model), f"{who}: {os.fspath(model)}")
-    try:
-        return onnx.load(Path(model))
-    except DecodeError:
-        raise ValueError(f"{who}: {os.fspath(model)} is no ONNX model, or damaged") from None
 
 
 def _names(argument: str, names: str | Sequence[str]) -> list[str]:

@@ -4,16 +4,14 @@ The converter refuses operators in the domain ai.onnx that ONNX does not have, s
 drops functions and metadata, and it changes the meaning or the types of some operators of opset 10.
 """
 
-from collections.abc import Collection
-
 import numpy as np
 import onnx
 from onnx import TensorProto, defs, helper, numpy_helper, shape_inference, version_converter
 
-from opgrad.graph.messages import copied
+from opgrad.graph.large import is_large, without_large
+from opgrad.graph.messages import copied_without, keep
 
 UNKNOWN = "opgrad.unknown"  # the domain of operators that ONNX does not have, during the conversion
-LARGEST_KEPT = 1024  # elements; larger constants are inputs during the conversion, which does not need their values
 RESIZE_CHANGED = BOUNDS_ARE_INPUTS = 11  # the opset with both changes
 TRAINING_IS_ATTRIBUTE = 14  # the first opset whose BatchNormalization has the attribute training_mode
 FILLED = ("Clip", "Pad")  # operators with attributes that became inputs, which have to be of the type of the data
@@ -22,10 +20,10 @@ STATISTICS = slice(3, 5)  # saved outputs of BatchNormalization, which it lost w
 
 def converted(model: onnx.ModelProto, version: int, wanted: int) -> onnx.ModelProto:
     """A model that imports opset `wanted` instead of `version`. Raises whatever the converter does."""
-    draft = copied(model)
+    draft = copied_without(model, "graph")
+    draft.graph.CopyFrom(without_large(model.graph))
     _hide_unknown(draft, version)
     _drop_saved_statistics(draft.graph)
-    large, new = _as_inputs(draft.graph)
     result = version_converter.convert_version(draft, wanted)
     if version < RESIZE_CHANGED <= wanted:
         _keep_resizing(result.graph)
@@ -34,7 +32,9 @@ def converted(model: onnx.ModelProto, version: int, wanted: int) -> onnx.ModelPr
     if version < TRAINING_IS_ATTRIBUTE <= wanted:
         _keep_training(result.graph)
     _show_unknown(result)
-    _as_constants(result.graph, large, new)
+    given = {each.name for each in model.graph.input}
+    keep(result.graph.input, [each for each in result.graph.input if each.name in given])
+    result.graph.initializer.extend(filter(is_large, model.graph.initializer))
     for name in ("functions", "metadata_props"):
         del getattr(result, name)[:]
         getattr(result, name).extend(getattr(model, name))
@@ -58,28 +58,6 @@ def _show_unknown(model: onnx.ModelProto) -> None:
     kept = [each for each in model.opset_import if each.domain != UNKNOWN]
     del model.opset_import[:]
     model.opset_import.extend(kept)
-
-
-# --- large constants ---
-
-
-def _as_inputs(graph: onnx.GraphProto) -> tuple[list[TensorProto], Collection[str]]:
-    """Turn the large constants of a graph into inputs; returns them, and the names of those that were no inputs."""
-    large = [each for each in graph.initializer if np.prod(each.dims) > LARGEST_KEPT]
-    kept = [each for each in graph.initializer if np.prod(each.dims) <= LARGEST_KEPT]
-    given = {each.name for each in graph.input}
-    new = [each for each in large if each.name not in given]
-    graph.input.extend(helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in new)
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-    return large, {each.name for each in new}
-
-
-def _as_constants(graph: onnx.GraphProto, large: Collection[TensorProto], new: Collection[str]) -> None:
-    graph.initializer.extend(large)
-    inputs = [each for each in graph.input if each.name not in new]
-    del graph.input[:]
-    graph.input.extend(inputs)
 
 
 # --- what conversion changes ---

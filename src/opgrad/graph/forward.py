@@ -9,7 +9,8 @@ import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper, shape_inference
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.graph.inference import LARGEST_READ, infer, shapes_given
+from opgrad.graph.inference import infer, shapes_given
+from opgrad.graph.large import LARGE
 from opgrad.graph.messages import domain_of, opset_of
 from opgrad.graph.nodes import names_in
 from opgrad.graph.sizes import Sizes, known, sizes_in
@@ -59,7 +60,7 @@ class Forward:
         self._types = types
         asked = {name for node in self.graph.node for name in shapes_given(node)} - self.initializers.keys()
         found = {name: self.constant(name) for name in asked}
-        return {name: value for name, value in found.items() if value is not None and value.size <= LARGEST_READ}
+        return {name: value for name, value in found.items() if value is not None and value.size <= LARGE}
 
     def names(self) -> set[str]:
         """Every name of the graph, those of values and those of nodes."""

@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper, shape_inference
 
-from opgrad.graph.messages import domain_of, opset_of
+from opgrad.graph.large import LARGE, without_large
+from opgrad.graph.messages import copied_without, domain_of, opset_of
 from opgrad.graph.nodes import rename_inputs
 from opgrad.graph.opset import raise_opset
 from opgrad.graph.sizes import forget_vague, known, sizes_in
 from opgrad.graph.stand_ins import standing_for
 
 KNOWN_BEST = 17  # older models are inferred as this opset: onnx propagates the data of more of its operators
-LARGEST_READ = 1024  # the most elements of a tensor that is taken for a shape or a list of axes
 LONG = "opgrad.size."  # the prefix of the symbolic size of a long array
 # Operators whose inputs hold the sizes of the result, and the places of these inputs.
 SIZE_GIVEN = {"ConstantOfShape": (0,), "Expand": (1,), "Tile": (1,), "Reshape": (1,), "Range": (0, 1, 2)}
@@ -63,7 +63,7 @@ def _inferred(model: onnx.ModelProto, data_prop: bool) -> Types:
 def _is_long(declared: TypeProto.Tensor) -> bool:
     """Whether an array of one axis is too long to be a shape or a list of axes."""
     sizes = known(sizes_in(declared))
-    return sizes is not None and len(sizes) == 1 and sizes[0] > LARGEST_READ
+    return sizes is not None and len(sizes) == 1 and sizes[0] > LARGE
 
 
 def _type_of(tensor: TensorProto) -> TypeProto.Tensor:
@@ -109,21 +109,11 @@ def _stand_in(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Large constants are inputs of it, and operators that onnx does not know are replaced by ones with equal shapes.
     """
-    large = [each for each in model.graph.initializer if np.prod(each.dims) > LARGEST_READ]
-    kept = [each for each in model.graph.initializer if np.prod(each.dims) <= LARGEST_READ]
-    given = {each.name for each in model.graph.input}
-    inputs = [
-        *model.graph.input,
-        *(
-            helper.make_tensor_value_info(each.name, each.data_type, each.dims)
-            for each in large
-            if each.name not in given
-        ),
-    ]
-    nodes = [other for node in model.graph.node for other in standing_for(node, opset_of(model))]
-    graph = helper.make_graph(nodes, "graph", inputs, model.graph.output, kept, value_info=model.graph.value_info)
-    result = helper.make_model(graph, opset_imports=model.opset_import, functions=model.functions)
-    result.ir_version = model.ir_version
+    graph, opset = without_large(model.graph), opset_of(model)
+    del graph.node[:]
+    graph.node.extend(other for node in model.graph.node for other in standing_for(node, opset))
+    result = copied_without(model, "graph")
+    result.graph.CopyFrom(graph)
     for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
         forget_vague(value.type)
     return result

@@ -16,12 +16,39 @@ from onnx import AttributeProto, TensorProto, TypeProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
 
 from opgrad.graph.batch_norm import one_output
+from opgrad.graph.messages import copied
 from opgrad.graph.repair import mend
 from opgrad.reading import check_regular, read_regular
 
 ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 
 Source: TypeAlias = str | bytes | PathLike[str]
+Model: TypeAlias = onnx.ModelProto | Source
+
+
+def load(model: Model, who: str, outside: bool = True) -> onnx.ModelProto:
+    """A checked model that may be changed: a copy of the given one, or the content of a file or of bytes.
+
+    who: the caller, for messages. outside: whether tensors that a file keeps in other files are read, too.
+    Raises TypeError for anything else, and what `read_model` raises.
+    """
+    if isinstance(model, onnx.ModelProto):
+        copy = copied(model)
+        check_and_repair(copy, f"{who}: the model")
+        return copy
+    if not isinstance(model, bytes | str | os.PathLike):
+        raise TypeError(f"{who}: model is of type {type(model).__name__}, expected onnx.ModelProto, bytes or a path")
+    return read_model(model, who, outside)
+
+
+def check_and_repair(model: onnx.ModelProto, what: str) -> None:
+    """Raise ValueError for a damaged model, and correct what onnxruntime accepts although ONNX does not, in place.
+
+    what: the caller and the model's name, for messages.
+    """
+    check_model(model, what)
+    mend(model)
+    one_output(model)
 
 
 def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProto:

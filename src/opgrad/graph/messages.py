@@ -16,6 +16,22 @@ def copied(message: M) -> M:
     return copy
 
 
+def copied_without(message: M, field: str) -> M:
+    """A copy of a message without one of its fields, which is not copied at any time."""
+    copy: Any = type(message)()
+    given: Any = message
+    for each, value in given.ListFields():
+        if each.name == field:
+            continue
+        if hasattr(value, "extend"):
+            getattr(copy, each.name).extend(value)
+        elif hasattr(value, "CopyFrom"):
+            getattr(copy, each.name).CopyFrom(value)
+        else:
+            setattr(copy, each.name, value)
+    return copy
+
+
 def keep(values: Any, kept: list[Any]) -> None:
     """Set the messages of a repeated field; they may be some of those that it holds."""
     copies = [copied(each) for each in kept]

@@ -1,6 +1,6 @@
-"""The gradient rules of all operators, a module for each family."""
+"""The gradient rules of all operators, a module for each family; importing the package declares them all."""
 
-from opgrad.rules import (
+from opgrad.rules import (  # noqa: F401
     activation,
     arithmetic,
     attention,
@@ -23,10 +23,4 @@ from opgrad.rules import (
     scatter,
     softmax,
     zero,
-)
-
-FAMILIES = (
-    *(elementary, arithmetic, extrema, activation, reduction, matrix, einsum, softmax, losses, normalization),
-    *(convolution, pooling, layout, indexing, scatter, resize, sampling, recurrent, attention, microsoft),
-    *(quantization, zero),
 )

@@ -12,10 +12,10 @@ from typing import Any
 
 import onnx
 
+from opgrad.graph.large import size_of
 from opgrad.training.artifacts.generation import WHO, Files, Made, Request, make, names_in
 from opgrad.training.building.checks import listed, quantity, refused_types
 from opgrad.training.formats.model_files import LARGEST_MODEL
-from opgrad.training.formats.tensor_values import size_of
 from opgrad.training.inspect.trainability import softmax_before_loss
 from opgrad.training.onnxblock import blocks, optim
 from opgrad.training.onnxblock import loss as losses

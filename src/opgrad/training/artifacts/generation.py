@@ -11,9 +11,8 @@ import onnx
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.graph import batch_norm
-from opgrad.graph.loading import check_model
+from opgrad.graph.loading import check_and_repair
 from opgrad.graph.messages import opset_of
-from opgrad.graph.repair import mend
 from opgrad.training.artifacts.ort_format import convert
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed
@@ -161,9 +160,8 @@ def _own(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelPro
     outside = [each.name for each in model.graph.initializer if uses_external_data(each)]
     if outside:
         raise ValueError(f"{WHO}: model keeps {listed(outside)} in another file; give its path, or load these tensors")
-    check_model(model, f"{WHO}: model")
     own, apart = without_huge(model)
-    mend(own)
+    check_and_repair(own, f"{WHO}: model")
     return own, apart
 
 

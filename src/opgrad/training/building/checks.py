@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable
 import onnx
 from onnx import TensorProto, checker, helper
 
+from opgrad.graph.large import without_large
 from opgrad.graph.messages import domain_of
 from opgrad.graph.nodes import all_nodes, is_known
-from opgrad.training.formats.tensor_values import LARGE, size_of
 
 UNKNOWN = "opgrad.unknown"  # the domain of operators that onnx's checker does not look at
 
@@ -43,16 +43,9 @@ def without_values(model: onnx.ModelProto, unknown: bool = True) -> onnx.ModelPr
 
     unknown: whether operators that onnx does not know are moved to a domain that its checker ignores.
     """
-    graph = model.graph
-    small = [each for each in graph.initializer if size_of(each) <= LARGE]
-    large = [each for each in graph.initializer if size_of(each) > LARGE]
-    given = {each.name for each in graph.input}
-    inputs = [
-        helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in large if each.name not in given
-    ]
-    copy = onnx.GraphProto(name=graph.name or "graph", node=graph.node, initializer=small, output=graph.output)
-    copy.input.extend([*graph.input, *inputs])
-    copy.sparse_initializer.extend(graph.sparse_initializer)
+    copy = without_large(model.graph)
+    copy.name = copy.name or "graph"
+    del copy.value_info[:]
     for value in (*copy.input, *copy.output):
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()  # onnx's checker demands a shape, onnxruntime does not

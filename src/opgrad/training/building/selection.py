@@ -10,12 +10,13 @@ import onnx
 from opgrad.gradients.backward import differentiable_inputs
 from opgrad.gradients.expansion import inline_functions
 from opgrad.graph.forward import FLOATS, Forward, constant_tensor
+from opgrad.graph.large import size_of
 from opgrad.graph.messages import MICROSOFT, domain_of
 from opgrad.graph.nodes import all_nodes
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near, quantity, without_values
 from opgrad.training.building.fixed import HANDING_ON, INPUT, Fixed
-from opgrad.training.formats.tensor_values import Held, array_of, size_of
+from opgrad.training.formats.tensor_values import Held, array_of
 
 ALL = tuple(range(64))
 # The places of weights among the inputs of operators.

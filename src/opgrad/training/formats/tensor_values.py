@@ -5,20 +5,20 @@ file of their own are mapped into memory.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.graph.large import is_large, size_of, without_large
 from opgrad.graph.loading import Source, naming_outside, place_of, read_model, read_outside
-from opgrad.graph.messages import copied
+from opgrad.graph.messages import copied, copied_without
 from opgrad.training.formats import checkpoint_tables, mapped_files
 
-LARGE = 1024  # elements; tensors with more are never shapes, so that inference does not need their values
 HUGE = 1 << 20  # bytes; larger tensors are taken out of a model as soon as it is read
 # If the huge tensors of a model have so many bytes in all, its sessions share their memory. Below, they are
 # initializers of each session: onnxruntime then makes a second copy in another order, for faster kernels.
@@ -31,47 +31,27 @@ Held: TypeAlias = TensorProto | np.ndarray
 
 def detach(model: onnx.ModelProto) -> dict[str, Held]:
     """Take the values out of large initializers, which become placeholders; returns them by name."""
-    graph, apart = model.graph, dict[str, Held]()
-    tensors = list(graph.initializer)
-    if not any(map(_is_large, tensors)):
-        return {}
-    del graph.initializer[:]
-    for tensor in tensors:
-        if _is_large(tensor) and not uses_external_data(tensor):
-            apart[tensor.name] = tensor
-            graph.initializer.append(placeholder(tensor.name, tensor.data_type, tensor.dims))
-        else:
-            graph.initializer.append(tensor)
+    tensors, apart = _taken_out(model.graph, lambda each: _is_large(each) and not uses_external_data(each))
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(tensors)
     return apart
 
 
 def without_huge(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Held]]:
     """A copy of a model with placeholders for its huge initializers, and these initializers by name, not copied."""
-    copy, graph = _without(model, "graph"), _without(model.graph, "initializer")
-    apart: dict[str, Held] = {}
-    for tensor in model.graph.initializer:
-        if _is_large(tensor) and nbytes_of(tensor) > HUGE:
-            apart[tensor.name] = tensor
-            graph.initializer.append(placeholder(tensor.name, tensor.data_type, tensor.dims))
-        else:
-            graph.initializer.append(tensor)
-    copy.graph.CopyFrom(graph)
+    tensors, apart = _taken_out(model.graph, lambda each: _is_large(each) and nbytes_of(each) > HUGE)
+    copy = copied_without(model, "graph")
+    copy.graph.CopyFrom(copied_without(model.graph, "initializer"))
+    copy.graph.initializer.extend(tensors)
     return copy, apart
 
 
-def _without(message: Any, name: str) -> Any:
-    """A copy of a message without one of its fields."""
-    copy = type(message)()
-    for field, value in message.ListFields():
-        if field.name == name:
-            continue
-        if hasattr(value, "extend"):
-            getattr(copy, field.name).extend(value)
-        elif hasattr(value, "CopyFrom"):
-            getattr(copy, field.name).CopyFrom(value)
-        else:
-            setattr(copy, field.name, value)
-    return copy
+def _taken_out(
+    graph: onnx.GraphProto, chosen: Callable[[TensorProto], bool]
+) -> tuple[list[TensorProto], dict[str, Held]]:
+    """The initializers with placeholders for the chosen ones, and these by name."""
+    apart: dict[str, Held] = {each.name: each for each in graph.initializer if chosen(each)}
+    return [_placeholder_of(each) if each.name in apart else each for each in graph.initializer], apart
 
 
 def read_apart(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, Held]]:
@@ -84,7 +64,7 @@ def read_apart(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, Held]]:
         for tensor in model.graph.initializer:
             if uses_external_data(tensor) and (found := _mapped(tensor, path.parent)) is not None:
                 apart[tensor.name] = found
-                tensor.CopyFrom(placeholder(tensor.name, tensor.data_type, tensor.dims))
+                tensor.CopyFrom(_placeholder_of(tensor))
     read_outside(model, path, who, is_placeholder)
     return model, apart
 
@@ -100,16 +80,7 @@ def read_shared(source: Source, who: str) -> tuple[onnx.ModelProto, dict[str, np
     model, apart = read_apart(Path(source), who)
     if sum(map(nbytes_of, apart.values())) < SHARED_FROM:
         return attached(model, apart), {}
-    graph = model.graph
-    given = {each.name for each in graph.input}
-    kept = [each for each in graph.initializer if not is_placeholder(each)]
-    graph.input.extend(
-        helper.make_tensor_value_info(each.name, each.data_type, each.dims)
-        for each in graph.initializer
-        if is_placeholder(each) and each.name not in given
-    )
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+    model.graph.CopyFrom(without_large(model.graph, is_placeholder))
     return model, {name: array_of(held) for name, held in apart.items()}
 
 
@@ -131,12 +102,7 @@ def _mapped(tensor: TensorProto, folder: Path) -> np.ndarray | None:
 
 
 def _is_large(tensor: TensorProto) -> bool:
-    return size_of(tensor) > LARGE and tensor.data_type in checkpoint_tables.ELEMENT_TYPES
-
-
-def size_of(tensor: TensorProto) -> int:
-    """The number of elements."""
-    return math.prod(tensor.dims)
+    return is_large(tensor) and tensor.data_type in checkpoint_tables.ELEMENT_TYPES
 
 
 def nbytes_of(held: Held) -> int:
@@ -154,6 +120,10 @@ def placeholder(name: str, data_type: int, dims: Iterable[int]) -> TensorProto:
     empty.data_location = TensorProto.EXTERNAL
     empty.external_data.add(key="location", value=APART)
     return empty
+
+
+def _placeholder_of(tensor: TensorProto) -> TensorProto:
+    return placeholder(tensor.name, tensor.data_type, tensor.dims)
 
 
 def is_placeholder(tensor: TensorProto) -> bool:

@@ -7,6 +7,7 @@ import onnx
 
 from opgrad.gradients.differentiation import problems
 from opgrad.graph.forward import FLOATS, Forward
+from opgrad.graph.large import size_of
 from opgrad.graph.messages import domain_of, opset_of
 from opgrad.training.building import forms
 from opgrad.training.building.checks import check_built, refused_types
@@ -14,7 +15,7 @@ from opgrad.training.building.named_blocks import Loss
 from opgrad.training.building.selection import Candidates, no_weights, reaching
 from opgrad.training.formats.names import RESET
 from opgrad.training.formats.objective import RESHAPING
-from opgrad.training.formats.tensor_values import Held, size_of
+from opgrad.training.formats.tensor_values import Held
 from opgrad.training.inspect.stages import Stage, stages
 
 TAKING = ("MatMul", "Gemm", "Conv", "ConvTranspose")  # operators whose second input are weights
