@@ -71,7 +71,7 @@ def test_models_are_read_as_by_all_other_functions():
     for damaged in (model, model.SerializeToString()):
         with pytest.raises(ValueError, match="gradients: the model is damaged, a tensor has the unknown element type"):
             gradients(damaged, "y", "x")
-    with pytest.raises(TypeError, match="model is of type int, expected onnx.ModelProto, bytes or a path"):
+    with pytest.raises(TypeError, match=r"model is of type int, expected onnx.ModelProto, bytes"):
         gradients(3, "y", "x")
 
 
