@@ -4,15 +4,34 @@ import math
 import numbers
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from opgrad.training.api.memory import Memory, copy_into
+from opgrad.training.engine.memory import Memory
+from opgrad.training.formats import mapped_files
 from opgrad.training.formats.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
 Property = int | float | str
+
+
+def _copy_into(target: np.ndarray, value: np.ndarray | onnxruntime.OrtValue, what: str) -> None:
+    """Copy a value of the same dtype and shape to the target.
+
+    what: the target's name, for messages.
+    Raises TypeError for another type or dtype, ValueError for another shape.
+    """
+    if isinstance(value, onnxruntime.OrtValue):
+        value = value.numpy()
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{what} is {type(value).__name__}, expected a NumPy array of {target.dtype}")
+    if value.dtype != target.dtype:
+        raise TypeError(f"{what} is {value.dtype}, expected {target.dtype}")
+    if value.shape != target.shape:
+        raise ValueError(f"{what} has shape {value.shape}, expected {target.shape}")
+    np.copyto(target, value)
 
 
 class Parameter:
@@ -36,7 +55,7 @@ class Parameter:
     @data.setter
     def data(self, value: np.ndarray | onnxruntime.OrtValue) -> None:
         """Copy `value`, an array of the same dtype and shape. Raises TypeError, ValueError."""
-        copy_into(self.data, value, f"Parameter {self._name!r}: the value")
+        _copy_into(self.data, value, f"Parameter {self._name!r}: the value")
 
     @property
     def grad(self) -> np.ndarray | None:
@@ -185,7 +204,9 @@ class CheckpointState:
     def _take(self, state: Checkpoint, owned: bool) -> None:
         if not isinstance(state, Checkpoint):
             raise TypeError(f"CheckpointState: state is {type(state).__name__}, expected Checkpoint")
-        self._memory = Memory(state, owned)
+        take = mapped_files.own if owned else np.copy
+        frozen = {name: take(array) for name, array in state.frozen.items()}
+        self._memory = Memory("CheckpointState", replace(state, frozen=frozen), unchanged=owned)
         self._parameters = Parameters(self._memory)
         self._properties = Properties(state.properties)
 

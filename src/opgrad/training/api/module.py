@@ -14,13 +14,13 @@ from opgrad.graph.loading import name_of
 from opgrad.graph.messages import copied
 from opgrad.native.threads import get_num_threads
 from opgrad.training.api.checkpoint_state import CheckpointState
-from opgrad.training.api.memory import Memory
 from opgrad.training.data.batches import TensorSpec
 from opgrad.training.engine import rewriting
 from opgrad.training.engine.binding import BoundGraph, Value, check_inputs, declared, ort_value
 from opgrad.training.engine.distributed import Processes
 from opgrad.training.engine.export import write_inference_model
 from opgrad.training.engine.first_run import first_run
+from opgrad.training.engine.memory import Memory
 from opgrad.training.engine.optimizer import GradientNorm, clip_factor
 from opgrad.training.engine.training_graph import Source, TrainingGraph, open_session, run_error, session_options
 from opgrad.training.formats.artifact_set import check_parameters, tensor_spec
@@ -287,7 +287,8 @@ class Module:
             raise RuntimeError(f"{caller}: there is no eval graph, expected eval_model_uri when the module is made")
         if self._memory.nominal:
             raise RuntimeError(f"{caller}: the parameters have no values yet, the checkpoint is nominal")
-        parameters = {**self._constants, **self._memory.all_parameters}
+        held = {**self._memory.parameters, **self._memory.frozen}
+        parameters = {**self._constants, **{name: held[name] for name in sorted(held)}}
         names = list(dict.fromkeys(graph_output_names))
         write_inference_model(self._eval_model, parameters, names, os.fspath(inference_model_uri), caller)
 

@@ -5,8 +5,11 @@ import os
 import numpy as np
 
 from opgrad.training.api.module import Module
-from opgrad.training.engine.optimizer import read_rule
+from opgrad.training.engine.memory import Memory
+from opgrad.training.engine.optimizer import SGD, AdamW, Rule, read_rule
 from opgrad.training.engine.training_graph import read_model
+
+LEARNING_RATE = 1e-3  # before one is set, if the checkpoint has no state of an optimizer
 
 
 class Optimizer:
@@ -28,7 +31,7 @@ class Optimizer:
             raise TypeError(f"Optimizer: module is {type(module).__name__}, expected Module")
         rule = read_rule(read_model(optimizer_uri, "Optimizer"))
         self._module, self._memory = module, module._state._memory
-        self._update = self._memory.start_optimizer(rule)
+        self._update = _optimizer(self._memory, rule)
 
     def step(self) -> None:
         """Change the parameters by one step along their gradients, which stay as they are unless they are clipped.
@@ -56,3 +59,12 @@ class Optimizer:
     def get_learning_rate(self) -> float:
         """The present learning rate."""
         return self._update.learning_rate
+
+
+def _optimizer(memory: Memory, rule: Rule) -> SGD | AdamW:
+    """The present optimizer if it has this rule, else a new one that goes on from its state or the checkpoint's."""
+    if memory.optimizer is not None and memory.optimizer.rule == rule:
+        return memory.optimizer
+    group = memory.group()
+    rate = LEARNING_RATE if group is None else group.learning_rate
+    return memory.start(rule, float(np.float32(rate)), group)

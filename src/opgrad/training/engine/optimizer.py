@@ -1,7 +1,7 @@
 """AdamW and SGD by the attributes of an optimizer model; a step updates all parameters at once, in place."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx.helper import get_attribute_value
 
+from opgrad.contract.problem import Operand
 from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, sgd_in_place
@@ -133,23 +134,47 @@ def clip_factor(norm: float, max_norm: float) -> float:
     return 1.0 if factor > 1 else factor
 
 
-class _Clip:
-    """The factor that clips the gradients of a step."""
-
-    def __init__(self, gradients: np.ndarray, max_norm: float | None):
-        self._max_norm = max_norm
-        self._norm = None if max_norm is None else GradientNorm(gradients)
-
-    def factor(self) -> float:
-        if self._norm is None or self._max_norm is None:
-            return 1.0
-        return clip_factor(self._norm.measure(), self._max_norm)
-
-
 # --- optimizers ------------------------------------------------------------------------------------------------------
 
 
-class SGD:
+class _Optimizer:
+    """A rule that is applied to all parameters at once, by one pass of a kernel over memory.
+
+    arrays: parameters, gradients and moments. named: the kernel's arguments for these and the address of the factors.
+    """
+
+    __slots__ = ("__weakref__", "_factors", "_norm", "_pass", "learning_rate", "rule", "steps")
+
+    rule: Rule
+
+    def __init__(
+        self, kernel: Any, arrays: Sequence[np.ndarray], named: Callable[..., Any], learning_rate: float, rule: Rule
+    ):
+        self.learning_rate, self.rule, self.steps = learning_rate, rule, 0
+        self._norm = None if rule.max_norm is None else GradientNorm(arrays[1])
+        self._factors = np.ones(kernels.FACTORS)
+        factors = self._factors.ctypes.data
+        self._pass = Pass(kernel, arrays, lambda given: named(given, factors), LEAST_SHARED_BYTES)
+
+    @property
+    def moments(self) -> dict[str, np.ndarray]:
+        """The moments by the names that they have in a checkpoint, arrays like the parameters."""
+        return {}
+
+    def _set_factors(self) -> None:
+        """Set the numbers of this step that the kernel reads, except for the factor of the gradients."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Change the parameters, and the moments if there are some, in place."""
+        if self._norm is not None and self.rule.max_norm is not None:
+            self._factors[kernels.CLIP] = clip_factor(self._norm.measure(), self.rule.max_norm)
+        self.steps += 1
+        self._set_factors()
+        self._pass()
+
+
+class SGD(_Optimizer):
     """Gradient descent, `p -= learning_rate * g`.
 
     parameters: float32 or float64 [n], changed by every step.
@@ -160,34 +185,18 @@ class SGD:
     steps: how many steps there have been.
     """
 
-    __slots__ = ("__weakref__", "_clip", "_factors", "_pass", "learning_rate", "rule", "steps")
+    __slots__ = ()
 
     def __init__(
         self, parameters: np.ndarray, gradients: np.ndarray, learning_rate: float, rule: SGDRule | None = None
     ):
-        self.learning_rate = learning_rate
-        self.rule = rule or SGDRule()
-        self.steps = 0
-        self._clip = _Clip(gradients, self.rule.max_norm)
-        self._factors = np.ones(kernels.FACTORS)
-        factors = self._factors.ctypes.data
-        arrays = parameters, gradients
-        self._pass = Pass(kernels.sgd, arrays, lambda given: sgd_in_place(given, factors), LEAST_SHARED_BYTES)
+        super().__init__(kernels.sgd, (parameters, gradients), sgd_in_place, learning_rate, rule or SGDRule())
 
-    @property
-    def moments(self) -> dict[str, np.ndarray]:
-        """The moments by name, arrays like the parameters: none."""
-        return {}
-
-    def step(self) -> None:
-        """Change the parameters in place."""
-        self._factors[kernels.CLIP] = self._clip.factor()
-        self.steps += 1
+    def _set_factors(self) -> None:
         self._factors[kernels.RATE] = self.learning_rate
-        self._pass()
 
 
-class AdamW:
+class AdamW(_Optimizer):
     """AdamW with the moments m and v, which start at 0; t counts the steps from 1.
 
     parameters: float32 or float64 [n], changed by every step.
@@ -210,39 +219,27 @@ class AdamW:
     Source: Decoupled Weight Decay Regularization, arXiv 1711.05101; AdamWOptimizer of com.microsoft.
     """
 
-    __slots__ = (*SGD.__slots__, "first_moment", "second_moment")
+    __slots__ = ("first_moment", "second_moment")
 
-    def __init__(
-        self,
-        parameters: np.ndarray,
-        gradients: np.ndarray,
-        learning_rate: float,
-        rule: AdamWRule,
-    ):
-        self.learning_rate = learning_rate
-        self.rule = rule
-        self.steps = 0
-        self.first_moment = np.zeros_like(parameters)
-        self.second_moment = np.zeros_like(parameters)
+    rule: AdamWRule
+
+    def __init__(self, parameters: np.ndarray, gradients: np.ndarray, learning_rate: float, rule: AdamWRule):
+        self.first_moment, self.second_moment = np.zeros_like(parameters), np.zeros_like(parameters)
         arrays = parameters, gradients, self.first_moment, self.second_moment
-        self._clip = _Clip(gradients, rule.max_norm)
-        self._factors = np.ones(kernels.FACTORS)
-        factors = self._factors.ctypes.data
         alpha, beta = rule.alpha, rule.beta
-        self._pass = Pass(
-            kernels.adamw, arrays, lambda given: adamw_in_place(given, alpha, beta, factors), LEAST_SHARED_BYTES
-        )
+
+        def named(operands: Sequence[Operand], factors: int) -> dict[str, Any]:
+            return adamw_in_place(operands, alpha, beta, factors)
+
+        super().__init__(kernels.adamw, arrays, named, learning_rate, rule)
 
     @property
     def moments(self) -> dict[str, np.ndarray]:
         """The moments by the names that they have in a checkpoint, arrays like the parameters."""
         return {"momentum0": self.first_moment, "momentum1": self.second_moment}
 
-    def step(self) -> None:
-        """Change the moments and the parameters in place."""
-        clip, rule = self._clip.factor(), self.rule
-        self.steps += 1
+    def _set_factors(self) -> None:
+        rule = self.rule
         decay = rule.epsilon, rule.weight_decay, rule.adam_mode, bool(rule.correct_bias)
         step = AdamWStep(float(self.learning_rate), self.steps, rule.alpha, rule.beta, *decay)
-        self._factors[:] = *step.factors(), clip
-        self._pass()
+        self._factors[: kernels.CLIP] = step.factors()

@@ -12,17 +12,15 @@ from opgrad.native.threads import get_num_threads
 from opgrad.training.data.dataset import Dataset, fits, show
 from opgrad.training.engine.evaluation import Evaluation, Evaluator
 from opgrad.training.engine.export import check_export, export_model
-from opgrad.training.engine.flat_tensors import FlatTensors
+from opgrad.training.engine.memory import GROUP, Memory, check_like
 from opgrad.training.engine.optimizer import SGD, AdamW
-from opgrad.training.engine.row_wise import RowWise, expose
+from opgrad.training.engine.row_wise import expose
 from opgrad.training.engine.training_graph import TrainingGraph, written_inputs
 from opgrad.training.engine.training_graph import session_options as session_options
 from opgrad.training.formats import mapped_files
 from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.formats.checkpoint import Checkpoint, OptimizerGroup
 from opgrad.training.formats.tensor_values import read_shared
-
-GROUP = "group0"  # the name of the only group of parameters in checkpoints of onnxruntime-training
 
 BATCH_ROWS = 512  # rows of a batch in an evaluation
 
@@ -46,7 +44,7 @@ class Trainer:
     """
 
     __slots__ = (
-        "__weakref__", "_graph", "_trainable", "artifacts", "evaluator", "gradients", "optimizer", "parameters", "rows",
+        "__weakref__", "_graph", "_memory", "artifacts", "evaluator", "gradients", "optimizer", "parameters", "rows",
     )  # fmt: skip
 
     def __init__(
@@ -62,20 +60,18 @@ class Trainer:
         self.artifacts = artifacts
         model, constants = read_shared(artifacts.training_model, "Trainer")
         expose(model, row_wise)
-        trainable, gradients = _trainable_memory(artifacts, row_wise)
         written = written_inputs(model.graph)
         frozen = {name: _held(array, name in written) for name, array in artifacts.frozen.items()}
-        tables = {name: np.array(artifacts.trainable[name], order="C") for name in row_wise}
+        checkpoint = Checkpoint(dict(artifacts.trainable), frozen)
+        memory = self._memory = Memory("Trainer", checkpoint, unchanged=True, row_wise=row_wise)
         what = f"Trainer: {artifacts.training_model}"
-        others = {**frozen, **constants, **tables}
-        self._graph = TrainingGraph(model, trainable, others, gradients, options, what, fuse)
+        others = {**frozen, **constants, **memory.tables}
+        self._graph = TrainingGraph(model, memory.parameters, others, memory.gradients, options, what, fuse)
         self.evaluator = Evaluator(artifacts, options)
-        self._trainable = trainable
-        rate = _learning_rate("Trainer", learning_rate)
-        self.optimizer: SGD | AdamW = artifacts.rule.start(trainable.flat, gradients.flat, rate)
-        self.rows = RowWise(self.optimizer, tables) if tables else None
-        self.parameters: dict[str, np.ndarray] = {**trainable, **tables, **frozen}
-        self.gradients = gradients
+        self.optimizer: SGD | AdamW = memory.start(artifacts.rule, _learning_rate("Trainer", learning_rate))
+        self.rows = memory.rows
+        self.parameters: dict[str, np.ndarray] = {**memory.parameters, **memory.tables, **frozen}
+        self.gradients = memory.gradients
 
     @property
     def learning_rate(self) -> float:
@@ -89,7 +85,7 @@ class Trainer:
     @property
     def flat_parameters(self) -> np.ndarray:
         """The trainable parameters one behind the other, float32 [n]; without row-wise tables."""
-        return self._trainable.flat
+        return self._memory.parameters.flat
 
     def step(self, batch: Mapping[str, np.ndarray]) -> float:
         """Train on one batch and return its loss, as it was before the step.
@@ -104,9 +100,7 @@ class Trainer:
 
     def update(self) -> None:
         """Change the parameters along the gradients."""
-        self.optimizer.step()
-        if self.rows is not None:
-            self.rows.step()
+        self._memory.step()
 
     def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> float:
         """Fill `gradients` for one batch and return its loss, like `step`, but leave the parameters alone."""
@@ -208,10 +202,7 @@ class Trainer:
 
         properties: what else the checkpoint shall hold.
         """
-        trainable = {name: self.parameters[name] for name in self.artifacts.trainable}
-        frozen = {name: array for name, array in self.parameters.items() if name not in trainable}
-        group = OptimizerGroup(self.optimizer.steps, self.optimizer.learning_rate, self._moments())
-        return Checkpoint(trainable, frozen, {GROUP: group}, dict(properties or {}))
+        return self._memory.checkpoint(properties or {})
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint: its parameters, and the optimizer's state or, if it has none, a fresh one.
@@ -219,36 +210,19 @@ class Trainer:
         Frozen parameters that it does not have stay as they are.
         Raises ValueError, with nothing changed, if it is of another model or of another optimizer.
         """
-        group = checkpoint.optimizers.get(GROUP, OptimizerGroup(0, self.optimizer.learning_rate))
-        moments = self._moments()
-        frozen = {name: each for name, each in self.parameters.items() if name not in self.artifacts.trainable}
-        _check_like("parameters", frozen | checkpoint.parameters, self.parameters)
-        saved = flat_names(group.moments)
-        if saved:
-            _check_like("moments", saved, flat_names(moments))
+        who, group = "Trainer.restore", checkpoint.optimizers.get(GROUP, OptimizerGroup(0, self.learning_rate))
+        check_like(who, "parameters", self._memory.frozen | checkpoint.parameters, self.parameters)
+        self._memory.restore(group, who)
         for name, array in checkpoint.parameters.items():
             self._set(name, array)
-        for name, own in flat_names(moments).items():
-            own[...] = saved.get(name, 0)
-        self.optimizer.steps = group.step
 
     def _set(self, name: str, value: np.ndarray) -> None:
         """Give a parameter a value; a frozen one that shares its memory with others gets memory of its own."""
         if self.parameters[name].flags.writeable:
             np.copyto(self.parameters[name], value)
         elif not _same(self.parameters[name], value):
-            self.parameters[name] = np.array(value, order="C")
+            self.parameters[name] = self._memory.frozen[name] = np.array(value, order="C")
             self._graph.replace(name, self.parameters[name])
-
-    def _moments(self) -> dict[str, dict[str, np.ndarray]]:
-        """The optimizer's moments by parameter and by their names in a checkpoint."""
-        # onnxruntime-training only loads the state of SGD if it has a moment for every parameter; these are always 0.
-        flats = self.optimizer.moments or {"momentum0": np.zeros(self._trainable.flat.shape, np.float32)}
-        views = {moment: self._trainable.views_of(flat) for moment, flat in flats.items()}
-        found = {name: {moment: own[name] for moment, own in views.items()} for name in self._trainable}
-        for name, own in self.rows.moments.items() if self.rows else ():
-            found[name] = own or {moment: np.zeros_like(self.parameters[name]) for moment in flats}
-        return {name: found[name] for name in self.artifacts.trainable}
 
 
 def _learning_rate(who: str, value: float) -> float:
@@ -258,38 +232,6 @@ def _learning_rate(who: str, value: float) -> float:
     if not 0 <= value < math.inf:
         raise ValueError(f"{who}: learning_rate is {value}, expected a finite number of at least 0")
     return float(value)
-
-
-def flat_names(moments: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The moments of all parameters under one name each."""
-    return {f"{name}/{moment}": array for name, each in moments.items() for moment, array in each.items()}
-
-
-def _check_like(what: str, found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError unless both have arrays of the same names, dtypes and shapes."""
-    if found.keys() != expected.keys():
-        names, others = (", ".join(sorted(each)) or "none" for each in (found, expected))
-        raise ValueError(f"Trainer.restore: the checkpoint has the {what} {names}, expected {others}")
-    for name, array in found.items():
-        own = expected[name]
-        if array.shape != own.shape or array.dtype != own.dtype:
-            raise ValueError(
-                f"Trainer.restore: the checkpoint's {name!r} is {array.dtype} of shape {array.shape}, "
-                f"expected {own.dtype} of shape {own.shape}"
-            )
-
-
-def _trainable_memory(artifacts: ArtifactSet, row_wise: Sequence[str]) -> tuple[FlatTensors, FlatTensors]:
-    """The initial trainable parameters, and their gradients, but for tables that are row-wise."""
-    for name, array in artifacts.trainable.items():
-        if array.dtype != np.float32:
-            raise NotImplementedError(f"Trainer: {name} has dtype {array.dtype}, expected float32")
-    shapes = {name: array.shape for name, array in artifacts.trainable.items() if name not in row_wise}
-    parameters = FlatTensors(shapes)
-    for name in shapes:
-        parameters[name][...] = artifacts.trainable[name]
-        mapped_files.release(artifacts.trainable[name])
-    return parameters, FlatTensors(shapes)
 
 
 def _held(array: np.ndarray, written: bool) -> np.ndarray:
