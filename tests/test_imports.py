@@ -96,7 +96,7 @@ LAYERS = {
         "contract/ cpu/compiler/target interop interop/torch_calls interop/torch_private interop/torch_tensors torch/",
     ),
     "torch/optim": ("numpy torch", "interop/torch_tensors optim"),
-    "torch/patching": ("torch", "torch/ torch/losses/"),
+    "torch/patching": ("torch", "contract/ torch/ torch/losses/"),
     "torch": ("torch", "interop torch/ torch/functions torch/losses/ torch/patching"),
     # ONNX: graphs without a runtime, plain forms, gradient rules; sessions of onnxruntime
     "graph/": ("numpy onnx google", "reading"),

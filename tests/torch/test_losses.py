@@ -352,7 +352,7 @@ def test_refuses():
         (ValueError, "softcap is 0, expected a finite number above 0", lambda: linear(x, w, target, softcap=0)),
         (
             ValueError,
-            "num_items is given with reduction 'sum'",
+            "num_items is 3 with reduction 'sum'",
             lambda: linear(x, w, target, reduction="sum", num_items=3),
         ),
         (ValueError, "input has 4 features, expected 5", lambda: linear(x, torch.randn(7, 5), target)),

@@ -145,7 +145,7 @@ class Cases:
         own, target = self.x[0, :, self.first : self.last], self.target[0].clone()
         target[2] = CLASSES
         for what, call in {
-            "target is 37 at 2": lambda: vocab_parallel_cross_entropy(own, target, vocab_range=(self.first, self.last)),
+            "target[2] is 37, expected 0 to 36": lambda: vocab_parallel_cross_entropy(own, target, vocab_range=(self.first, self.last)),
             "expected one that begins with 0": lambda: vocab_parallel_cross_entropy(
                 own, self.target[0], vocab_range=(self.first + 1, self.last + 1)
             ),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrad.contract import loss_options
 from opgrad.interop.torch_tensors import execute, is_direct, is_transformed
 from opgrad.torch.derivative import Gradient
 from opgrad.torch.operators import OPERATORS
@@ -217,12 +218,10 @@ def scale_in_place(dlogits: Tensor, dloss: Tensor) -> Tensor:
 
 def sample_weights(labels: Tensor, weight: Tensor | None, ignore_index: int | None, dtype: torch.dtype) -> Tensor:
     """The weight of each sample's class, 0 for ignored samples."""
-    if weight is None:
-        each = torch.ones(labels.shape, dtype=dtype, device=labels.device)
-    else:
-        inside = labels.clamp(0, weight.shape[0] - 1)
-        each = weight.detach().to(dtype).index_select(0, inside.flatten()).view(labels.shape)
-    return each if ignore_index is None else each.masked_fill(labels == ignore_index, 0)
+    weight = None if weight is None else weight.detach().to(dtype)
+    places = labels if weight is None else labels.long()
+    each: Tensor = loss_options.sample_weights(torch, places, weight, ignore_index, dtype)
+    return each
 
 
 def factors(labels: Tensor, weight: Tensor | None, ignore_index: int | None, reduction: str, like: Tensor) -> Tensor:
@@ -236,9 +235,8 @@ def factors(labels: Tensor, weight: Tensor | None, ignore_index: int | None, red
 
 def over(total: Tensor | float) -> Tensor | float:
     """1 / total, and 0 where that is 0: the mean over nothing is 0."""
-    if isinstance(total, Tensor):
-        return torch.where(total == 0, 0, 1 / total)
-    return 1 / total if total else 0.0
+    found: Tensor | float = loss_options.over(torch, total)
+    return found
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

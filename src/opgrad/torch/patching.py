@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrad.contract.loss_options import LossOptions
 from opgrad.torch.deferred import Deferred, deferred_input
 from opgrad.torch.formulas import wide
 from opgrad.torch.losses import linear as linear_loss
 from opgrad.torch.losses import logits as logits_loss
-from opgrad.torch.losses.options import LossOptions, read_options
+from opgrad.torch.losses.options import read_options
 
 PATCHED = "_opgrad_patch"
 OPTIONS = ("label_smoothing", "lse_square_scale", "temperature", "softcap")

@@ -10,10 +10,10 @@ A CPU without instructions for products in half precision takes 5 to 40 times as
 CPU parts of the layer are converted to float32 one after the other, and the logits are float32.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,9 +22,18 @@ from opgrad.cpu.compiler.target import host
 from opgrad.interop.torch_tensors import execute
 from opgrad.torch.formulas import wide
 from opgrad.torch.losses.samples import LOSSES, Settings
+from opgrad.torch.losses.statistics import (
+    Part,
+    combined,
+    factors_of_results,
+    gradient_of,
+    rows_of,
+    samples_of,
+    statistics_of,
+)
 from opgrad.torch.operators import OPERATORS
 
-_plain, _plain_with_grad = (OPERATORS[f"softmax_cross_entropy_loss{name}"].op for name in ("_only", "_and_grad"))
+_plain_with_grad = OPERATORS["softmax_cross_entropy_loss_and_grad"].op
 _losses, _losses_and_grad = (LOSSES[f"sample_losses{name}"].op for name in ("", "_and_grad"))
 _add = OPERATORS["in_place_accumulator"].op
 
@@ -39,6 +48,8 @@ INSTRUCTIONS = {
     torch.float16: {"+avx512fp16", "+amx-fp16", "+fullfp16"},
 }
 Upstream = Mapping[str, Tensor]  # gradients of the samples' results, as sample_losses_and_grad takes them
+Slopes = tuple[Tensor | None, Tensor | None, Tensor | None]  # gradients of x, w and b
+OfLogits = Callable[[slice, slice, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -82,10 +93,10 @@ def _is_slow(dtype: torch.dtype) -> bool:
 
 
 def _parts(matrix: Tensor, dtype: torch.dtype) -> Iterator[slice]:
-    """The rows of a matrix that are converted to a dtype at a time; all of them where none has to be."""
+    """The rows of a matrix that are converted to a dtype at a time; all of them, be it none, where none has to be."""
     rows, width = matrix.shape
     step = max(rows, 1) if matrix.dtype == dtype else max(PART // (4 * max(width, 1)), 1)
-    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+    return (slice(start, min(start + step, rows)) for start in range(0, max(rows, 1), step))
 
 
 @dataclass(frozen=True)
@@ -95,16 +106,20 @@ class Chunks:
     by_classes: bool
     size: int
 
-    def over(self, layer: Layer) -> Iterator[slice]:
-        total = layer.w.shape[0] if self.by_classes else layer.x.shape[0]
+    def over(self, layer: Layer) -> Iterator[tuple[slice, slice]]:
+        """The rows and the classes of each chunk."""
+        every, total = slice(None), layer.w.shape[0] if self.by_classes else layer.x.shape[0]
         for start in range(0, total, self.size):
-            yield slice(start, min(start + self.size, total))
+            some = slice(start, min(start + self.size, total))
+            yield (every, some) if self.by_classes else (some, every)
 
-    def buffer(self, layer: Layer) -> Tensor:
-        """A buffer for the logits of a chunk."""
+    def logits(self, layer: Layer) -> Iterator[tuple[slice, slice, Tensor]]:
+        """The rows, the classes and the logits of each chunk; the next one's overwrite them."""
         (n, _), c = layer.x.shape, layer.w.shape[0]
         size = n * min(self.size, c) if self.by_classes else min(self.size, n) * c
-        return layer.x.new_empty(size, dtype=layer.product)
+        buffer = layer.x.new_empty(size, dtype=layer.product)
+        for rows, classes in self.over(layer):
+            yield rows, classes, layer.logits(rows, classes, buffer)
 
 
 def chunks_of(layer: Layer, rows: int | None, with_gradient: bool) -> Chunks:
@@ -134,119 +149,52 @@ def new_results(n: int, like: Tensor) -> list[Tensor]:
     return [*floats, torch.empty(n, dtype=torch.int64, device=like.device)]
 
 
-def attributes(settings: Settings, **changed: Any) -> dict[str, Any]:
-    """The operators' attributes by name, without ignore_index: ignored samples have been removed before."""
-    _, smoothing, softcap, temperature = settings
-    return {"label_smoothing": smoothing, "softcap": softcap, "temperature": temperature} | changed
+def attributes(settings: Settings) -> dict[str, Any]:
+    """The operators' attributes by name."""
+    return dict(zip(("ignore_index", "label_smoothing", "softcap", "temperature"), settings, strict=True))
 
 
-def sample_results(layer: Layer, settings: Settings, chunks: Chunks) -> list[Tensor]:
+def sample_results(layer: Layer, settings: Settings, chunks: Chunks) -> Sequence[Tensor]:
     """The results of `sample_losses` for the layer's logits."""
     if chunks.by_classes:
-        return Merged.of(layer, settings, chunks).results()
-    buffer, found = chunks.buffer(layer), new_results(len(layer.x), layer.x)
-    for rows in chunks.over(layer):
-        logits = layer.logits(rows, slice(None), buffer)
+        return _Statistics(layer, settings, chunks, moment=True, predicted=True).results()
+    found = new_results(len(layer.x), layer.x)
+    for rows, _, logits in chunks.logits(layer):
         given = {"logits": logits, "labels": layer.labels[rows], "weight": layer.weight}
-        execute(_losses, given | attributes(settings, out=tuple(each[rows] for each in found)))
+        execute(_losses, given | attributes(settings) | {"out": tuple(each[rows] for each in found)})
     return found
 
 
-@dataclass
-class Merged:
-    """The statistics of the samples over each slice of the classes, and over all classes."""
+class _Statistics:
+    """The statistics of a layer's rows over all classes, from chunks of the classes."""
 
-    layer: Layer
-    settings: Settings
-    slices: list[slice]
-    lse_of: Tensor  # [slices, N], as `entropy_of`
-    entropy_of: Tensor
-    lse: Tensor
-    entropy: Tensor
-    spread: Tensor  # sum(weight * (lse - z)) / C
-    below: Tensor  # lse - z of the labels
-    predicted: Tensor
+    def __init__(self, layer: Layer, settings: Settings, chunks: Chunks, moment: bool, predicted: bool):
+        self.layer, (self.ignored, self.smoothing, *bend) = layer, settings
+        self.of: Any = (*bend, moment, predicted)
+        every, found = self.part(slice(0, len(layer.w))), None
+        for _, classes, logits in chunks.logits(layer):
+            chunk = statistics_of(logits, layer.labels - classes.start, self.part(classes)).double()
+            if predicted:
+                chunk[4 + moment] += classes.start
+            found = chunk if found is None else combined(torch.stack([found, chunk]), every)
+        assert found is not None
+        self.found, self.rows = found, rows_of(found, every, len(layer.w))
 
-    @classmethod
-    def of(cls, layer: Layer, settings: Settings, chunks: Chunks) -> "Merged":
-        buffer, number, n = chunks.buffer(layer), layer.number, len(layer.x)
-        slices = list(chunks.over(layer))
-        lse_of, entropy_of, spread_of = (
-            torch.empty(len(slices), n, dtype=number, device=layer.x.device) for _ in "123"
-        )
-        z_of_label, top = torch.zeros_like(lse_of[0]), torch.full_like(lse_of[0], float("-inf"))
-        predicted = torch.full_like(layer.labels, -1, dtype=torch.int64)
-        for place, classes in enumerate(slices):
-            logits = layer.logits(slice(None), classes, buffer)
-            inside, found = _in_slice(layer, classes), new_results(n, layer.x)
-            labels = torch.where(inside, layer.labels - classes.start, 0)
-            weight = None if layer.weight is None else layer.weight[classes]
-            given = {"logits": logits, "labels": labels, "weight": weight}
-            execute(_losses, given | _over_slice(settings, out=tuple(found)))
-            spread_of[place], lse_of[place], log_prob, entropy_of[place], largest = found
-            z_of_label = torch.where(inside, log_prob + lse_of[place], z_of_label)
-            value = logits.gather(1, largest.clamp(min=0).unsqueeze(1)).squeeze(1).to(number)
-            predicted = torch.where(value > top, largest + classes.start, predicted)
-            top = torch.maximum(top, value)
-        # A label out of range makes its sample NaN; on the CPU it has raised an error before.
-        valid = (layer.labels >= 0) & (layer.labels < layer.w.shape[0])
-        lse = torch.where(valid, lse_of.logsumexp(0), float("nan"))
-        expected = ((lse_of - lse).exp() * (lse_of - entropy_of)).sum(0)
-        spread = torch.zeros_like(lse)
-        for place, classes in enumerate(slices):
-            size, mass = classes.stop - classes.start, mass_of(layer, classes)
-            spread += spread_of[place] * (size / layer.w.shape[0]) + (lse - lse_of[place]) * mass
-        return cls(
-            layer, settings, slices, lse_of, entropy_of, lse, lse - expected, spread, lse - z_of_label, predicted
-        )
+    def part(self, classes: slice) -> Part:
+        """These classes, counted from the first of them."""
+        weight = None if self.layer.weight is None else self.layer.weight[classes]
+        return Part(weight, 0, *self.of)
 
-    def of_label(self) -> Tensor | float:
-        """(1 - label_smoothing) * weight[label] of each sample."""
-        share = 1 - self.settings[1]
-        weight = self.layer.weight
-        return share if weight is None else share * weight.to(self.lse.dtype)[self.layer.labels.long()]
+    def results(self) -> list[Any]:
+        """Those of `sample_losses`; None for entropy and predicted class where they were not asked for."""
+        given = (self.layer.labels, self.layer.weight, self.ignored, self.smoothing)
+        loss, *found = samples_of(self.rows, *given, self.layer.number)
+        return [cast(Tensor, loss).to(self.layer.number), *found]
 
-    def results(self) -> list[Tensor]:
-        smoothing = self.settings[1]
-        loss = self.of_label() * self.below
-        loss = loss + smoothing * self.spread if smoothing else loss
-        return [loss, self.lse, -self.below, self.entropy, torch.where(self.lse.isnan(), -1, self.predicted)]
-
-    def upstream(self, place: int, given: Upstream) -> dict[str, Tensor]:
-        """The gradients of a slice's results for which the slice's kernel gives its part of the whole gradient.
-
-        The kernel computes the softmax over the slice alone, whose log-sum-exp is smaller than that over all classes;
-        `dlse` corrects for that. The labels' part of the gradient is passed as `dlog_prob`, in the slice with the
-        label. The part of label smoothing is passed as `dloss`, as the kernel is called with a label_smoothing of 1.
-        """
-        layer, smoothing, classes = self.layer, self.settings[1], self.slices[place]
-        lse, mine, entropy = self.lse, self.lse_of[place], self.entropy_of[place]
-        zero = torch.zeros_like(lse)
-        dloss, dlog_prob, dentropy = (given.get(name, zero) for name in ("dloss", "dlog_prob", "dentropy"))
-        mass = self.of_label() + smoothing * mass_of(layer, slice(0, layer.w.shape[0]))
-        constant = dloss * mass + given.get("dlse", zero) + 2 * lse * given.get("dlse_square", zero) - dlog_prob
-        constant = constant + dentropy * ((lse - self.entropy) - (mine - entropy))
-        ratio, share = (mine - lse).exp(), smoothing * (classes.stop - classes.start) / layer.w.shape[0]
-        of_label = torch.where(_in_slice(layer, classes), dlog_prob - dloss * self.of_label(), 0)
-        dlse = ratio * constant - dloss * smoothing * mass_of(layer, classes) + of_label
-        return {"dloss": dloss * share, "dlse": dlse, "dlog_prob": of_label, "dentropy": dentropy * ratio}
-
-
-def mass_of(layer: Layer, classes: slice) -> Tensor | float:
-    """The sum of the weights of these classes, divided by the number of all classes."""
-    count = layer.w.shape[0]
-    if layer.weight is None:
-        return (classes.stop - classes.start) / count
-    return layer.weight[classes].sum(dtype=torch.float64).to(layer.number) / count
-
-
-def _in_slice(layer: Layer, classes: slice) -> Tensor:
-    return (layer.labels >= classes.start) & (layer.labels < classes.stop)
-
-
-def _over_slice(settings: Settings, **more: Any) -> dict[str, Any]:
-    """The attributes of a slice's kernels: label_smoothing is 1 or 0, as labels only count through `dlog_prob`."""
-    return attributes(settings, **more) | {"label_smoothing": 1.0 if settings[1] else 0.0}
+    def factors(self, upstream: Upstream) -> Tensor:
+        """Those of the gradient of each chunk, for gradients of the results."""
+        given = (self.layer.labels, self.layer.weight, self.ignored, self.smoothing)
+        return factors_of_results(self.found, self.rows, *given, upstream)
 
 
 # --- gradients -----------------------------------------------------------------------------------------------------
@@ -255,19 +203,20 @@ def _over_slice(settings: Settings, **more: Any) -> dict[str, Any]:
 class Gradients:
     """The wanted ones of the gradients of x, w and b, to which the chunks add."""
 
-    def __init__(self, layer: Layer, needs: Sequence[bool], chunks: Chunks):
+    def __init__(self, layer: Layer, needs: Sequence[bool], chunks: Chunks, dx_dtype: torch.dtype | None):
         self.layer, self.by_classes = layer, chunks.by_classes
         # Gradients that are summed over chunks are summed in float32; those of a single product are written by it.
         # Without samples there is no chunk, and the sum is 0.
-        several = len(list(chunks.over(layer))) != 1
+        self.several = several = len(list(chunks.over(layer))) != 1
         x_dtype, w_dtype = (
             layer.number if several and by else layer.x.dtype for by in (self.by_classes, not self.by_classes)
         )
         make = torch.zeros_like if several else torch.empty_like
-        self.dx = (make if self.by_classes else torch.empty_like)(layer.x, dtype=x_dtype) if needs[0] else None
-        self.dw = (torch.empty_like if self.by_classes else make)(layer.w, dtype=w_dtype) if needs[1] else None
+        make_x, make_w = (make, torch.empty_like) if self.by_classes else (torch.empty_like, make)
+        self.dx = make_x(layer.x, dtype=dx_dtype or x_dtype) if needs[0] else None
+        self.dw = make_w(layer.w, dtype=w_dtype) if needs[1] else None
         self.db = torch.zeros(len(layer.w), dtype=layer.number, device=layer.w.device) if needs[2] else None
-        self.several = several
+        self.dx_dtype = dx_dtype or layer.x.dtype
 
     def add(self, dlogits: Tensor, rows: slice, classes: slice) -> None:
         """Add the gradients that follow from the gradient of the logits of these rows and classes."""
@@ -279,14 +228,14 @@ class Gradients:
         if self.db is not None:
             self.db[classes] += dlogits.sum(0, dtype=self.layer.number)
 
-    def results(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def results(self) -> Slopes:
         """The gradients in the dtypes of the layer."""
         layer = self.layer
         b_dtype = layer.b.dtype if layer.b is not None else layer.x.dtype
         dx, dw, db = self.dx, self.dw, self.db
         self.dx = self.dw = self.db = None
         return (
-            None if dx is None else dx.to(layer.x.dtype),
+            None if dx is None else dx.to(self.dx_dtype),
             None if dw is None else dw.to(layer.w.dtype),
             None if db is None else db.to(b_dtype),
         )
@@ -310,53 +259,59 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, adds: bool) -> None:
                 torch.mm(a[:, part], b[part].to(a.dtype), out=out)
 
 
+def gradients_of(
+    layer: Layer, needs: Sequence[bool], chunks: Chunks, of_logits: OfLogits, dx_dtype: torch.dtype | None = None
+) -> Slopes:
+    """The gradients of the layer, where `of_logits` makes the gradient of a chunk's logits in their place.
+
+    It is given the chunk's rows, classes and logits. dx_dtype: that of x's gradient; None: that of x.
+    """
+    sums = Gradients(layer, needs, chunks, dx_dtype)
+    for rows, classes, logits in chunks.logits(layer):
+        sums.add(of_logits(rows, classes, logits), rows, classes)
+    return sums.results()
+
+
 def gradients(
     layer: Layer, upstream: Upstream, settings: Settings, needs: Sequence[bool], chunks: Chunks
-) -> tuple[list[Tensor], tuple[Tensor | None, Tensor | None, Tensor | None]]:
+) -> tuple[Sequence[Tensor], Slopes]:
     """The samples' results, and the gradients for those of these results."""
     if chunks.by_classes:
-        return _gradients_by_classes(layer, upstream, settings, needs, chunks)
-    buffer, found, sums = chunks.buffer(layer), new_results(len(layer.x), layer.x), Gradients(layer, needs, chunks)
-    for rows in chunks.over(layer):
-        logits = layer.logits(rows, slice(None), buffer)
+        statistics = _Statistics(layer, settings, chunks, moment="dentropy" in upstream, predicted=False)
+        factors = statistics.factors(upstream)
+
+        def of_classes(rows: slice, classes: slice, logits: Tensor) -> Tensor:
+            part = statistics.part(classes)
+            return gradient_of(logits, layer.labels - classes.start, part, factors, logits)
+
+        return statistics.results(), gradients_of(layer, needs, chunks, of_classes)
+    found = new_results(len(layer.x), layer.x)
+
+    def of_rows(rows: slice, classes: slice, logits: Tensor) -> Tensor:
         given = {"logits": logits, "labels": layer.labels[rows], "weight": layer.weight}
         given |= {name: each[rows] for name, each in upstream.items()}
-        out = (*[each[rows] for each in found], logits)
-        execute(_losses_and_grad, given | attributes(settings, out=out))
-        sums.add(logits, rows, slice(None))
-    return found, sums.results()
+        execute(_losses_and_grad, given | attributes(settings) | {"out": (*[each[rows] for each in found], logits)})
+        return logits
 
-
-def _gradients_by_classes(
-    layer: Layer, upstream: Upstream, settings: Settings, needs: Sequence[bool], chunks: Chunks
-) -> tuple[list[Tensor], tuple[Tensor | None, Tensor | None, Tensor | None]]:
-    merged = Merged.of(layer, settings, chunks)
-    buffer, sums, scratch = chunks.buffer(layer), Gradients(layer, needs, chunks), new_results(len(layer.x), layer.x)
-    for place, classes in enumerate(merged.slices):
-        logits = layer.logits(slice(None), classes, buffer)
-        labels = torch.where(_in_slice(layer, classes), layer.labels - classes.start, 0)
-        weight = None if layer.weight is None or not settings[1] else layer.weight[classes]
-        given = {"logits": logits, "labels": labels, "weight": weight} | merged.upstream(place, upstream)
-        execute(_losses_and_grad, given | _over_slice(settings, out=(*scratch, logits)))
-        sums.add(logits, slice(None), classes)
-    return merged.results(), sums.results()
+    return found, gradients_of(layer, needs, chunks, of_rows)
 
 
 def plain_gradients(
-    layer: Layer, factor: Tensor | float, needs: Sequence[bool], chunks: Chunks
-) -> tuple[Tensor, tuple[Tensor | None, Tensor | None, Tensor | None]]:
+    layer: Layer, factor: Tensor | float, ignore_index: int | None, needs: Sequence[bool], chunks: Chunks
+) -> tuple[Tensor, Slopes]:
     """factor * the loss of each sample without options, and the gradients of the sum of these, by the fused kernel.
 
     The factor is multiplied into the class weights, so that the gradient is multiplied by it before it is rounded.
     """
     ones = torch.ones(len(layer.w), dtype=layer.number, device=layer.w.device)
     weight = (ones if layer.weight is None else layer.weight.to(layer.number)) * factor
-    buffer, sums = chunks.buffer(layer), Gradients(layer, needs, chunks)
     loss = torch.empty(len(layer.x), dtype=layer.number, device=layer.x.device)
-    for rows in chunks.over(layer):
-        logits = layer.logits(rows, slice(None), buffer)
-        given = {"logits": logits, "labels": layer.labels[rows], "weight": weight, "reduction": "none"}
-        given |= {"out_dtype": (loss.dtype, logits.dtype), "out": (loss[rows], logits)}
+
+    def of_rows(rows: slice, classes: slice, logits: Tensor) -> Tensor:
+        given: dict[str, Any] = {"logits": logits, "labels": layer.labels[rows], "weight": weight}
+        given |= {"ignore_index": ignore_index}
+        given |= {"reduction": "none", "out_dtype": (loss.dtype, logits.dtype), "out": (loss[rows], logits)}
         execute(_plain_with_grad, given)
-        sums.add(logits, rows, slice(None))
-    return loss, sums.results()
+        return logits
+
+    return loss, gradients_of(layer, needs, chunks, of_rows)

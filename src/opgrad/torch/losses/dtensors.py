@@ -6,14 +6,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
-from torch.distributed.tensor import Shard as Sharded
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from opgrad.torch.autocast import narrows_products, widens_softmax
-from opgrad.torch.losses import shards
-from opgrad.torch.losses.options import CrossEntropyOutput, divisors, shifted
-from opgrad.torch.losses.reduced import reduced
-from opgrad.torch.losses.shards import Call, Shard
+from opgrad.torch.losses import sharded
+from opgrad.torch.losses.checks import check_shape
+from opgrad.torch.losses.options import CrossEntropyOutput, divisors, read_labels
+from opgrad.torch.losses.reduced import hits_of, reduced
+from opgrad.torch.losses.sharded import Call, ClassRange
 
 
 def loss(call: Call, input: Any, target: Any, dim: int, shift: int) -> Any:
@@ -28,40 +28,40 @@ def loss(call: Call, input: Any, target: Any, dim: int, shift: int) -> Any:
     call, logits = _with_whole_weight(call), input.to_local().movedim(dim, -1)
     dtype = call.options.dtype or (torch.float32 if widens_softmax(logits) else logits.dtype)
     dtype = dtype if dense is None else torch.promote_types(dtype, dense.dtype)
-    found = shards.of_shard(logits, labels, dense, _shard(call, mesh, axis, input.shape[dim], logits.shape[-1]), dtype)
-    return _finished(
-        call, found, labels, dense is not None, mesh, lies, input.shape[:dim] + input.shape[dim + 1 :], dtype
-    )
+    own = _class_range(call, mesh, axis, input.shape[dim], logits.shape[-1])
+    found = sharded.of_logits(logits, labels, dense, own, dtype)
+    shape = input.shape[:dim] + input.shape[dim + 1 :]
+    return _finished(call, found, labels, dense is not None, mesh, lies, shape, dtype)
 
 
 def linear_loss(call: Call, input: Any, w: Any, b: Any, target: Any, shift: int) -> Any:
     """The same for the logits of a layer whose rows one axis of the mesh shares out; input has tokens on other axes."""
     axis, mesh = _required_axis(call, "linear_weight", w, 0), w.device_mesh
-    if b is not None and (not isinstance(b, DTensor) or shards.class_axis(b, 0) != axis):
+    if b is not None and (not isinstance(b, DTensor) or sharded.class_axis(b, 0) != axis):
         raise ValueError(f"{call.who}: linear_bias lies otherwise than linear_weight, expected a DTensor with Shard(0)")
     if not isinstance(input, DTensor):
         input = DTensor.from_local(input, mesh, [Replicate()] * mesh.ndim, run_check=False)
     features = input.dim() - 1
     lies = [
-        each if at != axis and isinstance(each, Sharded) and each.dim < features else Replicate()
+        each if at != axis and isinstance(each, Shard) and each.dim < features else Replicate()
         for at, each in enumerate(input.placements)
     ]
     x = input.redistribute(mesh, lies).to_local()
-    of_layer = [Partial() if isinstance(lie, Sharded) else own for lie, own in zip(lies, w.placements, strict=True)]
+    of_layer = [Partial() if isinstance(lie, Shard) else own for lie, own in zip(lies, w.placements, strict=True)]
     own_w = w.to_local(grad_placements=of_layer)
     own_b = None if b is None else b.to_local(grad_placements=of_layer)
     call, shape = _with_whole_weight(call), torch.Size((*input.shape[:-1], w.shape[0]))
-    of_logits = [Sharded(features) if at == axis else each for at, each in enumerate(lies)]
+    of_logits = [Shard(features) if at == axis else each for at, each in enumerate(lies)]
     labels, dense = _targets(call, target, shape, features, mesh, lies, of_logits, shift)
     dtype = call.options.dtype or (torch.float32 if narrows_products(x) else x.dtype)
     dtype = dtype if dense is None else torch.promote_types(dtype, dense.dtype)
-    shard = _shard(call, mesh, axis, w.shape[0], own_w.shape[0])
-    found = shards.of_layer(x, own_w, own_b, labels, dense, shard, dtype)
+    own = _class_range(call, mesh, axis, w.shape[0], own_w.shape[0])
+    found = sharded.of_layer(x, own_w, own_b, labels, dense, own, dtype)
     return _finished(call, found, labels, dense is not None, mesh, lies, shape[:-1], dtype)
 
 
 def _required_axis(call: Call, name: str, value: Any, dim: int) -> int:
-    axis = shards.class_axis(value, dim)
+    axis = sharded.class_axis(value, dim)
     if axis is None:
         expected = f"Shard({dim}) on one axis of the mesh, and Shard or Replicate on others"
         raise ValueError(f"{call.who}: {name} has the placements {value.placements}, expected {expected}")
@@ -70,15 +70,15 @@ def _required_axis(call: Call, name: str, value: Any, dim: int) -> int:
 
 def _of_sample(placement: Placement, dim: int) -> Placement:
     """The placement of what has no classes."""
-    if not isinstance(placement, Sharded):
+    if not isinstance(placement, Shard):
         return placement
-    return Sharded(placement.dim - (placement.dim > dim))
+    return Shard(placement.dim - (placement.dim > dim))
 
 
-def _shard(call: Call, mesh: Any, axis: int, total: int, classes: int) -> Shard:
+def _class_range(call: Call, mesh: Any, axis: int, total: int, classes: int) -> ClassRange:
     size = -(-total // mesh.size(axis))  # as torch.chunk shares them out
     first = min(mesh.get_local_rank(axis) * size, total)
-    return Shard(call, first, classes, shards.place_of(call.who, mesh.get_group(axis)))
+    return ClassRange(call, first, classes, sharded.member_of(call.who, mesh.get_group(axis)))
 
 
 def _with_whole_weight(call: Call) -> Call:
@@ -90,17 +90,15 @@ def _targets(
 ) -> tuple[Tensor, Tensor | None]:
     """This process's labels and, if it is these, probabilities, with the classes last."""
     is_dense, of_samples = target.is_floating_point(), shape[:dim] + shape[dim + 1 :]
-    expected = shape if is_dense else of_samples
-    if target.shape != expected:
-        which = "that of the logits" if is_dense else "that without the classes"
-        raise ValueError(f"{call.who}: target has shape {tuple(target.shape)}, expected {tuple(expected)}, {which}")
+    expected, which = (shape, "that of the logits") if is_dense else (of_samples, "that without the classes")
+    check_shape(call.who, "target", target, expected, which)
     if is_dense:
         if not isinstance(target, DTensor):
             target = DTensor.from_local(target, mesh, [Replicate()] * mesh.ndim, run_check=False)
         dense = target.redistribute(mesh, of_logits).to_local().movedim(dim, -1)
         return torch.zeros(dense.shape[:-1], dtype=torch.int64, device=dense.device), dense
     whole = target.full_tensor() if isinstance(target, DTensor) else target
-    whole = shifted(call.who, whole.int() if whole.dtype == torch.uint8 else whole, shift, call.options.ignore_index)
+    whole = read_labels(call.who, whole, shift, call.options.ignore_index)
     every = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return every.redistribute(mesh, lies).to_local(), None
 
@@ -109,32 +107,31 @@ def _finished(
     call: Call, found: Any, labels: Tensor, is_dense: bool, mesh: Any, lies: Any, shape: torch.Size, dtype: torch.dtype
 ) -> Any:
     """The results of this process's samples, reduced with those of the others, as DTensors."""
-    groups = [mesh.get_group(place) for place, each in enumerate(lies) if isinstance(each, Sharded)]
-    flat, options = labels.reshape(-1), call.options
-    by = divisors(flat, call.weight, is_dense, options, torch.float64)
+    groups = [mesh.get_group(place) for place, each in enumerate(lies) if isinstance(each, Shard)]
+    options = call.options
+    by = divisors(labels, call.weight, is_dense, options)
     if groups and options.reduction == "mean" and options.num_items is None:
-        both = torch.stack([torch.as_tensor(each) for each in by])
-        for group in groups:
-            dist.all_reduce(both, group=group)
-        by = both[0], both[1]
-    result = reduced(found, flat, call.weight, is_dense, options, dtype, by)
+        by = _added(groups, *(torch.as_tensor(each) for each in by))
+    result = reduced(found, labels, call.weight, is_dense, options, dtype, by)
     if isinstance(result, CrossEntropyOutput) and result.token_accuracy is not None and groups:
-        result = result._replace(token_accuracy=_accuracy(found[4], flat, options.ignore_index, groups))
-    return _placed(call, shards.in_shape(result, labels.shape, options), mesh, lies, shape)
+        hits, count = _added(groups, *hits_of(found[4], labels, options.ignore_index))
+        result = result._replace(token_accuracy=hits.float() / count.clamp(min=1))
+    return _placed(call, result, mesh, lies, shape)
 
 
-def _accuracy(predicted: Tensor, labels: Tensor, ignore_index: int | None, groups: list[Any]) -> Tensor:
-    counts = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
-    hits = torch.stack([((predicted == labels) & counts).sum(), counts.sum()])
+def _added(groups: list[Any], *numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Two numbers, each summed over the processes of all groups."""
+    both = torch.stack(numbers)
     for group in groups:
-        dist.all_reduce(hits, group=group)
-    return hits[0].float() / hits[1].clamp(min=1)
+        dist.all_reduce(both, group=group)
+    return both[0], both[1]
 
 
 def _placed(call: Call, found: Any, mesh: Any, lies: Any, shape: torch.Size) -> Any:
     """The results as DTensors; the accuracy, which all processes have, is a tensor."""
-    summed = [Partial("sum") if isinstance(each, Sharded) else Replicate() for each in lies]
-    stride, of_samples = torch.empty(shape, device="meta").stride(), shards.of_samples(call.options)
+    summed = [Partial("sum") if isinstance(each, Shard) else Replicate() for each in lies]
+    stride, of_samples = torch.empty(shape, device="meta").stride(), {"lse", "log_prob", "entropy", "predicted_tokens"}
+    of_samples |= {"loss", "z_loss"} if call.options.reduction == "none" else set()
 
     def each(name: str, value: Any) -> Any:
         if value is None or name == "token_accuracy":

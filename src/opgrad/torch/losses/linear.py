@@ -5,26 +5,27 @@ them in the backward pass. All other calls use two registered operators: one for
 gradients of the layer, which computes the logits again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from opgrad.contract.loss_options import IGNORED, LossOptions
 from opgrad.interop import torch_private
-from opgrad.interop.torch_private import is_batched
 from opgrad.interop.torch_tensors import PLAIN
-from opgrad.torch.autocast import narrows_products
+from opgrad.torch.autocast import autocast_layer, narrows_products
 from opgrad.torch.flops import count_flops
-from opgrad.torch.formulas import over
-from opgrad.torch.losses.chunks import Chunks, Layer, chunks_of, gradients, plain_gradients
-from opgrad.torch.losses.linear_operators import NAME, layer_of, linear_samples, rows_of_all
+from opgrad.torch.losses.checks import check_labels, check_shape, check_target, check_tensors, check_weight
+from opgrad.torch.losses.chunks import Chunks, Layer, Slopes, chunks_of, gradients, plain_gradients
+from opgrad.torch.losses.linear_operators import NAME, layer_of, linear_samples, put_back
 from opgrad.torch.losses.logits import of_options as of_logits
-from opgrad.torch.losses.options import IGNORED, LossOptions, divisors, read_options, shifted
-from opgrad.torch.losses.reduced import reduced
+from opgrad.torch.losses.options import read_labels, read_options
+from opgrad.torch.losses.reduced import Found, OnePass, Upstream, of_each, reduced, shaped, upstream_of
 from opgrad.torch.losses.samples import settings
-from opgrad.torch.losses.shards import is_class_sharded
+from opgrad.torch.losses.sharded import is_class_sharded
 from opgrad.torch.operators import is_exported
 from opgrad.torch.schema import is_recording
 
@@ -60,13 +61,11 @@ def linear_cross_entropy(
     Formula: cross_entropy(input @ linear_weight.T + linear_bias, target). Source:
     torch.nn.functional.linear_cross_entropy.
     """
-    returned = {
-        "z_loss": return_z_loss, "lse": return_lse, "log_prob": return_log_prob, "entropy": return_entropy,
-        "token_accuracy": return_token_accuracy, "predicted_tokens": return_predicted_tokens,
-    }  # fmt: skip
+    returned = (return_z_loss, return_lse, return_log_prob, return_entropy, return_token_accuracy,
+                return_predicted_tokens)  # fmt: skip
     ignored = IGNORED if ignore_index is None else ignore_index
-    bent = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
-    chosen = read_options(NAME, reduction, ignored, *bent, **returned)
+    numbers = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
+    chosen = read_options(NAME, reduction, ignored, *numbers, returned=returned)
     if isinstance(target, Tensor) and target.is_floating_point() and ignore_index is not None:
         raise ValueError(f"{NAME}: ignore_index is {ignore_index}, expected none for class probabilities")
     if options is not None and not hasattr(options, "batch_chunk_size"):
@@ -80,32 +79,25 @@ def of_options(
     chosen: LossOptions, shift: int = 0, rows: int | None = None,
 ) -> Any:  # fmt: skip
     """linear_cross_entropy with its options read. rows: of a chunk; None: chosen here."""
-    tensors = {"input": input, "linear_weight": linear_weight, "target": target}
-    optional = {"linear_bias": linear_bias, "weight": weight}
-    _check(tensors | {name: each for name, each in optional.items() if each is not None})
+    tensors: dict[str, Any] = {"input": input, "linear_weight": linear_weight, "target": target}
+    tensors |= {"linear_bias": linear_bias, "weight": weight}
+    _check(tensors)
     if is_class_sharded(linear_weight, 0) and linear_weight.dim() == 2:
         from opgrad.torch.losses import vocab_parallel
 
         return vocab_parallel.of_dtensor_layer(input, linear_weight, linear_bias, target, weight, chosen, shift)
     if target.is_floating_point() or linear_weight.dim() != 2 or not input.numel() or not linear_weight.numel():
         return _by_logits(input, linear_weight, target, linear_bias, weight, chosen, shift)
-    labels = shifted(NAME, target.int() if target.dtype == torch.uint8 else target, shift, chosen.ignore_index)
-    if _needs_composition([each for each in (*tensors.values(), *optional.values()) if each is not None]):
+    labels = read_labels(NAME, target, shift, chosen.ignore_index)
+    if _needs_composition([each for each in tensors.values() if each is not None]):
         return _by_logits(input, linear_weight, labels, linear_bias, weight, chosen, 0)
-    shape = labels.shape
-    x, w, b, dtype = _autocast(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias)
-    found = _loss(x, w, b, labels.reshape(-1), weight, chosen, chosen.dtype or dtype, rows)
-    return _in_shape(found, shape, chosen)
-
-
-# --- checks --------------------------------------------------------------------------------------------------------
+    x, w, b, dtype = autocast_layer(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias)
+    return _loss(x, w, b, labels, weight, _LayerPass(chosen, chosen.dtype or dtype, rows=rows))
 
 
 def _check(tensors: dict[str, Any]) -> None:
-    for name, value in tensors.items():
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{NAME}: {name} is {type(value).__name__}, expected a PyTorch tensor")
-    x, w, target = tensors["input"], tensors["linear_weight"], tensors["target"]
+    check_tensors(NAME, ("linear_bias", "weight"), **tensors)
+    x, w, target, weight = (tensors[name] for name in ("input", "linear_weight", "target", "weight"))
     if not x.dim():
         raise ValueError(f"{NAME}: input has 0 dimensions, expected at least 1")
     if w.dim() < 2:
@@ -114,33 +106,17 @@ def _check(tensors: dict[str, Any]) -> None:
         raise ValueError(f"{NAME}: input has {x.shape[-1]} features, expected {w.shape[-1]}, those of linear_weight")
     if w.dim() > 2 and x.dim() != 2:
         raise ValueError(f"{NAME}: input has {x.dim()} dimensions, expected 2 beside a linear_weight of {w.dim()}")
-    expected = (*x.shape[:-1], *w.shape[1:-1])
-    dense = (*x.shape[:-1], *w.shape[:-1])
-    if target.shape != (dense if target.is_floating_point() else expected):
-        shape = dense if target.is_floating_point() else expected
-        raise ValueError(f"{NAME}: target has shape {tuple(target.shape)}, expected {shape}")
-    if not target.is_floating_point() and target.dtype not in (torch.int32, torch.int64, torch.uint8):
-        raise TypeError(f"{NAME}: target has dtype {target.dtype}, expected int32, int64 or uint8, or a float")
-    for name, shape in (("linear_bias", w.shape[:-1]), ("weight", w.shape[:1])):
-        value = tensors.get(name)
-        if value is not None and value.shape != shape:
-            raise ValueError(f"{NAME}: {name} has shape {tuple(value.shape)}, expected {tuple(shape)}")
-    weight = tensors.get("weight")
-    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError(f"{NAME}: weight requires grad, and the loss has no gradient for it: detach it")
+    is_dense = target.is_floating_point()
+    check_shape(NAME, "target", target, (*x.shape[:-1], *w.shape[0 if is_dense else 1 : -1]))
+    check_target(NAME, target)
+    check_shape(NAME, "linear_bias", tensors["linear_bias"], w.shape[:-1])
+    check_shape(NAME, "weight", weight, w.shape[:1])
+    check_weight(NAME, weight)
     for name, value in tensors.items():
-        if value.device != x.device:
+        if value is not None and value.device != x.device:
             raise ValueError(f"{NAME}: {name} is on {value.device}, expected {x.device}, the device of input")
-        if name in ("linear_weight", "linear_bias") and value.dtype != x.dtype and not narrows_products(x):
+        if value is not None and name.startswith("linear_") and value.dtype != x.dtype and not narrows_products(x):
             raise TypeError(f"{NAME}: {name} has dtype {value.dtype}, expected {x.dtype}, the dtype of input")
-
-
-def _autocast(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype]:
-    """The layer as autocast wants it, and the dtype of the loss."""
-    if not narrows_products(x):
-        return x, w, b, x.dtype
-    dtype = torch.get_autocast_dtype(x.device.type)
-    return x.to(dtype), w.to(dtype), None if b is None else b.to(dtype), torch.float32
 
 
 def _needs_composition(tensors: Sequence[Tensor]) -> bool:
@@ -155,13 +131,7 @@ def _needs_composition(tensors: Sequence[Tensor]) -> bool:
 
 
 def _by_logits(
-    input: Tensor,
-    w: Tensor,
-    target: Tensor,
-    b: Tensor | None,
-    weight: Tensor | None,
-    options: LossOptions,
-    shift: int,
+    input: Tensor, w: Tensor, target: Tensor, b: Tensor | None, weight: Tensor | None, options: LossOptions, shift: int
 ) -> Any:
     """The loss of logits that are stored."""
     logits = functional.linear(input, w.flatten(0, -2), None if b is None else b.flatten())
@@ -176,139 +146,56 @@ def _by_logits(
 # --- the loss of rows ----------------------------------------------------------------------------------------------
 
 
-def _loss(
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None,
-    labels: Tensor,
-    weight: Tensor | None,
-    options: LossOptions,
-    dtype: torch.dtype,
-    rows: int | None,
-) -> Any:
-    """The loss of rows of input, with fields in the rows' shape."""
+def _loss(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, way: "_LayerPass") -> Any:
+    """The loss of rows of input; labels, and the fields of samples, have the target's shape."""
     needs = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, w, b))
-    one_number = options.reduction != "none" and not options.returned
+    one_number = way.options.reduction != "none" and not way.options.returned
     watched = torch.compiler.is_compiling() or torch_private.transforms_active()
+    arguments = (x, w, b, labels.reshape(-1), weight)
     if needs and one_number and not watched and not torch_private.dispatch_modes():
-        return _fused(x, w, b, labels, weight, options, dtype, rows)
+        return way(*arguments)[0]
     if not torch.compiler.is_compiling():
         count_flops()
-    found = linear_samples(x, w, b, labels, weight, *settings(options), rows)
-    return reduced(found, labels, weight, False, options, dtype)
+    found = shaped(linear_samples(*arguments, *settings(way.options), way.rows), labels.shape)
+    return reduced(found, labels, weight, False, way.options, way.dtype)
 
 
-def _in_shape(found: Any, shape: torch.Size, options: LossOptions) -> Any:
-    """The fields of samples in the shape of target."""
-    if isinstance(found, Tensor):
-        return found.reshape(shape) if options.reduction == "none" else found
-    of_samples = {"lse", "log_prob", "entropy", "predicted_tokens"}
-    of_samples |= {"loss", "z_loss"} if options.reduction == "none" else set()
-    fields = found._asdict()
-    return type(found)(**{
-        name: each.reshape(shape) if each is not None and name in of_samples else each for name, each in fields.items()
-    })  # fmt: skip
+@dataclass(frozen=True)
+class _LayerPass(OnePass):
+    """A layer whose logits exist in chunks of `rows` rows. Its tensors are x, w, b, labels and class weights."""
 
+    rows: int | None = None
+    hands_out = True
 
-# --- one number, with its gradients --------------------------------------------------------------------------------
+    def compute(self, tensors: Sequence[Any], needs: Sequence[bool]) -> Found:
+        x, w, b, labels, weight = tensors
+        options, upstream = self.options, upstream_of(labels, weight, False, self.options, x.dtype)
+        check_labels(NAME, labels, len(w), options.ignore_index)
+        layer, kept = layer_of(x, w, b, labels, weight, options.ignore_index)
+        chunks = chunks_of(layer, self.rows, with_gradient=True)
+        total, (dx, dw, db) = _with_gradients(layer, options, upstream, needs[:3], chunks)
+        dx = None if dx is None else put_back(dx, kept, len(x))
+        return Found((total * upstream.later).to(self.dtype), [dx, dw, db], upstream.later)
 
-
-class _Fused(torch.autograd.Function):
-    """The reduced loss, whose gradients are computed with it and handed out in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        x, w, b, labels, weight, options, dtype, rows = arguments
-        ctx.save_for_backward(x, w, b, labels, weight)
-        ctx.options = options, dtype, rows
-        total, ctx.grads, ctx.later = _total(x, w, b, labels, weight, options, rows, ctx.needs_input_grad)
-        return (total * ctx.later).to(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, dloss: Tensor) -> Any:
-        nothing, grads = (None,) * 5, ctx.grads
-        if torch.is_grad_enabled():
-            return *_differentiable(ctx, dloss), *nothing
-        if grads is None:
-            options, _, rows = ctx.options
-            x, w, b, labels, weight = ctx.saved_tensors
-            _, grads, _ = _total(x, w, b, labels, weight, options, rows, ctx.needs_input_grad)
-        factor = dloss * ctx.later
-        if is_batched(dloss):
-            return *(None if each is None else each * factor for each in grads), *nothing
-        # The gradients are returned without keeping a reference, so that autograd takes over their memory; another
-        # backward pass computes them again.
-        ctx.grads = None
-        if factor.is_cuda or float(factor) != 1.0:
-            for each in grads:
-                if each is not None:  # a 0-dimensional factor on CUDA would be rounded to its dtype first
-                    each.mul_(factor.reshape([1] * each.dim()))
-        return *grads, *nothing
-
-
-_fused: Callable[..., Tensor] = _Fused.apply
-
-
-def _total(
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None,
-    labels: Tensor,
-    weight: Tensor | None,
-    options: LossOptions,
-    rows: int | None,
-    needs: Sequence[bool],
-) -> tuple[Tensor, list[Tensor | None], Tensor | float]:
-    """The loss in float64 and its gradients, both without a common factor, and that factor."""
-    layer, kept = layer_of(x, w, b, labels, weight, options.ignore_index)
-    by_weight, by_count = divisors(labels, weight, False, options, layer.number)
-    inverse, of_square = over(by_weight), options.lse_square_scale * over(by_count)
-    now: Any = inverse
-    later: Any = 1.0
-    if x.dtype == torch.float16:  # a mean's gradient would underflow float16; see cross_entropy
-        now, later, of_square = 1.0, inverse, of_square * by_weight
-    chunks = chunks_of(layer, rows, with_gradient=True)
-    total, (dx, dw, db) = _with_gradients(layer, options, now, of_square, needs[:3], chunks)
-    return total, [rows_of_all(dx, kept, len(x)), dw, db], later
+    def differentiable(self, tensors: Sequence[Any]) -> Tensor:
+        *_, labels, weight = tensors
+        found = linear_samples(*tensors, *settings(self.options), self.rows)
+        loss: Tensor = reduced(found, labels, weight, False, self.options, self.dtype)
+        return loss
 
 
 def _with_gradients(
-    layer: Layer,
-    options: LossOptions,
-    now: Tensor | float,
-    of_square: Tensor | float,
-    needs: Sequence[bool],
-    chunks: Chunks,
-) -> tuple[Tensor, tuple[Tensor | None, Tensor | None, Tensor | None]]:
-    """now * sum(loss) + of_square * sum(lse**2) in float64, and its gradients."""
+    layer: Layer, options: LossOptions, upstream: Upstream, needs: Sequence[bool], chunks: Chunks
+) -> tuple[Tensor, Slopes]:
+    """The loss in float64, without the factor that comes later, and its gradients."""
     if options.is_plain and not chunks.by_classes:
-        loss, grads = plain_gradients(layer, now, needs, chunks)
+        loss, grads = plain_gradients(layer, upstream.of_loss, options.ignore_index, needs, chunks)
         return loss.sum(dtype=torch.float64), grads
-    upstream = {"dloss": _of_each(layer, now)}
+    given = {"dloss": of_each(layer.labels, upstream.of_loss, layer.number)}
     if options.lse_square_scale:
-        upstream["dlse_square"] = _of_each(layer, of_square)
-    (loss, lse, *_), grads = gradients(layer, upstream, settings(options), needs, chunks)
-    total = loss.sum(dtype=torch.float64) * now
+        given["dlse_square"] = of_each(layer.labels, upstream.of_square, layer.number)
+    (loss, lse, *_), grads = gradients(layer, given, settings(options), needs, chunks)
+    total = loss.sum(dtype=torch.float64) * upstream.of_loss
     if options.lse_square_scale:
-        total = total + (lse * lse).sum(dtype=torch.float64) * of_square
+        total = total + (lse * lse).sum(dtype=torch.float64) * upstream.of_square
     return total, grads
-
-
-def _of_each(layer: Layer, value: Tensor | float) -> Tensor:
-    """A number, expanded to all samples."""
-    made = torch.empty(len(layer.x), dtype=layer.number, device=layer.x.device)
-    return made.copy_(value) if isinstance(value, Tensor) else made.fill_(value)
-
-
-def _differentiable(ctx: Any, dloss: Tensor) -> list[Tensor | None]:
-    """The gradients by the operators, which are differentiable themselves."""
-    x, w, b, labels, weight = ctx.saved_tensors
-    options, dtype, rows = ctx.options
-    found = linear_samples(x, w, b, labels, weight, *settings(options), rows)
-    loss = reduced(found, labels, weight, False, options, dtype)
-    wanted = [place for place in range(3) if ctx.needs_input_grad[place]]
-    slopes = torch.autograd.grad(loss, [(x, w, b)[place] for place in wanted], dloss, create_graph=True)
-    grads: list[Tensor | None] = [None] * 3
-    for place, slope in zip(wanted, slopes, strict=True):
-        grads[place] = slope
-    return grads

@@ -11,6 +11,7 @@ from torch.nn import functional
 from opgrad.interop.torch_calls import unseen
 from opgrad.torch.flops import count_flops
 from opgrad.torch.formulas import wide
+from opgrad.torch.losses.checks import check_labels
 from opgrad.torch.losses.chunks import Layer, chunks_of, gradients, sample_results
 from opgrad.torch.losses.samples import UPSTREAM, Settings, composed_gradient
 from opgrad.torch.schema import LIBRARY, TAGS
@@ -33,12 +34,10 @@ def layer_of(
 ) -> tuple[Layer, Tensor | None]:
     """The layer with only the samples that count, and their numbers; None if all count."""
     x, w, b = x.detach(), w.detach(), None if b is None else b.detach()
-    weight = None if weight is None else weight.detach()
-    _check_labels(labels, len(w), ignore_index)
     kept = counted(labels, ignore_index)
     if kept is not None:
         x, labels = x.index_select(0, kept), labels.index_select(0, kept)
-    return Layer(x, w, b, labels, weight), kept
+    return Layer(x, w, b, labels, None if weight is None else weight.detach()), kept
 
 
 def counted(labels: Tensor, ignore_index: int | None) -> Tensor | None:
@@ -49,38 +48,22 @@ def counted(labels: Tensor, ignore_index: int | None) -> Tensor | None:
     return None if len(kept) == len(labels) else kept
 
 
-def _check_labels(labels: Tensor, classes: int, ignore_index: int | None) -> None:
-    """Raise ValueError for a label out of range, on the CPU."""
-    if labels.device.type != "cpu":
-        return
-    wrong = (labels < 0) | (labels >= classes)
-    wrong = (wrong if ignore_index is None else wrong & (labels != ignore_index)).nonzero()
-    if len(wrong):
-        place = int(wrong[0])
-        also = "" if ignore_index is None else f" or ignore_index {ignore_index}"
-        raise ValueError(f"{NAME}: target[{place}] is {int(labels[place])}, expected 0 to {classes - 1}{also}")
-
-
-def of_all(found: Sequence[Tensor], kept: Tensor | None, count: int) -> list[Tensor]:
-    """The results of all samples: 0 for those left out, predicted -1."""
+def put_back(found: Tensor, kept: Tensor | None, count: int, ignored: int = 0, axis: int = 0) -> Tensor:
+    """What was computed of the samples that count, for all of them along an axis; `ignored` for the others."""
     if kept is None:
-        return list(found)
-    return [each.new_full((count,), 0 if each.is_floating_point() else -1).index_copy_(0, kept, each) for each in found]
-
-
-def rows_of_all(dx: Tensor | None, kept: Tensor | None, count: int) -> Tensor | None:
-    if dx is None or kept is None:
-        return dx
-    return dx.new_zeros(count, dx.shape[1]).index_copy_(0, kept, dx)
+        return found
+    shape = (*found.shape[:axis], count, *found.shape[axis + 1 :])
+    return found.new_full(shape, ignored).index_copy_(axis, kept, found)
 
 
 def _samples(
-    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, ignore_index: int | None,
-    label_smoothing: float, softcap: float, temperature: float, rows: int | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    layer, kept = layer_of(x, w, b, labels, weight, ignore_index)
-    options = (None, label_smoothing, softcap, temperature)
-    return tuple(of_all(sample_results(layer, options, chunks_of(layer, rows, False)), kept, len(x)))
+    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, *settings_and_rows: Any
+) -> tuple[Tensor, ...]:
+    *settings, rows = settings_and_rows
+    check_labels(NAME, labels, len(w), settings[0])
+    layer, kept = layer_of(x, w, b, labels, weight, settings[0])
+    found = sample_results(layer, tuple(settings), chunks_of(layer, rows, False))
+    return tuple(put_back(each, kept, len(x), 0 if each.is_floating_point() else -1) for each in found)
 
 
 def _samples_fake(x: Tensor, *others: Any) -> tuple[Tensor, ...]:
@@ -90,20 +73,19 @@ def _samples_fake(x: Tensor, *others: Any) -> tuple[Tensor, ...]:
 
 
 def _samples_grad(
-    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, ignore_index: int | None,
-    label_smoothing: float, softcap: float, temperature: float, rows: int | None, *given: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    layer, kept = layer_of(x, w, b, labels, weight, ignore_index)
+    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, *others: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    settings, rows, given = others[:4], others[4], others[5:]
+    check_labels(NAME, labels, len(w), settings[0])
+    layer, kept = layer_of(x, w, b, labels, weight, settings[0])
     upstream = {name: each for name, each in zip(UPSTREAM, given, strict=True) if each is not None}
     upstream = upstream if "dloss" in upstream else {**upstream, "dloss": torch.zeros_like(labels, dtype=layer.number)}
     if kept is not None:
         upstream = {name: each.index_select(0, kept) for name, each in upstream.items()}
-    options, needs = (None, label_smoothing, softcap, temperature), (True, True, b is not None)
-    _, (dx, dw, db) = gradients(layer, upstream, options, needs, chunks_of(layer, rows, True))
-    dx = rows_of_all(dx, kept, len(x))
+    _, (dx, dw, db) = gradients(layer, upstream, settings, (True, True, b is not None), chunks_of(layer, rows, True))
     assert dx is not None
     assert dw is not None
-    return dx, dw, x.new_empty(0) if db is None else db
+    return put_back(dx, kept, len(x)), dw, x.new_empty(0) if db is None else db
 
 
 def _samples_grad_fake(x: Tensor, w: Tensor, b: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:

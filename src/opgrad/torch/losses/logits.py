@@ -1,24 +1,28 @@
 """Cross-entropy on tensors: the gradient is computed in the forward pass, and log_prob is never stored."""
 
 import warnings
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from opgrad.contract.loss_options import LossOptions
 from opgrad.interop.torch_calls import native, note_effect
-from opgrad.interop.torch_private import is_batched
-from opgrad.interop.torch_tensors import is_transformed
+from opgrad.interop.torch_tensors import is_traced, is_transformed
 from opgrad.torch.autocast import widens_softmax
-from opgrad.torch.formulas import over, sample_weights, scale_in_place, wide
-from opgrad.torch.losses.options import LossOptions, divisors, read_options, shifted
-from opgrad.torch.losses.reduced import loss_of_samples
-from opgrad.torch.losses.shards import is_class_sharded
+from opgrad.torch.formulas import over, wide
+from opgrad.torch.losses.checks import check_dense, check_shape, check_tensors, check_weight
+from opgrad.torch.losses.options import divisors, read_labels, read_options
+from opgrad.torch.losses.reduced import Found, OnePass, of_each, output, reduced, upstream_of
+from opgrad.torch.losses.samples import composed, losses_and_grad, sample_losses, settings
+from opgrad.torch.losses.sharded import is_class_sharded
 from opgrad.torch.operators import OPERATORS, is_exported
 from opgrad.torch.renamed_errors import ERRORS, in_words
 from opgrad.torch.schema import is_recording
 
+NAME = "cross_entropy"
 _loss_only = OPERATORS["softmax_cross_entropy_loss_only"]
 _loss_and_grad = OPERATORS["softmax_cross_entropy_loss_and_grad"]
 
@@ -70,12 +74,10 @@ def cross_entropy(
     if size_average is not None or reduce is not None:
         note_effect()  # every such call warns
         reduction = _reduction(size_average, reduce)
-    returned = {
-        "z_loss": return_z_loss, "lse": return_lse, "log_prob": return_log_prob, "entropy": return_entropy,
-        "token_accuracy": return_token_accuracy, "predicted_tokens": return_predicted_tokens,
-    }  # fmt: skip
-    bent = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
-    options = read_options("cross_entropy", reduction, ignore_index, *bent, **returned)
+    returned = (return_z_loss, return_lse, return_log_prob, return_entropy, return_token_accuracy,
+                return_predicted_tokens)  # fmt: skip
+    numbers = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
+    options = read_options(NAME, reduction, ignore_index, *numbers, returned=returned)
     return of_options(input, target, weight, options, shift, inplace_backward, check)
 
 
@@ -114,38 +116,42 @@ def _reduction(size_average: bool | None, reduce: bool | None) -> str:
 
 
 def _cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    options: LossOptions,
-    shift: int,
-    in_place: bool,
-    check: bool,
+    input: Tensor, target: Tensor, weight: Tensor | None, options: LossOptions, shift: int, in_place: bool, check: bool
 ) -> Any:
     """The loss, computed in the way that fits its arguments."""
-    recording = is_recording()
-    _check(input, target, weight, recording)
+    _check(input, target, weight)
     if input.dim() == 1:
         found = _cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, options, shift, in_place, check)
         return _of_one(found)
     dtype = options.dtype or (torch.float32 if widens_softmax(input) else input.dtype)
-    labels = target.int() if target.dtype == torch.uint8 else target
-    labels = shifted("cross_entropy", labels, shift, options.ignore_index)
+    labels = read_labels(NAME, target, shift, options.ignore_index)
     if target.is_floating_point():
-        if options.ignore_index is not None and options.ignore_index >= 0:
-            ignored = options.ignore_index
-            raise ValueError(f"cross_entropy: ignore_index is {ignored}, expected none for class probabilities")
+        check_dense(NAME, options)
         dtype = torch.promote_types(dtype, target.dtype)
         dtype = dtype if weight is None else torch.promote_types(dtype, weight.dtype)
-        return loss_of_samples(input, None, weight, target, options, dtype, in_place, check)
+        none = torch.zeros(input.shape[:1] + input.shape[2:], dtype=torch.int64, device=input.device)
+        return _with_options(input, none, weight, target, _LogitsPass(options, dtype, in_place, check))
     if not options.is_plain:
-        return loss_of_samples(input, labels, weight, None, options, dtype, in_place, check)
-    if options.num_items is not None:
-        number = wide(input.dtype)
-        total = _plain(input, labels, weight, options.ignore_index, "sum", number, in_place, check, recording)
-        by_items, _ = divisors(labels, weight, False, options, number)
-        return (total.to(torch.float64) * over(by_items)).to(dtype)
-    return _plain(input, labels, weight, options.ignore_index, options.reduction, dtype, in_place, check, recording)
+        return _with_options(input, labels, weight, None, _LogitsPass(options, dtype, in_place, check))
+    if options.num_items is None and not _would_underflow(input, options):
+        return _plain(input, labels, weight, options, dtype, in_place, check)
+    # If the gradient were divided by the number of samples at once, most of it would underflow float16 before a loss
+    # scale could prevent that. So the gradient of the sum is kept, and the factor contains the division.
+    summed = replace(options, reduction="sum", num_items=None)
+    total = _plain(input, labels, weight, summed, wide(input.dtype), in_place, check)
+    by_weight, _ = divisors(labels, weight, False, options)
+    return (total.to(torch.float64) * over(by_weight)).to(dtype)
+
+
+def _would_underflow(input: Tensor, options: LossOptions) -> bool:
+    """Whether the gradient of the mean is computed and kept in float16."""
+    is_mean = options.reduction == "mean" and input.dtype == torch.float16
+    return is_mean and _needs_gradient(input) and not is_exported()
+
+
+def _needs_gradient(input: Tensor) -> bool:
+    """Whether the gradient is computed with the loss; of a recorded module it is computed when it is asked for."""
+    return torch.is_grad_enabled() and input.requires_grad and not is_recording()
 
 
 def _of_one(found: Any) -> Any:
@@ -156,88 +162,92 @@ def _of_one(found: Any) -> Any:
 
 
 def _plain(
-    input: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    ignore_index: int | None,
-    reduction: str,
-    dtype: torch.dtype,
-    in_place: bool,
+    input: Tensor, labels: Tensor, weight: Tensor | None, options: LossOptions, dtype: torch.dtype, in_place: bool,
     check: bool,
-    recording: bool,
-) -> Tensor:
-    """The loss of integer classes without options."""
-    if not (torch.is_grad_enabled() and input.requires_grad) or recording:
-        # A recorded module may be trained or not, so the loss is recorded alone; its backward pass computes it again.
-        return _loss_only(input, labels, weight, ignore_index, reduction, dtype, check)
-    if reduction == "mean" and input.dtype == torch.float16 and not is_exported():
-        # If the gradient were divided by the number of samples here, most of it would underflow float16 before a loss
-        # scale could prevent that. So the gradient of the sum is kept, and the factor contains the division.
-        total = _differentiable(in_place, input, labels, weight, ignore_index, "sum", torch.float32, check)
-        counted = sample_weights(labels, weight, ignore_index, torch.float32).sum(dtype=torch.float64)
-        return (total * over(counted)).to(dtype)
-    return _differentiable(in_place, input, labels, weight, ignore_index, reduction, dtype, check)
+) -> Tensor:  # fmt: skip
+    """The loss of integer classes without options; with its gradient, which is kept, if one is needed."""
+    if not _needs_gradient(input):
+        return _loss_only(input, labels, weight, options.ignore_index, options.reduction, dtype, check)
+    way = _PlainPass(options, dtype, in_place, check)
+    if in_place and not torch.compiler.is_compiling() and not is_transformed():
+        return way(input, labels, weight)[0]
+    return way.loss_and_gradient(input, labels, weight)[0]
 
 
-def _check(input: Any, target: Any, weight: Any, recording: bool) -> None:
-    for name, value in (("input", input), ("target", target), ("weight", weight)):
-        if not isinstance(value, Tensor) and (value is not None or name != "weight"):
-            raise TypeError(f"cross_entropy: {name} is {type(value).__name__}, expected a PyTorch tensor")
+@dataclass(frozen=True)
+class _PlainPass(OnePass):
+    """Integer classes without options, by the operator that computes this loss with its gradient."""
+
+    check: bool = False
+
+    def loss_and_gradient(self, logits: Tensor, labels: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        ignored, reduction = self.options.ignore_index, self.options.reduction
+        loss, dlogits = _loss_and_grad(logits, labels, weight, ignored, reduction, self.dtype, logits.dtype, self.check)
+        return loss, dlogits
+
+    def compute(self, tensors: Sequence[Any], needs: Sequence[bool]) -> Found:
+        loss, dlogits = self.loss_and_gradient(*tensors)
+        return Found(loss, [dlogits])
+
+
+@dataclass(frozen=True)
+class _LogitsPass(OnePass):
+    """Logits with options. Its tensors are logits, labels, class weights and probabilities; the last may be None."""
+
+    check: bool = False
+
+    def compute(self, tensors: Sequence[Any], needs: Sequence[bool]) -> Found:
+        logits, labels, weight, probabilities = tensors
+        is_dense, number = probabilities is not None, wide(logits.dtype)
+        upstream = upstream_of(labels, weight, is_dense, self.options, logits.dtype)
+        square = of_each(labels, upstream.of_square, number) if self.options.lse_square_scale else None
+        given = (of_each(labels, upstream.of_loss, number), None, square, None, None)
+        *found, dlogits = losses_and_grad.execute(*tensors, *given, *settings(self.options), self.check)
+        loss = reduced(found, labels, weight, is_dense, self.options, self.dtype)
+        return Found(loss, [dlogits], upstream.later, found[4])
+
+    def differentiable(self, tensors: Sequence[Any]) -> Tensor:
+        _, labels, weight, probabilities = tensors
+        found = sample_losses(*tensors, *settings(self.options), False)
+        loss: Tensor = reduced(found, labels, weight, probabilities is not None, self.options, self.dtype)
+        return loss
+
+
+def _with_options(
+    logits: Tensor, labels: Tensor, weight: Tensor | None, probabilities: Tensor | None, way: _LogitsPass
+) -> Any:
+    """The loss, or CrossEntropyOutput, of labels, which all count beside probabilities, with the options of `way`."""
+    arguments, options = (logits, labels, weight, probabilities), way.options
+    if _computes_gradient(logits, probabilities, options):
+        loss, predicted = way(*arguments)
+        return output(loss, {"predicted_tokens": predicted}, labels, options) if options.returned else loss
+    if is_transformed() or is_recording() or is_exported():
+        found = composed(*arguments, settings(options), way.check)
+    else:
+        found = sample_losses(*arguments, *settings(options), way.check)
+    return reduced(found, labels, weight, probabilities is not None, options, way.dtype)
+
+
+def _computes_gradient(logits: Tensor, probabilities: Tensor | None, options: LossOptions) -> bool:
+    """Whether the gradient is computed in the forward pass."""
+    tensors = [logits] if probabilities is None else [logits, probabilities]
+    if not (torch.is_grad_enabled() and logits.requires_grad) or is_transformed() or is_traced(tensors):
+        return False
+    if options.reduction == "none" or options.is_differentiable_beside or is_exported():
+        return False
+    return probabilities is None or not probabilities.requires_grad
+
+
+def _check(input: Any, target: Any, weight: Any) -> None:
+    check_tensors(NAME, ("weight",), input=input, target=target, weight=weight)
     if not input.dim():
-        raise ValueError("cross_entropy: input has 0 dimensions, expected at least 1")
-    if recording:
+        raise ValueError(f"{NAME}: input has 0 dimensions, expected at least 1")
+    if is_recording():
         return  # sizes are tensors there, on which Python must not branch; the operator checks them when it runs
     if target.is_floating_point():
         expected, which = input.shape, "input's shape for class probabilities"
     else:
         expected, which = input.shape[: input.dim() > 1] + input.shape[2:], "input's shape without the classes"
-    if target.shape != expected:
-        raise ValueError(f"cross_entropy: target has shape {tuple(target.shape)}, expected {tuple(expected)}, {which}")
-    if weight is None:
-        return
-    if weight.shape != (classes := input.shape[min(input.dim() - 1, 1)],):
-        raise ValueError(f"cross_entropy: weight has shape {tuple(weight.shape)}, expected {(classes,)}, the classes")
-    if weight.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError("cross_entropy: weight requires grad, and the loss has no gradient for it: detach it")
-
-
-def _differentiable(
-    in_place: bool,
-    input: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    ignore_index: int | None,
-    reduction: str,
-    dtype: torch.dtype,
-    check: bool,
-) -> Tensor:
-    """The loss in this dtype; its gradient is computed at once and kept."""
-    arguments = (input, labels, weight, ignore_index, reduction, dtype, input.dtype, check)
-    if in_place and not torch.compiler.is_compiling() and not is_transformed():
-        return _in_place(*arguments)
-    loss, _ = _loss_and_grad(*arguments)
-    return cast(Tensor, loss)
-
-
-class _InPlace(torch.autograd.Function):
-    """The fused loss whose stored gradient is scaled in place and returned in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        loss, dlogits = _loss_and_grad(*arguments)
-        ctx.save_for_backward(dlogits)
-        ctx.spent = False
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, dloss: Tensor) -> Any:
-        if ctx.spent or torch.is_grad_enabled() or is_batched(dloss):
-            what = "second backward pass" if ctx.spent else "gradient of the gradient (create_graph=True)"
-            what = "batch of gradients (is_grads_batched=True)" if is_batched(dloss) else what
-            raise RuntimeError(f"cross_entropy: inplace_backward=True allows no {what}; leave it False for that")
-        ctx.spent = True
-        (dlogits,) = ctx.saved_tensors
-        return scale_in_place(dlogits, dloss), *[None] * 7
-
-
-_in_place: Callable[..., Tensor] = _InPlace.apply
+    check_shape(NAME, "target", target, expected, which)
+    check_shape(NAME, "weight", weight, input.shape[min(input.dim() - 1, 1) :][:1], "the classes")
+    check_weight(NAME, weight)

@@ -1,60 +1,23 @@
-"""A loss with options, reduced from the samples' losses; if only the loss is wanted, with its gradient in one pass.
+"""A loss, reduced from the samples' losses; and a loss that is one number, with its gradients in one pass.
 
 Where other results than the loss are differentiable, and for reduction "none", the gradient is computed in the
 backward pass, when the gradients of all results are known.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from opgrad.contract.loss_options import LossOptions
 from opgrad.interop.torch_private import is_batched
-from opgrad.interop.torch_tensors import is_traced, is_transformed
-from opgrad.torch.formulas import over, scale_in_place, scaled, wide
-from opgrad.torch.losses.options import CrossEntropyOutput, LossOptions, divisors
-from opgrad.torch.losses.samples import composed, losses_and_grad, sample_losses, settings
-from opgrad.torch.operators import is_exported
-from opgrad.torch.schema import is_recording
+from opgrad.torch.formulas import over, scale_in_place, scaled
+from opgrad.torch.losses.options import CrossEntropyOutput, divisors
 
-Samples = Sequence[Tensor]  # what sample_losses returns
-
-
-def loss_of_samples(
-    logits: Tensor,
-    labels: Tensor | None,
-    weight: Tensor | None,
-    probabilities: Tensor | None,
-    options: LossOptions,
-    dtype: torch.dtype,
-    in_place: bool,
-    check: bool,
-) -> Any:
-    """The loss in this dtype, or CrossEntropyOutput. labels: None for probabilities alone, with which all count."""
-    if labels is None:
-        samples = logits.shape[:1] + logits.shape[2:]
-        labels = torch.zeros(samples, dtype=torch.int64, device=logits.device)
-    arguments = (logits, labels, weight, probabilities)
-    if _computes_gradient(logits, probabilities, options):
-        loss, predicted = _fused(*arguments, options, dtype, in_place, check)
-        return _output(loss, {"predicted_tokens": predicted}, labels, options) if options.returned else loss
-    if is_transformed() or is_recording() or is_exported():
-        found = composed(*arguments, settings(options), check)
-    else:
-        found = sample_losses(*arguments, *settings(options), check)
-    return reduced(found, labels, weight, probabilities is not None, options, dtype)
-
-
-def _computes_gradient(logits: Tensor, probabilities: Tensor | None, options: LossOptions) -> bool:
-    """Whether the gradient is computed in the forward pass."""
-    tensors = [logits] if probabilities is None else [logits, probabilities]
-    if not (torch.is_grad_enabled() and logits.requires_grad) or is_transformed() or is_traced(tensors):
-        return False
-    if options.reduction == "none" or options.is_differentiable_beside or is_exported():
-        return False
-    return probabilities is None or not probabilities.requires_grad
+Samples = Sequence[Any]  # what sample_losses returns; None for what is not asked for
+Gradients = Sequence[Tensor | None]
 
 
 def reduced(
@@ -65,99 +28,175 @@ def reduced(
     loss, lse = found[0], found[1]
     z_loss = options.lse_square_scale * lse * lse if options.lse_square_scale or "z_loss" in options.returned else None
     if options.reduction != "none":
-        by_weight, by_count = by or divisors(labels, weight, is_dense, options, lse.dtype)
+        by_weight, by_count = by or divisors(labels, weight, is_dense, options)
         loss = loss.sum(dtype=torch.float64) * over(by_weight)
         z_loss = None if z_loss is None else z_loss.sum(dtype=torch.float64) * over(by_count)
     total = (loss if z_loss is None else loss + z_loss).to(dtype)
     if not options.returned:
         return total
     known: dict[str, Any] = dict(zip(("loss", "lse", "log_prob", "entropy", "predicted_tokens"), found, strict=True))
-    return _output(total, known | {"z_loss": None if z_loss is None else z_loss.to(dtype)}, labels, options)
+    return output(total, known | {"z_loss": None if z_loss is None else z_loss.to(dtype)}, labels, options)
 
 
-def _output(loss: Tensor, known: dict[str, Tensor | None], labels: Tensor, options: LossOptions) -> CrossEntropyOutput:
+def shaped(found: Samples, shape: Sequence[int]) -> Samples:
+    """The results of samples in this shape."""
+    return [each if each is None else each.reshape(shape) for each in found]
+
+
+def output(loss: Tensor, known: dict[str, Tensor | None], labels: Tensor, options: LossOptions) -> CrossEntropyOutput:
+    """The loss with the other results that are asked for, of those that are known."""
     if "token_accuracy" in options.returned:
-        accuracy = accuracy_of(cast(Tensor, known["predicted_tokens"]), labels, options.ignore_index)
-        known = {**known, "token_accuracy": accuracy}
+        hits, count = hits_of(cast(Tensor, known["predicted_tokens"]), labels, options.ignore_index)
+        known = {**known, "token_accuracy": hits.to(torch.float32) / count.clamp(min=1)}
     return CrossEntropyOutput(loss, **{name: known[name] for name in options.returned})
 
 
-def accuracy_of(predicted: Tensor, labels: Tensor, ignore_index: int | None) -> Tensor:
-    """The share of the samples that count whose class is the predicted one; 0 if there is none."""
+def hits_of(predicted: Tensor, labels: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor]:
+    """How many of the samples that count have the predicted class, and how many count."""
     counts = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
-    hits = ((predicted == labels) & counts).sum()
-    return hits.to(torch.float32) / counts.sum().clamp(min=1)
+    return ((predicted == labels) & counts).sum(), counts.sum()
+
+
+# --- one number, with its gradients --------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """A loss with its gradients, which still have to be multiplied by a factor; and the predicted classes."""
+
+    loss: Tensor
+    gradients: Gradients
+    factor: Tensor | float = 1.0
+    predicted: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class OnePass:
+    """How a loss that is one number is computed with its gradients.
+
+    dtype: of the loss. in_place: whether gradients are multiplied in place, as the user allows one backward pass alone.
+    hands_out: whether they are multiplied in place and returned without keeping a reference, so that autograd takes
+    over their memory; another backward pass computes them again.
+    """
+
+    options: LossOptions
+    dtype: torch.dtype
+    in_place: bool = False
+    hands_out: ClassVar[bool] = False
+
+    def compute(self, tensors: Sequence[Any], needs: Sequence[bool]) -> Found:
+        """The loss and its gradients with respect to the first tensors, None for those that are not needed."""
+        raise NotImplementedError
+
+    def differentiable(self, tensors: Sequence[Any]) -> Tensor:
+        """The loss by operators that are differentiable any number of times."""
+        raise NotImplementedError
+
+    def __call__(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The loss and the predicted classes; None if they are not known."""
+        return _fused(replace(self, options=replace(self.options, returned=())), *tensors)
 
 
 class _Fused(torch.autograd.Function):
-    """The reduced loss, with its gradient computed and kept, and the predicted classes."""
+    """The loss of `OnePass`, whose gradients are computed with it and multiplied in the backward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        labels: Tensor,
-        weight: Tensor | None,
-        probabilities: Tensor | None,
-        options: LossOptions,
-        dtype: torch.dtype,
-        in_place: bool,
-        check: bool,
-    ) -> Any:
-        is_dense, number = probabilities is not None, wide(logits.dtype)
-        by_weight, by_count = divisors(labels, weight, is_dense, options, number)
-        inverse, of_square = over(by_weight), options.lse_square_scale * over(by_count)
-        now: Any = inverse
-        later: Any = 1.0
-        if logits.dtype == torch.float16:
-            # If the gradient were divided by the number of samples here, most of it would underflow float16 before a
-            # loss scale could prevent that. So the gradient of the sum is kept, and the factor contains the division.
-            now, later, of_square = 1.0, inverse, of_square * by_weight
-        square = _of_each(labels, of_square, number) if options.lse_square_scale else None
-        upstream = (_of_each(labels, now, number), None, square, None, None)
-        attributes = (*settings(options), check)
-        *found, dlogits = losses_and_grad.execute(logits, labels, weight, probabilities, *upstream, *attributes)
-        ctx.arguments = (labels, weight, probabilities, replace(options, returned=()), dtype)
-        ctx.in_place, ctx.spent, ctx.later = in_place, False, later
-        ctx.save_for_backward(dlogits, *([] if in_place else [logits]))
-        ctx.mark_non_differentiable(found[4])
+    def forward(ctx: Any, way: OnePass, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        found = way.compute(tensors, ctx.needs_input_grad[1:])
+        ctx.way, ctx.factor, ctx.count = way, found.factor, len(tensors)
         ctx.set_materialize_grads(False)
-        return reduced(tuple(found), labels, weight, is_dense, ctx.arguments[3], dtype), found[4]
+        if found.predicted is not None:
+            ctx.mark_non_differentiable(found.predicted)
+        ctx.grads, ctx.spent = found.gradients if way.hands_out else None, False
+        ctx.save_for_backward(*([] if way.in_place else tensors), *([] if way.hands_out else found.gradients))
+        return found.loss, found.predicted
 
     @staticmethod
-    def backward(ctx: Any, dloss: Tensor | None, *others: Any) -> Any:
-        nothing = (None,) * 7
+    def backward(ctx: Any, dloss: Tensor | None, _: Any) -> Any:
+        nothing = (None,) * ctx.count
         if dloss is None:
             return None, *nothing
-        dlogits, *kept = ctx.saved_tensors
-        if ctx.in_place:
-            if ctx.spent or torch.is_grad_enabled() or is_batched(dloss):
-                raise RuntimeError(
-                    "cross_entropy: inplace_backward=True allows one backward pass, of one gradient, and no gradient of"
-                    " it; leave it False for that"
-                )
-            ctx.spent = True
-            return scale_in_place(dlogits, dloss * ctx.later), *nothing
-        if torch.is_grad_enabled():
-            return _again(kept[0], ctx.arguments, dloss), *nothing
-        factor = dloss * ctx.later
-        return dlogits * factor if is_batched(dloss) else scaled(dlogits, factor), *nothing
+        if ctx.way.in_place:
+            _check_first(ctx, dloss)
+            found = _multiplied_in_place(ctx.saved_tensors, dloss * ctx.factor)
+        elif torch.is_grad_enabled():
+            found = _again(ctx, dloss)
+        elif ctx.way.hands_out:
+            found = _handed_out(ctx, dloss * ctx.factor)
+        else:
+            found = _multiplied(ctx.saved_tensors[ctx.count :], dloss * ctx.factor)
+        return None, *found, *nothing[len(found) :]
 
 
-_fused: Callable[..., Any] = _Fused.apply
+_fused: Callable[..., tuple[Tensor, Tensor | None]] = _Fused.apply
 
 
-def _of_each(labels: Tensor, value: Tensor | float, dtype: torch.dtype) -> Tensor:
+def _check_first(ctx: Any, dloss: Tensor) -> None:
+    """Raise RuntimeError unless this is the first and plain backward pass of a call with inplace_backward."""
+    what = "gradient of the gradient (create_graph=True)" if torch.is_grad_enabled() else ""
+    what = "batch of gradients (is_grads_batched=True)" if is_batched(dloss) else what
+    what = "second backward pass" if ctx.spent else what
+    ctx.spent = True
+    if what:
+        raise RuntimeError(f"cross_entropy: inplace_backward=True allows no {what}; leave it False for that")
+
+
+def _handed_out(ctx: Any, factor: Tensor) -> Gradients:
+    """The gradients times the factor; computed again where they have been given away."""
+    grads: Gradients = ctx.grads
+    if grads is None:
+        grads = ctx.way.compute(ctx.saved_tensors, ctx.needs_input_grad[1:]).gradients
+    if is_batched(factor):
+        return _multiplied(grads, factor)
+    ctx.grads = None
+    return _multiplied_in_place(grads, factor)
+
+
+def _multiplied_in_place(grads: Gradients, factor: Tensor) -> Gradients:
+    """The gradients times the factor, in their own memory."""
+    if factor.dim() or factor.is_cuda or float(factor) != 1.0:
+        return [None if each is None else scale_in_place(each, factor) for each in grads]
+    return grads
+
+
+def _multiplied(grads: Gradients, factor: Tensor) -> Gradients:
+    """The gradients times the factor, in new memory."""
+    if is_batched(factor):
+        return [None if each is None else each * factor for each in grads]
+    return [None if each is None else scaled(each, factor) for each in grads]
+
+
+def _again(ctx: Any, dloss: Tensor) -> Gradients:
+    """The gradients, computed so that they are differentiable themselves."""
+    tensors = ctx.saved_tensors[: ctx.count]
+    wanted = [place for place in range(ctx.count) if ctx.needs_input_grad[1 + place]]
+    loss = ctx.way.differentiable(tensors)
+    slopes = torch.autograd.grad(loss, [tensors[place] for place in wanted], dloss, create_graph=True)
+    found = dict(zip(wanted, slopes, strict=True))
+    return [found.get(place) for place in range(ctx.count)]
+
+
+class Upstream(NamedTuple):
+    """The gradients of each sample's loss and square of lse, without a common factor that comes `later`."""
+
+    of_loss: Tensor | float
+    of_square: Tensor | float
+    later: Tensor | float
+
+
+def upstream_of(
+    labels: Tensor, weight: Tensor | None, is_dense: bool, options: LossOptions, dtype: torch.dtype
+) -> Upstream:
+    """What the reduction multiplies each sample by; dtype: that of the gradient."""
+    by_weight, by_count = divisors(labels, weight, is_dense, options)
+    inverse, of_square = over(by_weight), options.lse_square_scale * over(by_count)
+    if dtype == torch.float16:
+        # If the gradient were divided by the number of samples here, most of it would underflow float16 before a loss
+        # scale could prevent that. So the gradient of the sum is kept, and the factor contains the division.
+        return Upstream(1.0, of_square * by_weight, inverse)
+    return Upstream(inverse, of_square, 1.0)
+
+
+def of_each(labels: Tensor, value: Tensor | float, dtype: torch.dtype) -> Tensor:
     """The same number for each sample."""
-    if isinstance(value, Tensor):
-        return value.to(dtype).expand(labels.shape).contiguous()
-    return torch.full(labels.shape, value, dtype=dtype, device=labels.device)
-
-
-def _again(logits: Tensor, arguments: Any, dloss: Tensor) -> Tensor:
-    """The gradient, computed so that it is differentiable itself."""
-    labels, weight, probabilities, options, dtype = arguments
-    found = sample_losses(logits, labels, weight, probabilities, *settings(options), False)
-    loss = reduced(found, labels, weight, probabilities is not None, options, dtype)
-    (dlogits,) = torch.autograd.grad(loss, logits, dloss, create_graph=True)
-    return dlogits
+    made = torch.empty(labels.shape, dtype=dtype, device=labels.device)
+    return made.copy_(value) if isinstance(value, Tensor) else made.fill_(value)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from opgrad.contract import loss_operators
+from opgrad.contract.loss_options import LossOptions
 from opgrad.torch.formulas import Gradients, Needs, onehot, wide
-from opgrad.torch.losses.options import LossOptions
 from opgrad.torch.operators import OPERATORS, TensorOperator
 from opgrad.torch.schema import REGISTERED
 

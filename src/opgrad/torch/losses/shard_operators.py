@@ -4,7 +4,7 @@ The gradient of every operator that communicates is its counterpart: the gradien
 the same on all of them, and the gradient of a value of which each process holds a part is distributed like the value.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,20 +13,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from opgrad.contract import graph_operators
 from opgrad.interop.torch_private import group_of
-from opgrad.interop.torch_tensors import execute, is_transformed
+from opgrad.interop.torch_tensors import is_transformed
 from opgrad.torch.flops import count_flops
 from opgrad.torch.formulas import wide
-from opgrad.torch.losses.chunks import Layer, multiply
-from opgrad.torch.losses.linear_operators import counted, kept_arguments, register
-from opgrad.torch.losses.samples import scaled
+from opgrad.torch.losses.checks import check_labels
+from opgrad.torch.losses.chunks import Chunks, gradients_of
+from opgrad.torch.losses.linear_operators import kept_arguments, layer_of, put_back, register
+from opgrad.torch.losses.statistics import (
+    Part,
+    composed_statistics,
+    factors_of_slopes,
+    gradient_of,
+    statistics_of,
+)
 from opgrad.torch.schema import LIBRARY, TAGS
 
-_statistics_of, _gradient_of = (graph_operators()[name] for name in ("cross_entropy_shard", "cross_entropy_shard_grad"))
-
 HEADER = 4  # words before the statistics: the first class, the end of the classes, the numbers of rows and statistics
-EXACT = 1 << 24  # float32 represents all integers up to here
 CHUNK = 1 << 24  # elements of the logits that exist at a time where a linear layer makes them: 64 MiB of float32
 
 _CLASSES = "Tensor labels, Tensor? weight, SymInt first, float softcap, float temperature, bool moment, bool predicted"
@@ -56,91 +59,14 @@ shard_copy, shard_sum = _ops.shard_copy.default, _ops.shard_sum.default
 # --- statistics of logits --------------------------------------------------------------------------------------------
 
 
-def _bends(softcap: float, temperature: float) -> bool:
-    return bool(softcap) or temperature != 1.0
+def _statistics_fake(logits: Tensor, labels: Tensor, *part: Any) -> Tensor:
+    return logits.new_empty(Part(*part[:6]).numbers, logits.shape[0], dtype=wide(logits.dtype))
 
 
-def statistics_count(softcap: float, temperature: float, moment: bool, predicted: bool) -> int:
-    """How many numbers each row has: m, s, z[label], sum(weight * z); moment; largest class, largest logit."""
-    return 4 + moment + predicted * (1 + _bends(softcap, temperature))
-
-
-def largest_class(logits: Tensor, first: int, bends: bool) -> list[Tensor]:
-    """The first of the shard's classes with the largest logit, and that logit where z may have others equal to it."""
-    dtype, (rows, classes) = wide(logits.dtype), logits.shape
-    if not classes:
-        return [logits.new_full((rows,), value, dtype=dtype) for value in (-1.0, -torch.inf)[: 1 + bends]]
-    if first + classes > EXACT and dtype != torch.float64:
-        raise ValueError(f"predicted_tokens of {first + classes} classes, expected at most {EXACT} but for float64")
-    value, place = logits.detach().max(1)
-    return [each.to(dtype) for each in (place + first, value)[: 1 + bends]]
-
-
-def _statistics(
-    logits: Tensor, labels: Tensor, weight: Tensor | None, first: int, softcap: float, temperature: float,
-    moment: bool, predicted: bool,
-) -> Tensor:  # fmt: skip
-    given: dict[str, Any] = {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), "weight": weight}
-    given["first"] = first
-    given |= {"softcap": softcap, "temperature": temperature, "moment": moment}
-    found: Tensor = execute(_statistics_of, given)
-    if predicted:
-        more = largest_class(logits, first, _bends(softcap, temperature))
-        found = torch.cat([found, torch.stack(more)])
-    return found
-
-
-def _statistics_fake(logits: Tensor, *others: Any) -> Tensor:
-    return logits.new_empty(statistics_count(*others[3:7]), logits.shape[0], dtype=wide(logits.dtype))
-
-
-def _statistics_grad(
-    logits: Tensor, labels: Tensor, weight: Tensor | None, first: int, softcap: float, temperature: float,
-    moment: bool, predicted: bool, statistics: Tensor, slopes: Tensor,
-) -> Tensor:  # fmt: skip
-    """By the operator of the gradient, whose exponentials are taken of z - m here: log_s is 0."""
-    m, nothing = statistics[0], torch.zeros_like(statistics[0])
-    by_moment = slopes[4] if moment else nothing
-    both = slopes[1] + torch.where(by_moment == 0, 0.0, by_moment)
-    m = torch.where(m == -torch.inf, 0.0, m)
-    factors = torch.stack([m, nothing, both, slopes[2], slopes[3], by_moment])
-    given: dict[str, Any] = {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), "weight": weight}
-    given["first"] = first
-    given |= {"factors": factors.to(wide(logits.dtype)), "softcap": softcap, "temperature": temperature}
-    found: Tensor = execute(_gradient_of, given)
-    return found
-
-
-def composed_statistics(
-    logits: Tensor, labels: Tensor, weight: Tensor | None, first: int, softcap: float, temperature: float,
-    moment: bool, predicted: bool, probabilities: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """The same in PyTorch's functions.
-
-    With probabilities q: sum(weight * q * z) in place of z[label], and sum(weight * q) behind the moment.
-    """
-    z, classes = scaled(logits, softcap, temperature), logits.shape[1]
-    m = z.detach().amax(1) if classes else z.detach().new_full(z.shape[:1], -torch.inf)
-    e = torch.exp(z - torch.where(m == -torch.inf, 0.0, m).unsqueeze(1))
-    w = None if weight is None else weight.to(z.dtype)
-    found = [m, e.sum(1)]
-    if probabilities is not None:
-        q = probabilities.to(z.dtype) if w is None else probabilities.to(z.dtype) * w
-        found.append((q * torch.where(q == 0, 0.0, z)).sum(1))
-    elif classes:
-        own = (labels >= first) & (labels < first + classes)
-        place = torch.where(own, labels - first, 0).long().unsqueeze(1)
-        found.append(torch.where(own, z.gather(1, place).squeeze(1), 0.0))
-    else:
-        found.append(z.sum(1))
-    found.append((z if w is None else z * w).sum(1))
-    if moment:
-        found.append((e * torch.where(e == 0, 0.0, z)).sum(1))
-    if probabilities is not None:
-        found.append(q.sum(1))
-    if predicted:
-        found += largest_class(logits, first, _bends(softcap, temperature))
-    return torch.stack(found)
+def _statistics_grad(logits: Tensor, labels: Tensor, *others: Any) -> Tensor:
+    *given, statistics, slopes = others
+    part = Part(*given)
+    return gradient_of(logits, labels, part, factors_of_slopes(statistics, slopes, part))
 
 
 def _statistics_keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
@@ -155,7 +81,8 @@ def _statistics_backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
     nothing = (None,) * len(given)
     if not torch.is_grad_enabled():
         return shard_statistics_grad(logits, *given, statistics, slopes), *nothing
-    return *_differentiable(lambda x: composed_statistics(x, *given), [logits], slopes), *nothing
+    labels, *part = given
+    return *_differentiable(lambda x: composed_statistics(x, labels, Part(*part)), [logits], slopes), *nothing
 
 
 def _differentiable(make: Callable[..., Tensor], tensors: Sequence[Tensor], slopes: Tensor) -> Sequence[Tensor | None]:
@@ -176,71 +103,59 @@ def _once(ctx: Any, *slopes: Any) -> Any:
     )
 
 
-register(shard_statistics, _statistics, _statistics_fake, _statistics_backward, _statistics_keep)
+register(
+    shard_statistics,
+    lambda logits, labels, *part: statistics_of(logits, labels, Part(*part)),
+    _statistics_fake,
+    _statistics_backward,
+    _statistics_keep,
+)
 register(shard_statistics_grad, _statistics_grad, lambda logits, *_: torch.empty_like(logits), _once)
 
 
 # --- statistics of a linear layer, whose logits exist in chunks ------------------------------------------------------
 
 
-def _chunks(rows: int, classes: int) -> Iterator[slice]:
-    """At least one, so that without rows there are statistics, too."""
-    step = max(CHUNK // max(classes, 1), 1)
-    return (slice(start, start + step) for start in range(0, max(rows, 1), step))
-
-
-def _layer(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor) -> tuple[Layer, Tensor]:
-    """The layer, and memory for the logits of a chunk."""
-    layer = Layer(x.detach(), w.detach(), None if b is None else b.detach(), labels, None)
-    rows = min(max(CHUNK // max(len(w), 1), 1), len(x))
-    return layer, layer.x.new_empty(rows * len(w), dtype=layer.product)
+def _chunks(classes: int) -> Chunks:
+    return Chunks(False, max(CHUNK // max(classes, 1), 1))
 
 
 def _linear_statistics(
-    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, first: int, softcap: float,
-    temperature: float, moment: bool, predicted: bool, ignore_index: int | None, group: str,
-) -> Tensor:  # fmt: skip
-    kept, count = counted(labels, ignore_index), len(x)
-    if kept is not None:
-        x, labels = x.index_select(0, kept), labels.index_select(0, kept)
-    given = (weight, first, softcap, temperature, moment, predicted)
-    layer, buffer = _layer(x, w, b, labels)
-    of_chunk: Callable[[slice], Tensor] = lambda rows: layer.logits(rows, slice(None), buffer)  # noqa: E731
-    found = torch.cat([_statistics(of_chunk(rows), labels[rows], *given) for rows in _chunks(len(x), len(w))], 1)
-    return found if kept is None else found.new_zeros(len(found), count).index_copy_(1, kept, found)
+    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, *others: Any
+) -> Tensor:
+    *given, ignore_index, _ = others
+    part = Part(weight, *given)
+    layer, kept = layer_of(x, w, b, labels, None, ignore_index)
+    found = [x.new_empty(part.numbers, 0, dtype=layer.number)]
+    for rows, _, logits in _chunks(len(w)).logits(layer):
+        found.append(statistics_of(logits, layer.labels[rows], part))
+    return put_back(torch.cat(found, 1), kept, len(x), axis=1)
 
 
-def _linear_fake(x: Tensor, *others: Any) -> Tensor:
+def _linear_fake(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, *part: Any) -> Tensor:
     count_flops()
-    return x.new_empty(statistics_count(*others[5:9]), x.shape[0], dtype=wide(x.dtype))
+    return x.new_empty(Part(*part[:6]).numbers, x.shape[0], dtype=wide(x.dtype))
 
 
 def _linear_grad(
-    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, first: int, softcap: float,
-    temperature: float, moment: bool, predicted: bool, ignore_index: int | None, group: str,
-    statistics: Tensor, slopes: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, *others: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sums over chunks in float32; dx summed over the group, since each process has a part of it."""
-    kept, whole, sums = counted(labels, ignore_index), x, wide(x.dtype)
-    if kept is not None:
-        x, labels = x.index_select(0, kept), labels.index_select(0, kept)
-        statistics, slopes = statistics.index_select(1, kept), slopes.index_select(1, kept)
-    given = (weight, first, softcap, temperature, moment, predicted)
-    dx, dw = torch.zeros_like(x, dtype=sums), torch.zeros_like(w, dtype=sums)
-    db = x.new_zeros(0 if b is None else len(b), dtype=sums)
-    layer, buffer = _layer(x, w, b, labels)
-    for rows in _chunks(len(x), len(w)):
-        logits = layer.logits(rows, slice(None), buffer)
-        dlogits = _statistics_grad(logits, labels[rows], *given, statistics[:, rows], slopes[:, rows])
-        multiply(dx[rows], dlogits, layer.w, False)
-        multiply(dw, dlogits.t(), layer.x[rows], True)
-        if b is not None:
-            db += dlogits.sum(0, dtype=sums)
+    *given, ignore_index, group, statistics, slopes = others
+    part = Part(weight, *given)
+    layer, kept = layer_of(x, w, b, labels, None, ignore_index)
+    factors = factors_of_slopes(statistics, slopes, part)
+    factors = factors if kept is None else factors.index_select(1, kept)
+
+    def of_rows(rows: slice, _: slice, logits: Tensor) -> Tensor:
+        return gradient_of(logits, layer.labels[rows], part, factors[:, rows], logits)
+
+    dx, dw, db = gradients_of(layer, (True, True, b is not None), _chunks(len(w)), of_rows, layer.number)
+    assert dx is not None
+    assert dw is not None
     if group:
         dist.all_reduce(dx, group=group_of(group))
-    dx = dx.to(x.dtype)
-    dx = dx if kept is None else torch.zeros_like(whole).index_copy_(0, kept, dx)
-    return dx, dw.to(w.dtype), db.to(x.dtype)
+    return put_back(dx.to(x.dtype), kept, len(x)), dw, x.new_zeros(0) if db is None else db
 
 
 def _linear_grad_fake(x: Tensor, w: Tensor, b: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -249,14 +164,14 @@ def _linear_grad_fake(x: Tensor, w: Tensor, b: Tensor | None, *others: Any) -> t
 
 def _linear_backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
     x, w, b, *given, statistics = kept_arguments(ctx)
-    nothing, (*classes, _, group) = (None,) * len(given), given
+    nothing, (labels, *part, _, group) = (None,) * len(given), given
     if not torch.is_grad_enabled():
         dx, dw, db = shard_linear_statistics_grad(x, w, b, *given, statistics, slopes)
         return dx, dw, None if b is None else db, *nothing
 
     def stored(*layer: Tensor) -> Tensor:
         own = shard_copy(layer[0], group) if group else layer[0]
-        return composed_statistics(functional.linear(own, *layer[1:]), *classes)
+        return composed_statistics(functional.linear(own, *layer[1:]), labels, Part(*part))
 
     found = _differentiable(stored, [each for each in (x, w, b) if each is not None], slopes)
     return *found, *(None,) * (3 - len(found)), *nothing
@@ -304,7 +219,7 @@ def _gather(
     headers = every[:, : header.numel()].reshape(-1).view(torch.int64).view(-1, HEADER)
     if statistics.device.type == "cpu":
         _check_ranges(headers.tolist(), who)
-        _check_labels(labels, int(headers[-1, 1]), ignore_index, who)
+        check_labels(who, labels, int(headers[-1, 1]), ignore_index)
     parts = every[:, header.numel() :].reshape(-1, count, rows)
     return parts.to(torch.float64, copy=True), headers[-1, 1].clone()
 
@@ -323,14 +238,6 @@ def _check_ranges(headers: Sequence[Sequence[int]], who: str) -> None:
                 " options"
             )
         expected = last
-
-
-def _check_labels(labels: Tensor, total: int, ignore_index: int | None, who: str) -> None:
-    wrong = (labels < 0) | (labels >= total)
-    wrong = wrong if ignore_index is None else wrong & (labels != ignore_index)
-    if bool(wrong.any()):
-        place = int(wrong.nonzero()[0, 0])
-        raise ValueError(f"{who}: target is {int(labels[place])} at {place}, expected 0 to {total - 1}")
 
 
 def _gather_fake(statistics: Tensor, *others: Any) -> tuple[Tensor, Tensor]:

@@ -1,15 +1,18 @@
 """Cross-entropy over a vocabulary that is split over the processes of a group, from logits or from a linear layer."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from opgrad.contract.loss_options import LossOptions
 from opgrad.torch.autocast import narrows_products, widens_softmax
-from opgrad.torch.losses import shards
-from opgrad.torch.losses.options import LossOptions, read_options, shifted
+from opgrad.torch.losses import sharded
+from opgrad.torch.losses.checks import check_dense, check_shape, check_target, check_tensors, check_weight
+from opgrad.torch.losses.options import read_labels, read_options
 from opgrad.torch.losses.reduced import reduced
-from opgrad.torch.losses.shards import FORMULAS, Call, Shard
+from opgrad.torch.losses.sharded import FORMULAS, Call, ClassRange
 
 LOGITS, LINEAR = "vocab_parallel_cross_entropy", "vocab_parallel_linear_cross_entropy"
 
@@ -55,32 +58,20 @@ def vocab_parallel_cross_entropy(
     Formula: loss_i = lse_i - z_i[target_i] with lse over all processes, z = softcap * tanh(x / softcap) / temperature.
     Source: Megatron-LM (arXiv 1909.08053, section 3), torch.nn.functional.cross_entropy.
     """
-    returned = {
-        "z_loss": return_z_loss, "lse": return_lse, "log_prob": return_log_prob, "entropy": return_entropy,
-        "token_accuracy": return_token_accuracy, "predicted_tokens": return_predicted_tokens,
-    }  # fmt: skip
-    bent = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
-    call = Call(LOGITS, read_options(LOGITS, reduction, ignore_index, *bent, **returned), smoothing_formula, weight)
-    _check(call, input, target)
+    returned = (return_z_loss, return_lse, return_log_prob, return_entropy, return_token_accuracy,
+                return_predicted_tokens)  # fmt: skip
+    numbers = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
+    options = read_options(LOGITS, reduction, ignore_index, *numbers, returned=returned)
+    call = _checked(Call(LOGITS, options, smoothing_formula, weight), input, target)
     if hasattr(input, "device_mesh"):
         from opgrad.torch.losses import dtensors
 
         _check_mesh_alone(call, group, vocab_range)
         return dtensors.loss(call, input, target, dim, shift)
     logits, dtype = input.movedim(dim, -1), torch.float32 if widens_softmax(input) else input.dtype
-    shard = _shard(call, group, vocab_range, logits.shape[-1])
-    if target.is_floating_point():
-        _check_shape(call, target, input.shape, "input's")
-        dtype = torch.promote_types(dtype, target.dtype)
-        labels = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=input.device)
-        target = target.movedim(dim, -1)
-    else:
-        _check_shape(call, target, logits.shape[:-1], "input's without the classes")
-        labels = _labels(call, target, shift)
-    is_dense = target.is_floating_point()
-    found = shards.of_shard(logits, labels, target if is_dense else None, shard, dtype)
-    result = reduced(found, labels.reshape(-1), weight, is_dense, call.options, dtype)
-    return shards.in_shape(result, labels.shape, call.options)
+    own = _class_range(call, group, vocab_range, logits.shape[-1])
+    labels, dense = _read_targets(call, target, input.shape, dim, shift)
+    return _reduced(own, sharded.of_logits, (logits,), labels, dense, dtype)
 
 
 def vocab_parallel_linear_cross_entropy(
@@ -110,41 +101,28 @@ def vocab_parallel_linear_cross_entropy(
 
     Formula: as there, with x = input @ linear_weight.T + linear_bias. Source: torch.nn.functional.linear_cross_entropy.
     """
-    returned = {
-        "z_loss": return_z_loss, "lse": return_lse, "log_prob": return_log_prob, "entropy": return_entropy,
-        "token_accuracy": return_token_accuracy, "predicted_tokens": return_predicted_tokens,
-    }  # fmt: skip
-    bent = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
-    call = Call(LINEAR, read_options(LINEAR, reduction, ignore_index, *bent, **returned), smoothing_formula, weight)
-    _check(call, input, target)
+    returned = (return_z_loss, return_lse, return_log_prob, return_entropy, return_token_accuracy,
+                return_predicted_tokens)  # fmt: skip
+    numbers = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
+    options = read_options(LINEAR, reduction, ignore_index, *numbers, returned=returned)
+    call = _checked(Call(LINEAR, options, smoothing_formula, weight), input, target)
     if hasattr(linear_weight, "device_mesh"):
         from opgrad.torch.losses import dtensors
 
         _check_mesh_alone(call, group, vocab_range)
         return dtensors.linear_loss(call, input, linear_weight, linear_bias, target, shift)
     _check_layer(call, input, linear_weight, linear_bias)
-    shard = _shard(call, group, vocab_range, linear_weight.shape[0])
-    is_dense, samples = target.is_floating_point(), input.shape[:-1]
-    if is_dense:
-        _check_shape(call, target, torch.Size((*samples, shard.classes)), "the logits'")
-        labels = torch.zeros(samples, dtype=torch.int64, device=input.device)
-    else:
-        _check_shape(call, target, samples, "input's without the features")
-        labels = _labels(call, target, shift)
+    own = _class_range(call, group, vocab_range, linear_weight.shape[0])
+    labels, dense = _read_targets(call, target, torch.Size((*input.shape[:-1], own.classes)), -1, shift)
     dtype = torch.float32 if narrows_products(input) else input.dtype
-    dtype = torch.promote_types(dtype, target.dtype) if is_dense else dtype
-    dense = target if is_dense else None
-    found = shards.of_layer(input, linear_weight, linear_bias, labels, dense, shard, dtype)
-    result = reduced(found, labels.reshape(-1), weight, is_dense, call.options, dtype)
-    return shards.in_shape(result, samples, call.options)
+    return _reduced(own, sharded.of_layer, (input, linear_weight, linear_bias), labels, dense, dtype)
 
 
 def of_dtensor(input: Any, target: Tensor, weight: Tensor | None, options: LossOptions, shift: int) -> Any:
     """cross_entropy of a DTensor whose classes, on the second axis or the only one, are sharded."""
     from opgrad.torch.losses import dtensors
 
-    call = Call("cross_entropy", options, weight=weight)
-    _check(call, input, target)
+    call = _checked(Call("cross_entropy", options, weight=weight), input, target)
     return dtensors.loss(call, input, target, min(input.dim() - 1, 1), shift)
 
 
@@ -154,47 +132,64 @@ def of_dtensor_layer(
     """linear_cross_entropy of a layer of DTensors whose classes are sharded."""
     from opgrad.torch.losses import dtensors
 
-    call = Call("linear_cross_entropy", options, weight=weight)
-    _check(call, input, target)
+    call = _checked(Call("linear_cross_entropy", options, weight=weight), input, target)
     return dtensors.linear_loss(call, input, w, b, target, shift)
 
 
-def _labels(call: Call, target: Tensor, shift: int) -> Tensor:
-    target = target.int() if target.dtype == torch.uint8 else target
-    return shifted(call.who, target, shift, call.options.ignore_index)
+def _read_targets(call: Call, target: Tensor, shape: torch.Size, dim: int, shift: int) -> tuple[Tensor, Tensor | None]:
+    """The labels and, in their place, probabilities with the classes last; shape, dim: of the logits, their classes."""
+    dim %= len(shape)
+    of_samples = shape[:dim] + shape[dim + 1 :]
+    if target.is_floating_point():
+        check_shape(call.who, "target", target, shape, "that of the logits")
+        return torch.zeros(of_samples, dtype=torch.int64, device=target.device), target.movedim(dim, -1)
+    check_shape(call.who, "target", target, of_samples, "that without the classes")
+    return read_labels(call.who, target, shift, call.options.ignore_index), None
 
 
-def _shard(call: Call, group: Any, vocab_range: tuple[int, int] | None, classes: int) -> Shard:
+def _reduced(
+    own: ClassRange, of: Callable[..., Sequence[Any]], layer: Sequence[Any], labels: Tensor, dense: Tensor | None,
+    dtype: torch.dtype,
+) -> Any:  # fmt: skip
+    """The loss of the samples' results that `of` gives."""
+    dtype = dtype if dense is None else torch.promote_types(dtype, dense.dtype)
+    found = of(*layer, labels, dense, own, dtype)
+    return reduced(found, labels, own.call.weight, dense is not None, own.call.options, dtype)
+
+
+def _class_range(call: Call, group: Any, vocab_range: tuple[int, int] | None, classes: int) -> ClassRange:
     """This process's classes. Raises ValueError for a range of another length."""
-    place = shards.place_of(call.who, group)
-    first = place.rank * classes
+    member = sharded.member_of(call.who, group)
+    first = member.rank * classes
     if vocab_range is not None:
         first, last = (int(each) for each in vocab_range)
         if first < 0 or last - first != classes:
             raise ValueError(f"{call.who}: vocab_range is {vocab_range}, expected {classes} classes, as input has")
-    return Shard(call, first, classes, place)
+    return ClassRange(call, first, classes, member)
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _check(call: Call, input: Any, target: Any) -> None:
-    who, weight, options = call.who, call.weight, call.options
-    for name, value in (("input", input), ("target", target), ("weight", weight)):
-        if not isinstance(value, Tensor) and (value is not None or name != "weight"):
-            raise TypeError(f"{who}: {name} is {type(value).__name__}, expected a PyTorch tensor")
-    if not target.is_floating_point() and target.dtype not in (torch.int32, torch.int64, torch.uint8):
-        raise TypeError(f"{who}: target has dtype {target.dtype}, expected int32, int64 or uint8, or a float")
+def _checked(call: Call, input: Any, target: Any) -> Call:
+    """The call. Raises TypeError or ValueError for arguments that do not fit it."""
+    who, weight = call.who, call.weight
+    check_tensors(who, ("weight",), input=input, target=target, weight=weight)
+    check_target(who, target)
     if not input.dim():
         raise ValueError(f"{who}: input has 0 dimensions, expected at least 1")
     if call.formula not in FORMULAS:
         raise ValueError(f"{who}: smoothing_formula is {call.formula!r}, expected {' or '.join(FORMULAS)}")
     if weight is not None and call.formula == "megatron":
         raise ValueError(f"{who}: weight is given, expected none with Megatron's formula")
-    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError(f"{who}: weight requires grad, and the loss has no gradient for it: detach it")
+    check_weight(who, weight)
     if target.is_floating_point():
-        _check_dense(who, options)
+        check_dense(who, call.options)
+        for name in ("log_prob", "token_accuracy"):
+            if name in call.options.returned:
+                expected = "expected it with classes alone"
+                raise ValueError(f"{who}: return_{name} is given with class probabilities, {expected}")
+    return call
 
 
 def _check_mesh_alone(call: Call, group: Any, vocab_range: Any) -> None:
@@ -202,24 +197,8 @@ def _check_mesh_alone(call: Call, group: Any, vocab_range: Any) -> None:
         raise ValueError(f"{call.who}: group or vocab_range is given beside a DTensor, expected its mesh alone")
 
 
-def _check_dense(who: str, options: LossOptions) -> None:
-    if options.ignore_index is not None and options.ignore_index >= 0:
-        raise ValueError(f"{who}: ignore_index is {options.ignore_index}, expected none for class probabilities")
-    for name in ("log_prob", "token_accuracy"):
-        if name in options.returned:
-            raise ValueError(f"{who}: return_{name} is given with class probabilities, expected it with classes alone")
-
-
-def _check_shape(call: Call, target: Tensor, expected: torch.Size, which: str) -> None:
-    if target.shape != expected:
-        found, wanted = tuple(target.shape), tuple(expected)
-        raise ValueError(f"{call.who}: target has shape {found}, expected {wanted}, {which}")
-
-
 def _check_layer(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if weight.dim() != 2 or weight.shape[1] != input.shape[-1]:
         expected = f"(C, {input.shape[-1]})"
         raise ValueError(f"{call.who}: linear_weight has shape {tuple(weight.shape)}, expected {expected}")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        expected = str((weight.shape[0],))
-        raise ValueError(f"{call.who}: linear_bias has shape {tuple(bias.shape)}, expected {expected}")
+    check_shape(call.who, "linear_bias", bias, weight.shape[:1])

@@ -1,0 +1,235 @@
+"""Cross-entropy of classes that are not all in one place: statistics of each part, and how they are combined.
+
+A part of the classes, a shard or a chunk, gives a few numbers for each row of logits (opgrad.ops.vocab_parallel). Those
+of all parts together give the row's results, which are those of `sample_losses`, and the factors of every part's
+gradient.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from opgrad.contract import graph_operators
+from opgrad.interop.torch_tensors import execute
+from opgrad.torch.formulas import wide
+from opgrad.torch.losses.samples import scaled
+
+_statistics_of, _gradient_of = (graph_operators()[name] for name in ("cross_entropy_shard", "cross_entropy_shard_grad"))
+EXACT = 1 << 24  # float32 represents all integers up to here
+
+
+class Part(NamedTuple):
+    """A part of the classes, and what its statistics are of.
+
+    weight: of its classes. first: the number of its first class. moment: whether sum(exp(z - m) * z) is one of them,
+    predicted: whether the class with the largest logit is.
+    """
+
+    weight: Tensor | None
+    first: int
+    softcap: float
+    temperature: float
+    moment: bool
+    predicted: bool
+
+    @property
+    def bends(self) -> bool:
+        return bool(self.softcap) or self.temperature != 1.0
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers each row has: m, s, z[label], sum(weight * z); moment; largest class, largest logit."""
+        return 4 + self.moment + self.predicted * (1 + self.bends)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Those that both operators have."""
+        names = ("weight", "first", "softcap", "temperature")
+        return {name: getattr(self, name) for name in names}
+
+
+def statistics_of(logits: Tensor, labels: Tensor, part: Part) -> Tensor:
+    """The statistics [numbers, rows] of logits [rows, classes of the part]."""
+    given = {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), "moment": part.moment}
+    found: Tensor = execute(_statistics_of, given | part.attributes)
+    return torch.cat([found, torch.stack(largest_class(logits, part))]) if part.predicted else found
+
+
+def largest_class(logits: Tensor, part: Part) -> list[Tensor]:
+    """The first of the part's classes with the largest logit, and that logit where z may have others equal to it."""
+    dtype, (rows, classes) = wide(logits.dtype), logits.shape
+    if not classes:
+        return [logits.new_full((rows,), value, dtype=dtype) for value in (-1.0, -torch.inf)[: 1 + part.bends]]
+    if part.first + classes > EXACT and dtype != torch.float64:
+        raise ValueError(
+            f"predicted_tokens of {part.first + classes} classes, expected at most {EXACT} but for float64"
+        )
+    value, place = logits.detach().max(1)
+    return [each.to(dtype) for each in (place + part.first, value)[: 1 + part.bends]]
+
+
+def gradient_of(logits: Tensor, labels: Tensor, part: Part, factors: Tensor, out: Tensor | None = None) -> Tensor:
+    """The gradient of a part's logits, for the factors of cross_entropy_shard_grad."""
+    given = {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), "out": out}
+    found: Tensor = execute(_gradient_of, given | part.attributes | {"factors": factors.to(wide(logits.dtype))})
+    return found
+
+
+def factors_of_slopes(statistics: Tensor, slopes: Tensor, part: Part) -> Tensor:
+    """The factors for gradients of a part's own statistics: exponentials are taken of z - m, log_s is 0."""
+    m, nothing = finite(statistics[0]), torch.zeros_like(statistics[0])
+    by_moment = slopes[4] if part.moment else nothing
+    both = slopes[1] + torch.where(by_moment == 0, 0.0, by_moment)
+    return torch.stack([m, nothing, both, slopes[2], slopes[3], by_moment])
+
+
+def finite(m: Tensor) -> Tensor:
+    """What exponentials are taken relative to: the largest logit, 0 where all are -inf."""
+    return torch.where(m == -torch.inf, 0.0, m)
+
+
+def composed_statistics(logits: Tensor, labels: Tensor, part: Part, probabilities: Tensor | None = None) -> Tensor:
+    """The same in PyTorch's functions.
+
+    With probabilities q: sum(weight * q * z) in place of z[label], and sum(weight * q) behind the moment.
+    """
+    z, classes = scaled(logits, part.softcap, part.temperature), logits.shape[1]
+    m = z.detach().amax(1) if classes else z.detach().new_full(z.shape[:1], -torch.inf)
+    e = torch.exp(z - finite(m).unsqueeze(1))
+    w = None if part.weight is None else part.weight.to(z.dtype)
+    found = [m, e.sum(1)]
+    if probabilities is not None:
+        q = probabilities.to(z.dtype) if w is None else probabilities.to(z.dtype) * w
+        found.append((q * torch.where(q == 0, 0.0, z)).sum(1))
+    elif classes:
+        own = (labels >= part.first) & (labels < part.first + classes)
+        place = torch.where(own, labels - part.first, 0).long().unsqueeze(1)
+        found.append(torch.where(own, z.gather(1, place).squeeze(1), 0.0))
+    else:
+        found.append(z.sum(1))
+    found.append((z if w is None else z * w).sum(1))
+    if part.moment:
+        found.append((e * torch.where(e == 0, 0.0, z)).sum(1))
+    if probabilities is not None:
+        found.append(q.sum(1))
+    if part.predicted:
+        found += largest_class(logits, part)
+    return torch.stack(found)
+
+
+# --- all parts together ----------------------------------------------------------------------------------------------
+
+
+def combined(parts: Tensor, part: Part, is_dense: bool = False) -> Tensor:
+    """The statistics [numbers, rows] of all classes from those of the parts [parts, numbers, rows], in their order."""
+    m = parts[:, 0].detach().amax(0)
+    shift, end = finite(m), 4 + part.moment
+    scales = [(each[0].detach() - shift).exp() for each in parts.unbind()]
+    found = [m]
+    for place in range(1, end + is_dense):
+        sums = torch.zeros_like(m)
+        for each, scale in zip(parts.unbind(), scales, strict=True):
+            sums = sums + (each[place] * scale if place in (1, 4) and place < end else each[place])
+        found.append(sums)
+    if part.predicted:
+        largest = parts[:, end + is_dense + 1 if part.bends else 0].detach()
+        which = largest.max(0)[1].unsqueeze(0)  # the first part of those with the largest logit
+        found += [each.detach().gather(0, which).squeeze(0) for each in parts[:, end + is_dense :].unbind(1)]
+    return torch.stack(found)
+
+
+class Rows(NamedTuple):
+    """Of each row, over all classes, in float64: differentiable, but for the predicted class.
+
+    target: the label's z, or sum(weight * q * z) for probabilities q, with mass = sum(weight * q). sum: of weight * z.
+    mean: of z under the softmax. mean, mass and predicted: None where nothing asks for them. total: how many classes.
+    """
+
+    lse: Tensor
+    target: Tensor
+    sum: Tensor
+    mean: Tensor | None
+    mass: Tensor | None
+    predicted: Tensor | None
+    total: Tensor | int
+
+
+def rows_of(statistics: Tensor, part: Part, total: Tensor | int, is_dense: bool = False) -> Rows:
+    """What the statistics of all classes, in float64, say of each row."""
+    m, s, target, sums, *others = statistics.unbind()
+    mean = others.pop(0) / s if part.moment else None
+    mass = others.pop(0) if is_dense else None
+    return Rows(m + s.log(), target, sums, mean, mass, others[0] if part.predicted else None, total)
+
+
+def samples_of(
+    rows: Rows, labels: Tensor, weight: Tensor | None, ignore_index: int | None, smoothing: Any, dtype: torch.dtype
+) -> tuple[Tensor | None, ...]:
+    """What `sample_losses` returns: loss in float64, lse, log_prob, entropy and the predicted class.
+
+    weight: of all classes. smoothing: how much of each sample's probability all classes share. Entropy and predicted
+    class are None where they are not asked for.
+    """
+    ignored = None if rows.mass is not None else ignore_index
+    counts = torch.ones_like(labels, dtype=torch.bool) if ignored is None else labels != ignored
+    wrong = counts & ((labels < 0) | (labels >= rows.total))
+    target = torch.where(wrong, torch.nan, rows.target)
+    losses = rows.lse - target
+    if rows.mass is not None:
+        losses = rows.mass * rows.lse - target
+    elif weight is not None:
+        losses = weights_of(labels, weight, counts & ~wrong) * losses
+    if isinstance(smoothing, Tensor) or smoothing:
+        losses = (1 - smoothing) * losses + share_of(smoothing, rows) * (rows.lse * mass_of(weight, rows) - rows.sum)
+    entropy = None if rows.mean is None else rows.lse - rows.mean
+    floats = [
+        None if value is None else torch.where(counts, value, 0.0).to(wide(dtype))
+        for value in (rows.lse, target - rows.lse, entropy)
+    ]
+    predicted = None
+    if rows.predicted is not None:
+        known = counts & (rows.predicted >= 0) & ~rows.lse.detach().isnan()
+        predicted = torch.where(known, rows.predicted, -1.0).long()
+    return torch.where(counts, losses, 0.0), *floats, predicted
+
+
+def weights_of(labels: Tensor, weight: Tensor, valid: Tensor) -> Tensor:
+    """The weight of each label's class."""
+    return weight.detach().double()[torch.where(valid, labels, 0).long()]
+
+
+def mass_of(weight: Tensor | None, rows: Rows) -> Any:
+    """The sum of the weights of all classes."""
+    return rows.total if weight is None else weight.detach().double().sum()
+
+
+def share_of(smoothing: Any, rows: Rows) -> Any:
+    """What label smoothing gives each class; a number beside an integer tensor would be float32."""
+    return smoothing / (rows.total.double() if isinstance(rows.total, Tensor) else rows.total)
+
+
+def factors_of_results(
+    statistics: Tensor, rows: Rows, labels: Tensor, weight: Tensor | None, ignore_index: int | None, smoothing: float,
+    upstream: Mapping[str, Tensor],
+) -> Tensor:  # fmt: skip
+    """The factors of every part's gradient, for gradients of the samples' results by name.
+
+    The results are made of lse, of the label's z, of sum(weight * z) and of the mean of z, and so are their gradients.
+    """
+    zero = torch.zeros_like(rows.lse)
+    dloss, dlse, dlse_square, dlog_prob, dentropy = (
+        upstream.get(name, zero) for name in ("dloss", "dlse", "dlse_square", "dlog_prob", "dentropy")
+    )
+    valid = (labels >= 0) & (labels < rows.total)
+    of_label = (1 - smoothing) * (1.0 if weight is None else weights_of(labels, weight, valid)) * dloss
+    of_label = torch.where(valid, of_label, torch.nan)
+    of_all = share_of(smoothing, rows) * dloss
+    by_lse = of_label + of_all * mass_of(weight, rows) + dlse + 2 * rows.lse * dlse_square - dlog_prob
+    if rows.mean is not None:
+        by_lse = by_lse + torch.where(dentropy == 0, 0.0, dentropy * rows.mean)
+    found = torch.stack([
+        finite(statistics[0]), statistics[1].log(), by_lse, dlog_prob - of_label, -of_all, -dentropy
+    ])  # fmt: skip
+    return found if ignore_index is None else torch.where(labels == ignore_index, 0.0, found)
