@@ -56,7 +56,6 @@ LAYERS = {
         "numpy",
         f"contract/ {COMPILER} {STEPS} cpu/kernels/ fused/ locks native/ native/threads/ random",
     ),
-    "cpu/": ("", ""),
     # CUDA
     "cuda/": ("triton", "contract/ fused/ random"),
     # arrays of NumPy, and of other libraries

@@ -399,7 +399,7 @@ from opgrad.cpu.compiler import sources
 from opgrad.cpu.kernels import activation, gather
 from opgrad.cpu.kernels.softmax import rows
 
-for function in activation.relu, rows.softmax_rows, gather.count_indices:
+for function in activation.relu, rows.softmax_rows, gather.SLICES_BY_TARGET.count:
     print(sources.digest(function.function).hex())
 """
 

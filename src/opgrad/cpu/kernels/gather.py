@@ -14,10 +14,10 @@ from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Rows, Units
 from opgrad.cpu.kernels.loops.combine import combining
 from opgrad.cpu.kernels.loops.fold import column_sum_of, fold_down
 from opgrad.cpu.kernels.loops.map import put, write_same
+from opgrad.cpu.kernels.sort import HOT, counting_sort
 
 AHEAD: Final = 16  # addends between a prefetch and its use
 WIDE: Final = 4  # vectors of a slice that are summed at once: eight registers
-HOT: Final = 8  # a slice of dx is hot if more than 1/8 of all slices of dy go to it
 SINGLE: Final = 8  # slices shorter than this are summed element by element
 LONGEST_AHEAD: Final = 1024  # the most elements of a slice that are prefetched at once
 
@@ -122,50 +122,17 @@ def copy_slices(
 
 
 @inline
-def count_up(counts: int, key: int) -> int:
-    """Add one to the count of a key, and return the count before."""
-    count = load_i32(counts, key)
-    store_i32(counts, key, count + 1)
-    return count
+def _target_of(indices, j: int, size: int):
+    """The slice of dx that slice j of dy goes to, and what is sorted: j itself."""
+    return named(indices, j, size), j
 
 
-@kernel
-def count_indices(positions: Units, part: Part, size, indices: Pointer, counts):
-    """counts[part, target] = how many of this part's indices name that slice."""
-    mine = counts + 4 * part * size
-    for target in range(size):
-        store_i32(mine, target, 0)
-    for j in positions:
-        count_up(mine, named(indices, j, size))
+@inline
+def _put_slice(order: int, place: int, slice: int, indices, j: int) -> None:
+    store_i32(order, place, slice)
 
 
-@kernel
-def scan_counts(parts, count, size, counts, starts, hot):
-    """The exclusive scan of the counts: where each part's slices for a target begin; starts: where all do.
-
-    hot[0] counts the slices of dx that more than an eighth of all slices of dy go to; their numbers follow.
-    """
-    position, found_hot = 0, 0
-    for target in range(size):
-        store_word(starts, target, position)
-        for part in range(parts):
-            mine = counts + 4 * part * size
-            found = load_i32(mine, target)
-            store_i32(mine, target, position)
-            position += found
-        if position - load_word(starts, target) > count // HOT:
-            found_hot += 1
-            store_word(hot, found_hot, target)
-    store_word(hot, 0, found_hot)
-    store_word(starts, size, position)
-
-
-@kernel
-def sort_indices(positions: Units, part: Part, size, indices: Pointer, counts, order):
-    """order = the numbers of dy's slices, sorted by target and, for one target, as they come."""
-    mine = counts + 4 * part * size
-    for j in positions:
-        store_i32(order, count_up(mine, named(indices, j, size)), j)
+SLICES_BY_TARGET = counting_sort(_target_of, _put_slice, Pointer, int)
 
 
 # --- backward: sum -------------------------------------------------------------------------------------------------

@@ -10,35 +10,32 @@ from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.gather import (
     AHEAD,
-    HOT,
+    SLICES_BY_TARGET,
     WIDE,
     Slices,
     add_pieces,
     check_indices,
     copy_slices,
-    count_indices,
     report_indices,
-    scan_counts,
-    sort_indices,
     sum_hot_slices,
     sum_slices,
 )
 from opgrad.cpu.kernels.loops import combine
+from opgrad.cpu.kernels.sort import HOT, MOST_SORTED
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.elements import zero_step
 from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.sort import Sorting
 from opgrad.cpu.programs.workspace import Scratch, Workspace
 
 INDICES_PER_PART = 1 << 13
-SORTING_PARTS: Final = 8  # at most, since each needs a count for every slice of dx
 SOON: Final = 3  # slices between a prefetch and its use where slices are copied, at least
 SOON_BYTES: Final = 4096  # and at least so many bytes, since short slices are copied faster than memory answers
 NEAR: Final = 1 << 19  # bytes of x that the second-level cache holds, so that its slices need no prefetch
 PIECES: Final = 128  # the most pieces into which the addends of a hot slice are cut,
 SHORTEST_PIECE: Final = 256  # each of at least so many slices of dy,
 FEW_COLUMNS: Final = 4096  # if slices have at most so many columns; others are cut into strips of columns
-MOST_SORTED: Final = 2**31 - 1  # slices of dy that can be sorted, since the sort keeps their numbers in 32 bits
 
 
 # --- indices -------------------------------------------------------------------------------------------------------
@@ -136,19 +133,14 @@ def sum_steps(problem: Problem, workspace: Workspace, pre: int, slices: Slices) 
     if not count:
         elements = pre * size * post
         return [zero_step(problem["dx"], elements, elements * DTYPES[problem["dx"].dtype].itemsize)]
-    per_part = -(-count // max(1, min(SORTING_PARTS, count // max(size, 1 << 14))))
-    parts = partition.count(count, per_part)
+    sorting, order = Sorting(workspace, count, size), workspace.shared(count + AHEAD, "int32")
     ranges = max(1, min(size, round(problem.bytes / (pre * partition.MAX_PART_BYTES))))
     units = pre * ranges
-    arguments = {"parts": parts, "count": count, "size": size, "slices": slices, "indices": problem["indices"]}
-    arguments |= {"dy": problem["dy"], "dx": problem["dx"], "counts": workspace.shared(parts * size, "int32")}
-    arguments |= {"starts": workspace.shared(size + 1, "int64"), "hot": workspace.shared(HOT + 2, "int64")}
-    arguments |= {"order": workspace.shared(count + AHEAD, "int32"), "ranges": ranges}
+    arguments = {"slices": slices, "dy": problem["dy"], "dx": problem["dx"], "order": order}
+    arguments |= {"starts": sorting.starts, "hot": sorting.hot, "ranges": ranges}
     arguments |= {"per_range": -(-size // ranges), "stream": partition.streams(problem.bytes)}
     return [
-        Step(count_indices, count, arguments, per_part),
-        Step(scan_counts, 1, arguments),
-        Step(sort_indices, count, arguments, per_part),
+        *sorting.steps(SLICES_BY_TARGET, problem["indices"], order),
         shared_out(sum_slices, units, problem.bytes / units, arguments),
         *hot_steps(problem, workspace, pre, slices, arguments),
     ]

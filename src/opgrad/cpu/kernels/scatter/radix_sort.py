@@ -4,55 +4,38 @@ This is a radix sort by the digits of the destinations, the lowest digit first. 
 of keys with the same digit. So the numbers that go to one element are added in the order in which they come.
 """
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from opgrad.cpu.compiler.memory import load_i32, load_word, store_i32, store_word
-from opgrad.cpu.compiler.native import kernel
-from opgrad.cpu.compiler.parameters import Part, Pointer, Units
-from opgrad.cpu.kernels.gather import count_up, sum_slice
-
-DIGIT: Final = 11  # bits: the counts of a part, 8 KiB, stay in the first-level cache
-DIGITS: Final = 1 << DIGIT
+from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.parameters import Pointer, Units
+from opgrad.cpu.kernels.gather import sum_slice
+from opgrad.cpu.kernels.sort import counting_sort
 
 
 class Sorted(NamedTuple):
-    """Keys to be sorted (int64), and for each key the number of its slice (int32)."""
+    """Keys to be sorted (int64), for each key the number of its slice (int32), and the lowest bit of the digit."""
 
     keys: int
     order: int
+    shift: int
 
 
-@kernel
-def count_digits(positions: Units, part: Part, shift, source: Sorted, counts):
-    """counts[part, d] = how many of this part's keys have the digit d."""
-    mine = counts + 4 * part * DIGITS
-    for d in range(DIGITS):
-        store_i32(mine, d, 0)
-    for j in positions:
-        count_up(mine, load_word(source.keys, j) >> shift & (DIGITS - 1))
+@inline
+def _digit_of(source, j: int, size: int):
+    """The digit of key j, and what is sorted: the whole key."""
+    key = load_word(source.keys, j)
+    return key >> source.shift & (size - 1), key
 
 
-@kernel
-def scan_digits(parts, counts):
-    """The exclusive scan of the counts: where each part's keys with the digit d begin."""
-    position = 0
-    for d in range(DIGITS):
-        for part in range(parts):
-            mine = counts + 4 * part * DIGITS
-            found = load_i32(mine, d)
-            store_i32(mine, d, position)
-            position += found
+@inline
+def _put_key(target, place: int, key: int, source, j: int) -> None:
+    """Store the key, and the number of its slice: in the first pass, slices are in the order of their numbers."""
+    store_word(target.keys, place, key)
+    store_i32(target.order, place, load_i32(source.order, j) if source.shift else j)
 
 
-@kernel
-def move_digits(positions: Units, part: Part, shift, source: Sorted, counts, moved: Sorted):
-    """Move keys, with the numbers of their slices, to their positions by this digit."""
-    mine = counts + 4 * part * DIGITS
-    for j in positions:
-        key = load_word(source.keys, j)
-        position = count_up(mine, key >> shift & (DIGITS - 1))
-        store_word(moved.keys, position, key)
-        store_i32(moved.order, position, load_i32(source.order, j) if shift else j)
+KEYS_BY_DIGIT = counting_sort(_digit_of, _put_key, Sorted, Sorted)
 
 
 @kernel

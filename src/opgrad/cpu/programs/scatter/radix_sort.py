@@ -1,40 +1,36 @@
 """The steps of sums into few of many elements: sorting the numbers by destination, and summing each one's numbers."""
 
+from typing import Final
+
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.gather import AHEAD, Slices
 from opgrad.cpu.kernels.scatter.radix_sort import (
-    DIGIT,
-    DIGITS,
+    KEYS_BY_DIGIT,
     Sorted,
-    count_digits,
-    move_digits,
-    scan_digits,
     sum_sorted,
 )
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.elements import zero_step
-from opgrad.cpu.programs.gather import SORTING_PARTS
 from opgrad.cpu.programs.program import Step, shared_out
+from opgrad.cpu.programs.sort import Sorting
 from opgrad.cpu.programs.workspace import Scratch, Workspace
 
+MOST_BITS: Final = 11  # of a digit: the counts of a part, 8 KiB, stay in the first-level cache
 FEW = 4  # elements for each number from which on this is used, since visiting every element costs more than sorting
 
 
 def sorted_sum_steps(problem: Problem, workspace: Workspace, keys: Scratch, slices: Slices) -> list[Step]:
     """The steps that zero dx and add the slices of dy, whose destinations are the keys."""
     count, size, post = slices
-    per_part = -(-count // max(1, min(SORTING_PARTS, count >> 14)))
-    parts = partition.count(count, per_part)
-    order, moved_order = (workspace.shared(count + AHEAD, "int32") for _ in range(2))
-    source, moved = Sorted(keys, order), Sorted(workspace.shared(count, "int64"), moved_order)
-    sorting = {"parts": parts, "counts": workspace.shared(parts * DIGITS, "int32")}
+    bits = max(1, (size - 1).bit_length())
+    digit = -(-bits // -(-bits // MOST_BITS))  # as short as the number of passes allows
+    sorting = Sorting(workspace, count, 1 << digit)
+    order, other_order = (workspace.shared(count + AHEAD, "int32") for _ in range(2))
+    source, target = Sorted(keys, order, 0), Sorted(workspace.shared(count, "int64"), other_order, 0)
     dx, dy = problem["dx"], problem["dy"]
     steps = [zero_step(dx, size * post, size * post * problem.specs["dx"].dtype.itemsize)]
-    for shift in range(0, max(1, (size - 1).bit_length()), DIGIT):
-        arguments = sorting | {"source": source, "moved": moved, "shift": shift}
-        counting, moving = (Step(kernel, count, arguments, per_part) for kernel in (count_digits, move_digits))
-        steps += [counting, Step(scan_digits, 1, arguments), moving]
-        source, moved = moved, source
+    for shift in range(0, bits, digit):
+        steps += sorting.steps(KEYS_BY_DIGIT, source._replace(shift=shift), target)
+        source, target = target, source
     summing = {"source": source, "count": count, "post": post, "dy": dy, "dx": dx}
     steps.append(shared_out(sum_sorted, count, 2 * post * problem.specs["dy"].dtype.itemsize + 12, summing))
     return steps
