@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import copy_bytes, load_word
+from opgrad.cpu.compiler.memory import copy_bytes
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.elements import elementwise
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.map import get, row_writer
+from opgrad.cpu.kernels.strided import both_offsets
 
 # --- division ------------------------------------------------------------------------------------------------------
 
@@ -20,18 +21,6 @@ class Broadcast(NamedTuple):
 
     loops: int
     table: int
-
-
-@inline
-def offsets_of(row: int, broadcast):
-    """Where the elements of a and b begin that a row takes."""
-    a, b, rest = 0, 0, row
-    for loop in range(broadcast.loops):
-        size = load_word(broadcast.table, 3 * loop)
-        a += rest % size * load_word(broadcast.table, 3 * loop + 1)
-        b += rest % size * load_word(broadcast.table, 3 * loop + 2)
-        rest //= size
-    return a, b
 
 
 @inline
@@ -60,7 +49,7 @@ def quotient_kernel(a_of: Callable[..., Vector], b_of: Callable[..., Vector]) ->
     ):  # fmt: skip
         for unit in units:
             row, begin = unit // blocks, unit % blocks * BLOCK
-            a_at, b_at = offsets_of(row, broadcast)
+            a_at, b_at = both_offsets(broadcast.table, broadcast.loops, row)
             at, end = row * n, min(begin + BLOCK, n)
             arrays = (dy + at, a + a_at, b + b_at)
             write_dividend(da + at, begin, end, stream, arrays, ())

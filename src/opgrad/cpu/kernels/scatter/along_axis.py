@@ -8,15 +8,14 @@ element are added in their order on the axis; the rounding errors of long sums a
 from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.gather import named
 from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.map import mapped
+from opgrad.cpu.kernels.strided import both_offsets
 
-WORDS: Final = 3  # of an axis in the table: its size, and its strides in the indices and in x
 FEW: Final = 4  # elements for each index from which on only the elements named are written, the others zeroed
 
 
@@ -36,23 +35,11 @@ class LineStrips(NamedTuple):
 
 
 @inline
-def offset_of(table: int, axes: int, row: int, which: int) -> int:
-    """Where a row of strips starts: 1 in the indices, 2 in x."""
-    offset = 0
-    for axis in range(axes):
-        entry = table + 8 * WORDS * axis
-        size = load_word(entry, 0)
-        offset += row % size * load_word(entry, which)
-        row //= size
-    return offset
-
-
-@inline
 def strip_at(lines, strip: int) -> tuple[int, int, int]:
     """Where a strip starts in the indices and in x, and how many lines it has."""
     row, column = strip // lines.strips, strip % lines.strips * lines.width
-    offset = offset_of(lines.table, lines.axes, row, 1) + column
-    return offset, offset_of(lines.table, lines.axes, row, 2) + column, min(lines.width, lines.run - column)
+    offset, x_offset = both_offsets(lines.table, lines.axes, row)
+    return offset + column, x_offset + column, min(lines.width, lines.run - column)
 
 
 # --- forward -------------------------------------------------------------------------------------------------------
